@@ -29,12 +29,12 @@ from typing import Any
 import torch
 
 from aerie_drafter import bundle
-from aerie_drafter.drift import measure as measure_drift
-from aerie_drafter.evaluate.acceptance import Text
-from aerie_drafter.evaluate.offline import Asking, Pair, acceptance, texts
+from aerie_drafter.drift import measure_drift as measure_drift
+from aerie_drafter.evaluate.acceptance import AnsweredText
+from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, evaluate_texts, answer_prompts
 from aerie_drafter.evaluate.prompts import Prompt
-from aerie_drafter.train.settings import parse
-from aerie_drafter.train.setup import prepare
+from aerie_drafter.train.settings import parse_settings
+from aerie_drafter.train.setup import build_trainer
 from bundle import answers, corpus
 
 KINDS = ("eagle3", "eagle31")
@@ -54,7 +54,7 @@ def measure_served() -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="aerie-bench-") as name:
         folder = Path(name)
         found = corpus.items()
-        answers.write_answers(folder, bundle.folder("target"), found, EVERY)
+        answers.write_answers(folder, bundle.find_bundle_path("target"), found, EVERY)
         torch.save(evaluation_texts(found), folder / "texts.pt")
         runs = [(kind, seed) for seed in SEEDS for kind in KINDS]
         with ThreadPoolExecutor(2) as pool:
@@ -72,17 +72,17 @@ def measure_served() -> dict[str, float]:
     return figures | {"seeds": len(SEEDS)}
 
 
-def evaluation_texts(found: list[corpus.Item]) -> dict[str, list[Text]]:
+def evaluation_texts(found: list[corpus.Item]) -> dict[str, list[AnsweredText]]:
     """The target's greedy answers to the held-out questions: as trained, in another template, after a long conversation."""
-    pair = Pair.load(bundle.folder("target"), bundle.folder("eagle3"))
+    pair = ModelPair.load(bundle.find_bundle_path("target"), bundle.find_bundle_path("eagle3"))
     tokenizer = pair.tokenizer
     asked = [item for item in found if item.held_out][::2]
     plain = [Prompt("", messages=({"role": "user", "content": item.question},)).encode(tokenizer) for item in asked]
     long = [_long(tokenizer, found, item, number) for number, item in enumerate(asked[::4])]
     tokenizer.chat_template = SHIFTED
     shifted = [Prompt("", messages=({"role": "user", "content": item.question},)).encode(tokenizer) for item in asked]
-    how = Asking(k=STEPS, max_tokens=96)
-    return {"plain": texts(pair, plain, how), "shifted": texts(pair, shifted, how), "long": texts(pair, long, how)}
+    how = EvaluationOptions(num_speculative_tokens=STEPS, max_tokens=96)
+    return {"plain": answer_prompts(pair, plain, how), "shifted": answer_prompts(pair, shifted, how), "long": answer_prompts(pair, long, how)}
 
 
 def _long(tokenizer: Any, found: list[corpus.Item], last: corpus.Item, number: int) -> list[int]:
@@ -111,7 +111,7 @@ def in_process(folder: Path, kind: str, seed: int) -> dict[str, Any]:
 def one(folder: Path, kind: str, seed: int) -> dict[str, Any]:
     """Train one drafter and measure it."""
     new = kind == "eagle31"
-    target = bundle.folder("target")
+    target = bundle.find_bundle_path("target")
     output = folder / f"{kind}-{seed}"
     settings = {
         "target": {"model": str(target)},
@@ -127,15 +127,15 @@ def one(folder: Path, kind: str, seed: int) -> dict[str, Any]:
         "optimizer": {"learning_rate": 1e-3, "warmup": 0.05, "epochs": EPOCHS, "rows": 8, "seed": seed},
         "output": {"folder": str(output), "evaluate_every": 40},
     }
-    prepare(parse(settings, "the benchmark's settings")).run()
-    pair = Pair.load(target, output / "best")
-    answered: dict[str, list[Text]] = torch.load(folder / "texts.pt", weights_only=False)
+    build_trainer(parse_settings(settings, "the benchmark's settings")).run()
+    pair = ModelPair.load(target, output / "best")
+    answered: dict[str, list[AnsweredText]] = torch.load(folder / "texts.pt", weights_only=False)
     drift = measure_drift(pair, answered["plain"], STEPS)
     return {
-        "al_k3": acceptance(pair, answered["plain"], 3).length,
-        "al_k7": acceptance(pair, answered["plain"], 7).length,
-        "al_k7_template_shift": acceptance(pair, answered["shifted"], 7).length,
-        "al_k7_length_x4": acceptance(pair, answered["long"], 7).length,
+        "al_k3": evaluate_texts(pair, answered["plain"], 3).acceptance_length,
+        "al_k7": evaluate_texts(pair, answered["plain"], 7).acceptance_length,
+        "al_k7_template_shift": evaluate_texts(pair, answered["shifted"], 7).acceptance_length,
+        "al_k7_length_x4": evaluate_texts(pair, answered["long"], 7).acceptance_length,
         "norm_ratio_k8": drift.norm_ratio,
         "norm": drift.norm,
         "sink": drift.sink,

@@ -66,12 +66,12 @@ def peak_mib() -> float:
 
 def ours(shape: dict[str, int], tokens: Tensor, aux: Tensor, final: Tensor) -> tuple[Any, Callable[[], Tensor]]:
     """Aerie's drafter and its loss."""
-    from aerie_drafter.config import DrafterConfig, Family
+    from aerie_drafter.config import DrafterConfig, DrafterFamily
     from aerie_drafter.model import Drafter
-    from aerie_drafter.train.ttt import Batch, TrainingTimeTest
+    from aerie_drafter.train.ttt import TrainingBatch, TrainingTimeTest
 
     config = DrafterConfig(
-        family=Family.LLAMA,
+        family=DrafterFamily.LLAMA,
         hidden_size=shape["hidden"],
         intermediate_size=shape["intermediate"],
         num_attention_heads=shape["heads"],
@@ -89,7 +89,7 @@ def ours(shape: dict[str, int], tokens: Tensor, aux: Tensor, final: Tensor) -> t
     teacher = torch.randn(shape["vocabulary"], shape["hidden"]) * 0.02
     teacher[shape["draft_vocabulary"] :] *= 0.1  # so that, as in use, its likeliest token is nearly always one of the draft's
     test = TrainingTimeTest(drafter, teacher, horizon=shape["horizon"])
-    batch = Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), aux, final)
+    batch = TrainingBatch(tokens, torch.ones_like(tokens, dtype=torch.bool), aux, final)
 
     def loss() -> Tensor:
         outcome = test(batch)

@@ -6,19 +6,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-from aerie_lab.binaries import ensure
-from aerie_lab.testing.agreement import compared, difference, length, measured, per_token
+from aerie_lab.binaries import ensure_family
+from aerie_lab.testing.agreement import run_agreement, relative_difference, acceptance_length, render_agreement_table, mean_time_per_output_token
 
 
 def agreement() -> dict[str, float]:
     """Per cent, without sign. Installs vLLM where it is not there yet; prints the table of docs/simulator.md."""
-    vllm = ensure("vllm", lambda line: print(line, file=sys.stderr))
+    vllm = ensure_family("vllm", lambda line: print(line, file=sys.stderr))
     with tempfile.TemporaryDirectory(prefix="aerie-bench-") as scratch:
-        pair = compared(vllm, Path(scratch))
+        pair = run_agreement(vllm, Path(scratch))
     for kind, report in pair.reports.items():
         assert not report.errors, (kind, report.errors)
-    print(measured(pair))
+    print(render_agreement_table(pair))
     return {
-        "agreement_al_pct": round(100 * abs(difference(pair, length)), 2),
-        "agreement_tpot_pct": round(100 * abs(difference(pair, per_token)), 2),
+        "agreement_al_pct": round(100 * abs(relative_difference(pair, acceptance_length)), 2),
+        "agreement_tpot_pct": round(100 * abs(relative_difference(pair, mean_time_per_output_token)), 2),
     }

@@ -15,7 +15,7 @@ import gzip
 from collections.abc import AsyncGenerator, Callable, Mapping
 
 from aerie_lab.engine.counters import Counters
-from aerie_lab.engine.page import page
+from aerie_lab.engine.page import render_exposition
 
 Form = Callable[[], AsyncGenerator[bytes, None]]
 SIZE = 1024 * 1024
@@ -26,7 +26,7 @@ _OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4; charset=utf-
 @functools.cache
 def honest(engines: int = 1, model: str = "meta-llama/Llama-3.3-70B-Instruct") -> bytes:
     """A page as vLLM writes it, of so many data-parallel ranks."""
-    lines = page(Counters(131072, 3), model, 1.7e9).splitlines(keepends=True)
+    lines = render_exposition(Counters(131072, 3), model, 1.7e9).splitlines(keepends=True)
     of_engine = [line for line in lines if 'engine="0"' in line]
     ranks = [line.replace('engine="0"', f'engine="{rank}"') for rank in range(1, engines) for line in of_engine]
     return "".join([*lines, *ranks]).encode()

@@ -22,7 +22,7 @@ from typing import Any
 
 from aerie.rollout.canary.messages import PROMOTE_ANNOTATION
 from aerie_lab.cluster import Lab, process
-from aerie_lab.node.support import LOADS, PROCESSLESS
+from aerie_lab.node.support import PROCESSLESS_LOAD_SECONDS_ANNOTATION, PROCESSLESS_ANNOTATION
 from benchmarks._hostile_pods import EVIL
 from benchmarks._scale_operator import Operator, quantile
 from benchmarks._scale_pages import PORT
@@ -47,7 +47,7 @@ class Inside(Operator):
 
 def enter(lab: Lab) -> list[str]:
     """What runs a command in the lab's network."""
-    return [sys.executable, "-m", "aerie_lab.sandbox.inside", "--network", str(process.living(lab.folder))]
+    return [sys.executable, "-m", "aerie_lab.sandbox.inside", "--network", str(process.find_lab_pid(lab.folder))]
 
 
 def fleet(name: str, replicas: int, drafter: str, surge: int = 2) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def fleet(name: str, replicas: int, drafter: str, surge: int = 2) -> dict[str, A
             "engine": {
                 "image": "vllm/vllm-openai:v0.33.0",
                 "args": ["--max-model-len=8192"],
-                "podTemplate": {"metadata": {"annotations": {PROCESSLESS: "true", LOADS: str(LOAD_S)}}, "spec": {}},
+                "podTemplate": {"metadata": {"annotations": {PROCESSLESS_ANNOTATION: "true", PROCESSLESS_LOAD_SECONDS_ANNOTATION: str(LOAD_S)}}, "spec": {}},
             },
             "drafter": {"source": source(f"example/{drafter}")},
             "rollout": {"canary": {"ramp": [], "replicas": surge, "scaleDownDelay": "0s"}},

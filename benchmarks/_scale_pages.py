@@ -21,8 +21,8 @@ from pathlib import Path
 from pyroute2 import IPRoute
 
 from aerie_lab.engine.counters import Counters
-from aerie_lab.engine.page import page
-from aerie_lab.relay import relay
+from aerie_lab.engine.page import render_exposition
+from aerie_lab.relay import relay_connection
 from benchmarks._hostile_pods import EVIL
 
 PODS = "10.244.0.0/16"
@@ -39,7 +39,7 @@ def grown(seconds: int) -> bytes:
     counters = Counters(131072, DRAFTS)
     steps = STEPS_PER_S * seconds
     for emitted, share in ((1, 4), (2, 3), (3, 2), (4, 1)):
-        counters.emitted.observe(emitted, steps * share // 10)
+        counters.tokens_per_draft.observe(emitted, steps * share // 10)
     counters.spec_decode_num_draft_tokens = DRAFTS * counters.spec_decode_num_drafts
     counters.generation_tokens = counters.spec_decode_num_drafts + counters.spec_decode_num_accepted_tokens
     requests = REQUESTS_PER_S * seconds
@@ -54,7 +54,7 @@ def grown(seconds: int) -> bytes:
         (counters.request_generation_tokens, 200),
     ):
         histogram.observe(value, requests)
-    body = page(counters, "example/target", 1.7e9).encode()
+    body = render_exposition(counters, "example/target", 1.7e9).encode()
     return b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
@@ -95,7 +95,7 @@ async def serve(socket: Path, port: int, hostile: Path) -> None:
         forwarding.add(task := asyncio.current_task())
         try:
             with contextlib.closing(writer):
-                await relay(reader, writer, "127.0.0.1", port)
+                await relay_connection(reader, writer, "127.0.0.1", port)
         finally:
             forwarding.discard(task)
 

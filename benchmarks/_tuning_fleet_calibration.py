@@ -15,11 +15,11 @@ import numpy as np
 
 from aerie.engine.speculation import Schedule, ScheduleTier, SpeculationSetting, Static, max_speculative_tokens
 from aerie.tuning.decision.forecast import draft_tokens_by_batch
-from aerie_lab.engine.acceptance import CLASSES
-from aerie_lab.engine.fleet import Fleet, Pod
+from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE
+from aerie_lab.engine.fleet import SimulatedFleet, SimulatedPod
 from aerie_lab.engine.request import EngineSettings
-from aerie_lab.engine.step import FORMULAS
-from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass
+from aerie_lab.engine.step import STEP_TIME_FORMULAS
+from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass
 from benchmarks import _tuning_fleet_model as model
 from benchmarks._tuning_fleet_model import Floats
 from benchmarks._tuning_fleet_scenarios import TICK
@@ -58,7 +58,7 @@ class Agreement:
 
 def agreement(point: Point, seconds: float = SECONDS, seed: int = 1) -> Agreement:
     """At one point."""
-    target = model.Target.of(FORMULAS[point.profile])
+    target = model.Target.of(STEP_TIME_FORMULAS[point.profile])
     survivals = model.survival(point.kind, np.zeros(1))
     middle = int(draft_tokens_by_batch(point.setting, np.array([point.batch]))[0])
     rate = target.rate(point.batch, middle, float(model.lengths(survivals)[0, middle]))
@@ -83,17 +83,17 @@ def _figures(rows: model.Rows) -> Floats:
 def _windows(point: Point, rate: float, seconds: float, seed: int) -> Iterator[tuple[float, ...]]:
     """What the step-level simulator counts, in windows of a tick."""
     median = model.ANSWER / math.exp(model.ANSWER_SPREAD**2 / 2)
-    kind = TrafficClass(point.kind, CLASSES[point.kind], Lengths(model.PROMPT), Lengths(median, model.ANSWER_SPREAD, 2, 8000))
+    kind = TrafficClass(point.kind, CLASS_ACCEPTANCE[point.kind], LengthDistribution(model.PROMPT), LengthDistribution(median, model.ANSWER_SPREAD, 2, 8000))
     schedule = None
     if isinstance(point.setting, Schedule):
         schedule = tuple((tier.first, tier.last, tier.tokens) for tier in point.setting.tiers)
     settings = EngineSettings(
         num_speculative_tokens=max_speculative_tokens(point.setting) or None,
-        schedule=schedule,
+        k_schedule=schedule,
         enable_prefix_caching=False,
         num_blocks=100_000,
     )
-    fleet = Fleet([Pod("pod", settings, FORMULAS[point.profile])], [kind], Poisson(rate), seed=seed)
+    fleet = SimulatedFleet([SimulatedPod("pod", settings, STEP_TIME_FORMULAS[point.profile])], [kind], PoissonArrivals(rate), seed=seed)
     last: tuple[float, ...] | None = None
     due = WARM
     for scrape in fleet.run(WARM + seconds):

@@ -29,7 +29,7 @@ from aerie.engine.metrics.histogram import Histogram
 from aerie.engine.metrics.sample import Counters, SpeculationCounters
 from aerie.engine.speculation import SpeculationSetting, max_speculative_tokens
 from aerie.tuning.decision.forecast import draft_tokens_by_batch
-from aerie_lab.engine.acceptance import CLASSES, Acceptance, expected_survival
+from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE, Acceptance, expected_survival
 from aerie_lab.engine.step import StepTime
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -57,10 +57,10 @@ _SHIFTS = np.linspace(-4.0, 1.0, 41)
 @cache
 def _survivals(name: str) -> Floats:
     """Shift by K by position: what accepted_per_position / drafts of one class converges to at each K."""
-    kind = CLASSES[name]
+    kind = CLASS_ACCEPTANCE[name]
     found = np.zeros((len(_SHIFTS), MOST + 1, MOST))
     for row, shift in enumerate(_SHIFTS.tolist()):
-        moved = Acceptance(kind.shifted(shift).conditionals, kind.spread) if shift else kind
+        moved = Acceptance(kind.shift_logits(shift).conditionals, kind.spread) if shift else kind
         for tokens in range(1, MOST + 1):
             found[row, tokens, :tokens] = expected_survival(moved, tokens)
     return found
@@ -100,7 +100,7 @@ class Target:
     @classmethod
     def of(cls, step_time: StepTime, factor: float = 1.0, context: float = 600.0) -> Target:
         """A profile of the step-level simulator, `factor` times as slow, with so many cached tokens a request."""
-        seconds = [[step_time.fixed(b, k) + step_time.cached * context * b for b in range(1, BATCH + 1)] for k in range(MOST + 1)]
+        seconds = [[step_time.fixed_seconds(b, k) + step_time.cached * context * b for b in range(1, BATCH + 1)] for k in range(MOST + 1)]
         jitter = math.exp(step_time.noise**2 / 2)
         return cls(factor * jitter * np.array(seconds), factor * step_time.prefill)
 

@@ -100,11 +100,11 @@ def world(
 def _formula(random: np.random.Generator, *names: str) -> Target:
     """One of the simulator's formulas, between 20 % quicker and 25 % slower."""
     name = names[int(random.integers(len(names)))]
-    return Target.of(step.FORMULAS[name], math.exp(float(random.uniform(-0.22, 0.22))))
+    return Target.of(step.STEP_TIME_FORMULAS[name], math.exp(float(random.uniform(-0.22, 0.22))))
 
 
 def _any(random: np.random.Generator) -> Target:
-    return _formula(random, *step.FORMULAS)
+    return _formula(random, *step.STEP_TIME_FORMULAS)
 
 
 def _kind(random: np.random.Generator) -> str:
@@ -149,7 +149,7 @@ def depth_collapse(random: np.random.Generator) -> World:
 
 def capture_cliff(random: np.random.Generator) -> World:
     """Graphs up to 512 tokens, on a load around 64 to 140 requests: beyond 128 K = 3 runs without."""
-    formula = replace(step.FORMULAS["dense-32b"], captures=_SIZES, uncaptured=15e-3)
+    formula = replace(step.STEP_TIME_FORMULAS["dense-32b"], captures=_SIZES, uncaptured=15e-3)
     target = Target.of(formula, math.exp(float(random.uniform(-0.22, 0.22))))
     return replace(world(random, target, batch=(50.0, 110.0)), engine=CLIFF)
 
@@ -172,8 +172,8 @@ def drafter_change(random: np.random.Generator) -> World:
 
 def misfit(random: np.random.Generator) -> World:
     """Step times looked up in the published grids: they have not the form that is fitted."""
-    names = step.grid_names()
-    target = Target.of(step.grid(names[int(random.integers(len(names)))], prefill=20e-6, noise=0.03))
+    names = step.list_grid_names()
+    target = Target.of(step.load_grid(names[int(random.integers(len(names)))], prefill=20e-6, noise=0.03))
     return world(random, target, kind=_kind(random))
 
 

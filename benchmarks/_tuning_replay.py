@@ -53,7 +53,7 @@ class Published:
     lengths: dict[int, float]
     """Acceptance length by K."""
     throughput: dict[int, tuple[float | None, ...]]
-    step_time: step.Grid
+    step_time: step.StepTimeGrid
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ class Published:
     def seconds(self, batch: float, tokens: int) -> float:
         """Of a step with a mean batch between whole ones."""
         low = math.floor(batch)
-        at_low, at_high = (self.step_time.fixed(one, tokens) for one in (low, low + 1))
+        at_low, at_high = (self.step_time.fixed_seconds(one, tokens) for one in (low, low + 1))
         return at_low + (batch - low) * (at_high - at_low)
 
 
@@ -92,8 +92,8 @@ def grids(file: str | None = None) -> list[Published]:
 def _published(data: dict[str, Any]) -> Published:
     name = str(data.get("title", data["name"]))
     throughput = {int(k): tuple(values) for k, values in data["throughput"].items()}
-    grid = step.of_table(name, data)
-    return Published(name, tuple(data["batch"]), dict(grid.lengths), throughput, grid)
+    grid = step.build_grid(name, data)
+    return Published(name, tuple(data["batch"]), dict(grid.acceptance_lengths), throughput, grid)
 
 
 # --------------------------------------------------------------------------------------------------------------- telemetry
@@ -206,7 +206,7 @@ def choose(grid: Published, seed: int, *, canaries: int = 1, hours: float = 2.0)
     for column, batch in enumerate(grid.batches):
         open_to = [k for k in grid.usable(column) if k == 0 or fits_captured_graphs(ENGINE, batch, k)]
         chosen.append(min(open_to, key=lambda k: float(cost[k, column])))
-        errors += [abs(float(seconds[k, column]) / grid.step_time.fixed(batch, k) - 1) for k in open_to]
+        errors += [abs(float(seconds[k, column]) / grid.step_time.fixed_seconds(batch, k) - 1) for k in open_to]
     return Chosen(chosen, canary, decision, float(np.median(errors)))
 
 

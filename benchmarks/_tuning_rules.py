@@ -71,7 +71,7 @@ def profiled(floor: bool) -> Rule:
     def rule(grid: Published) -> list[int]:
         batches = sorted({*(b for b in (1, 16, 64) if b in grid.batches), grid.batches[0], grid.batches[-1]})
         tokens = sorted({*(k for k in (0, 1, 3, 5) if k in grid.tokens), 0})
-        seconds = np.array([[grid.step_time.fixed(b, k) for b in batches] for k in tokens])
+        seconds = np.array([[grid.step_time.fixed_seconds(b, k) for b in batches] for k in tokens])
         chosen = []
         for batch in grid.batches:
             if floor:

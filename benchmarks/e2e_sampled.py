@@ -24,9 +24,9 @@ from typing import Any
 
 import yaml
 
-from aerie_lab.cluster import Lab, Settings
-from aerie_lab.engine.background import Background
-from aerie_lab.engine.traffic import Target
+from aerie_lab.cluster import Lab, LabSettings
+from aerie_lab.engine.background import BackgroundTraffic
+from aerie_lab.engine.traffic import TrafficTarget
 from benchmarks.e2e_vllm import DECISION, ROOT, SHOW, START, Life, comparison
 
 GREEDY_DEADLINE, SAMPLED_DEADLINE = "6m", "30m"
@@ -34,7 +34,7 @@ GREEDY_DEADLINE, SAMPLED_DEADLINE = "6m", "30m"
 
 
 def measure() -> dict[str, float]:
-    with Lab.up(Settings(name="e2e")) as lab:
+    with Lab.up(LabSettings(name="e2e")) as lab:
         return Sampling(lab).measure()
 
 
@@ -49,8 +49,8 @@ class Sampling(Life):
         requests = failed = 0
         figures: dict[str, float] = {}
         for name, temperature, deadline in (("greedy", 0.0, GREEDY_DEADLINE), ("sampled", 1.0, SAMPLED_DEADLINE)):
-            target = Target(self.lab.gateway_url or "", SHOW.name, SHOW.host, temperature=temperature, chats=SHOW.chats)
-            with Background(target, SHOW.rate, SHOW.classes, DECISION + START) as traffic:
+            target = TrafficTarget(self.lab.gateway_url or "", SHOW.name, SHOW.host, temperature=temperature, chats=SHOW.chats)
+            with BackgroundTraffic(target, SHOW.requests_per_second, SHOW.classes, DECISION + START) as traffic:
                 figures |= self._canary(name, deadline)
             requests += len(traffic.report.outcomes)
             failed += sum(one.error is not None for one in traffic.report.outcomes)
@@ -79,7 +79,7 @@ class Sampling(Life):
         """Apply the resource; a revision that was rejected is tried again."""
         resource = yaml.safe_load(SHOW.manifest.read_text())
         spec = resource["spec"]
-        spec["drafter"]["source"]["huggingFace"] = SHOW.better
+        spec["drafter"]["source"]["huggingFace"] = SHOW.better_drafter
         spec["speculation"] |= speculation
         spec["rollout"]["analysis"] |= {"goal": "Superior", "onInconclusive": "Rollback", "deadline": deadline}
         resource["metadata"]["annotations"] = {"aerie.dev/retry": deadline}

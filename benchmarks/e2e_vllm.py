@@ -28,13 +28,13 @@ from typing import Any
 
 import yaml
 
-from aerie_lab.cli.show import REAL_ENGINES
-from aerie_lab.cluster import Lab, Settings
-from aerie_lab.engine.background import Background
-from aerie_lab.engine.traffic import Outcome, Target
+from aerie_lab.cli.show import REAL_SCENARIO
+from aerie_lab.cluster import Lab, LabSettings
+from aerie_lab.engine.background import BackgroundTraffic
+from aerie_lab.engine.traffic import RequestOutcome, TrafficTarget
 
 ROOT = Path(__file__).resolve().parent.parent
-SHOW = REAL_ENGINES
+SHOW = REAL_SCENARIO
 BUNDLE = ROOT / "drafter" / "bundle"
 AGAIN_NAME = "aerie/bundle-eagle31-again"
 START, DECISION, AGAIN = 1200.0, 2400.0, 420.0
@@ -52,8 +52,8 @@ folder = "{folder}"
 def measure() -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="aerie-bench-") as folder:
         table = Path(folder) / "again.toml"
-        table.write_text(AGAIN_TABLE.format(repo=AGAIN_NAME, commit=SHOW.better["revision"], folder=BUNDLE / "eagle31"))
-        with Lab.up(Settings(name="e2e", images=[str(table)])) as lab:
+        table.write_text(AGAIN_TABLE.format(repo=AGAIN_NAME, commit=SHOW.better_drafter["revision"], folder=BUNDLE / "eagle31"))
+        with Lab.up(LabSettings(name="e2e", images=[str(table)])) as lab:
             return Life(lab).measure()
 
 
@@ -72,8 +72,8 @@ class Life:
         self.lab.helm("install", "aerie", str(ROOT / "charts" / "aerie"), *where)
         self.apply(None)
         self.until(lambda status: status.get("phase") == "Ready", "EAGLE 3 serves", START)
-        target = Target(self.lab.gateway_url or "", SHOW.name, SHOW.host, chats=SHOW.chats)
-        with Background(target, SHOW.rate, SHOW.classes, LONGEST) as traffic:
+        target = TrafficTarget(self.lab.gateway_url or "", SHOW.name, SHOW.host, chats=SHOW.chats)
+        with BackgroundTraffic(target, SHOW.requests_per_second, SHOW.classes, LONGEST) as traffic:
             self.until(lambda status: status["stable"].get("acceptanceLength"), "its acceptance length is known", 300)
             promoted = self.promotion()
             rolled_back = self.rollback()
@@ -81,7 +81,7 @@ class Life:
         report = traffic.report
         broken = [one for one in report.outcomes if one.error is not None]
         for one in broken:
-            self.say(f"at {one.ended - time.time() + time.monotonic() - self.began:.1f} s a request failed: {one}")
+            self.say(f"at {one.end_time - time.time() + time.monotonic() - self.began:.1f} s a request failed: {one}")
         return {
             "requests": len(report.outcomes),
             "failed": len(broken),
@@ -93,7 +93,7 @@ class Life:
 
     # -- the parts
     def promotion(self) -> dict[str, float]:
-        began = self.apply(SHOW.better)
+        began = self.apply(SHOW.better_drafter)
         ramping = self.until(
             lambda status: status.get("phase") in ("Ramping", "RolledBack", "Held", "Failed"), "a verdict", DECISION
         )
@@ -117,7 +117,7 @@ class Life:
         }
 
     def rollback(self) -> dict[str, float]:
-        began = self.apply(SHOW.worse)
+        began = self.apply(SHOW.worse_drafter)
         status = self.until(lambda found: found.get("phase") == "RolledBack", "the weak drafter is rolled back", DECISION)
         return {
             "rollback_min": round((time.monotonic() - began) / 60, 1),
@@ -125,7 +125,7 @@ class Life:
         }
 
     def again(self) -> dict[str, float]:
-        self.apply({**SHOW.better, "repo": AGAIN_NAME})
+        self.apply({**SHOW.better_drafter, "repo": AGAIN_NAME})
         self.until(lambda found: found.get("phase") == "Analyzing", "the same drafter again is analyzed", START)
         limit = time.monotonic() + AGAIN
         found: dict[str, Any] = {}
@@ -183,5 +183,5 @@ def comparison(of: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def truncated(outcome: Outcome) -> bool:
-    return outcome.first_token is not None
+def truncated(outcome: RequestOutcome) -> bool:
+    return outcome.time_to_first_token is not None

@@ -28,12 +28,12 @@ import urllib.request
 from pathlib import Path
 
 from aerie.engine.metrics.exposition import parse_exposition
-from aerie_lab.engine.acceptance import CLASSES
-from aerie_lab.engine.fleet import Fleet, Pod
+from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE
+from aerie_lab.engine.fleet import SimulatedFleet, SimulatedPod
 from aerie_lab.engine.request import EngineSettings
-from aerie_lab.engine.step import FORMULAS
-from aerie_lab.engine.traffic import Target, closed_loop
-from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass, turns
+from aerie_lab.engine.step import STEP_TIME_FORMULAS
+from aerie_lab.engine.traffic import TrafficTarget, run_closed_loop
+from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass, generate_turns
 from benchmarks._engine_agreement import agreement
 from benchmarks._engine_preflight import preflight
 
@@ -71,10 +71,10 @@ def simulator(requests: int = 6000, clients: int = 64) -> dict[str, float]:
     try:
         url = f"http://127.0.0.1:{port}"
         _until_healthy(url)
-        kind = TrafficClass("chat", CLASSES["chat"], Lengths(100, 0.5), Lengths(32, 0.5))
+        kind = TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(100, 0.5), LengthDistribution(32, 0.5))
         before = _cpu_seconds(process.pid)
-        made = itertools.islice(turns([kind], Poisson(1.0), 0.0, float("inf")), requests)
-        report = asyncio.run(closed_loop(Target(url, "bench"), made, clients))
+        made = itertools.islice(generate_turns([kind], PoissonArrivals(1.0), 0.0, float("inf")), requests)
+        report = asyncio.run(run_closed_loop(TrafficTarget(url, "bench"), made, clients))
         seconds = _cpu_seconds(process.pid) - before
         assert not report.errors, report.errors
         status = Path(f"/proc/{process.pid}/status").read_text()
@@ -104,9 +104,9 @@ def _cpu_seconds(pid: int) -> float:
 
 def simulated_fleet(seconds: float = 7200.0) -> float:
     """Simulated seconds per CPU second."""
-    pods = [Pod(f"pod-{i}", EngineSettings(num_speculative_tokens=3), FORMULAS["dense-8b"], 1 + 0.02 * i) for i in range(4)]
-    kind = TrafficClass("chat", CLASSES["chat"], Lengths(512, 0.5), Lengths(200, 0.5))
-    fleet = Fleet(pods, [kind], Poisson(4.0))
+    pods = [SimulatedPod(f"pod-{i}", EngineSettings(num_speculative_tokens=3), STEP_TIME_FORMULAS["dense-8b"], 1 + 0.02 * i) for i in range(4)]
+    kind = TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(512, 0.5), LengthDistribution(200, 0.5))
+    fleet = SimulatedFleet(pods, [kind], PoissonArrivals(4.0))
     began = time.process_time()
     scrapes = sum(1 for _ in fleet.run(seconds))
     spent = time.process_time() - began

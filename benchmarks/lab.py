@@ -22,10 +22,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from aerie_lab.cluster import Lab, Settings, process, take_down
+from aerie_lab.cluster import Lab, LabSettings, process, take_down_lab
 from aerie_lab.errors import KubeError
-from aerie_lab.kube.client import core, path
-from aerie_lab.node.support import PROCESSLESS
+from aerie_lab.kube.client import core_path, resource_path
+from aerie_lab.node.support import PROCESSLESS_ANNOTATION
 
 FAMILIES = ("etcd", "kubernetes", "helm", "contour", "prometheus")
 NAME = "bench"
@@ -33,12 +33,12 @@ NAME = "bench"
 
 def measure() -> dict[str, float]:
     figures = {"build_cold_s": build_cold(), "up_warm_s": up_warm()}
-    with Lab.up(Settings(name=NAME)) as lab:
+    with Lab.up(LabSettings(name=NAME)) as lab:
         time.sleep(30)  # what a start stirs up has settled
         figures |= idle(lab)
         figures["bind_to_start_p95_ms"] = bind_to_start(lab)
         figures["echo60_ready_s"] = deployment_ready(lab, 60, processless=False)
-    with Lab.up(Settings(name=NAME, nodes=4, pods=400)) as lab:
+    with Lab.up(LabSettings(name=NAME, nodes=4, pods=400)) as lab:
         figures["pods1000_ready_s"] = deployment_ready(lab, 1000, processless=True)
     order = ("build_cold_s", "up_warm_s", "bind_to_start_p95_ms", "echo60_ready_s", "idle_cores", "idle_rss_mib")
     return {name: figures[name] for name in (*order, "pods1000_ready_s")}
@@ -63,7 +63,7 @@ def up_warm() -> float:
         began = time.monotonic()
         subprocess.run(command, check=True, capture_output=True)
         seconds.append(time.monotonic() - began)
-        take_down(NAME)
+        take_down_lab(NAME)
     return round(statistics.median(seconds), 1)
 
 
@@ -94,15 +94,15 @@ def bind_to_start(lab: Lab, count: int = 60) -> float:
         }
         async with lab.client() as client:
             began = time.time()
-            await client.create(core("pods", "default"), pod)
+            await client.create(core_path("pods", "default"), pod)
             while True:
                 await asyncio.sleep(0.1)
                 try:
-                    started = float(await client.get(core("pods", "default", name, "log")))
+                    started = float(await client.get(core_path("pods", "default", name, "log")))
                     break
                 except (KubeError, ValueError):
                     continue
-            await client.delete(core("pods", "default", name))
+            await client.delete(core_path("pods", "default", name))
             return started - began
 
     milliseconds = [1000 * asyncio.run(one(index)) for index in range(count)]
@@ -123,7 +123,7 @@ def deployment_ready(lab: Lab, replicas: int, *, processless: bool) -> float:
             "replicas": replicas,
             "selector": {"matchLabels": labels},
             "template": {
-                "metadata": {"labels": labels, "annotations": {PROCESSLESS: "true"} if processless else {}},
+                "metadata": {"labels": labels, "annotations": {PROCESSLESS_ANNOTATION: "true"} if processless else {}},
                 "spec": {"containers": [container]},
             },
         },
@@ -133,7 +133,7 @@ def deployment_ready(lab: Lab, replicas: int, *, processless: bool) -> float:
         async with lab.client() as client:
             began = time.monotonic()
             await client.apply(deployment)
-            where = path("apps/v1", "deployments", "default", labels["app"])
+            where = resource_path("apps/v1", "deployments", "default", labels["app"])
             while (await client.get(where))["status"].get("readyReplicas", 0) < replicas:
                 if time.monotonic() - began > 600:
                     raise TimeoutError(f"{replicas} pods were not ready within 600 s")
@@ -145,7 +145,7 @@ def deployment_ready(lab: Lab, replicas: int, *, processless: bool) -> float:
 
 def _processes(lab: Lab) -> list[int]:
     """All processes of the lab: its process 1 and every descendant."""
-    first = process.living(lab.folder)
+    first = process.find_lab_pid(lab.folder)
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

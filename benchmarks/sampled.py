@@ -33,13 +33,13 @@ from aerie.engine.metrics import rates
 from aerie.engine.metrics.exposition import parse_exposition
 from aerie.engine.metrics.sample import Counters, diff_samples
 from aerie.engine.speculation import Static
-from aerie_drafter.evaluate.offline import Asking, Pair, evaluate, total
+from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, evaluate_prompts, sum_acceptance
 from aerie_drafter.evaluate.prompts import Prompt, read_prompts
-from aerie_lab.binaries import ensure
-from aerie_lab.testing.agreement import BUNDLE, Engine, K, engine, speculation
-from aerie_lab.testing.sampled import PLAIN, SAMPLINGS, UNMENDED, Ask, Samples, ask, p_value, sample, seed
+from aerie_lab.binaries import ensure_family
+from aerie_lab.testing.agreement import BUNDLE_FOLDER, RunningEngine, NUM_SPECULATIVE_TOKENS, start_engine, build_speculative_config
+from aerie_lab.testing.sampled import UNFILTERED_SAMPLING_SETTINGS, SAMPLING_SETTINGS, UNPATCHED_ENVIRONMENT, ChatRequest, EngineSamples, send_requests, permutation_p_value, sample_engine, derive_seed
 
-DRAFTER = BUNDLE / "eagle31"
+DRAFTER = BUNDLE_FOLDER / "eagle31"
 DRAFTS = ("greedy", "probabilistic")
 TEMPERATURES = {"t1": 1.0, "t07": 0.7}
 LONGEST = 160
@@ -61,18 +61,18 @@ class Run:
 
 
 def measure() -> dict[str, float]:
-    vllm = ensure("vllm", _say)
-    prompts = read_prompts(BUNDLE / "prompts.jsonl")
+    vllm = ensure_family("vllm", _say)
+    prompts = read_prompts(BUNDLE_FOLDER / "prompts.jsonl")
     few = [prompt.messages for prompt in prompts[::40]]
     with tempfile.TemporaryDirectory(prefix="aerie-bench-") as scratch:
         folder = Path(scratch)
-        with engine("real", vllm, folder) as off:
-            alone = sample(off, "off", few, EACH)
-        with engine("real", vllm, folder, *_words("greedy"), variables=UNMENDED) as broken:
-            figures = {"distribution_p_broken": _compared(alone, broken, "broken", few, PLAIN)}
+        with start_engine("real", vllm, folder) as off:
+            alone = sample_engine(off, "off", few, EACH)
+        with start_engine("real", vllm, folder, *_words("greedy"), variables=UNPATCHED_ENVIRONMENT) as broken:
+            figures = {"distribution_p_broken": _compared(alone, broken, "broken", few, UNFILTERED_SAMPLING_SETTINGS)}
         runs: dict[tuple[str, str], list[Run]] = {}
         for drafts in DRAFTS:
-            with engine("real", vllm, folder, *_words(drafts)) as served:
+            with start_engine("real", vllm, folder, *_words(drafts)) as served:
                 figures[f"distribution_p_{drafts}"] = _compared(alone, served, drafts, few)
                 for key, temperature in TEMPERATURES.items():
                     rounds = range(ROUNDS if key == "t1" else 1)
@@ -88,38 +88,38 @@ def _say(line: str) -> None:
 
 
 def _words(drafts: str) -> list[str]:
-    config = speculation(DRAFTER, draft_sample_method=drafts)
+    config = build_speculative_config(DRAFTER, draft_sample_method=drafts)
     return ["--speculative-config", config, "--per-request-spec-decode-metrics", "detailed"]
 
 
 def _compared(
-    alone: Samples,
-    running: Engine,
+    alone: EngineSamples,
+    running: RunningEngine,
     name: str,
     few: Sequence[Sequence[Mapping[str, str]]],
-    kinds: Sequence[Mapping[str, float]] = SAMPLINGS,
+    kinds: Sequence[Mapping[str, float]] = SAMPLING_SETTINGS,
 ) -> float:
-    found = p_value(alone, sample(running, name, few, EACH, kinds))
+    found = permutation_p_value(alone, sample_engine(running, name, few, EACH, kinds))
     _say(f"{name}: p = {found:.4f} against no drafter")
     return round(found, 4)
 
 
-def _run(running: Engine, prompts: Sequence[Prompt], drafts: str, temperature: float, number: int) -> Run:
+def _run(running: RunningEngine, prompts: Sequence[Prompt], drafts: str, temperature: float, number: int) -> Run:
     requests = [
-        Ask(prompt.messages, LONGEST, {"temperature": temperature}, seed(drafts, temperature, number, index))
+        ChatRequest(prompt.messages, LONGEST, {"temperature": temperature}, derive_seed(drafts, temperature, number, index))
         for index, prompt in enumerate(prompts)
     ]
-    running.settled()
-    before = parse_exposition(running.page().encode())
-    answers = ask(running, requests)
-    running.settled()
-    counted = diff_samples(before, parse_exposition(running.page().encode()))
+    running.read_stable_samples()
+    before = parse_exposition(running.read_metrics().encode())
+    answers = send_requests(running, requests)
+    running.read_stable_samples()
+    counted = diff_samples(before, parse_exposition(running.read_metrics().encode()))
     assert isinstance(counted, Counters), counted
-    length, judged = rates.acceptance_length(counted, Static(K)), rates.tokens_per_step(counted)
+    length, judged = rates.acceptance_length(counted, Static(NUM_SPECULATIVE_TOKENS)), rates.tokens_per_step(counted)
     assert isinstance(length, rates.Bounds), length
     assert isinstance(judged, float), judged
-    steps = sum(answer.steps for answer in answers)
-    found = Run(length.low, judged, sum(len(answer.tokens) - 1 for answer in answers) / steps)
+    steps = sum(answer.verification_steps for answer in answers)
+    found = Run(length.low, judged, sum(len(answer.token_ids) - 1 for answer in answers) / steps)
     _say(f"{drafts}, temperature {temperature:g}, round {number}: {found}, {steps} steps")
     return found
 
@@ -133,11 +133,11 @@ def _biases(runs: Sequence[Run]) -> dict[str, float]:
 
 def _against_offline(prompts: Sequence[Prompt], served: dict[str, list[float]]) -> dict[str, float]:
     """`aerie-drafter evaluate --temperature 1`, with --sampled-drafts for probabilistic ones, once a round."""
-    pair = Pair.load(BUNDLE / "target", DRAFTER)
+    pair = ModelPair.load(BUNDLE_FOLDER / "target", DRAFTER)
     found: list[tuple[float, float]] = []
     for drafts, theirs in served.items():
-        asked = [Asking(K, LONGEST, 1.0, drafts == "probabilistic", seed("offline", drafts, number)) for number in range(ROUNDS)]
-        ours = [total(evaluate(pair, prompts, asking)).length for asking in asked]
+        asked = [EvaluationOptions(NUM_SPECULATIVE_TOKENS, LONGEST, 1.0, drafts == "probabilistic", derive_seed("offline", drafts, number)) for number in range(ROUNDS)]
+        ours = [sum_acceptance(evaluate_prompts(pair, prompts, asking)).acceptance_length for asking in asked]
         mean = statistics.fmean(ours)
         _say(f"{drafts}: served {statistics.fmean(theirs):.4f}, offline {mean:.4f}")
         found.append((statistics.fmean(theirs) / mean - 1, math.hypot(_error(theirs), _error(ours)) / mean))

@@ -40,10 +40,10 @@ from typing import Any
 
 import yaml
 
-from aerie_lab.cluster import Lab, Settings
-from aerie_lab.kube.client import KubeClient, path
-from aerie_lab.node.support import PROCESSLESS
-from aerie_lab.testing import until
+from aerie_lab.cluster import Lab, LabSettings
+from aerie_lab.kube.client import KubeClient, resource_path
+from aerie_lab.node.support import PROCESSLESS_ANNOTATION
+from aerie_lab.testing import wait_until
 from benchmarks._scale_fleets import Fleets
 from benchmarks._scale_operator import IMAGE, Operator, quantile
 
@@ -87,14 +87,14 @@ def small_lab(folder: Path) -> Iterator[Lab]:
     """A lab without a gateway, whose preflight Jobs pass at once, with the definition in it."""
     table = folder / "images.toml"
     table.write_text(TABLE)
-    settings = Settings(
+    settings = LabSettings(
         name="scale", nodes=8, pods=1000, gpus=64, cpus=1024, memory_gib=65536, gateway=False, images=[str(table)]
     )
     with Lab.up(settings) as lab:
         lab.apply(yaml.safe_load(DEFINITION.read_text()))
         # It fails at once for as long as the definition has no conditions at all.
         wait = ("wait", "--for=condition=Established", "crd/speculativedeployments.aerie.dev", "--timeout=30s")
-        until(lambda: lab.kubectl(*wait), "the definition is established", within=60)
+        wait_until(lambda: lab.kubectl(*wait), "the definition is established", timeout_seconds=60)
         yield lab
 
 
@@ -234,14 +234,14 @@ class Scale:
         return asyncio.run(connected())
 
     def resources(self) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = self.run(lambda client: client.get(path(API, "speculativedeployments")))["items"]
+        items: list[dict[str, Any]] = self.run(lambda client: client.get(resource_path(API, "speculativedeployments")))["items"]
         return items
 
     def children(self) -> dict[str, dict[str, str]]:
         """By kind, the version of each child."""
         found = {}
         for kind, version in CHILDREN.items():
-            at = path(version, kind)
+            at = resource_path(version, kind)
             listed = self.run(lambda client, at=at: client.get(at, labelSelector="aerie.dev/name"))["items"]  # type: ignore[misc]
             found[kind] = {name_of(item): item["metadata"]["resourceVersion"] for item in listed}
         return found
@@ -260,7 +260,7 @@ async def each(numbers: Iterable[int], work: Callable[[int], Awaitable[Any]], at
 
 async def repaired(client: KubeClient, number: int, within: float = 30.0) -> float:
     """Change the budget of a resource; the seconds until the change is seen to be taken back."""
-    budgets = path("policy/v1", "poddisruptionbudgets", namespace_of(number))
+    budgets = resource_path("policy/v1", "poddisruptionbudgets", namespace_of(number))
     (budget,) = (await client.get(budgets, labelSelector=f"aerie.dev/name={name(number)}"))["items"]
     mine, before = budget["metadata"]["name"], budget["spec"]["maxUnavailable"]
     began = time.monotonic()
@@ -282,7 +282,7 @@ def namespace_of(number: int) -> str:
 
 
 def where(number: int) -> str:
-    return path(API, "speculativedeployments", namespace_of(number), name(number))
+    return resource_path(API, "speculativedeployments", namespace_of(number), name(number))
 
 
 def name_of(item: dict[str, Any]) -> str:
@@ -309,7 +309,7 @@ def resource(number: int) -> dict[str, Any]:
             "engine": {
                 "image": "vllm/vllm-openai:v0.33.0",
                 "args": ["--max-model-len=8192"],
-                "podTemplate": {"metadata": {"annotations": {PROCESSLESS: "true"}}, "spec": {}},
+                "podTemplate": {"metadata": {"annotations": {PROCESSLESS_ANNOTATION: "true"}}, "spec": {}},
             },
             "drafter": {"source": source("example/drafter")},
         },

@@ -22,29 +22,29 @@ from pathlib import Path
 from aerie.engine.metrics import rates
 from aerie.engine.speculation import Off, Schedule, SpeculationSetting, Static
 from aerie.tuning.decision.types import TuningDecision
-from aerie_lab.binaries import ensure
-from aerie_lab.testing.steady import BATCHES, CURRENT, OTHER, Measured, opinion, tell
+from aerie_lab.binaries import ensure_family
+from aerie_lab.testing.steady import BATCH_SIZES, CURRENT_SETTING, OTHER_SETTING, MeasuredEngine, run_tuner, run_steady
 
 
 def measure() -> dict[str, float]:
-    vllm = ensure("vllm", lambda line: print(line, file=sys.stderr))
+    vllm = ensure_family("vllm", lambda line: print(line, file=sys.stderr))
     with tempfile.TemporaryDirectory(prefix="aerie-bench-") as scratch:
-        told = tell(vllm, Path(scratch))
-    print(told.opinion.text)
-    unseen = opinion([told.engines[CURRENT], told.engines[OTHER]])
-    print("Without the figures of no speculation:\n\n" + unseen.text)
+        told = run_steady(vllm, Path(scratch))
+    print(told.tuner_result.explanation)
+    unseen = run_tuner([told.engines[CURRENT_SETTING], told.engines[OTHER_SETTING]])
+    print("Without the figures of no speculation:\n\n" + unseen.explanation)
     times = {
         f"ms_per_token_{_key(setting)}_b{batch}": round(1000 * one.seconds_per_token(batch), 3)
         for setting, one in told.engines.items()
-        for batch in BATCHES
+        for batch in BATCH_SIZES
     }
     return {
         **times,
         "kbar_deviation": max(_deviation(one) for one in told.engines.values()),
-        "says_off": float(told.opinion.decision.setting == Off()),
-        **_predicted("off", told.opinion.decision),
-        **{f"off_measured_pct_b{batch}": round(100 * gain, 1) for batch, gain in told.gain.items()},
-        **{f"off_forecast_pct_b{batch}": round(100 * middle, 1) for batch, (_, middle, _) in told.forecast.items()},
+        "says_off": float(told.tuner_result.decision.setting == Off()),
+        **_predicted("off", told.tuner_result.decision),
+        **{f"off_measured_pct_b{batch}": round(100 * gain, 1) for batch, gain in told.mean_gain.items()},
+        **{f"off_forecast_pct_b{batch}": round(100 * middle, 1) for batch, (_, middle, _) in told.forecast_quantiles.items()},
         **_predicted("unseen_off", unseen.decision),
     }
 
@@ -58,12 +58,12 @@ def _key(setting: SpeculationSetting) -> str:
     return "schedule"
 
 
-def _deviation(one: Measured) -> float:
+def _deviation(one: MeasuredEngine) -> float:
     if isinstance(one.setting, Off):
         return 0.0
     found = 0.0
     for batch, taken in one.windows.items():
-        wanted = one.setting.tokens_at(batch) if isinstance(one.setting, Schedule) else OTHER.tokens
+        wanted = one.setting.tokens_at(batch) if isinstance(one.setting, Schedule) else OTHER_SETTING.tokens
         wanted = one.setting.tokens if isinstance(one.setting, Static) else wanted
         for window in taken:
             drafted = rates.mean_draft_length(window.counters)

@@ -13,7 +13,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from aerie_lab.binaries import USUAL, ensure
+from aerie_lab.binaries import DEFAULT_FAMILY_NAMES, ensure_family
 from aerie_lab.errors import LabError
 
 pytest_plugins = ["aerie_lab.testing.plugin"]
@@ -21,7 +21,7 @@ hypothesis.settings.register_profile("any machine", deadline=None)  # an example
 hypothesis.settings.load_profile("any machine")
 
 TIERS = ("unit", "lab", "vllm")
-BINARIES = {"unit": (), "lab": USUAL, "vllm": (*USUAL, "vllm")}
+BINARIES = {"unit": (), "lab": DEFAULT_FAMILY_NAMES, "vllm": (*DEFAULT_FAMILY_NAMES, "vllm")}
 """The families of binaries that the tests of a tier may use."""
 HERE = Path(__file__).resolve().parent
 
@@ -44,11 +44,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside pytest-timeout's own wrapper
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Build what the test's tier needs before the test's time limit runs: the first build takes minutes, and hits one test."""
-    from aerie_lab.testing.plugin import shown  # not before pytest has it as a plugin, or its asserts stay plain
+    from aerie_lab.testing.plugin import create_progress_writer  # not before pytest has it as a plugin, or its asserts stay plain
 
     for family in BINARIES[tier(item.path)]:
         with contextlib.suppress(LabError):  # the test meets it again, and then it is the test's
-            ensure(family, shown(item.config))
+            ensure_family(family, create_progress_writer(item.config))
     return (yield)
 
 

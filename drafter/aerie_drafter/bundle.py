@@ -9,16 +9,16 @@ from pathlib import Path
 
 from aerie_drafter.errors import CheckpointError
 
-ROOT = Path(__file__).resolve().parent.parent / "bundle"
+BUNDLE_FOLDER = Path(__file__).resolve().parent.parent / "bundle"
 
 
-def folder(name: str = "", root: Path = ROOT) -> Path:
+def find_bundle_path(name: str = "", bundle_folder: Path = BUNDLE_FOLDER) -> Path:
     """The folder or file `name` of the bundle: target, eagle3, eagle31, weak, prompts.jsonl, registry.json; without a name,
     the bundle's own. Raises CheckpointError where it is not there."""
-    found = root / name
-    if not (root / "registry.json").is_file():
-        raise CheckpointError(f"{root}: the bundle is not here; it comes with the repository, and `make bundle` there makes it.")
+    found = bundle_folder / name
+    if not (bundle_folder / "registry.json").is_file():
+        raise CheckpointError(f"{bundle_folder}: the bundle is not here; it comes with the repository, and `make bundle` there makes it.")
     if not found.exists():
-        known = ", ".join(sorted(path.name for path in root.iterdir() if (path / "config.json").is_file()))
-        raise CheckpointError(f"{root}: the bundle has no '{name}'; it has {known}, prompts.jsonl and registry.json.")
+        known = ", ".join(sorted(path.name for path in bundle_folder.iterdir() if (path / "config.json").is_file()))
+        raise CheckpointError(f"{bundle_folder}: the bundle has no '{name}'; it has {known}, prompts.jsonl and registry.json.")
     return found

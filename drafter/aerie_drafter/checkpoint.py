@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 
 from aerie_drafter import files
-from aerie_drafter.checks import ODD_VALUES, expected_shapes, mapping_faults, say, shape_faults
+from aerie_drafter.checks import MALFORMED_VALUE_ERRORS, expected_tensor_shapes, find_vocabulary_mapping_errors, format_error, find_shape_errors
 from aerie_drafter.config import DrafterConfig
 from aerie_drafter.errors import CheckpointError, ConfigError
 from aerie_drafter.model import Drafter
 from aerie_drafter.weights import (
-    CONFIG,
-    SINGLE,
-    Header,
-    embedding_name,
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    WeightsHeader,
+    find_embedding_name,
     is_finite,
     read_header,
     read_headers,
@@ -38,8 +38,8 @@ from aerie_drafter.weights import (
     write_tensors,
 )
 
-_PREFIX = "eagle."
-EMBEDDING = "embed_tokens.weight"
+_METADATA_PREFIX = "eagle."
+EMBEDDING_TENSOR = "embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class Provenance:
     """What else is to be kept, by name."""
 
     @classmethod
-    def of(cls, given: Provenance | Mapping[str, Any]) -> Provenance:
+    def from_mapping(cls, fields: Provenance | Mapping[str, Any]) -> Provenance:
         """From a mapping: fields by their names, everything else a note."""
-        if isinstance(given, Provenance):
-            return given
+        if isinstance(fields, Provenance):
+            return fields
         names = {one.name for one in dataclasses.fields(cls)} - {"notes"}
-        notes = {**given.get("notes", {}), **{k: str(v) for k, v in given.items() if k not in names and k != "notes"}}
-        horizon = given.get("horizon")
-        texts = {name: str(given[name]) for name in names - {"horizon"} if name in given}
+        notes = {**fields.get("notes", {}), **{k: str(v) for k, v in fields.items() if k not in names and k != "notes"}}
+        horizon = fields.get("horizon")
+        texts = {name: str(fields[name]) for name in names - {"horizon"} if name in fields}
         return cls(**texts, horizon=None if horizon is None else int(horizon), notes=notes)
 
     def to_metadata(self) -> dict[str, str]:
@@ -79,29 +79,29 @@ class Provenance:
             "horizon": "" if self.horizon is None else str(self.horizon),
             "code": self.code or f"aerie {packages.version('aerie')}",
         }
-        return {"format": "pt"} | {_PREFIX + name: text for name, text in {**self.notes, **known}.items() if text}
+        return {"format": "pt"} | {_METADATA_PREFIX + name: text for name, text in {**self.notes, **known}.items() if text}
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Provenance:
         """What `to_metadata` wrote; empty for another project's file."""
-        given = {key.removeprefix(_PREFIX): text for key, text in metadata.items() if key.startswith(_PREFIX)}
+        given = {key.removeprefix(_METADATA_PREFIX): text for key, text in metadata.items() if key.startswith(_METADATA_PREFIX)}
         if not given.get("horizon", "0").isdecimal():
             given["horizon in words"] = given.pop("horizon")
-        return cls.of(given)
+        return cls.from_mapping(given)
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[Path]:
+def replace_checkpoint(folder: Path) -> Iterator[Path]:
     """An empty folder that replaces the checkpoint `folder` when the block ends well. Raises CheckpointError.
 
     For whoever writes more than `save` does: `write` the drafter into it, and further files beside.
     """
-    with files.replacing(folder, _is_ours) as new:
+    with files.replace_folder(folder, _is_aerie_checkpoint) as new:
         yield new
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class DrafterCheckpoint:
     """The pieces of a checkpoint."""
 
     config: DrafterConfig
@@ -110,39 +110,39 @@ class Checkpoint:
     provenance: Provenance = field(default_factory=Provenance)
 
 
-def save(
+def save_checkpoint(
     folder: Path,
     drafter: Drafter,
     provenance: Provenance | Mapping[str, Any],
     *,
-    embeddings: bool = True,
+    include_embedding: bool = True,
     dtype: torch.dtype | None = None,
 ) -> None:
     """Make `folder` the drafter's checkpoint, replacing an earlier one. Raises CheckpointError.
 
     Without `embeddings` vLLM shares the target's. `dtype` is that of all weights; None keeps each as it is.
     """
-    with writing(folder) as new:
-        write(new, pieces(drafter, provenance), embeddings=embeddings, dtype=dtype)
+    with replace_checkpoint(folder) as new:
+        write_checkpoint(new, build_checkpoint(drafter, provenance), include_embedding=include_embedding, dtype=dtype)
 
 
-def pieces(drafter: Drafter, provenance: Provenance | Mapping[str, Any]) -> Checkpoint:
+def build_checkpoint(drafter: Drafter, provenance: Provenance | Mapping[str, Any]) -> DrafterCheckpoint:
     """What a checkpoint of the drafter holds; the tensors are the drafter's own, not copies."""
     tensors = {name: tensor.detach() for name, tensor in drafter.state_dict().items()}
-    return Checkpoint(drafter.config, tensors, Provenance.of(provenance))
+    return DrafterCheckpoint(drafter.config, tensors, Provenance.from_mapping(provenance))
 
 
-def write(folder: Path, checkpoint: Checkpoint, *, embeddings: bool = True, dtype: torch.dtype | None = None) -> None:
+def write_checkpoint(folder: Path, checkpoint: DrafterCheckpoint, *, include_embedding: bool = True, dtype: torch.dtype | None = None) -> None:
     """The two files into an existing folder, in place; see `save`. Raises CheckpointError, OSError."""
-    tensors = serving_tensors(checkpoint, embeddings=embeddings, dtype=dtype)
-    config = checkpoint.config.to_serving() | {"dtype": str(tensors["fc.weight"].dtype).removeprefix("torch.")}
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    write_tensors(folder / SINGLE, tensors, checkpoint.provenance.to_metadata())
+    tensors = build_serving_tensors(checkpoint, include_embedding=include_embedding, dtype=dtype)
+    config = checkpoint.config.to_vllm_config() | {"dtype": str(tensors["fc.weight"].dtype).removeprefix("torch.")}
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_tensors(folder / WEIGHTS_FILE, tensors, checkpoint.provenance.to_metadata())
 
 
-def serving_tensors(checkpoint: Checkpoint, *, embeddings: bool, dtype: torch.dtype | None) -> dict[str, Tensor]:
+def build_serving_tensors(checkpoint: DrafterCheckpoint, *, include_embedding: bool, dtype: torch.dtype | None) -> dict[str, Tensor]:
     """Tensors by the names that vLLM loads; the mapping between vocabularies only where they differ. Raises CheckpointError."""
-    left_out = set() if embeddings else {EMBEDDING}
+    left_out = set() if include_embedding else {EMBEDDING_TENSOR}
     if checkpoint.config.draft_vocab_size == checkpoint.config.vocab_size:
         left_out |= {"d2t", "t2d"}  # vLLM has no place for a mapping that maps nothing
     tensors = {
@@ -156,33 +156,33 @@ def serving_tensors(checkpoint: Checkpoint, *, embeddings: bool, dtype: torch.dt
     return tensors
 
 
-def load(folder: Path, *, target: Path | None = None) -> Drafter:
+def load_drafter(folder: Path, *, target: Path | None = None) -> Drafter:
     """The drafter of a checkpoint. Raises CheckpointError, ConfigError.
 
     A checkpoint without an embedding takes it from the target's folder. Weights keep their type; where they have several,
     all get that of `fc.weight`.
     """
-    found = read(folder)
-    if EMBEDDING not in found.tensors:
-        embedding = target_embedding(found.config, target, folder)
-        found = dataclasses.replace(found, tensors={**found.tensors, EMBEDDING: embedding})
-    return build(found)
+    found = read_checkpoint(folder)
+    if EMBEDDING_TENSOR not in found.tensors:
+        embedding = read_target_embedding(found.config, target, folder)
+        found = dataclasses.replace(found, tensors={**found.tensors, EMBEDDING_TENSOR: embedding})
+    return build_drafter(found)
 
 
-def read(folder: Path) -> Checkpoint:
+def read_checkpoint(folder: Path) -> DrafterCheckpoint:
     """The pieces of a checkpoint, checked; t2d is there whenever d2t is. Raises CheckpointError, ConfigError."""
-    config = read_config(folder)
+    config = read_drafter_config(folder)
     header = read_headers(folder)
-    _refuse(folder / SINGLE, shape_faults(config, {canonical(name): shape for name, shape in header.shapes.items()}))
-    tensors = {canonical(name): tensor for name, tensor in read_checked(header).items()}
+    _raise_first_error(folder / WEIGHTS_FILE, find_shape_errors(config, {canonical_tensor_name(name): shape for name, shape in header.shapes.items()}))
+    tensors = {canonical_tensor_name(name): tensor for name, tensor in read_finite_tensors(header).items()}
     d2t = tensors.get("d2t")
     if d2t is not None:
-        _refuse(folder / SINGLE, mapping_faults(config, d2t, tensors.get("t2d")))
-        tensors |= {"d2t": d2t.long(), "t2d": reachable(config, d2t)}
-    return Checkpoint(config, tensors, Provenance.from_metadata(header.metadata))
+        _raise_first_error(folder / WEIGHTS_FILE, find_vocabulary_mapping_errors(config, d2t, tensors.get("t2d")))
+        tensors |= {"d2t": d2t.long(), "t2d": build_t2d(config, d2t)}
+    return DrafterCheckpoint(config, tensors, Provenance.from_metadata(header.metadata))
 
 
-def build(checkpoint: Checkpoint) -> Drafter:
+def build_drafter(checkpoint: DrafterCheckpoint) -> Drafter:
     """The drafter of pieces that have been checked and include an embedding."""
     config, tensors = checkpoint.config, checkpoint.tensors
     dtype = tensors["fc.weight"].dtype
@@ -190,36 +190,36 @@ def build(checkpoint: Checkpoint) -> Drafter:
         drafter = Drafter(config)
     d2t = tensors.get("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
     weights = {name: tensor.to(dtype) for name, tensor in tensors.items() if tensor.is_floating_point()}
-    drafter.load_state_dict({**weights, "d2t": d2t, "t2d": reachable(config, d2t)}, assign=True)
+    drafter.load_state_dict({**weights, "d2t": d2t, "t2d": build_t2d(config, d2t)}, assign=True)
     return drafter
 
 
-def reachable(config: DrafterConfig, d2t: Tensor) -> Tensor:
+def build_t2d(config: DrafterConfig, d2t: Tensor) -> Tensor:
     """Which tokens of the target the draft vocabulary holds (t2d), [vocab_size]."""
     found = torch.zeros(config.vocab_size, dtype=torch.bool)
     found[d2t.long() + torch.arange(len(d2t))] = True
     return found
 
 
-def read_config(folder: Path) -> DrafterConfig:
+def read_drafter_config(folder: Path) -> DrafterConfig:
     """The configuration of a checkpoint. Raises CheckpointError, ConfigError, both naming the file."""
-    raw = read_json(folder / CONFIG)
+    raw = read_json(folder / CONFIG_FILE)
     if raw.get("quantization_config"):
-        raise ConfigError(f"{folder / CONFIG}: quantization_config is there: quantised drafters cannot be read here.")
+        raise ConfigError(f"{folder / CONFIG_FILE}: quantization_config is there: quantised drafters cannot be read here.")
     try:
-        config = DrafterConfig.from_serving(raw)
-        expected_shapes(config)  # also reads the rope parameters
-    except (ConfigError, *ODD_VALUES) as error:
-        raise ConfigError(f"{folder / CONFIG}: {say(error)}") from None
+        config = DrafterConfig.from_vllm_config(raw)
+        expected_tensor_shapes(config)  # also reads the rope parameters
+    except (ConfigError, *MALFORMED_VALUE_ERRORS) as error:
+        raise ConfigError(f"{folder / CONFIG_FILE}: {format_error(error)}") from None
     return config
 
 
-def canonical(name: str) -> str:
+def canonical_tensor_name(name: str) -> str:
     """A tensor's name in this package; vLLM takes `layers.0.` and `midlayer.` alike."""
     return "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
 
 
-def read_checked(header: Header) -> dict[str, Tensor]:
+def read_finite_tensors(header: WeightsHeader) -> dict[str, Tensor]:
     """All tensors of a header, by their names there, in full precision and every one finite. Raises CheckpointError."""
     for name, entry in header.tensors.items():
         if entry.dtype not in ("F64", "F32", "F16", "BF16", "I64", "I32", "BOOL"):
@@ -231,14 +231,14 @@ def read_checked(header: Header) -> dict[str, Tensor]:
     return tensors
 
 
-def target_embedding(config: DrafterConfig, target: Path | None, folder: Path) -> Tensor:
+def read_target_embedding(config: DrafterConfig, target: Path | None, folder: Path) -> Tensor:
     """The target's token embedding, [vocab_size, hidden_size]. Raises CheckpointError."""
     if target is None:
         raise CheckpointError(
-            f"{folder / SINGLE}: {EMBEDDING} is not in it, because the target's is shared: give the target's folder too."
+            f"{folder / WEIGHTS_FILE}: {EMBEDDING_TENSOR} is not in it, because the target's is shared: give the target's folder too."
         )
     header = read_headers(target)
-    name = embedding_name(header)
+    name = find_embedding_name(header)
     if name is None:
         raise CheckpointError(f"{target}: no tensor of it is called embed_tokens.weight.")
     found, wanted = header.shapes[name], (config.vocab_size, config.hidden_size)
@@ -255,30 +255,30 @@ def read_provenance(folder: Path) -> Provenance:
     return Provenance.from_metadata(read_headers(folder).metadata)
 
 
-def digest(folder: Path) -> str:
+def compute_model_digest(folder: Path) -> str:
     """`sha256:...` of a model's configuration and weights: names, types, shapes, bytes. For drafters and targets.
 
     Independent of provenance, file times, the order of keys and how tensors are spread over files. Raises CheckpointError.
     """
-    total = hashlib.sha256(json.dumps(read_json(folder / CONFIG), sort_keys=True, separators=(",", ":")).encode())
+    total = hashlib.sha256(json.dumps(read_json(folder / CONFIG_FILE), sort_keys=True, separators=(",", ":")).encode())
     for name, entry in sorted(read_headers(folder).tensors.items()):
         total.update(json.dumps([name, entry.dtype, entry.shape]).encode())
         with entry.file.open("rb") as stream:
-            stream.seek(entry.begin)
-            left = entry.end - entry.begin
+            stream.seek(entry.begin_offset)
+            left = entry.end_offset - entry.begin_offset
             while left and (part := stream.read(min(left, 1 << 20))):
                 total.update(part)
                 left -= len(part)
     return f"sha256:{total.hexdigest()}"
 
 
-def _is_ours(folder: Path) -> bool:
+def _is_aerie_checkpoint(folder: Path) -> bool:
     try:
-        return any(key.startswith(_PREFIX) for key in read_header(folder / SINGLE).metadata)
+        return any(key.startswith(_METADATA_PREFIX) for key in read_header(folder / WEIGHTS_FILE).metadata)
     except CheckpointError:
         return False
 
 
-def _refuse(file: Path, faults: Iterable[str]) -> None:
+def _raise_first_error(file: Path, faults: Iterable[str]) -> None:
     for fault in faults:
         raise CheckpointError(f"{file}: {fault}")

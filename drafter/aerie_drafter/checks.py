@@ -15,36 +15,36 @@ from torch import Tensor
 from aerie_drafter.config import DrafterConfig
 from aerie_drafter.model import Drafter
 
-Shape = tuple[int, ...]
+TensorShape = tuple[int, ...]
 
-ODD_VALUES = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, StrictDataclassError)
+MALFORMED_VALUE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, StrictDataclassError)
 """What is raised where a configuration holds values of a kind that nobody expects."""
 
 
-def say(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     """What such an error, or one of this package's, says in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return f"{lines[-1]} is missing" if isinstance(error, KeyError) else lines[-1]
 
 
-def expected_shapes(config: DrafterConfig) -> dict[str, Shape]:
+def expected_tensor_shapes(config: DrafterConfig) -> dict[str, TensorShape]:
     """Shape by name of every tensor of such a drafter, all optional ones included."""
     with torch.device("meta"):
         return {name: tuple(tensor.shape) for name, tensor in Drafter(config).state_dict().items()}
 
 
-def optional_names(config: DrafterConfig) -> set[str]:
+def optional_tensor_names(config: DrafterConfig) -> set[str]:
     """Tensors that may be absent: the embedding is then the target's, t2d follows from d2t, a full vocabulary has neither."""
     full = config.draft_vocab_size == config.vocab_size
     return {"embed_tokens.weight", "t2d"} | ({"d2t"} if full else set())
 
 
-def shape_faults(config: DrafterConfig, found: Mapping[str, Shape]) -> list[str]:
+def find_shape_errors(config: DrafterConfig, shapes: Mapping[str, TensorShape]) -> list[str]:
     """How the names and shapes `found` contradict the configuration, a sentence each without the file's name."""
-    expected = expected_shapes(config)
-    missing = [name for name in expected if name not in found and name not in optional_names(config)]
-    extra = [name for name in found if name not in expected]
-    faults, explained = _switch_faults(config, missing, extra)
+    expected = expected_tensor_shapes(config)
+    missing = [name for name in expected if name not in shapes and name not in optional_tensor_names(config)]
+    extra = [name for name in shapes if name not in expected]
+    faults, explained = _find_norm_switch_errors(config, missing, extra)
     if extra and all(name.startswith("model.") for name in extra if name not in explained):
         prefixed = next((name for name in extra if name not in explained), None)
         if prefixed is not None:
@@ -52,19 +52,19 @@ def shape_faults(config: DrafterConfig, found: Mapping[str, Shape]) -> list[str]
             return [f"{fault}; bring the checkpoint in with `aerie-drafter convert`."]
     for name in missing:
         if name not in explained:
-            faults.append(f"{name} is missing; expected is a tensor of shape {_write(expected[name])}.")
+            faults.append(f"{name} is missing; expected is a tensor of shape {_format_shape(expected[name])}.")
     for name in extra:
         if name not in explained:
             faults.append(
                 f"{name} is a tensor that a drafter of this configuration does not have; `aerie-drafter convert` may know it."
             )
-    for name, shape in found.items():
+    for name, shape in shapes.items():
         if name in expected and shape != expected[name]:
-            faults.append(f"{name} has shape {_write(shape)}, and the configuration makes it {_write(expected[name])}.")
+            faults.append(f"{name} has shape {_format_shape(shape)}, and the configuration makes it {_format_shape(expected[name])}.")
     return faults
 
 
-def _switch_faults(config: DrafterConfig, missing: list[str], extra: list[str]) -> tuple[list[str], set[str]]:
+def _find_norm_switch_errors(config: DrafterConfig, missing: list[str], extra: list[str]) -> tuple[list[str], set[str]]:
     """Sentences on norm switches that contradict the weights, and the tensors that they explain."""
     faults: list[str] = []
     explained: set[str] = set()
@@ -92,7 +92,7 @@ def _switch_faults(config: DrafterConfig, missing: list[str], extra: list[str]) 
     return faults, explained
 
 
-def mapping_faults(config: DrafterConfig, d2t: Tensor, t2d: Tensor | None) -> list[str]:
+def find_vocabulary_mapping_errors(config: DrafterConfig, d2t: Tensor, t2d: Tensor | None) -> list[str]:
     """How the draft vocabulary is wrong; `d2t` [draft_vocab_size], `t2d` [vocab_size] or None.
 
     Tokens may stand in any order: vLLM scatters the logits by d2t, so that each needs a place of its own and no more.
@@ -125,5 +125,5 @@ def mapping_faults(config: DrafterConfig, d2t: Tensor, t2d: Tensor | None) -> li
     return []
 
 
-def _write(shape: Shape) -> str:
+def _format_shape(shape: TensorShape) -> str:
     return " x ".join(map(str, shape)) or "()"

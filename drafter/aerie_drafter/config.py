@@ -19,7 +19,7 @@ from typing import Any
 from aerie_drafter.errors import ConfigError
 
 
-class Family(Enum):
+class DrafterFamily(Enum):
     """The kind of attention, and with it the class that vLLM loads; the value is the config's `model_type`."""
 
     LLAMA = "llama"
@@ -27,23 +27,23 @@ class Family(Enum):
     MLA = "deepseek_v2"  # also for V3 and Kimi: vLLM takes a deepseek_v3 for an MTP module (config/speculative.py)
 
 
-ARCHITECTURES = {
-    Family.LLAMA: "LlamaForCausalLMEagle3",
-    Family.QWEN3: "Eagle3Qwen3ForCausalLM",
-    Family.MLA: "Eagle3DeepseekV2ForCausalLM",
+ARCHITECTURE_BY_FAMILY = {
+    DrafterFamily.LLAMA: "LlamaForCausalLMEagle3",
+    DrafterFamily.QWEN3: "Eagle3Qwen3ForCausalLM",
+    DrafterFamily.MLA: "Eagle3DeepseekV2ForCausalLM",
 }
 """The name that is written for a family."""
 
-ALIASES = {
-    "LlamaForCausalLMEagle3": Family.LLAMA,
-    "Eagle3LlamaForCausalLM": Family.LLAMA,
-    "Eagle3Qwen3ForCausalLM": Family.QWEN3,
-    "Eagle3DeepseekV2ForCausalLM": Family.MLA,
-    "Eagle3DeepseekV3ForCausalLM": Family.MLA,
+FAMILY_BY_ARCHITECTURE = {
+    "LlamaForCausalLMEagle3": DrafterFamily.LLAMA,
+    "Eagle3LlamaForCausalLM": DrafterFamily.LLAMA,
+    "Eagle3Qwen3ForCausalLM": DrafterFamily.QWEN3,
+    "Eagle3DeepseekV2ForCausalLM": DrafterFamily.MLA,
+    "Eagle3DeepseekV3ForCausalLM": DrafterFamily.MLA,
 }
 """The names that are read."""
 
-LARGEST_VOCABULARY = 2**24
+MAX_VOCAB_SIZE = 2**24
 """Tokens; the largest published vocabularies have some 262,000. Masks of this size are made, so a file may not choose any."""
 
 
@@ -62,7 +62,7 @@ class MlaDims:
 class DrafterConfig:
     """A one-layer EAGLE 3 or 3.1 drafter. Sizes in elements; layer ids as vLLM counts them: k is the input of layer k."""
 
-    family: Family
+    family: DrafterFamily
     hidden_size: int
     intermediate_size: int
     num_attention_heads: int
@@ -104,9 +104,9 @@ class DrafterConfig:
                 f"eagle_aux_hidden_state_layer_ids is {list(ids)}: it has to name at least one layer, ascending, each once "
                 "(vLLM sorts them, so another order would exchange the parts of fc)."
             )
-        if self.vocab_size > LARGEST_VOCABULARY:
+        if self.vocab_size > MAX_VOCAB_SIZE:
             raise ConfigError(
-                f"vocab_size is {self.vocab_size}: it has to be at most {LARGEST_VOCABULARY}. Write that of "
+                f"vocab_size is {self.vocab_size}: it has to be at most {MAX_VOCAB_SIZE}. Write that of "
                 "the target's config.json."
             )
         if self.draft_vocab_size > self.vocab_size:
@@ -116,17 +116,17 @@ class DrafterConfig:
                 f"num_attention_heads {self.num_attention_heads} is no multiple of num_key_value_heads "
                 f"{self.num_key_value_heads}."
             )
-        if self.family is not Family.QWEN3 and self.hidden_size % self.num_attention_heads:
+        if self.family is not DrafterFamily.QWEN3 and self.hidden_size % self.num_attention_heads:
             raise ConfigError(
                 f"hidden_size {self.hidden_size} is no multiple of num_attention_heads {self.num_attention_heads}: transformers, "
                 f"with which vLLM reads a {self.family.value} configuration, refuses that whatever head_dim is."
             )
         if self.fc_norm and self.norm_before_fc:
             raise ConfigError("fc_norm and norm_before_fc are both true: vLLM would apply both norms; set one of them to false.")
-        if (self.family is Family.MLA) != (self.mla is not None):
+        if (self.family is DrafterFamily.MLA) != (self.mla is not None):
             raise ConfigError(f"the sizes of latent attention go with family deepseek_v2, and this is {self.family.value}.")
         if self.mla is not None:
-            self._check_latent(self.mla)
+            self._check_latent_attention(self.mla)
         kind, known = self.rope.get("rope_type", "default"), ("default", "linear", "llama3", "yarn")
         if kind not in known:
             raise ConfigError(f"rope_type is {kind!r}: this package knows {', '.join(known)}.")
@@ -135,7 +135,7 @@ class DrafterConfig:
                 f"partial_rotary_factor is {self.rope['partial_rotary_factor']!r}: this package turns whole heads; leave it out."
             )
 
-    def _check_latent(self, mla: MlaDims) -> None:
+    def _check_latent_attention(self, mla: MlaDims) -> None:
         """Refuse what vLLM 0.32 cannot load or read otherwise (deepseek_eagle3.py, deepseek_v2.py)."""
         for name, value in dataclasses.asdict(mla).items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -151,7 +151,7 @@ class DrafterConfig:
             )
 
     @property
-    def kind(self) -> str:
+    def eagle_version(self) -> str:
         """`EAGLE 3.1`, `EAGLE 3`, or what of 3.1 is switched on."""
         if self.norm_output and (self.fc_norm or self.norm_before_fc):
             return "EAGLE 3.1"
@@ -160,11 +160,11 @@ class DrafterConfig:
         switches = [name for name in ("fc_norm", "norm_output", "norm_before_fc") if getattr(self, name)]
         return "EAGLE 3 with " + " and ".join(switches)
 
-    def to_serving(self) -> dict[str, Any]:
+    def to_vllm_config(self) -> dict[str, Any]:
         """The config.json that vLLM serves, every switch explicit and the auxiliary layers in all three places it looks."""
         heads: dict[str, Any] = {"head_dim": self.head_dim} if self.mla is None else dataclasses.asdict(self.mla)
         return {
-            "architectures": [ARCHITECTURES[self.family]],
+            "architectures": [ARCHITECTURE_BY_FAMILY[self.family]],
             "model_type": self.family.value,
             "hidden_size": self.hidden_size,
             "target_hidden_size": self.target_hidden_size,
@@ -194,17 +194,17 @@ class DrafterConfig:
         }
 
     @classmethod
-    def from_serving(cls, config: Mapping[str, Any]) -> DrafterConfig:
+    def from_vllm_config(cls, config: Mapping[str, Any]) -> DrafterConfig:
         """Read a config.json as vLLM would, with its defaults and transformers' (Qwen3Config's heads). Raises ConfigError.
 
         Where the auxiliary layers are named nowhere, vLLM takes (2, L // 2, L - 3) of a target with L layers; that needs
         the target, so here it is an error.
         """
         names = config.get("architectures") or []
-        known = [ALIASES[name] for name in names if name in ALIASES]
+        known = [FAMILY_BY_ARCHITECTURE[name] for name in names if name in FAMILY_BY_ARCHITECTURE]
         if not known:
             raise ConfigError(
-                f"architectures is {names!r}: this package knows {', '.join(ALIASES)}; for another one use the tool it came from."
+                f"architectures is {names!r}: this package knows {', '.join(FAMILY_BY_ARCHITECTURE)}; for another one use the tool it came from."
             )
         family = known[0]
         if config.get("num_hidden_layers", 1) != 1:
@@ -226,7 +226,7 @@ class DrafterConfig:
 
         hidden, heads, vocabulary = need("hidden_size"), need("num_attention_heads"), need("vocab_size")
         mla = None
-        if family is Family.MLA:
+        if family is DrafterFamily.MLA:
             dims = {name: need(name) for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")}
             mla = MlaDims(**dims, q_lora_rank=config.get("q_lora_rank", 0))
         return cls(
@@ -234,8 +234,8 @@ class DrafterConfig:
             hidden_size=hidden,
             intermediate_size=need("intermediate_size"),
             num_attention_heads=heads,
-            num_key_value_heads=int(config.get("num_key_value_heads") or (32 if family is Family.QWEN3 else heads)),
-            head_dim=int(config.get("head_dim") or (128 if family is Family.QWEN3 else hidden // heads)),
+            num_key_value_heads=int(config.get("num_key_value_heads") or (32 if family is DrafterFamily.QWEN3 else heads)),
+            head_dim=int(config.get("head_dim") or (128 if family is DrafterFamily.QWEN3 else hidden // heads)),
             vocab_size=vocabulary,
             draft_vocab_size=int(config.get("draft_vocab_size") or vocabulary),
             target_hidden_size=int(config.get("target_hidden_size") or hidden),
@@ -246,12 +246,12 @@ class DrafterConfig:
             norm_before_residual=bool(config.get("norm_before_residual", False)),
             rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
             max_position_embeddings=int(config.get("max_position_embeddings", 2048)),
-            rope=rope_parameters(config),
+            rope=read_rope_parameters(config),
             mla=mla,
         )
 
 
-def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+def read_rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """`rope_parameters` of a configuration, also from the older `rope_theta` and `rope_scaling`."""
     if config.get("rope_parameters"):
         return dict(config["rope_parameters"])
@@ -260,9 +260,9 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_type": scaling.get("rope_type", kind or "default"), "rope_theta": config.get("rope_theta", 10000.0), **scaling}
 
 
-def default_aux_layers(layers: int) -> tuple[int, ...]:
+def default_aux_layer_ids(target_layer_count: int) -> tuple[int, ...]:
     """vLLM's default for a target with that many layers: one low, one middle, one high.
 
     Targets of fewer than six layers have no three such layers apart; they get what is left, ascending and each once.
     """
-    return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 1)}))
+    return tuple(sorted({min(2, target_layer_count), target_layer_count // 2, max(target_layer_count - 3, 1)}))

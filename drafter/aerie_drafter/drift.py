@@ -23,15 +23,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aerie_drafter.evaluate.acceptance import Text
-from aerie_drafter.evaluate.offline import Pair
-from aerie_drafter.model import Drafter, Unroll
+from aerie_drafter.evaluate.acceptance import AnsweredText
+from aerie_drafter.evaluate.offline import ModelPair
+from aerie_drafter.model import Drafter, UnrolledCache
 
-STEPS = 8
+DEFAULT_DRIFT_STEPS = 8
 
 
 @dataclass(frozen=True)
-class Drift:
+class DriftProfile:
     """Means per step 1..K over `columns` columns."""
 
     columns: int
@@ -46,67 +46,67 @@ class Drift:
         return self.norm[-1] / self.norm[0]
 
 
-class _Step(NamedTuple):
+class _DriftStep(NamedTuple):
     """Of one step, [batch, columns] each."""
 
     norm: Tensor
     sink: Tensor
     own: Tensor
-    agrees: Tensor
+    is_accepted: Tensor
 
 
 @torch.no_grad()
-def steps(drafter: Drafter, tokens: Tensor, aux: Tensor, k: int) -> list[_Step]:
+def compute_drift_steps(drafter: Drafter, tokens: Tensor, aux_hidden_states: Tensor, k: int) -> list[_DriftStep]:
     """The numbers of every column of `tokens` [batch, length], for k steps."""
-    memory, columns = Unroll(), tokens.shape[1] - 1
-    read, hidden = tokens[:, 1:], drafter.fuse(aux[:, :-1])
+    memory, columns = UnrolledCache(), tokens.shape[1] - 1
+    read, hidden = tokens[:, 1:], drafter.fuse_aux_hidden_states(aux_hidden_states[:, :-1])
     ahead = torch.nn.functional.pad(tokens[:, 2:], (0, k + 1), value=-1)
     agrees = torch.ones_like(read, dtype=torch.bool)
     found = []
     for step in range(k):
         normed, hidden = drafter(read, hidden, memory)
-        read = drafter.greedy(normed)
+        read = drafter.argmax_tokens(normed)
         agrees = agrees & (read == ahead[:, step : step + columns])
-        sink, own = masses(memory)
-        found.append(_Step(hidden.norm(dim=-1), sink, own, agrees))
+        sink, own = compute_attention_masses(memory)
+        found.append(_DriftStep(hidden.norm(dim=-1), sink, own, agrees))
     return found
 
 
-def masses(memory: Unroll) -> tuple[Tensor, Tensor]:
+def compute_attention_masses(kv_cache: UnrolledCache) -> tuple[Tensor, Tensor]:
     """Attention mass of the latest step on the first token and on the later steps' tokens: mean over heads, [batch, columns]."""
-    query, first, logsum = memory.query, memory.first, memory.logsum
+    query, first, logsum = kv_cache.last_query, kv_cache.first_keys, kv_cache.last_logsum
     if query is None or first is None or logsum is None:
         raise ValueError("nothing has been attended yet.")
 
     def mass(key: Tensor) -> Tensor:
-        return ((query * key).sum(-1) * memory.scale - logsum).exp().mean(1)
+        return ((query * key).sum(-1) * kv_cache.attention_scale - logsum).exp().mean(1)
 
     sink = mass(first[:, :, :1])
-    return sink, torch.stack([mass(key) for key in memory.later]).sum(0) if memory.later else torch.zeros_like(sink)
+    return sink, torch.stack([mass(key) for key in kv_cache.later_keys]).sum(0) if kv_cache.later_keys else torch.zeros_like(sink)
 
 
-def measure(pair: Pair, answered: Sequence[Text], k: int = STEPS, batch: int = 16) -> Drift:
+def measure_drift(pair: ModelPair, answered_texts: Sequence[AnsweredText], k: int = DEFAULT_DRIFT_STEPS, batch_size: int = 16) -> DriftProfile:
     """Drift of a drafter over answered texts (`aerie_drafter.evaluate.offline.texts`). Raises ValueError where no column counts."""
     sums, counted = torch.zeros(4, k, dtype=torch.float64), 0
-    ordered = sorted(answered, key=lambda text: len(text.tokens))
-    for begin in range(0, len(ordered), batch):
-        some = ordered[begin : begin + batch]
+    ordered = sorted(answered_texts, key=lambda text: len(text.tokens))
+    for begin in range(0, len(ordered), batch_size):
+        some = ordered[begin : begin + batch_size]
         tokens = torch.nn.utils.rnn.pad_sequence([text.tokens for text in some], batch_first=True, padding_value=0)
         tokens = tokens.to(pair.target.device)
         column = torch.arange(tokens.shape[1] - 1, device=tokens.device)
-        first = torch.tensor([[text.prompt - 1] for text in some], device=tokens.device)
+        first = torch.tensor([[text.prompt_length - 1] for text in some], device=tokens.device)
         last = torch.tensor([[len(text.tokens) - 2 - k] for text in some], device=tokens.device)
         used = (column >= first) & (column <= last)
         counted += int(used.sum())
-        for number, step in enumerate(steps(pair.drafter, tokens, pair.target(tokens).aux, k)):
+        for number, step in enumerate(compute_drift_steps(pair.drafter, tokens, pair.target(tokens).aux_hidden_states, k)):
             sums[:, number] += torch.stack([part[used].double().sum() for part in step]).cpu()
     if not counted:
         raise ValueError(f"no answer is longer than {k} tokens.")
     norm, sink, own, accepted = (sums / counted).tolist()
-    return Drift(counted, norm, sink, own, accepted)
+    return DriftProfile(counted, norm, sink, own, accepted)
 
 
-def plot(found: dict[str, Drift], file: Path) -> None:
+def plot_drift(drift_by_drafter: dict[str, DriftProfile], file: Path) -> None:
     """Draw the four numbers of some drafters over the step; the file's ending says the form (svg, png)."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -120,12 +120,12 @@ def plot(found: dict[str, Drift], file: Path) -> None:
     with mpl.rc_context({"svg.hashsalt": "drift", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(10, 2.9), layout="constrained")
         for axes, (name, title) in zip(figure.subplots(1, 4), panels, strict=True):
-            for (label, drift), marker in zip(found.items(), "osd^v<>", strict=False):
+            for (label, drift), marker in zip(drift_by_drafter.items(), "osd^v<>", strict=False):
                 values = getattr(drift, name)
                 axes.plot(range(1, len(values) + 1), values, marker=marker, markersize=4, linewidth=1.5, label=label)
             axes.set_title(title, fontsize=9)
             axes.set_xlabel("step")
             axes.set_ylim(bottom=0)
             axes.grid(alpha=0.25)
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(found), frameon=False)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(drift_by_drafter), frameon=False)
         figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None, dpi=150)

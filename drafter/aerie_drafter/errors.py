@@ -11,25 +11,25 @@ EagleError
 from __future__ import annotations
 
 
-class EagleError(Exception):
+class DrafterError(Exception):
     """Base of all; the command line prints the message and ends with status 2."""
 
 
-class ConfigError(EagleError):
+class ConfigError(DrafterError):
     """The configuration contradicts itself, or names what does not exist."""
 
 
-class CheckpointError(EagleError):
+class CheckpointError(DrafterError):
     """Files or tensors are missing, cut off, of a wrong shape, or not numbers."""
 
 
-class TargetError(EagleError):
+class TargetError(DrafterError):
     """The drafter does not fit the target, or the target cannot be used."""
 
 
-class DataError(EagleError):
+class DataError(DrafterError):
     """Training or evaluation data cannot be used."""
 
 
-class TrainingError(EagleError):
+class TrainingError(DrafterError):
     """A training cannot start, go on, or save."""

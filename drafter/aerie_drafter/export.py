@@ -20,16 +20,16 @@ from typing import Any
 import torch
 
 from aerie_drafter import checkpoint as checkpoints
-from aerie_drafter.checkpoint import EMBEDDING, Checkpoint
-from aerie_drafter.config import DrafterConfig, Family
+from aerie_drafter.checkpoint import EMBEDDING_TENSOR, DrafterCheckpoint
+from aerie_drafter.config import DrafterConfig, DrafterFamily
 from aerie_drafter.errors import CheckpointError, ConfigError
-from aerie_drafter.weights import CONFIG, SINGLE, read_json, write_tensors
+from aerie_drafter.weights import CONFIG_FILE, WEIGHTS_FILE, read_json, write_tensors
 
-SPECULATORS = "0.9.0"
+SPECULATORS_VERSION = "0.9.0"
 """The release of the speculators library whose form is written."""
 
 
-class Form(Enum):
+class ExportFormat(Enum):
     """How the configuration is written and the layer is called."""
 
     VLLM = "vllm"
@@ -37,68 +37,68 @@ class Form(Enum):
 
 
 @dataclass(frozen=True)
-class Card:
+class ModelCard:
     """What the model card says beyond what the checkpoint itself does."""
 
     name: str
     target: str
     """Name or folder of the target, as `vllm serve` takes it."""
-    tokens: int = 3
+    num_speculative_tokens: int = 3
     """num_speculative_tokens (K) to serve it with."""
     acceptance_length: float | None = None
     """Mean tokens per verification at that K, bonus token included."""
     measured_on: str = ""
 
 
-def export(
+def export_checkpoint(
     source: Path,
     folder: Path,
     *,
     target: str = "",
-    form: Form = Form.VLLM,
-    tokens: int = 3,
+    export_format: ExportFormat = ExportFormat.VLLM,
+    num_speculative_tokens: int = 3,
     acceptance_length: float | None = None,
     measured_on: str = "",
-    embeddings: bool = True,
+    include_embedding: bool = True,
     dtype: torch.dtype | None = None,
-) -> Card:
+) -> ModelCard:
     """Write the checkpoint `source` to `folder` in the form asked for, with README.md. Raises CheckpointError, ConfigError.
 
     `target` is that of the checkpoint's provenance where it is not given. Without `embeddings` vLLM shares the target's.
     """
-    if tokens < 1:
-        raise ConfigError(f"tokens is {tokens}: a drafter proposes at least 1.")
-    if acceptance_length is not None and not 1 <= acceptance_length <= tokens + 1:
-        raise ConfigError(f"acceptance_length is {acceptance_length}: with {tokens} tokens it is between 1 and {tokens + 1}.")
-    found = checkpoints.read(source)
+    if num_speculative_tokens < 1:
+        raise ConfigError(f"tokens is {num_speculative_tokens}: a drafter proposes at least 1.")
+    if acceptance_length is not None and not 1 <= acceptance_length <= num_speculative_tokens + 1:
+        raise ConfigError(f"acceptance_length is {acceptance_length}: with {num_speculative_tokens} tokens it is between 1 and {num_speculative_tokens + 1}.")
+    found = checkpoints.read_checkpoint(source)
     found = replace(found, provenance=replace(found.provenance, target=target or found.provenance.target))
-    card = Card(folder.resolve().name, found.provenance.target, tokens, acceptance_length, measured_on)
+    card = ModelCard(folder.resolve().name, found.provenance.target, num_speculative_tokens, acceptance_length, measured_on)
     if not card.target:
-        raise ConfigError(f"{source / SINGLE}: says nothing of its target; name it.")
-    with checkpoints.writing(folder) as new:
-        if form is Form.VLLM:
-            checkpoints.write(new, found, embeddings=embeddings, dtype=dtype)
+        raise ConfigError(f"{source / WEIGHTS_FILE}: says nothing of its target; name it.")
+    with checkpoints.replace_checkpoint(folder) as new:
+        if export_format is ExportFormat.VLLM:
+            checkpoints.write_checkpoint(new, found, include_embedding=include_embedding, dtype=dtype)
         else:
-            write_speculators(new, found, card, embeddings=embeddings, dtype=dtype)
-        (new / "README.md").write_text(describe(found, card, form, checkpoints.digest(new), new), encoding="utf-8")
+            write_speculators_checkpoint(new, found, card, include_embedding=include_embedding, dtype=dtype)
+        (new / "README.md").write_text(render_model_card(found, card, export_format, checkpoints.compute_model_digest(new), new), encoding="utf-8")
     return card
 
 
-def write_speculators(folder: Path, found: Checkpoint, card: Card, *, embeddings: bool, dtype: torch.dtype | None) -> None:
+def write_speculators_checkpoint(folder: Path, checkpoint: DrafterCheckpoint, card: ModelCard, *, include_embedding: bool, dtype: torch.dtype | None) -> None:
     """The two files of the speculators form into an existing folder. Raises CheckpointError, ConfigError, OSError."""
-    tensors = checkpoints.serving_tensors(found, embeddings=embeddings, dtype=dtype)
-    config = speculators_config(found.config, card, verifier_architectures(card.target))
+    tensors = checkpoints.build_serving_tensors(checkpoint, include_embedding=include_embedding, dtype=dtype)
+    config = build_speculators_config(checkpoint.config, card, read_verifier_architectures(card.target))
     config["dtype"] = str(tensors["fc.weight"].dtype).removeprefix("torch.")
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     named = {name.replace("midlayer.", "layers.0.", 1): tensor for name, tensor in tensors.items()}
-    write_tensors(folder / SINGLE, named, found.provenance.to_metadata())
+    write_tensors(folder / WEIGHTS_FILE, named, checkpoint.provenance.to_metadata())
 
 
-def speculators_config(config: DrafterConfig, card: Card, architectures: list[str]) -> dict[str, Any]:
+def build_speculators_config(config: DrafterConfig, card: ModelCard, architectures: list[str]) -> dict[str, Any]:
     """config.json of the speculators form. Raises ConfigError for a drafter that this form does not have."""
-    if config.family is Family.MLA:
+    if config.family is DrafterFamily.MLA:
         raise ConfigError("the speculators form has no latent attention (vLLM: `Unsupported model_type`); use the form vllm.")
-    serving = config.to_serving()
+    serving = config.to_vllm_config()
     ids = serving["eagle_aux_hidden_state_layer_ids"]
     layer_keys = (
         "model_type hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size "
@@ -109,11 +109,11 @@ def speculators_config(config: DrafterConfig, card: Card, architectures: list[st
     return {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
-        "speculators_version": SPECULATORS,
+        "speculators_version": SPECULATORS_VERSION,
         "speculators_config": {
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": card.tokens, "verifier_accept_k": 1}],
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": card.num_speculative_tokens, "verifier_accept_k": 1}],
             "verifier": {"name_or_path": card.target, "architectures": architectures},
         },
         "transformer_layer_config": {key: serving[key] for key in layer_keys.split()},
@@ -129,41 +129,41 @@ def speculators_config(config: DrafterConfig, card: Card, architectures: list[st
     }
 
 
-def verifier_architectures(target: str) -> list[str]:
+def read_verifier_architectures(target: str) -> list[str]:
     """`architectures` of a target that is a folder here; nothing of one that is only a name."""
     try:
-        found = read_json(Path(target) / CONFIG).get("architectures")
+        found = read_json(Path(target) / CONFIG_FILE).get("architectures")
     except CheckpointError:
         return []
     return [str(name) for name in found] if isinstance(found, list) else []
 
 
-def first_vllm(config: DrafterConfig, form: Form) -> str:
+def min_vllm_version(config: DrafterConfig, export_format: ExportFormat) -> str:
     """The first vLLM release that serves such a drafter rightly (an earlier one may drop a switch without a word)."""
     switched = config.fc_norm or config.norm_output
-    if form is Form.SPECULATORS and switched:
+    if export_format is ExportFormat.SPECULATORS and switched:
         return "0.25.0"
-    if config.family is Family.QWEN3:
+    if config.family is DrafterFamily.QWEN3:
         return "0.24.0"
-    return "0.23.0" if config.family is Family.MLA and switched else "0.22.0"
+    return "0.23.0" if config.family is DrafterFamily.MLA and switched else "0.22.0"
 
 
-def serve_command(card: Card, drafter: str) -> str:
+def build_serve_command(card: ModelCard, drafter_path: str) -> str:
     """How vLLM is started with the drafter; the method is named, because vLLM otherwise guesses it from the path."""
-    speculative = json.dumps({"method": "eagle3", "model": drafter, "num_speculative_tokens": card.tokens})
+    speculative = json.dumps({"method": "eagle3", "model": drafter_path, "num_speculative_tokens": card.num_speculative_tokens})
     return f"vllm serve {card.target} --speculative-config '{speculative}'"
 
 
-def describe(found: Checkpoint, card: Card, form: Form, digest: str, written: Path) -> str:
+def render_model_card(checkpoint: DrafterCheckpoint, card: ModelCard, export_format: ExportFormat, weights_digest: str, export_folder: Path) -> str:
     """The model card, README.md; `written` is the folder with the weights that it is about."""
-    config, provenance = found.config, found.provenance
-    size = (written / SINGLE).stat().st_size / 2**20
-    parameters = sum(one.numel() for name, one in found.tensors.items() if one.is_floating_point() and name != EMBEDDING)
+    config, provenance = checkpoint.config, checkpoint.provenance
+    size = (export_folder / WEIGHTS_FILE).stat().st_size / 2**20
+    parameters = sum(one.numel() for name, one in checkpoint.tensors.items() if one.is_floating_point() and name != EMBEDDING_TENSOR)
     length = "not measured"
     if card.acceptance_length is not None:
-        length = f"{card.acceptance_length:.2f} at K={card.tokens}" + (f", on {card.measured_on}" if card.measured_on else "")
+        length = f"{card.acceptance_length:.2f} at K={card.num_speculative_tokens}" + (f", on {card.measured_on}" if card.measured_on else "")
     rows: Mapping[str, object] = {
-        "kind": config.kind,
+        "kind": config.eagle_version,
         "target": card.target,
         "target's digest": provenance.target_digest or "not recorded",
         "acceptance length": length,
@@ -178,7 +178,7 @@ def describe(found: Checkpoint, card: Card, form: Form, digest: str, written: Pa
         "trained on": provenance.data or "not recorded",
         "training horizon": provenance.horizon or "not recorded",
         "written by": provenance.to_metadata()["eagle.code"],
-        "weights": f"{size:.1f} MiB, {digest}",
+        "weights": f"{size:.1f} MiB, {weights_digest}",
         **provenance.notes,
     }
     header = {"base_model": card.target, "tags": ["eagle3", "speculative-decoding", "vllm"]}
@@ -189,17 +189,17 @@ def describe(found: Checkpoint, card: Card, form: Form, digest: str, written: Pa
             "---",
             f"# {card.name}",
             "",
-            f"An {config.kind} drafter: it proposes tokens that {card.target} verifies, so that one forward pass of the",
+            f"An {config.eagle_version} drafter: it proposes tokens that {card.target} verifies, so that one forward pass of the",
             "target gives more than one token. What comes out is what the target alone would have said. For no other target.",
             "",
             "| | |",
             "|---|---|",
             *(f"| {key} | {value} |" for key, value in rows.items()),
             "",
-            f"Serve it with vLLM {first_vllm(config, form)} or later:",
+            f"Serve it with vLLM {min_vllm_version(config, export_format)} or later:",
             "",
             "```",
-            serve_command(card, "<this folder>"),
+            build_serve_command(card, "<this folder>"),
             "```",
             "",
         ]

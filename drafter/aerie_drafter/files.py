@@ -20,13 +20,13 @@ from aerie_drafter.errors import CheckpointError
 
 
 @contextlib.contextmanager
-def replacing(folder: Path, owned: Callable[[Path], bool]) -> Iterator[Path]:
+def replace_folder(folder: Path, is_replaceable: Callable[[Path], bool]) -> Iterator[Path]:
     """An empty folder that takes the place of `folder` when the block ends without an error. Raises CheckpointError.
 
     An existing folder is replaced only if it is empty or `owned(folder)` says that its content may go.
     """
     folder = folder.resolve()  # a link stays, and what it names is replaced
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not owned(folder))):
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not is_replaceable(folder))):
         raise CheckpointError(
             f"{folder}: holds something that no aerie-drafter command wrote; choose a folder that is new or empty."
         )
@@ -37,10 +37,10 @@ def replacing(folder: Path, owned: Callable[[Path], bool]) -> Iterator[Path]:
         new.mkdir()
         yield new
         for path in sorted(new.rglob("*")):
-            _sync(path)
-        _sync(new)
-        _take_place(new, folder)
-        _sync(folder.parent)
+            _fsync(path)
+        _fsync(new)
+        _swap_into_place(new, folder)
+        _fsync(folder.parent)
     except OSError as error:
         kept = "; the earlier one is untouched" if folder.exists() else ""
         raise CheckpointError(f"{folder}: cannot be written ({error.strerror or error}){kept}.") from error
@@ -48,7 +48,7 @@ def replacing(folder: Path, owned: Callable[[Path], bool]) -> Iterator[Path]:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
+def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -56,7 +56,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _take_place(new: Path, folder: Path) -> None:
+def _swap_into_place(new: Path, folder: Path) -> None:
     if not folder.exists():
         new.rename(folder)
     elif not _exchange(new, folder):

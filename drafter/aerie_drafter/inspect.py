@@ -16,32 +16,32 @@ from torch import Tensor
 
 from aerie.engine.models.origin import CheckpointOrigin, detect_origin
 from aerie_drafter import checkpoint as checkpoints
-from aerie_drafter.checkpoint import EMBEDDING, Provenance, canonical
-from aerie_drafter.checks import ODD_VALUES, mapping_faults, say, shape_faults
+from aerie_drafter.checkpoint import EMBEDDING_TENSOR, Provenance, canonical_tensor_name
+from aerie_drafter.checks import MALFORMED_VALUE_ERRORS, find_vocabulary_mapping_errors, format_error, find_shape_errors
 from aerie_drafter.config import DrafterConfig
-from aerie_drafter.convert.names import rename
-from aerie_drafter.convert.read import PICKLED
-from aerie_drafter.convert.settings import LayerIds, Wishes, settings
+from aerie_drafter.convert.names import rename_tensors
+from aerie_drafter.convert.read import PICKLED_WEIGHTS_FILE
+from aerie_drafter.convert.settings import LayerIdConvention, ConversionOverrides, convert_config
 from aerie_drafter.errors import CheckpointError, ConfigError
-from aerie_drafter.export import Form, first_vllm
-from aerie_drafter.targets import TargetFacts
-from aerie_drafter.weights import CONFIG, SINGLE, Header, embedding_name, is_finite, read_headers, read_json, read_tensors
+from aerie_drafter.export import ExportFormat, min_vllm_version
+from aerie_drafter.targets import TargetConfig
+from aerie_drafter.weights import CONFIG_FILE, WEIGHTS_FILE, WeightsHeader, find_embedding_name, is_finite, read_headers, read_json, read_tensors
 
-_AS_IT_IS = (CheckpointOrigin.AERIE, CheckpointOrigin.OTHER, CheckpointOrigin.SPECULATORS)
+_VLLM_READABLE_ORIGINS = (CheckpointOrigin.AERIE, CheckpointOrigin.OTHER, CheckpointOrigin.SPECULATORS)
 """Origins whose form vLLM reads as it was meant."""
 
 
 @dataclass
-class Report:
+class CheckpointReport:
     """What was found; `facts` are words and numbers by name, `problems` and `remarks` sentences."""
 
     folder: Path
     facts: dict[str, Any] = field(default_factory=dict)
-    remarks: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
-    def verdict(self) -> str:
+    def summary(self) -> str:
         """One sentence."""
         kind = self.facts.get("kind", "A drafter that cannot be read")
         about = f" for {self.facts['target']}" if "target" in self.facts else ""
@@ -54,71 +54,71 @@ class Report:
         return {
             "folder": str(self.folder),
             "ok": not self.problems,
-            "verdict": self.verdict,
+            "verdict": self.summary,
             **self.facts,
-            "remarks": self.remarks,
+            "remarks": self.findings,
             "problems": self.problems,
         }
 
 
-def inspect(folder: Path, target: Path | None = None, *, digests: bool = False) -> Report:
+def inspect_checkpoint(folder: Path, target: Path | None = None, *, compare_digests: bool = False) -> CheckpointReport:
     """Look at a checkpoint, and at how it fits a target's folder. Raises CheckpointError where there is none to look at.
 
     With `digests` the target's weights are read to compare them with those that the drafter was trained for.
     """
-    if (folder / PICKLED).exists() and not list(folder.glob("*.safetensors*")):
+    if (folder / PICKLED_WEIGHTS_FILE).exists() and not list(folder.glob("*.safetensors*")):
         raise CheckpointError(
-            f"{folder / PICKLED}: vLLM loads no pickled drafter by itself; bring it in with `aerie-drafter convert`."
+            f"{folder / PICKLED_WEIGHTS_FILE}: vLLM loads no pickled drafter by itself; bring it in with `aerie-drafter convert`."
         )
-    raw, header = read_json(folder / CONFIG), read_headers(folder)
-    report = Report(folder)
-    facts = None if target is None else TargetFacts.read(target)
+    raw, header = read_json(folder / CONFIG_FILE), read_headers(folder)
+    report = CheckpointReport(folder)
+    facts = None if target is None else TargetConfig.read(target)
     try:
         origin, evidence = detect_origin(raw, header.tensors.keys(), header.metadata)
-    except ODD_VALUES as error:
-        raise CheckpointError(f"{folder / CONFIG}: {say(error)}") from None
+    except MALFORMED_VALUE_ERRORS as error:
+        raise CheckpointError(f"{folder / CONFIG_FILE}: {format_error(error)}") from None
     report.facts["origin"] = origin.value
-    report.remarks.append(f"Taken to be from {origin.value}: {evidence}.")
-    config = _config(report, raw, header, origin, facts)
+    report.findings.append(f"Taken to be from {origin.value}: {evidence}.")
+    config = _check_config(report, raw, header, origin, facts)
     if config is not None:
-        _describe(report, config, header, origin)
-        _check_keys(report, raw, config, origin)
+        _add_config_facts(report, config, header, origin)
+        _check_vllm_keys(report, raw, config, origin)
     if config is not None and facts is not None:
-        _fit(report, config, facts)
-        _embedding(report, config, header, facts)
-    _provenance(report, Provenance.from_metadata(header.metadata), facts, digests=digests)
-    _values(report, config, header)
+        _check_target_fit(report, config, facts)
+        _check_embedding(report, config, header, facts)
+    _check_provenance(report, Provenance.from_metadata(header.metadata), facts, digests=compare_digests)
+    _check_values(report, config, header)
     return report
 
 
-def _config(
-    report: Report, raw: Mapping[str, Any], header: Header, origin: CheckpointOrigin, target: TargetFacts | None
+def _check_config(
+    report: CheckpointReport, raw: Mapping[str, Any], header: WeightsHeader, origin: CheckpointOrigin, target: TargetConfig | None
 ) -> DrafterConfig | None:
     """The configuration as the origin meant it; its faults, and those of names and shapes."""
     shapes: dict[str, Tensor] = {
         name: torch.empty(entry.shape, dtype=torch.bool if entry.dtype == "BOOL" else torch.float32, device="meta")
         for name, entry in header.tensors.items()
     }
-    wishes = Wishes(target_layers=target.layers if target else None)
+    wishes = ConversionOverrides(target_layer_count=target.layer_count if target else None)
     if origin in (CheckpointOrigin.AERIE, CheckpointOrigin.OTHER):
-        wishes = Wishes(target_layers=wishes.target_layers, layer_ids=LayerIds.INPUTS)
+        wishes = ConversionOverrides(target_layer_count=wishes.target_layer_count, layer_id_convention=LayerIdConvention.INPUTS)
     else:
         try:
-            shapes, findings = rename(shapes)
+            shapes, findings = rename_tensors(shapes)
         except CheckpointError as error:
-            report.problems.append(f"{report.folder / SINGLE}: {error}")
+            report.problems.append(f"{report.folder / WEIGHTS_FILE}: {error}")
             return None
-        report.remarks += findings
+        report.findings += findings
     try:
-        config, findings = settings(raw, shapes, origin, wishes, vllm_names=any("layers.0." in name for name in header.tensors))
-        found = {canonical(name): tuple(tensor.shape) for name, tensor in shapes.items()}
-        faults = shape_faults(config, found)
-    except (ConfigError, *ODD_VALUES) as error:
-        report.problems.append(f"{report.folder / CONFIG}: {say(error)}")
+        config, findings = convert_config(raw, shapes, origin, wishes, has_vllm_tensor_names=any("layers.0." in name for name in header.tensors))
+        found = {canonical_tensor_name(name): tuple(tensor.shape) for name, tensor in shapes.items()}
+        faults = find_shape_errors(config, found)
+    except (ConfigError, *MALFORMED_VALUE_ERRORS) as error:
+        report.problems.append(f"{report.folder / CONFIG_FILE}: {format_error(error)}")
         return None
-    report.remarks += findings
-    report.problems += [f"{report.folder / SINGLE}: {fault}" for fault in faults]
-    if origin not in _AS_IT_IS:
+    report.findings += findings
+    report.problems += [f"{report.folder / WEIGHTS_FILE}: {fault}" for fault in faults]
+    if origin not in _VLLM_READABLE_ORIGINS:
         report.problems.append(
             f"{report.folder}: is in the form of {origin.value}, which vLLM reads otherwise or not at all; "
             "bring it in with `aerie-drafter convert`."
@@ -126,11 +126,11 @@ def _config(
     return config
 
 
-def _describe(report: Report, config: DrafterConfig, header: Header, origin: CheckpointOrigin) -> None:
+def _add_config_facts(report: CheckpointReport, config: DrafterConfig, header: WeightsHeader, origin: CheckpointOrigin) -> None:
     floats = {name: entry for name, entry in header.tensors.items() if entry.dtype not in ("I64", "I32", "BOOL")}
-    numbers = sum(torch.Size(entry.shape).numel() for name, entry in floats.items() if not name.endswith(EMBEDDING))
+    numbers = sum(torch.Size(entry.shape).numel() for name, entry in floats.items() if not name.endswith(EMBEDDING_TENSOR))
     report.facts |= {
-        "kind": config.kind,
+        "kind": config.eagle_version,
         "family": config.family.value,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -146,31 +146,31 @@ def _describe(report: Report, config: DrafterConfig, header: Header, origin: Che
         **{name: getattr(config, name) for name in ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual")},
         "parameters_without_embedding": numbers,
         "types": sorted({entry.dtype for entry in floats.values()}),
-        "bytes": sum(entry.end - entry.begin for entry in header.tensors.values()),
-        "own_embedding": embedding_name(header) is not None,
-        "first_vllm": first_vllm(config, Form.SPECULATORS if origin is CheckpointOrigin.SPECULATORS else Form.VLLM),
+        "bytes": sum(entry.end_offset - entry.begin_offset for entry in header.tensors.values()),
+        "own_embedding": find_embedding_name(header) is not None,
+        "first_vllm": min_vllm_version(config, ExportFormat.SPECULATORS if origin is CheckpointOrigin.SPECULATORS else ExportFormat.VLLM),
     }
 
 
-def _check_keys(report: Report, raw: Mapping[str, Any], config: DrafterConfig, origin: CheckpointOrigin) -> None:
+def _check_vllm_keys(report: CheckpointReport, raw: Mapping[str, Any], config: DrafterConfig, origin: CheckpointOrigin) -> None:
     """Keys that some vLLM looks for in one place only (vLLM 0.33: v1/worker/gpu, model_executor/models/llama_eagle3.py)."""
     if origin is not CheckpointOrigin.OTHER:
         return
     name, count = "eagle_aux_hidden_state_layer_ids", len(config.aux_layer_ids)
     if not raw.get(name):
         report.problems.append(
-            f"{report.folder / CONFIG}: {name} is not at the top level, so vLLM's V2 runner takes (2, L // 2, L - 3) whatever "
+            f"{report.folder / CONFIG_FILE}: {name} is not at the top level, so vLLM's V2 runner takes (2, L // 2, L - 3) whatever "
             "eagle_config says; `aerie-drafter export` writes it in all places."
         )
     if count != 3 and not raw.get("num_aux_hidden_states") and not (raw.get("eagle_config") or {}).get(name):
         report.problems.append(
-            f"{report.folder / CONFIG}: num_aux_hidden_states is missing, and vLLM assumes 3 where there are {count}; "
+            f"{report.folder / CONFIG_FILE}: num_aux_hidden_states is missing, and vLLM assumes 3 where there are {count}; "
             "`aerie-drafter export` writes it."
         )
 
 
-def _fit(report: Report, config: DrafterConfig, target: TargetFacts) -> None:
-    where = target.folder / CONFIG
+def _check_target_fit(report: CheckpointReport, config: DrafterConfig, target: TargetConfig) -> None:
+    where = target.folder / CONFIG_FILE
     report.facts["target"] = str(target.folder)
     pairs = (
         ("target_hidden_size", config.target_hidden_size, "hidden_size", target.hidden_size),
@@ -181,33 +181,33 @@ def _fit(report: Report, config: DrafterConfig, target: TargetFacts) -> None:
             report.problems.append(
                 f"{where}: {theirs} is {expected}, and the drafter's {ours} is {found}: it was trained for another target."
             )
-    if config.aux_layer_ids[-1] > target.layers:
+    if config.aux_layer_ids[-1] > target.layer_count:
         report.problems.append(
-            f"{where}: num_hidden_layers is {target.layers}, and the drafter reads layer {config.aux_layer_ids[-1]}: "
+            f"{where}: num_hidden_layers is {target.layer_count}, and the drafter reads layer {config.aux_layer_ids[-1]}: "
             "it was trained for another target."
         )
     longest = target.max_position_embeddings
     if longest is not None and config.max_position_embeddings < longest:
         positions = f"It was trained for {config.max_position_embeddings} positions and the target takes {longest}"
-        report.remarks.append(
+        report.findings.append(
             f"{positions}: vLLM up to 0.26 fails or proposes nonsense past the smaller one, later ones raise the drafter's or, "
             "with yarn, lower the engine's; measure acceptance on long texts."
         )
 
 
-def _embedding(report: Report, config: DrafterConfig, header: Header, target: TargetFacts) -> None:
+def _check_embedding(report: CheckpointReport, config: DrafterConfig, header: WeightsHeader, target: TargetConfig) -> None:
     try:
         theirs = read_headers(target.folder)
     except CheckpointError as error:
-        report.remarks.append(f"The target's weights are not compared: {error}")
+        report.findings.append(f"The target's weights are not compared: {error}")
         return
-    name, own = embedding_name(theirs), embedding_name(header)
+    name, own = find_embedding_name(theirs), find_embedding_name(header)
     if name is None:
-        report.remarks.append(f"The target's weights are not compared: {target.folder} has no embed_tokens.weight.")
+        report.findings.append(f"The target's weights are not compared: {target.folder} has no embed_tokens.weight.")
         return
     if theirs.shapes[name][-1] != config.hidden_size and own is None:
         report.problems.append(
-            f"{report.folder / SINGLE}: {EMBEDDING} is not in it, and the target's is {theirs.shapes[name][-1]} wide where the "
+            f"{report.folder / WEIGHTS_FILE}: {EMBEDDING_TENSOR} is not in it, and the target's is {theirs.shapes[name][-1]} wide where the "
             f"drafter needs {config.hidden_size}: put the drafter's own in."
         )
     if own is None:
@@ -217,12 +217,12 @@ def _embedding(report: Report, config: DrafterConfig, header: Header, target: Ta
     equal = ours.shape == other.shape and torch.equal(ours, other.to(ours.dtype))
     report.facts["embedding"] = "its own, equal to the target's" if equal else "its own, unlike the target's"
     if equal:
-        report.remarks.append(
+        report.findings.append(
             "Its embedding is the target's: `aerie-drafter export --no-embeddings` leaves it out, and vLLM shares it."
         )
 
 
-def _provenance(report: Report, provenance: Provenance, target: TargetFacts | None, *, digests: bool) -> None:
+def _check_provenance(report: CheckpointReport, provenance: Provenance, target: TargetConfig | None, *, digests: bool) -> None:
     known = {
         "target": provenance.target,
         "target_digest": provenance.target_digest,
@@ -234,7 +234,7 @@ def _provenance(report: Report, provenance: Provenance, target: TargetFacts | No
     report.facts["provenance"] = {name: value for name, value in known.items() if value not in ("", None)}
     if not (digests and target is not None and provenance.target_digest):
         return
-    found = checkpoints.digest(target.folder)
+    found = checkpoints.compute_model_digest(target.folder)
     if found != provenance.target_digest:
         report.problems.append(
             f"{target.folder}: its digest is {found}, and the drafter was trained for {provenance.target_digest}: other weights, "
@@ -242,7 +242,7 @@ def _provenance(report: Report, provenance: Provenance, target: TargetFacts | No
         )
 
 
-def _values(report: Report, config: DrafterConfig | None, header: Header) -> None:
+def _check_values(report: CheckpointReport, config: DrafterConfig | None, header: WeightsHeader) -> None:
     """Faults of the numbers themselves, a tensor at a time."""
     for name, entry in header.tensors.items():
         if entry.dtype in ("F64", "F32", "F16", "BF16") and not is_finite(read_tensors(header, [name])[name]):
@@ -251,11 +251,11 @@ def _values(report: Report, config: DrafterConfig | None, header: Header) -> Non
         return
     mapping = read_tensors(header, [name for name in ("d2t", "t2d") if name in header.tensors])
     t2d = mapping.get("t2d")
-    faults = mapping_faults(config, mapping["d2t"], t2d if t2d is not None and t2d.shape == (config.vocab_size,) else None)
+    faults = find_vocabulary_mapping_errors(config, mapping["d2t"], t2d if t2d is not None and t2d.shape == (config.vocab_size,) else None)
     report.facts["d2t"] = "faulty" if faults else f"{config.draft_vocab_size} of {config.vocab_size} tokens"
-    report.problems += [f"{report.folder / SINGLE}: {fault}" for fault in faults]
+    report.problems += [f"{report.folder / WEIGHTS_FILE}: {fault}" for fault in faults]
     if config.draft_vocab_size == config.vocab_size:
         report.problems.append(
-            f"{report.folder / SINGLE}: d2t is there, and the draft vocabulary is the target's: vLLM has no place for it; "
+            f"{report.folder / WEIGHTS_FILE}: d2t is there, and the draft vocabulary is the target's: vLLM has no place for it; "
             "`aerie-drafter convert` leaves it out."
         )

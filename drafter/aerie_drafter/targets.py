@@ -10,36 +10,36 @@ from pathlib import Path
 from typing import Any
 
 from aerie_drafter.errors import TargetError
-from aerie_drafter.weights import CONFIG, read_json
+from aerie_drafter.weights import CONFIG_FILE, read_json
 
 
 @dataclass(frozen=True)
-class TargetFacts:
+class TargetConfig:
     """Sizes from a target's config.json."""
 
     folder: Path
-    layers: int
+    layer_count: int
     hidden_size: int
     vocab_size: int
     max_position_embeddings: int | None
     architectures: tuple[str, ...]
 
     @classmethod
-    def read(cls, folder: Path) -> TargetFacts:
+    def read(cls, folder: Path) -> TargetConfig:
         """From a folder with config.json; of a multimodal target, its text model. Raises CheckpointError, TargetError."""
-        raw = read_json(folder / CONFIG)
+        raw = read_json(folder / CONFIG_FILE)
         text: dict[str, Any] = raw["text_config"] if isinstance(raw.get("text_config"), dict) else raw
 
         def need(name: str) -> int:
             value = text.get(name)
             if not isinstance(value, int):
-                raise TargetError(f"{folder / CONFIG}: {name} is {value!r}: a whole number is expected, so this is no target.")
+                raise TargetError(f"{folder / CONFIG_FILE}: {name} is {value!r}: a whole number is expected, so this is no target.")
             return value
 
         longest = text.get("max_position_embeddings")
         return cls(
             folder,
-            layers=need("num_hidden_layers"),
+            layer_count=need("num_hidden_layers"),
             hidden_size=need("hidden_size"),
             vocab_size=need("vocab_size"),
             max_position_embeddings=longest if isinstance(longest, int) else None,

@@ -20,27 +20,27 @@ from torch import Tensor
 
 from aerie_drafter.errors import CheckpointError
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-CONFIG = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+WEIGHTS_INDEX_FILE = "model.safetensors.index.json"
+CONFIG_FILE = "config.json"
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """A tensor in a file; `begin` and `end` are its bytes there."""
 
     dtype: str
     """As safetensors names it: F32, BF16, I64, BOOL, ..."""
     shape: tuple[int, ...]
     file: Path
-    begin: int
-    end: int
+    begin_offset: int
+    end_offset: int
 
 
 @dataclass(frozen=True)
-class Header:
+class WeightsHeader:
     """What one or several files of weights hold."""
 
-    tensors: Mapping[str, Entry]
+    tensors: Mapping[str, TensorEntry]
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -64,7 +64,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def read_header(file: Path) -> Header:
+def read_header(file: Path) -> WeightsHeader:
     """What a safetensors file holds. Raises CheckpointError."""
     try:
         size = file.stat().st_size
@@ -79,37 +79,37 @@ def read_header(file: Path) -> Header:
         listed = json.loads(raw)
         metadata = listed.pop("__metadata__", {})
         begin = 8 + length
-        tensors = {name: _entry(one, file, begin) for name, one in sorted(listed.items())}
+        tensors = {name: _parse_tensor_entry(one, file, begin) for name, one in sorted(listed.items())}
         metadata = {str(key): str(text) for key, text in metadata.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(
             f"{file}: no safetensors header in its first bytes ({size} bytes in all): the file is cut off or of another kind; "
             "fetch it again."
         ) from None
-    expected = max((entry.end for entry in tensors.values()), default=begin)
+    expected = max((entry.end_offset for entry in tensors.values()), default=begin)
     if size != expected:
         fault = "cut off" if size < expected else "longer than its header says"
         raise CheckpointError(f"{file}: {fault}: {size} bytes found, {expected} expected; fetch it again.")
-    return Header(tensors, metadata)
+    return WeightsHeader(tensors, metadata)
 
 
-def _entry(listed: dict[str, Any], file: Path, start: int) -> Entry:
+def _parse_tensor_entry(listed: dict[str, Any], file: Path, start: int) -> TensorEntry:
     shape, (begin, end) = listed["shape"], listed["data_offsets"]
     if any(not isinstance(number, int) or not 0 <= number < 2**63 for number in [*shape, begin, end]) or begin > end:
         raise ValueError("no place in the file")
-    return Entry(str(listed["dtype"]), tuple(shape), file, start + begin, start + end)
+    return TensorEntry(str(listed["dtype"]), tuple(shape), file, start + begin, start + end)
 
 
-def read_headers(folder: Path) -> Header:
+def read_headers(folder: Path) -> WeightsHeader:
     """What the safetensors of a model's folder hold, in one file or in several with an index. Raises CheckpointError."""
-    if (folder / SINGLE).exists() or not (folder / INDEX).exists():
+    if (folder / WEIGHTS_FILE).exists() or not (folder / WEIGHTS_INDEX_FILE).exists():
         if not folder.is_dir():
             raise CheckpointError(f"{folder}: no such folder.")
-        return read_header(folder / SINGLE)
-    index = read_json(folder / INDEX).get("weight_map")
+        return read_header(folder / WEIGHTS_FILE)
+    index = read_json(folder / WEIGHTS_INDEX_FILE).get("weight_map")
     if not isinstance(index, dict) or not all(map(_is_file_name, index.values())):
-        raise CheckpointError(f"{folder / INDEX}: weight_map is missing, or does not name files of this folder.")
-    tensors: dict[str, Entry] = {}
+        raise CheckpointError(f"{folder / WEIGHTS_INDEX_FILE}: weight_map is missing, or does not name files of this folder.")
+    tensors: dict[str, TensorEntry] = {}
     metadata: dict[str, str] = {}
     for name in sorted(set(index.values())):
         part = read_header(folder / name)
@@ -117,15 +117,15 @@ def read_headers(folder: Path) -> Header:
         metadata |= part.metadata
     absent = sorted(set(index) - set(tensors))
     if absent:
-        raise CheckpointError(f"{folder / index[absent[0]]}: {absent[0]} is missing, and {INDEX} says that it is there.")
-    return Header(dict(sorted(tensors.items())), metadata)
+        raise CheckpointError(f"{folder / index[absent[0]]}: {absent[0]} is missing, and {WEIGHTS_INDEX_FILE} says that it is there.")
+    return WeightsHeader(dict(sorted(tensors.items())), metadata)
 
 
 def _is_file_name(name: object) -> bool:
     return isinstance(name, str) and name.isprintable() and Path(name).name == name
 
 
-def read_tensors(header: Header, names: Iterable[str] | None = None) -> dict[str, Tensor]:
+def read_tensors(header: WeightsHeader, names: Iterable[str] | None = None) -> dict[str, Tensor]:
     """The tensors named, or all. Raises CheckpointError."""
     wanted = sorted(header.tensors if names is None else names)
     found: dict[str, Tensor] = {}
@@ -150,7 +150,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         stream.write(memoryview(raw)[8 + length :])
 
 
-def embedding_name(header: Header) -> str | None:
+def find_embedding_name(header: WeightsHeader) -> str | None:
     """The name of a model's token embedding, wherever a wrapper put it."""
     named = [name for name in header.tensors if name == "embed_tokens.weight" or name.endswith(".embed_tokens.weight")]
     return min(named, key=len) if named else None

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from aerie_drafter.cli import console
-from aerie_drafter.export import export
+from aerie_drafter.export import export_checkpoint
 from bundle import answers, corpus, registry
 from bundle.target import train_target
 
@@ -52,13 +52,13 @@ def main() -> None:
     trained = {name: Path("training", name, "best") for name in DRAFTERS}
     measured = {name: registry.measure(Path("target"), folder, Path("prompts.jsonl")) for name, folder in trained.items()}
     for name, figures in measured.items():
-        export(
+        export_checkpoint(
             trained[name],
             Path(name),
             target="target",
             acceptance_length=figures["acceptance_length"],
             measured_on="the bundle's prompts.jsonl, greedy",
-            embeddings=False,
+            include_embedding=False,
         )
     made = registry.make(DRAFTERS, measured, corpus.digest(found, texts), loss)
     registry.write(made, Path("registry.json"))

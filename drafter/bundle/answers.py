@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from aerie_drafter.cli.console import err
-from aerie_drafter.evaluate.answers import answer
+from aerie_drafter.evaluate.answers import answer_batch
 from aerie_drafter.evaluate.prompts import Prompt
-from aerie_drafter.evaluate.target import Target
+from aerie_drafter.evaluate.target import TargetRunner
 from aerie_drafter.train.states import load_model, load_tokenizer
 from bundle.corpus import Item
 
@@ -40,24 +40,24 @@ def write_answers(folder: Path, target: Path, found: list[Item], every: int = 1)
 def answer_all(target_folder: Path, questions: list[str], temperature: float) -> list[str]:
     """The target's answers."""
     tokenizer = load_tokenizer(str(target_folder), None)
-    target = Target(load_model(str(target_folder), None, torch.float32, torch.device("cpu")), (1,))
+    target = TargetRunner(load_model(str(target_folder), None, torch.float32, torch.device("cpu")), (1,))
     draw = torch.Generator().manual_seed(SEED)
     ids = [_encode(tokenizer, question) for question in questions]
     order = sorted(range(len(ids)), key=lambda at: len(ids[at]))
     texts = [""] * len(ids)
     for begin in range(0, len(order), BATCH):
         some = order[begin : begin + BATCH]
-        given = answer(
+        given = answer_batch(
             target,
             [ids[at] for at in some],
             max_tokens=MAX_TOKENS,
-            beyond=0,
+            extra_tokens=0,
             end_tokens=frozenset({tokenizer.eos_token_id}),
             temperature=temperature,
             generator=draw,
         )
         for at, text in zip(some, given, strict=True):
-            texts[at] = tokenizer.decode(text.tokens[text.prompt : text.end], skip_special_tokens=True)
+            texts[at] = tokenizer.decode(text.tokens[text.prompt_length : text.answer_end], skip_special_tokens=True)
     err.print(f"answers: {len(texts)} at temperature {temperature}")
     return texts
 

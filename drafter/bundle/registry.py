@@ -9,10 +9,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from aerie_drafter.checkpoint import digest
+from aerie_drafter.checkpoint import compute_model_digest
 from aerie_drafter.cli.console import err
 from aerie_drafter.evaluate import read_prompts
-from aerie_drafter.evaluate.offline import Asking, Pair, as_json, evaluate
+from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, acceptance_to_json, evaluate_prompts
 
 USE = {
     "target": "the served model of every end-to-end test and of the demo",
@@ -29,7 +29,7 @@ SERVE = (
 
 def measure(target: Path, drafter: Path, prompts: Path) -> dict[str, Any]:
     """Acceptance length and acceptance per position over all prompts, greedy, and AL by category."""
-    found = as_json(evaluate(Pair.load(target, drafter), read_prompts(prompts), Asking(k=TOKENS)))
+    found = acceptance_to_json(evaluate_prompts(ModelPair.load(target, drafter), read_prompts(prompts), EvaluationOptions(num_speculative_tokens=TOKENS)))
     total = found.pop("total")
     by_category = {name: round(numbers["acceptance_length"], 3) for name, numbers in found.items()}
     err.print(f"{drafter}: AL {total['acceptance_length']:.3f} {by_category}")
@@ -42,7 +42,7 @@ def measure(target: Path, drafter: Path, prompts: Path) -> dict[str, Any]:
 
 def make(drafters: dict[str, str], measured: dict[str, dict[str, Any]], corpus_digest: str, loss: float) -> dict[str, Any]:
     """The registry of the parts in the working folder."""
-    target = {"digest": digest(Path("target")), "tokenizer_sha256": _sha256(Path("target/tokenizer.json"))}
+    target = {"digest": compute_model_digest(Path("target")), "tokenizer_sha256": _sha256(Path("target/tokenizer.json"))}
     return {
         "licence": {
             "weights": "Apache-2.0, as this repository",
@@ -56,7 +56,7 @@ def make(drafters: dict[str, str], measured: dict[str, dict[str, Any]], corpus_d
             name: {
                 "folder": name,
                 "kind": kind,
-                "digest": digest(Path(name)),
+                "digest": compute_model_digest(Path(name)),
                 "num_speculative_tokens": TOKENS,
                 **measured[name],
                 "use": USE[name],

@@ -19,11 +19,11 @@ from typing import Any
 
 from aerie_lab.errors import LabError, StateError
 
-Handler = Callable[..., Awaitable[Any]]
-_LIMIT = 16 * 1024 * 1024
+RequestHandler = Callable[..., Awaitable[Any]]
+_MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 
-async def serve(path: Path, handlers: Mapping[str, Handler]) -> asyncio.Server:
+async def serve_requests(socket_path: Path, handlers: Mapping[str, RequestHandler]) -> asyncio.Server:
     """Answer on `path` until the server is closed. Each handler is called with the request's other fields."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -33,13 +33,13 @@ async def serve(path: Path, handlers: Mapping[str, Handler]) -> asyncio.Server:
                 await writer.drain()
         writer.close()
 
-    path.unlink(missing_ok=True)
-    server = await asyncio.start_unix_server(answer, path, limit=_LIMIT)
-    os.chmod(path, 0o600)
+    socket_path.unlink(missing_ok=True)
+    server = await asyncio.start_unix_server(answer, socket_path, limit=_MAX_MESSAGE_BYTES)
+    os.chmod(socket_path, 0o600)
     return server
 
 
-async def _handle(line: bytes, handlers: Mapping[str, Handler]) -> dict[str, Any]:
+async def _handle(line: bytes, handlers: Mapping[str, RequestHandler]) -> dict[str, Any]:
     try:
         request = json.loads(line)
         verb = request.pop("do")
@@ -52,19 +52,19 @@ async def _handle(line: bytes, handlers: Mapping[str, Handler]) -> dict[str, Any
         return {"error": f"malformed request: {error}"}
 
 
-def ask(path: Path, verb: str, *, timeout: float = 30.0, **fields: Any) -> Any:
+def send_request(socket_path: Path, verb: str, *, timeout: float = 30.0, **fields: Any) -> Any:
     """Send one request and wait for its answer. Raises StateError when nobody answers, LabError with the answer's error."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(timeout)
-            connection.connect(str(path))
+            connection.connect(str(socket_path))
             connection.sendall(json.dumps({"do": verb, **fields}).encode() + b"\n")
             with connection.makefile("rb") as stream:
                 line = stream.readline()
     except OSError as error:
-        raise StateError(f"nothing answers at {path} ({error}): is the lab up? `aerie-lab status` tells.") from error
+        raise StateError(f"nothing answers at {socket_path} ({error}): is the lab up? `aerie-lab status` tells.") from error
     if not line:
-        raise StateError(f"{path} closed without an answer to '{verb}'.")
+        raise StateError(f"{socket_path} closed without an answer to '{verb}'.")
     answer = json.loads(line)
     if "error" in answer:
         raise LabError(answer["error"])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-_CHUNK = 256 * 1024
-_CONNECT = 5.0  # seconds; everything is on this machine, so one that has not answered by then is cut off or frozen
+_CHUNK_BYTES = 256 * 1024
+_CONNECT_TIMEOUT_SECONDS = 5.0  # seconds; everything is on this machine, so one that has not answered by then is cut off or frozen
 
 
-async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, port: int) -> bool:
+async def relay_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, port: int) -> bool:
     """Connect to host:port and carry. Returns False when it cannot be reached; the caller then still owns the writer."""
     try:
-        far_reader, far_writer = await asyncio.wait_for(asyncio.open_connection(host, port), _CONNECT)
+        far_reader, far_writer = await asyncio.wait_for(asyncio.open_connection(host, port), _CONNECT_TIMEOUT_SECONDS)
     except (OSError, TimeoutError):
         return False
     try:
@@ -25,7 +25,7 @@ async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
-        while data := await reader.read(_CHUNK):
+        while data := await reader.read(_CHUNK_BYTES):
             writer.write(data)
             await writer.drain()
         if writer.can_write_eof():

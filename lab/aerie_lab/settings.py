@@ -10,12 +10,12 @@ from typing import Any, Self
 
 from aerie_lab.errors import StateError
 
-_NAME = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-FORMAT = 1  # of lab.json; a lab with another one is refused with a sentence
+_DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+LAB_FILE_FORMAT = 1  # of lab.json; a lab with another one is refused with a sentence
 
 
 @dataclass(frozen=True)
-class Settings:
+class LabSettings:
     """The choices of one lab."""
 
     name: str = "default"
@@ -49,7 +49,7 @@ class Settings:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise StateError(f"{name} is {value}: choose a number from {low} to {high}.")
-        if not re.fullmatch(f"{_NAME}/{_NAME}", self.gateway_name):
+        if not re.fullmatch(f"{_DNS_LABEL}/{_DNS_LABEL}", self.gateway_name):
             raise StateError(f"gateway_name is '{self.gateway_name}': write NAMESPACE/NAME, as projectcontour/lab.")
         if self.restart_backoff <= 0:
             raise StateError(f"restart_backoff is {self.restart_backoff}: choose seconds above 0.")
@@ -64,10 +64,10 @@ class Settings:
         path = folder / "lab.json"
         try:
             document = json.loads(path.read_text())
-            if document["format"] != FORMAT:
+            if document["format"] != LAB_FILE_FORMAT:
                 raise StateError(
                     f"{path} was written by another version of the lab (format {document['format']}, this one writes "
-                    f"{FORMAT}): run `aerie-lab down --name {folder.name}` and then `up` again."
+                    f"{LAB_FILE_FORMAT}): run `aerie-lab down --name {folder.name}` and then `up` again."
                 )
             return cls(**document["settings"])
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aerie_drafter import checkpoint
-from aerie_drafter.config import DrafterConfig, Family
+from aerie_drafter.config import DrafterConfig, DrafterFamily
 from aerie_drafter.model import Drafter
 from aerie_lab.testing.model import Shape, write_tiny_llama
 
@@ -32,7 +32,7 @@ def lab_images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     (folder / "model" / "config.json").write_text('{"from": "image volume"}')
     write_tiny_llama(folder / "target", TARGET)
     for name, is_31 in (("eagle3", False), ("eagle31", True), ("torn", True)):
-        checkpoint.save(folder / name, drafter(is_31), {})
+        checkpoint.save_checkpoint(folder / name, drafter(is_31), {})
     weights = folder / "torn" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     for name, simulated in (("better", {"shift": 0.8}), ("worse", {"shift": -0.8}), ("lossy", {"lossy": 0.2})):
@@ -60,7 +60,7 @@ def drafter(is_31: bool) -> Drafter:
     """A drafter for the tiny target, with random weights."""
     torch.manual_seed(0)
     config = DrafterConfig(
-        family=Family.LLAMA,
+        family=DrafterFamily.LLAMA,
         hidden_size=TARGET.hidden,
         intermediate_size=TARGET.intermediate,
         num_attention_heads=TARGET.heads,

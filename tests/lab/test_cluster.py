@@ -24,12 +24,12 @@ def test_a_client_is_verified_and_needs_a_certificate(lab: Lab) -> None:
 
 def test_deployment_life(namespace: Namespace) -> None:
     namespace.kubectl("create", "deployment", "echo", "--image=aerie.dev/lab/echo:1", "--replicas=2")
-    namespace.rolled_out("echo")
+    namespace.wait_for_rollout("echo")
     before = {p["metadata"]["name"] for p in namespace.list_all("pods")}
     namespace.kubectl("rollout", "restart", "deployment/echo")
-    namespace.rolled_out("echo")
+    namespace.wait_for_rollout("echo")
     namespace.kubectl("scale", "deployment/echo", "--replicas=3")
-    namespace.rolled_out("echo")
+    namespace.wait_for_rollout("echo")
     after = {p["metadata"]["name"] for p in namespace.list_all("pods") if "deletionTimestamp" not in p["metadata"]}
     assert len(after) == 3
     assert not before & after

@@ -38,9 +38,9 @@ spec: {selector: {app: engine}, ports: [{port: 80, targetPort: http}]}
 
 def test_a_completion_through_a_service_and_a_drain(namespace: Namespace) -> None:
     namespace.apply(MANIFESTS)
-    namespace.until_ready("engine")
+    namespace.wait_until_ready("engine")
     address = namespace.get("service", "engine")["spec"]["clusterIP"]
-    inside = [sys.executable, "-m", "aerie_lab.sandbox.inside", str(process.living(namespace.lab.folder))]
+    inside = [sys.executable, "-m", "aerie_lab.sandbox.inside", str(process.find_lab_pid(namespace.lab.folder))]
 
     def ask(path: str, *more: str) -> str:
         command = [*inside, "curl", "--silent", "--fail", "--retry", "10", "--retry-all-errors", *more, f"http://{address}{path}"]

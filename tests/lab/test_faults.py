@@ -10,8 +10,8 @@ import pytest
 
 from aerie_lab.cluster import Lab
 from aerie_lab.errors import LabError, StateError
-from aerie_lab.faults import Faults
-from aerie_lab.testing import Namespace, until
+from aerie_lab.faults import FaultInjector
+from aerie_lab.testing import Namespace, wait_until
 from aerie_lab.testing.namespace import is_ready
 
 POD = """
@@ -30,13 +30,13 @@ spec:
 @pytest.fixture
 def echo(namespace: Namespace) -> Namespace:
     namespace.apply(POD)
-    namespace.until_ready("echo")
+    namespace.wait_until_ready("echo")
     return namespace
 
 
 def test_kill(echo: Namespace) -> None:
     echo.faults.kill("echo", namespace=echo.name)
-    status = echo.until(
+    status = echo.wait_until(
         "pod", "echo", lambda p: p["status"]["containerStatuses"][0]["restartCount"] == 1 and is_ready(p), "restarted"
     )["status"]["containerStatuses"][0]
     assert status["lastState"]["terminated"]["exitCode"] == 137
@@ -53,10 +53,10 @@ def test_crash_and_let_live(echo: Namespace) -> None:
         return bool(began) and datetime.now(UTC) - datetime.fromisoformat(str(began)) > timedelta(seconds=6)
 
     with echo.faults.crash("echo", 2, namespace=echo.name):
-        echo.until("pod", "echo", lambda p: container(p)["restartCount"] >= 2, "restarted twice")
-        assert [record.kind for record in echo.faults.active()] == ["crash"]
-    assert echo.faults.active() == []
-    found = echo.until("pod", "echo", lives, "it runs for longer than before")
+        echo.wait_until("pod", "echo", lambda p: container(p)["restartCount"] >= 2, "restarted twice")
+        assert [record.kind for record in echo.faults.list_active()] == ["crash"]
+    assert echo.faults.list_active() == []
+    found = echo.wait_until("pod", "echo", lives, "it runs for longer than before")
     assert container(found)["lastState"]["terminated"]["signal"] == 9
     with pytest.raises(StateError, match="killed after 0 s: give a number of seconds above 0"):
         echo.faults.crash("echo", 0, namespace=echo.name)
@@ -64,17 +64,17 @@ def test_crash_and_let_live(echo: Namespace) -> None:
 
 def test_freeze_and_thaw(echo: Namespace) -> None:
     with echo.faults.freeze("echo", namespace=echo.name):
-        echo.until("pod", "echo", lambda p: not is_ready(p), "not Ready while frozen")
-        assert [record.kind for record in echo.faults.active()] == ["freeze"]
-    echo.until_ready("echo")
-    assert echo.faults.active() == []
+        echo.wait_until("pod", "echo", lambda p: not is_ready(p), "not Ready while frozen")
+        assert [record.kind for record in echo.faults.list_active()] == ["freeze"]
+    echo.wait_until_ready("echo")
+    assert echo.faults.list_active() == []
     assert echo.get("pod", "echo")["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
 def test_cut_and_mend(echo: Namespace) -> None:
     with echo.faults.cut("echo", namespace=echo.name):
-        echo.until("pod", "echo", lambda p: not is_ready(p), "not Ready while cut off")
-    echo.until_ready("echo")
+        echo.wait_until("pod", "echo", lambda p: not is_ready(p), "not Ready while cut off")
+    echo.wait_until_ready("echo")
 
 
 def test_a_silent_node_is_found_lost_and_comes_back(lab: Lab, echo: Namespace) -> None:
@@ -84,11 +84,11 @@ def test_a_silent_node_is_found_lost_and_comes_back(lab: Lab, echo: Namespace) -
         conditions = echo.get("node", node)["status"]["conditions"]
         return str(next(c["status"] for c in conditions if c["type"] == "Ready"))
 
-    with Faults(lab).silence(node):
-        until(lambda: ready() == "Unknown", "the node is Unknown", within=120)
-        echo.until("pod", "echo", lambda p: not is_ready(p), "its pod is not Ready")
-    until(lambda: ready() == "True", "the node is Ready again")
-    echo.until_ready("echo")
+    with FaultInjector(lab).silence(node):
+        wait_until(lambda: ready() == "Unknown", "the node is Unknown", timeout_seconds=120)
+        echo.wait_until("pod", "echo", lambda p: not is_ready(p), "its pod is not Ready")
+    wait_until(lambda: ready() == "True", "the node is Ready again")
+    echo.wait_until_ready("echo")
     assert echo.get("pod", "echo")["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
@@ -98,10 +98,10 @@ def test_restart_of_the_control_plane(echo: Namespace, component: str) -> None:
     echo.faults.restart(component)
     assert echo.lab.status()["components"][component]["restarts"] == before + 1
     # The agent's watches have to come back: a new pod must run, and the old one must still be told about.
-    until(lambda: echo.kubectl("get", "pods") and True, "the API server answers")
+    wait_until(lambda: echo.kubectl("get", "pods") and True, "the API server answers")
     echo.apply(POD.replace("name: echo,", "name: later,"))
-    echo.until_ready("later", within=120)
-    echo.until_ready("echo")
+    echo.wait_until_ready("later", timeout_seconds=120)
+    echo.wait_until_ready("echo")
     assert echo.get("pod", "echo")["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
@@ -112,7 +112,7 @@ def test_a_held_component_stays_away_until_resumed(echo: Namespace) -> None:
         assert echo.lab.status()["components"]["kube-apiserver"]["held"]
         with pytest.raises(LabError, match=r"is held"):
             echo.faults.restart("kube-apiserver")
-    until(lambda: is_ready(echo.get("pod", "echo")), "the pod is there, Ready, and was left alone")
+    wait_until(lambda: is_ready(echo.get("pod", "echo")), "the pod is there, Ready, and was left alone")
     assert echo.get("pod", "echo")["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
@@ -128,20 +128,20 @@ spec:
 """
     fault = namespace.faults.fill("node-1")
     namespace.apply(pod)
-    namespace.until(
+    namespace.wait_until(
         "pod",
         "late",
         lambda p: any(c.get("reason") == "Unschedulable" for c in p["status"].get("conditions") or []),
         "unschedulable while the node is full",
     )
     fault.undo()
-    namespace.until_ready("late", within=90)
+    namespace.wait_until_ready("late", timeout_seconds=90)
 
 
 def test_delete_and_put_back(namespace: Namespace) -> None:
     namespace.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"a": "1"}})
     fault = namespace.faults.delete("configmap", "settings", namespace=namespace.name)
-    namespace.until_gone("configmap", "settings")
+    namespace.wait_until_deleted("configmap", "settings")
     fault.undo()
     assert namespace.get("configmap", "settings")["data"] == {"a": "1"}
 
@@ -155,7 +155,7 @@ def test_what_is_not_there_is_named(namespace: Namespace) -> None:
         namespace.faults.restart("nginx")
     with pytest.raises(StateError, match="there is no fault 99"):
         namespace.faults.undo(99)
-    assert namespace.faults.active() == []
+    assert namespace.faults.list_active() == []
 
 
 def test_a_fault_that_cannot_be_made_is_not_kept_and_an_old_one_outlives_its_pod(echo: Namespace) -> None:
@@ -164,4 +164,4 @@ def test_a_fault_that_cannot_be_made_is_not_kept_and_an_old_one_outlives_its_pod
     echo.kubectl("delete", "pod", "echo")  # a stopped process ends by SIGKILL after its grace period
     assert time.monotonic() - began < 120
     fault.undo()
-    assert echo.faults.active() == []
+    assert echo.faults.list_active() == []

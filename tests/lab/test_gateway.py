@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from aerie_lab.testing import Namespace, until
+from aerie_lab.testing import Namespace, wait_until
 
 ECHO = """
 apiVersion: apps/v1
@@ -57,7 +57,7 @@ def route(namespace: Namespace) -> Iterator[httpx.Client]:
         },
     )
     for version in ("one", "two"):
-        namespace.rolled_out(version)
+        namespace.wait_for_rollout(version)
     assert namespace.lab.gateway_url is not None
     with httpx.Client(base_url=namespace.lab.gateway_url, headers={"Host": host}, timeout=60) as client:
         seen: set[str] = set()
@@ -71,7 +71,7 @@ def route(namespace: Namespace) -> Iterator[httpx.Client]:
                 seen.add(json.loads(answer.text)["version"])
             return seen == {"one", "two"}
 
-        until(both, "both versions are served")
+        wait_until(both, "both versions are served")
         yield client
 
 
@@ -91,9 +91,9 @@ def test_a_rolling_restart_under_load_loses_nothing(namespace: Namespace, route:
         for version in ("one", "two"):
             namespace.kubectl("rollout", "restart", f"deployment/{version}")
         for version in ("one", "two"):
-            namespace.rolled_out(version)
+            namespace.wait_for_rollout(version)
             # The leaving pods are part of it: they serve until they are gone.
-        until(lambda: not before & {pod["metadata"]["uid"] for pod in namespace.list_all("pods")}, "old pods gone")
+        wait_until(lambda: not before & {pod["metadata"]["uid"] for pod in namespace.list_all("pods")}, "old pods gone")
 
     restarting = threading.Thread(target=restart)
     restarting.start()

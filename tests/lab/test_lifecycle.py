@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from aerie_lab.cluster import Lab, Settings, names, process, start, take_down
+from aerie_lab.cluster import Lab, LabSettings, list_lab_names, process, start, take_down_lab
 from aerie_lab.errors import StartError, StateError
 from aerie_lab.paths import lab_folder
-from aerie_lab.testing import until
+from aerie_lab.testing import wait_until
 
 NAME = f"life-{os.getpid()}"
 # SIGINT is ignored where the tests run in the background of a script, and the command would inherit that.
@@ -26,9 +26,9 @@ READY = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)
 COMMAND = [sys.executable, "-c", READY + "main()"]
 
 
-def small(name: str = NAME, **changes: Any) -> Settings:
+def small(name: str = NAME, **changes: Any) -> LabSettings:
     """A lab that starts quickly."""
-    return Settings(name=name, nodes=1, gateway=False, **changes)
+    return LabSettings(name=name, nodes=1, gateway=False, **changes)
 
 
 def left_of(name: str) -> list[str]:
@@ -58,9 +58,9 @@ def machine_state() -> tuple[list[str], list[str], int]:
 def nothing_stays() -> Iterator[None]:
     before = machine_state()
     yield
-    for name in names():
+    for name in list_lab_names():
         if name.startswith(NAME):
-            take_down(name)
+            take_down_lab(name)
     assert left_of(NAME) == []
     assert machine_state() == before
 
@@ -94,11 +94,11 @@ def test_up_twice_is_one_lab_and_other_settings_are_refused() -> None:
 def test_a_killed_lab_is_cleaned_by_the_next_up() -> None:
     lab = Lab.up(small())
     lab.kubectl("create", "deployment", "echo", "--image=aerie.dev/lab/echo:1")
-    pid = process.living(lab.folder)
+    pid = process.find_lab_pid(lab.folder)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    until(lambda: not [trace for trace in left_of(NAME) if trace.startswith("process")], "all its processes are gone")
-    until(lambda: process.living(lab.folder) is None, "process 1, which has no command line any more, has ended too")
+    wait_until(lambda: not [trace for trace in left_of(NAME) if trace.startswith("process")], "all its processes are gone")
+    wait_until(lambda: process.find_lab_pid(lab.folder) is None, "process 1, which has no command line any more, has ended too")
     with pytest.raises(StateError, match="is not up"):
         Lab.find(NAME)
     with Lab.up(small()) as again:
@@ -112,7 +112,7 @@ def test_a_leashed_lab_ends_with_its_owner() -> None:
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
-    until(lambda: not [trace for trace in left_of(NAME) if trace.startswith("process")], "all its processes are gone")
+    wait_until(lambda: not [trace for trace in left_of(NAME) if trace.startswith("process")], "all its processes are gone")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -131,7 +131,7 @@ def test_a_signal_in_a_block_takes_the_lab_down_first(number: signal.Signals) ->
 def test_sigterm_while_coming_up_leaves_nothing() -> None:
     command = [*COMMAND, "up", "--name", NAME, "--nodes=1", "--no-gateway"]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as starting:
-        until(lambda: process.living(lab_folder(NAME)), "the lab's first process lives")
+        wait_until(lambda: process.find_lab_pid(lab_folder(NAME)), "the lab's first process lives")
         starting.terminate()
         _, said = starting.communicate(timeout=60)
     assert starting.returncode == -signal.SIGTERM
@@ -158,7 +158,7 @@ def test_ctrl_c_while_coming_up_leaves_a_state_that_the_next_command_handles(sec
 
 def test_a_command_killed_while_coming_up_is_cleaned_by_down() -> None:
     starting = subprocess.Popen([*COMMAND, "up", "--name", NAME, "--nodes=1", "--no-gateway"], stderr=subprocess.DEVNULL)
-    until(lambda: process.living(lab_folder(NAME)), "the lab's first process lives")
+    wait_until(lambda: process.find_lab_pid(lab_folder(NAME)), "the lab's first process lives")
     starting.kill()
     starting.wait()
     with pytest.raises(StateError, match="half started"):
@@ -190,7 +190,7 @@ def test_a_component_that_cannot_start_is_told_with_its_last_lines(monkeypatch: 
     # etcd meets a file where its folder should be, as after a disk that lost something.
     write_credentials = start._write_credentials
 
-    def write_and_block_etcd(folder: Path, settings: Settings) -> None:
+    def write_and_block_etcd(folder: Path, settings: LabSettings) -> None:
         write_credentials(folder, settings)
         (folder / "etcd").write_text("not a folder")
 

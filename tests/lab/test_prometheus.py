@@ -19,9 +19,9 @@ from aerie.controller.scraping.prometheus import PrometheusAccess, PrometheusCli
 from aerie.engine.metrics.exposition import parse_exposition
 from aerie.engine.metrics.promql import PrometheusScrape
 from aerie.engine.metrics.sample import Counters, diff_samples
-from aerie_lab.testing import agreement, prometheus, until
+from aerie_lab.testing import agreement, prometheus, wait_until
 
-SPECULATION = ("--speculative-config", agreement.speculation(agreement.BUNDLE / "eagle31"))
+SPECULATION = ("--speculative-config", agreement.build_speculative_config(agreement.BUNDLE_FOLDER / "eagle31"))
 INTERVAL = 1.0
 
 
@@ -40,11 +40,11 @@ def ask(server: PrometheusSource, *pods: str) -> dict[str, PrometheusScrape | st
 def test_samples_from_prometheus_are_those_of_the_pages(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         engines = {
-            "chat-a": stack.enter_context(agreement.engine("simulated", Path(), tmp_path, *SPECULATION)),
-            "chat-b": stack.enter_context(agreement.engine("simulated", Path(), tmp_path)),
+            "chat-a": stack.enter_context(agreement.start_engine("simulated", Path(), tmp_path, *SPECULATION)),
+            "chat-b": stack.enter_context(agreement.start_engine("simulated", Path(), tmp_path)),
         }
         pods = {pod: engine.url.removeprefix("http://") for pod, engine in engines.items()}
-        url = stack.enter_context(prometheus.process(tmp_path, pods))
+        url = stack.enter_context(prometheus.run_prometheus(tmp_path, pods))
         server = PrometheusSource(address=url)
 
         def answered(*names: str) -> dict[str, PrometheusScrape | str]:
@@ -57,23 +57,23 @@ def test_samples_from_prometheus_are_those_of_the_pages(tmp_path: Path) -> None:
                 found = answered(pod).get(pod)
                 return found if isinstance(found, PrometheusScrape) else None
 
-            found = until(look, f"{pod} is scraped")
+            found = wait_until(look, f"{pod} is scraped")
             assert found is not None
             return found
 
         before = {pod: scraped(pod) for pod in pods}
         for engine in engines.values():
-            engine.load(2, 8, 20, seed=1)
+            engine.run_load(2, 8, 20, seed=1)
         # Nothing is asked any more, so the pages stand still, and the next scrape has what they say.
-        pages = {pod: parse_exposition(engine.page().encode()) for pod, engine in engines.items()}
+        pages = {pod: parse_exposition(engine.read_metrics().encode()) for pod, engine in engines.items()}
         for pod, page in pages.items():
-            until(lambda pod=pod, page=page: scraped(pod).to_sample() == page, f"Prometheus has what the page of {pod} says")  # type: ignore[misc]
+            wait_until(lambda pod=pod, page=page: scraped(pod).to_sample() == page, f"Prometheus has what the page of {pod} says")  # type: ignore[misc]
 
         def both() -> dict[str, PrometheusScrape | str] | None:
             told = answered("chat-a", "chat-b", "chat-c")
             return told if sum(isinstance(one, PrometheusScrape) for one in told.values()) == 2 else None
 
-        found = until(both, "both are scraped")
+        found = wait_until(both, "both are scraped")
         assert found is not None
         assert found["chat-c"] == (f"has no sample at {url} in the last 5 s, by the labels namespace=default, pod=<its name>")
         for pod, page in pages.items():
@@ -91,7 +91,7 @@ def test_samples_from_prometheus_are_those_of_the_pages(tmp_path: Path) -> None:
             period = read_prometheus(PrometheusQueryConfig(url, "chat-.*", "default", {"job": "engines"}), timedelta(minutes=5))
             return period if {pod: sample for _, pod, sample in period.scrapes} == pages else None
 
-        period = until(recorded, "the period ends with the pages")
+        period = wait_until(recorded, "the period ends with the pages")
         assert period is not None
         assert not period.skip_counts
         assert run_command_line(["tune", "offline", "--prometheus", url, "--pods", "chat-.*", "--since", "5m"]) == 1
@@ -107,7 +107,7 @@ def test_samples_from_prometheus_are_those_of_the_pages(tmp_path: Path) -> None:
             ask(PrometheusSource(address=f"{url}/nowhere"), "chat-a")
 
         engines["chat-a"].process.send_signal(signal.SIGKILL)
-        until(
+        wait_until(
             lambda: answered("chat-a").get("chat-a") == "could not be scraped (up is 0)",
             "its scrapes fail, and the last is over",
         )

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from aerie_lab.binaries import ensure
+from aerie_lab.binaries import ensure_family
 from aerie_lab.cluster import Lab, process
-from aerie_lab.testing import Namespace, until
-from aerie_lab.testing.prometheus import MANIFESTS
+from aerie_lab.testing import Namespace, wait_until
+from aerie_lab.testing.prometheus import PROMETHEUS_MANIFESTS
 
 CHART = {
     "Chart.yaml": "apiVersion: v2\nname: small\nversion: 0.1.0\nkubeVersion: '>=1.36.0-0'\n",
@@ -47,21 +47,21 @@ def test_helm_installs_upgrades_and_uninstalls(namespace: Namespace, tmp_path: P
 
 @pytest.mark.timeout(900)  # the first time Prometheus has to be built
 def test_prometheus_runs_as_a_pod_and_finds_itself(namespace: Namespace) -> None:
-    ensure("prometheus")
-    namespace.apply(MANIFESTS)
-    namespace.until_ready("prometheus", within=120)
+    ensure_family("prometheus")
+    namespace.apply(PROMETHEUS_MANIFESTS)
+    namespace.wait_until_ready("prometheus", timeout_seconds=120)
     address = namespace.get("service", "prometheus")["spec"]["clusterIP"]
 
     def up() -> bool:
         answer = json.loads(inside(namespace.lab, f"http://{address}/api/v1/query?query=up"))
         return [(r["metric"]["pod"], r["value"][1]) for r in answer["data"]["result"]] == [("prometheus", "1")]
 
-    until(up, "Prometheus has scraped the one pod of its namespace")
+    wait_until(up, "Prometheus has scraped the one pod of its namespace")
 
 
 def inside(lab: Lab, url: str) -> str:
     """GET from the lab's own network."""
     code = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=60).read().decode())"
-    command = [sys.executable, "-m", "aerie_lab.sandbox.inside", str(process.living(lab.folder)), sys.executable, "-c", code, url]
+    command = [sys.executable, "-m", "aerie_lab.sandbox.inside", str(process.find_lab_pid(lab.folder)), sys.executable, "-c", code, url]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     return done.stdout or json.dumps({"data": {"result": []}, "error": done.stderr})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aerie_lab.binaries import ensure, folder_of
+from aerie_lab.binaries import ensure_family, find_family_folder
 from aerie_lab.errors import BuildError
 from aerie_lab.testing.model import write_tiny_llama
 
@@ -15,14 +15,14 @@ from aerie_lab.testing.model import write_tiny_llama
 @pytest.fixture(scope="session")
 def vllm(say: Callable[[str], None]) -> Path:
     """The folder with the `vllm` program; installing it takes minutes the first time."""
-    return ensure("vllm", say)
+    return ensure_family("vllm", say)
 
 
 @pytest.fixture(scope="session")
 def vllm_0_33() -> Path:
     """The folder with the `vllm` program of 0.33. No test installs it: where it is not ready its tests are skipped."""
     try:
-        return folder_of("vllm-0.33")
+        return find_family_folder("vllm-0.33")
     except BuildError as error:
         pytest.skip(str(error))
 

@@ -54,5 +54,5 @@ def flags_of_the_simulator(version: str) -> Flags:
     def row(action: argparse.Action) -> list[Any]:
         return [action.nargs, sorted(map(str, action.choices)) if action.choices is not None else None]
 
-    named = arguments._parser(version)._option_string_actions
+    named = arguments._build_parser(version)._option_string_actions
     return {name: row(action) for name, action in named.items() if action.dest != "help"}

@@ -24,7 +24,7 @@ from aerie.engine.metrics.exposition import parse_exposition
 from aerie.engine.metrics.names import Metric, MetricType
 from aerie.engine.metrics.sample import Counters, Sample, diff_samples
 from aerie.engine.speculation import Static
-from aerie_lab.testing import until
+from aerie_lab.testing import wait_until
 
 pytestmark = pytest.mark.timeout(2400)  # most of it is for installing vLLM, which the fixtures may have to do
 
@@ -77,7 +77,7 @@ def engine(vllm: Path, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactor
             return False
 
         try:
-            until(healthy, "vLLM to be healthy", within=START, every=0.5)
+            wait_until(healthy, "vLLM to be healthy", timeout_seconds=START, interval_seconds=0.5)
             yield Engine(client)
         finally:
             with contextlib.suppress(ProcessLookupError):

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from aerie_lab.cluster import Lab
-from aerie_lab.testing import Namespace, until
+from aerie_lab.testing import Namespace, wait_until
 from aerie_lab.testing.plugin import new_namespace
 
 pytestmark = pytest.mark.timeout(2400)  # the first test may have to install vLLM
@@ -71,14 +71,14 @@ def test_from_a_resource_to_drafted_tokens(installed: Namespace) -> None:
         conditions = {one["type"]: one["status"] for one in item.get("status", {}).get("conditions") or []}
         return item.get("status", {}).get("phase") == "Ready" and conditions.get("Ready") == "True"
 
-    status = installed.until("specdep", "docs", ready, "it is Ready", within=START)["status"]
+    status = installed.wait_until("specdep", "docs", ready, "it is Ready", timeout_seconds=START)["status"]
     assert status["stable"]["drafter"] == "aerie/bundle-eagle31@55f8cf57"
     (pod,) = installed.list_all("pods", "aerie.dev/name=docs")
     assert "Initializing a V1 LLM engine (v0.32.0)" in installed.kubectl("logs", pod["metadata"]["name"])
 
     assert installed.lab.gateway_url is not None
     with httpx.Client(base_url=installed.lab.gateway_url, headers={"Host": "docs.example.com"}, timeout=120) as client:
-        until(lambda: healthy(client), "the route is served")
+        wait_until(lambda: healthy(client), "the route is served")
         prompts = itertools.cycle(map(json.loads, (ROOT / "drafter/bundle/prompts.jsonl").read_text().splitlines()))
 
         def ask() -> None:
@@ -96,14 +96,14 @@ def test_from_a_resource_to_drafted_tokens(installed: Namespace) -> None:
             return 1 + accepted / drafts if drafts else 0.0
 
         # On these prompts the bundle's registry has 1.9 to 2.4; an engine that loads the wrong files accepts next to nothing.
-        assert until(lambda: found if (found := length()) > 1 else 0.0, "accepted tokens are counted") > 1.3
+        assert wait_until(lambda: found if (found := length()) > 1 else 0.0, "accepted tokens are counted") > 1.3
 
         def shown() -> float | None:
             ask()
             found: float | None = installed.get("specdep", "docs")["status"]["stable"].get("acceptanceLength")
             return found
 
-        assert (until(shown, "the operator shows an acceptance length", within=180) or 0.0) > 1.3
+        assert (wait_until(shown, "the operator shows an acceptance length", timeout_seconds=180) or 0.0) > 1.3
 
 
 def healthy(client: httpx.Client) -> bool:

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from aerie_lab.cluster import Lab, process
-from aerie_lab.testing import Namespace, until
+from aerie_lab.testing import Namespace, wait_until
 from aerie_lab.testing.model import Shape, write_tiny_llama
 from aerie_lab.testing.plugin import new_namespace
 
@@ -109,9 +109,9 @@ def served(lab: Lab, vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         host = f"{namespace.name}.example"
         namespace.apply(MANIFESTS.format(model=model, longest=LONGEST, host=host, drain=DRAIN, grace=GRACE, idle=IDLE))
         try:
-            namespace.until_ready("tiny", within=START)
+            namespace.wait_until_ready("tiny", timeout_seconds=START)
             with httpx.Client(base_url=lab.gateway_url, headers={"Host": host}, timeout=120) as client:
-                until(lambda: healthy(client), "the route is served")
+                wait_until(lambda: healthy(client), "the route is served")
                 yield Served(namespace, client)
         finally:
             release(namespace)
@@ -141,13 +141,13 @@ def metric(served: Served, name: str) -> float:
 
 def inside(lab: Lab, *command: str) -> str:
     """What the command prints when it is run in the lab's namespaces."""
-    words = [sys.executable, "-m", "aerie_lab.sandbox.inside", str(process.living(lab.folder)), *command]
+    words = [sys.executable, "-m", "aerie_lab.sandbox.inside", str(process.find_lab_pid(lab.folder)), *command]
     return subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout.strip()
 
 
 def container_processes(lab: Lab, namespace: str) -> set[int]:
     """The processes, as this machine numbers them, in the PID namespace of the container of pod `tiny`."""
-    (found,) = [c for c in lab.ask_agent("containers") if c["namespace"] == namespace]
+    (found,) = [c for c in lab.call_agent("containers") if c["namespace"] == namespace]
     own = inside(lab, "readlink", f"/proc/{found['pid']}/ns/pid")
     members = set()
     for entry in Path("/proc").iterdir():
@@ -160,7 +160,7 @@ def container_processes(lab: Lab, namespace: str) -> set[int]:
 @contextlib.contextmanager
 def halted_when(pid: int, due: Callable[[], object]) -> Iterator[None]:
     """The process stands still, from when it is due to the end of the block."""
-    until(due, f"process {pid} is to be halted")
+    wait_until(due, f"process {pid} is to be halted")
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -181,7 +181,7 @@ def test_completions_are_answered_through_the_gateway(served: Served) -> None:
 def test_metrics_count_what_was_generated(served: Served) -> None:
     before = metric(served, "vllm:generation_tokens_total")
     assert served.client.post("/v1/completions", json=completion(16)).status_code == 200
-    until(lambda: metric(served, "vllm:generation_tokens_total") == before + 16, "16 more tokens are counted")
+    wait_until(lambda: metric(served, "vllm:generation_tokens_total") == before + 16, "16 more tokens are counted")
 
 
 def test_an_idle_connection_is_kept_as_long_as_the_environment_says(served: Served) -> None:
@@ -223,7 +223,7 @@ def test_deletion_drains_and_leaves_nothing(served: Served) -> None:
         answer = pool.submit(served.client.post, "/v1/completions", json=completion(tokens), timeout=GRACE)
         with halted_when(engine, lambda: answer.done() or metric(served, "vllm:num_requests_running") > 0):
             namespace.kubectl("delete", "pod", "tiny", "--wait=false")
-            until(lambda: "stopping engine client mode=drain" in namespace.kubectl("logs", "tiny"), "the API server drains")
+            wait_until(lambda: "stopping engine client mode=drain" in namespace.kubectl("logs", "tiny"), "the API server drains")
             assert namespace.get("pod", "tiny")["metadata"]["deletionGracePeriodSeconds"] == GRACE
             assert not answer.done(), f"{tokens} tokens were answered before the engine was halted: ask for more"
         reply = answer.result(GRACE)
@@ -236,8 +236,8 @@ def test_deletion_drains_and_leaves_nothing(served: Served) -> None:
         assert isinstance(status, dict)
         return "terminated" in status["containerStatuses"][0]["state"]
 
-    (status,) = namespace.until("pod", "tiny", ended, "the container has ended", within=GRACE)["status"]["containerStatuses"]
+    (status,) = namespace.wait_until("pod", "tiny", ended, "the container has ended", timeout_seconds=GRACE)["status"]["containerStatuses"]
     assert (status["state"]["terminated"]["exitCode"], status["state"]["terminated"]["reason"]) == (0, "Completed")
     assert not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
     release(namespace)
-    namespace.until_gone("pod", "tiny")
+    namespace.wait_until_deleted("pod", "tiny")

@@ -16,9 +16,9 @@ import pytest
 from aerie.engine.metrics import rates
 from aerie.engine.speculation import Off, Schedule, Static, max_speculative_tokens
 from aerie.tuning.decision.types import TuningAction
-from aerie_lab.testing.steady import BATCHES, CURRENT, OTHER, SCHEDULE, STEPS, Told, tell
+from aerie_lab.testing.steady import BATCH_SIZES, CURRENT_SETTING, OTHER_SETTING, SCHEDULE_SETTING, MIN_WINDOW_STEPS, SteadyReport, run_steady
 
-SOME_STEPS = 6 / STEPS
+SOME_STEPS = 6 / MIN_WINDOW_STEPS
 """A page's counters are not of one instant: between two of them there may be a step, and on busy cores up to four were seen, and
 27 on one page of all. So what compares two of them is asked of the median window."""
 FORECAST_TOLERANCE = 0.25
@@ -27,15 +27,15 @@ pytestmark = pytest.mark.timeout(2400)  # the first test may have to install vLL
 
 
 @pytest.fixture(scope="module")
-def told(vllm: Path, tmp_path_factory: pytest.TempPathFactory, say: Callable[[str], None]) -> Told:
-    found = tell(vllm, tmp_path_factory.mktemp("tuning"))
-    say(found.opinion.text)
+def told(vllm: Path, tmp_path_factory: pytest.TempPathFactory, say: Callable[[str], None]) -> SteadyReport:
+    found = run_steady(vllm, tmp_path_factory.mktemp("tuning"))
+    say(found.tuner_result.explanation)
     return found
 
 
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("setting", [CURRENT, OTHER, SCHEDULE], ids=str)
-def test_an_engine_drafts_what_its_setting_says(told: Told, setting: Static | Schedule, batch: int) -> None:
+@pytest.mark.parametrize("batch", BATCH_SIZES)
+@pytest.mark.parametrize("setting", [CURRENT_SETTING, OTHER_SETTING, SCHEDULE_SETTING], ids=str)
+def test_an_engine_drafts_what_its_setting_says(told: SteadyReport, setting: Static | Schedule, batch: int) -> None:
     wanted = setting.tokens_at(batch) if isinstance(setting, Schedule) else setting.tokens
     batches, verified = [], []
     for window in told.engines[setting].windows[batch]:
@@ -53,8 +53,8 @@ def test_an_engine_drafts_what_its_setting_says(told: Told, setting: Static | Sc
     assert median(verified) == pytest.approx(1, rel=SOME_STEPS), "each step of a request verifies a draft"
 
 
-def test_an_engine_without_speculation_counts_no_drafts(told: Told) -> None:
-    for batch in BATCHES:
+def test_an_engine_without_speculation_counts_no_drafts(told: SteadyReport) -> None:
+    for batch in BATCH_SIZES:
         counted = [window.counters for window in told.engines[Off()].windows[batch]]
         assert all(one.speculation is None for one in counted)
         tokens = [known for one in counted if not isinstance(known := rates.tokens_per_step(one), rates.Unknown)]
@@ -62,8 +62,8 @@ def test_an_engine_without_speculation_counts_no_drafts(told: Told) -> None:
         assert median(tokens) == pytest.approx(1, rel=SOME_STEPS)
 
 
-def test_speculation_that_loses_is_turned_off(told: Told) -> None:
-    found, text = told.opinion.decision, told.opinion.text
+def test_speculation_that_loses_is_turned_off(told: SteadyReport) -> None:
+    found, text = told.tuner_result.decision, told.tuner_result.explanation
     assert (found.action, found.setting) == (TuningAction.CHANGE, Off()), text
     assert found.reason.startswith("speculation loses on this load: without it the gain is +")
     gains = {one.setting: one.gain for one in found.predictions}
@@ -73,13 +73,13 @@ def test_speculation_that_loses_is_turned_off(told: Told) -> None:
         assert part in text, text
 
 
-def test_what_the_tuner_says_is_what_was_measured(told: Told) -> None:
+def test_what_the_tuner_says_is_what_was_measured(told: SteadyReport) -> None:
     """Its forecast of each batch is about a speed-up that was measured: it is fitted over batches, and cores may be busy.
 
     How near it is says `make bench NAME=tuning_vllm`.
     """
-    assert min(told.usual_gain.values()) > 0, told.usual_gain
-    measured = [1 + gain for gain in told.gain.values()]  # over all windows, as it has them: what slowed some of them is in both
-    for low, _, high in told.forecast.values():
-        assert 1 + low < (1 + FORECAST_TOLERANCE) * max(measured), told.gain
-        assert 1 + high > (1 - FORECAST_TOLERANCE) * min(measured), told.gain
+    assert min(told.median_gain.values()) > 0, told.median_gain
+    measured = [1 + gain for gain in told.mean_gain.values()]  # over all windows, as it has them: what slowed some of them is in both
+    for low, _, high in told.forecast_quantiles.values():
+        assert 1 + low < (1 + FORECAST_TOLERANCE) * max(measured), told.mean_gain
+        assert 1 + high > (1 - FORECAST_TOLERANCE) * min(measured), told.mean_gain

@@ -20,7 +20,7 @@ from aerie.engine.metrics.sample import Counters, Sample, diff_samples
 from aerie.engine.releases import NEWEST_VERIFIED_VERSION
 from aerie.engine.speculation import Static
 from aerie_drafter.evaluate.prompts import read_prompts
-from aerie_lab.testing.agreement import BUNDLE, Engine, K, engine, healthy, speculation
+from aerie_lab.testing.agreement import BUNDLE_FOLDER, RunningEngine, NUM_SPECULATIVE_TOKENS, start_engine, is_healthy, build_speculative_config
 from tests.vllm.parser import flags_of_the_simulator, flags_of_vllm
 
 pytestmark = pytest.mark.timeout(2400)  # a start on busy cores
@@ -32,34 +32,34 @@ TOKENS = 40
 class Served:
     """A server, and what it said of its first requests."""
 
-    engine: Engine
+    engine: RunningEngine
     answers: list[dict[str, Any]]
     window: Counters
     """What they added to the page."""
 
 
-def ask(engine: Engine, messages: Any) -> httpx.Response:
+def ask(engine: RunningEngine, messages: Any) -> httpx.Response:
     body = {"model": "agreement", "messages": list(messages), "max_tokens": TOKENS, "temperature": 0}
     return engine.client.post("/v1/chat/completions", json=body)
 
 
-def scrape(engine: Engine) -> Sample:
+def scrape(engine: RunningEngine) -> Sample:
     """The page once it stands still, as the operator reads it."""
-    engine.settled()
-    return parse_exposition(engine.page().encode())
+    engine.read_stable_samples()
+    return parse_exposition(engine.read_metrics().encode())
 
 
 @pytest.fixture(scope="module")
 def prompts() -> list[Any]:
-    return [prompt.messages for prompt in read_prompts(BUNDLE / "prompts.jsonl")][:REQUESTS]
+    return [prompt.messages for prompt in read_prompts(BUNDLE_FOLDER / "prompts.jsonl")][:REQUESTS]
 
 
 @pytest.fixture(scope="module")
 def served(vllm_0_33: Path, prompts: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    words = ("--speculative-config", speculation(BUNDLE / "eagle31"), "--per-request-spec-decode-metrics=detailed")
+    words = ("--speculative-config", build_speculative_config(BUNDLE_FOLDER / "eagle31"), "--per-request-spec-decode-metrics=detailed")
     # Dev mode: it has /pause. No logo: the start line is one line.
     variables = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_DISABLE_LOG_LOGO": "1"}
-    with engine("real", vllm_0_33, tmp_path_factory.mktemp("vllm-0.33"), *words, variables=variables) as running:
+    with start_engine("real", vllm_0_33, tmp_path_factory.mktemp("vllm-0.33"), *words, variables=variables) as running:
         before = scrape(running)
         answers = [ask(running, messages).raise_for_status().json() for messages in prompts]
         window = diff_samples(before, scrape(running))
@@ -70,8 +70,8 @@ def served(vllm_0_33: Path, prompts: list[Any], tmp_path_factory: pytest.TempPat
 def test_it_is_the_newest_release_that_aerie_knows(served: Served) -> None:
     """So `NEWEST_KNOWN` rests on a run. The log says the version at the start, and that sampling is mended."""
     assert served.engine.client.get("/version").json() == {"version": str(NEWEST_VERIFIED_VERSION)}
-    assert healthy(served.engine.client)
-    log = served.engine.log.read_text()
+    assert is_healthy(served.engine.client)
+    log = served.engine.log_file.read_text()
     assert re.search(rf"vLLM server version {re.escape(str(NEWEST_VERIFIED_VERSION))}, serving model \S+", log)
     assert "sampling with speculation on CPU is mended (vLLM issue 55005" in log
 
@@ -81,13 +81,13 @@ def test_its_page_is_read(served: Served) -> None:
     assert sum(window.finished.get(reason, 0.0) for reason in ("length", "stop")) == REQUESTS == window.first_tokens
     assert window.generation_tokens == sum(answer["usage"]["completion_tokens"] for answer in served.answers)
     assert counted is not None
-    assert counted.draft_tokens == K * counted.drafts > 0
-    assert len(counted.accepted_per_position) == K
+    assert counted.draft_tokens == NUM_SPECULATIVE_TOKENS * counted.drafts > 0
+    assert len(counted.accepted_per_position) == NUM_SPECULATIVE_TOKENS
     assert list(counted.accepted_per_position) == sorted(counted.accepted_per_position, reverse=True)
     assert sum(counted.accepted_per_position) == counted.accepted
-    length = rates.acceptance_length(window, Static(K))
+    length = rates.acceptance_length(window, Static(NUM_SPECULATIVE_TOKENS))
     assert isinstance(length, rates.Bounds)
-    assert 1.5 < length.low <= length.high < K + 1  # the drafter is of use: it was trained for this target
+    assert 1.5 < length.low <= length.high < NUM_SPECULATIVE_TOKENS + 1  # the drafter is of use: it was trained for this target
 
 
 def test_the_answers_own_figures_are_those_of_the_page(served: Served) -> None:
@@ -95,9 +95,9 @@ def test_the_answers_own_figures_are_those_of_the_page(served: Served) -> None:
     assert counted is not None
     figures = [answer["metrics"]["speculative_decoding"] for answer in served.answers]
     assert sum(one["num_spec_steps"] for one in figures) == counted.drafts
-    histogram = [sum(one["acceptance_histogram"][accepted] for one in figures) for accepted in range(K + 1)]
+    histogram = [sum(one["acceptance_histogram"][accepted] for one in figures) for accepted in range(NUM_SPECULATIVE_TOKENS + 1)]
     # Position i is accepted in every step that accepts more than i.
-    assert [sum(histogram[i + 1 :]) for i in range(K)] == list(counted.accepted_per_position)
+    assert [sum(histogram[i + 1 :]) for i in range(NUM_SPECULATIVE_TOKENS)] == list(counted.accepted_per_position)
     for one in figures:
         assert sum(one["per_step_accepted"]) == one["num_accepted_draft_tokens"]
 
@@ -112,7 +112,7 @@ def test_what_a_paused_engine_refuses_is_no_failure_of_its_own(served: Served, p
         refused = ask(running, prompts[0])
         assert refused.status_code == 503
         assert "Generation is paused" in refused.text
-        assert healthy(running.client)
+        assert is_healthy(running.client)
         assert running.client.post("/resume").is_success
         window = diff_samples(before, scrape(running))
         assert isinstance(window, Counters)

@@ -14,9 +14,9 @@ import typer
 
 from aerie.boundary import EXIT_FAILED, run_process
 from aerie.terminal import VersionOption, print_error
-from aerie_drafter.errors import EagleError
+from aerie_drafter.errors import DrafterError
 
-COMMANDS = {
+COMMAND_SUMMARIES = {
     "convert": "Bring in another project's checkpoint, as what vLLM serves.",
     "drift": "Show how a drafter drifts step by step: state, attention, acceptance.",
     "evaluate": "Measure acceptance length by category, of a drafter and its target or of a running vLLM.",
@@ -30,14 +30,14 @@ COMMANDS = {
 
 def main() -> None:
     """Entry point."""
-    run_process("aerie-drafter", "drafter", lambda: lambda: run(sys.argv[1:]))
+    run_process("aerie-drafter", "drafter", lambda: lambda: run_cli(sys.argv[1:]))
 
 
-def run(arguments: Sequence[str]) -> int:
+def run_cli(arguments: Sequence[str]) -> int:
     """The exit status of `aerie-drafter` with these arguments."""
     try:
-        application(next((one for one in arguments if not one.startswith("-")), None))(arguments, prog_name="aerie-drafter")
-    except EagleError as error:
+        build_app(next((one for one in arguments if not one.startswith("-")), None))(arguments, prog_name="aerie-drafter")
+    except DrafterError as error:
         print_error(error)
         return EXIT_FAILED
     except SystemExit as end:
@@ -45,7 +45,7 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def application(named: str | None) -> typer.Typer:
+def build_app(command_name: str | None) -> typer.Typer:
     """The commands: the one that is named as it is, the others as a line of help."""
     app = typer.Typer(
         no_args_is_help=True,
@@ -54,17 +54,17 @@ def application(named: str | None) -> typer.Typer:
         pretty_exceptions_enable=False,
         help="EAGLE 3 and EAGLE 3.1 drafters: train them, judge them, and make of them what vLLM serves.",
     )
-    app.callback()(_all)
-    for name, line in COMMANDS.items():
-        if name == named:
+    app.callback()(_root_callback)
+    for name, line in COMMAND_SUMMARIES.items():
+        if name == command_name:
             app.command(name)(import_module(f"aerie_drafter.cli.{name}").command)
         else:
-            app.command(name, help=line)(_unnamed)
+            app.command(name, help=line)(_placeholder_command)
     return app
 
 
-def _all(version: VersionOption = False) -> None: ...
+def _root_callback(version: VersionOption = False) -> None: ...
 
 
-def _unnamed() -> None:
+def _placeholder_command() -> None:
     """Nothing: stands for commands that were not named."""

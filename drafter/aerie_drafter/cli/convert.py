@@ -10,7 +10,7 @@ import typer
 
 from aerie.terminal import sanitize_text
 from aerie_drafter.cli.console import err, out
-from aerie_drafter.convert import CheckpointOrigin, LayerIds, Wishes, bring_in
+from aerie_drafter.convert import CheckpointOrigin, LayerIdConvention, ConversionOverrides, import_checkpoint
 from aerie_drafter.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ def command(
     target_name: Annotated[str, typer.Option(help="What the checkpoint is to call its target; default: the folder.")] = "",
     origin: Annotated[CheckpointOrigin | None, typer.Option(help="The project that wrote it; default: found out.")] = None,
     layers: Annotated[str, typer.Option(help="Auxiliary layers as vLLM counts them, such as 2,16,29.")] = "",
-    layer_ids: Annotated[LayerIds, typer.Option(help="Whether its layer ids are inputs or outputs of layers.")] = LayerIds.AUTO,
+    layer_ids: Annotated[LayerIdConvention, typer.Option(help="Whether its layer ids are inputs or outputs of layers.")] = LayerIdConvention.AUTO,
     trained: Annotated[datetime | None, typer.Option(help="Day of training, for SpecForge.", formats=["%Y-%m-%d"])] = None,
     norm_output: Annotated[
         bool | None, typer.Option("--norm-output/--no-norm-output", help="How it was trained, if you know.")
@@ -33,15 +33,15 @@ def command(
         named = tuple(int(one) for one in layers.split(",")) if layers else None
     except ValueError:
         raise ConfigError(f"--layers is {layers!r}: whole numbers with commas between are expected.") from None
-    wishes = Wishes(
+    wishes = ConversionOverrides(
         origin=origin,
-        layers=named,
-        layer_ids=layer_ids,
-        trained=trained.date() if trained else None,
+        aux_layer_ids=named,
+        layer_id_convention=layer_ids,
+        training_date=trained.date() if trained else None,
         norm_output=norm_output,
-        full_attention=full_attention,
+        assume_full_attention=full_attention,
     )
-    found = bring_in(source, folder, wishes, target=target, name=target_name)
+    found = import_checkpoint(source, folder, wishes, target=target, target_name=target_name)
     for finding in found.findings:
         err.print(sanitize_text(finding))
-    out.print(f"{sanitize_text(str(folder))}: {found.checkpoint.config.kind}, from {found.origin.value}")
+    out.print(f"{sanitize_text(str(folder))}: {found.checkpoint.config.eagle_version}, from {found.origin.value}")

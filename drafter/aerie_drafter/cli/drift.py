@@ -12,12 +12,12 @@ from rich.table import Table
 from transformers.utils import logging
 
 from aerie.terminal import sanitize_text
-from aerie_drafter.checkpoint import read_config
+from aerie_drafter.checkpoint import read_drafter_config
 from aerie_drafter.cli.console import err, out
-from aerie_drafter.cli.evaluate import Output
-from aerie_drafter.drift import STEPS, Drift, measure, plot
+from aerie_drafter.cli.evaluate import ResultFormat
+from aerie_drafter.drift import DEFAULT_DRIFT_STEPS, DriftProfile, measure_drift, plot_drift
 from aerie_drafter.errors import ConfigError, DataError
-from aerie_drafter.evaluate.offline import Asking, Pair, texts
+from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, answer_prompts
 from aerie_drafter.evaluate.prompts import read_prompts
 
 
@@ -27,43 +27,43 @@ def command(
     *,
     target: Annotated[Path, typer.Option(help="The target's folder.")],
     prompts: Annotated[Path, typer.Option(help="JSON lines: messages, turns, prompt or text.")],
-    tokens: Annotated[int, typer.Option("-k", "--tokens", min=2, max=32, help="Steps.")] = STEPS,
+    tokens: Annotated[int, typer.Option("-k", "--tokens", min=2, max=32, help="Steps.")] = DEFAULT_DRIFT_STEPS,
     max_tokens: Annotated[int, typer.Option(min=2, help="Longest answer, tokens.")] = 128,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw it too: a file ending in .svg or .png.")] = None,
     device: Annotated[str, typer.Option(help="Where target and drafter run.")] = "cpu",
-    output: Annotated[Output, typer.Option("-o", "--output", help="Form of the result.")] = Output.TABLE,
+    output: Annotated[ResultFormat, typer.Option("-o", "--output", help="Form of the result.")] = ResultFormat.TABLE,
 ) -> None:
     """Show how a drafter drifts step by step: size of its state, attention on the first and on its own tokens, acceptance."""
     if plot_file is not None and plot_file.suffix not in (".svg", ".png"):
         raise ConfigError(f"--plot is {plot_file}: a file ending in .svg or .png is expected.")
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     given = read_prompts(prompts)
-    found: dict[str, Drift] = {}
+    found: dict[str, DriftProfile] = {}
     answered = None
     for folder in (drafter, other) if other is not None else (drafter,):
-        pair = Pair.load(target, folder, device=device)
+        pair = ModelPair.load(target, folder, device=device)
         if answered is None:
             ids = [prompt.encode(pair.tokenizer) for prompt in given]
             err.print(f"the target answers {len(ids)} prompts")
-            answered = texts(pair, ids, Asking(tokens, max_tokens))
+            answered = answer_prompts(pair, ids, EvaluationOptions(tokens, max_tokens))
         try:
-            found[f"{folder.resolve().name} ({read_config(folder).kind})"] = measure(pair, answered, tokens)
+            found[f"{folder.resolve().name} ({read_drafter_config(folder).eagle_version})"] = measure_drift(pair, answered, tokens)
         except ValueError as error:
             raise DataError(f"{prompts}: {error}") from error
-    if output is Output.JSON:
+    if output is ResultFormat.JSON:
         out.print_json(
             json.dumps({name: {**dataclasses.asdict(each), "norm_ratio": each.norm_ratio} for name, each in found.items()})
         )
     else:
         for name, each in found.items():
             out.print(f"{sanitize_text(name)}: norm ratio {each.norm_ratio:.2f}, {each.columns} columns")
-            out.print(table(each))
+            out.print(build_drift_table(each))
     if plot_file is not None:
-        plot(found, plot_file)
+        plot_drift(found, plot_file)
         err.print(f"{sanitize_text(str(plot_file))} is written")
 
 
-def table(drift: Drift) -> Table:
+def build_drift_table(drift: DriftProfile) -> Table:
     """A row for each step."""
     made = Table(box=None, pad_edge=False)
     for name in ("STEP", "NORM", "SINK", "OWN TOKENS", "ACCEPTED"):

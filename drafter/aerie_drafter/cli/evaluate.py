@@ -16,12 +16,12 @@ from transformers.utils import logging
 from aerie.terminal import sanitize_text
 from aerie_drafter.cli.console import err, out
 from aerie_drafter.errors import ConfigError
-from aerie_drafter.evaluate.offline import Asking, Pair, Result, as_json, by_length, evaluate, total
-from aerie_drafter.evaluate.prompts import bucket, read_prompts
-from aerie_drafter.evaluate.server import measure
+from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, AcceptanceByCategory, acceptance_to_json, group_by_length, evaluate_prompts, sum_acceptance
+from aerie_drafter.evaluate.prompts import length_bucket, read_prompts
+from aerie_drafter.evaluate.server import evaluate_server
 
 
-class Output(Enum):
+class ResultFormat(Enum):
     """Form of the result."""
 
     TABLE = "table"
@@ -42,7 +42,7 @@ def command(
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time, to a server.")] = 8,
     seed: Annotated[int, typer.Option(help="Of drawn answers.")] = 0,
     device: Annotated[str, typer.Option(help="Where target and drafter run.")] = "cpu",
-    output: Annotated[Output, typer.Option("-o", "--output", help="Form of the result.")] = Output.TABLE,
+    output: Annotated[ResultFormat, typer.Option("-o", "--output", help="Form of the result.")] = ResultFormat.TABLE,
 ) -> None:
     """Measure acceptance length by category: of a drafter and its target, or of a running vLLM."""
     given = read_prompts(prompts)
@@ -50,44 +50,44 @@ def command(
         if drafter or target or not model or sampled_drafts:
             raise ConfigError("--url measures a server: it goes with --model, and without --drafter, --target, --sampled-drafts.")
         asked = asyncio.run(
-            measure(
+            evaluate_server(
                 url,
                 model,
                 given,
-                by_length=bucket if lengths else None,
+                length_category=length_bucket if lengths else None,
                 max_tokens=max_tokens,
                 temperature=temperature,
                 concurrency=concurrency,
-                report=err.print,
+                log_progress=err.print,
             )
         )
-        if asked.others:
-            err.print(f"[yellow]{asked.others} requests of others finished meanwhile and are in the figures[/]")
-        found = asked.found
+        if asked.foreign_requests:
+            err.print(f"[yellow]{asked.foreign_requests} requests of others finished meanwhile and are in the figures[/]")
+        found = asked.acceptance_by_category
     else:
         if drafter is None or target is None:
             raise ConfigError("--drafter and --target are needed, or --url and --model of a running server.")
         if sampled_drafts and temperature == 0:
             raise ConfigError("--sampled-drafts draws at the target's temperature, which is 0: give --temperature too.")
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        pair = Pair.load(target, drafter, device=device)
-        given = by_length(pair.tokenizer, given) if lengths else given
-        asking = Asking(tokens, max_tokens, temperature, sampled_drafts, seed)
-        found = evaluate(pair, given, asking, report=err.print)
-    if output is Output.JSON:
-        out.print_json(json.dumps(as_json(found)))
+        pair = ModelPair.load(target, drafter, device=device)
+        given = group_by_length(pair.tokenizer, given) if lengths else given
+        asking = EvaluationOptions(tokens, max_tokens, temperature, sampled_drafts, seed)
+        found = evaluate_prompts(pair, given, asking, log_progress=err.print)
+    if output is ResultFormat.JSON:
+        out.print_json(json.dumps(acceptance_to_json(found)))
     else:
-        out.print(table(found, "PROMPT TOKENS" if lengths else "CATEGORY"))
+        out.print(build_acceptance_table(found, "PROMPT TOKENS" if lengths else "CATEGORY"))
 
 
-def table(found: Result, heading: str) -> Table:
+def build_acceptance_table(acceptance_by_category: AcceptanceByCategory, heading: str) -> Table:
     """A row for each category and one for all."""
-    k = len(next(iter(found.values())).accepted)
+    k = len(next(iter(acceptance_by_category.values())).accepted_per_position)
     made = Table(box=None, pad_edge=False)
     made.add_column(heading)
     for name in ("AL", *(f"ACC@{position}" for position in range(1, k + 1)), "DRAFTS"):
         made.add_column(name, justify="right")
-    for name, each in {**found, "total": total(found)}.items():
-        numbers: list[Any] = [each.length, *each.rates]
+    for name, each in {**acceptance_by_category, "total": sum_acceptance(acceptance_by_category)}.items():
+        numbers: list[Any] = [each.acceptance_length, *each.acceptance_rates]
         made.add_row(sanitize_text(name), *("-" if math.isnan(n) else f"{n:.3f}" for n in numbers), str(each.drafts))
     return made

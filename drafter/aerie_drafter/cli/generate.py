@@ -12,8 +12,8 @@ from transformers.utils import logging
 
 from aerie_drafter.cli.console import err, out
 from aerie_drafter.errors import ConfigError
-from aerie_drafter.train.data import conversations
-from aerie_drafter.train.generate import Sampling, generate
+from aerie_drafter.train.data import read_conversations
+from aerie_drafter.train.generate import GenerationParameters, generate_answers
 from aerie_drafter.train.states import load_model, load_tokenizer
 
 
@@ -35,16 +35,16 @@ def command(
         raise ConfigError(f"{target}: its tokenizer has no chat template, so it cannot be asked; add one to the target's folder.")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = load_model(target, revision, torch.bfloat16 if device.type == "cuda" else torch.float32, device).eval()
-    total = sum(1 for _ in conversations(source))
+    total = sum(1 for _ in read_conversations(source))
     with Progress(console=err, disable=not err.is_terminal) as bar:
         task = bar.add_task("answered", total=total)
-        written = generate(
+        written = generate_answers(
             model,
             tokenizer,
             source,
             output,
-            sampling=Sampling(max_tokens, temperature, top_p, seed),
-            rows=rows,
-            report=lambda count: bar.update(task, completed=count),
+            parameters=GenerationParameters(max_tokens, temperature, top_p, seed),
+            batch_size=rows,
+            on_progress=lambda count: bar.update(task, completed=count),
         )
     out.print(f"{output}: {total} conversations, {written} of them answered now", markup=False)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from aerie.terminal import sanitize_text
 from aerie_drafter.cli.console import out
-from aerie_drafter.inspect import inspect
+from aerie_drafter.inspect import inspect_checkpoint
 
 
 def command(
@@ -21,7 +21,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Tell what a checkpoint is and whether it fits a target; exit status 1 when there is a problem."""
-    report = inspect(checkpoint, target, digests=digests)
+    report = inspect_checkpoint(checkpoint, target, compare_digests=digests)
     if as_json:
         out.print_json(json.dumps(report.to_json()))
     else:
@@ -30,18 +30,18 @@ def command(
         table.add_column(overflow="fold")
         for name, value in report.facts.items():
             for key, inner in value.items() if name == "provenance" else [("", value)]:
-                table.add_row(sanitize_text(f"{name} {key}".replace("_", " ").strip()), sanitize_text(_word(inner)))
+                table.add_row(sanitize_text(f"{name} {key}".replace("_", " ").strip()), sanitize_text(_format_value(inner)))
         out.print(table)
-        for remark in report.remarks:
+        for remark in report.findings:
             out.print(f"[dim]-[/] {sanitize_text(remark)}")
         for problem in report.problems:
             out.print(f"[bold red]problem:[/] {sanitize_text(problem)}")
-        out.print(f"[bold]{sanitize_text(report.verdict)}[/]")
+        out.print(f"[bold]{sanitize_text(report.summary)}[/]")
     if report.problems:
         raise typer.Exit(1)
 
 
-def _word(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

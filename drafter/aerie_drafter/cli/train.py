@@ -13,10 +13,10 @@ from aerie.terminal import sanitize_text
 from aerie_drafter.cli.console import err, out
 from aerie_drafter.errors import ConfigError
 from aerie_drafter.train import processes
-from aerie_drafter.train.progress import Live
-from aerie_drafter.train.settings import commented, read
-from aerie_drafter.train.setup import prepare
-from aerie_drafter.train.trainer import Silent
+from aerie_drafter.train.progress import ConsoleReporter
+from aerie_drafter.train.settings import render_default_yaml, read_settings
+from aerie_drafter.train.setup import build_trainer
+from aerie_drafter.train.trainer import NullReporter
 
 
 def command(
@@ -25,22 +25,22 @@ def command(
 ) -> None:
     """Train a drafter, or go on with a training that was stopped; on several devices with torchrun -m aerie_drafter.cli train FILE."""
     if init:
-        out.print(commented(), markup=False, end="")
+        out.print(render_default_yaml(), markup=False, end="")
         return
     if settings is None:
         raise ConfigError("no settings are named: `aerie-drafter train --init > train.yaml` writes a file to start from.")
-    chosen = read(settings)
+    chosen = read_settings(settings)
     # Norms keep float32 weights under bfloat16, and PyTorch says once that it has no fused form for that.
     warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    with processes.join() as mine:
-        if not mine.first:
-            prepare(chosen, processes=mine, report=Silent()).run()
+    with processes.join_process_group() as mine:
+        if not mine.is_main:
+            build_trainer(chosen, processes=mine, reporter=NullReporter()).run()
             return
-        with Live(err) as report:
-            trainer = prepare(chosen, processes=mine, report=report, say=err.print)
+        with ConsoleReporter(err) as report:
+            trainer = build_trainer(chosen, processes=mine, reporter=report, log_progress=err.print)
             if trainer.resume():
-                err.print(f"going on after step {trainer.place.step} of {trainer.steps}")
+                err.print(f"going on after step {trainer.progress.step} of {trainer.total_steps}")
             place = trainer.run()
     best = sanitize_text(str(chosen.output.folder / "best"))
     out.print(f"{best}: acceptance length {place.best:.3f} at {chosen.output.tokens} tokens, on held-out text")

@@ -9,7 +9,7 @@ Guarantees: no weight is changed; whatever was assumed is said as a finding; wha
 """
 
 from aerie.engine.models.origin import CheckpointOrigin
-from aerie_drafter.convert.bring_in import Conversion, bring_in, convert
-from aerie_drafter.convert.settings import LayerIds, Wishes
+from aerie_drafter.convert.bring_in import Conversion, import_checkpoint, convert_checkpoint
+from aerie_drafter.convert.settings import LayerIdConvention, ConversionOverrides
 
-__all__ = ["CheckpointOrigin", "Conversion", "LayerIds", "Wishes", "bring_in", "convert"]
+__all__ = ["CheckpointOrigin", "Conversion", "LayerIdConvention", "ConversionOverrides", "import_checkpoint", "convert_checkpoint"]

@@ -11,18 +11,18 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from aerie_drafter.checkpoint import canonical
-from aerie_drafter.checks import mapping_faults
+from aerie_drafter.checkpoint import canonical_tensor_name
+from aerie_drafter.checks import find_vocabulary_mapping_errors
 from aerie_drafter.config import DrafterConfig
 from aerie_drafter.errors import CheckpointError
 
-_LEGACY = {"aux_norm_low": "fc_norm.0", "aux_norm_mid": "fc_norm.1", "aux_norm_high": "fc_norm.2"}
-_PREFIXES = ("draft_model.", "model.")
-_TARGETS_OWN = ("verifier_lm_head.", "verifier_norm.")
+_NORM_NAME_ALIASES = {"aux_norm_low": "fc_norm.0", "aux_norm_mid": "fc_norm.1", "aux_norm_high": "fc_norm.2"}
+_WRAPPER_PREFIXES = ("draft_model.", "model.")
+_TARGET_COPY_PREFIXES = ("verifier_lm_head.", "verifier_norm.")
 """Frozen copies from the target that speculators keeps for its loss; vLLM does not load them."""
 
 
-def rename(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+def rename_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """Tensors by vLLM's names, and what was done as findings. Raises CheckpointError, without the file's name."""
     found: dict[str, Tensor] = {}
     findings: list[str] = []
@@ -31,12 +31,12 @@ def rename(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]
         if "mask_hidden" in name:
             raise CheckpointError(f"{name} is there: this drafts in parallel (P-EAGLE), which this package does not know.")
         new = name
-        for prefix in _PREFIXES:
+        for prefix in _WRAPPER_PREFIXES:
             new = new.removeprefix(prefix)
-        for old, fresh in _LEGACY.items():
+        for old, fresh in _NORM_NAME_ALIASES.items():
             new = new.replace(old, fresh)
-        new = canonical(new)
-        if new.startswith(_TARGETS_OWN) or new.endswith("rotary_emb.inv_freq"):
+        new = canonical_tensor_name(new)
+        if new.startswith(_TARGET_COPY_PREFIXES) or new.endswith("rotary_emb.inv_freq"):
             dropped.append(name)
             continue
         if new in found:
@@ -51,7 +51,7 @@ def rename(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]
     return found, findings
 
 
-def set_mapping_right(config: DrafterConfig, tensors: dict[str, Tensor]) -> list[str]:
+def normalize_vocabulary_mapping(config: DrafterConfig, tensors: dict[str, Tensor]) -> list[str]:
     """Bring d2t and t2d in `tensors` into vLLM's form, in place; findings. What stays wrong is for `mapping_faults` to say."""
     d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
     if config.draft_vocab_size == config.vocab_size:
@@ -65,10 +65,10 @@ def set_mapping_right(config: DrafterConfig, tensors: dict[str, Tensor]) -> list
             return []  # said to be missing by whoever checks names
         tensors["d2t"] = torch.nonzero(t2d.bool()).flatten() - torch.arange(config.draft_vocab_size)
         return ["d2t was missing and is made from t2d."]
-    if len(d2t) != config.draft_vocab_size or not mapping_faults(config, d2t, t2d):
+    if len(d2t) != config.draft_vocab_size or not find_vocabulary_mapping_errors(config, d2t, t2d):
         return []
     offsets = d2t.long() - torch.arange(len(d2t))
-    if t2d is not None and not mapping_faults(config, offsets, t2d):
+    if t2d is not None and not find_vocabulary_mapping_errors(config, offsets, t2d):
         tensors["d2t"] = offsets
         return ["d2t held ids of tokens, as t2d proves; it now holds offsets, as vLLM reads it."]
     return []

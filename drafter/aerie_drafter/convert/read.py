@@ -14,35 +14,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aerie_drafter.checkpoint import read_checked
+from aerie_drafter.checkpoint import read_finite_tensors
 from aerie_drafter.errors import CheckpointError
-from aerie_drafter.weights import CONFIG, INDEX, SINGLE, is_finite, read_headers, read_json
+from aerie_drafter.weights import CONFIG_FILE, WEIGHTS_INDEX_FILE, WEIGHTS_FILE, is_finite, read_headers, read_json
 
-PICKLED = "pytorch_model.bin"
+PICKLED_WEIGHTS_FILE = "pytorch_model.bin"
 
 
 @dataclass(frozen=True)
-class Raw:
+class SourceCheckpoint:
     """A checkpoint as another project left it."""
 
     folder: Path
     config: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, str]
-    file: Path
+    weights_file: Path
     """Where faults of the weights are said to be."""
 
 
-def read(folder: Path) -> Raw:
+def read_source_checkpoint(folder: Path) -> SourceCheckpoint:
     """Raises CheckpointError."""
-    config = read_json(folder / CONFIG)
-    if not (folder / SINGLE).exists() and not (folder / INDEX).exists() and (folder / PICKLED).exists():
-        return Raw(folder, config, unpickle(folder / PICKLED), {}, folder / PICKLED)
+    config = read_json(folder / CONFIG_FILE)
+    if not (folder / WEIGHTS_FILE).exists() and not (folder / WEIGHTS_INDEX_FILE).exists() and (folder / PICKLED_WEIGHTS_FILE).exists():
+        return SourceCheckpoint(folder, config, read_pickled_tensors(folder / PICKLED_WEIGHTS_FILE), {}, folder / PICKLED_WEIGHTS_FILE)
     header = read_headers(folder)
-    return Raw(folder, config, read_checked(header), header.metadata, folder / SINGLE)
+    return SourceCheckpoint(folder, config, read_finite_tensors(header), header.metadata, folder / WEIGHTS_FILE)
 
 
-def unpickle(file: Path) -> dict[str, Tensor]:
+def read_pickled_tensors(file: Path) -> dict[str, Tensor]:
     """The tensors of a pickled file. Raises CheckpointError."""
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)

@@ -18,16 +18,16 @@ from torch import Tensor
 
 from aerie.engine.models.layer_ids import LayerNumbering, detect_layer_numbering
 from aerie.engine.models.origin import CheckpointOrigin
-from aerie_drafter.config import ALIASES, ARCHITECTURES, DrafterConfig, Family, default_aux_layers
+from aerie_drafter.config import FAMILY_BY_ARCHITECTURE, ARCHITECTURE_BY_FAMILY, DrafterConfig, DrafterFamily, default_aux_layer_ids
 from aerie_drafter.errors import ConfigError
 
-SPECFORGE_FAULT = (datetime.date(2026, 7, 20), datetime.date(2026, 9, 15))
+SPECFORGE_NORM_OUTPUT_BUG_DATES = (datetime.date(2026, 7, 20), datetime.date(2026, 9, 15))
 """First and last day of SpecForge's other meaning of norm_output."""
 
-_KEY = "eagle_aux_hidden_state_layer_ids"
+_AUX_LAYER_IDS_KEY = "eagle_aux_hidden_state_layer_ids"
 
 
-class LayerIds(Enum):
+class LayerIdConvention(Enum):
     """How a checkpoint counts layers."""
 
     AUTO = "auto"
@@ -38,50 +38,50 @@ class LayerIds(Enum):
 
 
 @dataclass(frozen=True)
-class Wishes:
+class ConversionOverrides:
     """What the one who converts knows and the files do not say."""
 
     origin: CheckpointOrigin | None = None
-    layers: tuple[int, ...] | None = None
+    aux_layer_ids: tuple[int, ...] | None = None
     """Auxiliary layers, as vLLM counts them."""
-    layer_ids: LayerIds = LayerIds.AUTO
-    target_layers: int | None = None
-    trained: datetime.date | None = None
+    layer_id_convention: LayerIdConvention = LayerIdConvention.AUTO
+    target_layer_count: int | None = None
+    training_date: datetime.date | None = None
     norm_output: bool | None = None
-    full_attention: bool = False
+    assume_full_attention: bool = False
     """Take in a drafter with a sliding window as one that attends to all."""
 
 
-def settings(
-    config: Mapping[str, Any], tensors: Mapping[str, Tensor], origin: CheckpointOrigin, wishes: Wishes, *, vllm_names: bool
+def convert_config(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor], origin: CheckpointOrigin, overrides: ConversionOverrides, *, has_vllm_tensor_names: bool
 ) -> tuple[DrafterConfig, list[str]]:
     """The drafter's configuration, and what was assumed; `tensors` by vLLM's names. Raises ConfigError.
 
     `vllm_names` says that the layer was called `layers.0.` and not `midlayer.`.
     """
-    found = dict(_of_speculators(config) if origin is CheckpointOrigin.SPECULATORS else config)
+    found = dict(_flatten_speculators_config(config) if origin is CheckpointOrigin.SPECULATORS else config)
     findings: list[str] = []
     for refused, what in (("parallel_drafting", "drafts in parallel (P-EAGLE)"), ("quantization_config", "is quantised")):
         if found.get(refused):
             raise ConfigError(f"{refused} is there: the drafter {what}, which this package does not know.")
-    findings += _window(found, wishes)
-    if not any(name in ALIASES for name in found.get("architectures") or []):
+    findings += _check_sliding_window(found, overrides)
+    if not any(name in FAMILY_BY_ARCHITECTURE for name in found.get("architectures") or []):
         if origin not in (CheckpointOrigin.SAFEAILAB, CheckpointOrigin.NEMO):
-            raise ConfigError(f"architectures is {found.get('architectures')!r}: none of {', '.join(ALIASES)}.")
-        found["architectures"] = [ARCHITECTURES[Family.LLAMA]]
+            raise ConfigError(f"architectures is {found.get('architectures')!r}: none of {', '.join(FAMILY_BY_ARCHITECTURE)}.")
+        found["architectures"] = [ARCHITECTURE_BY_FAMILY[DrafterFamily.LLAMA]]
     found.setdefault("draft_vocab_size", None)
     if found["draft_vocab_size"] is None and "lm_head.weight" in tensors:
         found["draft_vocab_size"] = tensors["lm_head.weight"].shape[0]
-    ids, more = _layers(found, origin, wishes, vllm_names=vllm_names)
+    ids, more = _resolve_aux_layer_ids(found, origin, overrides, vllm_names=has_vllm_tensor_names)
     findings += more
-    found |= {_KEY: list(ids), "eagle_config": {k: v for k, v in (found.get("eagle_config") or {}).items() if k != _KEY}}
+    found |= {_AUX_LAYER_IDS_KEY: list(ids), "eagle_config": {k: v for k, v in (found.get("eagle_config") or {}).items() if k != _AUX_LAYER_IDS_KEY}}
     if found.get("target_hidden_size") is None and "fc.weight" in tensors and tensors["fc.weight"].shape[1] % len(ids) == 0:
         found["target_hidden_size"] = tensors["fc.weight"].shape[1] // len(ids)
-    findings += _switches(config, found, tensors, origin, wishes)
-    return DrafterConfig.from_serving(found), findings
+    findings += _set_norm_switches(config, found, tensors, origin, overrides)
+    return DrafterConfig.from_vllm_config(found), findings
 
 
-def _of_speculators(config: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten_speculators_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """vLLM's reading of a speculators configuration (transformers_utils/configs/speculators/algos.py, update_eagle3)."""
     kind = config.get("speculators_model_type")
     if kind != "eagle3":
@@ -89,24 +89,24 @@ def _of_speculators(config: Mapping[str, Any]) -> dict[str, Any]:
     layer = config.get("transformer_layer_config")
     if not isinstance(layer, Mapping):
         raise ConfigError("transformer_layer_config is missing.")
-    family = {"llama": Family.LLAMA, "qwen3": Family.QWEN3}.get(layer.get("model_type", "llama"))
+    family = {"llama": DrafterFamily.LLAMA, "qwen3": DrafterFamily.QWEN3}.get(layer.get("model_type", "llama"))
     if family is None:
         raise ConfigError(f"transformer_layer_config.model_type is {layer['model_type']!r}: vLLM serves llama and qwen3.")
-    own = ("draft_vocab_size", "target_hidden_size", _KEY, "fc_norm", "norm_output", "norm_before_fc")
+    own = ("draft_vocab_size", "target_hidden_size", _AUX_LAYER_IDS_KEY, "fc_norm", "norm_output", "norm_before_fc")
     return {
         **layer,
-        "architectures": [ARCHITECTURES[family]],
+        "architectures": [ARCHITECTURE_BY_FAMILY[family]],
         **{key: config[key] for key in own if config.get(key) is not None},
         "norm_before_residual": config.get("norm_before_residual", True),
     }
 
 
-def _window(config: Mapping[str, Any], wishes: Wishes) -> list[str]:
+def _check_sliding_window(config: Mapping[str, Any], wishes: ConversionOverrides) -> list[str]:
     kinds = config.get("layer_types") or []
     window = config.get("sliding_window")
     if not window or not ("sliding_attention" in kinds or (config.get("use_sliding_window") and not kinds)):
         return []
-    if not wishes.full_attention:
+    if not wishes.assume_full_attention:
         raise ConfigError(
             f"sliding_window is {window} and the layer uses it: drafters here attend to the whole text; convert with "
             "--full-attention for one that differs past the window, or let vLLM serve the checkpoint as it is."
@@ -116,20 +116,20 @@ def _window(config: Mapping[str, Any], wishes: Wishes) -> list[str]:
     ]
 
 
-def _layers(
-    config: Mapping[str, Any], origin: CheckpointOrigin, wishes: Wishes, *, vllm_names: bool
+def _resolve_aux_layer_ids(
+    config: Mapping[str, Any], origin: CheckpointOrigin, wishes: ConversionOverrides, *, vllm_names: bool
 ) -> tuple[tuple[int, ...], list[str]]:
     """Auxiliary layers as vLLM counts them."""
-    if wishes.layers is not None:
-        return wishes.layers, []
-    ids = config.get(_KEY) or (config.get("eagle_config") or {}).get(_KEY)
+    if wishes.aux_layer_ids is not None:
+        return wishes.aux_layer_ids, []
+    ids = config.get(_AUX_LAYER_IDS_KEY) or (config.get("eagle_config") or {}).get(_AUX_LAYER_IDS_KEY)
     if not ids:
-        if wishes.target_layers is None:
-            raise ConfigError(f"{_KEY} is missing: give the target's folder, whose number of layers decides, or name the layers.")
-        usual = default_aux_layers(wishes.target_layers)
-        return usual, [f"It names no layers: taken are {list(usual)}, the usual ones of {wishes.target_layers} layers."]
+        if wishes.target_layer_count is None:
+            raise ConfigError(f"{_AUX_LAYER_IDS_KEY} is missing: give the target's folder, whose number of layers decides, or name the layers.")
+        usual = default_aux_layer_ids(wishes.target_layer_count)
+        return usual, [f"It names no layers: taken are {list(usual)}, the usual ones of {wishes.target_layer_count} layers."]
     ids = [int(one) for one in ids]
-    way = _counting(ids, config, origin, wishes, vllm_names=vllm_names)
+    way = _resolve_layer_numbering(ids, config, origin, wishes, vllm_names=vllm_names)
     new = way.to_vllm(ids)
     if way is LayerNumbering.INPUTS:
         return new, []
@@ -137,29 +137,29 @@ def _layers(
     return new, [f"{finding} If they were counted as vLLM does, convert with --layer-ids inputs."]
 
 
-def _counting(
-    ids: list[int], config: Mapping[str, Any], origin: CheckpointOrigin, wishes: Wishes, *, vllm_names: bool
+def _resolve_layer_numbering(
+    ids: list[int], config: Mapping[str, Any], origin: CheckpointOrigin, wishes: ConversionOverrides, *, vllm_names: bool
 ) -> LayerNumbering:
-    if wishes.layer_ids is not LayerIds.AUTO:
-        return LayerNumbering[wishes.layer_ids.name]
+    if wishes.layer_id_convention is not LayerIdConvention.AUTO:
+        return LayerNumbering[wishes.layer_id_convention.name]
     found = detect_layer_numbering(
         ids,
         origin,
         is_origin_explicit=wishes.origin is not None,
         has_vllm_tensor_names=vllm_names,
         model_type=config.get("model_type"),
-        layer_count=wishes.target_layers,
+        layer_count=wishes.target_layer_count,
     )
     if found is None:
         raise ConfigError(
-            f"{_KEY} is {ids}, and nothing says whether these are the layers' inputs (vLLM) or outputs (SpecForge): "
+            f"{_AUX_LAYER_IDS_KEY} is {ids}, and nothing says whether these are the layers' inputs (vLLM) or outputs (SpecForge): "
             "convert with --layer-ids inputs or --layer-ids outputs."
         )
     return found
 
 
-def _switches(
-    config: Mapping[str, Any], found: dict[str, Any], tensors: Mapping[str, Tensor], origin: CheckpointOrigin, wishes: Wishes
+def _set_norm_switches(
+    config: Mapping[str, Any], found: dict[str, Any], tensors: Mapping[str, Tensor], origin: CheckpointOrigin, wishes: ConversionOverrides
 ) -> list[str]:
     """Set the norm switches in `found`; findings."""
     findings: list[str] = []
@@ -175,17 +175,17 @@ def _switches(
     if wishes.norm_output is not None:
         found["norm_output"] = wishes.norm_output
     elif origin is CheckpointOrigin.SPECFORGE:
-        findings += _specforge(found, wishes.trained)
+        findings += _fix_specforge_norm_output(found, wishes.training_date)
     return findings
 
 
-def _specforge(found: dict[str, Any], trained: datetime.date | None) -> list[str]:
+def _fix_specforge_norm_output(found: dict[str, Any], trained: datetime.date | None) -> list[str]:
     """Give norm_output vLLM's meaning; see the module."""
     said = found.get("norm_output")
     if said is None:  # before pull request 568, or with either default: the feedback of EAGLE 3
         found["norm_output"] = False
         return []
-    begin, end = SPECFORGE_FAULT
+    begin, end = SPECFORGE_NORM_OUTPUT_BUG_DATES
     if trained is not None and trained > end:
         return []
     if trained is None or trained < begin:

@@ -8,7 +8,7 @@ AL is the mean number of tokens that one verification step emits, its bonus toke
 counters and SPEED-Bench (arXiv 2604.09557) have it. 1 means that nothing was accepted.
 """
 
-from aerie_drafter.evaluate.acceptance import Acceptance
+from aerie_drafter.evaluate.acceptance import AcceptanceCounts
 from aerie_drafter.evaluate.prompts import Prompt, read_prompts
 
-__all__ = ["Acceptance", "Prompt", "read_prompts"]
+__all__ = ["AcceptanceCounts", "Prompt", "read_prompts"]

@@ -23,88 +23,88 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aerie_drafter.model import Drafter, Unroll
+from aerie_drafter.model import Drafter, UnrolledCache
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class AcceptanceCounts:
     """Counters as vLLM has them; those of several texts add up."""
 
     drafts: int
     """Verification steps that had drafted tokens."""
-    accepted: tuple[int, ...]
+    accepted_per_position: tuple[int, ...]
     """Accepted tokens per position; its length is K."""
 
-    def __add__(self, other: Acceptance) -> Acceptance:
-        return Acceptance(self.drafts + other.drafts, tuple(a + b for a, b in zip(self.accepted, other.accepted, strict=True)))
+    def __add__(self, other: AcceptanceCounts) -> AcceptanceCounts:
+        return AcceptanceCounts(self.drafts + other.drafts, tuple(a + b for a, b in zip(self.accepted_per_position, other.accepted_per_position, strict=True)))
 
     @classmethod
-    def none(cls, k: int) -> Acceptance:
+    def zero(cls, k: int) -> AcceptanceCounts:
         """Of no drafts."""
         return cls(0, (0,) * k)
 
     @property
-    def length(self) -> float:
+    def acceptance_length(self) -> float:
         """AL; NaN without a draft."""
-        return 1 + sum(self.accepted) / self.drafts if self.drafts else float("nan")
+        return 1 + sum(self.accepted_per_position) / self.drafts if self.drafts else float("nan")
 
     @property
-    def rates(self) -> list[float]:
+    def acceptance_rates(self) -> list[float]:
         """Per position: accepted tokens over drafts, which also is the share of drafts that got that far."""
-        return [count / self.drafts if self.drafts else float("nan") for count in self.accepted]
+        return [count / self.drafts if self.drafts else float("nan") for count in self.accepted_per_position]
 
     @property
-    def conditional(self) -> list[float]:
+    def conditional_rates(self) -> list[float]:
         """Per position: accepted, of the drafts whose earlier positions all were."""
-        reached = (self.drafts, *self.accepted)
-        return [after / before if before else float("nan") for before, after in zip(reached, self.accepted, strict=False)]
+        reached = (self.drafts, *self.accepted_per_position)
+        return [after / before if before else float("nan") for before, after in zip(reached, self.accepted_per_position, strict=False)]
 
 
 @dataclass(frozen=True)
-class Text:
+class AnsweredText:
     """A prompt and the answer that the target gave."""
 
     tokens: Tensor
     """[length], ids; the answer goes on for K tokens beyond `end` where the counts are to be a server's."""
-    prompt: int
+    prompt_length: int
     """Tokens of the prompt."""
-    end: int
+    answer_end: int
     """Where the answer ends: the place after its last token."""
 
 
-def accepted_lengths(drafter: Drafter, tokens: Tensor, aux: Tensor, k: int) -> Tensor:
+def compute_accepted_lengths(drafter: Drafter, tokens: Tensor, aux_hidden_states: Tensor, k: int) -> Tensor:
     """How many of k drafted tokens the text confirms, for a draft from every column: [batch, length - 1].
 
     `tokens` [batch, length]; `aux` [batch, length, parts x target_hidden] are the target's states of the same text.
     """
-    memory, columns = Unroll(), tokens.shape[1] - 1
+    memory, columns = UnrolledCache(), tokens.shape[1] - 1
     read = tokens[:, 1:]
-    hidden = drafter.fuse(aux[:, :-1])
+    hidden = drafter.fuse_aux_hidden_states(aux_hidden_states[:, :-1])
     # No token has the id -1: past its end a text confirms nothing.
     ahead = torch.nn.functional.pad(tokens[:, 2:], (0, k + 1), value=-1)
     going = torch.ones_like(read, dtype=torch.bool)
     lengths = torch.zeros_like(read)
     for step in range(k):
         normed, hidden = drafter(read, hidden, memory)
-        read = drafter.greedy(normed)
+        read = drafter.argmax_tokens(normed)
         going = going & (read == ahead[:, step : step + columns])
         lengths += going
     return lengths
 
 
-def walk(lengths: Sequence[int], prompt: int, end: int) -> Iterator[int]:
+def iterate_draft_columns(accepted_lengths: Sequence[int], prompt_length: int, answer_end: int) -> Iterator[int]:
     """The columns from which a server drafts, for one text; `lengths` by column as `accepted_lengths` gives them."""
-    column = prompt - 1
-    while column + 2 < end:  # column + 2 is the token that the next verification emits first
+    column = prompt_length - 1
+    while column + 2 < answer_end:  # column + 2 is the token that the next verification emits first
         yield column
-        column += lengths[column] + 1
+        column += accepted_lengths[column] + 1
 
 
-def count(lengths: Sequence[int], text: Text, k: int) -> Acceptance:
+def count_acceptance(accepted_lengths: Sequence[int], text: AnsweredText, k: int) -> AcceptanceCounts:
     """The counters of one text; `lengths` as above."""
     drafts, accepted = 0, [0] * k
-    for column in walk(lengths, text.prompt, text.end):
+    for column in iterate_draft_columns(accepted_lengths, text.prompt_length, text.answer_end):
         drafts += 1
-        for position in range(lengths[column]):
+        for position in range(accepted_lengths[column]):
             accepted[position] += 1
-    return Acceptance(drafts, tuple(accepted))
+    return AcceptanceCounts(drafts, tuple(accepted))

@@ -19,7 +19,7 @@ from typing import Any
 
 from aerie_drafter.errors import DataError
 
-BUCKETS = (1024, 2048, 8192, 16384, 32768)
+LENGTH_BUCKET_BOUNDS = (1024, 2048, 8192, 16384, 32768)
 """SPEED-Bench's input lengths, tokens."""
 
 
@@ -48,13 +48,13 @@ def read_prompts(file: Path) -> list[Prompt]:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read ({error}).") from error
-    found = [_prompt(line, f"{file}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    found = [_parse_prompt(line, f"{file}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
     if not found:
         raise DataError(f"{file}: no prompt in it; one JSON object per line is expected.")
     return found
 
 
-def _prompt(line: str, where: str) -> Prompt:
+def _parse_prompt(line: str, where: str) -> Prompt:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -83,6 +83,6 @@ def _is_message(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
 
 
-def bucket(length: int, bounds: Sequence[int] = BUCKETS) -> str:
+def length_bucket(length: int, bounds: Sequence[int] = LENGTH_BUCKET_BOUNDS) -> str:
     """The bucket of an input length, as `<= 2048`."""
     return next((f"<= {bound}" for bound in bounds if length <= bound), f"> {bounds[-1]}")

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from aerie_drafter.evaluate.acceptance import Acceptance
-from aerie_drafter.evaluate.target import Target
-from aerie_drafter.model import Decoding, Drafter
+from aerie_drafter.evaluate.acceptance import AcceptanceCounts
+from aerie_drafter.evaluate.target import TargetRunner
+from aerie_drafter.model import DecodingCache, Drafter
 
 
 @dataclass(frozen=True)
-class Sampling:
+class TokenSampler:
     """How tokens are chosen."""
 
     temperature: float = 0.0
@@ -40,59 +40,59 @@ class Sampling:
             return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
         return (logits.double() / self.temperature).softmax(-1)
 
-    def draw(self, chance: Tensor) -> int:
+    def sample_token(self, probabilities: Tensor) -> int:
         """A token from [vocabulary]."""
-        return int(torch.multinomial(chance, 1, generator=self.generator))
+        return int(torch.multinomial(probabilities, 1, generator=self.generator))
 
-    def uniform(self) -> float:
+    def sample_uniform(self) -> float:
         """In [0, 1)."""
         return float(torch.rand((), dtype=torch.float64, generator=self.generator))
 
 
-def verify(drafted: list[int], proposed: Tensor, wanted: Tensor, sampling: Sampling) -> list[int]:
+def verify_draft(draft_tokens: list[int], draft_distributions: Tensor, target_distributions: Tensor, sampler: TokenSampler) -> list[int]:
     """The tokens that a verification emits: the accepted ones and one more.
 
     `proposed` [K, vocabulary] are the distributions that `drafted` was drawn from, `wanted` [K + 1, vocabulary] the target's.
     """
-    for position, token in enumerate(drafted):
-        p, q = wanted[position], proposed[position]
-        if sampling.uniform() * float(q[token]) >= float(p[token]):
-            return [*drafted[:position], sampling.draw((p - q).clamp(min=0))]
-    return [*drafted, sampling.draw(wanted[-1])]
+    for position, token in enumerate(draft_tokens):
+        p, q = target_distributions[position], draft_distributions[position]
+        if sampler.sample_uniform() * float(q[token]) >= float(p[token]):
+            return [*draft_tokens[:position], sampler.sample_token((p - q).clamp(min=0))]
+    return [*draft_tokens, sampler.sample_token(target_distributions[-1])]
 
 
 @torch.no_grad()
-def speculate(
-    target: Target, drafter: Drafter, prompt: list[int], k: int, max_tokens: int, end_tokens: frozenset[int], sampling: Sampling
-) -> tuple[list[int], Acceptance]:
+def decode_speculatively(
+    target: TargetRunner, drafter: Drafter, prompt_tokens: list[int], k: int, max_tokens: int, end_tokens: frozenset[int], sampler: TokenSampler
+) -> tuple[list[int], AcceptanceCounts]:
     """(the answer, the counters) for one prompt; the answer ends with the first of `end_tokens` or after `max_tokens`."""
-    cache, memory = DynamicCache(), Decoding()
-    seen = target(torch.tensor([prompt], device=target.device), cache)
-    tokens = [*prompt, sampling.draw(sampling.distribution(seen.logits[0, -1]))]
-    aux, committed = seen.aux, 0
+    cache, memory = DynamicCache(), DecodingCache()
+    seen = target(torch.tensor([prompt_tokens], device=target.device), cache)
+    tokens = [*prompt_tokens, sampler.sample_token(sampler.distribution(seen.logits[0, -1]))]
+    aux, committed = seen.aux_hidden_states, 0
     drafts, accepted = 0, [0] * k
-    while not _end(tokens, len(prompt), max_tokens, end_tokens):
+    while not _find_answer_end(tokens, len(prompt_tokens), max_tokens, end_tokens):
         # Columns committed .. len(tokens) - 2 are new: each reads the next token and the target's state of its own.
         new = torch.tensor([tokens[committed + 1 :]], device=target.device)
-        drafted, proposed = _draft(drafter, memory, new, aux, k, sampling)
+        drafted, proposed = _propose_draft(drafter, memory, new, aux, k, sampler)
         committed = len(tokens) - 1
         seen = target(torch.tensor([[tokens[-1], *drafted]], device=target.device), cache)
-        emitted = verify(drafted, proposed, sampling.distribution(seen.logits[0]), sampling)
+        emitted = verify_draft(drafted, proposed, sampler.distribution(seen.logits[0]), sampler)
         drafts += 1
         for position in range(len(emitted) - 1):
             accepted[position] += 1
         tokens += emitted
-        aux = seen.aux[:, : len(emitted)]
+        aux = seen.aux_hidden_states[:, : len(emitted)]
         if len(emitted) <= k:
             cache.crop(len(emitted) - k - 1)  # what was refused
-    length = _end(tokens, len(prompt), max_tokens, end_tokens)
-    return tokens[len(prompt) : length], Acceptance(drafts, tuple(accepted))
+    length = _find_answer_end(tokens, len(prompt_tokens), max_tokens, end_tokens)
+    return tokens[len(prompt_tokens) : length], AcceptanceCounts(drafts, tuple(accepted))
 
 
-def _draft(drafter: Drafter, memory: Decoding, new: Tensor, aux: Tensor, k: int, sampling: Sampling) -> tuple[list[int], Tensor]:
+def _propose_draft(drafter: Drafter, memory: DecodingCache, new: Tensor, aux: Tensor, k: int, sampling: TokenSampler) -> tuple[list[int], Tensor]:
     """k tokens and the distributions they are from, [k, vocabulary], after committing the columns of `new`."""
-    memory.begin()
-    normed, hidden = drafter(new, drafter.fuse(aux), memory)
+    memory.discard_uncommitted()
+    normed, hidden = drafter(new, drafter.fuse_aux_hidden_states(aux), memory)
     memory.commit()
     normed, hidden = normed[:, -1:], hidden[:, -1:]
     drafted: list[int] = []
@@ -100,13 +100,13 @@ def _draft(drafter: Drafter, memory: Decoding, new: Tensor, aux: Tensor, k: int,
     for position in range(k):
         if position:
             normed, hidden = drafter(torch.tensor([drafted[-1:]], device=new.device), hidden, memory)
-        greedy = Sampling() if not sampling.sampled_drafts else sampling
-        proposed[position, drafter.draft_tokens] = greedy.distribution(drafter.logits(normed)[0, 0])
-        drafted.append(sampling.draw(proposed[position]))
+        greedy = TokenSampler() if not sampling.sampled_drafts else sampling
+        proposed[position, drafter.draft_token_ids] = greedy.distribution(drafter.logits(normed)[0, 0])
+        drafted.append(sampling.sample_token(proposed[position]))
     return drafted, proposed
 
 
-def _end(tokens: list[int], prompt: int, max_tokens: int, end_tokens: frozenset[int]) -> int:
+def _find_answer_end(tokens: list[int], prompt: int, max_tokens: int, end_tokens: frozenset[int]) -> int:
     """The place after the answer's last token; 0 while it goes on."""
     for place in range(prompt, min(len(tokens), prompt + max_tokens)):
         if tokens[place] in end_tokens or place + 1 == prompt + max_tokens:

@@ -6,7 +6,7 @@ memory      which keys a step sees: in training (all columns at once) and in dra
 layers      the attention forms (Llama, Qwen3, MLA), MLP and rotary positions
 """
 
-from aerie_drafter.model.drafter import Drafter, Step
-from aerie_drafter.model.memory import Decoding, Unroll
+from aerie_drafter.model.drafter import Drafter, DrafterOutput
+from aerie_drafter.model.memory import DecodingCache, UnrolledCache
 
-__all__ = ["Decoding", "Drafter", "Step", "Unroll"]
+__all__ = ["DecodingCache", "Drafter", "DrafterOutput", "UnrolledCache"]

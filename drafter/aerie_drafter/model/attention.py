@@ -30,7 +30,7 @@ from torch import Tensor
 _aten = torch.ops.aten
 
 
-def causal(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, tuple[Any, ...]]:
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, tuple[Any, ...]]:
     """Causal attention by the device's fused kernel: (output, what its backward needs); the first of the latter is the log-sum.
 
     All of shape [batch, heads, length, size]; the log-sum is [batch, heads, length] in float32 or better.
@@ -43,18 +43,18 @@ def causal(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Ten
     return output, (logsum, *rest[:6])
 
 
-def causal_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, logsum: Tensor, rest: tuple[Any, ...], scale: float
+def causal_attention_backward(
+    output_grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, logsum: Tensor, saved_state: tuple[Any, ...], scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value for `output` and `logsum`, which may be those of a joint softmax."""
     if query.device.type == "cpu":
         found: tuple[Tensor, Tensor, Tensor] = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, query, key, value, output, logsum, 0.0, True, scale=scale
+            output_grad, query, key, value, output, logsum, 0.0, True, scale=scale
         )
         return found
-    cumulative_q, cumulative_k, longest_q, longest_k, seed, offset = rest
+    cumulative_q, cumulative_k, longest_q, longest_k, seed, offset = saved_state
     on_gpu: tuple[Tensor, Tensor, Tensor] = _aten._scaled_dot_product_flash_attention_backward(
-        grad,
+        output_grad,
         query,
         key,
         value,
@@ -73,11 +73,11 @@ def causal_backward(
     return on_gpu
 
 
-class _Joint(torch.autograd.Function):
+class _JointAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scale: float, query: Tensor, key: Tensor, value: Tensor, *later: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = later[: len(later) // 2], later[len(later) // 2 :]
-        first, (first_logsum, *rest) = causal(query, key, value, scale)
+        first, (first_logsum, *rest) = causal_attention(query, key, value, scale)
         scores = [(query * k).sum(-1, dtype=first_logsum.dtype) * scale for k in keys]
         logsum = torch.logsumexp(torch.stack([first_logsum, *scores]), dim=0)
         output = first * (first_logsum - logsum).exp().unsqueeze(-1).to(first.dtype)
@@ -94,7 +94,7 @@ class _Joint(torch.autograd.Function):
         count: int = ctx.count
         scores, keys, values = rest[:count], rest[count : 2 * count], rest[2 * count :]
         grad = grad.contiguous()
-        to_query, to_key, to_value = causal_backward(grad, query, key, value, output, logsum, ctx.rest, ctx.scale)
+        to_query, to_key, to_value = causal_attention_backward(grad, query, key, value, output, logsum, ctx.rest, ctx.scale)
         mean = (grad * output).sum(-1)
         to_keys, to_values = [], []
         for score, k, v in zip(scores, keys, values, strict=True):
@@ -114,5 +114,5 @@ def joint_attention(
     Every tensor is [batch, heads, length, size] with one size; the log-sum is [batch, heads, length]. `key` and `value` are
     those of step 0, `later_*` those of steps 1 to the query's own.
     """
-    found: tuple[Tensor, Tensor] = _Joint.apply(scale, query, key, value, *later_keys, *later_values)  # type: ignore[no-untyped-call]
+    found: tuple[Tensor, Tensor] = _JointAttention.apply(scale, query, key, value, *later_keys, *later_values)  # type: ignore[no-untyped-call]
     return found

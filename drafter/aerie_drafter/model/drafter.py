@@ -21,19 +21,19 @@ from torch import Tensor, nn
 
 from aerie_drafter.config import DrafterConfig
 from aerie_drafter.model.layers import GroupedAttention, LatentAttention, Mlp
-from aerie_drafter.model.memory import Memory
+from aerie_drafter.model.memory import KeyValueCache
 
 
-class Step(NamedTuple):
+class DrafterOutput(NamedTuple):
     """What one step gives, both [batch, length, hidden]."""
 
-    normed: Tensor
+    normed_hidden: Tensor
     """After the final norm: what `logits` reads."""
-    feedback: Tensor
+    next_hidden: Tensor
     """The hidden state of the next step."""
 
 
-class Layer(nn.Module):
+class DrafterLayer(nn.Module):
     """The decoder layer; `midlayer` in checkpoints."""
 
     def __init__(self, config: DrafterConfig) -> None:
@@ -47,12 +47,12 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(hidden, eps=eps)
         self.mlp = Mlp(hidden, config.intermediate_size)
 
-    def forward(self, embedded: Tensor, hidden: Tensor, memory: Memory) -> Tensor:
+    def forward(self, embedded: Tensor, hidden: Tensor, kv_cache: KeyValueCache) -> Tensor:
         """The state before the final norm, [batch, length, hidden]."""
         normed = self.hidden_norm(hidden)
         residual = normed if self.norm_before_residual else hidden
         both = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
-        residual = residual + self.self_attn(both, memory)
+        residual = residual + self.self_attn(both, kv_cache)
         output: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
         return output
 
@@ -74,7 +74,7 @@ class Drafter(nn.Module):
         if config.fc_norm:
             self.fc_norm = nn.ModuleList(nn.RMSNorm(config.target_hidden_size, eps=eps) for _ in range(parts))
         self.input_norm = nn.RMSNorm(parts * config.target_hidden_size, eps=eps) if config.norm_before_fc else None
-        self.midlayer = Layer(config)
+        self.midlayer = DrafterLayer(config)
         self.norm = nn.RMSNorm(hidden, eps=eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
         # An offset, not an id: token of the target = draft id + d2t[draft id].
@@ -83,46 +83,46 @@ class Drafter(nn.Module):
         reachable[: config.draft_vocab_size] = True
         self.register_buffer("t2d", reachable)
 
-    def set_draft_vocabulary(self, tokens: Tensor) -> None:
+    def set_draft_vocabulary(self, token_ids: Tensor) -> None:
         """Make the draft vocabulary `tokens`: ids of the target, ascending, [draft_vocab_size]. Raises ValueError."""
         size, last = self.config.draft_vocab_size, self.config.vocab_size
-        if tokens.shape != (size,) or (tokens[1:] <= tokens[:-1]).any() or tokens[0] < 0 or tokens[-1] >= last:
+        if token_ids.shape != (size,) or (token_ids[1:] <= token_ids[:-1]).any() or token_ids[0] < 0 or token_ids[-1] >= last:
             raise ValueError(f"the draft vocabulary has to be {size} ids below {last}, ascending, each once.")
-        self.d2t = tokens.to(self.d2t.device) - torch.arange(size, device=self.d2t.device)
+        self.d2t = token_ids.to(self.d2t.device) - torch.arange(size, device=self.d2t.device)
         self.t2d = torch.zeros_like(self.t2d)
-        self.t2d[tokens] = True
+        self.t2d[token_ids] = True
 
     @property
-    def draft_tokens(self) -> Tensor:
+    def draft_token_ids(self) -> Tensor:
         """Ids of the target that the draft vocabulary holds, by draft id, [draft_vocab_size]."""
         return self.d2t + torch.arange(self.config.draft_vocab_size, device=self.d2t.device)
 
-    def fuse(self, aux: Tensor) -> Tensor:
+    def fuse_aux_hidden_states(self, aux_hidden_states: Tensor) -> Tensor:
         """The target's auxiliary states side by side, lowest layer first, [..., parts x target_hidden], to [..., hidden]."""
         if self.input_norm is not None:
-            aux = self.input_norm(aux)
+            aux_hidden_states = self.input_norm(aux_hidden_states)
         if self.fc_norm is not None:
-            parts = aux.chunk(len(self.fc_norm), dim=-1)
-            aux = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
-        fused: Tensor = self.fc(aux)
+            parts = aux_hidden_states.chunk(len(self.fc_norm), dim=-1)
+            aux_hidden_states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        fused: Tensor = self.fc(aux_hidden_states)
         return fused
 
-    def forward(self, tokens: Tensor, hidden: Tensor, memory: Memory) -> Step:
+    def forward(self, tokens: Tensor, hidden: Tensor, kv_cache: KeyValueCache) -> DrafterOutput:
         """One step for `tokens` [batch, length] and `hidden` [batch, length, hidden].
 
         In the first step column t holds token t + 1 and the fused state of t; what it gives predicts token t + 2. In a later
         step it holds the next token and the feedback of the step before.
         """
-        output = self.midlayer(self.embed_tokens(tokens), hidden, memory)
+        output = self.midlayer(self.embed_tokens(tokens), hidden, kv_cache)
         normed = self.norm(output)
-        return Step(normed, normed if self.config.norm_output else output)
+        return DrafterOutput(normed, normed if self.config.norm_output else output)
 
-    def logits(self, normed: Tensor) -> Tensor:
+    def logits(self, normed_hidden: Tensor) -> Tensor:
         """Logits over the draft vocabulary, [..., draft_vocab_size]."""
-        found: Tensor = self.lm_head(normed)
+        found: Tensor = self.lm_head(normed_hidden)
         return found
 
-    def greedy(self, normed: Tensor) -> Tensor:
+    def argmax_tokens(self, normed_hidden: Tensor) -> Tensor:
         """The likeliest token per column, as ids of the target, [...]."""
-        best = self.logits(normed).argmax(dim=-1)
+        best = self.logits(normed_hidden).argmax(dim=-1)
         return best + self.d2t[best]

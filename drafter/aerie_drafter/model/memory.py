@@ -18,7 +18,7 @@ from torch import Tensor
 from aerie_drafter.model.attention import joint_attention
 
 
-class Memory(Protocol):
+class KeyValueCache(Protocol):
     """What a layer's attention asks for."""
 
     def positions(self, length: int, device: torch.device) -> Tensor:
@@ -28,52 +28,52 @@ class Memory(Protocol):
         """Attention of [batch, heads, length, size] over what this call may see; remembers key and value."""
 
 
-class Unroll:
+class UnrolledCache:
     """Memory of training-time test: call once per step, in order, with all columns.
 
     `first`, `later`: keys of step 0 and of the later steps; `logsum` and `query`: of the latest step, for `aerie_drafter.drift`.
     """
 
     def __init__(self) -> None:
-        self.first: Tensor | None = None
-        self.later: list[Tensor] = []
-        self.query: Tensor | None = None
-        self.logsum: Tensor | None = None
-        self.scale = 1.0
-        self._first_value: Tensor | None = None
+        self.first_keys: Tensor | None = None
+        self.later_keys: list[Tensor] = []
+        self.last_query: Tensor | None = None
+        self.last_logsum: Tensor | None = None
+        self.attention_scale = 1.0
+        self._first_values: Tensor | None = None
         self._later_values: list[Tensor] = []
 
     def positions(self, length: int, device: torch.device) -> Tensor:
-        step = 0 if self.first is None else len(self.later) + 1
+        step = 0 if self.first_keys is None else len(self.later_keys) + 1
         return torch.arange(step, step + length, device=device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        if self.first is None or self._first_value is None:
-            self.first, self._first_value = key, value
+        if self.first_keys is None or self._first_values is None:
+            self.first_keys, self._first_values = key, value
         else:
-            self.later.append(key)
+            self.later_keys.append(key)
             self._later_values.append(value)
-        output, logsum = joint_attention(query, self.first, self._first_value, self.later, self._later_values, scale)
-        self.query, self.logsum, self.scale = query.detach(), logsum, scale
+        output, logsum = joint_attention(query, self.first_keys, self._first_values, self.later_keys, self._later_values, scale)
+        self.last_query, self.last_logsum, self.attention_scale = query.detach(), logsum, scale
         return output
 
 
-class Decoding:
+class DecodingCache:
     """Memory of serving. `begin()` before a draft forgets drafted tokens; the next call then brings the columns that are new."""
 
     def __init__(self) -> None:
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
-        self._committed = 0
+        self._committed_length = 0
 
-    def begin(self) -> None:
+    def discard_uncommitted(self) -> None:
         """Forget what was drafted since the last commit."""
         if self._keys is not None and self._values is not None:
-            self._keys, self._values = self._keys[:, :, : self._committed], self._values[:, :, : self._committed]
+            self._keys, self._values = self._keys[:, :, : self._committed_length], self._values[:, :, : self._committed_length]
 
     def commit(self) -> None:
         """Keep all that has been seen so far."""
-        self._committed = 0 if self._keys is None else self._keys.shape[2]
+        self._committed_length = 0 if self._keys is None else self._keys.shape[2]
 
     def positions(self, length: int, device: torch.device) -> Tensor:
         seen = 0 if self._keys is None else self._keys.shape[2]

@@ -28,11 +28,11 @@ from aerie_drafter import files
 from aerie_drafter.errors import DataError
 from aerie_drafter.weights import write_tensors
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
-_FORM = "2"
+CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
+_CACHE_FORMAT_VERSION = "2"
 """Part of the cache's key: another number when the same input gives other tokens."""
 
-Message = Mapping[str, Any]
+ChatMessage = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -41,104 +41,104 @@ class Corpus:
 
     tokens: Tensor
     """[all tokens] int32."""
-    counted: Tensor
+    loss_mask: Tensor
     """[all tokens] bool: the assistant's."""
-    ends: Tensor
+    end_offsets: Tensor
     """[conversations] int64: where each ends in the two above."""
-    dropped: int = 0
+    dropped_conversations: int = 0
     """Conversations left out because nothing of the assistant's is in their first `max_length` tokens."""
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return len(self.end_offsets)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """(tokens, counted) of one conversation, [length] each."""
-        begin = int(self.ends[index - 1]) if index else 0
-        end = int(self.ends[index])
-        return self.tokens[begin:end], self.counted[begin:end]
+        begin = int(self.end_offsets[index - 1]) if index else 0
+        end = int(self.end_offsets[index])
+        return self.tokens[begin:end], self.loss_mask[begin:end]
 
     @property
     def lengths(self) -> list[int]:
         """Tokens of each conversation."""
-        return torch.diff(self.ends, prepend=self.ends.new_zeros(1)).tolist()
+        return torch.diff(self.end_offsets, prepend=self.end_offsets.new_zeros(1)).tolist()
 
     def select(self, indices: Sequence[int]) -> Corpus:
         """Some of the conversations, in this order."""
         parts = [self[index] for index in indices]
-        return Corpus.of([(tokens, counted) for tokens, counted in parts])
+        return Corpus.from_conversations([(tokens, counted) for tokens, counted in parts])
 
     @classmethod
-    def of(cls, conversations: Sequence[tuple[Tensor, Tensor]], dropped: int = 0) -> Corpus:
+    def from_conversations(cls, conversations: Sequence[tuple[Tensor, Tensor]], dropped_conversations: int = 0) -> Corpus:
         """From (tokens, counted) of each."""
         if not conversations:
             return cls(
-                torch.zeros(0, dtype=torch.int32), torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=torch.long), dropped
+                torch.zeros(0, dtype=torch.int32), torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=torch.long), dropped_conversations
             )
         ends = torch.tensor([len(tokens) for tokens, _ in conversations]).cumsum(0)
         tokens = torch.cat([tokens.to(torch.int32) for tokens, _ in conversations])
-        return cls(tokens, torch.cat([counted.bool() for _, counted in conversations]), ends, dropped)
+        return cls(tokens, torch.cat([counted.bool() for _, counted in conversations]), ends, dropped_conversations)
 
 
-def conversations(path: Path) -> Iterator[tuple[int, list[Message]]]:
+def read_conversations(path: Path) -> Iterator[tuple[int, list[ChatMessage]]]:
     """(line number, messages) of a file. Raises DataError."""
     try:
         with path.open(encoding="utf-8") as stream:
             for number, line in enumerate(stream, start=1):
                 if line.strip():
-                    yield number, parse_line(line, f"{path}:{number}")
+                    yield number, parse_conversation(line, f"{path}:{number}")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}).") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.start} is no UTF-8.") from None
 
 
-def parse_line(line: str, where: str) -> list[Message]:
+def parse_conversation(line: str, location: str) -> list[ChatMessage]:
     """The messages of one line, which errors call `where`. Raises DataError."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: no JSON ({error}); one object per line is expected.") from None
+        raise DataError(f"{location}: no JSON ({error}); one object per line is expected.") from None
     if not isinstance(record, dict):
-        raise DataError(f"{where}: an object is expected, and this is {_kind(record)}.")
+        raise DataError(f"{location}: an object is expected, and this is {_describe_json_type(record)}.")
     if "messages" not in record and "prompt" in record:
         turns = [("user", "prompt"), ("assistant", "response")][: 2 if "response" in record else 1]
         for _, name in turns:
             if not isinstance(record[name], str):
-                raise DataError(f"{where}: {name} is {_kind(record[name])}; a text is expected.")
+                raise DataError(f"{location}: {name} is {_describe_json_type(record[name])}; a text is expected.")
         return [{"role": role, "content": record[name]} for role, name in turns]
     messages = record.get("messages")
     if "messages" not in record:
         found = ", ".join(record) or "nothing"
-        raise DataError(f"{where}: `messages`, or `prompt` with or without `response`, are expected; found is {found}.")
+        raise DataError(f"{location}: `messages`, or `prompt` with or without `response`, are expected; found is {found}.")
     if not isinstance(messages, list) or not messages:
-        raise DataError(f"{where}: messages is {_kind(messages)}; a list of at least one message is expected.")
+        raise DataError(f"{location}: messages is {_describe_json_type(messages)}; a list of at least one message is expected.")
     for index, message in enumerate(messages):
-        _check_message(message, f"{where}: messages[{index}]")
+        _check_message(message, f"{location}: messages[{index}]")
     if not any(message["role"] == "assistant" for message in messages):
-        raise DataError(f"{where}: no message is the assistant's, so there is nothing to learn; leave the line out.")
+        raise DataError(f"{location}: no message is the assistant's, so there is nothing to learn; leave the line out.")
     return messages
 
 
 def _check_message(message: Any, where: str) -> None:
     if not isinstance(message, dict):
-        raise DataError(f"{where} is {_kind(message)}; an object with role and content is expected.")
-    if message.get("role") not in ROLES:
-        raise DataError(f"{where}.role is {message.get('role')!r}; expected is one of {', '.join(ROLES)}.")
+        raise DataError(f"{where} is {_describe_json_type(message)}; an object with role and content is expected.")
+    if message.get("role") not in CHAT_ROLES:
+        raise DataError(f"{where}.role is {message.get('role')!r}; expected is one of {', '.join(CHAT_ROLES)}.")
     content = message.get("content")
     if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
-        raise DataError(f"{where}.content is {_kind(content)}; a text is expected.")
+        raise DataError(f"{where}.content is {_describe_json_type(content)}; a text is expected.")
 
 
-def _kind(value: Any) -> str:
+def _describe_json_type(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "missing or null"}
     if value == []:
         return "an empty list"
     return names.get(type(value), "a number")
 
 
-def encode(tokenizer: Any, messages: Sequence[Message], where: str) -> tuple[list[int], list[bool]]:
+def encode_conversation(tokenizer: Any, messages: Sequence[ChatMessage], location: str) -> tuple[list[int], list[bool]]:
     """(tokens, which of them are the assistant's) of a conversation, by the tokenizer's chat template. Raises DataError."""
-    text, spans = render(tokenizer, messages, where)
+    text, spans = render_conversation(tokenizer, messages, location)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     counted = []
     begin = 0  # of the spans that may still come
@@ -149,7 +149,7 @@ def encode(tokenizer: Any, messages: Sequence[Message], where: str) -> tuple[lis
     return list(encoded["input_ids"]), counted
 
 
-def render(tokenizer: Any, messages: Sequence[Message], where: str) -> tuple[str, list[tuple[int, int]]]:
+def render_conversation(tokenizer: Any, messages: Sequence[ChatMessage], location: str) -> tuple[str, list[tuple[int, int]]]:
     """(text of a conversation, where in it the assistant writes). Raises DataError.
 
     A turn begins where the template, asked for the conversation before it with a generation prompt, ends: that is the text
@@ -162,7 +162,7 @@ def render(tokenizer: Any, messages: Sequence[Message], where: str) -> tuple[str
         try:
             text = tokenizer.apply_chat_template(list(messages[:count]), tokenize=False, add_generation_prompt=prompt)
         except Exception as error:  # a template raises what it likes
-            raise DataError(f"{where}: the chat template refuses the conversation: {error}") from error
+            raise DataError(f"{location}: the chat template refuses the conversation: {error}") from error
         return str(text)
 
     whole = rendered(len(messages), prompt=False)
@@ -173,21 +173,21 @@ def render(tokenizer: Any, messages: Sequence[Message], where: str) -> tuple[str
         before = rendered(index, prompt=True)
         if not whole.startswith(before):
             raise DataError(
-                f"{where}: messages[{index}]: the chat template, asked for what comes before it with a generation prompt, does "
+                f"{location}: messages[{index}]: the chat template, asked for what comes before it with a generation prompt, does "
                 "not give the beginning of the whole conversation, so where the assistant begins is not known; give the "
                 "conversation's turns as lines of their own."
             )
-        end = _turn_end(tokenizer, whole, len(before), str(message.get("content") or "").strip())
+        end = _find_turn_end(tokenizer, whole, len(before), str(message.get("content") or "").strip())
         if end is None:
             upto = rendered(index + 1, prompt=False)
-            end = len(upto) if whole.startswith(upto) else _next_special(tokenizer, whole, len(before))
+            end = len(upto) if whole.startswith(upto) else _find_next_special_token_end(tokenizer, whole, len(before))
         if end is None:
-            raise DataError(f"{where}: messages[{index}]: the chat template changes its content; where it ends is not known.")
+            raise DataError(f"{location}: messages[{index}]: the chat template changes its content; where it ends is not known.")
         spans.append((len(before), end))
     return whole, spans
 
 
-def _turn_end(tokenizer: Any, text: str, begin: int, content: str) -> int | None:
+def _find_turn_end(tokenizer: Any, text: str, begin: int, content: str) -> int | None:
     """Behind `content`, found from `begin` on, and the special token that follows; None where it is not there as it is."""
     found = text.find(content, begin) if content else -1
     if found < 0:
@@ -195,31 +195,31 @@ def _turn_end(tokenizer: Any, text: str, begin: int, content: str) -> int | None
     end = found + len(content)
     rest = text[end:]
     after = rest.lstrip()
-    for token in sorted(_special(tokenizer), key=len, reverse=True):
+    for token in sorted(_special_tokens(tokenizer), key=len, reverse=True):
         if after.startswith(token):
             return end + len(rest) - len(after) + len(token)
     return end
 
 
-def _next_special(tokenizer: Any, text: str, begin: int) -> int | None:
+def _find_next_special_token_end(tokenizer: Any, text: str, begin: int) -> int | None:
     """Behind the first special token from `begin` on."""
     places = [(text.find(token, begin), len(token)) for token in map(str, tokenizer.all_special_tokens)]
     found = [(place, length) for place, length in places if place >= 0]
     return sum(min(found)) if found else None
 
 
-def _special(tokenizer: Any) -> set[str]:
+def _special_tokens(tokenizer: Any) -> set[str]:
     added = {str(token) for token in tokenizer.get_added_vocab()}
     return added | {str(token) for token in tokenizer.all_special_tokens}
 
 
-def load(
+def load_corpus(
     paths: Sequence[Path],
     tokenizer: Any,
     *,
     max_length: int,
-    cache: Path | None = None,
-    report: Callable[[str], None] | None = None,
+    cache_folder: Path | None = None,
+    log_progress: Callable[[str], None] | None = None,
 ) -> Corpus:
     """All conversations of some files, each cut to its first `max_length` tokens. Raises DataError.
 
@@ -227,32 +227,32 @@ def load(
     """
     if not getattr(tokenizer, "chat_template", None):
         raise DataError("the target's tokenizer has no chat template: name a file of one as data.chat_template.")
-    kept = None if cache is None else cache / f"tokens-{_digest(paths, tokenizer, max_length)}"
-    if kept is not None and (found := _cached(kept)) is not None:
+    kept = None if cache_folder is None else cache_folder / f"tokens-{_compute_cache_digest(paths, tokenizer, max_length)}"
+    if kept is not None and (found := _read_cached_corpus(kept)) is not None:
         return found
     parts: list[tuple[Tensor, Tensor]] = []
     dropped = 0
     for path in paths:
-        for number, messages in conversations(path):
-            tokens, counted = encode(tokenizer, messages, f"{path}:{number}")
+        for number, messages in read_conversations(path):
+            tokens, counted = encode_conversation(tokenizer, messages, f"{path}:{number}")
             if any(counted[2:max_length]):  # the first two tokens are predicted by no column
                 parts.append((torch.tensor(tokens[:max_length]), torch.tensor(counted[:max_length])))
             else:
                 dropped += 1
-            if report is not None and len(parts) % 1000 == 0 and parts:
-                report(f"{len(parts)} conversations tokenised")
+            if log_progress is not None and len(parts) % 1000 == 0 and parts:
+                log_progress(f"{len(parts)} conversations tokenised")
     if not parts:
         files_named = ", ".join(map(str, paths))
         raise DataError(f"{files_named}: no conversation with an assistant's token in its first {max_length} tokens.")
-    corpus = Corpus.of(parts, dropped)
+    corpus = Corpus.from_conversations(parts, dropped)
     if kept is not None:
-        tensors = {"tokens": corpus.tokens, "counted": corpus.counted, "ends": corpus.ends, "dropped": torch.tensor([dropped])}
-        with files.replacing(kept, lambda _: True) as folder:
+        tensors = {"tokens": corpus.tokens, "counted": corpus.loss_mask, "ends": corpus.end_offsets, "dropped": torch.tensor([dropped])}
+        with files.replace_folder(kept, lambda _: True) as folder:
             write_tensors(folder / "corpus.safetensors", tensors, {})
     return corpus
 
 
-def _cached(folder: Path) -> Corpus | None:
+def _read_cached_corpus(folder: Path) -> Corpus | None:
     try:
         found = load_file(folder / "corpus.safetensors")
         return Corpus(found["tokens"], found["counted"], found["ends"], int(found["dropped"][0]))
@@ -260,8 +260,8 @@ def _cached(folder: Path) -> Corpus | None:
         return None  # not there, or cut off by hand: made anew
 
 
-def _digest(paths: Sequence[Path], tokenizer: Any, max_length: int) -> str:
-    total = hashlib.sha256(f"{_FORM} {max_length} {tokenizer.chat_template}".encode())
+def _compute_cache_digest(paths: Sequence[Path], tokenizer: Any, max_length: int) -> str:
+    total = hashlib.sha256(f"{_CACHE_FORMAT_VERSION} {max_length} {tokenizer.chat_template}".encode())
     total.update(tokenizer.backend_tokenizer.to_str().encode())
     for path in paths:
         try:
@@ -272,11 +272,11 @@ def _digest(paths: Sequence[Path], tokenizer: Any, max_length: int) -> str:
     return total.hexdigest()[:32]
 
 
-Row = tuple[int, ...]
+BatchRow = tuple[int, ...]
 """Conversations of one row of a batch, end to end."""
 
 
-def plan(lengths: Sequence[int], *, rows: int, seed: int, epoch: int, pack: int | None = None) -> list[tuple[Row, ...]]:
+def plan_batches(lengths: Sequence[int], *, rows_per_batch: int, seed: int, epoch: int, packed_row_tokens: int | None = None) -> list[tuple[BatchRow, ...]]:
     """The batches of an epoch, each `rows` rows, in order; a function of its arguments alone.
 
     Without `pack` a row is one conversation and a batch holds ones of like length, so that little is padded. With it a row is
@@ -286,21 +286,21 @@ def plan(lengths: Sequence[int], *, rows: int, seed: int, epoch: int, pack: int 
     order = list(range(len(lengths)))
     draw = random.Random(f"{seed} {epoch}")  # noqa: S311 (an order, no secret)
     draw.shuffle(order)
-    if pack is not None:
-        filled = _fill(lengths, order, pack)
-        return [tuple(filled[at : at + rows]) for at in range(0, len(filled) - rows + 1, rows)]
-    near = 64 * rows  # sorted only among near neighbours, so that what comes together differs between epochs
+    if packed_row_tokens is not None:
+        filled = _pack_rows(lengths, order, packed_row_tokens)
+        return [tuple(filled[at : at + rows_per_batch]) for at in range(0, len(filled) - rows_per_batch + 1, rows_per_batch)]
+    near = 64 * rows_per_batch  # sorted only among near neighbours, so that what comes together differs between epochs
     order = [index for at in range(0, len(order), near) for index in sorted(order[at : at + near], key=lambda i: lengths[i])]
-    batches: list[tuple[Row, ...]] = [
-        tuple((index,) for index in order[at : at + rows]) for at in range(0, len(order) - rows + 1, rows)
+    batches: list[tuple[BatchRow, ...]] = [
+        tuple((index,) for index in order[at : at + rows_per_batch]) for at in range(0, len(order) - rows_per_batch + 1, rows_per_batch)
     ]
     draw.shuffle(batches)
     return batches
 
 
-def _fill(lengths: Sequence[int], order: Sequence[int], size: int) -> list[Row]:
+def _pack_rows(lengths: Sequence[int], order: Sequence[int], size: int) -> list[BatchRow]:
     """Rows of at most `size` tokens, each conversation into the first of the open rows that has room."""
-    done: list[Row] = []
+    done: list[BatchRow] = []
     opened: list[tuple[list[int], int]] = []
     for index in order:
         length = min(lengths[index], size)
@@ -316,7 +316,7 @@ def _fill(lengths: Sequence[int], order: Sequence[int], size: int) -> list[Row]:
     return done + [tuple(row) for row, _ in opened]
 
 
-def assemble(corpus: Corpus, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+def assemble_batch(corpus: Corpus, rows: Sequence[BatchRow]) -> tuple[Tensor, Tensor]:
     """(tokens, counted) of a batch, [rows, longest]; padded at the end with token 0, not counted."""
     parts = [[corpus[index] for index in row] for row in rows]
     longest = max(sum(len(tokens) for tokens, _ in row) for row in parts)
@@ -331,10 +331,10 @@ def assemble(corpus: Corpus, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
     return tokens, counted
 
 
-def frequent_tokens(corpus: Corpus, size: int, vocabulary: int) -> Tensor:
+def most_frequent_tokens(corpus: Corpus, draft_vocab_size: int, vocab_size: int) -> Tensor:
     """The draft vocabulary: the `size` tokens that the assistant writes most often, ascending, [size].
 
     Ties and what is never written go to lower ids.
     """
-    counts = torch.bincount(corpus.tokens[corpus.counted].long(), minlength=vocabulary)
-    return counts.argsort(descending=True, stable=True)[:size].sort().values
+    counts = torch.bincount(corpus.tokens[corpus.loss_mask].long(), minlength=vocab_size)
+    return counts.argsort(descending=True, stable=True)[:draft_vocab_size].sort().values

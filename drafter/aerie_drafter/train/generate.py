@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from aerie_drafter.errors import DataError
-from aerie_drafter.train.data import Message, conversations, parse_line
+from aerie_drafter.train.data import ChatMessage, read_conversations, parse_conversation
 
 
 @dataclass(frozen=True)
-class Sampling:
+class GenerationParameters:
     """How the target answers. Temperature 0 is greedy."""
 
     max_tokens: int = 1024
@@ -33,44 +33,44 @@ class Sampling:
     seed: int = 0
 
 
-def generate(
+def generate_answers(
     model: Any,
     tokenizer: Any,
     source: Path,
     output: Path,
     *,
-    sampling: Sampling,
-    rows: int = 8,
-    report: Callable[[int], None] | None = None,
+    parameters: GenerationParameters,
+    batch_size: int = 8,
+    on_progress: Callable[[int], None] | None = None,
 ) -> int:
     """Write the answers of `model` to `output`, `rows` conversations at a time; how many were written. Raises DataError.
 
     `report` is told how many lines are there after each batch.
     """
-    asked = [(number, _to_answer(messages)) for number, messages in conversations(source)]
-    done = _whole_lines(output, rows, asked, source)
+    asked = [(number, _with_answer_turn(messages)) for number, messages in read_conversations(source)]
+    done = _keep_complete_batches(output, batch_size, asked, source)
     written = 0
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("a", encoding="utf-8") as stream:
-        for at in range(done, len(asked), rows):
-            part = asked[at : at + rows]
-            torch.manual_seed(sampling.seed + at)  # a batch draws the same wherever the run began
-            answered = _answer(model, tokenizer, part, sampling, source)
+        for at in range(done, len(asked), batch_size):
+            part = asked[at : at + batch_size]
+            torch.manual_seed(parameters.seed + at)  # a batch draws the same wherever the run began
+            answered = _answer_batch(model, tokenizer, part, parameters, source)
             stream.write("".join(json.dumps({"messages": messages}, ensure_ascii=False) + "\n" for messages in answered))
             stream.flush()
             os.fsync(stream.fileno())
             written += len(answered)
-            if report is not None:
-                report(at + len(part))
+            if on_progress is not None:
+                on_progress(at + len(part))
     return written
 
 
-def _to_answer(messages: list[Message]) -> list[Message]:
+def _with_answer_turn(messages: list[ChatMessage]) -> list[ChatMessage]:
     """The conversation with a last turn for the target."""
     return messages if messages[-1]["role"] == "assistant" else [*messages, {"role": "assistant", "content": ""}]
 
 
-def _whole_lines(output: Path, rows: int, asked: Sequence[tuple[int, list[Message]]], source: Path) -> int:
+def _keep_complete_batches(output: Path, rows: int, asked: Sequence[tuple[int, list[ChatMessage]]], source: Path) -> int:
     """Lines of an earlier run to keep: whole batches; the file is cut to them. Raises DataError."""
     if not output.exists():
         return 0
@@ -83,24 +83,24 @@ def _whole_lines(output: Path, rows: int, asked: Sequence[tuple[int, list[Messag
                 f"{output}: has {len(lines)} lines, and only {len(asked)} are asked for; it is of another run: name a new file."
             )
         for index, (line, (number, messages)) in enumerate(zip(lines, asked, strict=False), start=1):
-            answered = parse_line(line.decode("utf-8", "replace"), f"{output}:{index}")
-            if _asked_in(answered) != _asked_in(messages):
+            answered = parse_conversation(line.decode("utf-8", "replace"), f"{output}:{index}")
+            if _prompt_messages(answered) != _prompt_messages(messages):
                 raise DataError(f"{output}:{index}: answers another conversation than {source}:{number}; name a new file.")
         kept = len(lines) if len(lines) == len(asked) else len(lines) - len(lines) % rows
         stream.truncate(sum(map(len, lines[:kept])))
     return kept
 
 
-def _asked_in(messages: Sequence[Message]) -> list[Message]:
+def _prompt_messages(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     return [message for message in messages if message["role"] != "assistant"]
 
 
-def _answer(
-    model: Any, tokenizer: Any, asked: Sequence[tuple[int, list[Message]]], sampling: Sampling, source: Path
-) -> list[list[Message]]:
+def _answer_batch(
+    model: Any, tokenizer: Any, asked: Sequence[tuple[int, list[ChatMessage]]], sampling: GenerationParameters, source: Path
+) -> list[list[ChatMessage]]:
     """The conversations of one batch with the target's turns, turn after turn."""
     whole = [messages for _, messages in asked]
-    done: list[list[Message]] = [[] for _ in whole]
+    done: list[list[ChatMessage]] = [[] for _ in whole]
     while True:
         waiting = []
         for index, messages in enumerate(whole):
@@ -116,25 +116,25 @@ def _answer(
             ]
         except Exception as error:
             raise DataError(f"{source}:{asked[waiting[0]][0]}: the chat template refuses a conversation: {error}") from error
-        for index, text in zip(waiting, complete(model, tokenizer, prompts, sampling), strict=True):
+        for index, text in zip(waiting, complete_prompts(model, tokenizer, prompts, sampling), strict=True):
             done[index].append({"role": "assistant", "content": text})
 
 
-def complete(model: Any, tokenizer: Any, prompts: Sequence[str], sampling: Sampling) -> list[str]:
+def complete_prompts(model: Any, tokenizer: Any, prompts: Sequence[str], parameters: GenerationParameters) -> list[str]:
     """The target's continuation of each prompt, up to the end of its turn."""
     encoded = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
     longest = max(map(len, encoded))
-    stop = _ends(model, tokenizer)
+    stop = _end_token_ids(model, tokenizer)
     filler = next(iter(sorted(stop)), 0)
     tokens = torch.tensor([[filler] * (longest - len(one)) + one for one in encoded], device=model.device)
     seen = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in encoded], device=model.device)
-    sampled = sampling.temperature > 0
-    how: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0} if sampled else {}
+    sampled = parameters.temperature > 0
+    how: dict[str, Any] = {"temperature": parameters.temperature, "top_p": parameters.top_p, "top_k": 0} if sampled else {}
     with torch.no_grad():
         found = model.generate(
             input_ids=tokens,
             attention_mask=seen,
-            max_new_tokens=sampling.max_tokens,
+            max_new_tokens=parameters.max_tokens,
             do_sample=sampled,
             eos_token_id=sorted(stop) or None,
             pad_token_id=filler,
@@ -147,7 +147,7 @@ def complete(model: Any, tokenizer: Any, prompts: Sequence[str], sampling: Sampl
     return texts
 
 
-def _ends(model: Any, tokenizer: Any) -> set[int]:
+def _end_token_ids(model: Any, tokenizer: Any) -> set[int]:
     """Tokens that end a turn: the tokenizer's and the generation configuration's."""
     named = getattr(model.generation_config, "eos_token_id", None)
     listed = named if isinstance(named, list) else [named]

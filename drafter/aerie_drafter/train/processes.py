@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-CPU = torch.device("cpu")
+CPU_DEVICE = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -19,28 +19,28 @@ class Processes:
     """Alone: rank 0 of 1, and nothing is sent."""
 
     rank: int = 0
-    count: int = 1
-    device: torch.device = CPU
+    world_size: int = 1
+    device: torch.device = CPU_DEVICE
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """The one process that writes files and speaks."""
         return self.rank == 0
 
-    def sum(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         """Over all processes, in place."""
-        if self.count > 1:
+        if self.world_size > 1:
             dist.all_reduce(values)
         return values
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until all are here."""
-        if self.count > 1:
+        if self.world_size > 1:
             dist.barrier()
 
 
 @contextmanager
-def join() -> Iterator[Processes]:
+def join_process_group() -> Iterator[Processes]:
     """What torchrun's environment says, with a process group while the block runs; without torchrun, this process alone."""
     gpu = torch.cuda.is_available()
     local = int(os.environ.get("LOCAL_RANK", "0"))

@@ -10,53 +10,53 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from aerie_drafter.train.trainer import Measured, Stepped
+from aerie_drafter.train.trainer import EvaluationReport, StepReport
 
 
-class Live:
+class ConsoleReporter:
     """A Report on a console. Plain lines come at the first and the last step and at most every ten seconds."""
 
-    INTERVAL_S = 10.0
+    LINE_INTERVAL_SECONDS = 10.0
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.bar: Progress | None = None
-        self.task: TaskID | None = None
-        self._spoke = self._began = time.monotonic()
-        self._tokens = 0
+        self.progress_bar: Progress | None = None
+        self.task_id: TaskID | None = None
+        self._last_line_time = self._start_time = time.monotonic()
+        self._total_tokens = 0
         if console.is_terminal:
             columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-            self.bar = Progress(*columns, TextColumn("{task.description}"), console=console)
+            self.progress_bar = Progress(*columns, TextColumn("{task.description}"), console=console)
 
     def __enter__(self) -> Self:
-        if self.bar is not None:
-            self.bar.start()
+        if self.progress_bar is not None:
+            self.progress_bar.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.bar is not None:
-            self.bar.stop()
+        if self.progress_bar is not None:
+            self.progress_bar.stop()
 
-    def stepped(self, news: Stepped) -> None:
+    def on_step(self, step: StepReport) -> None:
         """Moves the bar, or prints a line."""
-        self._tokens += news.tokens
+        self._total_tokens += step.tokens
         now = time.monotonic()
-        speed = self._tokens / max(now - self._began, 1e-9)
-        line = f"loss {news.loss:.3f}  accepted {_percent(news.tally.conditional)}  {speed:,.0f} tokens/s"
-        if self.bar is not None:
-            if self.task is None:
-                self.task = self.bar.add_task("", total=news.of)
-            self.bar.update(self.task, completed=news.step, description=line)
-        elif news.step in (1, news.of) or now - self._spoke >= self.INTERVAL_S:
-            self._spoke = now
-            self.console.print(f"step {news.step}/{news.of}  {line}")
+        speed = self._total_tokens / max(now - self._start_time, 1e-9)
+        line = f"loss {step.loss:.3f}  accepted {_format_percents(step.metrics.conditional_acceptance)}  {speed:,.0f} tokens/s"
+        if self.progress_bar is not None:
+            if self.task_id is None:
+                self.task_id = self.progress_bar.add_task("", total=step.total_steps)
+            self.progress_bar.update(self.task_id, completed=step.step, description=line)
+        elif step.step in (1, step.total_steps) or now - self._last_line_time >= self.LINE_INTERVAL_SECONDS:
+            self._last_line_time = now
+            self.console.print(f"step {step.step}/{step.total_steps}  {line}")
 
-    def measured(self, news: Measured) -> None:
+    def on_evaluation(self, evaluation: EvaluationReport) -> None:
         """Prints a line."""
-        said = f"step {news.step}: acceptance length {news.acceptance_length:.3f} on held-out text"
-        each = _percent(news.tally.conditional)
-        self.console.print(f"{said}, accepted per position {each}" + (", the best so far" if news.best else ""))
+        said = f"step {evaluation.step}: acceptance length {evaluation.acceptance_length:.3f} on held-out text"
+        each = _format_percents(evaluation.metrics.conditional_acceptance)
+        self.console.print(f"{said}, accepted per position {each}" + (", the best so far" if evaluation.is_best else ""))
 
 
-def _percent(shares: Sequence[float]) -> str:
+def _format_percents(shares: Sequence[float]) -> str:
     return "/".join(f"{share:.0%}".removesuffix("%") for share in shares) + " %"

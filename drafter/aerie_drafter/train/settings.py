@@ -16,14 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from aerie.yaml_documents import YamlDocumentError, read_yaml_documents
 from aerie_drafter.errors import ConfigError
 
-Count = Annotated[int, Field(ge=1)]
+PositiveCount = Annotated[int, Field(ge=1)]
 
 
-class _Group(BaseModel):
+class _SettingsGroup(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class TargetSettings(_Group):
+class TargetSettings(_SettingsGroup):
     """The model that is served, and that the drafter is to predict."""
 
     model: str = Field(
@@ -46,7 +46,7 @@ class TargetSettings(_Group):
     )
 
 
-class DrafterSettings(_Group):
+class DrafterSettings(_SettingsGroup):
     """What is trained. Sizes that are not named are the target's."""
 
     start: Path | None = Field(
@@ -59,11 +59,11 @@ class DrafterSettings(_Group):
         default=None,
         description="Layers of the target whose inputs are read. Default: a low, a middle and a high one, as vLLM has it.",
     )
-    draft_vocab_size: Count | None = Field(
+    draft_vocab_size: PositiveCount | None = Field(
         default=None,
         description="Tokens that can be drafted: the most frequent in the data. Default: the target's whole vocabulary.",
     )
-    intermediate_size: Count | None = Field(default=None, description="Width of the MLP. Default: the target's.")
+    intermediate_size: PositiveCount | None = Field(default=None, description="Width of the MLP. Default: the target's.")
     fc_norm: bool = Field(default=True, description="EAGLE 3.1: a norm on each auxiliary state.")
     norm_output: bool = Field(default=True, description="EAGLE 3.1: the state after the final norm is fed to the next step.")
     norm_before_fc: bool = Field(
@@ -72,7 +72,7 @@ class DrafterSettings(_Group):
     norm_before_residual: bool = Field(default=False, description="The residual branch starts from the normed state.")
 
 
-class DataSettings(_Group):
+class DataSettings(_SettingsGroup):
     """Conversations: JSON lines of {"messages": [...]} or {"prompt": ..., "response": ...}."""
 
     train: tuple[Path, ...] = Field(min_length=1, description="Files to learn from.", examples=[["answers.jsonl"]])
@@ -89,7 +89,7 @@ class DataSettings(_Group):
     cache: Path | None = Field(default=None, description="Folder where tokens are kept between trainings.")
 
 
-class LossSettings(_Group):
+class LossSettings(_SettingsGroup):
     """Training-time test: see aerie_drafter.train.ttt."""
 
     horizon: int = Field(
@@ -98,7 +98,7 @@ class LossSettings(_Group):
     decay: float = Field(default=0.8, gt=0, le=1, description="Weight of step i is decay^i.")
 
 
-class OptimizerSettings(_Group):
+class OptimizerSettings(_SettingsGroup):
     """AdamW, warm-up, then half a cosine down to zero."""
 
     learning_rate: float = Field(default=1e-4, gt=0, description="At the end of the warm-up.")
@@ -106,27 +106,27 @@ class OptimizerSettings(_Group):
     weight_decay: float = Field(default=0.0, ge=0, description="Of AdamW.")
     betas: tuple[float, float] = Field(default=(0.9, 0.95), description="Of AdamW.")
     clip: float = Field(default=0.5, gt=0, description="Largest norm of the gradient.")
-    epochs: Count = Field(default=2, description="Times that the data is gone through.")
-    rows: Count = Field(default=4, description="Rows of a batch, per process.")
-    accumulate: Count = Field(default=1, description="Batches per step of the optimizer.")
+    epochs: PositiveCount = Field(default=2, description="Times that the data is gone through.")
+    rows: PositiveCount = Field(default=4, description="Rows of a batch, per process.")
+    accumulate: PositiveCount = Field(default=1, description="Batches per step of the optimizer.")
     precision: Literal["auto", "bfloat16", "float32"] = Field(
         default="auto", description="Of the arithmetic; weights are float32. auto: bfloat16 on GPU, float32 on CPU."
     )
     seed: int = Field(default=0, ge=0, description="Of the first weights and of the order of the data.")
 
 
-class OutputSettings(_Group):
+class OutputSettings(_SettingsGroup):
     """What is written, and when."""
 
     folder: Path = Field(description="Gets `last`, to resume from, and `best`, to be served.", examples=["drafter"])
-    evaluate_every: Count = Field(
+    evaluate_every: PositiveCount = Field(
         default=500, description="Steps between measurements on the held-out data, each followed by a save."
     )
-    tokens: Count = Field(default=3, description="num_speculative_tokens of these measurements; at most loss.horizon.")
-    held_out_limit: Count = Field(default=256, description="Conversations measured at most.")
+    tokens: PositiveCount = Field(default=3, description="num_speculative_tokens of these measurements; at most loss.horizon.")
+    held_out_limit: PositiveCount = Field(default=256, description="Conversations measured at most.")
 
 
-class Settings(_Group):
+class TrainingSettings(_SettingsGroup):
     """All of it."""
 
     target: TargetSettings
@@ -137,7 +137,7 @@ class Settings(_Group):
     output: OutputSettings
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.output.tokens > self.loss.horizon:
             raise ValueError(
                 f"output.tokens is {self.output.tokens}, and loss.horizon {self.loss.horizon}: a measurement takes as many "
@@ -154,7 +154,7 @@ class Settings(_Group):
         return self
 
 
-def read(path: Path) -> Settings:
+def read_settings(path: Path) -> TrainingSettings:
     """Settings from a YAML file; paths in it are relative to where the command runs. Raises ConfigError."""
     try:
         raw = next(iter(read_yaml_documents(str(path))), None)
@@ -162,55 +162,55 @@ def read(path: Path) -> Settings:
         raise ConfigError(f"{error} `aerie-drafter train --init` prints one to start from.") from None
     if not isinstance(raw, dict):
         raise ConfigError(
-            f"{path}: groups {', '.join(Settings.model_fields)} are expected; `aerie-drafter train --init` prints them."
+            f"{path}: groups {', '.join(TrainingSettings.model_fields)} are expected; `aerie-drafter train --init` prints them."
         )
-    return parse(raw, str(path))
+    return parse_settings(raw, str(path))
 
 
-def parse(raw: dict[str, Any], where: str) -> Settings:
+def parse_settings(raw: dict[str, Any], location: str) -> TrainingSettings:
     """Settings from a mapping. Raises ConfigError, whose sentence begins with `where`."""
     try:
-        return Settings.model_validate(raw)
+        return TrainingSettings.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {_sentence(error)}.") from None
+        raise ConfigError(f"{location}: {_format_validation_error(error)}.") from None
 
 
-def _sentence(error: ValidationError) -> str:
+def _format_validation_error(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     place = [str(part) for part in first["loc"]]
     name, message = ".".join(place), str(first["msg"]).removeprefix("Value error, ")
     if not place:
         return message
     if first["type"] == "extra_forbidden":
-        known = _fields(place[:-1])
+        known = _field_names(place[:-1])
         return f"{name} is no field; " + (f"known are {', '.join(known)}" if known else "leave it out")
     if first["type"] == "missing":
         return f"{name} is missing; `aerie-drafter train --init` prints a file with every field"
     return f"{name} is {first['input']!r}: {message[:1].lower()}{message[1:]}"
 
 
-def _fields(group: list[str]) -> list[str]:
-    model: Any = Settings
+def _field_names(group: list[str]) -> list[str]:
+    model: Any = TrainingSettings
     for name in group:
         model = model.model_fields[name].annotation if name in model.model_fields else None
     return list(model.model_fields) if model is not None else []
 
 
-def commented() -> str:
+def render_default_yaml() -> str:
     """A YAML file with every field, its meaning and its default; fields without one hold an example."""
     lines = ["# Settings of `aerie-drafter train FILE`. Fields whose value is the default can be left out."]
-    for group, info in Settings.model_fields.items():
+    for group, info in TrainingSettings.model_fields.items():
         model: Any = info.annotation
         lines += ["", f"# {' '.join(str(model.__doc__).split())}", f"{group}:"]
         for name, field in model.model_fields.items():
-            value = field.examples[0] if field.is_required() else _plain(field.default)
+            value = field.examples[0] if field.is_required() else _to_plain_value(field.default)
             lines.append(f"  # {field.description}" + (" Has to be given." if field.is_required() else ""))
             text = yaml.safe_dump(value, default_flow_style=True, width=200).removesuffix("...\n").strip()
             lines.append(f"  {name}: {text}")
     return "\n".join(lines) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_value(value: Any) -> Any:
     if isinstance(value, tuple):
-        return [_plain(one) for one in value]
+        return [_to_plain_value(one) for one in value]
     return str(value) if isinstance(value, Path) else value

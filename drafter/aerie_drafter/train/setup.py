@@ -16,58 +16,58 @@ from aerie_drafter.config import DrafterConfig
 from aerie_drafter.errors import CheckpointError, ConfigError, DataError, TargetError
 from aerie_drafter.model import Drafter
 from aerie_drafter.train import data
-from aerie_drafter.train.create import create, describe
+from aerie_drafter.train.create import create_drafter, build_drafter_config
 from aerie_drafter.train.data import Corpus
 from aerie_drafter.train.processes import Processes
-from aerie_drafter.train.settings import DataSettings, Settings
-from aerie_drafter.train.states import Frame, FromFiles, InProcess, Source, frame_of, load_frame, load_model, load_tokenizer
-from aerie_drafter.train.trainer import Report, Trainer
+from aerie_drafter.train.settings import DataSettings, TrainingSettings
+from aerie_drafter.train.states import TargetParts, HiddenStateFiles, InProcessTarget, HiddenStateSource, extract_target_parts, load_target_parts, load_model, load_tokenizer
+from aerie_drafter.train.trainer import TrainingReporter, Trainer
 
 
-def prepare(
-    settings: Settings,
+def build_trainer(
+    settings: TrainingSettings,
     *,
     processes: Processes | None = None,
-    report: Report | None = None,
-    say: Callable[[str], None] | None = None,
+    reporter: TrainingReporter | None = None,
+    log_progress: Callable[[str], None] | None = None,
 ) -> Trainer:
     """Everything that a training needs. Raises EagleError.
 
     `say` is told, in words, what takes a while.
     """
-    processes, say = processes or Processes(), say or (lambda _: None)
+    processes, log_progress = processes or Processes(), log_progress or (lambda _: None)
     tokenizer = load_tokenizer(settings.target.model, settings.target.revision)
     if settings.data.chat_template is not None:
-        tokenizer.chat_template = _read(settings.data.chat_template)
-    say("reading the data")
-    if not processes.first:
-        processes.wait()  # the first process fills the cache
-    corpus, held_out = corpora(settings.data, tokenizer, settings.optimizer.seed, say)
-    if processes.first:
-        processes.wait()
-    say("loading the target")
-    frame, source_of = _target(settings, processes)
-    drafter = _drafter(settings, frame, corpus)
+        tokenizer.chat_template = _read_chat_template(settings.data.chat_template)
+    log_progress("reading the data")
+    if not processes.is_main:
+        processes.barrier()  # the first process fills the cache
+    corpus, held_out = load_corpora(settings.data, tokenizer, settings.optimizer.seed, log_progress)
+    if processes.is_main:
+        processes.barrier()
+    log_progress("loading the target")
+    frame, source_of = _load_target(settings, processes)
+    drafter = _load_or_create_drafter(settings, frame, corpus)
     return Trainer(
         drafter,
         source_of(drafter.config),
-        frame.head,
+        frame.lm_head,
         corpus,
         held_out,
         settings,
         processes=processes,
-        provenance=_provenance(settings),
-        report=report,
+        provenance=_build_provenance(settings),
+        reporter=reporter,
     )
 
 
-def corpora(
-    settings: DataSettings, tokenizer: object, seed: int, say: Callable[[str], None] | None = None
+def load_corpora(
+    settings: DataSettings, tokenizer: object, seed: int, log_progress: Callable[[str], None] | None = None
 ) -> tuple[Corpus, Corpus]:
     """(what is learnt from, what is held out). Raises DataError."""
-    everything = data.load(settings.train, tokenizer, max_length=settings.max_length, cache=settings.cache, report=say)
+    everything = data.load_corpus(settings.train, tokenizer, max_length=settings.max_length, cache_folder=settings.cache, log_progress=log_progress)
     if settings.held_out:
-        kept = data.load(settings.held_out, tokenizer, max_length=settings.max_length, cache=settings.cache)
+        kept = data.load_corpus(settings.held_out, tokenizer, max_length=settings.max_length, cache_folder=settings.cache)
         return everything, kept
     if len(everything) < 2:
         raise DataError("data.train: one conversation only, so none can be held out; name data.held_out.")
@@ -77,7 +77,7 @@ def corpora(
     return everything.select(sorted(order[count:])), everything.select(sorted(order[:count]))
 
 
-def _target(settings: Settings, processes: Processes) -> tuple[Frame, Callable[[DrafterConfig], Source]]:
+def _load_target(settings: TrainingSettings, processes: Processes) -> tuple[TargetParts, Callable[[DrafterConfig], HiddenStateSource]]:
     target = settings.target
     device = processes.device
     names = {"auto": torch.bfloat16 if device.type == "cuda" else torch.float32}
@@ -86,26 +86,26 @@ def _target(settings: Settings, processes: Processes) -> tuple[Frame, Callable[[
         folder = Path(target.model)
         if not folder.is_dir():
             raise TargetError(f"target.model {target.model}: with target.states a folder is expected, and this is none.")
-        frame, states = load_frame(folder, dtype, device), target.states
+        frame, states = load_target_parts(folder, dtype, device), target.states
         last = int(frame.config.num_hidden_layers)
 
-        def from_files(config: DrafterConfig) -> Source:
+        def from_files(config: DrafterConfig) -> HiddenStateSource:
             layers = target.state_layers or tuple(dict.fromkeys((*config.aux_layer_ids, last)))
-            return FromFiles(states, frame, config.aux_layer_ids, layers)
+            return HiddenStateFiles(states, frame, config.aux_layer_ids, layers)
 
         return frame, from_files
     model = load_model(target.model, target.revision, dtype, torch.device("cpu") if target.shard else device)
-    frame = frame_of(model)
+    frame = extract_target_parts(model)
     if target.shard:
-        frame = _shard(model, frame, processes)
-    return frame, lambda config: InProcess(model, config.aux_layer_ids)
+        frame = _shard_target(model, frame, processes)
+    return frame, lambda config: InProcessTarget(model, config.aux_layer_ids)
 
 
-def _drafter(settings: Settings, frame: Frame, corpus: Corpus) -> Drafter:
+def _load_or_create_drafter(settings: TrainingSettings, frame: TargetParts, corpus: Corpus) -> Drafter:
     start = settings.drafter.start
     if start is not None:
         local = Path(settings.target.model)
-        drafter = checkpoint.load(start, target=local if local.is_dir() else None).float()
+        drafter = checkpoint.load_drafter(start, target=local if local.is_dir() else None).float()
         found, wanted = tuple(drafter.embed_tokens.weight.shape), tuple(frame.embedding.shape)
         if found != wanted or drafter.config.target_hidden_size != wanted[1]:
             raise TargetError(
@@ -113,43 +113,43 @@ def _drafter(settings: Settings, frame: Frame, corpus: Corpus) -> Drafter:
                 "for another target."
             )
         return drafter
-    config = describe(settings.drafter, frame.config)
+    config = build_drafter_config(settings.drafter, frame.config)
     if tuple(frame.embedding.shape) != (config.vocab_size, config.hidden_size):
         raise TargetError(
             f"the target's embedding is {tuple(frame.embedding.shape)}, and its configuration says vocab_size "
             f"{config.vocab_size} and hidden_size {config.hidden_size}."
         )
-    return create(
-        config, frame, data.frequent_tokens(corpus, config.draft_vocab_size, config.vocab_size), settings.optimizer.seed
+    return create_drafter(
+        config, frame, data.most_frequent_tokens(corpus, config.draft_vocab_size, config.vocab_size), settings.optimizer.seed
     )
 
 
-def _shard(model: object, frame: Frame, processes: Processes) -> Frame:
+def _shard_target(model: object, frame: TargetParts, processes: Processes) -> TargetParts:
     """Spread the target's layers over all processes; embedding, norm and lm_head stay whole in each. The frame moved along."""
-    if processes.count < 2:
+    if processes.world_size < 2:
         raise ConfigError("target.shard is true, and this is one process: start it with torchrun, or set it to false.")
     from torch.distributed.fsdp import fully_shard
 
-    from aerie_drafter.train.states import decoder
+    from aerie_drafter.train.states import get_text_decoder
 
-    inner = decoder(model)
-    mesh = dist.device_mesh.init_device_mesh(processes.device.type, (processes.count,))
+    inner = get_text_decoder(model)
+    mesh = dist.device_mesh.init_device_mesh(processes.device.type, (processes.world_size,))
     for layer in inner.layers:
         fully_shard(layer, mesh=mesh)
     for name, child in inner.named_children():
         if name != "layers":
             child.to(processes.device)
-    head = frame.head.to(processes.device)
-    return Frame(frame.config, frame.embedding.to(processes.device), head, inner.norm)
+    head = frame.lm_head.to(processes.device)
+    return TargetParts(frame.config, frame.embedding.to(processes.device), head, inner.norm)
 
 
-def _provenance(settings: Settings) -> Provenance:
+def _build_provenance(settings: TrainingSettings) -> Provenance:
     """Of a checkpoint: the target by name and digest, the data by digest."""
     digest = ""
     folder = Path(settings.target.model)
     if folder.is_dir():
         try:
-            digest = checkpoint.digest(folder)
+            digest = checkpoint.compute_model_digest(folder)
         except CheckpointError:
             digest = ""  # a target in another format than safetensors has none
     total = hashlib.sha256()
@@ -165,7 +165,7 @@ def _provenance(settings: Settings) -> Provenance:
     )
 
 
-def _read(path: Path) -> str:
+def _read_chat_template(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

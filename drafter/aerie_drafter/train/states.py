@@ -24,58 +24,58 @@ from aerie_drafter.errors import CheckpointError, DataError, TargetError
 from aerie_drafter.weights import read_headers, read_tensors
 
 
-class States(NamedTuple):
+class TargetHiddenStates(NamedTuple):
     """[batch, length, parts x hidden] and [batch, length, hidden]: see `aerie_drafter.train.ttt.Batch`."""
 
-    aux: Tensor
-    final: Tensor
+    aux_hidden_states: Tensor
+    final_hidden_states: Tensor
 
 
-class Source(Protocol):
+class HiddenStateSource(Protocol):
     """Where states come from."""
 
-    packs: bool
+    supports_packing: bool
     """Whether a row may hold several conversations as one text."""
 
-    def states(self, tokens: Tensor, rows: Sequence[Sequence[Tensor]]) -> States:
+    def fetch_hidden_states(self, tokens: Tensor, conversations_by_row: Sequence[Sequence[Tensor]]) -> TargetHiddenStates:
         """For a padded batch `tokens` [batch, length], whose rows are made of these conversations."""
 
 
-class Frame(NamedTuple):
+class TargetParts(NamedTuple):
     """The parts of a target that a training needs besides its states."""
 
     config: Any
     """The text model's Hugging Face configuration."""
     embedding: Tensor
     """[vocabulary, hidden]"""
-    head: Tensor
+    lm_head: Tensor
     """[vocabulary, hidden]: the weight of lm_head."""
-    norm: nn.Module
+    final_norm: nn.Module
     """The final norm."""
 
 
-class InProcess:
+class InProcessTarget:
     """A Hugging Face target that runs here; its weights are never changed."""
 
-    packs = True
+    supports_packing = True
 
     def __init__(self, model: Any, aux_layer_ids: Sequence[int]) -> None:
         self.model = model.eval().requires_grad_(False)
-        self.decoder = decoder(model)
+        self.decoder = get_text_decoder(model)
         self.layers = list(self.decoder.layers)
         _check_layers(aux_layer_ids, len(self.layers))
         self.aux_layer_ids = tuple(aux_layer_ids)
 
     @torch.no_grad()
-    def states(self, tokens: Tensor, rows: Sequence[Sequence[Tensor]] = ()) -> States:  # noqa: ARG002 (of another source)
+    def fetch_hidden_states(self, tokens: Tensor, conversations_by_row: Sequence[Sequence[Tensor]] = ()) -> TargetHiddenStates:  # noqa: ARG002 (of another source)
         """Padding at the end needs no mask, because no text looks ahead."""
-        with _inputs([*self.layers, self.decoder.norm], self.aux_layer_ids) as seen:
+        with _capture_inputs([*self.layers, self.decoder.norm], self.aux_layer_ids) as seen:
             final = self.decoder(input_ids=tokens, use_cache=False).last_hidden_state
-        return States(torch.cat([seen[layer] for layer in self.aux_layer_ids], dim=-1), final)
+        return TargetHiddenStates(torch.cat([seen[layer] for layer in self.aux_layer_ids], dim=-1), final)
 
 
 @contextmanager
-def _inputs(modules: Sequence[nn.Module], wanted: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+def _capture_inputs(modules: Sequence[nn.Module], wanted: Sequence[int]) -> Iterator[dict[int, Tensor]]:
     """The hidden states that go into these modules while the block runs."""
     seen: dict[int, Tensor] = {}
 
@@ -93,55 +93,55 @@ def _inputs(modules: Sequence[nn.Module], wanted: Sequence[int]) -> Iterator[dic
             handle.remove()
 
 
-class FromFiles:
+class HiddenStateFiles:
     """Files of vLLM's ExampleHiddenStatesConnector: `token_ids` [tokens] and `hidden_states` [tokens, layers, hidden].
 
     A conversation's file is found by its tokens, so files may have any names. `layers` are the ids that vLLM was told, in its
     order; the number of the target's layers has to be among them, because the final states come from it.
     """
 
-    packs = False
+    supports_packing = False
 
-    def __init__(self, folder: Path, frame: Frame, aux_layer_ids: Sequence[int], layers: Sequence[int]) -> None:
-        last = int(frame.config.num_hidden_layers)
+    def __init__(self, folder: Path, target_parts: TargetParts, aux_layer_ids: Sequence[int], stored_layer_ids: Sequence[int]) -> None:
+        last = int(target_parts.config.num_hidden_layers)
         _check_layers(aux_layer_ids, last)
-        missing = [layer for layer in (*aux_layer_ids, last) if layer not in layers]
+        missing = [layer for layer in (*aux_layer_ids, last) if layer not in stored_layer_ids]
         if missing:
             raise TargetError(
-                f"{folder}: the files hold the layers {list(layers)}, and layer {missing[0]} is needed too: write them with "
+                f"{folder}: the files hold the layers {list(stored_layer_ids)}, and layer {missing[0]} is needed too: write them with "
                 f"eagle_aux_hidden_state_layer_ids {sorted({*aux_layer_ids, last})}."
             )
-        self.places = [list(layers).index(layer) for layer in aux_layer_ids]
-        self.last = list(layers).index(last)
-        self.norm, self.folder = frame.norm, folder
-        self.shape = (len(layers), int(frame.config.hidden_size))
-        self.files = self._index(sorted(folder.glob("**/*.safetensors")))
+        self.aux_indices = [list(stored_layer_ids).index(layer) for layer in aux_layer_ids]
+        self.final_index = list(stored_layer_ids).index(last)
+        self.final_norm, self.folder = target_parts.final_norm, folder
+        self.layers_and_hidden_size = (len(stored_layer_ids), int(target_parts.config.hidden_size))
+        self.file_by_token_digest = self._index_files(sorted(folder.glob("**/*.safetensors")))
 
-    def _index(self, found: Sequence[Path]) -> dict[str, Path]:
+    def _index_files(self, found: Sequence[Path]) -> dict[str, Path]:
         if not found:
             raise DataError(f"{self.folder}: no *.safetensors in it; name the folder that vLLM's shared_storage_path named.")
         files = {}
         for file in found:
             try:
                 with safe_open(file, framework="pt") as opened:
-                    files[key(opened.get_tensor("token_ids"))] = file
+                    files[compute_token_digest(opened.get_tensor("token_ids"))] = file
                     shape = tuple(opened.get_slice("hidden_states").get_shape())
             except (SafetensorError, OSError) as error:
                 raise DataError(f"{file}: not a whole file of hidden states ({error}); let vLLM write it again.") from error
-            if shape[1:] != self.shape:
+            if shape[1:] != self.layers_and_hidden_size:
                 raise DataError(
-                    f"{file}: hidden_states is {' x '.join(map(str, shape))}; expected is tokens x {self.shape[0]} layers x "
-                    f"{self.shape[1]}: state_layers or the target is another."
+                    f"{file}: hidden_states is {' x '.join(map(str, shape))}; expected is tokens x {self.layers_and_hidden_size[0]} layers x "
+                    f"{self.layers_and_hidden_size[1]}: state_layers or the target is another."
                 )
         return files
 
     @torch.no_grad()
-    def states(self, tokens: Tensor, rows: Sequence[Sequence[Tensor]]) -> States:
+    def fetch_hidden_states(self, tokens: Tensor, conversations_by_row: Sequence[Sequence[Tensor]]) -> TargetHiddenStates:
         """Rows of one conversation each."""
-        layers, hidden = self.shape
+        layers, hidden = self.layers_and_hidden_size
         whole: Tensor | None = None
-        for at, (conversation,) in enumerate(rows):
-            file = self.files.get(key(conversation))
+        for at, (conversation,) in enumerate(conversations_by_row):
+            file = self.file_by_token_digest.get(compute_token_digest(conversation))
             if file is None:
                 raise DataError(
                     f"{self.folder}: no file has the hidden states of a conversation of {len(conversation)} tokens that begins "
@@ -154,15 +154,15 @@ class FromFiles:
             whole[at, : len(found)] = found.to(whole.device)
         if whole is None:
             raise DataError(f"{self.folder}: asked for the states of no conversation.")
-        return States(whole[:, :, self.places].flatten(2), self.norm(whole[:, :, self.last]))
+        return TargetHiddenStates(whole[:, :, self.aux_indices].flatten(2), self.final_norm(whole[:, :, self.final_index]))
 
 
-def key(tokens: Tensor) -> str:
+def compute_token_digest(tokens: Tensor) -> str:
     """A digest of a conversation's tokens."""
     return hashlib.sha256(tokens.to(torch.int64).cpu().numpy().tobytes()).hexdigest()
 
 
-def decoder(model: Any) -> Any:
+def get_text_decoder(model: Any) -> Any:
     """The text model inside a Hugging Face causal language model: it has `layers` and `norm`. Raises TargetError."""
     inner = model.get_decoder() if hasattr(model, "get_decoder") else model
     for name in ("layers", "norm"):
@@ -174,7 +174,7 @@ def decoder(model: Any) -> Any:
     return inner
 
 
-def frame_of(model: Any) -> Frame:
+def extract_target_parts(model: Any) -> TargetParts:
     """From a loaded model. Raises TargetError."""
     config = model.config.get_text_config()
     for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
@@ -184,7 +184,7 @@ def frame_of(model: Any) -> Frame:
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         raise TargetError(f"{type(model).__name__}: an lm_head without bias is expected.")
-    return Frame(config, model.get_input_embeddings().weight.detach(), head.weight.detach(), decoder(model).norm)
+    return TargetParts(config, model.get_input_embeddings().weight.detach(), head.weight.detach(), get_text_decoder(model).norm)
 
 
 def load_model(name: str, revision: str | None, dtype: torch.dtype, device: torch.device) -> Any:
@@ -193,7 +193,7 @@ def load_model(name: str, revision: str | None, dtype: torch.dtype, device: torc
         model: Any = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=dtype)
         return model.to(device)
     except (OSError, ValueError) as error:
-        raise TargetError(f"target.model {name}: cannot be loaded: {_first(error)}") from error
+        raise TargetError(f"target.model {name}: cannot be loaded: {_first_line(error)}") from error
 
 
 def load_tokenizer(name: str, revision: str | None) -> Any:
@@ -201,13 +201,13 @@ def load_tokenizer(name: str, revision: str | None) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
     except (OSError, ValueError) as error:
-        raise TargetError(f"target.model {name}: its tokenizer cannot be loaded: {_first(error)}") from error
+        raise TargetError(f"target.model {name}: its tokenizer cannot be loaded: {_first_line(error)}") from error
     if not tokenizer.is_fast:
         raise TargetError(f"target.model {name}: its tokenizer is not a fast one, which is what tells tokens' places in a text.")
     return tokenizer
 
 
-def load_frame(folder: Path, dtype: torch.dtype, device: torch.device) -> Frame:
+def load_target_parts(folder: Path, dtype: torch.dtype, device: torch.device) -> TargetParts:
     """Only the embedding, lm_head and final norm of a target's folder; the rest is never read. Raises TargetError."""
     try:
         with torch.device("meta"):
@@ -215,11 +215,11 @@ def load_frame(folder: Path, dtype: torch.dtype, device: torch.device) -> Frame:
             model = auto.from_config(AutoConfig.from_pretrained(folder), dtype=dtype)
         header = read_headers(folder)
     except (OSError, ValueError, CheckpointError) as error:
-        raise TargetError(f"target.model {folder}: cannot be read: {_first(error)}") from error
+        raise TargetError(f"target.model {folder}: cannot be read: {_first_line(error)}") from error
     names: dict[int, list[str]] = {}  # a tied weight has several
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    for module in (model.get_input_embeddings(), model.get_output_embeddings(), decoder(model).norm):
+    for module in (model.get_input_embeddings(), model.get_output_embeddings(), get_text_decoder(model).norm):
         for name, parameter in list(module.named_parameters()):
             known = names[id(parameter)]
             stored = next((one for one in known if one in header.tensors), None)
@@ -227,7 +227,7 @@ def load_frame(folder: Path, dtype: torch.dtype, device: torch.device) -> Frame:
                 raise TargetError(f"{folder}: its weights have no {known[0]}; give the folder of the target itself.")
             tensor = read_tensors(header, [stored])[stored].to(device=device, dtype=dtype)
             module.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
-    return frame_of(model)
+    return extract_target_parts(model)
 
 
 def _check_layers(aux_layer_ids: Sequence[int], layers: int) -> None:
@@ -236,5 +236,5 @@ def _check_layers(aux_layer_ids: Sequence[int], layers: int) -> None:
         raise TargetError(f"aux_layer_ids names layer {beyond[0]}, and the target has {layers}: 0 to {layers} can be read.")
 
 
-def _first(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]

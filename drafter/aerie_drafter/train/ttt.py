@@ -27,73 +27,73 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from aerie_drafter.model import Drafter, Unroll
+from aerie_drafter.model import Drafter, UnrolledCache
 
-SLICE_ELEMENTS = 2**24
+LOGIT_SLICE_ELEMENTS = 2**24
 """Numbers in one slice of logits: 64 MiB in float32."""
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Texts and what the target made of them. Rows shorter than the longest are padded at their end, with `counted` False."""
 
     tokens: Tensor
     """[batch, length], ids of the target."""
-    counted: Tensor
+    loss_mask: Tensor
     """[batch, length], bool: tokens that the drafter is to learn to predict."""
-    aux: Tensor
+    aux_hidden_states: Tensor
     """[batch, length, parts x target_hidden]: the auxiliary states side by side, lowest layer first."""
-    final: Tensor
+    final_hidden_states: Tensor
     """[batch, length, target_hidden]: the state that the target's lm_head reads, after the final norm."""
 
 
 @dataclass(frozen=True)
-class Tally:
+class TrainingMetrics:
     """Sums over columns, for each step; tallies of batches and processes add up. `values` is [5, horizon] in float64."""
 
-    values: Tensor
+    sums: Tensor
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(self.values + other.values)
+    def __add__(self, other: TrainingMetrics) -> TrainingMetrics:
+        return TrainingMetrics(self.sums + other.sums)
 
     @classmethod
-    def empty(cls, horizon: int, device: torch.device | str = "cpu") -> Tally:
+    def zero(cls, horizon: int, device: torch.device | str = "cpu") -> TrainingMetrics:
         """Of no columns."""
         return cls(torch.zeros(5, horizon, dtype=torch.float64, device=device))
 
     @property
-    def positions(self) -> float:
+    def position_count(self) -> float:
         """Positions that the loss counts in step 0; what `total` is divided by to be a mean."""
-        return float(self.values[0, 0])
+        return float(self.sums[0, 0])
 
     @property
-    def divergence(self) -> list[float]:
+    def mean_kl(self) -> list[float]:
         """Mean KL per step, in nats."""
-        return _ratio(self.values[1], self.values[0])
+        return _ratio(self.sums[1], self.sums[0])
 
     @property
-    def conditional(self) -> list[float]:
+    def conditional_acceptance(self) -> list[float]:
         """Per step: the share of columns where the drafter's likeliest token is the target's, of those where all earlier
         steps agreed."""
-        return _ratio(self.values[4], self.values[3])
+        return _ratio(self.sums[4], self.sums[3])
 
     @property
-    def unconditional(self) -> list[float]:
+    def cumulative_acceptance(self) -> list[float]:
         """Per step: the share of columns where this step and all earlier ones agreed."""
-        return _ratio(self.values[4], self.values[2])
+        return _ratio(self.sums[4], self.sums[2])
 
 
 def _ratio(above: Tensor, below: Tensor) -> list[float]:
     return [float(a / b) if b else 0.0 for a, b in zip(above.tolist(), below.tolist(), strict=True)]
 
 
-class Outcome(NamedTuple):
+class LossOutput(NamedTuple):
     """What the loss of one batch gives."""
 
-    total: Tensor
+    weighted_sum: Tensor
     """The weighted sum over steps and counted positions, with gradient; divided by `tally.positions` it is the loss."""
-    tally: Tally
-    agreed: Tensor
+    metrics: TrainingMetrics
+    argmax_matches: Tensor
     """[horizon, batch, length - 1], bool: the drafter's likeliest token is the target's, where counted; a tie for the first
     place counts as agreement."""
 
@@ -105,44 +105,44 @@ class TrainingTimeTest(nn.Module):
     """
 
     def __init__(
-        self, drafter: Drafter, teacher: Tensor, *, horizon: int = 7, decay: float = 0.8, slice_elements: int = SLICE_ELEMENTS
+        self, drafter: Drafter, target_lm_head: Tensor, *, horizon: int = 7, decay: float = 0.8, slice_elements: int = LOGIT_SLICE_ELEMENTS
     ) -> None:
         super().__init__()
         self.drafter = drafter
-        self.teacher = teacher.detach()
+        self.target_lm_head = target_lm_head.detach()
         self.horizon, self.decay, self.slice_elements = horizon, decay, slice_elements
 
-    def forward(self, batch: Batch) -> Outcome:
+    def forward(self, batch: TrainingBatch) -> LossOutput:
         """The loss of a batch; with gradients off, only the figures."""
         drafter, horizon = self.drafter, self.horizon
-        states = unroll(drafter, batch.tokens, batch.aux, horizon)
-        rows, places = _positions(batch.counted)
-        total, counts, divergence, agreed = _Loss.apply(  # type: ignore[no-untyped-call]
-            _Fixed(
-                final=batch.final,
-                teacher=self.teacher,
-                tokens=drafter.draft_tokens,
-                reachable=drafter.t2d,
+        states = unroll_drafter(drafter, batch.tokens, batch.aux_hidden_states, horizon)
+        rows, places = _loss_positions(batch.loss_mask)
+        total, counts, divergence, agreed = _SlicedKlLoss.apply(  # type: ignore[no-untyped-call]
+            _LossInputs(
+                final_hidden_states=batch.final_hidden_states,
+                target_lm_head=self.target_lm_head,
+                draft_token_ids=drafter.draft_token_ids,
+                t2d=drafter.t2d,
                 rows=rows,
-                places=places,
-                weights=tuple(self.decay**step for step in range(horizon)),
+                positions=places,
+                step_weights=tuple(self.decay**step for step in range(horizon)),
                 slice_elements=self.slice_elements,
-                gradients=torch.is_grad_enabled(),
+                needs_gradients=torch.is_grad_enabled(),
             ),
             drafter.lm_head.weight,
             *states,
         )
-        values = torch.cat([torch.stack([counts, divergence]), survival(agreed, batch.counted)])
-        return Outcome(total, Tally(values), agreed)
+        values = torch.cat([torch.stack([counts, divergence]), count_surviving_columns(agreed, batch.loss_mask)])
+        return LossOutput(total, TrainingMetrics(values), agreed)
 
 
-def unroll(drafter: Drafter, tokens: Tensor, aux: Tensor, horizon: int) -> list[Tensor]:
+def unroll_drafter(drafter: Drafter, tokens: Tensor, aux_hidden_states: Tensor, horizon: int) -> list[Tensor]:
     """What each step predicts from: `horizon` tensors [batch, length - 1, hidden], after the final norm.
 
     Columns that run out of text read token 0; nothing but their own later steps sees them.
     """
-    memory, columns = Unroll(), tokens.shape[1] - 1
-    hidden = drafter.fuse(aux[:, :-1].to(drafter.fc.weight.dtype))
+    memory, columns = UnrolledCache(), tokens.shape[1] - 1
+    hidden = drafter.fuse_aux_hidden_states(aux_hidden_states[:, :-1].to(drafter.fc.weight.dtype))
     ahead = nn.functional.pad(tokens, (0, horizon))
     states = []
     for step in range(horizon):
@@ -151,18 +151,18 @@ def unroll(drafter: Drafter, tokens: Tensor, aux: Tensor, horizon: int) -> list[
     return states
 
 
-def survival(agreed: Tensor, counted: Tensor) -> Tensor:
+def count_surviving_columns(argmax_matches: Tensor, loss_mask: Tensor) -> Tensor:
     """Rows 2 to 4 of a tally, [3, horizon]: columns whose steps 0..i are all counted; of these, where all earlier steps
     agreed; of these, where step i agreed too."""
-    horizon, columns = agreed.shape[0], agreed.shape[2]
-    ahead = nn.functional.pad(counted, (0, horizon))
+    horizon, columns = argmax_matches.shape[0], argmax_matches.shape[2]
+    ahead = nn.functional.pad(loss_mask, (0, horizon))
     reached = torch.stack([ahead[:, 2 + step : 2 + step + columns] for step in range(horizon)]).cumprod(0).bool()
-    through = (agreed & reached).cumprod(0).bool()
+    through = (argmax_matches & reached).cumprod(0).bool()
     before = torch.cat([reached[:1], through[:-1] & reached[1:]])
     return torch.stack([part.sum((1, 2), dtype=torch.float64) for part in (reached, before, through)])
 
 
-def walk(agreed: Tensor, counted: Tensor, tokens: int) -> tuple[int, int]:
+def simulate_speculation(argmax_matches: Tensor, loss_mask: Tensor, num_speculative_tokens: int) -> tuple[int, int]:
     """Greedy speculation over the text: (tokens emitted, verification steps), for K = `tokens` <= horizon.
 
     A draft begins at a column, is accepted as far as steps agree, and the next one begins after the accepted tokens and the
@@ -170,8 +170,8 @@ def walk(agreed: Tensor, counted: Tensor, tokens: int) -> tuple[int, int]:
     first is the prompt's, so drafts begin with the second; what a draft would emit beyond the run's end does not count.
     """
     emitted = steps = 0
-    lengths = agreed[:tokens].long().cumprod(0).sum(0).tolist()
-    for row, marks in zip(lengths, counted.tolist(), strict=True):
+    lengths = argmax_matches[:num_speculative_tokens].long().cumprod(0).sum(0).tolist()
+    for row, marks in zip(lengths, loss_mask.tolist(), strict=True):
         place = 2  # the token that the next verification emits first; column t drafts token t + 2
         while place < len(marks):
             if not (marks[place] and marks[place - 1]):
@@ -184,55 +184,55 @@ def walk(agreed: Tensor, counted: Tensor, tokens: int) -> tuple[int, int]:
     return emitted, steps
 
 
-def _positions(counted: Tensor) -> tuple[Tensor, Tensor]:
+def _loss_positions(counted: Tensor) -> tuple[Tensor, Tensor]:
     """(rows, places) of the target's states that predict a counted token and that some column is taught, [positions] each."""
     predicts = counted[:, 2:].nonzero(as_tuple=True)  # place 0 is taught to no column
     return predicts[0], predicts[1] + 1
 
 
-class _Fixed(NamedTuple):
+class _LossInputs(NamedTuple):
     """What the loss reads without gradient."""
 
-    final: Tensor
-    teacher: Tensor
-    tokens: Tensor
-    reachable: Tensor
+    final_hidden_states: Tensor
+    target_lm_head: Tensor
+    draft_token_ids: Tensor
+    t2d: Tensor
     rows: Tensor
-    places: Tensor
-    weights: Sequence[float]
+    positions: Tensor
+    step_weights: Sequence[float]
     slice_elements: int
-    gradients: bool
+    needs_gradients: bool
 
 
-class _Loss(torch.autograd.Function):
+class _SlicedKlLoss(torch.autograd.Function):
     """The loss and its gradients in one pass over slices of positions."""
 
     @staticmethod
-    def forward(ctx: Any, fixed: _Fixed, head: Tensor, *states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, fixed: _LossInputs, head: Tensor, *states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         batch, columns, _ = states[0].shape
         device, horizon = head.device, len(states)
         kind = device.type
         compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.dtype
         exact = torch.promote_types(head.dtype, torch.float32)
         weight = head.to(compute)
-        whole = len(fixed.tokens) == len(fixed.reachable)
-        draft_ids = torch.zeros(len(fixed.reachable), dtype=torch.long, device=device)  # by token; 0 for those outside
-        draft_ids[fixed.tokens] = torch.arange(len(fixed.tokens), device=device)
+        whole = len(fixed.draft_token_ids) == len(fixed.t2d)
+        draft_ids = torch.zeros(len(fixed.t2d), dtype=torch.long, device=device)  # by token; 0 for those outside
+        draft_ids[fixed.draft_token_ids] = torch.arange(len(fixed.draft_token_ids), device=device)
         flat = [state.reshape(batch * columns, -1) for state in states]
-        to_states = [torch.zeros_like(state) for state in flat] if fixed.gradients else []
-        to_head = torch.zeros_like(head, dtype=exact) if fixed.gradients else None
+        to_states = [torch.zeros_like(state) for state in flat] if fixed.needs_gradients else []
+        to_head = torch.zeros_like(head, dtype=exact) if fixed.needs_gradients else None
         total = torch.zeros((), dtype=exact, device=device)
         counts = torch.zeros(horizon, dtype=torch.float64, device=device)
         divergence = torch.zeros(horizon, dtype=torch.float64, device=device)
         agreed = torch.zeros(horizon, batch * columns + 1, dtype=torch.bool, device=device)  # the last takes what is no column
-        size = max(1, fixed.slice_elements // len(fixed.reachable))
+        size = max(1, fixed.slice_elements // len(fixed.t2d))
         with torch.autocast(kind, enabled=False):
-            for rows, places in zip(torch.split(fixed.rows, size), torch.split(fixed.places, size), strict=True):
-                taught = (fixed.final[rows, places].to(fixed.teacher.dtype) @ fixed.teacher.T).to(exact)
+            for rows, places in zip(torch.split(fixed.rows, size), torch.split(fixed.positions, size), strict=True):
+                taught = (fixed.final_hidden_states[rows, places].to(fixed.target_lm_head.dtype) @ fixed.target_lm_head.T).to(exact)
                 best = taught.argmax(-1)
-                inside = fixed.reachable[best]
+                inside = fixed.t2d[best]
                 if not whole:
-                    taught = taught[:, fixed.tokens]
+                    taught = taught[:, fixed.draft_token_ids]
                 chance = taught.softmax(-1)
                 # The log of the sum of exponentials, from what the likeliest token got.
                 entropy = taught.amax(-1) - chance.amax(-1).log() - torch.linalg.vecdot(chance, taught)
@@ -253,10 +253,10 @@ class _Loss(torch.autograd.Function):
                     counts[step] += used.sum()
                     apart = (apart * used).sum()
                     divergence[step] += apart
-                    total += fixed.weights[step] * apart
+                    total += fixed.step_weights[step] * apart
                     if to_head is not None:
                         grad = logits.div_(total_chance).sub_(chance)
-                        grad = grad.mul_((used * fixed.weights[step]).unsqueeze(-1)).to(compute)
+                        grad = grad.mul_((used * fixed.step_weights[step]).unsqueeze(-1)).to(compute)
                         to_states[step].index_add_(0, column, (grad @ weight).to(state.dtype))
                         _add_product(to_head, grad.T, read)
         if to_head is not None:

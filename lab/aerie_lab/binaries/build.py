@@ -14,90 +14,90 @@ import subprocess
 from pathlib import Path
 
 from aerie_lab.binaries import commands, proof, toolchain
-from aerie_lab.binaries.commands import Say
-from aerie_lab.binaries.families import Family, manifest_path
-from aerie_lab.binaries.toolchain import WAY_OUT, Go
+from aerie_lab.binaries.commands import ProgressCallback
+from aerie_lab.binaries.families import BinaryFamily, manifest_path
+from aerie_lab.binaries.toolchain import BINARIES_FOLDER_HINT, GoToolchain
 from aerie_lab.errors import BuildError
 
 # How Go says that it cannot reach a registry.
-_UNREACHABLE = ("dial tcp", "no such host", "connection refused", "i/o timeout", "proxyconnect", "tls: ", "goproxy=off")
+_UNREACHABLE_ERRORS = ("dial tcp", "no such host", "connection refused", "i/o timeout", "proxyconnect", "tls: ", "goproxy=off")
 
 
-def key(family: Family) -> str:
+def hash_recipe(family: BinaryFamily) -> str:
     """A hash of all that decides what is built. Not in it: the version of Go, as any that will do makes the same."""
     files = sorted(file for file in family.sources.rglob("*") if file.is_file())
     hashes = [(str(file.relative_to(family.sources)), hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
-    recipe = json.dumps([hashes, _arguments(family), family.files, toolchain.target()])
+    recipe = json.dumps([hashes, _build_arguments(family), family.files, toolchain.go_target()])
     return hashlib.sha256(recipe.encode()).hexdigest()[:16]
 
 
-def build(family: Family, work: Path, out: Path, log: Path, say: Say) -> dict[str, str]:
+def build_family(family: BinaryFamily, work_folder: Path, output_folder: Path, log_file: Path, report_progress: ProgressCallback) -> dict[str, str]:
     """Build `family` into the new folder `out`, with the folder `work` for what is needed on the way.
 
     Returns what it was built with, for the record.
     """
-    go = toolchain.find(family.oldest_go, say)
-    _require_space(family, go, work)
+    go = toolchain.find_go(family.min_go_version, report_progress)
+    _require_disk_space(family, go, work_folder)
     # A copy, because the installed package may be read-only and Go locks a file beside go.mod.
-    module = work / "module"
+    module = work_folder / "module"
     shutil.copytree(family.sources, module, copy_function=shutil.copyfile)
     module.chmod(0o755)
     # Go's scratch space too: a link needs more than a small /tmp has.
-    scratch = work / "scratch"
+    scratch = work_folder / "scratch"
     scratch.mkdir()
     environment = {**go.environment, "GOTMPDIR": str(scratch)}
-    out.mkdir()
+    output_folder.mkdir()
 
     names = ", ".join(binary.name for binary in family.binaries)
-    say(f"{family.name} {family.version}: building {names} with {go.version}, minutes the first time (log: {log})")
-    log.write_bytes(b"")
-    status = commands.run(
-        [str(go.path), "build", "-o", f"{out}/", *_arguments(family)],
+    report_progress(f"{family.name} {family.version}: building {names} with {go.version}, minutes the first time (log: {log_file})")
+    log_file.write_bytes(b"")
+    status = commands.run_command(
+        [str(go.path), "build", "-o", f"{output_folder}/", *_build_arguments(family)],
         folder=module,
         environment=environment,
-        log=log,
-        beat=lambda seconds: say(f"{family.name}: {seconds:.0f} s, {_progress(log)}"),
+        log_file=log_file,
+        on_heartbeat=lambda seconds: report_progress(f"{family.name}: {seconds:.0f} s, {_progress(log_file)}"),
     )
     if status != 0:
-        raise BuildError(f"{family.name} {family.version} cannot be built: {_explain(family, status, log)}")
+        raise BuildError(f"{family.name} {family.version} cannot be built: {_explain(family, status, log_file)}")
     for binary in family.binaries:
-        (out / binary.built_name).rename(out / binary.name)
-        if problem := proof.complaint(out / binary.name, binary.version_arguments, family.version):
+        (output_folder / binary.built_name).rename(output_folder / binary.name)
+        if problem := proof.find_version_problem(output_folder / binary.name, binary.version_arguments, family.version):
             raise BuildError(f"the {binary.name} built from {family.sources} {problem}, not {family.version}: report this.")
-    _copy_manifests(family, go, module, out)
+    _copy_manifests(family, go, module, output_folder)
     return {"go": go.version}
 
 
-def _arguments(family: Family) -> list[str]:
+def _build_arguments(family: BinaryFamily) -> list[str]:
     # -v changes nothing in the result; it lets the log tell how far the build is.
     tags = ["-tags", ",".join(family.tags)] if family.tags else []
     flags = ["-v", "-mod=readonly", "-trimpath", *tags, "-ldflags", family.linker_flags]
     return [*flags, *(binary.package for binary in family.binaries)]
 
 
-def _require_space(family: Family, go: Go, work: Path) -> None:
-    caches = _ask(go, work, "env", "GOCACHE", "GOMODCACHE").splitlines()
+def _require_disk_space(family: BinaryFamily, go: GoToolchain, work: Path) -> None:
+    caches = _run_go(go, work, "env", "GOCACHE", "GOMODCACHE").splitlines()
     for folder in (work.parent, *(Path(cache) for cache in caches)):
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free = shutil.disk_usage(existing).free
         if free < family.disk_gib * 2**30:
             raise BuildError(
                 f"building {family.name} may need {family.disk_gib} GiB below {folder}, and {free / 2**30:.1f} GiB are free: "
-                f"free some, or {WAY_OUT}."
+                f"free some, or {BINARIES_FOLDER_HINT}."
             )
 
 
-def _copy_manifests(family: Family, go: Go, module: Path, out: Path) -> None:
+def _copy_manifests(family: BinaryFamily, go: GoToolchain, module: Path, out: Path) -> None:
     if not family.manifests:
         return
-    source = Path(_ask(go, module, "list", "-m", "-f", "{{.Dir}}", family.module))
+    source = Path(_run_go(go, module, "list", "-m", "-f", "{{.Dir}}", family.module))
     for manifest in family.manifests:
         target = out / manifest_path(manifest)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / manifest, target)
 
 
-def _ask(go: Go, folder: Path, *arguments: str) -> str:
+def _run_go(go: GoToolchain, folder: Path, *arguments: str) -> str:
     done = subprocess.run([go.path, *arguments], cwd=folder, env=go.environment, capture_output=True, text=True)
     if done.returncode != 0:
         raise BuildError(f"{go.path} {' '.join(arguments)} failed: {done.stderr.strip()}")
@@ -113,7 +113,7 @@ def _progress(log: Path) -> str:
     return f"{modules} modules downloaded" if modules else "linking"
 
 
-def _explain(family: Family, status: int, log: Path) -> str:
+def _explain(family: BinaryFamily, status: int, log: Path) -> str:
     """Why Go failed, and the way out, from what it wrote."""
     output = log.read_text(errors="replace")
     lowered = output.lower()
@@ -121,11 +121,11 @@ def _explain(family: Family, status: int, log: Path) -> str:
     said = [line.strip() for line in output.splitlines() if " " in line and not line.startswith(("go: downloading", "#"))]
     last = " / ".join(said[-2:])[-300:] or "it gave no reason"
     if "no space left on device" in lowered:
-        return f"the disk is full ({last}): free about {family.disk_gib} GiB, or {WAY_OUT}."
+        return f"the disk is full ({last}): free about {family.disk_gib} GiB, or {BINARIES_FOLDER_HINT}."
     if "checksum mismatch" in lowered or "security error" in lowered:
         return f"a downloaded module is not the one that go.sum names, so it was refused: see {log}."
-    if any(word in lowered for word in _UNREACHABLE):
-        return f"the Go module registry cannot be reached ({last}): connect, set GOPROXY to one that can be, or {WAY_OUT}."
+    if any(word in lowered for word in _UNREACHABLE_ERRORS):
+        return f"the Go module registry cannot be reached ({last}): connect, set GOPROXY to one that can be, or {BINARIES_FOLDER_HINT}."
     if status < 0 or "signal: killed" in lowered:
-        return f"Go was killed, most likely for want of memory ({last}): free some, or {WAY_OUT}. All it said: {log}."
-    return f"{last}. All it said: {log}. Report this, or {WAY_OUT}."
+        return f"Go was killed, most likely for want of memory ({last}): free some, or {BINARIES_FOLDER_HINT}. All it said: {log}."
+    return f"{last}. All it said: {log}. Report this, or {BINARIES_FOLDER_HINT}."

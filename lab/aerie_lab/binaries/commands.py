@@ -17,33 +17,33 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-Say = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 
-BEAT = 15.0
+HEARTBEAT_SECONDS = 15.0
 
 # Ties the command's life to ours, then becomes the command. Done in a program of its own because the ways to run code
 # between fork and exec are not safe in a process with threads. 1 is PR_SET_PDEATHSIG, 9 is SIGKILL.
-_TIED = (
+_PARENT_DEATH_SCRIPT = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
     "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"
 )
 
 
-def run(
+def run_command(
     command: Sequence[str | Path],
     *,
     folder: Path,
     environment: Mapping[str, str],
-    log: Path,
-    beat: Callable[[float], None],
+    log_file: Path,
+    on_heartbeat: Callable[[float], None],
 ) -> int:
     """Run `command` (an absolute path and its arguments) to its end, and return its exit status.
 
     Output is appended to `log`; `beat` is called with the seconds so far, every BEAT seconds.
     """
-    tied = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
+    tied = [sys.executable, "-I", "-S", "-c", _PARENT_DEATH_SCRIPT, str(os.getpid()), *command]
     begin = time.monotonic()
-    with log.open("ab") as output:
+    with log_file.open("ab") as output:
         process = subprocess.Popen(
             tied,
             cwd=folder,
@@ -56,9 +56,9 @@ def run(
     try:
         while True:
             try:
-                return process.wait(timeout=BEAT)
+                return process.wait(timeout=HEARTBEAT_SECONDS)
             except subprocess.TimeoutExpired:
-                beat(time.monotonic() - begin)
+                on_heartbeat(time.monotonic() - begin)
     finally:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -67,7 +67,7 @@ def run(
 
 
 @contextlib.contextmanager
-def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+def file_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Hold an exclusive lock on the file `path`; `waiting` is called first when somebody else has it.
 
     The kernel lets go of it when its holder ends, however that happens.
@@ -77,6 +77,6 @@ def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            waiting()
+            on_wait()
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -22,81 +22,81 @@ import sys
 from pathlib import Path
 
 from aerie_lab.binaries import overlay, pip, proof
-from aerie_lab.binaries.commands import Say
-from aerie_lab.binaries.families import Addon, Environment
+from aerie_lab.binaries.commands import ProgressCallback
+from aerie_lab.binaries.families import Addon, PythonEnvironment
 from aerie_lab.errors import BuildError
 
-_PATIENCE = 900.0
+_FIRST_RUN_TIMEOUT_SECONDS = 900.0
 """Seconds for the programs' first answer: vLLM reads a gigabyte for it, half a minute's work that busy cores make many."""
 
 
-def key(environment: Environment) -> str:
+def hash_environment(environment: PythonEnvironment) -> str:
     """A hash of all that decides what is installed. The Python is in it by place, because the environment links to it."""
     python = (sys.version_info[:2], sys.base_prefix, platform.machine())
-    addons = [(addon.module, addon.group, addon.function, addon.text()) for addon in environment.addons]
-    parts = [environment.pins(), environment.poses_as, environment.local_version, environment.files, addons, python]
-    if over := environment.over:
-        parts.append([key(over.base), over.base_version, over.package, over.compiled, over.kept])
+    addons = [(addon.module, addon.group, addon.function, addon.read_source()) for addon in environment.addons]
+    parts = [environment.read_lock(), environment.alias_distribution, environment.local_version_suffix, environment.files, addons, python]
+    if over := environment.overlay:
+        parts.append([hash_environment(over.base), over.base_version, over.package, over.compiled_files, over.kept_suffixes])
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def build(environment: Environment, work: Path, home: Path, log: Path, say: Say, *, base: Path | None = None) -> dict[str, str]:
+def install_environment(environment: PythonEnvironment, work_folder: Path, target_folder: Path, log_file: Path, report_progress: ProgressCallback, *, base_folder: Path | None = None) -> dict[str, str]:
     """Install `environment` into the new folder `home`, with the folder `work` for what is needed on the way.
 
     `base` is the folder of the environment that it stands on. Returns what it was made with, for the record. After a failure
     `home` holds anything.
     """
-    _require_python(environment)
-    beneath = overlay.fitting(environment, base) if base else None
-    _require_space(environment, work)
-    say(f"{environment.name} {environment.version}: installing its Python packages, minutes the first time (log: {log})")
-    _make(environment, home)
-    failure = pip.install(
-        home / "bin" / "python",
+    _require_python_version(environment)
+    beneath = overlay.find_base_packages(environment, base_folder) if base_folder else None
+    _require_disk_space(environment, work_folder)
+    report_progress(f"{environment.name} {environment.version}: installing its Python packages, minutes the first time (log: {log_file})")
+    _create_virtual_environment(environment, target_folder)
+    failure = pip.install_lock(
+        target_folder / "bin" / "python",
         environment.lock,
         # pip's cache would take as much disk again, for what is installed once.
         ["--no-cache-dir"],
-        folder=work,
+        folder=work_folder,
         # pip unpacks below TMPDIR, and /tmp is often small.
-        environment={**os.environ, "TMPDIR": str(work)},
-        log=log,
-        beat=lambda seconds: say(f"{environment.name}: {seconds:.0f} s, {_progress(log, home / environment.site_packages)}"),
+        environment={**os.environ, "TMPDIR": str(work_folder)},
+        log_file=log_file,
+        on_heartbeat=lambda seconds: report_progress(f"{environment.name}: {seconds:.0f} s, {_progress(log_file, target_folder / environment.site_packages)}"),
     )
     if failure is not None:
-        raise BuildError(f"{environment.name} {environment.version} cannot be installed: {_explain(environment, failure, log)}")
-    if environment.over and beneath:
-        overlay.lay(environment.over, home / environment.site_packages, beneath)
-    if environment.poses_as:
-        _pose(environment, home)
+        raise BuildError(f"{environment.name} {environment.version} cannot be installed: {_explain(environment, failure, log_file)}")
+    if environment.overlay and beneath:
+        overlay.apply_overlay(environment.overlay, target_folder / environment.site_packages, beneath)
+    if environment.alias_distribution:
+        _write_alias_metadata(environment, target_folder)
     for addon in environment.addons:
-        add(addon, home / environment.site_packages)
-    say(f"{environment.name}: trying it")
+        install_addon(addon, target_folder / environment.site_packages)
+    report_progress(f"{environment.name}: trying it")
     for binary in environment.binaries:
-        program = home / "bin" / binary.name
-        if problem := proof.complaint(program, ("--version",), environment.version, _PATIENCE):
-            raise BuildError(f"{binary.name} {environment.version} is installed, but {problem}: report this, with {log}.")
-    for addon in (*environment.addons, *(environment.over.base.addons if environment.over else ())):
-        _try(addon, environment, home)
+        program = target_folder / "bin" / binary.name
+        if problem := proof.find_version_problem(program, ("--version",), environment.version, _FIRST_RUN_TIMEOUT_SECONDS):
+            raise BuildError(f"{binary.name} {environment.version} is installed, but {problem}: report this, with {log_file}.")
+    for addon in (*environment.addons, *(environment.overlay.base.addons if environment.overlay else ())):
+        _check_addon(addon, environment, target_folder)
     return {"python": platform.python_version()}
 
 
-def _way_out(environment: Environment) -> str:
-    if environment.over:
-        return f"use {environment.over.base.name} {environment.over.base.version}"
+def _fallback_hint(environment: PythonEnvironment) -> str:
+    if environment.overlay:
+        return f"use {environment.overlay.base.name} {environment.overlay.base.version}"
     names = " and ".join(binary.name for binary in environment.binaries)
     return f"put a {names} that runs into a folder and name it in AERIE_LAB_BINARIES"
 
 
-def _require_python(environment: Environment) -> None:
-    if sys.version_info[:2] > environment.newest_python:
-        newest = "{}.{}".format(*environment.newest_python)
+def _require_python_version(environment: PythonEnvironment) -> None:
+    if sys.version_info[:2] > environment.max_python_version:
+        newest = "{}.{}".format(*environment.max_python_version)
         raise BuildError(
             f"{environment.name} {environment.version} has packages for Python 3.11 to {newest}, and this is "
-            f"{platform.python_version()}: install aerie with an older one, or {_way_out(environment)}."
+            f"{platform.python_version()}: install aerie with an older one, or {_fallback_hint(environment)}."
         )
 
 
-def _require_space(environment: Environment, work: Path) -> None:
+def _require_disk_space(environment: PythonEnvironment, work: Path) -> None:
     free = shutil.disk_usage(work).free
     if free < environment.disk_gib * 2**30:
         raise BuildError(
@@ -105,24 +105,24 @@ def _require_space(environment: Environment, work: Path) -> None:
         )
 
 
-def _make(environment: Environment, home: Path) -> None:
+def _create_virtual_environment(environment: PythonEnvironment, home: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "venv", str(home)], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode != 0:
         said = " / ".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-2:]) or "it gave no reason"
         raise BuildError(
             f"{environment.name} {environment.version} needs a virtual environment, and `{sys.executable} -m venv` failed "
-            f"({said}): install the venv module of this Python, or {_way_out(environment)}."
+            f"({said}): install the venv module of this Python, or {_fallback_hint(environment)}."
         )
 
 
-def _pose(environment: Environment, home: Path) -> None:
+def _write_alias_metadata(environment: PythonEnvironment, home: Path) -> None:
     """Answer for the package name that the programs look themselves up by. Where a package has it already, its version is edited:
     of two answers Python takes either."""
-    version = f"{environment.version}{environment.local_version}"
+    version = f"{environment.version}{environment.local_version_suffix}"
     packages = home / environment.site_packages
-    folder = packages / f"{environment.poses_as}-{version}.dist-info"
-    own = packages / f"{environment.poses_as}-{environment.version}.dist-info"
-    about = f"Metadata-Version: 2.1\nName: {environment.poses_as}\nVersion: {environment.version}\n"
+    folder = packages / f"{environment.alias_distribution}-{version}.dist-info"
+    own = packages / f"{environment.alias_distribution}-{environment.version}.dist-info"
+    about = f"Metadata-Version: 2.1\nName: {environment.alias_distribution}\nVersion: {environment.version}\n"
     if own.is_dir():
         about = (own / "METADATA").read_text()
         own.rename(folder)
@@ -131,10 +131,10 @@ def _pose(environment: Environment, home: Path) -> None:
     (folder / "METADATA").write_text(re.sub(r"^Version: .*$", f"Version: {version}", about, count=1, flags=re.MULTILINE))
 
 
-def add(addon: Addon, folder: Path) -> None:
+def install_addon(addon: Addon, folder: Path) -> None:
     """Put the module into a folder of packages, with an entry point that names it."""
     module = folder / f"{addon.module}.py"
-    module.write_text(addon.text())
+    module.write_text(addon.read_source())
     py_compile.compile(str(module), doraise=True)
     about = folder / f"{addon.module}-1.dist-info"
     about.mkdir()
@@ -142,14 +142,14 @@ def add(addon: Addon, folder: Path) -> None:
     (about / "entry_points.txt").write_text(f"[{addon.group}]\n{addon.module} = {addon.module}:{addon.function}\n")
 
 
-def _try(addon: Addon, environment: Environment, home: Path) -> None:
+def _check_addon(addon: Addon, environment: PythonEnvironment, home: Path) -> None:
     """Call the add-on's function as the packages will: what does not know them says so now, and not at each start."""
     call = f"import {addon.module}; {addon.module}.{addon.function}()"
     command = [str(home / "bin" / "python"), "-I", "-c", call]
     try:
-        done = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE)
+        done = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_FIRST_RUN_TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
-        said = f"it does not end within {_PATIENCE:.0f} s"
+        said = f"it does not end within {_FIRST_RUN_TIMEOUT_SECONDS:.0f} s"
     else:
         if done.returncode == 0:
             return
@@ -168,16 +168,16 @@ def _progress(log: Path, site_packages: Path) -> str:
     return f"{len(fetched)} packages downloaded, now {fetched[-1].partition('==')[0]}" if fetched else "looking for packages"
 
 
-def _explain(environment: Environment, failure: pip.Failure, log: Path) -> str:
+def _explain(environment: PythonEnvironment, failure: pip.PipFailure, log: Path) -> str:
     match failure.cause:
-        case pip.Cause.DISK:
+        case pip.FailureCause.DISK:
             return f"the disk is full: free about {environment.disk_gib} GiB, or set AERIE_LAB_CACHE to another disk."
-        case pip.Cause.UNREACHABLE:
+        case pip.FailureCause.UNREACHABLE:
             return (
                 "the Python package registry cannot be reached: connect, set PIP_INDEX_URL to one that can be, or "
-                f"{_way_out(environment)}."
+                f"{_fallback_hint(environment)}."
             )
-        case pip.Cause.WRONG_HASH:
+        case pip.FailureCause.WRONG_HASH:
             return f"a downloaded package is not the one that the lock names, so it was refused: see {log}."
         case _:
-            return f"{failure.said}. All that pip said: {log}. Report this, or {_way_out(environment)}."
+            return f"{failure.message}. All that pip said: {log}. Report this, or {_fallback_hint(environment)}."

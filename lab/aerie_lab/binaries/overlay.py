@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aerie_lab.binaries.families import Environment, Over
+from aerie_lab.binaries.families import PythonEnvironment, EnvironmentOverlay
 from aerie_lab.errors import BuildError
 
 
-def fitting(environment: Environment, base: Path) -> Path:
+def find_base_packages(environment: PythonEnvironment, base_folder: Path) -> Path:
     """The packages of the environment in the folder `base`, on which `environment` stands. Raises BuildError."""
-    over = environment.over
+    over = environment.overlay
     if over is None:
         raise AssertionError(f"{environment.name} stands alone")
     name = f"{environment.name} {environment.version}"
@@ -29,26 +29,26 @@ def fitting(environment: Environment, base: Path) -> Path:
             f"{name} runs with the compiled files of {over.base.name} {over.base_version}, and {over.base.lock} pins "
             f"{over.base.version}: change families.py with the lock, after a run of both."
         )
-    packages = base / over.base.site_packages
+    packages = base_folder / over.base.site_packages
     package = packages / over.package
     found = {path.relative_to(package).as_posix() for path in package.rglob("*.so")}
-    if found != set(over.compiled):
-        missing, more = sorted(set(over.compiled) - found), sorted(found - set(over.compiled))
+    if found != set(over.compiled_files):
+        missing, more = sorted(set(over.compiled_files) - found), sorted(found - set(over.compiled_files))
         differ = " and ".join(f"{word} {', '.join(names)}" for word, names in (("lacks", missing), ("also has", more)) if names)
         raise BuildError(
             f"{name} runs with the compiled files that {over.base.name} {over.base_version} has on x86_64, and {package} "
-            f"{differ}: use an x86_64 machine, or remove {base} there and build {over.base.name} again."
+            f"{differ}: use an x86_64 machine, or remove {base_folder} there and build {over.base.name} again."
         )
     return packages
 
 
-def lay(over: Over, packages: Path, beneath: Path) -> None:
+def apply_overlay(overlay: EnvironmentOverlay, packages: Path, base_packages: Path) -> None:
     """Leave of the package in `packages` what `over` keeps, link the compiled files from `beneath`, and put the packages there
     after its own."""
-    package = packages / over.package
+    package = packages / overlay.package
     for path in package.rglob("*"):
-        if path.is_file() and path.suffix not in over.kept:
+        if path.is_file() and path.suffix not in overlay.kept_suffixes:
             path.unlink()
-    for name in over.compiled:
-        (package / name).symlink_to(beneath / over.package / name)
-    (packages / f"{over.base.name}.pth").write_text(f"{beneath}\n")
+    for name in overlay.compiled_files:
+        (package / name).symlink_to(base_packages / overlay.package / name)
+    (packages / f"{overlay.base.name}.pth").write_text(f"{base_packages}\n")

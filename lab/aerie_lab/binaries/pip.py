@@ -13,11 +13,11 @@ from pathlib import Path
 
 from aerie_lab.binaries import commands
 
-_ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_REQUIREMENT", "PYTHONHOME", "PYTHONPATH")
-_UNREACHABLE = ("NewConnectionError", "NameResolutionError", "Max retries", "ReadTimeout", "ConnectTimeout", "ProxyError")
+_REDIRECTING_VARIABLES = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_REQUIREMENT", "PYTHONHOME", "PYTHONPATH")
+_UNREACHABLE_ERRORS = ("NewConnectionError", "NameResolutionError", "Max retries", "ReadTimeout", "ConnectTimeout", "ProxyError")
 
 
-class Cause(enum.Enum):
+class FailureCause(enum.Enum):
     """Why pip failed, as far as it changes what the user has to do."""
 
     DISK = enum.auto()
@@ -28,44 +28,44 @@ class Cause(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Failure:
+class PipFailure:
     """What went wrong."""
 
-    cause: Cause
-    said: str
+    cause: FailureCause
+    message: str
     """pip's own first error."""
 
 
-def install(
+def install_lock(
     python: Path,
     lock: Path,
     options: Sequence[str],
     *,
     folder: Path,
     environment: Mapping[str, str],
-    log: Path,
-    beat: Callable[[float], None],
-) -> Failure | None:
+    log_file: Path,
+    on_heartbeat: Callable[[float], None],
+) -> PipFailure | None:
     """Install all of `lock` with the pip of `python`; None when that went well. `log` is written anew."""
-    log.unlink(missing_ok=True)
+    log_file.unlink(missing_ok=True)
     command = [str(python), "-m", "pip", "install", "--requirement", str(lock), *options]
     command += ["--require-hashes", "--no-deps", "--only-binary=:all:", "--no-input", "--retries=2"]
     command += ["--progress-bar=off", "--disable-pip-version-check"]
-    settled = {key: value for key, value in environment.items() if key not in _ELSEWHERE}
-    status = commands.run(command, folder=folder, environment=settled, log=log, beat=beat)
-    return None if status == 0 else failure(log.read_text(errors="replace"), status)
+    settled = {key: value for key, value in environment.items() if key not in _REDIRECTING_VARIABLES}
+    status = commands.run_command(command, folder=folder, environment=settled, log_file=log_file, on_heartbeat=on_heartbeat)
+    return None if status == 0 else classify_failure(log_file.read_text(errors="replace"), status)
 
 
-def failure(output: str, status: int) -> Failure:
+def classify_failure(output: str, status: int) -> PipFailure:
     """What pip's output says about its exit status."""
     errors = [line.strip().removeprefix("ERROR: ") for line in output.splitlines() if line.startswith("ERROR")]
     said = errors[0] if errors else f"pip ended with status {status} and gave no reason"
     if "No space left on device" in output:
-        return Failure(Cause.DISK, said)
+        return PipFailure(FailureCause.DISK, said)
     if "No module named pip" in output:
-        return Failure(Cause.NO_PIP, said)
-    if any(word in output for word in _UNREACHABLE):
-        return Failure(Cause.UNREACHABLE, said)
+        return PipFailure(FailureCause.NO_PIP, said)
+    if any(word in output for word in _UNREACHABLE_ERRORS):
+        return PipFailure(FailureCause.UNREACHABLE, said)
     if "DO NOT MATCH THE HASHES" in output:
-        return Failure(Cause.WRONG_HASH, said)
-    return Failure(Cause.OTHER, said)
+        return PipFailure(FailureCause.WRONG_HASH, said)
+    return PipFailure(FailureCause.OTHER, said)

@@ -12,11 +12,11 @@ import subprocess
 from pathlib import Path
 
 # Three numbers, not inside a word: v1.36.4, 3.6.14, <commit>/1.39.3/Clean.
-_VERSION = re.compile(r"(?<![\w.])v?(\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?)")
-_PATIENCE = 30.0
+_VERSION_PATTERN = re.compile(r"(?<![\w.])v?(\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?)")
+_VERSION_TIMEOUT_SECONDS = 30.0
 
 
-def complaint(binary: Path, arguments: tuple[str, ...] | None, version: str, patience: float = _PATIENCE) -> str | None:
+def find_version_problem(binary: Path, arguments: tuple[str, ...] | None, version: str, timeout_seconds: float = _VERSION_TIMEOUT_SECONDS) -> str | None:
     """What keeps `binary` from being `version`, as the rest of a sentence about it; None when nothing does.
 
     Without `arguments` its version is not asked: it only has to be a program.
@@ -27,14 +27,14 @@ def complaint(binary: Path, arguments: tuple[str, ...] | None, version: str, pat
         return f"cannot be used ({error.strerror})"
     if arguments is None:
         return None if binary.is_file() and os.access(binary, os.X_OK) else "cannot be run (it is no executable file)"
-    found, problem = _reported(binary, arguments, state.st_mtime_ns, state.st_size, patience)
+    found, problem = _read_version(binary, arguments, state.st_mtime_ns, state.st_size, timeout_seconds)
     if problem:
         return problem
     return None if found == version else f"is version {found}"
 
 
 @functools.cache
-def _reported(binary: Path, arguments: tuple[str, ...], mtime: int, size: int, patience: float) -> tuple[str, str]:
+def _read_version(binary: Path, arguments: tuple[str, ...], mtime: int, size: int, timeout_seconds: float) -> tuple[str, str]:
     """The version, or why there is none. `mtime` and `size` make it ask again when the file has changed."""
     del mtime, size
     try:
@@ -46,11 +46,11 @@ def _reported(binary: Path, arguments: tuple[str, ...], mtime: int, size: int, p
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=patience,
+            timeout=timeout_seconds,
         )
     except OSError as error:
         return "", f"cannot be run ({error.strerror})"
     except subprocess.TimeoutExpired:
-        return "", f"does not tell its version within {patience:.0f} s"
-    found = _VERSION.search(f"{done.stdout}\n{done.stderr}")
+        return "", f"does not tell its version within {timeout_seconds:.0f} s"
+    found = _VERSION_PATTERN.search(f"{done.stdout}\n{done.stderr}")
     return (found[1], "") if found else ("", "tells no version")

@@ -21,106 +21,106 @@ import time
 from pathlib import Path
 
 from aerie_lab.binaries import build, environment
-from aerie_lab.binaries.commands import Say, locked
-from aerie_lab.binaries.families import Environment, Family
+from aerie_lab.binaries.commands import ProgressCallback, file_lock
+from aerie_lab.binaries.families import PythonEnvironment, BinaryFamily
 from aerie_lab.errors import BuildError
 from aerie_lab.paths import cache_folder
 
-RECORD = "build.json"
+BUILD_RECORD_FILE = "build.json"
 
 
-Recipe = Family | Environment
+BuildRecipe = BinaryFamily | PythonEnvironment
 
 
-def folder(family: Recipe) -> Path:
+def build_folder(recipe: BuildRecipe) -> Path:
     """Where the build of `family` lies, or will."""
-    key = environment.key(family) if isinstance(family, Environment) else build.key(family)
-    return cache_folder() / "bin" / f"{family.name}-{key}"
+    key = environment.hash_environment(recipe) if isinstance(recipe, PythonEnvironment) else build.hash_recipe(recipe)
+    return cache_folder() / "bin" / f"{recipe.name}-{key}"
 
 
-def lack(family: Recipe) -> str | None:
+def unusable_reason(recipe: BuildRecipe) -> str | None:
     """Why the build cannot be used; None when it can. Looks at sizes only: a few milliseconds."""
-    if (base := _base(family)) and (reason := lack(base)):
+    if (base := _base_environment(recipe)) and (reason := unusable_reason(base)):
         return f"{base.name}, which it stands on, cannot be used ({reason})"
-    home = folder(family)
+    home = build_folder(recipe)
     if not home.exists():
         return "it has not been built"
     try:
-        sizes = json.loads((home / RECORD).read_text())["sizes"]
-        for name in family.files:
+        sizes = json.loads((home / BUILD_RECORD_FILE).read_text())["sizes"]
+        for name in recipe.files:
             size = (home / name).stat().st_size
             if size != sizes[name]:
                 return f"{name} has {size} bytes instead of {sizes[name]}"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, LookupError, TypeError):
-        return f"its {RECORD} cannot be read"
+        return f"its {BUILD_RECORD_FILE} cannot be read"
     return None
 
 
-def ensure(family: Recipe, say: Say) -> Path:
+def ensure_build(recipe: BuildRecipe, report_progress: ProgressCallback) -> Path:
     """The folder with the complete build; builds it first when there is none."""
-    if lack(family) is None:
-        return folder(family)
-    if base := _base(family):
-        ensure(base, say)
-    home = folder(family)
+    if unusable_reason(recipe) is None:
+        return build_folder(recipe)
+    if base := _base_environment(recipe):
+        ensure_build(base, report_progress)
+    home = build_folder(recipe)
     try:
-        with locked(home.parent / f".{family.name}.lock", lambda: say(f"{family.name}: another process is building it")):
-            reason = lack(family)  # the other process may just have done it
+        with file_lock(home.parent / f".{recipe.name}.lock", lambda: report_progress(f"{recipe.name}: another process is building it")):
+            reason = unusable_reason(recipe)  # the other process may just have done it
             if reason is not None:
                 if home.exists():
-                    say(f"{family.name}: {reason} in {home}: building it again")
-                _build(family, home, say)
+                    report_progress(f"{recipe.name}: {reason} in {home}: building it again")
+                _build(recipe, home, report_progress)
     except OSError as error:
         raise BuildError(
-            f"{family.name} cannot be built, because of {error.filename or home}: {error.strerror}. Free space or mend "
+            f"{recipe.name} cannot be built, because of {error.filename or home}: {error.strerror}. Free space or mend "
             f"the permissions there, or set AERIE_LAB_CACHE to another folder."
         ) from error
     return home
 
 
-def _base(family: Recipe) -> Environment | None:
-    return family.over.base if isinstance(family, Environment) and family.over else None
+def _base_environment(recipe: BuildRecipe) -> PythonEnvironment | None:
+    return recipe.overlay.base if isinstance(recipe, PythonEnvironment) and recipe.overlay else None
 
 
-def _build(family: Recipe, home: Path, say: Say) -> None:
+def _build(recipe: BuildRecipe, home: Path, report_progress: ProgressCallback) -> None:
     begin = time.monotonic()
-    work = home.parent / f".{family.name}.building"
-    log = home.parent / f"{family.name}.log"
-    _clear(family, home, work)
+    work = home.parent / f".{recipe.name}.building"
+    log = home.parent / f"{recipe.name}.log"
+    _clear(recipe, home, work)
     work.mkdir()
     try:
-        if isinstance(family, Environment):
-            base = _base(family)
-            made_with = environment.build(family, work, home, log, say, base=folder(base) if base else None)
-            _write_record(family, home, made_with)
+        if isinstance(recipe, PythonEnvironment):
+            base = _base_environment(recipe)
+            made_with = environment.install_environment(recipe, work, home, log, report_progress, base_folder=build_folder(base) if base else None)
+            _write_record(recipe, home, made_with)
         else:
             out = work / "out"
-            _write_record(family, out, build.build(family, work, out, log, say))
+            _write_record(recipe, out, build.build_family(recipe, work, out, log, report_progress))
             out.rename(home)
     except BaseException:
-        _clear(family, home, work)
+        _clear(recipe, home, work)
         raise
     _remove(work)
-    say(f"{family.name} {family.version}: ready after {time.monotonic() - begin:.0f} s")
+    report_progress(f"{recipe.name} {recipe.version}: ready after {time.monotonic() - begin:.0f} s")
 
 
-def _write_record(family: Recipe, folder: Path, made_with: dict[str, str]) -> None:
+def _write_record(recipe: BuildRecipe, folder: Path, made_with: dict[str, str]) -> None:
     """Declare the build in `folder` complete."""
-    sizes = {name: (folder / name).stat().st_size for name in family.files}
-    unfinished = folder / f".{RECORD}"
-    unfinished.write_text(json.dumps({"version": family.version, **made_with, "sizes": sizes}, indent=2) + "\n")
-    unfinished.rename(folder / RECORD)
+    sizes = {name: (folder / name).stat().st_size for name in recipe.files}
+    unfinished = folder / f".{BUILD_RECORD_FILE}"
+    unfinished.write_text(json.dumps({"version": recipe.version, **made_with, "sizes": sizes}, indent=2) + "\n")
+    unfinished.rename(folder / BUILD_RECORD_FILE)
 
 
-def _clear(family: Recipe, home: Path, work: Path) -> None:
+def _clear(recipe: BuildRecipe, home: Path, work: Path) -> None:
     """Remove what lies where the build will be, and what killed builds have left."""
     _remove(work)
     _remove(home)
     # The key's own form: "vllm-*" is also what another process has half built of vllm-0.33.
-    for other in home.parent.glob(f"{family.name}-{'[0-9a-f]' * 16}"):
-        if other.is_dir() and not (other / RECORD).exists():
+    for other in home.parent.glob(f"{recipe.name}-{'[0-9a-f]' * 16}"):
+        if other.is_dir() and not (other / BUILD_RECORD_FILE).exists():
             _remove(other)
 
 

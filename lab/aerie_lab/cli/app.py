@@ -14,15 +14,15 @@ from rich.table import Table
 
 from aerie.terminal import VersionOption, sanitize_text
 from aerie_lab import cluster
-from aerie_lab.binaries import NAMES, USUAL, binary, ensure
-from aerie_lab.cli.console import err, out, replace_process, say
+from aerie_lab.binaries import FAMILY_NAMES, DEFAULT_FAMILY_NAMES, ensure_binary, ensure_family
+from aerie_lab.cli.console import err, out, replace_process, print_progress
 from aerie_lab.cli.demo import demo
 from aerie_lab.cli.fault import fault
 from aerie_lab.cli.traffic import traffic
-from aerie_lab.cluster import Lab, Settings, process, take_down
+from aerie_lab.cluster import Lab, LabSettings, process, take_down_lab
 from aerie_lab.errors import LabError, StateError
-from aerie_lab.faults import Faults
-from aerie_lab.images.table import SIMULATED
+from aerie_lab.faults import FaultInjector
+from aerie_lab.images.table import SIMULATED_IMAGE_TABLE
 from aerie_lab.paths import lab_folder
 
 app = typer.Typer(
@@ -41,8 +41,8 @@ def _all(version: VersionOption = False) -> None: ...
 
 
 Name = Annotated[str, typer.Option("--name", help="Which lab; several can run side by side.", envvar="AERIE_LAB_NAME")]
-_DEFAULTS = Settings()
-_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+_DEFAULTS = LabSettings()
+_FORWARDED_ARGUMENTS_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 @app.command()
@@ -67,7 +67,7 @@ def up(
 ) -> None:
     """Start a lab, and tell how to reach it."""
     lab = Lab.up(
-        Settings(
+        LabSettings(
             name=name,
             nodes=nodes,
             gpus=gpus,
@@ -78,15 +78,15 @@ def up(
             gateway_name=gateway_name,
             api_port=api_port,
             gateway_port=gateway_port,
-            images=[str(file.absolute()) for file in [*(images or []), *([SIMULATED] if simulated_vllm else [])]],
+            images=[str(file.absolute()) for file in [*(images or []), *([SIMULATED_IMAGE_TABLE] if simulated_vllm else [])]],
             restart_backoff=restart_backoff,
         ),
-        say,
+        print_progress,
     )
-    _tell_addresses(lab)
+    _print_addresses(lab)
 
 
-def _tell_addresses(lab: Lab) -> None:
+def _print_addresses(lab: Lab) -> None:
     out.print(f"export KUBECONFIG={lab.kubeconfig}")
     err.print(f"API server  {lab.api_url}")
     err.print(f"gateway     {lab.gateway_url or 'none (--no-gateway)'}")
@@ -98,8 +98,8 @@ def down(
     every: Annotated[bool, typer.Option("--all", help="All labs of this user.")] = False,
 ) -> None:
     """End a lab and remove all of it; the built binaries stay in the cache."""
-    for each in cluster.names() if every else [name]:
-        say(f"lab '{each}' is down" if take_down(each, say) else f"there is no lab '{each}'")
+    for each in cluster.list_lab_names() if every else [name]:
+        print_progress(f"lab '{each}' is down" if take_down_lab(each, print_progress) else f"there is no lab '{each}'")
 
 
 @app.command()
@@ -111,8 +111,8 @@ def status(name: Name = _DEFAULTS.name, as_json: Annotated[bool, typer.Option("-
         "kubeconfig": str(lab.kubeconfig),
         "api_url": lab.api_url,
         "gateway_url": lab.gateway_url,
-        "faults": [{"id": record.id, "fault": str(record)} for record in Faults(lab).active()],
-        "containers": len(lab.ask_agent("containers")) if found["components"]["node-agent"]["running"] else 0,
+        "faults": [{"id": record.id, "fault": str(record)} for record in FaultInjector(lab).list_active()],
+        "containers": len(lab.call_agent("containers")) if found["components"]["node-agent"]["running"] else 0,
     }
     if as_json:
         out.print_json(json.dumps(found))
@@ -124,25 +124,25 @@ def status(name: Name = _DEFAULTS.name, as_json: Annotated[bool, typer.Option("-
         state = "[green]running" if part["running"] else "[yellow]held" if part["held"] else "[red]down"
         table.add_row(component, state, str(part["restarts"]), part["last_exit"])
     out.print(table)
-    _tell_addresses(lab)
+    _print_addresses(lab)
     err.print(f"up for {found['uptime']:.0f} s, {found['containers']} containers running")
     for record in found["faults"]:
         err.print(f"[yellow]fault {record['id']}:[/] {sanitize_text(record['fault'])}")
 
 
-@app.command(context_settings=_PASS_ON, add_help_option=False)
+@app.command(context_settings=_FORWARDED_ARGUMENTS_SETTINGS, add_help_option=False)
 def kubectl(context: typer.Context) -> None:
     """Run kubectl against a lab. The arguments are kubectl's, but for --name NAME before them: the lab (or $AERIE_LAB_NAME)."""
-    _pass_on("kubectl", context.args)
+    _run_tool("kubectl", context.args)
 
 
-@app.command(context_settings=_PASS_ON, add_help_option=False)
+@app.command(context_settings=_FORWARDED_ARGUMENTS_SETTINGS, add_help_option=False)
 def helm(context: typer.Context) -> None:
     """Run helm against a lab. The arguments are helm's, but for --name NAME before them: the lab (or $AERIE_LAB_NAME)."""
-    _pass_on("helm", context.args)
+    _run_tool("helm", context.args)
 
 
-def _pass_on(tool: str, arguments: list[str]) -> None:
+def _run_tool(tool: str, arguments: list[str]) -> None:
     name = os.environ.get("AERIE_LAB_NAME", _DEFAULTS.name)
     match arguments:
         case ["--name"]:
@@ -152,7 +152,7 @@ def _pass_on(tool: str, arguments: list[str]) -> None:
         case [first, *rest] if first.startswith("--name="):
             name, arguments = first.removeprefix("--name="), rest
     lab = Lab.find(name)
-    program = str(binary(tool, say))
+    program = str(ensure_binary(tool, print_progress))
     replace_process([program, *arguments], {**os.environ, "KUBECONFIG": str(lab.kubeconfig)})
 
 
@@ -172,7 +172,7 @@ def logs(
     with file.open(errors="replace") as stream:
         for line in stream.readlines()[-lines:]:
             sys.stdout.write(line)
-        while follow and process.living(folder.parent):
+        while follow and process.find_lab_pid(folder.parent):
             if chunk := stream.read():
                 sys.stdout.write(chunk)
                 sys.stdout.flush()
@@ -191,11 +191,11 @@ def shell(
     """Open a shell with KUBECONFIG and GATEWAY set and the lab's kubectl and helm on the PATH."""
     lab = Lab.find(name)
     for tool in ("kubectl", "helm"):
-        binary(tool, say)
+        ensure_binary(tool, print_progress)
     environment = lab.environment()
     words = command or [os.environ.get("SHELL", "/bin/sh")]
     if inside:
-        pid = process.living(lab.folder)
+        pid = process.find_lab_pid(lab.folder)
         environment["KUBECONFIG"] = str(lab.folder / "components" / "admin.kubeconfig")
         words = [sys.executable, "-m", "aerie_lab.sandbox.inside", str(pid), *words]
     try:
@@ -209,12 +209,12 @@ def build(
     families: Annotated[
         list[str] | None,
         typer.Argument(
-            help=f"Of {', '.join(NAMES)}. When none is named: all but vllm, which takes 5.5 GiB of disk, and vllm-0.33."
+            help=f"Of {', '.join(FAMILY_NAMES)}. When none is named: all but vllm, which takes 5.5 GiB of disk, and vllm-0.33."
         ),
     ] = None,
 ) -> None:
     """Build binaries ahead of time. A lab builds what it needs by itself, except vllm and vllm-0.33."""
-    for family in families or USUAL:
-        if family not in NAMES:
-            raise StateError(f"'{family}' is no family of binaries: one of {', '.join(NAMES)}.")
-        out.print(str(ensure(family, say)))
+    for family in families or DEFAULT_FAMILY_NAMES:
+        if family not in FAMILY_NAMES:
+            raise StateError(f"'{family}' is no family of binaries: one of {', '.join(FAMILY_NAMES)}.")
+        out.print(str(ensure_family(family, print_progress)))

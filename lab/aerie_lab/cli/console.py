@@ -6,10 +6,10 @@ import os
 
 from aerie.terminal import err, out, sanitize_text
 
-__all__ = ["err", "out", "replace_process", "say"]
+__all__ = ["err", "out", "replace_process", "print_progress"]
 
 
-def say(line: str) -> None:
+def print_progress(line: str) -> None:
     """Progress, a line at a time."""
     err.print(f"[dim]lab:[/] {sanitize_text(line)}")
 

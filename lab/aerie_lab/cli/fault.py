@@ -11,9 +11,9 @@ from rich.table import Table
 from aerie.terminal import sanitize_text
 from aerie_lab.cli.console import err, out
 from aerie_lab.cluster import Lab
-from aerie_lab.engine.lies import Lie, known
+from aerie_lab.engine.lies import MetricsCorruption, parse_corruption
 from aerie_lab.errors import StateError
-from aerie_lab.faults import Fault, Faults
+from aerie_lab.faults import Fault, FaultInjector
 
 fault = typer.Typer(name="fault", no_args_is_help=True, help="Make things go wrong, and right again.")
 
@@ -24,11 +24,11 @@ KubeNamespace = Annotated[str, typer.Option("--namespace", "-n", help="The pod's
 Seconds = Annotated[float | None, typer.Option("--for", help="Undo it after so many seconds; Ctrl-C undoes it too.")]
 
 
-def _faults(name: str) -> Faults:
-    return Faults(Lab.find(name))
+def _find_injector(name: str) -> FaultInjector:
+    return FaultInjector(Lab.find(name))
 
 
-def _keep(made: Fault, seconds: float | None) -> None:
+def _hold_fault(made: Fault, seconds: float | None) -> None:
     if seconds is None:
         err.print(f"fault {made.record.id} in force: {sanitize_text(str(made.record))}")
         err.print(f"undo it with: aerie-lab fault undo {made.record.id}")
@@ -42,7 +42,7 @@ def _keep(made: Fault, seconds: float | None) -> None:
 @fault.command()
 def kill(pod: Pod, container: Container = None, namespace: KubeNamespace = "default", name: Name = "default") -> None:
     """Kill a container, as the kernel would when memory runs out. Its restart policy brings it back."""
-    _faults(name).kill(pod, container, namespace=namespace)
+    _find_injector(name).kill(pod, container, namespace=namespace)
 
 
 @fault.command()
@@ -55,13 +55,13 @@ def crash(
     name: Name = "default",
 ) -> None:
     """Kill a container again and again, each time it has run for a while."""
-    _keep(_faults(name).crash(pod, after, container, namespace=namespace), seconds)
+    _hold_fault(_find_injector(name).crash(pod, after, container, namespace=namespace), seconds)
 
 
 @fault.command()
 def restart(component: Annotated[str, typer.Argument(help="etcd, kube-apiserver, ...")], name: Name = "default") -> None:
     """Kill a component of the control plane and wait until it is ready again."""
-    _faults(name).restart(component)
+    _find_injector(name).restart(component)
 
 
 @fault.command()
@@ -73,31 +73,31 @@ def freeze(
     name: Name = "default",
 ) -> None:
     """Stop a container's processes without ending them."""
-    _keep(_faults(name).freeze(pod, container, namespace=namespace), seconds)
+    _hold_fault(_find_injector(name).freeze(pod, container, namespace=namespace), seconds)
 
 
 @fault.command()
 def cut(pod: Pod, namespace: KubeNamespace = "default", seconds: Seconds = None, name: Name = "default") -> None:
     """Cut a pod off from the network."""
-    _keep(_faults(name).cut(pod, namespace=namespace), seconds)
+    _hold_fault(_find_injector(name).cut(pod, namespace=namespace), seconds)
 
 
 @fault.command()
 def silence(node: Annotated[str, typer.Argument(help="The node.")], seconds: Seconds = None, name: Name = "default") -> None:
     """Let a node go silent; its pods go on running, and nobody hears of them."""
-    _keep(_faults(name).silence(node), seconds)
+    _hold_fault(_find_injector(name).silence(node), seconds)
 
 
 @fault.command()
 def lie(
     pod: Pod,
-    kind: Annotated[str, typer.Argument(metavar="LIE", help=f"What its metrics page shows: {', '.join(get_args(Lie))}.")],
+    kind: Annotated[str, typer.Argument(metavar="LIE", help=f"What its metrics page shows: {', '.join(get_args(MetricsCorruption))}.")],
     namespace: KubeNamespace = "default",
     seconds: Seconds = None,
     name: Name = "default",
 ) -> None:
     """Let a simulated engine's metrics page show what is not true; the engine works on."""
-    _keep(_faults(name).lie(pod, known(kind), namespace=namespace), seconds)
+    _hold_fault(_find_injector(name).lie(pod, parse_corruption(kind), namespace=namespace), seconds)
 
 
 @fault.command()
@@ -107,13 +107,13 @@ def hold(
     name: Name = "default",
 ) -> None:
     """Take a component of the control plane down and keep it down."""
-    _keep(_faults(name).hold(component), seconds)
+    _hold_fault(_find_injector(name).hold(component), seconds)
 
 
 @fault.command()
 def fill(node: Annotated[str, typer.Argument(help="The node.")], seconds: Seconds = None, name: Name = "default") -> None:
     """Leave no cpu, memory or GPU free on a node."""
-    _keep(_faults(name).fill(node), seconds)
+    _hold_fault(_find_injector(name).fill(node), seconds)
 
 
 @fault.command()
@@ -124,7 +124,7 @@ def delete(
     name: Name = "default",
 ) -> None:
     """Delete an object behind its controller's back; undo creates it again if the controller did not."""
-    _keep(_faults(name).delete(kind, object_name, namespace=namespace), None)
+    _hold_fault(_find_injector(name).delete(kind, object_name, namespace=namespace), None)
 
 
 @fault.command("list")
@@ -133,7 +133,7 @@ def list_faults(name: Name = "default") -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("ID", "FAULT", "SECONDS"):
         table.add_column(heading)
-    for record in _faults(name).active():
+    for record in _find_injector(name).list_active():
         table.add_row(str(record.id), sanitize_text(str(record)), f"{time.time() - record.since:.0f}")
     out.print(table if table.row_count else "no fault is in force")
 
@@ -146,8 +146,8 @@ def undo(
 ) -> None:
     """Repair a fault."""
     if every:
-        _faults(name).undo_all()
+        _find_injector(name).undo_all()
     elif number is not None:
-        _faults(name).undo(number)
+        _find_injector(name).undo(number)
     else:
         raise StateError("name a fault by its id (`aerie-lab fault list`), or give --all.")

@@ -15,14 +15,14 @@ from rich.table import Table
 from aerie.boundary import EXIT_REFUSED
 from aerie.terminal import sanitize_text
 from aerie_lab.cli.console import err, out
-from aerie_lab.engine.traffic import Report, Target, closed_loop, open_loop
-from aerie_lab.engine.workload import DEFAULT_CLASSES, Arrivals, Bursts, Diurnal, Lengths, Poisson, turns
+from aerie_lab.engine.traffic import TrafficReport, TrafficTarget, run_closed_loop, run_open_loop
+from aerie_lab.engine.workload import DEFAULT_TRAFFIC_CLASSES, ArrivalProcess, BurstArrivals, DiurnalArrivals, LengthDistribution, PoissonArrivals, generate_turns
 from aerie_lab.errors import StateError
 
-_NAMES = [kind.name for kind in DEFAULT_CLASSES]
+_CLASS_NAMES = [kind.name for kind in DEFAULT_TRAFFIC_CLASSES]
 
 
-class Process(StrEnum):
+class ArrivalPattern(StrEnum):
     """How requests arrive."""
 
     poisson = "poisson"
@@ -36,11 +36,11 @@ def traffic(
     seconds: Annotated[float, typer.Option(help="For how long requests start.")] = 30.0,
     rate: Annotated[float, typer.Option(help="Mean requests per second.")] = 2.0,
     arrivals: Annotated[
-        Process, typer.Option(help="bursts: 8 times the rate in 10 s bursts; day: one day within --seconds.")
-    ] = Process.poisson,
+        ArrivalPattern, typer.Option(help="bursts: 8 times the rate in 10 s bursts; day: one day within --seconds.")
+    ] = ArrivalPattern.poisson,
     clients: Annotated[int, typer.Option(help="A fixed number of clients instead of a rate; 0: use the rate.")] = 0,
     requests: Annotated[int, typer.Option(help="With --clients: how many requests in all.")] = 100,
-    classes: Annotated[list[str] | None, typer.Option("--class", help=f"Of {', '.join(_NAMES)}; default: all.")] = None,
+    classes: Annotated[list[str] | None, typer.Option("--class", help=f"Of {', '.join(_CLASS_NAMES)}; default: all.")] = None,
     prompt: Annotated[int | None, typer.Option(help="Median prompt tokens of every class.")] = None,
     answer: Annotated[int | None, typer.Option(help="Median answer tokens of every class.")] = None,
     host: Annotated[str | None, typer.Option(help="Host header, for the lab's gateway.")] = None,
@@ -52,31 +52,31 @@ def traffic(
 ) -> None:
     """Send requests to a server, and report errors and latencies. Exit status 1: an answer was wrong, or did not come."""
     for name in classes or []:
-        if name not in _NAMES:
-            raise StateError(f"'{name}' is no class of traffic: one of {', '.join(_NAMES)}.")
-    kinds = [kind for kind in DEFAULT_CLASSES if kind.name in (classes or _NAMES)]
+        if name not in _CLASS_NAMES:
+            raise StateError(f"'{name}' is no class of traffic: one of {', '.join(_CLASS_NAMES)}.")
+    kinds = [kind for kind in DEFAULT_TRAFFIC_CLASSES if kind.name in (classes or _CLASS_NAMES)]
     if prompt is not None:
-        kinds = [replace(kind, prompt=Lengths(prompt, 0.5), system=0, turns=1.0) for kind in kinds]
+        kinds = [replace(kind, prompt_lengths=LengthDistribution(prompt, 0.5), system_prompt_tokens=0, mean_turns=1.0) for kind in kinds]
     if answer is not None:
-        kinds = [replace(kind, answer=Lengths(answer, 0.5)) for kind in kinds]
-    process: Arrivals = Poisson(rate)
-    if arrivals is Process.bursts:
-        process = Bursts(rate / 2, 8 * rate, calm=120.0, burst=10.0)
-    elif arrivals is Process.day:
-        process = Diurnal(rate, day=seconds, peak=seconds * 15 / 24)
-    target = Target(url.rstrip("/"), model, host, bytes_per_token, stream, timeout=timeout)
+        kinds = [replace(kind, answer_lengths=LengthDistribution(answer, 0.5)) for kind in kinds]
+    process: ArrivalProcess = PoissonArrivals(rate)
+    if arrivals is ArrivalPattern.bursts:
+        process = BurstArrivals(rate / 2, 8 * rate, mean_calm_seconds=120.0, mean_burst_seconds=10.0)
+    elif arrivals is ArrivalPattern.day:
+        process = DiurnalArrivals(rate, day_seconds=seconds, peak_seconds=seconds * 15 / 24)
+    target = TrafficTarget(url.rstrip("/"), model, host, bytes_per_token, stream, timeout_seconds=timeout)
     if clients:
-        endless = turns(kinds, Poisson(1.0), 0.0, float("inf"), seed)
-        report = asyncio.run(closed_loop(target, itertools.islice(endless, requests), clients))
+        endless = generate_turns(kinds, PoissonArrivals(1.0), 0.0, float("inf"), seed)
+        report = asyncio.run(run_closed_loop(target, itertools.islice(endless, requests), clients))
     else:
-        report = asyncio.run(open_loop(target, turns(kinds, process, 0.0, seconds, seed)))
-    _tell(report, as_json)
+        report = asyncio.run(run_open_loop(target, generate_turns(kinds, process, 0.0, seconds, seed)))
+    _print_report(report, as_json)
     if report.errors:
         err.print(sanitize_text(f"{report.errors.total()} of {len(report.outcomes)} requests failed: {dict(report.errors)}."))
         raise typer.Exit(EXIT_REFUSED)
 
 
-def _tell(report: Report, as_json: bool) -> None:
+def _print_report(report: TrafficReport, as_json: bool) -> None:
     summary = report.summary()
     if as_json:
         out.print_json(json.dumps(summary | {"failures": dict(report.errors)}))

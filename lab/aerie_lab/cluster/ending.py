@@ -18,62 +18,62 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
-class _Ending:
+class _SignalCleanup:
     """What is to be done before a signal ends this process."""
 
     def __init__(self) -> None:
-        self.first: list[Callable[[], object]] = []
-        self.process = 0
+        self.callbacks: list[Callable[[], object]] = []
+        self.owner_pid = 0
         """A process that is forked from this one has its handlers, and none of its labs."""
-        self.undisturbed = 0
-        self.waiting: int | None = None
+        self.deferral_depth = 0
+        self.pending_signal: int | None = None
         """The signal that came meanwhile."""
 
     def handle(self, number: int, _: object = None) -> None:
-        if os.getpid() == self.process:
-            if self.undisturbed:
-                self.waiting = number
+        if os.getpid() == self.owner_pid:
+            if self.deferral_depth:
+                self.pending_signal = number
                 return
-            self.undisturbed += 1
-            for down in reversed(self.first):
+            self.deferral_depth += 1
+            for down in reversed(self.callbacks):
                 with contextlib.suppress(Exception):  # the others are taken down all the same
                     down()
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
 
 
-_ending = _Ending()
+_signal_cleanup = _SignalCleanup()
 
 
 @contextlib.contextmanager
-def ended_first(down: Callable[[], object]) -> Iterator[None]:
+def clean_up_on_signal(callback: Callable[[], object]) -> Iterator[None]:
     """Within it, a signal that would end the process calls `down` before."""
     ours = []
     if threading.current_thread() is threading.main_thread():
-        ours = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
-    if not _ending.first:
-        _ending.process = os.getpid()
-    _ending.first.append(down)
+        ours = [number for number in _TERMINATION_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    if not _signal_cleanup.callbacks:
+        _signal_cleanup.owner_pid = os.getpid()
+    _signal_cleanup.callbacks.append(callback)
     for number in ours:
-        signal.signal(number, _ending.handle)
+        signal.signal(number, _signal_cleanup.handle)
     try:
         yield
     finally:
-        _ending.first.remove(down)
+        _signal_cleanup.callbacks.remove(callback)
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Within it, a signal that would end the process waits, if there is something to be done before."""
-    _ending.undisturbed += 1
+    _signal_cleanup.deferral_depth += 1
     try:
         yield
     finally:
-        _ending.undisturbed -= 1
-        if _ending.waiting is not None and not _ending.undisturbed:
-            _ending.handle(_ending.waiting)
+        _signal_cleanup.deferral_depth -= 1
+        if _signal_cleanup.pending_signal is not None and not _signal_cleanup.deferral_depth:
+            _signal_cleanup.handle(_signal_cleanup.pending_signal)

@@ -12,17 +12,17 @@ from aerie_lab.cluster import process
 from aerie_lab.errors import StartError, StateError
 from aerie_lab.paths import cache_folder
 
-_FREE_MIB = 300
+_MIN_FREE_DISK_MIB = 300
 
 
-def names() -> list[str]:
+def list_lab_names() -> list[str]:
     """The labs that have a folder, running or not."""
     folder = cache_folder() / "labs"
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lab_lock(folder: Path) -> Iterator[None]:
     """One `up` or `down` of a lab at a time. The lock file stays beside the folder; a dead holder's lock is free."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("a") as lock:
@@ -33,15 +33,15 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def clear(folder: Path) -> None:
+def remove_lab(folder: Path) -> None:
     """End whatever is left of a lab and remove its folder."""
-    process.kill(folder)
+    process.kill_lab(folder)
     shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
         raise StateError(f"{folder} cannot be removed: remove it by hand, it belongs to another user.")
 
 
-def keep_logs(folder: Path) -> Path | None:
+def preserve_failed_logs(folder: Path) -> Path | None:
     """Move the logs of a failed start to where the next start does not remove them."""
     kept = cache_folder() / "failed" / folder.name
     if not (folder / "logs").is_dir():
@@ -52,10 +52,10 @@ def keep_logs(folder: Path) -> Path | None:
     return kept
 
 
-def require_space(folder: Path) -> None:
+def require_disk_space(folder: Path) -> None:
     """Raise StartError when the disk is too full for a lab."""
     free = shutil.disk_usage(folder.parent).free // 2**20
-    if free < _FREE_MIB:
+    if free < _MIN_FREE_DISK_MIB:
         raise StartError(
-            f"{folder.parent} has {free} MiB free, a lab needs {_FREE_MIB}: free some, or set AERIE_LAB_CACHE to another disk."
+            f"{folder.parent} has {free} MiB free, a lab needs {_MIN_FREE_DISK_MIB}: free some, or set AERIE_LAB_CACHE to another disk."
         )

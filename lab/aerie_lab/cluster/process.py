@@ -9,23 +9,23 @@ import select
 import signal
 from pathlib import Path
 
-from aerie_lab.sandbox.world import start_time
+from aerie_lab.sandbox.world import read_process_start_time
 
 
-def living(folder: Path) -> int | None:
+def find_lab_pid(folder: Path) -> int | None:
     """The process id of the lab's process 1 as this machine sees it, if it lives."""
     try:
         document = json.loads((folder / "process.json").read_text())
         process, started = int(document["pid"]), document["start_time"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return process if started is not None and start_time(process) == started else None
+    return process if started is not None and read_process_start_time(process) == started else None
 
 
-def wait_for_end(process: int, timeout: float) -> bool:
+def wait_for_exit(pid: int, timeout: float) -> bool:
     """Wait until `process` has ended, with all its namespaces; False when it lives on."""
     try:
-        handle = os.pidfd_open(process)
+        handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
     try:
@@ -36,17 +36,17 @@ def wait_for_end(process: int, timeout: float) -> bool:
         os.close(handle)
 
 
-def kill(folder: Path) -> None:
+def kill_lab(folder: Path) -> None:
     """End the lab at once: the kernel ends every process of its PID namespace with process 1."""
-    process = living(folder)
+    process = find_lab_pid(folder)
     if process is None:
         return
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(process)
         try:
             # The number may have been given to another process between the two calls: look once more, then use the handle.
-            if living(folder) == process:
+            if find_lab_pid(folder) == process:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
-                wait_for_end(process, 30)
+                wait_for_exit(process, 30)
         finally:
             os.close(handle)

@@ -25,34 +25,34 @@ from typing import Any
 import yaml
 
 from aerie_lab import control, gateway
-from aerie_lab.binaries import ensure
+from aerie_lab.binaries import ensure_family
 from aerie_lab.cluster import process
 from aerie_lab.cluster.certificates import Authority, write_kubeconfig
-from aerie_lab.cluster.ending import undisturbed
+from aerie_lab.cluster.ending import defer_signals
 from aerie_lab.errors import KubeError, StartError, StateError
-from aerie_lab.kube.client import KubeClient, Object, core, path
+from aerie_lab.kube.client import KubeClient, KubeObject, core_path, resource_path
 from aerie_lab.node.support import HUB_LABEL
-from aerie_lab.sandbox.addresses import CONTROL_PLANE, node_address
-from aerie_lab.settings import FORMAT, Settings
-from aerie_lab.supervisor.components import API_PORT, scheduler_configuration
-from aerie_lab.supervisor.supervisor import tail
+from aerie_lab.sandbox.addresses import CONTROL_PLANE_IP, node_address
+from aerie_lab.settings import LAB_FILE_FORMAT, LabSettings
+from aerie_lab.supervisor.components import API_SERVER_PORT, build_scheduler_configuration
+from aerie_lab.supervisor.supervisor import read_log_tail
 
-Say = Callable[[str], None]
-_LIMIT = 120.0
+ProgressCallback = Callable[[str], None]
+_START_TIMEOUT_SECONDS = 120.0
 
 
-def api_url(settings: Settings) -> str:
+def build_api_url(settings: LabSettings) -> str:
     """Where the API server is reached from the machine."""
     return f"https://127.0.0.1:{settings.api_port}"
 
 
-def supervisor_status(folder: Path) -> dict[str, Any]:
+def read_supervisor_status(folder: Path) -> dict[str, Any]:
     """What the supervisor tells of the components."""
-    found: dict[str, Any] = control.ask(folder / "control.sock", "status")
+    found: dict[str, Any] = control.send_request(folder / "control.sock", "status")
     return found
 
 
-def start(folder: Path, settings: Settings, say: Say, leash: int | None) -> Settings:
+def start_lab(folder: Path, settings: LabSettings, report_progress: ProgressCallback, caller_pipe: int | None) -> LabSettings:
     """Start a lab in the empty `folder`; its settings with the ports that it got.
 
     With `leash`, the reading end of a pipe, the lab ends when the other end is closed.
@@ -61,30 +61,30 @@ def start(folder: Path, settings: Settings, say: Say, leash: int | None) -> Sett
         (folder / part).mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     with contextlib.ExitStack() as stack:
-        api = stack.enter_context(_listen(settings.api_port, "--api-port"))
+        api = stack.enter_context(_open_listener(settings.api_port, "--api-port"))
         descriptors = {"--api": api.fileno()}
         settings = dataclasses.replace(settings, api_port=api.getsockname()[1])
         if settings.gateway:
-            door = stack.enter_context(_listen(settings.gateway_port, "--gateway-port"))
+            door = stack.enter_context(_open_listener(settings.gateway_port, "--gateway-port"))
             descriptors["--gateway"] = door.fileno()
             settings = dataclasses.replace(settings, gateway_port=door.getsockname()[1])
-        if leash is not None:
-            descriptors["--leash"] = leash
-        (folder / "lab.json").write_text(json.dumps({"format": FORMAT, "settings": settings.to_json()}, indent=2))
+        if caller_pipe is not None:
+            descriptors["--leash"] = caller_pipe
+        (folder / "lab.json").write_text(json.dumps({"format": LAB_FILE_FORMAT, "settings": settings.to_json()}, indent=2))
         _write_credentials(folder, settings)
-        say("starting the control plane")
-        _start_world(folder, settings, descriptors)
+        report_progress("starting the control plane")
+        _start_lab_process(folder, settings, descriptors)
     _wait_for_components(folder)
-    asyncio.run(_furnish(folder, settings, say))
+    asyncio.run(_set_up_cluster(folder, settings, report_progress))
     (folder / "complete").touch()
     return settings
 
 
-def _write_credentials(folder: Path, settings: Settings) -> None:
+def _write_credentials(folder: Path, settings: LabSettings) -> None:
     certificates, components = folder / "certificates", folder / "components"
     authority = Authority(certificates)
     names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
-    names += ["kubernetes.default.svc.cluster.local", "127.0.0.1", "10.96.0.1", CONTROL_PLANE]
+    names += ["kubernetes.default.svc.cluster.local", "127.0.0.1", "10.96.0.1", CONTROL_PLANE_IP]
     authority.issue("kube-apiserver", hosts=names)
     authority.issue("kube-apiserver-to-node", groups=["system:masters"])
     authority.issue("kube-controller-manager", user="system:kube-controller-manager")
@@ -94,22 +94,22 @@ def _write_credentials(folder: Path, settings: Settings) -> None:
     # The agent is part of the lab's foundation, as a kubelet is: it may read what any pod may mount.
     authority.issue("node-agent", groups=["system:masters"], hosts=nodes)
     authority.issue_token_key()
-    inside = f"https://127.0.0.1:{API_PORT}"
+    inside = f"https://127.0.0.1:{API_SERVER_PORT}"
     for name in ("kube-controller-manager", "kube-scheduler"):
         write_kubeconfig(components / f"{name}.kubeconfig", inside, certificates, name)
     write_kubeconfig(components / "admin.kubeconfig", inside, certificates, "admin")
-    write_kubeconfig(folder / "kubeconfig", api_url(settings), certificates, "admin", inline=True)
-    scheduler = scheduler_configuration(components / "kube-scheduler.kubeconfig")
+    write_kubeconfig(folder / "kubeconfig", build_api_url(settings), certificates, "admin", inline=True)
+    scheduler = build_scheduler_configuration(components / "kube-scheduler.kubeconfig")
     (components / "kube-scheduler.yaml").write_text(yaml.safe_dump(scheduler))
 
 
-def _start_world(folder: Path, settings: Settings, descriptors: dict[str, int]) -> None:
+def _start_lab_process(folder: Path, settings: LabSettings, descriptors: dict[str, int]) -> None:
     command = [sys.executable, "-m", "aerie_lab.sandbox.world", str(folder), str(settings.nodes)]
     command += [sys.executable, "-m", "aerie_lab.supervisor", str(folder)]
     command += [word for option, descriptor in descriptors.items() for word in (option, str(descriptor))]
     log = folder / "logs" / "supervisor.log"
     # A signal that takes the lab down waits for this program, which would outlive the command by a moment.
-    with log.open("ab") as output, undisturbed():
+    with log.open("ab") as output, defer_signals():
         made = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
@@ -125,56 +125,56 @@ def _start_world(folder: Path, settings: Settings, descriptors: dict[str, int]) 
 
 
 def _wait_for_components(folder: Path) -> None:
-    deadline = time.monotonic() + _LIMIT
+    deadline = time.monotonic() + _START_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
-        if process.living(folder) is None:
+        if process.find_lab_pid(folder) is None:
             log = (folder / "logs" / "supervisor.log").read_text(errors="replace").strip()
             raise StartError(f"the lab's process ended while starting: {log[-2000:]}")
         with contextlib.suppress(StateError):
-            status = supervisor_status(folder)
+            status = read_supervisor_status(folder)
             if status["phase"] == "failed":
                 raise StartError(status["problem"])
             if status["phase"] == "running":
                 return
         time.sleep(0.05)
-    raise StartError(f"the lab's components were not up after {_LIMIT:g} s.")
+    raise StartError(f"the lab's components were not up after {_START_TIMEOUT_SECONDS:g} s.")
 
 
-async def _furnish(folder: Path, settings: Settings, say: Say) -> None:
+async def _set_up_cluster(folder: Path, settings: LabSettings, report_progress: ProgressCallback) -> None:
     """What a user expects of a fresh cluster: nodes, a default service account, the gateway."""
 
     async def nodes_ready(client: KubeClient) -> bool:
-        found = (await client.get(core("nodes")))["items"]
-        ready = [node for node in found if _condition(node, "Ready") and not node["spec"].get("taints")]
+        found = (await client.get(core_path("nodes")))["items"]
+        ready = [node for node in found if _is_condition_true(node, "Ready") and not node["spec"].get("taints")]
         return len(ready) == settings.nodes
 
-    async with KubeClient(api_url(settings), folder / "certificates", "admin") as client:
+    async with KubeClient(build_api_url(settings), folder / "certificates", "admin") as client:
         if settings.gateway:
-            say("installing the gateway")
+            report_progress("installing the gateway")
             await _install_gateway(client, settings.gateway_name)
-        say("waiting for nodes" + (" and gateway" if settings.gateway else ""))
-        await _until(folder, nodes_ready, client, "the nodes were not Ready")
-        await _until(folder, _service_account_there, client, "the default service account was not made")
+        report_progress("waiting for nodes" + (" and gateway" if settings.gateway else ""))
+        await _wait_until(folder, nodes_ready, client, "the nodes were not Ready")
+        await _wait_until(folder, _service_account_exists, client, "the default service account was not made")
         await client.apply(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default", "labels": {HUB_LABEL: "true"}}}
         )
         if settings.gateway:
-            ready = functools.partial(_gateway_ready, name=settings.gateway_name)
-            await _until(folder, ready, client, "the gateway was not ready")
+            ready = functools.partial(_is_gateway_ready, name=settings.gateway_name)
+            await _wait_until(folder, ready, client, "the gateway was not ready")
 
 
 async def _install_gateway(client: KubeClient, name: str) -> None:
     """Apply the gateway's objects, each kind after those that it needs: Contour ends when a definition is not served yet."""
-    definitions, rest = gateway.documents(ensure("contour"), name)
+    definitions, rest = gateway.load_gateway_objects(ensure_family("contour"), name)
     await _apply_all(client, definitions)
     await _apply_all(client, [item for item in rest if item["kind"] == "Namespace"])
     await _apply_all(client, [item for item in rest if item["kind"] not in ("Namespace", "Deployment")])
     for definition in definitions:
-        await _served(client, definition["spec"])
+        await _wait_until_served(client, definition["spec"])
     await _apply_all(client, [item for item in rest if item["kind"] == "Deployment"])
 
 
-async def _apply_all(client: KubeClient, items: list[Object]) -> None:
+async def _apply_all(client: KubeClient, items: list[KubeObject]) -> None:
     """Apply, and again what was refused because something else is not there yet: a definition is served with a delay."""
     for attempt in range(100):
         outcome = await asyncio.gather(*(client.apply(item) for item in items), return_exceptions=True)
@@ -188,11 +188,11 @@ async def _apply_all(client: KubeClient, items: list[Object]) -> None:
         await asyncio.sleep(0.1)
 
 
-async def _served(client: KubeClient, definition: Object) -> None:
+async def _wait_until_served(client: KubeClient, definition: KubeObject) -> None:
     """Wait until the resource of a definition is served in all its versions. Raises KubeError when it is not after 10 s."""
     for version in definition["versions"]:
         if version["served"]:
-            where = path(f"{definition['group']}/{version['name']}", definition["names"]["plural"])
+            where = resource_path(f"{definition['group']}/{version['name']}", definition["names"]["plural"])
             for attempt in range(100):
                 try:
                     await client.get(where, limit="1")
@@ -203,21 +203,21 @@ async def _served(client: KubeClient, definition: Object) -> None:
                 await asyncio.sleep(0.1)
 
 
-async def _until(folder: Path, check: Callable[[KubeClient], Awaitable[bool]], client: KubeClient, complaint: str) -> None:
-    deadline = time.monotonic() + _LIMIT
+async def _wait_until(folder: Path, check: Callable[[KubeClient], Awaitable[bool]], client: KubeClient, error_message: str) -> None:
+    deadline = time.monotonic() + _START_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(KubeError):
             if await check(client):
                 return
-        for name, part in (await asyncio.to_thread(supervisor_status, folder))["components"].items():
+        for name, part in (await asyncio.to_thread(read_supervisor_status, folder))["components"].items():
             if part["restarts"] > 2:
-                last = tail(folder / "logs" / f"{name}.log")
+                last = read_log_tail(folder / "logs" / f"{name}.log")
                 raise StartError(f"{name} ends again and again ({part['last_exit']}). Its last lines:\n{last}")
         await asyncio.sleep(0.1)
-    raise StartError(f"{complaint} after {_LIMIT:g} s.")
+    raise StartError(f"{error_message} after {_START_TIMEOUT_SECONDS:g} s.")
 
 
-def _listen(port: int, option: str) -> socket.socket:
+def _open_listener(port: int, option: str) -> socket.socket:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -233,18 +233,18 @@ def _listen(port: int, option: str) -> socket.socket:
     return listener
 
 
-def _condition(item: Object, kind: str) -> bool:
+def _is_condition_true(item: KubeObject, condition_type: str) -> bool:
     conditions = (item.get("status") or {}).get("conditions") or []
-    return any(c["type"] == kind and c["status"] == "True" for c in conditions)
+    return any(c["type"] == condition_type and c["status"] == "True" for c in conditions)
 
 
-async def _service_account_there(client: KubeClient) -> bool:
-    await client.get(core("serviceaccounts", "default", "default"))
+async def _service_account_exists(client: KubeClient) -> bool:
+    await client.get(core_path("serviceaccounts", "default", "default"))
     return True
 
 
-async def _gateway_ready(client: KubeClient, name: str) -> bool:
-    where = path("gateway.networking.k8s.io/v1", "gateways", *name.split("/"))
-    pods = (await client.get(core("pods", gateway.NAMESPACE)))["items"]
-    ready = {pod["metadata"]["labels"]["app"] for pod in pods if _condition(pod, "Ready")}
-    return {"contour", "envoy"} <= ready and _condition(await client.get(where), "Programmed")
+async def _is_gateway_ready(client: KubeClient, name: str) -> bool:
+    where = resource_path("gateway.networking.k8s.io/v1", "gateways", *name.split("/"))
+    pods = (await client.get(core_path("pods", gateway.CONTOUR_NAMESPACE)))["items"]
+    ready = {pod["metadata"]["labels"]["app"] for pod in pods if _is_condition_true(pod, "Ready")}
+    return {"contour", "envoy"} <= ready and _is_condition_true(await client.get(where), "Programmed")

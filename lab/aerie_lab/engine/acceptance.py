@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.floating[Any]]
+FloatArray = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class Acceptance:
         if self.spread < 0:
             raise ValueError(f"spread is {self.spread}: give a standard deviation, 0 or more.")
 
-    def survival(self, drafts: int, shift: float = 0.0) -> Floats:
+    def survival(self, draft_tokens: int, shift: float = 0.0) -> FloatArray:
         """S_1..S_drafts of a request whose effect and drift add up to `shift`."""
         survivals, survival = [], 1.0
-        for logit in _logits(self.conditionals, drafts):
+        for logit in _logits(self.conditionals, draft_tokens):
             survival *= _logistic(logit + shift)
             survivals.append(survival)
         return np.array(survivals)
 
-    def shifted(self, *shifts: float) -> Acceptance:
+    def shift_logits(self, *shifts: float) -> Acceptance:
         """The same class with the conditionals moved on the logit scale, the last shift carried on: another drafter."""
         if not any(shifts):
             return self
@@ -59,10 +59,10 @@ def _logistic(x: float) -> float:
 
 
 @cache
-def _logits(conditionals: tuple[float, ...], drafts: int) -> tuple[float, ...]:
+def _logits(conditionals: tuple[float, ...], draft_tokens: int) -> tuple[float, ...]:
     """Of the first `drafts` conditionals, the last one carried on."""
-    known = conditionals[:drafts]
-    return tuple(map(_logit, known + (conditionals[-1],) * (drafts - len(known))))
+    known = conditionals[:draft_tokens]
+    return tuple(map(_logit, known + (conditionals[-1],) * (draft_tokens - len(known))))
 
 
 def _logit(q: float) -> float:
@@ -80,7 +80,7 @@ class Drift:
     day: float = 0.0
     """Amplitude of a sine over 24 hours, highest at a quarter of the day."""
 
-    def shift(self, context: float, age: float, time: float) -> float:
+    def logit_shift(self, context: float, age: float, time: float) -> float:
         """The shift for `context` tokens, `age` seconds since the start, and `time` seconds since midnight."""
         return self.context * context / 1000 + self.age * age / 3600 + self.day * math.sin(2 * math.pi * time / 86400)
 
@@ -91,32 +91,32 @@ class Drift:
 NO_DRIFT = Drift()
 
 
-def expected_survival(acceptance: Acceptance, drafts: int) -> Floats:
+def expected_survival(acceptance: Acceptance, draft_tokens: int) -> FloatArray:
     """What accepted_per_position / drafts converges to, for requests of a fixed number of tokens.
 
     A request with low acceptance needs more steps for its tokens, so it weighs more: with tau(z) the acceptance length of a
     request with effect z, the mean is over z with weight 1 / tau(z). Gauss-Hermite quadrature; the cut at a request's end,
     of order drafts / tokens, is left out.
     """
-    nodes, mass = _nodes()
-    survivals = np.array([acceptance.survival(drafts, acceptance.spread * float(z)) for z in nodes])
+    nodes, mass = _quadrature_nodes()
+    survivals = np.array([acceptance.survival(draft_tokens, acceptance.spread * float(z)) for z in nodes])
     weights = mass / (1.0 + survivals.sum(axis=1))
-    mean: Floats = (weights[:, None] * survivals).sum(axis=0) / weights.sum()
+    mean: FloatArray = (weights[:, None] * survivals).sum(axis=0) / weights.sum()
     return mean
 
 
 @cache
-def _nodes() -> tuple[Floats, Floats]:
+def _quadrature_nodes() -> tuple[FloatArray, FloatArray]:
     nodes, mass = np.polynomial.hermite_e.hermegauss(41)  # numpy imports it on first use; a server never does
     return nodes, mass
 
 
-def expected_length(acceptance: Acceptance, drafts: int) -> float:
+def expected_length(acceptance: Acceptance, draft_tokens: int) -> float:
     """The acceptance length 1 + accepted / drafts that `expected_survival` implies, bonus token included."""
-    return 1.0 + float(expected_survival(acceptance, drafts).sum())
+    return 1.0 + float(expected_survival(acceptance, draft_tokens).sum())
 
 
-def from_lengths(lengths: Mapping[int, float]) -> tuple[float, ...]:
+def conditionals_from_lengths(lengths: Mapping[int, float]) -> tuple[float, ...]:
     """Conditionals from acceptance lengths by K (a published grid), equal ones where a K is skipped.
 
     >>> [round(q, 3) for q in from_lengths({0: 1.0, 1: 1.8, 3: 2.88})]
@@ -137,7 +137,7 @@ def from_lengths(lengths: Mapping[int, float]) -> tuple[float, ...]:
     return tuple(found)
 
 
-def from_rates(rates: Sequence[float]) -> tuple[float, ...]:
+def conditionals_from_rates(rates: Sequence[float]) -> tuple[float, ...]:
     """Conditionals from unconditional per-position rates S_1, S_2, ... (accepted_per_position / drafts)."""
     before = [1.0, *rates[:-1]]
     if not all(0.0 <= rate <= last for rate, last in zip(rates, before, strict=True)):
@@ -145,10 +145,10 @@ def from_rates(rates: Sequence[float]) -> tuple[float, ...]:
     return tuple(rate / last if last > 0 else 0.0 for rate, last in zip(rates, before, strict=True))
 
 
-CLASSES: dict[str, Acceptance] = {
+CLASS_ACCEPTANCE: dict[str, Acceptance] = {
     # Published per-position rates and lengths; the spread of a request is an assumption, nobody publishes it.
-    "chat": Acceptance(from_rates((0.730, 0.521, 0.355)), 0.4),  # EAGLE-3 8B, MT-bench: vLLM test_acceptance_length.py
-    "code": Acceptance(from_rates((0.76, 0.54, 0.39, 0.28, 0.21, 0.15, 0.12)), 0.4),  # EAGLE-3 Llama 8B: PR 32374's author
-    "math": Acceptance(from_lengths({1: 1.813, 2: 2.444, 3: 2.929, 5: 3.6}), 0.4),  # Qwen3-32B grid, openmath
+    "chat": Acceptance(conditionals_from_rates((0.730, 0.521, 0.355)), 0.4),  # EAGLE-3 8B, MT-bench: vLLM test_acceptance_length.py
+    "code": Acceptance(conditionals_from_rates((0.76, 0.54, 0.39, 0.28, 0.21, 0.15, 0.12)), 0.4),  # EAGLE-3 Llama 8B: PR 32374's author
+    "math": Acceptance(conditionals_from_lengths({1: 1.813, 2: 2.444, 3: 2.929, 5: 3.6}), 0.4),  # Qwen3-32B grid, openmath
 }
 """Acceptance of three classes of traffic under a fitting EAGLE 3 drafter."""

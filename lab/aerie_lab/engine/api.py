@@ -16,13 +16,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["completion", "chat"]
+RequestKind = Literal["completion", "chat"]
 _TEXT = "the eyrie stands high above a river and watches over what comes up from below"
 _WORDS = _TEXT.split()
-_TWICE = "".join(f" {word}" for word in _WORDS) * 2
-_OFFSETS = [0, *itertools.accumulate(len(word) + 1 for word in _WORDS * 2)]
+_WORDS_TWICE = "".join(f" {word}" for word in _WORDS) * 2
+_WORD_OFFSETS = [0, *itertools.accumulate(len(word) + 1 for word in _WORDS * 2)]
 _ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps would make one for every event
-MOST_LOGPROBS = 20
+MAX_LOGPROBS = 20
 """vLLM's default of --max-logprobs."""
 
 
@@ -36,65 +36,65 @@ class ApiError(Exception):
 
 
 @dataclass(frozen=True)
-class Ask:
+class GenerationRequest:
     """One request, checked."""
 
-    kind: Kind
+    kind: RequestKind
     model: str
     prompt_tokens: int
     segments: tuple[tuple[Hashable, int], ...]
     """The prompt in whole blocks and a rest, each with a hash, for the prefix cache."""
     max_tokens: int
     stream: bool
-    usage_in_stream: bool
+    include_usage: bool
     ignore_eos: bool
     greedy: bool = False
     logprobs: int | None = None
     """How many likely tokens are told with each."""
-    as_ids: bool = False
+    tokens_as_ids: bool = False
     """Whether log probabilities name tokens by their ids."""
-    seed: bytes = b""
+    prompt_digest: bytes = b""
     """Tells the prompt from others."""
 
-    def _drawn(self, what: str) -> float:
+    def _prompt_uniform(self, what: str) -> float:
         """A number from 0 to below 1 that is always the same for this prompt."""
-        digest = hashlib.blake2b(f"{what} ".encode() + self.seed, digest_size=8).digest()
+        digest = hashlib.blake2b(f"{what} ".encode() + self.prompt_digest, digest_size=8).digest()
         return (int.from_bytes(digest, "little") >> 11) / 2**53
 
-    def changes(self, index: int, lossy: float) -> bool:
+    def changes_token(self, index: int, altered_share: float) -> bool:
         """Whether a drafter that changes this share of the tokens changes this one."""
-        return lossy > 0 and self._drawn(str(index)) < lossy
+        return altered_share > 0 and self._prompt_uniform(str(index)) < altered_share
 
-    def ends_after(self, mean: float) -> int:
+    def draw_answer_length(self, mean: float) -> int:
         """Tokens after which the model ends the answer, so many in the mean (geometric), and for this prompt always the same."""
-        return 1 if mean <= 1 else max(1, math.ceil(math.log1p(-self._drawn("end")) / math.log1p(-1 / mean)))
+        return 1 if mean <= 1 else max(1, math.ceil(math.log1p(-self._prompt_uniform("end")) / math.log1p(-1 / mean)))
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """What requests are checked against."""
 
     models: tuple[str, ...]
     max_model_len: int
     block_size: int
     bytes_per_token: float
-    speculation: bool
+    has_speculation: bool
 
 
-def read(kind: Kind, raw: bytes, limits: Limits) -> Ask:
+def parse_request(kind: RequestKind, raw: bytes, limits: RequestLimits) -> GenerationRequest:
     """The request in `raw`. Raises ApiError."""
-    body = _json(raw)
+    body = _parse_json(raw)
     model = body.get("model") or limits.models[0]
     if model not in limits.models:
         raise ApiError(
             404, f"The model `{model}` does not exist. Valid aliases: {', '.join(limits.models)}.", "NotFoundError", "model"
         )
-    if limits.speculation and (body.get("min_p") or body.get("logit_bias")):
+    if limits.has_speculation and (body.get("min_p") or body.get("logit_bias")):
         raise ApiError(400, "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding.")
     for name, least in (("n", 1), ("best_of", 1)):
         if body.get(name, least) not in (least, None):
             raise ApiError(400, f"{name}={body[name]} is not offered by the simulator: send one request per answer.", param=name)
-    tokens, segments = _prompt(kind, body, limits)
+    tokens, segments = _parse_prompt(kind, body, limits)
     if tokens >= limits.max_model_len:
         raise ApiError(
             400,
@@ -119,11 +119,11 @@ def read(kind: Kind, raw: bytes, limits: Limits) -> Ask:
         )
     options = body.get("stream_options") or {}
     likely = body.get("logprobs") if kind == "completion" else None
-    if likely is not None and not (isinstance(likely, int) and 0 <= likely <= MOST_LOGPROBS):
+    if likely is not None and not (isinstance(likely, int) and 0 <= likely <= MAX_LOGPROBS):
         raise ApiError(
-            400, f"Requested sample logprobs of {likely}, which is greater than max allowed: {MOST_LOGPROBS}", param="logprobs"
+            400, f"Requested sample logprobs of {likely}, which is greater than max allowed: {MAX_LOGPROBS}", param="logprobs"
         )
-    return Ask(
+    return GenerationRequest(
         kind,
         model,
         tokens,
@@ -139,7 +139,7 @@ def read(kind: Kind, raw: bytes, limits: Limits) -> Ask:
     )
 
 
-def _json(raw: bytes) -> dict[str, Any]:
+def _parse_json(raw: bytes) -> dict[str, Any]:
     try:
         body = json.loads(raw)
     except ValueError as error:
@@ -151,14 +151,14 @@ def _json(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def _prompt(kind: Kind, body: dict[str, Any], limits: Limits) -> tuple[int, tuple[tuple[Hashable, int], ...]]:
+def _parse_prompt(kind: RequestKind, body: dict[str, Any], limits: RequestLimits) -> tuple[int, tuple[tuple[Hashable, int], ...]]:
     """Number of tokens, and the segments: by token ids when there are some, else by bytes of text."""
     if kind == "chat":
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             detail = {"type": "missing", "loc": "body.messages", "msg": "Field required"}
             raise ApiError(400, f"1 validation error:\n  {detail}", "Bad Request", "body.messages")
-        prompt: Any = "".join(f"{m.get('role', 'user')}: {_text(m.get('content'))}\n" for m in messages)
+        prompt: Any = "".join(f"{m.get('role', 'user')}: {_content_text(m.get('content'))}\n" for m in messages)
     else:
         prompt = body.get("prompt")
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
@@ -182,128 +182,128 @@ def _prompt(kind: Kind, body: dict[str, Any], limits: Limits) -> tuple[int, tupl
     return tokens, tuple(segments)
 
 
-def _text(content: Any) -> str:
+def _content_text(content: Any) -> str:
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return str(content or "")
 
 
-def text(first: int, count: int) -> str:
+def filler_text(first: int, count: int) -> str:
     """The words of tokens `first` to `first + count` of an answer."""
     start, (cycles, rest) = first % len(_WORDS), divmod(count, len(_WORDS))
-    begin = _OFFSETS[start]
-    return _TWICE[begin : _OFFSETS[start + len(_WORDS)]] * cycles + _TWICE[begin : _OFFSETS[start + rest]]
+    begin = _WORD_OFFSETS[start]
+    return _WORDS_TWICE[begin : _WORD_OFFSETS[start + len(_WORDS)]] * cycles + _WORDS_TWICE[begin : _WORD_OFFSETS[start + rest]]
 
 
-def words(ask: Ask, first: int, count: int, lossy: float) -> str:
+def answer_text(request: GenerationRequest, first: int, count: int, altered_share: float) -> str:
     """The same of one answer, by a drafter that changes this share of the tokens."""
-    if not lossy:
-        return text(first, count)
-    return "".join(f" {_WORDS[_token(ask, index, lossy)]}" for index in range(first, first + count))
+    if not altered_share:
+        return filler_text(first, count)
+    return "".join(f" {_WORDS[_token_id(request, index, altered_share)]}" for index in range(first, first + count))
 
 
-def _token(ask: Ask, index: int, lossy: float) -> int:
+def _token_id(request: GenerationRequest, index: int, altered_share: float) -> int:
     """The id of a token: its word's place."""
-    return (index + ask.changes(index, lossy)) % len(_WORDS)
+    return (index + request.changes_token(index, altered_share)) % len(_WORDS)
 
 
-def _logprobs(ask: Ask, count: int, lossy: float) -> dict[str, list[Any]]:
+def _build_logprobs(request: GenerationRequest, count: int, altered_share: float) -> dict[str, list[Any]]:
     """The target's own, of all tokens: it holds the right word for the likeliest, and the next ones for less and less so."""
 
     def named(token: int) -> str:
-        return f"token_id:{token}" if ask.as_ids else f" {_WORDS[token]}"
+        return f"token_id:{token}" if request.tokens_as_ids else f" {_WORDS[token]}"
 
     told: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
     for index in range(count):
-        given = _token(ask, index, lossy)
-        ranks = [(index + rank) % len(_WORDS) for rank in range(min(max(ask.logprobs or 0, 2), len(_WORDS)))]
+        given = _token_id(request, index, altered_share)
+        ranks = [(index + rank) % len(_WORDS) for rank in range(min(max(request.logprobs or 0, 2), len(_WORDS)))]
         likely = {token: -0.125 - 2.0 * rank for rank, token in enumerate(ranks)}
         told["text_offset"].append(sum(map(len, told["tokens"])))
         told["token_logprobs"].append(likely[given])
         told["tokens"].append(named(given))
-        told["top_logprobs"].append({named(token): likely[token] for token in dict.fromkeys([given, *ranks[: ask.logprobs]])})
+        told["top_logprobs"].append({named(token): likely[token] for token in dict.fromkeys([given, *ranks[: request.logprobs]])})
     return told
 
 
-def usage(prompt: int, generated: int) -> dict[str, int]:
+def build_usage(prompt: int, generated: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "total_tokens": prompt + generated, "completion_tokens": generated}
 
 
-def answer(ask: Ask, name: str, created: int, generated: int, reason: str, version: str, lossy: float = 0.0) -> dict[str, Any]:
+def build_response(request: GenerationRequest, request_id: str, created: int, generated: int, reason: str, version: str, altered_share: float = 0.0) -> dict[str, Any]:
     """The whole body of an answer that is not streamed."""
-    content = words(ask, 0, generated, lossy)
+    content = answer_text(request, 0, generated, altered_share)
     common: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason, "stop_reason": None, "token_ids": None}
-    if ask.kind == "chat":
+    if request.kind == "chat":
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "annotations": None, "audio": None}
         message |= {"function_call": None, "reasoning": None}
         choice, kind = common | {"message": message, "routed_experts": None}, "chat.completion"
     else:
         more: dict[str, Any] = {"text": content, "prompt_logprobs": None, "prompt_token_ids": None, "routed_experts": None}
-        if ask.logprobs is not None:
-            more["logprobs"] = _logprobs(ask, generated, lossy)
+        if request.logprobs is not None:
+            more["logprobs"] = _build_logprobs(request, generated, altered_share)
         choice, kind = common | more, "text_completion"
     return {
-        "id": name,
+        "id": request_id,
         "object": kind,
         "created": created,
-        "model": ask.model,
+        "model": request.model,
         "choices": [choice],
         "service_tier": None,
         "system_fingerprint": f"vllm-{version}-simulator",
-        "usage": usage(ask.prompt_tokens, generated) | {"prompt_tokens_details": None, "completion_tokens_details": None},
+        "usage": build_usage(request.prompt_tokens, generated) | {"prompt_tokens_details": None, "completion_tokens_details": None},
         "kv_transfer_params": None,
         "ec_transfer_params": None,
         "metrics": None,
     }
 
 
-def chunk(ask: Ask, name: str, created: int, first: int, count: int, reason: str | None, lossy: float = 0.0) -> dict[str, Any]:
+def build_chunk(request: GenerationRequest, request_id: str, created: int, first: int, count: int, reason: str | None, altered_share: float = 0.0) -> dict[str, Any]:
     """One event of a stream: tokens `first` to `first + count`."""
     choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason}
-    content = words(ask, first, count, lossy)
-    if ask.kind == "chat":
+    content = answer_text(request, first, count, altered_share)
+    if request.kind == "chat":
         choice |= {"delta": {"content": content}, "token_ids": None}
     else:
         choice |= {"text": content, "stop_reason": None, "prompt_token_ids": None, "token_ids": None}
-    return _event(ask, name, created, [choice])
+    return _build_chunk_event(request, request_id, created, [choice])
 
 
-def event(body: object) -> bytes:
+def encode_event(body: object) -> bytes:
     """As an event of a stream."""
     return f"data: {_ENCODER.encode(body)}\n\n".encode()
 
 
-class Chunks:
+class ChunkEncoder:
     """The events of one stream, those without an end: all but the text is encoded once."""
 
-    def __init__(self, ask: Ask, name: str, created: int, lossy: float) -> None:
-        self._ask, self._lossy = ask, lossy
-        encoded = event(chunk(ask, name, created, 0, 1, None)).decode()
-        self._before, _, self._after = encoded.rpartition(_ENCODER.encode(text(0, 1)))
+    def __init__(self, request: GenerationRequest, request_id: str, created: int, altered_share: float) -> None:
+        self._request, self._altered_share = request, altered_share
+        encoded = encode_event(build_chunk(request, request_id, created, 0, 1, None)).decode()
+        self._before, _, self._after = encoded.rpartition(_ENCODER.encode(filler_text(0, 1)))
 
-    def event(self, first: int, count: int) -> bytes:
+    def encode(self, first: int, count: int) -> bytes:
         """Tokens `first` to `first + count`, which have no character that JSON writes otherwise."""
-        return f'{self._before}"{words(self._ask, first, count, self._lossy)}"{self._after}'.encode()
+        return f'{self._before}"{answer_text(self._request, first, count, self._altered_share)}"{self._after}'.encode()
 
 
-def opening(ask: Ask, name: str, created: int) -> dict[str, Any]:
+def build_first_chunk(request: GenerationRequest, request_id: str, created: int) -> dict[str, Any]:
     """The first event of a chat's stream."""
     choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-    return _event(ask, name, created, [choice]) | {"prompt_token_ids": None}
+    return _build_chunk_event(request, request_id, created, [choice]) | {"prompt_token_ids": None}
 
 
-def closing(ask: Ask, name: str, created: int, generated: int, version: str) -> dict[str, Any]:
+def build_usage_chunk(request: GenerationRequest, request_id: str, created: int, generated: int, version: str) -> dict[str, Any]:
     """The event that carries the usage, when the client asks for it."""
-    more = {"usage": usage(ask.prompt_tokens, generated), "system_fingerprint": f"vllm-{version}-simulator"}
-    return _event(ask, name, created, []) | more
+    more = {"usage": build_usage(request.prompt_tokens, generated), "system_fingerprint": f"vllm-{version}-simulator"}
+    return _build_chunk_event(request, request_id, created, []) | more
 
 
-def _event(ask: Ask, name: str, created: int, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    kind = "chat.completion.chunk" if ask.kind == "chat" else "text_completion"
-    return {"id": name, "object": kind, "created": created, "model": ask.model, "choices": choices}
+def _build_chunk_event(request: GenerationRequest, request_id: str, created: int, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    kind = "chat.completion.chunk" if request.kind == "chat" else "text_completion"
+    return {"id": request_id, "object": kind, "created": created, "model": request.model, "choices": choices}
 
 
-def models(names: tuple[str, ...], root: str, created: int, max_model_len: int) -> dict[str, Any]:
+def build_models_response(names: tuple[str, ...], root: str, created: int, max_model_len: int) -> dict[str, Any]:
     """The answer of /v1/models."""
     permission = {
         "id": "modelperm-simulator",

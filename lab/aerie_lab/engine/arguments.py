@@ -20,13 +20,13 @@ _PROGRAM_USAGE = """usage: vllm [-h] [-v]
             {chat,complete,serve,launch,bench,collect-env,download-kernels,preload,run-batch,snapshot}
             ...
 """
-NEWEST = "0.33.0"
+NEWEST_VLLM_VERSION = "0.33.0"
 """The newest release whose flags are known."""
-_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_INT_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
-class Arguments:
+class SimulatorArguments:
     """What the simulator obeys."""
 
     model: str
@@ -46,7 +46,7 @@ class Arguments:
     speculative_config: dict[str, Any] | None = field(default=None)
 
 
-class _Parser(argparse.ArgumentParser):
+class _ServeParser(argparse.ArgumentParser):
     """Fails with the usage line that `vllm serve` prints."""
 
     def error(self, message: str) -> NoReturn:
@@ -80,14 +80,14 @@ class _SwitchWithInverse(argparse.BooleanOptionalAction):
         setattr(namespace, self.dest, option_string not in self._off)
 
 
-def parse(words: Sequence[str], version: str = NEWEST) -> Arguments:
+def parse_simulator_arguments(argv: Sequence[str], version: str = NEWEST_VLLM_VERSION) -> SimulatorArguments:
     """The arguments after `vllm serve` (or with `serve` first), as vLLM `version` reads them.
 
     Exits with 2 as vLLM does when they are wrong.
     """
-    words = [*words[1:]] if words[:1] == ["serve"] else list(words)
-    parser = _parser(version)
-    found, unknown = parser.parse_known_args(_nested(_dashes(words)))
+    argv = [*argv[1:]] if argv[:1] == ["serve"] else list(argv)
+    parser = _build_parser(version)
+    found, unknown = parser.parse_known_args(_join_nested_options(_normalize_dashes(argv)))
     if unknown:
         sys.stderr.write(f"{_PROGRAM_USAGE}vllm: error: unrecognized arguments: {' '.join(unknown)}\n")
         raise SystemExit(2)
@@ -99,47 +99,47 @@ def parse(words: Sequence[str], version: str = NEWEST) -> Arguments:
         speculation = json.loads(speculation) if isinstance(speculation, str) else speculation
     except ValueError:
         parser.error(f"argument --speculative-config/-sc: Value {speculation} cannot be converted to <function loads>.")
-    return Arguments(
+    return SimulatorArguments(
         model=model,
         served_model_names=tuple(found.served_model_name or [model]),
         revision=found.revision,
         host=found.host,
         port=found.port if found.port is not None else 8000,
         max_model_len=found.max_model_len,
-        max_num_seqs=_whole(parser, "--max-num-seqs", found.max_num_seqs),
-        max_num_batched_tokens=_whole(parser, "--max-num-batched-tokens", found.max_num_batched_tokens),
-        block_size=_whole(parser, "--block-size", found.block_size),
-        num_gpu_blocks_override=_whole(parser, "--num-gpu-blocks-override", found.num_gpu_blocks_override),
+        max_num_seqs=_parse_optional_int(parser, "--max-num-seqs", found.max_num_seqs),
+        max_num_batched_tokens=_parse_optional_int(parser, "--max-num-batched-tokens", found.max_num_batched_tokens),
+        block_size=_parse_optional_int(parser, "--block-size", found.block_size),
+        num_gpu_blocks_override=_parse_optional_int(parser, "--num-gpu-blocks-override", found.num_gpu_blocks_override),
         enable_prefix_caching=found.enable_prefix_caching is not False,
-        shutdown_timeout=_whole(parser, "--shutdown-timeout", found.shutdown_timeout) or 0,
+        shutdown_timeout=_parse_optional_int(parser, "--shutdown-timeout", found.shutdown_timeout) or 0,
         api_keys=tuple(found.api_key or ()),
         disable_log_stats=found.disable_log_stats,
         speculative_config=speculation,
     )
 
 
-def known(version: str) -> tuple[list[dict[str, Any]], bool]:
+def load_known_flags(version: str) -> tuple[list[dict[str, Any]], bool]:
     """The rows of the flags that vLLM `version` has, and whether its switches have inverses."""
     document = json.loads(resources.files("aerie_lab.engine").joinpath("vllm_flags.json").read_text())
-    asked = _release(version)
+    asked = _parse_release(version)
     rows = [
         row
         for row in document["flags"]
-        if _release(row.get("since", "0")) <= asked and ("until" not in row or asked < _release(row["until"]))
+        if _parse_release(row.get("since", "0")) <= asked and ("until" not in row or asked < _parse_release(row["until"]))
     ]
-    return rows, _release(document["inverses_since"]) <= asked
+    return rows, _parse_release(document["inverses_since"]) <= asked
 
 
-def _release(version: str) -> tuple[int, ...]:
+def _parse_release(version: str) -> tuple[int, ...]:
     """Major and minor, by which flags come and go: a pre-release is taken for its release."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
-def _parser(version: str) -> argparse.ArgumentParser:
-    parser = _Parser(prog="vllm serve", allow_abbrev=True)
+def _build_parser(version: str) -> argparse.ArgumentParser:
+    parser = _ServeParser(prog="vllm serve", allow_abbrev=True)
     parser.add_argument("model_tag", nargs="?")
-    converters: dict[str, Any] = {"int": int, "float": float, "human_int": _human_int, "json": json.loads}
-    rows, inverses = known(version)
+    converters: dict[str, Any] = {"int": int, "float": float, "human_int": _parse_human_int, "json": json.loads}
+    rows, inverses = load_known_flags(version)
     switch = _SwitchWithInverse if inverses else argparse.BooleanOptionalAction
     actions = {"switch": switch, "true": "store_true", "append": "append", "value": "store"}
     for row in rows:
@@ -153,32 +153,32 @@ def _parser(version: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _human_int(text: str) -> int:
+def _parse_human_int(text: str) -> int:
     """1k is 1,000 and 1K is 1,024, as vLLM reads them; `auto` is -1."""
     if text in ("auto", "-1"):
         return -1
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT])", text.strip()):
-        return int(float(match[1]) * _SUFFIXES[match[2]])
+        return int(float(match[1]) * _INT_SUFFIXES[match[2]])
     return int(text)
 
 
-def _whole(parser: argparse.ArgumentParser, flag: str, value: str | int | None) -> int | None:
+def _parse_optional_int(parser: argparse.ArgumentParser, flag: str, value: str | int | None) -> int | None:
     if value is None:
         return None
     try:
-        return _human_int(str(value))
+        return _parse_human_int(str(value))
     except ValueError:
         parser.error(f"argument {flag}: invalid int value: {value!r}")
 
 
-def _dashes(words: list[str]) -> list[str]:
+def _normalize_dashes(words: list[str]) -> list[str]:
     """--max_model_len is --max-model-len."""
     return [
         re.sub(r"(?<=--)[^.=]*", lambda m: m[0].replace("_", "-"), word, count=1) if word[:2] == "--" else word for word in words
     ]
 
 
-def _nested(words: list[str]) -> list[str]:
+def _join_nested_options(words: list[str]) -> list[str]:
     """--speculative-config.method eagle3 is --speculative-config '{"method": "eagle3"}'."""
     kept: list[str] = []
     documents: dict[str, dict[str, Any]] = {}

@@ -12,50 +12,50 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Self
 
-from aerie_lab.engine.traffic import Report, Target, open_loop
-from aerie_lab.engine.workload import DEFAULT_CLASSES, Lengths, Poisson, TrafficClass, Turn, turns
+from aerie_lab.engine.traffic import TrafficReport, TrafficTarget, run_open_loop
+from aerie_lab.engine.workload import DEFAULT_TRAFFIC_CLASSES, LengthDistribution, PoissonArrivals, TrafficClass, Turn, generate_turns
 
-SHORT = tuple(replace(kind, prompt=Lengths(200, 0.5), answer=Lengths(40, 0.5), turns=1.0) for kind in DEFAULT_CLASSES)
+SHORT_TRAFFIC_CLASSES = tuple(replace(kind, prompt_lengths=LengthDistribution(200, 0.5), answer_lengths=LengthDistribution(40, 0.5), mean_turns=1.0) for kind in DEFAULT_TRAFFIC_CLASSES)
 """Short requests of every class."""
 
 
-class Background:
+class BackgroundTraffic:
     """Requests, `rate` of them a second in the mean, for `most` seconds at most."""
 
-    def __init__(self, target: Target, rate: float, kinds: Sequence[TrafficClass] = SHORT, most: float = 7200.0) -> None:
-        self.stretches: list[tuple[str, Report]] = []
-        self.report = Report()
+    def __init__(self, target: TrafficTarget, requests_per_second: float, classes: Sequence[TrafficClass] = SHORT_TRAFFIC_CLASSES, max_seconds: float = 7200.0) -> None:
+        self.intervals: list[tuple[str, TrafficReport]] = []
+        self.report = TrafficReport()
         """All of it, as answers come."""
-        self._target, self._rate, self._kinds, self._most = target, rate, kinds, most
-        self._done = threading.Event()
-        self._began = 0.0
+        self._target, self._requests_per_second, self._classes, self._max_seconds = target, requests_per_second, classes, max_seconds
+        self._stop_event = threading.Event()
+        self._started_at = 0.0
         self._thread = threading.Thread(target=self._send, name="traffic", daemon=True)
 
     def __enter__(self) -> Self:
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join(self._target.timeout)
-        if self.stretches:  # with what was still under way
-            name, last = self.stretches.pop()
-            self.stretches.append((name, Report(last.seconds, self.report.outcomes[self._told() :])))
+        self._stop_event.set()
+        self._thread.join(self._target.timeout_seconds)
+        if self.intervals:  # with what was still under way
+            name, last = self.intervals.pop()
+            self.intervals.append((name, TrafficReport(last.seconds, self.report.outcomes[self._reported_count() :])))
 
     def mark(self, name: str) -> None:
         """Call by a name what was answered since the last mark."""
-        seconds = time.monotonic() - self._began - sum(report.seconds for _, report in self.stretches)
-        self.stretches.append((name, Report(seconds, self.report.outcomes[self._told() :])))
+        seconds = time.monotonic() - self._started_at - sum(report.seconds for _, report in self.intervals)
+        self.intervals.append((name, TrafficReport(seconds, self.report.outcomes[self._reported_count() :])))
 
-    def _told(self) -> int:
-        return sum(len(report.outcomes) for _, report in self.stretches)
+    def _reported_count(self) -> int:
+        return sum(len(report.outcomes) for _, report in self.intervals)
 
     def _send(self) -> None:
-        asyncio.run(open_loop(self._target, self._turns(), report=self.report))
+        asyncio.run(run_open_loop(self._target, self._generate_turns(), report=self.report))
 
-    def _turns(self) -> Iterator[Turn]:
-        for turn in turns(self._kinds, Poisson(self._rate), 0.0, self._most, seed=0):
-            if self._done.is_set():
+    def _generate_turns(self) -> Iterator[Turn]:
+        for turn in generate_turns(self._classes, PoissonArrivals(self._requests_per_second), 0.0, self._max_seconds, seed=0):
+            if self._stop_event.is_set():
                 return
             yield turn

@@ -20,27 +20,27 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from aerie_lab.engine.path import Ints
+from aerie_lab.engine.path import IntArray
 from aerie_lab.engine.request import Request
 
-Values = npt.NDArray[np.floating[Any]] | Ints | Sequence[int]
-_PENDING = 256
+HistogramValues = npt.NDArray[np.floating[Any]] | IntArray | Sequence[int]
+_MAX_PENDING_ARRAYS = 256
 
-LATENCY = (
+LATENCY_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-TTFT = (
+TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
     *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
-ITL = (
+ITL_BUCKETS = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
-ITERATION = tuple(float(1 << power) for power in (0, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14))
-PARAMS_N = (1.0, 2.0, 5.0, 10.0, 20.0)
-PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
+ITERATION_TOKENS_BUCKETS = tuple(float(1 << power) for power in (0, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14))
+PARAMS_N_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
+PREEMPTIONS_BUCKETS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 
 FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
 
@@ -68,18 +68,18 @@ class Histogram:
         self._edges = np.array(self.bounds)
         self._counts = [0] * (len(self.bounds) + 1)
         self._total = 0.0
-        self._pending: list[tuple[Values, int]] = []
+        self._pending: list[tuple[HistogramValues, int]] = []
 
     @property
     def counts(self) -> list[int]:
         """Observations by bucket."""
-        self._settle()
+        self._flush_pending()
         return self._counts
 
     @property
     def total(self) -> float:
         """Sum of the values."""
-        self._settle()
+        self._flush_pending()
         return self._total
 
     @property
@@ -98,13 +98,13 @@ class Histogram:
         self._counts[bisect_left(self.bounds, value)] += times
         self._total += value * times
 
-    def observe_many(self, values: Values, times: int = 1) -> None:
+    def observe_many(self, values: HistogramValues, times: int = 1) -> None:
         """Each of `values` `times` times. They are kept for a while: change none afterwards."""
         self._pending.append((values, times))
-        if len(self._pending) >= _PENDING:
-            self._settle()
+        if len(self._pending) >= _MAX_PENDING_ARRAYS:
+            self._flush_pending()
 
-    def _settle(self) -> None:
+    def _flush_pending(self) -> None:
         if not self._pending:
             return
         pieces, each = zip(*self._pending, strict=True)
@@ -118,9 +118,9 @@ class Histogram:
 class Counters:
     """Everything that one engine has counted since it started, and its gauges as of the last step."""
 
-    def __init__(self, max_model_len: int, drafts: int | None) -> None:
+    def __init__(self, max_model_len: int, draft_tokens: int | None) -> None:
         tokens = token_buckets(max_model_len)
-        self.drafts_max = drafts
+        self.max_draft_tokens = draft_tokens
         """`num_speculative_tokens`; None: speculation is off, and its families are not on the page."""
         # gauges
         self.num_requests_running = 0
@@ -138,52 +138,52 @@ class Counters:
         # histograms
         self.request_prompt_tokens = Histogram(tokens)
         self.request_generation_tokens = Histogram(tokens)
-        self.iteration_tokens = Histogram(ITERATION)
+        self.iteration_tokens = Histogram(ITERATION_TOKENS_BUCKETS)
         self.request_max_num_generation_tokens = Histogram(tokens)
-        self.request_params_n = Histogram(PARAMS_N)
+        self.request_params_n = Histogram(PARAMS_N_BUCKETS)
         self.request_params_max_tokens = Histogram(tokens)
-        self.time_to_first_token = Histogram(TTFT)
-        self.inter_token_latency = Histogram(ITL)
-        self.request_time_per_output_token = Histogram(ITL)
-        self.e2e_request_latency = Histogram(LATENCY)
-        self.request_queue_time = Histogram(LATENCY)
-        self.request_inference_time = Histogram(LATENCY)
-        self.request_prefill_time = Histogram(LATENCY)
-        self.request_decode_time = Histogram(LATENCY)
-        self.request_num_preemptions = Histogram(PREEMPTIONS)
+        self.time_to_first_token = Histogram(TTFT_BUCKETS)
+        self.inter_token_latency = Histogram(ITL_BUCKETS)
+        self.request_time_per_output_token = Histogram(ITL_BUCKETS)
+        self.e2e_request_latency = Histogram(LATENCY_BUCKETS)
+        self.request_queue_time = Histogram(LATENCY_BUCKETS)
+        self.request_inference_time = Histogram(LATENCY_BUCKETS)
+        self.request_prefill_time = Histogram(LATENCY_BUCKETS)
+        self.request_decode_time = Histogram(LATENCY_BUCKETS)
+        self.request_num_preemptions = Histogram(PREEMPTIONS_BUCKETS)
         self.request_prefill_kv_computed_tokens = Histogram(tokens)
         # not on the page as such
-        self.emitted = Histogram(range(1, (drafts or 0) + 1))
+        self.tokens_per_draft = Histogram(range(1, (draft_tokens or 0) + 1))
         """Drafts by the tokens that their step emitted: accepted ones and one of the target."""
 
     @property
     def spec_decode_num_drafts(self) -> int:
-        return self.emitted.count
+        return self.tokens_per_draft.count
 
     @property
     def spec_decode_num_accepted_tokens(self) -> int:
         return int(self.spec_decode_num_accepted_tokens_per_pos.sum())
 
     @property
-    def spec_decode_num_accepted_tokens_per_pos(self) -> Ints:
-        at_least: Ints = np.cumsum(self.emitted.counts[:0:-1], dtype=np.int64)[::-1]
+    def spec_decode_num_accepted_tokens_per_pos(self) -> IntArray:
+        at_least: IntArray = np.cumsum(self.tokens_per_draft.counts[:0:-1], dtype=np.int64)[::-1]
         return at_least
 
     def finish(self, request: Request) -> None:
         """A request has ended with its last token."""
         self.request_success[request.finish_reason or "stop"] += 1
-        self.e2e_request_latency.observe(request.last_token - request.arrival)
-        self.request_queue_time.observe(request.scheduled - request.arrival)
-        self.request_prefill_time.observe(request.first_token - request.scheduled)
-        self.request_inference_time.observe(request.last_token - request.scheduled)
-        self.request_decode_time.observe(request.last_token - request.first_token)
+        self.e2e_request_latency.observe(request.last_token_time - request.arrival_time)
+        self.request_queue_time.observe(request.scheduled_time - request.arrival_time)
+        self.request_prefill_time.observe(request.first_token_time - request.scheduled_time)
+        self.request_inference_time.observe(request.last_token_time - request.scheduled_time)
+        self.request_decode_time.observe(request.last_token_time - request.first_token_time)
         self.request_num_preemptions.observe(request.preemptions)
-        self.request_prefill_kv_computed_tokens.observe(request.prompt_tokens - request.cached)
+        self.request_prefill_kv_computed_tokens.observe(request.prompt_tokens - request.cached_tokens)
         self.request_prompt_tokens.observe(request.prompt_tokens)
-        self.request_generation_tokens.observe(request.generated)
+        self.request_generation_tokens.observe(request.generated_tokens)
         self.request_time_per_output_token.observe(request.time_per_output_token)
         self.request_params_max_tokens.observe(request.max_tokens)
-        self.request_max_num_generation_tokens.observe(request.generated)
+        self.request_max_num_generation_tokens.observe(request.generated_tokens)
         self.request_params_n.observe(1)
 
     def copy(self) -> Self:

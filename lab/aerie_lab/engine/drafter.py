@@ -21,25 +21,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aerie_lab.engine.files import EngineError, of_drafter, of_hub
+from aerie_lab.engine.files import EngineError, read_drafter_files, read_hub_files
 
-__all__ = ["Drafter", "EngineError", "inspect"]
+__all__ = ["DrafterProfile", "EngineError", "inspect_drafter"]
 
 
 @dataclass(frozen=True)
-class Drafter:
+class DrafterProfile:
     """What the simulator needs to know of a drafter that loads."""
 
     method: str
-    form: str
+    variant: str
     """eagle3, eagle3.1, or how the two are mixed up."""
-    shifts: tuple[float, ...] = (0.0,)
+    logit_shifts: tuple[float, ...] = (0.0,)
     """Shift of each position's conditional on the logit scale; later positions carry the last on."""
-    rates: tuple[float, ...] | None = None
+    acceptance_rates: tuple[float, ...] | None = None
     """Per-position acceptance that the config names for the simulator, instead of the traffic classes'."""
-    lossy: float = 0.0
+    altered_share: float = 0.0
     """Share of the tokens that it changes, as the config says: the fault that no drafter may have."""
-    positions: int | None = None
+    max_positions: int | None = None
     """Beyond which it cannot draft, because vLLM does not extend the table of its RoPE; None for no bound."""
 
     @property
@@ -51,34 +51,34 @@ class Drafter:
 # On the logit scale, from what is quoted above: the two rows of conditionals (.683 .713 .700) and (.669 .469 .309); the equal
 # conditionals that give 2.45 and 1.58; and 2.817 to 3.019 at K = 5 for EAGLE 3.1 on ordinary traffic (vllm-project/speculators
 # pull request 610).
-_NO_NORM_OUTPUT = (-0.064, -1.034, -1.652)
-_PLAIN_AS_31 = (-1.26,)
-_EAGLE_31 = (0.14,)
-_EXTENDED = frozenset(("default", "linear", "llama3", "ntk", "proportional"))
+_NO_NORM_OUTPUT_SHIFTS = (-0.064, -1.034, -1.652)
+_PLAIN_AS_31_SHIFTS = (-1.26,)
+_EAGLE_31_SHIFTS = (0.14,)
+_EXTENDABLE_ROPE_TYPES = frozenset(("default", "linear", "llama3", "ntk", "proportional"))
 """Kinds of RoPE whose table vLLM makes as long as the target's context."""
 
 
-def inspect(method: str, model: str, revision: str | None = None) -> Drafter:
+def inspect_drafter(method: str, model: str, revision: str | None = None) -> DrafterProfile:
     """The drafter `model` as `method` would serve it. Raises EngineError where vLLM ends with exit status 1.
 
     A model that is no path of this machine is a repository of the Hub. Where there is no Hub to ask, it is believed to be a
     fitting EAGLE 3 head; weights whose names cannot be read are believed to be what the config says.
     """
     folder = Path(model)
-    files = of_hub(model, revision)
+    files = read_hub_files(model, revision)
     if files is None and not folder.is_absolute() and not folder.exists():
-        return Drafter(method, "eagle3")
-    files = files or of_drafter(folder)
+        return DrafterProfile(method, "eagle3")
+    files = files or read_drafter_files(folder)
     config = files.config
     simulated = config.get("simulator") or {}
     rates = tuple(simulated["rates"]) if "rates" in simulated else None
     extra, lossy = float(simulated.get("shift", 0.0)), float(simulated.get("lossy", 0.0))
     if method != "eagle3":
-        return Drafter(method, method, (extra,), rates, lossy, _positions(config))
+        return DrafterProfile(method, method, (extra,), rates, lossy, _read_max_positions(config))
     fc_norm, norm_output = config.get("fc_norm") is True, config.get("norm_output") is True
     has_norms = fc_norm
-    if files.tensors is not None:
-        has_norms = any(name.removeprefix("model.").startswith("fc_norm.") for name in files.tensors)
+    if files.tensor_names is not None:
+        has_norms = any(name.removeprefix("model.").startswith("fc_norm.") for name in files.tensor_names)
     if has_norms and not fc_norm:
         raise EngineError(
             "ValueError: There is no module or parameter named 'fc_norm' in Eagle3LlamaForCausalLM. "
@@ -87,18 +87,18 @@ def inspect(method: str, model: str, revision: str | None = None) -> Drafter:
     form: str
     shifts: tuple[float, ...]
     if fc_norm and not has_norms:
-        form, shifts = "eagle3 weights served as eagle3.1", _PLAIN_AS_31
+        form, shifts = "eagle3 weights served as eagle3.1", _PLAIN_AS_31_SHIFTS
     elif fc_norm and not norm_output:
-        form, shifts = "eagle3.1 without norm_output", tuple(a + b for a, b in zip(_NO_NORM_OUTPUT, _EAGLE_31 * 3, strict=True))
+        form, shifts = "eagle3.1 without norm_output", tuple(a + b for a, b in zip(_NO_NORM_OUTPUT_SHIFTS, _EAGLE_31_SHIFTS * 3, strict=True))
     elif fc_norm:
-        form, shifts = "eagle3.1", _EAGLE_31
+        form, shifts = "eagle3.1", _EAGLE_31_SHIFTS
     else:
         form, shifts = "eagle3", (0.0,)
-    return Drafter(method, form, tuple(shift + extra for shift in shifts), rates, lossy, _positions(config))
+    return DrafterProfile(method, form, tuple(shift + extra for shift in shifts), rates, lossy, _read_max_positions(config))
 
 
-def _positions(config: Mapping[str, Any]) -> int | None:
+def _read_max_positions(config: Mapping[str, Any]) -> int | None:
     """See `Drafter.positions`."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind, found = rope.get("rope_type") or rope.get("type") or "default", config.get("max_position_embeddings")
-    return int(found) if found and kind not in _EXTENDED else None
+    return int(found) if found and kind not in _EXTENDABLE_ROPE_TYPES else None

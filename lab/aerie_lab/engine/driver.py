@@ -18,28 +18,28 @@ class EngineStoppedError(Exception):
     """The engine has ended, and the request with it."""
 
 
-class Ticket:
+class RequestHandle:
     """One request in the engine, and what its waiter has been told of it."""
 
     def __init__(self, request: Request, stream: bool) -> None:
         self.request = request
         self.stream = stream
-        self.told = 0
-        self._news = asyncio.Event()
+        self.reported_tokens = 0
+        self._update_event = asyncio.Event()
         self._stopped = False
 
-    def tell(self, stopped: bool = False) -> None:
+    def notify(self, stopped: bool = False) -> None:
         self._stopped |= stopped
-        self._news.set()
+        self._update_event.set()
 
     async def progress(self) -> AsyncIterator[int]:
         """The number of new tokens, each time that there are some. Raises EngineStoppedError when the engine ends first."""
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._update_event.wait()
+            self._update_event.clear()
             request = self.request
-            if new := request.generated - self.told:
-                self.told = request.generated
+            if new := request.generated_tokens - self.reported_tokens:
+                self.reported_tokens = request.generated_tokens
                 yield new
             if request.finish_reason is not None:
                 return
@@ -47,58 +47,58 @@ class Ticket:
                 raise EngineStoppedError(request.name)
 
 
-class Driver:
+class ReplicaDriver:
     """Drives one replica."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.stopped = False
         self._loop = asyncio.get_running_loop()
-        self._since_1970 = time.time() - self._loop.time()
-        self._tickets: dict[str, Ticket] = {}
+        self._epoch_offset = time.time() - self._loop.time()
+        self._handles: dict[str, RequestHandle] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
         self._idle.set()
 
     def now(self) -> float:
         """The replica's clock: seconds since 1970, and steady."""
-        return self._loop.time() + self._since_1970
+        return self._loop.time() + self._epoch_offset
 
-    def submit(self, request: Request, *, stream: bool) -> Ticket:
+    def submit(self, request: Request, *, stream: bool) -> RequestHandle:
         """Hand the request to the engine. Raises EngineStoppedError when it has ended."""
         if self.stopped:
             raise EngineStoppedError(request.name)
-        self.catch_up()
-        ticket = self._tickets[request.name] = Ticket(request, stream)
+        self.advance_to_now()
+        ticket = self._handles[request.name] = RequestHandle(request, stream)
         self._idle.clear()
         self.replica.submit(request, self.now())
-        self._arm()
+        self._schedule_tick()
         return ticket
 
-    def leave(self, ticket: Ticket) -> None:
+    def release(self, handle: RequestHandle) -> None:
         """The client has gone, or has all it asked for."""
-        if self._tickets.pop(ticket.request.name, None) is not None and ticket.request.finish_reason is None and not self.stopped:
-            self.replica.abort(ticket.request)
-        self._rest()
+        if self._handles.pop(handle.request.name, None) is not None and handle.request.finish_reason is None and not self.stopped:
+            self.replica.abort(handle.request)
+        self._update_idle()
 
-    def catch_up(self) -> None:
+    def advance_to_now(self) -> None:
         """Do what is due."""
         if self.stopped:
             return
         for request in self.replica.advance(self.now()):
-            if (ticket := self._tickets.get(request.name)) is not None:
-                ticket.tell()
-        for ticket in self._tickets.values():
-            if ticket.stream and ticket.request.generated != ticket.told:
-                ticket.tell()
+            if (ticket := self._handles.get(request.name)) is not None:
+                ticket.notify()
+        for ticket in self._handles.values():
+            if ticket.stream and ticket.request.generated_tokens != ticket.reported_tokens:
+                ticket.notify()
 
     def stop(self) -> None:
         """The engine ends at once; whoever waits is told."""
         self.stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        for ticket in self._tickets.values():
-            ticket.tell(stopped=True)
+        for ticket in self._handles.values():
+            ticket.notify(stopped=True)
 
     def freeze(self) -> None:
         """The engine ends at once, and nobody is told: what is open stays open, without another token."""
@@ -106,19 +106,19 @@ class Driver:
         if self._timer is not None:
             self._timer.cancel()
 
-    async def drained(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until no request is left."""
         await self._idle.wait()
 
-    def _rest(self) -> None:
-        if not self._tickets:
+    def _update_idle(self) -> None:
+        if not self._handles:
             self._idle.set()
 
-    def _arm(self) -> None:
-        if self._timer is None and (end := self.replica.next_end) is not None and not self.stopped:
-            self._timer = self._loop.call_at(end - self._since_1970, self._tick)
+    def _schedule_tick(self) -> None:
+        if self._timer is None and (end := self.replica.next_step_end) is not None and not self.stopped:
+            self._timer = self._loop.call_at(end - self._epoch_offset, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        self.catch_up()
-        self._arm()
+        self.advance_to_now()
+        self._schedule_tick()

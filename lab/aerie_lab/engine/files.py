@@ -16,7 +16,7 @@ from typing import Any
 
 from aerie_lab.errors import LabError
 
-_REPOSITORY = (
+_INVALID_REPOSITORY_MESSAGE = (
     "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '{}'. Use "
     "`repo_type` argument if needed."
 )
@@ -27,15 +27,15 @@ class EngineError(LabError):
 
 
 @dataclass(frozen=True)
-class Files:
+class ModelFiles:
     """One model as it lies there."""
 
     config: Mapping[str, Any]
-    tensors: frozenset[str] | None
+    tensor_names: frozenset[str] | None
     """Names; None where the weights are no safetensors files."""
 
 
-def of_hub(name: str, revision: str | None, environment: Mapping[str, str] = os.environ) -> Files | None:
+def read_hub_files(name: str, revision: str | None, environment: Mapping[str, str] = os.environ) -> ModelFiles | None:
     """The model of this name on the Hub; None for a path of this machine, and where there is no Hub. Raises EngineError."""
     path = Path(name)
     if path.is_absolute() or path.exists() or not (environment.get("HF_ENDPOINT") or environment.get("HF_HUB_OFFLINE")):
@@ -51,21 +51,21 @@ def of_hub(name: str, revision: str | None, environment: Mapping[str, str] = os.
             f"OSError: {name} is not a local folder and is not a valid model identifier listed on "
             f"'{environment.get('HF_ENDPOINT', 'https://huggingface.co')}/models'\n({error})"
         ) from error
-    return Files(found.config, None if found.tensors is None else frozenset(found.tensors))
+    return ModelFiles(found.config, None if found.tensors is None else frozenset(found.tensors))
 
 
-def of_model(folder: Path) -> Mapping[str, Any]:
+def read_model_config(folder: Path) -> Mapping[str, Any]:
     """config.json of a target in a folder. Raises EngineError."""
     try:
         found: dict[str, Any] = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         if not folder.exists():
-            raise EngineError(_REPOSITORY.format(folder)) from error
+            raise EngineError(_INVALID_REPOSITORY_MESSAGE.format(folder)) from error
         raise EngineError(f"ValueError: Invalid repository ID or local directory specified: '{folder}'.") from error
     return found
 
 
-def of_drafter(folder: Path) -> Files:
+def read_drafter_files(folder: Path) -> ModelFiles:
     """A drafter in a folder. Raises EngineError."""
     try:
         config = json.loads((folder / "config.json").read_text())
@@ -81,10 +81,10 @@ def of_drafter(folder: Path) -> Files:
         ) from error
     if not isinstance(config, dict):
         raise EngineError(f"OSError: '{folder / 'config.json'}' holds no JSON object.")
-    return Files(config, _tensor_names(folder))
+    return ModelFiles(config, _read_tensor_names(folder))
 
 
-def _tensor_names(folder: Path) -> frozenset[str]:
+def _read_tensor_names(folder: Path) -> frozenset[str]:
     names: set[str] = set()
     files = sorted(folder.glob("*.safetensors"))
     if not files:

@@ -18,45 +18,45 @@ from aerie_lab.engine.acceptance import NO_DRIFT, Acceptance, Drift
 from aerie_lab.engine.counters import Counters
 from aerie_lab.engine.replica import Replica
 from aerie_lab.engine.request import EngineSettings, Request
-from aerie_lab.engine.step import Scaled, StepTime
-from aerie_lab.engine.workload import Arrivals, TrafficClass, Turn, turns
+from aerie_lab.engine.step import ScaledStepTime, StepTime
+from aerie_lab.engine.workload import ArrivalProcess, TrafficClass, Turn, generate_turns
 
 Routing = Literal["random", "session", "least"]
 
 
 @dataclass(frozen=True)
-class Restart:
+class PodRestart:
     """A pod that goes away at `time`, with its counters and cache, and is back after `down` seconds."""
 
     time: float
-    down: float = 60.0
+    down_seconds: float = 60.0
 
 
 @dataclass(frozen=True)
-class Pod:
+class SimulatedPod:
     """One engine of the fleet, and in what it differs from the others."""
 
     name: str
     settings: EngineSettings
     step_time: StepTime
-    slowness: float = 1.0
+    step_time_factor: float = 1.0
     """Factor on every step time; pods of one fleet differ by some per cent."""
-    shift: float = 0.0
+    logit_shift: float = 0.0
     """Shift of all its acceptance on the logit scale: its drafter is better or worse than the classes say."""
     drift: Drift = NO_DRIFT
     weight: float = 1.0
     """Its share of the traffic, relative to the others'."""
-    restarts: tuple[Restart, ...] = ()
+    restarts: tuple[PodRestart, ...] = ()
 
 
 @dataclass(frozen=True)
-class Scraping:
+class ScrapeSettings:
     """How the pods are scraped."""
 
-    interval: float = 15.0
-    jitter: float = 0.5
+    interval_seconds: float = 15.0
+    delay_sd_seconds: float = 0.5
     """Standard deviation of a scrape's delay, seconds (half normal)."""
-    loss: float = 0.0
+    loss_probability: float = 0.0
     """Chance that a scrape is lost."""
 
 
@@ -68,40 +68,40 @@ class Scrape(NamedTuple):
     counters: Counters | None
 
 
-class Finished(NamedTuple):
+class FinishedRequest(NamedTuple):
     """What a user saw of one request."""
 
     pod: str
-    kind: str
+    class_name: str
     session: int
     request: Request
 
 
-class _Due(NamedTuple):
+class _ScrapeEvent(NamedTuple):
     pod: int
     lost: bool
 
 
-class _Away(NamedTuple):
+class _RestartEvent(NamedTuple):
     pod: int
-    restart: Restart
+    restart: PodRestart
 
 
-_Event = tuple[float, int, Turn | _Due | _Away]
+_Event = tuple[float, int, Turn | _ScrapeEvent | _RestartEvent]
 """Time, rank among events at one time, and what happens."""
 
 
-class Fleet:
+class SimulatedFleet:
     """The pods, the traffic and the scraper."""
 
     def __init__(
         self,
-        pods: Sequence[Pod],
+        pods: Sequence[SimulatedPod],
         classes: Sequence[TrafficClass],
-        arrivals: Arrivals,
+        arrivals: ArrivalProcess,
         *,
         routing: Routing = "session",
-        scraping: Scraping = Scraping(),
+        scrape_settings: ScrapeSettings = ScrapeSettings(),
         seed: int = 0,
     ) -> None:
         if len({pod.name for pod in pods}) != len(pods) or not pods:
@@ -110,86 +110,86 @@ class Fleet:
         self.classes = tuple(classes)
         self.arrivals = arrivals
         self.routing = routing
-        self.scraping = scraping
+        self.scrape_settings = scrape_settings
         self.seed = seed
-        self.finished: list[Finished] = []
+        self.finished_requests: list[FinishedRequest] = []
         """Of each pod, what has finished by its last scrape; at the end of a run all of it."""
-        self.lost = 0
+        self.lost_requests = 0
         """Requests that a restart cut off, or that found no pod."""
-        self.replicas = [self._replica(index, 0.0) for index in range(len(pods))]
-        self._ready = [0.0] * len(pods)
-        self._turns: list[dict[str, Turn]] = [{} for _ in pods]
+        self.replicas = [self._create_replica(index, 0.0) for index in range(len(pods))]
+        self._ready_times = [0.0] * len(pods)
+        self._turns_by_request: list[dict[str, Turn]] = [{} for _ in pods]
         self._acceptance: dict[tuple[int, str], Acceptance] = {}
         self._random = np.random.default_rng((seed, 1))
 
     def run(self, seconds: float) -> Iterator[Scrape]:
         """Let the fleet work from 0 to `seconds`; yields the scrapes. May be called once."""
-        requests = ((turn.time, 0, turn) for turn in turns(self.classes, self.arrivals, 0.0, seconds, self.seed))
+        requests = ((turn.time, 0, turn) for turn in generate_turns(self.classes, self.arrivals, 0.0, seconds, self.seed))
         scrapes = [self._scrape_times(index, seconds) for index in range(len(self.pods))]
-        restarts = [[(restart.time, 2, _Away(index, restart)) for restart in pod.restarts] for index, pod in enumerate(self.pods)]
+        restarts = [[(restart.time, 2, _RestartEvent(index, restart)) for restart in pod.restarts] for index, pod in enumerate(self.pods)]
         events: Iterator[_Event] = heapq.merge(requests, *scrapes, *restarts)
         for time, _, what in events:
             if isinstance(what, Turn):
                 self._route(what)
-            elif isinstance(what, _Away):
+            elif isinstance(what, _RestartEvent):
                 self._restart(what.pod, what.restart)
             else:
                 self._advance(what.pod, time)
-                away = what.lost or time < self._ready[what.pod]
+                away = what.lost or time < self._ready_times[what.pod]
                 yield Scrape(time, self.pods[what.pod].name, None if away else self.replicas[what.pod].counters.copy())
         for index in range(len(self.pods)):
             self._advance(index, seconds)
 
     def _scrape_times(self, index: int, end: float) -> Iterator[_Event]:
         random = np.random.default_rng((self.seed, 2, index))
-        due, last = random.uniform(0, self.scraping.interval), 0.0
+        due, last = random.uniform(0, self.scrape_settings.interval_seconds), 0.0
         while due < end:
-            last = max(last, due + abs(random.normal(0.0, self.scraping.jitter)))
-            yield last, 1, _Due(index, bool(random.random() < self.scraping.loss))
-            due += self.scraping.interval
+            last = max(last, due + abs(random.normal(0.0, self.scrape_settings.delay_sd_seconds)))
+            yield last, 1, _ScrapeEvent(index, bool(random.random() < self.scrape_settings.loss_probability))
+            due += self.scrape_settings.interval_seconds
 
-    def _replica(self, index: int, started: float) -> Replica:
+    def _create_replica(self, index: int, start_time: float) -> Replica:
         pod = self.pods[index]
-        step_time = pod.step_time if pod.slowness == 1.0 else Scaled(pod.step_time, pod.slowness)
+        step_time = pod.step_time if pod.step_time_factor == 1.0 else ScaledStepTime(pod.step_time, pod.step_time_factor)
         # A restarted pod is not the old one again: its start is part of the seed.
-        seed = zlib.crc32(f"{self.seed}/{pod.name}/{started}".encode())
-        return Replica(pod.settings, step_time, seed=seed, drift=pod.drift, started=started)
+        seed = zlib.crc32(f"{self.seed}/{pod.name}/{start_time}".encode())
+        return Replica(pod.settings, step_time, seed=seed, drift=pod.drift, start_time=start_time)
 
-    def _restart(self, index: int, restart: Restart) -> None:
+    def _restart(self, index: int, restart: PodRestart) -> None:
         self._advance(index, restart.time)
-        self.lost += self.replicas[index].unfinished
-        self._ready[index] = restart.time + restart.down
-        self._turns[index].clear()
-        self.replicas[index] = self._replica(index, self._ready[index])
+        self.lost_requests += self.replicas[index].unfinished_count
+        self._ready_times[index] = restart.time + restart.down_seconds
+        self._turns_by_request[index].clear()
+        self.replicas[index] = self._create_replica(index, self._ready_times[index])
 
     def _advance(self, index: int, until: float) -> None:
         for request in self.replicas[index].advance(until):
-            turn = self._turns[index].pop(request.name)
-            self.finished.append(Finished(self.pods[index].name, turn.kind.name, turn.session, request))
+            turn = self._turns_by_request[index].pop(request.name)
+            self.finished_requests.append(FinishedRequest(self.pods[index].name, turn.traffic_class.name, turn.session, request))
 
     def _route(self, turn: Turn) -> None:
-        ready = [index for index, since in enumerate(self._ready) if since <= turn.time]
+        ready = [index for index, since in enumerate(self._ready_times) if since <= turn.time]
         if not ready:
-            self.lost += 1
+            self.lost_requests += 1
             return
-        index = self._choose(ready, turn)
-        acceptance = self._acceptance.get((index, turn.kind.name))
+        index = self._choose_pod(ready, turn)
+        acceptance = self._acceptance.get((index, turn.traffic_class.name))
         if acceptance is None:
-            acceptance = self._acceptance[index, turn.kind.name] = turn.kind.acceptance.shifted(self.pods[index].shift)
+            acceptance = self._acceptance[index, turn.traffic_class.name] = turn.traffic_class.acceptance.shift_logits(self.pods[index].logit_shift)
         name = str(turn.number)
-        self._turns[index][name] = turn
+        self._turns_by_request[index][name] = turn
         prompt = min(turn.prompt_tokens, self.pods[index].settings.max_model_len - 1)
         # The model ends most answers by itself; `max_tokens` is what clients send, well above that.
         request = Request(name, prompt, 2 * turn.answer_tokens, acceptance, stop_after=turn.answer_tokens, segments=turn.segments)
         self.replicas[index].submit(request, turn.time)
 
-    def _choose(self, ready: list[int], turn: Turn) -> int:
+    def _choose_pod(self, ready: list[int], turn: Turn) -> int:
         if len(ready) == 1:
             return ready[0]
         if self.routing == "least":
             for index in ready:
                 self._advance(index, turn.time)
-            loads = [self.replicas[i].unfinished for i in ready]
+            loads = [self.replicas[i].unfinished_count for i in ready]
             return ready[loads.index(min(loads))]
         if self.routing == "session":  # the same pod for a session as long as the same pods are ready
             point = zlib.crc32(f"{self.seed}/{turn.session}".encode()) / 2**32

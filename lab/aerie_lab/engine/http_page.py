@@ -12,14 +12,14 @@ import resource
 from pathlib import Path
 
 from aerie_lab.engine.counters import Histogram
-from aerie_lab.engine.page import head, histogram_samples, number
+from aerie_lab.engine.page import family_header, render_histogram, format_number
 
-_HIGH_RESOLUTION = (
+_HIGH_RESOLUTION_BUCKETS = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5),
     *(5.0, 7.5, 10.0, 30.0, 60.0),
 )
-_LOW_RESOLUTION = (0.1, 0.5, 1.0)
-_PERCENTILES = "Only value of header is respected. Otherwise ignored. No percentile calculated. "
+_LOW_RESOLUTION_BUCKETS = (0.1, 0.5, 1.0)
+_SUMMARY_HELP = "Only value of header is respected. Otherwise ignored. No percentile calculated. "
 
 
 class HttpCounters:
@@ -29,7 +29,7 @@ class HttpCounters:
         self._requests: dict[tuple[str, str, str], int] = {}
         self._sizes: dict[str, list[float]] = {}
         self._durations: dict[tuple[str, str], Histogram] = {}
-        self._all = Histogram(_HIGH_RESOLUTION)
+        self._all_durations = Histogram(_HIGH_RESOLUTION_BUCKETS)
 
     def observe(self, handler: str, method: str, status: int, received: int, sent: int, seconds: float) -> None:
         """One answer. `handler` is the route, or `none`; sizes are the Content-Length headers, 0 where there is none."""
@@ -38,46 +38,46 @@ class HttpCounters:
         sizes = self._sizes.setdefault(handler, [0.0, 0.0, 0.0])
         for index, value in enumerate((1, received, sent)):
             sizes[index] += value
-        self._durations.setdefault((handler, method), Histogram(_LOW_RESOLUTION)).observe(seconds)
-        self._all.observe(seconds)
+        self._durations.setdefault((handler, method), Histogram(_LOW_RESOLUTION_BUCKETS)).observe(seconds)
+        self._all_durations.observe(seconds)
 
-    def page(self, created: float) -> str:
+    def render(self, created: float) -> str:
         lines: list[str] = []
         name, text = "http_requests", "Total number of requests by method, status and handler."
         rows = {f'{{handler="{h}",method="{m}",status="{s}"}}': float(n) for (h, m, s), n in self._requests.items()}
-        lines += [*head(f"{name}_total", text, "counter"), *(f"{name}_total{row} {number(n)}" for row, n in rows.items())]
-        lines += _created(name, text, list(rows), created)
+        lines += [*family_header(f"{name}_total", text, "counter"), *(f"{name}_total{row} {format_number(n)}" for row, n in rows.items())]
+        lines += _created_lines(name, text, list(rows), created)
         for direction, index in (("request", 1), ("response", 2)):
             name = f"http_{direction}_size_bytes"
-            text = f"Content length of {'incoming requests' if index == 1 else 'outgoing responses'} by handler. {_PERCENTILES}"
-            lines += head(name, text, "summary")
+            text = f"Content length of {'incoming requests' if index == 1 else 'outgoing responses'} by handler. {_SUMMARY_HELP}"
+            lines += family_header(name, text, "summary")
             for handler, sizes in self._sizes.items():
-                lines.append(f'{name}_count{{handler="{handler}"}} {number(sizes[0])}')
-                lines.append(f'{name}_sum{{handler="{handler}"}} {number(sizes[index])}')
-            lines += _created(name, text, [f'{{handler="{handler}"}}' for handler in self._sizes], created)
+                lines.append(f'{name}_count{{handler="{handler}"}} {format_number(sizes[0])}')
+                lines.append(f'{name}_sum{{handler="{handler}"}} {format_number(sizes[index])}')
+            lines += _created_lines(name, text, [f'{{handler="{handler}"}}' for handler in self._sizes], created)
         name = "http_request_duration_highr_seconds"
         text = "Latency with many buckets but no API specific labels. Made for more accurate percentile calculations. "
-        lines += [*head(name, text, "histogram"), *histogram_samples(name, self._all, [])]
-        lines += _created(name, text, [""], created)
+        lines += [*family_header(name, text, "histogram"), *render_histogram(name, self._all_durations, [])]
+        lines += _created_lines(name, text, [""], created)
         name = "http_request_duration_seconds"
         text = "Latency with only few buckets by handler. Made to be only used if aggregation by handler is important. "
-        lines += head(name, text, "histogram")
+        lines += family_header(name, text, "histogram")
         labels = []
         for (handler, method), histogram in self._durations.items():
             common = [f'handler="{handler}"', f'method="{method}"']
-            lines += histogram_samples(name, histogram, common)
+            lines += render_histogram(name, histogram, common)
             labels.append(f"{{{','.join(common)}}}")
-        lines += _created(name, text, labels, created)
+        lines += _created_lines(name, text, labels, created)
         return "\n".join(lines) + "\n"
 
 
-def _created(name: str, text: str, labels: list[str], created: float) -> list[str]:
+def _created_lines(name: str, text: str, labels: list[str], created: float) -> list[str]:
     if not labels:
         return []
-    return [*head(f"{name}_created", text, "gauge"), *(f"{name}_created{row} {number(created)}" for row in labels)]
+    return [*family_header(f"{name}_created", text, "gauge"), *(f"{name}_created{row} {format_number(created)}" for row in labels)]
 
 
-def process_page(started: float) -> str:
+def render_process_metrics(start_time: float) -> str:
     """Families of the garbage collector, the interpreter and the process, `started` in seconds since 1970."""
     lines: list[str] = []
     for key, text in (
@@ -86,10 +86,10 @@ def process_page(started: float) -> str:
         ("collections", "Number of times this generation was collected"),
     ):
         name = "python_gc_collections_total" if key == "collections" else f"python_gc_objects_{key}_total"
-        lines += head(name, text, "counter")
-        lines += [f'{name}{{generation="{i}"}} {number(float(row[key]))}' for i, row in enumerate(gc.get_stats())]
+        lines += family_header(name, text, "counter")
+        lines += [f'{name}{{generation="{i}"}} {format_number(float(row[key]))}' for i, row in enumerate(gc.get_stats())]
     major, minor, patch = platform.python_version_tuple()
-    lines += head("python_info", "Python platform information", "gauge")
+    lines += family_header("python_info", "Python platform information", "gauge")
     labels = f'implementation="{platform.python_implementation()}",major="{major}",minor="{minor}",patchlevel="{patch}"'
     lines.append(f'python_info{{{labels},version="{platform.python_version()}"}} 1.0')
     page_size = os.sysconf("SC_PAGE_SIZE")
@@ -98,7 +98,7 @@ def process_page(started: float) -> str:
     for name, text, kind, value in (
         ("process_virtual_memory_bytes", "Virtual memory size in bytes.", "gauge", virtual),
         ("process_resident_memory_bytes", "Resident memory size in bytes.", "gauge", resident),
-        ("process_start_time_seconds", "Start time of the process since unix epoch in seconds.", "gauge", started),
+        ("process_start_time_seconds", "Start time of the process since unix epoch in seconds.", "gauge", start_time),
         (
             "process_cpu_seconds_total",
             "Total user and system CPU time spent in seconds.",
@@ -113,5 +113,5 @@ def process_page(started: float) -> str:
             float(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
         ),
     ):
-        lines += [*head(name, text, kind), f"{name} {number(value)}"]
+        lines += [*family_header(name, text, kind), f"{name} {format_number(value)}"]
     return "\n".join(lines) + "\n"

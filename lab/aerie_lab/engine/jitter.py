@@ -7,34 +7,34 @@ from __future__ import annotations
 
 import numpy as np
 
-from aerie_lab.engine.acceptance import Floats
+from aerie_lab.engine.acceptance import FloatArray
 
-_BLOCK = 512
+_FACTORS_PER_DRAW = 512
 
 
-class Jitter:
+class StepTimeNoise:
     """The log-normal factors on the times of an engine's steps, one after the other, drawn many at a time."""
 
-    def __init__(self, noise: float, random: np.random.Generator) -> None:
-        self._noise = noise
+    def __init__(self, log_sd: float, random: np.random.Generator) -> None:
+        self._log_sd = log_sd
         self._random = random
-        self._factors: Floats = np.ones(1)
-        self._at = 0
+        self._factors: FloatArray = np.ones(1)
+        self._position = 0
 
-    def ahead(self, count: int) -> Floats:
+    def peek(self, count: int) -> FloatArray:
         """The factor of the step in flight, and `count - 1` of those that follow."""
-        while self._at + count > len(self._factors):
-            block = np.exp(self._noise * self._random.standard_normal(_BLOCK))
-            self._factors, self._at = np.concatenate((self._factors[self._at :], block)), 0
-        return self._factors[self._at : self._at + count]
+        while self._position + count > len(self._factors):
+            block = np.exp(self._log_sd * self._random.standard_normal(_FACTORS_PER_DRAW))
+            self._factors, self._position = np.concatenate((self._factors[self._position :], block)), 0
+        return self._factors[self._position : self._position + count]
 
-    def move(self, steps: int) -> None:
+    def skip(self, steps: int) -> None:
         """So many steps later another one is in flight."""
-        self._at += steps
+        self._position += steps
 
-    def next(self) -> float:
+    def next_factor(self) -> float:
         """The factor of the next step, which is then in flight."""
-        if self._at + 1 >= len(self._factors):
-            self.ahead(2)
-        self._at += 1
-        return self._factors.item(self._at)
+        if self._position + 1 >= len(self._factors):
+            self.peek(2)
+        self._position += 1
+        return self._factors.item(self._position)

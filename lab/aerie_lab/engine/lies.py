@@ -19,58 +19,58 @@ from typing import Literal, get_args
 
 from aerie_lab.errors import StateError
 
-Lie = Literal["gone", "frozen", "nan", "negative", "renamed", "worse"]
-_WORSE = re.compile(
+MetricsCorruption = Literal["gone", "frozen", "nan", "negative", "renamed", "worse"]
+_DRAFTING_COUNTER_PATTERN = re.compile(
     r"^(vllm:(?:spec_decode_num_(?:accepted_tokens\w*|drafts|draft_tokens)_total|inter_token_latency_seconds_(?:count|bucket|sum))"
     r"(?:\{.*\})?) (\S+)$",
     re.MULTILINE,
 )
-_COUNTER = re.compile(r"^(vllm:\w+_(?:total|count|bucket)(?:\{.*\})?) (\S+)$", re.MULTILINE)
+_COUNTER_PATTERN = re.compile(r"^(vllm:\w+_(?:total|count|bucket)(?:\{.*\})?) (\S+)$", re.MULTILINE)
 
 
-def known(text: str) -> Lie:
+def parse_corruption(text: str) -> MetricsCorruption:
     """The lie of this name. Raises StateError."""
-    for lie in get_args(Lie):
+    for lie in get_args(MetricsCorruption):
         if text == lie:
-            found: Lie = lie
+            found: MetricsCorruption = lie
             return found
-    raise StateError(f"there is no lie '{text}': one of {', '.join(get_args(Lie))}.")
+    raise StateError(f"there is no lie '{text}': one of {', '.join(get_args(MetricsCorruption))}.")
 
 
-class Teller:
+class MetricsCorruptor:
     """Says what the page is to show."""
 
-    def __init__(self, lie: Lie | None = None) -> None:
-        self._lie = lie
-        self._kept: str | None = None
+    def __init__(self, corruption: MetricsCorruption | None = None) -> None:
+        self._corruption = corruption
+        self._baseline_page: str | None = None
 
-    def tell(self, lie: Lie | None) -> None:
+    def set_corruption(self, corruption: MetricsCorruption | None) -> None:
         """Tell this lie from now on; None: the truth."""
-        self._lie, self._kept = lie, None
+        self._corruption, self._baseline_page = corruption, None
 
-    def page(self, true: str) -> str | None:
+    def corrupt(self, true_page: str) -> str | None:
         """What is shown instead of the true page; None: nothing at all."""
-        match self._lie:
+        match self._corruption:
             case None:
-                return true
+                return true_page
             case "gone":
                 return None
             case "frozen":
-                self._kept = self._kept or true
-                return self._kept
+                self._baseline_page = self._baseline_page or true_page
+                return self._baseline_page
             case "nan":
-                return _COUNTER.sub(r"\1 NaN", true)
+                return _COUNTER_PATTERN.sub(r"\1 NaN", true_page)
             case "negative":
-                return _COUNTER.sub(lambda found: f"{found[1]} {-1 - float(found[2])}", true)
+                return _COUNTER_PATTERN.sub(lambda found: f"{found[1]} {-1 - float(found[2])}", true_page)
             case "renamed":
-                return true.replace("vllm:", "engine:")
+                return true_page.replace("vllm:", "engine:")
             case "worse":
-                self._kept = self._kept or true
-                before = {found[1]: float(found[2]) for found in _WORSE.finditer(self._kept)}
-                return _WORSE.sub(lambda found: f"{found[1]} {_worse(before, found)}", true)
+                self._baseline_page = self._baseline_page or true_page
+                before = {found[1]: float(found[2]) for found in _DRAFTING_COUNTER_PATTERN.finditer(self._baseline_page)}
+                return _DRAFTING_COUNTER_PATTERN.sub(lambda found: f"{found[1]} {_worsened_value(before, found)}", true_page)
 
 
-def _worse(before: dict[str, float], now: re.Match[str]) -> float:
+def _worsened_value(before: dict[str, float], now: re.Match[str]) -> float:
     """A counter's value, had it grown since as with a worse drafter."""
     first, name = before.get(now[1], 0.0), now[1].partition("{")[0]  # a model may be called "accepted"
     grown = (7 if "accepted" in name else 14) * (float(now[2]) - first)

@@ -18,25 +18,25 @@ from pathlib import Path
 from typing import Any
 
 from aerie_lab.engine import lies
-from aerie_lab.engine.acceptance import CLASSES, NO_DRIFT, Acceptance, Drift, from_rates
-from aerie_lab.engine.arguments import NEWEST
-from aerie_lab.engine.step import FORMULAS, Formula, Scaled, StepTime, grid
+from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE, NO_DRIFT, Acceptance, Drift, conditionals_from_rates
+from aerie_lab.engine.arguments import NEWEST_VLLM_VERSION
+from aerie_lab.engine.step import STEP_TIME_FORMULAS, StepTimeFormula, ScaledStepTime, StepTime, load_grid
 from aerie_lab.errors import StateError
 
-VARIABLE = "AERIE_SIMULATOR"
-TAG = "AERIE_SIMULATOR_TAG"
+OPTIONS_VARIABLE = "AERIE_SIMULATOR"
+IMAGE_TAG_VARIABLE = "AERIE_SIMULATOR_TAG"
 """The variable in which the lab gives the tag of the container's image; a tag that is no version of vLLM says nothing."""
-_TAG = re.compile(r"v?(\d+\.\d+\.\d+(?:\.\d+)?(?:rc\d+)?)(?:[-+._].*)?")
-KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
+_VERSION_TAG_PATTERN = re.compile(r"v?(\d+\.\d+\.\d+(?:\.\d+)?(?:rc\d+)?)(?:[-+._].*)?")
+KEEP_ALIVE_VARIABLE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
 """The variable of vLLM's own that the simulator heeds too."""
 
 
 @dataclass(frozen=True)
-class Options:
+class SimulatorOptions:
     """The simulation's own parameters."""
 
-    step_time: StepTime = FORMULAS["dense-8b"]
-    acceptance: Mapping[str, Acceptance] = field(default_factory=lambda: CLASSES)
+    step_time: StepTime = STEP_TIME_FORMULAS["dense-8b"]
+    acceptance: Mapping[str, Acceptance] = field(default_factory=lambda: CLASS_ACCEPTANCE)
     """Per class of traffic, which a request names in its header `x-traffic-class`."""
     default_class: str = "chat"
     drafter_effect: bool = True
@@ -51,78 +51,78 @@ class Options:
     answer_tokens: float | None = None
     """Mean number of tokens after which the model ends an answer by itself (geometric); None: it never does."""
     seed: int = 0
-    version: str = NEWEST
+    version: str = NEWEST_VLLM_VERSION
     """What /version says, and whose flags the command line takes. Where it is not given the image's tag names it (`TAG`)."""
     asks: float = 0.0
     """Requests a second, in the mean, that the engine gets without a client: figures for a fleet that nobody sends traffic to."""
-    lie: lies.Lie | None = None
+    lie: lies.MetricsCorruption | None = None
     """What its metrics page shows instead of the truth (`lies`)."""
     keep_alive: float = 5.0
     """Seconds after which an idle connection is closed: 5 as with vLLM, whose variable for it goes before this."""
 
 
-def from_environment(environment: Mapping[str, str] = os.environ) -> Options:
+def read_options(environment: Mapping[str, str] = os.environ) -> SimulatorOptions:
     """The options that the three variables give. Raises StateError with what is wrong in them."""
-    text = environment.get(VARIABLE, "").strip()
+    text = environment.get(OPTIONS_VARIABLE, "").strip()
     if text and not text.startswith("{"):
         try:
             text = Path(text).read_text()
         except OSError as error:
-            raise StateError(f"{VARIABLE} names the file {text}, which cannot be read: {error.strerror}.") from error
+            raise StateError(f"{OPTIONS_VARIABLE} names the file {text}, which cannot be read: {error.strerror}.") from error
     try:
         document = json.loads(text or "{}")
     except ValueError as error:
-        raise StateError(f"{VARIABLE} is not JSON: {error}.") from error
-    options = from_document(document)
-    if "version" not in document and (tag := _TAG.fullmatch(environment.get(TAG, ""))):
+        raise StateError(f"{OPTIONS_VARIABLE} is not JSON: {error}.") from error
+    options = parse_options(document)
+    if "version" not in document and (tag := _VERSION_TAG_PATTERN.fullmatch(environment.get(IMAGE_TAG_VARIABLE, ""))):
         options = replace(options, version=tag[1])
-    if seconds := environment.get(KEEP_ALIVE):
+    if seconds := environment.get(KEEP_ALIVE_VARIABLE):
         try:
             return replace(options, keep_alive=float(int(seconds)))
         except ValueError as error:
-            raise StateError(f"{KEEP_ALIVE} is '{seconds}': a whole number of seconds, please.") from error
+            raise StateError(f"{KEEP_ALIVE_VARIABLE} is '{seconds}': a whole number of seconds, please.") from error
     return options
 
 
-def from_document(document: Mapping[str, Any]) -> Options:
+def parse_options(document: Mapping[str, Any]) -> SimulatorOptions:
     """The options of a JSON object. Raises StateError."""
-    known = {each.name for each in fields(Options)} | {"speed"}
+    known = {each.name for each in fields(SimulatorOptions)} | {"speed"}
     values = dict(document)
     for unknown in sorted(values.keys() - known):
-        raise StateError(f"{VARIABLE}: unknown field '{unknown}': one of {', '.join(sorted(known))}.")
+        raise StateError(f"{OPTIONS_VARIABLE}: unknown field '{unknown}': one of {', '.join(sorted(known))}.")
     try:
         speed = float(values.pop("speed", 1.0))
         if "step_time" in values:
-            values["step_time"] = _step_time(values["step_time"])
+            values["step_time"] = _parse_step_time(values["step_time"])
         if speed != 1.0:
-            values["step_time"] = Scaled(values.get("step_time", Options.step_time), 1 / speed)
+            values["step_time"] = ScaledStepTime(values.get("step_time", SimulatorOptions.step_time), 1 / speed)
         if "acceptance" in values:
-            values["acceptance"] = {name: _acceptance(each) for name, each in values["acceptance"].items()}
+            values["acceptance"] = {name: _parse_acceptance(each) for name, each in values["acceptance"].items()}
         if "drift" in values:
             values["drift"] = Drift(**values["drift"])
         if values.get("lie") is not None:
-            values["lie"] = lies.known(values["lie"])
-        options = Options(**values)
+            values["lie"] = lies.parse_corruption(values["lie"])
+        options = SimulatorOptions(**values)
     except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError) as error:
-        raise StateError(f"{VARIABLE} cannot be used: {error}.") from error
+        raise StateError(f"{OPTIONS_VARIABLE} cannot be used: {error}.") from error
     if options.default_class not in options.acceptance:
         raise StateError(
-            f"{VARIABLE}: default_class is '{options.default_class}': acceptance names {', '.join(options.acceptance)}."
+            f"{OPTIONS_VARIABLE}: default_class is '{options.default_class}': acceptance names {', '.join(options.acceptance)}."
         )
     return options
 
 
-def _step_time(value: Mapping[str, Any]) -> StepTime:
+def _parse_step_time(value: Mapping[str, Any]) -> StepTime:
     if "grid" in value:
-        return grid(value["grid"], **{name: float(each) for name, each in value.items() if name != "grid"})
+        return load_grid(value["grid"], **{name: float(each) for name, each in value.items() if name != "grid"})
     formula = value["formula"]
     if isinstance(formula, str):
-        if formula not in FORMULAS:
-            raise StateError(f"{VARIABLE}: formula '{formula}' is unknown: one of {', '.join(FORMULAS)}.")
-        return FORMULAS[formula]
-    return Formula(**{**formula, "captures": tuple(formula.get("captures", ()))})
+        if formula not in STEP_TIME_FORMULAS:
+            raise StateError(f"{OPTIONS_VARIABLE}: formula '{formula}' is unknown: one of {', '.join(STEP_TIME_FORMULAS)}.")
+        return STEP_TIME_FORMULAS[formula]
+    return StepTimeFormula(**{**formula, "captures": tuple(formula.get("captures", ()))})
 
 
-def _acceptance(value: Mapping[str, Any]) -> Acceptance:
-    conditionals = from_rates(value["rates"]) if "rates" in value else tuple(value["conditionals"])
+def _parse_acceptance(value: Mapping[str, Any]) -> Acceptance:
+    conditionals = conditionals_from_rates(value["rates"]) if "rates" in value else tuple(value["conditionals"])
     return Acceptance(conditionals, float(value.get("spread", 0.0)))

@@ -12,44 +12,44 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from aerie_lab.engine.acceptance import Floats
+from aerie_lab.engine.acceptance import FloatArray
 
-Ints = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class Path:
+class StepSequence:
     """Steps of one request, each with the same number of drafts."""
 
-    drafts: int
-    emitted: Ints
+    draft_tokens: int
+    step_tokens: IntArray
     """Tokens of each step, before the answer is cut at its end: accepted ones and one of the target."""
-    cached: Ints
+    cached_tokens: IntArray
     """Tokens of the request in the KV cache before the first step, and after each."""
-    taken: int = 0
+    steps_taken: int = 0
     """Steps that are over."""
 
     @property
-    def left(self) -> int:
+    def steps_left(self) -> int:
         """Steps still to come."""
-        return len(self.emitted) - self.taken
+        return len(self.step_tokens) - self.steps_taken
 
 
-def draw(random: np.random.Generator, survival: Floats, cached: int, left: int, most: int) -> Path:
+def draw_step_sequence(random: np.random.Generator, survival: FloatArray, cached_tokens: int, remaining_tokens: int, max_steps: int) -> StepSequence:
     """The path of a request with `cached` tokens and `left` to come, to its end or for `most` steps.
 
     `survival` has S_1 >= S_2 >= ... of its drafts.
     """
-    drafts, steps = len(survival), min(left, most) + 1
+    drafts, steps = len(survival), min(remaining_tokens, max_steps) + 1
     if drafts:
         # One uniform number per step decides how many are accepted: as many as there are survivals above it.
         tokens = drafts + 1 - survival[::-1].searchsorted(random.random(steps), side="right")
     else:  # chance decides nothing, and is not asked: steps that are booked one by one do not ask it either
         tokens = np.ones(steps, dtype=np.int64)
-    tokens[0] = cached  # before the first step
+    tokens[0] = cached_tokens  # before the first step
     emitted, tokens = tokens[1:], np.add.accumulate(tokens)
-    if tokens.item(-1) >= cached + left:
-        last = int(tokens.searchsorted(cached + left))
+    if tokens.item(-1) >= cached_tokens + remaining_tokens:
+        last = int(tokens.searchsorted(cached_tokens + remaining_tokens))
         emitted, tokens = emitted[:last], tokens[: last + 1]
-        tokens[-1] = cached + left
-    return Path(drafts, emitted, tokens)
+        tokens[-1] = cached_tokens + remaining_tokens
+    return StepSequence(drafts, emitted, tokens)

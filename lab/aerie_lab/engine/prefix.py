@@ -11,19 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-Segments = Sequence[tuple[Hashable, int]]
+PromptSegments = Sequence[tuple[Hashable, int]]
 
 
 class PrefixCache:
     """Tokens per chain of segments, bounded by a number of tokens."""
 
-    def __init__(self, capacity: int, block: int) -> None:
-        self.capacity = capacity
-        self.block = block
+    def __init__(self, capacity_tokens: int, block_size: int) -> None:
+        self.capacity_tokens = capacity_tokens
+        self.block_size = block_size
         self._tokens: dict[int, int] = {}  # least recently used first; half the memory of an OrderedDict
-        self._held = 0
+        self._cached_tokens = 0
 
-    def match(self, segments: Segments, limit: int) -> int:
+    def match(self, segments: PromptSegments, max_tokens: int) -> int:
         """Tokens of the prompt that are cached, in whole blocks, at most `limit`."""
         found, chain = 0, 0
         for key, tokens in segments:
@@ -35,15 +35,15 @@ class PrefixCache:
             found += min(held, tokens)
             if held < tokens:
                 break
-        return min(found, limit) // self.block * self.block
+        return min(found, max_tokens) // self.block_size * self.block_size
 
-    def insert(self, segments: Segments) -> None:
+    def insert(self, segments: PromptSegments) -> None:
         """The prompt's tokens are in the cache from now on, as far as they fit."""
         chain = 0
         for key, tokens in segments:
             chain = hash((chain, key))
             held = self._tokens.pop(chain, 0)
             self._tokens[chain] = max(held, tokens)
-            self._held += self._tokens[chain] - held
-        while self._held > self.capacity:
-            self._held -= self._tokens.pop(next(iter(self._tokens)))
+            self._cached_tokens += self._tokens[chain] - held
+        while self._cached_tokens > self.capacity_tokens:
+            self._cached_tokens -= self._tokens.pop(next(iter(self._tokens)))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from aerie_lab.engine.acceptance import Acceptance, Floats
-from aerie_lab.engine.path import Path
-from aerie_lab.engine.prefix import Segments
+from aerie_lab.engine.acceptance import Acceptance, FloatArray
+from aerie_lab.engine.path import StepSequence
+from aerie_lab.engine.prefix import PromptSegments
 
-_NO_TIME = math.nan
+_UNSET_TIME = math.nan
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class EngineSettings:
     """KV cache blocks."""
     num_speculative_tokens: int | None = None
     """K; None: speculation is off."""
-    schedule: tuple[tuple[int, int, int], ...] | None = None
+    k_schedule: tuple[tuple[int, int, int], ...] | None = None
     """(first batch, last batch, K), ...: vLLM's num_speculative_tokens_per_batch_size."""
     drops_last_block: bool = True
     """EAGLE-style drafters need the last cached block computed again."""
@@ -43,13 +43,13 @@ class EngineSettings:
                 f"({self.num_speculative_tokens})."
             )
 
-    def lookup(self) -> list[int] | None:
+    def build_k_table(self) -> list[int] | None:
         """K by number of scheduled requests, index 0 unused: gaps and the tail carry on, and K is capped, as in vLLM
         (v1/spec_decode/dynamic/utils.py)."""
-        if self.schedule is None or self.num_speculative_tokens is None:
+        if self.k_schedule is None or self.num_speculative_tokens is None:
             return None
         table = [0] * (self.max_num_seqs + 1)
-        ranges = iter(sorted(self.schedule))
+        ranges = iter(sorted(self.k_schedule))
         current = next(ranges)
         following = next(ranges, None)
         for batch in range(1, self.max_num_seqs + 1):
@@ -69,40 +69,40 @@ class Request:
     acceptance: Acceptance
     stop_after: int | None = None
     """The model ends its answer by itself after so many tokens; None: it goes on to `max_tokens`."""
-    segments: Segments = ()
+    segments: PromptSegments = ()
     """The prompt as the prefix cache sees it."""
-    arrival: float = 0.0
+    arrival_time: float = 0.0
     # progress
-    effect: float = 0.0
-    generated: int = 0
-    computed: int = 0
-    cached: int = 0
-    drafts: int = 0
-    blocks: int = 0
+    logit_effect: float = 0.0
+    generated_tokens: int = 0
+    computed_tokens: int = 0
+    cached_tokens: int = 0
+    draft_tokens: int = 0
+    kv_blocks: int = 0
     preemptions: int = 0
     finish_reason: str | None = None
     # times
-    scheduled: float = _NO_TIME
-    first_token: float = _NO_TIME
-    last_token: float = _NO_TIME
-    limit: int = 0
+    scheduled_time: float = _UNSET_TIME
+    first_token_time: float = _UNSET_TIME
+    last_token_time: float = _UNSET_TIME
+    max_answer_tokens: int = 0
     """Tokens after which the answer ends, for whatever reason."""
-    survival: Floats | None = None
+    survival: FloatArray | None = None
     """S_1..S_K with the effect and the drift."""
-    path: Path | None = None
+    step_sequence: StepSequence | None = None
     """Its next steps, as far as they are drawn."""
 
     @property
-    def tokens(self) -> int:
+    def total_tokens(self) -> int:
         """Prompt and answer so far."""
-        return self.prompt_tokens + self.generated
+        return self.prompt_tokens + self.generated_tokens
 
     @property
-    def prefilling(self) -> bool:
+    def is_prefilling(self) -> bool:
         """Whether more than the last token has still to be computed."""
-        return self.computed < self.tokens - 1 or not self.generated
+        return self.computed_tokens < self.total_tokens - 1 or not self.generated_tokens
 
     @property
     def time_per_output_token(self) -> float:
         """Mean over the answer without its first token; 0 for an answer of one token, as in vLLM."""
-        return (self.last_token - self.first_token) / (self.generated - 1) if self.generated > 1 else 0.0
+        return (self.last_token_time - self.first_token_time) / (self.generated_tokens - 1) if self.generated_tokens > 1 else 0.0

@@ -22,48 +22,48 @@ from aiohttp import web
 
 from aerie_lab.engine import api, lies
 from aerie_lab.engine.api import ApiError
-from aerie_lab.engine.arguments import Arguments, parse
+from aerie_lab.engine.arguments import SimulatorArguments, parse_simulator_arguments
 from aerie_lab.engine.drafter import EngineError
-from aerie_lab.engine.driver import Driver, EngineStoppedError, Ticket
-from aerie_lab.engine.http_page import HttpCounters, process_page
-from aerie_lab.engine.options import Options, from_environment
-from aerie_lab.engine.page import page
+from aerie_lab.engine.driver import ReplicaDriver, EngineStoppedError, RequestHandle
+from aerie_lab.engine.http_page import HttpCounters, render_process_metrics
+from aerie_lab.engine.options import SimulatorOptions, read_options
+from aerie_lab.engine.page import render_exposition
 from aerie_lab.engine.replica import Replica
 from aerie_lab.engine.request import Request
-from aerie_lab.engine.setup import Setup, prepare
-from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass, turns
+from aerie_lab.engine.setup import EngineSetup, prepare_engine
+from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass, generate_turns
 from aerie_lab.errors import StateError
 
-_UNCOUNTED = ("/metrics", "/health", "/load", "/ping", "/version", "/server_info", "/simulator/lie")
-_WATCHDOG = 5.0
+_UNCOUNTED_PATHS = ("/metrics", "/health", "/load", "/ping", "/version", "/server_info", "/simulator/lie")
+_WATCHDOG_INTERVAL_SECONDS = 5.0
 """Every so many seconds vLLM looks whether its engine is dead (vllm/entrypoints/launchers/launcher.py); a request that fails for
 that reason makes it look at once."""
 
-_ENDING = 1.5
+_PROCESS_END_SECONDS = 1.5
 """Seconds that vLLM's processes take to end once the port is closed."""
 
 log = logging.getLogger("aerie_lab.engine")
 
 
-class Server:
+class SimulatorServer:
     """The HTTP interface of one engine."""
 
-    def __init__(self, arguments: Arguments, options: Options, setup: Setup, started: float) -> None:
+    def __init__(self, arguments: SimulatorArguments, options: SimulatorOptions, setup: EngineSetup, start_time: float) -> None:
         self.arguments = arguments
         self.options = options
         self.setup = setup
-        self.started = started
+        self.start_time = start_time
         self.created = time.time()
-        replica = Replica(setup.settings, options.step_time, seed=options.seed, drift=options.drift, started=self.created)
-        self.driver = Driver(replica)
-        self.http = HttpCounters()
-        self.teller = lies.Teller(options.lie)
-        self.refusing = False
+        replica = Replica(setup.settings, options.step_time, seed=options.seed, drift=options.drift, start_time=self.created)
+        self.driver = ReplicaDriver(replica)
+        self.http_counters = HttpCounters()
+        self.metrics_corruptor = lies.MetricsCorruptor(options.lie)
+        self.is_shutting_down = False
         """Whether the engine takes no new requests, because the process is ending."""
         self.open_requests = 0
-        self.found_dead = asyncio.Event()
-        self._lossy = setup.drafter.lossy if setup.drafter is not None else 0.0
-        self._limits = api.Limits(
+        self.engine_death_noticed = asyncio.Event()
+        self._altered_share = setup.drafter.altered_share if setup.drafter is not None else 0.0
+        self._request_limits = api.RequestLimits(
             arguments.served_model_names,
             setup.settings.max_model_len,
             setup.settings.block_size,
@@ -71,8 +71,8 @@ class Server:
             setup.drafter is not None,
         )
 
-    def application(self) -> web.Application:
-        app = web.Application(middlewares=[self._count, self._authorize], client_max_size=64 * 2**20)
+    def build_application(self) -> web.Application:
+        app = web.Application(middlewares=[self._count_requests, self._authorize], client_max_size=64 * 2**20)
         app.router.add_post("/v1/completions", self._completion)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/models", self._models)
@@ -81,13 +81,13 @@ class Server:
         app.router.add_get("/version", self._version)
         app.router.add_get("/load", self._load)
         app.router.add_get("/metrics", self._metrics)
-        app.router.add_post("/simulator/lie", self._lie)
+        app.router.add_post("/simulator/lie", self._set_metrics_corruption)
         return app
 
     # --- around every request -----------------------------------------------------------------------------------------
 
     @web.middleware
-    async def _count(
+    async def _count_requests(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         route = request.match_info.route.resource
@@ -101,8 +101,8 @@ class Server:
             status = error.status
             return web.json_response({"detail": error.reason}, status=error.status)
         finally:
-            if name not in _UNCOUNTED:
-                self.http.observe(name, request.method, status, request.content_length or 0, sent, time.perf_counter() - began)
+            if name not in _UNCOUNTED_PATHS:
+                self.http_counters.observe(name, request.method, status, request.content_length or 0, sent, time.perf_counter() - began)
 
     @web.middleware
     async def _authorize(
@@ -121,22 +121,22 @@ class Server:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self._generate("chat", request)
 
-    async def _generate(self, kind: api.Kind, http: web.Request) -> web.StreamResponse:
+    async def _generate(self, kind: api.RequestKind, http_request: web.Request) -> web.StreamResponse:
         name = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex[:16]}"
         self.open_requests += 1
         ticket = None
         try:
-            ask = api.read(kind, await http.read(), self._limits)
-            if self.refusing:
+            ask = api.parse_request(kind, await http_request.read(), self._request_limits)
+            if self.is_shutting_down:
                 raise ApiError(500, "cannot schedule new futures after shutdown", "InternalServerError")
-            ticket = self.driver.submit(self._request(name, ask, http), stream=ask.stream)
+            ticket = self.driver.submit(self._build_engine_request(name, ask, http_request), stream=ask.stream)
             if ask.stream:
-                return await self._stream(http, ask, ticket)
+                return await self._stream(http_request, ask, ticket)
             async for _ in ticket.progress():
                 pass
             done = ticket.request
             reason, version = done.finish_reason or "", self.options.version
-            body = api.answer(ask, name, int(time.time()), done.generated, reason, version, self._lossy)
+            body = api.build_response(ask, name, int(time.time()), done.generated_tokens, reason, version, self._altered_share)
             return web.json_response(body)
         except ApiError as refusal:
             return web.json_response(refusal.body, status=refusal.status)
@@ -148,47 +148,47 @@ class Server:
         finally:
             self.open_requests -= 1
             if ticket is not None:
-                self.driver.leave(ticket)
+                self.driver.release(ticket)
 
-    def _request(self, name: str, ask: api.Ask, http: web.Request) -> Request:
-        kind = http.headers.get("x-traffic-class", self.options.default_class)
+    def _build_engine_request(self, name: str, request: api.GenerationRequest, http_request: web.Request) -> Request:
+        kind = http_request.headers.get("x-traffic-class", self.options.default_class)
         acceptance = self.setup.acceptance.get(kind) or self.setup.acceptance[self.options.default_class]
         stop_after = None
-        if self.options.answer_tokens is not None and not ask.ignore_eos:
+        if self.options.answer_tokens is not None and not request.ignore_eos:
             mean = self.options.answer_tokens
-            stop_after = ask.ends_after(mean) if ask.greedy else int(self.driver.replica.random.geometric(1 / mean))
-        return Request(name, ask.prompt_tokens, ask.max_tokens, acceptance, stop_after=stop_after, segments=ask.segments)
+            stop_after = request.draw_answer_length(mean) if request.greedy else int(self.driver.replica.random.geometric(1 / mean))
+        return Request(name, request.prompt_tokens, request.max_tokens, acceptance, stop_after=stop_after, segments=request.segments)
 
-    async def _stream(self, http: web.Request, ask: api.Ask, ticket: Ticket) -> web.StreamResponse:
-        request, created = ticket.request, int(time.time())
+    async def _stream(self, http_request: web.Request, ask: api.GenerationRequest, handle: RequestHandle) -> web.StreamResponse:
+        request, created = handle.request, int(time.time())
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        await response.prepare(http)
-        chunks, told, last = api.Chunks(ask, request.name, created, self._lossy), 0, b""
+        await response.prepare(http_request)
+        chunks, told, last = api.ChunkEncoder(ask, request.name, created, self._altered_share), 0, b""
         with contextlib.suppress(ConnectionError):
             if ask.kind == "chat":
-                await response.write(api.event(api.opening(ask, request.name, created)))
+                await response.write(api.encode_event(api.build_first_chunk(ask, request.name, created)))
             try:
-                async for new in ticket.progress():
+                async for new in handle.progress():
                     if request.finish_reason is None:
-                        await response.write(chunks.event(told, new))
+                        await response.write(chunks.encode(told, new))
                     else:
                         reason = request.finish_reason
-                        last = api.event(api.chunk(ask, request.name, created, told, new, reason, self._lossy))
+                        last = api.encode_event(api.build_chunk(ask, request.name, created, told, new, reason, self._altered_share))
                     told += new
             except EngineStoppedError:
-                last = api.event(_engine_dead().body)
+                last = api.encode_event(_build_engine_dead_error().body)
             else:
-                if ask.usage_in_stream:
-                    last += api.event(api.closing(ask, request.name, created, told, self.options.version))
+                if ask.include_usage:
+                    last += api.encode_event(api.build_usage_chunk(ask, request.name, created, told, self.options.version))
             await response.write_eof(last + b"data: [DONE]\n\n")
         return response
 
     async def _models(self, _: web.Request) -> web.Response:
         names, longest = self.arguments.served_model_names, self.setup.settings.max_model_len
-        return web.json_response(api.models(names, self.arguments.model, int(self.created), longest))
+        return web.json_response(api.build_models_response(names, self.arguments.model, int(self.created), longest))
 
     async def _health(self, _: web.Request) -> web.Response:
-        dead = self.driver.stopped and not self.refusing
+        dead = self.driver.stopped and not self.is_shutting_down
         return web.Response(status=503 if dead else 200)
 
     async def _version(self, _: web.Request) -> web.Response:
@@ -198,56 +198,56 @@ class Server:
         return web.json_response({"server_load": self.open_requests})
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        self.driver.catch_up()
-        text = process_page(self.started)
+        self.driver.advance_to_now()
+        text = render_process_metrics(self.start_time)
         if not self.arguments.disable_log_stats:
             counters = self.driver.replica.counters
-            text += page(counters, self.arguments.served_model_names[0], self.created, self.setup.cache_config)
-        text += self.http.page(self.created)
-        shown = self.teller.page(text)
+            text += render_exposition(counters, self.arguments.served_model_names[0], self.created, self.setup.cache_config)
+        text += self.http_counters.render(self.created)
+        shown = self.metrics_corruptor.corrupt(text)
         if shown is None:
             raise web.HTTPNotFound
         return web.Response(body=shown.encode(), headers={"Content-Type": "text/plain; version=1.0.0; charset=utf-8"})
 
-    async def _lie(self, request: web.Request) -> web.Response:
+    async def _set_metrics_corruption(self, request: web.Request) -> web.Response:
         try:
             lie = (await request.json())["lie"]
-            self.teller.tell(None if lie is None else lies.known(lie))
+            self.metrics_corruptor.set_corruption(None if lie is None else lies.parse_corruption(lie))
         except (ValueError, KeyError, TypeError, StateError) as error:
             return web.json_response({"error": str(error)}, status=400)
         return web.json_response({})
 
     # --- requests of its own ------------------------------------------------------------------------------------------
 
-    async def ask_itself(self) -> None:
+    async def generate_own_traffic(self) -> None:
         """Requests as the option `asks` says, without clients, until the engine takes no more."""
         name = self.options.default_class
-        kind = TrafficClass(name, self.setup.acceptance[name], Lengths(200, 0.5), Lengths(40, 0.5))
+        kind = TrafficClass(name, self.setup.acceptance[name], LengthDistribution(200, 0.5), LengthDistribution(40, 0.5))
         began = self.driver.now()
         async with asyncio.TaskGroup() as tasks:
-            for turn in turns([kind], Poisson(self.options.asks), 0.0, 1e9, seed=self.options.seed):
+            for turn in generate_turns([kind], PoissonArrivals(self.options.asks), 0.0, 1e9, seed=self.options.seed):
                 await asyncio.sleep(began + turn.time - self.driver.now())
-                if self.refusing or self.driver.stopped:
+                if self.is_shutting_down or self.driver.stopped:
                     return
                 request = Request(f"own-{turn.number}", turn.prompt_tokens, turn.answer_tokens, kind.acceptance)
-                tasks.create_task(self._wait(self.driver.submit(request, stream=False)))
+                tasks.create_task(self._wait_for_answer(self.driver.submit(request, stream=False)))
 
-    async def _wait(self, ticket: Ticket) -> None:
+    async def _wait_for_answer(self, handle: RequestHandle) -> None:
         try:
-            async for _ in ticket.progress():
+            async for _ in handle.progress():
                 pass
         except EngineStoppedError:
             pass
         finally:
-            self.driver.leave(ticket)
+            self.driver.release(handle)
 
 
-def _engine_dead() -> ApiError:
+def _build_engine_dead_error() -> ApiError:
     message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
     return ApiError(500, message, "InternalServerError")
 
 
-async def serve(arguments: Arguments, options: Options, setup: Setup | EngineError) -> int:
+async def run_simulator(arguments: SimulatorArguments, options: SimulatorOptions, setup: EngineSetup | EngineError) -> int:
     """Run until a signal ends it; the exit status."""
     loop, started = asyncio.get_running_loop(), time.time()
     terminate, crash = asyncio.Event(), asyncio.Event()
@@ -260,9 +260,9 @@ async def serve(arguments: Arguments, options: Options, setup: Setup | EngineErr
     if isinstance(setup, EngineError):
         sys.stderr.write(f"{setup}\n")
         return 1
-    server = Server(arguments, options, setup, started)
+    server = SimulatorServer(arguments, options, setup, started)
     runner = web.AppRunner(
-        server.application(),
+        server.build_application(),
         access_log=None,
         handler_cancellation=True,
         shutdown_timeout=1.0,
@@ -275,18 +275,18 @@ async def serve(arguments: Arguments, options: Options, setup: Setup | EngineErr
     except OSError as error:
         sys.stderr.write(f"OSError: {error}\n")
         return 1
-    form = setup.drafter.form if setup.drafter is not None else "none"
+    form = setup.drafter.variant if setup.drafter is not None else "none"
     log.info("simulated vLLM %s: model %s, drafter %s, port %d", options.version, arguments.model, form, arguments.port)
-    asking = asyncio.create_task(server.ask_itself()) if options.asks else None
+    asking = asyncio.create_task(server.generate_own_traffic()) if options.asks else None
     waiting = {asyncio.create_task(event.wait()) for event in (terminate, crash)}
     _, rest = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for task in (*rest, *([asking] if asking else [])):
         task.cancel()
     if crash.is_set():
         server.driver.stop()
-        watch = _WATCHDOG - (time.time() - server.created) % _WATCHDOG
+        watch = _WATCHDOG_INTERVAL_SECONDS - (time.time() - server.created) % _WATCHDOG_INTERVAL_SECONDS
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(server.found_dead.wait(), watch)
+            await asyncio.wait_for(server.engine_death_noticed.wait(), watch)
     else:
         await _drain(server, arguments.shutdown_timeout)
     await site.stop()
@@ -294,32 +294,32 @@ async def serve(arguments: Arguments, options: Options, setup: Setup | EngineErr
         runner.server.pre_shutdown()  # idle connections are closed with the port
     while server.open_requests:  # as long as their clients stay, as vLLM's HTTP server does
         await asyncio.sleep(0.02)
-    await asyncio.sleep(_ENDING)
+    await asyncio.sleep(_PROCESS_END_SECONDS)
     await runner.cleanup()
     return 0
 
 
-async def _drain(server: Server, timeout: int) -> None:
+async def _drain(server: SimulatorServer, timeout: int) -> None:
     """Let accepted requests finish for `timeout` seconds. What is still open then gets no more tokens, and no end."""
-    server.refusing = True
+    server.is_shutting_down = True
     if timeout:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(server.driver.drained(), timeout)
+            await asyncio.wait_for(server.driver.wait_until_idle(), timeout)
     server.driver.freeze()
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """The process: parses, prepares, serves. The exit status."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(asctime)s %(message)s")
     try:
-        options = from_environment()
+        options = read_options()
     except StateError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    arguments = parse(words, options.version)
-    setup: Setup | EngineError
+    arguments = parse_simulator_arguments(argv, options.version)
+    setup: EngineSetup | EngineError
     try:
-        setup = prepare(arguments, options)
+        setup = prepare_engine(arguments, options)
     except EngineError as error:
         setup = error
-    return asyncio.run(serve(arguments, options, setup))
+    return asyncio.run(run_simulator(arguments, options, setup))

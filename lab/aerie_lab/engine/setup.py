@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from aerie.engine.releases import Version
-from aerie_lab.engine.acceptance import Acceptance, from_rates
-from aerie_lab.engine.arguments import Arguments
-from aerie_lab.engine.drafter import Drafter, inspect
-from aerie_lab.engine.files import EngineError, of_hub, of_model
-from aerie_lab.engine.options import Options
+from aerie_lab.engine.acceptance import Acceptance, conditionals_from_rates
+from aerie_lab.engine.arguments import SimulatorArguments
+from aerie_lab.engine.drafter import DrafterProfile, inspect_drafter
+from aerie_lab.engine.files import EngineError, read_hub_files, read_model_config
+from aerie_lab.engine.options import SimulatorOptions
 from aerie_lab.engine.request import EngineSettings
 
 log = logging.getLogger("aerie_lab.engine")
-_CUTS = Version.parse("0.33.0")
+_CONTEXT_CUT_VERSION = Version.parse("0.33.0")
 
 # The fields of vllm/config/speculative.py, SpeculativeConfig (0.32.0), that a user may give.
 _SPECULATION_FIELDS = """
@@ -29,25 +29,25 @@ suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor suffix_decod
 rejection_sample_method synthetic_acceptance_rates synthetic_acceptance_length enable_adaptive_verification
 draft_sample_method dspark_draft_topk
 """
-_WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix", "mtp")
-_PLEASE_SEE = "For further information visit https://errors.pydantic.dev/2.14/v/"
+_METHODS_WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix", "mtp")
+_PYDANTIC_ERRORS_URL_HINT = "For further information visit https://errors.pydantic.dev/2.14/v/"
 
 
 @dataclass(frozen=True)
-class Setup:
+class EngineSetup:
     """An engine ready to be started."""
 
     settings: EngineSettings
     acceptance: Mapping[str, Acceptance]
     """Per class of traffic, with what the drafter makes of it."""
-    drafter: Drafter | None
+    drafter: DrafterProfile | None
     cache_config: dict[str, str]
     """Labels of vllm:cache_config_info."""
 
 
-def prepare(arguments: Arguments, options: Options) -> Setup:
+def prepare_engine(arguments: SimulatorArguments, options: SimulatorOptions) -> EngineSetup:
     """Raises EngineError where vLLM ends with exit status 1."""
-    longest = _positions(arguments.model, arguments.revision)
+    longest = _read_max_positions(arguments.model, arguments.revision)
     if arguments.max_model_len not in (None, -1) and longest is not None and arguments.max_model_len > longest:
         raise EngineError(
             f"Value error, User-specified max_model_len ({arguments.max_model_len}) is greater than the derived max_model_len "
@@ -55,18 +55,18 @@ def prepare(arguments: Arguments, options: Options) -> Setup:
         )
     asked = None if arguments.max_model_len == -1 else arguments.max_model_len
     speculation = arguments.speculative_config
-    drafter = _drafter(speculation) if speculation is not None else None
+    drafter = _read_drafter(speculation) if speculation is not None else None
     block = arguments.block_size or 16
     schedule = (speculation or {}).get("num_speculative_tokens_per_batch_size")
     try:
         settings = EngineSettings(
             max_num_seqs=arguments.max_num_seqs or 256,
             max_num_batched_tokens=arguments.max_num_batched_tokens or 8192,
-            max_model_len=_context(asked or longest or 32768, drafter, options.version),
+            max_model_len=_max_context_tokens(asked or longest or 32768, drafter, options.version),
             block_size=block,
             num_blocks=arguments.num_gpu_blocks_override or max(options.kv_tokens // block, 2),
             num_speculative_tokens=int(speculation["num_speculative_tokens"]) if speculation is not None else None,
-            schedule=tuple((int(a), int(b), int(k)) for a, b, k in schedule) if schedule else None,
+            k_schedule=tuple((int(a), int(b), int(k)) for a, b, k in schedule) if schedule else None,
             drops_last_block=drafter is not None and drafter.drops_last_block,
             enable_prefix_caching=arguments.enable_prefix_caching,
         )
@@ -74,78 +74,78 @@ def prepare(arguments: Arguments, options: Options) -> Setup:
         raise EngineError(f"ValueError: {error}") from error
     acceptance = options.acceptance
     if options.drafter_effect:
-        acceptance = {name: _with(drafter, each) for name, each in acceptance.items()}
-    return Setup(settings, acceptance, drafter, _cache_config(settings))
+        acceptance = {name: _apply_drafter(drafter, each) for name, each in acceptance.items()}
+    return EngineSetup(settings, acceptance, drafter, _build_cache_config(settings))
 
 
-def _context(tokens: int, drafter: Drafter | None, version: str) -> int:
+def _max_context_tokens(tokens: int, drafter: DrafterProfile | None, version: str) -> int:
     """The longest request that is taken, where the model takes so many tokens: from 0.33 on no longer than the drafter's
     positions, which vLLM says by a warning alone (`_limit_max_model_len_to_draft`)."""
-    if drafter is None or drafter.positions is None or Version.parse(version) < _CUTS or drafter.positions >= tokens:
+    if drafter is None or drafter.max_positions is None or Version.parse(version) < _CONTEXT_CUT_VERSION or drafter.max_positions >= tokens:
         return tokens
     log.warning(
         "The draft model's max_model_len (%d) is smaller than the target model's (%d) and the V2 model runner can't skip "
         "speculation for longer sequences; reducing max_model_len to %d.",
-        *(drafter.positions, tokens, drafter.positions),
+        *(drafter.max_positions, tokens, drafter.max_positions),
     )
-    return drafter.positions
+    return drafter.max_positions
 
 
-def _positions(model: str, revision: str | None) -> int | None:
+def _read_max_positions(model: str, revision: str | None) -> int | None:
     """max_position_embeddings of the model; None where nobody can be asked."""
-    folder, files = Path(model), of_hub(model, revision)
+    folder, files = Path(model), read_hub_files(model, revision)
     if files is None and not folder.is_absolute() and not folder.exists():
         return None
-    config = of_model(folder) if files is None else files.config
+    config = read_model_config(folder) if files is None else files.config
     found = config.get("text_config", config).get("max_position_embeddings")
     return int(found) if found else None
 
 
-def _drafter(speculation: dict[str, Any]) -> Drafter:
+def _read_drafter(speculation: dict[str, Any]) -> DrafterProfile:
     for key in speculation:
         if key not in _SPECULATION_FIELDS.split():
             raise EngineError(
                 f"pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig\n{key}\n"
                 f"  Unexpected keyword argument [type=unexpected_keyword_argument, input_value={speculation[key]!r}, "
-                f"input_type={type(speculation[key]).__name__}]\n    {_PLEASE_SEE}unexpected_keyword_argument"
+                f"input_type={type(speculation[key]).__name__}]\n    {_PYDANTIC_ERRORS_URL_HINT}unexpected_keyword_argument"
             )
     count, model = speculation.get("num_speculative_tokens"), speculation.get("model")
-    method = speculation.get("method") or _method_in(str(model or ""))
+    method = speculation.get("method") or _guess_method(str(model or ""))
     if not isinstance(count, int) or count < 1:
-        raise _invalid(
+        raise _build_validation_error(
             "num_speculative_tokens must be provided with speculative model unless the draft model config contains an "
             "n_predict parameter."
             if count is None
             else f"Expected num_speculative_tokens to be greater than zero ({count})."
         )
-    if method in _WITHOUT_MODEL:
-        return Drafter(method, method)
+    if method in _METHODS_WITHOUT_MODEL:
+        return DrafterProfile(method, method)
     if not model:
-        raise _invalid("num_speculative_tokens was provided but without speculative model.")
-    return inspect(method, str(model), speculation.get("revision"))
+        raise _build_validation_error("num_speculative_tokens was provided but without speculative model.")
+    return inspect_drafter(method, str(model), speculation.get("revision"))
 
 
-def _method_in(path: str) -> str:
+def _guess_method(path: str) -> str:
     """Without a method vLLM guesses it from the model's path."""
     return next((method for method in ("eagle3", "eagle") if method in path.lower()), "draft_model")
 
 
-def _invalid(sentence: str) -> EngineError:
+def _build_validation_error(message: str) -> EngineError:
     return EngineError(
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig\n"
-        f"  Value error, {sentence} [type=value_error]\n    {_PLEASE_SEE}value_error"
+        f"  Value error, {message} [type=value_error]\n    {_PYDANTIC_ERRORS_URL_HINT}value_error"
     )
 
 
-def _with(drafter: Drafter | None, acceptance: Acceptance) -> Acceptance:
+def _apply_drafter(drafter: DrafterProfile | None, acceptance: Acceptance) -> Acceptance:
     if drafter is None:
         return acceptance
-    if drafter.rates is not None:
-        acceptance = Acceptance(from_rates(drafter.rates), acceptance.spread)
-    return acceptance.shifted(*drafter.shifts)
+    if drafter.acceptance_rates is not None:
+        acceptance = Acceptance(conditionals_from_rates(drafter.acceptance_rates), acceptance.spread)
+    return acceptance.shift_logits(*drafter.logit_shifts)
 
 
-def _cache_config(settings: EngineSettings) -> dict[str, str]:
+def _build_cache_config(settings: EngineSettings) -> dict[str, str]:
     """As vLLM 0.32.0 on CPU shows it; sizes are the simulation's."""
     size = settings.num_blocks * settings.block_size
     return {

@@ -38,13 +38,13 @@ class StepTime(Protocol):
         """Standard deviation of the logarithm of a step's time; 0: none."""
         ...
 
-    def fixed(self, batch: int, drafts: int) -> float:
+    def fixed_seconds(self, batch: int, draft_tokens: int) -> float:
         """Seconds of a step with `batch` decode requests that verify `drafts` tokens each, cache and prefill apart."""
         ...
 
 
 @dataclass(frozen=True)
-class Formula:
+class StepTimeFormula:
     """fixed(B, K) = base + verify(n) + K * (draft + draft_request * B), with n = B * (K + 1) verified tokens.
 
     verify(n) = token * n below the knee and token_after per token beyond it: a mixture of experts is concave, because more
@@ -66,8 +66,8 @@ class Formula:
     prefill: float = 0.0
     noise: float = 0.0
 
-    def fixed(self, batch: int, drafts: int) -> float:
-        tokens, jump = batch * (drafts + 1), 0.0
+    def fixed_seconds(self, batch: int, draft_tokens: int) -> float:
+        tokens, jump = batch * (draft_tokens + 1), 0.0
         if self.captures and tokens:
             if tokens > self.captures[-1]:
                 jump = self.uncaptured
@@ -77,11 +77,11 @@ class Formula:
             verify = self.token * tokens
         else:
             verify = self.token * self.knee + self.token_after * (tokens - self.knee)
-        return self.base + verify + drafts * (self.draft + self.draft_request * batch) + jump
+        return self.base + verify + draft_tokens * (self.draft + self.draft_request * batch) + jump
 
 
 @dataclass(frozen=True)
-class Grid:
+class StepTimeGrid:
     """A published grid of throughputs as step times: T(B, K) = B * AL(K) / throughput(B, K), bilinear in B and K.
 
     Outside the grid the last segment is carried on, and never falls: a larger batch or a longer draft takes no less time.
@@ -90,42 +90,42 @@ class Grid:
     """
 
     name: str
-    columns: Mapping[int, tuple[tuple[int, ...], tuple[float, ...]]]
+    step_seconds_by_k: Mapping[int, tuple[tuple[int, ...], tuple[float, ...]]]
     """Per K: the batches, and the seconds of a step with each."""
-    lengths: Mapping[int, float]
+    acceptance_lengths: Mapping[int, float]
     """Per K: the acceptance length that was published with the grid, bonus token included."""
     cached: float = 0.0
     prefill: float = 0.0
     noise: float = 0.0
-    _known: dict[tuple[int, int], float] = field(default_factory=dict, repr=False, compare=False)
+    _cache: dict[tuple[int, int], float] = field(default_factory=dict, repr=False, compare=False)
 
-    def fixed(self, batch: int, drafts: int) -> float:
-        if (found := self._known.get((batch, drafts))) is None:
-            found = self._known[batch, drafts] = self._interpolate(batch, drafts)
+    def fixed_seconds(self, batch: int, draft_tokens: int) -> float:
+        if (found := self._cache.get((batch, draft_tokens))) is None:
+            found = self._cache[batch, draft_tokens] = self._interpolate(batch, draft_tokens)
         return found
 
-    def _interpolate(self, batch: int, drafts: int) -> float:
-        ks = tuple(self.columns)
-        times = {k: _line(*self.columns[k], batch) for k in self._neighbours(drafts)}
+    def _interpolate(self, batch: int, draft_tokens: int) -> float:
+        ks = tuple(self.step_seconds_by_k)
+        times = {k: _interpolate_linearly(*self.step_seconds_by_k[k], batch) for k in self._neighbours(draft_tokens)}
         if len(times) == 1:
             return next(iter(times.values()))
         (low, at_low), (high, at_high) = sorted(times.items())
         slope = (at_high - at_low) / (high - low)
-        if drafts > ks[-1]:
+        if draft_tokens > ks[-1]:
             slope = max(slope, 0.0)
-            return at_high + slope * (drafts - high)
-        return at_low + slope * (drafts - low)
+            return at_high + slope * (draft_tokens - high)
+        return at_low + slope * (draft_tokens - low)
 
-    def _neighbours(self, drafts: int) -> tuple[int, ...]:
-        ks = tuple(self.columns)
-        if drafts in self.columns:
-            return (drafts,)
-        right = min(bisect.bisect_left(ks, drafts), len(ks) - 1)
+    def _neighbours(self, draft_tokens: int) -> tuple[int, ...]:
+        ks = tuple(self.step_seconds_by_k)
+        if draft_tokens in self.step_seconds_by_k:
+            return (draft_tokens,)
+        right = min(bisect.bisect_left(ks, draft_tokens), len(ks) - 1)
         return ks[right - 1], ks[right]
 
 
 @dataclass(frozen=True)
-class Scaled:
+class ScaledStepTime:
     """Another profile, `factor` times as slow."""
 
     inner: StepTime
@@ -143,11 +143,11 @@ class Scaled:
     def noise(self) -> float:
         return self.inner.noise
 
-    def fixed(self, batch: int, drafts: int) -> float:
-        return self.inner.fixed(batch, drafts) * self.factor
+    def fixed_seconds(self, batch: int, draft_tokens: int) -> float:
+        return self.inner.fixed_seconds(batch, draft_tokens) * self.factor
 
 
-def _line(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
+def _interpolate_linearly(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
     """Piecewise linear through the points; outside as Grid says."""
     right = min(max(bisect.bisect_left(xs, x), 1), len(xs) - 1)
     slope = (ys[right] - ys[right - 1]) / (xs[right] - xs[right - 1])
@@ -159,42 +159,42 @@ def _line(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
 
 
 @cache
-def _published() -> dict[str, Any]:
+def _load_published_grids() -> dict[str, Any]:
     text = resources.files("aerie_lab.engine").joinpath("step_time_grids.json").read_text()
     return {grid["name"]: grid for grid in json.loads(text)["grids"]}
 
 
-def grid_names() -> list[str]:
+def list_grid_names() -> list[str]:
     """The published grids by name."""
-    return list(_published())
+    return list(_load_published_grids())
 
 
-def grid(name: str, *, cached: float = 0.0, prefill: float = 0.0, noise: float = 0.0) -> Grid:
+def load_grid(name: str, *, cached: float = 0.0, prefill: float = 0.0, noise: float = 0.0) -> StepTimeGrid:
     """The published grid `name`. It says nothing of cache and prefill: their cost is the caller's assumption.
 
     Raises StateError when there is none of that name.
     """
-    if name not in _published():
-        raise StateError(f"step-time grid '{name}' is unknown: one of {', '.join(grid_names())}.")
-    return of_table(name, _published()[name], cached=cached, prefill=prefill, noise=noise)
+    if name not in _load_published_grids():
+        raise StateError(f"step-time grid '{name}' is unknown: one of {', '.join(list_grid_names())}.")
+    return build_grid(name, _load_published_grids()[name], cached=cached, prefill=prefill, noise=noise)
 
 
-def of_table(name: str, data: Mapping[str, Any], *, cached: float = 0.0, prefill: float = 0.0, noise: float = 0.0) -> Grid:
+def build_grid(name: str, data: Mapping[str, Any], *, cached: float = 0.0, prefill: float = 0.0, noise: float = 0.0) -> StepTimeGrid:
     """A grid in the form of step_time_grids.json: `batch`, `acceptance_length` by K, and `throughput` by K and batch."""
     lengths = {int(k): float(length) for k, length in data["acceptance_length"].items()}
     columns = {}
     for key, throughputs in data["throughput"].items():
         cells = [(b, b * lengths[int(key)] / t) for b, t in zip(data["batch"], throughputs, strict=True) if t is not None]
         columns[int(key)] = (tuple(b for b, _ in cells), tuple(seconds for _, seconds in cells))
-    return Grid(name, dict(sorted(columns.items())), lengths, cached=cached, prefill=prefill, noise=noise)
+    return StepTimeGrid(name, dict(sorted(columns.items())), lengths, cached=cached, prefill=prefill, noise=noise)
 
 
 _MS, _US = 1e-3, 1e-6
-FORMULAS: dict[str, Formula] = {
+STEP_TIME_FORMULAS: dict[str, StepTimeFormula] = {
     # Fits to the grid of the same name; cache and prefill are assumptions, for no public grid varies them.
-    "dense-32b": Formula(7.8 * _MS, 23.5 * _US, 0.32 * _MS, 13 * _US, cached=0.02 * _US, prefill=30 * _US, noise=0.03),
-    "dense-8b": Formula(7.1 * _MS, 16 * _US, 0.64 * _MS, cached=0.02 * _US, prefill=20 * _US, noise=0.03),
-    "moe-30b-a3b": Formula(
+    "dense-32b": StepTimeFormula(7.8 * _MS, 23.5 * _US, 0.32 * _MS, 13 * _US, cached=0.02 * _US, prefill=30 * _US, noise=0.03),
+    "dense-8b": StepTimeFormula(7.1 * _MS, 16 * _US, 0.64 * _MS, cached=0.02 * _US, prefill=20 * _US, noise=0.03),
+    "moe-30b-a3b": StepTimeFormula(
         3.1 * _MS, 291 * _US, 0.34 * _MS, knee=16, token_after=20 * _US, cached=0.01 * _US, prefill=15 * _US, noise=0.03
     ),
 }

@@ -21,11 +21,11 @@ import aiohttp
 
 from aerie_lab.engine.workload import Turn
 
-PERCENTILES = (50, 90, 95, 99)
+LATENCY_PERCENTILES = (50, 90, 95, 99)
 
 
 @dataclass(frozen=True)
-class Target:
+class TrafficTarget:
     """Where requests go, and how."""
 
     url: str
@@ -37,43 +37,43 @@ class Target:
     """How many bytes of text the server's tokenizer takes for a token."""
     stream: bool = True
     temperature: float = 0.0
-    timeout: float = 300.0
+    timeout_seconds: float = 300.0
     chats: Sequence[Sequence[Mapping[str, str]]] = ()
     """Messages that are asked in turn, as chat completions, where what is said matters; else filler of the turn's length."""
 
 
-MOST_SAID = 200
+MAX_ERROR_TEXT_CHARACTERS = 200
 """Characters of a wrong answer that are kept."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RequestOutcome:
     """One request, as its client saw it. Seconds; None where it did not come so far."""
 
-    kind: str
+    class_name: str
     error: str | None
     tokens: int = 0
-    first_token: float | None = None
-    total: float = 0.0
-    said: str = ""
+    time_to_first_token: float | None = None
+    total_seconds: float = 0.0
+    error_text: str = ""
     """How the answer begins that was none: it tells a gateway's refusal from an engine's."""
-    ended: float = field(default_factory=time.time, compare=False)
+    end_time: float = field(default_factory=time.time, compare=False)
     """In seconds of Unix time."""
 
     @property
-    def per_token(self) -> float | None:
+    def seconds_per_token(self) -> float | None:
         """Seconds per token after the first."""
-        if self.first_token is None or self.tokens < 2:
+        if self.time_to_first_token is None or self.tokens < 2:
             return None
-        return (self.total - self.first_token) / (self.tokens - 1)
+        return (self.total_seconds - self.time_to_first_token) / (self.tokens - 1)
 
 
 @dataclass
-class Report:
+class TrafficReport:
     """All outcomes of a run."""
 
     seconds: float = 0.0
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[RequestOutcome] = field(default_factory=list)
 
     @property
     def errors(self) -> Counter[str]:
@@ -81,10 +81,10 @@ class Report:
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Per class of traffic and for `all`: counts, rates, and percentiles in milliseconds."""
-        kinds = sorted({outcome.kind for outcome in self.outcomes})
-        return {name: self._row([o for o in self.outcomes if name in (o.kind, "all")]) for name in [*kinds, "all"]}
+        kinds = sorted({outcome.class_name for outcome in self.outcomes})
+        return {name: self._summarize([o for o in self.outcomes if name in (o.class_name, "all")]) for name in [*kinds, "all"]}
 
-    def _row(self, outcomes: list[Outcome]) -> dict[str, float]:
+    def _summarize(self, outcomes: list[RequestOutcome]) -> dict[str, float]:
         good = [outcome for outcome in outcomes if outcome.error is None]
         row = {
             "requests": float(len(outcomes)),
@@ -93,16 +93,16 @@ class Report:
             "tokens_per_s": sum(outcome.tokens for outcome in good) / self.seconds if self.seconds else 0.0,
         }
         for name, values in (
-            ("ttft", [o.first_token for o in good if o.first_token is not None]),
-            ("tpot", [o.per_token for o in good if o.per_token is not None]),
-            ("e2e", [o.total for o in good]),
+            ("ttft", [o.time_to_first_token for o in good if o.time_to_first_token is not None]),
+            ("tpot", [o.seconds_per_token for o in good if o.seconds_per_token is not None]),
+            ("e2e", [o.total_seconds for o in good]),
         ):
-            for percentile in PERCENTILES:
-                row[f"{name}_p{percentile}_ms"] = 1000 * at_percentile(values, percentile)
+            for percentile in LATENCY_PERCENTILES:
+                row[f"{name}_p{percentile}_ms"] = 1000 * nearest_rank_percentile(values, percentile)
         return row
 
 
-def at_percentile(values: list[float], percentile: float) -> float:
+def nearest_rank_percentile(values: list[float], percentile: float) -> float:
     """The nearest-rank percentile; 0 of no values.
 
     >>> at_percentile([3.0, 1.0, 2.0], 50), at_percentile([], 99)
@@ -114,45 +114,45 @@ def at_percentile(values: list[float], percentile: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * percentile / 100) - 1)]
 
 
-async def open_loop(target: Target, turns: Iterable[Turn], speed: float = 1.0, report: Report | None = None) -> Report:
+async def run_open_loop(target: TrafficTarget, turns: Iterable[Turn], speed: float = 1.0, report: TrafficReport | None = None) -> TrafficReport:
     """Send each turn at its time, `speed` times as fast, and wait for all answers. They are added to `report` as they come."""
-    report, began = Report() if report is None else report, time.monotonic()
-    async with _session(target) as session, asyncio.TaskGroup() as tasks:
+    report, began = TrafficReport() if report is None else report, time.monotonic()
+    async with _create_session(target) as session, asyncio.TaskGroup() as tasks:
         for turn in turns:
             await asyncio.sleep(max(0.0, began + turn.time / speed - time.monotonic()))
-            tasks.create_task(_record(report, session, target, turn))
+            tasks.create_task(_send_and_record(report, session, target, turn))
     report.seconds = time.monotonic() - began
     return report
 
 
-async def closed_loop(target: Target, turns: Iterator[Turn], clients: int) -> Report:
+async def run_closed_loop(target: TrafficTarget, turns: Iterator[Turn], clients: int) -> TrafficReport:
     """`clients` clients work the turns off, without regard to the turns' times."""
-    report, began = Report(), time.monotonic()
+    report, began = TrafficReport(), time.monotonic()
 
     async def work(session: aiohttp.ClientSession) -> None:
         for turn in turns:
-            await _record(report, session, target, turn)
+            await _send_and_record(report, session, target, turn)
 
-    async with _session(target) as session, asyncio.TaskGroup() as tasks:
+    async with _create_session(target) as session, asyncio.TaskGroup() as tasks:
         for _ in range(clients):
             tasks.create_task(work(session))
     report.seconds = time.monotonic() - began
     return report
 
 
-def _session(target: Target) -> aiohttp.ClientSession:
+def _create_session(target: TrafficTarget) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        timeout=aiohttp.ClientTimeout(total=target.timeout), connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+        timeout=aiohttp.ClientTimeout(total=target.timeout_seconds), connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
     )
 
 
-async def _record(report: Report, session: aiohttp.ClientSession, target: Target, turn: Turn) -> None:
-    report.outcomes.append(await ask(session, target, turn))
+async def _send_and_record(report: TrafficReport, session: aiohttp.ClientSession, target: TrafficTarget, turn: Turn) -> None:
+    report.outcomes.append(await send_request(session, target, turn))
 
 
-async def ask(session: aiohttp.ClientSession, target: Target, turn: Turn) -> Outcome:
+async def send_request(session: aiohttp.ClientSession, target: TrafficTarget, turn: Turn) -> RequestOutcome:
     """Send one request and check its answer."""
-    path, asked = _question(target, turn)
+    path, asked = _build_request(target, turn)
     body = {
         "model": target.model,
         **asked,
@@ -162,67 +162,67 @@ async def ask(session: aiohttp.ClientSession, target: Target, turn: Turn) -> Out
     }
     if target.stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    headers = {"x-traffic-class": turn.kind.name} | ({"Host": target.host} if target.host else {})
+    headers = {"x-traffic-class": turn.traffic_class.name} | ({"Host": target.host} if target.host else {})
     began = time.monotonic()
     first: float | None = None
     tokens, done = 0, not target.stream
     try:
         async with session.post(f"{target.url}/v1/{path}", json=body, headers=headers) as answer:
             if answer.status != 200:
-                said = (await answer.text(errors="replace"))[:MOST_SAID]
-                return Outcome(turn.kind.name, f"status {answer.status}", total=time.monotonic() - began, said=said)
+                said = (await answer.text(errors="replace"))[:MAX_ERROR_TEXT_CHARACTERS]
+                return RequestOutcome(turn.traffic_class.name, f"status {answer.status}", total_seconds=time.monotonic() - began, error_text=said)
             if not target.stream:
                 tokens = (await answer.json())["usage"]["completion_tokens"]
             else:
-                async for event in _events(answer):
+                async for event in _read_events(answer):
                     if event == "[DONE]":
                         done = True
                         continue
                     document = json.loads(event)
                     if "error" in document:
-                        return Outcome(turn.kind.name, "error in the stream", total=time.monotonic() - began)
+                        return RequestOutcome(turn.traffic_class.name, "error in the stream", total_seconds=time.monotonic() - began)
                     if document.get("choices") and first is None:
                         first = time.monotonic() - began
                     if usage := document.get("usage"):
                         tokens = usage["completion_tokens"]
     except TimeoutError:
-        return Outcome(turn.kind.name, "timeout", total=time.monotonic() - began)
+        return RequestOutcome(turn.traffic_class.name, "timeout", total_seconds=time.monotonic() - began)
     except (aiohttp.ClientError, ValueError, KeyError) as error:
-        return Outcome(turn.kind.name, type(error).__name__, total=time.monotonic() - began, said=str(error)[:MOST_SAID])
+        return RequestOutcome(turn.traffic_class.name, type(error).__name__, total_seconds=time.monotonic() - began, error_text=str(error)[:MAX_ERROR_TEXT_CHARACTERS])
     total = time.monotonic() - began
     wrong = None if done else "stream without [DONE]"
     if wrong is None and tokens != turn.answer_tokens:
         wrong = "wrong number of tokens"
-    return Outcome(turn.kind.name, wrong, tokens, first, total)
+    return RequestOutcome(turn.traffic_class.name, wrong, tokens, first, total)
 
 
-def _question(target: Target, turn: Turn) -> tuple[str, dict[str, object]]:
+def _build_request(target: TrafficTarget, turn: Turn) -> tuple[str, dict[str, object]]:
     """The end of the path that is asked, and what is asked there."""
     if target.chats:
         return "chat/completions", {"messages": target.chats[turn.number % len(target.chats)]}
-    return "completions", {"prompt": prompt(turn, target.bytes_per_token)}
+    return "completions", {"prompt": build_prompt(turn, target.bytes_per_token)}
 
 
-async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[str]:
+async def _read_events(answer: aiohttp.ClientResponse) -> AsyncIterator[str]:
     """The `data:` lines of a stream of server-sent events."""
     async for line in answer.content:
         if line.startswith(b"data: "):
             yield line[6:].decode().strip()
 
 
-def prompt(turn: Turn, bytes_per_token: float) -> str:
+def build_prompt(turn: Turn, bytes_per_token: float) -> str:
     """Text of the turn's length; equal segments begin with equal text, whatever their length."""
     segments = turn.segments or ((turn.number, turn.prompt_tokens),)
-    return "".join(_filler(key, round(tokens * bytes_per_token)) for key, tokens in segments)
+    return "".join(_filler_text(key, round(tokens * bytes_per_token)) for key, tokens in segments)
 
 
-_TEXT = """
+_FILLER_VOCABULARY = """
 a the of to in is are was it that this for on with as by from at be or an not which when each value list name file line text
 function returns object if else used can may one two new first last call class module string number time data set key
 """
-_WORDS = _TEXT.split()
+_FILLER_WORDS = _FILLER_VOCABULARY.split()
 
 
-def _filler(key: Hashable, length: int) -> str:
-    words = random.Random(str(key)).choices(_WORDS, k=length // 2 + 1)  # noqa: S311 - filler, no secrets
+def _filler_text(key: Hashable, length: int) -> str:
+    words = random.Random(str(key)).choices(_FILLER_WORDS, k=length // 2 + 1)  # noqa: S311 - filler, no secrets
     return " ".join(words)[: max(length - 1, 1)] + " "

@@ -15,30 +15,30 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from aerie_lab.engine.acceptance import CLASSES, Acceptance
-from aerie_lab.engine.prefix import Segments
+from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE, Acceptance
+from aerie_lab.engine.prefix import PromptSegments
 
-Times = npt.NDArray[np.floating[Any]]
-_WINDOW = 3600.0  # seconds of arrivals drawn at once
+TimeArray = npt.NDArray[np.floating[Any]]
+_ARRIVAL_WINDOW_SECONDS = 3600.0  # seconds of arrivals drawn at once
 
 
 @dataclass(frozen=True)
-class Lengths:
+class LengthDistribution:
     """A log-normal number of tokens, cut to [least, most]."""
 
     median: float
     spread: float = 0.0
     """Standard deviation of the logarithm; 0: always the median."""
-    least: int = 1
-    most: int = 1 << 20
+    min_tokens: int = 1
+    max_tokens: int = 1 << 20
 
     def __post_init__(self) -> None:
-        if not 1 <= self.least <= self.most or self.median <= 0 or self.spread < 0:
+        if not 1 <= self.min_tokens <= self.max_tokens or self.median <= 0 or self.spread < 0:
             raise ValueError(f"{self}: give a median above 0, a spread of 0 or more, and 1 <= least <= most.")
 
     def draw(self, random: np.random.Generator, count: int) -> list[int]:
         values = self.median * np.exp(self.spread * random.standard_normal(count))
-        found: list[int] = np.clip(np.rint(values), self.least, self.most).astype(int).tolist()
+        found: list[int] = np.clip(np.rint(values), self.min_tokens, self.max_tokens).astype(int).tolist()
         return found
 
 
@@ -48,74 +48,74 @@ class TrafficClass:
 
     name: str
     acceptance: Acceptance
-    prompt: Lengths
+    prompt_lengths: LengthDistribution
     """New tokens of a turn, without what the session and the system prompt bring along."""
-    answer: Lengths
+    answer_lengths: LengthDistribution
     share: float = 1.0
-    system: int = 0
+    system_prompt_tokens: int = 0
     """Tokens of a system prompt that all requests of the class begin with."""
-    turns: float = 1.0
+    mean_turns: float = 1.0
     """Mean number of turns of a session."""
 
 
-DEFAULT_CLASSES = (
+DEFAULT_TRAFFIC_CLASSES = (
     # Shares and lengths are assumptions; acceptance is published (acceptance.py).
-    TrafficClass("chat", CLASSES["chat"], Lengths(200, 0.8, 4, 4000), Lengths(180, 0.7, 4, 1500), 0.5, system=256, turns=3),
-    TrafficClass("code", CLASSES["code"], Lengths(900, 0.8, 16, 8000), Lengths(250, 0.7, 4, 2000), 0.3, system=512, turns=2),
-    TrafficClass("math", CLASSES["math"], Lengths(150, 0.5, 16, 2000), Lengths(500, 0.6, 16, 3000), 0.2),
+    TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(200, 0.8, 4, 4000), LengthDistribution(180, 0.7, 4, 1500), 0.5, system_prompt_tokens=256, mean_turns=3),
+    TrafficClass("code", CLASS_ACCEPTANCE["code"], LengthDistribution(900, 0.8, 16, 8000), LengthDistribution(250, 0.7, 4, 2000), 0.3, system_prompt_tokens=512, mean_turns=2),
+    TrafficClass("math", CLASS_ACCEPTANCE["math"], LengthDistribution(150, 0.5, 16, 2000), LengthDistribution(500, 0.6, 16, 3000), 0.2),
 )
 
 
-class Arrivals(Protocol):
+class ArrivalProcess(Protocol):
     """An arrival process."""
 
-    def times(self, random: np.random.Generator, start: float, end: float) -> Times:
+    def draw_times(self, random: np.random.Generator, start: float, end: float) -> TimeArray:
         """Arrival times in [start, end), ascending. Windows that follow one another are independent."""
         ...
 
 
 @dataclass(frozen=True)
-class Poisson:
+class PoissonArrivals:
     """A constant rate."""
 
     rate: float
 
-    def times(self, random: np.random.Generator, start: float, end: float) -> Times:
+    def draw_times(self, random: np.random.Generator, start: float, end: float) -> TimeArray:
         return np.sort(random.uniform(start, end, random.poisson(self.rate * (end - start))))
 
 
 @dataclass(frozen=True)
-class Bursts:
+class BurstArrivals:
     """A rate that jumps between calm and burst; the periods are exponential with the given means."""
 
-    rate: float
+    calm_rate: float
     burst_rate: float
-    calm: float = 300.0
-    burst: float = 30.0
+    mean_calm_seconds: float = 300.0
+    mean_burst_seconds: float = 30.0
 
-    def times(self, random: np.random.Generator, start: float, end: float) -> Times:
+    def draw_times(self, random: np.random.Generator, start: float, end: float) -> TimeArray:
         pieces = []
-        bursting = random.random() < self.burst / (self.burst + self.calm)
+        bursting = random.random() < self.mean_burst_seconds / (self.mean_burst_seconds + self.mean_calm_seconds)
         while start < end:
-            until = min(start + random.exponential(self.burst if bursting else self.calm), end)
-            pieces.append(Poisson(self.burst_rate if bursting else self.rate).times(random, start, until))
+            until = min(start + random.exponential(self.mean_burst_seconds if bursting else self.mean_calm_seconds), end)
+            pieces.append(PoissonArrivals(self.burst_rate if bursting else self.calm_rate).draw_times(random, start, until))
             start, bursting = until, not bursting
         return np.concatenate(pieces) if pieces else np.empty(0)
 
 
 @dataclass(frozen=True)
-class Diurnal:
+class DiurnalArrivals:
     """rate * (1 + amplitude * cos(2 pi (t - peak) / day)): one peak a day."""
 
-    rate: float
+    mean_rate: float
     amplitude: float = 0.7
-    peak: float = 15 * 3600.0
-    day: float = 86400.0
+    peak_seconds: float = 15 * 3600.0
+    day_seconds: float = 86400.0
 
-    def times(self, random: np.random.Generator, start: float, end: float) -> Times:
-        candidates = Poisson(self.rate * (1 + self.amplitude)).times(random, start, end)
-        chance = (1 + self.amplitude * np.cos(2 * math.pi * (candidates - self.peak) / self.day)) / (1 + self.amplitude)
-        kept: Times = candidates[random.random(len(candidates)) < chance]
+    def draw_times(self, random: np.random.Generator, start: float, end: float) -> TimeArray:
+        candidates = PoissonArrivals(self.mean_rate * (1 + self.amplitude)).draw_times(random, start, end)
+        chance = (1 + self.amplitude * np.cos(2 * math.pi * (candidates - self.peak_seconds) / self.day_seconds)) / (1 + self.amplitude)
+        kept: TimeArray = candidates[random.random(len(candidates)) < chance]
         return kept
 
 
@@ -124,21 +124,21 @@ class Turn(NamedTuple):
 
     number: int
     time: float
-    kind: TrafficClass
+    traffic_class: TrafficClass
     session: int
     prompt_tokens: int
     answer_tokens: int
-    segments: Segments
+    segments: PromptSegments
 
 
 @dataclass(slots=True)
 class _Session:
     number: int
-    history: int
+    history_tokens: int
 
 
-def turns(
-    classes: Sequence[TrafficClass], arrivals: Arrivals, start: float, end: float, seed: int = 0, longest: int = 30_000
+def generate_turns(
+    classes: Sequence[TrafficClass], arrivals: ArrivalProcess, start: float, end: float, seed: int = 0, max_session_tokens: int = 30_000
 ) -> Iterator[Turn]:
     """The requests in [start, end), in order of time. A session ends early when its history would pass `longest` tokens."""
     random = np.random.default_rng(seed)
@@ -146,12 +146,12 @@ def turns(
     open_sessions: list[list[_Session]] = [[] for _ in classes]
     number = sessions = 0
     while start < end:
-        until = min(start + _WINDOW, end)
-        times = arrivals.times(random, start, until)
+        until = min(start + _ARRIVAL_WINDOW_SECONDS, end)
+        times = arrivals.draw_times(random, start, until)
         start = until
         kinds = random.choice(len(classes), len(times), p=shares / shares.sum()).tolist()
-        prompts = [iter(kind.prompt.draw(random, kinds.count(i))) for i, kind in enumerate(classes)]
-        answers = [iter(kind.answer.draw(random, kinds.count(i))) for i, kind in enumerate(classes)]
+        prompts = [iter(kind.prompt_lengths.draw(random, kinds.count(i))) for i, kind in enumerate(classes)]
+        answers = [iter(kind.answer_lengths.draw(random, kinds.count(i))) for i, kind in enumerate(classes)]
         picks = random.random((len(times), 2)).tolist()
         for time, i, (again, which) in zip(times.tolist(), kinds, picks, strict=True):
             kind, waiting = classes[i], open_sessions[i]
@@ -165,7 +165,7 @@ def turns(
                     waiting.append(session)
                     if len(waiting) > 64:
                         del waiting[0]
-            if kind.system + session.history + new + answer > longest and session.history:
+            if kind.system + session.history + new + answer > max_session_tokens and session.history:
                 session.history = 0
             own = session.history + new
             segments = (((kind.name, kind.system),) if kind.system else ()) + ((session.number, own),)

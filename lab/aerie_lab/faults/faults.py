@@ -31,20 +31,20 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from aerie_lab.cluster import Lab
-from aerie_lab.engine.lies import Lie
+from aerie_lab.engine.lies import MetricsCorruption
 from aerie_lab.errors import KubeError, LabError, StateError
-from aerie_lab.kube.client import KubeClient, Object, core
-from aerie_lab.node.environment import quantity
-from aerie_lab.node.support import PROCESSLESS
+from aerie_lab.kube.client import KubeClient, KubeObject, core_path
+from aerie_lab.node.environment import parse_quantity
+from aerie_lab.node.support import PROCESSLESS_ANNOTATION
 
-NAMESPACE = "aerie-lab-faults"
-_COUNTED = ("cpu", "memory", "nvidia.com/gpu")
-_LONGEST = 120.0
+FAULTS_NAMESPACE = "aerie-lab-faults"
+_FILLED_RESOURCES = ("cpu", "memory", "nvidia.com/gpu")
+_FILL_TIMEOUT_SECONDS = 120.0
 """Seconds that filling a node waits for pods."""
 
 
 @dataclass(frozen=True)
-class Record:
+class FaultRecord:
     """A fault in force, as faults.json keeps it."""
 
     id: int
@@ -60,13 +60,13 @@ class Record:
 class Fault:
     """A fault in force. As a context manager it is undone at the end of the block."""
 
-    def __init__(self, faults: Faults, record: Record) -> None:
+    def __init__(self, injector: FaultInjector, record: FaultRecord) -> None:
         self.record = record
-        self._faults = faults
+        self._injector = injector
 
     def undo(self) -> None:
         """Repair it."""
-        self._faults.undo(self.record.id)
+        self._injector.undo(self.record.id)
 
     def __enter__(self) -> Self:
         return self
@@ -75,7 +75,7 @@ class Fault:
         self.undo()
 
 
-class Faults:
+class FaultInjector:
     """The faults of one lab."""
 
     def __init__(self, lab: Lab) -> None:
@@ -86,11 +86,11 @@ class Faults:
 
     def kill(self, pod: str, container: str | None = None, *, namespace: str = "default") -> None:
         """Kill a container (the pod's only one when not named)."""
-        self._lab.ask_agent("kill", namespace=namespace, pod=pod, container=self._container(namespace, pod, container))
+        self._lab.call_agent("kill", namespace=namespace, pod=pod, container=self._resolve_container(namespace, pod, container))
 
     def restart(self, component: str) -> None:
         """Kill a component of the control plane; returns when it is ready again."""
-        self._lab.ask_supervisor("restart", component=component)
+        self._lab.call_supervisor("restart", component=component)
 
     # -- in force until undone ----------------------------------------------------------------------------------------
 
@@ -98,69 +98,69 @@ class Faults:
         """Kill a container whenever it has run for so many seconds; its restart policy brings it back for the next time."""
         if not 0 < seconds < math.inf:
             raise StateError(f"a container cannot be killed after {seconds:g} s: give a number of seconds above 0.")
-        name = self._container(namespace, pod, container)
-        return self._make("crash", {"namespace": namespace, "pod": pod, "container": name, "seconds": seconds})
+        name = self._resolve_container(namespace, pod, container)
+        return self._inject("crash", {"namespace": namespace, "pod": pod, "container": name, "seconds": seconds})
 
     def freeze(self, pod: str, container: str | None = None, *, namespace: str = "default") -> Fault:
         """Stop all processes of a container, without ending them."""
-        name = self._container(namespace, pod, container)
-        return self._make("freeze", {"namespace": namespace, "pod": pod, "container": name})
+        name = self._resolve_container(namespace, pod, container)
+        return self._inject("freeze", {"namespace": namespace, "pod": pod, "container": name})
 
     def cut(self, pod: str, *, namespace: str = "default") -> Fault:
         """Take a pod off the network."""
-        return self._make("cut", {"namespace": namespace, "pod": pod})
+        return self._inject("cut", {"namespace": namespace, "pod": pod})
 
     def silence(self, node: str) -> Fault:
         """Let a node go silent: the control plane finds it lost after about 20 s."""
-        return self._make("silence", {"node": node})
+        return self._inject("silence", {"node": node})
 
-    def lie(self, pod: str, lie: Lie, *, namespace: str = "default") -> Fault:
+    def lie(self, pod: str, corruption: MetricsCorruption, *, namespace: str = "default") -> Fault:
         """Let the metrics page of a simulated engine lie: aerie_lab.engine.lies."""
-        return self._make("lie", {"namespace": namespace, "pod": pod, "lie": lie})
+        return self._inject("lie", {"namespace": namespace, "pod": pod, "lie": corruption})
 
     def hold(self, component: str) -> Fault:
         """Take a component of the control plane down until undone."""
-        return self._make("hold", {"component": component})
+        return self._inject("hold", {"component": component})
 
     def fill(self, node: str) -> Fault:
         """Leave no cpu, memory or GPU free on a node."""
-        return self._make("fill", {"node": node})
+        return self._inject("fill", {"node": node})
 
     def delete(self, kind: str, name: str, *, namespace: str = "default") -> Fault:
         """Delete an object, named as for kubectl, behind its controller's back."""
-        found: Object = json.loads(self._lab.kubectl("get", kind, name, "-n", namespace, "-o", "json"))
-        return self._make("delete", {"kind": kind, "name": name, "namespace": namespace, "object": found})
+        found: KubeObject = json.loads(self._lab.kubectl("get", kind, name, "-n", namespace, "-o", "json"))
+        return self._inject("delete", {"kind": kind, "name": name, "namespace": namespace, "object": found})
 
     # -- kept ---------------------------------------------------------------------------------------------------------
 
-    def active(self) -> list[Record]:
+    def list_active(self) -> list[FaultRecord]:
         """The faults in force, oldest first."""
         with self._records() as records:
             return list(records)
 
-    def undo(self, number: int) -> None:
+    def undo(self, fault_id: int) -> None:
         """Repair the fault with this id. Raises StateError when there is none."""
         with self._records() as records:
-            record = next((r for r in records if r.id == number), None)
+            record = next((r for r in records if r.id == fault_id), None)
             if record is None:
                 known = ", ".join(str(r.id) for r in records) or "none is in force"
-                raise StateError(f"there is no fault {number}: {known}.")
+                raise StateError(f"there is no fault {fault_id}: {known}.")
         self._repair(record)
         with self._records() as records:
-            records[:] = [r for r in records if r.id != number]
+            records[:] = [r for r in records if r.id != fault_id]
 
     def undo_all(self) -> None:
         """Repair all, newest first."""
-        for record in reversed(self.active()):
+        for record in reversed(self.list_active()):
             self.undo(record.id)
 
-    def _make(self, kind: str, target: dict[str, Any]) -> Fault:
+    def _inject(self, kind: str, target: dict[str, Any]) -> Fault:
         with self._records() as records:
             number = next(n for n in itertools.count(1) if n not in {r.id for r in records})
-            record = Record(number, kind, target, time.time())
+            record = FaultRecord(number, kind, target, time.time())
             records.append(record)
         try:
-            self._act(record)
+            self._apply_fault(record)
         except BaseException:
             with self._records() as records:
                 records[:] = [r for r in records if r.id != number]
@@ -168,12 +168,12 @@ class Faults:
         return Fault(self, record)
 
     @contextlib.contextmanager
-    def _records(self) -> Iterator[list[Record]]:
+    def _records(self) -> Iterator[list[FaultRecord]]:
         with self._file.open("a+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             text = file.read()
-            records = [Record(**entry) for entry in json.loads(text or "[]")]
+            records = [FaultRecord(**entry) for entry in json.loads(text or "[]")]
             before = list(records)
             yield records
             if records != before:
@@ -183,39 +183,39 @@ class Faults:
 
     # -- doing --------------------------------------------------------------------------------------------------------
 
-    def _act(self, record: Record) -> None:
+    def _apply_fault(self, record: FaultRecord) -> None:
         match record.kind:
             case "crash" | "freeze" | "cut" | "silence" | "lie":
-                self._lab.ask_agent(record.kind, **record.target)
+                self._lab.call_agent(record.kind, **record.target)
             case "hold":
-                self._lab.ask_supervisor("hold", **record.target)
+                self._lab.call_supervisor("hold", **record.target)
             case "fill":
                 try:
                     self._with_client(lambda client: self._fill(client, record))
                 except TimeoutError:
-                    raise LabError(f"{record} took more than {_LONGEST:g} s: pods on their way out do not go.") from None
+                    raise LabError(f"{record} took more than {_FILL_TIMEOUT_SECONDS:g} s: pods on their way out do not go.") from None
             case "delete":
                 target = record.target
                 self._lab.kubectl("delete", target["kind"], target["name"], "-n", target["namespace"], "--wait=false")
 
-    def _repair(self, record: Record) -> None:
+    def _repair(self, record: FaultRecord) -> None:
         match record.kind:
             case "freeze" | "cut":
                 with contextlib.suppress(LabError):  # its pod may be gone, and the fault with it
-                    self._lab.ask_agent({"freeze": "thaw", "cut": "mend"}[record.kind], **record.target)
+                    self._lab.call_agent({"freeze": "thaw", "cut": "mend"}[record.kind], **record.target)
             case "crash" | "lie":
                 what = {"crash": "seconds", "lie": "lie"}[record.kind]
                 with contextlib.suppress(LabError):
-                    self._lab.ask_agent(record.kind, **record.target | {what: None})
+                    self._lab.call_agent(record.kind, **record.target | {what: None})
             case "silence":
-                self._lab.ask_agent("speak", **record.target)
+                self._lab.call_agent("speak", **record.target)
             case "hold":
-                self._lab.ask_supervisor("resume", **record.target)
+                self._lab.call_supervisor("resume", **record.target)
             case "fill":
-                where = core("pods", NAMESPACE, _filler(record))
+                where = core_path("pods", FAULTS_NAMESPACE, _filler_pod_name(record))
                 self._with_client(lambda client: client.delete(where, {"gracePeriodSeconds": 0}))
             case "delete":
-                self._with_client(lambda client: self._create_again(client, record.target["object"]))
+                self._with_client(lambda client: self._recreate(client, record.target["object"]))
 
     def _with_client(self, act: Callable[[KubeClient], Any]) -> None:
         async def run() -> None:
@@ -224,30 +224,30 @@ class Faults:
 
         asyncio.run(run())
 
-    async def _fill(self, client: KubeClient, record: Record) -> None:
+    async def _fill(self, client: KubeClient, record: FaultRecord) -> None:
         node = record.target["node"]
         try:
-            allocatable = (await client.get(core("nodes", None, node)))["status"]["allocatable"]
+            allocatable = (await client.get(core_path("nodes", None, node)))["status"]["allocatable"]
         except KubeError as error:
             if error.status == 404:
                 raise StateError(f"there is no node '{node}' in this lab.") from error
             raise
-        left = {name: quantity(allocatable[name]) for name in _COUNTED if name in allocatable}
-        for pod in await _staying(client, node):
+        left = {name: parse_quantity(allocatable[name]) for name in _FILLED_RESOURCES if name in allocatable}
+        for pod in await _wait_for_terminating_pods(client, node):
             if pod["status"].get("phase") not in ("Succeeded", "Failed"):
-                for name, amount in _requests(pod).items():
+                for name, amount in _sum_requests(pod).items():
                     left[name] = left.get(name, 0.0) - amount
         amounts = {
             name: f"{int(amount * 1000)}m" if name == "cpu" else str(int(amount)) for name, amount in left.items() if amount > 0
         }
-        await client.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+        await client.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": FAULTS_NAMESPACE}})
         await _create_with_account(
             client,
-            core("pods", NAMESPACE),
+            core_path("pods", FAULTS_NAMESPACE),
             {
                 "apiVersion": "v1",
                 "kind": "Pod",
-                "metadata": {"name": _filler(record), "annotations": {PROCESSLESS: "true"}},
+                "metadata": {"name": _filler_pod_name(record), "annotations": {PROCESSLESS_ANNOTATION: "true"}},
                 "spec": {
                     "nodeName": node,
                     "automountServiceAccountToken": False,
@@ -258,14 +258,14 @@ class Faults:
         )
 
         # The scheduler hears of pods that are bound and of those that are not by two ways: give the first one time.
-        async with asyncio.timeout(_LONGEST):
-            while (await client.get(core("pods", NAMESPACE, _filler(record))))["status"].get("phase") != "Running":
+        async with asyncio.timeout(_FILL_TIMEOUT_SECONDS):
+            while (await client.get(core_path("pods", FAULTS_NAMESPACE, _filler_pod_name(record))))["status"].get("phase") != "Running":
                 await asyncio.sleep(0.2)
 
-    async def _create_again(self, client: KubeClient, old: Object) -> None:
-        metadata = {k: v for k, v in old["metadata"].items() if k in _KEPT_METADATA}
+    async def _recreate(self, client: KubeClient, old: KubeObject) -> None:
+        metadata = {k: v for k, v in old["metadata"].items() if k in _RECREATED_METADATA_FIELDS}
         fresh = {k: v for k, v in old.items() if k != "status"} | {"metadata": metadata}
-        where = await client.address(fresh)
+        where = await client.resolve_path(fresh)
         try:
             await client.get(where)
         except KubeError as error:
@@ -273,10 +273,10 @@ class Faults:
                 raise
             await client.create(where.rpartition("/")[0], fresh)
 
-    def _container(self, namespace: str, pod: str, container: str | None) -> str:
+    def _resolve_container(self, namespace: str, pod: str, container: str | None) -> str:
         if container is not None:
             return container
-        running = [c for c in self._lab.ask_agent("containers") if (c["namespace"], c["pod"]) == (namespace, pod)]
+        running = [c for c in self._lab.call_agent("containers") if (c["namespace"], c["pod"]) == (namespace, pod)]
         if len(running) != 1:
             listed = ", ".join(c["container"] for c in running) or "none runs"
             raise StateError(f"pod {namespace}/{pod}: name one container ({listed}).")
@@ -284,20 +284,20 @@ class Faults:
         return name
 
 
-async def _staying(client: KubeClient, node: str) -> list[Object]:
+async def _wait_for_terminating_pods(client: KubeClient, node: str) -> list[KubeObject]:
     """The node's pods, once none is on its way out, by itself or with its namespace: what those hold would be free again a moment
     later."""
-    async with asyncio.timeout(_LONGEST):
+    async with asyncio.timeout(_FILL_TIMEOUT_SECONDS):
         while True:
-            found: list[Object] = (await client.get(core("pods"), fieldSelector=f"spec.nodeName={node}"))["items"]
-            spaces = (await client.get(core("namespaces")))["items"]
+            found: list[KubeObject] = (await client.get(core_path("pods"), fieldSelector=f"spec.nodeName={node}"))["items"]
+            spaces = (await client.get(core_path("namespaces")))["items"]
             going = {one["metadata"]["name"] for one in spaces if one["metadata"].get("deletionTimestamp")}
             if not any(pod["metadata"].get("deletionTimestamp") or pod["metadata"]["namespace"] in going for pod in found):
                 return found
             await asyncio.sleep(0.2)
 
 
-async def _create_with_account(client: KubeClient, where: str, pod: Object) -> None:
+async def _create_with_account(client: KubeClient, where: str, pod: KubeObject) -> None:
     """Create a pod in a namespace that may be so young that its default service account is still to come."""
     for attempt in itertools.count(1):
         try:
@@ -309,17 +309,17 @@ async def _create_with_account(client: KubeClient, where: str, pod: Object) -> N
         await asyncio.sleep(0.1)
 
 
-_KEPT_METADATA = ("name", "namespace", "labels", "annotations", "ownerReferences", "finalizers")
+_RECREATED_METADATA_FIELDS = ("name", "namespace", "labels", "annotations", "ownerReferences", "finalizers")
 
 
-def _filler(record: Record) -> str:
+def _filler_pod_name(record: FaultRecord) -> str:
     return f"fill-{record.target['node']}"
 
 
-def _requests(pod: Object) -> dict[str, float]:
+def _sum_requests(pod: KubeObject) -> dict[str, float]:
     total: dict[str, float] = {}
     for container in pod["spec"]["containers"]:
         for name, amount in ((container.get("resources") or {}).get("requests") or {}).items():
-            if name in _COUNTED:
-                total[name] = total.get(name, 0.0) + quantity(amount)
+            if name in _FILLED_RESOURCES:
+                total[name] = total.get(name, 0.0) + parse_quantity(amount)
     return total

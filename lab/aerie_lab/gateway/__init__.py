@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-NAMESPACE = "projectcontour"
+CONTOUR_NAMESPACE = "projectcontour"
 """Where Contour and Envoy run. The Gateway's own namespace and name are a choice of the lab; routes of any may attach to it."""
 
-_UPSTREAM = (
+_CONTOUR_MANIFESTS = (
     "gateway/00-crds.yaml",
     "contour/01-crds.yaml",
     "contour/00-common.yaml",
@@ -23,17 +23,17 @@ _UPSTREAM = (
 )
 
 
-def documents(contour: Path, gateway: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def load_gateway_objects(contour_folder: Path, gateway_name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(definitions, the rest): all objects; `contour` is the folder of the built family, `gateway` NAMESPACE/NAME."""
     # The C loader reads the 1.5 MB of definitions ten times as fast, where PyYAML has it.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     objects: list[dict[str, Any]] = []
-    for name in _UPSTREAM:
-        objects += [item for item in yaml.load_all((contour / "manifests" / name).read_text(), loader) if item]
+    for name in _CONTOUR_MANIFESTS:
+        objects += [item for item in yaml.load_all((contour_folder / "manifests" / name).read_text(), loader) if item]
     own = resources.files("aerie_lab.gateway").joinpath("manifests.yaml").read_text()
-    namespace, name = gateway.split("/")
+    namespace, name = gateway_name.split("/")
     objects += list(yaml.load_all(own.replace("{namespace}", namespace).replace("{gateway}", name), loader))
-    if namespace != NAMESPACE:
+    if namespace != CONTOUR_NAMESPACE:
         objects.append({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
     definitions = [item for item in objects if item["kind"] == "CustomResourceDefinition"]
     return definitions, [item for item in objects if item["kind"] != "CustomResourceDefinition"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from aerie_lab.hub.checkpoints import repositories
-from aerie_lab.hub.server import serve
+from aerie_lab.hub.checkpoints import load_repositories
+from aerie_lab.hub.server import create_hub_server
 from aerie_lab.sandbox.addresses import HUB_PORT
-from aerie_lab.settings import Settings
+from aerie_lab.settings import LabSettings
 
 if __name__ == "__main__":
-    tables = [Path(file) for file in Settings.from_folder(Path(sys.argv[1])).images]
-    with serve(repositories(tables), "0.0.0.0", HUB_PORT) as server:
+    tables = [Path(file) for file in LabSettings.from_folder(Path(sys.argv[1])).images]
+    with create_hub_server(load_repositories(tables), "0.0.0.0", HUB_PORT) as server:
         server.serve_forever()

@@ -20,26 +20,26 @@ from typing import Any
 
 from aerie_lab.images.table import ImageTable
 
-MOST_ZEROS = 16 * 2**20
+MAX_ZERO_BYTES_PER_RESPONSE = 16 * 2**20
 """Bytes of one answer from behind a header: enough for a tensor such as d2t, and not for weights."""
-_BYTES = {"BOOL": 1, "F16": 2, "BF16": 2, "F32": 4, "I64": 8}
+_BYTES_PER_ELEMENT = {"BOOL": 1, "F16": 2, "BF16": 2, "F32": 4, "I64": 8}
 
 
 @dataclass(frozen=True)
-class File:
+class RepositoryFile:
     """One file of a repository."""
 
     size: int
     read: Callable[[int, int], bytes]
     """The bytes [begin, end) of it. Raises OSError."""
-    written: int | None = None
+    header_bytes: int | None = None
     """How many bytes at its beginning somebody wrote; None: all."""
 
-    def withheld(self, begin: int, end: int) -> bool:
+    def requests_weights(self, begin: int, end: int) -> bool:
         """Whether more is asked for than anybody would who knows that there are no weights."""
-        if self.written is None:
+        if self.header_bytes is None:
             return False
-        return self.written == 0 or end - max(begin, self.written) > MOST_ZEROS
+        return self.header_bytes == 0 or end - max(begin, self.header_bytes) > MAX_ZERO_BYTES_PER_RESPONSE
 
 
 @dataclass(frozen=True)
@@ -49,38 +49,38 @@ class Repository:
     name: str
     commit: str
     gated: bool
-    files: Callable[[], Mapping[str, File]]
+    files: Callable[[], Mapping[str, RepositoryFile]]
     """By path. Raises OSError."""
 
 
-def repositories(tables: Sequence[Path] = ()) -> dict[str, Repository]:
+def load_repositories(image_tables: Sequence[Path] = ()) -> dict[str, Repository]:
     """Those of the image tables of a lab, then the lab's own, by name; a name that comes twice is the first's."""
     own = resources.files("aerie_lab.hub").joinpath("checkpoints.toml")
-    rows = [*ImageTable(tables).checkpoints, *tomllib.loads(own.read_text())["checkpoint"]]
+    rows = [*ImageTable(image_tables).checkpoints, *tomllib.loads(own.read_text())["checkpoint"]]
     found: dict[str, Repository] = {}
     for row in rows:
-        found.setdefault(row["repository"], _repository(row, Path(str(own)).parent))
+        found.setdefault(row["repository"], _build_repository(row, Path(str(own)).parent))
     return found
 
 
-def _repository(row: Mapping[str, Any], base: Path) -> Repository:
+def _build_repository(row: Mapping[str, Any], base: Path) -> Repository:
     if "folder" in row:
         folder = (base / row["folder"]).resolve()
-        return Repository(row["repository"], row["commit"], False, lambda: dict(_stored(folder)))
-    files = dict(_written(row))
+        return Repository(row["repository"], row["commit"], False, lambda: dict(_read_folder_files(folder)))
+    files = dict(_build_checkpoint_files(row))
     return Repository(row["repository"], row["commit"], row.get("gated", False), lambda: files)
 
 
 # ------------------------------------------------------------------------------------------------------------------- folders
-def _stored(folder: Path) -> Iterator[tuple[str, File]]:
+def _read_folder_files(folder: Path) -> Iterator[tuple[str, RepositoryFile]]:
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            yield path.relative_to(folder).as_posix(), File(path.stat().st_size, _reader(path))
+            yield path.relative_to(folder).as_posix(), RepositoryFile(path.stat().st_size, _build_reader(path))
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder")
 
 
-def _reader(path: Path) -> Callable[[int, int], bytes]:
+def _build_reader(path: Path) -> Callable[[int, int], bytes]:
     def read(begin: int, end: int) -> bytes:
         with path.open("rb") as file:
             file.seek(begin)
@@ -90,47 +90,47 @@ def _reader(path: Path) -> Callable[[int, int], bytes]:
 
 
 # -------------------------------------------------------------------------------------------------------------- without weights
-def _written(row: Mapping[str, Any]) -> Iterator[tuple[str, File]]:
+def _build_checkpoint_files(row: Mapping[str, Any]) -> Iterator[tuple[str, RepositoryFile]]:
     config = json.loads(row["config"])
-    yield "README.md", _text(row["source"].strip() + "\n")
-    yield "config.json", _text(row["config"].strip() + "\n")
-    tensors = list(_tensors(row["tensors"], config["num_hidden_layers"]))
-    total = sum(_size(dtype, shape) for _, dtype, shape in tensors)
+    yield "README.md", _build_text_file(row["source"].strip() + "\n")
+    yield "config.json", _build_text_file(row["config"].strip() + "\n")
+    tensors = list(_expand_tensors(row["tensors"], config["num_hidden_layers"]))
+    total = sum(_tensor_bytes(dtype, shape) for _, dtype, shape in tensors)
     if "pickle" in row:
-        yield row["pickle"], without_weights(b"", total)
+        yield row["pickle"], build_file_without_weights(b"", total)
         return
-    shards = list(_shards(tensors, row.get("shard", math.inf)))
+    shards = list(_split_shards(tensors, row.get("shard", math.inf)))
     names = [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
     if len(shards) == 1:
         names = ["model.safetensors"]
     for name, shard in zip(names, shards, strict=True):
-        header, rest = _header(shard)
-        yield name, without_weights(header, rest)
+        header, rest = _build_safetensors_header(shard)
+        yield name, build_file_without_weights(header, rest)
     if len(shards) > 1:
         where = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor, _, _ in shard}
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
-        yield "model.safetensors.index.json", _text(json.dumps(index, indent=2) + "\n")
+        yield "model.safetensors.index.json", _build_text_file(json.dumps(index, indent=2) + "\n")
 
 
-def _text(text: str) -> File:
+def _build_text_file(text: str) -> RepositoryFile:
     data = text.encode()
-    return File(len(data), lambda begin, end: data[begin:end])
+    return RepositoryFile(len(data), lambda begin, end: data[begin:end])
 
 
-def without_weights(header: bytes, rest: int) -> File:
+def build_file_without_weights(header: bytes, zero_bytes: int) -> RepositoryFile:
     """A file of a header and `rest` bytes that nobody wrote."""
 
     def read(begin: int, end: int) -> bytes:
         return header[begin:end] + bytes(max(0, end - max(begin, len(header))))
 
-    return File(len(header) + rest, read, len(header))
+    return RepositoryFile(len(header) + zero_bytes, read, len(header))
 
 
 _Tensor = tuple[str, str, Sequence[int]]
 """Name, type, shape."""
 
 
-def _tensors(patterns: Mapping[str, Sequence[Any]], layers: int) -> Iterator[_Tensor]:
+def _expand_tensors(patterns: Mapping[str, Sequence[Any]], layers: int) -> Iterator[_Tensor]:
     """The patterns' tensors in order; consecutive ones with {layer} are repeated together, layer by layer."""
     block: list[_Tensor] = []
 
@@ -148,13 +148,13 @@ def _tensors(patterns: Mapping[str, Sequence[Any]], layers: int) -> Iterator[_Te
     yield from repeated()
 
 
-def _shards(tensors: Iterable[_Tensor], most: float) -> Iterator[list[_Tensor]]:
+def _split_shards(tensors: Iterable[_Tensor], max_shard_bytes: float) -> Iterator[list[_Tensor]]:
     """A new file begins with the tensor that would not fit any more, as when huggingface_hub splits a state."""
     shard: list[_Tensor] = []
     filled = 0
     for tensor in tensors:
-        size = _size(tensor[1], tensor[2])
-        if shard and filled + size > most:
+        size = _tensor_bytes(tensor[1], tensor[2])
+        if shard and filled + size > max_shard_bytes:
             yield shard
             shard, filled = [], 0
         shard.append(tensor)
@@ -162,17 +162,17 @@ def _shards(tensors: Iterable[_Tensor], most: float) -> Iterator[list[_Tensor]]:
     yield shard
 
 
-def _header(shard: Iterable[_Tensor]) -> tuple[bytes, int]:
+def _build_safetensors_header(shard: Iterable[_Tensor]) -> tuple[bytes, int]:
     """What a safetensors file with these tensors begins with, and the number of bytes after it."""
     table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, dtype, shape in sorted(shard):
-        begin, end = end, end + _size(dtype, shape)
+        begin, end = end, end + _tensor_bytes(dtype, shape)
         table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, end
 
 
-def _size(dtype: str, shape: Sequence[int]) -> int:
-    return _BYTES[dtype] * math.prod(shape)
+def _tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
+    return _BYTES_PER_ELEMENT[dtype] * math.prod(shape)

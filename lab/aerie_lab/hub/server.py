@@ -21,10 +21,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from aerie_lab.hub.checkpoints import File, Repository
+from aerie_lab.hub.checkpoints import RepositoryFile, Repository
 
-_PIECE = 2**20
-_WITHHELD = (
+_CHUNK_BYTES = 2**20
+_NO_WEIGHTS_MESSAGE = (
     "the lab's Hub has the shape of this checkpoint and no weights: an engine that loads weights needs another, such as "
     "aerie/bundle-target, or a [[checkpoint]] row of yours (docs/lab.md)"
 )
@@ -38,7 +38,7 @@ class HubServer(ThreadingHTTPServer):
 
     def __init__(self, repositories: Mapping[str, Repository], host: str, port: int) -> None:
         self.repositories = repositories
-        super().__init__((host, port), _Handler)
+        super().__init__((host, port), _HubRequestHandler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that has gone, as one whose pod has ended, is no news."""
@@ -46,35 +46,35 @@ class HubServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def serve(repositories: Mapping[str, Repository], host: str, port: int) -> HubServer:
+def create_hub_server(repositories: Mapping[str, Repository], host: str, port: int) -> HubServer:
     """The server, listening; run its `serve_forever`."""
     return HubServer(repositories, host, port)
 
 
-class _RefusalError(Exception):
+class _HubError(Exception):
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
         self.status, self.code = status, code
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _HubRequestHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: HubServer
 
     def do_GET(self) -> None:
-        self._answer()
+        self._handle_request()
 
     def do_HEAD(self) -> None:
-        self._answer()
+        self._handle_request()
 
     def do_POST(self) -> None:
-        self._answer()
+        self._handle_request()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the name is the base class's
         sys.stderr.write(f"{self.address_string()} {format % args}\n")
         sys.stderr.flush()
 
-    def _answer(self) -> None:
+    def _handle_request(self) -> None:
         # The body is read in any case, or it would be taken for the next request.
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = unquote(urlsplit(self.path).path)
@@ -82,39 +82,39 @@ class _Handler(BaseHTTPRequestHandler):
             if path == "/health":
                 self._send_json({})
             elif self.command == "POST":
-                self._paths_info(path, body)
+                self._send_paths_info(path, body)
             elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+)(?:/(.*))?)?", path):
-                self._about(match[1], match[2] or "revision", match[3] or "main", match[4] or "")
+                self._send_repository_info(match[1], match[2] or "revision", match[3] or "main", match[4] or "")
             elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-                self._file(match[1], match[2], match[3])
+                self._send_file(match[1], match[2], match[3])
             else:
-                raise _RefusalError(404, "EntryNotFound", f"the lab's Hub does not offer {path}")
-        except _RefusalError as refusal:
-            self._refuse(refusal)
+                raise _HubError(404, "EntryNotFound", f"the lab's Hub does not offer {path}")
+        except _HubError as refusal:
+            self._send_hub_error(refusal)
         except FileNotFoundError as error:  # a row whose folder is not on this machine
-            self._refuse(_RefusalError(404, "EntryNotFound", str(error)))
+            self._send_hub_error(_HubError(404, "EntryNotFound", str(error)))
 
     # --- what is asked for --------------------------------------------------------------------------------------------
 
-    def _repository(self, name: str, revision: str, *, files: bool = False) -> Repository:
+    def _find_repository(self, name: str, revision: str, *, files: bool = False) -> Repository:
         found = self.server.repositories.get(name)
         token = (self.headers.get("Authorization") or "").startswith("Bearer ")
         if found is None:  # as the Hub has it, which does not tell strangers what exists
             known = ", ".join(sorted(self.server.repositories))
-            raise _RefusalError(404 if token else 401, "RepoNotFound", f"the lab's Hub has no {name}, but {known}")
+            raise _HubError(404 if token else 401, "RepoNotFound", f"the lab's Hub has no {name}, but {known}")
         if revision not in ("main", found.commit):
-            raise _RefusalError(404, "RevisionNotFound", f"{name} has no {revision} here: its one commit is {found.commit}")
+            raise _HubError(404, "RevisionNotFound", f"{name} has no {revision} here: its one commit is {found.commit}")
         if files and found.gated and not token:
-            raise _RefusalError(401, "GatedRepo", f"{name} is gated: send a token. Any token will do in the lab")
+            raise _HubError(401, "GatedRepo", f"{name} is gated: send a token. Any token will do in the lab")
         return found
 
-    def _about(self, name: str, what: str, revision: str, folder: str) -> None:
-        repository = self._repository(name, revision)
+    def _send_repository_info(self, name: str, what: str, revision: str, folder: str) -> None:
+        repository = self._find_repository(name, revision)
         if what == "tree":
-            below = dict(_below(repository.files(), folder))
+            below = dict(_files_below(repository.files(), folder))
             if folder and not below:
-                raise _RefusalError(404, "EntryNotFound", f"{name} has no folder {folder}")
-            self._send_json([_entry(repository, path, file) for path, file in below.items()])
+                raise _HubError(404, "EntryNotFound", f"{name} has no folder {folder}")
+            self._send_json([_build_tree_entry(repository, path, file) for path, file in below.items()])
             return
         self._send_json(
             {
@@ -132,44 +132,44 @@ class _Handler(BaseHTTPRequestHandler):
             }
         )
 
-    def _paths_info(self, path: str, body: bytes) -> None:
+    def _send_paths_info(self, path: str, body: bytes) -> None:
         match = re.fullmatch(r"/api/models/([^/]+/[^/]+)/paths-info/([^/]+)", path)
         if match is None:
-            raise _RefusalError(404, "EntryNotFound", f"the lab's Hub does not offer {path}")
-        repository = self._repository(match[1], match[2])
+            raise _HubError(404, "EntryNotFound", f"the lab's Hub does not offer {path}")
+        repository = self._find_repository(match[1], match[2])
         files = repository.files()
         if (self.headers.get("Content-Type") or "").startswith("application/json"):
             asked = json.loads(body)["paths"]
         else:
             asked = parse_qs(body.decode()).get("paths", [])
-        self._send_json([_entry(repository, name, files[name]) for name in asked if name in files])
+        self._send_json([_build_tree_entry(repository, name, files[name]) for name in asked if name in files])
 
-    def _file(self, name: str, revision: str, path: str) -> None:
-        repository = self._repository(name, revision, files=True)
+    def _send_file(self, name: str, revision: str, path: str) -> None:
+        repository = self._find_repository(name, revision, files=True)
         file = repository.files().get(path)
         if file is None:
-            raise _RefusalError(404, "EntryNotFound", f"{name} has no {path} at {repository.commit}")
+            raise _HubError(404, "EntryNotFound", f"{name} has no {path} at {repository.commit}")
         begin, end, status = 0, file.size, 200
         if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
             begin, end = int(match[1]), min(int(match[2]) + 1 if match[2] else file.size, file.size)
             if begin >= end:
-                self._start(416, {"Content-Range": f"bytes */{file.size}", "Content-Length": "0"})
+                self._send_headers(416, {"Content-Range": f"bytes */{file.size}", "Content-Length": "0"})
                 return
             status = 206
-        if self.command == "GET" and file.withheld(begin, end):
-            raise _RefusalError(403, "WithoutWeights", _WITHHELD)
+        if self.command == "GET" and file.requests_weights(begin, end):
+            raise _HubError(403, "WithoutWeights", _NO_WEIGHTS_MESSAGE)
         headers = {
             "Content-Length": str(end - begin),
             "Content-Type": "application/octet-stream",
             "Accept-Ranges": "bytes",
-            "ETag": f'"{_identity(repository, path)}"',
+            "ETag": f'"{_content_id(repository, path)}"',
             "X-Repo-Commit": repository.commit,
         }
         if status == 206:
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{file.size}"
-        self._start(status, headers)
+        self._send_headers(status, headers)
         while self.command == "GET" and begin < end:
-            data = file.read(begin, min(end, begin + _PIECE))
+            data = file.read(begin, min(end, begin + _CHUNK_BYTES))
             self.wfile.write(data)
             begin += len(data)
             if not data:  # the file has become shorter: the client sees that bytes are missing
@@ -178,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def _start(self, status: int, headers: Mapping[str, str]) -> None:
+    def _send_headers(self, status: int, headers: Mapping[str, str]) -> None:
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key, value)
@@ -186,24 +186,24 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_json(self, document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         data = json.dumps(document).encode()
-        self._start(status, {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})})
+        self._send_headers(status, {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})})
         if self.command != "HEAD":
             self.wfile.write(data)
 
-    def _refuse(self, refusal: _RefusalError) -> None:
+    def _send_hub_error(self, refusal: _HubError) -> None:
         headers = {"X-Error-Code": refusal.code, "X-Error-Message": str(refusal)}
         self._send_json({"error": str(refusal)}, refusal.status, headers)
 
 
-def _below(files: Mapping[str, File], folder: str) -> Iterator[tuple[str, File]]:
+def _files_below(files: Mapping[str, RepositoryFile], folder: str) -> Iterator[tuple[str, RepositoryFile]]:
     inside = f"{folder.strip('/')}/" if folder else ""
     return ((path, file) for path, file in files.items() if path.startswith(inside))
 
 
-def _entry(repository: Repository, path: str, file: File) -> dict[str, Any]:
-    return {"type": "file", "path": path, "size": file.size, "oid": _identity(repository, path)}
+def _build_tree_entry(repository: Repository, path: str, file: RepositoryFile) -> dict[str, Any]:
+    return {"type": "file", "path": path, "size": file.size, "oid": _content_id(repository, path)}
 
 
-def _identity(repository: Repository, path: str) -> str:
+def _content_id(repository: Repository, path: str) -> str:
     """What stands for the content: a commit's files do not change."""
     return hashlib.sha1(f"{repository.name}@{repository.commit}/{path}".encode(), usedforsecurity=False).hexdigest()

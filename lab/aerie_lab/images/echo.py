@@ -21,7 +21,7 @@ import sys
 from urllib.parse import parse_qs, urlsplit
 
 
-class Echo:
+class EchoServer:
     """The server's state."""
 
     def __init__(self, version: str) -> None:
@@ -29,9 +29,9 @@ class Echo:
         self.healthy = True
         self.open_requests = 0
         self.exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.ending = False
+        self.is_draining = False
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, kept alive as HTTP/1.1 does."""
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while line := await reader.readline():
@@ -44,8 +44,8 @@ class Echo:
                     await reader.readexactly(length)
                 self.open_requests += 1
                 try:
-                    status, body = await self.answer(method, target, headers)
-                    last = self.ending or headers.get("connection", "").lower() == "close"
+                    status, body = await self.build_response(method, target, headers)
+                    last = self.is_draining or headers.get("connection", "").lower() == "close"
                     raw = json.dumps(body).encode()
                     writer.write(
                         f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n"
@@ -59,7 +59,7 @@ class Echo:
                     break
         writer.close()
 
-    async def answer(self, method: str, target: str, headers: dict[str, str]) -> tuple[str, object]:
+    async def build_response(self, method: str, target: str, headers: dict[str, str]) -> tuple[str, object]:
         """Status line and body for one request."""
         url = urlsplit(target)
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
@@ -69,7 +69,7 @@ class Echo:
             case "POST", "/healthy" | "/unhealthy":
                 self.healthy = url.path == "/healthy"
             case "POST", "/exit":
-                asyncio.get_running_loop().call_later(0.05, self.end, int(query.get("code", "0")))
+                asyncio.get_running_loop().call_later(0.05, self.request_exit, int(query.get("code", "0")))
             case "GET", "/wait":
                 await asyncio.sleep(min(float(query.get("seconds", "1")), 600))
         return "200 OK", {
@@ -79,24 +79,24 @@ class Echo:
             "headers": headers,
         }
 
-    def end(self, code: int) -> None:
+    def request_exit(self, code: int) -> None:
         """Exit with `code` as soon as the main coroutine runs."""
         if not self.exit_code.done():
             self.exit_code.set_result(code)
 
 
-async def run(arguments: argparse.Namespace) -> int:
+async def run_server(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or POST /exit; the exit code."""
     await asyncio.sleep(arguments.start_delay)
-    echo = Echo(arguments.version)
+    echo = EchoServer(arguments.version)
     loop = asyncio.get_running_loop()
 
     def terminate() -> None:
-        echo.ending = True
-        loop.call_later(arguments.drain, echo.end, 0)
+        echo.is_draining = True
+        loop.call_later(arguments.drain, echo.request_exit, 0)
 
     loop.add_signal_handler(signal.SIGTERM, terminate)
-    server = await asyncio.start_server(echo.serve, "0.0.0.0", arguments.port)
+    server = await asyncio.start_server(echo.handle_connection, "0.0.0.0", arguments.port)
     print(f"echo {arguments.version} listening on port {arguments.port}", flush=True)
     code = await echo.exit_code
     server.close()
@@ -112,7 +112,7 @@ def main() -> int:
     parser.add_argument("--version", default="1")
     parser.add_argument("--start-delay", type=float, default=0.0)
     parser.add_argument("--drain", type=float, default=0.0)
-    return asyncio.run(run(parser.parse_args()))
+    return asyncio.run(run_server(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -17,25 +17,25 @@ import contextlib
 import ssl
 from urllib.parse import urlsplit
 
-from aerie_lab.sandbox.addresses import HUB
+from aerie_lab.sandbox.addresses import HUB_URL
 
-_PIECE = 65536
+_CHUNK_BYTES = 65536
 
 
-class Interceptor:
+class InterceptingProxy:
     """The proxy's connections."""
 
     def __init__(self, context: ssl.SSLContext, upstream: str) -> None:
         url = urlsplit(upstream)
         self._context, self._host, self._port = context, url.hostname, url.port
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection of a client."""
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            await self._serve(reader, writer)
+            await self._intercept(reader, writer)
         writer.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _intercept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         method, target, *_ = head.split()
         print(f"{method} {target}", flush=True)
@@ -55,17 +55,17 @@ class Interceptor:
 
 async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
     """Everything, and then the end."""
-    while piece := await source.read(_PIECE):
+    while piece := await source.read(_CHUNK_BYTES):
         sink.write(piece)
         await sink.drain()
     sink.close()
 
 
-async def run(arguments: argparse.Namespace) -> None:
+async def run_proxy(arguments: argparse.Namespace) -> None:
     """Serve until the process is ended."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(arguments.certificate, arguments.key)
-    server = await asyncio.start_server(Interceptor(context, arguments.upstream).serve, "0.0.0.0", arguments.port)
+    server = await asyncio.start_server(InterceptingProxy(context, arguments.upstream).handle_connection, "0.0.0.0", arguments.port)
     print(f"intercepting on port {arguments.port}", flush=True)
     await server.serve_forever()
 
@@ -76,8 +76,8 @@ def main() -> None:
     parser.add_argument("--certificate", required=True)
     parser.add_argument("--key", required=True)
     parser.add_argument("--port", type=int, default=3128)
-    parser.add_argument("--upstream", default=HUB)
-    asyncio.run(run(parser.parse_args()))
+    parser.add_argument("--upstream", default=HUB_URL)
+    asyncio.run(run_proxy(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from aerie_lab.binaries import folder_of
+from aerie_lab.binaries import find_family_folder
 from aerie_lab.errors import BuildError, LabError, StateError
 
-SIMULATED = Path(__file__).parent / "simulated.toml"
+SIMULATED_IMAGE_TABLE = Path(__file__).parent / "simulated.toml"
 """A table in which vllm/vllm-openai is the simulator."""
 
 
@@ -34,11 +34,11 @@ class Image:
 
     entrypoint: list[str]
     arguments: list[str] = field(default_factory=list)
-    path: list[str] = field(default_factory=list)
+    path_folders: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def repository(reference: str) -> str:
+def normalize_repository(reference: str) -> str:
     """The reference without tag and digest, with the registry and folder that container engines add.
 
     >>> repository("busybox:1.36"), repository("ghcr.io/a/b@sha256:00"), repository("vllm/vllm-openai:v0.33.0")
@@ -56,7 +56,7 @@ def repository(reference: str) -> str:
     return name
 
 
-def tag(reference: str) -> str:
+def parse_tag(reference: str) -> str:
     """The reference's tag; empty where it has none.
 
     >>> tag("localhost:5000/vllm-openai:v0.33.0@sha256:00"), tag("localhost:5000/vllm-openai")
@@ -68,14 +68,14 @@ def tag(reference: str) -> str:
 class ImageTable:
     """The rows of the given TOML files, then the lab's own."""
 
-    def __init__(self, files: Sequence[Path] = (), folder_of: Callable[[str], Path] = folder_of) -> None:
+    def __init__(self, files: Sequence[Path] = (), find_binaries_folder: Callable[[str], Path] = find_family_folder) -> None:
         own = resources.files("aerie_lab.images").joinpath("images.toml").read_text()
-        texts = [(file, _read(file)) for file in files] + [(Path("images.toml"), own)]
+        texts = [(file, _read_table(file)) for file in files] + [(Path("images.toml"), own)]
         self._images: list[dict[str, Any]] = []
         self._volumes: list[dict[str, Any]] = []
         self.checkpoints: list[dict[str, Any]] = []
         """Rows for the lab's Hub: repository, commit and the folder that stands for it."""
-        self._folder_of = folder_of
+        self._find_binaries_folder = find_binaries_folder
         for file, text in texts:
             try:
                 document = tomllib.loads(text)
@@ -83,41 +83,41 @@ class ImageTable:
                 raise StateError(f"image table {file} is not TOML: {error}.") from error
             for unknown in sorted(document.keys() - {"image", "volume", "checkpoint"}):
                 raise StateError(f"image table {file}: unknown entry '{unknown}': [[image]], [[volume]], [[checkpoint]] only.")
-            self._images += _rows(document, str(file), "image", ("repository", "entrypoint"), _IMAGE_FIELDS)
-            for row in _rows(document, str(file), "volume", ("repository", "folder"), _VOLUME_FIELDS):
+            self._images += _parse_rows(document, str(file), "image", ("repository", "entrypoint"), _IMAGE_FIELDS)
+            for row in _parse_rows(document, str(file), "volume", ("repository", "folder"), _VOLUME_FIELDS):
                 self._volumes.append(row | {"folder": str(file.absolute().parent / row["folder"])})
-            for row in _rows(document, str(file), "checkpoint", tuple(_CHECKPOINT_FIELDS), _CHECKPOINT_FIELDS):
-                if not _COMMIT.fullmatch(row["commit"]):
+            for row in _parse_rows(document, str(file), "checkpoint", tuple(_CHECKPOINT_FIELDS), _CHECKPOINT_FIELDS):
+                if not _COMMIT_PATTERN.fullmatch(row["commit"]):
                     raise StateError(
                         f"image table {file}: 'commit' of {row['repository']} is '{row['commit']}': write 40 hexadecimal digits."
                     )
                 self.checkpoints.append(row | {"folder": str(file.absolute().parent / row["folder"])})
 
-    def image(self, reference: str) -> Image:
+    def resolve_image(self, reference: str) -> Image:
         """The command that stands for `reference`. Raises ImageError."""
-        row = self._find(self._images, reference)
+        row = self._find_row(self._images, reference)
         if row is None:
             raise ImageError(
                 f"image '{reference}' is not in the lab's image table: add a row with repository = "
-                f"'{repository(reference)}' to a TOML file and start the lab with `aerie-lab up --images FILE`"
+                f"'{normalize_repository(reference)}' to a TOML file and start the lab with `aerie-lab up --images FILE`"
             )
         try:
             return Image(
-                entrypoint=[self._fill(part, reference) for part in row["entrypoint"]],
-                arguments=[self._fill(part, reference) for part in row.get("arguments", [])],
-                path=[self._fill(part, reference) for part in row.get("path", [])],
-                environment={k: self._fill(v, reference) for k, v in row.get("environment", {}).items()},
+                entrypoint=[self._fill_placeholders(part, reference) for part in row["entrypoint"]],
+                arguments=[self._fill_placeholders(part, reference) for part in row.get("arguments", [])],
+                path_folders=[self._fill_placeholders(part, reference) for part in row.get("path", [])],
+                environment={k: self._fill_placeholders(v, reference) for k, v in row.get("environment", {}).items()},
             )
         except BuildError as error:
             raise ImageError(f"image '{reference}': {error}") from error
 
-    def volume(self, reference: str) -> Path:
+    def resolve_volume(self, reference: str) -> Path:
         """The folder that stands for the image volume `reference`. Raises ImageError."""
-        row = self._find(self._volumes, reference)
+        row = self._find_row(self._volumes, reference)
         if row is None:
             raise ImageError(
                 f"image volume '{reference}' is not in the lab's image table: add a [[volume]] row with repository = "
-                f"'{repository(reference)}' and folder = '...' to a TOML file given with `aerie-lab up --images FILE`"
+                f"'{normalize_repository(reference)}' and folder = '...' to a TOML file given with `aerie-lab up --images FILE`"
             )
         folder = Path(row["folder"])
         if not folder.is_dir():
@@ -125,11 +125,11 @@ class ImageTable:
         return folder
 
     @staticmethod
-    def _find(rows: list[dict[str, Any]], reference: str) -> dict[str, Any] | None:
-        name = repository(reference)
-        return next((row for row in rows if fnmatch.fnmatchcase(name, _pattern(row["repository"]))), None)
+    def _find_row(rows: list[dict[str, Any]], reference: str) -> dict[str, Any] | None:
+        name = normalize_repository(reference)
+        return next((row for row in rows if fnmatch.fnmatchcase(name, _repository_pattern(row["repository"]))), None)
 
-    def _fill(self, text: str, reference: str) -> str:
+    def _fill_placeholders(self, text: str, reference: str) -> str:
         def value(match: re.Match[str]) -> str:
             word = match[1]
             if word == "python":
@@ -137,9 +137,9 @@ class ImageTable:
             if word == "python-folder":
                 return str(Path(sys.executable).parent)
             if word == "tag":
-                return tag(reference)
+                return parse_tag(reference)
             if word.startswith("binaries:"):
-                return str(self._folder_of(word.removeprefix("binaries:")))
+                return str(self._find_binaries_folder(word.removeprefix("binaries:")))
             raise AssertionError(f"{match[0]} was let through by _check_placeholders")
 
         return _PLACEHOLDER.sub(value, text)
@@ -150,33 +150,33 @@ _PLACEHOLDER = re.compile(r"\{([a-z:-]+)\}")
 _IMAGE_FIELDS: dict[str, type] = {"repository": str, "entrypoint": list, "arguments": list, "path": list, "environment": dict}
 _VOLUME_FIELDS: dict[str, type] = {"repository": str, "folder": str}
 _CHECKPOINT_FIELDS: dict[str, type] = {"repository": str, "commit": str, "folder": str}
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+_COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}")
 
 
-def _pattern(row: str) -> str:
-    return row if row.startswith("*") else repository(row)  # a row that begins with * means any registry
+def _repository_pattern(row: str) -> str:
+    return row if row.startswith("*") else normalize_repository(row)  # a row that begins with * means any registry
 
 
-def _read(file: Path) -> str:
+def _read_table(file: Path) -> str:
     try:
         return file.read_text()
     except OSError as error:
         raise StateError(f"image table {file} cannot be read: {error.strerror}.") from error
 
 
-def _rows(
-    document: dict[str, Any], name: str, kind: str, needed: tuple[str, ...], known: dict[str, type]
+def _parse_rows(
+    document: dict[str, Any], name: str, kind: str, required_fields: tuple[str, ...], field_types: dict[str, type]
 ) -> list[dict[str, Any]]:
     rows = document.get(kind, [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise StateError(f"image table {name}: write each row as [[{kind}]].")
     for row in rows:
-        for missing in sorted(set(needed) - row.keys()):
+        for missing in sorted(set(required_fields) - row.keys()):
             raise StateError(f"image table {name}: a [[{kind}]] row has no '{missing}': {row}.")
-        for unknown in sorted(row.keys() - known.keys()):
-            raise StateError(f"image table {name}: unknown field '{unknown}' in a [[{kind}]] row: {', '.join(sorted(known))}.")
+        for unknown in sorted(row.keys() - field_types.keys()):
+            raise StateError(f"image table {name}: unknown field '{unknown}' in a [[{kind}]] row: {', '.join(sorted(field_types))}.")
         for key, value in row.items():
-            _check_value(f"image table {name}: '{key}' of {row['repository']}", value, known[key])
+            _check_value(f"image table {name}: '{key}' of {row['repository']}", value, field_types[key])
     return rows
 
 

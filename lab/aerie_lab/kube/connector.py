@@ -18,25 +18,25 @@ from weakref import WeakSet
 
 import aiohttp
 
-_MOST = 10.0
+_CLOSE_TIMEOUT_SECONDS = 10.0
 """Seconds for what takes a few turns of the event loop."""
 
 
-def tls_context(certificates: Path, client: str) -> ssl.SSLContext:
+def build_tls_context(certificates: Path, client: str) -> ssl.SSLContext:
     """What it takes to talk to the lab's API server as this user."""
     context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
     context.load_cert_chain(certificates / f"{client}.crt", certificates / f"{client}.key")
     return context
 
 
-class Connector(aiohttp.TCPConnector):
+class ApiServerConnector(aiohttp.TCPConnector):
     """A session's connections, `limit` at a time (0: as many as are asked for)."""
 
     def __init__(self, context: ssl.SSLContext, limit: int) -> None:
-        super().__init__(ssl=context, limit=limit, socket_factory=self._socket)
+        super().__init__(ssl=context, limit=limit, socket_factory=self._create_socket)
         self._sockets: WeakSet[socket.socket] = WeakSet()
 
-    def _socket(self, address: tuple[Any, ...]) -> socket.socket:
+    def _create_socket(self, address: tuple[Any, ...]) -> socket.socket:
         family, kind, protocol, *_ = address
         made = socket.socket(family, kind, protocol)
         self._sockets.add(made)
@@ -45,13 +45,13 @@ class Connector(aiohttp.TCPConnector):
     async def close(self, *, abort_ssl: bool = False) -> None:
         """Close all; what waits for the server's goodbye takes the end of the connection for it."""
         await super().close(abort_ssl=abort_ssl)
-        for one in self._open():
+        for one in self._open_sockets():
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_MOST):
-                while self._open():
+            async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
+                while self._open_sockets():
                     await asyncio.sleep(0.001)
 
-    def _open(self) -> list[socket.socket]:
+    def _open_sockets(self) -> list[socket.socket]:
         return [one for one in self._sockets if one.fileno() >= 0]

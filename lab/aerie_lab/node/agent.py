@@ -23,43 +23,43 @@ import aiohttp
 from aerie_lab import control
 from aerie_lab.errors import KubeError, StateError
 from aerie_lab.images.table import ImageTable
-from aerie_lab.kube.client import KubeClient, Object, core, path
-from aerie_lab.kube.mirror import Mirror
+from aerie_lab.kube.client import KubeClient, KubeObject, core_path, resource_path
+from aerie_lab.kube.mirror import Informer
 from aerie_lab.node import api
 from aerie_lab.node.container import Container
 from aerie_lab.node.events import EventRecorder
-from aerie_lab.node.nodes import NodeKeeper, nodes_of
-from aerie_lab.node.pod import Machinery, PodWorker
-from aerie_lab.node.volumes import MEMORY, remove_memory
+from aerie_lab.node.nodes import NodeRegistrar, build_nodes
+from aerie_lab.node.pod import AgentContext, PodWorker
+from aerie_lab.node.volumes import MEMORY_VOLUMES_FOLDER, unmount_memory_volumes
 from aerie_lab.sandbox import linux
 from aerie_lab.sandbox.container import ContainerProcess
 from aerie_lab.sandbox.network import PodNetworks
 from aerie_lab.services.proxy import ServiceProxy
-from aerie_lab.settings import Settings
+from aerie_lab.settings import LabSettings
 
 _log = logging.getLogger(__name__)
-SERVER = "https://127.0.0.1:6443"
+API_SERVER_URL = "https://127.0.0.1:6443"
 
 
-class Agent:
+class NodeAgent:
     """All nodes of one lab."""
 
-    def __init__(self, folder: Path, settings: Settings, client: KubeClient, version: str) -> None:
+    def __init__(self, folder: Path, settings: LabSettings, client: KubeClient, version: str) -> None:
         self._client = client
-        self._nodes = {node.name: NodeKeeper(node, client, version) for node in nodes_of(settings)}
+        self._registrars = {node.name: NodeRegistrar(node, client, version) for node in build_nodes(settings)}
         self._proxy = ServiceProxy()
-        self._services = Mirror(client, core("services"), self._proxy.service_changed)
-        self._slices = Mirror(client, path("discovery.k8s.io/v1", "endpointslices"), self._proxy.slice_changed)
-        self._node_objects = Mirror(client, core("nodes"), self._node_changed)
-        self._pods = Mirror(client, core("pods"), self._pod_changed, fieldSelector="spec.nodeName!=")
+        self._services = Informer(client, core_path("services"), self._proxy.on_service_event)
+        self._endpoint_slices = Informer(client, resource_path("discovery.k8s.io/v1", "endpointslices"), self._proxy.on_endpoint_slice_event)
+        self._node_objects = Informer(client, core_path("nodes"), self._on_node_event)
+        self._pods = Informer(client, core_path("pods"), self._on_pod_event, fieldSelector="spec.nodeName!=")
         self._events = EventRecorder(client)
         self._workers: dict[str, PodWorker] = {}
-        self._running: set[asyncio.Task[None]] = set()
+        self._worker_tasks: set[asyncio.Task[None]] = set()
         self._folder = folder
-        self._shared = Machinery(
+        self._context = AgentContext(
             client=client,
             networks=PodNetworks(),
-            wiring=asyncio.Lock(),
+            network_lock=asyncio.Lock(),
             images=ImageTable([Path(file) for file in settings.images]),
             services=self._services,
             events=self._events,
@@ -73,12 +73,12 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         verbs = ("containers", "kill", "crash", "freeze", "thaw", "cut", "mend", "silence", "speak", "lie", "ready")
-        server = await control.serve(self._folder / "agent.sock", {verb: getattr(self, verb) for verb in verbs})
-        kubelet = await api.serve(self._folder / "certificates", self._find)
-        keepers, parts = self._nodes.values(), (self._node_objects, self._services, self._slices, self._events, self._proxy)
+        server = await control.serve_requests(self._folder / "agent.sock", {verb: getattr(self, verb) for verb in verbs})
+        kubelet = await api.serve_kubelet_api(self._folder / "certificates", self._find_container)
+        keepers, parts = self._registrars.values(), (self._node_objects, self._services, self._endpoint_slices, self._events, self._proxy)
         tasks = [asyncio.create_task(keeper.run()) for keeper in keepers]
         tasks += [asyncio.create_task(part.run()) for part in parts]
-        tasks += [asyncio.create_task(self._follow_pods()), asyncio.create_task(_wait_for(stop))]
+        tasks += [asyncio.create_task(self._watch_pods()), asyncio.create_task(_wait_for(stop))]
         try:
             # All of them run for ever, except the last one: whichever is done ends the agent, with its exception if any.
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -86,51 +86,51 @@ class Agent:
                 task.result()
         finally:
             server.close()
-            for task in (*tasks, *self._running):
+            for task in (*tasks, *self._worker_tasks):
                 task.cancel()
-            await asyncio.gather(*tasks, *self._running, return_exceptions=True)
+            await asyncio.gather(*tasks, *self._worker_tasks, return_exceptions=True)
             await kubelet.cleanup()
 
-    async def _follow_pods(self) -> None:
-        await asyncio.to_thread(self._shared.networks.clear)
+    async def _watch_pods(self) -> None:
+        await asyncio.to_thread(self._context.networks.remove_orphaned_interfaces)
         await self._services.synced.wait()  # a container's environment tells of the services there are,
-        await self._slices.synced.wait()  # and what runs in it reaches them at once
-        await self._proxy.listening.wait()
+        await self._endpoint_slices.synced.wait()  # and what runs in it reaches them at once
+        await self._proxy.initial_listeners_ready.wait()
         following = asyncio.create_task(self._pods.run())
         try:
             await self._pods.synced.wait()
-            self._clear_leftovers()
+            self._remove_orphaned_folders()
             await following
         finally:
             following.cancel()
 
-    def _clear_leftovers(self) -> None:
+    def _remove_orphaned_folders(self) -> None:
         """Remove what an agent that died left of pods that are gone by now."""
-        for folder in (self._folder / "pods", MEMORY):
+        for folder in (self._folder / "pods", MEMORY_VOLUMES_FOLDER):
             for entry in folder.iterdir() if folder.is_dir() else ():
                 if entry.name not in self._workers:
-                    remove_memory(entry.name)
+                    unmount_memory_volumes(entry.name)
                     shutil.rmtree(entry, ignore_errors=True)
 
     # -- pods ---------------------------------------------------------------------------------------------------------
 
-    def _pod_changed(self, kind: str, pod: Object) -> None:
-        keeper = self._nodes.get(pod["spec"].get("nodeName", ""))
-        if keeper is None or keeper.silent:  # a node that is cut off hears nothing either; `speak` makes up for it
+    def _on_pod_event(self, event_type: str, pod: KubeObject) -> None:
+        keeper = self._registrars.get(pod["spec"].get("nodeName", ""))
+        if keeper is None or keeper.is_silenced:  # a node that is cut off hears nothing either; `speak` makes up for it
             return
         uid = pod["metadata"]["uid"]
         worker = self._workers.get(uid)
-        if kind == "DELETED":
+        if event_type == "DELETED":
             if worker is not None:
-                worker.removed()
+                worker.on_object_removed()
         elif worker is not None:
             worker.update(pod)
         else:
-            worker = PodWorker(pod, keeper.node, self._shared)
+            worker = PodWorker(pod, keeper.node, self._context)
             self._workers[uid] = worker
             task = asyncio.create_task(self._run_worker(worker))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._worker_tasks.add(task)
+            task.add_done_callback(self._worker_tasks.discard)
 
     async def _run_worker(self, worker: PodWorker) -> None:
         try:
@@ -140,12 +140,12 @@ class Agent:
         finally:
             self._workers.pop(worker.uid, None)
 
-    def _worker(self, namespace: str, pod: str) -> PodWorker | None:
+    def _find_worker(self, namespace: str, pod: str) -> PodWorker | None:
         """The pod of this name; the newest, while an older one is still on its way out."""
         return next((w for w in reversed(self._workers.values()) if w.name == (namespace, pod)), None)
 
-    def _find(self, namespace: str, pod: str, container: str) -> Container | None:
-        worker = self._worker(namespace, pod)
+    def _find_container(self, namespace: str, pod: str, container: str) -> Container | None:
+        worker = self._find_worker(namespace, pod)
         return worker.containers.get(container) if worker is not None else None
 
     # -- asked over agent.sock ----------------------------------------------------------------------------------------
@@ -163,27 +163,27 @@ class Agent:
             if c.process is not None
         ]
 
-    def _process(self, namespace: str, pod: str, container: str) -> ContainerProcess:
-        found = self._find(namespace, pod, container)
+    def _find_process(self, namespace: str, pod: str, container: str) -> ContainerProcess:
+        found = self._find_container(namespace, pod, container)
         if found is None or found.process is None:
-            running = [f"{c} of {n}/{p}" for n, p, c in self._running_names() if (n, p) == (namespace, pod)]
+            running = [f"{c} of {n}/{p}" for n, p, c in self._running_container_names() if (n, p) == (namespace, pod)]
             hint = f"running there: {', '.join(running)}" if running else "that pod has no running container"
             raise StateError(f"no running container '{container}' in pod {namespace}/{pod}: {hint}.")
         return found.process
 
-    def _running_names(self) -> list[tuple[str, str, str]]:
+    def _running_container_names(self) -> list[tuple[str, str, str]]:
         return [(*w.name, n) for w in self._workers.values() for n, c in w.containers.items() if c.process is not None]
 
     async def kill(self, namespace: str, pod: str, container: str) -> None:
         """SIGKILL to a container."""
-        self._process(namespace, pod, container).signal(signal.SIGKILL)
+        self._find_process(namespace, pod, container).signal(signal.SIGKILL)
 
     async def crash(self, namespace: str, pod: str, container: str, seconds: float | None) -> None:
         """Let no run of a container last longer; None: no longer so."""
-        found = self._find(namespace, pod, container)
+        found = self._find_container(namespace, pod, container)
         if found is None:
             raise StateError(f"there is no container '{container}' in pod {namespace}/{pod} of this lab.")
-        found.lifespan.set(seconds)
+        found.run_time_limit.set(seconds)
 
     async def freeze(self, namespace: str, pod: str, container: str) -> None:
         """SIGSTOP to all processes of a container."""
@@ -195,28 +195,28 @@ class Agent:
 
     def _signal_all(self, namespace: str, pod: str, container: str, number: int) -> None:
         try:
-            self._process(namespace, pod, container).signal_all(number)
+            self._find_process(namespace, pod, container).signal_all(number)
         except ProcessLookupError as error:
             raise StateError(f"container '{container}' of pod {namespace}/{pod} has just ended.") from error
 
     async def cut(self, namespace: str, pod: str) -> None:
         """Pull a pod's network cable."""
-        await self._plug(namespace, pod, False)
+        await self._set_network_connected(namespace, pod, False)
 
     async def mend(self, namespace: str, pod: str) -> None:
         """Plug a pod's network cable in again."""
-        await self._plug(namespace, pod, True)
+        await self._set_network_connected(namespace, pod, True)
 
-    async def _plug(self, namespace: str, pod: str, connected: bool) -> None:
-        async with self._shared.wiring:
-            worker = self._worker(namespace, pod)
+    async def _set_network_connected(self, namespace: str, pod: str, connected: bool) -> None:
+        async with self._context.network_lock:
+            worker = self._find_worker(namespace, pod)
             if worker is None or worker.network is None:
                 raise StateError(f"pod {namespace}/{pod} has no network in this lab.")
-            await asyncio.to_thread(self._shared.networks.cut, worker.network, connected)
+            await asyncio.to_thread(self._context.networks.set_connected, worker.network, connected)
 
     async def lie(self, namespace: str, pod: str, lie: str | None) -> None:
         """Let a simulated engine's metrics page lie; None: no longer."""
-        worker = self._worker(namespace, pod)
+        worker = self._find_worker(namespace, pod)
         if worker is None or worker.address is None:
             raise StateError(f"pod {namespace}/{pod} has no address in this lab.")
         ports = [port["containerPort"] for one in worker.pod["spec"]["containers"] for port in one.get("ports") or []]
@@ -231,57 +231,57 @@ class Agent:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise StateError(f"pod {namespace}/{pod} does not answer at {url}: {error}.") from error
 
-    def _keeper(self, node: str) -> NodeKeeper:
-        if node not in self._nodes:
-            raise StateError(f"'{node}' is no node of this lab: one of {', '.join(self._nodes)}.")
-        return self._nodes[node]
+    def _find_registrar(self, node: str) -> NodeRegistrar:
+        if node not in self._registrars:
+            raise StateError(f"'{node}' is no node of this lab: one of {', '.join(self._registrars)}.")
+        return self._registrars[node]
 
     async def silence(self, node: str) -> None:
         """Hear and tell nothing on this node any more; its pods go on running."""
-        keeper = self._keeper(node)
-        keeper.silent = True
+        keeper = self._find_registrar(node)
+        keeper.is_silenced = True
         for worker in self._workers.values():
             if worker.node.name == node:
-                worker.be_silent()
+                worker.pause_status_writes()
 
     async def speak(self, node: str) -> None:
         """End a silence."""
-        keeper = self._keeper(node)
-        keeper.silent = False
-        keeper.wake()
+        keeper = self._find_registrar(node)
+        keeper.is_silenced = False
+        keeper.report_now()
         for worker in list(self._workers.values()):
             if worker.node.name == node:
-                worker.speak()
+                worker.resume_status_writes()
                 current = self._pods.objects.get(worker.name)
                 if current is None or current["metadata"]["uid"] != worker.uid:
-                    worker.removed()
+                    worker.on_object_removed()
         for pod in list(self._pods.objects.values()):
             if pod["spec"].get("nodeName") == node:
-                self._pod_changed("MODIFIED", pod)
+                self._on_pod_event("MODIFIED", pod)
 
-    def _node_changed(self, kind: str, node: Object) -> None:
-        if keeper := self._nodes.get(node["metadata"]["name"]):
-            keeper.changed(kind, node)
+    def _on_node_event(self, event_type: str, node: KubeObject) -> None:
+        if keeper := self._registrars.get(node["metadata"]["name"]):
+            keeper.on_node_event(event_type, node)
 
 
 async def _wait_for(event: asyncio.Event) -> None:
     await event.wait()
 
 
-async def serve(folder: Path) -> None:
+async def run_agent(folder: Path) -> None:
     """Run the agent of the lab in `folder`."""
     linux.become_subreaper()
     if sys.version_info < (3, 12):  # later ones do this by themselves: no thread for each process that is waited for
         watcher = asyncio.PidfdChildWatcher()
         watcher.attach_loop(asyncio.get_running_loop())
         asyncio.set_child_watcher(watcher)
-    settings = Settings.from_folder(folder)
-    async with KubeClient(SERVER, folder / "certificates", "node-agent") as client:
-        version = await _server_version(client)
-        await Agent(folder, settings, client, version).run()
+    settings = LabSettings.from_folder(folder)
+    async with KubeClient(API_SERVER_URL, folder / "certificates", "node-agent") as client:
+        version = await _read_server_version(client)
+        await NodeAgent(folder, settings, client, version).run()
 
 
-async def _server_version(client: KubeClient) -> str:
+async def _read_server_version(client: KubeClient) -> str:
     """The API server's version, once it answers: the nodes say they are as old."""
     while True:
         try:
@@ -294,4 +294,4 @@ async def _server_version(client: KubeClient) -> str:
 def main() -> None:
     """`python -m aerie_lab.node FOLDER`."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
-    asyncio.run(serve(Path(sys.argv[1])))
+    asyncio.run(run_agent(Path(sys.argv[1])))

@@ -21,16 +21,16 @@ from aerie_lab.node.container import Container
 from aerie_lab.node.logs import LogQuery, stream_log
 from aerie_lab.node.nodes import KUBELET_PORT
 
-FindContainer = Callable[[str, str, str], Container | None]
+ContainerLookup = Callable[[str, str, str], Container | None]
 """(namespace, pod, container) -> the container, or None."""
 
 
-async def serve(certificates: Path, find: FindContainer) -> web.AppRunner:
+async def serve_kubelet_api(certificates: Path, find_container: ContainerLookup) -> web.AppRunner:
     """Serve on every node's address until the runner is cleaned up."""
 
     async def logs(request: web.Request) -> web.StreamResponse:
         words = request.match_info
-        container = find(words["namespace"], words["pod"], words["container"])
+        container = find_container(words["namespace"], words["pod"], words["container"])
         if container is None:
             raise web.HTTPNotFound(text=f"container {words['container']} of pod {words['pod']} is not on this node")
         previous = request.query.get("previous") == "true"
@@ -41,7 +41,7 @@ async def serve(certificates: Path, find: FindContainer) -> web.AppRunner:
             raise web.HTTPBadRequest(text=f'container "{container.state.name}" is waiting to start: {reason} {message}')
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
         await response.prepare(request)
-        async for chunk in stream_log(container.log_path(previous), _query(request, previous), container.ended):
+        async for chunk in stream_log(container.log_path(previous), _parse_log_query(request, previous), container.exit_event):
             await response.write(chunk)
         return response
 
@@ -65,7 +65,7 @@ async def serve(certificates: Path, find: FindContainer) -> web.AppRunner:
     return runner
 
 
-def _query(request: web.Request, previous: bool) -> LogQuery:
+def _parse_log_query(request: web.Request, previous: bool) -> LogQuery:
     query = request.query
     since: float | None = None
     if seconds := query.get("sinceSeconds"):

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
-from aerie_lab.kube.client import Object
+from aerie_lab.kube.client import KubeObject
 
-_REFERENCE = re.compile(r"\$(\$|\(([^)]*)\))")
-_SUFFIXES = {
+_VARIABLE_REFERENCE = re.compile(r"\$(\$|\(([^)]*)\))")
+_QUANTITY_SUFFIXES = {
     **{name: Decimal(10) ** power for name, power in zip(("n", "u", "m", "", "k", *"MGTPE"), range(-9, 19, 3), strict=True)},
     **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)},
 }
@@ -26,7 +26,7 @@ class ConfigError(Exception):
     """Something that the container refers to is missing: a kubelet's CreateContainerConfigError."""
 
 
-def expand(text: str, known: Mapping[str, str]) -> str:
+def expand_variables(text: str, variables: Mapping[str, str]) -> str:
     """`text` with each $(NAME) that is known replaced.
 
     >>> expand("$(A)-$(B)-$$(A)", {"A": "1"})
@@ -36,24 +36,24 @@ def expand(text: str, known: Mapping[str, str]) -> str:
     def replace(match: re.Match[str]) -> str:
         if match[1] == "$":
             return "$"
-        return known.get(match[2], match[0])
+        return variables.get(match[2], match[0])
 
-    return _REFERENCE.sub(replace, text)
+    return _VARIABLE_REFERENCE.sub(replace, text)
 
 
-def quantity(text: str) -> float:
+def parse_quantity(text: str) -> float:
     """A Kubernetes quantity as a number: '500m' is 0.5, '2Gi' is 2147483648."""
-    return float(_exact(text))
+    return float(_parse_decimal_quantity(text))
 
 
-def _exact(text: str) -> Decimal:
+def _parse_decimal_quantity(text: str) -> Decimal:
     match = re.fullmatch(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)(m|u|n|[kMGTPE]|[KMGTPE]i)?", str(text))
     if match is None:
         raise ConfigError(f"'{text}' is not a quantity")
-    return Decimal(match[1]) * _SUFFIXES[match[2] or ""]
+    return Decimal(match[1]) * _QUANTITY_SUFFIXES[match[2] or ""]
 
 
-def field_value(pod: Object, field: str, status: Mapping[str, str]) -> str:
+def resolve_field_reference(pod: KubeObject, field: str, status: Mapping[str, str]) -> str:
     """The value of a downward API fieldRef. `status` holds podIP, hostIP, podIPs, hostIPs."""
     metadata, spec = pod["metadata"], pod["spec"]
     if match := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", field):
@@ -78,7 +78,7 @@ def _quote(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def resource_value(pod: Object, container: Object, reference: Mapping[str, Any], node: Mapping[str, str]) -> str:
+def resolve_resource_reference(pod: KubeObject, container: KubeObject, reference: Mapping[str, Any], node_allocatable: Mapping[str, str]) -> str:
     """The value of a resourceFieldRef; a limit that is not set is the node's, as a kubelet has it."""
     name = reference.get("containerName") or container["name"]
     target = next((c for c in _all_containers(pod) if c["name"] == name), container)
@@ -86,23 +86,23 @@ def resource_value(pod: Object, container: Object, reference: Mapping[str, Any],
     resources = target.get("resources") or {}
     text = (resources.get(kind) or {}).get(resource)
     if text is None:
-        text = node.get(resource, "0") if kind == "limits" else (resources.get("limits") or {}).get(resource, "0")
-    divisor = _exact(reference.get("divisor") or "1") or Decimal(1)
-    return str(math.ceil(_exact(text) / divisor))
+        text = node_allocatable.get(resource, "0") if kind == "limits" else (resources.get("limits") or {}).get(resource, "0")
+    divisor = _parse_decimal_quantity(reference.get("divisor") or "1") or Decimal(1)
+    return str(math.ceil(_parse_decimal_quantity(text) / divisor))
 
 
-def _all_containers(pod: Object) -> Iterable[Object]:
+def _all_containers(pod: KubeObject) -> Iterable[KubeObject]:
     return [*(pod["spec"].get("initContainers") or []), *pod["spec"]["containers"]]
 
 
-def service_variables(services: Iterable[Object], namespace: str, links: bool) -> dict[str, str]:
+def build_service_variables(services: Iterable[KubeObject], namespace: str, enable_service_links: bool) -> dict[str, str]:
     """The variables of each service that a pod of `namespace` sees: the API server's always, its neighbours' with `links`."""
     variables: dict[str, str] = {}
     for service in services:
         metadata, spec = service["metadata"], service["spec"]
         is_api = metadata["namespace"] == "default" and metadata["name"] == "kubernetes"
         address = spec.get("clusterIP")
-        if not address or address == "None" or not (is_api or (links and metadata["namespace"] == namespace)):
+        if not address or address == "None" or not (is_api or (enable_service_links and metadata["namespace"] == namespace)):
             continue
         prefix = metadata["name"].upper().replace("-", "_")
         ports = spec.get("ports") or []
@@ -122,23 +122,23 @@ def service_variables(services: Iterable[Object], namespace: str, links: bool) -
     return variables
 
 
-Lookup = Callable[[str, str], Object | None]
+ObjectLookup = Callable[[str, str], KubeObject | None]
 """(plural, name) -> the config map or secret of the pod's namespace, or None."""
 
 
-def keys_of(plural: str, item: Object) -> dict[str, bytes]:
+def decode_object_data(plural: str, item: KubeObject) -> dict[str, bytes]:
     """All keys of a config map or secret with their bytes."""
     binary = item.get("data" if plural == "secrets" else "binaryData") or {}
     text = (item.get("data") or {}) if plural == "configmaps" else {}
     return {k: v.encode() for k, v in text.items()} | {k: base64.b64decode(v) for k, v in binary.items()}
 
 
-def environment(
-    pod: Object,
-    container: Object,
+def build_environment(
+    pod: KubeObject,
+    container: KubeObject,
     *,
-    base: Mapping[str, str],
-    lookup: Lookup,
+    service_variables: Mapping[str, str],
+    lookup: ObjectLookup,
     status: Mapping[str, str],
     node: Mapping[str, str],
 ) -> dict[str, str]:
@@ -146,40 +146,40 @@ def environment(
 
     Those of the image are not among them: a kubelet does not know them, so $(NAME) does not expand to them either.
     """
-    known = dict(base)
+    known = dict(service_variables)
     for source in container.get("envFrom") or []:
         for field, plural in (("configMapRef", "configmaps"), ("secretRef", "secrets")):
             if reference := source.get(field):
-                item = _find(lookup, plural, reference)
-                for key, raw in (keys_of(plural, item) if item else {}).items():
+                item = _find_referenced_object(lookup, plural, reference)
+                for key, raw in (decode_object_data(plural, item) if item else {}).items():
                     known[(source.get("prefix") or "") + key] = raw.decode(errors="replace")
     for entry in container.get("env") or []:
-        value = _value(entry, pod, container, known, lookup, status, node)
+        value = _resolve_env_value(entry, pod, container, known, lookup, status, node)
         if value is not None:
             known[entry["name"]] = value
     return known
 
 
-def _value(
-    entry: Object,
-    pod: Object,
-    container: Object,
-    known: Mapping[str, str],
-    lookup: Lookup,
+def _resolve_env_value(
+    entry: KubeObject,
+    pod: KubeObject,
+    container: KubeObject,
+    variables: Mapping[str, str],
+    lookup: ObjectLookup,
     status: Mapping[str, str],
-    node: Mapping[str, str],
+    node_allocatable: Mapping[str, str],
 ) -> str | None:
     source = entry.get("valueFrom")
     if not source:
-        return expand(entry.get("value", ""), known)
+        return expand_variables(entry.get("value", ""), variables)
     if reference := source.get("fieldRef"):
-        return field_value(pod, reference["fieldPath"], status)
+        return resolve_field_reference(pod, reference["fieldPath"], status)
     if reference := source.get("resourceFieldRef"):
-        return resource_value(pod, container, reference, node)
+        return resolve_resource_reference(pod, container, reference, node_allocatable)
     for field, plural in (("configMapKeyRef", "configmaps"), ("secretKeyRef", "secrets")):
         if reference := source.get(field):
-            item = _find(lookup, plural, reference)
-            values = keys_of(plural, item) if item else {}
+            item = _find_referenced_object(lookup, plural, reference)
+            values = decode_object_data(plural, item) if item else {}
             if reference["key"] in values:
                 return values[reference["key"]].decode(errors="replace")
             if reference.get("optional"):
@@ -188,17 +188,17 @@ def _value(
     raise ConfigError(f"env {entry['name']}: valueFrom {', '.join(source)} is not offered by the lab")
 
 
-def _find(lookup: Lookup, plural: str, reference: Mapping[str, Any]) -> Object | None:
+def _find_referenced_object(lookup: ObjectLookup, plural: str, reference: Mapping[str, Any]) -> KubeObject | None:
     item = lookup(plural, reference["name"])
     if item is None and not reference.get("optional"):
         raise ConfigError(f'{plural.removesuffix("s")} "{reference["name"]}" not found')
     return item
 
 
-def command_line(container: Object, entrypoint: list[str], arguments: list[str], known: Mapping[str, str]) -> list[str]:
+def build_command_line(container: KubeObject, image_entrypoint: list[str], image_arguments: list[str], variables: Mapping[str, str]) -> list[str]:
     """What is executed: `command` replaces entrypoint and arguments of the image, `args` its arguments."""
-    command = [expand(part, known) for part in container.get("command") or []]
-    given = [expand(part, known) for part in container.get("args") or []]
+    command = [expand_variables(part, variables) for part in container.get("command") or []]
+    given = [expand_variables(part, variables) for part in container.get("args") or []]
     if command:
         return command + given
-    return entrypoint + (given or arguments)
+    return image_entrypoint + (given or image_arguments)

@@ -11,12 +11,12 @@ import logging
 import time
 
 from aerie_lab.errors import KubeError
-from aerie_lab.kube.client import KubeClient, Object, core
-from aerie_lab.node.status import timestamp
+from aerie_lab.kube.client import KubeClient, KubeObject, core_path
+from aerie_lab.node.status import format_timestamp
 
 _log = logging.getLogger(__name__)
-_SAME = 600.0
-_BACKLOG = 5000
+_EVENT_MERGE_SECONDS = 600.0
+_MAX_QUEUED_EVENTS = 5000
 
 
 class EventRecorder:
@@ -24,14 +24,14 @@ class EventRecorder:
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
-        self._queue: asyncio.Queue[tuple[Object, str, str, str, str, float]] = asyncio.Queue(_BACKLOG)
-        self._known: dict[tuple[str, str, str], tuple[str, int, float]] = {}
+        self._queue: asyncio.Queue[tuple[KubeObject, str, str, str, str, float]] = asyncio.Queue(_MAX_QUEUED_EVENTS)
+        self._recent_events: dict[tuple[str, str, str], tuple[str, int, float]] = {}
 
-    def tell(self, about: Object, reason: str, message: str, *, warning: bool = False, container: str = "") -> None:
+    def record(self, involved_object: KubeObject, reason: str, message: str, *, warning: bool = False, container: str = "") -> None:
         """Record an event about a pod or a node."""
         kind = "Warning" if warning else "Normal"
         try:
-            self._queue.put_nowait((about, kind, reason, message[:1000], container, time.time()))
+            self._queue.put_nowait((involved_object, kind, reason, message[:1000], container, time.time()))
         except asyncio.QueueFull:
             _log.warning("event dropped: %s %s", reason, message)
 
@@ -46,37 +46,37 @@ class EventRecorder:
             except Exception:  # noqa: BLE001  one event that cannot be written must not silence the others
                 _log.exception("event not written: %s", reason)
 
-    async def _write(self, about: Object, kind: str, reason: str, message: str, container: str, moment: float) -> None:
-        metadata = about["metadata"]
+    async def _write(self, involved_object: KubeObject, kind: str, reason: str, message: str, container: str, moment: float) -> None:
+        metadata = involved_object["metadata"]
         namespace = metadata.get("namespace", "default")
         key = (metadata["uid"], reason, container + message)
-        known = self._known.get(key)
-        if known and moment - known[2] < _SAME:
+        known = self._recent_events.get(key)
+        if known and moment - known[2] < _EVENT_MERGE_SECONDS:
             name, count, _ = known
-            self._known[key] = (name, count + 1, moment)
+            self._recent_events[key] = (name, count + 1, moment)
             try:
                 await self._client.patch(
-                    core("events", namespace, name), {"count": count + 1, "lastTimestamp": timestamp(moment)}
+                    core_path("events", namespace, name), {"count": count + 1, "lastTimestamp": format_timestamp(moment)}
                 )
                 return
             except KubeError as error:
                 if error.status != 404:
                     raise
-        if len(self._known) > 10_000:
-            self._known = {k: v for k, v in self._known.items() if moment - v[2] < _SAME}
+        if len(self._recent_events) > 10_000:
+            self._recent_events = {k: v for k, v in self._recent_events.items() if moment - v[2] < _EVENT_MERGE_SECONDS}
         name = f"{metadata['name']}.{time.time_ns():x}"
         reference = {
-            "apiVersion": about.get("apiVersion", "v1"),
-            "kind": about["kind"],
+            "apiVersion": involved_object.get("apiVersion", "v1"),
+            "kind": involved_object["kind"],
             "name": metadata["name"],
             "namespace": metadata.get("namespace", ""),
             "uid": metadata["uid"],
         }
         if container:
-            init = any(c["name"] == container for c in about["spec"].get("initContainers") or [])
+            init = any(c["name"] == container for c in involved_object["spec"].get("initContainers") or [])
             reference["fieldPath"] = f"spec.{'initContainers' if init else 'containers'}{{{container}}}"
         await self._client.create(
-            core("events", namespace),
+            core_path("events", namespace),
             {
                 "apiVersion": "v1",
                 "kind": "Event",
@@ -85,10 +85,10 @@ class EventRecorder:
                 "type": kind,
                 "reason": reason,
                 "message": message,
-                "source": {"component": "kubelet", "host": (about.get("spec") or {}).get("nodeName", metadata["name"])},
-                "firstTimestamp": timestamp(moment),
-                "lastTimestamp": timestamp(moment),
+                "source": {"component": "kubelet", "host": (involved_object.get("spec") or {}).get("nodeName", metadata["name"])},
+                "firstTimestamp": format_timestamp(moment),
+                "lastTimestamp": format_timestamp(moment),
                 "count": 1,
             },
         )
-        self._known[key] = (name, 1, moment)
+        self._recent_events[key] = (name, 1, moment)

@@ -11,25 +11,25 @@ import contextlib
 import time
 
 
-class Lifespan:
+class RunTimeLimit:
     """Of the runs of one container; without bound until it is set."""
 
     def __init__(self) -> None:
         self._seconds: float | None = None
-        self._changed = asyncio.Event()
+        self._change_event = asyncio.Event()
 
     def set(self, seconds: float | None) -> None:
         """From now on; None: without bound."""
         self._seconds = seconds
-        self._changed.set()
+        self._change_event.set()
 
-    async def over(self) -> None:
+    async def wait_until_exceeded(self) -> None:
         """Returns when the run that begins now has lasted for so long."""
         began = time.monotonic()
         while True:
-            self._changed.clear()
+            self._change_event.clear()
             left = None if self._seconds is None else began + self._seconds - time.monotonic()
             if left is not None and left <= 0:
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left)
+                await asyncio.wait_for(self._change_event.wait(), left)

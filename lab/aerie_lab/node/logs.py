@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-_ROTATE = 10 * 1024 * 1024
-_POLL = 0.2
-_LONGEST = 1_000_000  # bytes of a line; a longer one is broken
+_MAX_LOG_FILE_BYTES = 10 * 1024 * 1024
+_FOLLOW_POLL_SECONDS = 0.2
+_MAX_LINE_BYTES = 1_000_000  # bytes of a line; a longer one is broken
 
 
 class LogFile:
@@ -38,7 +38,7 @@ class LogFile:
             lines, newline, rest = (rest + chunk).rpartition(b"\n")
             if newline:
                 self.write(lines + newline, stream)
-            if len(rest) > _LONGEST:
+            if len(rest) > _MAX_LINE_BYTES:
                 self.write(rest + b"\n", stream)
                 rest = b""
         if rest:
@@ -51,9 +51,9 @@ class LogFile:
         prefix = f"{moment}.{nanoseconds % 10**9:09d}Z {stream} F ".encode()
         with contextlib.suppress(OSError):  # a full disk loses log lines, not the container
             self._file.write(b"".join(prefix + line + b"\n" for line in chunk[:-1].split(b"\n")))
-            if self._file.tell() > _ROTATE:
+            if self._file.tell() > _MAX_LOG_FILE_BYTES:
                 self._file.close()
-                self.path.replace(_set_aside(self.path))
+                self.path.replace(_rotated_path(self.path))
                 self._file = self.path.open("ab", buffering=0)
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class LogFile:
         self._file.close()
 
 
-def _set_aside(path: Path) -> Path:
+def _rotated_path(path: Path) -> Path:
     return path.with_name(path.name + ".1")
 
 
@@ -78,7 +78,7 @@ class LogQuery:
     stream: str | None = None
 
 
-def _shown(raw: bytes, query: LogQuery) -> bytes | None:
+def _format_line(raw: bytes, query: LogQuery) -> bytes | None:
     moment, _, rest = raw.partition(b" ")
     stream, _, rest = rest.partition(b" ")
     _, _, text = rest.partition(b" ")
@@ -91,78 +91,78 @@ def _shown(raw: bytes, query: LogQuery) -> bytes | None:
     return (moment + b" " + text if query.timestamps else text) + b"\n"
 
 
-def _open(path: Path) -> BinaryIO | None:
+def _open_if_exists(path: Path) -> BinaryIO | None:
     try:
         return path.open("rb")
     except FileNotFoundError:
         return None
 
 
-def _read(file: BinaryIO | None) -> bytes:
+def _read_rest(file: BinaryIO | None) -> bytes:
     return file.read() if file is not None else b""
 
 
-def tail(path: Path, lines: int) -> str:
+def read_container_log_tail(path: Path, lines: int) -> str:
     """The last lines of text, for messages."""
     with contextlib.ExitStack() as opened:
         raw = b""
-        for part in (_set_aside(path), path):
-            if file := _open(part):
+        for part in (_rotated_path(path), path):
+            if file := _open_if_exists(part):
                 raw += opened.enter_context(file).read()
     found = raw.split(b"\n")[:-1][-lines:]
-    return "\n".join((_shown(line, LogQuery()) or b"").decode(errors="replace").rstrip("\n") for line in found)
+    return "\n".join((_format_line(line, LogQuery()) or b"").decode(errors="replace").rstrip("\n") for line in found)
 
 
-async def stream_log(path: Path, query: LogQuery, ended: asyncio.Event) -> AsyncIterator[bytes]:
+async def stream_log(path: Path, query: LogQuery, exit_event: asyncio.Event) -> AsyncIterator[bytes]:
     """The log as `kubectl logs` wants it; with follow, until the container has ended and all is read."""
     left = query.limit_bytes if query.limit_bytes is not None else 1 << 62
-    async for text in _texts(path, query, ended):
+    async for text in _stream_lines(path, query, exit_event):
         yield text[:left]
         left -= len(text)
         if left <= 0:
             return
 
 
-async def _texts(path: Path, query: LogQuery, ended: asyncio.Event) -> AsyncIterator[bytes]:
+async def _stream_lines(path: Path, query: LogQuery, exit_event: asyncio.Event) -> AsyncIterator[bytes]:
     # The current file is opened first and kept: when it is set aside meanwhile, it is read to its end under its new name.
-    file = _open(path)
+    file = _open_if_exists(path)
     try:
-        finished = ended.is_set()
+        finished = exit_event.is_set()
         raw = b""
-        if (older := _open(_set_aside(path))) is not None:
+        if (older := _open_if_exists(_rotated_path(path))) is not None:
             with older:
                 if file is None or not os.path.sameopenfile(older.fileno(), file.fileno()):
                     raw = older.read()
-        *lines, rest = (raw + _read(file)).split(b"\n")
-        shown = [text for line in lines if (text := _shown(line, query)) is not None]
+        *lines, rest = (raw + _read_rest(file)).split(b"\n")
+        shown = [text for line in lines if (text := _format_line(line, query)) is not None]
         for text in shown if query.tail_lines is None else shown[len(shown) - min(len(shown), query.tail_lines) :]:
             yield text
         while query.follow:
-            chunk = _read(file)
-            if not chunk and (newer := _newer(path, file)) is not None:
-                chunk = _read(file)  # what was written between the last look and the setting aside
+            chunk = _read_rest(file)
+            if not chunk and (newer := _open_if_rotated(path, file)) is not None:
+                chunk = _read_rest(file)  # what was written between the last look and the setting aside
                 if file is not None:
                     file.close()
                 file = newer
             if chunk:
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
-                    if (text := _shown(line, query)) is not None:
+                    if (text := _format_line(line, query)) is not None:
                         yield text
             elif finished:
                 return
             else:
-                finished = ended.is_set()
+                finished = exit_event.is_set()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(ended.wait(), 0 if finished else _POLL)
+                    await asyncio.wait_for(exit_event.wait(), 0 if finished else _FOLLOW_POLL_SECONDS)
     finally:
         if file is not None:
             file.close()
 
 
-def _newer(path: Path, file: BinaryIO | None) -> BinaryIO | None:
+def _open_if_rotated(path: Path, file: BinaryIO | None) -> BinaryIO | None:
     """The current file, if it is another one than `file`."""
-    current = _open(path)
+    current = _open_if_exists(path)
     if current is None or file is None or not os.path.sameopenfile(current.fileno(), file.fileno()):
         return current
     current.close()

@@ -13,19 +13,19 @@ import platform
 import time
 
 from aerie_lab.errors import KubeError
-from aerie_lab.kube.client import STRATEGIC, KubeClient, Object, core, path
+from aerie_lab.kube.client import STRATEGIC_MERGE_PATCH, KubeClient, KubeObject, core_path, resource_path
 from aerie_lab.node.pod import Node
-from aerie_lab.node.status import timestamp
+from aerie_lab.node.status import format_timestamp
 from aerie_lab.sandbox.addresses import node_address
-from aerie_lab.settings import Settings
+from aerie_lab.settings import LabSettings
 
 KUBELET_PORT = 10250
-_LEASE_SECONDS = 20
-_RENEW = 5.0
+_LEASE_DURATION_SECONDS = 20
+_LEASE_RENEW_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
-def nodes_of(settings: Settings) -> list[Node]:
+def build_nodes(settings: LabSettings) -> list[Node]:
     """The nodes named by the settings."""
     allocatable = {
         "cpu": str(settings.cpus),
@@ -37,54 +37,54 @@ def nodes_of(settings: Settings) -> list[Node]:
     return [Node(f"node-{i + 1}", node_address(i), allocatable) for i in range(settings.nodes)]
 
 
-class NodeKeeper:
+class NodeRegistrar:
     """Keeps one Node registered and alive."""
 
     def __init__(self, node: Node, client: KubeClient, version: str) -> None:
         self.node = node
-        self.silent = False
+        self.is_silenced = False
         self._client = client
         self._version = version
-        self._unregistered = self._unready = True
-        self._woken = asyncio.Event()
+        self._needs_registration = self._needs_ready_report = True
+        self._wake_event = asyncio.Event()
 
     async def run(self) -> None:
         """Register, and renew, until cancelled."""
         while True:
-            if not self.silent:
+            if not self.is_silenced:
                 try:
-                    if self._unregistered:
-                        self._unregistered = False
+                    if self._needs_registration:
+                        self._needs_registration = False
                         await self._register()
-                    if self._unready:
-                        self._unready = False
+                    if self._needs_ready_report:
+                        self._needs_ready_report = False
                         await self._report_ready()
-                    await self._renew()
+                    await self._renew_lease()
                 except KubeError as error:
                     _log.warning("node %s: %s", self.node.name, error)
-                    self._unregistered = self._unready = True  # whatever was lost meanwhile is written again
+                    self._needs_registration = self._needs_ready_report = True  # whatever was lost meanwhile is written again
                     await asyncio.sleep(0.5)
                     continue
-            self._woken.clear()
+            self._wake_event.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), 0 if self._unready and not self.silent else _RENEW)
+                await asyncio.wait_for(self._wake_event.wait(), 0 if self._needs_ready_report and not self.is_silenced else _LEASE_RENEW_SECONDS)
 
-    def wake(self) -> None:
+    def report_now(self) -> None:
         """Renew and report now, as after a silence."""
-        self._unready = True
-        self._woken.set()
+        self._needs_ready_report = True
+        self._wake_event.set()
 
-    def changed(self, kind: str, node: Object) -> None:
+    def on_node_event(self, event_type: str, node: KubeObject) -> None:
         """Take an event of the Node: one that was deleted registers again; one that was found lost says that it is not."""
         conditions = (node.get("status") or {}).get("conditions") or []
-        if kind == "DELETED":
-            self._unregistered = True
-            self.wake()
+        if event_type == "DELETED":
+            self._needs_registration = True
+            self.report_now()
         elif any(c["type"] == "Ready" and c["status"] != "True" for c in conditions):
-            self.wake()
+            self.report_now()
 
     async def _report_ready(self) -> None:
-        await self._client.patch(core("nodes", None, self.node.name, "status"), {"status": self._status()}, STRATEGIC)
+        await self._client.patch(core_path("nodes", None, self.node.name, "status"), {"status": self._build_status()}, STRATEGIC_MERGE_PATCH)
 
     async def _register(self) -> None:
         name = self.node.name
@@ -98,11 +98,11 @@ class NodeKeeper:
         if "nvidia.com/gpu" in self.node.allocatable:
             labels["nvidia.com/gpu.present"] = "true"
         await self._client.apply(
-            {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}, manager="aerie-lab-node"
+            {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}, field_manager="aerie-lab-node"
         )
 
-    def _status(self) -> Object:
-        now = timestamp(time.time())
+    def _build_status(self) -> KubeObject:
+        now = format_timestamp(time.time())
         good = [("MemoryPressure", "False"), ("DiskPressure", "False"), ("PIDPressure", "False"), ("Ready", "True")]
         return {
             "capacity": dict(self.node.allocatable),
@@ -137,10 +137,10 @@ class NodeKeeper:
             ],
         }
 
-    async def _renew(self) -> None:
+    async def _renew_lease(self) -> None:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        where = path("coordination.k8s.io/v1", "leases", "kube-node-lease", self.node.name)
-        spec = {"holderIdentity": self.node.name, "leaseDurationSeconds": _LEASE_SECONDS, "renewTime": now}
+        where = resource_path("coordination.k8s.io/v1", "leases", "kube-node-lease", self.node.name)
+        spec = {"holderIdentity": self.node.name, "leaseDurationSeconds": _LEASE_DURATION_SECONDS, "renewTime": now}
         try:
             await self._client.patch(where, {"spec": spec})
         except KubeError as error:
@@ -153,5 +153,5 @@ class NodeKeeper:
                     "metadata": {"name": self.node.name, "namespace": "kube-node-lease"},
                     "spec": spec,
                 },
-                manager="aerie-lab-node",
+                field_manager="aerie-lab-node",
             )

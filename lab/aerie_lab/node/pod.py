@@ -23,20 +23,20 @@ from typing import Any
 
 from aerie_lab.errors import KubeError
 from aerie_lab.images.table import ImageTable
-from aerie_lab.kube.client import STRATEGIC, KubeClient, Object, core
-from aerie_lab.kube.mirror import Mirror
-from aerie_lab.node.container import Container, Surroundings
-from aerie_lab.node.environment import service_variables
+from aerie_lab.kube.client import STRATEGIC_MERGE_PATCH, KubeClient, KubeObject, core_path
+from aerie_lab.kube.mirror import Informer
+from aerie_lab.node.container import Container, ContainerContext
+from aerie_lab.node.environment import build_service_variables
 from aerie_lab.node.events import EventRecorder
-from aerie_lab.node.status import ContainerState, PodFacts, pod_status, tells, timestamp
-from aerie_lab.node.support import HUB_LABEL, is_processless, seconds_to_load, unsupported
+from aerie_lab.node.status import ContainerState, PodFacts, build_pod_status, status_covers, format_timestamp
+from aerie_lab.node.support import HUB_LABEL, is_processless, read_processless_load_seconds, find_unsupported_fields
 from aerie_lab.node.volumes import PodVolumes, VolumeError
 from aerie_lab.sandbox.network import PodNetwork, PodNetworks
 
 _log = logging.getLogger(__name__)
-_MOUNT_RETRY = 2.0
-_REFRESH = 30.0
-_API_RETRY = 1.0
+_MOUNT_RETRY_SECONDS = 2.0
+_VOLUME_REFRESH_SECONDS = 30.0
+_API_RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Machinery:
+class AgentContext:
     """What all pods of the agent share."""
 
     client: KubeClient
     networks: PodNetworks
-    wiring: asyncio.Lock
+    network_lock: asyncio.Lock
     """Held while a pod network is made or removed: one at a time."""
     images: ImageTable
-    services: Mirror
+    services: Informer
     events: EventRecorder
     folder: Path
     restart_backoff: float
@@ -69,74 +69,74 @@ class PodWorker:
     A pod that comes with a status was run by an agent that is no more: what had ended stays ended, the rest starts again.
     """
 
-    def __init__(self, pod: Object, node: Node, shared: Machinery) -> None:
+    def __init__(self, pod: KubeObject, node: Node, context: AgentContext) -> None:
         self.pod = pod
         self.node = node
         self.uid: str = pod["metadata"]["uid"]
         self.network: PodNetwork | None = None
-        self._may_tell = asyncio.Event()  # cleared while the node is silent
-        self._may_tell.set()
-        self._shared = shared
-        self._folder = shared.folder / "pods" / self.uid
+        self._status_writes_allowed = asyncio.Event()  # cleared while the node is silent
+        self._status_writes_allowed.set()
+        self._context = context
+        self._folder = context.folder / "pods" / self.uid
         status, spec = pod.get("status") or {}, pod["spec"]
         policy = spec.get("restartPolicy", "Always")
-        self._init = [Container(c, self._folder, policy, init=True) for c in spec.get("initContainers") or []]
-        self._main = [Container(c, self._folder, policy, init=False) for c in spec["containers"]]
-        self.containers = {c.state.name: c for c in (*self._init, *self._main)}
-        self._was_over = status.get("phase") in ("Succeeded", "Failed")
-        if self._was_over or not is_processless(pod):
+        self._init_containers = [Container(c, self._folder, policy, init=True) for c in spec.get("initContainers") or []]
+        self._main_containers = [Container(c, self._folder, policy, init=False) for c in spec["containers"]]
+        self.containers = {c.state.name: c for c in (*self._init_containers, *self._main_containers)}
+        self._was_finished = status.get("phase") in ("Succeeded", "Failed")
+        if self._was_finished or not is_processless(pod):
             for told in (*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])):
-                self.containers[told["name"]].take_over(told)
-        if self._init:
-            for container in self._main:
+                self.containers[told["name"]].adopt_status(told)
+        if self._init_containers:
+            for container in self._main_containers:
                 container.state.waiting = ("PodInitializing", "")
-        self._started_at = _seconds(status["startTime"]) if "startTime" in status else time.time()
-        self._address: str | None = status.get("podIP") if self._was_over else None
+        self._started_at = _parse_timestamp(status["startTime"]) if "startTime" in status else time.time()
+        self._address: str | None = status.get("podIP") if self._was_finished else None
         self._volumes: PodVolumes | None = None
         self._failure: tuple[str, str] | None = None
-        self._over = False
-        self._dirty = asyncio.Event()
-        self._outdated = asyncio.Event()  # files made from the pod's labels and annotations, or older than _REFRESH
-        self._deleted = asyncio.Event()
-        self._gone = asyncio.Event()
-        self._hurries: set[asyncio.Task[None]] = set()
+        self._is_finished = False
+        self._status_changed = asyncio.Event()
+        self._volumes_outdated = asyncio.Event()  # files made from the pod's labels and annotations, or older than _REFRESH
+        self._deletion_requested = asyncio.Event()
+        self._object_removed = asyncio.Event()
+        self._stop_tasks: set[asyncio.Task[None]] = set()
         if pod["metadata"].get("deletionTimestamp"):
-            self._deleted.set()
+            self._deletion_requested.set()
 
     # -- from outside -------------------------------------------------------------------------------------------------
 
-    def update(self, pod: Object) -> None:
+    def update(self, pod: KubeObject) -> None:
         """Take a newer version of the object."""
         old, new = self.pod["metadata"], pod["metadata"]
         if int(new["resourceVersion"]) < int(old["resourceVersion"]):
             return  # the answer to our own last write came before this event
         self.pod = pod
-        self._dirty.set()  # somebody else may have written the status: it is compared, and written only if it differs
+        self._status_changed.set()  # somebody else may have written the status: it is compared, and written only if it differs
         if any(old.get(field) != new.get(field) for field in ("labels", "annotations")):
-            self._outdated.set()
+            self._volumes_outdated.set()
         if new.get("deletionTimestamp"):
-            if self._deleted.is_set() and old.get("deletionGracePeriodSeconds") != new.get("deletionGracePeriodSeconds"):
-                self._end_faster(float(new["deletionGracePeriodSeconds"]))
-            self._deleted.set()
+            if self._deletion_requested.is_set() and old.get("deletionGracePeriodSeconds") != new.get("deletionGracePeriodSeconds"):
+                self._shorten_grace(float(new["deletionGracePeriodSeconds"]))
+            self._deletion_requested.set()
 
-    def removed(self) -> None:
+    def on_object_removed(self) -> None:
         """The object is gone from the server: end at once, if it was deleted by force, and tell nobody."""
-        self._gone.set()
-        self._deleted.set()
-        self._end_faster(0.0)
+        self._object_removed.set()
+        self._deletion_requested.set()
+        self._shorten_grace(0.0)
 
-    def _end_faster(self, grace: float) -> None:
-        task = asyncio.create_task(self._end_containers(grace))
-        self._hurries.add(task)
-        task.add_done_callback(self._hurries.discard)
+    def _shorten_grace(self, grace: float) -> None:
+        task = asyncio.create_task(self._stop_containers(grace))
+        self._stop_tasks.add(task)
+        task.add_done_callback(self._stop_tasks.discard)
 
-    def be_silent(self) -> None:
+    def pause_status_writes(self) -> None:
         """Tell the API server nothing until `speak`."""
-        self._may_tell.clear()
+        self._status_writes_allowed.clear()
 
-    def speak(self) -> None:
+    def resume_status_writes(self) -> None:
         """End a silence."""
-        self._may_tell.set()
+        self._status_writes_allowed.set()
 
     @property
     def name(self) -> tuple[str, str]:
@@ -153,145 +153,145 @@ class PodWorker:
 
     async def run(self) -> None:
         """From start to removal."""
-        telling = asyncio.create_task(self._tell_status())
+        telling = asyncio.create_task(self._write_status_on_change())
         try:
-            if not self._was_over:
-                await self._live_until_deleted()
-            await self._deleted.wait()
+            if not self._was_finished:
+                await self._run_until_deleted()
+            await self._deletion_requested.wait()
         finally:
-            await _cancel(telling)
-        if not self._gone.is_set():
+            await _cancel_all(telling)
+        if not self._object_removed.is_set():
             await self._remove_object()
-            await self._gone.wait()  # finalizers may keep it for a while; it must not be taken for a new pod
+            await self._object_removed.wait()  # finalizers may keep it for a while; it must not be taken for a new pod
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _live_until_deleted(self) -> None:
-        living = asyncio.create_task(self._live())
-        deleted = asyncio.create_task(self._deleted.wait())
+    async def _run_until_deleted(self) -> None:
+        living = asyncio.create_task(self._run_pod())
+        deleted = asyncio.create_task(self._deletion_requested.wait())
         try:
             limit = self.pod["spec"].get("activeDeadlineSeconds")
             left = None if limit is None else max(0.0, self._started_at + limit - time.time())
             await asyncio.wait({living, deleted}, return_when=asyncio.FIRST_COMPLETED, timeout=left)
             if not living.done() and not deleted.done():
                 self._fail("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
-            await self._end_containers()
-            self._over = True
+            await self._stop_containers()
+            self._is_finished = True
         except asyncio.CancelledError:
-            self._may_tell.clear()  # the agent ends, not the pod: its successor goes on from what was told last
+            self._status_writes_allowed.clear()  # the agent ends, not the pod: its successor goes on from what was told last
             raise
         finally:
-            await self._end_containers(0.0)
-            await _cancel(living, deleted)
-            await self._give_back()
-            self._dirty.set()
+            await self._stop_containers(0.0)
+            await _cancel_all(living, deleted)
+            await self._release_resources()
+            self._status_changed.set()
 
-    async def _live(self) -> None:
+    async def _run_pod(self) -> None:
         try:
-            if refused := unsupported(self.pod):
-                await self._refuse(refused)
-            self._address = self._shared.networks.reserve()
+            if refused := find_unsupported_fields(self.pod):
+                await self._report_unsupported(refused)
+            self._address = self._context.networks.reserve_address()
             if is_processless(self.pod):
-                await self._pretend()
-            await self._run_containers(await self._set_up())
+                await self._run_processless()
+            await self._run_containers(await self._set_up_pod())
         except Exception as error:  # noqa: BLE001  a defect of the lab: the pod tells, and the other pods go on
             _log.exception("pod %s/%s", *self.name)
             self._fail("LabFailure", f"the lab could not run this pod: {error}")
 
     def _fail(self, reason: str, message: str) -> None:
         self._failure = (reason, message)
-        self._event(reason, message, warning=True)
+        self._record_event(reason, message, warning=True)
 
-    async def _run_containers(self, around: Surroundings) -> None:
+    async def _run_containers(self, context: ContainerContext) -> None:
         refreshing = asyncio.create_task(self._refresh_volumes())
         try:
-            for container in self._init:
-                await container.run(around)
+            for container in self._init_containers:
+                await container.run(context)
                 ended = container.state.terminated
                 if ended is None or ended["exitCode"] != 0:
                     return
-            for container in self._main:
+            for container in self._main_containers:
                 if container.state.waiting[0] == "PodInitializing":
                     container.state.waiting = ("ContainerCreating", "")
-            self._dirty.set()
+            self._status_changed.set()
             async with asyncio.TaskGroup() as group:
-                for container in self._main:
-                    group.create_task(container.run(around))
+                for container in self._main_containers:
+                    group.create_task(container.run(context))
         finally:
             refreshing.cancel()
 
-    def _states(self) -> list[ContainerState]:
+    def _container_states(self) -> list[ContainerState]:
         return [container.state for container in self.containers.values()]
 
-    async def _refuse(self, fields: list[str]) -> None:
+    async def _report_unsupported(self, fields: list[str]) -> None:
         """Stay Pending and say why. Failing would make a ReplicaSet replace the pod for ever."""
         message = f"the lab's node agent does not offer {', '.join(fields)}: leave it out, or use a real cluster"
-        for state in self._states():
+        for state in self._container_states():
             state.waiting = ("LabUnsupported", message)
-        self._event("LabUnsupported", message, warning=True)
-        self._dirty.set()
+        self._record_event("LabUnsupported", message, warning=True)
+        self._status_changed.set()
         await asyncio.Event().wait()
 
-    async def _pretend(self) -> None:
+    async def _run_processless(self) -> None:
         """Be Ready without a process, after as long as the pod says that it loads."""
-        if loads := seconds_to_load(self.pod):
-            for state in self._states():
+        if loads := read_processless_load_seconds(self.pod):
+            for state in self._container_states():
                 state.container_id, state.running_since = "processless", self._started_at
-            self._dirty.set()
+            self._status_changed.set()
             await asyncio.sleep(loads)
-        for state in self._states():
+        for state in self._container_states():
             state.container_id = "processless"
             if state.init:
-                state.terminated = {"exitCode": 0, "reason": "Completed", "finishedAt": timestamp(self._started_at)}
+                state.terminated = {"exitCode": 0, "reason": "Completed", "finishedAt": format_timestamp(self._started_at)}
             else:
                 state.running_since, state.started, state.ready = self._started_at, True, True
-        self._dirty.set()
+        self._status_changed.set()
         await asyncio.Event().wait()
 
     # -- before the containers ----------------------------------------------------------------------------------------
 
-    async def _set_up(self) -> Surroundings:
+    async def _set_up_pod(self) -> ContainerContext:
         assert self._address is not None
-        self._dirty.set()
+        self._status_changed.set()
         self._folder.mkdir(parents=True, exist_ok=True)
-        network = await self._connect(self._address)
+        network = await self._create_network(self._address)
         hostname = self.pod["spec"].get("hostname") or self.pod["metadata"]["name"]
-        (self._folder / "hosts").write_text(self._hosts(hostname))
+        (self._folder / "hosts").write_text(self._build_hosts_file(hostname))
         volumes = self._volumes = PodVolumes(
-            self.uid, self._folder / "volumes", self._shared.client, self._shared.images, self._downward(), self.node.allocatable
+            self.uid, self._folder / "volumes", self._context.client, self._context.images, self._downward_addresses(), self.node.allocatable
         )
         while True:
             try:
                 await volumes.prepare(self.pod)
                 break
             except VolumeError as error:
-                self._event("FailedMount", str(error), warning=True)
-                for state in self._states():
-                    if not state.done:
+                self._record_event("FailedMount", str(error), warning=True)
+                for state in self._container_states():
+                    if not state.is_done:
                         state.waiting = (state.waiting[0] or "ContainerCreating", str(error))
-                self._dirty.set()
-                await asyncio.sleep(_MOUNT_RETRY)
-        for state in self._states():
+                self._status_changed.set()
+                await asyncio.sleep(_MOUNT_RETRY_SECONDS)
+        for state in self._container_states():
             state.waiting = (state.waiting[0], "")
-        return Surroundings(
-            pod=lambda: self.pod,
+        return ContainerContext(
+            get_pod=lambda: self.pod,
             folder=self._folder,
             hostname=hostname,
             address=self._address,
-            network=network.fd,
-            images=self._shared.images,
-            gather=self._gather,
-            mounts=volumes.mounts_of,
-            shared_memory=volumes.shared_memory(),
-            tell=self._event,
-            changed=self._dirty.set,
-            restart_backoff=self._shared.restart_backoff,
+            network_fd=network.namespace_fd,
+            images=self._context.images,
+            read_environment_inputs=self._read_environment_inputs,
+            build_mounts=volumes.build_mounts,
+            shared_memory=volumes.mount_shared_memory(),
+            record_event=self._record_event,
+            on_state_change=self._status_changed.set,
+            restart_backoff=self._context.restart_backoff,
         )
 
-    async def _connect(self, address: str) -> PodNetwork:
+    async def _create_network(self, address: str) -> PodNetwork:
         """The pod's network, once it can be made; it is known to `_give_back` whatever happens meanwhile."""
         while True:
-            async with self._shared.wiring:
-                making = asyncio.create_task(asyncio.to_thread(self._shared.networks.create, address))
+            async with self._context.network_lock:
+                making = asyncio.create_task(asyncio.to_thread(self._context.networks.create, address))
                 try:
                     self.network = await asyncio.shield(making)
                     return self.network
@@ -301,36 +301,36 @@ class PodWorker:
                     raise
                 except OSError as error:
                     _log.warning("pod %s/%s: %s", *self.name, error)
-                    self._event("FailedCreatePodSandBox", str(error), warning=True)
-            await asyncio.sleep(_MOUNT_RETRY)
+                    self._record_event("FailedCreatePodSandBox", str(error), warning=True)
+            await asyncio.sleep(_MOUNT_RETRY_SECONDS)
 
-    def _hosts(self, hostname: str) -> str:
+    def _build_hosts_file(self, hostname: str) -> str:
         lines = ["127.0.0.1\tlocalhost", f"{self._address}\t{hostname}"]
         aliases = self.pod["spec"].get("hostAliases") or []
         lines += [f"{alias['ip']}\t{' '.join(alias.get('hostnames') or [])}" for alias in aliases]
         return "\n".join(lines) + "\n"
 
-    def _downward(self) -> dict[str, str]:
+    def _downward_addresses(self) -> dict[str, str]:
         address = self._address or ""
         return {"podIP": address, "podIPs": address, "hostIP": self.node.address, "hostIPs": self.node.address}
 
-    async def _gather(self, container: Object) -> dict[str, Any]:
+    async def _read_environment_inputs(self, container: KubeObject) -> dict[str, Any]:
         """What `environment` needs from the API server, fetched afresh for each start."""
         namespace, spec = self.pod["metadata"]["namespace"], self.pod["spec"]
-        found: dict[tuple[str, str], Object] = {}
-        for plural, name in _references(container):
+        found: dict[tuple[str, str], KubeObject] = {}
+        for plural, name in _environment_references(container):
             try:
-                found[plural, name] = await self._shared.client.get(core(plural, namespace, name))
+                found[plural, name] = await self._context.client.get(core_path(plural, namespace, name))
             except KubeError as error:
                 if error.status != 404:
                     raise
-        around = await self._shared.client.get(core("namespaces", name=namespace))
+        around = await self._context.client.get(core_path("namespaces", name=namespace))
         links = spec.get("enableServiceLinks", True)
         return {
             "hub": (around["metadata"].get("labels") or {}).get(HUB_LABEL) == "true",
-            "services": service_variables(self._shared.services.objects.values(), namespace, links),
+            "services": build_service_variables(self._context.services.objects.values(), namespace, links),
             "lookup": lambda plural, name: found.get((plural, name)),
-            "status": self._downward(),
+            "status": self._downward_addresses(),
             "node": self.node.allocatable,
         }
 
@@ -338,94 +338,94 @@ class PodWorker:
         assert self._volumes is not None
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._outdated.wait(), _REFRESH)
-            self._outdated.clear()
+                await asyncio.wait_for(self._volumes_outdated.wait(), _VOLUME_REFRESH_SECONDS)
+            self._volumes_outdated.clear()
             await self._volumes.refresh(self.pod)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    async def _end_containers(self, grace: float | None = None) -> None:
+    async def _stop_containers(self, grace: float | None = None) -> None:
         """End what runs, and let nothing start any more."""
         if grace is None:
             metadata, spec = self.pod["metadata"], self.pod["spec"]
             grace = metadata.get("deletionGracePeriodSeconds", spec.get("terminationGracePeriodSeconds", 30))
-        left = [c for c in self.containers.values() if not c.state.done]
-        await asyncio.gather(*(c.stop(0.0 if self._gone.is_set() else float(grace)) for c in left))
+        left = [c for c in self.containers.values() if not c.state.is_done]
+        await asyncio.gather(*(c.stop(0.0 if self._object_removed.is_set() else float(grace)) for c in left))
         for container in left:
             if container.state.terminated is None and container.state.last_terminated is not None:
                 container.state.terminated = container.state.last_terminated
 
-    async def _give_back(self) -> None:
+    async def _release_resources(self) -> None:
         """Network, volumes and address, in this order: an address is given back when nobody has it any more."""
         if self.network is not None:
             network, self.network = self.network, None
-            async with self._shared.wiring:
+            async with self._context.network_lock:
                 try:
-                    await asyncio.to_thread(self._shared.networks.remove, network)
+                    await asyncio.to_thread(self._context.networks.remove, network)
                 except Exception:  # noqa: BLE001  pyroute2 has no common base for its errors, and the rest must be given back
                     _log.exception("pod %s/%s: its network", *self.name)
-        if self._volumes is not None and self._over:
+        if self._volumes is not None and self._is_finished:
             try:
                 await asyncio.to_thread(self._volumes.remove)
             except OSError:
                 _log.exception("pod %s/%s: its volumes", *self.name)
         if self._address is not None:
-            self._shared.networks.release(self._address)
+            self._context.networks.release_address(self._address)
 
     async def _remove_object(self) -> None:
         namespace, name = self.name
         options = {"gracePeriodSeconds": 0, "preconditions": {"uid": self.uid}}
         while True:
-            await self._may_tell.wait()
+            await self._status_writes_allowed.wait()
             try:
                 await self._write_status()
-                await self._shared.client.delete(core("pods", namespace, name), options)
+                await self._context.client.delete(core_path("pods", namespace, name), options)
                 return
             except KubeError as error:
                 if error.status in (404, 409):
                     return
                 _log.warning("pod %s/%s: %s", *self.name, error)
-                await asyncio.sleep(_API_RETRY)
+                await asyncio.sleep(_API_RETRY_SECONDS)
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
-    async def _tell_status(self) -> None:
+    async def _write_status_on_change(self) -> None:
         while True:
-            await self._dirty.wait()
-            await self._may_tell.wait()
-            self._dirty.clear()
+            await self._status_changed.wait()
+            await self._status_writes_allowed.wait()
+            self._status_changed.clear()
             try:
                 await self._write_status()
             except KubeError as error:
                 if error.status not in (404, 409):  # gone, or another pod of this name: the mirror will say so
                     _log.warning("pod %s/%s: %s", *self.name, error)
-                    self._dirty.set()
-                    await asyncio.sleep(_API_RETRY)
+                    self._status_changed.set()
+                    await asyncio.sleep(_API_RETRY_SECONDS)
 
     async def _write_status(self) -> None:
-        if self._was_over:
+        if self._was_finished:
             return
-        networked = self._address is not None and not self._over
-        facts = PodFacts(self.pod, self.node.address, self._address, self._started_at, networked, self._failure, over=self._over)
-        init, main = [c.state for c in self._init], [c.state for c in self._main]
-        status = pod_status(facts, init, main, time.time())
-        if tells(self.pod.get("status"), status):
+        networked = self._address is not None and not self._is_finished
+        facts = PodFacts(self.pod, self.node.address, self._address, self._started_at, networked, self._failure, is_finished=self._is_finished)
+        init, main = [c.state for c in self._init_containers], [c.state for c in self._main_containers]
+        status = build_pod_status(facts, init, main, time.time())
+        if status_covers(self.pod.get("status"), status):
             return
         namespace, name = self.name
         if "podIPs" in status:  # a list that is merged by address, and a pod that was taken over has got another one
             status["podIPs"] = [{"$patch": "replace"}, *status["podIPs"]]
         body = {"metadata": {"uid": self.uid}, "status": status}
-        self.update(await self._shared.client.patch(core("pods", namespace, name, "status"), body, STRATEGIC))
+        self.update(await self._context.client.patch(core_path("pods", namespace, name, "status"), body, STRATEGIC_MERGE_PATCH))
 
-    def _event(self, reason: str, message: str, *, warning: bool = False, container: str = "") -> None:
-        self._shared.events.tell({**self.pod, "kind": "Pod"}, reason, message, warning=warning, container=container)
+    def _record_event(self, reason: str, message: str, *, warning: bool = False, container: str = "") -> None:
+        self._context.events.record({**self.pod, "kind": "Pod"}, reason, message, warning=warning, container=container)
 
 
-def _seconds(moment: str) -> float:
+def _parse_timestamp(moment: str) -> float:
     return datetime.datetime.fromisoformat(moment).timestamp()
 
 
-def _references(container: Object) -> set[tuple[str, str]]:
+def _environment_references(container: KubeObject) -> set[tuple[str, str]]:
     """(plural, name) of each config map and secret that the container's environment names."""
     found = set()
     sources = list(container.get("envFrom") or [])
@@ -442,7 +442,7 @@ def _references(container: Object) -> set[tuple[str, str]]:
     return found
 
 
-async def _cancel(*tasks: asyncio.Task[Any]) -> None:
+async def _cancel_all(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     for task in tasks:

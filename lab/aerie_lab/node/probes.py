@@ -14,38 +14,38 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aerie_lab.kube.client import Object
+from aerie_lab.kube.client import KubeObject
 
-Execute = Callable[[Sequence[str], float], Awaitable[tuple[int | None, str]]]
+CommandExecutor = Callable[[Sequence[str], float], Awaitable[tuple[int | None, str]]]
 """(command, timeout in seconds) -> (exit code, output); exit code None when it took too long."""
 
 
 @dataclass
-class Judge:
+class ProbeState:
     """Turns single answers into a verdict: `failureThreshold` failures or `successThreshold` successes in a row."""
 
     failure_threshold: int
     success_threshold: int
     verdict: bool | None = None
     streak: int = 0
-    last: bool | None = None
+    last_success: bool | None = None
 
-    def hear(self, success: bool) -> bool | None:
+    def record(self, success: bool) -> bool | None:
         """Take one answer; the new verdict when it changes, else None."""
-        self.streak = self.streak + 1 if success == self.last else 1
-        self.last = success
+        self.streak = self.streak + 1 if success == self.last_success else 1
+        self.last_success = success
         if self.streak < (self.success_threshold if success else self.failure_threshold) or self.verdict == success:
             return None
         self.verdict = success
         return success
 
 
-def judge_of(probe: Object) -> Judge:
+def build_probe_state(probe: KubeObject) -> ProbeState:
     """The thresholds of a probe; the API server has filled in the defaults."""
-    return Judge(probe.get("failureThreshold", 3), probe.get("successThreshold", 1))
+    return ProbeState(probe.get("failureThreshold", 3), probe.get("successThreshold", 1))
 
 
-def resolve_port(port: int | str, container: Object) -> int:
+def resolve_port(port: int | str, container: KubeObject) -> int:
     """A port number from a number or the name of one of the container's ports. Raises ValueError."""
     if isinstance(port, int) or str(port).isdigit():
         return int(port)
@@ -55,7 +55,7 @@ def resolve_port(port: int | str, container: Object) -> int:
     raise ValueError(f"couldn't find port: {port}")
 
 
-async def run_probe(probe: Object, container: Object, address: str, execute: Execute) -> tuple[bool, str]:
+async def run_probe(probe: KubeObject, container: KubeObject, address: str, execute: CommandExecutor) -> tuple[bool, str]:
     """Ask once: (success, what was wrong)."""
     timeout = float(probe.get("timeoutSeconds", 1))
     try:
@@ -78,7 +78,7 @@ async def run_probe(probe: Object, container: Object, address: str, execute: Exe
         return False, str(error)
 
 
-async def http_get(request: dict[str, Any], container: Object, address: str) -> int:
+async def http_get(request: dict[str, Any], container: KubeObject, address: str) -> int:
     """The status of a GET as a probe or a preStop hook asks for it. Raises OSError, ValueError."""
     host = request.get("host") or address
     port = resolve_port(request["port"], container)

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aerie_lab.kube.client import Object
+from aerie_lab.kube.client import KubeObject
 
 
-def timestamp(seconds: float) -> str:
+def format_timestamp(seconds: float) -> str:
     """Seconds since the epoch as Kubernetes writes them."""
     return datetime.datetime.fromtimestamp(int(seconds), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -37,16 +37,16 @@ class ContainerState:
     container_id: str = ""
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Ended, and not to be started again."""
         return self.terminated is not None
 
-    def to_status(self) -> Object:
+    def to_status(self) -> KubeObject:
         """The containerStatuses entry."""
         if self.terminated is not None:
             state: dict[str, Any] = {"terminated": self.terminated}
         elif self.running_since is not None:
-            state = {"running": {"startedAt": timestamp(self.running_since)}}
+            state = {"running": {"startedAt": format_timestamp(self.running_since)}}
         elif self.last_terminated is not None and self.waiting == ("", ""):
             state = {"terminated": self.last_terminated}  # ended, and about to be started again at once
         else:
@@ -71,24 +71,24 @@ class ContainerState:
 class PodFacts:
     """Everything beside the containers that a pod's status tells."""
 
-    pod: Object
+    pod: KubeObject
     node_address: str
     pod_address: str | None
-    started_at: float
-    networked: bool
+    start_time: float
+    has_network: bool
     failure: tuple[str, str] | None = None
     """(reason, message) when the pod as a whole has failed."""
-    over: bool = False
+    is_finished: bool = False
     """Nothing of the pod runs, and nothing will run any more."""
 
 
-def phase(init: Sequence[ContainerState], main: Sequence[ContainerState]) -> str:
+def compute_phase(init: Sequence[ContainerState], main: Sequence[ContainerState]) -> str:
     """Pending, Running, Succeeded or Failed."""
     if any(c.terminated and c.terminated["exitCode"] != 0 for c in init):
         return "Failed"
-    if not all(c.done for c in init):
+    if not all(c.is_done for c in init):
         return "Pending"
-    if all(c.done for c in main):
+    if all(c.is_done for c in main):
         codes = [(c.terminated or {})["exitCode"] for c in main]
         return "Failed" if any(codes) else "Succeeded"
     never_started = any(
@@ -98,9 +98,9 @@ def phase(init: Sequence[ContainerState], main: Sequence[ContainerState]) -> str
     return "Pending" if never_started else "Running"
 
 
-def conditions(
+def build_conditions(
     facts: PodFacts, current_phase: str, init: Sequence[ContainerState], main: Sequence[ContainerState], now: float
-) -> list[Object]:
+) -> list[KubeObject]:
     """The kubelet's conditions; lastTransitionTime moves only where the status differs from the one in `facts.pod`."""
     known = {c["type"]: c for c in (facts.pod.get("status") or {}).get("conditions") or []}
     unready = [c.name for c in main if not c.ready]
@@ -120,7 +120,7 @@ def conditions(
     else:
         ready_why = why
     wanted = [
-        ("PodReadyToStartContainers", facts.networked and not finished, ("", "")),
+        ("PodReadyToStartContainers", facts.has_network and not finished, ("", "")),
         (
             "Initialized",
             initialized,
@@ -135,11 +135,11 @@ def conditions(
         status = "True" if is_true else "False"
         previous = known.get(kind)
         moved = previous is None or previous["status"] != status
-        entry: Object = {
+        entry: KubeObject = {
             "type": kind,
             "status": status,
             "lastProbeTime": None,
-            "lastTransitionTime": timestamp(now) if previous is None or moved else previous["lastTransitionTime"],
+            "lastTransitionTime": format_timestamp(now) if previous is None or moved else previous["lastTransitionTime"],
             "observedGeneration": facts.pod["metadata"].get("generation", 0),
             "reason": reason if not is_true else ("PodCompleted" if kind == "Initialized" and finished else None),
             "message": message if not is_true else None,
@@ -148,20 +148,20 @@ def conditions(
     return result
 
 
-def pod_status(facts: PodFacts, init: Sequence[ContainerState], main: Sequence[ContainerState], now: float) -> Object:
+def build_pod_status(facts: PodFacts, init: Sequence[ContainerState], main: Sequence[ContainerState], now: float) -> KubeObject:
     """The status to write; a strategic merge patch keeps the conditions of others."""
-    current_phase = phase(init, main)
-    if facts.over and (facts.failure or current_phase != "Succeeded"):
+    current_phase = compute_phase(init, main)
+    if facts.is_finished and (facts.failure or current_phase != "Succeeded"):
         current_phase = "Failed"
     elif facts.failure and current_phase in ("Succeeded", "Failed"):
         current_phase = "Running"  # it will be Failed; a controller must not see another outcome before
-    status: Object = {
+    status: KubeObject = {
         "phase": current_phase,
         "observedGeneration": facts.pod["metadata"].get("generation", 0),
-        "conditions": conditions(facts, current_phase, init, main, now),
+        "conditions": build_conditions(facts, current_phase, init, main, now),
         "hostIP": facts.node_address,
         "hostIPs": [{"ip": facts.node_address}],
-        "startTime": timestamp(facts.started_at),
+        "startTime": format_timestamp(facts.start_time),
         "containerStatuses": [c.to_status() for c in main],
         "qosClass": (facts.pod.get("status") or {}).get("qosClass", "BestEffort"),
     }
@@ -174,24 +174,24 @@ def pod_status(facts: PodFacts, init: Sequence[ContainerState], main: Sequence[C
     return status
 
 
-def tells(known: object, wanted: object) -> bool:
+def status_covers(current: object, desired: object) -> bool:
     """Whether a status `known` to the API server says all that `wanted` says, so that nothing need be written.
 
     Absent and empty are the same; a `state` or `lastState` must be the same kind; conditions of others do not count.
     """
-    if isinstance(wanted, dict):
-        found = known if isinstance(known, dict) else {}
-        for name, value in wanted.items():
+    if isinstance(desired, dict):
+        found = current if isinstance(current, dict) else {}
+        for name, value in desired.items():
             if name == "conditions":
                 by_type = {entry["type"]: entry for entry in found.get(name) or []}
-                if not all(tells(by_type.get(entry["type"]), entry) for entry in value):
+                if not all(status_covers(by_type.get(entry["type"]), entry) for entry in value):
                     return False
-            elif not tells(found.get(name), value):
+            elif not status_covers(found.get(name), value):
                 return False
             elif name in ("state", "lastState") and (found.get(name) or {}).keys() != value.keys():
                 return False  # the new kind is told, and the old one is told too
         return True
-    if isinstance(wanted, list):
-        entries = known if isinstance(known, list) else []
-        return len(entries) == len(wanted) and all(tells(k, w) for k, w in zip(entries, wanted, strict=True))
-    return known == wanted or (not known and not wanted)
+    if isinstance(desired, list):
+        entries = current if isinstance(current, list) else []
+        return len(entries) == len(desired) and all(status_covers(k, w) for k, w in zip(entries, desired, strict=True))
+    return current == desired or (not current and not desired)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from aerie_lab.kube.client import Object
+from aerie_lab.kube.client import KubeObject
 
-_HONOURED = {
+_SUPPORTED_FIELDS = {
     "pod": {
         "activeDeadlineSeconds", "containers", "enableServiceLinks", "hostAliases", "hostname", "imagePullSecrets",
         "initContainers", "readinessGates", "restartPolicy", "serviceAccountName", "terminationGracePeriodSeconds",
@@ -37,7 +37,7 @@ _HONOURED = {
     "port": {"containerPort", "name", "protocol"},
 }  # fmt: skip
 
-_WITHOUT_EFFECT = {
+_IGNORED_FIELDS = {
     # acted on by the scheduler, the API server or a controller, or only naming what the lab has one of
     "pod": {
         "affinity", "automountServiceAccountToken", "dnsConfig", "dnsPolicy", "nodeName", "nodeSelector", "overhead",
@@ -60,62 +60,62 @@ _WITHOUT_EFFECT = {
     "port": set[str](),
 }  # fmt: skip
 
-PROCESSLESS = "lab.aerie.dev/processless"
+PROCESSLESS_ANNOTATION = "lab.aerie.dev/processless"
 """A pod with this annotation set to "true" is Ready at once and runs nothing: for tests of scale."""
 
 
-def is_processless(pod: Object) -> bool:
+def is_processless(pod: KubeObject) -> bool:
     """Whether the pod is to be Ready without a process."""
-    return bool((pod["metadata"].get("annotations") or {}).get(PROCESSLESS) == "true")
+    return bool((pod["metadata"].get("annotations") or {}).get(PROCESSLESS_ANNOTATION) == "true")
 
 
 HUB_LABEL = "lab.aerie.dev/hub"
 """A namespace with this label set to "true" is one with the Hub at hand: its containers find HF_ENDPOINT set, to the lab's Hub.
 Others reach it as one reaches a mirror, by what their own specs say."""
 
-LOADS = "lab.aerie.dev/processless-loads"
+PROCESSLESS_LOAD_SECONDS_ANNOTATION = "lab.aerie.dev/processless-loads"
 """Seconds that a processless pod is not Ready, as an engine that loads its model."""
 
 
-def seconds_to_load(pod: Object) -> float:
+def read_processless_load_seconds(pod: KubeObject) -> float:
     """Seconds until a processless pod is Ready. Raises ValueError for what is no such number."""
-    text = (pod["metadata"].get("annotations") or {}).get(LOADS, "0")
+    text = (pod["metadata"].get("annotations") or {}).get(PROCESSLESS_LOAD_SECONDS_ANNOTATION, "0")
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= 86400:
-        raise ValueError(f"the annotation {LOADS} is {text!r}, and has to be a number of seconds from 0 to 86400")
+        raise ValueError(f"the annotation {PROCESSLESS_LOAD_SECONDS_ANNOTATION} is {text!r}, and has to be a number of seconds from 0 to 86400")
     return seconds
 
 
-def unsupported(pod: Object) -> list[str]:
+def find_unsupported_fields(pod: KubeObject) -> list[str]:
     """The paths of all fields of the pod that the lab does not honour; empty when it can run the pod as asked."""
-    return list(_unsupported(pod["spec"]))
+    return list(_iterate_unsupported_fields(pod["spec"]))
 
 
-def _unsupported(spec: Object) -> Iterator[str]:
-    yield from _unknown("pod", spec, "spec")
+def _iterate_unsupported_fields(spec: KubeObject) -> Iterator[str]:
+    yield from _unknown_fields("pod", spec, "spec")
     for field in ("initContainers", "containers"):
         for container in spec.get(field) or []:
             where = f"spec.{field}[{container['name']}]"
-            yield from _unknown("container", container, where)
-            yield from _unknown("container securityContext", container.get("securityContext"), f"{where}.securityContext")
+            yield from _unknown_fields("container", container, where)
+            yield from _unknown_fields("container securityContext", container.get("securityContext"), f"{where}.securityContext")
             for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-                yield from _unknown("probe", container.get(probe), f"{where}.{probe}")
+                yield from _unknown_fields("probe", container.get(probe), f"{where}.{probe}")
             lifecycle = container.get("lifecycle")
-            yield from _unknown("lifecycle", lifecycle, f"{where}.lifecycle")
-            yield from _unknown("preStop", (lifecycle or {}).get("preStop"), f"{where}.lifecycle.preStop")
+            yield from _unknown_fields("lifecycle", lifecycle, f"{where}.lifecycle")
+            yield from _unknown_fields("preStop", (lifecycle or {}).get("preStop"), f"{where}.lifecycle.preStop")
             for port in container.get("ports") or []:
-                yield from _unknown("port", port, f"{where}.ports[{port['containerPort']}]")
+                yield from _unknown_fields("port", port, f"{where}.ports[{port['containerPort']}]")
             for mount in container.get("volumeMounts") or []:
-                yield from _unknown("volume mount", mount, f"{where}.volumeMounts[{mount['name']}]")
+                yield from _unknown_fields("volume mount", mount, f"{where}.volumeMounts[{mount['name']}]")
     for volume in spec.get("volumes") or []:
-        yield from _unknown("volume", volume, f"spec.volumes[{volume['name']}]")
+        yield from _unknown_fields("volume", volume, f"spec.volumes[{volume['name']}]")
 
 
-def _unknown(kind: str, part: Mapping[str, Any] | None, where: str) -> Iterator[str]:
-    known = _HONOURED[kind] | _WITHOUT_EFFECT[kind]
+def _unknown_fields(kind: str, part: Mapping[str, Any] | None, where: str) -> Iterator[str]:
+    known = _SUPPORTED_FIELDS[kind] | _IGNORED_FIELDS[kind]
     for field, value in (part or {}).items():
         if field not in known and value not in (None, False, [], {}, ""):
             yield f"{where}.{field}"

@@ -23,13 +23,13 @@ from typing import Any
 
 from aerie_lab.errors import KubeError, LabError
 from aerie_lab.images.table import ImageTable
-from aerie_lab.kube.client import KubeClient, Object, core
-from aerie_lab.node.environment import ConfigError, expand, field_value, keys_of, quantity, resource_value
+from aerie_lab.kube.client import KubeClient, KubeObject, core_path
+from aerie_lab.node.environment import ConfigError, expand_variables, resolve_field_reference, decode_object_data, parse_quantity, resolve_resource_reference
 from aerie_lab.sandbox import linux
 
 _log = logging.getLogger(__name__)
-MEMORY = Path("/run/aerie-lab/memory")
-Files = dict[str, tuple[bytes, int]]
+MEMORY_VOLUMES_FOLDER = Path("/run/aerie-lab/memory")
+VolumeFiles = dict[str, tuple[bytes, int]]
 """Relative path -> (content, file mode)."""
 
 
@@ -45,40 +45,40 @@ class PodVolumes:
     folder: Path
     client: KubeClient
     images: ImageTable
-    status: Mapping[str, str]
-    node: Mapping[str, str]
+    addresses: Mapping[str, str]
+    node_allocatable: Mapping[str, str]
     sources: dict[str, tuple[Path, bool]] = field(default_factory=dict)
     """Volume name -> (file or folder on this machine, must be read-only)."""
     _tokens: dict[str, tuple[bytes, float]] = field(default_factory=dict)
 
-    async def prepare(self, pod: Object) -> None:
+    async def prepare(self, pod: KubeObject) -> None:
         """Make all volumes ready. Raises VolumeError for the first that is not."""
         for volume in pod["spec"].get("volumes") or []:
             try:
-                self.sources[volume["name"]] = await self._prepare(pod, volume)
+                self.sources[volume["name"]] = await self._prepare_volume(pod, volume)
             except (ConfigError, LabError, OSError) as error:
                 text = str(error)
                 raise VolumeError(f'MountVolume.SetUp failed for volume "{volume["name"]}": {text}') from error
 
-    async def refresh(self, pod: Object) -> None:
+    async def refresh(self, pod: KubeObject) -> None:
         """Rewrite what has changed in the API objects behind the volumes, and tokens past four fifths of their life."""
         for volume in pod["spec"].get("volumes") or []:
             if volume.keys() & {"configMap", "secret", "projected", "downwardAPI"}:
                 try:
-                    await self._prepare(pod, volume)
+                    await self._prepare_volume(pod, volume)
                 except (VolumeError, ConfigError, LabError, OSError) as error:
                     _log.info("volume %s stays as it was: %s", volume["name"], error)
 
-    def shared_memory(self) -> Path:
+    def mount_shared_memory(self) -> Path:
         """The pod's /dev/shm: 64 MiB, as container engines give."""
-        return _tmpfs(MEMORY / self.uid / ".shm", "64m")
+        return _mount_tmpfs(MEMORY_VOLUMES_FOLDER / self.uid / ".shm", "64m")
 
-    def mounts_of(self, container: Object, known: Mapping[str, str]) -> list[dict[str, Any]]:
+    def build_mounts(self, container: KubeObject, variables: Mapping[str, str]) -> list[dict[str, Any]]:
         """The container's mounts, outer paths first: source, path, read_only. Raises VolumeError."""
         mounts = []
         for mount in container.get("volumeMounts") or []:
             source, read_only = self.sources[mount["name"]]
-            below = mount.get("subPath") or expand(mount.get("subPathExpr") or "", known)
+            below = mount.get("subPath") or expand_variables(mount.get("subPathExpr") or "", variables)
             if below:
                 if below.startswith("/") or ".." in Path(below).parts:
                     raise VolumeError(f"volumeMounts[{mount['name']}].subPath '{below}' must stay inside the volume")
@@ -93,82 +93,82 @@ class PodVolumes:
 
     def remove(self) -> None:
         """Take away what the pod alone had."""
-        remove_memory(self.uid)
+        unmount_memory_volumes(self.uid)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    async def _prepare(self, pod: Object, volume: Object) -> tuple[Path, bool]:
+    async def _prepare_volume(self, pod: KubeObject, volume: KubeObject) -> tuple[Path, bool]:
         name, namespace = volume["name"], pod["metadata"]["namespace"]
         target = self.folder / name
         if "emptyDir" in volume:
-            return self._empty_dir(volume, target), False
+            return self._make_empty_dir(volume, target), False
         if source := volume.get("hostPath"):
-            return _host_path(source), False
+            return _resolve_host_path(source), False
         if source := volume.get("image"):
-            return self.images.volume(source["reference"]), True
+            return self.images.resolve_volume(source["reference"]), True
         if source := volume.get("persistentVolumeClaim"):
-            return await self._claim(namespace, source), bool(source.get("readOnly"))
-        files = await self._files(pod, volume)
-        _write_together(target, files)
+            return await self._resolve_claim(namespace, source), bool(source.get("readOnly"))
+        files = await self._read_files(pod, volume)
+        _write_atomically(target, files)
         return target, True
 
-    def _empty_dir(self, volume: Object, target: Path) -> Path:
+    def _make_empty_dir(self, volume: KubeObject, target: Path) -> Path:
         empty = volume["emptyDir"] or {}
         if empty.get("medium") == "Memory":
-            size = str(int(quantity(empty["sizeLimit"]))) if empty.get("sizeLimit") else "50%"
-            return _tmpfs(MEMORY / self.uid / volume["name"], size)
+            size = str(int(parse_quantity(empty["sizeLimit"]))) if empty.get("sizeLimit") else "50%"
+            return _mount_tmpfs(MEMORY_VOLUMES_FOLDER / self.uid / volume["name"], size)
         if empty.get("medium"):
             raise VolumeError(f"emptyDir.medium '{empty['medium']}' is not offered by the lab: '' or 'Memory'")
         target.mkdir(parents=True, exist_ok=True)
         target.chmod(0o777)
         return target
 
-    async def _claim(self, namespace: str, source: Object) -> Path:
-        claim = await self.client.get(core("persistentvolumeclaims", namespace, source["claimName"]))
+    async def _resolve_claim(self, namespace: str, source: KubeObject) -> Path:
+        claim = await self.client.get(core_path("persistentvolumeclaims", namespace, source["claimName"]))
         if (claim.get("status") or {}).get("phase") != "Bound":
             raise VolumeError(f"persistentvolumeclaim '{source['claimName']}' is not bound")
-        volume = await self.client.get(core("persistentvolumes", None, claim["spec"]["volumeName"]))
+        volume = await self.client.get(core_path("persistentvolumes", None, claim["spec"]["volumeName"]))
         for kind in ("hostPath", "local"):
             if kind in volume["spec"]:
-                return _host_path({"type": "Directory"} | volume["spec"][kind])
+                return _resolve_host_path({"type": "Directory"} | volume["spec"][kind])
         raise VolumeError(f"persistent volume {volume['metadata']['name']}: the lab mounts hostPath and local volumes only")
 
-    async def _files(self, pod: Object, volume: Object) -> Files:
+    async def _read_files(self, pod: KubeObject, volume: KubeObject) -> VolumeFiles:
         if projected := volume.get("projected"):
             mode = projected.get("defaultMode", 0o644)
-            files: Files = {}
+            files: VolumeFiles = {}
             for source in projected.get("sources") or []:
-                files |= await self._from_source(pod, source, mode, f"{volume['name']}/")
+                files |= await self._read_source(pod, source, mode, f"{volume['name']}/")
             return files
         kind = next(k for k in ("configMap", "secret", "downwardAPI") if k in volume)
         source = dict(volume[kind] or {})
         if kind == "secret":
             source["name"] = source.pop("secretName", None)
-        return await self._from_source(pod, {kind: source}, source.get("defaultMode", 0o644), "")
+        return await self._read_source(pod, {kind: source}, source.get("defaultMode", 0o644), "")
 
-    async def _from_source(self, pod: Object, source: Object, mode: int, prefix: str) -> Files:
+    async def _read_source(self, pod: KubeObject, source: KubeObject, mode: int, prefix: str) -> VolumeFiles:
         ((kind, details),) = source.items()
         if kind in ("configMap", "secret"):
-            return await self._from_object(pod, "configmaps" if kind == "configMap" else "secrets", details, mode)
+            return await self._read_object_keys(pod, "configmaps" if kind == "configMap" else "secrets", details, mode)
         if kind == "downwardAPI":
             return {
-                item["path"]: (self._downward(pod, item).encode(), item.get("mode") or mode)
+                item["path"]: (self._resolve_downward_item(pod, item).encode(), item.get("mode") or mode)
                 for item in details.get("items") or []
             }
         if kind == "serviceAccountToken":
-            return {details["path"]: (await self._token(pod, details, prefix + details["path"]), mode & 0o777)}
+            return {details["path"]: (await self._request_token(pod, details, prefix + details["path"]), mode & 0o777)}
         raise VolumeError(f"projected source '{kind}' is not offered by the lab")
 
-    async def _from_object(self, pod: Object, plural: str, details: Object, mode: int) -> Files:
+    async def _read_object_keys(self, pod: KubeObject, plural: str, details: KubeObject, mode: int) -> VolumeFiles:
         try:
-            item = await self.client.get(core(plural, pod["metadata"]["namespace"], details["name"]))
+            item = await self.client.get(core_path(plural, pod["metadata"]["namespace"], details["name"]))
         except KubeError as error:
             if error.status == 404 and details.get("optional"):
                 return {}
             raise
-        values = keys_of(plural, item)
+        values = decode_object_data(plural, item)
         if not details.get("items"):
             return {key: (value, mode) for key, value in values.items()}
-        files: Files = {}
+        files: VolumeFiles = {}
         for entry in details["items"]:
             if entry["key"] in values:
                 files[entry["path"]] = (values[entry["key"]], entry.get("mode") or mode)
@@ -176,13 +176,13 @@ class PodVolumes:
                 raise VolumeError(f"{plural.removesuffix('s')} {details['name']} has no key '{entry['key']}'")
         return files
 
-    def _downward(self, pod: Object, item: Object) -> str:
+    def _resolve_downward_item(self, pod: KubeObject, item: KubeObject) -> str:
         if "fieldRef" in item:
-            return field_value(pod, item["fieldRef"]["fieldPath"], self.status)
+            return resolve_field_reference(pod, item["fieldRef"]["fieldPath"], self.addresses)
         reference = item["resourceFieldRef"]
-        return resource_value(pod, {"name": reference.get("containerName", "")}, reference, self.node)
+        return resolve_resource_reference(pod, {"name": reference.get("containerName", "")}, reference, self.node_allocatable)
 
-    async def _token(self, pod: Object, details: Object, where: str) -> bytes:
+    async def _request_token(self, pod: KubeObject, details: KubeObject, where: str) -> bytes:
         known = self._tokens.get(where)
         if known and time.monotonic() < known[1]:
             return known[0]
@@ -190,7 +190,7 @@ class PodVolumes:
         seconds = int(details.get("expirationSeconds") or 3600)
         account = pod["spec"].get("serviceAccountName") or "default"
         answer = await self.client.create(
-            core("serviceaccounts", metadata["namespace"], account, "token"),
+            core_path("serviceaccounts", metadata["namespace"], account, "token"),
             {
                 "apiVersion": "authentication.k8s.io/v1",
                 "kind": "TokenRequest",
@@ -208,24 +208,24 @@ class PodVolumes:
         return token
 
 
-def remove_memory(uid: str) -> None:
+def unmount_memory_volumes(uid: str) -> None:
     """Take away the tmpfs mounts of a pod."""
     with contextlib.suppress(FileNotFoundError):
-        for mounted in list((MEMORY / uid).iterdir()):
+        for mounted in list((MEMORY_VOLUMES_FOLDER / uid).iterdir()):
             with contextlib.suppress(OSError):
                 linux.unmount(str(mounted))
             mounted.rmdir()
-        (MEMORY / uid).rmdir()
+        (MEMORY_VOLUMES_FOLDER / uid).rmdir()
 
 
-def _tmpfs(target: Path, size: str) -> Path:
+def _mount_tmpfs(target: Path, size: str) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     if not target.is_mount():
         linux.mount("tmpfs", str(target), "tmpfs", options=f"mode=1777,size={size}")
     return target
 
 
-def _host_path(source: Mapping[str, Any]) -> Path:
+def _resolve_host_path(source: Mapping[str, Any]) -> Path:
     found, kind = Path(source["path"]), source.get("type") or ""
     if kind == "DirectoryOrCreate":
         found.mkdir(parents=True, exist_ok=True)
@@ -239,11 +239,11 @@ def _host_path(source: Mapping[str, Any]) -> Path:
     return found
 
 
-def _write_together(target: Path, files: Files) -> None:
+def _write_atomically(target: Path, files: VolumeFiles) -> None:
     """Make the folder `target` show exactly `files`, switching from the old content to the new in one step."""
     target.mkdir(parents=True, exist_ok=True)
     current = target / "..data"
-    if current.is_symlink() and _read_back(current.resolve()) == files:
+    if current.is_symlink() and _read_folder(current.resolve()) == files:
         return
     fresh = target / f"..{time.time_ns()}"
     fresh.mkdir()
@@ -267,7 +267,7 @@ def _write_together(target: Path, files: Files) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _read_back(folder: Path) -> Files:
+def _read_folder(folder: Path) -> VolumeFiles:
     return {
         str(file.relative_to(folder)): (file.read_bytes(), file.stat().st_mode & 0o777)
         for file in folder.rglob("*")

@@ -26,7 +26,7 @@ class LaunchError(LabError):
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchSpec:
     """All that a container's process gets."""
 
     command: Sequence[str]
@@ -39,7 +39,7 @@ class Launch:
     shared_memory: str
 
 
-def _launcher(verb: str, spec: Path) -> list[str]:
+def _launcher_command(verb: str, spec: Path) -> list[str]:
     return [sys.executable, "-S", "-m", "aerie_lab.sandbox.launch", verb, str(spec)]
 
 
@@ -53,32 +53,32 @@ class ContainerProcess:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._handle = os.pidfd_open(pid)
-        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().add_reader(self._handle, self._collect)
+        self._pidfd = os.pidfd_open(pid)
+        self._exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().add_reader(self._pidfd, self._collect_exit_status)
 
-    def _collect(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._handle)
-        result = os.waitid(os.P_PIDFD, self._handle, os.WEXITED)
-        os.close(self._handle)
-        self._handle = -1
-        if not self._ended.done():
+    def _collect_exit_status(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+        os.close(self._pidfd)
+        self._pidfd = -1
+        if not self._exit_code.done():
             assert result is not None
-            self._ended.set_result(result.si_status if result.si_code == os.CLD_EXITED else -result.si_status)
+            self._exit_code.set_result(result.si_status if result.si_code == os.CLD_EXITED else -result.si_status)
 
     async def wait(self) -> int:
         """The exit code, negative for the signal that ended it."""
-        return await asyncio.shield(self._ended)
+        return await asyncio.shield(self._exit_code)
 
     def signal(self, number: int) -> None:
         """Send a signal to process 1 of the container; nothing happens when it has ended."""
-        if self._handle >= 0:
+        if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._handle, number)
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def signal_all(self, number: int) -> None:
         """Send a signal to every process of the container. Raises ProcessLookupError when it has ended."""
-        if self._handle < 0:
+        if self._pidfd < 0:
             raise ProcessLookupError(self.pid)
         try:
             namespace = os.readlink(f"/proc/{self.pid}/ns/pid")
@@ -90,29 +90,29 @@ class ContainerProcess:
                     os.kill(int(entry), number)
 
 
-async def start(launch: Launch, network: int | None, spec: Path, stdout: int, stderr: int) -> ContainerProcess:
+async def start_container(launch: LaunchSpec, network_fd: int | None, spec_path: Path, stdout: int, stderr: int) -> ContainerProcess:
     """Start a container. `network` is its network namespace's descriptor; `spec` the file to write for the launcher.
 
     Raises LaunchError. The calling process must be a subreaper (linux.become_subreaper).
     """
     report, reported = os.pipe()
-    document = asdict(launch) | {"network_fd": network, "report_fd": reported}
+    document = asdict(launch) | {"network_fd": network_fd, "report_fd": reported}
     try:
-        spec.write_bytes(marshal.dumps(document))
+        spec_path.write_bytes(marshal.dumps(document))
         launcher = await asyncio.create_subprocess_exec(
-            *_launcher("run", spec),
+            *_launcher_command("run", spec_path),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
             env=_LAUNCHER_ENVIRONMENT,
-            pass_fds=[reported] if network is None else [reported, network],
+            pass_fds=[reported] if network_fd is None else [reported, network_fd],
         )
     except OSError as error:
         os.close(report)
         raise LaunchError(f"the launcher cannot be started: {error}") from error
     finally:
         os.close(reported)
-    answer = (await _read_all(report)).decode(errors="replace")
+    answer = (await _read_pipe(report)).decode(errors="replace")
     await launcher.wait()
     told = dict(line.split(" ", 1) for line in answer.splitlines())
     if "pid" not in told:
@@ -124,8 +124,8 @@ async def start(launch: Launch, network: int | None, spec: Path, stdout: int, st
     return process
 
 
-async def execute(
-    process: ContainerProcess, command: Sequence[str], launch: Launch, spec: Path, timeout: float
+async def execute_in_container(
+    process: ContainerProcess, command: Sequence[str], launch: LaunchSpec, spec_path: Path, timeout: float
 ) -> tuple[int | None, str]:
     """Run a command inside a running container: (exit code, output); the code is None when it took too long."""
     document = {
@@ -134,9 +134,9 @@ async def execute(
         "environment": dict(launch.environment),
         "working_directory": launch.working_directory,
     }
-    spec.write_bytes(marshal.dumps(document))
+    spec_path.write_bytes(marshal.dumps(document))
     child = await asyncio.create_subprocess_exec(
-        *_launcher("enter", spec),
+        *_launcher_command("enter", spec_path),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -153,10 +153,10 @@ async def execute(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             await child.wait()
-        spec.unlink(missing_ok=True)
+        spec_path.unlink(missing_ok=True)
 
 
-async def _read_all(descriptor: int) -> bytes:
+async def _read_pipe(descriptor: int) -> bytes:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb"))

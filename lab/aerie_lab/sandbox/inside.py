@@ -11,10 +11,10 @@ import sys
 
 from aerie_lab.sandbox import linux
 
-_NETWORK = ("net", linux.CLONE_NEWNET)
-_KINDS = (
+_NETWORK_NAMESPACE = ("net", linux.CLONE_NEWNET)
+_NAMESPACES = (
     ("user", linux.CLONE_NEWUSER),
-    _NETWORK,
+    _NETWORK_NAMESPACE,
     ("ipc", linux.CLONE_NEWIPC),
     ("pid", linux.CLONE_NEWPID),
     ("mnt", linux.CLONE_NEWNS),
@@ -29,7 +29,7 @@ def main() -> int:
     own_user = os.readlink("/proc/self/ns/user")
     where = os.getcwd()
     handles = []
-    for name, kind in _KINDS[: _KINDS.index(_NETWORK) + 1] if network else _KINDS:
+    for name, kind in _NAMESPACES[: _NAMESPACES.index(_NETWORK_NAMESPACE) + 1] if network else _NAMESPACES:
         path = f"/proc/{process}/ns/{name}"
         if name != "user" or os.readlink(path) != own_user:  # a process may not enter the user namespace it is in
             handles.append((os.open(path, os.O_RDONLY | os.O_CLOEXEC), kind))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # `typing` alone would cost as much as all the rest
     from typing import Any
 
 
-def run(spec: dict[str, Any]) -> None:
+def run_container(spec: dict[str, Any]) -> None:
     """Start the container; returns in the launcher only."""
     report = int(spec["report_fd"])
     os.set_inheritable(report, False)
@@ -49,7 +49,7 @@ def run(spec: dict[str, Any]) -> None:
         mounts = [(m["source"], m["path"], m["read_only"]) for m in spec["mounts"]]
         rootfs.enter(mounts, spec["read_only_root"], spec["shared_memory"])
         _make_working_directory(spec["working_directory"])
-        _tie_to_agent(launcher, report)
+        _die_with_agent(launcher, report)
         _execute(spec)
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
@@ -59,7 +59,7 @@ def run(spec: dict[str, Any]) -> None:
     os._exit(128)
 
 
-def _tie_to_agent(launcher: int, report: int) -> None:
+def _die_with_agent(launcher: int, report: int) -> None:
     """Let this process end with the node agent.
 
     The signal is bound to the parent, and the parent is the agent only once the launcher has ended; from then on the
@@ -82,7 +82,7 @@ def _make_working_directory(path: str) -> None:
         pass  # a read-only root: changing into it will say so
 
 
-def enter(spec: dict[str, Any]) -> int:
+def run_in_container(spec: dict[str, Any]) -> int:
     """Run the command inside the container; returns its exit code (128 + signal when killed)."""
     folder = f"/proc/{spec['pid']}/ns"
     kinds = (
@@ -121,8 +121,8 @@ def main() -> int:
     with open(path, "rb") as file:
         spec = marshal.load(file)  # noqa: S302  our own file, written a moment ago
     if verb == "enter":
-        return enter(spec)
-    run(spec)
+        return run_in_container(spec)
+    run_container(spec)
     os._exit(0)  # at once: the container waits for it
 
 

@@ -39,7 +39,7 @@ _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctype
 _libc.syscall.restype = ctypes.c_long
 
 
-def _check(result: int, call: str, path: str | None = None) -> None:
+def _raise_on_failure(result: int, call: str, path: str | None = None) -> None:
     if result < 0:
         errno = ctypes.get_errno()
         raise OSError(errno, f"{call}: {os.strerror(errno)}", path)
@@ -47,12 +47,12 @@ def _check(result: int, call: str, path: str | None = None) -> None:
 
 def unshare(flags: int) -> None:
     """Leave the namespaces in `flags` (CLONE_NEW*) for new ones; a new PID namespace takes effect for children."""
-    _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
+    _raise_on_failure(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
 def setns(fd: int, kind: int) -> None:
     """Enter the namespace behind `fd`, which must be of `kind` (one CLONE_NEW*)."""
-    _check(_libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)), "setns")
+    _raise_on_failure(_libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)), "setns")
 
 
 def mount(source: str, target: str, kind: str | None = None, flags: int = 0, options: str | None = None) -> None:
@@ -64,7 +64,7 @@ def mount(source: str, target: str, kind: str | None = None, flags: int = 0, opt
         flags,
         options.encode() if options else None,
     )
-    _check(result, f"mount {kind or 'bind'} {source}", target)
+    _raise_on_failure(result, f"mount {kind or 'bind'} {source}", target)
 
 
 def bind(source: str, target: str) -> None:
@@ -83,12 +83,12 @@ def make_read_only(target: str) -> None:
         ctypes.byref(attributes),
         ctypes.c_size_t(ctypes.sizeof(attributes)),
     )
-    _check(result, "mount_setattr", target)
+    _raise_on_failure(result, "mount_setattr", target)
 
 
 def unmount(target: str) -> None:
     """Detach what is mounted at `target`."""
-    _check(_libc.umount2(ctypes.c_char_p(os.fsencode(target)), ctypes.c_int(MNT_DETACH)), "umount", target)
+    _raise_on_failure(_libc.umount2(ctypes.c_char_p(os.fsencode(target)), ctypes.c_int(MNT_DETACH)), "umount", target)
 
 
 def pivot_root(new_root: str) -> None:
@@ -99,7 +99,7 @@ def pivot_root(new_root: str) -> None:
     os.chdir(new_root)
     # new_root == put_old stacks the old root on top of the new one, where it is detached at once: pivot_root(2), NOTES.
     here = ctypes.c_char_p(b".")
-    _check(_libc.syscall(ctypes.c_long(_SYS_PIVOT_ROOT[machine]), here, here), "pivot_root", new_root)
+    _raise_on_failure(_libc.syscall(ctypes.c_long(_SYS_PIVOT_ROOT[machine]), here, here), "pivot_root", new_root)
     unmount(".")
     os.chdir("/")
 
@@ -107,14 +107,14 @@ def pivot_root(new_root: str) -> None:
 def set_hostname(name: str) -> None:
     """sethostname(2): at most 64 bytes are kept."""
     raw = name.encode()[:64]
-    _check(_libc.sethostname(ctypes.c_char_p(raw), ctypes.c_size_t(len(raw))), "sethostname")
+    _raise_on_failure(_libc.sethostname(ctypes.c_char_p(raw), ctypes.c_size_t(len(raw))), "sethostname")
 
 
 def die_with_parent() -> None:
     """Get SIGKILL when the thread that is now the parent ends; it takes no notice of a parent that has ended before."""
-    _check(_libc.prctl(ctypes.c_int(_PR_SET_PDEATHSIG), ctypes.c_ulong(signal.SIGKILL), 0, 0, 0), "prctl")
+    _raise_on_failure(_libc.prctl(ctypes.c_int(_PR_SET_PDEATHSIG), ctypes.c_ulong(signal.SIGKILL), 0, 0, 0), "prctl")
 
 
 def become_subreaper() -> None:
     """Become the parent of orphaned descendants, so that their exit status can be waited for."""
-    _check(_libc.prctl(ctypes.c_int(_PR_SET_CHILD_SUBREAPER), ctypes.c_ulong(1), 0, 0, 0), "prctl")
+    _raise_on_failure(_libc.prctl(ctypes.c_int(_PR_SET_CHILD_SUBREAPER), ctypes.c_ulong(1), 0, 0, 0), "prctl")

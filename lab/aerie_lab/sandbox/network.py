@@ -22,34 +22,34 @@ from dataclasses import dataclass
 from pyroute2 import IPRoute, NetlinkError
 
 from aerie_lab.sandbox import linux
-from aerie_lab.sandbox.addresses import BRIDGE, BRIDGE_MAC, CONTROL_PLANE, SERVICE_RANGE, node_address
+from aerie_lab.sandbox.addresses import BRIDGE_IP, BRIDGE_MAC, CONTROL_PLANE_IP, SERVICE_CIDR, node_address
 
-_PREFIX = 16
-_BRIDGE = "lab0"
+_POD_PREFIX_LENGTH = 16
+_BRIDGE_INTERFACE = "lab0"
 _LOCAL_TABLE = 255
-_HIGHEST = 65_000
+_MAX_POD_ADDRESS_NUMBER = 65_000
 """The last pod address, as a number within the bridge's range."""
 
 
 def set_up_lab_network(nodes: int) -> None:
     """Furnish the network namespace that this process is alone in."""
     with IPRoute() as ip:
-        loopback = _index(ip, "lo")
+        loopback = _interface_index(ip, "lo")
         ip.link("set", index=loopback, state="up")
-        for address in (CONTROL_PLANE, *(node_address(i) for i in range(nodes))):
+        for address in (CONTROL_PLANE_IP, *(node_address(i) for i in range(nodes))):
             ip.addr("add", index=loopback, address=address, prefixlen=32)
-        ip.route("add", dst=SERVICE_RANGE, type="local", oif=loopback, table=_LOCAL_TABLE, scope="host")
-        ip.link("add", ifname=_BRIDGE, kind="bridge", address=BRIDGE_MAC)
-        bridge = _index(ip, _BRIDGE)
-        ip.addr("add", index=bridge, address=BRIDGE, prefixlen=_PREFIX)
+        ip.route("add", dst=SERVICE_CIDR, type="local", oif=loopback, table=_LOCAL_TABLE, scope="host")
+        ip.link("add", ifname=_BRIDGE_INTERFACE, kind="bridge", address=BRIDGE_MAC)
+        bridge = _interface_index(ip, _BRIDGE_INTERFACE)
+        ip.addr("add", index=bridge, address=BRIDGE_IP, prefixlen=_POD_PREFIX_LENGTH)
         ip.link("set", index=bridge, state="up")
 
 
-def _index(ip: IPRoute, name: str) -> int:
+def _interface_index(ip: IPRoute, name: str) -> int:
     return int(ip.link_lookup(ifname=name)[0])
 
 
-def _drop(ip: IPRoute, link: int) -> None:
+def _delete_interface(ip: IPRoute, link: int) -> None:
     try:
         ip.link("del", index=link)
     except NetlinkError as error:
@@ -61,8 +61,8 @@ def _drop(ip: IPRoute, link: int) -> None:
 class PodNetwork:
     """A pod's network namespace: `fd` keeps it alive, `link` is the bridge's end of its cable."""
 
-    fd: int
-    link: int
+    namespace_fd: int
+    bridge_interface_index: int
     address: str
 
 
@@ -70,36 +70,36 @@ class PodNetworks:
     """Makes and removes pod networks. Blocking (~12 ms each): call it from a worker thread, one call at a time."""
 
     def __init__(self) -> None:
-        self._lab = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        self._count = 0
-        self._taken: set[str] = set()
+        self._lab_namespace_fd = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        self._created_count = 0
+        self._reserved_addresses: set[str] = set()
         # Anywhere: endpoints of an agent that died must not point at the pods of its successor.
-        self._next = int(time.time()) % _HIGHEST
+        self._last_number = int(time.time()) % _MAX_POD_ADDRESS_NUMBER
 
-    def clear(self) -> None:
+    def remove_orphaned_interfaces(self) -> None:
         """Remove the cables that an agent left which died."""
         with IPRoute() as ip:
-            for link in ip.link_lookup(master=_index(ip, _BRIDGE)):
-                _drop(ip, link)
+            for link in ip.link_lookup(master=_interface_index(ip, _BRIDGE_INTERFACE)):
+                _delete_interface(ip, link)
 
-    def reserve(self) -> str:
+    def reserve_address(self) -> str:
         """An address that no pod has. Addresses are handed out in rotation, so that a stale endpoint meets nobody."""
-        for _ in range(_HIGHEST):
-            self._next = self._next + 1 if self._next < _HIGHEST else 2
-            address = f"10.244.{self._next // 256}.{self._next % 256}"
-            if self._next % 256 not in (0, 255) and address not in self._taken:
-                self._taken.add(address)
+        for _ in range(_MAX_POD_ADDRESS_NUMBER):
+            self._last_number = self._last_number + 1 if self._last_number < _MAX_POD_ADDRESS_NUMBER else 2
+            address = f"10.244.{self._last_number // 256}.{self._last_number % 256}"
+            if self._last_number % 256 not in (0, 255) and address not in self._reserved_addresses:
+                self._reserved_addresses.add(address)
                 return address
         raise OSError(0, "no pod address is left")
 
-    def release(self, address: str) -> None:
+    def release_address(self, address: str) -> None:
         """Give an address back."""
-        self._taken.discard(address)
+        self._reserved_addresses.discard(address)
 
     def create(self, address: str) -> PodNetwork:
         """A new namespace that has `address`, joined to the bridge."""
-        self._count += 1
-        name = f"p{self._count}"
+        self._created_count += 1
+        name = f"p{self._created_count}"
         made: list[int] = []
         failure: list[BaseException] = []
 
@@ -108,13 +108,13 @@ class PodNetworks:
                 linux.unshare(linux.CLONE_NEWNET)
                 made.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
                 with IPRoute() as ip:
-                    ip.link("add", ifname="eth0", kind="veth", peer={"ifname": name, "net_ns_fd": self._lab})
+                    ip.link("add", ifname="eth0", kind="veth", peer={"ifname": name, "net_ns_fd": self._lab_namespace_fd})
                     for link in ("lo", "eth0"):
-                        index = _index(ip, link)
+                        index = _interface_index(ip, link)
                         if link == "eth0":
-                            ip.addr("add", index=index, address=address, prefixlen=_PREFIX)
+                            ip.addr("add", index=index, address=address, prefixlen=_POD_PREFIX_LENGTH)
                         ip.link("set", index=index, state="up")
-                    ip.route("add", dst="default", gateway=BRIDGE)
+                    ip.route("add", dst="default", gateway=BRIDGE_IP)
             except BaseException as error:  # noqa: BLE001  raised again in the calling thread
                 failure.append(error)
 
@@ -127,8 +127,8 @@ class PodNetworks:
             raise OSError(0, f"cannot make the pod's network: {failure[0]}") from failure[0]
         try:
             with IPRoute() as ip:
-                link = _index(ip, name)
-                ip.link("set", index=link, master=_index(ip, _BRIDGE), state="up")
+                link = _interface_index(ip, name)
+                ip.link("set", index=link, master=_interface_index(ip, _BRIDGE_INTERFACE), state="up")
         except (NetlinkError, IndexError) as error:
             os.close(made[0])  # and with it the namespace and the cable
             raise OSError(0, f"cannot connect the pod's network: {error}") from error
@@ -138,11 +138,11 @@ class PodNetworks:
         """Drop the pod's cable and our hold on its namespace."""
         try:
             with IPRoute() as ip:
-                _drop(ip, network.link)
+                _delete_interface(ip, network.bridge_interface_index)
         finally:
-            os.close(network.fd)
+            os.close(network.namespace_fd)
 
-    def cut(self, network: PodNetwork, connected: bool) -> None:
+    def set_connected(self, network: PodNetwork, connected: bool) -> None:
         """Pull the pod's cable, or plug it in again."""
         with IPRoute() as ip:
-            ip.link("set", index=network.link, state="up" if connected else "down")
+            ip.link("set", index=network.bridge_interface_index, state="up" if connected else "down")

@@ -26,12 +26,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # every container pays for what is imported here
     from collections.abc import Iterable
 
-_STAGE = "/run/aerie-lab/stage"
-_FRESH = frozenset({"proc", "dev", "run", "sys", "lost+found"})
+_STAGING_FOLDER = "/run/aerie-lab/stage"
+_REPLACED_TOP_LEVEL_FOLDERS = frozenset({"proc", "dev", "run", "sys", "lost+found"})
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-_KERNEL = ("sys", "sysrq-trigger", "irq", "bus")  # below /proc: the machine's, not the container's
-_WRITABLE_MIB = 2048  # what a container may write to its own file system; tmpfs, so it is memory
-_COPIED_BYTES = 1 << 20
+_READ_ONLY_PROC_ENTRIES = ("sys", "sysrq-trigger", "irq", "bus")  # below /proc: the machine's, not the container's
+_MAX_WRITABLE_MIB = 2048  # what a container may write to its own file system; tmpfs, so it is memory
+_MAX_COPIED_FILE_BYTES = 1 << 20
 
 
 def enter(mounts: Iterable[tuple[str, str, bool]], read_only: bool, shared_memory: str) -> None:
@@ -41,23 +41,23 @@ def enter(mounts: Iterable[tuple[str, str, bool]], read_only: bool, shared_memor
     shared_memory: the folder or tmpfs to show as /dev/shm. Raises OSError naming the path that failed.
     """
     linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
-    os.makedirs(_STAGE, exist_ok=True)
-    linux.mount("tmpfs", _STAGE, "tmpfs", options=f"mode=755,size={_WRITABLE_MIB}m")
-    root = f"{_STAGE}/root"
+    os.makedirs(_STAGING_FOLDER, exist_ok=True)
+    linux.mount("tmpfs", _STAGING_FOLDER, "tmpfs", options=f"mode=755,size={_MAX_WRITABLE_MIB}m")
+    root = f"{_STAGING_FOLDER}/root"
     os.mkdir(root)
     linux.bind(root, root)
     mounted = _mount_points()
     for entry in os.scandir("/"):
-        if entry.name not in _FRESH:
-            _cover(entry.path, root, mounted)
-    _fresh_run(root)
+        if entry.name not in _REPLACED_TOP_LEVEL_FOLDERS:
+            _mount_copy_on_write(entry.path, root, mounted)
+    _mount_run(root)
     mounts = list(mounts)
     if read_only:
         for source, path, _ in mounts:
             if not path.startswith("/dev/"):
                 _make_mount_point(source, path, root)
         linux.make_read_only(root)
-    _fresh_kernel_folders(root, shared_memory)
+    _mount_kernel_folders(root, shared_memory)
     for source, path, source_read_only in mounts:
         target = _make_mount_point(source, path, root)
         linux.bind(source, target)
@@ -71,13 +71,13 @@ def _mount_points() -> list[str]:
         return [line.split(" ", 5)[4].replace("\\040", " ") for line in table]
 
 
-def _cover(path: str, root: str, mounted: list[str]) -> None:
+def _mount_copy_on_write(path: str, root: str, mounted: list[str]) -> None:
     """Show the machine's `path` below `root`, copy-on-write."""
     target = root + path
     if os.path.islink(path):
         os.symlink(os.readlink(path), target)
     elif not os.path.isdir(path):
-        _show_file(path, target)
+        _mount_file(path, target)
     elif any(point.startswith(path + "/") for point in mounted):
         os.mkdir(target)
         os.chmod(target, os.stat(path).st_mode & 0o7777 | 0o700)
@@ -86,15 +86,15 @@ def _cover(path: str, root: str, mounted: list[str]) -> None:
         except PermissionError:
             return
         for child in children:
-            _cover(child, root, mounted)
+            _mount_copy_on_write(child, root, mounted)
     else:
-        _overlay(path, target)
+        _mount_overlay(path, target)
 
 
-def _show_file(path: str, target: str) -> None:
+def _mount_file(path: str, target: str) -> None:
     """One file of a folder that no overlay covers: a copy when it is small, else the machine's own, read-only."""
     found = os.lstat(path)
-    if stat.S_ISREG(found.st_mode) and found.st_size <= _COPIED_BYTES and os.access(path, os.R_OK):
+    if stat.S_ISREG(found.st_mode) and found.st_size <= _MAX_COPIED_FILE_BYTES and os.access(path, os.R_OK):
         with open(path, "rb") as source, open(target, "wb") as copy:
             copy.write(source.read())
         os.chmod(target, found.st_mode & 0o7777)
@@ -105,8 +105,8 @@ def _show_file(path: str, target: str) -> None:
     linux.make_read_only(target)
 
 
-def _overlay(path: str, target: str) -> None:
-    layer = f"{_STAGE}/{path.strip('/').replace('/', '%')}"
+def _mount_overlay(path: str, target: str) -> None:
+    layer = f"{_STAGING_FOLDER}/{path.strip('/').replace('/', '%')}"
     upper, work = f"{layer}.upper", f"{layer}.work"
     os.mkdir(upper)
     os.chmod(upper, os.stat(path).st_mode & 0o7777 | 0o700)
@@ -116,15 +116,15 @@ def _overlay(path: str, target: str) -> None:
     linux.mount("overlay", target, "overlay", options=f"lowerdir={quoted},upperdir={upper},workdir={work},userxattr")
 
 
-def _fresh_run(root: str) -> None:
+def _mount_run(root: str) -> None:
     for name in ("proc", "dev", "run", "sys"):
         os.mkdir(f"{root}/{name}")
     linux.mount("tmpfs", f"{root}/run", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=755,size=64m")
 
 
-def _fresh_kernel_folders(root: str, shared_memory: str) -> None:
+def _mount_kernel_folders(root: str, shared_memory: str) -> None:
     linux.mount("proc", f"{root}/proc", "proc")
-    for name in _KERNEL:
+    for name in _READ_ONLY_PROC_ENTRIES:
         if os.path.exists(f"{root}/proc/{name}"):
             linux.bind(f"{root}/proc/{name}", f"{root}/proc/{name}")
             linux.make_read_only(f"{root}/proc/{name}")

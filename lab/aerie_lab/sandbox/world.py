@@ -21,7 +21,7 @@ from aerie_lab.errors import IsolationError, LabError
 from aerie_lab.sandbox import linux
 
 
-def isolate() -> None:
+def enter_new_namespaces() -> None:
     """Put this process into new namespaces. Raises IsolationError with what is missing and how to allow it."""
     flags = linux.CLONE_NEWNET | linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWIPC
     user, group = os.geteuid(), os.getegid()
@@ -43,7 +43,7 @@ def isolate() -> None:
         ) from error
 
 
-def furnish_mounts() -> None:
+def mount_proc_and_run() -> None:
     """Give the new mount namespace a /proc of the new PID namespace and an empty /run."""
     linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
     try:
@@ -56,10 +56,10 @@ def furnish_mounts() -> None:
         ) from error
 
 
-def start_time(process: int) -> int | None:
+def read_process_start_time(pid: int) -> int | None:
     """When `process` started, in clock ticks since boot (proc_pid_stat(5), field 22); None when there is none."""
     try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
     return None if fields[0] == "Z" else int(fields[19])
@@ -71,7 +71,7 @@ def main() -> int:
 
     folder, nodes, command = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     try:
-        isolate()
+        enter_new_namespaces()
         set_up_lab_network(nodes)
     except LabError as error:
         sys.stderr.write(f"{error}\n")
@@ -86,7 +86,7 @@ def main() -> int:
         if os.read(go, 1) != b"g":
             os._exit(1)
         try:
-            furnish_mounts()
+            mount_proc_and_run()
             os.execv(command[0], command)
         except (LabError, OSError) as error:
             sys.stderr.write(f"{error}\n")
@@ -94,7 +94,7 @@ def main() -> int:
     process = folder / "process.json"
     pending = folder / "process.json.new"
     # The child's /proc entry is read through the machine's /proc, which this process still sees.
-    pending.write_text(json.dumps({"pid": child, "start_time": start_time(child)}))
+    pending.write_text(json.dumps({"pid": child, "start_time": read_process_start_time(child)}))
     pending.rename(process)
     os.write(release, b"g")
     return 0

@@ -14,17 +14,17 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from aerie_lab.kube.client import Object
-from aerie_lab.kube.mirror import Key, key_of
-from aerie_lab.relay import relay
+from aerie_lab.kube.client import KubeObject
+from aerie_lab.kube.mirror import ObjectKey, object_key
+from aerie_lab.relay import relay_connection
 
 _log = logging.getLogger(__name__)
 Endpoint = tuple[str, int]
-Port = tuple[str, int]
+ServiceAddress = tuple[str, int]
 """(cluster IP, port)."""
 
 
-def endpoints_of(slices: list[Object], port_name: str) -> list[Endpoint]:
+def select_endpoints(slices: list[KubeObject], port_name: str) -> list[Endpoint]:
     """The addresses that new connections may go to, best kind only."""
     ready: list[Endpoint] = []
     leaving: list[Endpoint] = []
@@ -44,54 +44,54 @@ class ServiceProxy:
     """One listener per Service port."""
 
     def __init__(self) -> None:
-        self._services: dict[Key, Object] = {}
-        self._slices: dict[Key, dict[str, Object]] = {}
-        self._listeners: dict[Port, asyncio.Server] = {}
-        self._turn: dict[Port, int] = {}
-        self._changed = asyncio.Event()
-        self.listening = asyncio.Event()
+        self._services: dict[ObjectKey, KubeObject] = {}
+        self._slices: dict[ObjectKey, dict[str, KubeObject]] = {}
+        self._listeners: dict[ServiceAddress, asyncio.Server] = {}
+        self._rotation: dict[ServiceAddress, int] = {}
+        self._services_changed = asyncio.Event()
+        self.initial_listeners_ready = asyncio.Event()
         """Set once the services known at first are listened for."""
 
-    def service_changed(self, kind: str, service: Object) -> None:
+    def on_service_event(self, event_type: str, service: KubeObject) -> None:
         """Take an event of the services mirror."""
-        if kind == "DELETED":
-            self._services.pop(key_of(service), None)
+        if event_type == "DELETED":
+            self._services.pop(object_key(service), None)
         else:
-            self._services[key_of(service)] = service
-        self._changed.set()
+            self._services[object_key(service)] = service
+        self._services_changed.set()
 
-    def slice_changed(self, kind: str, part: Object) -> None:
+    def on_endpoint_slice_event(self, event_type: str, endpoint_slice: KubeObject) -> None:
         """Take an event of the endpoint slices mirror."""
-        namespace, name = key_of(part)
-        owner = (part["metadata"].get("labels") or {}).get("kubernetes.io/service-name", "")
+        namespace, name = object_key(endpoint_slice)
+        owner = (endpoint_slice["metadata"].get("labels") or {}).get("kubernetes.io/service-name", "")
         slices = self._slices.setdefault((namespace, owner), {})
-        if kind == "DELETED":
+        if event_type == "DELETED":
             slices.pop(name, None)
         else:
-            slices[name] = part
+            slices[name] = endpoint_slice
         if not slices:
             del self._slices[namespace, owner]
 
     async def run(self) -> None:
         """Open and close listeners as services come and go, until cancelled."""
         while True:
-            await self._changed.wait()
-            self._changed.clear()
-            wanted = dict(self._wanted())
+            await self._services_changed.wait()
+            self._services_changed.clear()
+            wanted = dict(self._desired_listeners())
             for port in self._listeners.keys() - wanted.keys():
                 self._listeners.pop(port).close()
-                self._turn.pop(port, None)
+                self._rotation.pop(port, None)
             for port in wanted.keys() - self._listeners.keys():
                 try:
                     # A test may listen on a port of all addresses: requests for a service's address still come here.
-                    carry = functools.partial(self._carry, port)
+                    carry = functools.partial(self._relay_to_endpoint, port)
                     self._listeners[port] = await asyncio.start_server(carry, *port, reuse_port=True)
                 except OSError as error:
                     _log.warning("service address %s:%d: %s", *port, error)
-            self.listening.set()
+            self.initial_listeners_ready.set()
 
-    def _wanted(self) -> Mapping[Port, tuple[Key, str]]:
-        wanted: dict[Port, tuple[Key, str]] = {}
+    def _desired_listeners(self) -> Mapping[ServiceAddress, tuple[ObjectKey, str]]:
+        wanted: dict[ServiceAddress, tuple[ObjectKey, str]] = {}
         for key, service in self._services.items():
             address = service["spec"].get("clusterIP")
             if not address or address == "None" or service["spec"].get("type") == "ExternalName":
@@ -101,15 +101,15 @@ class ServiceProxy:
                     wanted[address, port["port"]] = (key, port.get("name") or "")
         return wanted
 
-    async def _carry(self, port: Port, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        target: Any = self._wanted().get(port)
+    async def _relay_to_endpoint(self, port: ServiceAddress, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        target: Any = self._desired_listeners().get(port)
         if target is not None:
             key, name = target
-            endpoints = endpoints_of(list(self._slices.get(key, {}).values()), name)
-            self._turn[port] = self._turn.get(port, -1) + 1
-            start = self._turn[port]
+            endpoints = select_endpoints(list(self._slices.get(key, {}).values()), name)
+            self._rotation[port] = self._rotation.get(port, -1) + 1
+            start = self._rotation[port]
             for index in range(len(endpoints)):
                 host, number = endpoints[(start + index) % len(endpoints)]
-                if await relay(reader, writer, host, number):
+                if await relay_connection(reader, writer, host, number):
                     return
         writer.transport.abort()  # a reset, as a Service without endpoints gives

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aerie_lab.sandbox.addresses import CONTROL_PLANE, HUB_PORT, SERVICE_RANGE
+from aerie_lab.sandbox.addresses import CONTROL_PLANE_IP, HUB_PORT, SERVICE_CIDR
 
-API_PORT = 6443
+API_SERVER_PORT = 6443
 """Where the API server listens inside the lab."""
-GATEWAY_SERVICE = "10.96.0.30"
+GATEWAY_SERVICE_IP = "10.96.0.30"
 """The cluster IP that the gateway's Service asks for; the host's gateway port leads to its port 80."""
 
 
@@ -25,14 +25,14 @@ class Component:
 
     name: str
     command: list[str]
-    health: str | None = None
+    health_url: str | None = None
     """URL that answers 200 when the component is ready; None: ready when running."""
-    verify: bool = False
+    use_lab_certificates: bool = False
     """Whether `health` is asked with the lab's certificates."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def components(folder: Path, binary: Callable[[str], Path]) -> list[Component]:
+def build_components(folder: Path, find_program: Callable[[str], Path]) -> list[Component]:
     """The lab's processes in the order in which they start. `binary` finds a program by its name."""
     certificates = folder / "certificates"
     configs = folder / "components"
@@ -41,7 +41,7 @@ def components(folder: Path, binary: Callable[[str], Path]) -> list[Component]:
     etcd = Component(
         "etcd",
         [
-            str(binary("etcd")),
+            str(find_program("etcd")),
             f"--data-dir={folder / 'etcd'}",
             "--listen-client-urls=http://127.0.0.1:2379",
             "--advertise-client-urls=http://127.0.0.1:2379",
@@ -55,12 +55,12 @@ def components(folder: Path, binary: Callable[[str], Path]) -> list[Component]:
     apiserver = Component(
         "kube-apiserver",
         [
-            str(binary("kube-apiserver")),
+            str(find_program("kube-apiserver")),
             "--etcd-servers=http://127.0.0.1:2379",
-            f"--secure-port={API_PORT}",
+            f"--secure-port={API_SERVER_PORT}",
             "--bind-address=0.0.0.0",
-            f"--advertise-address={CONTROL_PLANE}",
-            f"--service-cluster-ip-range={SERVICE_RANGE}",
+            f"--advertise-address={CONTROL_PLANE_IP}",
+            f"--service-cluster-ip-range={SERVICE_CIDR}",
             "--authorization-mode=RBAC",
             "--anonymous-auth=false",
             "--allow-privileged=true",
@@ -76,14 +76,14 @@ def components(folder: Path, binary: Callable[[str], Path]) -> list[Component]:
             f"--service-account-signing-key-file={certificates / 'service-account.key'}",
             "--profiling=false",
         ],
-        f"https://127.0.0.1:{API_PORT}/readyz",
-        verify=True,
+        f"https://127.0.0.1:{API_SERVER_PORT}/readyz",
+        use_lab_certificates=True,
         environment=frugal,
     )
     controllers = Component(
         "kube-controller-manager",
         [
-            str(binary("kube-controller-manager")),
+            str(find_program("kube-controller-manager")),
             f"--kubeconfig={configs / 'kube-controller-manager.kubeconfig'}",
             "--bind-address=127.0.0.1",
             f"--root-ca-file={certificates / 'ca.crt'}",
@@ -102,7 +102,7 @@ def components(folder: Path, binary: Callable[[str], Path]) -> list[Component]:
     scheduler = Component(
         "kube-scheduler",
         [
-            str(binary("kube-scheduler")),
+            str(find_program("kube-scheduler")),
             f"--config={configs / 'kube-scheduler.yaml'}",
             "--bind-address=127.0.0.1",
             "--profiling=false",
@@ -122,7 +122,7 @@ def components(folder: Path, binary: Callable[[str], Path]) -> list[Component]:
     return [etcd, apiserver, controllers, scheduler, hub, agent]
 
 
-def scheduler_configuration(kubeconfig: Path) -> dict[str, object]:
+def build_scheduler_configuration(kubeconfig: Path) -> dict[str, object]:
     """The scheduler's configuration file."""
     return {
         "apiVersion": "kubescheduler.config.k8s.io/v1",

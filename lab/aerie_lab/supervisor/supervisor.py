@@ -26,24 +26,24 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from aerie_lab import control
-from aerie_lab.binaries import binary
+from aerie_lab.binaries import ensure_binary
 from aerie_lab.errors import LabError, StartError, StateError
-from aerie_lab.relay import relay
-from aerie_lab.supervisor.components import API_PORT, GATEWAY_SERVICE, Component, components
+from aerie_lab.relay import relay_connection
+from aerie_lab.supervisor.components import API_SERVER_PORT, GATEWAY_SERVICE_IP, Component, build_components
 
-_START_LIMIT = 60.0
-_RESTART_PAUSE = 1.0
+_START_TIMEOUT_SECONDS = 60.0
+_RESTART_DELAY_SECONDS = 1.0
 
 
 @dataclass
-class _Running:
+class _ComponentProcess:
     component: Component
     process: asyncio.subprocess.Process | None = None
-    keeper: asyncio.Task[None] | None = None
+    restart_task: asyncio.Task[None] | None = None
     restarts: int = 0
-    held: bool = False
+    is_held: bool = False
     last_exit: str = ""
-    freed: asyncio.Event = field(default_factory=asyncio.Event)
+    resume_event: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Supervisor:
@@ -53,19 +53,19 @@ class Supervisor:
         self.folder = folder
         self.phase = "starting"
         self.problem = ""
-        self.started = time.monotonic()
-        self._parts = {c.name: _Running(c) for c in components(folder, binary)}
-        self._stopping = asyncio.Event()
+        self.start_time = time.monotonic()
+        self._processes = {c.name: _ComponentProcess(c) for c in build_components(folder, ensure_binary)}
+        self._stop_event = asyncio.Event()
 
-    async def run(self, api: socket.socket, gateway: socket.socket | None, leash: int | None) -> None:
+    async def run(self, api_listener: socket.socket, gateway_listener: socket.socket | None, caller_pipe: int | None) -> None:
         """Serve until asked to stop, or until the other end of the pipe `leash` is closed."""
         loop = asyncio.get_running_loop()
-        if leash is not None:
-            loop.add_reader(leash, self._let_go, leash)
+        if caller_pipe is not None:
+            loop.add_reader(caller_pipe, self._stop_on_pipe_close, caller_pipe)
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopping.set)
+            loop.add_signal_handler(number, self._stop_event.set)
         loop.add_signal_handler(signal.SIGCHLD, self._reap_orphans)
-        server = await control.serve(
+        server = await control.serve_requests(
             self.folder / "control.sock",
             {
                 "status": self.status,
@@ -75,32 +75,32 @@ class Supervisor:
                 "resume": self.resume,
             },
         )
-        forwards = [await _forward(api, "127.0.0.1", API_PORT)]
-        if gateway is not None:
-            forwards.append(await _forward(gateway, GATEWAY_SERVICE, 80))
-        starting = asyncio.create_task(self._start())
-        await self._stopping.wait()
+        forwards = [await _forward_connections(api_listener, "127.0.0.1", API_SERVER_PORT)]
+        if gateway_listener is not None:
+            forwards.append(await _forward_connections(gateway_listener, GATEWAY_SERVICE_IP, 80))
+        starting = asyncio.create_task(self._start_components())
+        await self._stop_event.wait()
         starting.cancel()
         for forward in forwards:
             forward.close()
-        await self._end()
+        await self._stop_components()
         server.close()
 
-    def _let_go(self, leash: int) -> None:
-        asyncio.get_running_loop().remove_reader(leash)
-        self._stopping.set()
+    def _stop_on_pipe_close(self, caller_pipe: int) -> None:
+        asyncio.get_running_loop().remove_reader(caller_pipe)
+        self._stop_event.set()
 
-    async def _start(self) -> None:
+    async def _start_components(self) -> None:
         try:
-            for part in self._parts.values():
+            for part in self._processes.values():
                 await self._launch(part)
-                part.keeper = asyncio.create_task(self._keep(part))
-                await self._until_healthy(part)
+                part.restart_task = asyncio.create_task(self._restart_on_exit(part))
+                await self._wait_until_healthy(part)
             self.phase = "running"
         except LabError as error:
             self.phase, self.problem = "failed", str(error)
 
-    async def _launch(self, part: _Running) -> None:
+    async def _launch(self, part: _ComponentProcess) -> None:
         log = os.open(
             self.folder / "logs" / f"{part.component.name}.log",
             os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
@@ -120,38 +120,38 @@ class Supervisor:
         finally:
             os.close(log)
 
-    async def _keep(self, part: _Running) -> None:
+    async def _restart_on_exit(self, part: _ComponentProcess) -> None:
         """Start the component again whenever it exits, unless it is held."""
         while True:
             assert part.process is not None
             code = await part.process.wait()
             part.last_exit = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-            if part.held:
-                part.freed.clear()
-                await part.freed.wait()
-            elif not self._stopping.is_set():
-                await asyncio.sleep(_RESTART_PAUSE)
-            if self._stopping.is_set():
+            if part.is_held:
+                part.resume_event.clear()
+                await part.resume_event.wait()
+            elif not self._stop_event.is_set():
+                await asyncio.sleep(_RESTART_DELAY_SECONDS)
+            if self._stop_event.is_set():
                 return
             part.restarts += 1
             with contextlib.suppress(StartError):
                 await self._launch(part)
 
-    async def _until_healthy(self, part: _Running) -> None:
-        deadline = time.monotonic() + _START_LIMIT
+    async def _wait_until_healthy(self, part: _ComponentProcess) -> None:
+        deadline = time.monotonic() + _START_TIMEOUT_SECONDS
         before = part.restarts
-        while part.component.health and not await self._healthy(part.component):
+        while part.component.health_url and not await self._is_healthy(part.component):
             if part.restarts > before + 2 or time.monotonic() > deadline:
                 raise StartError(
                     f"{part.component.name} did not become ready ({part.last_exit or 'still running'}). "
-                    f"Its last lines:\n{tail(self.folder / 'logs' / f'{part.component.name}.log')}"
+                    f"Its last lines:\n{read_log_tail(self.folder / 'logs' / f'{part.component.name}.log')}"
                 )
             await asyncio.sleep(0.05)
 
-    async def _healthy(self, component: Component) -> bool:
-        url = urlsplit(component.health or "")
+    async def _is_healthy(self, component: Component) -> bool:
+        url = urlsplit(component.health_url or "")
         context = None
-        if component.verify:
+        if component.use_lab_certificates:
             certificates = self.folder / "certificates"
             context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
             context.load_cert_chain(certificates / "admin.crt", certificates / "admin.key")
@@ -167,7 +167,7 @@ class Supervisor:
 
     def _reap_orphans(self) -> None:
         """Collect processes that were left to process 1. Children that asyncio waits for are left to asyncio."""
-        ours = {part.process.pid for part in self._parts.values() if part.process is not None}
+        ours = {part.process.pid for part in self._processes.values() if part.process is not None}
         with contextlib.suppress(ChildProcessError):
             while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 if ended.si_pid in ours:
@@ -176,8 +176,8 @@ class Supervisor:
                     return
                 os.waitpid(ended.si_pid, os.WNOHANG)
 
-    async def _end(self) -> None:
-        for part in reversed(self._parts.values()):
+    async def _stop_components(self) -> None:
+        for part in reversed(self._processes.values()):
             if part.process is not None and part.process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     part.process.send_signal(signal.SIGCONT)
@@ -192,71 +192,71 @@ class Supervisor:
         return {
             "phase": self.phase,
             "problem": self.problem,
-            "uptime": time.monotonic() - self.started,
+            "uptime": time.monotonic() - self.start_time,
             "components": {
                 name: {
                     "running": part.process is not None and part.process.returncode is None,
-                    "held": part.held,
+                    "held": part.is_held,
                     "restarts": part.restarts,
                     "last_exit": part.last_exit,
                     "pid": part.process.pid if part.process else None,
                 }
-                for name, part in self._parts.items()
+                for name, part in self._processes.items()
             },
         }
 
     async def stop(self) -> None:
         """End the lab."""
-        asyncio.get_running_loop().call_later(0.05, self._stopping.set)
+        asyncio.get_running_loop().call_later(0.05, self._stop_event.set)
 
-    def _part(self, component: str) -> _Running:
-        if component not in self._parts:
-            raise StateError(f"'{component}' is no component of the lab: one of {', '.join(self._parts)}.")
-        return self._parts[component]
+    def _find_process(self, component: str) -> _ComponentProcess:
+        if component not in self._processes:
+            raise StateError(f"'{component}' is no component of the lab: one of {', '.join(self._processes)}.")
+        return self._processes[component]
 
     async def restart(self, component: str) -> None:
         """Kill the component (as a crash would) and wait until it is ready again."""
-        part = self._part(component)
-        if part.held:
+        part = self._find_process(component)
+        if part.is_held:
             raise StateError(f"{component} is held: undo that fault first (`aerie-lab fault list`).")
         before = part.restarts
         if part.process is not None and part.process.returncode is None:
             part.process.kill()
         while part.restarts == before:
             await asyncio.sleep(0.02)
-        await self._until_healthy(part)
+        await self._wait_until_healthy(part)
 
     async def hold(self, component: str) -> None:
         """Kill the component and keep it down until `resume`."""
-        part = self._part(component)
-        part.held = True
+        part = self._find_process(component)
+        part.is_held = True
         if part.process is not None and part.process.returncode is None:
             part.process.kill()
             await part.process.wait()
 
     async def resume(self, component: str) -> None:
         """Let a held component start again and wait until it is ready."""
-        part = self._part(component)
-        if part.held:
+        part = self._find_process(component)
+        if part.is_held:
             before = part.restarts
-            part.held = False
+            part.is_held = False
             while part.restarts == before:
-                part.freed.set()
+                part.resume_event.set()
                 await asyncio.sleep(0.02)
-            await self._until_healthy(part)
+            await self._wait_until_healthy(part)
 
 
-async def _forward(listener: socket.socket, host: str, port: int) -> asyncio.Server:
+async def _forward_connections(listener: socket.socket, host: str, port: int) -> asyncio.Server:
     """Connect whoever comes to `listener`, which lies on the machine's side, with host:port inside the lab."""
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not await relay(reader, writer, host, port):
+        if not await relay_connection(reader, writer, host, port):
             writer.close()
 
     return await asyncio.start_server(carry, sock=listener)
 
 
-def tail(path: Path, lines: int = 8) -> str:
+def read_log_tail(path: Path, lines: int = 8) -> str:
     """The last lines of a log."""
     try:
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])

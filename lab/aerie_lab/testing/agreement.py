@@ -29,61 +29,61 @@ from typing import Any, Literal
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from aerie_lab.engine.acceptance import CLASSES
-from aerie_lab.engine.traffic import Report, Target, closed_loop
-from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass, turns
+from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE
+from aerie_lab.engine.traffic import TrafficReport, TrafficTarget, run_closed_loop
+from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass, generate_turns
 
-BUNDLE = Path(os.environ.get("AERIE_BUNDLE", Path(__file__).resolve().parents[3] / "drafter" / "bundle"))
+BUNDLE_FOLDER = Path(os.environ.get("AERIE_BUNDLE", Path(__file__).resolve().parents[3] / "drafter" / "bundle"))
 """The shipped target and drafters."""
-K = 3
-Kind = Literal["real", "simulated"]
+NUM_SPECULATIVE_TOKENS = 3
+EngineKind = Literal["real", "simulated"]
 LOG_CHARACTERS = 6000
 """The end of an engine's log that a failure shows."""
-START = 900.0
+START_TIMEOUT_SECONDS = 900.0
 """Seconds for a start: 35 on an idle machine with two cores, several times that on a busy one."""
 
 
 @dataclasses.dataclass
-class Engine:
+class RunningEngine:
     """A running engine of either kind."""
 
     process: subprocess.Popen[str]
     client: httpx.Client
-    log: Path
-    kind: Kind
+    log_file: Path
+    kind: EngineKind
 
     @property
     def url(self) -> str:
         return str(self.client.base_url).rstrip("/")
 
-    def page(self) -> str:
+    def read_metrics(self) -> str:
         return self.client.get("/metrics").text
 
-    def settled(self) -> dict[str, float]:
+    def read_stable_samples(self) -> dict[str, float]:
         """The page's samples without labels, once they stand still: real vLLM books the last step's statistics after it has sent
         the last answer. Raises AssertionError where they do not in two minutes."""
-        found = flat(self.page())
+        found = sum_samples(self.read_metrics())
         for _ in range(120):
             time.sleep(1.0)
-            before, found = found, flat(self.page())
+            before, found = found, sum_samples(self.read_metrics())
             if found == before:
                 return found
         raise AssertionError("the page does not stand still: does somebody else ask this engine?")
 
-    def load(self, clients: int, requests: int, answer: int, seed: int) -> tuple[dict[str, float], Report]:
+    def run_load(self, clients: int, requests: int, answer_tokens: int, seed: int) -> tuple[dict[str, float], TrafficReport]:
         """Closed-loop traffic; what it added to the page, by sample without labels, and what the clients saw."""
-        kind = TrafficClass("docs", CLASSES["chat"], Lengths(60, 0.4), Lengths(answer, 0.4, most=400))
-        made = list(itertools.islice(turns([kind], Poisson(1.0), 0.0, math.inf, seed), requests))
-        before = self.settled()
-        report = asyncio.run(closed_loop(Target(self.url, "agreement"), iter(made), clients))
-        after = self.settled()
+        kind = TrafficClass("docs", CLASS_ACCEPTANCE["chat"], LengthDistribution(60, 0.4), LengthDistribution(answer_tokens, 0.4, max_tokens=400))
+        made = list(itertools.islice(generate_turns([kind], PoissonArrivals(1.0), 0.0, math.inf, seed), requests))
+        before = self.read_stable_samples()
+        report = asyncio.run(run_closed_loop(TrafficTarget(self.url, "agreement"), iter(made), clients))
+        after = self.read_stable_samples()
         return {name: value - before.get(name, 0.0) for name, value in after.items()}, report
 
 
-def flat(page: str) -> dict[str, float]:
+def sum_samples(exposition: str) -> dict[str, float]:
     """What the engine counts: sums over labels, but for the draft position."""
     found: dict[str, float] = {}
-    for family in text_string_to_metric_families(page):
+    for family in text_string_to_metric_families(exposition):
         for sample in family.samples:
             name = sample.name + (f"[{sample.labels['position']}]" if "position" in sample.labels else "")
             if sample.name.startswith("vllm:") and "le" not in sample.labels:
@@ -91,20 +91,20 @@ def flat(page: str) -> dict[str, float]:
     return found
 
 
-def command(kind: Kind, vllm: Path, port: int, *words: str, model: Path | None = None) -> list[str]:
+def build_command(kind: EngineKind, vllm_folder: Path, port: int, *arguments: str, model: Path | None = None) -> list[str]:
     """The same command line for both; `vllm` is the folder with the program."""
-    program = [str(vllm / "vllm"), "serve"] if kind == "real" else [sys.executable, "-m", "aerie_lab.engine"]
+    program = [str(vllm_folder / "vllm"), "serve"] if kind == "real" else [sys.executable, "-m", "aerie_lab.engine"]
     limits = ["--max-model-len=2048", "--max-num-seqs=16", "--dtype=float32", "--enforce-eager", "--block-size=128"]
     place = ["--host=127.0.0.1", f"--port={port}", "--served-model-name=agreement", "--kv-cache-memory-bytes=134217728"]
-    return [*program, str(model or BUNDLE / "target"), *place, *limits, *words]
+    return [*program, str(model or BUNDLE_FOLDER / "target"), *place, *limits, *arguments]
 
 
-def speculation(drafter: Path, **more: str) -> str:
+def build_speculative_config(drafter: Path, **more: str) -> str:
     """A static K; `more` keys as vLLM has them."""
-    return json.dumps({"method": "eagle3", "model": str(drafter), "num_speculative_tokens": K, **more})
+    return json.dumps({"method": "eagle3", "model": str(drafter), "num_speculative_tokens": NUM_SPECULATIVE_TOKENS, **more})
 
 
-def environment(options: Mapping[str, Any]) -> dict[str, str]:
+def build_engine_environment(options: Mapping[str, Any]) -> dict[str, str]:
     """The environment of both; `options` are the simulator's own."""
     return {
         **os.environ,
@@ -119,14 +119,14 @@ def environment(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def engine(
-    kind: Kind,
-    vllm: Path,
+def start_engine(
+    kind: EngineKind,
+    vllm_folder: Path,
     folder: Path,
-    *words: str,
+    *arguments: str,
     options: Mapping[str, Any] | None = None,
     variables: Mapping[str, str] | None = None,
-) -> Iterator[Engine]:
+) -> Iterator[RunningEngine]:
     """An engine that answers /health; killed with all its processes at the end. `variables`: more of its environment."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -134,8 +134,8 @@ def engine(
     log = folder / f"{kind}-{port}.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            command(kind, vllm, port, *words),
-            env=environment(options or {}) | dict(variables or {}),
+            build_command(kind, vllm_folder, port, *arguments),
+            env=build_engine_environment(options or {}) | dict(variables or {}),
             stdout=output,
             stderr=output,
             text=True,
@@ -144,11 +144,11 @@ def engine(
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             began = time.monotonic()
-            while not healthy(client):
+            while not is_healthy(client):
                 assert process.poll() is None, "the engine ended before it was healthy"
-                assert time.monotonic() - began < START, "the engine is not healthy in time"
+                assert time.monotonic() - began < START_TIMEOUT_SECONDS, "the engine is not healthy in time"
                 time.sleep(0.1)
-            yield Engine(process, client, log, kind)
+            yield RunningEngine(process, client, log, kind)
     except Exception as error:
         error.add_note(f"The engine's log ends with:\n{log.read_text()[-LOG_CHARACTERS:]}")
         raise
@@ -158,7 +158,7 @@ def engine(
         process.wait()
 
 
-def healthy(client: httpx.Client) -> bool:
+def is_healthy(client: httpx.Client) -> bool:
     """Whether /health answers 200."""
     try:
         return client.get("/health").status_code == 200
@@ -167,53 +167,53 @@ def healthy(client: httpx.Client) -> bool:
 
 
 @dataclasses.dataclass
-class Pair:
+class AgreementRun:
     """One run against each kind."""
 
     real: dict[str, float]
     simulated: dict[str, float]
-    pages: dict[Kind, str]
-    reports: dict[Kind, Report]
-    configured: dict[str, Any]
+    pages: dict[EngineKind, str]
+    reports: dict[EngineKind, TrafficReport]
+    simulator_options: dict[str, Any]
     """The simulator's options."""
 
 
-def compared(vllm: Path, folder: Path) -> Pair:
+def run_agreement(vllm_folder: Path, folder: Path) -> AgreementRun:
     """The same 120 requests to both, one engine after the other; logs go to `folder`. Takes one and a half minutes."""
-    words = ("--speculative-config", speculation(BUNDLE / "eagle31"))
-    pages: dict[Kind, str] = {}
-    reports: dict[Kind, Report] = {}
-    with engine("real", vllm, folder, *words) as real:
-        real.load(2, 4, 30, seed=0)  # first requests pay for lazily made state
-        one, _ = real.load(1, 16, 100, seed=1)
-        found, reports["real"] = real.load(4, 120, 120, seed=3)
-        eight, _ = real.load(8, 64, 100, seed=2)
-        pages["real"] = real.page()
-    configured = configure(one, found, eight)
-    with engine("simulated", vllm, folder, *words, options=configured) as simulated:
-        again, reports["simulated"] = simulated.load(4, 120, 120, seed=3)
-        pages["simulated"] = simulated.page()
-    return Pair(found, again, pages, reports, configured)
+    words = ("--speculative-config", build_speculative_config(BUNDLE_FOLDER / "eagle31"))
+    pages: dict[EngineKind, str] = {}
+    reports: dict[EngineKind, TrafficReport] = {}
+    with start_engine("real", vllm_folder, folder, *words) as real:
+        real.run_load(2, 4, 30, seed=0)  # first requests pay for lazily made state
+        one, _ = real.run_load(1, 16, 100, seed=1)
+        found, reports["real"] = real.run_load(4, 120, 120, seed=3)
+        eight, _ = real.run_load(8, 64, 100, seed=2)
+        pages["real"] = real.read_metrics()
+    configured = build_simulator_options(one, found, eight)
+    with start_engine("simulated", vllm_folder, folder, *words, options=configured) as simulated:
+        again, reports["simulated"] = simulated.run_load(4, 120, 120, seed=3)
+        pages["simulated"] = simulated.read_metrics()
+    return AgreementRun(found, again, pages, reports, configured)
 
 
-def step(counted: dict[str, float]) -> tuple[float, float]:
+def mean_step(samples: dict[str, float]) -> tuple[float, float]:
     """Mean batch, and mean seconds of a step."""
-    observed = counted["vllm:inter_token_latency_seconds_count"]
-    return observed / counted["vllm:iteration_tokens_total_count"], counted["vllm:inter_token_latency_seconds_sum"] / observed
+    observed = samples["vllm:inter_token_latency_seconds_count"]
+    return observed / samples["vllm:iteration_tokens_total_count"], samples["vllm:inter_token_latency_seconds_sum"] / observed
 
 
-def configure(one: dict[str, float], found: dict[str, float], eight: dict[str, float]) -> dict[str, Any]:
+def build_simulator_options(one_client: dict[str, float], four_clients: dict[str, float], eight_clients: dict[str, float]) -> dict[str, Any]:
     """Options of the simulator from what the real engine counted."""
-    (b1, t1), (b, t), (b8, t8) = step(one), step(found), step(eight)
-    token = max((t8 - t1) / ((b8 - b1) * (K + 1)), 0.0)
+    (b1, t1), (b, t), (b8, t8) = mean_step(one_client), mean_step(four_clients), mean_step(eight_clients)
+    token = max((t8 - t1) / ((b8 - b1) * (NUM_SPECULATIVE_TOKENS + 1)), 0.0)
     prefill = max(
-        (mean(one, "vllm:request_prefill_time_seconds") - t1) / mean(one, "vllm:request_prefill_kv_computed_tokens"), 0.0
+        (histogram_mean(one_client, "vllm:request_prefill_time_seconds") - t1) / histogram_mean(one_client, "vllm:request_prefill_kv_computed_tokens"), 0.0
     )
     # Mean steps contain what was prefilled in them.
-    prompt = found["vllm:request_prefill_kv_computed_tokens_sum"] / found["vllm:iteration_tokens_total_count"]
-    base = t - token * b * (K + 1) - prefill * prompt
-    drafts = found["vllm:spec_decode_num_drafts_total"]
-    rates = [found[f"vllm:spec_decode_num_accepted_tokens_per_pos_total[{i}]"] / drafts for i in range(K)]
+    prompt = four_clients["vllm:request_prefill_kv_computed_tokens_sum"] / four_clients["vllm:iteration_tokens_total_count"]
+    base = t - token * b * (NUM_SPECULATIVE_TOKENS + 1) - prefill * prompt
+    drafts = four_clients["vllm:spec_decode_num_drafts_total"]
+    rates = [four_clients[f"vllm:spec_decode_num_accepted_tokens_per_pos_total[{i}]"] / drafts for i in range(NUM_SPECULATIVE_TOKENS)]
     time_of_step = {"base": base, "token": token, "prefill": prefill}
     return {
         "step_time": {"formula": time_of_step},
@@ -223,43 +223,43 @@ def configure(one: dict[str, float], found: dict[str, float], eight: dict[str, f
     }
 
 
-def length(counted: dict[str, float]) -> float:
+def acceptance_length(samples: dict[str, float]) -> float:
     """Acceptance length."""
-    return 1 + counted["vllm:spec_decode_num_accepted_tokens_total"] / counted["vllm:spec_decode_num_drafts_total"]
+    return 1 + samples["vllm:spec_decode_num_accepted_tokens_total"] / samples["vllm:spec_decode_num_drafts_total"]
 
 
-def per_token(counted: dict[str, float]) -> float:
+def mean_time_per_output_token(samples: dict[str, float]) -> float:
     """Mean time per output token, every request weighing the same."""
     name = "vllm:request_time_per_output_token_seconds"
-    return counted[f"{name}_sum"] / counted[f"{name}_count"]
+    return samples[f"{name}_sum"] / samples[f"{name}_count"]
 
 
-def decode(counted: dict[str, float]) -> float:
+def mean_time_per_token(samples: dict[str, float]) -> float:
     """Time per token, long answers weighing more than short ones."""
-    tokens = counted["vllm:generation_tokens_total"] - counted["vllm:time_to_first_token_seconds_count"]
-    return counted["vllm:inter_token_latency_seconds_sum"] / tokens
+    tokens = samples["vllm:generation_tokens_total"] - samples["vllm:time_to_first_token_seconds_count"]
+    return samples["vllm:inter_token_latency_seconds_sum"] / tokens
 
 
-def difference(pair: Pair, of: Callable[[dict[str, float]], float]) -> float:
+def relative_difference(run: AgreementRun, metric: Callable[[dict[str, float]], float]) -> float:
     """Simulated over real, less one."""
-    return of(pair.simulated) / of(pair.real) - 1
+    return metric(run.simulated) / metric(run.real) - 1
 
 
-def measured(pair: Pair) -> str:
+def render_agreement_table(run: AgreementRun) -> str:
     """The table of docs/simulator.md."""
     rows = ["| quantity | real vLLM | simulator | difference |", "|---|---|---|---|"]
     for title, of in (
-        ("acceptance length", length),
-        ("mean time per output token, ms", lambda counted: 1000 * per_token(counted)),
-        ("time per output token over all tokens, ms", lambda c: 1000 * decode(c)),
-        ("mean time to first token, ms", lambda c: 1000 * mean(c, "vllm:time_to_first_token_seconds")),
-        ("mean request latency, ms", lambda c: 1000 * mean(c, "vllm:e2e_request_latency_seconds")),
-        ("mean batch", lambda counted: step(counted)[0]),
+        ("acceptance length", acceptance_length),
+        ("mean time per output token, ms", lambda counted: 1000 * mean_time_per_output_token(counted)),
+        ("time per output token over all tokens, ms", lambda c: 1000 * mean_time_per_token(c)),
+        ("mean time to first token, ms", lambda c: 1000 * histogram_mean(c, "vllm:time_to_first_token_seconds")),
+        ("mean request latency, ms", lambda c: 1000 * histogram_mean(c, "vllm:e2e_request_latency_seconds")),
+        ("mean batch", lambda counted: mean_step(counted)[0]),
     ):
-        rows.append(f"| {title} | {of(pair.real):.3f} | {of(pair.simulated):.3f} | {100 * difference(pair, of):+.1f} % |")
+        rows.append(f"| {title} | {of(run.real):.3f} | {of(run.simulated):.3f} | {100 * relative_difference(run, of):+.1f} % |")
     return "\n".join(rows)
 
 
-def mean(counted: dict[str, float], name: str) -> float:
+def histogram_mean(samples: dict[str, float], name: str) -> float:
     """Mean of a histogram."""
-    return counted[f"{name}_sum"] / counted[f"{name}_count"]
+    return samples[f"{name}_sum"] / samples[f"{name}_count"]

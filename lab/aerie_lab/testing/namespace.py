@@ -16,25 +16,25 @@ import yaml
 
 from aerie_lab.cluster import Lab
 from aerie_lab.errors import LabError
-from aerie_lab.faults import Faults
+from aerie_lab.faults import FaultInjector
 
 T = TypeVar("T")
 
 
-def until(look: Callable[[], T], what: str, *, within: float = 120.0, every: float = 0.1) -> T:
+def wait_until(check: Callable[[], T], description: str, *, timeout_seconds: float = 120.0, interval_seconds: float = 0.1) -> T:
     """Call `look` until it returns something true, and return that. Raises AssertionError after `within` seconds."""
-    deadline = time.monotonic() + within
+    deadline = time.monotonic() + timeout_seconds
     last: object = None
     while time.monotonic() < deadline:
         try:
-            last = look()
+            last = check()
         except LabError as error:
             last = error
         else:
             if last:
                 return last
-        time.sleep(every)
-    raise AssertionError(f"not within {within:g} s: {what} (last seen: {last})")
+        time.sleep(interval_seconds)
+    raise AssertionError(f"not within {timeout_seconds:g} s: {description} (last seen: {last})")
 
 
 class Namespace:
@@ -43,7 +43,7 @@ class Namespace:
     def __init__(self, lab: Lab, name: str) -> None:
         self.lab = lab
         self.name = name
-        self.faults = Faults(lab)
+        self.faults = FaultInjector(lab)
 
     def apply(self, *objects: dict[str, Any] | str) -> None:
         """Apply objects, as dicts or as YAML, into this namespace unless they name another."""
@@ -73,8 +73,8 @@ class Namespace:
         """Whether there is such an object."""
         return bool(self.kubectl("get", kind, name, "--ignore-not-found", "-o", "name").strip())
 
-    def until(
-        self, kind: str, name: str, check: Callable[[dict[str, Any]], object], what: str, *, within: float = 120.0
+    def wait_until(
+        self, kind: str, name: str, check: Callable[[dict[str, Any]], object], description: str, *, timeout_seconds: float = 120.0
     ) -> dict[str, Any]:
         """Wait until the object fulfils `check`; the object."""
         seen: dict[str, Any] = {}
@@ -85,26 +85,26 @@ class Namespace:
             return bool(check(seen))
 
         try:
-            until(look, what, within=within)
+            wait_until(look, description, timeout_seconds=timeout_seconds)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{json.dumps(seen.get('status'), indent=1)}") from None
         return seen
 
-    def until_ready(self, pod: str, *, within: float = 120.0) -> dict[str, Any]:
+    def wait_until_ready(self, pod: str, *, timeout_seconds: float = 120.0) -> dict[str, Any]:
         """Wait until a pod is Ready; the pod."""
-        return self.until("pod", pod, is_ready, f"pod {pod} Ready", within=within)
+        return self.wait_until("pod", pod, is_ready, f"pod {pod} Ready", timeout_seconds=timeout_seconds)
 
-    def until_phase(self, pod: str, phase: str, *, within: float = 120.0) -> dict[str, Any]:
+    def wait_until_phase(self, pod: str, phase: str, *, timeout_seconds: float = 120.0) -> dict[str, Any]:
         """Wait until a pod is in `phase`; the pod."""
-        return self.until("pod", pod, lambda p: p["status"].get("phase") == phase, f"pod {pod} {phase}", within=within)
+        return self.wait_until("pod", pod, lambda p: p["status"].get("phase") == phase, f"pod {pod} {phase}", timeout_seconds=timeout_seconds)
 
-    def until_gone(self, kind: str, name: str, *, within: float = 120.0) -> None:
+    def wait_until_deleted(self, kind: str, name: str, *, timeout_seconds: float = 120.0) -> None:
         """Wait until there is no such object."""
-        until(lambda: not self.exists(kind, name), f"{kind} {name} gone", within=within)
+        wait_until(lambda: not self.exists(kind, name), f"{kind} {name} gone", timeout_seconds=timeout_seconds)
 
-    def rolled_out(self, deployment: str, *, within: float = 120.0) -> None:
+    def wait_for_rollout(self, deployment: str, *, timeout_seconds: float = 120.0) -> None:
         """Wait until a Deployment is rolled out."""
-        self.kubectl("rollout", "status", f"deployment/{deployment}", f"--timeout={within:g}s")
+        self.kubectl("rollout", "status", f"deployment/{deployment}", f"--timeout={timeout_seconds:g}s")
 
     def events(self, name: str) -> list[tuple[str, str]]:
         """(reason, message) of the events about an object."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from aerie_lab.cluster import Lab, Settings
+from aerie_lab.cluster import Lab, LabSettings
 from aerie_lab.node.support import HUB_LABEL
 from aerie_lab.testing.namespace import Namespace
 
@@ -27,10 +27,10 @@ from aerie_lab.testing.namespace import Namespace
 @pytest.fixture(scope="session")
 def say(pytestconfig: pytest.Config) -> Callable[[str], None]:
     """Shows a line of progress past pytest's capture: the first build takes minutes."""
-    return shown(pytestconfig)
+    return create_progress_writer(pytestconfig)
 
 
-def shown(config: pytest.Config) -> Callable[[str], None]:
+def create_progress_writer(config: pytest.Config) -> Callable[[str], None]:
     """What `say` is, for hooks."""
     capture = config.pluginmanager.getplugin("capturemanager")
 
@@ -50,8 +50,8 @@ def lab_images() -> list[str]:
 @pytest.fixture(scope="session")
 def lab(say: Callable[[str], None], lab_images: list[str]) -> Iterator[Lab]:
     """A lab of this session: two nodes with eight GPUs each, a gateway, and quick restarts of crashed containers."""
-    settings = Settings(name=f"test-{os.getpid()}", restart_backoff=1.0, images=lab_images)
-    with Lab.up(settings, say, leashed=True) as running:
+    settings = LabSettings(name=f"test-{os.getpid()}", restart_backoff=1.0, images=lab_images)
+    with Lab.up(settings, say, end_with_caller=True) as running:
         yield running
 
 
@@ -63,15 +63,15 @@ def namespace(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Namespace]:
 
 
 @contextlib.contextmanager
-def new_namespace(lab: Lab, label: str, *, hub: bool = True) -> Iterator[Namespace]:
+def new_namespace(lab: Lab, label: str, *, use_hub: bool = True) -> Iterator[Namespace]:
     """A namespace named after `label`; gone, with the faults made through it, at the end. `hub`: whether the Hub is at hand."""
     words = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
     name = f"{words[:40].strip('-')}-{os.urandom(2).hex()}"
-    labels = {HUB_LABEL: "true"} if hub else {}
+    labels = {HUB_LABEL: "true"} if use_hub else {}
     lab.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
     found = Namespace(lab, name)
     try:
-        found.until("serviceaccount", "default", lambda _: True, "the default service account")
+        found.wait_until("serviceaccount", "default", lambda _: True, "the default service account")
         yield found
     finally:
         found.faults.undo_all()

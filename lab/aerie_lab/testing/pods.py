@@ -44,7 +44,7 @@ def config_map(name: str, **data: str) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 
 
-def container_status(item: Object, name: str = "main") -> Object:
+def find_container_status(item: Object, name: str = "main") -> Object:
     """The status of one container of a pod, init containers included. Raises LabError where none was written yet."""
     status = item["status"]
     for found in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):
@@ -54,17 +54,17 @@ def container_status(item: Object, name: str = "main") -> Object:
     raise LabError(f"container {name} has no status yet")
 
 
-def message(item: Object, name: str = "main") -> str:
+def read_termination_message(item: Object, name: str = "main") -> str:
     """What a container that has ended left in its termination message."""
-    text: str = container_status(item, name)["state"]["terminated"].get("message", "")
+    text: str = find_container_status(item, name)["state"]["terminated"].get("message", "")
     return text
 
 
-def answer(item: Object, name: str = "main") -> Any:
+def read_termination_json(item: Object, name: str = "main") -> Any:
     """The termination message, read as JSON."""
-    return json.loads(message(item, name))
+    return json.loads(read_termination_message(item, name))
 
 
-def condition(item: Object, kind: str) -> str:
+def read_condition_status(item: Object, condition_type: str) -> str:
     """The status of a condition, or ''."""
-    return next((str(c["status"]) for c in item["status"].get("conditions", []) if c["type"] == kind), "")
+    return next((str(c["status"]) for c in item["status"].get("conditions", []) if c["type"] == condition_type), "")

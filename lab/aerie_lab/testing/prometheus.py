@@ -18,21 +18,21 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 
-from aerie_lab.binaries import binary
-from aerie_lab.testing.namespace import until
+from aerie_lab.binaries import ensure_binary
+from aerie_lab.testing.namespace import wait_until
 
-Scrapes = Sequence[tuple[float, bytes | str]]
+ScrapedPages = Sequence[tuple[float, bytes | str]]
 """Times, and the page of each."""
 
 
-def answer(pods: Mapping[str, Scrapes], *, up: bool = True, **target: str) -> dict[str, Any]:
+def build_range_response(pods: Mapping[str, ScrapedPages], *, include_up: bool = True, **target: str) -> dict[str, Any]:
     """What a server says to a query for a range, that has scraped these pages; `target`: its labels besides."""
     series: dict[tuple[tuple[str, str], ...], list[list[Any]]] = {}
     for pod, scrapes in pods.items():
         own = {"namespace": "default", "pod": pod, "job": "engines", "instance": f"{pod}:8000", **target}
         for at, page in scrapes:
             values = _samples(page.decode() if isinstance(page, bytes) else page)
-            for labels, value in (*values, *([({"__name__": "up"}, "1")] if up else [])):
+            for labels, value in (*values, *([({"__name__": "up"}, "1")] if include_up else [])):
                 series.setdefault(tuple(sorted({**labels, **own}.items())), []).append([at, value])
     result = [{"metric": dict(labels), "values": values} for labels, values in series.items()]
     return {"status": "success", "data": {"resultType": "matrix", "result": result}}
@@ -44,37 +44,37 @@ def _samples(page: str) -> list[tuple[dict[str, str], str]]:
     return [({**one.labels, "__name__": one.name}, floatToGoString(one.value)) for one in found]  # type: ignore[no-untyped-call]
 
 
-def merged(*answers: dict[str, Any]) -> bytes:
+def merge_responses(*responses: dict[str, Any]) -> bytes:
     """Several answers as one."""
-    result = [one for found in answers for one in found["data"]["result"]]
+    result = [one for found in responses for one in found["data"]["result"]]
     return json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}}).encode()
 
 
 @contextlib.contextmanager
-def process(folder: Path, pods: Mapping[str, str], every: str = "1s") -> Iterator[str]:
+def run_prometheus(folder: Path, pods: Mapping[str, str], scrape_interval: str = "1s") -> Iterator[str]:
     """A Prometheus on a free port of this machine that scrapes the pods (host:port, by name); its URL. Its log is in `folder`."""
     scrape = [{"targets": [address], "labels": {"pod": pod, "namespace": "default"}} for pod, address in pods.items()]
     config = {
-        "global": {"scrape_interval": every, "scrape_timeout": every},
+        "global": {"scrape_interval": scrape_interval, "scrape_timeout": scrape_interval},
         "scrape_configs": [{"job_name": "engines", "static_configs": scrape}],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))  # YAML is JSON too
-    command = [str(binary("prometheus")), f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    command = [str(ensure_binary("prometheus")), f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
     command += ["--web.listen-address=127.0.0.1:0"]
     log = folder / "prometheus.log"
     with log.open("wb") as output:
         running = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output)
     try:
-        url = until(lambda: _address(log, running), "Prometheus listens")
+        url = wait_until(lambda: _find_address(log, running), "Prometheus listens")
         assert url is not None
-        until(lambda: _ready(url), "Prometheus is ready")
+        wait_until(lambda: _is_ready(url), "Prometheus is ready")
         yield url
     finally:
         running.terminate()
         running.wait(60)
 
 
-def _address(log: Path, running: subprocess.Popen[bytes]) -> str | None:
+def _find_address(log: Path, running: subprocess.Popen[bytes]) -> str | None:
     text = log.read_text(errors="replace")
     if running.poll() is not None:
         raise RuntimeError(f"Prometheus has ended: {text[-2000:]}")
@@ -82,14 +82,14 @@ def _address(log: Path, running: subprocess.Popen[bytes]) -> str | None:
     return f"http://{found[1]}" if found else None
 
 
-def _ready(url: str) -> bool:
+def _is_ready(url: str) -> bool:
     try:
         return httpx.get(f"{url}/-/ready", timeout=5).status_code == 200
     except httpx.TransportError:
         return False
 
 
-MANIFESTS = """
+PROMETHEUS_MANIFESTS = """
 apiVersion: v1
 kind: ServiceAccount
 metadata: {name: prometheus}

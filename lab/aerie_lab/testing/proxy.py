@@ -29,11 +29,11 @@ import yaml
 from aiohttp import web
 
 from aerie_lab.cluster import Lab
-from aerie_lab.kube.connector import Connector, tls_context
+from aerie_lab.kube.connector import ApiServerConnector, build_tls_context
 
 T = TypeVar("T")
-_FORWARDED = ("Accept", "Content-Type", "User-Agent")
-_OBJECTS = re.compile(
+_FORWARDED_HEADERS = ("Accept", "Content-Type", "User-Agent")
+_RESOURCE_PATH = re.compile(
     r"/(?:api/v1|apis/(?P<group>[^/]+)/[^/]+)(?:/namespaces/(?P<namespace>[^/]+)(?=/[^/]+))?"
     r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>.+))?)?$"
 )
@@ -41,7 +41,7 @@ _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete
 
 
 @dataclass(frozen=True)
-class Call:
+class ApiCall:
     """One call of the API server, as its audit log would name it."""
 
     verb: str
@@ -52,32 +52,32 @@ class Call:
     name: str
 
     @classmethod
-    def of(cls, method: str, path: str, *, watch: bool = False) -> Call:
+    def from_request(cls, method: str, path: str, *, watch: bool = False) -> ApiCall:
         """The call that a request makes."""
-        found = _OBJECTS.match(path)
+        found = _RESOURCE_PATH.match(path)
         plural, namespace, name, sub = found.group("plural", "namespace", "name", "sub") if found else ("", "", "", "")
         reads = "watch" if watch else "get" if name or not plural else "list"
         verb = _VERBS.get(method, reads)
         return cls(verb, f"{plural}/{sub}" if sub else plural or "", namespace or "", name or "")
 
     @property
-    def writes(self) -> bool:
+    def is_write(self) -> bool:
         """Whether it may change anything."""
         return self.verb in _VERBS.values()
 
 
-PassOn = Callable[[], Awaitable[web.StreamResponse]]
-Behaviour = Callable[[Call, PassOn], Awaitable[web.StreamResponse]]
+ForwardCall = Callable[[], Awaitable[web.StreamResponse]]
+ProxyBehaviour = Callable[[ApiCall, ForwardCall], Awaitable[web.StreamResponse]]
 """What a door does with a call: pass it on or not, and answer. The answer to a watch has been sent when `pass_on` returns."""
 
 
-def refusal(code: int, reason: str, message: str) -> web.Response:
+def build_error_response(code: int, reason: str, message: str) -> web.Response:
     """An answer as the API server refuses."""
     status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": message}
     return web.json_response(status, status=code)
 
 
-class Proxy:
+class ApiServerProxy:
     """The doors to one lab."""
 
     def __init__(self, lab: Lab) -> None:
@@ -88,7 +88,7 @@ class Proxy:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._http = self.run(self._connect())
+        self._http = self.run(self._create_session())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -101,16 +101,16 @@ class Proxy:
         """Run something in the thread of the doors."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def door(self, behaviour: Behaviour) -> Door:
+    def open_endpoint(self, behaviour: ProxyBehaviour) -> ProxyEndpoint:
         """Open one."""
-        return self.run(self._open(behaviour))
+        return self.run(self._open_endpoint(behaviour))
 
-    async def _connect(self) -> aiohttp.ClientSession:
-        connector = Connector(tls_context(self._lab.folder / "certificates", "admin"), limit=0)
+    async def _create_session(self) -> aiohttp.ClientSession:
+        connector = ApiServerConnector(build_tls_context(self._lab.folder / "certificates", "admin"), limit=0)
         return aiohttp.ClientSession(self._lab.api_url, connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
-    async def _open(self, behaviour: Behaviour) -> Door:
-        door = Door(self, self._http, behaviour)
+    async def _open_endpoint(self, behaviour: ProxyBehaviour) -> ProxyEndpoint:
+        door = ProxyEndpoint(self, self._http, behaviour)
         app = web.Application(client_max_size=16 * 1024 * 1024)
         app.router.add_route("*", "/{path:.*}", door.handle)
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
@@ -127,15 +127,15 @@ class Proxy:
         await self._http.close()
 
 
-class Door:
+class ProxyEndpoint:
     """One address of the API server with a behaviour, which may be replaced at any time."""
 
     url = ""
 
-    def __init__(self, proxy: Proxy, http: aiohttp.ClientSession, behaviour: Behaviour) -> None:
+    def __init__(self, proxy: ApiServerProxy, http: aiohttp.ClientSession, behaviour: ProxyBehaviour) -> None:
         self.behaviour = behaviour
         self._proxy, self._http = proxy, http
-        self._streams: set[asyncio.Task[Any]] = set()
+        self._watch_tasks: set[asyncio.Task[Any]] = set()
 
     def write_kubeconfig(self, path: Path) -> Path:
         """A kubeconfig that leads through this door; its path."""
@@ -150,11 +150,11 @@ class Door:
         path.write_text(yaml.safe_dump(document, sort_keys=False))
         return path
 
-    def cut_watches(self) -> int:
+    def break_watches(self) -> int:
         """Break all watches under way, as a load balancer or a restarted API server does; how many there were."""
 
         async def cut() -> int:
-            streams = list(self._streams)
+            streams = list(self._watch_tasks)
             for stream in streams:
                 stream.cancel()
             return len(streams)
@@ -164,10 +164,10 @@ class Door:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """One request."""
         body = await request.read()
-        call = Call.of(request.method, request.path, watch=request.query.get("watch", "") in ("true", "1"))
+        call = ApiCall.from_request(request.method, request.path, watch=request.query.get("watch", "") in ("true", "1"))
 
         async def pass_on() -> web.StreamResponse:
-            return await (self._stream if call.verb == "watch" else self._pass)(request, body)
+            return await (self._forward_watch if call.verb == "watch" else self._forward)(request, body)
 
         try:
             return await self.behaviour(call, pass_on)
@@ -176,23 +176,23 @@ class Door:
                 request.transport.abort()
             raise web.HTTPBadGateway(text=str(error)) from error
 
-    def _ask(self, request: web.Request, body: bytes) -> Any:
-        headers = {name: request.headers[name] for name in _FORWARDED if name in request.headers}
+    def _send_upstream(self, request: web.Request, body: bytes) -> Any:
+        headers = {name: request.headers[name] for name in _FORWARDED_HEADERS if name in request.headers}
         return self._http.request(
             request.method, request.rel_url, data=body or None, headers=headers | {"Accept-Encoding": "identity"}
         )
 
-    async def _pass(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        async with self._ask(request, body) as answer:
+    async def _forward(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        async with self._send_upstream(request, body) as answer:
             headers = {"Content-Type": answer.headers.get("Content-Type", "application/json")}
             return web.Response(status=answer.status, body=await answer.read(), headers=headers)
 
-    async def _stream(self, request: web.Request, body: bytes) -> web.StreamResponse:
+    async def _forward_watch(self, request: web.Request, body: bytes) -> web.StreamResponse:
         task = asyncio.current_task()
         assert task is not None
-        self._streams.add(task)
+        self._watch_tasks.add(task)
         try:
-            async with self._ask(request, body) as answer:
+            async with self._send_upstream(request, body) as answer:
                 headers = {"Content-Type": answer.headers.get("Content-Type", "application/json")}
                 response = web.StreamResponse(status=answer.status, headers=headers)
                 await response.prepare(request)
@@ -201,4 +201,4 @@ class Door:
                 await response.write_eof()
                 return response
         finally:
-            self._streams.discard(task)
+            self._watch_tasks.discard(task)

@@ -108,7 +108,7 @@ class EquivalenceResult:
     @property
     def comparison(self) -> MetricComparison:
         """The result as the status shows it."""
-        return MetricComparison(metric=EQUIVALENCE_METRIC, blocks=len(self.compared_prompts), message=self.message)
+        return MetricComparison(metric=EQUIVALENCE_METRIC, sample_count=len(self.compared_prompts), message=self.message)
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -306,14 +306,14 @@ def _build_comparison(criterion: Criterion, state: AnalysisState, plan: Analysis
     """Return the criterion as the status shows it: relative to the control, with the bounds of the tests that decide, if any."""
     pairs = state.pairs[criterion.name]
     if pairs.control <= 0:
-        return MetricComparison(metric=criterion.name, blocks=pairs.count)
+        return MetricComparison(metric=criterion.name, sample_count=pairs.count)
     estimate = round(pairs.canary / pairs.control - 1, 4)
     if not (criterion.rollback_tests or criterion.promote_tests):
-        return MetricComparison(metric=criterion.name, blocks=pairs.count, estimate=estimate)
+        return MetricComparison(metric=criterion.name, sample_count=pairs.count, estimate=estimate)
     lower, upper = comparison_bounds(criterion, pairs, plan)
     return MetricComparison(
         metric=criterion.name,
-        blocks=pairs.count,
+        sample_count=pairs.count,
         estimate=estimate,
         lower=round(lower - 1, 4) if abs(lower) < messages.MAX_REPORTED_RATIO else None,
         upper=round(upper - 1, 4) if abs(upper) < messages.MAX_REPORTED_RATIO else None,

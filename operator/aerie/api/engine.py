@@ -245,6 +245,6 @@ class EngineSpec(ResourceModel):
     """Environment variables of the engine's container."""
 
     resources: ResourceRequirements | None = None
-    token_secret: TokenSecret | None = None
+    token_secret_ref: TokenSecret | None = None
     cache: CacheVolume | None = None
     pod_template: PodTemplate | None = None

@@ -67,7 +67,7 @@ class MetricsSource(ResourceModel):
 class MetricsSpec(ResourceModel):
     """How Aerie reads the engines' metrics."""
 
-    interval: Annotated[timedelta, DurationRange("1s", "5m")] = timedelta(seconds=15)
+    scrape_interval: Annotated[timedelta, DurationRange("1s", "5m")] = timedelta(seconds=15)
     """Time between two readings of a pod while a rollout is under way. All others are read four times slower, up to a minute
     apart, but twice in a block of rollout.analysis, for the figures in the status and the history of stable pods. It is doubled
     until there are at most 100 replicas for each second of it: 1,000 are read each 10 s at the soonest. Where source names a

@@ -39,7 +39,7 @@ class CanarySpec(ResourceModel):
     """Where canary and control pods come from. Surge: spare capacity of the cluster. Reuse: pods of the stable revision
     make room for them, so that no spare GPU is needed; while the new ones load, so many fewer serve. One stable pod stays in any
     case: where spec.replicas is smaller than canary, control and one, so many pods run until the canary has ended."""
-    ramp: Annotated[
+    step_weights: Annotated[
         list[Annotated[int, Field(ge=1, le=99)]],
         Field(
             max_length=16,
@@ -56,7 +56,7 @@ class CanarySpec(ResourceModel):
     ] = Field(default=[25, 50])
     """Percent of the traffic that an accepted canary gets, step by step, before it is promoted; it grows with them. In mode
     Service in whole pods, at least the share. Empty: promoted at once."""
-    ramp_hold: Annotated[timedelta, DurationRange("0s", "24h")] = timedelta(minutes=5)
+    step_duration: Annotated[timedelta, DurationRange("0s", "24h")] = timedelta(minutes=5)
     """How long each step of the ramp lasts, and in any case until its pods serve, with only the tests armed that roll back."""
     scale_down_delay: Annotated[timedelta, DurationRange("0s", "24h")] = timedelta(minutes=10)
     """How long after a promotion pods of the previous revision stay, so that the way back needs no model to be loaded first: as
@@ -98,17 +98,17 @@ class AnalysisSpec(ResourceModel):
         )
     )
 
-    block: Annotated[timedelta, DurationRange("2s", "1h")] = timedelta(minutes=2)
+    block_duration: Annotated[timedelta, DurationRange("2s", "1h")] = timedelta(minutes=2)
     """Length of one block: counters of both arms are differenced over the same block and compared. Well above the length of a
     common request, because requests that span blocks make neighbouring blocks alike."""
-    warmup: Annotated[timedelta, DurationRange("0s", "24h")] = timedelta(minutes=5)
+    warmup_duration: Annotated[timedelta, DurationRange("0s", "24h")] = timedelta(minutes=5)
     """Time after all pods of both arms are ready that counts for nothing: graphs are captured, prefix caches fill."""
     min_blocks: Annotated[int, Field(ge=2, le=1000)] = 5
     """Blocks that have to be closed before any decision, but for faults that need no statistics. Fewer than 5 are seldom enough
     for one."""
-    soak: Annotated[timedelta, DurationRange("0s", "168h")] = timedelta(minutes=30)
+    min_duration: Annotated[timedelta, DurationRange("0s", "168h")] = timedelta(minutes=30)
     """Time under analysis before a canary may be accepted, however clear the figures are."""
-    deadline: Annotated[timedelta, DurationRange("1m", "336h")] = timedelta(hours=4)
+    max_duration: Annotated[timedelta, DurationRange("1m", "336h")] = timedelta(hours=4)
     """Time after all pods of both arms are ready by which the analysis ends; without a decision it is inconclusive. A trial
     of another speculation setting, which is judged by time, has twice as long."""
     goal: Literal["NonInferior", "Superior"] = "NonInferior"
@@ -145,7 +145,7 @@ class AnalysisSpec(ResourceModel):
     """Share of failed requests, beyond twice the control's, that cannot be told from none: 0.005 is half a percent of them.
     To be accepted, a canary has to be certainly below it, which takes some 5 requests by it on each arm, here 1,000: with little
     traffic, raise it. More failures than the control's roll back whatever it is."""
-    greedy_answers: Literal["Compare", "Skip"] = "Compare"
+    output_equivalence: Literal["Compare", "Skip"] = "Compare"
     """Whether the engines are asked a few short prompts, to see that the canary's drafter does not change answers: one pod each
     of canary, control and stable, 24 prompts with answers of at most 64 tokens, during warmup where it is long enough. Skip: no
     request but the clients' is sent to an engine."""
@@ -281,7 +281,7 @@ class PreflightSpec(ResourceModel):
     mode: Literal["Enforce", "Warn", "Off"] = "Enforce"
     """Enforce: no engine is started of a revision that preflight refuses, or about which it has no verdict. Warn: it goes on as
     soon as preflight has ended, whatever it says, and PreflightPassed names the refusals. Off: preflight does not run."""
-    accept: Annotated[
+    accepted_checks: Annotated[
         list[
             Annotated[
                 str,
@@ -302,7 +302,7 @@ class PreflightSpec(ResourceModel):
     def allows(self, failed_check_ids: Collection[str]) -> bool:
         """Return whether a revision proceeds although the checks with these ids fail; no ids: the rejection comes from no
         check."""
-        return self.mode != "Enforce" or (bool(failed_check_ids) and set(failed_check_ids) <= set(self.accept))
+        return self.mode != "Enforce" or (bool(failed_check_ids) and set(failed_check_ids) <= set(self.accepted_checks))
 
 
 class RolloutSpec(ResourceModel):

@@ -114,7 +114,7 @@ class ModelSource(ResourceModel):
     hugging_face: HuggingFaceSource | None = None
     """A repository of the Hugging Face Hub. Every pod downloads it unless engine.cache keeps the files."""
 
-    volume_claim: VolumeClaimSource | None = None
+    persistent_volume_claim: VolumeClaimSource | None = None
     """A folder of a persistent volume claim in the same namespace."""
 
     image: ImageSource | None = None
@@ -122,7 +122,7 @@ class ModelSource(ResourceModel):
 
     @model_validator(mode="after")
     def _check_exactly_one(self) -> Self:
-        variants = [variant for variant in (self.hugging_face, self.volume_claim, self.image) if variant is not None]
+        variants = [variant for variant in (self.hugging_face, self.persistent_volume_claim, self.image) if variant is not None]
         if len(variants) != 1:
             raise ValueError(f"{_EXACTLY_ONE_MESSAGE}, not {len(variants)} of them")
         return self
@@ -130,7 +130,7 @@ class ModelSource(ResourceModel):
     @property
     def variant(self) -> HuggingFaceSource | VolumeClaimSource | ImageSource:
         """The one source that is set."""
-        variant = self.hugging_face or self.volume_claim or self.image
+        variant = self.hugging_face or self.persistent_volume_claim or self.image
         assert variant is not None  # by the validator above
         return variant
 

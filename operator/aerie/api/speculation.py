@@ -73,13 +73,13 @@ class TuningSpec(ResourceModel):
     the canaries their pods, which with rollout.canary.capacity Surge come on top of spec.replicas. Recommend: it is shown in the
     status only; what is in force stays, and no pod is made. Off: spec.speculation.tokens stands, and what was chosen before is
     taken back by a rollout."""
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_SPECULATIVE_TOKENS)] = 7
+    max_speculative_tokens: Annotated[int, Field(ge=1, le=MAX_SPECULATIVE_TOKENS)] = 7
     """Most tokens per step that tuning may choose; not below spec.speculation.tokens. What it has chosen beyond that is void at
     once. Without effect in mode Off."""
     when_zero: Literal["Keep", "Try"] = "Keep"
     """What happens where spec.speculation.tokens is 0. Keep: no canary drafts, and nothing is recommended. Try: tuning may try
     drafts, beginning with no speculation; spec.drafter has to be named for that."""
-    traffic: Literal["Greedy", "Sampled"] | None = None
+    traffic_sampling: Literal["Greedy", "Sampled"] | None = None
     """What most requests are: Greedy, with temperature 0, or Sampled, with one above. vLLM has no metric that says it. Where it
     is Sampled and draftSampling is not written, the status recommends Probabilistic; nothing tries it by itself. Default: not
     known, and nothing is recommended."""
@@ -87,12 +87,12 @@ class TuningSpec(ResourceModel):
     """Latencies that a chosen setting must keep; a stricter one voids at once what was proven under another. Default: none, the
     throughput decides. A canary is compared with its control by the share of requests beyond these times, and by the mean where
     none is given."""
-    interval: Annotated[timedelta, DurationRange("10s", "24h")] = timedelta(minutes=30)
+    decision_interval: Annotated[timedelta, DurationRange("10s", "24h")] = timedelta(minutes=30)
     """How often a setting is decided on, and for how long a canary runs that is only to teach what its setting costs."""
-    cooldown: Annotated[timedelta, DurationRange("0s", "168h")] = timedelta(hours=6)
+    cooldown_duration: Annotated[timedelta, DurationRange("0s", "168h")] = timedelta(hours=6)
     """Time after a change before the next one is tried; after a trial that ended undecided as well, each time once more; after
     one that was taken back or failed, four times as long, and twice as long again each time the same setting fails."""
-    history: Annotated[timedelta, DurationRange("1m", "168h")] = timedelta(hours=24)
+    history_window: Annotated[timedelta, DurationRange("1m", "168h")] = timedelta(hours=24)
     """How far back the figures reach that a decision rests on: well beyond the daily ups and downs of the load."""
 
 
@@ -111,7 +111,7 @@ class SpeculationSpec(ResourceModel):
         )
     )
 
-    tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)] = 3
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)] = 3
     """Tokens proposed per step (num_speculative_tokens, K); what tuning starts from. 0 serves without a drafter, and
     tuning tries none unless tuning.whenZero is Try."""
     draft_sampling: DraftSampling | None = None

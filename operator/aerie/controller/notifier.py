@@ -210,11 +210,11 @@ class Notifier:
 
 def _build_fingerprint(resource: SpeculativeDeployment, status: Status) -> object:
     """Return the part of a status that its notifications follow from. Comparing it is cheaper than building them."""
-    canary, last_rollout = status.canary, status.history[0] if status.history else None
+    canary, last_rollout = status.canary, status.rollout_history[0] if status.rollout_history else None
     has_failed = status.phase == "Failed"
     return (
         resource.metadata.uid,
-        canary and (canary.revision, canary.started_at, canary.phase),
-        last_rollout and (last_rollout.revision, last_rollout.ended_at, last_rollout.result),
+        canary and (canary.revision, canary.start_time, canary.phase),
+        last_rollout and (last_rollout.revision, last_rollout.completion_time, last_rollout.result),
         has_failed and status.observed_generation,
     )

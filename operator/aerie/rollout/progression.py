@@ -396,7 +396,7 @@ def _progress_canary(context: _ProgressionContext) -> Progression:
             monitoring,
             reference_acceptance_length=post_promotion.read_reference_acceptance_length(transition.analysis),
         )
-    rejected_revision = desired.revision if outcome is not None and outcome.retry_at is None else None
+    rejected_revision = desired.revision if outcome is not None and outcome.retry_time is None else None
     return replace(_from_transition(context.serving, transition, rejected_revision), needs_preflight_job=True)
 
 
@@ -547,9 +547,9 @@ def _read_rejected_revision(snapshot: Snapshot, desired: DesiredRevision) -> str
     """Return the desired revision where it was rejected and nobody has requested a retry; else None."""
     status = snapshot.resource.status or Status()
     retry_request = read_retry_request(snapshot.resource)
-    if status.rejected != desired.revision or (retry_request is not None and retry_request != status.retry):
+    if status.rejected_revision != desired.revision or (retry_request is not None and retry_request != status.last_handled_retry):
         return None
-    return status.rejected
+    return status.rejected_revision
 
 
 def read_retry_request(resource: SpeculativeDeployment) -> str | None:
@@ -563,31 +563,31 @@ def read_retry_request(resource: SpeculativeDeployment) -> str | None:
 
 def _capacity_retry_delay(snapshot: Snapshot, desired: DesiredRevision, status: Status, now: datetime) -> timedelta | None:
     """Return the time until the revision, for which the cluster had no resources, is retried; None when it may be."""
-    last_outcome = status.history[0] if status.history else None
+    last_outcome = status.rollout_history[0] if status.rollout_history else None
     if (
         last_outcome is None
         or last_outcome.revision != desired.revision
-        or last_outcome.retry_at is None
-        or now >= last_outcome.retry_at
+        or last_outcome.retry_time is None
+        or now >= last_outcome.retry_time
     ):
         return None
     retry_request = read_retry_request(snapshot.resource)
-    return None if retry_request is not None and retry_request != status.retry else last_outcome.retry_at - now
+    return None if retry_request is not None and retry_request != status.last_handled_retry else last_outcome.retry_time - now
 
 
 def _keep_stable_revision(serving: Progression, status: Status) -> Progression:
     """Return the progression in which the desired revision was rejected, or waits for resources, and the stable one keeps
     serving."""
-    last_outcome = next((outcome for outcome in status.history if serving.rejected_revision in (None, outcome.revision)), None)
+    last_outcome = next((outcome for outcome in status.rollout_history if serving.rejected_revision in (None, outcome.revision)), None)
     retry_message = (
         f"It is not tried again until the spec changes, or the resource is annotated with a new value of {RETRY_ANNOTATION}."
     )
-    if serving.rejected_revision is None and last_outcome is not None and last_outcome.retry_at is not None:
+    if serving.rejected_revision is None and last_outcome is not None and last_outcome.retry_time is not None:
         retry_message = (
-            f"It is tried again at {last_outcome.retry_at:%H:%M:%S} UTC, or when the resource is annotated with a new value of "
+            f"It is tried again at {last_outcome.retry_time:%H:%M:%S} UTC, or when the resource is annotated with a new value of "
             f"{RETRY_ANNOTATION}."
         )
-    message = f"{last_outcome.reason} {retry_message}" if last_outcome else retry_message
+    message = f"{last_outcome.message} {retry_message}" if last_outcome else retry_message
     if last_outcome is not None and last_outcome.result == "Failed":
         condition = ConditionUpdate(PROGRESSING, "False", "ProgressDeadlineExceeded", message)
         return replace(serving, phase="Failed", progressing=condition)
@@ -623,13 +623,13 @@ def _progress_first_revision(
     if canary_arm is not None and ready_pods >= spec.replicas:
         reason = f"all {spec.replicas} pods serve" if spec.replicas else "no pods are asked for"
         return _adopt_as_stable(serving, desired, canary_arm, status, reason, now)
-    arm = canary_arm or CanaryArm(**dict(desired.arm), change=desired.describe_change(status), started_at=now)
+    arm = canary_arm or CanaryArm(**dict(desired.arm), change=desired.describe_change(status), start_time=now)
     failure = snapshot.pod_failure(desired.revision)
     message = f"{ready_pods} of {spec.replicas} pods of revision {desired.revision} serve" + (
         f": {failure.message}" if failure else ""
     )
     target_replicas = ArmReplicas(0, spec.replicas)
-    remaining = arm.started_at + spec.rollout.progress_deadline - now
+    remaining = arm.start_time + spec.rollout.progress_deadline - now
     if remaining > timedelta(0):
         condition = ConditionUpdate(PROGRESSING, "True", failure.reason if failure else "Starting", message)
         return replace(
@@ -648,7 +648,7 @@ def _adopt_as_stable(
     serving: Progression, desired: DesiredRevision, canary_arm: CanaryArm | None, status: Status, reason: str, now: datetime
 ) -> Progression:
     """Return the progression in which the revision is stable without a comparison."""
-    arm = canary_arm or CanaryArm(**dict(desired.arm), change=desired.describe_change(status), started_at=now)
+    arm = canary_arm or CanaryArm(**dict(desired.arm), change=desired.describe_change(status), start_time=now)
     outcome = build_outcome(arm, "Promoted", f"Revision {desired.revision}: {reason}.", status, None, now)
     return replace(serving, stable_revision=desired.revision, outcome=outcome)
 

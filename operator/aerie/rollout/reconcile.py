@@ -250,14 +250,14 @@ def _build_outcome_events(progression: Progression) -> Iterator[Event]:
     """Return the event of a rollout that has ended."""
     if progression.outcome is not None:
         is_success = progression.outcome.result in ("Promoted", "Superseded", "Explored")
-        yield Event("Normal" if is_success else "Warning", progression.outcome.result, progression.outcome.reason)
+        yield Event("Normal" if is_success else "Warning", progression.outcome.result, progression.outcome.message)
 
 
 def _build_ramp_step_events(before: Status | None, after: Status) -> Iterator[Event]:
     """Return the event of a ramp step that follows another: the condition's reason stays, and it is an event all the same."""
-    if before is None or before.canary is None or after.canary is None or before.canary.step is None:
+    if before is None or before.canary is None or after.canary is None or before.canary.step_index is None:
         return
-    if after.canary.phase == "Ramping" and after.canary.step != before.canary.step:
+    if after.canary.phase == "Ramping" and after.canary.step_index != before.canary.step_index:
         message = next(condition.message for condition in after.conditions if condition.type == "Progressing")
         yield Event("Normal", "Ramping", message)
 

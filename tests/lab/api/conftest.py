@@ -14,7 +14,7 @@ import yaml
 
 from aerie_lab.cluster import Lab
 from aerie_lab.errors import KubeError
-from aerie_lab.testing import until
+from aerie_lab.testing import wait_until
 
 CRD = Path(__file__).resolve().parents[3] / "crds" / "aerie.dev_speculativedeployments.yaml"
 WHERE = "/apis/aerie.dev/v1alpha1/namespaces/default/speculativedeployments"
@@ -55,8 +55,8 @@ def crd(lab: Lab) -> Iterator[dict[str, Any]]:
     document: dict[str, Any] = yaml.safe_load(CRD.read_text())
     lab.apply(document)
     name = document["metadata"]["name"]
-    until(lambda: "True" in lab.kubectl("get", "crd", name, "-o", _established()), "the definition is established")
-    until(lambda: _served(lab), "the resource is served")
+    wait_until(lambda: "True" in lab.kubectl("get", "crd", name, "-o", _established()), "the definition is established")
+    wait_until(lambda: _served(lab), "the resource is served")
     yield document
     lab.kubectl("delete", "crd", name)
 

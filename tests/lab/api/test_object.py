@@ -108,7 +108,7 @@ def test_an_autoscaler_may_ask_for_fewer_pods_than_a_canary_with_reuse_takes(
 
 def a_status() -> Status:
     now = datetime(2026, 11, 21, 12, 0, 0, 250_000, tzinfo=UTC)
-    setting = SettingStatus(mode="Static", tokens=3)
+    setting = SettingStatus(mode="Static", num_speculative_tokens=3)
     stable = Arm(revision="abc", drafter="org/eagle3 (EAGLE 3)", setting=setting, acceptance_length=2.41, ready_replicas=3)
     return Status(
         observed_generation=1,
@@ -120,7 +120,7 @@ def a_status() -> Status:
         ready_replicas=4,
         selector="aerie.dev/name=chat",
         stable=stable,
-        canary=CanaryArm(revision="def", change="org/eagle3.1", started_at=now, setting=setting, acceptance_length=2.63),
+        canary=CanaryArm(revision="def", change="org/eagle3.1", start_time=now, setting=setting, acceptance_length=2.63),
     )
 
 

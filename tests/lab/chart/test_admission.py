@@ -12,7 +12,7 @@ import pytest
 
 from aerie_lab.cluster import Lab
 from aerie_lab.errors import LabError
-from aerie_lab.testing import Namespace, until
+from aerie_lab.testing import Namespace, wait_until
 from aerie_lab.testing.plugin import new_namespace
 
 Release = Callable[..., contextlib.AbstractContextManager[None]]
@@ -61,7 +61,7 @@ def team(lab: Lab, chart: Path, release: Release) -> Iterator[Namespace]:
     ):
         found.apply(routes, binding(EDITOR, "edit"), binding(ROUTER, "edit"), binding(ROUTER, "routes", "Role"))
         found.apply(binding(WRITER, "aerie-edit"), binding(WRITER, "aerie-view"))
-        until(lambda: "Deployments nor pods" in refusal(found, WRITER, resource(), "--dry-run=server"), "it is in force")
+        wait_until(lambda: "Deployments nor pods" in refusal(found, WRITER, resource(), "--dry-run=server"), "it is in force")
         yield found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aerie_lab.cluster import Lab, process
-from aerie_lab.testing import Namespace, until
+from aerie_lab.testing import Namespace, wait_until
 from aerie_lab.testing.plugin import new_namespace
 
 Release = Callable[..., contextlib.AbstractContextManager[None]]
@@ -51,8 +51,8 @@ def test_the_operator_works_with_its_rights_and_its_catalog(
         (pod, *_) = pods = home.list_all("pods", "app.kubernetes.io/name=aerie")
         for place in (home, namespace):
             place.apply(RESOURCE)
-        (job, *_) = until(lambda: namespace.list_all("jobs", "aerie.dev/name=chat"), "the preflight Job of the resource")
-        chat = namespace.until("specdep", "chat", lambda item: item.get("status", {}).get("conditions"), "a status")
+        (job, *_) = wait_until(lambda: namespace.list_all("jobs", "aerie.dev/name=chat"), "the preflight Job of the resource")
+        chat = namespace.wait_until("specdep", "chat", lambda item: item.get("status", {}).get("conditions"), "a status")
 
         (owner,) = job["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"], owner["controller"]) == ("SpeculativeDeployment", chat["metadata"]["uid"], True)
@@ -62,7 +62,7 @@ def test_the_operator_works_with_its_rights_and_its_catalog(
         read = namespace.get("configmap", job["metadata"]["name"])["data"]["resource.json"]
         assert json.loads(read)["spec"]["drafter"]["source"]["huggingFace"]["repo"] == "a/c"
         if scope == "all":
-            home.until("specdep", "chat", lambda item: "status" in item, "a status in the other namespace")
+            home.wait_until("specdep", "chat", lambda item: "status" in item, "a status in the other namespace")
         else:
             assert "status" not in home.get("specdep", "chat")
         for each in pods:
@@ -79,18 +79,18 @@ def test_a_namespace_without_its_rights_stops_no_other_one(lab: Lab, namespace: 
         binding = lost.get("rolebinding", "aerie")
         lost.kubectl("delete", "rolebinding", "aerie")
         home.kubectl("rollout", "restart", "deployment/aerie")
-        home.rolled_out("aerie")
+        home.wait_for_rollout("aerie")
         (pod,) = (
             one for one in home.list_all("pods", "app.kubernetes.io/name=aerie") if "deletionTimestamp" not in one["metadata"]
         )
         for place in (namespace, lost):
             place.apply(RESOURCE.replace("spec:", DRAFTER))
-        until(lambda: namespace.list_all("jobs", "aerie.dev/name=chat"), "work in the other namespace")
+        wait_until(lambda: namespace.list_all("jobs", "aerie.dev/name=chat"), "work in the other namespace")
 
         def page(port: int, path: str) -> str:
             url = f"http://{pod['status']['podIP']}:{port}{path}"
             code = f"import urllib.request as u; print(u.urlopen('{url}').read().decode())"
-            inside = [sys.executable, "-m", "aerie_lab.sandbox.inside", "--network", str(process.living(lab.folder))]
+            inside = [sys.executable, "-m", "aerie_lab.sandbox.inside", "--network", str(process.find_lab_pid(lab.folder))]
             return subprocess.run([*inside, sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
         ready = page(8081, "/readyz")
@@ -103,13 +103,13 @@ def test_a_namespace_without_its_rights_stops_no_other_one(lab: Lab, namespace: 
             found = re.search(r'^aerie_api_calls_total{code="403",verb="GET"} (\S+)', page(8080, "/metrics"), re.MULTILINE)
             return int(float(found[1])) if found else 0
 
-        until(lambda: refused() >= 7, "two minutes of refusals", within=240, every=2)
+        wait_until(lambda: refused() >= 7, "two minutes of refusals", timeout_seconds=240, interval_seconds=2)
         namespace.kubectl("delete", "job", "-l", "aerie.dev/name=chat", "--wait=true")
-        until(lambda: namespace.list_all("jobs", "aerie.dev/name=chat"), "it is still at work")
+        wait_until(lambda: namespace.list_all("jobs", "aerie.dev/name=chat"), "it is still at work")
         assert not lost.list_all("jobs", "aerie.dev/name=chat")
 
         lost.apply({key: value for key, value in binding.items() if key != "metadata"} | {"metadata": {"name": "aerie"}})
-        until(lambda: lost.list_all("jobs", "aerie.dev/name=chat"), "work in the namespace that is back", within=180)
+        wait_until(lambda: lost.list_all("jobs", "aerie.dev/name=chat"), "work in the namespace that is back", timeout_seconds=180)
         assert f"{failed} 0.0" in page(8080, "/metrics")
         assert page(8081, "/readyz") == "ready\n"
         (same,) = home.list_all("pods", "app.kubernetes.io/name=aerie")

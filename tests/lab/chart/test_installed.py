@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from aerie_lab.cluster import Lab, process
-from aerie_lab.testing import Namespace, until
+from aerie_lab.testing import Namespace, wait_until
 from aerie_lab.testing.plugin import new_namespace
 
 May = Callable[..., bool]
@@ -50,17 +50,17 @@ def pods(home: Namespace) -> list[dict[str, Any]]:
 
 
 def test_two_restricted_pods_run_and_do_not_share_a_node(home: Namespace) -> None:
-    home.rolled_out("aerie")
+    home.wait_for_rollout("aerie")
     found = pods(home)
     assert len(found) == 2
     assert len({pod["spec"]["nodeName"] for pod in found}) == 2
     assert {pod["metadata"]["labels"]["app.kubernetes.io/instance"] for pod in found} == {"aerie"}
-    budget = home.until("pdb", "aerie", lambda item: item["status"].get("currentHealthy") == 2, "both count for the budget")
+    budget = home.wait_until("pdb", "aerie", lambda item: item["status"].get("currentHealthy") == 2, "both count for the budget")
     assert budget["status"]["disruptionsAllowed"] == 1
 
 
 def test_one_pod_leads_by_the_lease_of_the_releases_name(home: Namespace) -> None:
-    lease = home.until("lease", "aerie", lambda item: item["spec"].get("holderIdentity"), "a leader")
+    lease = home.wait_until("lease", "aerie", lambda item: item["spec"].get("holderIdentity"), "a leader")
     assert any(lease["spec"]["holderIdentity"].startswith(pod["metadata"]["name"]) for pod in pods(home))
 
 
@@ -71,14 +71,14 @@ def test_metrics_are_where_the_service_says(home: Namespace) -> None:
         found = [f"http://{endpoint['addresses'][0]}:{ports[0]}" for item in slices for endpoint in item["endpoints"] or []]
         return found if len(found) == 2 else []
 
-    for address in until(addresses, "both pods are behind the Service"):
+    for address in wait_until(addresses, "both pods are behind the Service"):
         assert "# TYPE " in inside(home.lab, f"{address}/metrics")
 
 
 def inside(lab: Lab, url: str) -> str:
     """GET from the lab's own network."""
     code = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=60).read().decode())"
-    command = [sys.executable, "-m", "aerie_lab.sandbox.inside", str(process.living(lab.folder)), sys.executable, "-c", code, url]
+    command = [sys.executable, "-m", "aerie_lab.sandbox.inside", str(process.find_lab_pid(lab.folder)), sys.executable, "-c", code, url]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -135,13 +135,13 @@ def test_the_operator_has_one_lease_in_its_own_namespace(may: May, operator: str
 @pytest.mark.usefixtures("home")
 def test_the_clusters_own_roles_know_the_resource(may: May, namespace: Namespace, role: str, verbs: set[str]) -> None:
     namespace.kubectl("create", "rolebinding", "one", f"--clusterrole={role}", "--user=somebody")
-    until(lambda: may("somebody", "get", SPECDEPS, namespace.name), "the controller has aggregated the roles")
+    wait_until(lambda: may("somebody", "get", SPECDEPS, namespace.name), "the controller has aggregated the roles")
     every = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
 
     def found(resource: str = SPECDEPS) -> set[str]:
         return {verb for verb in every if may("somebody", verb, resource, namespace.name)}
 
-    until(lambda: found() == verbs, f"{role} may {sorted(verbs)}")
+    wait_until(lambda: found() == verbs, f"{role} may {sorted(verbs)}")
     assert found(f"{SPECDEPS}/scale") == {"get"} | (set() if role == "view" else {"update", "patch"})
     assert found(f"{SPECDEPS}/status") == {"get"}
 
@@ -152,7 +152,7 @@ def test_the_notes_name_commands_that_work(home: Namespace) -> None:
     assert wait == ["--namespace", home.name, "rollout", "status", "deployment/aerie"]
     assert "successfully rolled out" in home.lab.kubectl(*wait)
     assert (apply[0], watch[:2]) == ("apply", ["get", "specdep"])
-    until(lambda: "FIELDS" in home.lab.kubectl(*explain), "the resource is explained")
+    wait_until(lambda: "FIELDS" in home.lab.kubectl(*explain), "the resource is explained")
 
 
 def test_the_charts_example_is_taken_by_the_server(home: Namespace, chart: Path) -> None:

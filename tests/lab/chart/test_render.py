@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from aerie_lab.binaries import binary
+from aerie_lab.binaries import ensure_binary
 
 HERE = Path(__file__).parent
 CASES = sorted(path.stem for path in (HERE / "cases").glob("*.yaml"))
@@ -227,5 +227,5 @@ def test_every_query_of_the_dashboard_can_be_read(objects: Objects, tmp_path: Pa
 
 def promtool(*arguments: object) -> None:
     """Raises AssertionError with what it said."""
-    done = subprocess.run([str(binary("promtool")), *map(str, arguments)], capture_output=True, text=True, check=False)
+    done = subprocess.run([str(ensure_binary("promtool")), *map(str, arguments)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from aerie_lab.cluster import Lab, Settings
-from aerie_lab.testing import Namespace, until
+from aerie_lab.cluster import Lab, LabSettings
+from aerie_lab.testing import Namespace, wait_until
 from aerie_lab.testing.namespace import is_ready
-from aerie_lab.testing.pods import container_status, echo, pod, shell
+from aerie_lab.testing.pods import find_container_status, echo, pod, shell
 
 SERVING = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}
 
@@ -19,8 +19,8 @@ SERVING = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}
 @pytest.fixture(scope="module")
 def lab(say: Callable[[str], None]) -> Iterator[Lab]:
     """A lab of its own: what is broken here is not broken for the other tests."""
-    settings = Settings(name=f"agent-{os.getpid()}", gateway=False, restart_backoff=1.0)
-    with Lab.up(settings, say, leashed=True) as running:
+    settings = LabSettings(name=f"agent-{os.getpid()}", gateway=False, restart_backoff=1.0)
+    with Lab.up(settings, say, end_with_caller=True) as running:
         yield running
 
 
@@ -31,28 +31,28 @@ def test_pods_of_an_agent_that_died_are_taken_over(lab: Lab, namespace: Namespac
         pod("done", shell("echo kept"), restartPolicy="Never"),
         pod("half", shell("true"), {"name": "other", **shell("sleep 600")}, restartPolicy="Never"),
     )
-    before = namespace.until_ready("serving")
-    namespace.until_ready("hollow")
-    namespace.until_phase("done", "Succeeded")
-    namespace.until("pod", "half", lambda p: container_status(p)["state"].get("terminated"), "one of two done")
+    before = namespace.wait_until_ready("serving")
+    namespace.wait_until_ready("hollow")
+    namespace.wait_until_phase("done", "Succeeded")
+    namespace.wait_until("pod", "half", lambda p: find_container_status(p)["state"].get("terminated"), "one of two done")
     namespace.faults.restart("node-agent")
-    found = namespace.until(
-        "pod", "serving", lambda p: container_status(p)["restartCount"] == 1 and is_ready(p), "started again", within=120
+    found = namespace.wait_until(
+        "pod", "serving", lambda p: find_container_status(p)["restartCount"] == 1 and is_ready(p), "started again", timeout_seconds=120
     )
     assert found["metadata"]["uid"] == before["metadata"]["uid"]
-    ended = container_status(found)["lastState"]["terminated"]
+    ended = find_container_status(found)["lastState"]["terminated"]
     assert (ended["exitCode"], ended["reason"]) == (137, "ContainerStatusUnknown")
     assert len(found["status"]["podIPs"]) == 1
     # What had ended stays ended, and can still be asked for its log; what ran and must not run again has failed.
     assert namespace.get("pod", "done")["status"]["phase"] == "Succeeded"
     assert namespace.kubectl("logs", "done") == "kept\n"
-    found = namespace.until_phase("half", "Failed")
-    assert container_status(found)["state"]["terminated"]["exitCode"] == 0
-    assert container_status(found, "other")["state"]["terminated"]["exitCode"] == 137
-    running = [c["container"] for c in lab.ask_agent("containers") if c["namespace"] == namespace.name]
+    found = namespace.wait_until_phase("half", "Failed")
+    assert find_container_status(found)["state"]["terminated"]["exitCode"] == 0
+    assert find_container_status(found, "other")["state"]["terminated"]["exitCode"] == 137
+    running = [c["container"] for c in lab.call_agent("containers") if c["namespace"] == namespace.name]
     assert running == ["main"]
-    found = namespace.until_ready("hollow")
-    assert (found["status"]["phase"], container_status(found)["restartCount"]) == ("Running", 0)
+    found = namespace.wait_until_ready("hollow")
+    assert (found["status"]["phase"], find_container_status(found)["restartCount"]) == ("Running", 0)
     namespace.kubectl("delete", "pod", "serving", "hollow", "done", "half", "--timeout=180s")
 
 
@@ -60,12 +60,12 @@ def test_what_happens_without_the_api_server_is_told_later(lab: Lab, namespace: 
     told = {"name": "told", "hostPath": {"path": str(tmp_path)}}
     ending = shell("until [ -e /told/go ]; do sleep 0.1; done", volumeMounts=[{"name": "told", "mountPath": "/told"}])
     namespace.apply(pod("crashing", shell("sleep 0.5; exit 1")), pod("ending", ending, volumes=[told], restartPolicy="Never"))
-    namespace.until_phase("ending", "Running")
+    namespace.wait_until_phase("ending", "Running")
     with namespace.faults.hold("kube-apiserver"):
         (tmp_path / "go").touch()
-        until(
-            lambda: not [c for c in lab.ask_agent("containers") if (c["namespace"], c["pod"]) == (namespace.name, "ending")],
+        wait_until(
+            lambda: not [c for c in lab.call_agent("containers") if (c["namespace"], c["pod"]) == (namespace.name, "ending")],
             "it has ended",
         )
-    namespace.until_phase("ending", "Succeeded", within=120)
-    namespace.until("pod", "crashing", lambda p: container_status(p)["restartCount"] >= 2, "it went on restarting")
+    namespace.wait_until_phase("ending", "Succeeded", timeout_seconds=120)
+    namespace.wait_until("pod", "crashing", lambda p: find_container_status(p)["restartCount"] >= 2, "it went on restarting")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aerie_lab.testing import Namespace
-from aerie_lab.testing.pods import answer, config_map, pod, python
+from aerie_lab.testing.pods import read_termination_json, config_map, pod, python
 
 TELL = """
 import json, os, sys
@@ -58,8 +58,8 @@ def test_everything_a_container_is_told(namespace: Namespace) -> None:
         {"name": "OPTIONAL", "valueFrom": {"configMapKeyRef": {"name": "numbers", "key": "three", "optional": True}}},
     ]
     namespace.apply(pod("told", container, metadata={"annotations": {"note": "x=1"}}, restartPolicy="Never"))
-    found = namespace.until_phase("told", "Succeeded")
-    told = answer(found)
+    found = namespace.wait_until_phase("told", "Succeeded")
+    told = read_termination_json(found)
     assert told["arguments"] == ["--model=m-1-$(LATER)", "$(UNKNOWN)", "$(MODEL)", "$(HOME)"]
     assert told["folder"] == "/made/for/it"
     service = namespace.get("service", "my-model")["spec"]["clusterIP"]
@@ -97,6 +97,6 @@ def test_everything_a_container_is_told(namespace: Namespace) -> None:
 
 def test_without_service_links_only_the_api_server_is_told(namespace: Namespace) -> None:
     namespace.apply(pod("unlinked", python(TELL), enableServiceLinks=False, restartPolicy="Never"))
-    environment = answer(namespace.until_phase("unlinked", "Succeeded"))["environment"]
+    environment = read_termination_json(namespace.wait_until_phase("unlinked", "Succeeded"))["environment"]
     assert "KUBERNETES_SERVICE_HOST" in environment
     assert not [name for name in environment if name.startswith("MY_MODEL")]

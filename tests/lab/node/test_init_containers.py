@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aerie_lab.testing import Namespace
-from aerie_lab.testing.pods import condition, container_status, message, pod, shell
+from aerie_lab.testing.pods import read_condition_status, find_container_status, read_termination_message, pod, shell
 
 MOUNT = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
 VOLUMES = [{"name": "work", "emptyDir": {}}]
@@ -23,20 +23,20 @@ def test_they_run_in_order_and_a_failed_one_again(namespace: Namespace) -> None:
             restartPolicy="OnFailure",
         )
     )
-    found = namespace.until_phase("ordered", "Succeeded")
-    assert message(found).split() == ["first", "second"]
-    second = container_status(found, "second")
+    found = namespace.wait_until_phase("ordered", "Succeeded")
+    assert read_termination_message(found).split() == ["first", "second"]
+    second = find_container_status(found, "second")
     assert second["restartCount"] == 1
     assert second["lastState"]["terminated"]["exitCode"] == 3
     assert second["ready"]
-    assert container_status(found, "first")["state"]["terminated"]["reason"] == "Completed"
-    assert condition(found, "Initialized") == "True"
+    assert find_container_status(found, "first")["state"]["terminated"]["reason"] == "Completed"
+    assert read_condition_status(found, "Initialized") == "True"
 
 
 def test_a_failed_one_fails_a_pod_that_never_restarts(namespace: Namespace) -> None:
     namespace.apply(pod("failing", shell("true"), initContainers=[{"name": "setup", **shell("exit 7")}], restartPolicy="Never"))
-    found = namespace.until_phase("failing", "Failed")
-    assert container_status(found, "setup")["state"]["terminated"]["exitCode"] == 7
-    assert container_status(found)["state"]["waiting"]["reason"] == "PodInitializing"
-    assert condition(found, "Initialized") == "False"
-    assert condition(found, "Ready") == "False"
+    found = namespace.wait_until_phase("failing", "Failed")
+    assert find_container_status(found, "setup")["state"]["terminated"]["exitCode"] == 7
+    assert find_container_status(found)["state"]["waiting"]["reason"] == "PodInitializing"
+    assert read_condition_status(found, "Initialized") == "False"
+    assert read_condition_status(found, "Ready") == "False"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aerie_lab.sandbox.addresses import BRIDGE, BRIDGE_MAC
+from aerie_lab.sandbox.addresses import BRIDGE_IP, BRIDGE_MAC
 from aerie_lab.testing import Namespace
-from aerie_lab.testing.pods import answer, container_status, echo, message, pod, python, shell
+from aerie_lab.testing.pods import read_termination_json, find_container_status, echo, read_termination_message, pod, python, shell
 
 WEB = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}
 
 
 def test_each_pod_has_an_address_and_all_ports(namespace: Namespace) -> None:
     namespace.apply(pod("one", echo(readinessProbe=WEB)), pod("two", echo(readinessProbe=WEB)))
-    one, two = (namespace.until_ready(name)["status"]["podIP"] for name in ("one", "two"))
+    one, two = (namespace.wait_until_ready(name)["status"]["podIP"] for name in ("one", "two"))
     assert one != two
     ask = f"""
 import json, urllib.request
@@ -22,22 +22,22 @@ def pod(address):
 open("/dev/termination-log", "w").write(json.dumps([pod("{one}"), pod("{two}")]))
 """
     namespace.apply(pod("asking", python(ask), restartPolicy="Never"))
-    assert answer(namespace.until_phase("asking", "Succeeded")) == ["one", "two"]
+    assert read_termination_json(namespace.wait_until_phase("asking", "Succeeded")) == ["one", "two"]
 
 
 def test_the_way_out_of_a_pod_does_not_move_when_others_come_and_go(namespace: Namespace) -> None:
     ask = f"""
 import json, socket
 try:
-    socket.create_connection(("{BRIDGE}", 9), timeout=10)
+    socket.create_connection(("{BRIDGE_IP}", 9), timeout=10)
 except ConnectionRefusedError:
     pass
 entries = [line.split() for line in open("/proc/net/arp")]
-open("/dev/termination-log", "w").write(json.dumps([e[3] for e in entries if e[0] == "{BRIDGE}"]))
+open("/dev/termination-log", "w").write(json.dumps([e[3] for e in entries if e[0] == "{BRIDGE_IP}"]))
 """
     namespace.apply(pod("asking", python(ask), restartPolicy="Never"))
     # Were it the kernel's choice, it would be the address of one of the pods' cables.
-    assert answer(namespace.until_phase("asking", "Succeeded")) == [BRIDGE_MAC]
+    assert read_termination_json(namespace.wait_until_phase("asking", "Succeeded")) == [BRIDGE_MAC]
 
 
 def test_containers_of_a_pod_share_its_network_and_nothing_else(namespace: Namespace) -> None:
@@ -66,8 +66,8 @@ os.kill(1, 15)
             restartPolicy="Never",
         )
     )
-    found = namespace.until("pod", "couple", lambda p: container_status(p)["state"].get("terminated"), "told")
-    told = answer(found)
+    found = namespace.wait_until("pod", "couple", lambda p: find_container_status(p)["state"].get("terminated"), "told")
+    told = read_termination_json(found)
     assert told == {
         "neighbour": "host-of-couple",
         "hostname": "host-of-couple",
@@ -90,7 +90,7 @@ def test_writes_do_not_reach_the_machine(namespace: Namespace) -> None:
     """
     passwords = Path("/etc/passwd").read_bytes()
     namespace.apply(pod("scribbling", shell(script, terminationMessagePolicy="FallbackToLogsOnError"), restartPolicy="Never"))
-    namespace.until_phase("scribbling", "Succeeded")
+    namespace.wait_until_phase("scribbling", "Succeeded")
     for folder in ("/usr", "/etc", "/tmp", "/root", "/run", "/var/tmp", "/"):
         assert not (Path(folder) / mark).exists()
     assert Path("/etc/passwd").read_bytes() == passwords
@@ -116,6 +116,6 @@ def test_a_read_only_root(namespace: Namespace) -> None:
             restartPolicy="Never",
         )
     )
-    found = namespace.until("pod", "strict", lambda p: p["status"].get("phase") in ("Succeeded", "Failed"), "done")
-    assert message(found) == ""
+    found = namespace.wait_until("pod", "strict", lambda p: p["status"].get("phase") in ("Succeeded", "Failed"), "done")
+    assert read_termination_message(found) == ""
     assert found["status"]["phase"] == "Succeeded"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aerie_lab.testing import Namespace
-from aerie_lab.testing.pods import Object, condition, shell
+from aerie_lab.testing.pods import Object, read_condition_status, shell
 
 
 def job(name: str, script: str, **spec: object) -> Object:
@@ -18,11 +18,11 @@ def test_jobs_complete_and_fail(namespace: Namespace) -> None:
         job("hopeless", "exit 1", backoffLimit=0),
         job("late", "sleep 600", activeDeadlineSeconds=1),
     )
-    found = namespace.until("job", "working", lambda j: condition(j, "Complete") == "True", "complete")
+    found = namespace.wait_until("job", "working", lambda j: read_condition_status(j, "Complete") == "True", "complete")
     assert found["status"]["succeeded"] == 3
-    found = namespace.until("job", "hopeless", lambda j: condition(j, "Failed") == "True", "failed")
+    found = namespace.wait_until("job", "hopeless", lambda j: read_condition_status(j, "Failed") == "True", "failed")
     assert found["status"]["failed"] == 1
-    found = namespace.until("job", "late", lambda j: condition(j, "Failed") == "True", "failed")
+    found = namespace.wait_until("job", "late", lambda j: read_condition_status(j, "Failed") == "True", "failed")
     reasons = {c["type"]: c["reason"] for c in found["status"]["conditions"]}
     assert reasons["Failed"] == "DeadlineExceeded"
     # Finalizers and all: nothing of them is in the way of their deletion.

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from aerie_lab.binaries import binary
+from aerie_lab.binaries import ensure_binary
 from aerie_lab.errors import LabError
 from aerie_lab.testing import Namespace
 from aerie_lab.testing.pods import pod, shell
@@ -16,7 +16,7 @@ from aerie_lab.testing.pods import pod, shell
 def test_what_was_written(namespace: Namespace) -> None:
     script = "for i in 1 2 3; do echo line $i; done; echo error >&2; printf unfinished"
     namespace.apply(pod("writing", shell(script), {"name": "quiet", **shell("true")}, restartPolicy="Never"))
-    namespace.until_phase("writing", "Succeeded")
+    namespace.wait_until_phase("writing", "Succeeded")
 
     def logs(*options: str) -> list[str]:
         return namespace.kubectl("logs", "writing", "-c", "main", *options).splitlines()
@@ -46,8 +46,8 @@ def test_following_ends_with_the_container(namespace: Namespace) -> None:
             restartPolicy="Never",
         )
     )
-    namespace.until_phase("followed", "Running")
-    command = [str(binary("kubectl")), "--kubeconfig", str(namespace.lab.kubeconfig), "-n", namespace.name]
+    namespace.wait_until_phase("followed", "Running")
+    command = [str(ensure_binary("kubectl")), "--kubeconfig", str(namespace.lab.kubeconfig), "-n", namespace.name]
     with subprocess.Popen([*command, "logs", "-f", "followed"], stdout=subprocess.PIPE, text=True) as following:
         assert following.stdout is not None
         assert following.stdout.readline() == "begin\n"
@@ -59,6 +59,6 @@ def test_following_ends_with_the_container(namespace: Namespace) -> None:
 
 def test_a_container_that_has_not_started_has_no_log(namespace: Namespace) -> None:
     namespace.apply(pod("absent", {"image": "example.org/nothing:1"}))
-    namespace.until("pod", "absent", lambda p: p["status"].get("containerStatuses"), "a status")
+    namespace.wait_until("pod", "absent", lambda p: p["status"].get("containerStatuses"), "a status")
     with pytest.raises(LabError, match="waiting to start"):
         namespace.kubectl("logs", "absent")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from aerie_lab.cluster import Lab
-from aerie_lab.testing import until
-from aerie_lab.testing.pods import Object, condition
+from aerie_lab.testing import wait_until
+from aerie_lab.testing.pods import Object, read_condition_status
 
 
 def node(lab: Lab, name: str) -> Object:
@@ -18,8 +18,8 @@ def test_a_node_registers_with_what_the_settings_give_it(lab: Lab) -> None:
     found = node(lab, "node-1")
     for field in ("capacity", "allocatable"):
         assert {"cpu": "32", "memory": "256Gi", "nvidia.com/gpu": "8", "pods": "250"}.items() <= found["status"][field].items()
-    assert condition(found, "Ready") == "True"
-    assert condition(found, "MemoryPressure") == "False"
+    assert read_condition_status(found, "Ready") == "True"
+    assert read_condition_status(found, "MemoryPressure") == "False"
     assert found["metadata"]["labels"]["kubernetes.io/hostname"] == "node-1"
     assert {a["type"] for a in found["status"]["addresses"]} == {"InternalIP", "Hostname"}
     assert found["status"]["nodeInfo"]["kubeletVersion"].startswith("v1.36.")
@@ -32,7 +32,7 @@ def test_leases_are_renewed(lab: Lab) -> None:
 
     before = renewals()
     assert before.keys() == {"node-1", "node-2"}
-    until(lambda: all(renewals()[name] > moment for name, moment in before.items()), "both leases renewed", every=0.5)
+    wait_until(lambda: all(renewals()[name] > moment for name, moment in before.items()), "both leases renewed", interval_seconds=0.5)
 
 
 def test_a_node_that_was_found_lost_says_that_it_is_not(lab: Lab) -> None:
@@ -44,6 +44,6 @@ def test_a_node_that_was_found_lost_says_that_it_is_not(lab: Lab) -> None:
     def well() -> bool:
         nonlocal found
         found = node(lab, "node-2")
-        return condition(found, "Ready") == "True" and not found["spec"].get("taints")
+        return read_condition_status(found, "Ready") == "True" and not found["spec"].get("taints")
 
-    until(well, "node-2 Ready and without taints")
+    wait_until(well, "node-2 Ready and without taints")

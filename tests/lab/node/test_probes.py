@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from aerie_lab.testing import Namespace, until
-from aerie_lab.testing.pods import condition, container_status, echo, pod, python, shell
+from aerie_lab.testing import Namespace, wait_until
+from aerie_lab.testing.pods import read_condition_status, find_container_status, echo, pod, python, shell
 
 OFTEN = {"periodSeconds": 1}
 
@@ -21,18 +21,18 @@ def test_readiness_by_http_follows_the_answers(namespace: Namespace) -> None:
     probe = {"httpGet": {"path": "/healthz", "port": "web"}, "failureThreshold": 2, "successThreshold": 2, **OFTEN}
     ports = [{"name": "web", "containerPort": 8080}]
     namespace.apply(pod("serving", echo(readinessProbe=probe, ports=ports)))
-    namespace.until_ready("serving")
+    namespace.wait_until_ready("serving")
     post(namespace, "serving", "unhealthy")
-    found = namespace.until("pod", "serving", lambda p: condition(p, "Ready") == "False", "not Ready any more")
-    assert condition(found, "ContainersReady") == "False"
-    status = container_status(found)
+    found = namespace.wait_until("pod", "serving", lambda p: read_condition_status(p, "Ready") == "False", "not Ready any more")
+    assert read_condition_status(found, "ContainersReady") == "False"
+    status = find_container_status(found)
     assert (status["ready"], status["started"], status["restartCount"]) == (False, True, 0)
-    until(
+    wait_until(
         lambda: [m for r, m in namespace.events("serving") if r == "Unhealthy" and "statuscode: 503" in m],
         "an Unhealthy event",
     )
     post(namespace, "serving", "healthy")
-    namespace.until_ready("serving")
+    namespace.wait_until_ready("serving")
 
 
 def told_of_the_kill(namespace: Namespace, pod_name: str) -> bool:
@@ -48,17 +48,17 @@ def test_liveness_restarts_a_container(namespace: Namespace) -> None:
         pod("by-http", echo(**probes), terminationGracePeriodSeconds=60),
         pod("by-command", shell("touch /tmp/broken; sleep 600", livenessProbe=by_command)),
     )
-    namespace.until_ready("by-http")
+    namespace.wait_until_ready("by-http")
     post(namespace, "by-http", "unhealthy")
     for name, code in (("by-http", 0), ("by-command", 137)):
-        found = namespace.until(
+        found = namespace.wait_until(
             "pod",
             name,
-            lambda p: container_status(p)["restartCount"],
+            lambda p: find_container_status(p)["restartCount"],
             "restarted",
         )
-        assert container_status(found)["lastState"]["terminated"]["exitCode"] == code
-        until(functools.partial(told_of_the_kill, namespace, name), "an event says why")
+        assert find_container_status(found)["lastState"]["terminated"]["exitCode"] == code
+        wait_until(functools.partial(told_of_the_kill, namespace, name), "an event says why")
 
 
 def test_nothing_else_is_asked_before_the_startup_probe_succeeds(namespace: Namespace, tmp_path: Path) -> None:
@@ -80,18 +80,18 @@ time.sleep(600)
     never = shell("sleep 600", startupProbe={"exec": {"command": ["false"]}, "failureThreshold": 2, **OFTEN})
     told = {"name": "told", "hostPath": {"path": str(tmp_path)}}
     namespace.apply(pod("slow", container, volumes=[told]), pod("stuck", never, restartPolicy="Never"))
-    found = namespace.until("pod", "slow", lambda p: container_status(p)["state"].get("running"), "running")
-    assert container_status(found)["started"] is False
+    found = namespace.wait_until("pod", "slow", lambda p: find_container_status(p)["state"].get("running"), "running")
+    assert find_container_status(found)["started"] is False
     (tmp_path / "go").touch()
-    found = namespace.until_ready("slow")
-    assert container_status(found)["started"] is True
-    assert container_status(found)["restartCount"] == 0
-    found = namespace.until_phase("stuck", "Failed")
-    assert container_status(found)["state"]["terminated"]["exitCode"] == 137
+    found = namespace.wait_until_ready("slow")
+    assert find_container_status(found)["started"] is True
+    assert find_container_status(found)["restartCount"] == 0
+    found = namespace.wait_until_phase("stuck", "Failed")
+    assert find_container_status(found)["state"]["terminated"]["exitCode"] == 137
 
 
 def test_a_probe_that_takes_too_long_has_failed(namespace: Namespace) -> None:
     probe = {"exec": {"command": ["sleep", "600"]}, "timeoutSeconds": 1, "failureThreshold": 1, **OFTEN}
     namespace.apply(pod("hanging", shell("sleep 600", readinessProbe=probe)))
-    until(lambda: [m for r, m in namespace.events("hanging") if r == "Unhealthy" and "timed out after 1s" in m], "told so")
-    assert condition(namespace.get("pod", "hanging"), "Ready") == "False"
+    wait_until(lambda: [m for r, m in namespace.events("hanging") if r == "Unhealthy" and "timed out after 1s" in m], "told so")
+    assert read_condition_status(namespace.get("pod", "hanging"), "Ready") == "False"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from aerie_lab.testing import Namespace, until
-from aerie_lab.testing.pods import Object, config_map, container_status, message, pod, shell
+from aerie_lab.testing import Namespace, wait_until
+from aerie_lab.testing.pods import Object, config_map, find_container_status, read_termination_message, pod, shell
 
 
 def waits_for(namespace: Namespace, name: str, reason: str) -> Object:
     """Wait until the container waits for `reason`; its waiting state."""
-    found = namespace.until(
+    found = namespace.wait_until(
         "pod",
         name,
-        lambda p: "containerStatuses" in p["status"] and container_status(p)["state"].get("waiting", {}).get("reason") == reason,
+        lambda p: "containerStatuses" in p["status"] and find_container_status(p)["state"].get("waiting", {}).get("reason") == reason,
         reason,
     )
-    waiting: Object = container_status(found)["state"]["waiting"]
+    waiting: Object = find_container_status(found)["state"]["waiting"]
     return waiting
 
 
@@ -23,13 +23,13 @@ def test_an_unknown_image(namespace: Namespace) -> None:
     waiting = waits_for(namespace, "imageless", "ErrImagePull")
     assert "example.org/team/model:2" in waiting["message"]
     assert "example.org/team/model:2" in waits_for(namespace, "imageless", "ImagePullBackOff")["message"]
-    until(lambda: [m for r, m in namespace.events("imageless") if r == "Failed" and "example.org/team/model" in m], "an event")
+    wait_until(lambda: [m for r, m in namespace.events("imageless") if r == "Failed" and "example.org/team/model" in m], "an event")
     assert namespace.get("pod", "imageless")["status"]["phase"] == "Pending"
 
 
 def test_a_command_that_is_not_there(namespace: Namespace) -> None:
     namespace.apply(pod("commandless", {"image": "aerie.dev/lab/shell", "command": ["/no/such/command"]}, restartPolicy="Never"))
-    ended = container_status(namespace.until_phase("commandless", "Failed"))["state"]["terminated"]
+    ended = find_container_status(namespace.wait_until_phase("commandless", "Failed"))["state"]["terminated"]
     assert (ended["reason"], ended["exitCode"]) == ("StartError", 128)
     assert "/no/such/command" in ended["message"]
 
@@ -39,9 +39,9 @@ def test_a_config_map_that_comes_later(namespace: Namespace) -> None:
     namespace.apply(pod("waiting", shell("echo $KEY > /dev/termination-log", env=env), restartPolicy="Never"))
     assert 'configmap "late" not found' in waits_for(namespace, "waiting", "CreateContainerConfigError")["message"]
     namespace.apply(config_map("late", other="1"))
-    until(lambda: [m for r, m in namespace.events("waiting") if "couldn't find key key" in m], "the key is missed")
+    wait_until(lambda: [m for r, m in namespace.events("waiting") if "couldn't find key key" in m], "the key is missed")
     namespace.apply(config_map("late", key="value"))
-    assert message(namespace.until_phase("waiting", "Succeeded")) == "value\n"
+    assert read_termination_message(namespace.wait_until_phase("waiting", "Succeeded")) == "value\n"
 
 
 def test_fields_that_the_lab_does_not_have(namespace: Namespace) -> None:
@@ -56,6 +56,6 @@ def test_fields_that_the_lab_does_not_have(namespace: Namespace) -> None:
     told = waits_for(namespace, "demanding", "LabUnsupported")["message"]
     for field in ("spec.hostPID", "[main].lifecycle.postStart", "hostPort", "spec.volumes[nfs].nfs"):
         assert field in told
-    until(lambda: [m for r, m in namespace.events("demanding") if r == "LabUnsupported" and "hostPID" in m], "an event")
+    wait_until(lambda: [m for r, m in namespace.events("demanding") if r == "LabUnsupported" and "hostPID" in m], "an event")
     assert namespace.get("pod", "demanding")["status"]["phase"] == "Pending"
     namespace.kubectl("delete", "pod", "demanding", "--timeout=180s")

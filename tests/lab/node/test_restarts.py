@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from aerie_lab.testing import Namespace
-from aerie_lab.testing.pods import Object, condition, container_status, pod, shell
+from aerie_lab.testing.pods import Object, read_condition_status, find_container_status, pod, shell
 
 
 def back_off(status: Object) -> int:
@@ -17,28 +17,28 @@ def back_off(status: Object) -> int:
 
 def test_always_restarts_with_back_off(namespace: Namespace) -> None:
     namespace.apply(pod("crashing", shell("echo run; exit 5")))
-    found = namespace.until(
+    found = namespace.wait_until(
         "pod",
         "crashing",
         lambda p: (
-            container_status(p)["restartCount"] >= 2
-            and container_status(p)["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff"
-            and back_off(container_status(p)) == min(2 ** (container_status(p)["restartCount"] - 1), 30)
+            find_container_status(p)["restartCount"] >= 2
+            and find_container_status(p)["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff"
+            and back_off(find_container_status(p)) == min(2 ** (find_container_status(p)["restartCount"] - 1), 30)
         ),
         "CrashLoopBackOff of 2 s at two restarts, and of twice as long at each further one",
     )
-    status = container_status(found)
+    status = find_container_status(found)
     assert found["status"]["phase"] == "Running"
     assert status["lastState"]["terminated"]["exitCode"] == 5
     assert status["lastState"]["terminated"]["reason"] == "Error"
-    assert condition(found, "Ready") == "False"
+    assert read_condition_status(found, "Ready") == "False"
     assert namespace.kubectl("logs", "crashing", "--previous").split() == ["run"]
 
 
 def test_always_restarts_after_success_too(namespace: Namespace) -> None:
     namespace.apply(pod("repeating", shell("true")))
-    found = namespace.until("pod", "repeating", lambda p: container_status(p)["restartCount"] >= 1, "restarted")
-    assert container_status(found)["lastState"]["terminated"]["reason"] == "Completed"
+    found = namespace.wait_until("pod", "repeating", lambda p: find_container_status(p)["restartCount"] >= 1, "restarted")
+    assert find_container_status(found)["lastState"]["terminated"]["reason"] == "Completed"
 
 
 def test_on_failure_restarts_until_success(namespace: Namespace) -> None:
@@ -51,7 +51,7 @@ def test_on_failure_restarts_until_success(namespace: Namespace) -> None:
             restartPolicy="OnFailure",
         )
     )
-    status = container_status(namespace.until_phase("trying", "Succeeded"))
+    status = find_container_status(namespace.wait_until_phase("trying", "Succeeded"))
     assert status["restartCount"] == 1
     assert status["lastState"]["terminated"]["exitCode"] == 9
     assert status["state"]["terminated"]["reason"] == "Completed"
@@ -62,11 +62,11 @@ def test_never_keeps_what_happened(namespace: Namespace) -> None:
         pod("failing", shell("exit 3"), {"name": "other", **shell("true")}, restartPolicy="Never"),
         pod("killed", shell("sleep 600"), restartPolicy="Never"),
     )
-    found = namespace.until_phase("failing", "Failed")
-    assert container_status(found)["state"]["terminated"]["exitCode"] == 3
-    assert container_status(found, "other")["state"]["terminated"]["exitCode"] == 0
-    assert {condition(found, kind) for kind in ("Ready", "ContainersReady", "PodReadyToStartContainers")} == {"False"}
-    namespace.until_ready("killed")
+    found = namespace.wait_until_phase("failing", "Failed")
+    assert find_container_status(found)["state"]["terminated"]["exitCode"] == 3
+    assert find_container_status(found, "other")["state"]["terminated"]["exitCode"] == 0
+    assert {read_condition_status(found, kind) for kind in ("Ready", "ContainersReady", "PodReadyToStartContainers")} == {"False"}
+    namespace.wait_until_ready("killed")
     namespace.faults.kill("killed", namespace=namespace.name)
-    ended = container_status(namespace.until_phase("killed", "Failed"))["state"]["terminated"]
+    ended = find_container_status(namespace.wait_until_phase("killed", "Failed"))["state"]["terminated"]
     assert (ended["exitCode"], ended["signal"], ended["reason"]) == (137, 9, "Error")

@@ -6,32 +6,32 @@ import json
 import time
 
 from aerie_lab.testing import Namespace
-from aerie_lab.testing.pods import condition, container_status, echo, pod, shell
+from aerie_lab.testing.pods import read_condition_status, find_container_status, echo, pod, shell
 
 
 def test_readiness_gates(namespace: Namespace) -> None:
     namespace.apply(pod("gated", echo(), readinessGates=[{"conditionType": "aerie.dev/warm"}]))
-    found = namespace.until("pod", "gated", lambda p: condition(p, "ContainersReady") == "True", "containers ready")
-    assert condition(found, "Ready") == "False"
+    found = namespace.wait_until("pod", "gated", lambda p: read_condition_status(p, "ContainersReady") == "True", "containers ready")
+    assert read_condition_status(found, "Ready") == "False"
     assert next(c for c in found["status"]["conditions"] if c["type"] == "Ready")["reason"] == "ReadinessGatesNotReady"
     patch = json.dumps({"status": {"conditions": [{"type": "aerie.dev/warm", "status": "True"}]}})
     namespace.kubectl("patch", "pod", "gated", "--subresource=status", "--type=strategic", "-p", patch)
-    found = namespace.until_ready("gated")
-    assert condition(found, "aerie.dev/warm") == "True"
+    found = namespace.wait_until_ready("gated")
+    assert read_condition_status(found, "aerie.dev/warm") == "True"
 
 
 def test_conditions_and_phases(namespace: Namespace) -> None:
     namespace.apply(pod("brief", shell("true"), restartPolicy="Never"), pod("lasting", echo()))
-    found = namespace.until_ready("lasting")
+    found = namespace.wait_until_ready("lasting")
     kinds = ("PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready")
-    assert {kind: condition(found, kind) for kind in kinds} == dict.fromkeys(kinds, "True")
+    assert {kind: read_condition_status(found, kind) for kind in kinds} == dict.fromkeys(kinds, "True")
     status = found["status"]
     assert status["hostIP"]
     assert status["podIPs"] == [{"ip": status["podIP"]}]
-    main = container_status(found)
+    main = find_container_status(found)
     assert main["containerID"].startswith("lab://")
     assert (main["ready"], main["started"], main["restartCount"]) == (True, True, 0)
-    found = namespace.until_phase("brief", "Succeeded")
+    found = namespace.wait_until_phase("brief", "Succeeded")
     done = {c["type"]: (c["status"], c.get("reason")) for c in found["status"]["conditions"]}
     assert done["Ready"] == done["ContainersReady"] == ("False", "PodCompleted")
     assert done["Initialized"] == ("True", "PodCompleted")
@@ -39,10 +39,10 @@ def test_conditions_and_phases(namespace: Namespace) -> None:
 
 def test_an_active_deadline_ends_a_pod(namespace: Namespace) -> None:
     namespace.apply(pod("limited", shell("sleep 600"), activeDeadlineSeconds=15))
-    namespace.until_phase("limited", "Running")
-    found = namespace.until_phase("limited", "Failed")
+    namespace.wait_until_phase("limited", "Running")
+    found = namespace.wait_until_phase("limited", "Failed")
     assert found["status"]["reason"] == "DeadlineExceeded"
-    assert container_status(found)["state"]["terminated"]["exitCode"] == 137
+    assert find_container_status(found)["state"]["terminated"]["exitCode"] == 137
 
 
 def test_a_pod_without_a_process(namespace: Namespace) -> None:
@@ -54,17 +54,17 @@ def test_a_pod_without_a_process(namespace: Namespace) -> None:
             metadata={"annotations": {"lab.aerie.dev/processless": "true"}},
         )
     )
-    found = namespace.until_ready("hollow")
+    found = namespace.wait_until_ready("hollow")
     assert found["status"]["phase"] == "Running"
     assert found["status"]["podIP"]
-    assert not [c for c in namespace.lab.ask_agent("containers") if c["namespace"] == namespace.name]
+    assert not [c for c in namespace.lab.call_agent("containers") if c["namespace"] == namespace.name]
     namespace.kubectl("delete", "pod", "hollow", "--timeout=180s")
 
 
 def test_nothing_is_written_while_nothing_happens(namespace: Namespace) -> None:
     probe = {"exec": {"command": ["true"]}, "periodSeconds": 1, "timeoutSeconds": 30}
     namespace.apply(pod("steady", echo(readinessProbe=probe, livenessProbe=probe)))
-    namespace.until_ready("steady")
+    namespace.wait_until_ready("steady")
     before = {p["metadata"]["name"]: p["metadata"]["resourceVersion"] for p in namespace.list_all("pods")}
     # A label changes the object and not the status: the agent has to look and to find nothing to write.
     namespace.kubectl("label", "pod", "steady", "colour=green")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from aerie_lab.testing import Namespace, until
-from aerie_lab.testing.pods import Object, container_status, echo, message, pod, python, shell
+from aerie_lab.testing import Namespace, wait_until
+from aerie_lab.testing.pods import Object, find_container_status, echo, read_termination_message, pod, python, shell
 
 KEPT = {"finalizers": ["aerie.dev/test"]}
 
@@ -21,8 +21,8 @@ def let_go(namespace: Namespace, *names: str) -> None:
 
 def until_ended(namespace: Namespace, name: str, *, within: float = 30.0) -> Object:
     """Wait until the container of a pod that was deleted has ended; its terminated state."""
-    found = namespace.until("pod", name, lambda p: container_status(p)["state"].get("terminated"), "ended", within=within)
-    ended: Object = container_status(found)["state"]["terminated"]
+    found = namespace.wait_until("pod", name, lambda p: find_container_status(p)["state"].get("terminated"), "ended", timeout_seconds=within)
+    ended: Object = find_container_status(found)["state"]["terminated"]
     return ended
 
 
@@ -35,7 +35,7 @@ def test_sigterm_then_sigkill_at_the_grace_period(namespace: Namespace) -> None:
         pod("stubborn", python(stubborn, readinessProbe=probe), metadata=KEPT, terminationGracePeriodSeconds=3),
     )
     for name in ("polite", "stubborn"):
-        namespace.until_ready(name)
+        namespace.wait_until_ready(name)
     began = time.monotonic()
     namespace.kubectl("delete", "pod", "polite", "stubborn", "--wait=false")
     assert until_ended(namespace, "polite")["exitCode"] == 4
@@ -45,10 +45,10 @@ def test_sigterm_then_sigkill_at_the_grace_period(namespace: Namespace) -> None:
     assert time.monotonic() - began >= 3
     for name in ("polite", "stubborn"):
         # The object stays for its finalizer; the pod must not be started again because of it.
-        namespace.until_phase(name, "Failed")
+        namespace.wait_until_phase(name, "Failed")
     let_go(namespace, "polite", "stubborn")
     for name in ("polite", "stubborn"):
-        namespace.until_gone("pod", name)
+        namespace.wait_until_deleted("pod", name)
 
 
 def test_pre_stop_hooks_run_before_sigterm(namespace: Namespace, tmp_path: Path) -> None:
@@ -83,12 +83,12 @@ http.server.HTTPServer(("", 8080), Handler).serve_forever()
         pod("by-http", server, metadata=KEPT, terminationGracePeriodSeconds=20),
     )
     for name in ("by-command", "by-sleep", "by-http"):
-        namespace.until_ready(name)
+        namespace.wait_until_ready(name)
     began = time.time()
     namespace.kubectl("delete", "pod", "by-command", "by-sleep", "by-http", "--wait=false")
     assert until_ended(namespace, "by-http")["exitCode"] == 42
     for name in ("by-command", "by-sleep"):
-        namespace.until_gone("pod", name)
+        namespace.wait_until_deleted("pod", name)
     assert int((tmp_path / "hook").read_text()) < int((tmp_path / "by-command").read_text())
     assert int((tmp_path / "by-sleep").read_text()) / 1e9 >= began + 2
     let_go(namespace, "by-http")
@@ -99,17 +99,17 @@ def test_the_end_can_be_hastened(namespace: Namespace) -> None:
     for name in ("shortened", "forced"):
         namespace.apply(pod(name, python(stubborn), terminationGracePeriodSeconds=300))
     for name in ("shortened", "forced"):
-        namespace.until_ready(name)
+        namespace.wait_until_ready(name)
     namespace.kubectl("delete", "pod", "shortened", "forced", "--wait=false")
     namespace.kubectl("delete", "pod", "shortened", "--grace-period=1", "--wait=false")
     namespace.kubectl("delete", "pod", "forced", "--grace-period=0", "--force", "--wait=false")
-    namespace.until_gone("pod", "forced")
-    namespace.until_gone("pod", "shortened")
+    namespace.wait_until_deleted("pod", "forced")
+    namespace.wait_until_deleted("pod", "shortened")
 
     def left() -> list[object]:
-        return [c for c in namespace.lab.ask_agent("containers") if c["namespace"] == namespace.name]
+        return [c for c in namespace.lab.call_agent("containers") if c["namespace"] == namespace.name]
 
-    until(lambda: not left(), "no process left")
+    wait_until(lambda: not left(), "no process left")
 
 
 def test_deletion_in_the_middle_of_init_starts_nothing_more(namespace: Namespace) -> None:
@@ -123,10 +123,10 @@ def test_deletion_in_the_middle_of_init_starts_nothing_more(namespace: Namespace
             terminationGracePeriodSeconds=20,
         )
     )
-    namespace.until("pod", "interrupted", lambda p: container_status(p, "setup")["state"].get("running"), "init running")
+    namespace.wait_until("pod", "interrupted", lambda p: find_container_status(p, "setup")["state"].get("running"), "init running")
     namespace.kubectl("delete", "pod", "interrupted", "--wait=false")
-    found = namespace.until_phase("interrupted", "Failed")
-    assert "waiting" in container_status(found)["state"]
+    found = namespace.wait_until_phase("interrupted", "Failed")
+    assert "waiting" in find_container_status(found)["state"]
     let_go(namespace, "interrupted")
 
 
@@ -144,20 +144,20 @@ def test_termination_messages(namespace: Namespace) -> None:
             restartPolicy="Never",
         )
     )
-    found = namespace.until_phase("speaking", "Failed")
-    assert message(found) == "from the file\n"
-    assert sorted(message(found, "logged").split()) == ["first", "last"]
-    assert message(found, "good") == ""
-    assert message(found, "elsewhere") == "there\n"
-    assert message(found, "long") == "x" * 4096
+    found = namespace.wait_until_phase("speaking", "Failed")
+    assert read_termination_message(found) == "from the file\n"
+    assert sorted(read_termination_message(found, "logged").split()) == ["first", "last"]
+    assert read_termination_message(found, "good") == ""
+    assert read_termination_message(found, "elsewhere") == "there\n"
+    assert read_termination_message(found, "long") == "x" * 4096
 
 
 def test_a_served_pod_drains(namespace: Namespace) -> None:
     probe = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}
     server = echo(args=["--drain=1"], readinessProbe=probe)
     namespace.apply(pod("draining", server, metadata=KEPT, terminationGracePeriodSeconds=20))
-    namespace.until_ready("draining")
+    namespace.wait_until_ready("draining")
     namespace.kubectl("delete", "pod", "draining", "--wait=false")
     assert until_ended(namespace, "draining")["exitCode"] == 0
-    namespace.until_phase("draining", "Succeeded")
+    namespace.wait_until_phase("draining", "Succeeded")
     let_go(namespace, "draining")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aerie_lab.testing import Namespace, until
-from aerie_lab.testing.pods import Object, answer, config_map, message, pod, python, shell
+from aerie_lab.testing import Namespace, wait_until
+from aerie_lab.testing.pods import Object, read_termination_json, config_map, read_termination_message, pod, python, shell
 
 
 def mount(name: str, path: str, **fields: object) -> Object:
@@ -41,7 +41,7 @@ open("/dev/termination-log", "w").write(json.dumps(told))
             restartPolicy="Never",
         )
     )
-    told = answer(namespace.until_phase("sharing", "Succeeded"))
+    told = read_termination_json(namespace.wait_until_phase("sharing", "Succeeded"))
     assert told == {
         "disk": "disk\n", "memory": "memory\n", "size": 2**20, "shm": 64 * 2**20, "write": "Read-only file system",
     }  # fmt: skip
@@ -111,7 +111,7 @@ open("/dev/termination-log", "w").write(json.dumps(told))
             restartPolicy="Never",
         ),
     )
-    assert answer(namespace.until_phase("reading", "Succeeded")) == {
+    assert read_termination_json(namespace.wait_until_phase("reading", "Succeeded")) == {
         "/in/map/one": ["1", "0o644"],
         "/in/map/two": ["2", "0o644"],
         "/in/some/deep/2": ["2", "0o400"],
@@ -140,11 +140,11 @@ def test_a_changed_config_map_reaches_a_running_pod(namespace: Namespace) -> Non
             restartPolicy="Never",
         ),
     )
-    namespace.until_phase("following", "Running")
+    namespace.wait_until_phase("following", "Running")
     namespace.apply(config_map("changing", text="new"))
     # A change of the pod's annotations makes a kubelet look at once, instead of within a minute.
     namespace.kubectl("annotate", "pod", "following", "look=again")
-    namespace.until_phase("following", "Succeeded")
+    namespace.wait_until_phase("following", "Succeeded")
 
 
 def test_folders_of_this_machine(namespace: Namespace, tmp_path: Path) -> None:
@@ -200,9 +200,9 @@ def test_folders_of_this_machine(namespace: Namespace, tmp_path: Path) -> None:
                 restartPolicy="Never",
             ),
         )
-        found = namespace.until_phase("folders", "Succeeded")
+        found = namespace.wait_until_phase("folders", "Succeeded")
         assert found["spec"]["nodeName"] == "node-2"
-        assert message(found) == 'hostvolume{"from": "image volume"}'
+        assert read_termination_message(found) == 'hostvolume{"from": "image volume"}'
         assert (tmp_path / "volume" / "answer").read_text() == "written\n"
         assert (tmp_path / "host" / "made").is_dir()
     finally:
@@ -229,7 +229,7 @@ open("/dev/termination-log", "w").write(json.dumps([space, status("configmaps"),
     namespace.kubectl("create", "role", "reader", "--verb=list", "--resource=configmaps")
     namespace.kubectl("create", "rolebinding", "reader", "--role=reader", f"--serviceaccount={namespace.name}:reader")
     namespace.apply(pod("asking", python(ask), serviceAccountName="reader", restartPolicy="Never"))
-    assert answer(namespace.until_phase("asking", "Succeeded")) == [namespace.name, 200, 403]
+    assert read_termination_json(namespace.wait_until_phase("asking", "Succeeded")) == [namespace.name, 200, 403]
 
 
 def test_a_volume_that_is_not_there_yet_is_waited_for(namespace: Namespace) -> None:
@@ -241,7 +241,7 @@ def test_a_volume_that_is_not_there_yet_is_waited_for(namespace: Namespace) -> N
             restartPolicy="Never",
         )
     )
-    until(lambda: [m for r, m in namespace.events("patient") if r == "FailedMount" and "late" in m], "FailedMount")
+    wait_until(lambda: [m for r, m in namespace.events("patient") if r == "FailedMount" and "late" in m], "FailedMount")
     assert namespace.get("pod", "patient")["status"]["phase"] == "Pending"
     namespace.apply(config_map("late", key="value"))
-    namespace.until_phase("patient", "Succeeded")
+    namespace.wait_until_phase("patient", "Succeeded")

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from aerie_lab.binaries import ensure
+from aerie_lab.binaries import ensure_family
 from aerie_lab.cluster import Lab
 from aerie_lab.paths import lab_folder
 from aerie_lab.testing.namespace import Namespace
-from aerie_lab.testing.pods import config_map, echo, message, pod, shell
+from aerie_lab.testing.pods import config_map, echo, read_termination_message, pod, shell
 
 DROP = ["setpriv", "--bounding-set=-sys_admin,-net_admin", "--inh-caps=-sys_admin,-net_admin"]
 NAME = f"bare-{os.getpid()}"
@@ -39,7 +39,7 @@ def bare_lab(say: Callable[[str], None]) -> Iterator[Lab]:
     if bare("unshare", "--user", "--net", "true").returncode != 0:
         pytest.skip("user namespaces are not allowed here")
     for family in ("etcd", "kubernetes"):
-        ensure(family, say)
+        ensure_family(family, say)
     program = str(Path(sys.executable).parent / "aerie-lab")
     up = bare(program, "up", "--name", NAME, "--no-gateway")
     try:
@@ -77,10 +77,10 @@ def test_pods_run_without_privileges(bare_lab: Lab, tmp_path: Path) -> None:
         pod("writing", shell(script, volumeMounts=mounts), strict, volumes=volumes, restartPolicy="Never"),
         pod("serving", echo(**probes)),
     )
-    assert message(namespace.until_phase("writing", "Succeeded")) == "value"
+    assert read_termination_message(namespace.wait_until_phase("writing", "Succeeded")) == "value"
     assert (tmp_path / "x").exists()
     assert not Path("/usr/x").exists()
-    namespace.until_ready("serving")
+    namespace.wait_until_ready("serving")
     namespace.kubectl("delete", "pod", "writing", "serving", "--timeout=180s")
 
 

@@ -27,9 +27,9 @@ from aerie.api import SpeculativeDeployment
 from aerie.rollout.canary.messages import PROMOTE_ANNOTATION
 from aerie.rollout.revision.desired import resolve_desired_revision
 from aerie_lab.cluster import Lab, process
-from aerie_lab.kube.client import path
-from aerie_lab.testing import Namespace, until
-from aerie_lab.testing.proxy import Proxy
+from aerie_lab.kube.client import resource_path
+from aerie_lab.testing import Namespace, wait_until
+from aerie_lab.testing.proxy import ApiServerProxy
 
 State = dict[str, Any]
 DEFINITION = Path(__file__).resolve().parents[3] / "crds" / "aerie.dev_speculativedeployments.yaml"
@@ -43,7 +43,7 @@ def definition(lab: Lab) -> Iterator[None]:
     lab.apply(document)
     # It fails at once for as long as the definition has no conditions at all.
     wait = ("wait", "--for=condition=Established", f"crd/{name}", "--timeout=180s")
-    until(lambda: lab.kubectl(*wait), "the definition is established", within=180)
+    wait_until(lambda: lab.kubectl(*wait), "the definition is established", timeout_seconds=180)
     yield
     lab.kubectl("delete", "crd", name)
 
@@ -97,7 +97,7 @@ class Inside(Operator):
     PORT = "18080"
 
     def _enter(self) -> list[str]:
-        lab = process.living(self.namespace.lab.folder)
+        lab = process.find_lab_pid(self.namespace.lab.folder)
         return [sys.executable, "-m", "aerie_lab.sandbox.inside", "--network", str(lab)]
 
     def command(self) -> list[str]:
@@ -156,7 +156,7 @@ def specdep(namespace: Namespace) -> Callable[..., dict[str, Any]]:
             document: dict[str, Any] = namespace.get("specdep", "chat")
             return document if look(document.get("status") or {}) else None
 
-        document = until(found, what, within=within, every=0.3)
+        document = wait_until(found, what, timeout_seconds=within, interval_seconds=0.3)
         assert document is not None
         return document
 
@@ -245,7 +245,7 @@ class Nursery:
         self._kubeconfig, self._logs = lab.folder / "components" / "admin.kubeconfig" if inside else lab.kubeconfig, logs
         command = [sys.executable, str(Path(__file__).with_name("nursery.py"))]
         if inside:
-            network = ["--network", str(process.living(lab.folder))]
+            network = ["--network", str(process.find_lab_pid(lab.folder))]
             command = [sys.executable, "-m", "aerie_lab.sandbox.inside", *network, *command]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._turn, self._count = threading.Lock(), itertools.count(1)
@@ -330,9 +330,9 @@ def nursery(operators: Nursery) -> Iterator[Nursery]:
 
 
 @pytest.fixture(scope="module")
-def proxy(lab: Lab) -> Iterator[Proxy]:
+def proxy(lab: Lab) -> Iterator[ApiServerProxy]:
     """Doors to the API server at which things go wrong."""
-    with Proxy(lab) as found:
+    with ApiServerProxy(lab) as found:
         yield found
 
 
@@ -403,7 +403,7 @@ def everything(lab: Lab, namespace: str | None = None) -> dict[str, State]:
 
     async def ask() -> list[Any]:
         async with lab.client() as client:
-            return [await client.get(path(version, plural, namespace)) for version, plural in KINDS]
+            return [await client.get(resource_path(version, plural, namespace)) for version, plural in KINDS]
 
     found: dict[str, State] = collections.defaultdict(dict)
     for (_, plural), listed in zip(KINDS, asyncio.run(ask()), strict=True):
@@ -462,7 +462,7 @@ def settled(states: Callable[..., dict[str, State]]) -> Callable[..., State]:
             alone = over and each == [1] * len(ONE_EACH) and ready == {replicas}
             return found if alone and status["readyReplicas"] == pods == replicas else None
 
-        found = until(look, f"the rollout of {drafter} is over", within=240, every=0.3)
+        found = wait_until(look, f"the rollout of {drafter} is over", timeout_seconds=240, interval_seconds=0.3)
         assert found is not None
         return found
 

@@ -10,8 +10,8 @@ from typing import Any
 from aerie.rollout.canary.messages import PROMOTE_ANNOTATION, ROLLBACK_ANNOTATION
 from aerie.rollout.progression import RETRY_ANNOTATION
 from aerie_lab.cluster import Lab
-from aerie_lab.faults import Fault, Faults
-from aerie_lab.kube.client import KubeClient, core
+from aerie_lab.faults import Fault, FaultInjector
+from aerie_lab.kube.client import KubeClient, core_path
 from tests.lab.operator.witness import RESOURCES, Witness, ready
 
 Object = dict[str, Any]
@@ -110,7 +110,7 @@ class Case:
         """Let the first pod of the revision that waits at its gate be scheduled; its name."""
         await self.until(lambda _: self.pods(revision), "the pod is there")
         name = str(self.pods(revision)[0]["metadata"]["name"])
-        await self.stage.client.patch(core("pods", self.stage.namespace, name), {"spec": {"schedulingGates": None}})
+        await self.stage.client.patch(core_path("pods", self.stage.namespace, name), {"spec": {"schedulingGates": None}})
         return name
 
     async def lie(self, lie: Any, revision: str | None = None) -> None:
@@ -125,7 +125,7 @@ class Case:
         """They do no longer, whatever it was that they showed."""
         for pod in self.pods(self.canary["revision"]):
             request = {"namespace": self.stage.namespace, "pod": pod["metadata"]["name"], "lie": None}
-            await asyncio.to_thread(self.stage.lab.ask_agent, "lie", **request)
+            await asyncio.to_thread(self.stage.lab.call_agent, "lie", **request)
 
     # -- waits
     async def until(self, look: Callable[[Object], Any], what: str) -> None:
@@ -147,7 +147,7 @@ class Case:
         while True:
             for pod in self.pods(revision):
                 if pod["spec"].get("schedulingGates"):
-                    where = core("pods", self.stage.namespace, str(pod["metadata"]["name"]))
+                    where = core_path("pods", self.stage.namespace, str(pod["metadata"]["name"]))
                     await self.stage.client.patch(where, {"spec": {"schedulingGates": None}})
             await asyncio.sleep(1)
 
@@ -182,7 +182,7 @@ class Stage:
     client: KubeClient
     witness: Witness
     reign: Reign
-    faults: Faults
+    faults: FaultInjector
     killed_in: dict[str, str] = field(default_factory=dict)
     """By phase, the resource whose coming into it had the operator killed."""
     waiting: set[str] = field(default_factory=set)

@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 
 from aerie.rollout.canary.messages import ROLLBACK_ANNOTATION
-from aerie_lab.engine.background import Background
-from aerie_lab.engine.traffic import Target
-from aerie_lab.testing import Namespace, until
-from aerie_lab.testing.prometheus import MANIFESTS
+from aerie_lab.engine.background import BackgroundTraffic
+from aerie_lab.engine.traffic import TrafficTarget
+from aerie_lab.testing import Namespace, wait_until
+from aerie_lab.testing.prometheus import PROMETHEUS_MANIFESTS
 
 Wait = Callable[..., dict[str, Any]]
 RATE = 16.0
@@ -87,8 +87,8 @@ def test_a_worse_drafter_is_rolled_back_and_a_better_one_promoted_and_taken_back
     namespace.apply(resource(host, "eagle3"))
     first = specdep(lambda s: s.get("phase") == "Ready", "it is Ready")["status"]["stable"]["revision"]
     url = namespace.lab.gateway_url or ""
-    until(lambda: answers(url, host), "the gateway answers")
-    with Background(Target(url, "chat", host, timeout=120), RATE) as traffic:
+    wait_until(lambda: answers(url, host), "the gateway answers")
+    with BackgroundTraffic(TrafficTarget(url, "chat", host, timeout_seconds=120), RATE) as traffic:
         served = engines(namespace, first)
         # Its figures come from a Prometheus, those of the better one below from the pods' own pages.
         worse = resource(host, "worse")
@@ -102,7 +102,7 @@ def test_a_worse_drafter_is_rolled_back_and_a_better_one_promoted_and_taken_back
         known = lengths({"analysis": told})
         assert known["estimate"] < known["upper"] <= 0
         assert [told["drafter"], told["against"]] == ["models.example/worse", "models.example/eagle3"]
-        until(lambda: len(namespace.list_all("deployments")) == 1, "its pods are gone")
+        wait_until(lambda: len(namespace.list_all("deployments")) == 1, "its pods are gone")
         assert engines(namespace, first) == served, "the stable pods serve throughout"
 
         trained = resource(host, "better")
@@ -133,7 +133,7 @@ def test_a_worse_drafter_is_rolled_back_and_a_better_one_promoted_and_taken_back
         kept = specdep(lambda s: s["phase"] == "Watching", "pods are kept")["status"]["previous"]
         assert (kept["revision"], kept["replicas"], kept["weight"]) == (first, 2, 0)
         assert engines(namespace, first) == served
-        until(lambda: addressed(namespace) == set(promoted), "all requests are for the promoted pods")
+        wait_until(lambda: addressed(namespace) == set(promoted), "all requests are for the promoted pods")
         word = f"{ROLLBACK_ANNOTATION}={better}"
         namespace.kubectl("annotate", "--overwrite", "specdep", "chat", word)
         status = specdep(lambda s: s["stable"]["revision"] == first, "it is taken back")["status"]
@@ -143,9 +143,9 @@ def test_a_worse_drafter_is_rolled_back_and_a_better_one_promoted_and_taken_back
             "Taken back after its promotion. A person asked for the rollback.",
         )
         specdep(lambda s: s["phase"] == "RolledBack", "it is gone")
-        until(lambda: len(namespace.list_all("deployments")) == 1, "its pods are gone")
+        wait_until(lambda: len(namespace.list_all("deployments")) == 1, "its pods are gone")
         assert engines(namespace, first) == served, "what serves again was never gone"
-        until(lambda: addressed(namespace) == set(served), "all requests are for what serves again")
+        wait_until(lambda: addressed(namespace) == set(served), "all requests are for what serves again")
     assert len(traffic.report.outcomes) > 100
     assert not traffic.report.errors
     assert inside.end() == 0
@@ -182,16 +182,16 @@ def test_canaries_of_which_nothing_can_be_counted_are_rolled_back_for_their_page
 
     def letters(phase: str) -> dict[str, Any]:
         look: Callable[[dict[str, Any]], bool] = lambda item: (item.get("status") or {}).get("phase") == phase  # noqa: E731
-        found: dict[str, Any] = namespace.until("specdep", "letters", look, f"letters is {phase}", within=PATIENCE)["status"]
+        found: dict[str, Any] = namespace.wait_until("specdep", "letters", look, f"letters is {phase}", timeout_seconds=PATIENCE)["status"]
         return found
 
     served = letters("Ready")["stable"]["revision"]
     namespace.apply(unasked("letters", "lossy"))
     first = specdep(lambda s: s.get("phase") == "Ready", "it is Ready")["status"]["stable"]["revision"]
     url = namespace.lab.gateway_url or ""
-    until(lambda: answers(url, host), "the gateway answers")
+    wait_until(lambda: answers(url, host), "the gateway answers")
     spec["engine"] |= {"image": "aerie.dev/test/mute:v0.33.0", "version": "0.33.0"}
-    with Background(Target(url, "chat", host, timeout=120), RATE) as traffic:
+    with BackgroundTraffic(TrafficTarget(url, "chat", host, timeout_seconds=120), RATE) as traffic:
         namespace.apply(document)
         status = specdep(lambda s: s["phase"] == "RolledBack", "it is rolled back", PATIENCE)["status"]
     assert status["stable"]["revision"] == first
@@ -212,8 +212,8 @@ def test_canaries_of_which_nothing_can_be_counted_are_rolled_back_for_their_page
 
 def prometheus(namespace: Namespace) -> str:
     """The address of a Prometheus of the namespace's own, which scrapes its engines."""
-    namespace.apply(MANIFESTS)
-    namespace.until_ready("prometheus", within=240)
+    namespace.apply(PROMETHEUS_MANIFESTS)
+    namespace.wait_until_ready("prometheus", timeout_seconds=240)
     return f"http://{namespace.get('service', 'prometheus')['spec']['clusterIP']}"
 
 

@@ -17,9 +17,9 @@ from aiohttp import web
 
 from aerie_lab.cluster import Lab
 from aerie_lab.errors import LabError
-from aerie_lab.testing import Namespace, until
+from aerie_lab.testing import Namespace, wait_until
 from aerie_lab.testing.plugin import new_namespace
-from aerie_lab.testing.proxy import Call, PassOn, Proxy, refusal
+from aerie_lab.testing.proxy import ApiCall, ForwardCall, ApiServerProxy, build_error_response
 
 Light = Callable[..., dict[str, Any]]
 State = dict[str, Any]
@@ -45,15 +45,15 @@ def condition(found: dict[str, Any], kind: str) -> tuple[str, str]:
 # ------------------------------------------------------------------------------------------------------- a hard API server
 @pytest.fixture(scope="module")
 def slow_rollout(
-    lab: Lab, operators: Any, proxy: Proxy, light: Light, settled: Settled, tmp_path_factory: pytest.TempPathFactory
+    lab: Lab, operators: Any, proxy: ApiServerProxy, light: Light, settled: Settled, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Future[State]]:
     """A rollout through a door at which every call takes two seconds longer. It mostly waits, so others run beside it."""
 
-    async def slow(_: Call, pass_on: PassOn) -> web.StreamResponse:
+    async def slow(_: ApiCall, pass_on: ForwardCall) -> web.StreamResponse:
         await asyncio.sleep(2)
         return await pass_on()
 
-    kubeconfig = proxy.door(slow).write_kubeconfig(tmp_path_factory.mktemp("slow") / "kubeconfig")
+    kubeconfig = proxy.open_endpoint(slow).write_kubeconfig(tmp_path_factory.mktemp("slow") / "kubeconfig")
 
     def roll_out(namespace: Namespace) -> State:
         with operators.keep(namespace.name, kubeconfig=kubeconfig):
@@ -68,18 +68,18 @@ def slow_rollout(
 
 @pytest.mark.usefixtures("slow_rollout")
 def test_every_write_conflicts_once(
-    namespace: Namespace, nursery: Any, proxy: Proxy, light: Light, settled: Settled, tmp_path: Path
+    namespace: Namespace, nursery: Any, proxy: ApiServerProxy, light: Light, settled: Settled, tmp_path: Path
 ) -> None:
     refused: set[tuple[str, str, str]] = set()
 
-    async def conflicting(call: Call, pass_on: PassOn) -> web.StreamResponse:
+    async def conflicting(call: ApiCall, pass_on: ForwardCall) -> web.StreamResponse:
         key = (call.verb, call.resource, call.name)
-        if call.writes and key not in refused:
+        if call.is_write and key not in refused:
             refused.add(key)
-            return refusal(409, "Conflict", "the object has been modified; please apply your changes to the latest version")
+            return build_error_response(409, "Conflict", "the object has been modified; please apply your changes to the latest version")
         return await pass_on()
 
-    kubeconfig = proxy.door(conflicting).write_kubeconfig(tmp_path / "kubeconfig")
+    kubeconfig = proxy.open_endpoint(conflicting).write_kubeconfig(tmp_path / "kubeconfig")
     with nursery.keep(namespace.name, kubeconfig=kubeconfig):
         namespace.apply(light(OLD))
         settled(namespace.name, OLD)
@@ -101,7 +101,7 @@ def test_the_clock_jumps_while_a_rollout_waits(
         namespace.apply(light(OLD))
         settled(namespace.name, OLD)
         namespace.apply(gated)
-        until(lambda: status(namespace)["phase"] == "Starting", "its canary is to start", within=120)
+        wait_until(lambda: status(namespace)["phase"] == "Starting", "its canary is to start", timeout_seconds=120)
         for number, jump in enumerate((7200, -7200, 0)):
             changed = tmp_path / "changed"
             changed.write_text(str(jump))
@@ -109,7 +109,7 @@ def test_the_clock_jumps_while_a_rollout_waits(
             gated["spec"]["replicas"] = 3 + number  # any change: its generation shows that there was a look since the jump
             namespace.apply(gated)
             wanted = namespace.get("specdep", "chat")["metadata"]["generation"]
-            until(functools.partial(seen, namespace, wanted), "it is looked at", within=120)
+            wait_until(functools.partial(seen, namespace, wanted), "it is looked at", timeout_seconds=120)
             assert status(namespace)["phase"] == "Starting"
         open_gates(namespace, 5)
         end = settled(namespace.name, NEW, replicas=5)
@@ -133,21 +133,21 @@ def open_gates(namespace: Namespace, count: int) -> None:
         return len(done) >= count
 
     done: set[str] = set()
-    until(opened, f"{count} pods have been let go", within=120)
+    wait_until(opened, f"{count} pods have been let go", timeout_seconds=120)
 
 
 def test_two_leaders_at_once(
-    namespace: Namespace, nursery: Any, proxy: Proxy, light: Light, settled: Settled, tmp_path: Path
+    namespace: Namespace, nursery: Any, proxy: ApiServerProxy, light: Light, settled: Settled, tmp_path: Path
 ) -> None:
     last: dict[str, float] = {}
-    waiting: dict[Call, tuple[str, asyncio.Event]] = {}
-    together: list[Call] = []
+    waiting: dict[ApiCall, tuple[str, asyncio.Event]] = {}
+    together: list[ApiCall] = []
 
-    def pairing(who: str) -> Callable[[Call, PassOn], Any]:
+    def pairing(who: str) -> Callable[[ApiCall, ForwardCall], Any]:
         """Holds up a write until the other operator makes the same one, so that they do meet."""
 
-        async def pair(call: Call, pass_on: PassOn) -> web.StreamResponse:
-            if call.writes and call.resource != "leases":
+        async def pair(call: ApiCall, pass_on: ForwardCall) -> web.StreamResponse:
+            if call.is_write and call.resource != "leases":
                 last[who] = time.monotonic()
                 other, event = waiting.get(call, (who, asyncio.Event()))
                 if other != who:
@@ -164,10 +164,10 @@ def test_two_leaders_at_once(
         return pair
 
     def leader(who: str) -> Any:
-        return nursery.keep(namespace.name, lease=who, kubeconfig=proxy.door(pairing(who)).write_kubeconfig(tmp_path / who))
+        return nursery.keep(namespace.name, lease=who, kubeconfig=proxy.open_endpoint(pairing(who)).write_kubeconfig(tmp_path / who))
 
     with leader("one") as one, leader("other") as other:
-        until(lambda: " leads" in one.said() and " leads" in other.said(), "both lead", within=120)
+        wait_until(lambda: " leads" in one.said() and " leads" in other.said(), "both lead", timeout_seconds=120)
         namespace.apply(light(OLD))
         settled(namespace.name, OLD)
         namespace.apply(light(NEW))
@@ -176,7 +176,7 @@ def test_two_leaders_at_once(
         namespace.apply(light(NEW, replicas=4))
         settled(namespace.name, NEW, replicas=4)
         assert together, "both have acted, and at once"
-        until(lambda: time.monotonic() > max(last.values()) + 10, "neither writes any more", within=240, every=1)
+        wait_until(lambda: time.monotonic() > max(last.values()) + 10, "neither writes any more", timeout_seconds=240, interval_seconds=1)
     assert results(settled(namespace.name, NEW, replicas=4)) == ["Promoted", "Promoted"]
 
 
@@ -196,7 +196,7 @@ def test_a_resource_is_deleted_and_made_anew(
 
     def is_right(old: str, new: str) -> None:
         assert new != old
-        until(lambda: owners() == {new}, "all that there is belongs to the new one", within=240)
+        wait_until(lambda: owners() == {new}, "all that there is belongs to the new one", timeout_seconds=240)
         assert results(settled(namespace.name, NEW)) == ["Promoted"]
         assert condition(status(namespace), "Degraded") == ("False", "AsExpected")
         assert not {reason for reason, _ in events(namespace, new)} & {"NameTaken", "Refused"}
@@ -234,7 +234,7 @@ def test_fifty_resources_at_once(namespace: Namespace, nursery: Any, light: Ligh
 
     with nursery.keep(namespace.name):
         namespace.apply(*(light(name=name, replicas=1) for name in names))
-        until(ready, "all are Ready", within=280, every=2)
+        wait_until(ready, "all are Ready", timeout_seconds=280, interval_seconds=2)
     pods = [pod for pod in namespace.list_all("pods") if "aerie.dev/name" in pod["metadata"]["labels"]]
     assert sorted(pod["metadata"]["labels"]["aerie.dev/name"] for pod in pods) == sorted(names)
 
@@ -249,7 +249,7 @@ def test_an_api_server_that_is_away_for_a_minute(namespace: Namespace, nursery: 
     with nursery.keep(namespace.name) as first, nursery.keep(namespace.name) as second:
         settled(namespace.name, OLD)
         namespace.apply(light(NEW))
-        until(lambda: len(status(namespace).get("history", ())) == 2 or status(namespace)["phase"] != "Ready", "it has begun")
+        wait_until(lambda: len(status(namespace).get("history", ())) == 2 or status(namespace)["phase"] != "Ready", "it has begun")
         with namespace.faults.hold("kube-apiserver"):
             time.sleep(AWAY)
         for component in ("kube-controller-manager", "kube-scheduler"):  # by themselves they look again after up to a minute
@@ -260,12 +260,12 @@ def test_an_api_server_that_is_away_for_a_minute(namespace: Namespace, nursery: 
 
 
 def test_etcd_restarts_and_what_watches_missed_is_forgotten(
-    namespace: Namespace, nursery: Any, proxy: Proxy, light: Light, settled: Settled, tmp_path: Path
+    namespace: Namespace, nursery: Any, proxy: ApiServerProxy, light: Light, settled: Settled, tmp_path: Path
 ) -> None:
     forgotten = False
     refused: set[str] = set()
 
-    async def forgetful(call: Call, pass_on: PassOn) -> web.StreamResponse:
+    async def forgetful(call: ApiCall, pass_on: ForwardCall) -> web.StreamResponse:
         if call.verb == "watch" and forgotten:
             refused.add(call.resource)
             gone = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 410, "reason": "Expired"}
@@ -273,7 +273,7 @@ def test_etcd_restarts_and_what_watches_missed_is_forgotten(
             return web.Response(text=json.dumps(event) + "\n", content_type="application/json")
         return await pass_on()
 
-    door = proxy.door(forgetful)
+    door = proxy.open_endpoint(forgetful)
     namespace.apply(light(OLD))
     with nursery.keep(namespace.name, kubeconfig=door.write_kubeconfig(tmp_path / "kubeconfig")):
         settled(namespace.name, OLD)
@@ -284,10 +284,10 @@ def test_etcd_restarts_and_what_watches_missed_is_forgotten(
         forgotten = True
 
         def cut() -> bool:
-            door.cut_watches()
+            door.break_watches()
             return {"speculativedeployments", "deployments"} <= refused
 
-        until(cut, "the watches have been refused")
+        wait_until(cut, "the watches have been refused")
         namespace.kubectl("delete", "service,pdb", "--all")
         namespace.apply(light(OLD, replicas=3))
         forgotten = False

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from aerie_lab.faults import Faults
-from aerie_lab.kube.client import path
-from aerie_lab.node.support import LOADS, PROCESSLESS
-from aerie_lab.testing import Namespace, until
+from aerie_lab.faults import FaultInjector
+from aerie_lab.kube.client import resource_path
+from aerie_lab.node.support import PROCESSLESS_LOAD_SECONDS_ANNOTATION, PROCESSLESS_ANNOTATION
+from aerie_lab.testing import Namespace, wait_until
 from tests.lab.operator.conftest import accepted
 
 Object = dict[str, Any]
@@ -34,7 +34,7 @@ def resource(light: Light, drafter: str, **spec: Any) -> Object:
     ]
     spread = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
     document["spec"]["engine"]["podTemplate"] = {
-        "metadata": {"annotations": {PROCESSLESS: "true", LOADS: str(LOAD)}},
+        "metadata": {"annotations": {PROCESSLESS_ANNOTATION: "true", PROCESSLESS_LOAD_SECONDS_ANNOTATION: str(LOAD)}},
         "spec": {
             "terminationGracePeriodSeconds": 5,
             "tolerations": away,
@@ -69,10 +69,10 @@ def serves(namespace: Namespace, light: Light) -> Light:
         return accepted(resource(light, drafter))
 
     namespace.apply(make("eagle3"))
-    until(
+    wait_until(
         lambda: status(namespace).get("phase") == "Ready" and status(namespace)["readyReplicas"] == FLEET,
         "forty serve",
-        within=300,
+        timeout_seconds=300,
     )
     return make
 
@@ -92,7 +92,7 @@ def test_forty_pods_that_take_longer_than_the_deadline_all_in_all_are_promoted(n
         assert [each["result"] for each in found["history"]] in (["Promoted"], ["Promoted", "Promoted"])
         return bool(found["stable"]["revision"] != old)
 
-    until(promoted, "it is promoted", within=1200, every=1)
+    wait_until(promoted, "it is promoted", timeout_seconds=1200, interval_seconds=1)
     assert time.monotonic() - began > DEADLINE, "longer than a step may stand still"
     assert least >= FLEET - 1, "one look at pods is not of one moment"
 
@@ -102,7 +102,7 @@ def test_forty_pods_that_take_longer_than_the_deadline_all_in_all_are_promoted(n
 def test_an_evicted_pod_and_a_lost_node_in_the_promotion_take_nothing_back(namespace: Namespace, serves: Light) -> None:
     old = status(namespace)["stable"]["revision"]
     namespace.apply(serves("eagle31"))
-    until(lambda: (status(namespace).get("canary") or {}).get("readyReplicas", 0) > 5, "it is being promoted", within=600)
+    wait_until(lambda: (status(namespace).get("canary") or {}).get("readyReplicas", 0) > 5, "it is being promoted", timeout_seconds=600)
     new = status(namespace)["canary"]["revision"]
     evicted = [next(filter(ready, pods(namespace, revision)))["metadata"]["name"] for revision in (old, new)]
 
@@ -111,16 +111,16 @@ def test_an_evicted_pod_and_a_lost_node_in_the_promotion_take_nothing_back(names
         said = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
         async with namespace.lab.client() as client:
             for name in evicted:
-                await client.patch(path("v1", "pods", namespace.name) + f"/{name}/status", {"status": said})
+                await client.patch(resource_path("v1", "pods", namespace.name) + f"/{name}/status", {"status": said})
 
     asyncio.run(evict())
-    with Faults(namespace.lab).silence("node-2"):
-        until(
+    with FaultInjector(namespace.lab).silence("node-2"):
+        wait_until(
             lambda: status(namespace)["stable"]["revision"] == new,
             "it is promoted",
-            within=1200,
-            every=1,
+            timeout_seconds=1200,
+            interval_seconds=1,
         )
         assert [each["result"] for each in status(namespace)["history"]] == ["Promoted", "Promoted"]
-        until(lambda: status(namespace)["readyReplicas"] == FLEET, "all forty serve on the node that is left", within=300)
-    until(lambda: sum(map(ready, pods(namespace, new))) == FLEET, "and do so when the node is back", within=300)
+        wait_until(lambda: status(namespace)["readyReplicas"] == FLEET, "all forty serve on the node that is left", timeout_seconds=300)
+    wait_until(lambda: sum(map(ready, pods(namespace, new))) == FLEET, "and do so when the node is back", timeout_seconds=300)

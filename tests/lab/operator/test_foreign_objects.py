@@ -10,7 +10,7 @@ import pytest
 
 from aerie.api import SpeculativeDeployment
 from aerie.rollout.revision.desired import resolve_desired_revision
-from aerie_lab.testing import Namespace, until
+from aerie_lab.testing import Namespace, wait_until
 
 Object = dict[str, Any]
 SELECTOR = {"app": "theirs"}
@@ -108,17 +108,17 @@ def test_nothing_of_somebody_else_is_taken_over_whatever_its_kind(namespace: Nam
         if (kind, pattern) not in UNNEEDED:
             named[name] = (kind, place)
     for name in named:
-        until(lambda name=name: says_so(name), f"{name} says that {named[name]} is not its own", within=240)  # type: ignore[misc]
+        wait_until(lambda name=name: says_so(name), f"{name} says that {named[name]} is not its own", timeout_seconds=240)  # type: ignore[misc]
 
     # What comes to be before a canary does.
     second = {f"second-{number}": place for number, place in enumerate(SECOND)}
     for name in second:
         namespace.apply(light("eagle3", name=name, replicas=1, rollout=rollout))
     for name in second:
-        until(
+        wait_until(
             lambda name=name: (namespace.get("specdep", name).get("status") or {}).get("phase") == "Ready",  # type: ignore[misc]
             f"{name} is ready",
-            within=240,
+            timeout_seconds=240,
         )
     for name, (kind, pattern) in second.items():
         old, new = (light(drafter, name=name, replicas=1, rollout=rollout) for drafter in ("eagle3", "eagle31"))
@@ -127,7 +127,7 @@ def test_nothing_of_somebody_else_is_taken_over_whatever_its_kind(namespace: Nam
         named[name] = (kind, place)
         namespace.apply(new)
     for name in second:
-        until(lambda name=name: says_so(name), f"{name} says that {named[name]} is not its own", within=240)  # type: ignore[misc]
+        wait_until(lambda name=name: says_so(name), f"{name} says that {named[name]} is not its own", timeout_seconds=240)  # type: ignore[misc]
         if named[name][0] == "Service":
             backends = namespace.get("httproute", name)["spec"]["rules"][0]["backendRefs"]
             assert named[name][1] not in {backend["name"] for backend in backends if backend.get("weight")}, (
@@ -138,6 +138,6 @@ def test_nothing_of_somebody_else_is_taken_over_whatever_its_kind(namespace: Nam
         assert content(namespace.get(kind, name)) == before, f"{kind} {name} is as it was"
     for name in (*named, f"first-{len(FIRST)}"):
         namespace.kubectl("delete", "specdep", name)
-    until(lambda: not namespace.list_all("deployments", "aerie.dev/name"), "all that was Aerie's is gone", within=120)
+    wait_until(lambda: not namespace.list_all("deployments", "aerie.dev/name"), "all that was Aerie's is gone", timeout_seconds=120)
     for (kind, name), before in made.items():
         assert content(namespace.get(kind, name)) == before, f"{kind} {name} is there still"

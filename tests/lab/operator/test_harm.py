@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from aerie_lab.engine.acceptance import CLASSES
-from aerie_lab.engine.background import Background
-from aerie_lab.engine.traffic import Target
-from aerie_lab.engine.workload import Lengths, TrafficClass
-from aerie_lab.testing import Namespace, until
+from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE
+from aerie_lab.engine.background import BackgroundTraffic
+from aerie_lab.engine.traffic import TrafficTarget
+from aerie_lab.engine.workload import LengthDistribution, TrafficClass
+from aerie_lab.testing import Namespace, wait_until
 from tests.lab.operator.resources import resource
 from tests.lab.operator.test_canary import answers
 
@@ -31,7 +31,7 @@ Object = dict[str, Any]
 Wait = Callable[..., Object]
 PATIENCE = 900.0
 """Seconds for one wait. A minute or two is usual."""
-KINDS = (TrafficClass("chat", CLASSES["chat"], Lengths(30, 0.3), Lengths(30, 0.3)),)
+KINDS = (TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(30, 0.3), LengthDistribution(30, 0.3)),)
 """Short requests: of a second at most, where nothing is amiss."""
 RATES, BETTER = [0.6, 0.36, 0.216], [0.8, 0.64, 0.512]
 """Of what serves, and of each canary."""
@@ -88,7 +88,7 @@ def served(namespace: Namespace, specdep: Wait, document: Object) -> tuple[str, 
     namespace.apply(document)
     stable = specdep(lambda s: s.get("phase") == "Ready", "it is Ready")["status"]["stable"]["revision"]
     url = namespace.lab.gateway_url or ""
-    until(lambda: answers(url, f"{namespace.name}.example"), "the gateway answers")
+    wait_until(lambda: answers(url, f"{namespace.name}.example"), "the gateway answers")
     return str(stable), url
 
 
@@ -113,7 +113,7 @@ def test_a_canary_whose_engines_end_again_and_again_is_rolled_back(namespace: Na
     crash loop."""
     host = f"{namespace.name}.example"
     stable, url = served(namespace, specdep, chat(host, engine(RATES), pods=3))
-    with Background(Target(url, "chat", host, timeout=60), 12.0, KINDS), contextlib.ExitStack() as faults:
+    with BackgroundTraffic(TrafficTarget(url, "chat", host, timeout_seconds=60), 12.0, KINDS), contextlib.ExitStack() as faults:
         namespace.apply(chat(host, engine(BETTER), pods=3, soak="75s"))
         specdep(lambda s: s["phase"] == "Analyzing", "it is analyzed", PATIENCE)
 
@@ -123,7 +123,7 @@ def test_a_canary_whose_engines_end_again_and_again_is_rolled_back(namespace: Na
 
         for name in sorted(canaries(namespace, stable)):
             faults.enter_context(namespace.faults.crash(name, 24, namespace=namespace.name))
-            until(functools.partial(later, name), f"{name} has been killed and runs again", within=PATIENCE)
+            wait_until(functools.partial(later, name), f"{name} has been killed and runs again", timeout_seconds=PATIENCE)
         told = ended(specdep, stable)
     assert told["result"] == "RolledBack", told["reason"]
     assert "engine processes" in told["reason"]
@@ -137,7 +137,7 @@ def test_a_canary_that_clients_do_not_wait_for_is_rolled_back(namespace: Namespa
     for each in (document, canary):
         each["spec"]["speculation"]["tuning"]["slo"] = {"timePerOutputToken": "10s", "timeToFirstToken": "1s"}
     stable, url = served(namespace, specdep, document)
-    with Background(Target(url, "chat", host, timeout=2), 6.0, KINDS) as traffic:
+    with BackgroundTraffic(TrafficTarget(url, "chat", host, timeout_seconds=2), 6.0, KINDS) as traffic:
         namespace.apply(canary)
         told = ended(specdep, stable)
     assert traffic.report.errors["timeout"] > 10
@@ -155,7 +155,7 @@ def test_a_canary_at_half_the_speed_is_rolled_back_however_generous_the_objectiv
     for each in (document, canary):
         each["spec"]["speculation"]["tuning"]["slo"] = {"timePerOutputToken": "100ms", "timeToFirstToken": "2s"}
     stable, url = served(namespace, specdep, document)
-    with Background(Target(url, "chat", host, timeout=60), 8.0, KINDS) as traffic:
+    with BackgroundTraffic(TrafficTarget(url, "chat", host, timeout_seconds=60), 8.0, KINDS) as traffic:
         namespace.apply(canary)
         told = ended(specdep, stable)
     assert sum(traffic.report.errors.values()) <= 0.01 * len(traffic.report.outcomes), "nothing but the time speaks against it"

@@ -13,9 +13,9 @@ from aerie.analysis.criteria import ACCEPTANCE_LENGTH
 from aerie.analysis.measurement.blocks import ArmCounts, BlockRule, ClosedBlock
 from aerie.analysis.measurement.counts import EngineCounts
 from aerie.analysis.statistics.calibration import BLOCKS_PER_BATCH, FULL_TRUST_BATCHES
-from aerie_lab.engine.background import Background
-from aerie_lab.engine.traffic import Target
-from aerie_lab.testing import Namespace, until
+from aerie_lab.engine.background import BackgroundTraffic
+from aerie_lab.engine.traffic import TrafficTarget
+from aerie_lab.testing import Namespace, wait_until
 from tests.lab.operator.test_canary import PATIENCE, RATE, answers, resource
 
 NAME = "chat-aerie-history"
@@ -61,11 +61,11 @@ def test_what_stable_pods_told_outlives_a_killed_operator_and_the_next_analysis_
     namespace.apply(resource(host, "eagle3"))
     status = specdep(lambda s: s.get("phase") == "Ready", "it is Ready")["status"]
     url = namespace.lab.gateway_url or ""
-    until(lambda: answers(url, host), "the gateway answers")
-    with Background(Target(url, "chat", host, timeout=120), RATE):
-        first = until(lambda: written(namespace), "what stable pods tell is written", within=PATIENCE)
+    wait_until(lambda: answers(url, host), "the gateway answers")
+    with BackgroundTraffic(TrafficTarget(url, "chat", host, timeout_seconds=120), RATE):
+        first = wait_until(lambda: written(namespace), "what stable pods tell is written", timeout_seconds=PATIENCE)
         assert first is not None
-        until(lambda: (written(namespace) or first).blocks >= 2 * first.blocks, "and again when it has doubled", within=PATIENCE)
+        wait_until(lambda: (written(namespace) or first).blocks >= 2 * first.blocks, "and again when it has doubled", timeout_seconds=PATIENCE)
         assert inside.end(signal.SIGKILL) == -signal.SIGKILL
         known = written(namespace)
         assert known is not None

@@ -34,9 +34,9 @@ from aiohttp import web
 
 from aerie_lab.cluster import Lab
 from aerie_lab.errors import LabError
-from aerie_lab.kube.client import core, path
-from aerie_lab.testing import until
-from aerie_lab.testing.proxy import Call, PassOn, Proxy, refusal
+from aerie_lab.kube.client import core_path, resource_path
+from aerie_lab.testing import wait_until
+from aerie_lab.testing.proxy import ApiCall, ForwardCall, ApiServerProxy, build_error_response
 
 Light = Callable[..., dict[str, Any]]
 State = dict[str, Any]
@@ -66,7 +66,7 @@ class Point:
         return f"{self.stage}: {self.side} {self.verb} {self.resource} {self.name} #{self.count}"
 
 
-def subject(call: Call) -> tuple[str, str, str]:
+def subject(call: ApiCall) -> tuple[str, str, str]:
     """What tells the writes of a rollout apart, in whatever namespace it is. One lease is like the other."""
     return call.verb, call.resource, call.name if call.resource not in ASIDE else ""
 
@@ -75,15 +75,15 @@ def subject(call: Call) -> tuple[str, str, str]:
 class Recorder:
     """A door that writes down what is called."""
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ApiCall] = field(default_factory=list)
 
-    async def __call__(self, call: Call, pass_on: PassOn) -> web.StreamResponse:
+    async def __call__(self, call: ApiCall, pass_on: ForwardCall) -> web.StreamResponse:
         self.calls.append(call)
         return await pass_on()
 
     def points(self, stage: str) -> Iterator[Point]:
         """Where to kill: after each write, and before the first one. Events and leases change nothing that a rollout goes by."""
-        counts = collections.Counter(subject(call) for call in self.calls if call.writes)
+        counts = collections.Counter(subject(call) for call in self.calls if call.is_write)
         yield Point(stage, *next(one for one in counts if one[1] not in ASIDE), 1, "before")
         for (verb, resource, name), count in counts.items():
             aside = resource in ASIDE
@@ -102,11 +102,11 @@ class Trap:
     met: bool = False
     count: int = 0
 
-    async def __call__(self, call: Call, pass_on: PassOn) -> web.StreamResponse:
+    async def __call__(self, call: ApiCall, pass_on: ForwardCall) -> web.StreamResponse:
         while self.operator is None:
             await asyncio.sleep(0.005)
         if self.met:
-            return refusal(503, "ServiceUnavailable", "whoever asks is dead")
+            return build_error_response(503, "ServiceUnavailable", "whoever asks is dead")
         if subject(call) != (self.point.verb, self.point.resource, self.point.name):
             return await pass_on()
         self.count += 1
@@ -115,7 +115,7 @@ class Trap:
         self.met = True
         if self.point.side == "before":
             self.operator.kill()
-            return refusal(503, "ServiceUnavailable", "whoever asks is dead")
+            return build_error_response(503, "ServiceUnavailable", "whoever asks is dead")
         answer = await pass_on()
         self.operator.kill()
         return answer
@@ -138,7 +138,7 @@ def alike(states: States, wanted: dict[str, State], what: str, names: dict[str, 
             raise LabError(f"{len(told)} are not, such as {(names or {}).get(name, name)}\n{text}")
         return True
 
-    until(look, what, within=within, every=2.0)
+    wait_until(look, what, timeout_seconds=within, interval_seconds=2.0)
 
 
 class Namespaces:
@@ -152,16 +152,16 @@ class Namespaces:
         made = [f"kill-{self._mark}-{len(self.names) + number}" for number in range(count)]
         self.names += made
         self.lab.apply(*({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in made))
-        until(lambda: set(made) <= self._with_accounts(), "the namespaces have their service accounts", within=120)
+        wait_until(lambda: set(made) <= self._with_accounts(), "the namespaces have their service accounts", timeout_seconds=120)
         return made
 
     async def delete(self) -> None:
         """All of them, with what is in them."""
         async with self.lab.client() as client:
             for name in self.names:
-                await client.delete(path("aerie.dev/v1alpha1", "speculativedeployments", name, "chat"))
+                await client.delete(resource_path("aerie.dev/v1alpha1", "speculativedeployments", name, "chat"))
             for name in self.names:
-                await client.delete(core("namespaces", None, name))
+                await client.delete(core_path("namespaces", None, name))
 
     def _with_accounts(self) -> set[str]:
         column = "jsonpath={.items[*].metadata.namespace}"
@@ -180,7 +180,7 @@ def namespaces(lab: Lab) -> Iterator[Namespaces]:
 
 @pytest.mark.timeout(900)
 def test_a_kill_at_any_call_changes_nothing(
-    nursery: Any, proxy: Proxy, namespaces: Namespaces, light: Light, states: States, settled: Settled, tmp_path: Path
+    nursery: Any, proxy: ApiServerProxy, namespaces: Namespaces, light: Light, states: States, settled: Settled, tmp_path: Path
 ) -> None:
     (plain,) = namespaces.make(1)
     wanted: dict[str, State] = {}
@@ -188,7 +188,7 @@ def test_a_kill_at_any_call_changes_nothing(
     for stage, drafter in zip(STAGES, (OLD, NEW), strict=True):
         namespaces.apply([plain], light(drafter, replicas=1))
         recorder = Recorder()
-        kubeconfig = proxy.door(recorder).write_kubeconfig(tmp_path / stage)
+        kubeconfig = proxy.open_endpoint(recorder).write_kubeconfig(tmp_path / stage)
         with nursery.keep(plain, lease=stage, kubeconfig=kubeconfig):
             settled(plain, drafter, replicas=1)
         wanted[stage] = states()[plain]
@@ -208,7 +208,7 @@ def test_a_kill_at_any_call_changes_nothing(
 
     def cut_short(name: str, point: Point) -> bool:
         trap = Trap(point)
-        kubeconfig = proxy.door(trap).write_kubeconfig(tmp_path / name)
+        kubeconfig = proxy.open_endpoint(trap).write_kubeconfig(tmp_path / name)
         over: float | None = None
         looks = itertools.count()
 
@@ -222,7 +222,7 @@ def test_a_kill_at_any_call_changes_nothing(
                 over = time.monotonic()
             return over is not None and time.monotonic() > over + NEVER_MET
 
-        until(look, f"the operator is killed, or the rollout is over: {point}", within=240)
+        wait_until(look, f"the operator is killed, or the rollout is over: {point}", timeout_seconds=240)
         trap.operator.kill()
         return trap.met
 

@@ -12,7 +12,7 @@ import pytest
 
 from aerie.engine.metrics.exposition import parse_exposition
 from aerie.rollout.facts.arm_metrics import ArmMetrics, compute_arm_metrics, debounce_metrics
-from aerie_lab.testing import Namespace, until
+from aerie_lab.testing import Namespace, wait_until
 
 Wait = Callable[..., dict[str, Any]]
 DIGEST = "sha256:" + "0" * 64
@@ -68,7 +68,7 @@ def test_from_a_resource_to_an_answer_with_its_figures_and_nothing_is_written_an
     columns = namespace.kubectl("get", "specdep", "chat").splitlines()[1].split()
     assert columns[:4] == ["chat", "Ready", "models.example/eagle31", "3"]
     assert "acceptanceLength" not in status["stable"]
-    until(lambda: inside.scrapes() >= 1, "the engine's metrics are read before there is traffic")
+    wait_until(lambda: inside.scrapes() >= 1, "the engine's metrics are read before there is traffic")
 
     assert namespace.lab.gateway_url is not None
     ask = {"model": "chat", "messages": [{"role": "user", "content": "Where do eagles nest?"}], "max_tokens": 8}
@@ -82,7 +82,7 @@ def test_from_a_resource_to_an_answer_with_its_figures_and_nothing_is_written_an
             found: dict[str, Any] | None = answer.json() if answer.status_code == 200 else None
             return found
 
-        answer = until(answered, "the gateway answers")
+        answer = wait_until(answered, "the gateway answers")
         assert answer is not None
         assert answer["usage"]["completion_tokens"] == 8
         for _ in range(20):
@@ -92,7 +92,7 @@ def test_from_a_resource_to_an_answer_with_its_figures_and_nothing_is_written_an
     # The window began before the first request, so it is all that the engine has counted.
     found, read = compute_arm_metrics(parse_exposition(page).counters), inside.scrapes()
     assert found.acceptance_length is not None
-    until(lambda: inside.scrapes() >= read + 2, "the metrics are read after the last request")
+    wait_until(lambda: inside.scrapes() >= read + 2, "the metrics are read after the last request")
     told = specdep(
         lambda s: debounce_metrics(shown(s["stable"]), found) == shown(s["stable"]), "the figures are what the engine counts"
     )
@@ -110,7 +110,7 @@ def test_from_a_resource_to_an_answer_with_its_figures_and_nothing_is_written_an
 
     before, read = written(), inside.scrapes()
     assert len(before[1].split()) >= 4
-    until(lambda: inside.scrapes() >= read + 3, "the metrics are read a few times more")
+    wait_until(lambda: inside.scrapes() >= read + 3, "the metrics are read a few times more")
     assert written() == before
     assert inside.end() == 0
 
@@ -195,7 +195,7 @@ def test_a_change_serves_before_the_old_pods_go_and_a_kill_in_between_changes_no
     assert status["stable"]["revision"] == new
     assert status["stable"]["drafter"] == "models.example/eagle31"
     assert [(one["result"], one["revision"]) for one in status["history"]] == [("Promoted", new), ("Promoted", old)]
-    until(lambda: len(namespace.list_all("deployments")) == 1, "the old Deployment is gone")
+    wait_until(lambda: len(namespace.list_all("deployments")) == 1, "the old Deployment is gone")
     (deployment,) = namespace.list_all("deployments")
     assert deployment["metadata"]["labels"]["aerie.dev/revision"] == new
 
@@ -206,21 +206,21 @@ def test_children_are_put_back_and_go_with_the_resource_while_no_operator_runs(
     namespace.apply(resource())
     specdep(is_ready, "it is Ready")
     namespace.kubectl("delete", "service", "chat")
-    until(lambda: namespace.exists("service", "chat"), "the Service is back")
+    wait_until(lambda: namespace.exists("service", "chat"), "the Service is back")
     edit = '[{"op": "replace", "path": "/spec/ports/0/port", "value": 81}]'
     namespace.kubectl("patch", "service", "chat", "--type=json", "-p", edit)
 
     def ports() -> list[int]:
         return [port["port"] for port in namespace.get("service", "chat")["spec"]["ports"]]
 
-    until(lambda: ports() == [80, 8000], "the Service's ports are as they were")
+    wait_until(lambda: ports() == [80, 8000], "the Service's ports are as they were")
     (deployment,) = namespace.list_all("deployments")
     name = deployment["metadata"]["name"]
     namespace.kubectl("scale", "deployment", name, "--replicas=3")
-    until(lambda: namespace.get("deployment", name)["spec"]["replicas"] == 1, "the Deployment is as it was")
+    wait_until(lambda: namespace.get("deployment", name)["spec"]["replicas"] == 1, "the Deployment is as it was")
     assert operator.end() == 0
     namespace.kubectl("delete", "specdep", "chat")
-    until(lambda: not namespace.list_all("deployments") and not namespace.list_all("pods"), "the children are gone")
+    wait_until(lambda: not namespace.list_all("deployments") and not namespace.list_all("pods"), "the children are gone")
 
 
 def test_a_name_that_somebody_has_is_left_to_them_and_named(namespace: Namespace, operator: Any, specdep: Wait) -> None:

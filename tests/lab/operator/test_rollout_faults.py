@@ -26,7 +26,7 @@ from aerie.api import SpeculativeDeployment
 from aerie.rollout.canary.state_machine import TRANSITIONS
 from aerie.rollout.status.notifications import build_notifications
 from aerie_lab.cluster import Lab, process
-from aerie_lab.faults import Faults
+from aerie_lab.faults import FaultInjector
 from aerie_lab.testing.plugin import new_namespace
 from tests.lab.operator.crowd import CROWD, KILLS, Crowd
 from tests.lab.operator.scenarios import SCENARIOS
@@ -81,7 +81,7 @@ class Received:
         return self.missing(witness.now.values())
 
 
-async def play(lab: Lab, namespace: str, faults: Faults, nursery: Any, received: Received) -> Told:
+async def play(lab: Lab, namespace: str, faults: FaultInjector, nursery: Any, received: Received) -> Told:
     """All of it."""
     async with lab.client() as client, witness(client, namespace) as seer:
         reign = Reign(nursery, namespace, received.url)
@@ -119,7 +119,7 @@ async def play(lab: Lab, namespace: str, faults: Faults, nursery: Any, received:
 @pytest.fixture(scope="module")
 def received(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Received]:
     file = tmp_path_factory.mktemp("received") / "notices"
-    inside = [sys.executable, "-m", "aerie_lab.sandbox.inside", "--network", str(process.living(lab.folder))]
+    inside = [sys.executable, "-m", "aerie_lab.sandbox.inside", "--network", str(process.find_lab_pid(lab.folder))]
     command = [*inside, sys.executable, str(Path(__file__).with_name("receiver.py")), str(file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as endpoint:
         assert endpoint.stdout is not None

@@ -11,7 +11,7 @@ import pytest
 
 from aerie_lab.cluster import Lab
 from aerie_lab.errors import LabError
-from aerie_lab.testing import Namespace, until
+from aerie_lab.testing import Namespace, wait_until
 
 Wait = Callable[..., dict[str, Any]]
 LIMITS = {"cpu": "500m", "memory": "512Mi", "ephemeral-storage": "1Gi"}
@@ -60,7 +60,7 @@ def test_preflight_passes_in_a_restricted_namespace_with_quotas(namespace: Names
     namespace.apply(resource())
     specdep(lambda status: preflight(status) == ("True", "Passed"), "preflight has passed")
     (deployment,) = namespace.list_all("deployments")
-    namespace.until("deployment", deployment["metadata"]["name"], lambda item: item["status"].get("replicas"), "its engine's pod")
+    namespace.wait_until("deployment", deployment["metadata"]["name"], lambda item: item["status"].get("replicas"), "its engine's pod")
 
 
 @pytest.mark.usefixtures("operator")
@@ -68,7 +68,7 @@ def test_a_preflight_pod_that_is_refused_is_told_in_the_clusters_words_and_goes_
     namespace: Namespace, specdep: Wait
 ) -> None:
     namespace.apply(quota("none", pods="0"))
-    until(lambda: namespace.get("resourcequota", "none")["status"].get("hard"), "the quota is in force")
+    wait_until(lambda: namespace.get("resourcequota", "none")["status"].get("hard"), "the quota is in force")
     namespace.apply(resource())
     status = specdep(lambda status: preflight(status) == ("Unknown", "FailedCreate"), "it says that there is no pod")["status"]
     (job,) = namespace.list_all("jobs")
@@ -127,7 +127,7 @@ def injected(lab: Lab, namespace: Namespace, container: dict[str, Any]) -> Itera
 
     lab.apply(policy, binding)
     try:
-        until(in_force, "containers are injected")
+        wait_until(in_force, "containers are injected")
         yield
     finally:
         for kind in ("mutatingadmissionpolicybinding", "mutatingadmissionpolicy"):
@@ -171,9 +171,9 @@ def test_a_stable_pod_can_be_drained_while_the_canary_has_no_node(
     canary = specdep(lambda status: (status.get("canary") or {}).get("phase") == "Starting", "a canary begins")["status"][
         "canary"
     ]
-    until(lambda: pods(namespace, canary["revision"]), "its pod is there, without a node")
+    wait_until(lambda: pods(namespace, canary["revision"]), "its pod is there, without a node")
     name = f"chat-{stable}"
-    budget = namespace.until("pdb", name, lambda item: item["status"].get("disruptionsAllowed") == 1, "one may go")
+    budget = namespace.wait_until("pdb", name, lambda item: item["status"].get("disruptionsAllowed") == 1, "one may go")
     assert budget["status"]["expectedPods"] == 3, "neither the canary nor its control pod"
     (first, *_) = pods(namespace, stable)
     evict(namespace, first)
@@ -192,13 +192,13 @@ def test_a_budget_of_the_users_own_has_room(
     spec = {"replicas": 2, "rollout": {"disruption": {"maxUnavailable": "100%"}, "canary": {"ramp": [], "scaleDownDelay": "0s"}}}
     namespace.apply(light(OLD, **spec))
     stable = specdep(lambda status: status.get("phase") == "Ready", "it serves")["status"]["stable"]["revision"]
-    namespace.until("pdb", f"chat-{stable}", lambda item: item["status"].get("disruptionsAllowed") == 2, "all may go")
+    namespace.wait_until("pdb", f"chat-{stable}", lambda item: item["status"].get("disruptionsAllowed") == 2, "all may go")
     mine = {"maxUnavailable": 1, "selector": {"matchLabels": {"aerie.dev/name": "chat"}}}
     namespace.apply({"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "mine"}, "spec": mine})
-    namespace.until("pdb", "mine", lambda item: item["status"].get("disruptionsAllowed") == 1, "it counts")
+    namespace.wait_until("pdb", "mine", lambda item: item["status"].get("disruptionsAllowed") == 1, "it counts")
     with pytest.raises(LabError, match="more than one PodDisruptionBudget"):
         evict(namespace, pods(namespace, stable)[0])
     spec["rollout"] = {"disruption": {"budget": "None"}, "canary": {"ramp": [], "scaleDownDelay": "0s"}}
     namespace.apply(light(OLD, **spec))
-    namespace.until_gone("pdb", f"chat-{stable}")
+    namespace.wait_until_deleted("pdb", f"chat-{stable}")
     evict(namespace, pods(namespace, stable)[0])

@@ -21,11 +21,11 @@ from typing import Any
 import pytest
 
 from aerie.manifests import tuning_config_map
-from aerie_lab.engine.acceptance import CLASSES
-from aerie_lab.engine.background import Background
-from aerie_lab.engine.traffic import Target
-from aerie_lab.engine.workload import Lengths, TrafficClass
-from aerie_lab.testing import Namespace, until
+from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE
+from aerie_lab.engine.background import BackgroundTraffic
+from aerie_lab.engine.traffic import TrafficTarget
+from aerie_lab.engine.workload import LengthDistribution, TrafficClass
+from aerie_lab.testing import Namespace, wait_until
 from tests.lab.operator.resources import resource
 from tests.lab.operator.test_canary import answers
 
@@ -35,8 +35,8 @@ PATIENCE = 900.0
 """Seconds for one wait. A minute or two is usual."""
 RATE = 7.8
 """Requests a second for two engines: at K = 3 they have three at a time, and with twice the rate ten."""
-ANSWER = Lengths(45, 0.3)
-KINDS = (TrafficClass("chat", CLASSES["chat"], Lengths(30, 0.3), ANSWER),)
+ANSWER = LengthDistribution(45, 0.3)
+KINDS = (TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(30, 0.3), ANSWER),)
 
 
 def simulator(formula: Object, rates: list[float], asks: float = 0.0) -> str:
@@ -85,19 +85,19 @@ def test_settings_are_proven_or_only_shown_or_taken_back(namespace: Namespace, i
     namespace.apply(tuned("planted", "Auto", simulator(COSTLY_DRAFTS, MANY, asks=11), cooldown="1h"))
 
     def status(name: str, look: Callable[[Object], object], what: str) -> Object:
-        found: Object = namespace.until(
-            "specdep", name, lambda item: look(item.get("status") or {}), f"{name}: {what}", within=PATIENCE
+        found: Object = namespace.wait_until(
+            "specdep", name, lambda item: look(item.get("status") or {}), f"{name}: {what}", timeout_seconds=PATIENCE
         )["status"]
         return found
 
     for name in ("load", "shown", "planted"):
         status(name, lambda s: s.get("phase") == "Ready", "it is Ready")
     url = namespace.lab.gateway_url or ""
-    until(lambda: answers(url, host), "the gateway answers")
-    target = Target(url, "chat", host, stream=False, timeout=120)
-    with Background(target, RATE, KINDS) as traffic:
+    wait_until(lambda: answers(url, host), "the gateway answers")
+    target = TrafficTarget(url, "chat", host, stream=False, timeout_seconds=120)
+    with BackgroundTraffic(target, RATE, KINDS) as traffic:
         status("load", lambda s: reason(s) in ("Optimal", "Recommended", "Trial"), "there is a first decision")
-        with Background(target, RATE, KINDS) as more:
+        with BackgroundTraffic(target, RATE, KINDS) as more:
             found = status("load", lambda s: trials(s) and trials(s)[0]["result"] == "Promoted", "a change is proven")
             proven = trials(found)[0]
             chosen = status("load", lambda s: s.get("phase") == "Ready" and chosen_of(s), "the proven setting serves")
@@ -110,7 +110,7 @@ def test_settings_are_proven_or_only_shown_or_taken_back(namespace: Namespace, i
             assert namespace.get("specdep", "load")["spec"]["speculation"]["tokens"] == 3, "the spec is the user's"
         # Half of the load again: the next decisions are on that, and whatever they lead to is proven too.
         seen = decided_at(namespace, "load")
-        until(lambda: decided_at(namespace, "load") != seen, "it is decided on the load as before", within=PATIENCE)
+        wait_until(lambda: decided_at(namespace, "load") != seen, "it is decided on the load as before", timeout_seconds=PATIENCE)
         later = namespace.get("specdep", "load")["status"]
         assert all(one["result"] != "Promoted" or one["realised"]["lower"] >= 0 for one in trials(later))
     for one in (traffic, more):

@@ -14,7 +14,7 @@ import pytest
 
 from aerie_lab.cluster import Lab
 from aerie_lab.cluster.certificates import Authority
-from aerie_lab.sandbox.addresses import HUB
+from aerie_lab.sandbox.addresses import HUB_URL
 from aerie_lab.testing import Namespace
 from aerie_lab.testing.plugin import new_namespace
 
@@ -28,7 +28,7 @@ LIMITS = {"cpu": "500m", "memory": "512Mi", "ephemeral-storage": "1Gi"}
 @pytest.fixture
 def namespace(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Namespace]:
     """One without a Hub at hand."""
-    with new_namespace(lab, request.node.name.removeprefix("test_"), hub=False) as found:
+    with new_namespace(lab, request.node.name.removeprefix("test_"), use_hub=False) as found:
         yield found
 
 
@@ -68,7 +68,7 @@ def restrict(namespace: Namespace) -> None:
 def proceeds(namespace: Namespace, specdep: Wait) -> None:
     specdep(lambda status: passed(status).get("status") == "True", "preflight has passed")
     (deployment,) = namespace.list_all("deployments")
-    namespace.until("deployment", deployment["metadata"]["name"], lambda item: item["status"].get("replicas"), "its engine's pod")
+    namespace.wait_until("deployment", deployment["metadata"]["name"], lambda item: item["status"].get("replicas"), "its engine's pod")
 
 
 @pytest.mark.usefixtures("operator")
@@ -83,7 +83,7 @@ def test_without_a_way_to_the_hub_nothing_passes(namespace: Namespace, specdep: 
 def test_what_the_hub_does_not_have_is_said_in_its_own_words_and_not_asked_for_at_once_again(
     namespace: Namespace, specdep: Wait
 ) -> None:
-    document = resource({"HF_ENDPOINT": HUB})
+    document = resource({"HF_ENDPOINT": HUB_URL})
     document["spec"]["drafter"]["source"]["huggingFace"]["repo"] = "aerie/nowhere"
     namespace.apply(document)
     status = specdep(lambda status: passed(status).get("reason") == "PreflightRefused", "the Hub has said no")["status"]
@@ -99,7 +99,7 @@ def test_what_the_hub_does_not_have_is_said_in_its_own_words_and_not_asked_for_a
 @pytest.mark.usefixtures("operator")
 def test_a_mirror(namespace: Namespace, specdep: Wait) -> None:
     restrict(namespace)
-    namespace.apply(resource({"HF_ENDPOINT": HUB}))
+    namespace.apply(resource({"HF_ENDPOINT": HUB_URL}))
     proceeds(namespace, specdep)
 
 
@@ -121,7 +121,7 @@ def test_a_proxy_with_authorities_of_its_own(namespace: Namespace, specdep: Wait
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "corporate"}, "data": {"ca.crt": text["ca.crt"]}},
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "proxy"}, "spec": pod},
     )
-    address = namespace.until_ready("proxy")["status"]["podIP"]
+    address = namespace.wait_until_ready("proxy")["status"]["podIP"]
     restrict(namespace)
     mounted = {"name": "corporate", "mountPath": "/etc/corporate"}
     pods = {

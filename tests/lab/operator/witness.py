@@ -26,11 +26,11 @@ from typing import Any
 from aerie.rollout.canary.messages import PROMOTE_ANNOTATION
 from aerie.rollout.canary.state_machine import TRANSITIONS
 from aerie_lab.errors import KubeError
-from aerie_lab.kube.client import KubeClient, path
+from aerie_lab.kube.client import KubeClient, resource_path
 
 Object = dict[str, Any]
-RESOURCES = path("aerie.dev/v1alpha1", "speculativedeployments", "NAMESPACE")
-WATCHED = (RESOURCES, path("apps/v1", "deployments", "NAMESPACE"), path("v1", "pods", "NAMESPACE"))
+RESOURCES = resource_path("aerie.dev/v1alpha1", "speculativedeployments", "NAMESPACE")
+WATCHED = (RESOURCES, resource_path("apps/v1", "deployments", "NAMESPACE"), resource_path("v1", "pods", "NAMESPACE"))
 ENDS = {"RolledBack": "RollingBack", "Failed": "RollingBack", "Promoted": None, "Over": None}
 """Where each end of the table shows in the phase of the canary."""
 

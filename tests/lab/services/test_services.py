@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aerie_lab.testing import Namespace, until
-from aerie_lab.testing.pods import Object, answer, echo, pod, python
+from aerie_lab.testing import Namespace, wait_until
+from aerie_lab.testing.pods import Object, read_termination_json, echo, pod, python
 
 SERVICE: Object = {
     "apiVersion": "v1",
@@ -35,7 +35,7 @@ def asked(namespace: Namespace, name: str) -> dict[str, int]:
     """Who answers thirty requests from a pod inside the lab."""
     url = f"http://{namespace.get('service', 'web')['spec']['clusterIP']}"
     namespace.apply(pod(name, python(ASK, args=[url]), restartPolicy="Never"))
-    found: dict[str, int] = answer(namespace.until_phase(name, "Succeeded"))
+    found: dict[str, int] = read_termination_json(namespace.wait_until_phase(name, "Succeeded"))
     return found
 
 
@@ -45,14 +45,14 @@ def test_a_service_balances_over_what_is_ready(namespace: Namespace) -> None:
     names = ("one", "two", "three")
     namespace.apply(SERVICE, *(pod(name, echo(readinessProbe=probe), metadata={"labels": {"part": "web"}}) for name in names))
     for name in names:
-        namespace.until_ready(name)
-    until(lambda: endpoints(namespace) == dict.fromkeys(names, True), "three ready endpoints")
+        namespace.wait_until_ready(name)
+    wait_until(lambda: endpoints(namespace) == dict.fromkeys(names, True), "three ready endpoints")
     assert asked(namespace, "all") == {"one": 10, "two": 10, "three": 10}
 
     where = f"/api/v1/namespaces/{namespace.name}/pods/two:8080/proxy/unhealthy"
     namespace.kubectl("create", "--raw", where, "-f", "-", stdin="{}")
     namespace.kubectl("delete", "pod", "three", "--wait=false")
-    until(lambda: endpoints(namespace) == {"one": True, "two": False}, "one ready endpoint")
+    wait_until(lambda: endpoints(namespace) == {"one": True, "two": False}, "one ready endpoint")
     assert asked(namespace, "rest") == {"one": 30}
 
 
@@ -62,5 +62,5 @@ def test_without_endpoints_a_connection_is_refused_and_with_the_first_it_works(n
     namespace.apply(
         pod("web", echo(readinessProbe={"tcpSocket": {"port": 8080}, "periodSeconds": 1}), metadata={"labels": {"part": "web"}})
     )
-    until(lambda: endpoints(namespace) == {"web": True}, "a ready endpoint")
+    wait_until(lambda: endpoints(namespace) == {"web": True}, "a ready endpoint")
     assert asked(namespace, "later") == {"web": 30}

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from aerie_lab.cluster import Lab, take_down
-from aerie_lab.testing import until
+from aerie_lab.cluster import Lab, take_down_lab
+from aerie_lab.testing import wait_until
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -74,7 +74,7 @@ def walk() -> Iterator[Walk]:
     try:
         yield Walk()
     finally:
-        take_down(NAME)
+        take_down_lab(NAME)
 
 
 def test_the_readme_by_hand(walk: Walk) -> None:
@@ -100,7 +100,7 @@ def test_the_readme_by_hand(walk: Walk) -> None:
     assert serving(lab) == before, "another way to the pods is no other pods"
     # By default an engine at rest is read once a minute, and it takes two readings.
     lab.kubectl("patch", "specdep", "chat", "--type=merge", "--patch", '{"spec": {"metrics": {"interval": "1s"}}}')
-    until(lambda: walk.again() and columns(lab)["AL"], "the acceptance length is shown after some traffic", within=240, every=1)
+    wait_until(lambda: walk.again() and columns(lab)["AL"], "the acceptance length is shown after some traffic", timeout_seconds=240, interval_seconds=1)
     assert 1 < float(columns(lab)["AL"]) <= 4
 
     # Preflight looked at the true shapes of both.
@@ -165,6 +165,6 @@ def answered(walk: Walk) -> dict[str, Any]:
             return None
         return found if "choices" in found else None
 
-    found = until(ask, "the gateway answers")
+    found = wait_until(ask, "the gateway answers")
     assert found is not None
     return found

@@ -14,10 +14,10 @@ from aerie.analysis.state import AnalysisState, add_block
 from aerie.analysis.statistics.calibration import Dispersion
 from aerie.analysis.verdict import is_mean_test_met
 from aerie_lab.engine.acceptance import Acceptance
-from aerie_lab.engine.fleet import Fleet, Pod
+from aerie_lab.engine.fleet import SimulatedFleet, SimulatedPod
 from aerie_lab.engine.request import EngineSettings
-from aerie_lab.engine.step import Formula
-from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass
+from aerie_lab.engine.step import StepTimeFormula
+from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass
 from benchmarks import _canary_model as model
 from benchmarks import _canary_rules as rules
 from benchmarks import canary
@@ -115,12 +115,12 @@ def test_its_counters_are_like_the_simulators() -> None:
     """Requests alike within a class, as the simulator can have them too: mean, traffic and scatter of blocks agree."""
     pods, seconds, per_block = 4, 1560.0, 4
     kinds = [
-        TrafficClass(str(alpha), Acceptance((alpha,)), Lengths(10), Lengths(median, model.SPREAD, 1, 100_000), share)
+        TrafficClass(str(alpha), Acceptance((alpha,)), LengthDistribution(10), LengthDistribution(median, model.SPREAD, 1, 100_000), share)
         for alpha, median, share in zip(model.MEANS, model.MEDIANS, (1.0, 2.0), strict=True)
     ]
     settings = EngineSettings(num_speculative_tokens=model.K, max_model_len=300_000)
-    engines = [Pod(f"pod-{index}", settings, Formula(base=1 / model.SPEED, token=0.0)) for index in range(pods)]
-    fleet = Fleet(engines, kinds, Poisson(float(pods)), routing="random", seed=3)
+    engines = [SimulatedPod(f"pod-{index}", settings, StepTimeFormula(base=1 / model.SPEED, token=0.0)) for index in range(pods)]
+    fleet = SimulatedFleet(engines, kinds, PoissonArrivals(float(pods)), routing="random", seed=3)
     last: dict[str, list[tuple[float, float]]] = {pod.name: [(0.0, 0.0)] for pod in engines}
     for scrape in fleet.run(seconds):
         if scrape.counters is not None:

@@ -12,10 +12,10 @@ from aerie.analysis.measurement.load_match import MIN_REQUEST_COUNT_VARIANCE, Lo
 from aerie.analysis.messages import load_mismatch_message
 from aerie.analysis.state import AnalysisState, add_block
 from aerie_lab.engine.acceptance import Acceptance
-from aerie_lab.engine.fleet import Fleet, Pod, Routing
+from aerie_lab.engine.fleet import SimulatedFleet, SimulatedPod, Routing
 from aerie_lab.engine.request import EngineSettings
-from aerie_lab.engine.step import Formula
-from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass
+from aerie_lab.engine.step import StepTimeFormula
+from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass
 
 
 def side(begun: float, pods: int = 1, load: float | None = 4.0) -> ArmCounts:
@@ -126,10 +126,10 @@ def test_a_queue_that_grows_is_demand_too() -> None:
 @pytest.mark.parametrize("speed", [0.5, 1.0, 2.0])
 def test_speed_drops_no_blocks(routing: Routing, speed: float) -> None:
     """On simulated engines, whichever way requests are routed."""
-    kind = TrafficClass("all", Acceptance((0.7,)), Lengths(50, 0.5, 10, 500), Lengths(60, 0.8, 10, 400))
+    kind = TrafficClass("all", Acceptance((0.7,)), LengthDistribution(50, 0.5, 10, 500), LengthDistribution(60, 0.8, 10, 400))
     settings = EngineSettings(num_speculative_tokens=3)
-    pods = [Pod(name, settings, Formula(base=0.1, token=0.0), 1 / factor) for name, factor in (("a", speed), ("b", 1.0))]
-    fleet = Fleet(pods, [kind], Poisson(6.0), routing=routing, seed=4)
+    pods = [SimulatedPod(name, settings, StepTimeFormula(base=0.1, token=0.0), 1 / factor) for name, factor in (("a", speed), ("b", 1.0))]
+    fleet = SimulatedFleet(pods, [kind], PoissonArrivals(6.0), routing=routing, seed=4)
     windows: dict[str, list[ArmCounts]] = {"a": [], "b": []}
     last: dict[str, EngineCounts] = {}
     for scrape in fleet.run(900.0):

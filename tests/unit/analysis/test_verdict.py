@@ -529,7 +529,7 @@ def test_a_canary_that_changes_answers_is_rolled_back_without_a_block() -> None:
         "stable pods' in 0. So the canary changes what the target says, which no drafter may."
     )
     (shown,) = judgement.comparisons
-    assert (shown.metric, shown.blocks, shown.estimate) == ("GreedyAnswers", 24, None)
+    assert (shown.metric, shown.sample_count, shown.estimate) == ("GreedyAnswers", 24, None)
 
 
 @pytest.mark.parametrize("answers", [told(9), told(12, 1), told(0, 24), EquivalenceResult(prompt_count=24, skip_reason="x")])
@@ -644,7 +644,7 @@ def test_the_reason_says_what_would_decide_it() -> None:
     assert figures.lower is not None
     assert figures.upper is not None
     assert figures.lower < 0.012 < figures.upper
-    assert figures.blocks == 20
+    assert figures.sample_count == 20
 
 
 @pytest.mark.parametrize("accepted", [0.98, 0.99, 1.0])
@@ -727,4 +727,4 @@ def test_bounds_in_the_status_are_those_that_decide() -> None:
         elif judgement.message.startswith("Output per verification step"):
             assert figures.upper is not None
             assert figures.upper <= 0
-        assert state.pairs[TOKENS_PER_STEP].count == figures.blocks
+        assert state.pairs[TOKENS_PER_STEP].count == figures.sample_count

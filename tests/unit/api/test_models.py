@@ -40,13 +40,13 @@ def least() -> JsonObject:
 
 def test_defaults_are_those_of_the_design(least: JsonObject) -> None:
     spec = SpeculativeDeployment.from_dict(least).spec
-    assert (spec.replicas, spec.drafter, spec.metrics.interval) == (1, None, timedelta(seconds=15))
-    assert (spec.speculation.tokens, spec.speculation.tuning.mode, spec.speculation.tuning.max_tokens) == (3, "Recommend", 7)
+    assert (spec.replicas, spec.drafter, spec.metrics.scrape_interval) == (1, None, timedelta(seconds=15))
+    assert (spec.speculation.num_speculative_tokens, spec.speculation.tuning.mode, spec.speculation.tuning.max_speculative_tokens) == (3, "Recommend", 7)
     canary, analysis = spec.rollout.canary, spec.rollout.analysis
     assert (canary.replicas, canary.control, canary.capacity, canary.approval) == (1, "Fresh", "Surge", "Automatic")
-    assert (canary.ramp, canary.ramp_hold) == ([25, 50], timedelta(minutes=5))
-    assert (analysis.block, analysis.warmup, analysis.min_blocks) == (timedelta(minutes=2), timedelta(minutes=5), 5)
-    assert (analysis.soak, analysis.deadline, analysis.margin) == (timedelta(minutes=30), timedelta(hours=4), 0.02)
+    assert (canary.step_weights, canary.step_duration) == ([25, 50], timedelta(minutes=5))
+    assert (analysis.block_duration, analysis.warmup_duration, analysis.min_blocks) == (timedelta(minutes=2), timedelta(minutes=5), 5)
+    assert (analysis.min_duration, analysis.max_duration, analysis.margin) == (timedelta(minutes=30), timedelta(hours=4), 0.02)
     assert (analysis.goal, analysis.on_inconclusive) == ("NonInferior", "Hold")
     assert (spec.rollout.progress_deadline, spec.rollout.paused) == (timedelta(minutes=30), False)
     assert spec.rollout.traffic.mode == "Service"
@@ -89,7 +89,7 @@ def test_any_resource_reads_back(
         },
     }
     read = SpeculativeDeployment.from_dict(document)
-    assert read.spec.rollout.analysis.soak == soak
+    assert read.spec.rollout.analysis.min_duration == soak
     assert read.spec.engine.resources is not None
     assert read.spec.engine.resources.limits == {"nvidia.com/gpu": str(gpus)}
     assert SpeculativeDeployment.from_dict(read.to_dict()) == read
@@ -235,27 +235,27 @@ def test_a_moment_without_a_time_zone_is_refused() -> None:
 
 def test_a_status_that_the_schema_would_refuse_cannot_be_made() -> None:
     with pytest.raises(ValidationError, match="at most 10 items"):
-        Status(history=[OUTCOME] * 11)
-    assert len(Status(history=[OUTCOME] * 10).history) == 10
+        Status(rollout_history=[OUTCOME] * 11)
+    assert len(Status(rollout_history=[OUTCOME] * 10).rollout_history) == 10
 
 
 def test_what_is_empty_in_a_status_is_not_written() -> None:
     """Each would be an empty line of `kubectl describe`."""
-    setting = SettingStatus(mode="Static", tokens=3)
-    told = Status(history=[OUTCOME], speculation=SpeculationStatus(current=setting)).to_dict()
+    setting = SettingStatus(mode="Static", num_speculative_tokens=3)
+    told = Status(rollout_history=[OUTCOME], speculation=SpeculationStatus(current=setting)).to_dict()
     assert set(told) == {"history", "speculation"}
     assert "comparisons" not in told["history"][0]
     assert told["speculation"] == {"current": {"mode": "Static", "tokens": 3}}
-    assert Status.from_dict(told) == Status(history=[OUTCOME], speculation=SpeculationStatus(current=setting))
+    assert Status.from_dict(told) == Status(rollout_history=[OUTCOME], speculation=SpeculationStatus(current=setting))
 
 
 OUTCOME = RolloutOutcome(
     revision="abc",
     change="K=5",
     result="Promoted",
-    reason="It was better.",
-    started_at=datetime(2026, 11, 21, tzinfo=UTC),
-    ended_at=datetime(2026, 11, 21, 1, tzinfo=UTC),
+    message="It was better.",
+    start_time=datetime(2026, 11, 21, tzinfo=UTC),
+    completion_time=datetime(2026, 11, 21, 1, tzinfo=UTC),
 )
 
 

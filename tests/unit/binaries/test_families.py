@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aerie_lab.binaries.families import ENVOY_VERSION, FAMILIES, Binary, Family, prometheus_release
+from aerie_lab.binaries.families import ENVOY_VERSION, FAMILIES, Binary, BinaryFamily, prometheus_release_version
 from aerie_lab.errors import BuildError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -16,7 +16,7 @@ each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda fa
 
 
 @each_family
-def test_binaries_are_the_tools_of_the_go_mod(family: Family) -> None:
+def test_binaries_are_the_tools_of_the_go_mod(family: BinaryFamily) -> None:
     go_mod = (family.sources / "go.mod").read_text()
     block = re.search(r"^tool \((.*?)^\)", go_mod, re.MULTILINE | re.DOTALL)
     tools = block[1].split() if block else re.findall(r"^tool (\S+)$", go_mod, re.MULTILINE)
@@ -24,7 +24,7 @@ def test_binaries_are_the_tools_of_the_go_mod(family: Family) -> None:
 
 
 @each_family
-def test_pinned_version_is_a_release(family: Family) -> None:
+def test_pinned_version_is_a_release(family: BinaryFamily) -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", family.version)
 
 
@@ -42,7 +42,7 @@ def test_envoy_is_the_one_that_the_project_pins() -> None:
 
 @pytest.mark.parametrize(("module", "release"), [("0.315.0", "3.15.0"), ("0.300.1", "3.0.1"), ("0.1203.0", "12.3.0")])
 def test_prometheus_modules_are_numbered_apart(module: str, release: str) -> None:
-    assert prometheus_release(module) == release
+    assert prometheus_release_version(module) == release
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,12 @@ def test_go_names_a_binary_after_its_package(package: str, name: str) -> None:
     assert Binary("any", package).built_name == name
 
 
-def test_go_mod_without_the_module_is_named(tiny: Family) -> None:
+def test_go_mod_without_the_module_is_named(tiny: BinaryFamily) -> None:
     (tiny.sources / "go.mod").write_text("module aerie.dev/tiny\n")
     with pytest.raises(BuildError, match=r"tiny/go\.mod does not require example\.com/tool"):
         _ = tiny.version
     with pytest.raises(BuildError, match="has no go line"):
-        _ = tiny.oldest_go
+        _ = tiny.min_go_version
     (tiny.sources / "go.mod").unlink()
     with pytest.raises(BuildError, match=r"go\.mod cannot be read \(No such file or directory\)"):
         _ = tiny.version

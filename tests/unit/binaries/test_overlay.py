@@ -15,8 +15,8 @@ import pytest
 from aerie.engine.releases import NEWEST_VERIFIED_VERSION, Version
 from aerie_lab import binaries
 from aerie_lab.binaries import environment, lookup, pip, store
-from aerie_lab.binaries.families import ENVIRONMENTS, Addon, Binary, Environment, Over
-from aerie_lab.engine.arguments import NEWEST
+from aerie_lab.binaries.families import ENVIRONMENTS, Addon, Binary, PythonEnvironment, EnvironmentOverlay
+from aerie_lab.engine.arguments import NEWEST_VLLM_VERSION
 from aerie_lab.errors import BuildError
 from tests.unit.binaries.wheels import Wheels
 
@@ -45,7 +45,7 @@ def register():
 def no_pip(wheels: Wheels, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out what takes seconds: pip in each environment. Wheels are unpacked instead; test_environment.py has pip itself."""
 
-    def make(_: Environment, home: Path) -> None:
+    def make(_: PythonEnvironment, home: Path) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
 
     def install(python: Path, lock: Path, *_: object, **__: object) -> None:
@@ -60,32 +60,32 @@ def no_pip(wheels: Wheels, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def base(tmp_path: Path, wheels: Wheels) -> Environment:
+def base(tmp_path: Path, wheels: Wheels) -> PythonEnvironment:
     """An engine for CPU: release 1.0.0, with a compiled file, a package that both need, and an add-on."""
     files = {"engine/__init__.py": "RELEASE = '1.0.0'", "engine/k.so": "cpu kernel", "engine/old.py": "", "beneath.py": ""}
     files["tool.py"] = PROGRAM
     addon = tmp_path / "addon_of_lab.py"
     addon.write_text(ADDON)
-    return Environment(
+    return PythonEnvironment(
         name="engine",
         lock=wheels.lock("engine", wheels.write("engine-cpu", "1.0.0", files, {"engine": "tool:main"})),
         distribution="engine-cpu",
         binaries=(Binary("engine", package="", version_arguments=None),),
-        newest_python=(3, 99),
-        poses_as="engine",
-        local_version="+cpu",
-        witnesses=("engine/__init__.py",),
+        max_python_version=(3, 99),
+        alias_distribution="engine",
+        local_version_suffix="+cpu",
+        checked_files=("engine/__init__.py",),
         addons=(Addon(addon, "engine.plugins", "register"),),
     )
 
 
 @pytest.fixture
-def above(base: Environment, wheels: Wheels) -> Environment:
+def above(base: PythonEnvironment, wheels: Wheels) -> PythonEnvironment:
     """Release 2.0.0, which only has compiled files for another device."""
     return over(base, wheels, "2.0.0")
 
 
-def over(base: Environment, wheels: Wheels, version: str) -> Environment:
+def over(base: PythonEnvironment, wheels: Wheels, version: str) -> PythonEnvironment:
     files = {
         "engine/__init__.py": f"RELEASE = '{version}'",
         "engine/k.so": "gpu kernel",
@@ -98,16 +98,16 @@ def over(base: Environment, wheels: Wheels, version: str) -> Environment:
         name="engine-2",
         lock=wheels.lock("engine-2", wheels.write("engine", version, files, {"engine": "tool:main"})),
         distribution="engine",
-        witnesses=("engine/__init__.py", "engine/k.so"),
+        checked_files=("engine/__init__.py", "engine/k.so"),
         addons=(),
-        over=Over(base=base, base_version="1.0.0", package="engine", compiled=("k.so",)),
+        overlay=EnvironmentOverlay(base=base, base_version="1.0.0", package="engine", compiled_files=("k.so",)),
     )
 
 
-def test_the_release_s_python_runs_over_the_base_s_compiled_files(base: Environment, above: Environment) -> None:
-    assert store.lack(above) == "engine, which it stands on, cannot be used (it has not been built)"
+def test_the_release_s_python_runs_over_the_base_s_compiled_files(base: PythonEnvironment, above: PythonEnvironment) -> None:
+    assert store.unusable_reason(above) == "engine, which it stands on, cannot be used (it has not been built)"
     said: list[str] = []
-    home = store.ensure(above, said.append)
+    home = store.ensure_build(above, said.append)
     assert [line.split(":")[0] for line in said if "ready" in line] == ["engine 1.0.0", "engine-2 2.0.0"]
     done = subprocess.run([home / "bin" / "engine"], capture_output=True, text=True, cwd="/", env={}, check=True)
     assert done.stdout.split() == ["version", "2.0.0+cpu", "2.0.0", "cpu", "kernel"]
@@ -115,17 +115,17 @@ def test_the_release_s_python_runs_over_the_base_s_compiled_files(base: Environm
     package = home / above.site_packages / "engine"
     left = {path.relative_to(package).as_posix() for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"}
     assert left == {"__init__.py", "table.json", "k.so"}
-    assert (package / "k.so").resolve() == (store.folder(base) / base.site_packages / "engine" / "k.so").resolve()
+    assert (package / "k.so").resolve() == (store.build_folder(base) / base.site_packages / "engine" / "k.so").resolve()
 
-    assert store.lack(above) is None
-    (store.folder(base) / base.site_packages / "engine" / "k.so").write_text("another")
-    assert store.lack(above) == f"{above.site_packages}/engine/k.so has 7 bytes instead of 10"
+    assert store.unusable_reason(above) is None
+    (store.build_folder(base) / base.site_packages / "engine" / "k.so").write_text("another")
+    assert store.unusable_reason(above) == f"{above.site_packages}/engine/k.so has 7 bytes instead of 10"
 
 
-def test_a_base_of_another_key_is_another_environment(base: Environment, above: Environment) -> None:
-    before = environment.key(above)
+def test_a_base_of_another_key_is_another_environment(base: PythonEnvironment, above: PythonEnvironment) -> None:
+    before = environment.hash_environment(above)
     base.lock.write_text(base.lock.read_text() + "other==1\n")
-    assert environment.key(above) != before
+    assert environment.hash_environment(above) != before
 
 
 @pytest.mark.parametrize(
@@ -137,29 +137,29 @@ def test_a_base_of_another_key_is_another_environment(base: Environment, above: 
     ],
 )
 def test_a_base_that_does_not_fit_is_refused_before_anything_is_made(
-    above: Environment, tmp_path: Path, change: dict[str, Any], reason: str
+    above: PythonEnvironment, tmp_path: Path, change: dict[str, Any], reason: str
 ) -> None:
-    assert above.over is not None
+    assert above.overlay is not None
     package = tmp_path / "base" / above.site_packages / "engine"
     package.mkdir(parents=True)
     (package / "k.so").write_text("cpu kernel")
-    other = dataclasses.replace(above, over=dataclasses.replace(above.over, **change))
+    other = dataclasses.replace(above, overlay=dataclasses.replace(above.overlay, **change))
     with pytest.raises(BuildError, match=f"^engine-2 2.0.0 .*{reason}") as caught:
-        environment.build(other, tmp_path, tmp_path / "home", tmp_path / "log", print, base=tmp_path / "base")
+        environment.install_environment(other, tmp_path, tmp_path / "home", tmp_path / "log", print, base_folder=tmp_path / "base")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "home").exists()
 
 
-def test_a_release_that_the_base_s_addon_does_not_know_is_refused(base: Environment, wheels: Wheels) -> None:
+def test_a_release_that_the_base_s_addon_does_not_know_is_refused(base: PythonEnvironment, wheels: Wheels) -> None:
     other = over(base, wheels, "3.0.0")
     with pytest.raises(
         BuildError, match=r"^engine-2 3\.0\.0 is refused by the lab's add-on addon_of_lab: .*3\.0\.0 is not known$"
     ):
-        store.ensure(other, print)
-    assert store.lack(other) == "it has not been built"
+        store.ensure_build(other, print)
+    assert store.unusable_reason(other) == "it has not been built"
 
 
-def test_what_another_process_builds_above_it_stays(base: Environment, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_process_builds_above_it_stays(base: PythonEnvironment, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds of engine-2 have a lock of their own: a build of engine must not take theirs for what a killed one has left."""
     under_way = cache / "bin" / "engine-2-0123456789abcdef"
     left = cache / "bin" / "engine-0123456789abcdef"
@@ -167,7 +167,7 @@ def test_what_another_process_builds_above_it_stays(base: Environment, cache: Pa
         folder.mkdir(parents=True)
     monkeypatch.setattr(environment, "build", lambda *_, **__: pytest.fail("built"))
     with pytest.raises(pytest.fail.Exception):
-        store.ensure(base, print)
+        store.ensure_build(base, print)
     assert under_way.is_dir()
     assert not left.exists()
 
@@ -178,33 +178,33 @@ def test_what_another_process_builds_above_it_stays(base: Environment, cache: Pa
 def test_the_newest_release_that_aerie_knows_is_one_that_the_lab_runs() -> None:
     """And the newest whose flags the simulator has."""
     runs = {Version.parse(environment.version) for environment in ENVIRONMENTS.values()}
-    assert max(runs) == NEWEST_VERIFIED_VERSION == Version.parse(NEWEST)
+    assert max(runs) == NEWEST_VERIFIED_VERSION == Version.parse(NEWEST_VLLM_VERSION)
 
 
 def test_vllm_0_33_stands_on_the_lab_s_vllm() -> None:
     next_release = ENVIRONMENTS["vllm-0.33"]
-    assert next_release.over is not None
-    assert next_release.over.base is ENVIRONMENTS["vllm"]
-    assert next_release.over.base_version == ENVIRONMENTS["vllm"].version
-    pins = next_release.pins()
+    assert next_release.overlay is not None
+    assert next_release.overlay.base is ENVIRONMENTS["vllm"]
+    assert next_release.overlay.base_version == ENVIRONMENTS["vllm"].version
+    pins = next_release.read_lock()
     assert "://" not in pins
     assert re.findall(r"^(\S+)==", pins, re.MULTILINE) == ["orjson", "vllm"]
     assert "4b6bdec4ab269990bf70d45a3c1e94c3760a27064513760193b26d6f0da883aa" in pins  # the x86_64 wheel of the release
 
 
 def test_it_is_built_only_when_it_is_named() -> None:
-    assert "vllm-0.33" in binaries.NAMES
-    assert "vllm-0.33" not in binaries.USUAL
+    assert "vllm-0.33" in binaries.FAMILY_NAMES
+    assert "vllm-0.33" not in binaries.DEFAULT_FAMILY_NAMES
     with pytest.raises(BuildError, match=r"vllm-0\.33 is not ready, because .*: run `aerie-lab build vllm-0\.33`"):
-        binaries.folder_of("vllm-0.33")
+        binaries.find_family_folder("vllm-0.33")
 
 
 def test_the_program_vllm_is_the_whole_build_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "ensure", lambda recipe, _: tmp_path / recipe.name)
-    assert lookup.binary("vllm") == tmp_path / "vllm" / "bin" / "vllm"
+    assert lookup.ensure_binary("vllm") == tmp_path / "vllm" / "bin" / "vllm"
     ready = tmp_path / "ready"
     ready.mkdir()
     (ready / "vllm").symlink_to("/bin/sh")
     assert os.access(ready / "vllm", os.X_OK)
-    assert lookup.ensure("vllm", ready=ready) == ready
-    assert lookup.ensure("vllm-0.33", ready=ready) == tmp_path / "vllm-0.33" / "bin"  # a vllm of one's own is of any release
+    assert lookup.ensure_family("vllm", binaries_folder=ready) == ready
+    assert lookup.ensure_family("vllm-0.33", binaries_folder=ready) == tmp_path / "vllm-0.33" / "bin"  # a vllm of one's own is of any release

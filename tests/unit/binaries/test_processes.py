@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from aerie_lab.binaries import store
-from aerie_lab.binaries.families import Family
+from aerie_lab.binaries.families import BinaryFamily
 
 BUILD = """
 import pickle, signal, sys
@@ -28,7 +28,7 @@ HANG = 'sleep 600 & echo $$ $! > "$AERIE_LAB_CACHE/pids.new"; mv "$AERIE_LAB_CAC
 
 
 @pytest.fixture
-def start(tiny: Family, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+def start(tiny: BinaryFamily, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     """Starts processes that build `tiny`."""
     (tmp_path / "family").write_bytes(pickle.dumps(tiny))
     started: list[subprocess.Popen[str]] = []
@@ -83,7 +83,7 @@ def test_two_processes_build_once(
 
 
 def test_ctrl_c_ends_go_and_its_children_and_leaves_nothing(
-    start: Callable[[], subprocess.Popen[str]], fake_go: Callable[[str], Path], cache: Path, tiny: Family
+    start: Callable[[], subprocess.Popen[str]], fake_go: Callable[[str], Path], cache: Path, tiny: BinaryFamily
 ) -> None:
     fake_go(HANG)
     process = start()
@@ -93,7 +93,7 @@ def test_ctrl_c_ends_go_and_its_children_and_leaves_nothing(
     assert "KeyboardInterrupt" in errors
     wait_for(lambda: not any(running(pid) for pid in pids))  # killed, which a child of a child shows a moment later
     assert not (cache / "bin/.tiny.building").exists()
-    assert not store.folder(tiny).exists()
+    assert not store.build_folder(tiny).exists()
 
 
 def test_killed_process_takes_go_along_and_the_next_build_works(

@@ -120,7 +120,7 @@ def test_a_step_without_drafts_is_not_cut(tmp_path: Path) -> None:
 
 def test_it_lies_among_the_packages_with_its_entry_point(tmp_path: Path) -> None:
     (one,) = ENVIRONMENTS["vllm"].addons
-    environment.add(one, tmp_path)
+    environment.install_addon(one, tmp_path)
     (found,) = importlib.metadata.Distribution.discover(name=one.module, path=[str(tmp_path)])
     (point,) = found.entry_points
     assert (point.group, point.value) == ("vllm.general_plugins", "aerie_vllm_sampling:register")
@@ -132,4 +132,4 @@ def test_another_text_of_the_module_is_another_environment(tmp_path: Path) -> No
     vllm = ENVIRONMENTS["vllm"]
     changed = tmp_path / "aerie_vllm_sampling.py"
     changed.write_text("def register(): ...")
-    assert environment.key(vllm) != environment.key(replace(vllm, addons=(replace(vllm.addons[0], source=changed),)))
+    assert environment.hash_environment(vllm) != environment.hash_environment(replace(vllm, addons=(replace(vllm.addons[0], source=changed),)))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from aerie_lab.binaries import store
-from aerie_lab.binaries.families import Binary, Family
-from aerie_lab.binaries.toolchain import Go
+from aerie_lab.binaries.families import Binary, BinaryFamily
+from aerie_lab.binaries.toolchain import GoToolchain
 from aerie_lab.errors import BuildError
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -22,9 +22,9 @@ def left_over(cache: Path) -> list[str]:
     return [path.name for path in (cache / "bin").iterdir() if path.name.endswith(".building")]
 
 
-def test_real_go_builds_stamps_and_copies_manifests(tiny: Family, go: Go, cache: Path) -> None:
+def test_real_go_builds_stamps_and_copies_manifests(tiny: BinaryFamily, go: GoToolchain, cache: Path) -> None:
     said: list[str] = []
-    folder = store.ensure(tiny, said.append)
+    folder = store.ensure_build(tiny, said.append)
 
     assert subprocess.run([folder / "hello"], capture_output=True, text=True).stdout == "hello version v1.2.3\n"
     assert (folder / "manifests/crds/01-crds.yaml").read_text() == "kind: List\n"
@@ -33,12 +33,12 @@ def test_real_go_builds_stamps_and_copies_manifests(tiny: Family, go: Go, cache:
     assert left_over(cache) == []
 
 
-def test_second_use_builds_nothing(tiny: Family, fake_go: Callable[[str], Path]) -> None:
+def test_second_use_builds_nothing(tiny: BinaryFamily, fake_go: Callable[[str], Path]) -> None:
     fake_go("produce")
-    store.ensure(tiny, print)
+    store.ensure_build(tiny, print)
     fake_go("exit 1")
     said: list[str] = []
-    assert (store.ensure(tiny, said.append) / "hello").exists()
+    assert (store.ensure_build(tiny, said.append) / "hello").exists()
     assert said == []
 
 
@@ -49,30 +49,30 @@ def test_second_use_builds_nothing(tiny: Family, fake_go: Callable[[str], Path])
         ("go.sum", lambda text: text + "example.com/x v1.0.0 h1:abc=\n"),
     ],
 )
-def test_another_pin_is_another_build(tiny: Family, path: str, change: Callable[[str], str]) -> None:
-    before = store.folder(tiny)
+def test_another_pin_is_another_build(tiny: BinaryFamily, path: str, change: Callable[[str], str]) -> None:
+    before = store.build_folder(tiny)
     file = tiny.sources / path
     file.write_text(change(file.read_text() if file.exists() else ""))
-    assert store.folder(tiny) != before
+    assert store.build_folder(tiny) != before
 
 
-def test_another_recipe_is_another_build(tiny: Family) -> None:
+def test_another_recipe_is_another_build(tiny: BinaryFamily) -> None:
     others = [
-        dataclasses.replace(tiny, stamps=()),
+        dataclasses.replace(tiny, linker_variables=()),
         dataclasses.replace(tiny, tags=()),
         dataclasses.replace(tiny, manifests=()),
         dataclasses.replace(tiny, binaries=(Binary("hello", "example.com/tool/cmd/other"),)),
     ]
-    assert len({store.folder(family) for family in [tiny, *others]}) == 5
+    assert len({store.build_folder(family) for family in [tiny, *others]}) == 5
 
 
-def test_truncated_binary_is_named_and_built_again(tiny: Family, fake_go: Callable[[str], Path]) -> None:
+def test_truncated_binary_is_named_and_built_again(tiny: BinaryFamily, fake_go: Callable[[str], Path]) -> None:
     fake_go("produce")
-    binary = store.ensure(tiny, print) / "hello"
+    binary = store.ensure_build(tiny, print) / "hello"
     size = binary.stat().st_size
     binary.write_bytes(b"#!")
     said: list[str] = []
-    store.ensure(tiny, said.append)
+    store.ensure_build(tiny, said.append)
     assert said[0].startswith(f"tiny: hello has 2 bytes instead of {size} in ")
     assert binary.stat().st_size == size
 
@@ -89,60 +89,60 @@ def test_truncated_binary_is_named_and_built_again(tiny: Family, fake_go: Callab
     ],
 )
 def test_damage_is_named_and_built_again(
-    tiny: Family, fake_go: Callable[[str], Path], damage: Callable[[Path], object], named: str
+    tiny: BinaryFamily, fake_go: Callable[[str], Path], damage: Callable[[Path], object], named: str
 ) -> None:
     fake_go("produce")
-    damage(store.ensure(tiny, print))
+    damage(store.ensure_build(tiny, print))
     said: list[str] = []
-    store.ensure(tiny, said.append)
+    store.ensure_build(tiny, said.append)
     assert said[0].startswith(f"tiny: {named}")
-    assert store.lack(tiny) is None
+    assert store.unusable_reason(tiny) is None
 
 
-def test_what_a_killed_build_left_is_removed(tiny: Family, fake_go: Callable[[str], Path], cache: Path) -> None:
+def test_what_a_killed_build_left_is_removed(tiny: BinaryFamily, fake_go: Callable[[str], Path], cache: Path) -> None:
     (cache / "bin" / ".tiny.building" / "out").mkdir(parents=True)
     (cache / "bin" / ".tiny.building" / "out" / "hello").write_text("half")
     fake_go("produce")
-    assert (store.ensure(tiny, print) / "hello").read_text().startswith("#!/bin/sh")
+    assert (store.ensure_build(tiny, print) / "hello").read_text().startswith("#!/bin/sh")
     assert left_over(cache) == []
 
 
 @pytest.mark.usefixtures("go")
-def test_compile_error_names_the_line_and_leaves_nothing(tiny: Family, cache: Path) -> None:
+def test_compile_error_names_the_line_and_leaves_nothing(tiny: BinaryFamily, cache: Path) -> None:
     (tiny.sources / "tool/cmd/hello/main.go").write_text("//go:build lab\n\npackage main\n\nfunc main() { missing() }\n")
     with pytest.raises(BuildError, match=r"tiny 1\.2\.3 cannot be built: .*main\.go:5:15: undefined: missing.*tiny\.log"):
-        store.ensure(tiny, print)
+        store.ensure_build(tiny, print)
     assert "undefined: missing" in (cache / "bin/tiny.log").read_text()
     assert left_over(cache) == []
-    assert not store.folder(tiny).exists()
+    assert not store.build_folder(tiny).exists()
 
 
 @pytest.mark.usefixtures("go")
-def test_a_module_that_go_sum_does_not_name_is_refused(tiny: Family) -> None:
+def test_a_module_that_go_sum_does_not_name_is_refused(tiny: BinaryFamily) -> None:
     # Nothing is asked of a registry for it: -mod=readonly ends the build first.
     go_mod = tiny.sources / "tool/go.mod"
     go_mod.write_text(go_mod.read_text() + "\nrequire example.com/other v1.0.0\n")
     main = tiny.sources / "tool/cmd/hello/main.go"
     main.write_text(main.read_text().replace('import "os"', 'import (\n"os"\n_ "example.com/other"\n)'))
     with pytest.raises(BuildError, match=r"tiny 1\.2\.3 cannot be built: .*(go mod tidy|example\.com/other)"):
-        store.ensure(tiny, print)
+        store.ensure_build(tiny, print)
 
 
 @pytest.mark.usefixtures("go")
-def test_settings_of_the_user_do_not_change_the_build(tiny: Family, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_settings_of_the_user_do_not_change_the_build(tiny: BinaryFamily, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "go.work").write_text("this is no go.work file")
     monkeypatch.setenv("GOFLAGS", "-mod=vendor -tags=nonsense")
     monkeypatch.setenv("GOWORK", str(tmp_path / "go.work"))
     monkeypatch.setenv("GOOS", "plan9")
-    assert store.ensure(tiny, print).exists()
+    assert store.ensure_build(tiny, print).exists()
 
 
 @pytest.mark.usefixtures("go")
-def test_build_that_tells_another_version_is_refused(tiny: Family) -> None:
-    unstamped = dataclasses.replace(tiny, stamps=("main.version=v9.9.9",))
+def test_build_that_tells_another_version_is_refused(tiny: BinaryFamily) -> None:
+    unstamped = dataclasses.replace(tiny, linker_variables=("main.version=v9.9.9",))
     with pytest.raises(BuildError, match=r"the hello built from .* is version 9\.9\.9, not 1\.2\.3"):
-        store.ensure(unstamped, print)
-    assert not store.folder(unstamped).exists()
+        store.ensure_build(unstamped, print)
+    assert not store.build_folder(unstamped).exists()
 
 
 @pytest.mark.parametrize(
@@ -158,28 +158,28 @@ def test_build_that_tells_another_version_is_refused(tiny: Family) -> None:
         ("example.com/x: /usr/lib/go/compile: signal: killed", "for want of memory"),
     ],
 )
-def test_failure_is_one_sentence_with_a_way_out(tiny: Family, fake_go: Callable[[str], Path], output: str, reason: str) -> None:
+def test_failure_is_one_sentence_with_a_way_out(tiny: BinaryFamily, fake_go: Callable[[str], Path], output: str, reason: str) -> None:
     fake_go(f'echo example.com/x; echo "{output}" >&2; exit 1')
     with pytest.raises(BuildError, match=reason) as caught:
-        store.ensure(tiny, print)
+        store.ensure_build(tiny, print)
     assert "\n" not in str(caught.value)
 
 
-def test_go_killed_from_outside(tiny: Family, fake_go: Callable[[str], Path]) -> None:
+def test_go_killed_from_outside(tiny: BinaryFamily, fake_go: Callable[[str], Path]) -> None:
     fake_go("kill -9 $$")
     with pytest.raises(BuildError, match="Go was killed, most likely for want of memory"):
-        store.ensure(tiny, print)
+        store.ensure_build(tiny, print)
 
 
-def test_too_little_disk_is_refused_before_building(tiny: Family, fake_go: Callable[[str], Path], cache: Path) -> None:
+def test_too_little_disk_is_refused_before_building(tiny: BinaryFamily, fake_go: Callable[[str], Path], cache: Path) -> None:
     fake_go("touch $AERIE_LAB_CACHE/built; exit 1")
     with pytest.raises(BuildError, match=r"building tiny may need 1000000000 GiB below .* GiB are free"):
-        store.ensure(dataclasses.replace(tiny, disk_gib=10**9), print)
+        store.ensure_build(dataclasses.replace(tiny, disk_gib=10**9), print)
     assert not (cache / "built").exists()
 
 
-def test_cache_that_cannot_be_written_is_named(tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_that_cannot_be_written_is_named(tiny: BinaryFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("AERIE_LAB_CACHE", str(tmp_path / "file"))
     with pytest.raises(BuildError, match=r"tiny cannot be built, because of .*/file/bin.*AERIE_LAB_CACHE"):
-        store.ensure(tiny, print)
+        store.ensure_build(tiny, print)

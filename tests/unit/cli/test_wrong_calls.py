@@ -11,7 +11,7 @@ import pytest
 
 from aerie.boundary import run_to_exit_status
 from aerie.cli.app import run_command_line
-from aerie_drafter.cli import run as aerie_drafter
+from aerie_drafter.cli import run_cli as aerie_drafter
 from aerie_lab.cli.run import run as lab
 
 BUNDLE = Path(__file__).resolve().parents[3] / "drafter/bundle"
@@ -223,7 +223,7 @@ def command(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch)
     if program == "aerie":
         return lambda: run_command_line(arguments)
     if program == "aerie-drafter":
-        return lambda: aerie_drafter(arguments)
+        return lambda: run_cli(arguments)
     monkeypatch.setattr("sys.argv", ["aerie-lab", *arguments])
     return lab
 

@@ -14,7 +14,7 @@ from aerie.rollout.canary.analysis_run import AnalysisRun, start_analysis
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 T0 = NOW.timestamp()
-SETTING = SettingStatus(mode="Static", tokens=3)
+SETTING = SettingStatus(mode="Static", num_speculative_tokens=3)
 INTERVAL = 15.0
 
 

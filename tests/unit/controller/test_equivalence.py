@@ -101,7 +101,7 @@ def status(phase: str = "WarmingUp", *, began: str = OLD, answers: EquivalenceRe
     assert found.canary is not None
     assert found.stable is not None
     arms = (found.canary, found.stable)
-    evidence = start_analysis(AnalysisSpec(), arms, (1, 1), None, 0, None, found.canary.started_at, unasked).with_probe_result(
+    evidence = start_analysis(AnalysisSpec(), arms, (1, 1), None, 0, None, found.canary.start_time, unasked).with_probe_result(
         answers
     )
     analysis = {"parameters": AnalysisSpec().to_dict(), "verdict": "Continue", "state": evidence.pack()}

@@ -27,7 +27,7 @@ from aerie.controller.work_queue import NamespacedName
 from aerie.engine.metrics.promql import PrometheusScrape
 from aerie.rollout.facts.arm_metrics import ArmMetrics
 from aerie.rollout.facts.snapshot import Snapshot
-from aerie_lab.testing.prometheus import answer
+from aerie_lab.testing.prometheus import build_range_response
 
 from .scraped import AFTER, BEFORE, FIGURES, Reader, deployment, pod, resource
 
@@ -35,7 +35,7 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 URL = "http://prometheus.example:9090"
 SERVER = PrometheusSource(address=URL)
 T0 = 1_790_000_000.0
-NOBODY = answer({})
+NOBODY = build_range_response({})
 
 
 def asked(request: httpx.Request) -> tuple[list[str], float, str]:
@@ -75,7 +75,7 @@ def test_pods_are_asked_for_a_few_at_a_time_by_the_labels_that_the_resource_name
         assert 'cluster="west"' in text
         assert 'kube_namespace="default"' in text
         assert request.headers["Accept-Encoding"] == "identity"
-        return said(answer({pods[0]: [(T0, BEFORE)]}))
+        return said(build_range_response({pods[0]: [(T0, BEFORE)]}))
 
     async def story() -> None:
         server = PrometheusSource(address=f"{URL}/select/", namespace_label="kube_namespace", match_labels={"cluster": "west"})
@@ -93,7 +93,7 @@ def test_pods_are_asked_for_a_few_at_a_time_by_the_labels_that_the_resource_name
 
 def test_what_a_server_says_of_other_pods_is_not_listened_to(run: Run) -> None:
     async def story() -> None:
-        body = json.dumps(answer({"chat-0": [(T0, BEFORE)], "stranger": [(T0, BEFORE)]})).encode()
+        body = json.dumps(build_range_response({"chat-0": [(T0, BEFORE)], "stranger": [(T0, BEFORE)]})).encode()
         assert list(await ask(answers(200, body), "chat-0")) == ["chat-0"]
 
     run(story())
@@ -322,7 +322,7 @@ class Server:
         pods, seconds, text = asked(request)
         times = [n * self.every for n in range(int(now / self.every) + 1) if now - n * self.every <= seconds]
         scrapes = [(T0 + at, self.page(at)) for at in times]
-        document = answer({pod: scrapes for pod in pods if pod not in self.away})
+        document = build_range_response({pod: scrapes for pod in pods if pod not in self.away})
         names = set(text.removeprefix('{__name__=~"').partition('"')[0].split("|"))
         result = [one for one in document["data"]["result"] if one["metric"]["__name__"] in names]
         return said({"status": "success", "data": {"resultType": "matrix", "result": result}})

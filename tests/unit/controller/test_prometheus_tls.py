@@ -19,7 +19,7 @@ from aerie.controller.scraping.http_fetch import ScrapeError
 from aerie.controller.scraping.prometheus import PrometheusAccess, PrometheusClient
 from aerie.engine.metrics.promql import PrometheusScrape
 from aerie_lab.cluster.certificates import Authority
-from aerie_lab.testing.prometheus import answer
+from aerie_lab.testing.prometheus import build_range_response
 
 from .scraped import BEFORE
 
@@ -45,7 +45,7 @@ def serving(folder: Path, certificate: str) -> Iterator[Server]:
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             found.tokens.append(self.headers["Authorization"])
-            body = json.dumps(answer({"chat-1": [(T0, BEFORE)]})).encode()
+            body = json.dumps(build_range_response({"chat-1": [(T0, BEFORE)]})).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

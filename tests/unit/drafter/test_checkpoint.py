@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from aerie_drafter import checkpoint, files
-from aerie_drafter.checkpoint import Provenance, digest, load, save
-from aerie_drafter.config import DrafterConfig, Family, MlaDims
-from aerie_drafter.errors import CheckpointError, ConfigError, EagleError
+from aerie_drafter.checkpoint import Provenance, compute_model_digest, load_drafter, save_checkpoint
+from aerie_drafter.config import DrafterConfig, DrafterFamily, MlaDims
+from aerie_drafter.errors import CheckpointError, ConfigError, DrafterError
 from aerie_drafter.model import Drafter
 from aerie_drafter.weights import read_header, read_tensors, write_tensors
 from tests.unit.drafter.sizes import SIZES
@@ -29,7 +29,7 @@ MLA = MlaDims(kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim
 def small(**given: Any) -> Drafter:
     """A small random drafter with a reduced vocabulary unless said otherwise."""
     torch.manual_seed(1)
-    drafter = Drafter(DrafterConfig(**{"family": Family.LLAMA, "fc_norm": True, "norm_output": True, **SMALL, **given}))
+    drafter = Drafter(DrafterConfig(**{"family": DrafterFamily.LLAMA, "fc_norm": True, "norm_output": True, **SMALL, **given}))
     if drafter.config.draft_vocab_size < drafter.config.vocab_size:
         drafter.set_draft_vocabulary(torch.randperm(drafter.config.vocab_size)[: drafter.config.draft_vocab_size].sort().values)
     return drafter
@@ -39,8 +39,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama, EAGLE 3": {"fc_norm": False, "norm_output": False},
     "llama, one norm": {"fc_norm": False, "norm_before_fc": True, "norm_before_residual": True},
-    "qwen3, full vocabulary": {"family": Family.QWEN3, "draft_vocab_size": 40},
-    "mla, five layers": {"family": Family.MLA, "mla": MLA, "aux_layer_ids": (0, 2, 4, 6, 8)},
+    "qwen3, full vocabulary": {"family": DrafterFamily.QWEN3, "draft_vocab_size": 40},
+    "mla, five layers": {"family": DrafterFamily.MLA, "mla": MLA, "aux_layer_ids": (0, 2, 4, 6, 8)},
     "yarn": {"rope": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 1024}},
 }
 
@@ -49,8 +49,8 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_what_is_saved_comes_back(tmp_path: Path, kind: str, dtype: torch.dtype | None) -> None:
     drafter = small(**KINDS[kind])
-    save(tmp_path / "d", drafter, Provenance(target="t", horizon=3, notes={"seed": "1"}), dtype=dtype)
-    back = load(tmp_path / "d")
+    save_checkpoint(tmp_path / "d", drafter, Provenance(target="t", horizon=3, notes={"seed": "1"}), dtype=dtype)
+    back = load_drafter(tmp_path / "d")
     assert back.config == drafter.config
     expected = drafter.to(dtype or torch.float32).state_dict()
     assert set(back.state_dict()) == set(expected)
@@ -64,60 +64,60 @@ def test_what_is_saved_comes_back(tmp_path: Path, kind: str, dtype: torch.dtype 
 
 
 def test_names_are_those_that_vllm_loads(tmp_path: Path) -> None:
-    save(tmp_path / "d", small(), {})
+    save_checkpoint(tmp_path / "d", small(), {})
     names = set(read_header(tmp_path / "d" / "model.safetensors").tensors)
     assert {"fc.weight", "fc_norm.2.weight", "midlayer.self_attn.q_proj.weight", "d2t", "t2d", "embed_tokens.weight"} <= names
     assert not any(name.startswith("model.") for name in names)
-    save(tmp_path / "full", small(draft_vocab_size=40), {}, embeddings=False)
+    save_checkpoint(tmp_path / "full", small(draft_vocab_size=40), {}, include_embedding=False)
     assert not {"d2t", "t2d", "embed_tokens.weight"} & set(read_header(tmp_path / "full" / "model.safetensors").tensors)
 
 
 def test_same_drafter_same_bytes_and_digest(tmp_path: Path) -> None:
     provenance = Provenance(target="t", data="d", horizon=3, notes={str(i): "x" for i in range(8)})
     for name in ("a", "b"):
-        save(tmp_path / name, small(), provenance)
+        save_checkpoint(tmp_path / name, small(), provenance)
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     os.utime(tmp_path / "b" / "config.json", (1, 1))
-    save(tmp_path / "c", small(), {"target": "another"})
-    assert digest(tmp_path / "a") == digest(tmp_path / "b") == digest(tmp_path / "c")
+    save_checkpoint(tmp_path / "c", small(), {"target": "another"})
+    assert compute_model_digest(tmp_path / "a") == compute_model_digest(tmp_path / "b") == compute_model_digest(tmp_path / "c")
     other = small()
     with torch.no_grad():
         other.fc.weight[0, 0] += 1e-3
-    save(tmp_path / "d", other, provenance)
-    save(tmp_path / "e", small(norm_output=False), provenance)
-    assert len({digest(tmp_path / name) for name in "ade"}) == 3
+    save_checkpoint(tmp_path / "d", other, provenance)
+    save_checkpoint(tmp_path / "e", small(norm_output=False), provenance)
+    assert len({compute_model_digest(tmp_path / name) for name in "ade"}) == 3
 
 
 def test_provenance_is_kept(tmp_path: Path) -> None:
     given = Provenance(target="t", target_digest="sha256:1", data="books", horizon=3, code="v", notes={"seed": "7"})
-    save(tmp_path / "d", small(), given)
+    save_checkpoint(tmp_path / "d", small(), given)
     assert checkpoint.read_provenance(tmp_path / "d") == given
-    save(tmp_path / "d", small(), {"target": "t", "horizon": 4, "seed": 8})
+    save_checkpoint(tmp_path / "d", small(), {"target": "t", "horizon": 4, "seed": 8})
     back = checkpoint.read_provenance(tmp_path / "d")
     assert (back.horizon, back.notes, back.code.split()[0]) == (4, {"seed": "8"}, "aerie")
 
 
 def test_embedding_of_the_target(tmp_path: Path) -> None:
     drafter = small()
-    save(tmp_path / "d", drafter, {}, embeddings=False)
+    save_checkpoint(tmp_path / "d", drafter, {}, include_embedding=False)
     with pytest.raises(CheckpointError, match="give the target's folder too"):
-        load(tmp_path / "d")
+        load_drafter(tmp_path / "d")
     target = tmp_path / "target"
     target.mkdir()
     write_tensors(target / "model.safetensors", {"model.embed_tokens.weight": drafter.embed_tokens.weight}, {})
-    assert torch.equal(load(tmp_path / "d", target=target).embed_tokens.weight, drafter.embed_tokens.weight)
+    assert torch.equal(load_drafter(tmp_path / "d", target=target).embed_tokens.weight, drafter.embed_tokens.weight)
     write_tensors(target / "model.safetensors", {"model.embed_tokens.weight": torch.zeros(41, 16)}, {})
     with pytest.raises(
         CheckpointError, match=r"has shape 41 x 16, and the drafter in .* needs 40 x 16: it is for another target"
     ):
-        load(tmp_path / "d", target=target)
+        load_drafter(tmp_path / "d", target=target)
 
 
 def test_layers_0_is_midlayer(tmp_path: Path) -> None:
-    save(tmp_path / "d", small(), {})
+    save_checkpoint(tmp_path / "d", small(), {})
     edit_tensors(tmp_path / "d", lambda found: {name.replace("midlayer.", "layers.0."): one for name, one in found.items()})
-    assert torch.equal(load(tmp_path / "d").midlayer.mlp.up_proj.weight, small().midlayer.mlp.up_proj.weight)
+    assert torch.equal(load_drafter(tmp_path / "d").midlayer.mlp.up_proj.weight, small().midlayer.mlp.up_proj.weight)
 
 
 def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
@@ -215,60 +215,60 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_one_sentence_that_names_the_place(tmp_path: Path, fault: str) -> None:
     folder = tmp_path / "d"
-    save(folder, small(), {})
+    save_checkpoint(folder, small(), {})
     break_it, sentence = FAULTS[fault]
     break_it(folder)
-    with pytest.raises(EagleError, match=sentence) as caught:
-        load(folder)
+    with pytest.raises(DrafterError, match=sentence) as caught:
+        load_drafter(folder)
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_draft_tokens_may_stand_in_any_order(tmp_path: Path) -> None:
     """vLLM scatters logits by d2t, so that each token has to be there once and no more."""
-    save(tmp_path / "d", small(), {})
+    save_checkpoint(tmp_path / "d", small(), {})
     tokens = torch.arange(39, 19, -1)
     reachable = torch.zeros(40, dtype=torch.bool)
     reachable[tokens] = True
     edit_tensors(tmp_path / "d", lambda found: {**found, "d2t": tokens - RISING, "t2d": reachable})
-    loaded = load(tmp_path / "d")
-    assert loaded.draft_tokens.tolist() == tokens.tolist()
+    loaded = load_drafter(tmp_path / "d")
+    assert loaded.draft_token_ids.tolist() == tokens.tolist()
 
 
 def test_a_full_vocabulary_moves_no_token(tmp_path: Path) -> None:
-    save(tmp_path / "d", small(draft_vocab_size=40), {})
+    save_checkpoint(tmp_path / "d", small(draft_vocab_size=40), {})
     edit_tensors(tmp_path / "d", lambda found: {**found, "d2t": torch.arange(39, -1, -1) - torch.arange(40)})
     with pytest.raises(CheckpointError, match="d2t moves tokens, and draft_vocab_size and vocab_size are both 40"):
-        load(tmp_path / "d")
+        load_drafter(tmp_path / "d")
 
 
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config.json: missing"):
-        load(tmp_path / "none")
+        load_drafter(tmp_path / "none")
 
 
 def test_nan_is_not_saved(tmp_path: Path) -> None:
-    save(tmp_path / "d", small(), {})
-    before = digest(tmp_path / "d")
+    save_checkpoint(tmp_path / "d", small(), {})
+    before = compute_model_digest(tmp_path / "d")
     broken = small()
     with torch.no_grad():
         broken.norm.weight[3] = float("nan")
     with pytest.raises(CheckpointError, match=r"norm.weight holds NaN or infinity: the drafter is not saved"):
-        save(tmp_path / "d", broken, {})
-    assert digest(tmp_path / "d") == before
+        save_checkpoint(tmp_path / "d", broken, {})
+    assert compute_model_digest(tmp_path / "d") == before
 
 
 def test_a_foreign_folder_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(CheckpointError, match="holds something that no aerie-drafter command wrote"):
-        save(tmp_path, small(), {})
+        save_checkpoint(tmp_path, small(), {})
     assert (tmp_path / "thesis.txt").exists()
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     """The kernel refuses to write past a size, which is as near to a full disk as a test gets without one."""
     folder = tmp_path / "d"
-    save(folder, small(), {})
+    save_checkpoint(folder, small(), {})
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     program = (
         "import resource, signal, sys\n"
@@ -290,16 +290,16 @@ def test_replacing(tmp_path: Path, exchanges: bool, monkeypatch: pytest.MonkeyPa
     if not exchanges:
         monkeypatch.setattr(files, "_exchange", lambda *_: False)
     for norm_output in (True, False):
-        save(tmp_path / "d", small(norm_output=norm_output), {})
-        assert load(tmp_path / "d").config.norm_output is norm_output
+        save_checkpoint(tmp_path / "d", small(norm_output=norm_output), {})
+        assert load_drafter(tmp_path / "d").config.norm_output is norm_output
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 
 def test_a_link_stays(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("d")
     for norm_output in (True, False):
-        save(tmp_path / "link", small(norm_output=norm_output), {})
-        assert load(tmp_path / "d").config.norm_output is norm_output
+        save_checkpoint(tmp_path / "link", small(norm_output=norm_output), {})
+        assert load_drafter(tmp_path / "d").config.norm_output is norm_output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d", "link"]
 
 
@@ -322,35 +322,35 @@ def test_a_kill_at_any_time_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
             assert process.stdout is not None
             assert [process.stdout.readline() for _ in range(saves)] == ["saved\n"] * saves
             process.kill()
-        assert load(folder).config.hidden_size == 64
-    save(folder, small(), {})
+        assert load_drafter(folder).config.hidden_size == 64
+    save_checkpoint(folder, small(), {})
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 
 def test_what_a_kill_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".d.writing").mkdir()
     (tmp_path / ".d.writing" / "half").write_text("x")
-    save(tmp_path / "d", small(), {})
+    save_checkpoint(tmp_path / "d", small(), {})
     assert sorted(path.name for path in (tmp_path / "d").iterdir()) == ["config.json", "model.safetensors"]
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 
 def test_a_failed_block_leaves_the_earlier_checkpoint(tmp_path: Path) -> None:
-    save(tmp_path / "d", small(), {})
-    before = digest(tmp_path / "d")
+    save_checkpoint(tmp_path / "d", small(), {})
+    before = compute_model_digest(tmp_path / "d")
     with (
         pytest.raises(CheckpointError, match=r"No space left on device\); the earlier one is untouched"),
-        checkpoint.writing(tmp_path / "d"),
+        checkpoint.replace_checkpoint(tmp_path / "d"),
     ):
         raise OSError(28, "No space left on device")
-    assert digest(tmp_path / "d") == before
+    assert compute_model_digest(tmp_path / "d") == before
 
 
 def test_weights_in_several_files(tmp_path: Path) -> None:
-    save(tmp_path / "d", small(), {})
+    save_checkpoint(tmp_path / "d", small(), {})
     whole = tmp_path / "d" / "model.safetensors"
     tensors = read_tensors(read_header(whole))
-    digested = digest(tmp_path / "d")
+    digested = compute_model_digest(tmp_path / "d")
     names = sorted(tensors)
     parts = {"one.safetensors": names[:5], "two.safetensors": names[5:]}
     for file, inside in parts.items():
@@ -358,15 +358,15 @@ def test_weights_in_several_files(tmp_path: Path) -> None:
     index = {name: file for file, inside in parts.items() for name in inside}
     (tmp_path / "d" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     whole.unlink()
-    assert digest(tmp_path / "d") == digested
-    assert torch.equal(load(tmp_path / "d").fc.weight, small().fc.weight)
+    assert compute_model_digest(tmp_path / "d") == digested
+    assert torch.equal(load_drafter(tmp_path / "d").fc.weight, small().fc.weight)
     (tmp_path / "d" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index | {"z": "one.safetensors"}}))
     with pytest.raises(CheckpointError, match=r"one.safetensors: z is missing, and model.safetensors.index.json says"):
-        load(tmp_path / "d")
+        load_drafter(tmp_path / "d")
 
 
 def test_config_errors_name_the_file(tmp_path: Path) -> None:
-    save(tmp_path / "d", small(), {})
+    save_checkpoint(tmp_path / "d", small(), {})
     edit_config(tmp_path / "d", num_hidden_layers=2)
     with pytest.raises(ConfigError, match=r"config.json: num_hidden_layers is 2: this package has drafters of one layer"):
-        load(tmp_path / "d")
+        load_drafter(tmp_path / "d")

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aerie_drafter.checks import expected_shapes, shape_faults
-from aerie_drafter.config import DrafterConfig, Family, MlaDims, default_aux_layers
+from aerie_drafter.checks import expected_tensor_shapes, find_shape_errors
+from aerie_drafter.config import DrafterConfig, DrafterFamily, MlaDims, default_aux_layer_ids
 
 SIZE = st.integers(1, 64)
 ROPES = st.sampled_from(
@@ -24,15 +24,15 @@ ROPES = st.sampled_from(
 @st.composite
 def configs(draw: st.DrawFn) -> DrafterConfig:
     """Any drafter that can be."""
-    family = draw(st.sampled_from(Family))
+    family = draw(st.sampled_from(DrafterFamily))
     fc_norm = draw(st.booleans())
     groups, vocabulary = draw(st.integers(1, 4)), draw(st.integers(2, 64))
     heads = groups * draw(st.integers(1, 4))
-    mla = MlaDims(*(2 * draw(SIZE) for _ in range(5))) if family is Family.MLA else None
+    mla = MlaDims(*(2 * draw(SIZE) for _ in range(5))) if family is DrafterFamily.MLA else None
     rope: dict[str, Any] = draw(ROPES.filter(lambda one: mla is None or one["rope_type"] != "linear"))
     return DrafterConfig(
         family=family,
-        hidden_size=draw(SIZE) * (1 if family is Family.QWEN3 else heads),
+        hidden_size=draw(SIZE) * (1 if family is DrafterFamily.QWEN3 else heads),
         intermediate_size=draw(SIZE),
         num_attention_heads=heads,
         num_key_value_heads=groups,
@@ -55,7 +55,7 @@ def configs(draw: st.DrawFn) -> DrafterConfig:
 @settings(deadline=None)
 @given(configs())
 def test_what_is_written_for_vllm_comes_back(config: DrafterConfig) -> None:
-    back = DrafterConfig.from_serving(json.loads(json.dumps(config.to_serving())))
+    back = DrafterConfig.from_vllm_config(json.loads(json.dumps(config.to_vllm_config())))
     if config.mla is not None:  # has heads of its own, and writes no head_dim
         assert {**vars(back), "head_dim": 0} == {**vars(config), "head_dim": 0}
     else:
@@ -65,15 +65,15 @@ def test_what_is_written_for_vllm_comes_back(config: DrafterConfig) -> None:
 @settings(deadline=None)
 @given(configs())
 def test_shapes_of_a_configuration_have_no_fault(config: DrafterConfig) -> None:
-    shapes = expected_shapes(config)
-    assert shape_faults(config, shapes) == []
-    assert len(shape_faults(config, {name: shape for name, shape in shapes.items() if name != "norm.weight"})) == 1
+    shapes = expected_tensor_shapes(config)
+    assert find_shape_errors(config, shapes) == []
+    assert len(find_shape_errors(config, {name: shape for name, shape in shapes.items() if name != "norm.weight"})) == 1
     assert len([name for name in shapes if name.startswith("fc_norm.")]) == (len(config.aux_layer_ids) if config.fc_norm else 0)
 
 
 @given(st.integers(1, 200))
 def test_default_layers_are_in_the_target(layers: int) -> None:
-    found = default_aux_layers(layers)
+    found = default_aux_layer_ids(layers)
     assert found
     assert list(found) == sorted(set(found))
     assert found[0] >= 0

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from aerie_drafter.checkpoint import load, pieces, save
-from aerie_drafter.cli import run
-from aerie_drafter.config import DrafterConfig, Family
-from aerie_drafter.convert import CheckpointOrigin, LayerIds, Wishes, bring_in, convert
-from aerie_drafter.errors import CheckpointError, ConfigError, EagleError
-from aerie_drafter.export import Form, export
-from aerie_drafter.model import Decoding, Drafter
+from aerie_drafter.checkpoint import load_drafter, build_checkpoint, save_checkpoint
+from aerie_drafter.cli import run_cli
+from aerie_drafter.config import DrafterConfig, DrafterFamily
+from aerie_drafter.convert import CheckpointOrigin, LayerIdConvention, ConversionOverrides, import_checkpoint, convert_checkpoint
+from aerie_drafter.errors import CheckpointError, ConfigError, DrafterError
+from aerie_drafter.export import ExportFormat, export_checkpoint
+from aerie_drafter.model import DecodingCache, Drafter
 from aerie_drafter.weights import read_header, read_tensors, write_tensors
 
 from .sizes import SIZES
@@ -40,7 +40,7 @@ LLAMA = {
 def random(**given: Any) -> Drafter:
     torch.manual_seed(3)
     drafter = Drafter(
-        DrafterConfig(**{"family": Family.LLAMA, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048, **SIZES, **given})
+        DrafterConfig(**{"family": DrafterFamily.LLAMA, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048, **SIZES, **given})
     )
     for name, parameter in drafter.named_parameters():
         if "norm" in name:
@@ -55,11 +55,11 @@ def outputs(drafter: Drafter) -> tuple[Tensor, Tensor]:
     """Logits of two steps, the second fed back, and the tokens they stand for."""
     generator = torch.Generator().manual_seed(5)
     width = drafter.config.target_hidden_size * len(drafter.config.aux_layer_ids)
-    aux, memory = torch.randn(1, 6, width, generator=generator), Decoding()
+    aux, memory = torch.randn(1, 6, width, generator=generator), DecodingCache()
     tokens = torch.randint(0, 40, (1, 6), generator=generator)
-    first = drafter(tokens, drafter.fuse(aux), memory)
+    first = drafter(tokens, drafter.fuse_aux_hidden_states(aux), memory)
     second = drafter(tokens[:, -1:], first.feedback[:, -1:], memory)
-    return torch.cat([drafter.logits(first.normed), drafter.logits(second.normed)], dim=1), drafter.draft_tokens
+    return torch.cat([drafter.logits(first.normed), drafter.logits(second.normed)], dim=1), drafter.draft_token_ids
 
 
 def same(one: Drafter, other: Drafter) -> bool:
@@ -76,7 +76,7 @@ def foreign(
     """A folder as another project would leave it."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    tensors = {names(name): tensor for name, tensor in pieces(drafter, {}).tensors.items()}
+    tensors = {names(name): tensor for name, tensor in build_checkpoint(drafter, {}).tensors.items()}
     if pickled:
         torch.save(tensors, folder / "pytorch_model.bin")
     else:
@@ -95,13 +95,13 @@ def test_safeailab(tmp_path: Path, pickled: bool) -> None:
     drafter = random()
     source = foreign(tmp_path / "s", drafter, {**LLAMA, "architectures": ["LlamaForCausalLM"]}, pickled=pickled)
     with pytest.raises(ConfigError, match=r"config.json: eagle_aux_hidden_state_layer_ids is missing: give the target's folder"):
-        convert(source, Wishes())
-    found = bring_in(source, tmp_path / "d", Wishes(), target=target(tmp_path / "t"))
+        convert_checkpoint(source, ConversionOverrides())
+    found = import_checkpoint(source, tmp_path / "d", ConversionOverrides(), target=target(tmp_path / "t"))
     assert found.origin is CheckpointOrigin.SAFEAILAB
     assert any("usual ones of 8 layers" in finding for finding in found.findings)
-    back = load(tmp_path / "d")
+    back = load_drafter(tmp_path / "d")
     assert back.config == drafter.config
-    assert back.config.kind == "EAGLE 3"
+    assert back.config.eagle_version == "EAGLE 3"
     assert same(back, drafter)
 
 
@@ -114,40 +114,40 @@ def test_specforge_asks_for_the_day(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"meant another thing in SpecForge from 2026-07-20 to 2026-09-15 .*nothing in it says when"
     ):
-        convert(source, Wishes(target_layers=8))
+        convert_checkpoint(source, ConversionOverrides(target_layer_count=8))
     with pytest.raises(ConfigError, match="had no such key on 2026-07-01"):
-        convert(source, Wishes(target_layers=8, trained=DAY(2026, 7, 1)))
+        convert_checkpoint(source, ConversionOverrides(target_layer_count=8, training_date=DAY(2026, 7, 1)))
 
 
 @pytest.mark.parametrize(
     ("wishes", "norm_output"),
     [
-        (Wishes(trained=DAY(2026, 8, 8)), False),
-        (Wishes(trained=DAY(2026, 9, 16)), True),
-        (Wishes(norm_output=True), True),
-        (Wishes(norm_output=False), False),
-        (Wishes(origin=CheckpointOrigin.TORCHSPEC), True),
+        (ConversionOverrides(training_date=DAY(2026, 8, 8)), False),
+        (ConversionOverrides(training_date=DAY(2026, 9, 16)), True),
+        (ConversionOverrides(norm_output=True), True),
+        (ConversionOverrides(norm_output=False), False),
+        (ConversionOverrides(origin=CheckpointOrigin.TORCHSPEC), True),
     ],
 )
-def test_specforge_feedback(tmp_path: Path, wishes: Wishes, norm_output: bool) -> None:
+def test_specforge_feedback(tmp_path: Path, wishes: ConversionOverrides, norm_output: bool) -> None:
     drafter = random(fc_norm=True, norm_output=norm_output)
     source = foreign(tmp_path / "s", drafter, SPECFORGE)
-    found = bring_in(source, tmp_path / "d", wishes, target=target(tmp_path / "t"))
-    assert same(load(tmp_path / "d"), drafter)
-    assert any("pull request 879" in finding for finding in found.findings) is (wishes.trained == DAY(2026, 8, 8))
+    found = import_checkpoint(source, tmp_path / "d", wishes, target=target(tmp_path / "t"))
+    assert same(load_drafter(tmp_path / "d"), drafter)
+    assert any("pull request 879" in finding for finding in found.findings) is (wishes.training_date == DAY(2026, 8, 8))
 
 
 def test_specforge_without_final_norm_is_refused(tmp_path: Path) -> None:
     source = foreign(tmp_path / "s", random(fc_norm=True), {**SPECFORGE, "norm_output": False})
     with pytest.raises(ConfigError, match="no engine computes that; train it again"):
-        convert(source, Wishes(target_layers=8, trained=DAY(2026, 8, 8)))
-    assert convert(source, Wishes(target_layers=8, trained=DAY(2026, 9, 20))).checkpoint.config.norm_output is False
+        convert_checkpoint(source, ConversionOverrides(target_layer_count=8, training_date=DAY(2026, 8, 8)))
+    assert convert_checkpoint(source, ConversionOverrides(target_layer_count=8, training_date=DAY(2026, 9, 20))).checkpoint.config.norm_output is False
 
 
 def test_specforge_of_before_is_eagle_3(tmp_path: Path) -> None:
     config = {key: value for key, value in SPECFORGE.items() if key not in ("fc_norm", "norm_output")}
-    found = convert(foreign(tmp_path / "s", random(), config), Wishes(target_layers=8))
-    assert (found.origin, found.checkpoint.config.kind) == (CheckpointOrigin.SPECFORGE, "EAGLE 3")
+    found = convert_checkpoint(foreign(tmp_path / "s", random(), config), ConversionOverrides(target_layer_count=8))
+    assert (found.origin, found.checkpoint.config.eagle_version) == (CheckpointOrigin.SPECFORGE, "EAGLE 3")
 
 
 OUTPUTS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}
@@ -156,53 +156,53 @@ OUTPUTS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}
 @pytest.mark.parametrize(
     ("config", "wishes", "names", "expected"),
     [
-        (OUTPUTS, Wishes(), str, (2, 4, 5)),
-        (OUTPUTS, Wishes(layer_ids=LayerIds.INPUTS), str, (1, 3, 4)),
-        (OUTPUTS, Wishes(layers=(0, 4, 8)), str, (0, 4, 8)),
+        (OUTPUTS, ConversionOverrides(), str, (2, 4, 5)),
+        (OUTPUTS, ConversionOverrides(layer_id_convention=LayerIdConvention.INPUTS), str, (1, 3, 4)),
+        (OUTPUTS, ConversionOverrides(aux_layer_ids=(0, 4, 8)), str, (0, 4, 8)),
         (
             {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 4, 6]}},
-            Wishes(origin=CheckpointOrigin.SPECFORGE),
+            ConversionOverrides(origin=CheckpointOrigin.SPECFORGE),
             str,
             (4, 5, 7),
         ),
-        ({**OUTPUTS, "_torchspec_version": "1"}, Wishes(), str, (2, 4, 5)),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 4], "next_layer_regular": True}}, Wishes(), str, (3, 4, 5)),
-        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}, Wishes(target_layers=8), str, (2, 4, 5)),
+        ({**OUTPUTS, "_torchspec_version": "1"}, ConversionOverrides(), str, (2, 4, 5)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 4], "next_layer_regular": True}}, ConversionOverrides(), str, (3, 4, 5)),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}, ConversionOverrides(target_layer_count=8), str, (2, 4, 5)),
         (
             {"eagle_aux_hidden_state_layer_ids": [2, 4, 5], "_torchspec_version": "1", "model_type": "kimi_k2"},
-            Wishes(),
+            ConversionOverrides(),
             lambda name: name.replace("midlayer.", "layers.0."),
             (2, 4, 5),
         ),
         (
             {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]},
-            Wishes(),
+            ConversionOverrides(),
             lambda name: name.replace("midlayer.", "layers.0."),
             (2, 4, 5),
         ),
     ],
 )
 def test_layers_are_counted_as_vllm_does(
-    tmp_path: Path, config: dict[str, Any], wishes: Wishes, names: Callable[[str], str], expected: tuple[int, ...]
+    tmp_path: Path, config: dict[str, Any], wishes: ConversionOverrides, names: Callable[[str], str], expected: tuple[int, ...]
 ) -> None:
     source = foreign(tmp_path / "s", random(), {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"], **config}, names)
-    assert convert(source, wishes).checkpoint.config.aux_layer_ids == expected
+    assert convert_checkpoint(source, wishes).checkpoint.config.aux_layer_ids == expected
 
 
 def test_layers_that_could_be_either_are_asked_for(tmp_path: Path) -> None:
     config = {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"], "eagle_aux_hidden_state_layer_ids": [3, 4, 6]}
     with pytest.raises(ConfigError, match="convert with --layer-ids inputs or --layer-ids outputs"):
-        convert(foreign(tmp_path / "s", random(), config), Wishes())
+        convert_checkpoint(foreign(tmp_path / "s", random(), config), ConversionOverrides())
 
 
 def test_torchspec(tmp_path: Path) -> None:
     drafter = random(fc_norm=True, norm_output=True)
-    found = bring_in(
-        foreign(tmp_path / "s", drafter, {**SPECFORGE, **OUTPUTS, "_torchspec_version": "0.1"}), tmp_path / "d", Wishes()
+    found = import_checkpoint(
+        foreign(tmp_path / "s", drafter, {**SPECFORGE, **OUTPUTS, "_torchspec_version": "0.1"}), tmp_path / "d", ConversionOverrides()
     )
     assert found.origin is CheckpointOrigin.TORCHSPEC
-    assert load(tmp_path / "d").config == drafter.config
-    assert same(load(tmp_path / "d"), drafter)
+    assert load_drafter(tmp_path / "d").config == drafter.config
+    assert same(load_drafter(tmp_path / "d"), drafter)
 
 
 def test_sglang_legacy_names(tmp_path: Path) -> None:
@@ -215,9 +215,9 @@ def test_sglang_legacy_names(tmp_path: Path) -> None:
 
     drafter = random(fc_norm=True, norm_output=True)
     config = {**LLAMA, **OUTPUTS, "architectures": ["LlamaForCausalLMEagle3"], "use_aux_norm": True, "norm_output": True}
-    found = bring_in(foreign(tmp_path / "s", drafter, config, names), tmp_path / "d", Wishes())
+    found = import_checkpoint(foreign(tmp_path / "s", drafter, config, names), tmp_path / "d", ConversionOverrides())
     assert found.origin is CheckpointOrigin.SGLANG
-    assert same(load(tmp_path / "d"), drafter)
+    assert same(load_drafter(tmp_path / "d"), drafter)
 
 
 def test_nemo(tmp_path: Path) -> None:
@@ -227,9 +227,9 @@ def test_nemo(tmp_path: Path) -> None:
     def names(name: str) -> str:
         return name if name in ("d2t", "t2d") or name.startswith("lm_head") else f"model.{name.replace('midlayer.', 'layers.0.')}"
 
-    found = bring_in(foreign(tmp_path / "s", drafter, config, names), tmp_path / "d", Wishes())
+    found = import_checkpoint(foreign(tmp_path / "s", drafter, config, names), tmp_path / "d", ConversionOverrides())
     assert found.origin is CheckpointOrigin.NEMO
-    assert same(load(tmp_path / "d"), drafter)
+    assert same(load_drafter(tmp_path / "d"), drafter)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_nemo(tmp_path: Path) -> None:
     [
         {"fc_norm": True, "norm_output": True},
         {"norm_before_fc": True, "norm_before_residual": True},
-        {"family": Family.QWEN3, "draft_vocab_size": 40, "aux_layer_ids": (1, 3, 5, 7)},
+        {"family": DrafterFamily.QWEN3, "draft_vocab_size": 40, "aux_layer_ids": (1, 3, 5, 7)},
         {
             "target_hidden_size": 12,
             "rope": {
@@ -253,18 +253,18 @@ def test_nemo(tmp_path: Path) -> None:
 )
 def test_speculators_round_trip(tmp_path: Path, given: dict[str, Any]) -> None:
     drafter = random(**given)
-    save(tmp_path / "a", drafter, {"target": "some/target", "horizon": 3})
-    export(tmp_path / "a", tmp_path / "b", form=Form.SPECULATORS, tokens=4)
-    found = bring_in(tmp_path / "b", tmp_path / "c", Wishes())
+    save_checkpoint(tmp_path / "a", drafter, {"target": "some/target", "horizon": 3})
+    export_checkpoint(tmp_path / "a", tmp_path / "b", export_format=ExportFormat.SPECULATORS, num_speculative_tokens=4)
+    found = import_checkpoint(tmp_path / "b", tmp_path / "c", ConversionOverrides())
     assert found.origin is CheckpointOrigin.SPECULATORS
-    assert load(tmp_path / "c").config == drafter.config
-    assert same(load(tmp_path / "c"), drafter)
+    assert load_drafter(tmp_path / "c").config == drafter.config
+    assert same(load_drafter(tmp_path / "c"), drafter)
     assert found.checkpoint.provenance.horizon == 3
 
 
 def speculators(tmp_path: Path, change: Callable[[dict[str, Any]], None], drafter: Drafter | None = None) -> Path:
-    save(tmp_path / "a", drafter or random(), {"target": "t"})
-    export(tmp_path / "a", tmp_path / "b", form=Form.SPECULATORS)
+    save_checkpoint(tmp_path / "a", drafter or random(), {"target": "t"})
+    export_checkpoint(tmp_path / "a", tmp_path / "b", export_format=ExportFormat.SPECULATORS)
     config = json.loads((tmp_path / "b" / "config.json").read_text())
     change(config)
     (tmp_path / "b" / "config.json").write_text(json.dumps(config))
@@ -277,8 +277,8 @@ def test_speculators_own_copies_and_defaults(tmp_path: Path) -> None:
     header = read_header(source / "model.safetensors")
     extra = {"verifier_lm_head.weight": torch.ones(20, 16), "verifier_norm.weight": torch.ones(16)}
     write_tensors(source / "model.safetensors", {**read_tensors(header), **extra}, {})
-    found = bring_in(source, tmp_path / "c", Wishes())
-    assert same(load(tmp_path / "c"), drafter)
+    found = import_checkpoint(source, tmp_path / "c", ConversionOverrides())
+    assert same(load_drafter(tmp_path / "c"), drafter)
     assert any("verifier_lm_head.weight, verifier_norm.weight" in finding for finding in found.findings)
     assert any("norm_before_residual is true, as vLLM takes it" in finding for finding in found.findings)
 
@@ -290,8 +290,8 @@ def windowed(config: dict[str, Any]) -> None:
 def test_a_sliding_window_is_not_dropped_in_silence(tmp_path: Path) -> None:
     source = speculators(tmp_path, windowed)
     with pytest.raises(ConfigError, match="sliding_window is 2048 and the layer uses it"):
-        convert(source, Wishes())
-    assert any("past 2048 tokens it is another" in finding for finding in convert(source, Wishes(full_attention=True)).findings)
+        convert_checkpoint(source, ConversionOverrides())
+    assert any("past 2048 tokens it is another" in finding for finding in convert_checkpoint(source, ConversionOverrides(assume_full_attention=True)).findings)
 
 
 @pytest.mark.parametrize(
@@ -309,8 +309,8 @@ def test_a_sliding_window_is_not_dropped_in_silence(tmp_path: Path) -> None:
     ],
 )
 def test_bad_speculators(tmp_path: Path, change: Callable[[dict[str, Any]], None], sentence: str) -> None:
-    with pytest.raises(EagleError, match=sentence) as caught:
-        convert(speculators(tmp_path, change), Wishes())
+    with pytest.raises(DrafterError, match=sentence) as caught:
+        convert_checkpoint(speculators(tmp_path, change), ConversionOverrides())
     assert str(tmp_path / "b") in str(caught.value)
 
 
@@ -324,16 +324,16 @@ OURS = {
 
 def test_ids_in_place_of_offsets(tmp_path: Path) -> None:
     drafter = random()
-    ids = drafter.draft_tokens
+    ids = drafter.draft_token_ids
     source = foreign(tmp_path / "s", drafter, OURS)
     tensors = read_tensors(read_header(source / "model.safetensors"))
     write_tensors(source / "model.safetensors", {**tensors, "d2t": ids}, {})
-    found = convert(source, Wishes())
+    found = convert_checkpoint(source, ConversionOverrides())
     assert torch.equal(found.checkpoint.tensors["d2t"], drafter.d2t)
     assert any("as t2d proves" in finding for finding in found.findings)
     write_tensors(source / "model.safetensors", {name: one for name, one in {**tensors, "d2t": ids}.items() if name != "t2d"}, {})
     with pytest.raises(CheckpointError, match="d2t is an offset: token of the target = draft id"):
-        convert(source, Wishes())
+        convert_checkpoint(source, ConversionOverrides())
 
 
 def test_mapping_missing_or_needless(tmp_path: Path) -> None:
@@ -341,13 +341,13 @@ def test_mapping_missing_or_needless(tmp_path: Path) -> None:
     source = foreign(tmp_path / "s", drafter, OURS)
     tensors = read_tensors(read_header(source / "model.safetensors"))
     write_tensors(source / "model.safetensors", {name: one for name, one in tensors.items() if name != "d2t"}, {})
-    assert torch.equal(convert(source, Wishes()).checkpoint.tensors["d2t"], drafter.d2t)
+    assert torch.equal(convert_checkpoint(source, ConversionOverrides()).checkpoint.tensors["d2t"], drafter.d2t)
     full = foreign(tmp_path / "f", random(draft_vocab_size=40), {**OURS, "draft_vocab_size": 40})
-    assert "d2t" not in convert(full, Wishes()).checkpoint.tensors
+    assert "d2t" not in convert_checkpoint(full, ConversionOverrides()).checkpoint.tensors
     tensors = read_tensors(read_header(full / "model.safetensors"))
     write_tensors(full / "model.safetensors", {**tensors, "d2t": torch.arange(39, -1, -1) - torch.arange(40)}, {})
     with pytest.raises(CheckpointError, match="d2t moves tokens, and draft_vocab_size and vocab_size are both 40"):
-        convert(full, Wishes())
+        convert_checkpoint(full, ConversionOverrides())
 
 
 def test_a_mapping_that_does_not_rise_is_kept(tmp_path: Path) -> None:
@@ -355,10 +355,10 @@ def test_a_mapping_that_does_not_rise_is_kept(tmp_path: Path) -> None:
     source = foreign(tmp_path / "s", drafter, OURS)
     tensors = read_tensors(read_header(source / "model.safetensors"))
     order = torch.arange(20).flip(0)
-    falling = drafter.draft_tokens[order] - torch.arange(20)
+    falling = drafter.draft_token_ids[order] - torch.arange(20)
     moved = {**tensors, "d2t": falling, "lm_head.weight": tensors["lm_head.weight"][order]}
     write_tensors(source / "model.safetensors", moved, {})
-    found = convert(source, Wishes()).checkpoint.tensors
+    found = convert_checkpoint(source, ConversionOverrides()).checkpoint.tensors
     assert torch.equal(found["d2t"], falling)
     assert torch.equal(found["t2d"], drafter.t2d)
 
@@ -366,7 +366,7 @@ def test_a_mapping_that_does_not_rise_is_kept(tmp_path: Path) -> None:
 def test_parallel_drafters_are_refused(tmp_path: Path) -> None:
     source = foreign(tmp_path / "s", random(), OURS, lambda name: "mask_hidden" if name == "t2d" else name)
     with pytest.raises(CheckpointError, match=r"model.safetensors: mask_hidden is there: this drafts in parallel"):
-        convert(source, Wishes())
+        convert_checkpoint(source, ConversionOverrides())
 
 
 def test_pickles_are_not_executed(tmp_path: Path) -> None:
@@ -377,22 +377,22 @@ def test_pickles_are_not_executed(tmp_path: Path) -> None:
     source = foreign(tmp_path / "s", random(), OURS, pickled=True)
     torch.save({"fc.weight": Bomb()}, source / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"pytorch_model.bin: cannot be read as tensors only"):
-        convert(source, Wishes())
+        convert_checkpoint(source, ConversionOverrides())
     assert not (tmp_path / "exploded").exists()
     (source / "pytorch_model.bin").write_bytes(b"\x80\x02")
     with pytest.raises(CheckpointError, match=r"pytorch_model.bin: cannot be read"):
-        convert(source, Wishes())
+        convert_checkpoint(source, ConversionOverrides())
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drafter = random(fc_norm=True)
     source = foreign(tmp_path / "s", drafter, SPECFORGE)
     arguments = ["convert", str(source), str(tmp_path / "d"), "--target", str(target(tmp_path / "t")), "--trained", "2026-08-01"]
-    assert run(arguments) == 0
+    assert run_cli(arguments) == 0
     said = capsys.readouterr()
     assert "norm_output is false now" in said.err
     assert "EAGLE 3 with fc_norm, from specforge" in said.out
-    assert same(load(tmp_path / "d"), drafter)
-    assert run(["convert", str(source), str(tmp_path / "e"), "--layers", "low"]) == 2
+    assert same(load_drafter(tmp_path / "d"), drafter)
+    assert run_cli(["convert", str(source), str(tmp_path / "e"), "--layers", "low"]) == 2
     assert "whole numbers with commas between" in capsys.readouterr().err
     assert not (tmp_path / "e").exists()

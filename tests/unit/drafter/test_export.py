@@ -11,11 +11,11 @@ import torch
 import yaml
 
 from aerie_drafter import checkpoint
-from aerie_drafter.checkpoint import Provenance, load, save
-from aerie_drafter.cli import run
-from aerie_drafter.config import DrafterConfig, Family, MlaDims
+from aerie_drafter.checkpoint import Provenance, load_drafter, save_checkpoint
+from aerie_drafter.cli import run_cli
+from aerie_drafter.config import DrafterConfig, DrafterFamily, MlaDims
 from aerie_drafter.errors import CheckpointError, ConfigError
-from aerie_drafter.export import Form, export, first_vllm
+from aerie_drafter.export import ExportFormat, export_checkpoint, min_vllm_version
 from aerie_drafter.model import Drafter
 from aerie_drafter.weights import read_header
 
@@ -26,7 +26,7 @@ MLA = MlaDims(kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim
 
 def make(**given: Any) -> Drafter:
     torch.manual_seed(4)
-    config: dict[str, Any] = {"family": Family.LLAMA, **SIZES, "fc_norm": True, "norm_output": True}
+    config: dict[str, Any] = {"family": DrafterFamily.LLAMA, **SIZES, "fc_norm": True, "norm_output": True}
     drafter = Drafter(DrafterConfig(**{**config, **given}))
     drafter.set_draft_vocabulary(torch.arange(5, 25))
     return drafter
@@ -34,12 +34,12 @@ def make(**given: Any) -> Drafter:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    save(tmp_path / "trained", make(), Provenance(target="some/target", data="books", horizon=3, notes={"seed": "7"}))
+    save_checkpoint(tmp_path / "trained", make(), Provenance(target="some/target", data="books", horizon=3, notes={"seed": "7"}))
     return tmp_path / "trained"
 
 
 def test_vllm_form(trained: Path, tmp_path: Path) -> None:
-    export(trained, tmp_path / "out", tokens=4, acceptance_length=2.5, measured_on="chat")
+    export_checkpoint(trained, tmp_path / "out", num_speculative_tokens=4, acceptance_length=2.5, measured_on="chat")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["README.md", "config.json", "model.safetensors"]
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
@@ -48,17 +48,17 @@ def test_vllm_form(trained: Path, tmp_path: Path) -> None:
     switches = ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual")
     assert [config[name] for name in switches] == [True, True, False, False]
     state = make().state_dict()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in load(tmp_path / "out").state_dict().items())
+    assert all(torch.equal(tensor, state[name]) for name, tensor in load_drafter(tmp_path / "out").state_dict().items())
     assert checkpoint.read_provenance(tmp_path / "out").horizon == 3
 
 
 def test_the_card(trained: Path, tmp_path: Path) -> None:
-    export(trained, tmp_path / "out", tokens=4, acceptance_length=2.5, measured_on="chat")
+    export_checkpoint(trained, tmp_path / "out", num_speculative_tokens=4, acceptance_length=2.5, measured_on="chat")
     _, header, body = (tmp_path / "out" / "README.md").read_text().split("---\n", 2)
     assert yaml.safe_load(header) == {"base_model": "some/target", "tags": ["eagle3", "speculative-decoding", "vllm"]}
     for part in ("EAGLE 3.1 drafter", "2.50 at K=4, on chat", "| training horizon | 3 |", "| seed | 7 |", "vLLM 0.22.0 or later"):
         assert part in body
-    assert checkpoint.digest(tmp_path / "out") in body
+    assert checkpoint.compute_model_digest(tmp_path / "out") in body
     (command,) = [line for line in body.splitlines() if line.startswith("vllm serve")]
     speculative = json.loads(command.split("--speculative-config '")[1].rstrip("'"))
     assert speculative == {"method": "eagle3", "model": "<this folder>", "num_speculative_tokens": 4}
@@ -66,13 +66,13 @@ def test_the_card(trained: Path, tmp_path: Path) -> None:
 
 def test_same_export_same_bytes(trained: Path, tmp_path: Path) -> None:
     for number in ("1", "2"):
-        export(trained, tmp_path / number / "out", form=Form.SPECULATORS)
+        export_checkpoint(trained, tmp_path / number / "out", export_format=ExportFormat.SPECULATORS)
     for name in ("README.md", "config.json", "model.safetensors"):
         assert (tmp_path / "1" / "out" / name).read_bytes() == (tmp_path / "2" / "out" / name).read_bytes()
 
 
 def test_smaller(trained: Path, tmp_path: Path) -> None:
-    export(trained, tmp_path / "out", embeddings=False, dtype=torch.bfloat16)
+    export_checkpoint(trained, tmp_path / "out", include_embedding=False, dtype=torch.bfloat16)
     header = read_header(tmp_path / "out" / "model.safetensors")
     assert "embed_tokens.weight" not in header.tensors
     assert {entry.dtype for entry in header.tensors.values()} == {"BF16", "I64", "BOOL"}
@@ -83,7 +83,7 @@ def test_speculators_form(trained: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()
     (target / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForCausalLM"]}))
-    export(trained, tmp_path / "out", form=Form.SPECULATORS, target=str(target), tokens=5)
+    export_checkpoint(trained, tmp_path / "out", export_format=ExportFormat.SPECULATORS, target=str(target), num_speculative_tokens=5)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["speculators_config"]["verifier"] == {"name_or_path": str(target), "architectures": ["Qwen3ForCausalLM"]}
     assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 5
@@ -95,45 +95,45 @@ def test_speculators_form(trained: Path, tmp_path: Path) -> None:
 
 
 def test_what_speculators_cannot_hold(tmp_path: Path) -> None:
-    save(tmp_path / "d", make(family=Family.MLA, mla=MLA), {"target": "t"})
+    save_checkpoint(tmp_path / "d", make(family=DrafterFamily.MLA, mla=MLA), {"target": "t"})
     with pytest.raises(ConfigError, match="the speculators form has no latent attention"):
-        export(tmp_path / "d", tmp_path / "out", form=Form.SPECULATORS)
+        export_checkpoint(tmp_path / "d", tmp_path / "out", export_format=ExportFormat.SPECULATORS)
     assert not (tmp_path / "out").exists()
 
 
 def test_refusals(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tokens is 0: a drafter proposes at least 1"):
-        export(trained, tmp_path / "out", tokens=0)
+        export_checkpoint(trained, tmp_path / "out", num_speculative_tokens=0)
     with pytest.raises(ConfigError, match=r"acceptance_length is 4\.5: with 3 tokens it is between 1 and 4"):
-        export(trained, tmp_path / "out", acceptance_length=4.5)
-    save(tmp_path / "unknown", make(), {})
+        export_checkpoint(trained, tmp_path / "out", acceptance_length=4.5)
+    save_checkpoint(tmp_path / "unknown", make(), {})
     with pytest.raises(ConfigError, match=r"model.safetensors: says nothing of its target; name it"):
-        export(tmp_path / "unknown", tmp_path / "out")
+        export_checkpoint(tmp_path / "unknown", tmp_path / "out")
     with pytest.raises(CheckpointError, match="holds something that no aerie-drafter command wrote"):
-        export(trained, tmp_path)
+        export_checkpoint(trained, tmp_path)
 
 
 def test_a_drafter_over_itself(trained: Path) -> None:
-    before = load(trained).state_dict()
-    export(trained, trained)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in load(trained).state_dict().items())
+    before = load_drafter(trained).state_dict()
+    export_checkpoint(trained, trained)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in load_drafter(trained).state_dict().items())
 
 
 @pytest.mark.parametrize(
     ("given", "form", "release"),
     [
-        ({}, Form.VLLM, "0.22.0"),
-        ({}, Form.SPECULATORS, "0.25.0"),
-        ({"fc_norm": False, "norm_output": False}, Form.SPECULATORS, "0.22.0"),
-        ({"family": Family.QWEN3}, Form.VLLM, "0.24.0"),
-        ({"family": Family.MLA, "mla": MLA}, Form.VLLM, "0.23.0"),
-        ({"family": Family.MLA, "mla": MLA, "fc_norm": False, "norm_output": False}, Form.VLLM, "0.22.0"),
+        ({}, ExportFormat.VLLM, "0.22.0"),
+        ({}, ExportFormat.SPECULATORS, "0.25.0"),
+        ({"fc_norm": False, "norm_output": False}, ExportFormat.SPECULATORS, "0.22.0"),
+        ({"family": DrafterFamily.QWEN3}, ExportFormat.VLLM, "0.24.0"),
+        ({"family": DrafterFamily.MLA, "mla": MLA}, ExportFormat.VLLM, "0.23.0"),
+        ({"family": DrafterFamily.MLA, "mla": MLA, "fc_norm": False, "norm_output": False}, ExportFormat.VLLM, "0.22.0"),
     ],
 )
-def test_first_release(given: dict[str, Any], form: Form, release: str) -> None:
-    assert first_vllm(make(**given).config, form) == release
+def test_first_release(given: dict[str, Any], form: ExportFormat, release: str) -> None:
+    assert min_vllm_version(make(**given).config, form) == release
 
 
 def test_the_command(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["export", str(trained), str(tmp_path / "out"), "--tokens", "5", "--dtype", "bfloat16"]) == 0
+    assert run_cli(["export", str(trained), str(tmp_path / "out"), "--tokens", "5", "--dtype", "bfloat16"]) == 0
     assert f'"model": "{tmp_path / "out"}", "num_speculative_tokens": 5' in capsys.readouterr().out

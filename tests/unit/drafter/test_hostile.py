@@ -11,16 +11,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aerie_drafter.checkpoint import digest, load, save
-from aerie_drafter.config import DrafterConfig, Family
-from aerie_drafter.convert import Wishes, convert
-from aerie_drafter.errors import EagleError
-from aerie_drafter.export import Form, export
-from aerie_drafter.inspect import inspect
+from aerie_drafter.checkpoint import compute_model_digest, load_drafter, save_checkpoint
+from aerie_drafter.config import DrafterConfig, DrafterFamily
+from aerie_drafter.convert import ConversionOverrides, convert_checkpoint
+from aerie_drafter.errors import DrafterError
+from aerie_drafter.export import ExportFormat, export_checkpoint
+from aerie_drafter.inspect import inspect_checkpoint
 from aerie_drafter.model import Drafter
 
 CONFIG = DrafterConfig(
-    family=Family.LLAMA,
+    family=DrafterFamily.LLAMA,
     hidden_size=8,
     intermediate_size=8,
     num_attention_heads=2,
@@ -59,8 +59,8 @@ def saved(tmp_path: Path) -> Saved:
     """Good files, by form and name."""
     drafter = Drafter(CONFIG)
     drafter.set_draft_vocabulary(torch.arange(0, 12, 2))
-    save(tmp_path / "vllm", drafter, {"target": "t"})
-    export(tmp_path / "vllm", tmp_path / "speculators", form=Form.SPECULATORS)
+    save_checkpoint(tmp_path / "vllm", drafter, {"target": "t"})
+    export_checkpoint(tmp_path / "vllm", tmp_path / "speculators", export_format=ExportFormat.SPECULATORS)
     return Saved(
         {
             form: {name: (tmp_path / form / name).read_bytes() for name in ("config.json", "model.safetensors")}
@@ -74,10 +74,10 @@ def try_all(folder: Path, files: dict[str, bytes]) -> None:
     folder.mkdir(exist_ok=True)
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    for read in (load, digest, inspect, lambda one: convert(one, Wishes(target_layers=8))):
+    for read in (load_drafter, compute_model_digest, inspect_checkpoint, lambda one: convert_checkpoint(one, ConversionOverrides(target_layer_count=8))):
         try:
             read(folder)
-        except EagleError as error:
+        except DrafterError as error:
             assert str(folder) in str(error)  # noqa: PT017 - an error is allowed, not expected
             assert "\n" not in str(error)  # noqa: PT017
 
@@ -98,8 +98,8 @@ def test_cut_off_anywhere(saved: Saved, tmp_path: Path, length: int) -> None:
     files = dict(saved["vllm"])
     whole = files["model.safetensors"]
     try_all(tmp_path / "d", {**files, "model.safetensors": whole[: length % len(whole)]})
-    with pytest.raises(EagleError, match=r"model\.safetensors"):
-        load(tmp_path / "d")
+    with pytest.raises(DrafterError, match=r"model\.safetensors"):
+        load_drafter(tmp_path / "d")
 
 
 @ANY
@@ -127,5 +127,5 @@ def test_a_vocabulary_of_any_size_takes_no_memory(saved: Saved, tmp_path: Path, 
     place = config if "vocab_size" in config else config["transformer_layer_config"]
     place["vocab_size"] = 2**40
     try_all(tmp_path / "d", {**files, "config.json": json.dumps(config).encode()})
-    with pytest.raises(EagleError, match=r"vocab_size is 1099511627776: it has to be at most 16777216\."):
-        convert(tmp_path / "d", Wishes(target_layers=8))
+    with pytest.raises(DrafterError, match=r"vocab_size is 1099511627776: it has to be at most 16777216\."):
+        convert_checkpoint(tmp_path / "d", ConversionOverrides(target_layer_count=8))

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from aerie_drafter.checkpoint import Provenance, digest, save
-from aerie_drafter.cli import run
-from aerie_drafter.config import DrafterConfig, Family
+from aerie_drafter.checkpoint import Provenance, compute_model_digest, save_checkpoint
+from aerie_drafter.cli import run_cli
+from aerie_drafter.config import DrafterConfig, DrafterFamily
 from aerie_drafter.errors import CheckpointError
-from aerie_drafter.export import Form, export
-from aerie_drafter.inspect import inspect
+from aerie_drafter.export import ExportFormat, export_checkpoint
+from aerie_drafter.inspect import inspect_checkpoint
 from aerie_drafter.model import Drafter
 from aerie_drafter.weights import read_header, read_tensors, write_tensors
 
@@ -26,7 +26,7 @@ from .sizes import SIZES
 
 def drafter(**given: Any) -> Drafter:
     torch.manual_seed(2)
-    config: dict[str, Any] = {"family": Family.LLAMA, **SIZES, "fc_norm": True, "norm_output": True}
+    config: dict[str, Any] = {"family": DrafterFamily.LLAMA, **SIZES, "fc_norm": True, "norm_output": True}
     made = Drafter(DrafterConfig(**{**config, **given}))
     if made.config.draft_vocab_size < 40:
         made.set_draft_vocabulary(torch.arange(0, 40, 2))
@@ -46,7 +46,7 @@ def target(tmp_path: Path) -> Path:
 @pytest.fixture
 def good(tmp_path: Path, target: Path) -> Path:
     made = drafter()
-    save(tmp_path / "d", made, Provenance(target="t", target_digest=digest(target), horizon=3, notes={"seed": "1"}))
+    save_checkpoint(tmp_path / "d", made, Provenance(target="t", target_digest=compute_model_digest(target), horizon=3, notes={"seed": "1"}))
     return tmp_path / "d"
 
 
@@ -61,9 +61,9 @@ def put(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], 
 
 
 def test_a_good_one(good: Path, target: Path) -> None:
-    report = inspect(good, target, digests=True)
+    report = inspect_checkpoint(good, target, compare_digests=True)
     assert report.problems == []
-    assert report.verdict == f"EAGLE 3.1 for {target}: no problem found."
+    assert report.summary == f"EAGLE 3.1 for {target}: no problem found."
     facts = report.facts
     assert facts["origin"] == "aerie"
     assert facts["aux_layer_ids"] == [2, 4, 5]
@@ -77,19 +77,19 @@ def test_a_good_one(good: Path, target: Path) -> None:
 
 
 def test_without_a_target(good: Path) -> None:
-    report = inspect(good)
+    report = inspect_checkpoint(good)
     assert report.problems == []
-    assert report.verdict == "EAGLE 3.1: no problem found."
+    assert report.summary == "EAGLE 3.1: no problem found."
 
 
 def test_shared_embedding(tmp_path: Path, target: Path) -> None:
-    save(tmp_path / "d", drafter(), {}, embeddings=False)
-    assert inspect(tmp_path / "d", target).facts["embedding"] == "the target's, shared"
+    save_checkpoint(tmp_path / "d", drafter(), {}, include_embedding=False)
+    assert inspect_checkpoint(tmp_path / "d", target).facts["embedding"] == "the target's, shared"
     other = drafter()
     with torch.no_grad():
         other.embed_tokens.weight[0] += 1
-    save(tmp_path / "d", other, {})
-    assert inspect(tmp_path / "d", target).facts["embedding"] == "its own, unlike the target's"
+    save_checkpoint(tmp_path / "d", other, {})
+    assert inspect_checkpoint(tmp_path / "d", target).facts["embedding"] == "its own, unlike the target's"
 
 
 MISFITS: dict[str, tuple[dict[str, Any], str]] = {
@@ -106,28 +106,28 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
 def test_another_target(tmp_path: Path, target: Path, name: str) -> None:
     given, sentence = MISFITS[name]
     made = drafter(draft_vocab_size=given.get("vocab_size", 40), **given)
-    save(tmp_path / "d", made, {})
-    problems = inspect(tmp_path / "d", target).problems
+    save_checkpoint(tmp_path / "d", made, {})
+    problems = inspect_checkpoint(tmp_path / "d", target).problems
     assert len(problems) == 1
     assert re.search(sentence, problems[0])
 
 
 def test_another_targets_weights(good: Path, target: Path) -> None:
     write_tensors(target / "model.safetensors", {"model.embed_tokens.weight": torch.zeros(40, 16)}, {})
-    assert inspect(good, target).problems == []
-    (problem,) = inspect(good, target, digests=True).problems
+    assert inspect_checkpoint(good, target).problems == []
+    (problem,) = inspect_checkpoint(good, target, compare_digests=True).problems
     assert "other weights, so measure acceptance before you serve it" in problem
 
 
 def test_short_context_is_remarked(tmp_path: Path, target: Path) -> None:
-    save(tmp_path / "d", drafter(max_position_embeddings=2048), {})
-    assert any("trained for 2048 positions and the target takes 4096" in one for one in inspect(tmp_path / "d", target).remarks)
+    save_checkpoint(tmp_path / "d", drafter(max_position_embeddings=2048), {})
+    assert any("trained for 2048 positions and the target takes 4096" in one for one in inspect_checkpoint(tmp_path / "d", target).findings)
 
 
 def test_all_faults_are_listed(good: Path) -> None:
     put(good, lambda found: {**{name: one for name, one in found.items() if name != "norm.weight"}, "d2t": torch.arange(20) + 30})
     put(good, lambda found: {**found, "fc.weight": torch.full((16, 48), float("nan"))})
-    problems = inspect(good).problems
+    problems = inspect_checkpoint(good).problems
     assert len(problems) == 3
     assert "norm.weight is missing" in problems[0]
     assert "fc.weight holds NaN or infinity" in problems[1]
@@ -136,57 +136,57 @@ def test_all_faults_are_listed(good: Path) -> None:
 
 def test_switches_against_weights(good: Path) -> None:
     edit(good, fc_norm=False)
-    (problem,) = inspect(good).problems
+    (problem,) = inspect_checkpoint(good).problems
     assert "fc_norm.0.weight is there, and the configuration has fc_norm false" in problem
 
 
 def test_unmarked_keys_that_vllm_misses(good: Path) -> None:
     put(good, lambda found: {name.replace("midlayer.", "layers.0."): one for name, one in found.items()}, marked=False)
     edit(good, eagle_aux_hidden_state_layer_ids=None)
-    (problem,) = inspect(good).problems
+    (problem,) = inspect_checkpoint(good).problems
     assert "is not at the top level, so vLLM's V2 runner takes (2, L // 2, L - 3)" in problem
 
 
 def test_unmarked_without_layers(good: Path, target: Path) -> None:
     put(good, lambda found: {name.replace("midlayer.", "layers.0."): one for name, one in found.items()}, marked=False)
     edit(good, eagle_aux_hidden_state_layer_ids=None, eagle_config=None)
-    (problem,) = inspect(good).problems
+    (problem,) = inspect_checkpoint(good).problems
     assert "eagle_aux_hidden_state_layer_ids is missing: give the target's folder" in problem
-    assert inspect(good, target).facts["aux_layer_ids"] == [2, 4, 5]
+    assert inspect_checkpoint(good, target).facts["aux_layer_ids"] == [2, 4, 5]
 
 
 def test_another_projects(good: Path) -> None:
     put(good, lambda found: {f"model.{name}": one for name, one in found.items()}, marked=False)
-    (problem,) = inspect(good).problems
+    (problem,) = inspect_checkpoint(good).problems
     assert "is in the form of nemo" in problem
     assert "aerie-drafter convert" in problem
 
 
 def test_speculators_form(good: Path, target: Path, tmp_path: Path) -> None:
-    export(good, tmp_path / "s", form=Form.SPECULATORS, target=str(target))
-    report = inspect(tmp_path / "s", target)
+    export_checkpoint(good, tmp_path / "s", export_format=ExportFormat.SPECULATORS, target=str(target))
+    report = inspect_checkpoint(tmp_path / "s", target)
     assert report.problems == []
     assert (report.facts["origin"], report.facts["first_vllm"]) == ("speculators", "0.25.0")
 
 
 def test_unreadable_configuration(good: Path) -> None:
     edit(good, num_hidden_layers=3)
-    report = inspect(good)
-    assert report.verdict == "A drafter that cannot be read: 1 problem."
+    report = inspect_checkpoint(good)
+    assert report.summary == "A drafter that cannot be read: 1 problem."
     assert "num_hidden_layers is 3" in report.problems[0]
 
 
 def test_pickled(good: Path) -> None:
     (good / "model.safetensors").rename(good / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="bring it in with `aerie-drafter convert`"):
-        inspect(good)
+        inspect_checkpoint(good)
 
 
 def test_the_command(good: Path, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["inspect", str(good), "--target", str(target)]) == 0
+    assert run_cli(["inspect", str(good), "--target", str(target)]) == 0
     assert "no problem found" in capsys.readouterr().out
     edit(good, norm_before_fc=True, eagle_config={})
-    assert run(["inspect", str(good), "--json"]) == 1
+    assert run_cli(["inspect", str(good), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] is False
     assert "fc_norm and norm_before_fc are both true" in found["problems"][0]

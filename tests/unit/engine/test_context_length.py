@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aerie.engine.context_length import read_max_model_len
-from aerie_lab.engine.api import models
+from aerie_lab.engine.api import build_models_response
 
 ADAPTER = {"id": "chat", "object": "model", "root": "/adapter", "parent": "base"}
 
@@ -18,7 +18,7 @@ def listed(*cards: Any) -> bytes:
 
 
 def test_the_model_that_is_served_by_the_name_counts() -> None:
-    body = json.dumps(models(("chat", "again"), "/models/target", 1_700_000_000, 4096)).encode()
+    body = json.dumps(build_models_response(("chat", "again"), "/models/target", 1_700_000_000, 4096)).encode()
     assert (read_max_model_len(body, "chat"), read_max_model_len(body, "again"), read_max_model_len(body, "another")) == (
         4096,
         4096,

@@ -18,7 +18,7 @@ from aerie.engine.metrics.promql import (
     parse_newest_scrapes,
 )
 from aerie.engine.metrics.sample import CounterReset, Counters, diff_samples
-from aerie_lab.testing.prometheus import answer, merged
+from aerie_lab.testing.prometheus import build_range_response, merge_responses
 
 DATA = Path(__file__).parent / "data"
 PAGES = sorted(DATA.glob("*.prom"))
@@ -28,7 +28,7 @@ Answer = dict[str, Any]
 
 
 def found(*answers: Answer, pod: str = "a") -> PrometheusScrape | str:
-    return parse_newest_scrapes(merged(*answers), "pod")[pod]
+    return parse_newest_scrapes(merge_responses(*answers), "pod")[pod]
 
 
 def scrape(*answers: Answer) -> PrometheusScrape:
@@ -45,13 +45,13 @@ def without(page: bytes, name: str) -> bytes:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_an_answer_gives_what_the_page_gives(path: Path) -> None:
     page = path.read_bytes()
-    one = scrape(answer({"a": [(T0, page)]}))
+    one = scrape(build_range_response({"a": [(T0, page)]}))
     assert one.timestamp == T0
     assert one.to_sample() == parse_exposition(page)
 
 
 def test_the_newest_scrape_counts_of_each_pod() -> None:
-    answered = parse_newest_scrapes(merged(answer({"a": [(T0, FIRST), (T0 + 15, SECOND)], "b": [(T0 + 7, FIRST)]})), "pod")
+    answered = parse_newest_scrapes(merge_responses(build_range_response({"a": [(T0, FIRST), (T0 + 15, SECOND)], "b": [(T0 + 7, FIRST)]})), "pod")
     a, b = answered["a"], answered["b"]
     assert isinstance(a, PrometheusScrape)
     assert isinstance(b, PrometheusScrape)
@@ -61,14 +61,14 @@ def test_the_newest_scrape_counts_of_each_pod() -> None:
 
 
 def test_the_pods_label_is_the_one_that_is_named() -> None:
-    document = answer({"a": [(T0, FIRST)]}, kubernetes_pod_name="mine")
-    assert list(parse_newest_scrapes(merged(document), "kubernetes_pod_name")) == ["mine"]
+    document = build_range_response({"a": [(T0, FIRST)]}, kubernetes_pod_name="mine")
+    assert list(parse_newest_scrapes(merge_responses(document), "kubernetes_pod_name")) == ["mine"]
 
 
 def test_a_scrape_of_which_not_all_has_arrived_is_passed_over_until_it_has_lasted() -> None:
     part = without(SECOND, "vllm:time_to_first_token_seconds")
-    assert scrape(answer({"a": [(T0, FIRST), (T0 + 15, part)]})).timestamp == T0
-    late = scrape(answer({"a": [(T0, FIRST), (T0 + 15, part), (T0 + 30, part)]}))
+    assert scrape(build_range_response({"a": [(T0, FIRST), (T0 + 15, part)]})).timestamp == T0
+    late = scrape(build_range_response({"a": [(T0, FIRST), (T0 + 15, part), (T0 + 30, part)]}))
     assert late.timestamp == T0 + 30
     with pytest.raises(
         ExpositionError, match=r"^as Prometheus has it, the metrics page has no vllm:time_to_first_token_seconds_bucket"
@@ -78,7 +78,7 @@ def test_a_scrape_of_which_not_all_has_arrived_is_passed_over_until_it_has_laste
 
 def test_series_of_two_scrapes_are_never_mixed() -> None:
     page = FIRST.replace(b"vllm:num_preemptions_total", b"vllm:num_preemptions_total_of_before")
-    one = scrape(answer({"a": [(T0, FIRST), (T0 + 15, page), (T0 + 30, page)]}))
+    one = scrape(build_range_response({"a": [(T0, FIRST), (T0 + 15, page), (T0 + 30, page)]}))
     assert one.timestamp == T0 + 30
     with pytest.raises(ExpositionError, match="no vllm:num_preemptions_total"):
         one.to_sample()
@@ -86,7 +86,7 @@ def test_series_of_two_scrapes_are_never_mixed() -> None:
 
 def test_another_container_of_the_pod_is_none_of_the_engines_business() -> None:
     proxy = b"process_start_time_seconds 5.0\nistio_requests_total 7.0\n"
-    engine, side = answer({"a": [(T0, FIRST)]}), answer({"a": [(T0 + 3, proxy)]}, job="mesh", instance="a:15020")
+    engine, side = build_range_response({"a": [(T0, FIRST)]}), build_range_response({"a": [(T0 + 3, proxy)]}, job="mesh", instance="a:15020")
     one = scrape(side, engine)
     assert one.timestamp == T0
     assert one.to_sample() == parse_exposition(FIRST)
@@ -94,7 +94,7 @@ def test_another_container_of_the_pod_is_none_of_the_engines_business() -> None:
 
 def test_an_engine_that_began_anew_shows() -> None:
     page = re.sub(rb"(?m)^process_start_time_seconds .*$", b"process_start_time_seconds 1.9e+09", FIRST)
-    again = scrape(answer({"a": [(T0, SECOND), (T0 + 15, page)]})).to_sample()
+    again = scrape(build_range_response({"a": [(T0, SECOND), (T0 + 15, page)]})).to_sample()
     reset = diff_samples(parse_exposition(SECOND), again)
     assert isinstance(reset, CounterReset)
     assert reset.message.startswith("the engine was restarted: it began at 1900000000")
@@ -108,12 +108,12 @@ def test_what_is_no_number(value: str) -> None:
     with pytest.raises(
         ExpositionError, match=r"as Prometheus has it, the metrics page has a line that cannot be read \(no finite"
     ):
-        scrape(answer({"a": [(T0, page)]})).to_sample()
+        scrape(build_range_response({"a": [(T0, page)]})).to_sample()
 
 
 def test_a_counter_below_what_it_was_is_a_reset_as_on_a_page() -> None:
     page = re.sub(rb"(?m)^(vllm:generation_tokens_total\{.*\}) .*$", rb"\1 1.0", SECOND)
-    one = scrape(answer({"a": [(T0, page)]})).to_sample()
+    one = scrape(build_range_response({"a": [(T0, page)]})).to_sample()
     assert one == parse_exposition(page)
     assert isinstance(diff_samples(parse_exposition(FIRST), one), CounterReset)
 
@@ -123,26 +123,26 @@ def test_a_page_under_other_names_is_refused_as_a_page_is() -> None:
     with pytest.raises(ExpositionError, match="no vllm:"):
         parse_exposition(page)
     with pytest.raises(ExpositionError, match="no vllm:"):
-        scrape(answer({"a": [(T0, page)]})).to_sample()
+        scrape(build_range_response({"a": [(T0, page)]})).to_sample()
 
 
 def test_a_pod_that_could_not_be_scraped_is_not_one_with_a_false_page() -> None:
-    down = json.loads(json.dumps(answer({"a": [(T0, "")]})).replace('"1"', '"0"'))
+    down = json.loads(json.dumps(build_range_response({"a": [(T0, "")]})).replace('"1"', '"0"'))
     assert found(down) == "could not be scraped (up is 0)"
-    two = answer({"a": [(T0, "")]}, job="mesh")
+    two = build_range_response({"a": [(T0, "")]}, job="mesh")
     assert "which of its scrapes would be the engine's does not show" in str(found(down, two))
-    nothing = answer({"a": [(T0, b"process_start_time_seconds 5.0\n")]}, up=False)
+    nothing = build_range_response({"a": [(T0, b"process_start_time_seconds 5.0\n")]}, include_up=False)
     assert "has no metrics of vLLM there" in str(found(nothing))
 
 
 def test_a_pod_that_is_scraped_twice_is_not_counted_twice() -> None:
-    mine, other = answer({"a": [(T0, FIRST)]}), answer({"a": [(T0 + 3, FIRST)]}, job="annotations")
+    mine, other = build_range_response({"a": [(T0, FIRST)]}), build_range_response({"a": [(T0 + 3, FIRST)]}, job="annotations")
     assert found(mine, other) == (
         "is scraped more than once (by job): name one of them in spec.metrics.source.prometheus.matchLabels"
     )
 
 
-GOOD = answer({"a": [(T0, FIRST)]})
+GOOD = build_range_response({"a": [(T0, FIRST)]})
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,14 @@ from aerie.api import SpeculativeDeployment
 from aerie.api.source import HuggingFaceSource
 from aerie.checkpoints import HubClient
 from aerie.engine.models.checkpoint import Checkpoint
-from aerie_lab.cli.show import SHOWS, Show
-from aerie_lab.engine.arguments import parse
+from aerie_lab.cli.show import DEMO_SCENARIOS, DemoScenario
+from aerie_lab.engine.arguments import parse_simulator_arguments
 from aerie_lab.engine.files import EngineError
-from aerie_lab.engine.options import Options
-from aerie_lab.engine.setup import prepare
+from aerie_lab.engine.options import SimulatorOptions
+from aerie_lab.engine.setup import prepare_engine
 from aerie_lab.errors import StateError
-from aerie_lab.hub.checkpoints import Repository, repositories
-from aerie_lab.hub.server import serve
+from aerie_lab.hub.checkpoints import Repository, load_repositories
+from aerie_lab.hub.server import create_hub_server
 
 ROOT = Path(__file__).resolve().parents[3]
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -50,13 +50,13 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Repository]:
     table = folder / "images.toml"
     rows = ((OWN, "own"), ("acme/gone", "gone"))
     table.write_text("".join(f'[[checkpoint]]\nrepository = "{a}"\ncommit = "{COMMIT}"\nfolder = "{b}"\n' for a, b in rows))
-    return repositories([table])
+    return load_repositories([table])
 
 
 @pytest.fixture(scope="module")
 def endpoint(known: dict[str, Repository]) -> Iterator[str]:
     """The address of a running Hub."""
-    with serve(known, "127.0.0.1", 0) as server:
+    with create_hub_server(known, "127.0.0.1", 0) as server:
         serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         serving.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -149,7 +149,7 @@ def test_a_row_of_a_user_needs_a_commit(tmp_path: Path) -> None:
     table = tmp_path / "images.toml"
     table.write_text('[[checkpoint]]\nrepository = "a/b"\ncommit = "main"\nfolder = "x"\n')
     with pytest.raises(StateError, match="'commit' of a/b is 'main': write 40 hexadecimal digits"):
-        repositories([table])
+        load_repositories([table])
 
 
 def test_a_simulated_engine_reads_what_it_is_told_to_serve(
@@ -163,9 +163,9 @@ def test_a_simulated_engine_reads_what_it_is_told_to_serve(
         if revision:
             speculation["revision"] = revision
         words = [target, "--revision", known[target].commit, "--speculative-config", json.dumps(speculation)]
-        setup = prepare(parse(words), Options())
+        setup = prepare_engine(parse_simulator_arguments(words), SimulatorOptions())
         assert setup.drafter is not None
-        return f"{setup.drafter.form}, {setup.settings.max_model_len}"
+        return f"{setup.drafter.variant}, {setup.settings.max_model_len}"
 
     assert form(EAGLE_3) == "eagle3, 131072"
     assert form(EAGLE_31, known[EAGLE_31].commit) == "eagle3.1, 131072"
@@ -176,7 +176,7 @@ def test_a_simulated_engine_reads_what_it_is_told_to_serve(
         form(EAGLE_31, "b" * 40)
 
 
-MANIFESTS = [*sorted((ROOT / "examples").glob("*.yaml")), *(show.manifest for show in SHOWS.values())]
+MANIFESTS = [*sorted((ROOT / "examples").glob("*.yaml")), *(show.manifest for show in DEMO_SCENARIOS.values())]
 
 
 @pytest.mark.parametrize("file", MANIFESTS, ids=lambda path: path.stem)
@@ -188,7 +188,7 @@ def test_the_hub_has_what_examples_and_demo_name(file: Path, known: dict[str, Re
             assert known[source.variant.repo].commit == source.variant.revision
 
 
-@pytest.mark.parametrize("show", SHOWS.values(), ids=list(SHOWS))
-def test_the_hub_has_the_drafters_of_the_demos(show: Show, known: dict[str, Repository]) -> None:
-    for drafter in (show.better, show.worse):
+@pytest.mark.parametrize("show", DEMO_SCENARIOS.values(), ids=list(DEMO_SCENARIOS))
+def test_the_hub_has_the_drafters_of_the_demos(show: DemoScenario, known: dict[str, Repository]) -> None:
+    for drafter in (show.better_drafter, show.worse_drafter):
         assert known[drafter["repo"]].commit == drafter["revision"]

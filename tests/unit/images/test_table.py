@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aerie_lab.errors import BuildError, StateError
-from aerie_lab.images.table import SIMULATED, ImageError, ImageTable, repository
+from aerie_lab.images.table import SIMULATED_IMAGE_TABLE, ImageError, ImageTable, normalize_repository
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from aerie_lab.images.table import SIMULATED, ImageError, ImageTable, repository
     ],
 )
 def test_references(reference: str, name: str) -> None:
-    assert repository(reference) == name
+    assert normalize_repository(reference) == name
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def table_of(tmp_path: Path) -> type:
         def __new__(cls, text: str) -> ImageTable:  # type: ignore[misc]
             file = tmp_path / "images.toml"
             file.write_text(text)
-            return ImageTable([file], folder_of=lambda family: Path("/built") / family)
+            return ImageTable([file], find_binaries_folder=lambda family: Path("/built") / family)
 
     return Table
 
@@ -79,7 +79,7 @@ def test_a_row_may_ask_for_the_tag(table_of: type, repository: str, suffix: str,
 
 
 def test_a_simulated_vllm_knows_its_tag() -> None:
-    assert ImageTable([SIMULATED]).image("vllm/vllm-openai:v0.32.0").environment == {"AERIE_SIMULATOR_TAG": "v0.32.0"}
+    assert ImageTable([SIMULATED_IMAGE_TABLE]).resolve_image("vllm/vllm-openai:v0.32.0").environment == {"AERIE_SIMULATOR_TAG": "v0.32.0"}
 
 
 def test_unknown_references_are_named(table_of: type) -> None:
@@ -94,7 +94,7 @@ def test_an_image_whose_binaries_cannot_be_built() -> None:
         raise BuildError(f"no Go for {family}")
 
     with pytest.raises(ImageError, match="no Go for contour"):
-        ImageTable(folder_of=refuse).image("ghcr.io/projectcontour/contour:v1")
+        ImageTable(find_binaries_folder=refuse).resolve_image("ghcr.io/projectcontour/contour:v1")
 
 
 def test_image_volumes_lie_beside_their_table(table_of: type, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aerie_lab.errors import KubeError
-from aerie_lab.kube.mirror import Mirror
+from aerie_lab.kube.mirror import Informer
 
 
 def item(name: str, uid: str, version: int) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def told(*rounds: Round) -> list[tuple[str, str]]:
             if item["metadata"]["name"] == "cursed":
                 raise RuntimeError("a defect")
 
-        following = asyncio.create_task(Mirror(server, "/api/v1/pods", hear).run())  # type: ignore[arg-type]
+        following = asyncio.create_task(Informer(server, "/api/v1/pods", hear).run())  # type: ignore[arg-type]
         await asyncio.wait_for(server.done.wait(), 10)
         following.cancel()
         return heard

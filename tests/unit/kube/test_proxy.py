@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aerie_lab.testing.proxy import Call
+from aerie_lab.testing.proxy import ApiCall
 
 SPECDEP = "/apis/aerie.dev/v1alpha1/namespaces/a/speculativedeployments/chat"
 
@@ -12,22 +12,22 @@ SPECDEP = "/apis/aerie.dev/v1alpha1/namespaces/a/speculativedeployments/chat"
 @pytest.mark.parametrize(
     ("method", "path", "call"),
     [
-        ("GET", "/api/v1/namespaces/a/pods", Call("list", "pods", "a", "")),
-        ("GET", "/api/v1/pods", Call("list", "pods", "", "")),
-        ("GET", "/api/v1/namespaces/a", Call("get", "namespaces", "", "a")),
-        ("GET", "/api/v1/namespaces/a/pods/b/log", Call("get", "pods/log", "a", "b")),
-        ("POST", "/apis/events.k8s.io/v1/namespaces/a/events", Call("create", "events", "a", "")),
-        ("PATCH", f"{SPECDEP}/status", Call("patch", "speculativedeployments/status", "a", "chat")),
-        ("PUT", "/apis/coordination.k8s.io/v1/namespaces/a/leases/b", Call("update", "leases", "a", "b")),
-        ("DELETE", "/apis/apps/v1/namespaces/a/deployments/b", Call("delete", "deployments", "a", "b")),
-        ("GET", "/apis/apps/v1", Call("get", "", "", "")),
-        ("GET", "/api", Call("get", "", "", "")),
+        ("GET", "/api/v1/namespaces/a/pods", ApiCall("list", "pods", "a", "")),
+        ("GET", "/api/v1/pods", ApiCall("list", "pods", "", "")),
+        ("GET", "/api/v1/namespaces/a", ApiCall("get", "namespaces", "", "a")),
+        ("GET", "/api/v1/namespaces/a/pods/b/log", ApiCall("get", "pods/log", "a", "b")),
+        ("POST", "/apis/events.k8s.io/v1/namespaces/a/events", ApiCall("create", "events", "a", "")),
+        ("PATCH", f"{SPECDEP}/status", ApiCall("patch", "speculativedeployments/status", "a", "chat")),
+        ("PUT", "/apis/coordination.k8s.io/v1/namespaces/a/leases/b", ApiCall("update", "leases", "a", "b")),
+        ("DELETE", "/apis/apps/v1/namespaces/a/deployments/b", ApiCall("delete", "deployments", "a", "b")),
+        ("GET", "/apis/apps/v1", ApiCall("get", "", "", "")),
+        ("GET", "/api", ApiCall("get", "", "", "")),
     ],
 )
-def test_a_request_is_a_call(method: str, path: str, call: Call) -> None:
-    assert Call.of(method, path) == call
-    assert call.writes == (method != "GET")
+def test_a_request_is_a_call(method: str, path: str, call: ApiCall) -> None:
+    assert ApiCall.from_request(method, path) == call
+    assert call.is_write == (method != "GET")
 
 
 def test_a_watch_is_told_from_a_list() -> None:
-    assert Call.of("GET", "/apis/apps/v1/deployments", watch=True) == Call("watch", "deployments", "", "")
+    assert ApiCall.from_request("GET", "/apis/apps/v1/deployments", watch=True) == ApiCall("watch", "deployments", "", "")

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from aerie_lab.node.environment import (
     ConfigError,
-    command_line,
-    environment,
-    expand,
-    field_value,
-    quantity,
-    resource_value,
-    service_variables,
+    build_command_line,
+    build_environment,
+    expand_variables,
+    resolve_field_reference,
+    parse_quantity,
+    resolve_resource_reference,
+    build_service_variables,
 )
 
 KNOWN = {"A": "1", "B": "two words", "EMPTY": "", "ODD": "$(A)"}
@@ -45,17 +45,17 @@ KNOWN = {"A": "1", "B": "two words", "EMPTY": "", "ODD": "$(A)"}
     ],
 )
 def test_expansion(text: str, expanded: str) -> None:
-    assert expand(text, KNOWN) == expanded
+    assert expand_variables(text, KNOWN) == expanded
 
 
 @given(st.text(st.characters(exclude_characters="$")))
 def test_text_without_a_dollar_sign_stays(text: str) -> None:
-    assert expand(text, KNOWN) == text
+    assert expand_variables(text, KNOWN) == text
 
 
 @given(st.text("$()AB", max_size=12))
 def test_doubled_dollar_signs_keep_any_text(text: str) -> None:
-    assert expand(text.replace("$", "$$"), KNOWN) == text
+    assert expand_variables(text.replace("$", "$$"), KNOWN) == text
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_doubled_dollar_signs_keep_any_text(text: str) -> None:
      ("100k", 100_000), ("-1", -1), ("3u", 3e-6), ("7n", 7e-9)],
 )  # fmt: skip
 def test_quantities(text: str, number: float) -> None:
-    assert quantity(text) == pytest.approx(number)
+    assert parse_quantity(text) == pytest.approx(number)
 
 
 @pytest.mark.parametrize("text", ["", "abc", "1x", "1 Gi", "1.2.3", "1kk", "Gi"])
 def test_what_is_no_quantity(text: str) -> None:
     with pytest.raises(ConfigError, match="not a quantity"):
-        quantity(text)
+        parse_quantity(text)
 
 
 def a_pod(**spec: Any) -> dict[str, Any]:
@@ -101,9 +101,9 @@ def test_fields() -> None:
         "status.podIP": "10.0.0.1",
         "status.hostIP": "10.0.0.2",
     }
-    assert {field: field_value(a_pod(), field, status) for field in values} == values
+    assert {field: resolve_field_reference(a_pod(), field, status) for field in values} == values
     with pytest.raises(ConfigError, match=r"metadata\.generation"):
-        field_value(a_pod(), "metadata.generation", status)
+        resolve_field_reference(a_pod(), "metadata.generation", status)
 
 
 @pytest.mark.parametrize(
@@ -123,13 +123,13 @@ def test_fields() -> None:
 def test_resources(reference: dict[str, Any], value: str) -> None:
     container = {"name": "c", "resources": {"requests": {"cpu": "100m"}, "limits": {"cpu": "1500m", "memory": "1Gi"}}}
     pod = a_pod(containers=[container, {"name": "other"}])
-    assert resource_value(pod, container, reference, {"cpu": "8", "ephemeral-storage": "1k"}) == value
+    assert resolve_resource_reference(pod, container, reference, {"cpu": "8", "ephemeral-storage": "1k"}) == value
 
 
 @given(st.integers(1, 10**7))
 def test_no_resource_is_lost_to_rounding(millis: int) -> None:
     container = {"name": "c", "resources": {"limits": {"cpu": f"{millis}m"}}}
-    told = resource_value(a_pod(containers=[container]), container, {"resource": "limits.cpu", "divisor": "1m"}, {})
+    told = resolve_resource_reference(a_pod(containers=[container]), container, {"resource": "limits.cpu", "divisor": "1m"}, {})
     assert told == str(millis)
 
 
@@ -145,7 +145,7 @@ def test_service_variables() -> None:
         a_service("foreign", "elsewhere", ports=[{"port": 1}]),
         a_service("portless", "n"),
     ]
-    linked = service_variables(services, "n", links=True)
+    linked = build_service_variables(services, "n", enable_service_links=True)
     assert linked == {
         "KUBERNETES_SERVICE_HOST": "10.96.0.1",
         "KUBERNETES_SERVICE_PORT": "443",
@@ -168,7 +168,7 @@ def test_service_variables() -> None:
         "MY_DB_PORT_53_UDP_PORT": "53",
         "MY_DB_PORT_53_UDP_ADDR": "10.96.0.7",
     }
-    unlinked = service_variables(services, "n", links=False)
+    unlinked = build_service_variables(services, "n", enable_service_links=False)
     assert {name.partition("_")[0] for name in unlinked} == {"KUBERNETES"}
 
 
@@ -179,10 +179,10 @@ OBJECTS = {
 
 
 def variables(**container: Any) -> dict[str, str]:
-    return environment(
+    return build_environment(
         a_pod(),
         {"name": "c", **container},
-        base={"BASE": "b", "k": "service"},
+        service_variables={"BASE": "b", "k": "service"},
         lookup=lambda plural, name: OBJECTS.get((plural, name)),
         status={},
         node={},
@@ -239,4 +239,4 @@ def test_what_is_optional_may_be_missing() -> None:
     ],
 )
 def test_command_and_arguments(container: dict[str, Any], line: list[str]) -> None:
-    assert command_line(container, ["entry"], ["default"], KNOWN) == line
+    assert build_command_line(container, ["entry"], ["default"], KNOWN) == line

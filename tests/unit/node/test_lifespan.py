@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from aerie_lab.node.lifespan import Lifespan
+from aerie_lab.node.lifespan import RunTimeLimit
 
 
-def runs(of: Lifespan, then: Callable[[], None] = lambda: None, count: int = 1) -> list[float]:
+def runs(of: RunTimeLimit, then: Callable[[], None] = lambda: None, count: int = 1) -> list[float]:
     """Seconds of runs, one after the other; `then` is called a moment after the first has begun."""
 
     async def play() -> list[float]:
@@ -19,7 +19,7 @@ def runs(of: Lifespan, then: Callable[[], None] = lambda: None, count: int = 1) 
         found = []
         for _ in range(count):
             began = time.monotonic()
-            await asyncio.wait_for(of.over(), 5)
+            await asyncio.wait_for(of.wait_until_exceeded(), 5)
             found.append(time.monotonic() - began)
         return found
 
@@ -27,28 +27,28 @@ def runs(of: Lifespan, then: Callable[[], None] = lambda: None, count: int = 1) 
 
 
 def test_each_run_lasts_for_as_long() -> None:
-    span = Lifespan()
+    span = RunTimeLimit()
     span.set(0.1)
     assert all(0.1 <= seconds < 2 for seconds in runs(span, count=3))
 
 
 def test_it_counts_from_the_start_of_the_run_under_way() -> None:
-    span = Lifespan()
+    span = RunTimeLimit()
     (seconds,) = runs(span, lambda: span.set(0.2))
     assert 0.2 <= seconds < 2
-    other = Lifespan()
+    other = RunTimeLimit()
     other.set(60)
     (seconds,) = runs(other, lambda: other.set(0.01))
     assert 0.05 <= seconds < 2, "it was set to less than the run had lasted for"
 
 
 def test_without_bound_a_run_goes_on() -> None:
-    span = Lifespan()
+    span = RunTimeLimit()
     span.set(0.1)
 
     async def play() -> None:
         asyncio.get_running_loop().call_later(0.05, span.set, None)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(span.over(), 0.4)
+            await asyncio.wait_for(span.wait_until_exceeded(), 0.4)
 
     asyncio.run(play())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aerie_lab.node import logs
-from aerie_lab.node.logs import LogFile, LogQuery, stream_log, tail
+from aerie_lab.node.logs import LogFile, LogQuery, stream_log, read_container_log_tail
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def test_tail_limit_and_since(log: LogFile) -> None:
     assert shown(log.path, LogQuery(limit_bytes=6)) == ["one", "tw"]
     assert shown(log.path, LogQuery(since=time.time() - 60)) == ["one", "two", "three"]
     assert shown(log.path, LogQuery(since=time.time() + 60)) == []
-    assert tail(log.path, 2) == "two\nthree"
-    assert tail(log.path.with_name("none"), 2) == ""
+    assert read_container_log_tail(log.path, 2) == "two\nthree"
+    assert read_container_log_tail(log.path.with_name("none"), 2) == ""
 
 
 def test_a_log_that_is_not_there_is_empty(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_carriage_returns_are_no_line_ends(log: LogFile) -> None:
     log.write(b"10%\r50%\rdone\n", "stdout")
     raw = log.path.read_bytes()
     assert raw.count(b" F ") == 1
-    assert tail(log.path, 5) == "10%\r50%\rdone"
+    assert read_container_log_tail(log.path, 5) == "10%\r50%\rdone"
 
 
 def test_complete_lines_are_written_before_an_unfinished_one(log: LogFile) -> None:
@@ -69,11 +69,11 @@ def test_complete_lines_are_written_before_an_unfinished_one(log: LogFile) -> No
         copying = asyncio.create_task(log.copy(reader, "stdout"))
         reader.feed_data(b"first\nsecond\nunfin")
         await asyncio.sleep(0)
-        early = tail(log.path, 9)
+        early = read_container_log_tail(log.path, 9)
         reader.feed_data(b"ished")
         reader.feed_eof()
         await copying
-        return early, tail(log.path, 9)
+        return early, read_container_log_tail(log.path, 9)
 
     assert asyncio.run(run()) == ("first\nsecond", "first\nsecond\nunfinished")
 
@@ -88,7 +88,7 @@ def test_a_line_without_end_is_broken(log: LogFile, monkeypatch: pytest.MonkeyPa
         await log.copy(reader, "stdout")
 
     asyncio.run(run())
-    assert tail(log.path, 9) == "x" * 25
+    assert read_container_log_tail(log.path, 9) == "x" * 25
 
 
 def test_old_lines_are_set_aside_and_dropped(log: LogFile, monkeypatch: pytest.MonkeyPatch) -> None:

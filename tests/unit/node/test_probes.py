@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerie_lab.node.probes import Judge, resolve_port, run_probe
+from aerie_lab.node.probes import ProbeState, resolve_port, run_probe
 
 
 @pytest.mark.parametrize(
@@ -27,16 +27,16 @@ from aerie_lab.node.probes import Judge, resolve_port, run_probe
     ],
 )
 def test_three_failures_or_one_success(start: bool | None, answers: str, verdicts: list[bool | None]) -> None:
-    judge = Judge(3, 1, verdict=start)
-    assert [judge.hear(answer == "+") for answer in answers] == verdicts
+    judge = ProbeState(3, 1, verdict=start)
+    assert [judge.record(answer == "+") for answer in answers] == verdicts
 
 
 @given(st.lists(st.booleans(), max_size=50), st.integers(1, 5), st.integers(1, 5))
 def test_a_verdict_stands_on_as_many_equal_answers(answers: list[bool], failures: int, successes: int) -> None:
-    judge = Judge(failures, successes)
+    judge = ProbeState(failures, successes)
     last: bool | None = None
     for index, answer in enumerate(answers):
-        verdict = judge.hear(answer)
+        verdict = judge.record(answer)
         if verdict is not None:
             needed = successes if verdict else failures
             assert answers[index + 1 - needed : index + 1] == [verdict] * needed

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aerie_lab.node.status import ContainerState, PodFacts, phase, pod_status, tells
+from aerie_lab.node.status import ContainerState, PodFacts, compute_phase, build_pod_status, status_covers
 
 NOW = 1_800_000_000.0
 
@@ -44,13 +44,13 @@ WAITING = ContainerState("c", "i")
     ],
 )
 def test_phases(init: list[ContainerState], main: list[ContainerState], expected: str) -> None:
-    assert phase(init, main) == expected
+    assert compute_phase(init, main) == expected
 
 
 def status_of(*main: ContainerState, pod: dict[str, Any] | None = None, **facts: Any) -> dict[str, Any]:
     pod = {"metadata": {"generation": 1}, "spec": {}, **(pod or {})}
     known = PodFacts(pod, "10.0.0.1", "10.0.0.2", NOW, True, **facts)
-    return pod_status(known, [], main, NOW)
+    return build_pod_status(known, [], main, NOW)
 
 
 def conditions_of(status: dict[str, Any]) -> dict[str, str]:
@@ -129,9 +129,9 @@ def test_between_two_runs_the_end_of_the_last_one_is_told() -> None:
     ],
 )  # fmt: skip
 def test_what_needs_no_writing(known: Any, wanted: dict[str, Any], same: bool) -> None:
-    assert tells(known, wanted) is same
+    assert status_covers(known, wanted) is same
 
 
 def test_what_was_written_needs_no_writing_again() -> None:
     written = status_of(running(ready=True), crashed(), ended(1))
-    assert tells(written, written)
+    assert status_covers(written, written)

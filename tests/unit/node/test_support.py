@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aerie_lab.node.support import LOADS, is_processless, seconds_to_load, unsupported
+from aerie_lab.node.support import PROCESSLESS_LOAD_SECONDS_ANNOTATION, is_processless, read_processless_load_seconds, find_unsupported_fields
 
 C = "spec.containers[c]"
 CONTAINER = {"name": "c", "image": "i", "resources": {"limits": {"cpu": "1"}}, "imagePullPolicy": "Always", "tty": True}
@@ -30,7 +30,7 @@ CONTAINER = {"name": "c", "image": "i", "resources": {"limits": {"cpu": "1"}}, "
     ],
 )  # fmt: skip
 def test_fields(spec: dict[str, Any], container: dict[str, Any], refused: list[str]) -> None:
-    assert unsupported({"spec": {"containers": [CONTAINER | container], **spec}}) == refused
+    assert find_unsupported_fields({"spec": {"containers": [CONTAINER | container], **spec}}) == refused
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,11 @@ def test_processless(annotations: dict[str, str] | None, expected: bool) -> None
 
 
 def test_seconds_to_load() -> None:
-    assert seconds_to_load({"metadata": {}}) == 0
-    assert seconds_to_load({"metadata": {"annotations": {LOADS: "2.5"}}}) == 2.5
+    assert read_processless_load_seconds({"metadata": {}}) == 0
+    assert read_processless_load_seconds({"metadata": {"annotations": {PROCESSLESS_LOAD_SECONDS_ANNOTATION: "2.5"}}}) == 2.5
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "1e9"])
 def test_seconds_to_load_that_are_none(text: str) -> None:
-    with pytest.raises(ValueError, match=f"the annotation {LOADS} is '{text}', and has to be a number of seconds"):
-        seconds_to_load({"metadata": {"annotations": {LOADS: text}}})
+    with pytest.raises(ValueError, match=f"the annotation {PROCESSLESS_LOAD_SECONDS_ANNOTATION} is '{text}', and has to be a number of seconds"):
+        read_processless_load_seconds({"metadata": {"annotations": {PROCESSLESS_LOAD_SECONDS_ANNOTATION: text}}})

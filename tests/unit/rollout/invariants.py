@@ -65,7 +65,7 @@ def no_serving_pod_given_up(look: Look) -> str:
     if after >= min(before, floor - excused):
         return ""
     status = look.observed.resource.status
-    last = status.history[0] if status and status.history else None
+    last = status.rollout_history[0] if status and status.rollout_history else None
     if last is not None and find_reversal_cause(last) is not None and 2 * after >= before:
         return (
             ""  # a rollback that could not end was turned round: what has not served for so long goes, and the larger part stays
@@ -76,12 +76,12 @@ def no_serving_pod_given_up(look: Look) -> str:
 def no_gpu_decides(look: Look) -> str:
     """No rollout is taken back for its times: here drafters differ in acceptance alone, and GPUs in time alone. That a time
     was not counted until the deadline is no verdict on it."""
-    ended = next((one for one in look.plan.status.history if one.ended_at == look.at), None)
-    if ended is None or ended.result != "RolledBack" or ended.reason.startswith("No decision within "):
+    ended = next((one for one in look.plan.status.rollout_history if one.completion_time == look.at), None)
+    if ended is None or ended.result != "RolledBack" or ended.message.startswith("No decision within "):
         return ""
-    if "ime per output token" not in ended.reason.partition(".")[0]:
+    if "ime per output token" not in ended.message.partition(".")[0]:
         return ""
-    return f"revision {ended.revision} is taken back: {ended.reason}"
+    return f"revision {ended.revision} is taken back: {ended.message}"
 
 
 def no_spin(cluster: Cluster, look: Look) -> str:

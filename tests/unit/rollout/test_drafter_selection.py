@@ -72,7 +72,7 @@ def test_the_first_with_a_commit_is_chosen_and_3_1_before_3(rows: list[str], rep
     found = select_drafter(resource(), catalog(*rows))
     assert found.problem == ""
     assert found.selected_drafter is not None
-    assert (found.selected_drafter.target, found.selected_drafter.repo, found.selected_drafter.used) == ("acme/big", repo, False)
+    assert (found.selected_drafter.target, found.selected_drafter.repo, found.selected_drafter.in_use) == ("acme/big", repo, False)
     drafter = found.resource.spec.drafter
     assert drafter is not None
     assert drafter.to_dict()["source"]["huggingFace"]["repo"] == repo
@@ -102,7 +102,7 @@ def test_candidates_without_a_commit_are_listed_with_what_to_write() -> None:
         "revision: <its commit, 40 characters>}, or add its commit to the operator's catalog (value `catalog` of the chart). "
         "To serve without a drafter, write spec.speculation.tokens: 0."
     )
-    assert found.status.drafters == []
+    assert found.status.selected_drafters == []
 
 
 def test_a_target_that_the_catalog_does_not_know() -> None:
@@ -130,7 +130,7 @@ def test_before_the_first_pod_the_catalog_may_change_its_mind_and_afterwards_not
     status = plan(resource(), catalog(row("me/one", OLD))).status.to_dict()
     better = catalog(row("me/better", NEW), row("me/one", OLD))
     changed = plan(resource(status), better)
-    assert [one.repo for one in changed.status.drafters] == ["me/better"]
+    assert [one.repo for one in changed.status.selected_drafters] == ["me/better"]
 
     wanted = compute_revision(resource(drafter=hub("me/one", OLD)), Static(3))
     started = plan(resource(status), catalog(row("me/one", OLD)), passed=wanted)
@@ -141,7 +141,7 @@ def test_before_the_first_pod_the_catalog_may_change_its_mind_and_afterwards_not
         kept = plan(resource(status), rows, passed=wanted)
         assert kept.status.canary is not None
         assert kept.status.canary.revision == wanted
-        assert kept.status.drafters == started.status.drafters
+        assert kept.status.selected_drafters == started.status.selected_drafters
 
 
 def test_another_engine_keeps_the_drafter_and_a_target_that_is_taken_back_finds_it_again() -> None:

@@ -736,7 +736,7 @@ def test_without_room_the_pods_that_are_named_are_those_of_a_trial_of_now() -> N
     world.now += timedelta(days=1)
     said = Status.from_dict(world.status).speculation
     assert said is not None
-    assert "the 2 pods on top of spec.replicas" in find_capacity_obstacle(said, world.observed(), said.failures[0].basis)
+    assert "the 2 pods on top of spec.replicas" in find_capacity_obstacle(said, world.observed(), said.failures[0].spec_revision)
 
 
 def test_a_moment_of_a_leader_whose_clock_was_ahead_counts_from_now() -> None:

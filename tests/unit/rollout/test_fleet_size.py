@@ -363,8 +363,8 @@ def test_nothing_spins_while_a_trial_waits_and_the_resource_is_paused() -> None:
         setting=build_status_setting(Static(5)),
         purpose="Change",
         revision=compute_revision(resource, Static(5)),
-        basis=world.wanted,
-        started_at=START,
+        spec_revision=world.wanted,
+        start_time=START,
     )
     world.document["status"]["speculation"]["trial"] = trial.to_dict()
     world.edit(rollout={"paused": True})

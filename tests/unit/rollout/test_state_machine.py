@@ -26,9 +26,9 @@ from aerie.rollout.canary.state_machine import (
 
 T0 = datetime(2026, 11, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
-TERMS = CanaryPolicy(CanarySpec(ramp=[25, 50], scale_down_delay=timedelta(minutes=10)), AnalysisSpec(), timedelta(minutes=30))
+TERMS = CanaryPolicy(CanarySpec(step_weights=[25, 50], scale_down_delay=timedelta(minutes=10)), AnalysisSpec(), timedelta(minutes=30))
 MANUAL = CanaryPolicy(
-    CanarySpec(ramp=[25, 50], approval="Manual"), AnalysisSpec(on_inconclusive="Rollback"), timedelta(minutes=30)
+    CanarySpec(step_weights=[25, 50], approval="Manual"), AnalysisSpec(on_inconclusive="Rollback"), timedelta(minutes=30)
 )
 EXPLORING = dataclasses.replace(TERMS, exploration_duration=timedelta(minutes=30))
 READY, WAITING = CanaryObservation(ready=True), CanaryObservation(ready=False, next_deadline_at=T0 + 30 * MINUTE)
@@ -126,7 +126,7 @@ def test_a_whole_rollout() -> None:
 
 
 def test_without_a_ramp_it_is_promoted_at_once() -> None:
-    terms = CanaryPolicy(CanarySpec(ramp=[]), AnalysisSpec(), timedelta(minutes=30))
+    terms = CanaryPolicy(CanarySpec(step_weights=[]), AnalysisSpec(), timedelta(minutes=30))
     step = advance_state(at("Analyzing"), CanaryObservation(ready=True, verdict="Promote", verdict_message="Better."), terms, T0)
     assert (step.state.phase, step.state.step, step.state.step_started_at) == ("Promoting", None, T0)
 
@@ -148,7 +148,7 @@ def test_a_step_may_take_as_long_as_its_pods_need(phase: StateMachinePhase) -> N
 
 
 def test_a_ramp_that_becomes_empty_leads_to_the_promotion() -> None:
-    terms = dataclasses.replace(TERMS, canary=CanarySpec(ramp=[]))
+    terms = dataclasses.replace(TERMS, canary=CanarySpec(step_weights=[]))
     for looks in (READY, WAITING):
         for step in (0, 1, 7):
             found = advance_state(at("Ramping", step), looks, terms, T0)
@@ -157,7 +157,7 @@ def test_a_ramp_that_becomes_empty_leads_to_the_promotion() -> None:
 
 
 def test_a_ramp_that_becomes_shorter_ends_with_its_last_share() -> None:
-    terms = dataclasses.replace(TERMS, canary=CanarySpec(ramp=[25]))
+    terms = dataclasses.replace(TERMS, canary=CanarySpec(step_weights=[25]))
     step = advance_state(at("Ramping", 3), READY, terms, T0 + 5 * MINUTE)
     assert (step.state.phase, step.message) == (
         "Promoting",
@@ -257,7 +257,7 @@ class Rollouts(RuleBasedStateMachine):
             return
         stage, now = self.stage, self.now
         looks = CanaryObservation(ready=True, verdict="Promote", verdict_message="Better.", manual_action="promote")
-        for _ in range(4 + len(self.terms.canary.ramp) + 2):
+        for _ in range(4 + len(self.terms.canary.step_weights) + 2):
             step = advance_state(stage, looks, self.terms, now)
             if step.end_state is not None:
                 assert step.end_state == "Promoted"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aerie_lab.services.proxy import endpoints_of
+from aerie_lab.services.proxy import select_endpoints
 
 
 def part(*endpoints: tuple[str, dict[str, bool | None]], ports: list[dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -38,21 +38,21 @@ GONE: dict[str, bool | None] = {"ready": False, "serving": False, "terminating":
 )
 def test_conditions(conditions: list[dict[str, bool | None]], chosen: list[int]) -> None:
     addresses = [f"10.0.0.{index}" for index in range(len(conditions))]
-    found = endpoints_of([part(*zip(addresses, conditions, strict=True))], "")
+    found = select_endpoints([part(*zip(addresses, conditions, strict=True))], "")
     assert found == [(addresses[index], 8080) for index in chosen]
 
 
 def test_ports_go_by_name() -> None:
     ports = [{"name": "web", "port": 1}, {"name": "metrics", "port": 2}]
     slices = [part(("10.0.0.1", READY), ports=ports), part(("10.0.0.2", READY), ports=[{"name": "web", "port": 3}])]
-    assert endpoints_of(slices, "web") == [("10.0.0.1", 1), ("10.0.0.2", 3)]
-    assert endpoints_of(slices, "metrics") == [("10.0.0.1", 2)]
-    assert endpoints_of(slices, "") == []
+    assert select_endpoints(slices, "web") == [("10.0.0.1", 1), ("10.0.0.2", 3)]
+    assert select_endpoints(slices, "metrics") == [("10.0.0.1", 2)]
+    assert select_endpoints(slices, "") == []
 
 
 def test_the_same_endpoint_in_two_slices_counts_once() -> None:
-    assert endpoints_of([part(("10.0.0.1", READY)), part(("10.0.0.1", READY))], "") == [("10.0.0.1", 8080)]
+    assert select_endpoints([part(("10.0.0.1", READY)), part(("10.0.0.1", READY))], "") == [("10.0.0.1", 8080)]
 
 
 def test_slices_without_content() -> None:
-    assert endpoints_of([{"ports": None, "endpoints": None}], "") == []
+    assert select_endpoints([{"ports": None, "endpoints": None}], "") == []

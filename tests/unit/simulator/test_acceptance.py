@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerie_lab.engine.acceptance import CLASSES, Acceptance, Drift, expected_length, expected_survival, from_lengths, from_rates
+from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE, Acceptance, Drift, expected_length, expected_survival, conditionals_from_lengths, conditionals_from_rates
 
 conditionals = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=5).map(tuple)
 
@@ -34,20 +34,20 @@ def test_with_spread_slow_requests_weigh_more() -> None:
 
 
 def test_lengths_and_rates_are_inverted() -> None:
-    q = from_rates((0.73, 0.521, 0.355))
+    q = conditionals_from_rates((0.73, 0.521, 0.355))
     assert Acceptance(q).survival(3) == pytest.approx([0.73, 0.521, 0.355])
-    assert expected_length(Acceptance(from_lengths({0: 1, 1: 1.813, 2: 2.444, 3: 2.929, 5: 3.6})), 5) == pytest.approx(3.6)
+    assert expected_length(Acceptance(conditionals_from_lengths({0: 1, 1: 1.813, 2: 2.444, 3: 2.929, 5: 3.6})), 5) == pytest.approx(3.6)
 
 
 def test_a_shift_moves_every_conditional() -> None:
-    worse = CLASSES["chat"].shifted(-1.0)
-    assert all(a < b for a, b in zip(worse.conditionals, CLASSES["chat"].conditionals, strict=True))
-    assert worse.shifted(1.0).conditionals == pytest.approx(CLASSES["chat"].conditionals)
+    worse = CLASS_ACCEPTANCE["chat"].shift_logits(-1.0)
+    assert all(a < b for a, b in zip(worse.conditionals, CLASS_ACCEPTANCE["chat"].conditionals, strict=True))
+    assert worse.shift_logits(1.0).conditionals == pytest.approx(CLASS_ACCEPTANCE["chat"].conditionals)
 
 
 def test_drift_adds_context_age_and_hour() -> None:
     drift = Drift(context=-0.1, age=0.02, day=0.5)
-    assert drift.shift(context=2000, age=7200, time=21600) == pytest.approx(-0.2 + 0.04 + 0.5)
+    assert drift.logit_shift(context=2000, age=7200, time=21600) == pytest.approx(-0.2 + 0.04 + 0.5)
     assert drift
     assert not Drift()
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aerie_lab.engine import api
-from aerie_lab.engine.api import Ask, Kind
+from aerie_lab.engine.api import GenerationRequest, RequestKind
 
 _WORDS = [
     "the",
@@ -31,7 +31,7 @@ _WORDS = [
 
 @given(first=st.integers(0, 100), count=st.integers(0, 100))
 def test_the_words_go_round(first: int, count: int) -> None:
-    assert api.text(first, count).split() == list(itertools.islice(itertools.cycle(_WORDS), first, first + count))
+    assert api.filler_text(first, count).split() == list(itertools.islice(itertools.cycle(_WORDS), first, first + count))
 
 
 @given(
@@ -41,7 +41,7 @@ def test_the_words_go_round(first: int, count: int) -> None:
     count=st.integers(1, 20),
     lossy=st.sampled_from([0.0, 0.5]),
 )
-def test_an_event_from_pieces_is_the_whole_one(kind: Kind, model: str, first: int, count: int, lossy: float) -> None:
-    ask = Ask(kind, model, 1, (), 9, stream=True, usage_in_stream=False, ignore_eos=False, seed=b"prompt")
-    whole = api.event(api.chunk(ask, "cmpl-1", 5, first, count, None, lossy))
-    assert api.Chunks(ask, "cmpl-1", 5, lossy).event(first, count) == whole
+def test_an_event_from_pieces_is_the_whole_one(kind: RequestKind, model: str, first: int, count: int, lossy: float) -> None:
+    ask = GenerationRequest(kind, model, 1, (), 9, stream=True, include_usage=False, ignore_eos=False, prompt_digest=b"prompt")
+    whole = api.encode_event(api.build_chunk(ask, "cmpl-1", 5, first, count, None, lossy))
+    assert api.ChunkEncoder(ask, "cmpl-1", 5, lossy).encode(first, count) == whole

@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from aerie_lab.engine.acceptance import CLASSES, expected_length
+from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE, expected_length
 from aerie_lab.engine.counters import Counters
-from aerie_lab.engine.fleet import Fleet, Pod, Restart, Routing, Scrape, Scraping
+from aerie_lab.engine.fleet import SimulatedFleet, SimulatedPod, PodRestart, Routing, Scrape, ScrapeSettings
 from aerie_lab.engine.request import EngineSettings
-from aerie_lab.engine.step import FORMULAS
-from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass
+from aerie_lab.engine.step import STEP_TIME_FORMULAS
+from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass
 
-KIND = TrafficClass("chat", CLASSES["chat"], Lengths(200, 0.5), Lengths(100, 0.5), turns=3)
-
-
-def pod(name: str, **more: Any) -> Pod:
-    return Pod(name, EngineSettings(num_speculative_tokens=3), FORMULAS["dense-8b"], **more)
+KIND = TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(200, 0.5), LengthDistribution(100, 0.5), mean_turns=3)
 
 
-def fleet(*pods: Pod, rate: float = 2.0, **more: Any) -> Fleet:
-    return Fleet(pods, [KIND], Poisson(rate), **more)
+def pod(name: str, **more: Any) -> SimulatedPod:
+    return SimulatedPod(name, EngineSettings(num_speculative_tokens=3), STEP_TIME_FORMULAS["dense-8b"], **more)
+
+
+def fleet(*pods: SimulatedPod, rate: float = 2.0, **more: Any) -> SimulatedFleet:
+    return SimulatedFleet(pods, [KIND], PoissonArrivals(rate), **more)
 
 
 def of(scrapes: list[Scrape], name: str) -> list[Counters | None]:
@@ -41,8 +41,8 @@ def test_scrapes_come_in_order_and_count_up() -> None:
         tokens = [c.generation_tokens for c in of(scrapes, name) if c]
         assert len(tokens) == 40
         assert tokens == sorted(tokens)
-    assert made.lost == 0
-    assert len(made.finished) == pytest.approx(1200, abs=120)
+    assert made.lost_requests == 0
+    assert len(made.finished_requests) == pytest.approx(1200, abs=120)
 
 
 def test_the_same_seed_is_the_same_run() -> None:
@@ -52,21 +52,21 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 
 def test_lost_scrapes_are_none() -> None:
-    scrapes = list(fleet(pod("a"), scraping=Scraping(interval=5.0, loss=0.3)).run(1500.0))
+    scrapes = list(fleet(pod("a"), scraping=ScrapeSettings(interval_seconds=5.0, loss_probability=0.3)).run(1500.0))
     assert sum(s.counters is None for s in scrapes) / len(scrapes) == pytest.approx(0.3, abs=0.08)
 
 
 def test_a_restart_resets_counters_cuts_requests_and_moves_traffic() -> None:
-    made = fleet(pod("a", restarts=(Restart(300.0, 100.0),)), pod("b"), scraping=Scraping(10.0, jitter=0.0))
+    made = fleet(pod("a", restarts=(PodRestart(300.0, 100.0),)), pod("b"), scraping=ScrapeSettings(10.0, delay_sd_seconds=0.0))
     scrapes = list(made.run(600.0))
     a = [(s.time, s.counters.generation_tokens if s.counters else None) for s in scrapes if s.pod == "a"]
     assert all((tokens is None) == (300 <= time < 400) for time, tokens in a)
     before = max(tokens for time, tokens in a if tokens is not None and time < 300)
     after = next(tokens for time, tokens in a if tokens is not None and time >= 400)
     assert after < before
-    assert not [f for f in made.finished if f.pod == "a" and 300 <= f.request.arrival < 400]
-    assert [f for f in made.finished if f.pod == "a" and f.request.arrival > 400]
-    assert 0 < made.lost < 20
+    assert not [f for f in made.finished_requests if f.pod == "a" and 300 <= f.request.arrival_time < 400]
+    assert [f for f in made.finished_requests if f.pod == "a" and f.request.arrival_time > 400]
+    assert 0 < made.lost_requests < 20
 
 
 def test_sessions_stay_on_their_pod_and_find_their_cache() -> None:
@@ -75,7 +75,7 @@ def test_sessions_stay_on_their_pod_and_find_their_cache() -> None:
         made = fleet(*(pod(name) for name in "abcd"), routing=routing, rate=4.0)
         list(made.run(600.0))
         where: dict[int, set[str]] = {}
-        for finished in made.finished:
+        for finished in made.finished_requests:
             where.setdefault(finished.session, set()).add(finished.pod)
         assert (max(len(pods) for pods in where.values()) == 1) == (routing == "session")
         counters = [replica.counters for replica in made.replicas]
@@ -87,14 +87,14 @@ def test_sessions_stay_on_their_pod_and_find_their_cache() -> None:
 def test_weights_are_shares_of_the_traffic(routing: Routing) -> None:
     made = fleet(pod("a", weight=3.0), pod("b"), routing=routing, rate=5.0)
     list(made.run(800.0))
-    counts = Counter(finished.pod for finished in made.finished)
+    counts = Counter(finished.pod for finished in made.finished_requests)
     assert counts["a"] / counts.total() == pytest.approx(0.75, abs=0.04)
 
 
 def test_the_least_loaded_pod_is_chosen() -> None:
     made = fleet(pod("fast"), pod("slow", slowness=4.0), routing="least", rate=6.0)
     list(made.run(300.0))
-    counts = Counter(finished.pod for finished in made.finished)
+    counts = Counter(finished.pod for finished in made.finished_requests)
     assert counts["fast"] > 1.5 * counts["slow"]
 
 
@@ -103,7 +103,7 @@ def test_a_better_drafter_and_a_slower_pod_show_in_the_counters() -> None:
     list(made.run(1500.0))
     a, better, slow = (replica.counters for replica in made.replicas)
     assert length(a) == pytest.approx(expected_length(KIND.acceptance, 3), rel=0.03)
-    assert length(better) == pytest.approx(expected_length(KIND.acceptance.shifted(0.5), 3), rel=0.03)
+    assert length(better) == pytest.approx(expected_length(KIND.acceptance.shift_logits(0.5), 3), rel=0.03)
     ratio = (slow.inter_token_latency.total / slow.inter_token_latency.count) / (
         a.inter_token_latency.total / a.inter_token_latency.count
     )

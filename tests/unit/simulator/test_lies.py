@@ -8,7 +8,7 @@ import pytest
 
 from aerie.engine.metrics.exposition import ExpositionError, parse_exposition
 from aerie_lab.engine import lies
-from aerie_lab.engine.options import from_document
+from aerie_lab.engine.options import parse_options
 from aerie_lab.errors import StateError
 
 from .conftest import Start
@@ -18,17 +18,17 @@ NGRAM = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 
 
 def test_an_unknown_lie_is_refused_by_name() -> None:
     with pytest.raises(StateError, match="there is no lie 'vague': one of gone, frozen, nan, negative, renamed, worse"):
-        from_document({"lie": "vague"})
-    assert from_document({"lie": "nan"}).lie == "nan"
+        parse_options({"lie": "vague"})
+    assert parse_options({"lie": "nan"}).lie == "nan"
 
 
 def test_a_frozen_page_is_that_of_when_the_lie_began() -> None:
-    teller = lies.Teller()
-    assert teller.page("one") == "one"
-    teller.tell("frozen")
-    assert [teller.page("two"), teller.page("three")] == ["two", "two"]
-    teller.tell(None)
-    assert teller.page("four") == "four"
+    teller = lies.MetricsCorruptor()
+    assert teller.corrupt("one") == "one"
+    teller.set_corruption("frozen")
+    assert [teller.corrupt("two"), teller.corrupt("three")] == ["two", "two"]
+    teller.set_corruption(None)
+    assert teller.corrupt("four") == "four"
 
 
 def test_a_drafter_that_gets_worse_loses_nothing_of_before() -> None:
@@ -40,11 +40,11 @@ def test_a_drafter_that_gets_worse_loses_nothing_of_before() -> None:
         "vllm:inter_token_latency_seconds_sum {3}\n"
         "vllm:generation_tokens_total 40.0"
     )
-    teller = lies.Teller("worse")
-    assert teller.page(page.format(family, "7.0", "5.0", "9.0")) == page.format(family, "7.0", "5.0", "9.0")
-    assert teller.page(page.format(family, "22.0", "12.0", "19.0")) == page.format(family, "17.0", "9.0", "23.0")
-    teller.tell(None)
-    assert teller.page(page.format(family, "23.0", "13.0", "20.0")) == page.format(family, "23.0", "13.0", "20.0")
+    teller = lies.MetricsCorruptor("worse")
+    assert teller.corrupt(page.format(family, "7.0", "5.0", "9.0")) == page.format(family, "7.0", "5.0", "9.0")
+    assert teller.corrupt(page.format(family, "22.0", "12.0", "19.0")) == page.format(family, "17.0", "9.0", "23.0")
+    teller.set_corruption(None)
+    assert teller.corrupt(page.format(family, "23.0", "13.0", "20.0")) == page.format(family, "23.0", "13.0", "20.0")
 
 
 def test_an_engine_lies_when_it_is_told_to_and_works_on(start: Start) -> None:

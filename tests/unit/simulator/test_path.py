@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aerie_lab.engine.acceptance import Acceptance
-from aerie_lab.engine.path import draw
+from aerie_lab.engine.path import draw_step_sequence
 
 
 @given(
@@ -19,7 +19,7 @@ from aerie_lab.engine.path import draw
 )
 def test_a_path_is_its_steps_one_by_one(seed: int, q: tuple[float, ...], cached: int, left: int) -> None:
     survival = np.multiply.accumulate(np.array(q))
-    path = draw(np.random.default_rng(seed), survival, cached, left, 128)
+    path = draw_step_sequence(np.random.default_rng(seed), survival, cached, left, 128)
     emitted, tokens = [], [cached]
     for chance in np.random.default_rng(seed).random(min(left, 128) + 1).tolist()[1:]:
         emitted.append(1 + sum(chance < s for s in survival.tolist()))
@@ -27,14 +27,14 @@ def test_a_path_is_its_steps_one_by_one(seed: int, q: tuple[float, ...], cached:
         if tokens[-1] >= cached + left:
             tokens[-1] = cached + left
             break
-    assert path.emitted.tolist() == emitted
-    assert path.cached.tolist() == tokens
-    assert (path.drafts, path.left) == (len(q), len(emitted))
+    assert path.step_tokens.tolist() == emitted
+    assert path.cached_tokens.tolist() == tokens
+    assert (path.draft_tokens, path.steps_left) == (len(q), len(emitted))
 
 
 def test_steps_are_independent_and_follow_the_survivals() -> None:
     survival = Acceptance((0.8, 0.6, 0.5)).survival(3)
     random = np.random.default_rng(7)
-    accepted = np.concatenate([draw(random, survival, 1, 10_000, 128).emitted - 1 for _ in range(1000)])
+    accepted = np.concatenate([draw_step_sequence(random, survival, 1, 10_000, 128).step_tokens - 1 for _ in range(1000)])
     assert [float((accepted > i).mean()) for i in range(3)] == pytest.approx(survival.tolist(), abs=0.006)
     assert abs(np.corrcoef(accepted[1:], accepted[:-1])[0, 1]) < 0.012

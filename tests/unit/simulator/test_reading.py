@@ -12,20 +12,20 @@ from aerie.engine.metrics.exposition import parse_exposition
 from aerie.engine.metrics.sample import CounterReset, Counters, Sample, diff_samples
 from aerie.engine.speculation import Schedule, ScheduleTier, Static
 from aerie_lab.engine.acceptance import Acceptance, expected_length, expected_survival
-from aerie_lab.engine.fleet import Fleet, Pod, Restart, Scraping
-from aerie_lab.engine.page import page
+from aerie_lab.engine.fleet import SimulatedFleet, SimulatedPod, PodRestart, ScrapeSettings
+from aerie_lab.engine.page import render_exposition
 from aerie_lab.engine.replica import Replica
 from aerie_lab.engine.request import EngineSettings, Request
-from aerie_lab.engine.step import FORMULAS
-from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass
+from aerie_lab.engine.step import STEP_TIME_FORMULAS
+from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass
 
 ACCEPTANCE = Acceptance((0.75, 0.7, 0.6))
-KIND = TrafficClass("chat", ACCEPTANCE, Lengths(300, 0.5), Lengths(200, 0.3))
+KIND = TrafficClass("chat", ACCEPTANCE, LengthDistribution(300, 0.5), LengthDistribution(200, 0.3))
 
 
-def scrapes(pod: Pod, seconds: float, rate: float = 2.0) -> list[Sample]:
-    fleet = Fleet([pod], [KIND], Poisson(rate), scraping=Scraping(60.0))
-    return [parse_exposition(page(s.counters, "m", 0.0).encode()) for s in fleet.run(seconds) if s.counters is not None]
+def scrapes(pod: SimulatedPod, seconds: float, rate: float = 2.0) -> list[Sample]:
+    fleet = SimulatedFleet([pod], [KIND], PoissonArrivals(rate), scrape_settings=ScrapeSettings(60.0))
+    return [parse_exposition(render_exposition(s.counters, "m", 0.0).encode()) for s in fleet.run(seconds) if s.counters is not None]
 
 
 def window(first: Sample, last: Sample) -> Counters:
@@ -35,7 +35,7 @@ def window(first: Sample, last: Sample) -> Counters:
 
 
 def test_acceptance_batch_and_times_of_a_static_setting() -> None:
-    samples = scrapes(Pod("a", EngineSettings(num_speculative_tokens=3), FORMULAS["dense-8b"]), 1800.0)
+    samples = scrapes(SimulatedPod("a", EngineSettings(num_speculative_tokens=3), STEP_TIME_FORMULAS["dense-8b"]), 1800.0)
     found = window(samples[0], samples[-1])
     length = rates.acceptance_length(found, Static(3))
     assert isinstance(length, rates.Bounds)
@@ -49,12 +49,12 @@ def test_acceptance_batch_and_times_of_a_static_setting() -> None:
     assert 1 < batch.low < 6
     interval = rates.mean_step_interval(found)
     assert isinstance(interval, float)
-    assert interval > FORMULAS["dense-8b"].fixed(1, 3) * 0.95
+    assert interval > STEP_TIME_FORMULAS["dense-8b"].fixed_seconds(1, 3) * 0.95
 
 
 def test_two_tiers_of_a_schedule_are_told_apart() -> None:
-    settings = EngineSettings(num_speculative_tokens=3, schedule=((1, 2, 3), (3, 256, 1)))
-    samples = scrapes(Pod("a", settings, FORMULAS["dense-8b"]), 3000.0, rate=4.0)
+    settings = EngineSettings(num_speculative_tokens=3, k_schedule=((1, 2, 3), (3, 256, 1)))
+    samples = scrapes(SimulatedPod("a", settings, STEP_TIME_FORMULAS["dense-8b"]), 3000.0, rate=4.0)
     found = window(samples[0], samples[-1])
     survival = rates.survival_by_position(found, Schedule((ScheduleTier(1, 2, 3), ScheduleTier(3, 256, 1)), 3))
     assert not isinstance(survival, rates.Unknown), survival
@@ -62,7 +62,7 @@ def test_two_tiers_of_a_schedule_are_told_apart() -> None:
 
 
 def test_a_restart_is_a_reset() -> None:
-    pod = Pod("a", EngineSettings(num_speculative_tokens=3), FORMULAS["dense-8b"], restarts=(Restart(300.0, 30.0),))
+    pod = SimulatedPod("a", EngineSettings(num_speculative_tokens=3), STEP_TIME_FORMULAS["dense-8b"], restarts=(PodRestart(300.0, 30.0),))
     samples = scrapes(pod, 600.0)
     kinds = [type(diff_samples(*pair)) for pair in itertools.pairwise(samples)]
     assert kinds.count(CounterReset) == 1
@@ -71,12 +71,12 @@ def test_a_restart_is_a_reset() -> None:
 def test_dummy_drafts_of_cached_prompts_are_within_the_bounds() -> None:
     """The same eight requests as in tests/vllm/test_metrics.py, and the same counts."""
     settings = EngineSettings(num_speculative_tokens=3, block_size=128, max_model_len=1024, drops_last_block=False)
-    replica = Replica(settings, FORMULAS["dense-8b"])
-    before = parse_exposition(page(replica.counters, "m", 0.0).encode())
+    replica = Replica(settings, STEP_TIME_FORMULAS["dense-8b"])
+    before = parse_exposition(render_exposition(replica.counters, "m", 0.0).encode())
     for number in range(8):
         replica.submit(Request(str(number), 129, 1, ACCEPTANCE, segments=(("prompt", 129),)), float(number))
         replica.advance(math.inf)
-    found = window(before, parse_exposition(page(replica.counters, "m", 0.0).encode()))
+    found = window(before, parse_exposition(render_exposition(replica.counters, "m", 0.0).encode()))
     assert found.speculation is not None
     assert (found.speculation.drafts, found.speculation.draft_tokens, found.speculation.accepted) == (7, 21, 0)
     assert (found.request_steps, found.prompt_tokens - found.computed_prompt_tokens) == (0, 7 * 128)
@@ -92,10 +92,10 @@ def test_acceptance_length_counts_what_is_accepted_behind_a_stop_and_tokens_per_
     q: tuple[float, ...], answer: int, low: float, high: float
 ) -> None:
     """As vLLM books it (issue 56101): some percent with short answers, more with a better drafter, hardly any with long ones."""
-    kind = TrafficClass("chat", Acceptance(q), Lengths(300, 0.5), Lengths(answer, 0.3))
-    pod = Pod("a", EngineSettings(num_speculative_tokens=3), FORMULAS["dense-8b"])
-    fleet = Fleet([pod], [kind], Poisson(4.0), scraping=Scraping(60.0))
-    samples = [parse_exposition(page(one.counters, "m", 0.0).encode()) for one in fleet.run(900.0) if one.counters is not None]
+    kind = TrafficClass("chat", Acceptance(q), LengthDistribution(300, 0.5), LengthDistribution(answer, 0.3))
+    pod = SimulatedPod("a", EngineSettings(num_speculative_tokens=3), STEP_TIME_FORMULAS["dense-8b"])
+    fleet = SimulatedFleet([pod], [kind], PoissonArrivals(4.0), scrape_settings=ScrapeSettings(60.0))
+    samples = [parse_exposition(render_exposition(one.counters, "m", 0.0).encode()) for one in fleet.run(900.0) if one.counters is not None]
     found = window(samples[0], samples[-1])
     length, given = rates.acceptance_length(found, Static(3)), rates.tokens_per_step(found)
     assert isinstance(length, rates.Bounds)

@@ -16,13 +16,13 @@ from aerie_lab.engine.acceptance import NO_DRIFT, Acceptance, Drift, expected_le
 from aerie_lab.engine.counters import Counters
 from aerie_lab.engine.replica import Replica
 from aerie_lab.engine.request import EngineSettings, Request
-from aerie_lab.engine.step import Formula
+from aerie_lab.engine.step import StepTimeFormula
 
-TIME = Formula(base=5e-3, token=2e-5, draft=3e-4, cached=1e-8, prefill=2e-5)
+TIME = StepTimeFormula(base=5e-3, token=2e-5, draft=3e-4, cached=1e-8, prefill=2e-5)
 ALL, TWO, NONE = Acceptance((1.0,)), Acceptance((1.0, 1.0, 0.0)), Acceptance((0.0,))
 
 
-def engine(seed: int = 0, drift: Drift = NO_DRIFT, step_time: Formula = TIME, **limits: Any) -> Replica:
+def engine(seed: int = 0, drift: Drift = NO_DRIFT, step_time: StepTimeFormula = TIME, **limits: Any) -> Replica:
     return Replica(EngineSettings(**{"num_speculative_tokens": 3, **limits}), step_time, seed=seed, drift=drift)
 
 
@@ -32,7 +32,7 @@ def request(name: str = "a", prompt: int = 20, tokens: int = 10, acceptance: Acc
 
 def identities(counters: Counters, finished: list[Request]) -> None:
     """What holds on every page of vLLM, once all requests have finished."""
-    assert counters.generation_tokens == sum(r.generated for r in finished) == counters.request_generation_tokens.total
+    assert counters.generation_tokens == sum(r.generated_tokens for r in finished) == counters.request_generation_tokens.total
     assert counters.prompt_tokens == sum(r.prompt_tokens for r in finished) == counters.request_prompt_tokens.total
     assert counters.time_to_first_token.count == len(finished) == sum(counters.request_success.values())
     assert counters.iteration_tokens.total == (
@@ -86,7 +86,7 @@ def test_identities_hold_for_any_traffic(
         replica.submit(request(str(number), prompt, tokens, acceptance, segments=segments), at)
     finished += replica.advance(math.inf)
     assert len(finished) == len(traffic)
-    assert replica.next_end is None
+    assert replica.next_step_end is None
     identities(replica.counters, finished)
     if limits["num_speculative_tokens"] is None:
         assert replica.counters.spec_decode_num_drafts == 0
@@ -123,7 +123,7 @@ def test_many_steps_at_once_are_the_same_steps(
         done: list[Request] = []
 
         def advance(until: float) -> None:
-            while how == "one by one" and (end := replica.next_end) is not None and end <= until:
+            while how == "one by one" and (end := replica.next_step_end) is not None and end <= until:
                 done.extend(replica.advance(end))
             done.extend(replica.advance(until))
 
@@ -134,7 +134,7 @@ def test_many_steps_at_once_are_the_same_steps(
             if item is not None:
                 replica.submit(request(str(number), *item[1:]), at)
         advance(math.inf)
-        return [(r.name, r.generated, round(r.last_token, 9)) for r in done], replica.counters
+        return [(r.name, r.generated_tokens, round(r.last_token_time, 9)) for r in done], replica.counters
 
     one_by_one, expected = run("one by one")
     for together, counters in (run("as they come"), run("at once")):
@@ -166,7 +166,7 @@ def test_with_requests_that_come_and_go_the_laws_of_acceptance_and_step_time_are
     """Whatever is drawn ahead and thrown away: per-position acceptance, and the log-normal time of a step."""
     acceptance, noise = Acceptance((0.75, 0.7, 0.6)), 0.2
     # The median step is the same for any batch, and two edges of the buckets are near it.
-    replica = engine(step_time=Formula(base=0.03, token=0.0, noise=noise), schedule=((1, 3, 3), (4, 256, 2)), seed=2)
+    replica = engine(step_time=StepTimeFormula(base=0.03, token=0.0, noise=noise), schedule=((1, 3, 3), (4, 256, 2)), seed=2)
     now = 0.0
     for number, gap in enumerate(np.random.default_rng(1).exponential(0.3, 3000).tolist()):
         now += gap
@@ -191,7 +191,7 @@ def test_with_requests_that_come_and_go_the_laws_of_acceptance_and_step_time_are
 def test_one_request_step_by_step() -> None:
     replica = engine()
     replica.submit(request(prompt=20, tokens=8), 1.0)
-    first_end = replica.next_end
+    first_end = replica.next_step_end
     assert first_end is not None
     assert first_end == pytest.approx(1.0 + 5e-3 + 3 * 3e-4 + 20 * 2e-5)
     assert replica.advance(first_end) == []
@@ -205,35 +205,35 @@ def test_one_request_step_by_step() -> None:
     assert counters.spec_decode_num_accepted_tokens_per_pos.tolist() == [3, 3, 0]
     assert counters.generation_tokens == 8 < 4 + counters.spec_decode_num_accepted_tokens
     assert done.finish_reason == "length"
-    assert done.time_per_output_token == pytest.approx((done.last_token - first_end) / 7)
+    assert done.time_per_output_token == pytest.approx((done.last_token_time - first_end) / 7)
 
 
 def test_an_answer_that_ends_by_itself() -> None:
     replica = engine()
     replica.submit(request(tokens=100, stop_after=5), 0.0)
     (done,) = replica.advance(math.inf)
-    assert (done.finish_reason, done.generated) == ("stop", 5)
+    assert (done.finish_reason, done.generated_tokens) == ("stop", 5)
     assert replica.counters.request_success["stop"] == 1
 
 
 def test_a_request_joins_the_next_step_not_the_one_in_flight() -> None:
     replica = engine()
     replica.submit(request("a", tokens=50), 0.0)
-    first_end = replica.next_end
+    first_end = replica.next_step_end
     assert first_end is not None
     replica.submit(request("b", tokens=50), first_end / 2)
     replica.advance(first_end)
     assert replica.counters.time_to_first_token.count == 1
     assert replica.counters.request_queue_time.count == 0
     done = {r.name: r for r in replica.advance(math.inf)}
-    assert done["b"].scheduled == first_end
+    assert done["b"].scheduled_time == first_end
 
 
 def test_prompts_are_prefilled_in_chunks_that_return_nothing() -> None:
     replica = engine(max_num_batched_tokens=64)
     replica.submit(request(prompt=200, tokens=1), 0.0)
     ends = []
-    while (end := replica.next_end) is not None:
+    while (end := replica.next_step_end) is not None:
         ends.append(end)
         replica.advance(end)
     assert len(ends) == 4  # 64 + 64 + 64 + 8
@@ -278,7 +278,7 @@ def test_a_schedule_drafts_by_the_batch_of_the_step_before() -> None:
 
 
 def test_schedules_carry_gaps_and_tails_on_and_are_capped() -> None:
-    table = EngineSettings(max_num_seqs=12, num_speculative_tokens=4, schedule=((1, 2, 9), (5, 6, 1), (9, 9, 0))).lookup()
+    table = EngineSettings(max_num_seqs=12, num_speculative_tokens=4, k_schedule=((1, 2, 9), (5, 6, 1), (9, 9, 0))).build_k_table()
     assert table == [0, 4, 4, 4, 4, 1, 1, 1, 1, 0, 0, 0, 0]
 
 
@@ -298,7 +298,7 @@ def test_the_model_length_ends_answers_and_shortens_the_last_drafts() -> None:
     replica = engine(max_model_len=64)
     replica.submit(request(prompt=40, tokens=100, acceptance=NONE), 0.0)
     (done,) = replica.advance(math.inf)
-    assert (done.generated, done.finish_reason) == (24, "length")
+    assert (done.generated_tokens, done.finish_reason) == (24, "length")
     counters = replica.counters
     assert counters.spec_decode_num_draft_tokens < 3 * counters.inter_token_latency.count
 
@@ -310,13 +310,13 @@ def test_a_client_that_leaves_is_counted_nowhere_as_finished() -> None:
     replica.submit(stays, 0.0)
     replica.advance(0.05)
     before = replica.counters.generation_tokens
-    assert gone.generated > 0
+    assert gone.generated_tokens > 0
     replica.abort(gone)
     assert replica.counters.num_requests_running == 1
     (done,) = replica.advance(math.inf)
     assert done is stays
     assert replica.counters.request_success == {"stop": 0, "length": 1, "abort": 0, "error": 0, "repetition": 0}
-    assert replica.counters.generation_tokens == before + 40 - (before - gone.generated)
+    assert replica.counters.generation_tokens == before + 40 - (before - gone.generated_tokens)
     assert replica.counters.kv_cache_usage_perc == 0
 
 

@@ -13,14 +13,14 @@ ANSWERS = 200
 
 def draw(generator: np.random.Generator, shares: list[float], copies: float = 0.0) -> NDArray[np.int64]:
     """Answers whose tokens have these shares; `copies`: so often the last token is the one before it, its share unchanged."""
-    tokens = generator.choice(len(shares), size=(ANSWERS, sampled.SHORT), p=shares)
+    tokens = generator.choice(len(shares), size=(ANSWERS, sampled.SHORT_ANSWER_TOKENS), p=shares)
     same = generator.random(ANSWERS) < copies
     tokens[same, -1] = tokens[same, -2]
     return tokens
 
 
 def compared(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
-    return sampled.p_value(sampled.Samples((one,), ()), sampled.Samples((other,), ()))
+    return sampled.permutation_p_value(sampled.EngineSamples((one,), ()), sampled.EngineSamples((other,), ()))
 
 
 def test_equal_distributions_give_uniform_p_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,9 +40,9 @@ def test_other_shares_and_other_neighbours_are_seen(shares: list[float], copies:
 
 def test_requests_of_a_batch_mix_all_kinds_and_share_no_seed() -> None:
     prompts = [[{"role": "user", "content": str(index)}] for index in range(5)]
-    requests = sampled.mixed("off", prompts, 30, sampled.SAMPLINGS)
-    assert [sum(one.sampling == kind for one in requests) for kind in sampled.SAMPLINGS] == [30] * 4
-    assert sum(one.sampling["temperature"] == 0 for one in requests) == 20
-    drawn = [one.seed for one in requests if one.sampling["temperature"]]
+    requests = sampled.build_mixed_requests("off", prompts, 30, sampled.SAMPLING_SETTINGS)
+    assert [sum(one.sampling_settings == kind for one in requests) for kind in sampled.SAMPLING_SETTINGS] == [30] * 4
+    assert sum(one.sampling_settings["temperature"] == 0 for one in requests) == 20
+    drawn = [one.seed for one in requests if one.sampling_settings["temperature"]]
     assert len(set(drawn)) == len(drawn)
-    assert not {one.seed for one in sampled.mixed("greedy", prompts, 30, sampled.SAMPLINGS)} & {one.seed for one in requests}
+    assert not {one.seed for one in sampled.build_mixed_requests("greedy", prompts, 30, sampled.SAMPLING_SETTINGS)} & {one.seed for one in requests}

@@ -18,9 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aerie.analysis import equivalence
 from aerie.engine import completions as greedy
-from aerie_lab.engine.acceptance import CLASSES
-from aerie_lab.engine.traffic import Target, closed_loop
-from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass, turns
+from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE
+from aerie_lab.engine.traffic import TrafficTarget, run_closed_loop
+from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass, generate_turns
 
 from .conftest import Running, Start, write_drafter
 
@@ -162,9 +162,9 @@ def test_a_client_that_leaves_frees_its_place(start: Start) -> None:
 
 def test_traffic_checks_every_answer(start: Start) -> None:
     running = start(*NGRAM)
-    kind = TrafficClass("chat", CLASSES["chat"], Lengths(50, 0.5), Lengths(20, 0.5), turns=3)
-    many = itertools.islice(turns([kind], Poisson(1.0), 0.0, 1e9), 200)
-    report = asyncio.run(closed_loop(Target(str(running.client.base_url).rstrip("/"), "acme/model"), many, clients=16))
+    kind = TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(50, 0.5), LengthDistribution(20, 0.5), mean_turns=3)
+    many = itertools.islice(generate_turns([kind], PoissonArrivals(1.0), 0.0, 1e9), 200)
+    report = asyncio.run(run_closed_loop(TrafficTarget(str(running.client.base_url).rstrip("/"), "acme/model"), many, clients=16))
     summary = report.summary()["all"]
     assert (summary["requests"], summary["errors"], report.errors.total()) == (200, 0, 0)
     assert sum(outcome.tokens for outcome in report.outcomes) == running.metric("vllm:generation_tokens_total")
@@ -174,13 +174,13 @@ def test_traffic_checks_every_answer(start: Start) -> None:
 
 def test_traffic_tells_what_is_wrong(start: Start) -> None:
     running = start("--served-model-name", "other")
-    kind = TrafficClass("chat", CLASSES["chat"], Lengths(5), Lengths(5))
-    made = list(itertools.islice(turns([kind], Poisson(1.0), 0.0, 1e9), 3))
+    kind = TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(5), LengthDistribution(5))
+    made = list(itertools.islice(generate_turns([kind], PoissonArrivals(1.0), 0.0, 1e9), 3))
     url = str(running.client.base_url).rstrip("/")
-    report = asyncio.run(closed_loop(Target(url, "acme/model"), iter(made), clients=1))
+    report = asyncio.run(run_closed_loop(TrafficTarget(url, "acme/model"), iter(made), clients=1))
     assert report.errors == {"status 404": 3}
     running.end()
-    report = asyncio.run(closed_loop(Target(url, "other"), iter(made), clients=1))
+    report = asyncio.run(run_closed_loop(TrafficTarget(url, "other"), iter(made), clients=1))
     assert report.errors == {"ClientConnectorError": 3}
 
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from aerie_lab.engine.acceptance import CLASSES, expected_length
-from aerie_lab.engine.arguments import parse
-from aerie_lab.engine.drafter import EngineError, inspect
-from aerie_lab.engine.options import Options, from_document, from_environment
-from aerie_lab.engine.setup import Setup, prepare
-from aerie_lab.engine.step import Formula, Grid, Scaled
+from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE, expected_length
+from aerie_lab.engine.arguments import parse_simulator_arguments
+from aerie_lab.engine.drafter import EngineError, inspect_drafter
+from aerie_lab.engine.options import SimulatorOptions, parse_options, read_options
+from aerie_lab.engine.setup import EngineSetup, prepare_engine
+from aerie_lab.engine.step import StepTimeFormula, StepTimeGrid, ScaledStepTime
 from aerie_lab.errors import StateError
 
 
 def test_a_command_line_as_people_write_it() -> None:
-    arguments = parse(
+    arguments = parse_simulator_arguments(
         shlex.split(
             "serve acme/m --served-model-name a b --port=9000 --max_model_len 8k --max-num-seqs 64 --shutdown-timeout 30 "
             "--no-enable-prefix-caching --enforce-eager -tp 2 --dtype float32 --gpu-memory-utilization 0.9 "
@@ -35,7 +35,7 @@ def test_a_command_line_as_people_write_it() -> None:
 
 
 def test_the_model_may_be_a_flag_and_json_may_be_dotted() -> None:
-    arguments = parse(["--model", "m", "-sc.method=ngram", "-sc.num_speculative_tokens", "4"])
+    arguments = parse_simulator_arguments(["--model", "m", "-sc.method=ngram", "-sc.num_speculative_tokens", "4"])
     assert arguments.model == "m"
     assert arguments.served_model_names == ("m",)
     assert arguments.speculative_config == {"method": "ngram", "num_speculative_tokens": 4}
@@ -54,21 +54,21 @@ def test_the_model_may_be_a_flag_and_json_may_be_dotted() -> None:
     ],
 )
 def test_what_0_33_takes_and_0_32_refuses(words: str, on: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    assert parse(["m", *words.split()], "0.33.0").enable_prefix_caching is on
+    assert parse_simulator_arguments(["m", *words.split()], "0.33.0").enable_prefix_caching is on
     if words.startswith("--no-"):  # the way to say so that both have
-        assert parse(["m", *words.split()], "0.32.0").enable_prefix_caching is on
+        assert parse_simulator_arguments(["m", *words.split()], "0.32.0").enable_prefix_caching is on
         return
     with pytest.raises(SystemExit, match="2"):
-        parse(["m", *words.split()], "0.32.0")
+        parse_simulator_arguments(["m", *words.split()], "0.32.0")
     assert words.split()[0] in capsys.readouterr().err
 
 
 def test_what_0_33_no_longer_takes() -> None:
     words = ["m", "--spec-method", "medusa"]
-    parse(words, "0.32.1")
+    parse_simulator_arguments(words, "0.32.1")
     for newer in ("0.33.0", "0.34.0", "0.33.0rc1"):
         with pytest.raises(SystemExit, match="2"):
-            parse(words, newer)
+            parse_simulator_arguments(words, newer)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_what_0_33_no_longer_takes() -> None:
     ],
 )
 def test_the_images_tag_names_the_version(tag: str, version: str) -> None:
-    assert from_environment({"AERIE_SIMULATOR_TAG": tag}).version == version
-    assert from_environment({"AERIE_SIMULATOR_TAG": tag, "AERIE_SIMULATOR": '{"version": "0.30.0"}'}).version == "0.30.0"
+    assert read_options({"AERIE_SIMULATOR_TAG": tag}).version == version
+    assert read_options({"AERIE_SIMULATOR_TAG": tag, "AERIE_SIMULATOR": '{"version": "0.30.0"}'}).version == "0.30.0"
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,12 @@ def test_the_images_tag_names_the_version(tag: str, version: str) -> None:
 )
 def test_a_wrong_command_line_ends_with_2(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        parse(words)
+        parse_simulator_arguments(words)
     assert sentence in capsys.readouterr().err
 
 
-def prepared(*words: str, options: Options | None = None) -> Setup:
-    return prepare(parse(["acme/m", *words]), options or Options())
+def prepared(*words: str, options: SimulatorOptions | None = None) -> EngineSetup:
+    return prepare_engine(parse_simulator_arguments(["acme/m", *words]), options or SimulatorOptions())
 
 
 def speculation(**config: Any) -> list[str]:
@@ -116,17 +116,17 @@ def speculation(**config: Any) -> list[str]:
 
 def test_limits_come_from_the_flags_the_model_and_the_options(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 4096}')
-    setup = prepare(parse([str(tmp_path), "--block-size", "32"]), from_document({"kv_tokens": 64_000}))
+    setup = prepare_engine(parse_simulator_arguments([str(tmp_path), "--block-size", "32"]), parse_options({"kv_tokens": 64_000}))
     assert (setup.settings.max_model_len, setup.settings.block_size, setup.settings.num_blocks) == (4096, 32, 2000)
     assert (setup.settings.num_speculative_tokens, setup.drafter) == (None, None)
     with pytest.raises(EngineError, match=r"User-specified max_model_len \(5000\) is greater than the derived max_model_len"):
-        prepare(parse([str(tmp_path), "--max-model-len", "5000"]), Options())
+        prepare_engine(parse_simulator_arguments([str(tmp_path), "--max-model-len", "5000"]), SimulatorOptions())
 
 
 def test_a_schedule_is_taken_over() -> None:
     ranges = [[1, 4, 5], [5, 64, 1]]
     setup = prepared(*speculation(method="ngram", num_speculative_tokens=5, num_speculative_tokens_per_batch_size=ranges))
-    assert setup.settings.schedule == ((1, 4, 5), (5, 64, 1))
+    assert setup.settings.k_schedule == ((1, 4, 5), (5, 64, 1))
     assert setup.settings.drops_last_block is False
 
 
@@ -150,19 +150,19 @@ def test_speculation_that_vllm_does_not_start_with(config: dict[str, Any], sente
 
 def test_a_missing_model_is_refused_and_a_name_of_the_hub_believed() -> None:
     with pytest.raises(EngineError, match="Repo id must be in the form"):
-        prepare(parse(["/nowhere/model"]), Options())
+        prepare_engine(parse_simulator_arguments(["/nowhere/model"]), SimulatorOptions())
     assert prepared().settings.max_model_len == 32768
 
 
-def length(setup: Setup) -> float:
+def length(setup: EngineSetup) -> float:
     return expected_length(setup.acceptance["chat"], 3)
 
 
 def test_each_drafter_behaves_as_its_files_say(drafters: dict[str, Path]) -> None:
-    def served(name: str) -> Setup:
+    def served(name: str) -> EngineSetup:
         return prepared(*speculation(method="eagle3", model=str(drafters[name]), num_speculative_tokens=3))
 
-    assert length(served("eagle3")) == pytest.approx(expected_length(CLASSES["chat"], 3))
+    assert length(served("eagle3")) == pytest.approx(expected_length(CLASS_ACCEPTANCE["chat"], 3))
     assert length(served("eagle3")) < length(served("eagle3.1")) < 1.08 * length(served("eagle3"))
     assert length(served("no norm_output")) < 0.9 * length(served("eagle3"))
     assert length(served("plain as 3.1")) < 0.75 * length(served("eagle3"))
@@ -189,37 +189,37 @@ def test_a_drafter_with_fewer_positions_cuts_the_context_from_0_33_on(
     config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 4096, "rope_parameters": rope}
     (folder / "config.json").write_text(json.dumps(config))
     words = speculation(method="eagle3", model=str(folder), num_speculative_tokens=3)
-    assert prepared(*words, options=Options(version=version)).settings.max_model_len == taken
+    assert prepared(*words, options=SimulatorOptions(version=version)).settings.max_model_len == taken
 
 
 def test_measured_acceptance_is_left_alone(drafters: dict[str, Path]) -> None:
     words = speculation(method="eagle3", model=str(drafters["no norm_output"]), num_speculative_tokens=3)
-    options = from_document({"acceptance": {"chat": {"rates": [0.6, 0.3, 0.1]}}, "drafter_effect": False})
+    options = parse_options({"acceptance": {"chat": {"rates": [0.6, 0.3, 0.1]}}, "drafter_effect": False})
     assert prepared(*words, options=options).acceptance["chat"].survival(3).tolist() == pytest.approx([0.6, 0.3, 0.1])
 
 
 def test_the_mix_ups_have_the_measured_effect() -> None:
     """The rates that the shifts were taken from come back (module docstring of aerie_lab.engine.drafter)."""
-    from aerie_lab.engine.acceptance import Acceptance, from_rates
-    from aerie_lab.engine.drafter import _NO_NORM_OUTPUT, _PLAIN_AS_31
+    from aerie_lab.engine.acceptance import Acceptance, conditionals_from_rates
+    from aerie_lab.engine.drafter import _NO_NORM_OUTPUT_SHIFTS, _PLAIN_AS_31_SHIFTS
 
-    right = Acceptance(from_rates((0.683, 0.487, 0.341)))
-    assert right.shifted(*_NO_NORM_OUTPUT).survival(3).tolist() == pytest.approx([0.669, 0.314, 0.097], abs=0.002)
-    plain = Acceptance(from_rates((0.668, 0.456, 0.330)))
-    assert expected_length(plain.shifted(*_PLAIN_AS_31), 3) == pytest.approx(1.58, abs=0.03)
+    right = Acceptance(conditionals_from_rates((0.683, 0.487, 0.341)))
+    assert right.shift_logits(*_NO_NORM_OUTPUT_SHIFTS).survival(3).tolist() == pytest.approx([0.669, 0.314, 0.097], abs=0.002)
+    plain = Acceptance(conditionals_from_rates((0.668, 0.456, 0.330)))
+    assert expected_length(plain.shift_logits(*_PLAIN_AS_31_SHIFTS), 3) == pytest.approx(1.58, abs=0.03)
 
 
 def test_damaged_files_are_told_apart(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(EngineError, match="Invalid repository ID or local directory"):
-        inspect("eagle3", str(empty))
+        inspect_drafter("eagle3", str(empty))
     (empty / "config.json").write_text("{}")
     with pytest.raises(EngineError, match="Cannot find any model weights"):
-        inspect("eagle3", str(empty))
+        inspect_drafter("eagle3", str(empty))
     (empty / "model.safetensors").write_bytes(b"\x04\0\0\0\0\0\0\0nope")
     with pytest.raises(EngineError, match="Error while deserializing header"):
-        inspect("eagle3", str(empty))
+        inspect_drafter("eagle3", str(empty))
 
 
 def test_options_of_every_kind(tmp_path: Path) -> None:
@@ -231,14 +231,14 @@ def test_options_of_every_kind(tmp_path: Path) -> None:
     }
     file = tmp_path / "options.json"
     file.write_text(json.dumps(document))
-    options = from_environment({"AERIE_SIMULATOR": str(file)})
-    assert isinstance(options.step_time, Scaled)
-    assert isinstance(options.step_time.inner, Grid)
-    assert options.step_time.fixed(1, 0) == pytest.approx(options.step_time.inner.fixed(1, 0) / 2)
+    options = read_options({"AERIE_SIMULATOR": str(file)})
+    assert isinstance(options.step_time, ScaledStepTime)
+    assert isinstance(options.step_time.inner, StepTimeGrid)
+    assert options.step_time.fixed_seconds(1, 0) == pytest.approx(options.step_time.inner.fixed_seconds(1, 0) / 2)
     assert options.acceptance["chat"].survival(2).tolist() == pytest.approx([0.7, 0.5])
-    assert from_environment({}) == Options()
-    formula = from_document({"step_time": {"formula": {"base": 1.0, "token": 0.1, "captures": [8, 16]}}}).step_time
-    assert formula == Formula(1.0, 0.1, captures=(8, 16))
+    assert read_options({}) == SimulatorOptions()
+    formula = parse_options({"step_time": {"formula": {"base": 1.0, "token": 0.1, "captures": [8, 16]}}}).step_time
+    assert formula == StepTimeFormula(1.0, 0.1, captures=(8, 16))
 
 
 @pytest.mark.parametrize(
@@ -256,4 +256,4 @@ def test_options_of_every_kind(tmp_path: Path) -> None:
 )
 def test_wrong_options_are_told(text: str, sentence: str) -> None:
     with pytest.raises(StateError, match=sentence):
-        from_environment({"AERIE_SIMULATOR": text})
+        read_options({"AERIE_SIMULATOR": text})

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerie_lab.engine.step import FORMULAS, Formula, grid, grid_names
+from aerie_lab.engine.step import STEP_TIME_FORMULAS, StepTimeFormula, load_grid, list_grid_names
 from aerie_lab.errors import StateError
 
 GRIDS = json.loads(resources.files("aerie_lab.engine").joinpath("step_time_grids.json").read_text())["grids"]
@@ -18,51 +18,51 @@ GRIDS = json.loads(resources.files("aerie_lab.engine").joinpath("step_time_grids
 
 @pytest.mark.parametrize("published", GRIDS, ids=[g["name"] for g in GRIDS])
 def test_a_published_cell_gives_its_throughput_back(published: dict[str, Any]) -> None:
-    profile = grid(published["name"])
+    profile = load_grid(published["name"])
     for k, throughputs in published["throughput"].items():
         for batch, throughput in zip(published["batch"], throughputs, strict=True):
             if throughput is not None:
                 length = published["acceptance_length"][k]
-                assert batch * length / profile.fixed(batch, int(k)) == pytest.approx(throughput)
+                assert batch * length / profile.fixed_seconds(batch, int(k)) == pytest.approx(throughput)
 
 
 def test_between_cells_it_is_linear_and_an_unusable_cell_is_bridged() -> None:
-    profile = grid("nemotron3-super-120b-gb200-tp4")
-    assert profile.fixed(3, 0) == pytest.approx((profile.fixed(2, 0) + profile.fixed(4, 0)) / 2)
-    assert profile.fixed(4, 2) == pytest.approx(profile.fixed(2, 2) + (profile.fixed(8, 2) - profile.fixed(2, 2)) / 3)
-    llama = grid("llama3.1-8b-h100-tp1")
-    assert llama.fixed(16, 2) == pytest.approx((llama.fixed(16, 1) + llama.fixed(16, 3)) / 2)
+    profile = load_grid("nemotron3-super-120b-gb200-tp4")
+    assert profile.fixed_seconds(3, 0) == pytest.approx((profile.fixed_seconds(2, 0) + profile.fixed_seconds(4, 0)) / 2)
+    assert profile.fixed_seconds(4, 2) == pytest.approx(profile.fixed_seconds(2, 2) + (profile.fixed_seconds(8, 2) - profile.fixed_seconds(2, 2)) / 3)
+    llama = load_grid("llama3.1-8b-h100-tp1")
+    assert llama.fixed_seconds(16, 2) == pytest.approx((llama.fixed_seconds(16, 1) + llama.fixed_seconds(16, 3)) / 2)
 
 
-@pytest.mark.parametrize("name", grid_names())
+@pytest.mark.parametrize("name", list_grid_names())
 @given(batch=st.integers(1, 2000), k=st.integers(0, 12))
 def test_outside_the_grid_more_is_never_faster(name: str, batch: int, k: int) -> None:
-    profile = grid(name)
-    last_batch, last_k = max(max(b) for b, _ in profile.columns.values()), max(profile.columns)
-    assert profile.fixed(last_batch + batch, min(k, last_k)) >= profile.fixed(last_batch, min(k, last_k)) * (1 - 1e-9)
-    assert profile.fixed(batch, last_k + k) >= profile.fixed(batch, last_k) * (1 - 1e-9)
-    assert profile.fixed(0, k) >= 0
+    profile = load_grid(name)
+    last_batch, last_k = max(max(b) for b, _ in profile.step_seconds_by_k.values()), max(profile.step_seconds_by_k)
+    assert profile.fixed_seconds(last_batch + batch, min(k, last_k)) >= profile.fixed_seconds(last_batch, min(k, last_k)) * (1 - 1e-9)
+    assert profile.fixed_seconds(batch, last_k + k) >= profile.fixed_seconds(batch, last_k) * (1 - 1e-9)
+    assert profile.fixed_seconds(0, k) >= 0
 
 
 def test_an_unknown_grid_is_refused_with_the_known_ones() -> None:
     with pytest.raises(StateError, match=r"grid 'gpt' is unknown: one of qwen3-32b-gb200-tp2"):
-        grid("gpt")
+        load_grid("gpt")
 
 
 def test_a_formula_is_its_sum() -> None:
-    formula = Formula(base=7.0, token=0.5, draft=0.3, draft_request=0.01)
-    assert formula.fixed(4, 3) == pytest.approx(7.0 + 0.5 * 16 + 3 * (0.3 + 0.04))
-    assert formula.fixed(4, 0) == pytest.approx(7.0 + 0.5 * 4)
+    formula = StepTimeFormula(base=7.0, token=0.5, draft=0.3, draft_request=0.01)
+    assert formula.fixed_seconds(4, 3) == pytest.approx(7.0 + 0.5 * 16 + 3 * (0.3 + 0.04))
+    assert formula.fixed_seconds(4, 0) == pytest.approx(7.0 + 0.5 * 4)
 
 
 def test_captured_sizes_pad_and_beyond_them_is_a_cliff() -> None:
-    formula = Formula(base=0.0, token=1.0, captures=(8, 16, 512), uncaptured=1000.0)
-    assert [formula.fixed(batch, 0) for batch in (0, 7, 8, 9, 512)] == [0.0, 8.0, 8.0, 16.0, 512.0]
-    assert formula.fixed(128, 3) == 512.0
-    assert formula.fixed(128, 4) == 1640.0
+    formula = StepTimeFormula(base=0.0, token=1.0, captures=(8, 16, 512), uncaptured=1000.0)
+    assert [formula.fixed_seconds(batch, 0) for batch in (0, 7, 8, 9, 512)] == [0.0, 8.0, 8.0, 16.0, 512.0]
+    assert formula.fixed_seconds(128, 3) == 512.0
+    assert formula.fixed_seconds(128, 4) == 1640.0
 
 
 def test_a_mixture_of_experts_has_a_knee() -> None:
-    moe = FORMULAS["moe-30b-a3b"]
-    before, after = moe.fixed(8, 0) - moe.fixed(7, 0), moe.fixed(40, 0) - moe.fixed(39, 0)
+    moe = STEP_TIME_FORMULAS["moe-30b-a3b"]
+    before, after = moe.fixed_seconds(8, 0) - moe.fixed_seconds(7, 0), moe.fixed_seconds(40, 0) - moe.fixed_seconds(39, 0)
     assert before > 10 * after > 0

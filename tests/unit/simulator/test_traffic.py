@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from aerie_lab.engine.acceptance import CLASSES
-from aerie_lab.engine.traffic import Outcome, Report, Target, at_percentile, open_loop, prompt
-from aerie_lab.engine.workload import Lengths, TrafficClass, Turn
+from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE
+from aerie_lab.engine.traffic import RequestOutcome, TrafficReport, TrafficTarget, nearest_rank_percentile, run_open_loop, build_prompt
+from aerie_lab.engine.workload import LengthDistribution, TrafficClass, Turn
 
 from .conftest import Start
 
-KIND = TrafficClass("chat", CLASSES["chat"], Lengths(10), Lengths(10))
+KIND = TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(10), LengthDistribution(10))
 
 
 def turn(number: int, at: float, *segments: tuple[str, int]) -> Turn:
@@ -22,14 +22,14 @@ def turn(number: int, at: float, *segments: tuple[str, int]) -> Turn:
 
 def test_percentiles_are_nearest_ranks() -> None:
     values = [float(value) for value in range(1, 11)]
-    assert [at_percentile(values, p) for p in (50, 90, 95, 99)] == [5.0, 9.0, 10.0, 10.0]
-    assert at_percentile([7.0], 50) == 7.0
-    assert at_percentile([], 50) == 0.0
+    assert [nearest_rank_percentile(values, p) for p in (50, 90, 95, 99)] == [5.0, 9.0, 10.0, 10.0]
+    assert nearest_rank_percentile([7.0], 50) == 7.0
+    assert nearest_rank_percentile([], 50) == 0.0
 
 
 def test_a_report_counts_errors_and_leaves_them_out_of_the_latencies() -> None:
-    report = Report(
-        10.0, [Outcome("a", None, 11, 0.1, 1.1), Outcome("a", None, 21, 0.3, 4.3), Outcome("b", "timeout", total=300.0)]
+    report = TrafficReport(
+        10.0, [RequestOutcome("a", None, 11, 0.1, 1.1), RequestOutcome("a", None, 21, 0.3, 4.3), RequestOutcome("b", "timeout", total_seconds=300.0)]
     )
     summary = report.summary()
     assert (summary["all"]["requests"], summary["all"]["errors"], summary["b"]["errors"]) == (3, 1, 1)
@@ -40,9 +40,9 @@ def test_a_report_counts_errors_and_leaves_them_out_of_the_latencies() -> None:
 
 
 def test_prompts_of_one_session_begin_alike() -> None:
-    first = prompt(turn(1, 0.0, ("system", 20), ("session", 30)), 4.0)
-    second = prompt(turn(2, 0.0, ("system", 20), ("session", 90)), 4.0)
-    other = prompt(turn(3, 0.0, ("system", 20), ("another", 90)), 4.0)
+    first = build_prompt(turn(1, 0.0, ("system", 20), ("session", 30)), 4.0)
+    second = build_prompt(turn(2, 0.0, ("system", 20), ("session", 90)), 4.0)
+    other = build_prompt(turn(3, 0.0, ("system", 20), ("another", 90)), 4.0)
     assert (len(first), len(second)) == (200, 440)
     assert second.startswith(first.rstrip())
     assert other.startswith(first[:80])
@@ -53,6 +53,6 @@ def test_an_open_loop_keeps_its_times(start: Start) -> None:
     running = start()
     turns = [turn(number, 0.1 * number) for number in range(8)]
     began = time.monotonic()
-    report = asyncio.run(open_loop(Target(str(running.client.base_url).rstrip("/"), "acme/model"), turns))
+    report = asyncio.run(run_open_loop(TrafficTarget(str(running.client.base_url).rstrip("/"), "acme/model"), turns))
     assert time.monotonic() - began >= 0.7
     assert (len(report.outcomes), report.errors.total()) == (8, 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aerie_lab.testing import until
+from aerie_lab.testing import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 WAITS = """
@@ -70,7 +70,7 @@ def test_an_end_from_outside_lets_both_put_things_in_order(number: int, tmp_path
         return log is not None and "one begins" in out.read_text() and "two begins" in Path(log[1]).read_text()
 
     try:
-        until(begun, "both run")
+        wait_until(begun, "both run")
         os.kill(running.pid, number)
         assert running.wait(120) != 0
     finally:

@@ -15,7 +15,7 @@ from aerie.engine.speculation import Adaptive, Schedule, ScheduleTier, Speculati
 from aerie.tuning.models.acceptance import AcceptanceModel, fit_acceptance
 from aerie.tuning.telemetry import TelemetryBlock
 from aerie_lab.engine import acceptance as truth
-from aerie_lab.engine.acceptance import CLASSES
+from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE
 from tests.unit.tuning.windows import K3, window
 
 
@@ -56,10 +56,10 @@ def _off(found: AcceptanceModel, kind: truth.Acceptance, tokens: int) -> float:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.sampled_from(sorted(CLASSES)), st.floats(0.4, 0.8), st.integers(2, 7), st.data())
+@given(st.sampled_from(sorted(CLASS_ACCEPTANCE)), st.floats(0.4, 0.8), st.integers(2, 7), st.data())
 def test_fewer_drafts_accept_more_of_the_same_tokens(name: str, spread: float, ran: int, data: st.DataObject) -> None:
     """A draft of more tokens passes easy text in fewer drafts, so its drafts begin at harder places."""
-    kind = truth.Acceptance(CLASSES[name].conditionals, spread)
+    kind = truth.Acceptance(CLASS_ACCEPTANCE[name].conditionals, spread)
     other = data.draw(st.integers(1, ran - 1))
     found = fitted(_blocks_of(kind, ran), draws=1500)
     counted = 1 + truth.expected_survival(kind, ran)[:other].sum()
@@ -71,9 +71,9 @@ def test_fewer_drafts_accept_more_of_the_same_tokens(name: str, spread: float, r
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.sampled_from(sorted(CLASSES)), st.floats(0.0, 0.8), st.integers(1, 3), st.integers(2, 4), st.integers(1, 5))
+@given(st.sampled_from(sorted(CLASS_ACCEPTANCE)), st.floats(0.0, 0.8), st.integers(1, 3), st.integers(2, 4), st.integers(1, 5))
 def test_two_settings_side_by_side_tell_the_bias(name: str, spread: float, first: int, more: int, asked: int) -> None:
-    kind, second = truth.Acceptance(CLASSES[name].conditionals, spread), min(5, first + more)
+    kind, second = truth.Acceptance(CLASS_ACCEPTANCE[name].conditionals, spread), min(5, first + more)
     found = fitted([*_blocks_of(kind, first), *_blocks_of(kind, second)])
     assert abs(_off(found, kind, min(asked, second))) < 0.003, "deeper, the last conditional is carried on"
 
@@ -81,7 +81,7 @@ def test_two_settings_side_by_side_tell_the_bias(name: str, spread: float, first
 def test_requests_one_by_one_show_the_same_bias() -> None:
     """By steps, until the tokens of each request are done: nothing of the correction's own theory in it."""
     random = np.random.default_rng(8)
-    kind = truth.Acceptance(CLASSES["chat"].conditionals, 0.8)
+    kind = truth.Acceptance(CLASS_ACCEPTANCE["chat"].conditionals, 0.8)
     requests = [(kind.spread * z, 200 + 400 * u) for z, u in zip(random.standard_normal(3000), random.random(3000), strict=True)]
 
     def counted(tokens: int) -> tuple[float, ...]:
@@ -106,19 +106,19 @@ def test_requests_one_by_one_show_the_same_bias() -> None:
 
 def test_what_two_settings_show_at_different_times_tells_no_bias() -> None:
     """Between two days traffic moves by more than what is sought."""
-    kind = truth.Acceptance(CLASSES["math"].conditionals, 0.4)
-    before, after = _blocks_of(kind, 3), _blocks_of(truth.Acceptance(kind.shifted(0.2).conditionals, 0.4), 5, start=12)
+    kind = truth.Acceptance(CLASS_ACCEPTANCE["math"].conditionals, 0.4)
+    before, after = _blocks_of(kind, 3), _blocks_of(truth.Acceptance(kind.shift_logits(0.2).conditionals, 0.4), 5, start=12)
     apart, alone = fitted([*before, *after]), fitted(before)
     assert float(apart.text_variance.mean()) == pytest.approx(float(alone.text_variance.mean()), rel=0.15)
 
 
 def test_settings_that_differ_by_chance_alone_tell_little() -> None:
     """Half an hour of a canary that scatters by 3 % a block: the prior counts on."""
-    kind, random = truth.Acceptance(CLASSES["math"].conditionals, 0.4), np.random.default_rng(2)
+    kind, random = truth.Acceptance(CLASS_ACCEPTANCE["math"].conditionals, 0.4), np.random.default_rng(2)
     found = []
     for index in range(6):
         for tokens in (3, 5):
-            moved = truth.Acceptance(kind.shifted(0.15 * float(random.standard_normal())).conditionals, 0.4)
+            moved = truth.Acceptance(kind.shift_logits(0.15 * float(random.standard_normal())).conditionals, 0.4)
             found += _blocks_of(moved, tokens, 1, index)
     estimates = fitted(found).text_variance
     assert 0.05 < float(estimates.mean()) < 1.0

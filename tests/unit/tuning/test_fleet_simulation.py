@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aerie.engine.speculation import Off, Schedule, ScheduleTier, Static
-from aerie_lab.engine.step import FORMULAS
+from aerie_lab.engine.step import STEP_TIME_FORMULAS
 from benchmarks import _tuning_fleet as fleets
 from benchmarks import _tuning_fleet_figures as figured
 from benchmarks import _tuning_fleet_model as model
@@ -21,7 +21,7 @@ from benchmarks._tuning_fleet_scenarios import HOUR, REPLICAS, TICK, TICKS, Worl
 from benchmarks._tuning_fleet_trial import judged
 from benchmarks._tuning_fleet_tuner import tuned
 
-TARGET = model.Target.of(FORMULAS["dense-32b"])
+TARGET = model.Target.of(STEP_TIME_FORMULAS["dense-32b"])
 SURVIVALS = model.survival("math", np.zeros(1))
 
 

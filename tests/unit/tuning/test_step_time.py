@@ -14,19 +14,19 @@ from aerie.engine.speculation import Off, Static
 from aerie.tuning.models.step_time import StepTimeModel, fit_step_time
 from aerie.tuning.telemetry import ReplicaWindow, TuningTelemetry
 from aerie_lab.engine.acceptance import Acceptance
-from aerie_lab.engine.fleet import Fleet, Pod
-from aerie_lab.engine.page import page
+from aerie_lab.engine.fleet import SimulatedFleet, SimulatedPod
+from aerie_lab.engine.page import render_exposition
 from aerie_lab.engine.request import EngineSettings
-from aerie_lab.engine.step import FORMULAS, Formula
-from aerie_lab.engine.workload import Diurnal, Lengths, TrafficClass
+from aerie_lab.engine.step import STEP_TIME_FORMULAS, StepTimeFormula
+from aerie_lab.engine.workload import DiurnalArrivals, LengthDistribution, TrafficClass
 from tests.unit.tuning.windows import K3, spread, telemetry
 
-DENSE = FORMULAS["dense-32b"]
+DENSE = STEP_TIME_FORMULAS["dense-32b"]
 
 
-def seconds(formula: Formula, batch: float, tokens: float) -> float:
-    low = formula.fixed(int(batch), int(tokens))
-    return low + (batch - int(batch)) * (formula.fixed(int(batch) + 1, int(tokens)) - low)
+def seconds(formula: StepTimeFormula, batch: float, tokens: float) -> float:
+    low = formula.fixed_seconds(int(batch), int(tokens))
+    return low + (batch - int(batch)) * (formula.fixed_seconds(int(batch) + 1, int(tokens)) - low)
 
 
 def predicted(found: StepTimeModel, batch: float, tokens: int) -> float:
@@ -47,7 +47,7 @@ def fitted(found: TuningTelemetry, captured: int | None = None, experts: bool | 
     draft=st.floats(0.03, 0.15),
 )
 def test_two_settings_tell_what_a_third_costs(base: float, share: float, draft: float) -> None:
-    truth = Formula(base, share * base, draft * base, 0.2 * share * base)
+    truth = StepTimeFormula(base, share * base, draft * base, 0.2 * share * base)
     found = fitted(telemetry([Static(1), Static(5)], lambda b, k: seconds(truth, b, k), spread(1, 100, 60)), experts=False)
     for batch in (2, 16, 64):
         assert predicted(found, batch, 3) == pytest.approx(seconds(truth, batch, 3), rel=0.04)
@@ -67,7 +67,7 @@ def test_one_setting_is_told_apart_by_the_prior_and_says_how_unsure_it_is() -> N
 
 
 def test_a_mixture_of_experts_is_concave() -> None:
-    moe = FORMULAS["moe-30b-a3b"]
+    moe = STEP_TIME_FORMULAS["moe-30b-a3b"]
     found = fitted(telemetry([K3, Static(1)], lambda b, k: seconds(moe, b, k), spread(1, 100, 80)), experts=True)
     slopes = np.exp(found.center[3:6])
     assert slopes[0] > 3 * slopes[2]
@@ -76,7 +76,7 @@ def test_a_mixture_of_experts_is_concave() -> None:
 
 
 def test_a_cliff_behind_the_captured_graphs_stays_out_of_the_slopes() -> None:
-    truth = Formula(7e-3, 2e-5, 5e-4, captures=tuple(range(8, 513, 8)), uncaptured=20e-3)
+    truth = StepTimeFormula(7e-3, 2e-5, 5e-4, captures=tuple(range(8, 513, 8)), uncaptured=20e-3)
     found = fitted(telemetry([K3, Static(1)], lambda b, k: seconds(truth, b, k), spread(1, 250, 80)), captured=512)
     assert predicted(found, 100, 2) == pytest.approx(seconds(truth, 100, 2), rel=0.06)
     assert predicted(found, 200, 3) == pytest.approx(seconds(truth, 200, 3), rel=0.06)
@@ -101,13 +101,13 @@ def test_outliers_and_a_slow_replica_do_not_move_it() -> None:
 
 def test_simulated_engines_give_their_step_time_back() -> None:
     """Through pages, the reader and windows, as the operator would: two engines, K = 3 and K = 1, under a load that swings."""
-    truth = Formula(6e-3, 1e-4, 6e-4, prefill=1e-5, noise=0.03)
-    kind = TrafficClass("chat", Acceptance((0.75, 0.7, 0.6)), Lengths(100, 0.3), Lengths(150, 0.3))
-    pods = [Pod(f"k{k}", EngineSettings(num_speculative_tokens=k), truth) for k in (3, 1)]
+    truth = StepTimeFormula(6e-3, 1e-4, 6e-4, prefill=1e-5, noise=0.03)
+    kind = TrafficClass("chat", Acceptance((0.75, 0.7, 0.6)), LengthDistribution(100, 0.3), LengthDistribution(150, 0.3))
+    pods = [SimulatedPod(f"k{k}", EngineSettings(num_speculative_tokens=k), truth) for k in (3, 1)]
     found, samples = TuningTelemetry(), dict[str, Sample]()
-    for scrape in Fleet(pods, [kind], Diurnal(6.0, 0.9, peak=150.0, day=600.0), routing="random", seed=3).run(700.0):
+    for scrape in SimulatedFleet(pods, [kind], DiurnalArrivals(6.0, 0.9, peak_seconds=150.0, day_seconds=600.0), routing="random", seed=3).run(700.0):
         assert scrape.counters is not None
-        sample = parse_exposition(page(scrape.counters, "m", 0.0).encode())
+        sample = parse_exposition(render_exposition(scrape.counters, "m", 0.0).encode())
         if (before := samples.get(scrape.pod)) is not None:
             window = diff_samples(before, sample)
             assert isinstance(window, Counters)

@@ -15,24 +15,24 @@ from aerie.cli.app import run_command_line
 from aerie.cli.console import CommandError
 from aerie.cli.inputs.recorded import read_recording
 from aerie_lab.engine.acceptance import Acceptance
-from aerie_lab.engine.fleet import Fleet, Pod
-from aerie_lab.engine.page import page
+from aerie_lab.engine.fleet import SimulatedFleet, SimulatedPod
+from aerie_lab.engine.page import render_exposition
 from aerie_lab.engine.request import EngineSettings
-from aerie_lab.engine.step import Formula
-from aerie_lab.engine.workload import Diurnal, Lengths, TrafficClass
+from aerie_lab.engine.step import StepTimeFormula
+from aerie_lab.engine.workload import DiurnalArrivals, LengthDistribution, TrafficClass
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Thirty-five minutes of one engine with K = 3, the load up and down every ten."""
-    kind = TrafficClass("chat", Acceptance((0.75, 0.7, 0.65)), Lengths(50, 0.3), Lengths(100, 0.3))
-    pod = Pod("chat-0", EngineSettings(num_speculative_tokens=3), Formula(4e-2, 1e-3, 4e-3, noise=0.03))
-    fleet = Fleet([pod], [kind], Diurnal(1.0, 0.9, peak=150.0, day=600.0), seed=2)
+    kind = TrafficClass("chat", Acceptance((0.75, 0.7, 0.65)), LengthDistribution(50, 0.3), LengthDistribution(100, 0.3))
+    pod = SimulatedPod("chat-0", EngineSettings(num_speculative_tokens=3), StepTimeFormula(4e-2, 1e-3, 4e-3, noise=0.03))
+    fleet = SimulatedFleet([pod], [kind], DiurnalArrivals(1.0, 0.9, peak_seconds=150.0, day_seconds=600.0), seed=2)
     file = tmp_path_factory.mktemp("recorded") / "chat.jsonl"
     with file.open("w") as out:
         for scrape in fleet.run(2100.0):
             assert scrape.counters is not None
-            row = {"time": 1e9 + scrape.time, "replica": scrape.pod, "page": page(scrape.counters, "m", 1e9 - 3600)}
+            row = {"time": 1e9 + scrape.time, "replica": scrape.pod, "page": render_exposition(scrape.counters, "m", 1e9 - 3600)}
             out.write(json.dumps(row) + "\n")
     return file
 

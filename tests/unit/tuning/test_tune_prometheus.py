@@ -28,7 +28,7 @@ from aerie.cli.inputs.prometheus import PrometheusQueryConfig, read_prometheus
 from aerie.cli.inputs.recorded import read_recording
 from aerie.engine.metrics.exposition import parse_exposition
 from aerie.engine.metrics.sample import Sample
-from aerie_lab.testing.prometheus import answer, merged
+from aerie_lab.testing.prometheus import build_range_response, merge_responses
 
 TOLD: dict[str, Any] = json.loads(gzip.decompress((Path(__file__).parent / "data/prometheus-3.15.json.gz").read_bytes()))
 PAGES = {pod: parse_exposition(page.encode()) for pod, page in TOLD["pages"].items()}
@@ -84,7 +84,7 @@ def ranged(*answers: dict[str, Any]) -> Say:
     """What the real one said, but of the period these answers, as one."""
 
     def say(path: str, form: Form, headers: dict[str, str]) -> tuple[int, str]:
-        return (200, merged(*answers).decode()) if path.endswith("query_range") else real(path, form, headers)
+        return (200, merge_responses(*answers).decode()) if path.endswith("query_range") else real(path, form, headers)
 
     return say
 
@@ -159,7 +159,7 @@ def test_a_long_period_is_asked_for_in_pieces_that_are_its_whole() -> None:
 
 def test_a_pod_that_two_jobs_scrape_counts_for_nothing_and_is_named() -> None:
     page = TOLD["pages"]["chat-a"]
-    twice = [answer({"chat-a": [(TOLD["end"], page)]}, job=job) for job in ("a", "b")]
+    twice = [build_range_response({"chat-a": [(TOLD["end"], page)]}, job=job) for job in ("a", "b")]
     with served(ranged(*twice)) as url:
         assert fails(PrometheusQueryConfig(url, "chat-.*")).endswith(
             "of pod=~chat-.*: chat-a: is scraped more than once (by job)"
@@ -168,7 +168,7 @@ def test_a_pod_that_two_jobs_scrape_counts_for_nothing_and_is_named() -> None:
 
 def test_pods_that_came_one_after_the_other_under_one_name_are_not_mixed_up() -> None:
     page = TOLD["pages"]["chat-a"]
-    after = [answer({"chat-a": [(at, page)]}, instance=of) for at, of in ((1.0, "10.0.0.1"), (16.0, "10.0.0.2"))]
+    after = [build_range_response({"chat-a": [(at, page)]}, instance=of) for at, of in ((1.0, "10.0.0.1"), (16.0, "10.0.0.2"))]
     with served(ranged(*after)) as url:
         scrapes = list(read_prometheus(PrometheusQueryConfig(url, "chat-.*"), PERIOD, TOLD["end"]).scrapes)
     assert scrapes == [(at, "chat-a", PAGES["chat-a"]) for at in (1.0, 16.0)]

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from aerie_drafter import checkpoint
-from aerie_drafter.config import DrafterConfig, Family
-from aerie_drafter.convert import Wishes, bring_in
-from aerie_drafter.export import Form, export
+from aerie_drafter.config import DrafterConfig, DrafterFamily
+from aerie_drafter.convert import ConversionOverrides, import_checkpoint
+from aerie_drafter.export import ExportFormat, export_checkpoint
 from aerie_drafter.model import Drafter
 from aerie_lab.testing.model import write_tiny_llama
 
@@ -36,12 +36,12 @@ BASE: dict[str, Any] = {
     "aux_layer_ids": (0, 1, 2),
 }
 CASES: dict[str, dict[str, Any]] = {
-    "EAGLE 3.1": {"family": Family.LLAMA, "fc_norm": True, "norm_output": True},
-    "EAGLE 3": {"family": Family.LLAMA, "draft_vocab_size": 258},
-    "one norm, residual normed": {"family": Family.LLAMA, "norm_before_fc": True, "norm_before_residual": True},
-    "two layers": {"family": Family.LLAMA, "aux_layer_ids": (1, 2), "fc_norm": True},
+    "EAGLE 3.1": {"family": DrafterFamily.LLAMA, "fc_norm": True, "norm_output": True},
+    "EAGLE 3": {"family": DrafterFamily.LLAMA, "draft_vocab_size": 258},
+    "one norm, residual normed": {"family": DrafterFamily.LLAMA, "norm_before_fc": True, "norm_before_residual": True},
+    "two layers": {"family": DrafterFamily.LLAMA, "aux_layer_ids": (1, 2), "fc_norm": True},
     "Qwen3, two layers, linear": {
-        "family": Family.QWEN3,
+        "family": DrafterFamily.QWEN3,
         "aux_layer_ids": (0, 2),
         "norm_output": True,
         "rope": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
@@ -73,7 +73,7 @@ def answered(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, changes in enumerate(CASES.values()):
         config = DrafterConfig(**{**BASE, **changes})
         trained = root / f"trained-{number}"
-        checkpoint.save(trained, random_drafter(config, number), {"target": str(target)})
+        checkpoint.save_checkpoint(trained, random_drafter(config, number), {"target": str(target)})
         chance = torch.Generator().manual_seed(number)
         inputs = {
             "0.aux": torch.randn(12, 64 * len(config.aux_layer_ids), generator=chance),
@@ -85,9 +85,9 @@ def answered(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / "target").symlink_to(target)
             save_file(inputs, folder / "inputs.safetensors")
             folders.append(folder)
-        export(trained, root / f"{number} vllm" / "drafter")
-        export(trained, root / f"{number} speculators" / "drafter", form=Form.SPECULATORS)
-        bring_in(root / f"{number} speculators" / "drafter", root / f"{number} there and back" / "drafter", Wishes())
+        export_checkpoint(trained, root / f"{number} vllm" / "drafter")
+        export_checkpoint(trained, root / f"{number} speculators" / "drafter", export_format=ExportFormat.SPECULATORS)
+        import_checkpoint(root / f"{number} speculators" / "drafter", root / f"{number} there and back" / "drafter", ConversionOverrides())
     settings = {
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from aerie_drafter.train.states import FromFiles, InProcess, frame_of, load_model
+from aerie_drafter.train.states import HiddenStateFiles, InProcessTarget, extract_target_parts, load_model
 from aerie_lab.testing.model import Shape, write_tiny_llama
 
 # Most of it is for installing vLLM, which the fixture may have to do.
@@ -75,10 +75,10 @@ def files(
 
 def test_states_are_those_of_the_target_in_process(files: Path, target: Path, texts: list[torch.Tensor]) -> None:
     model = load_model(str(target), None, torch.float32, torch.device("cpu"))
-    written = FromFiles(files, frame_of(model), AUX, [*AUX, LAYERS])
-    here = InProcess(model, AUX)
+    written = HiddenStateFiles(files, extract_target_parts(model), AUX, [*AUX, LAYERS])
+    here = InProcessTarget(model, AUX)
     for text in texts:
-        found, expected = written.states(text.unsqueeze(0), [[text]]), here.states(text.unsqueeze(0))
+        found, expected = written.fetch_hidden_states(text.unsqueeze(0), [[text]]), here.fetch_hidden_states(text.unsqueeze(0))
         for one, other in zip(found, expected, strict=True):
             assert one.shape == other.shape
             difference = float((one - other).abs().max() / other.abs().max())

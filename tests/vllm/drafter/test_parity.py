@@ -24,12 +24,12 @@ from torch import Tensor
 
 import aerie_drafter
 from aerie_drafter import checkpoint
-from aerie_drafter.config import DrafterConfig, Family, MlaDims
+from aerie_drafter.config import DrafterConfig, DrafterFamily, MlaDims
 from aerie_drafter.errors import CheckpointError
 from aerie_drafter.evaluate import read_prompts
-from aerie_drafter.evaluate.answers import answer
-from aerie_drafter.evaluate.offline import Pair
-from aerie_drafter.model import Decoding, Drafter
+from aerie_drafter.evaluate.answers import answer_batch
+from aerie_drafter.evaluate.offline import ModelPair
+from aerie_drafter.model import DecodingCache, Drafter
 from aerie_lab.testing.model import write_tiny_llama
 
 # Most of it is for installing vLLM, which the fixture may have to do.
@@ -65,8 +65,8 @@ BASE: dict[str, Any] = {
 LATENT = MlaDims(kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=24, q_lora_rank=48)
 
 
-def configured(family: Family, **changes: Any) -> DrafterConfig:
-    mla: dict[str, Any] = {"mla": LATENT, "head_dim": 16} if family is Family.MLA else {}
+def configured(family: DrafterFamily, **changes: Any) -> DrafterConfig:
+    mla: dict[str, Any] = {"mla": LATENT, "head_dim": 16} if family is DrafterFamily.MLA else {}
     return DrafterConfig(family, **{**BASE, **mla, **changes})
 
 
@@ -97,8 +97,8 @@ def cases() -> dict[str, DrafterConfig]:
         "yarn, mscale alone": {"rope": {**yarn, "mscale": 0.7, "truncate": False}},
     }
     found = {}
-    for family in Family:
-        norms = ("fc_norm", "") if family is Family.MLA else ("fc_norm", "norm_before_fc", "")
+    for family in DrafterFamily:
+        norms = ("fc_norm", "") if family is DrafterFamily.MLA else ("fc_norm", "norm_before_fc", "")
         for norm, output, residual, reduced in product(norms, (True, False), (True, False), (True, False)):
             switches: dict[str, Any] = {
                 "fc_norm": norm == "fc_norm",
@@ -110,7 +110,7 @@ def cases() -> dict[str, DrafterConfig]:
             name = f"{family.name} " + ("+".join(filter(None, words)) or "plain")
             switches |= {"norm_before_residual": residual, "draft_vocab_size": size}
             found[name] = configured(family, **switches)
-        more = latent if family is Family.MLA else grouped
+        more = latent if family is DrafterFamily.MLA else grouped
         for name, change in {**changes, **more}.items():
             found[f"{family.name} {name}"] = configured(family, **change)
     return found
@@ -155,14 +155,14 @@ OLDER_GROUPED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def older() -> dict[str, tuple[DrafterConfig, dict[str, Any]]]:
     found = {}
-    for family in Family:
-        for name, (meant, written) in (OLDER if family is Family.MLA else {**OLDER, **OLDER_GROUPED}).items():
+    for family in DrafterFamily:
+        for name, (meant, written) in (OLDER if family is DrafterFamily.MLA else {**OLDER, **OLDER_GROUPED}).items():
             found[f"{family.name} {name}"] = configured(family, **meant), written
     heads = {"head_dim": None, "num_key_value_heads": None}
     sizes = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
-    found["LLAMA heads left out"] = configured(Family.LLAMA, **sizes), heads
+    found["LLAMA heads left out"] = configured(DrafterFamily.LLAMA, **sizes), heads
     sizes = {"num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128}
-    found["QWEN3 heads left out"] = configured(Family.QWEN3, **sizes), heads
+    found["QWEN3 heads left out"] = configured(DrafterFamily.QWEN3, **sizes), heads
     return found
 
 
@@ -229,7 +229,7 @@ def asked(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Asked:
     def add(name: str, target: Path, drafter: Drafter, inputs: dict[str, Tensor], **written: Any) -> None:
         folder = root / f"{len(found):03}"
         folder.mkdir()
-        checkpoint.save(folder / "drafter", drafter, {})
+        checkpoint.save_checkpoint(folder / "drafter", drafter, {})
         file = folder / "drafter" / "config.json"
         config = {**json.loads(file.read_text()), **written}
         file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
@@ -243,21 +243,21 @@ def asked(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Asked:
     chance = torch.Generator().manual_seed(0)
     for name, (config, written) in WRITTEN.items():
         add(name, target, random_drafter(config, chance), random_inputs(config, chance), **written)
-    older, newer = (random_drafter(configured(Family.LLAMA, fc_norm=on, norm_output=on), chance) for on in (False, True))
+    older, newer = (random_drafter(configured(DrafterFamily.LLAMA, fc_norm=on, norm_output=on), chance) for on in (False, True))
     add("weights of 3 as 3.1", target, older, random_inputs(older.config, chance), fc_norm=True, norm_output=True)
     add("weights of 3.1 as 3", target, newer, random_inputs(newer.config, chance), fc_norm=False, norm_output=False)
     for name in SHIPPED:
-        pair = Pair.load(BUNDLE / "target", BUNDLE / name)
+        pair = ModelPair.load(BUNDLE / "target", BUNDLE / name)
         add(name, BUNDLE / "target", pair.drafter, real_inputs(pair))
     ask(vllm, [case.folder for case in found.values()])
     return found
 
 
-def real_inputs(pair: Pair) -> dict[str, Tensor]:
+def real_inputs(pair: ModelPair) -> dict[str, Tensor]:
     """As `random_inputs`, from what the target makes of one of the bundle's prompts and its own answer."""
     ids = read_prompts(BUNDLE / "prompts.jsonl")[0].encode(pair.tokenizer)
-    (text,) = answer(pair.target, [ids], max_tokens=sum(COLUMNS) + STEPS + 1, beyond=0, end_tokens=frozenset())
-    states = pair.target(text.tokens.unsqueeze(0)).aux[0]
+    (text,) = answer_batch(pair.target, [ids], max_tokens=sum(COLUMNS) + STEPS + 1, extra_tokens=0, end_tokens=frozenset())
+    states = pair.target(text.tokens.unsqueeze(0)).aux_hidden_states[0]
     inputs, first = {}, 0
     for number, columns in enumerate(COLUMNS):
         inputs[f"{number}.aux"] = states[first : first + columns].clone()
@@ -283,18 +283,18 @@ def ask(vllm: Path, folders: list[Path]) -> None:
 def ours(drafter: Drafter, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same questions, answered by `Drafter` the way `aerie_drafter.evaluate` drafts."""
     found: dict[str, Tensor] = {}
-    memory = Decoding()
+    memory = DecodingCache()
     with torch.inference_mode():
         for number, columns in enumerate(COLUMNS):
             tokens = inputs[f"{number}.tokens"].unsqueeze(0)
-            hidden, ids = drafter.fuse(inputs[f"{number}.aux"]).unsqueeze(0), tokens[:, :columns]
-            memory.begin()
+            hidden, ids = drafter.fuse_aux_hidden_states(inputs[f"{number}.aux"]).unsqueeze(0), tokens[:, :columns]
+            memory.discard_uncommitted()
             for step in range(STEPS + 1):
                 normed, feedback = drafter(ids, hidden, memory)
                 if step == 0:
                     memory.commit()
                 over_all = normed.new_full((normed.shape[1], drafter.config.vocab_size), float("-inf"))
-                over_all[:, drafter.draft_tokens] = drafter.logits(normed)[0]
+                over_all[:, drafter.draft_token_ids] = drafter.logits(normed)[0]
                 name = f"{number}.{step}"
                 found |= {f"{name}.normed": normed[0], f"{name}.feedback": feedback[0], f"{name}.logits": over_all}
                 ids, hidden = tokens[:, columns + step : columns + step + 1], feedback[:, -1:]
@@ -322,7 +322,7 @@ def largest(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, 
 @pytest.mark.parametrize("name", [*CASES, *WRITTEN, *SHIPPED])
 def test_same_numbers(name: str, asked: Asked) -> None:
     case = asked[name]
-    found = largest(ours(checkpoint.load(case.folder / "drafter"), case.inputs), case.outputs)
+    found = largest(ours(checkpoint.load_drafter(case.folder / "drafter"), case.inputs), case.outputs)
     logging.getLogger(__name__).info("%s: %s", name, found)  # shown by --log-cli-level=info
     assert max(found.values()) < ROUNDING, found
 
@@ -343,11 +343,11 @@ def test_weights_of_3_with_the_switches_of_3_1_are_taken_in_silence(asked: Asked
     other.load_state_dict({**other.state_dict(), **case.drafter.state_dict()})
     assert max(largest(ours(other, case.inputs), case.outputs).values()) < ROUNDING
     with pytest.raises(CheckpointError, match=r"fc_norm\.0\.weight"):
-        checkpoint.load(case.folder / "drafter")
+        checkpoint.load_drafter(case.folder / "drafter")
 
 
 def test_weights_of_3_1_without_its_switches_are_refused(asked: Asked) -> None:
     case = asked["weights of 3.1 as 3"]
     assert "no module or parameter named 'fc_norm'" in case.error
     with pytest.raises(CheckpointError, match=r"fc_norm\.0\.weight"):
-        checkpoint.load(case.folder / "drafter")
+        checkpoint.load_drafter(case.folder / "drafter")

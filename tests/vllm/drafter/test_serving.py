@@ -29,9 +29,9 @@ from aerie.analysis.equivalence import EquivalenceResult, compare_answers, find_
 from aerie.engine.completions import COMPLETIONS_PATH, PROBE_PROMPTS, GreedyCompletion, build_completion_request, parse_completion
 from aerie_drafter import checkpoint
 from aerie_drafter.evaluate import Prompt, read_prompts
-from aerie_drafter.evaluate.acceptance import Text
-from aerie_drafter.evaluate.offline import Asking, Pair, acceptance
-from aerie_drafter.evaluate.offline import texts as answered
+from aerie_drafter.evaluate.acceptance import AnsweredText
+from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, evaluate_texts
+from aerie_drafter.evaluate.offline import answer_prompts as answered
 from aerie_drafter.model import Drafter
 
 # Most of it is for installing vLLM, which the first test's fixtures may have to do.
@@ -81,13 +81,13 @@ def prompts() -> list[Prompt]:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Pair:
+def pair() -> ModelPair:
     """The target in this process (with a drafter, which evaluation always has)."""
-    return Pair.load(BUNDLE / "target", BUNDLE / "eagle31")
+    return ModelPair.load(BUNDLE / "target", BUNDLE / "eagle31")
 
 
 @pytest.fixture(scope="module")
-def measure(serve: Callable[..., AbstractContextManager[Any]], prompts: list[Prompt], pair: Pair) -> Measure:
+def measure(serve: Callable[..., AbstractContextManager[Any]], prompts: list[Prompt], pair: ModelPair) -> Measure:
     """Start a server with a drafter, let it answer, end it."""
 
     def once(drafter: Path | None, count: int = COUNT) -> Measured:
@@ -117,10 +117,10 @@ def served(measure: Measure) -> dict[str, Measured]:
 
 
 @pytest.fixture(scope="module")
-def texts(pair: Pair, prompts: list[Prompt]) -> list[Text]:
+def texts(pair: ModelPair, prompts: list[Prompt]) -> list[AnsweredText]:
     """The target's own answers, made in this process once for all drafters."""
     ids = [prompt.encode(pair.tokenizer) for prompt in prompts]
-    return answered(pair, ids, Asking(k=K, max_tokens=MAX_TOKENS))
+    return answer_prompts(pair, ids, EvaluationOptions(num_speculative_tokens=K, max_tokens=MAX_TOKENS))
 
 
 def asked(client: httpx.Client, prompt: str) -> GreedyCompletion:
@@ -132,12 +132,12 @@ def asked(client: httpx.Client, prompt: str) -> GreedyCompletion:
     return parse_completion(answer.content)
 
 
-def offline(drafter: Path, texts: list[Text]) -> float:
+def offline(drafter: Path, texts: list[AnsweredText]) -> float:
     """Acceptance length by `aerie_drafter.evaluate`."""
-    return acceptance(Pair.load(BUNDLE / "target", drafter), texts, K).length
+    return evaluate_texts(ModelPair.load(BUNDLE / "target", drafter), texts, K).acceptance_length
 
 
-def gap(pair: Pair, tokens: list[int], one: int, other: int) -> float:
+def gap(pair: ModelPair, tokens: list[int], one: int, other: int) -> float:
     """By how much the target prefers one next token to the other after `tokens`, in logits."""
     logits = pair.target(torch.tensor([tokens])).logits[0, -1]
     return float((logits[one] - logits[other]).abs())
@@ -145,7 +145,7 @@ def gap(pair: Pair, tokens: list[int], one: int, other: int) -> float:
 
 @pytest.mark.parametrize("drafter", ["eagle3", "eagle31"])
 def test_answers_are_those_without_speculation(
-    drafter: str, served: dict[str, Measured], plain: Measured, prompts: list[Prompt], pair: Pair
+    drafter: str, served: dict[str, Measured], plain: Measured, prompts: list[Prompt], pair: ModelPair
 ) -> None:
     assert plain.drafts == 0
     assert served[drafter].drafts > 0
@@ -171,13 +171,13 @@ def test_the_operator_sees_that_answers_are_the_same(drafter: str, served: dict[
 
 
 @pytest.mark.parametrize("drafter", ["eagle3", "eagle31"])
-def test_acceptance_length_is_the_offline_one(drafter: str, served: dict[str, Measured], texts: list[Text]) -> None:
+def test_acceptance_length_is_the_offline_one(drafter: str, served: dict[str, Measured], texts: list[AnsweredText]) -> None:
     found, expected = served[drafter].acceptance_length, offline(BUNDLE / drafter, texts)
     logging.getLogger(__name__).info("%s: served %.4f, offline %.4f", drafter, found, expected)  # --log-cli-level=info
     assert found == pytest.approx(expected, rel=AGREE)
 
 
-def test_without_norm_output_less_is_accepted(measure: Measure, texts: list[Text], tmp_path: Path) -> None:
+def test_without_norm_output_less_is_accepted(measure: Measure, texts: list[AnsweredText], tmp_path: Path) -> None:
     """vLLM cannot know it from the weights, and says nothing."""
     right, wrong = BUNDLE / "eagle31", tmp_path / "drafter"
     shutil.copytree(right, wrong)
@@ -189,11 +189,11 @@ def test_without_norm_output_less_is_accepted(measure: Measure, texts: list[Text
     assert found < expected - 0.1
 
 
-def test_switches_of_3_1_on_weights_of_3_cost_acceptance(pair: Pair, texts: list[Text]) -> None:
+def test_switches_of_3_1_on_weights_of_3_cost_acceptance(pair: ModelPair, texts: list[AnsweredText]) -> None:
     """What vLLM makes of them in silence, as test_parity.py has it: norms of weight 1 before fc, and the state after the norm."""
-    right = checkpoint.load(BUNDLE / "eagle3", target=BUNDLE / "target")
+    right = checkpoint.load_drafter(BUNDLE / "eagle3", target=BUNDLE / "target")
     wrong = Drafter(replace(right.config, fc_norm=True, norm_output=True)).requires_grad_(False)
     wrong.load_state_dict({**wrong.state_dict(), **right.state_dict()})
-    lengths = [acceptance(Pair(pair.target, pair.tokenizer, drafter), texts, K).length for drafter in (right, wrong)]
+    lengths = [evaluate_texts(ModelPair(pair.target, pair.tokenizer, drafter), texts, K).acceptance_length for drafter in (right, wrong)]
     logging.getLogger(__name__).info("weights of 3: %.4f, with the switches of 3.1: %.4f", *lengths)
     assert lengths[1] < lengths[0] - 0.1

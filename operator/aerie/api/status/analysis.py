@@ -16,7 +16,7 @@ class MetricComparison(ResourceModel):
 
     metric: ShortText
     """Name of the metric."""
-    blocks: Count
+    sample_count: Count
     """Blocks counted so far; of GreedyAnswers, prompts that were answered."""
     message: LongText | None = None
     """What was found, where no figure says it."""
@@ -35,22 +35,22 @@ class AnalysisStatus(ResourceModel):
     """The parameters, frozen when the analysis began: a later change of the spec does not move the bar."""
     verdict: Literal["Continue", "Promote", "Rollback", "Inconclusive"]
     """What the figures say. Continue: nothing yet."""
-    reason: Annotated[str, Field(max_length=4096)] = ""
+    message: Annotated[str, Field(max_length=4096)] = ""
     """Why, as a sentence; while there is no decision, what is missing for one and how much longer it takes."""
-    started_at: Timestamp | None = None
+    start_time: Timestamp | None = None
     """When the first block began."""
     comparisons: Annotated[
         list[MetricComparison],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["metric"]}),
     ] = Field(default_factory=list)
     """The metrics that are compared. Once the canary is accepted or Held, those that it was accepted or held with."""
-    unlike: Annotated[str, Field(max_length=4096)] | None = None
+    hardware_mismatch: Annotated[str, Field(max_length=4096)] | None = None
     """On what unlike hardware the pods that are compared run, by the labels of their nodes. Latency, tokens per busy second and
     preemptions are not judged then. Absent where it is alike, or nothing tells."""
-    history_blocks: Count | None = None
+    calibration_blocks: Count | None = None
     """Blocks in which stable pods were counted before the analysis began, each of them: these tell how metrics scatter between
     equal pods. Absent while there were fewer than 120: then the bounds are those of a cautious guess, and wider."""
-    inflation: float | None = None
+    variance_inflation: float | None = None
     """How many blocks of the first metric count as one, because neighbours are alike; 3 is the cautious guess."""
     state: Annotated[str, Field(max_length=65536)] = ""
     """Accumulators from which the analysis goes on after a restart of the operator, packed. Private: their form may change."""
@@ -70,25 +70,25 @@ class RolloutOutcome(ResourceModel):
     result: Literal["Promoted", "RolledBack", "Superseded", "Failed", "Explored"]
     """How it ended. Superseded: by another spec, or by that of the stable revision. Failed: its pods did not start, or the spec
     became one that cannot run. Explored: a trial by tuning that was to be measured and given up has been."""
-    reason: Annotated[str, Field(max_length=2048)]
+    message: Annotated[str, Field(max_length=2048)]
     """Why, as a sentence."""
-    cause: BlockedRollbackCause | None = None
+    reversal_cause: BlockedRollbackCause | None = None
     """Why a rollback that could not end was turned round, as one word for programs. StableLost: pods of this revision, which was
     the stable one, could not start any more, and the other one's serve. GivenUp: nor could the other one's, so this one was given
     up for a third. Absent for all other ends, and in outcomes that releases before this field wrote."""
-    started_at: Timestamp
+    start_time: Timestamp
     """When it began."""
-    ended_at: Timestamp
+    completion_time: Timestamp
     """When it ended."""
     drafter: LongText | None = None
     """Its drafter, in short."""
-    against: LongText | None = None
+    replaced_drafter: LongText | None = None
     """The drafter of the revision that it was to replace."""
     comparisons: Annotated[
         list[MetricComparison],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["metric"]}),
     ] = Field(default_factory=list)
     """What was known of it in the end, if it was analyzed."""
-    retry_at: Timestamp | None = None
+    retry_time: Timestamp | None = None
     """When it is tried again by itself: the cluster had no room for it, which says nothing of the revision. Absent where it
     waits for another spec or the annotation aerie.dev/retry."""

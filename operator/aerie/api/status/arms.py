@@ -38,11 +38,11 @@ TRAFFIC_SHIFT_PHASES: tuple[CanaryPhase, ...] = ("Ramping", "Promoting")
 class TierStatus(ResourceModel):
     """One tier of a schedule: the number of tokens for a range of batch sizes."""
 
-    first: Annotated[int, Field(ge=1)]
+    min_batch_size: Annotated[int, Field(ge=1)]
     """Smallest batch size of the tier."""
-    last: Annotated[int, Field(ge=1)]
+    max_batch_size: Annotated[int, Field(ge=1)]
     """Largest batch size of the tier."""
-    tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)]
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)]
     """Tokens proposed per step."""
 
 
@@ -52,7 +52,7 @@ class SettingStatus(ResourceModel):
     mode: Literal["Off", "Static", "Schedule", "Adaptive"]
     """Off: no drafter. Static: the same number of tokens always. Schedule: by batch size. Adaptive: up to tokens, as the
     engine decides."""
-    tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)]
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)]
     """Most tokens proposed per step (K); 0 when off."""
     schedule: Annotated[list[TierStatus], Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "atomic"})] | None = (
         None
@@ -87,7 +87,7 @@ class Arm(ResourceModel):
     """Seconds per output token after a request's first, over the latest traffic; written again when moved by 10 %."""
     time_to_first_token: float | None = None
     """Seconds from a request's arrival to its first token, over the latest traffic; written again when moved by 20 %."""
-    accepted_length: float | None = None
+    reference_acceptance_length: float | None = None
     """The acceptance length with which it was accepted: the mean over the blocks of its analysis. Absent where it was not
     compared."""
 
@@ -97,16 +97,16 @@ class QueueStatus(ResourceModel):
 
     purpose: RolloutPurpose
     """Rollout: of what the spec asks for. Trial: of a speculation setting, by tuning."""
-    since: Timestamp
+    queued_time: Timestamp
     """Since when it waits. In a namespace, what has waited for longest comes first."""
 
 
 class ReadinessProgress(ResourceModel):
     """Pods that are asked for and do not serve."""
 
-    since: Timestamp
+    start_time: Timestamp
     """When they were asked for, or when one more of them served for the last time."""
-    serving: Count
+    max_ready_replicas: Count
     """Most pods that served since then: more of them are progress."""
 
 
@@ -117,18 +117,18 @@ class CanaryArm(Arm):
     """What is new in it, in a word: the drafter, K=5, the target, the engine."""
     phase: CanaryPhase = "Starting"
     """Where it is on its way. status.phase says the same, but for a rollout that is paused."""
-    started_at: Timestamp
+    start_time: Timestamp
     """When its rollout began."""
-    ready_at: Timestamp | None = None
+    ready_time: Timestamp | None = None
     """When all pods of both arms were ready for the first time: warm-up and deadline count from here."""
-    step: Count | None = None
+    step_index: Count | None = None
     """Step of the ramp, from 0."""
-    step_started_at: Timestamp | None = None
+    step_start_time: Timestamp | None = None
     """When the step, or the promotion, began."""
     control: Arm | None = None
     """The control pods: the stable revision, started together with the canary. Absent where the running pods are the control, and
     from the ramp on."""
-    waiting: ReadinessProgress | None = None
+    readiness: ReadinessProgress | None = None
     """What the phase waits for. Absent while all pods that it asks for serve."""
 
 
@@ -137,9 +137,9 @@ class PreviousArm(Arm):
 
     phase: Literal["Watching", "Rechecking"] = "Watching"
     """Watching: its pods get no requests. Rechecking: they do, because tokens per step have fallen since the promotion."""
-    since: Timestamp
+    phase_start_time: Timestamp
     """When this phase began."""
     change: LongText
     """What is new in the stable revision, in a word."""
-    started_at: Timestamp
+    start_time: Timestamp
     """When the rollout of the stable revision began."""

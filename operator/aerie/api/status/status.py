@@ -45,7 +45,7 @@ class SelectedDrafter(ResourceModel):
     """Commit of the repository."""
     kind: ShortText
     """What the catalog says that it is: EAGLE 3.1 or EAGLE 3."""
-    used: bool = False
+    in_use: bool = False
     """Whether pods were made with it. From then on it is the drafter of this target, whatever the catalog says later; to take
     another one, write spec.drafter."""
 
@@ -77,13 +77,13 @@ class Status(ResourceModel):
     """The revision under judgement, while there is one; and the first one, until it serves."""
     previous: PreviousArm | None = None
     """The revision before the stable one, while pods of it stay for an instant return."""
-    queued: QueueStatus | None = None
+    queue: QueueStatus | None = None
     """What waits for its turn, while something does."""
     analysis: AnalysisStatus | None = None
     """What decides about the canary; after its end, what has decided, until the next rollout."""
     speculation: SpeculationStatus | None = None
     """The speculation setting, and what tuning makes of it."""
-    drafters: Annotated[
+    selected_drafters: Annotated[
         list[SelectedDrafter],
         Field(
             max_length=MAX_SELECTED_DRAFTERS,
@@ -91,12 +91,12 @@ class Status(ResourceModel):
         ),
     ] = Field(default_factory=list)
     """The drafters that Aerie took from its catalog where spec.drafter was missing, one for each target, the latest first."""
-    rejected: ShortText | None = None
+    rejected_revision: ShortText | None = None
     """The revision that the spec asks for, while it is not tried again: it was rolled back, or its pods did not start. Cleared
     when the spec asks for another revision, or when somebody annotates the resource with a new value of aerie.dev/retry."""
-    retry: LongText | None = None
+    last_handled_retry: LongText | None = None
     """The value of the annotation aerie.dev/retry that was last seen; another one means: try again."""
-    history: Annotated[list[RolloutOutcome], Field(max_length=10, json_schema_extra={"x-kubernetes-list-type": "atomic"})] = (
+    rollout_history: Annotated[list[RolloutOutcome], Field(max_length=10, json_schema_extra={"x-kubernetes-list-type": "atomic"})] = (
         Field(default_factory=list)
     )
     """The last ten rollouts, the newest first."""

@@ -33,7 +33,7 @@ class AppliedSetting(ResourceModel):
     """The setting."""
     revision: ShortText
     """The revision of the pods that run it."""
-    basis: ShortText
+    spec_revision: ShortText
     """The revision that the spec alone would make. When it makes another one, the choice is void: the spec is what counts."""
     slo: LatencyObjective | None = None
     """spec.speculation.tuning.slo when its trial began. Where that is stricter now, the choice is void."""
@@ -49,13 +49,13 @@ class Trial(ResourceModel):
     up; or it becomes a Change, if what it shows by then speaks for its setting."""
     revision: ShortText
     """The revision of the pods that run it: the canary's, once there is one."""
-    basis: ShortText
+    spec_revision: ShortText
     """The revision that the spec alone would make. When it makes another one, the trial is over."""
     slo: LatencyObjective | None = None
     """spec.speculation.tuning.slo when it began. When that becomes stricter, the trial is over."""
     predicted: PerformanceGain | None = None
     """What is expected of it."""
-    started_at: Timestamp
+    start_time: Timestamp
     """When it was decided on; the canary follows."""
 
 
@@ -66,9 +66,9 @@ TrialResult = Literal["Promoted", "RolledBack", "Undecided", "Explored", "Supers
 class TrialRecord(ResourceModel):
     """How a trial has ended."""
 
-    was: SettingStatus
+    from_setting: SettingStatus
     """The setting that was in force."""
-    tried: SettingStatus
+    to_setting: SettingStatus
     """The setting that was tried."""
     purpose: Literal["Change", "Explore"]
     """What it was tried for."""
@@ -80,11 +80,11 @@ class TrialRecord(ResourceModel):
     """The revision that was tried."""
     predicted: PerformanceGain | None = None
     """What was expected of it."""
-    realised: PerformanceGain | None = None
+    measured: PerformanceGain | None = None
     """What the canary has shown against its control; absent where it was not compared."""
-    started_at: Timestamp | None = None
+    start_time: Timestamp | None = None
     """When it began."""
-    ended_at: Timestamp
+    completion_time: Timestamp
     """When it ended."""
 
 
@@ -104,15 +104,15 @@ class TrialFailure(ResourceModel):
     crashed, preflight refused it, or its pods ran on other hardware than those that they were compared with."""
     message: Annotated[str, Field(max_length=4096)] = ""
     """How the last one ended, as a sentence."""
-    times: Annotated[int, Field(ge=1)] = 1
+    failure_count: Annotated[int, Field(ge=1)] = 1
     """How often it has failed for this reason: the pause doubles each time."""
-    basis: ShortText
+    spec_revision: ShortText
     """The revision that the spec alone makes. With another one the failure is forgotten."""
-    began_at: Timestamp
+    first_failure_time: Timestamp
     """When the last trial began."""
-    last_at: Timestamp
+    last_failure_time: Timestamp
     """When it ended."""
-    pods: Count | None = None
+    required_pods: Count | None = None
     """Of NoRoom: pods that all arms together needed. With as many that serve, or a trial that needs fewer, there is room."""
 
 
@@ -120,16 +120,16 @@ class TuningSavings(ResourceModel):
     """What tuning has brought and cost, in hours of one replica; as of the end of the last trial, so that it does not change all
     the time. Since then, `rate` times replicas times hours have come on top."""
 
-    gained: float = 0.0
+    saved: float = 0.0
     """What chosen settings have saved against spec.speculation.tokens, by what their canaries have shown."""
     spent: float = 0.0
     """What trials have cost: each hour of each pod beyond spec.replicas that canary, control and pods kept after a promotion
     took, and what pods in the place of replicas have spent on loading."""
     net: float = 0.0
     """What was gained, less what was spent."""
-    rate: float = 0.0
+    current_rate: float = 0.0
     """What the setting in force saves now, as a share: 0.05 is 5 % of the replicas. 0 while it is that of the spec."""
-    as_of: Timestamp
+    update_time: Timestamp
     """When this was reckoned."""
 
 
@@ -149,32 +149,32 @@ class SpeculationStatus(ResourceModel):
     recommended_draft_sampling: DraftSampling | None = None
     """What to write in spec.speculation.draftSampling: for spec.speculation.tuning.traffic Sampled, where that is not written and
     the engine knows it. Its canary decides; nothing tries it by itself."""
-    why: Annotated[str, Field(max_length=4096)] | None = None
+    message: Annotated[str, Field(max_length=4096)] | None = None
     """What speaks for it, or what is missing for a recommendation."""
-    chosen: AppliedSetting | None = None
+    applied: AppliedSetting | None = None
     """The setting that is in force in place of spec.speculation.tokens. Absent where that is in force."""
     trial: Trial | None = None
     """The setting under trial. In mode Auto it is tried by a canary, which ends like any other, by a person's word too."""
-    changed_at: Timestamp | None = None
+    last_change_time: Timestamp | None = None
     """When the setting of the stable pods last changed, by tuning or by the spec: tuning.cooldown counts from here."""
-    rolled_back_at: Timestamp | None = None
+    last_rollback_time: Timestamp | None = None
     """When a trial was last taken back or failed: four times tuning.cooldown count from here, twice that after a second failure
     in a row, and so on."""
-    failed: Count | None = None
+    consecutive_failures: Count | None = None
     """Trials in a row that failed without being measured; those that found no room are not counted. Absent for none."""
     failures: Annotated[
         list[TrialFailure], Field(max_length=MAX_TRIAL_FAILURES, json_schema_extra={"x-kubernetes-list-type": "atomic"})
     ] = Field(default_factory=list)
     """Settings whose trials have failed, the latest first."""
-    explored: Annotated[
+    exploration_times: Annotated[
         list[Timestamp], Field(max_length=MAX_EXPLORATION_TIMES, json_schema_extra={"x-kubernetes-list-type": "atomic"})
     ] = Field(default_factory=list)
     """When canaries have explored, the newest first."""
-    speculated_at: Timestamp | None = None
+    last_speculation_time: Timestamp | None = None
     """While the setting is Off: when drafts were last verified."""
-    changes: Annotated[
+    trials: Annotated[
         list[TrialRecord], Field(max_length=MAX_TRIAL_RECORDS, json_schema_extra={"x-kubernetes-list-type": "atomic"})
     ] = Field(default_factory=list)
     """The last trials, the newest first."""
-    balance: TuningSavings | None = None
+    savings: TuningSavings | None = None
     """What trials have brought and cost so far. Absent before the first one."""

@@ -49,7 +49,7 @@ def explanation_to_json(resource: SpeculativeDeployment, record: TuningRecord | 
         "namespace": resource.metadata.namespace or "default",
         "name": resource.metadata.name,
         "mode": spec.tuning.mode,
-        "tokens": spec.tokens,
+        "tokens": spec.num_speculative_tokens,
         "speculation": None if status.speculation is None else status.to_dict()["speculation"],
         "tuned": next((condition.to_dict() for condition in status.conditions if condition.type == "Tuned"), None),
         "decision": None if record is None else _decision_to_json(record),
@@ -84,17 +84,17 @@ def render_explanation(resource: SpeculativeDeployment, record: TuningRecord | N
     speculation = status.speculation
     yield f"{resource.metadata.namespace or 'default'}/{resource.metadata.name}: tuning.mode {spec.tuning.mode}"
     if speculation is not None:
-        yield from _render_settings(speculation, spec.tokens, now)
+        yield from _render_settings(speculation, spec.num_speculative_tokens, now)
     for condition in status.conditions:
         if condition.type == "Tuned":
             yield f"  Tuned={condition.status} ({condition.reason}): {condition.message}"
     yield ""
-    yield from _render_trials(speculation.changes if speculation else [], speculation.balance if speculation else None, now)
+    yield from _render_trials(speculation.trials if speculation else [], speculation.savings if speculation else None, now)
     yield ""
     if spec.tuning.mode == "Off":
         yield "The mode is Off, so nothing is decided: set spec.speculation.tuning.mode to Recommend to be told, or to Auto."
     elif record is None:
-        interval = spec.tuning.interval.total_seconds() / 60
+        interval = spec.tuning.decision_interval.total_seconds() / 60
         yield (
             f"No decision has been written yet: the first one comes {interval:.0f} minutes after the first requests, if the "
             "operator runs and can read the pods' metrics."
@@ -107,17 +107,17 @@ def render_explanation(resource: SpeculativeDeployment, record: TuningRecord | N
 
 
 def _render_settings(speculation: SpeculationStatus, tokens: int, now: datetime) -> Iterator[str]:
-    origin = _format_setting_origin(speculation.chosen is not None, tokens)
+    origin = _format_setting_origin(speculation.applied is not None, tokens)
     yield f"  in force     {format_setting(speculation.current)}{origin}"
     if speculation.recommended is not None:
         yield f"  recommended  {format_setting(speculation.recommended)}{_format_predicted_gain(speculation.predicted)}"
     if speculation.recommended_draft_sampling is not None:
         yield f"  recommended  draftSampling {speculation.recommended_draft_sampling}, for sampled traffic"
     if (trial := speculation.trial) is not None:
-        since = f"{_format_age(trial.started_at, now)} ({trial.purpose})"
+        since = f"{_format_age(trial.start_time, now)} ({trial.purpose})"
         yield f"  under trial  {format_setting(trial.setting)}{_format_predicted_gain(trial.predicted)}, since {since}"
-    if speculation.why:
-        yield f"  {speculation.why}"
+    if speculation.message:
+        yield f"  {speculation.message}"
 
 
 def format_setting(setting: SettingStatus) -> str:
@@ -126,11 +126,11 @@ def format_setting(setting: SettingStatus) -> str:
         case "Off":
             return "no speculation"
         case "Static":
-            return f"K={setting.tokens}"
+            return f"K={setting.num_speculative_tokens}"
         case "Adaptive":
-            return f"adaptive verification up to {setting.tokens}"
+            return f"adaptive verification up to {setting.num_speculative_tokens}"
         case "Schedule":
-            return "schedule " + ",".join(f"{tier.first}-{tier.last}:{tier.tokens}" for tier in setting.schedule or ())
+            return "schedule " + ",".join(f"{tier.min_batch_size}-{tier.max_batch_size}:{tier.num_speculative_tokens}" for tier in setting.schedule or ())
 
 
 def _format_setting_origin(is_tuned: bool, tokens: int) -> str:
@@ -143,13 +143,13 @@ def _render_trials(trials: list[TrialRecord], savings: TuningSavings | None, now
         return
     yield "What was tried before, the newest first"
     for trial in trials:
-        settings = f"{format_setting(trial.was)} to {format_setting(trial.tried)}"
-        yield f"  {_format_age(trial.ended_at, now):<12} {settings} ({trial.purpose}): {trial.result}"
-        yield f"               predicted {_format_gain(trial.predicted)}, realised {_format_gain(trial.realised)}"
+        settings = f"{format_setting(trial.from_setting)} to {format_setting(trial.to_setting)}"
+        yield f"  {_format_age(trial.completion_time, now):<12} {settings} ({trial.purpose}): {trial.result}"
+        yield f"               predicted {_format_gain(trial.predicted)}, realised {_format_gain(trial.measured)}"
     if savings is not None:
         yield (
-            f"  Together, in hours of one replica: {savings.gained:.1f} gained, {savings.spent:.1f} spent on trials, "
-            f"{savings.net:+.1f} net, as of {_format_age(savings.as_of, now)}; now {100 * savings.rate:.1f} % are saved."
+            f"  Together, in hours of one replica: {savings.saved:.1f} gained, {savings.spent:.1f} spent on trials, "
+            f"{savings.net:+.1f} net, as of {_format_age(savings.update_time, now)}; now {100 * savings.current_rate:.1f} % are saved."
         )
 
 

@@ -205,7 +205,7 @@ def _resolve_engine_context(
         engine.version,
         arguments.parse_arguments(spec.engine.args),
         spec.drafter.method if spec.drafter is not None else "eagle3",
-        max_speculative_tokens or max(tuning.max_tokens, spec.speculation.tokens),
+        max_speculative_tokens or max(tuning.max_speculative_tokens, spec.speculation.num_speculative_tokens),
     )
     if (slo := tuning.slo) is None:
         return context

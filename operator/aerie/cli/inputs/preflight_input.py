@@ -65,7 +65,7 @@ def build_input_from_deployment(
     notes = list(engine.warnings)
     target = _read_source(spec.model.source, overrides.target, "model", "--target", hub_reader)
     drafter = None
-    if spec.speculation.tokens == 0:
+    if spec.speculation.num_speculative_tokens == 0:
         notes.append("spec.speculation.tokens is 0: the engine runs without a drafter.")
     elif deployment.spec.drafter is None and overrides.drafter is not None:
         drafter = read_model_location(overrides.drafter, hub_reader)
@@ -101,7 +101,7 @@ def _build_speculative_config(spec: Spec) -> dict[str, Any]:
     if misplaced := validate_engine_options(options):
         raise CommandError(" ".join(misplaced))
     config: dict[str, Any] = {"method": spec.drafter.method if spec.drafter is not None else "eagle3"}
-    config["num_speculative_tokens"] = speculation.tokens
+    config["num_speculative_tokens"] = speculation.num_speculative_tokens
     if speculation.draft_sampling is not None:
         config["draft_sample_method"] = DRAFT_SAMPLING_METHODS[speculation.draft_sampling]
     return config | options
@@ -116,7 +116,7 @@ def _read_source(
         repository = HubRepository(variant.repo, variant.revision)
         return read_model_location(override or repository, hub_reader, f"{variant.repo}@{variant.revision}")
     if override is None:
-        kind = "volume claim" if source.volume_claim is not None else "image"
+        kind = "volume claim" if source.persistent_volume_claim is not None else "image"
         raise CommandError(
             f"spec.{field}.source is a {kind}, which this machine cannot read: give its files with {option}, a folder or "
             "OWNER/NAME@COMMIT."

@@ -47,7 +47,7 @@ class CalibrationCollector:
         self._saved_records[key] = calibration_record.read_stored_calibration(snapshot)
         rule = replace(build_block_rule(plan, interval), pods_per_minimum=plan.pods[0])
         arms: dict[str, ArmName] = {naming.deployment_name(key.name, stable.revision, control=False): "control"}
-        return ComparisonConfig(0.0, arms, plan.kept, rule, resource.spec.rollout.analysis.warmup.total_seconds())
+        return ComparisonConfig(0.0, arms, plan.kept, rule, resource.spec.rollout.analysis.warmup_duration.total_seconds())
 
     def add_block(self, key: NamespacedName, block: ClosedBlock, config: ComparisonConfig) -> bool:
         """Add a block of the stable pods, and return True if the calibration is due to be written."""

@@ -69,7 +69,7 @@ class ContextLengthProber:
         if canary is None or canary.phase == "RollingBack" or spec.metrics.source is not None:
             self._queries.pop(key, None)
             return
-        request = ProbeRequest(canary.revision, canary.started_at, snapshot.resource.served_name)
+        request = ProbeRequest(canary.revision, canary.start_time, snapshot.resource.served_name)
         query = self._queries.get(key)
         if query is None or query.request != request:
             query = self._queries[key] = _ContextLengthQuery(request)

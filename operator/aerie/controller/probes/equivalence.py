@@ -124,7 +124,7 @@ def build_probe_request(snapshot: Snapshot, status: Status) -> ProbeRequest | No
         return None
     if snapshot.resource.spec.rollout.paused or find_probe_skip_reason(snapshot, stable, canary):
         return None
-    return ProbeRequest(canary.revision, canary.started_at, snapshot.resource.served_name)
+    return ProbeRequest(canary.revision, canary.start_time, snapshot.resource.served_name)
 
 
 def has_probe_result(status: Status) -> bool:
@@ -166,11 +166,11 @@ def prompt_interval_seconds(snapshot: Snapshot, status: Status) -> float:
     if status.canary is not None and status.canary.phase == "WarmingUp":
         return min(
             MAX_WARMUP_PROMPT_INTERVAL_SECONDS,
-            max(MIN_PROMPT_INTERVAL_SECONDS, analysis.warmup.total_seconds() / 2 / len(completions.PROBE_PROMPTS)),
+            max(MIN_PROMPT_INTERVAL_SECONDS, analysis.warmup_duration.total_seconds() / 2 / len(completions.PROBE_PROMPTS)),
         )
     if status.analysis is not None:
         analysis = status.analysis.parameters
-    return min(MAX_PROMPT_INTERVAL_SECONDS, analysis.block.total_seconds() / 2)
+    return min(MAX_PROMPT_INTERVAL_SECONDS, analysis.block_duration.total_seconds() / 2)
 
 
 # ------------------------------------------------------------------------------------------------------------------- probing

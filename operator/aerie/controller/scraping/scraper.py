@@ -463,9 +463,9 @@ def _finish_scrape(pool: ScrapePool, key: NamespacedName, task: asyncio.Task[Non
 
 def _find_scrape_intervals(resource: SpeculativeDeployment, *, is_rolling_out: bool) -> tuple[float, float]:
     """Return the resource's current scrape interval, and the one of a rollout, in seconds."""
-    interval = rollout_interval = resource.spec.metrics.interval.total_seconds()
+    interval = rollout_interval = resource.spec.metrics.scrape_interval.total_seconds()
     if not is_rolling_out:
-        half_block = resource.spec.rollout.analysis.block.total_seconds() / 2
+        half_block = resource.spec.rollout.analysis.block_duration.total_seconds() / 2
         interval = max(interval, min(MAX_NORMAL_INTERVAL_SECONDS, NORMAL_INTERVAL_FACTOR * interval, half_block))
     if resource.spec.metrics.source is not None:
         return interval, rollout_interval

@@ -191,10 +191,10 @@ def build_tuning_inputs(snapshot: Snapshot, status: Status, stable: Arm, revisio
         settings_by_deployment=settings,
         engine=facts.engine if facts else None,
         api_servers=facts.api_servers if facts else 1,
-        interval=tuning.interval.total_seconds(),
-        horizon=tuning.history.total_seconds(),
-        cooldown=tuning.cooldown.total_seconds(),
-        max_speculative_tokens=max(tuning.max_tokens, stable.setting.tokens if stable.setting else 0),
+        interval=tuning.decision_interval.total_seconds(),
+        horizon=tuning.history_window.total_seconds(),
+        cooldown=tuning.cooldown_duration.total_seconds(),
+        max_speculative_tokens=max(tuning.max_speculative_tokens, stable.setting.num_speculative_tokens if stable.setting else 0),
         replicas=resource.spec.replicas,
         borrowed_replicas=resource.spec.replicas - capacity.min_ready_pods,
         surge_pods=capacity.max_total_pods - resource.spec.replicas,
@@ -225,14 +225,14 @@ def _build_tuning_history(speculation_status: SpeculationStatus | None) -> Trial
     if speculation_status is None:
         return TrialHistory()
     return TrialHistory(
-        changed=_to_timestamp(speculation_status.changed_at),
-        rolled_back=_to_timestamp(speculation_status.rolled_back_at),
-        failed=speculation_status.failed or 0,
+        changed=_to_timestamp(speculation_status.last_change_time),
+        rolled_back=_to_timestamp(speculation_status.last_rollback_time),
+        failed=speculation_status.consecutive_failures or 0,
         undecided=_last_trial_ended_at(speculation_status, "Undecided"),
-        undecided_times=max(1, sum(trial.result == "Undecided" for trial in speculation_status.changes)),
+        undecided_times=max(1, sum(trial.result == "Undecided" for trial in speculation_status.trials)),
         tried=_to_timestamp(find_last_unsuccessful_start(speculation_status)),
-        speculated=_to_timestamp(speculation_status.speculated_at),
-        explored=tuple(explored_at.timestamp() for explored_at in speculation_status.explored),
+        speculated=_to_timestamp(speculation_status.last_speculation_time),
+        explored=tuple(explored_at.timestamp() for explored_at in speculation_status.exploration_times),
     )
 
 
@@ -245,16 +245,16 @@ def _list_failed_settings(speculation_status: SpeculationStatus | None, tuning: 
     for failure in speculation_status.failures if speculation_status is not None else ():
         setting = parse_status_setting(failure.setting)
         if setting is not None and failure.reason != "NoRoom":
-            retry_at = failures.compute_retry_time(failure, tuning.cooldown, tuning.interval)
+            retry_at = failures.compute_retry_time(failure, tuning.cooldown_duration, tuning.decision_interval)
             failed_trials.append(
-                FailedTrial(setting, retry_at.timestamp(), failure.began_at.timestamp(), failure.reason == "Worse")
+                FailedTrial(setting, retry_at.timestamp(), failure.first_failure_time.timestamp(), failure.reason == "Worse")
             )
     return tuple(failed_trials)
 
 
 def _last_trial_ended_at(speculation_status: SpeculationStatus, result: str) -> float | None:
     """Return when a trial last ended with this result."""
-    return _to_timestamp(next((trial.ended_at for trial in speculation_status.changes if trial.result == result), None))
+    return _to_timestamp(next((trial.completion_time for trial in speculation_status.trials if trial.result == result), None))
 
 
 def _to_timestamp(time: datetime | None) -> float | None:
@@ -330,7 +330,7 @@ def parse_status_setting(status_setting: SettingStatus | None) -> SpeculationSet
 
 def _iter_tuned_arms(status: Status) -> Iterator[tuple[Arm, bool]]:
     """Yield the arms whose windows count, and whether each is control. Canary and control on different hardware are left out."""
-    canary = status.canary if status.analysis is None or not status.analysis.unlike else None
+    canary = status.canary if status.analysis is None or not status.analysis.hardware_mismatch else None
     for arm in (status.stable, canary, status.previous):
         if arm is not None:
             yield arm, False

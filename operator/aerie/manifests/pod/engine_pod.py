@@ -149,7 +149,7 @@ def _build_env(resource: SpeculativeDeployment) -> list[dict[str, Any]]:
 
 def _build_token_env(resource: SpeculativeDeployment) -> list[dict[str, Any]]:
     """Return the variable with the token of the Hub, where the resource names its Secret."""
-    secret = resource.spec.engine.token_secret
+    secret = resource.spec.engine.token_secret_ref
     if secret is None:
         return []
     return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret.name, "key": secret.key}}}]

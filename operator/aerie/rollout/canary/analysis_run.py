@@ -191,17 +191,17 @@ def build_analysis_plan(
     a promotion. `goal`: goal of a trial, instead of that of the spec's analysis.
     """
     canary, control = arms
-    tokens = [arm.setting.tokens if arm.setting else 0 for arm in arms]
+    tokens = [arm.setting.num_speculative_tokens if arm.setting else 0 for arm in arms]
     modes = {arm.setting.mode if arm.setting else "Off" for arm in arms}
-    deadline = analysis.deadline if goal is None else TRIAL_DEADLINE_FACTOR * analysis.deadline
+    deadline = analysis.max_duration if goal is None else TRIAL_DEADLINE_FACTOR * analysis.max_duration
     return AnalysisPlan(
         goal=goal or analysis.goal,
         margin=analysis.margin,
         failure_margin=analysis.failure_margin,
         min_blocks=analysis.min_blocks,
-        soak=analysis.soak.total_seconds(),
-        deadline=(deadline - analysis.warmup).total_seconds(),
-        block=analysis.block.total_seconds(),
+        soak=analysis.min_duration.total_seconds(),
+        deadline=(deadline - analysis.warmup_duration).total_seconds(),
+        block=analysis.block_duration.total_seconds(),
         pods=pod_counts,
         kept=SampleProjection(max(1, min(tokens)), *find_latency_bucket_edges(objective)),
         incomparable=_TRIAL_MESSAGE if goal else explain_incomparable_acceptance(canary, control),
@@ -238,13 +238,13 @@ def explain_incomparable_acceptance(canary: Arm, control: Arm) -> str:
     if canary.target != control.target:
         return f"the canary serves another target ({canary.target} instead of {control.target})."
     if canary.setting and control.setting and canary.setting.mode == control.setting.mode == "Adaptive":
-        return _TRIMMED_DRAFTS_MESSAGE + (_IN_FLIGHT_MESSAGE if canary.setting.tokens == control.setting.tokens else ".")
+        return _TRIMMED_DRAFTS_MESSAGE + (_IN_FLIGHT_MESSAGE if canary.setting.num_speculative_tokens == control.setting.num_speculative_tokens else ".")
     for arm, arm_name in ((canary, "the canary"), (control, "the stable revision")):
         if arm.setting is None or arm.setting.mode == "Off":
             return f"{arm_name} serves without a drafter."
         if arm.setting.mode != "Static":
             return f"{arm_name} drafts by the rule {arm.setting.mode}, and acceptance then follows the load."
-    canary_tokens, control_tokens = (arm.setting.tokens if arm.setting else 0 for arm in (canary, control))
+    canary_tokens, control_tokens = (arm.setting.num_speculative_tokens if arm.setting else 0 for arm in (canary, control))
     if canary_tokens != control_tokens:
         return (
             f"the canary drafts {canary_tokens} tokens at a time and the stable revision {control_tokens}; a text fixes its "

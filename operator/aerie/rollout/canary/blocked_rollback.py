@@ -54,7 +54,7 @@ def reverse_blocked_rollback(
     if not (has_third_revision or (promotion_requested and fleet.canary.counts.ready)) or not fleet.is_rollback_blocked:
         return None
     status = snapshot.resource.status or Status()
-    last_outcome = status.history[0] if status.history else None
+    last_outcome = status.rollout_history[0] if status.rollout_history else None
     was_reversed_before = (
         last_outcome is not None
         and last_outcome.revision == canary_arm.revision
@@ -64,9 +64,9 @@ def reverse_blocked_rollback(
         **dict(stable),
         change=canary_arm.change,
         phase="RollingBack",
-        started_at=canary_arm.started_at,
-        ready_at=canary_arm.started_at,
-        step_started_at=now,
+        start_time=canary_arm.start_time,
+        ready_time=canary_arm.start_time,
+        step_start_time=now,
     )
     ready_canary_pods = fleet.canary.counts.ready
     if has_third_revision and (was_reversed_before or not ready_canary_pods):
@@ -97,7 +97,7 @@ def reverse_blocked_rollback(
 
 def find_abandoned_revision(status: Status) -> str | None:
     """Return the revision that the last rollout abandoned. It is removed even though pods of it may be ready."""
-    last_outcome = status.history[0] if status.history else None
+    last_outcome = status.rollout_history[0] if status.rollout_history else None
     return last_outcome.revision if last_outcome is not None and find_reversal_cause(last_outcome) == "GivenUp" else None
 
 
@@ -105,9 +105,9 @@ def find_reversal_cause(outcome: RolloutOutcome) -> BlockedRollbackCause | None:
     """Return why a rollback was reversed; None where it was not. The reason's text decides where a release before the field
     `cause` wrote the outcome, or an older definition dropped the field."""
     reason_start, abandonment_part = _LEGACY_REASON_PARTS
-    if outcome.cause is not None or not outcome.reason.startswith(reason_start):
-        return outcome.cause
-    return "GivenUp" if abandonment_part in outcome.reason else "StableLost"
+    if outcome.reversal_cause is not None or not outcome.message.startswith(reason_start):
+        return outcome.reversal_cause
+    return "GivenUp" if abandonment_part in outcome.message else "StableLost"
 
 
 def _count_ready_pods(snapshot: Snapshot, revision: str) -> int:

@@ -46,8 +46,8 @@ def build_progress_message(
             control_part = f" and {fleet.control.counts.ready} of {arms.control} control" if arms.control else ""
             return f"{ready_pods} of {arms.canary} canary{control_part} pods serve ({canary.change}, revision {canary.revision})"
         case "WarmingUp":
-            assert canary.ready_at is not None
-            analysis_start = canary.ready_at + rollout.analysis.warmup
+            assert canary.ready_time is not None
+            analysis_start = canary.ready_time + rollout.analysis.warmup_duration
             return f"canary and control are warming up; the analysis begins at {analysis_start:%H:%M:%S} UTC"
         case "AwaitingApproval" | "Held":
             resource_arguments = f"specdep {resource.metadata.name} --namespace {resource.metadata.namespace}"
@@ -55,14 +55,14 @@ def build_progress_message(
                 f"kubectl annotate --overwrite {resource_arguments} {annotation}={canary.revision}"
                 for annotation in (PROMOTE_ANNOTATION, ROLLBACK_ANNOTATION)
             )
-            return f"{analysis.reason if analysis else ''} A person decides: {commands}"
+            return f"{analysis.message if analysis else ''} A person decides: {commands}"
         case "Ramping":
-            percent = ramp_step_percent(rollout.canary.ramp, canary.step)
+            percent = ramp_step_percent(rollout.canary.step_weights, canary.step_index)
             return f"the canary is accepted and gets {percent} % of the traffic; {ready_pods} of its pods serve"
         case "Promoting":
             return f"{ready_pods} of {resource.spec.replicas} pods of revision {canary.revision} serve"
         case _:
-            return analysis.reason if analysis else "the analysis has begun"
+            return analysis.message if analysis else "the analysis has begun"
 
 
 def build_blocked_rollback_message(resource: SpeculativeDeployment, stable: Arm, canary: CanaryArm) -> str:
@@ -94,8 +94,8 @@ def build_retention_message(
     )
     retained_pods = "1 pod" if previous.replicas == 1 else f"{previous.replicas} pods"
     if previous.phase == "Rechecking":
-        retention_end = previous.since + RECHECK_DURATION
-        explanation = analysis.reason if analysis else ""
+        retention_end = previous.phase_start_time + RECHECK_DURATION
+        explanation = analysis.message if analysis else ""
         return (
             f"{explanation} So {retained_pods} of revision {previous.revision} get requests until {retention_end:%H:%M:%S} UTC, "
             f"to compare; {rollback_hint}"
@@ -106,7 +106,7 @@ def build_retention_message(
             f"{previous.revision} stay until they do; {rollback_hint}"
         )
     retention_end = compute_retention_end(
-        previous.since, resource.spec.rollout.canary, has_suspicious_crashes=bool(crash_message)
+        previous.phase_start_time, resource.spec.rollout.canary, has_suspicious_crashes=bool(crash_message)
     )
     explanation = f" ({crash_message})" if crash_message else ""
     return (

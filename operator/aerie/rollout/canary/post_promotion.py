@@ -70,9 +70,9 @@ def start_monitoring(
         return _finish_monitoring(promoted, analysis)
     previous = PreviousArm(
         **dict(old_stable.model_copy(update={"replicas": count})),
-        since=now,
+        phase_start_time=now,
         change=promoted.change,
-        started_at=promoted.started_at,
+        start_time=promoted.start_time,
     )
     analysis_run = _read_analysis_run(analysis)
     analysis = _store_analysis_run(analysis, analysis_run and analysis_run.reset_guard(now))
@@ -99,7 +99,7 @@ def advance_monitoring(snapshot: Snapshot, stable: Arm, previous: PreviousArm, n
     if not count:
         return _finish_monitoring(stable, status.analysis)
     previous = previous.model_copy(update={"replicas": count})
-    state = CanaryState(previous.phase, previous.started_at, previous.since, step_started_at=previous.since)
+    state = CanaryState(previous.phase, previous.start_time, previous.phase_start_time, step_started_at=previous.phase_start_time)
     progress_deadline = resource.spec.rollout.progress_deadline
     abort_reasons = list(
         find_abort_reasons(fleet.canary, fleet.stable, snapshot.invalid_metrics, progress_deadline, snapshot.last_log_lines, now)
@@ -145,7 +145,7 @@ def _with_recheck_result(analysis: AnalysisStatus | None, previous: PreviousArm)
     """Return the analysis with the result of a Rechecking phase that has ended without a rollback."""
     if analysis is None or previous.phase != "Rechecking":
         return analysis
-    message = f"{analysis.reason} Pods of revision {previous.revision} were not certainly better at the same time."
+    message = f"{analysis.message} Pods of revision {previous.revision} were not certainly better at the same time."
     return analysis.model_copy(update={"reason": message})
 
 
@@ -179,9 +179,9 @@ def revert_promotion(
         **dict(stable),
         change=previous.change,
         phase="RollingBack",
-        started_at=previous.started_at,
-        ready_at=previous.started_at,
-        step_started_at=previous.since,
+        start_time=previous.start_time,
+        ready_time=previous.start_time,
+        step_start_time=previous.phase_start_time,
     )
     restored_status = status.model_copy(update={"stable": restored_stable})
     outcome = build_outcome(leaving_canary, result, f"Taken back after its promotion. {reason}", restored_status, analysis, now)

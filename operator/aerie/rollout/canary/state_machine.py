@@ -199,7 +199,7 @@ def _enter_phase(
         case "Ramping":
             step = 0 if state.phase != "Ramping" or state.step is None else state.step + 1
             entered = replace(state, phase=phase, step=step, step_started_at=now)
-            if not policy.canary.ramp:
+            if not policy.canary.step_weights:
                 entered = replace(entered, phase="Promoting", step=None)
         case "Promoting" | "Rechecking":
             entered = replace(state, phase=phase, step=None, step_started_at=now)
@@ -249,17 +249,17 @@ def _phase_started_at(state: CanaryState) -> datetime:
 
 def _is_last_ramp_step(state: CanaryState, policy: CanaryPolicy) -> bool:
     """Return whether this is the last step of the ramp."""
-    return (state.step or 0) + 1 >= len(policy.canary.ramp)
+    return (state.step or 0) + 1 >= len(policy.canary.step_weights)
 
 
 def _is_phase_time_over(state: CanaryState, observation: CanaryObservation, policy: CanaryPolicy, now: datetime) -> bool:
     match state.phase:
         case "WarmingUp":
-            return now >= _phase_started_at(state) + policy.analysis.warmup
-        case "Ramping" if not policy.canary.ramp:  # the ramp was removed from the spec: there is no share to hold
+            return now >= _phase_started_at(state) + policy.analysis.warmup_duration
+        case "Ramping" if not policy.canary.step_weights:  # the ramp was removed from the spec: there is no share to hold
             return True
         case "Ramping":  # a share for which pods are not ready yet is not being held
-            return observation.ready and now >= _phase_started_at(state) + policy.canary.ramp_hold
+            return observation.ready and now >= _phase_started_at(state) + policy.canary.step_duration
         case "Watching":
             return now >= compute_retention_end(
                 _phase_started_at(state), policy.canary, has_suspicious_crashes=observation.has_suspicious_crashes
@@ -283,16 +283,16 @@ def _is_exploration_over(state: CanaryState, policy: CanaryPolicy, now: datetime
 
 
 def _exploration_end(state: CanaryState, exploration_duration: timedelta, policy: CanaryPolicy) -> datetime:
-    return _phase_started_at(state) + min(policy.analysis.warmup + exploration_duration, policy.analysis.deadline)
+    return _phase_started_at(state) + min(policy.analysis.warmup_duration + exploration_duration, policy.analysis.max_duration)
 
 
 def _time_remaining(state: CanaryState, observation: CanaryObservation, policy: CanaryPolicy, now: datetime) -> timedelta | None:
     """Return the time until time alone would lead to a transition; None where it never would."""
     match state.phase:
         case "WarmingUp":
-            phase_end = _phase_started_at(state) + policy.analysis.warmup
+            phase_end = _phase_started_at(state) + policy.analysis.warmup_duration
         case "Ramping" if observation.ready:
-            phase_end = _phase_started_at(state) + policy.canary.ramp_hold
+            phase_end = _phase_started_at(state) + policy.canary.step_duration
         case "Analyzing" if policy.exploration_duration is not None:
             phase_end = _exploration_end(state, policy.exploration_duration, policy)
         case "Watching":
@@ -332,7 +332,7 @@ def _transition_message(trigger: Trigger, state: CanaryState, observation: Canar
         case "due" if state.phase in ("Watching", "Rechecking"):
             return "Nothing has spoken against it while pods of the revision before were kept."
         case "due" | "topped":
-            if not policy.canary.ramp:
+            if not policy.canary.step_weights:
                 return "spec.rollout.canary.ramp has become empty: there is no share to hold."
-            percent = ramp_step_percent(policy.canary.ramp, state.step)
+            percent = ramp_step_percent(policy.canary.step_weights, state.step)
             return f"{percent} % of the traffic have been held for spec.rollout.canary.rampHold."

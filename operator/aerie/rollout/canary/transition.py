@@ -88,12 +88,12 @@ def start_canary(snapshot: Snapshot, desired: DesiredRevision, stable: Arm, now:
         **dict(desired.arm),
         change=desired.describe_change(status),
         phase="Promoting" if is_only_arm else "Starting",
-        started_at=now,
-        step_started_at=now if is_only_arm else None,
+        start_time=now,
+        step_start_time=now if is_only_arm else None,
     )
     fleet = RolloutPods.from_snapshot(snapshot, stable.revision, arm.revision, now)
     by_pods = spec.rollout.traffic.gateway is None
-    arms = fleet.target_replicas(arm.phase, spec.rollout.canary.ramp, None, by_pods=by_pods)
+    arms = fleet.target_replicas(arm.phase, spec.rollout.canary.step_weights, None, by_pods=by_pods)
     condition = ConditionUpdate(PROGRESSING, "True", arm.phase, build_progress_message(snapshot.resource, arm, fleet, arms, None))
     weights = traffic_weights.single_arm_weights(fleet.stable.counts, fleet.canary.counts, fleet.control.counts)
     return CanaryTransition(arm, arms, weights, condition, None, requeue_after=spec.rollout.progress_deadline)
@@ -115,7 +115,7 @@ def advance_canary(
     observation = _build_observation(snapshot, canary_arm, state, fleet, abort_reasons, verdict, now)
     policy = _build_policy(snapshot, desired, canary_arm)
     state_transition = advance_state(state, observation, policy, now)
-    analysis_before = status.analysis if canary_arm.ready_at else None
+    analysis_before = status.analysis if canary_arm.ready_time else None
     analysis = _build_analysis_status(analysis_before, analysis_run, verdict, policy.analysis)
     if state_transition.end_state is not None:
         return _end_canary(snapshot, stable, canary_arm, fleet, state_transition, analysis, now)
@@ -155,7 +155,7 @@ def _build_observation(
     now: datetime,
 ) -> CanaryObservation:
     spec = snapshot.resource.spec
-    ramp, by_pods = spec.rollout.canary.ramp, spec.rollout.traffic.gateway is None
+    ramp, by_pods = spec.rollout.canary.step_weights, spec.rollout.traffic.gateway is None
     has_route = state.phase == "Promoting" or not route_rejection_message(snapshot)
     route_deadline, next_late_at = _route_deadline(snapshot, canary_arm), fleet.next_late_at(state.phase)
     return CanaryObservation(
@@ -183,7 +183,7 @@ def _continue_canary(
     resource = snapshot.resource
     by_pods = resource.spec.rollout.traffic.gateway is None
     canary = _with_state(canary_arm, state_transition.state)
-    arms = fleet.target_replicas(canary.phase, resource.spec.rollout.canary.ramp, canary.step, by_pods=by_pods)
+    arms = fleet.target_replicas(canary.phase, resource.spec.rollout.canary.step_weights, canary.step_index, by_pods=by_pods)
     weights = _compute_weights(resource, canary, fleet, arms)
     canary = canary.model_copy(update={"waiting": _build_waiting(canary_arm, canary, fleet, arms, now)})
     pod_failure = _most_severe_failure(snapshot, stable, canary_arm)
@@ -245,16 +245,16 @@ def roll_back_canary(
     replicas, pod_counts = resource.spec.replicas, (fleet.stable.counts, fleet.canary.counts, fleet.control.counts)
     arms = replica_counts.replicas_during_rollback(fleet.capacity, *pod_counts)
     weights = traffic_weights.rollback_weights(replicas, arms, *pod_counts)
-    if outcome is not None and canary_arm.step_started_at is None:  # traffic is removed before pods
+    if outcome is not None and canary_arm.step_start_time is None:  # traffic is removed before pods
         arms = replace(arms, canary=fleet.canary.counts.requested)
     if outcome is None and arms.canary == arms.control == 0:
         condition = ConditionUpdate(PROGRESSING, "False", "RolledBack", f"revision {canary_arm.revision} is gone")
         return CanaryTransition(None, arms, weights, condition, analysis, requeue_after=timedelta(0))
     recorded_outcome = outcome or next(
-        (past_outcome for past_outcome in (resource.status or Status()).history if past_outcome.revision == canary_arm.revision),
+        (past_outcome for past_outcome in (resource.status or Status()).rollout_history if past_outcome.revision == canary_arm.revision),
         None,
     )
-    reason = f"{recorded_outcome.reason} " if recorded_outcome else ""
+    reason = f"{recorded_outcome.message} " if recorded_outcome else ""
     message = f"{reason}{fleet.stable.counts.ready} of {replicas} pods of revision {stable.revision} serve."
     if outcome is None and fleet.is_rollback_blocked:
         message = f"{message} {build_blocked_rollback_message(resource, stable, canary_arm)}"
@@ -276,19 +276,19 @@ def build_outcome(
         revision=canary.revision,
         change=canary.change,
         result=result,
-        reason=truncate_message(reason),
-        started_at=canary.started_at,
-        ended_at=now,
+        message=truncate_message(reason),
+        start_time=canary.start_time,
+        completion_time=now,
         drafter=canary.drafter,
-        against=status.stable.drafter if status.stable else None,
-        comparisons=analysis.comparisons if analysis and canary.ready_at else [],
+        replaced_drafter=status.stable.drafter if status.stable else None,
+        comparisons=analysis.comparisons if analysis and canary.ready_time else [],
     )
 
 
 # --------------------------------------------------------------------------------------------------------------------- helpers
 def _read_state(canary: CanaryArm) -> CanaryState:
     assert canary.phase != "RollingBack"
-    return CanaryState(canary.phase, canary.started_at, canary.ready_at, canary.step, canary.step_started_at)
+    return CanaryState(canary.phase, canary.start_time, canary.ready_time, canary.step_index, canary.step_start_time)
 
 
 def _with_state(canary: CanaryArm, state: CanaryState) -> CanaryArm:
@@ -300,11 +300,11 @@ def _build_policy(snapshot: Snapshot, desired: DesiredRevision, canary_arm: Cana
     """Return the rollout part of the spec; its analysis is that with which the current analysis began. A trial waits for no
     user."""
     spec, status = snapshot.resource.spec, snapshot.resource.status or Status()
-    analysis_spec = status.analysis.parameters if status.analysis and canary_arm.ready_at else spec.rollout.analysis
+    analysis_spec = status.analysis.parameters if status.analysis and canary_arm.ready_time else spec.rollout.analysis
     exploration_duration = None
     if desired.trial is not None:
         analysis_spec = analysis_spec.model_copy(update={"on_inconclusive": "Rollback"})
-        exploration_duration = spec.speculation.tuning.interval if desired.trial.purpose == "Explore" else None
+        exploration_duration = spec.speculation.tuning.decision_interval if desired.trial.purpose == "Explore" else None
     return CanaryPolicy(spec.rollout.canary, analysis_spec, spec.rollout.progress_deadline, exploration_duration)
 
 
@@ -385,7 +385,7 @@ def _handle_zero_replicas(
 def _capacity_retry_delay(canary_arm: CanaryArm, status: Status, progress_deadline: timedelta) -> timedelta:
     """Return the delay until a canary without capacity is tried again: it doubles with each attempt."""
     attempts = list(
-        itertools.takewhile(lambda outcome: outcome.revision == canary_arm.revision and outcome.retry_at, status.history)
+        itertools.takewhile(lambda outcome: outcome.revision == canary_arm.revision and outcome.retry_time, status.rollout_history)
     )
     delay: timedelta = progress_deadline * 2 ** len(attempts)
     return min(MAX_CAPACITY_RETRY_DELAY, delay)
@@ -396,7 +396,7 @@ def _route_deadline(snapshot: Snapshot, canary_arm: CanaryArm) -> datetime | Non
     since = route_rejected_since(snapshot)
     if since is None:
         return None
-    return max(since, canary_arm.step_started_at or canary_arm.started_at) + snapshot.resource.spec.rollout.progress_deadline
+    return max(since, canary_arm.step_start_time or canary_arm.start_time) + snapshot.resource.spec.rollout.progress_deadline
 
 
 def _most_severe_failure(snapshot: Snapshot, stable: Arm, canary_arm: CanaryArm) -> pod_failures.PodFailure | None:
@@ -407,7 +407,7 @@ def _most_severe_failure(snapshot: Snapshot, stable: Arm, canary_arm: CanaryArm)
 
 def read_stalled_since(canary_arm: CanaryArm) -> datetime | None:
     """Return since when pods have been waited for without progress."""
-    return canary_arm.waiting.since if canary_arm.waiting is not None else None
+    return canary_arm.readiness.start_time if canary_arm.readiness is not None else None
 
 
 def _build_waiting(
@@ -420,13 +420,13 @@ def _build_waiting(
     requested_pods = arms.stable if canary_after.phase == "RollingBack" else arms.canary + arms.control
     if ready_pods >= requested_pods or any(arm_pods.late_pods.has_resource_shortage for arm_pods in awaited_arms):
         return None
-    progress_before = canary_before.waiting
+    progress_before = canary_before.readiness
     if (
         progress_before is None
-        or ready_pods > progress_before.serving
-        or (canary_after.phase, canary_after.step) != (canary_before.phase, canary_before.step)
+        or ready_pods > progress_before.max_ready_replicas
+        or (canary_after.phase, canary_after.step_index) != (canary_before.phase, canary_before.step_index)
     ):
-        return ReadinessProgress(since=now, serving=ready_pods)
+        return ReadinessProgress(start_time=now, max_ready_replicas=ready_pods)
     return progress_before
 
 
@@ -439,8 +439,8 @@ def _start_analysis_run(
         outcome.revision == desired.revision
         and bool(outcome.comparisons)
         and outcome.result != "Promoted"
-        and outcome.ended_at + FAILED_ATTEMPT_WINDOW > now
-        for outcome in status.history
+        and outcome.completion_time + FAILED_ATTEMPT_WINDOW > now
+        for outcome in status.rollout_history
     )
     pod_counts = (
         capacity.canary_replicas,
@@ -491,12 +491,12 @@ def _build_analysis_status(
         return AnalysisStatus(
             parameters=analysis_spec,
             verdict=verdict.outcome if verdict else "Continue",
-            reason=verdict.message if verdict else "",
-            started_at=datetime.fromtimestamp(analysis_run.state.began, tz=UTC),
-            history_blocks=analysis_run.calibration_blocks,
-            inflation=round(analysis_run.variance_inflation, 2),
+            message=verdict.message if verdict else "",
+            start_time=datetime.fromtimestamp(analysis_run.state.began, tz=UTC),
+            calibration_blocks=analysis_run.calibration_blocks,
+            variance_inflation=round(analysis_run.variance_inflation, 2),
             comparisons=list(verdict.comparisons) if verdict else [],
-            unlike=hardware_difference,
+            hardware_mismatch=hardware_difference,
             state=state,
         )
     if previous.state == state and previous.verdict == verdict.outcome:
@@ -517,18 +517,18 @@ def _close_analysis(analysis: AnalysisStatus | None) -> AnalysisStatus | None:
 def _promotion_reason(canary: CanaryArm, analysis: AnalysisStatus | None, state_transition: StateTransition) -> str:
     """Return why the canary is promoted."""
     if analysis is not None and analysis.verdict == "Promote":
-        return analysis.reason
-    return "A person asked for the promotion." if canary.ready_at else f"Revision {canary.revision}: {state_transition.message}"
+        return analysis.message
+    return "A person asked for the promotion." if canary.ready_time else f"Revision {canary.revision}: {state_transition.message}"
 
 
 def _compute_weights(resource: SpeculativeDeployment, canary: CanaryArm, fleet: RolloutPods, arms: ArmReplicas) -> dict[str, int]:
     stable_counts, canary_counts, control_counts = fleet.stable.counts, fleet.canary.counts, fleet.control.counts
-    ramp = resource.spec.rollout.canary.ramp
+    ramp = resource.spec.rollout.canary.step_weights
     if canary.phase == "Starting" or not (stable_counts.ready or canary_counts.ready):
         return traffic_weights.single_arm_weights(stable_counts, canary_counts, control_counts)
     match canary.phase:
         case "Ramping":
-            percent = replica_counts.ramp_step_percent(ramp, canary.step)
+            percent = replica_counts.ramp_step_percent(ramp, canary.step_index)
             return traffic_weights.capped_canary_weights(
                 TOTAL_WEIGHT * percent // 100, resource.spec.replicas, arms, stable_counts, canary_counts
             )

@@ -28,7 +28,7 @@ def is_tuning_enabled(resource: SpeculativeDeployment) -> bool:
 def find_drafting_obstacle(resource: SpeculativeDeployment) -> str:
     """Return why the spec permits no setting with drafts; empty where it permits one."""
     spec = resource.spec.speculation
-    if spec.tokens:
+    if spec.num_speculative_tokens:
         return ""
     if spec.tuning.when_zero == "Keep":
         return (

@@ -153,5 +153,5 @@ def build_queued_status(purpose: RolloutPurpose | None, previous_status: Status,
     """Return `status.queued` of a claim. A claim keeps its time while its purpose stays."""
     if purpose is None:
         return None
-    last = previous_status.queued
-    return last if last is not None and last.purpose == purpose else QueueStatus(purpose=purpose, since=now)
+    last = previous_status.queue
+    return last if last is not None and last.purpose == purpose else QueueStatus(purpose=purpose, queued_time=now)

@@ -125,7 +125,7 @@ def recommend_draft_sampling(resource: SpeculativeDeployment, setting: Speculati
     alone. Where the user has set the field, there is no recommendation.
     """
     speculation = resource.spec.speculation
-    if speculation.tuning.mode == "Off" or speculation.tuning.traffic != "Sampled" or speculation.draft_sampling is not None:
+    if speculation.tuning.mode == "Off" or speculation.tuning.traffic_sampling != "Sampled" or speculation.draft_sampling is not None:
         return None
     if isinstance(setting, Off):
         return None
@@ -136,7 +136,7 @@ def recommend_draft_sampling(resource: SpeculativeDeployment, setting: Speculati
 
 def read_spec_setting(resource: SpeculativeDeployment) -> SpeculationSetting:
     """Return the setting that the spec names."""
-    tokens = resource.spec.speculation.tokens
+    tokens = resource.spec.speculation.num_speculative_tokens
     return Static(tokens) if tokens else Off()
 
 
@@ -145,14 +145,14 @@ def build_status_setting(setting: SpeculationSetting) -> SettingStatus:
     tokens = max_speculative_tokens(setting)
     match setting:
         case Schedule(tiers):
-            schedule_tiers = [TierStatus(first=tier.first, last=tier.last, tokens=tier.tokens) for tier in tiers]
-            return SettingStatus(mode="Schedule", tokens=tokens, schedule=schedule_tiers)
+            schedule_tiers = [TierStatus(min_batch_size=tier.first, max_batch_size=tier.last, num_speculative_tokens=tier.tokens) for tier in tiers]
+            return SettingStatus(mode="Schedule", num_speculative_tokens=tokens, schedule=schedule_tiers)
         case Adaptive():
-            return SettingStatus(mode="Adaptive", tokens=tokens)
+            return SettingStatus(mode="Adaptive", num_speculative_tokens=tokens)
         case Static():
-            return SettingStatus(mode="Static", tokens=tokens)
+            return SettingStatus(mode="Static", num_speculative_tokens=tokens)
         case Off():
-            return SettingStatus(mode="Off", tokens=tokens)
+            return SettingStatus(mode="Off", num_speculative_tokens=tokens)
 
 
 def read_status_setting(status_setting: SettingStatus) -> SpeculationSetting:
@@ -161,20 +161,20 @@ def read_status_setting(status_setting: SettingStatus) -> SpeculationSetting:
         case "Off":
             return Off()
         case "Static":
-            return Static(status_setting.tokens)
+            return Static(status_setting.num_speculative_tokens)
         case "Adaptive":
-            return Adaptive(status_setting.tokens)
+            return Adaptive(status_setting.num_speculative_tokens)
         case "Schedule":
             return Schedule(
-                tuple(ScheduleTier(tier.first, tier.last, tier.tokens) for tier in status_setting.schedule or ()),
-                status_setting.tokens,
+                tuple(ScheduleTier(tier.min_batch_size, tier.max_batch_size, tier.num_speculative_tokens) for tier in status_setting.schedule or ()),
+                status_setting.num_speculative_tokens,
             )
 
 
 def _with_max_tokens(resource: SpeculativeDeployment, tokens: int) -> SpeculativeDeployment:
     """Return the resource that preflight inspects: a drafter has to fit the maximum number of draft tokens."""
     spec = resource.spec
-    if spec.speculation.tokens == tokens:
+    if spec.speculation.num_speculative_tokens == tokens:
         return resource
     speculation = spec.speculation.model_copy(update={"tokens": tokens})
     return resource.model_copy(update={"spec": spec.model_copy(update={"speculation": speculation})})

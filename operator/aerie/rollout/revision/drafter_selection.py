@@ -39,7 +39,7 @@ class DrafterSelection:
 
     def build_events(self) -> Iterator[Event]:
         """Yield the event that the drafter was selected, once."""
-        recorded = self.resource.status.drafters if self.resource.status else []
+        recorded = self.resource.status.selected_drafters if self.resource.status else []
         if self.selected_drafter is not None and self.selected_drafter not in recorded:
             drafter_text = (
                 f"{self.selected_drafter.repo} at commit {self.selected_drafter.revision[:8]} ({self.selected_drafter.kind})"
@@ -53,7 +53,7 @@ class DrafterSelection:
     def build_status_drafters(self, in_use: bool) -> list[SelectedDrafter]:
         """Return the drafters of the status; `in_use`: pods are created with the selected one."""
         return [
-            drafter.model_copy(update={"used": drafter.used or (in_use and drafter == self.selected_drafter)})
+            drafter.model_copy(update={"used": drafter.in_use or (in_use and drafter == self.selected_drafter)})
             for drafter in self.selected_drafters
         ]
 
@@ -61,8 +61,8 @@ class DrafterSelection:
 def select_drafter(resource: SpeculativeDeployment, catalog: DrafterCatalog) -> DrafterSelection:
     """Return the resource with its drafter."""
     spec = resource.spec
-    used_drafters = tuple(selected for selected in (resource.status.drafters if resource.status else ()) if selected.used)
-    if spec.drafter is not None or spec.speculation.tokens == 0:
+    used_drafters = tuple(selected for selected in (resource.status.selected_drafters if resource.status else ()) if selected.in_use)
+    if spec.drafter is not None or spec.speculation.num_speculative_tokens == 0:
         return DrafterSelection(resource, used_drafters)
     source = spec.model.source.variant
     if not isinstance(source, HuggingFaceSource):

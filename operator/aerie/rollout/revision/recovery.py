@@ -60,7 +60,7 @@ def restore_stable_arm(snapshot: Snapshot, now: datetime) -> Snapshot:
 def build_withdrawn_canary(snapshot: Snapshot, revision: str, now: datetime) -> CanaryArm:
     """Return a canary that is rolled back, for a revision with ready pods that no status names."""
     recorded_arm = dict(read_recorded_arm(snapshot, revision))
-    return CanaryArm(**recorded_arm, change="", phase="RollingBack", started_at=now, ready_at=now, step_started_at=now)
+    return CanaryArm(**recorded_arm, change="", phase="RollingBack", start_time=now, ready_time=now, step_start_time=now)
 
 
 def read_recorded_arm(snapshot: Snapshot, revision: str) -> Arm:

@@ -73,9 +73,9 @@ def build_status(
         previous=previous,
         analysis=progression.analysis,
         speculation=tuning.speculation,
-        rejected=progression.rejected_revision,
-        retry=read_retry_request(resource),
-        history=([*([progression.outcome] if progression.outcome else []), *previous_status.history])[:MAX_HISTORY_OUTCOMES],
+        rejected_revision=progression.rejected_revision,
+        last_handled_retry=read_retry_request(resource),
+        rollout_history=([*([progression.outcome] if progression.outcome else []), *previous_status.rollout_history])[:MAX_HISTORY_OUTCOMES],
     )
 
 
@@ -95,7 +95,7 @@ def _build_stable_arm(
     arm = arm.model_copy(update={"weight": _traffic_percent(snapshot, progression, "stable")})
     last_arm = _find_arm_status(previous_status, arm.revision)
     reference_acceptance_length = progression.reference_acceptance_length or (
-        last_arm.accepted_length if last_arm is not None else None
+        last_arm.reference_acceptance_length if last_arm is not None else None
     )
     arm = arm.model_copy(update={"accepted_length": reference_acceptance_length})
     metrics = snapshot.arm_metrics(arm.revision)
@@ -254,13 +254,13 @@ def _build_regression_condition(stable: Arm | None) -> ConditionUpdate | None:
         return None
     # In mode Adaptive, drafts that the engine trims count as rejected.
     is_adaptive = stable.setting is not None and stable.setting.mode == "Adaptive"
-    if stable.acceptance_length <= MIN_ACCEPTANCE_LENGTH and stable.accepted_length != MIN_ACCEPTANCE_LENGTH and not is_adaptive:
+    if stable.acceptance_length <= MIN_ACCEPTANCE_LENGTH and stable.reference_acceptance_length != MIN_ACCEPTANCE_LENGTH and not is_adaptive:
         return ConditionUpdate(DEGRADED, "True", "DraftsRejected", _no_acceptance_message(stable))
-    drop = 1 - stable.acceptance_length / stable.accepted_length if stable.accepted_length else 0.0
+    drop = 1 - stable.acceptance_length / stable.reference_acceptance_length if stable.reference_acceptance_length else 0.0
     if drop <= MAX_ACCEPTANCE_LENGTH_DROP:
         return None
     message = (
-        f"acceptance length is {stable.acceptance_length:.2f}, {100 * drop:.0f} % below the {stable.accepted_length:.2f} with "
+        f"acceptance length is {stable.acceptance_length:.2f}, {100 * drop:.0f} % below the {stable.reference_acceptance_length:.2f} with "
         f"which revision {stable.revision} was accepted: requests have changed, or its drafter fits them less than it did. "
         "Nothing is done about it by itself; a drafter trained on today's requests may be worth a canary"
     )
@@ -269,8 +269,8 @@ def _build_regression_condition(stable: Arm | None) -> ConditionUpdate | None:
 
 def _no_acceptance_message(stable: Arm) -> str:
     """Return what an acceptance length of 1.00 means."""
-    if stable.accepted_length:
-        message = f"acceptance length is 1.00, and was {stable.accepted_length:.2f} when revision {stable.revision} was accepted"
+    if stable.reference_acceptance_length:
+        message = f"acceptance length is 1.00, and was {stable.reference_acceptance_length:.2f} when revision {stable.revision} was accepted"
         return f"{message}. {post_promotion.LOST_DRAFTER_WEIGHTS_MESSAGE}"
     return (
         f"acceptance length is 1.00: next to none of the tokens that the drafter of revision {stable.revision} proposes is "

@@ -58,21 +58,21 @@ class Notification:
 
 def build_notifications(resource: SpeculativeDeployment, status: Status) -> Iterator[Notification]:
     """Yield all notifications of the status, the oldest first."""
-    for outcome in reversed(status.history):
+    for outcome in reversed(status.rollout_history):
         yield _build_outcome_notification(resource, outcome)
     canary = status.canary
     conditions = {condition.type: condition for condition in status.conditions}
     progressing = conditions.get("Progressing")
     if canary is not None and canary.phase != "RollingBack":
         canary_data: dict[str, Any] = {"revision": canary.revision, "change": canary.change, "drafter": canary.drafter}
-        canary_data |= {"against": status.stable.drafter if status.stable else None, "startedAt": _format_time(canary.started_at)}
-        yield _build_notification(resource, "begun", canary.revision, canary.started_at, canary.started_at, canary_data)
+        canary_data |= {"against": status.stable.drafter if status.stable else None, "startedAt": _format_time(canary.start_time)}
+        yield _build_notification(resource, "begun", canary.revision, canary.start_time, canary.start_time, canary_data)
         type_by_phase: dict[str, NotificationType] = {"AwaitingApproval": "approval-wanted", "Held": "held"}
         event_type = type_by_phase.get(canary.phase, "failed" if status.phase == "Failed" else None)
         if event_type is not None and progressing is not None:
             data = canary_data | {"reason": progressing.message}
             yield _build_notification(
-                resource, event_type, canary.revision, canary.started_at, progressing.last_transition_time, data
+                resource, event_type, canary.revision, canary.start_time, progressing.last_transition_time, data
             )
     preflight_passed = conditions.get("PreflightPassed")
     if canary is None and status.phase == "Failed" and preflight_passed is not None and preflight_passed.status == "False":
@@ -86,14 +86,14 @@ def _build_outcome_notification(resource: SpeculativeDeployment, outcome: Rollou
         "revision": outcome.revision,
         "change": outcome.change,
         "drafter": outcome.drafter,
-        "against": outcome.against,
-        "reason": outcome.reason,
-        "startedAt": _format_time(outcome.started_at),
-        "endedAt": _format_time(outcome.ended_at),
+        "against": outcome.replaced_drafter,
+        "reason": outcome.message,
+        "startedAt": _format_time(outcome.start_time),
+        "endedAt": _format_time(outcome.completion_time),
         "comparisons": [comparison.to_dict() for comparison in outcome.comparisons],
     }
     return _build_notification(
-        resource, _TYPE_BY_RESULT[outcome.result], outcome.revision, outcome.started_at, outcome.ended_at, data
+        resource, _TYPE_BY_RESULT[outcome.result], outcome.revision, outcome.start_time, outcome.completion_time, data
     )
 
 

@@ -71,17 +71,17 @@ def resolve_effective_setting(snapshot: Snapshot, now: datetime) -> EffectiveSet
     if speculation_status is None or mode == "Off" or status.stable is None:
         return effective
     revisions_with_pods = {arm.revision for arm in (status.stable, status.previous) if arm is not None}
-    applied_setting = _read_setting_for_basis(resource, speculation_status.chosen, effective.basis)
+    applied_setting = _read_setting_for_basis(resource, speculation_status.applied, effective.basis)
     if (
-        speculation_status.chosen is not None
+        speculation_status.applied is not None
         and applied_setting is not None
-        and speculation_status.chosen.revision in revisions_with_pods
+        and speculation_status.applied.revision in revisions_with_pods
     ):
-        exceeded_bound = find_exceeded_bound(resource, speculation_status.chosen, applied_setting)
+        exceeded_bound = find_exceeded_bound(resource, speculation_status.applied, applied_setting)
         effective = (
             replace(effective, exceeded_bound=exceeded_bound)
             if exceeded_bound
-            else EffectiveSetting(applied_setting, effective.basis, speculation_status.chosen)
+            else EffectiveSetting(applied_setting, effective.basis, speculation_status.applied)
         )
     trial_setting = _read_setting_for_basis(resource, speculation_status.trial, effective.basis)
     if speculation_status.trial is None or trial_setting is None or mode != "Auto" or resource.spec.replicas == 0:
@@ -98,8 +98,8 @@ def find_exceeded_bound(resource: SpeculativeDeployment, candidate: AppliedSetti
     spec = resource.spec.speculation
     if max_speculative_tokens(setting) and (obstacle := find_drafting_obstacle(resource)):
         return obstacle
-    if max_speculative_tokens(setting) > spec.tuning.max_tokens:
-        return f"spec.speculation.tuning.maxTokens is {spec.tuning.max_tokens}"
+    if max_speculative_tokens(setting) > spec.tuning.max_speculative_tokens:
+        return f"spec.speculation.tuning.maxTokens is {spec.tuning.max_speculative_tokens}"
     if spec.tuning.slo is not None and spec.tuning.slo.is_stricter_than(candidate.slo):
         return "spec.speculation.tuning.slo is stricter than the one that it was proven under"
     return ""
@@ -109,7 +109,7 @@ def _read_setting_for_basis(
     resource: SpeculativeDeployment, record: AppliedSetting | Trial | None, basis: str
 ) -> SpeculationSetting | None:
     """Return the setting of the record, if it is for this spec."""
-    if record is None or record.basis != basis:
+    if record is None or record.spec_revision != basis:
         return None
     try:
         setting = read_status_setting(record.setting)
@@ -130,7 +130,7 @@ def _find_start_obstacle(snapshot: Snapshot, status: Status, trial: Trial, now: 
         return preflight_result.message
     if status.stable is not None and not snapshot.ready_pod_count(status.stable.revision):
         return "The stable pods ceased to serve before its canary began."
-    if now >= trial.started_at + spec.rollout.progress_deadline:
+    if now >= trial.start_time + spec.rollout.progress_deadline:
         progress_deadline = duration.format_duration(spec.rollout.progress_deadline)
         message = f"Its canary did not begin within spec.rollout.progressDeadline ({progress_deadline})."
         return f"{message} {preflight_result.message}".rstrip()
@@ -152,7 +152,7 @@ def with_trial_outcome(progression: Progression, snapshot: Snapshot, effective: 
     setting = describe_setting(read_status_setting(trial.setting))
     reason = truncate_message(effective.abandoned_reason)
     outcome = RolloutOutcome(
-        revision=trial.revision, change=setting, result="Failed", reason=reason, started_at=trial.started_at, ended_at=now
+        revision=trial.revision, change=setting, result="Failed", message=reason, start_time=trial.start_time, completion_time=now
     )
     return replace(progression, outcome=outcome)
 
@@ -165,7 +165,7 @@ def compute_time_until_trial_expiry(
         return None
     if progression.phase == "Paused":  # no trial is abandoned while the rollout is paused
         return None
-    return max(timedelta(0), effective.trial.started_at + snapshot.resource.spec.rollout.progress_deadline - now)
+    return max(timedelta(0), effective.trial.start_time + snapshot.resource.spec.rollout.progress_deadline - now)
 
 
 # -------------------------------------------------------------------------------------------------------------- next trial
@@ -224,10 +224,10 @@ def decide_next_trial(snapshot: Snapshot, effective: EffectiveSetting, progressi
         setting=build_status_setting(recommendation.setting),
         purpose="Change" if recommendation.action == "Change" else "Explore",
         revision=compute_revision(resource, recommendation.setting),
-        basis=effective.basis,
+        spec_revision=effective.basis,
         slo=tuning.slo,
         predicted=build_predicted_gain(recommendation),
-        started_at=now,
+        start_time=now,
     )
     return TrialDecision(trial)
 
@@ -242,7 +242,7 @@ def _find_trial_pause(
         return None
     if capacity_obstacle := failures.find_capacity_obstacle(speculation_status, snapshot, effective.basis):
         return TrialDecision(reason="NoRoom", message=capacity_obstacle)
-    if cooldown_end := find_cooldown_end(speculation_status, recommendation, tuning.cooldown, now):
+    if cooldown_end := find_cooldown_end(speculation_status, recommendation, tuning.cooldown_duration, now):
         message = f"{describe_setting(setting)} may be tried from {cooldown_end:%Y-%m-%d %H:%M} UTC on"
         return TrialDecision(reason="Cooldown", message=message)
     if failure_message := _recent_failure_message(speculation_status, recommendation, tuning, now):
@@ -255,14 +255,14 @@ def _is_recommendation_fresh(
 ) -> bool:
     """Return whether the recommendation was made after the last change and within the last intervals."""
     last_change = max((moment.timestamp() for moment in _iterate_change_times(speculation_status)), default=0.0)
-    max_age = MAX_RECOMMENDATION_AGE_INTERVALS * tuning.interval.total_seconds()
+    max_age = MAX_RECOMMENDATION_AGE_INTERVALS * tuning.decision_interval.total_seconds()
     return last_change <= recommendation.decision_time and now.timestamp() - recommendation.decision_time <= max_age
 
 
 def _convert_exploration(trial: Trial, recommendation: Recommendation, progression: Progression) -> Trial | None:
     """Return an exploration turned into a trial to be proven, where the results of its canary support its setting."""
     canary = progression.canary
-    if canary is None or canary.revision != trial.revision or canary.phase != "Analyzing" or canary.ready_at is None:
+    if canary is None or canary.revision != trial.revision or canary.phase != "Analyzing" or canary.ready_time is None:
         return None
     if (
         trial.purpose != "Explore"
@@ -270,7 +270,7 @@ def _convert_exploration(trial: Trial, recommendation: Recommendation, progressi
         or recommendation.setting != read_status_setting(trial.setting)
     ):
         return None
-    if recommendation.decision_time < canary.ready_at.timestamp():
+    if recommendation.decision_time < canary.ready_time.timestamp():
         return None
     return trial.model_copy(update={"purpose": "Change", "predicted": build_predicted_gain(recommendation)})
 
@@ -295,7 +295,7 @@ def _find_rollout_obstacle(snapshot: Snapshot, progression: Progression) -> str:
 
 def _find_setting_rejection(snapshot: Snapshot, effective: EffectiveSetting, setting: SpeculationSetting) -> str:
     """Return why the engine may not get the setting; empty where it may."""
-    resource, max_tokens = snapshot.resource, snapshot.resource.spec.speculation.tuning.max_tokens
+    resource, max_tokens = snapshot.resource, snapshot.resource.spec.speculation.tuning.max_speculative_tokens
     if max_speculative_tokens(setting) > max_tokens:
         return f"spec.speculation.tuning.maxTokens is {max_tokens}."
     desired = resolve_desired_revision(resource, setting=setting)
@@ -320,19 +320,19 @@ def find_cooldown_end(
 
 
 def _iterate_cooldowns(speculation_status: SpeculationStatus, recommendation: Recommendation) -> Iterator[tuple[datetime, int]]:
-    if speculation_status.changed_at is not None:
-        yield speculation_status.changed_at, 1
+    if speculation_status.last_change_time is not None:
+        yield speculation_status.last_change_time, 1
     unsuccessful_start = find_last_unsuccessful_start(speculation_status)
     if unsuccessful_start is not None and (
-        speculation_status.failed or unsuccessful_start.timestamp() >= (recommendation.traffic_changed_at or 0.0)
+        speculation_status.consecutive_failures or unsuccessful_start.timestamp() >= (recommendation.traffic_changed_at or 0.0)
     ):
-        if speculation_status.rolled_back_at is not None:
-            yield speculation_status.rolled_back_at, COOLDOWNS_AFTER_ROLLBACK * backoff_factor(speculation_status.failed or 0)
-        inconclusive_ends = [record.ended_at for record in speculation_status.changes if record.result == "Undecided"]
+        if speculation_status.last_rollback_time is not None:
+            yield speculation_status.last_rollback_time, COOLDOWNS_AFTER_ROLLBACK * backoff_factor(speculation_status.consecutive_failures or 0)
+        inconclusive_ends = [record.completion_time for record in speculation_status.trials if record.result == "Undecided"]
         if inconclusive_ends:
             yield inconclusive_ends[0], min(len(inconclusive_ends), COOLDOWNS_AFTER_ROLLBACK)
     if recommendation.action == "Explore":
-        yield from ((moment, 1) for moment in speculation_status.explored)
+        yield from ((moment, 1) for moment in speculation_status.exploration_times)
 
 
 def _recent_failure_message(
@@ -348,13 +348,13 @@ def _recent_failure_message(
         None,
     )
     if failure is None or (
-        failure.reason == "Worse" and failure.began_at.timestamp() < (recommendation.traffic_changed_at or 0.0)
+        failure.reason == "Worse" and failure.first_failure_time.timestamp() < (recommendation.traffic_changed_at or 0.0)
     ):
         return ""
-    retry_time = failures.compute_retry_time(failure, tuning.cooldown, tuning.interval)
+    retry_time = failures.compute_retry_time(failure, tuning.cooldown_duration, tuning.decision_interval)
     if now >= retry_time:
         return ""
-    times_text = "once" if failure.times == 1 else f"{failure.times} times in a row"
+    times_text = "once" if failure.failure_count == 1 else f"{failure.failure_count} times in a row"
     setting = describe_setting(read_status_setting(failure.setting))
     return f"{setting} has failed {times_text} and may be tried from {retry_time:%Y-%m-%d %H:%M} UTC on: {failure.message}"
 
@@ -362,15 +362,15 @@ def _recent_failure_message(
 def find_last_unsuccessful_start(speculation_status: SpeculationStatus) -> datetime | None:
     """Return when the last trial began that was rolled back, failed, or was inconclusive."""
     last_record = next(
-        (record for record in speculation_status.changes if record.result in ("RolledBack", "Failed", "Undecided")), None
+        (record for record in speculation_status.trials if record.result in ("RolledBack", "Failed", "Undecided")), None
     )
-    return speculation_status.rolled_back_at if last_record is None else last_record.started_at or last_record.ended_at
+    return speculation_status.last_rollback_time if last_record is None else last_record.start_time or last_record.completion_time
 
 
 def _iterate_change_times(speculation_status: SpeculationStatus | None) -> Iterator[datetime]:
     if speculation_status is not None:
-        yield from (moment for moment in (speculation_status.changed_at, speculation_status.rolled_back_at) if moment is not None)
-        yield from (record.ended_at for record in speculation_status.changes)
+        yield from (moment for moment in (speculation_status.last_change_time, speculation_status.last_rollback_time) if moment is not None)
+        yield from (record.completion_time for record in speculation_status.trials)
 
 
 def build_predicted_gain(recommendation: Recommendation) -> PerformanceGain | None:

@@ -41,18 +41,18 @@ COOLDOWNS_AFTER_ROLLBACK = 4
 
 def compute_retry_time(failure: TrialFailure, cooldown: timedelta, interval: timedelta) -> datetime:
     """Return when the setting may be tried again."""
-    return failure.last_at + COOLDOWNS_AFTER_ROLLBACK * backoff_factor(failure.times) * max(cooldown, interval)
+    return failure.last_failure_time + COOLDOWNS_AFTER_ROLLBACK * backoff_factor(failure.failure_count) * max(cooldown, interval)
 
 
 def classify_failure(
     result: TrialResult, outcome: RolloutOutcome | None, analysis: AnalysisStatus | None
 ) -> TrialFailureReason | None:
     """Return why a trial counts as failed; None where it does not."""
-    if result == "Undecided" and analysis is not None and analysis.unlike:
+    if result == "Undecided" and analysis is not None and analysis.hardware_mismatch:
         return "Failed"
     if result not in ("RolledBack", "Failed"):
         return None
-    if outcome is not None and outcome.retry_at is not None:
+    if outcome is not None and outcome.retry_time is not None:
         return "NoRoom"
     measured = analysis is not None and analysis.verdict == "Rollback"
     return "Worse" if result == "RolledBack" and measured else "Failed"
@@ -77,13 +77,13 @@ def build_failure_update(
         setting=trial.setting,
         reason=reason,
         message=truncate_message(message),
-        times=1 + (previous_failure.times if previous_failure is not None else 0),
-        basis=trial.basis,
-        began_at=trial.started_at,
-        last_at=now,
-        pods=_count_trial_pods(snapshot) if reason == "NoRoom" else None,
+        failure_count=1 + (previous_failure.failure_count if previous_failure is not None else 0),
+        spec_revision=trial.spec_revision,
+        first_failure_time=trial.start_time,
+        last_failure_time=now,
+        required_pods=_count_trial_pods(snapshot) if reason == "NoRoom" else None,
     )
-    failed = {"Failed": 1 + (speculation_status.failed or 0), "Worse": None, "NoRoom": speculation_status.failed}[reason]
+    failed = {"Failed": 1 + (speculation_status.consecutive_failures or 0), "Worse": None, "NoRoom": speculation_status.consecutive_failures}[reason]
     return {"failures": [failure, *other_failures][:MAX_TRIAL_FAILURES], "failed": failed}
 
 
@@ -94,7 +94,7 @@ def filter_active_failures(
     return [
         failure
         for failure in failures
-        if failure.basis == basis and not retry_requested and not _has_capacity_again(snapshot, failure)
+        if failure.spec_revision == basis and not retry_requested and not _has_capacity_again(snapshot, failure)
     ]
 
 
@@ -127,6 +127,6 @@ def _count_trial_pods(snapshot: Snapshot) -> int:
 
 
 def _has_capacity_again(snapshot: Snapshot, failure: TrialFailure) -> bool:
-    if failure.reason != "NoRoom" or failure.pods is None:
+    if failure.reason != "NoRoom" or failure.required_pods is None:
         return False
-    return _count_trial_pods(snapshot) < failure.pods or sum(map(pod_failures.is_pod_ready, snapshot.pods)) >= failure.pods
+    return _count_trial_pods(snapshot) < failure.required_pods or sum(map(pod_failures.is_pod_ready, snapshot.pods)) >= failure.required_pods

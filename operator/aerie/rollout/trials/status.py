@@ -84,16 +84,16 @@ def build_tuning_status(
         speculation_status = _with_trial_end(speculation_status, snapshot, effective, previous_status, progression, stable, now)
         speculation_status = _with_retention_cost(speculation_status, snapshot, previous_status, progression, now)
         speculation_status = _with_reverted_promotion(speculation_status, previous_status, progression, stable, now)
-    retry_requested = read_retry_request(snapshot.resource) != previous_status.retry
+    retry_requested = read_retry_request(snapshot.resource) != previous_status.last_handled_retry
     active_failures = failures.filter_active_failures(
         speculation_status.failures, snapshot, effective.basis, retry_requested=retry_requested
     )
     if active_failures != speculation_status.failures:
         speculation_status = speculation_status.model_copy(
-            update={"failures": active_failures, "failed": speculation_status.failed if active_failures else None}
+            update={"failures": active_failures, "failed": speculation_status.consecutive_failures if active_failures else None}
         )
     revisions_with_pods = {stable.revision, *([progression.previous.revision] if progression.previous is not None else [])}
-    if speculation_status.chosen is not None and speculation_status.chosen.revision not in revisions_with_pods:
+    if speculation_status.applied is not None and speculation_status.applied.revision not in revisions_with_pods:
         speculation_status = speculation_status.model_copy(update={"chosen": None})
     speculation_status = _with_savings_rate(speculation_status, snapshot, effective, stable, now)
     if trial_decision.trial is not None:
@@ -118,7 +118,7 @@ def _clamp_future_times(speculation_status: SpeculationStatus, now: datetime) ->
         for name in ("changed_at", "rolled_back_at", "speculated_at")
         if (moment := getattr(speculation_status, name)) is not None and moment > now
     }
-    if speculation_status.trial is not None and speculation_status.trial.started_at > now:
+    if speculation_status.trial is not None and speculation_status.trial.start_time > now:
         update["trial"] = speculation_status.trial.model_copy(update={"started_at": now})
     for name, field in (("changes", "ended_at"), ("failures", "last_at")):
         if any(getattr(record, field) > now for record in getattr(speculation_status, name)):
@@ -126,8 +126,8 @@ def _clamp_future_times(speculation_status: SpeculationStatus, now: datetime) ->
                 record.model_copy(update={field: min(getattr(record, field), now)})
                 for record in getattr(speculation_status, name)
             ]
-    if any(moment > now for moment in speculation_status.explored):
-        update["explored"] = [min(moment, now) for moment in speculation_status.explored]
+    if any(moment > now for moment in speculation_status.exploration_times):
+        update["explored"] = [min(moment, now) for moment in speculation_status.exploration_times]
     return speculation_status.model_copy(update=update) if update else speculation_status
 
 
@@ -172,30 +172,30 @@ def _with_trial_end(
     assert previous_status.stable is not None
     assert previous_status.stable.setting is not None
     record = TrialRecord(
-        was=previous_status.stable.setting,
-        tried=trial.setting,
+        from_setting=previous_status.stable.setting,
+        to_setting=trial.setting,
         purpose=trial.purpose,
         result=result,
         revision=trial.revision,
         predicted=trial.predicted,
-        realised=compute_measured_gain(outcome.comparisons) if outcome is not None else None,
-        started_at=trial.started_at,
-        ended_at=now,
+        measured=compute_measured_gain(outcome.comparisons) if outcome is not None else None,
+        start_time=trial.start_time,
+        completion_time=now,
     )
-    update: dict[str, Any] = {"trial": None, "changes": [record, *speculation_status.changes][:MAX_TRIAL_RECORDS]}
+    update: dict[str, Any] = {"trial": None, "changes": [record, *speculation_status.trials][:MAX_TRIAL_RECORDS]}
     failure_reason = failures.classify_failure(result, outcome, progression.analysis)
     if failure_reason in ("Worse", "Failed"):
         update["rolled_back_at"] = now
     if result != "Superseded":
-        message = outcome.reason if outcome is not None else effective.abandoned_reason
+        message = outcome.message if outcome is not None else effective.abandoned_reason
         update |= failures.build_failure_update(speculation_status, trial, failure_reason, message, snapshot, now)
     if result == "Explored":
-        update["explored"] = [now, *speculation_status.explored][:MAX_EXPLORATION_TIMES]
+        update["explored"] = [now, *speculation_status.exploration_times][:MAX_EXPLORATION_TIMES]
     if result == "Explored" and stable.setting is not None and stable.setting.mode == "Off":
         update["speculated_at"] = now
     if result == "Promoted":
-        applied_setting = AppliedSetting(setting=trial.setting, revision=trial.revision, basis=trial.basis, slo=trial.slo)
-        update["chosen"] = applied_setting if trial.revision != trial.basis else None
+        applied_setting = AppliedSetting(setting=trial.setting, revision=trial.revision, spec_revision=trial.spec_revision, slo=trial.slo)
+        update["chosen"] = applied_setting if trial.revision != trial.spec_revision else None
     update["balance"] = _charge_trial(
         speculation_status, snapshot, previous_status, trial, promoted=result == "Promoted", now=now
     )
@@ -206,18 +206,18 @@ def _with_reverted_promotion(
     speculation_status: SpeculationStatus, previous_status: Status, progression: Progression, stable: Arm, now: datetime
 ) -> SpeculationStatus:
     """Return the status after a rollback, with this step, of a trial that was promoted."""
-    last_record, previous = next(iter(speculation_status.changes), None), previous_status.previous
+    last_record, previous = next(iter(speculation_status.trials), None), previous_status.previous
     if last_record is None or last_record.result != "Promoted" or previous is None or previous_status.stable is None:
         return speculation_status
     if (previous_status.stable.revision, previous.revision) != (last_record.revision, stable.revision):
         return speculation_status
     result = "Superseded" if progression.outcome is not None and progression.outcome.result == "Superseded" else "RolledBack"
-    changes = [last_record.model_copy(update={"result": result, "ended_at": now}), *speculation_status.changes[1:]]
-    is_applied = speculation_status.chosen is not None and speculation_status.chosen.revision == last_record.revision
-    basis = speculation_status.chosen.basis if speculation_status.chosen is not None and is_applied else last_record.revision
-    slo = speculation_status.chosen.slo if speculation_status.chosen is not None and is_applied else None
+    changes = [last_record.model_copy(update={"result": result, "ended_at": now}), *speculation_status.trials[1:]]
+    is_applied = speculation_status.applied is not None and speculation_status.applied.revision == last_record.revision
+    basis = speculation_status.applied.spec_revision if speculation_status.applied is not None and is_applied else last_record.revision
+    slo = speculation_status.applied.slo if speculation_status.applied is not None and is_applied else None
     applied_setting = (
-        AppliedSetting(setting=last_record.was, revision=stable.revision, basis=basis, slo=slo)
+        AppliedSetting(setting=last_record.from_setting, revision=stable.revision, spec_revision=basis, slo=slo)
         if stable.revision != basis
         else None
     )
@@ -264,18 +264,18 @@ def _charge_trial(
         if previous_status.canary is not None and previous_status.canary.revision == trial.revision
         else None
     )
-    savings = _accrue_savings(speculation_status.balance, snapshot, now)
+    savings = _accrue_savings(speculation_status.savings, snapshot, now)
     if canary_arm is None:
         return savings
-    canary_hours = max(timedelta(0), now - canary_arm.started_at) / timedelta(hours=1)
-    loading_hours = max(timedelta(0), (canary_arm.ready_at or now) - canary_arm.started_at) / timedelta(hours=1)
+    canary_hours = max(timedelta(0), now - canary_arm.start_time) / timedelta(hours=1)
+    loading_hours = max(timedelta(0), (canary_arm.ready_time or now) - canary_arm.start_time) / timedelta(hours=1)
     spec = snapshot.resource.spec
     capacity = Capacity.from_spec(spec.replicas, spec.rollout.canary)
     stable_revision = previous_status.stable.revision if previous_status.stable is not None else ""
     trial_pods = (*snapshot.live_pods(trial.revision), *snapshot.live_pods(stable_revision, control=True))
     scheduled_pods = sum(not pod_failures.is_pod_unschedulable(pod) for pod in trial_pods)  # a pod without a node costs nothing
     extra_pods = min(capacity.max_total_pods - spec.replicas, scheduled_pods)
-    replaced_pods = capacity.canary_replicas + capacity.control_replicas - extra_pods if canary_arm.ready_at is not None else 0
+    replaced_pods = capacity.canary_replicas + capacity.control_replicas - extra_pods if canary_arm.ready_time is not None else 0
     if promoted and not extra_pods:
         replaced_pods += spec.replicas
     return _add_cost(savings, extra_pods * canary_hours + max(0, replaced_pods) * loading_hours)
@@ -286,33 +286,33 @@ def _with_retention_cost(
 ) -> SpeculationStatus:
     """Return the status with the cost of the pods that were retained after the promotion of a trial, once they are scaled
     down."""
-    previous, last_record = previous_status.previous, next(iter(speculation_status.changes), None)
+    previous, last_record = previous_status.previous, next(iter(speculation_status.trials), None)
     if (
         previous is None
         or progression.previous is not None
         or last_record is None
         or previous_status.stable is None
-        or speculation_status.balance is None
+        or speculation_status.savings is None
     ):
         return speculation_status
     if last_record.result != "Promoted" or last_record.revision != previous_status.stable.revision:
         return speculation_status
-    hours = max(timedelta(0), now - last_record.ended_at) / timedelta(hours=1)
-    savings = _add_cost(_accrue_savings(speculation_status.balance, snapshot, now), previous.replicas * hours)
+    hours = max(timedelta(0), now - last_record.completion_time) / timedelta(hours=1)
+    savings = _add_cost(_accrue_savings(speculation_status.savings, snapshot, now), previous.replicas * hours)
     return speculation_status.model_copy(update={"balance": savings})
 
 
 def _add_cost(savings: TuningSavings, hours: float) -> TuningSavings:
     spent = round(savings.spent + hours, 2)
-    return savings.model_copy(update={"spent": spent, "net": round(savings.gained - spent, 2)})
+    return savings.model_copy(update={"spent": spent, "net": round(savings.saved - spent, 2)})
 
 
 def _accrue_savings(savings: TuningSavings | None, snapshot: Snapshot, now: datetime) -> TuningSavings:
     """Return the savings with those since the last update."""
     if savings is None:
-        return TuningSavings(as_of=now)
-    hours = max(timedelta(0), now - savings.as_of) / timedelta(hours=1)
-    gained = round(savings.gained + savings.rate * snapshot.resource.spec.replicas * hours, 2)
+        return TuningSavings(update_time=now)
+    hours = max(timedelta(0), now - savings.update_time) / timedelta(hours=1)
+    gained = round(savings.saved + savings.current_rate * snapshot.resource.spec.replicas * hours, 2)
     return savings.model_copy(update={"gained": gained, "net": round(gained - savings.spent, 2), "as_of": now})
 
 
@@ -321,24 +321,24 @@ def _with_savings_rate(
 ) -> SpeculationStatus:
     """Return the status with what the applied setting saves against the spec's: the product of the measured gains of the trials
     that led to it."""
-    if speculation_status.balance is None:
+    if speculation_status.savings is None:
         return speculation_status
     factor, revision = 1.0, stable.revision
     if (
-        speculation_status.chosen is not None
-        and speculation_status.chosen.revision == revision
-        and speculation_status.chosen.basis == effective.basis
+        speculation_status.applied is not None
+        and speculation_status.applied.revision == revision
+        and speculation_status.applied.spec_revision == effective.basis
     ):
-        setting = speculation_status.chosen.setting
-        for record in speculation_status.changes:
-            if record.result == "Promoted" and record.tried == setting:
-                factor *= 1 + (record.realised.estimate if record.realised is not None else 0.0)
-                setting = record.was
+        setting = speculation_status.applied.setting
+        for record in speculation_status.trials:
+            if record.result == "Promoted" and record.to_setting == setting:
+                factor *= 1 + (record.measured.estimate if record.measured is not None else 0.0)
+                setting = record.from_setting
     rate = round(factor - 1, 4)
-    if rate == speculation_status.balance.rate:
+    if rate == speculation_status.savings.current_rate:
         return speculation_status
     return speculation_status.model_copy(
-        update={"balance": _accrue_savings(speculation_status.balance, snapshot, now).model_copy(update={"rate": rate})}
+        update={"balance": _accrue_savings(speculation_status.savings, snapshot, now).model_copy(update={"rate": rate})}
     )
 
 
@@ -361,7 +361,7 @@ def _with_recommendation(
     message = truncate_message(recommendation.reason)
     is_unchanged = (
         speculation_status.recommended == recommended
-        and _mask_numbers(speculation_status.why or "") == _mask_numbers(message)
+        and _mask_numbers(speculation_status.message or "") == _mask_numbers(message)
         and not _has_gain_changed(speculation_status.predicted, predicted_gain)
     )
     if is_unchanged and recommendation.action != "Insufficient":
@@ -393,8 +393,8 @@ def _build_tuned_condition(
     previous_condition = next((condition for condition in previous_status.conditions if condition.type == TUNED), None)
     if mode == "Off":
         return ConditionUpdate(TUNED, "False", "Off", "spec.speculation.tuning.mode is Off: spec.speculation.tokens stands")
-    if effective.exceeded_bound and speculation_status.chosen is not None:
-        setting = describe_setting(read_status_setting(speculation_status.chosen.setting))
+    if effective.exceeded_bound and speculation_status.applied is not None:
+        setting = describe_setting(read_status_setting(speculation_status.applied.setting))
         message = (
             f"{setting} is in force no longer: {effective.exceeded_bound}. "
             f"{describe_setting(effective.setting)} of the spec takes its place by a rollout"
@@ -430,7 +430,7 @@ def _build_tuned_condition(
 def _build_recommendation_condition(
     recommendation: Recommendation, mode: str, speculation_status: SpeculationStatus
 ) -> ConditionUpdate:
-    message = speculation_status.why or recommendation.reason
+    message = speculation_status.message or recommendation.reason
     if recommendation.blocked_reason:
         return ConditionUpdate(TUNED, "False", recommendation.blocked_reason, message)
     if recommendation.action == "Change" and mode == "Recommend":

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from aerie_drafter.bundle import folder
-from aerie_drafter.checkpoint import digest, read_config, read_provenance
-from aerie_drafter.drift import measure as measure_drift
+from aerie_drafter.bundle import find_bundle_path
+from aerie_drafter.checkpoint import compute_model_digest, read_drafter_config, read_provenance
+from aerie_drafter.drift import measure_drift as measure_drift
 from aerie_drafter.evaluate import read_prompts
-from aerie_drafter.evaluate.acceptance import Text
-from aerie_drafter.evaluate.offline import Asking, Pair, acceptance, texts
-from aerie_drafter.evaluate.speculation import Sampling, speculate
+from aerie_drafter.evaluate.acceptance import AnsweredText
+from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, evaluate_texts, answer_prompts
+from aerie_drafter.evaluate.speculation import TokenSampler, decode_speculatively
 from bundle import registry
 
 DRAFTERS = ("eagle3", "eagle31", "weak")
@@ -22,62 +22,62 @@ DRAFTERS = ("eagle3", "eagle31", "weak")
 
 @pytest.fixture(scope="module")
 def listed() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(folder("registry.json").read_text())
+    found: dict[str, Any] = json.loads(find_bundle_path("registry.json").read_text())
     return found
 
 
 @pytest.fixture(scope="module")
-def answered() -> list[Text]:
-    pair = Pair.load(folder("target"), folder("eagle31"))
-    prompts = read_prompts(folder("prompts.jsonl"))[::6]
-    return texts(pair, [prompt.encode(pair.tokenizer) for prompt in prompts], Asking(k=8, max_tokens=64))
+def answered() -> list[AnsweredText]:
+    pair = ModelPair.load(find_bundle_path("target"), find_bundle_path("eagle31"))
+    prompts = read_prompts(find_bundle_path("prompts.jsonl"))[::6]
+    return answer_prompts(pair, [prompt.encode(pair.tokenizer) for prompt in prompts], EvaluationOptions(num_speculative_tokens=8, max_tokens=64))
 
 
 def test_digests_are_those_of_the_registry(listed: dict[str, Any]) -> None:
-    assert listed["target"]["digest"] == digest(folder("target"))
-    assert listed["target"]["tokenizer_sha256"] == registry._sha256(folder("target") / "tokenizer.json")
+    assert listed["target"]["digest"] == compute_model_digest(find_bundle_path("target"))
+    assert listed["target"]["tokenizer_sha256"] == registry._sha256(find_bundle_path("target") / "tokenizer.json")
     assert tuple(listed["drafters"]) == DRAFTERS
     for name in DRAFTERS:
-        assert listed["drafters"][name]["digest"] == digest(folder(name))
-        assert read_provenance(folder(name)).target_digest in ("", listed["target"]["digest"])
+        assert listed["drafters"][name]["digest"] == compute_model_digest(find_bundle_path(name))
+        assert read_provenance(find_bundle_path(name)).target_digest in ("", listed["target"]["digest"])
 
 
 def test_it_is_small() -> None:
-    size = sum(file.stat().st_size for file in folder().rglob("*") if file.is_file())
+    size = sum(file.stat().st_size for file in find_bundle_path().rglob("*") if file.is_file())
     assert size <= 40e6
 
 
 def test_kinds_are_what_they_are_called() -> None:
-    assert [read_config(folder(name)).kind for name in DRAFTERS] == ["EAGLE 3", "EAGLE 3.1", "EAGLE 3.1"]
+    assert [read_drafter_config(find_bundle_path(name)).eagle_version for name in DRAFTERS] == ["EAGLE 3", "EAGLE 3.1", "EAGLE 3.1"]
 
 
-def test_acceptance_lengths_are_in_their_ranges(listed: dict[str, Any], answered: list[Text]) -> None:
+def test_acceptance_lengths_are_in_their_ranges(listed: dict[str, Any], answered: list[AnsweredText]) -> None:
     lengths = {name: listed["drafters"][name]["acceptance_length"] for name in DRAFTERS}
     assert 2.2 <= lengths["eagle31"] <= 3.2
     assert 2.2 <= lengths["eagle3"] <= 3.2
     assert lengths["weak"] <= lengths["eagle31"] - 0.5
     for name in DRAFTERS:  # a sixth of the prompts, cut shorter
-        measured = acceptance(Pair.load(folder("target"), folder(name)), answered, 3).length
+        measured = evaluate_texts(ModelPair.load(find_bundle_path("target"), find_bundle_path(name)), answered, 3).acceptance_length
         assert measured == pytest.approx(lengths[name], rel=0.15)
 
 
-def test_the_walk_equals_the_loop_and_speculation_loses_nothing(answered: list[Text]) -> None:
+def test_the_walk_equals_the_loop_and_speculation_loses_nothing(answered: list[AnsweredText]) -> None:
     for name in ("eagle3", "eagle31"):
-        pair = Pair.load(folder("target"), folder(name))
+        pair = ModelPair.load(find_bundle_path("target"), find_bundle_path(name))
         for text in answered[:6]:
-            prompt = text.tokens[: text.prompt].tolist()
-            emitted, counted = speculate(pair.target, pair.drafter, prompt, 3, 64, pair.end_tokens, Sampling())
-            assert emitted == text.tokens[text.prompt : text.end].tolist()
-            assert counted == acceptance(pair, [text], 3)
+            prompt = text.tokens[: text.prompt_length].tolist()
+            emitted, counted = decode_speculatively(pair.target, pair.drafter, prompt, 3, 64, pair.end_tokens, TokenSampler())
+            assert emitted == text.tokens[text.prompt_length : text.answer_end].tolist()
+            assert counted == evaluate_texts(pair, [text], 3)
 
 
-def test_eagle31_holds_the_size_of_its_state(answered: list[Text]) -> None:
-    ratios = {name: measure_drift(Pair.load(folder("target"), folder(name)), answered).norm_ratio for name in DRAFTERS[:2]}
+def test_eagle31_holds_the_size_of_its_state(answered: list[AnsweredText]) -> None:
+    ratios = {name: measure_drift(ModelPair.load(find_bundle_path("target"), find_bundle_path(name)), answered).norm_ratio for name in DRAFTERS[:2]}
     assert ratios["eagle31"] == pytest.approx(1.0, abs=0.1)
     assert ratios["eagle3"] > ratios["eagle31"]
 
 
 def test_states_are_float32() -> None:
-    pair = Pair.load(folder("target"), folder("eagle3"))
+    pair = ModelPair.load(find_bundle_path("target"), find_bundle_path("eagle3"))
     assert pair.target.model.dtype == torch.float32
-    assert json.loads((folder("target") / "config.json").read_text())["dtype"] == "float32"
+    assert json.loads((find_bundle_path("target") / "config.json").read_text())["dtype"] == "float32"

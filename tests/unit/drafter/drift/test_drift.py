@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from aerie_drafter.config import DrafterConfig, Family
-from aerie_drafter.drift import Drift, masses, measure, plot, steps
-from aerie_drafter.evaluate.acceptance import Text
-from aerie_drafter.evaluate.offline import Pair
-from aerie_drafter.evaluate.target import Target
-from aerie_drafter.model import Drafter, Unroll
+from aerie_drafter.config import DrafterConfig, DrafterFamily
+from aerie_drafter.drift import DriftProfile, compute_attention_masses, measure_drift, plot_drift, compute_drift_steps
+from aerie_drafter.evaluate.acceptance import AnsweredText
+from aerie_drafter.evaluate.offline import ModelPair
+from aerie_drafter.evaluate.target import TargetRunner
+from aerie_drafter.model import Drafter, UnrolledCache
 
 
-def pair(*, norm_output: bool) -> Pair:
+def pair(*, norm_output: bool) -> ModelPair:
     torch.manual_seed(3)
     config = LlamaConfig(
         vocab_size=19,
@@ -31,7 +31,7 @@ def pair(*, norm_output: bool) -> Pair:
     )
     drafter = Drafter(
         DrafterConfig(
-            family=Family.LLAMA,
+            family=DrafterFamily.LLAMA,
             hidden_size=32,
             intermediate_size=40,
             num_attention_heads=4,
@@ -44,19 +44,19 @@ def pair(*, norm_output: bool) -> Pair:
             norm_output=norm_output,
         )
     )
-    return Pair(Target(LlamaForCausalLM(config), (1, 2)), None, drafter.requires_grad_(False))
+    return ModelPair(TargetRunner(LlamaForCausalLM(config), (1, 2)), None, drafter.requires_grad_(False))
 
 
 @pytest.mark.parametrize("norm_output", [False, True])
 def test_masses_equal_those_of_the_whole_attention_matrix(norm_output: bool) -> None:
     drafter = pair(norm_output=norm_output).drafter
     tokens, aux = torch.randint(19, (2, 9)), torch.randn(2, 9, 64)
-    memory = Unroll()
-    read, hidden = tokens[:, 1:], drafter.fuse(aux[:, :-1])
+    memory = UnrolledCache()
+    read, hidden = tokens[:, 1:], drafter.fuse_aux_hidden_states(aux[:, :-1])
     for step in range(4):
         normed, hidden = drafter(read, hidden, memory)
-        read = drafter.greedy(normed)
-        sink, own = masses(memory)
+        read = drafter.argmax_tokens(normed)
+        sink, own = compute_attention_masses(memory)
         chance = naive(memory)  # [batch, heads, columns, (1 + step) * columns]
         columns = tokens.shape[1] - 1
         torch.testing.assert_close(sink, chance[..., 0].mean(1))
@@ -65,30 +65,30 @@ def test_masses_equal_those_of_the_whole_attention_matrix(norm_output: bool) -> 
             assert own.abs().max() == 0
 
 
-def naive(memory: Unroll) -> Tensor:
-    assert memory.query is not None
-    assert memory.first is not None
-    columns = memory.query.shape[2]
-    keys = torch.cat([memory.first, *memory.later], dim=2)
-    visible = torch.cat([torch.ones(columns, columns).tril(), *[torch.eye(columns)] * len(memory.later)], dim=1).bool()
-    scores = memory.query @ keys.transpose(-1, -2) * memory.scale
+def naive(memory: UnrolledCache) -> Tensor:
+    assert memory.last_query is not None
+    assert memory.first_keys is not None
+    columns = memory.last_query.shape[2]
+    keys = torch.cat([memory.first_keys, *memory.later_keys], dim=2)
+    visible = torch.cat([torch.ones(columns, columns).tril(), *[torch.eye(columns)] * len(memory.later_keys)], dim=1).bool()
+    scores = memory.last_query @ keys.transpose(-1, -2) * memory.attention_scale
     return scores.masked_fill(~visible, float("-inf")).softmax(-1)
 
 
 def test_fed_back_states_keep_their_size_under_norm_output() -> None:
     """With all norm weights at 1, a state after the norm has the length sqrt(hidden)."""
     drafter = pair(norm_output=True).drafter
-    for step in steps(drafter, torch.randint(19, (1, 12)), torch.randn(1, 12, 64), 5):
+    for step in compute_drift_steps(drafter, torch.randint(19, (1, 12)), torch.randn(1, 12, 64), 5):
         torch.testing.assert_close(step.norm, torch.full_like(step.norm, 32**0.5), rtol=1e-3, atol=0)
 
 
 def test_measure_counts_the_columns_that_the_text_decides() -> None:
     found = pair(norm_output=False)
-    texts = [Text(torch.randint(19, (14,)), prompt=3, end=11), Text(torch.randint(19, (9,)), prompt=2, end=7)]
-    drift = measure(found, texts, k=3)
+    texts = [AnsweredText(torch.randint(19, (14,)), prompt_length=3, answer_end=11), AnsweredText(torch.randint(19, (9,)), prompt_length=2, answer_end=7)]
+    drift = measure_drift(found, texts, k=3)
     # Columns prompt - 1 .. length - 2 - k: 2..9 and 1..4.
     assert drift.columns == 8 + 4
-    alone = [measure(found, [text], k=3) for text in texts]
+    alone = [measure_drift(found, [text], k=3) for text in texts]
     for name in ("norm", "sink", "own", "accepted"):
         for step in range(3):
             mean = (8 * getattr(alone[0], name)[step] + 4 * getattr(alone[1], name)[step]) / 12
@@ -97,17 +97,17 @@ def test_measure_counts_the_columns_that_the_text_decides() -> None:
 
 def test_a_text_too_short_is_refused() -> None:
     with pytest.raises(ValueError, match="no answer is longer than 8 tokens"):
-        measure(pair(norm_output=False), [Text(torch.randint(19, (8,)), 3, 8)])
+        measure_drift(pair(norm_output=False), [AnsweredText(torch.randint(19, (8,)), 3, 8)])
 
 
 @pytest.mark.parametrize("ending", ["svg", "png"])
 def test_the_picture_is_the_same_for_the_same_numbers(tmp_path: Path, ending: str) -> None:
-    drift = Drift(10, [1.0, 2.0], [0.5, 0.4], [0.0, 0.2], [0.7, 0.5])
+    drift = DriftProfile(10, [1.0, 2.0], [0.5, 0.4], [0.0, 0.2], [0.7, 0.5])
     assert drift.norm_ratio == 2.0
     pictures: list[Any] = []
     for number in range(2):
         file = tmp_path / f"{number}.{ending}"
-        plot({"EAGLE 3": drift, "EAGLE 3.1": drift}, file)
+        plot_drift({"EAGLE 3": drift, "EAGLE 3.1": drift}, file)
         pictures.append(file.read_bytes())
     assert pictures[0] == pictures[1]
     if ending == "svg":

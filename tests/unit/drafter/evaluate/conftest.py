@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from aerie_drafter.config import DrafterConfig, Family
-from aerie_drafter.evaluate.target import Target
+from aerie_drafter.config import DrafterConfig, DrafterFamily
+from aerie_drafter.evaluate.target import TargetRunner
 from aerie_drafter.model import Drafter
 
 VOCABULARY = 7
-Pair = tuple[Target, Drafter]
+Pair = tuple[TargetRunner, Drafter]
 
 
 def pair(seed: int = 0, *, norm_output: bool = False, draft_vocabulary: int = VOCABULARY) -> Pair:
@@ -31,7 +31,7 @@ def pair(seed: int = 0, *, norm_output: bool = False, draft_vocabulary: int = VO
     model = LlamaForCausalLM(config).double()
     drafter = Drafter(
         DrafterConfig(
-            family=Family.LLAMA,
+            family=DrafterFamily.LLAMA,
             hidden_size=32,
             intermediate_size=48,
             num_attention_heads=2,
@@ -47,7 +47,7 @@ def pair(seed: int = 0, *, norm_output: bool = False, draft_vocabulary: int = VO
     drafter.set_draft_vocabulary(torch.arange(VOCABULARY - draft_vocabulary, VOCABULARY))
     with torch.no_grad():
         drafter.embed_tokens.weight.copy_(model.model.embed_tokens.weight)
-    return Target(model, (1, 3)), drafter
+    return TargetRunner(model, (1, 3)), drafter
 
 
 @pytest.fixture

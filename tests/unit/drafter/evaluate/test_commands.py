@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from aerie_drafter.checkpoint import Provenance, save
-from aerie_drafter.cli import run
-from aerie_drafter.config import DrafterConfig, Family
-from aerie_drafter.evaluate.acceptance import Acceptance
-from aerie_drafter.evaluate.offline import as_json, total
+from aerie_drafter.checkpoint import Provenance, save_checkpoint
+from aerie_drafter.cli import run_cli
+from aerie_drafter.config import DrafterConfig, DrafterFamily
+from aerie_drafter.evaluate.acceptance import AcceptanceCounts
+from aerie_drafter.evaluate.offline import acceptance_to_json, sum_acceptance
 from aerie_drafter.model import Drafter
 from bundle.target import make_tokenizer
 
@@ -39,10 +39,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     LlamaForCausalLM(config).save_pretrained(root / "target")
     tokenizer.save_pretrained(root / "target")
     for name, new in (("three", False), ("threeone", True)):
-        drafter = Drafter(DrafterConfig(Family.LLAMA, 32, 32, 2, 2, 16, size, size, 32, (1, 2), fc_norm=new, norm_output=new))
-        save(root / name, drafter, Provenance(target="target"), embeddings=False)
-    other = Drafter(DrafterConfig(Family.LLAMA, 32, 32, 2, 2, 16, size + 1, size, 32, (1, 2)))
-    save(root / "foreign", other, Provenance(target="another"), embeddings=True)
+        drafter = Drafter(DrafterConfig(DrafterFamily.LLAMA, 32, 32, 2, 2, 16, size, size, 32, (1, 2), fc_norm=new, norm_output=new))
+        save_checkpoint(root / name, drafter, Provenance(target="target"), include_embedding=False)
+    other = Drafter(DrafterConfig(DrafterFamily.LLAMA, 32, 32, 2, 2, 16, size + 1, size, 32, (1, 2)))
+    save_checkpoint(root / "foreign", other, Provenance(target="another"), include_embedding=True)
     prompts = [
         {"category": "short", "messages": [{"role": "user", "content": "a small"}]},
         {"category": "long", "messages": [{"role": "user", "content": "a small text, of small words " * 3}]},
@@ -54,12 +54,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_evaluate_tells_acceptance_by_category(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = [str(folders / "prompts.jsonl"), "--target", str(folders / "target"), "--drafter", str(folders / "threeone")]
-    assert run(["evaluate", *common, "--max-tokens", "12", "-k", "2", "-o", "json"]) == 0
+    assert run_cli(["evaluate", *common, "--max-tokens", "12", "-k", "2", "-o", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found) == ["short", "long", "total"]
     assert found["total"]["drafts"] == found["short"]["drafts"] + found["long"]["drafts"] > 0
     assert len(found["short"]["acceptance_per_position"]) == 2
-    assert run(["evaluate", *common, "--max-tokens", "12", "--by-length"]) == 0
+    assert run_cli(["evaluate", *common, "--max-tokens", "12", "--by-length"]) == 0
     table = capsys.readouterr().out
     assert "<= 1024" in table
     assert "ACC@3" in table
@@ -68,9 +68,9 @@ def test_evaluate_tells_acceptance_by_category(folders: Path, capsys: pytest.Cap
 def test_sampled_drafts_run_the_loop(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["evaluate", str(folders / "prompts.jsonl"), "--target", str(folders / "target"), "--max-tokens", "6"]
     arguments += ["--drafter", str(folders / "three"), "--sampled-drafts", "-o", "json"]
-    assert run(arguments) == 2
+    assert run_cli(arguments) == 2
     assert "give --temperature too" in capsys.readouterr().err
-    assert run([*arguments, "--temperature", "1"]) == 0
+    assert run_cli([*arguments, "--temperature", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["total"]["drafts"] > 0
 
 
@@ -88,26 +88,26 @@ def test_what_does_not_go_together_is_refused(
     folders: Path, arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folders)
-    assert run(["evaluate", "prompts.jsonl", *arguments]) == 2
+    assert run_cli(["evaluate", "prompts.jsonl", *arguments]) == 2
     assert sentence in " ".join(capsys.readouterr().err.split())
 
 
 def test_drift_tells_and_draws_both(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["drift", str(folders / "three"), str(folders / "threeone"), "--target", str(folders / "target")]
     arguments += ["--prompts", str(folders / "prompts.jsonl"), "--max-tokens", "12", "-k", "4"]
-    assert run([*arguments, "-o", "json"]) == 0
+    assert run_cli([*arguments, "-o", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found) == ["three (EAGLE 3)", "threeone (EAGLE 3.1)"]
     assert found["threeone (EAGLE 3.1)"]["norm_ratio"] == pytest.approx(1.0, abs=0.01)
     assert found["three (EAGLE 3)"]["own"][0] == 0
-    assert run([*arguments, "--plot", str(tmp_path / "drift.svg")]) == 0
+    assert run_cli([*arguments, "--plot", str(tmp_path / "drift.svg")]) == 0
     assert "OWN TOKENS" in capsys.readouterr().out
     assert (tmp_path / "drift.svg").stat().st_size > 1000
-    assert run([*arguments, "--plot", "drift.doc"]) == 2
+    assert run_cli([*arguments, "--plot", "drift.doc"]) == 2
 
 
 def test_what_was_never_drafted_is_null_and_not_a_number() -> None:
-    found = {"a": Acceptance(0, (0, 0)), "b": Acceptance(2, (1, 0))}
-    assert as_json(found)["a"]["acceptance_length"] is None
-    assert as_json(found)["b"]["conditional_acceptance"] == [0.5, 0.0]
-    assert total(found) == Acceptance(2, (1, 0))
+    found = {"a": AcceptanceCounts(0, (0, 0)), "b": AcceptanceCounts(2, (1, 0))}
+    assert acceptance_to_json(found)["a"]["acceptance_length"] is None
+    assert acceptance_to_json(found)["b"]["conditional_acceptance"] == [0.5, 0.0]
+    assert sum_acceptance(found) == AcceptanceCounts(2, (1, 0))

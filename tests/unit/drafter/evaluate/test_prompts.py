@@ -9,7 +9,7 @@ import pytest
 
 from aerie_drafter.errors import DataError
 from aerie_drafter.evaluate import read_prompts
-from aerie_drafter.evaluate.prompts import Prompt, bucket
+from aerie_drafter.evaluate.prompts import Prompt, length_bucket
 
 USER = {"role": "user", "content": "Hello"}
 
@@ -57,7 +57,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_buckets_are_those_of_the_next_bound() -> None:
-    assert [bucket(length) for length in (1, 1024, 1025, 32768, 40000)] == [
+    assert [length_bucket(length) for length in (1, 1024, 1025, 32768, 40000)] == [
         "<= 1024",
         "<= 1024",
         "<= 2048",

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from aerie_drafter.errors import DataError
-from aerie_drafter.evaluate.acceptance import Acceptance
+from aerie_drafter.evaluate.acceptance import AcceptanceCounts
 from aerie_drafter.evaluate.prompts import Prompt
-from aerie_drafter.evaluate.server import Asked, Counters, Server
+from aerie_drafter.evaluate.server import ServerEvaluation, AcceptanceCounters, VllmServer
 
 PROMPTS = [
     Prompt("coding", ({"role": "user", "content": "a"},)),
@@ -59,10 +59,10 @@ class Engine:
         return httpx.Response(200, json={})
 
 
-def run(engine: Engine) -> Asked:
-    async def inside() -> Asked:
+def run(engine: Engine) -> ServerEvaluation:
+    async def inside() -> ServerEvaluation:
         async with httpx.AsyncClient(transport=httpx.MockTransport(engine), base_url="http://engine") as client:
-            return await Server(client, "m", pause=0).evaluate(PROMPTS, max_tokens=9)
+            return await VllmServer(client, "m", poll_interval_seconds=0).evaluate(PROMPTS, max_tokens=9)
 
     return asyncio.run(inside())
 
@@ -70,8 +70,8 @@ def run(engine: Engine) -> Asked:
 def test_each_category_gets_its_own_difference() -> None:
     engine = Engine()
     found = run(engine)
-    assert found == Asked({"coding": Acceptance(20, (14, 10, 4)), "qa": Acceptance(10, (4, 1, 0))}, others=0)
-    assert found.found["coding"].length == pytest.approx(1 + 28 / 20)
+    assert found == ServerEvaluation({"coding": AcceptanceCounts(20, (14, 10, 4)), "qa": AcceptanceCounts(10, (4, 1, 0))}, foreign_requests=0)
+    assert found.acceptance_by_category["coding"].acceptance_length == pytest.approx(1 + 28 / 20)
     assert [body["max_tokens"] for body in engine.bodies] == [9, 9, 9]
     assert engine.bodies[2]["prompt"] == "c"
 
@@ -79,23 +79,23 @@ def test_each_category_gets_its_own_difference() -> None:
 def test_requests_of_others_are_told() -> None:
     engine = Engine()
     engine.stranger = True
-    assert run(engine).others == 3
+    assert run(engine).foreign_requests == 3
 
 
 def test_engines_behind_one_address_add_up() -> None:
     page = Engine().page()
     both = page.replace("\n# TYPE", '\nvllm:spec_decode_num_drafts_total{engine="1"} 5.0\n# TYPE', 1)
-    assert Counters.parse(both).drafts == 105
+    assert AcceptanceCounters.parse(both).drafts == 105
 
 
 def test_a_server_without_speculation_is_refused() -> None:
     with pytest.raises(DataError, match="runs without --speculative-config"):
-        Counters.parse("# TYPE vllm:request_success_total counter\nvllm:request_success_total 3.0\n")
+        AcceptanceCounters.parse("# TYPE vllm:request_success_total counter\nvllm:request_success_total 3.0\n")
 
 
 def test_a_restart_in_between_is_refused() -> None:
     with pytest.raises(DataError, match="started anew"):
-        Counters(3, (1,), 1).since(Counters(4, (1,), 1))
+        AcceptanceCounters(3, (1,), 1).acceptance_since(AcceptanceCounters(4, (1,), 1))
 
 
 @pytest.mark.parametrize("status", [404, 500])
@@ -103,7 +103,7 @@ def test_a_refusal_of_the_server_is_told(status: int) -> None:
     async def inside() -> None:
         transport = httpx.MockTransport(lambda _: httpx.Response(status, text="no such model"))
         async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
-            await Server(client, "m").count(PROMPTS[0])
+            await VllmServer(client, "m").count_tokens(PROMPTS[0])
 
     with pytest.raises(DataError, match=f"/tokenize: status {status}: no such model"):
         asyncio.run(inside())

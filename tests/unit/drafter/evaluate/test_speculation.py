@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aerie_drafter.evaluate.speculation import Sampling, speculate, verify
+from aerie_drafter.evaluate.speculation import TokenSampler, decode_speculatively, verify_draft
 
 
 def chi_square(observed: dict[Any, int], expected: dict[Any, float], total: int) -> float:
@@ -26,7 +26,7 @@ def chi_square(observed: dict[Any, int], expected: dict[Any, float], total: int)
 def test_verification_emits_the_targets_distribution(sampled: bool) -> None:
     """First two emitted tokens against p0 x p1, drafts drawn from q or q's likeliest token."""
     draw = torch.Generator().manual_seed(5)
-    sampling = Sampling(1.0, sampled, draw)
+    sampling = TokenSampler(1.0, sampled, draw)
     q = torch.rand(2, 5, generator=draw, dtype=torch.float64)
     p = torch.rand(3, 5, generator=draw, dtype=torch.float64) ** 3
     q, p = q / q.sum(-1, keepdim=True), p / p.sum(-1, keepdim=True)
@@ -34,10 +34,10 @@ def test_verification_emits_the_targets_distribution(sampled: bool) -> None:
     seen: Counter[tuple[int, ...]] = Counter()
     total = 8000
     for _ in range(total):
-        drafted = [sampling.draw(each) for each in proposed]
-        emitted = verify(drafted, proposed, p, sampling)
+        drafted = [sampling.sample_token(each) for each in proposed]
+        emitted = verify_draft(drafted, proposed, p, sampling)
         while len(emitted) < 2:  # the next verification's first token, were it to draft nothing
-            emitted.append(sampling.draw(p[len(emitted)]))
+            emitted.append(sampling.sample_token(p[len(emitted)]))
         seen[tuple(emitted[:2])] += 1
     expected = {(a, b): float(p[0, a] * p[1, b]) for a, b in itertools.product(range(5), repeat=2)}
     assert abs(chi_square(seen, expected, total)) < 4
@@ -45,19 +45,19 @@ def test_verification_emits_the_targets_distribution(sampled: bool) -> None:
 
 def test_accepted_tokens_are_the_overlap_of_the_distributions() -> None:
     draw = torch.Generator().manual_seed(2)
-    sampling = Sampling(1.0, True, draw)
+    sampling = TokenSampler(1.0, True, draw)
     q, p = (torch.rand(1, 6, generator=draw, dtype=torch.float64) for _ in range(2))
     q, p = q / q.sum(), p / p.sum()
     total = 6000
-    accepted = sum(len(verify([sampling.draw(q[0])], q, torch.cat([p, p]), sampling)) - 1 for _ in range(total))
+    accepted = sum(len(verify_draft([sampling.sample_token(q[0])], q, torch.cat([p, p]), sampling)) - 1 for _ in range(total))
     overlap = float(torch.minimum(p, q).sum())
     assert accepted / total == pytest.approx(overlap, abs=4 * (overlap * (1 - overlap) / total) ** 0.5)
 
 
 def test_a_draft_that_the_target_never_writes_is_refused() -> None:
     proposed, wanted = torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.0, 1.0], [1.0, 0.0]]).double()
-    assert verify([0], proposed, wanted, Sampling()) == [1]
-    assert verify([1], wanted[:1], wanted, Sampling()) == [1, 0]
+    assert verify_draft([0], proposed, wanted, TokenSampler()) == [1]
+    assert verify_draft([1], wanted[:1], wanted, TokenSampler()) == [1, 0]
 
 
 @pytest.mark.parametrize("sampled", [False, True])
@@ -73,7 +73,7 @@ def test_speculative_texts_are_distributed_as_the_targets(make_pair: Callable[..
         text: float(chance[row, 2, text[0]] * chance[row, 3, text[1]] * chance[row, 4, text[2]]) for row, text in enumerate(texts)
     }
     assert sum(expected.values()) == pytest.approx(1.0)
-    sampling = Sampling(temperature, sampled, torch.Generator().manual_seed(9))
+    sampling = TokenSampler(temperature, sampled, torch.Generator().manual_seed(9))
     total = 400
-    seen = Counter(tuple(speculate(target, drafter, prompt, 2, 3, frozenset(), sampling)[0]) for _ in range(total))
+    seen = Counter(tuple(decode_speculatively(target, drafter, prompt, 2, 3, frozenset(), sampling)[0]) for _ in range(total))
     assert abs(chi_square(seen, expected, total)) < 4

@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 from aerie_drafter import checkpoint
-from aerie_drafter.cli import run
+from aerie_drafter.cli import run_cli
 
 
 def test_train_prints_its_settings_trains_and_says_what_came_out(
     tmp_path: Path, target_folder: Path, write_conversations: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["train", "--init"]) == 0
+    assert run_cli(["train", "--init"]) == 0
     raw = yaml.safe_load(capsys.readouterr().out)
     raw["target"]["model"] = str(target_folder)
     raw["data"]["train"] = [str(write_conversations(12))]
@@ -24,21 +24,21 @@ def test_train_prints_its_settings_trains_and_says_what_came_out(
     raw["drafter"]["draft_vocab_size"] = 40
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(raw))
 
-    assert run(["train", str(tmp_path / "train.yaml")]) == 0
+    assert run_cli(["train", str(tmp_path / "train.yaml")]) == 0
     said = capsys.readouterr()
     assert "acceptance length" in said.out
     assert "step 1/" in said.err
     assert "going on" not in said.err
-    assert checkpoint.load(tmp_path / "drafter" / "best").config.draft_vocab_size == 40
+    assert checkpoint.load_drafter(tmp_path / "drafter" / "best").config.draft_vocab_size == 40
 
-    assert run(["train", str(tmp_path / "train.yaml")]) == 0
+    assert run_cli(["train", str(tmp_path / "train.yaml")]) == 0
     assert "going on after step" in capsys.readouterr().err
 
 
 def test_train_says_what_is_wrong_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["train"]) == 2
+    assert run_cli(["train"]) == 2
     assert "aerie-drafter train --init" in capsys.readouterr().err
-    assert run(["train", str(tmp_path / "none.yaml")]) == 2
+    assert run_cli(["train", str(tmp_path / "none.yaml")]) == 2
     assert "cannot be read" in capsys.readouterr().err
 
 
@@ -46,6 +46,6 @@ def test_generate_writes_answers(
     tmp_path: Path, target_folder: Path, write_conversations: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "own.jsonl"
-    assert run(["generate", str(target_folder), str(write_conversations(3)), str(output), "--max-tokens", "4"]) == 0
+    assert run_cli(["generate", str(target_folder), str(write_conversations(3)), str(output), "--max-tokens", "4"]) == 0
     assert "3 conversations, 3 of them answered now" in capsys.readouterr().out
     assert [json.loads(line)["messages"][0]["role"] for line in output.read_text().splitlines()] == ["user"] * 3

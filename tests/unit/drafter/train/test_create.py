@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from transformers import DeepseekV3Config, LlamaConfig, Qwen3Config
 
-from aerie_drafter.config import Family, MlaDims
+from aerie_drafter.config import DrafterFamily, MlaDims
 from aerie_drafter.errors import ConfigError
 from aerie_drafter.model import Drafter
-from aerie_drafter.train.create import describe
+from aerie_drafter.train.create import build_drafter_config
 from aerie_drafter.train.settings import DrafterSettings
 
 
@@ -24,8 +24,8 @@ def test_a_llama_target_gets_a_llama_drafter_with_its_sizes_and_positions() -> N
         rms_norm_eps=1e-5,
         max_position_embeddings=1024,
     )
-    found = describe(DrafterSettings(draft_vocab_size=40, intermediate_size=80), target)
-    assert (found.family, found.aux_layer_ids, found.head_dim) == (Family.LLAMA, (2, 16, 29), 16)
+    found = build_drafter_config(DrafterSettings(draft_vocab_size=40, intermediate_size=80), target)
+    assert (found.family, found.aux_layer_ids, found.head_dim) == (DrafterFamily.LLAMA, (2, 16, 29), 16)
     assert (found.vocab_size, found.draft_vocab_size, found.intermediate_size) == (100, 40, 80)
     assert (found.rope["rope_type"], found.rms_norm_eps, found.max_position_embeddings) == ("llama3", 1e-5, 1024)
     Drafter(found)
@@ -33,9 +33,9 @@ def test_a_llama_target_gets_a_llama_drafter_with_its_sizes_and_positions() -> N
 
 def test_a_qwen3_target_gets_a_qwen3_drafter_unless_told_otherwise() -> None:
     target = Qwen3Config(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=32, vocab_size=100)
-    assert describe(DrafterSettings(), target).family is Family.QWEN3
-    assert describe(DrafterSettings(), target).head_dim == 32
-    assert describe(DrafterSettings(family="llama"), target).family is Family.LLAMA
+    assert build_drafter_config(DrafterSettings(), target).family is DrafterFamily.QWEN3
+    assert build_drafter_config(DrafterSettings(), target).head_dim == 32
+    assert build_drafter_config(DrafterSettings(family="llama"), target).family is DrafterFamily.LLAMA
 
 
 def deepseek(**rope: float | str) -> DeepseekV3Config:
@@ -57,12 +57,12 @@ def deepseek(**rope: float | str) -> DeepseekV3Config:
 
 
 def test_a_deepseek_target_gets_latent_attention() -> None:
-    found = describe(DrafterSettings(), deepseek(rope_type="default"))
-    assert found.family is Family.MLA
+    found = build_drafter_config(DrafterSettings(), deepseek(rope_type="default"))
+    assert found.family is DrafterFamily.MLA
     assert found.mla == MlaDims(kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, q_lora_rank=24)
     Drafter(found)
 
 
 def test_more_draft_tokens_than_there_are_is_refused() -> None:
     with pytest.raises(ConfigError, match="draft_vocab_size 101 is larger than vocab_size 100"):
-        describe(DrafterSettings(draft_vocab_size=101), deepseek(rope_type="default"))
+        build_drafter_config(DrafterSettings(draft_vocab_size=101), deepseek(rope_type="default"))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aerie_drafter.errors import DataError
-from aerie_drafter.train.data import Corpus, assemble, encode, frequent_tokens, load, plan
+from aerie_drafter.train.data import Corpus, assemble_batch, encode_conversation, most_frequent_tokens, load_corpus, plan_batches
 
 Tokenizers = Callable[..., Any]
 
@@ -28,7 +28,7 @@ CHAT = [
 
 def learnt(tokenizer: Any, messages: list[dict[str, str]]) -> list[str]:
     """The runs of counted tokens, as text."""
-    tokens, counted = encode(tokenizer, messages, "f:1")
+    tokens, counted = encode_conversation(tokenizer, messages, "f:1")
     runs: list[list[int]] = []
     for place, token in enumerate(tokens):
         if counted[place]:
@@ -77,12 +77,12 @@ def test_a_template_that_forgets_earlier_thinking_has_what_is_left_learnt(tokeni
 def test_a_template_without_a_recognisable_beginning_is_refused(tokenizer_of: Tokenizers) -> None:
     template = "{{ messages | length }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<end>{% endfor %}"
     with pytest.raises(DataError, match=r"^f:1: messages\[2\]: the chat template"):
-        encode(tokenizer_of(template), CHAT, "f:1")
+        encode_conversation(tokenizer_of(template), CHAT, "f:1")
 
 
 def test_what_the_template_refuses_is_said_with_its_words(tokenizer_of: Tokenizers) -> None:
     with pytest.raises(DataError, match=r"^f:1: the chat template refuses the conversation: no system here$"):
-        encode(tokenizer_of("{{ raise_exception('no system here') }}"), CHAT, "f:1")
+        encode_conversation(tokenizer_of("{{ raise_exception('no system here') }}"), CHAT, "f:1")
 
 
 @pytest.mark.parametrize(
@@ -103,48 +103,48 @@ def test_bad_lines_are_named(tokenizer_of: Tokenizers, tmp_path: Path, line: str
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "a", "response": "b"}\n' + line + "\n")
     with pytest.raises(DataError) as caught:
-        load([path], tokenizer_of(), max_length=50)
+        load_corpus([path], tokenizer_of(), max_length=50)
     assert said in str(caught.value)
 
 
 def test_a_file_that_is_not_there_and_one_that_is_no_text(tokenizer_of: Tokenizers, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none.jsonl: cannot be read \(No such file"):
-        load([tmp_path / "none.jsonl"], tokenizer_of(), max_length=50)
+        load_corpus([tmp_path / "none.jsonl"], tokenizer_of(), max_length=50)
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match=r"binary: byte 0 is no UTF-8"):
-        load([tmp_path / "binary"], tokenizer_of(), max_length=50)
+        load_corpus([tmp_path / "binary"], tokenizer_of(), max_length=50)
 
 
 def test_a_tokenizer_without_template_is_refused(tokenizer_of: Tokenizers, write_conversations: Callable[..., Path]) -> None:
     with pytest.raises(DataError, match="no chat template"):
-        load([write_conversations()], tokenizer_of(None), max_length=50)
+        load_corpus([write_conversations()], tokenizer_of(None), max_length=50)
 
 
 def test_long_conversations_are_cut_and_empty_ones_dropped(tokenizer_of: Tokenizers, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     lines = [{"prompt": "p" * 30, "response": "r"}, {"prompt": "p", "response": "r" * 30}]
     path.write_text("\n".join(map(json.dumps, lines)))
-    corpus = load([path], tokenizer_of(), max_length=20)
-    assert (len(corpus), corpus.dropped, corpus.lengths) == (1, 1, [20])
+    corpus = load_corpus([path], tokenizer_of(), max_length=20)
+    assert (len(corpus), corpus.dropped_conversations, corpus.lengths) == (1, 1, [20])
     with pytest.raises(DataError, match="no conversation with an assistant's token in its first 4 tokens"):
-        load([path], tokenizer_of(), max_length=4)
+        load_corpus([path], tokenizer_of(), max_length=4)
 
 
 def test_the_cache_gives_the_same_and_notices_changes(
     tokenizer_of: Tokenizers, tmp_path: Path, write_conversations: Callable[..., Path]
 ) -> None:
     path, cache, tokenizer = write_conversations(5), tmp_path / "cache", tokenizer_of()
-    first = load([path], tokenizer, max_length=50, cache=cache)
-    again = load([path], tokenizer, max_length=50, cache=cache)
+    first = load_corpus([path], tokenizer, max_length=50, cache_folder=cache)
+    again = load_corpus([path], tokenizer, max_length=50, cache_folder=cache)
     assert torch.equal(first.tokens, again.tokens)
-    assert torch.equal(first.counted, again.counted)
+    assert torch.equal(first.loss_mask, again.loss_mask)
     assert len(list(cache.iterdir())) == 1
     kept = next(cache.iterdir()) / "corpus.safetensors"
     kept.write_bytes(kept.read_bytes()[:40])  # cut off: made anew
-    assert torch.equal(load([path], tokenizer, max_length=50, cache=cache).ends, first.ends)
-    load([path], tokenizer, max_length=40, cache=cache)
+    assert torch.equal(load_corpus([path], tokenizer, max_length=50, cache_folder=cache).end_offsets, first.end_offsets)
+    load_corpus([path], tokenizer, max_length=40, cache_folder=cache)
     tokenizer.chat_template = "x" + tokenizer.chat_template
-    load([path], tokenizer, max_length=50, cache=cache)
+    load_corpus([path], tokenizer, max_length=50, cache_folder=cache)
     assert len(list(cache.iterdir())) == 3
 
 
@@ -154,11 +154,11 @@ def test_the_cache_gives_the_same_and_notices_changes(
 def test_an_epoch_has_every_conversation_at_most_once_and_loses_less_than_a_batch(
     lengths: list[int], rows: int, epoch: int, pack: int | None
 ) -> None:
-    batches = plan(lengths, rows=rows, seed=1, epoch=epoch, pack=pack)
+    batches = plan_batches(lengths, rows_per_batch=rows, seed=1, epoch=epoch, packed_row_tokens=pack)
     used = [index for batch in batches for row in batch for index in row]
     assert len(used) == len(set(used))
     assert all(len(batch) == rows for batch in batches)
-    assert batches == plan(lengths, rows=rows, seed=1, epoch=epoch, pack=pack)
+    assert batches == plan_batches(lengths, rows_per_batch=rows, seed=1, epoch=epoch, packed_row_tokens=pack)
     if pack is None:
         assert len(used) == len(lengths) // rows * rows
     else:
@@ -169,7 +169,7 @@ def test_an_epoch_has_every_conversation_at_most_once_and_loses_less_than_a_batc
 
 def test_epochs_differ_and_batches_hold_like_lengths() -> None:
     lengths = [1 + index % 50 for index in range(400)]
-    first, second = (plan(lengths, rows=4, seed=0, epoch=epoch) for epoch in (0, 1))
+    first, second = (plan_batches(lengths, rows_per_batch=4, seed=0, epoch=epoch) for epoch in (0, 1))
     assert first != second
     spread = [max(lengths[i] for (i,) in batch) - min(lengths[i] for (i,) in batch) for batch in first]
     assert sum(spread) / len(spread) < 3
@@ -177,8 +177,8 @@ def test_epochs_differ_and_batches_hold_like_lengths() -> None:
 
 def test_rows_are_put_end_to_end_and_padded() -> None:
     pairs = [(torch.tensor([1, 2, 3]), torch.tensor([0, 1, 1])), (torch.tensor([4]), torch.tensor([1]))]
-    corpus = Corpus.of(pairs)
-    tokens, counted = assemble(corpus, [(0, 1), (1,)])
+    corpus = Corpus.from_conversations(pairs)
+    tokens, counted = assemble_batch(corpus, [(0, 1), (1,)])
     assert tokens.tolist() == [[1, 2, 3, 4], [4, 0, 0, 0]]
     assert counted.tolist() == [[False, True, True, True], [True, False, False, False]]
     assert corpus.select([1]).tokens.tolist() == [4]
@@ -187,6 +187,6 @@ def test_rows_are_put_end_to_end_and_padded() -> None:
 def test_the_draft_vocabulary_is_what_the_assistant_writes_most() -> None:
     tokens = torch.tensor([5, 5, 5, 7, 7, 2, 9, 9])
     counted = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])
-    corpus = Corpus.of([(tokens, counted)])
-    assert frequent_tokens(corpus, 2, 12).tolist() == [7, 9]
-    assert frequent_tokens(corpus, 5, 12).tolist() == [0, 1, 2, 7, 9]
+    corpus = Corpus.from_conversations([(tokens, counted)])
+    assert most_frequent_tokens(corpus, 2, 12).tolist() == [7, 9]
+    assert most_frequent_tokens(corpus, 5, 12).tolist() == [0, 1, 2, 7, 9]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from aerie_drafter.errors import DataError
-from aerie_drafter.train.generate import Sampling, generate
+from aerie_drafter.train.generate import GenerationParameters, generate_answers
 
 FORM = [
     {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "old"}]},
@@ -68,7 +68,7 @@ def greedy_answer(model: Any, tokenizer: Any, messages: list[dict[str, str]], le
 def test_every_turn_is_the_targets_own_on_top_of_its_own(source: Path, asked: tuple[Any, Any], tmp_path: Path) -> None:
     model, tokenizer = asked
     output = tmp_path / "answers.jsonl"
-    assert generate(model, tokenizer, source, output, sampling=Sampling(max_tokens=6), rows=3) == 5
+    assert generate_answers(model, tokenizer, source, output, parameters=GenerationParameters(max_tokens=6), batch_size=3) == 5
     answered = read(output)
     assert [[m["role"] for m in messages] for messages in answered][1] == ["system", "user", "assistant", "user", "assistant"]
     said = set()
@@ -86,24 +86,24 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_file(
     source: Path, asked: tuple[Any, Any], tmp_path: Path, temperature: float
 ) -> None:
     model, tokenizer = asked
-    output, how = tmp_path / "answers.jsonl", Sampling(max_tokens=6, temperature=temperature, seed=3)
-    generate(model, tokenizer, source, output, sampling=how, rows=2)
+    output, how = tmp_path / "answers.jsonl", GenerationParameters(max_tokens=6, temperature=temperature, seed=3)
+    generate_answers(model, tokenizer, source, output, parameters=how, batch_size=2)
     whole = output.read_bytes()
     lines = whole.splitlines(keepends=True)
     output.write_bytes(b"".join(lines[:3]) + lines[3][:5])  # killed in the middle of the second batch
     seen: list[int] = []
-    assert generate(model, tokenizer, source, output, sampling=how, rows=2, report=seen.append) == 3
+    assert generate_answers(model, tokenizer, source, output, parameters=how, batch_size=2, on_progress=seen.append) == 3
     assert output.read_bytes() == whole
     assert seen == [4, 5]
-    assert generate(model, tokenizer, source, output, sampling=how, rows=2) == 0
+    assert generate_answers(model, tokenizer, source, output, parameters=how, batch_size=2) == 0
 
 
 def test_sampling_draws_and_another_seed_draws_otherwise(source: Path, asked: tuple[Any, Any], tmp_path: Path) -> None:
     model, tokenizer = asked
     texts = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        sampling = Sampling(max_tokens=12, temperature=2.0, seed=seed)
-        generate(model, tokenizer, source, tmp_path / name, sampling=sampling, rows=2)
+        sampling = GenerationParameters(max_tokens=12, temperature=2.0, seed=seed)
+        generate_answers(model, tokenizer, source, tmp_path / name, parameters=sampling, batch_size=2)
         texts.append((tmp_path / name).read_text())
     assert texts[0] == texts[1] != texts[2]
 
@@ -114,7 +114,7 @@ def test_a_question_alone_gets_an_answer(source: Path, asked: tuple[Any, Any], t
     alone = [{"prompt": "d"}, {"messages": FORM[1]["messages"][:-1]}]  # type: ignore[index]
     questions.write_text("".join(json.dumps(line) + "\n" for line in alone))
     for name, file in (("one", questions), ("other", source)):
-        generate(*asked, file, tmp_path / name, sampling=Sampling(max_tokens=6), rows=1)
+        generate_answers(*asked, file, tmp_path / name, parameters=GenerationParameters(max_tokens=6), batch_size=1)
     d, long = read(tmp_path / "one")
     assert [d, long] == [read(tmp_path / "other")[2], read(tmp_path / "other")[1]]
 
@@ -122,10 +122,10 @@ def test_a_question_alone_gets_an_answer(source: Path, asked: tuple[Any, Any], t
 def test_a_file_of_another_run_is_refused(source: Path, asked: tuple[Any, Any], tmp_path: Path) -> None:
     model, tokenizer = asked
     output = tmp_path / "answers.jsonl"
-    generate(model, tokenizer, source, output, sampling=Sampling(max_tokens=2))
+    generate_answers(model, tokenizer, source, output, parameters=GenerationParameters(max_tokens=2))
     source.write_text(json.dumps(FORM[0]) + "\n")
     with pytest.raises(DataError, match=r"answers.jsonl: has 5 lines, and only 1 are asked for"):
-        generate(model, tokenizer, source, output, sampling=Sampling(max_tokens=2))
+        generate_answers(model, tokenizer, source, output, parameters=GenerationParameters(max_tokens=2))
     source.write_text("".join(json.dumps(FORM[index]) + "\n" for index in (1, 0, 2, 3, 4)))
     with pytest.raises(DataError, match=r"answers.jsonl:1: answers another conversation than .*prompts.jsonl:1"):
-        generate(model, tokenizer, source, output, sampling=Sampling(max_tokens=2))
+        generate_answers(model, tokenizer, source, output, parameters=GenerationParameters(max_tokens=2))

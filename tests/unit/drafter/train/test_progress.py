@@ -8,19 +8,19 @@ import pytest
 import torch
 from rich.console import Console
 
-from aerie_drafter.train.progress import Live
-from aerie_drafter.train.trainer import Measured, Stepped
-from aerie_drafter.train.ttt import Tally
+from aerie_drafter.train.progress import ConsoleReporter
+from aerie_drafter.train.trainer import EvaluationReport, StepReport
+from aerie_drafter.train.ttt import TrainingMetrics
 
-TALLY = Tally(torch.tensor([[10.0, 10.0], [5.0, 8.0], [10.0, 10.0], [10.0, 7.0], [7.0, 2.0]], dtype=torch.float64))
+TALLY = TrainingMetrics(torch.tensor([[10.0, 10.0], [5.0, 8.0], [10.0, 10.0], [10.0, 7.0], [7.0, 2.0]], dtype=torch.float64))
 
 
 def shown(*, terminal: bool) -> str:
     stream = io.StringIO()
-    with Live(Console(file=stream, force_terminal=terminal, color_system=None, width=200)) as live:
+    with ConsoleReporter(Console(file=stream, force_terminal=terminal, color_system=None, width=200)) as live:
         for step in range(1, 4):
-            live.stepped(Stepped(step, 3, 0, 1.25, 0.1, 1e-4, 100, TALLY))
-        live.measured(Measured(3, 1.9, True, TALLY))
+            live.on_step(StepReport(step, 3, 0, 1.25, 0.1, 1e-4, 100, TALLY))
+        live.on_evaluation(EvaluationReport(3, 1.9, True, TALLY))
     return stream.getvalue()
 
 

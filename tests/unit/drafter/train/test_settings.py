@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from aerie_drafter.errors import ConfigError
-from aerie_drafter.train.settings import commented, parse, read
+from aerie_drafter.train.settings import render_default_yaml, parse_settings, read_settings
 
 LEAST: dict[str, Any] = {"target": {"model": "t"}, "data": {"train": ["a.jsonl"]}, "output": {"folder": "o"}}
 
@@ -21,18 +21,18 @@ def with_field(name: str, value: Any) -> dict[str, Any]:
 
 def test_the_commented_file_says_every_field_and_reads_back_as_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
-    path.write_text(commented())
-    found, least = read(path), parse(LEAST, "least")
+    path.write_text(render_default_yaml())
+    found, least = read_settings(path), parse_settings(LEAST, "least")
     assert (found.loss, found.drafter, found.optimizer) == (least.loss, least.drafter, least.optimizer)
-    raw = yaml.safe_load(commented())
+    raw = yaml.safe_load(render_default_yaml())
     for group, fields in raw.items():
         assert set(fields) == set(getattr(found, group).model_dump())
     fields = sum(len(group) for group in raw.values())
-    assert commented().count("  # ") == fields
+    assert render_default_yaml().count("  # ") == fields
 
 
 def test_defaults_are_the_recipe() -> None:
-    settings = parse(LEAST, "least")
+    settings = parse_settings(LEAST, "least")
     assert (settings.loss.horizon, settings.loss.decay, settings.optimizer.clip) == (7, 0.8, 0.5)
     assert settings.drafter.fc_norm
     assert settings.drafter.norm_output
@@ -62,7 +62,7 @@ def test_defaults_are_the_recipe() -> None:
 )
 def test_a_fault_is_one_sentence_with_field_and_value(raw: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse(raw, "f")
+        parse_settings(raw, "f")
     assert str(caught.value).startswith(said)
 
 
@@ -70,11 +70,11 @@ def test_files_that_are_no_settings(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"none.yaml cannot be read \(No such file or directory\): give a YAML file. `aerie-drafter train"
     ):
-        read(tmp_path / "none.yaml")
+        read_settings(tmp_path / "none.yaml")
     path = tmp_path / "f.yaml"
     path.write_text("a: [")
     with pytest.raises(ConfigError, match="is not YAML"):
-        read(path)
+        read_settings(path)
     path.write_text("- 1")
     with pytest.raises(ConfigError, match="groups target, drafter, data"):
-        read(path)
+        read_settings(path)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from aerie_drafter.errors import DataError, TargetError
-from aerie_drafter.train.states import Frame, FromFiles, InProcess, frame_of, load_frame, load_model
+from aerie_drafter.train.states import TargetParts, HiddenStateFiles, InProcessTarget, extract_target_parts, load_target_parts, load_model
 
 Targets = Callable[..., Any]
 TEXTS = [torch.arange(7), torch.arange(3, 14)]
@@ -24,57 +24,57 @@ def padded(texts: Sequence[Tensor]) -> Tensor:
 
 def write_files(folder: Path, model: Any, texts: Sequence[Tensor], layers: Sequence[int]) -> None:
     """What vLLM's ExampleHiddenStatesConnector writes: [tokens, layers, hidden], the last layer without the final norm."""
-    source = InProcess(model, layers)
+    source = InProcessTarget(model, layers)
     for index, text in enumerate(texts):
-        aux = source.states(text.unsqueeze(0)).aux[0]
+        aux = source.fetch_hidden_states(text.unsqueeze(0)).aux_hidden_states[0]
         hidden = aux.view(len(text), len(layers), -1).contiguous()
         save_file({"hidden_states": hidden, "token_ids": text}, folder / f"request-{index}.safetensors")
 
 
 def test_layer_k_is_the_input_of_layer_k_and_the_final_state_is_normed(target_of: Targets) -> None:
     model, tokens = target_of(), torch.arange(10).unsqueeze(0)
-    found = InProcess(model, (0, 2, 5)).states(tokens)
+    found = InProcessTarget(model, (0, 2, 5)).fetch_hidden_states(tokens)
     with torch.no_grad():
         known = model.model(input_ids=tokens, output_hidden_states=True)
     # Transformers lists the embedding first, then each layer's output, the last of them after the final norm.
-    torch.testing.assert_close(found.aux, torch.cat([known.hidden_states[k] for k in (0, 2, 5)], dim=-1))
-    torch.testing.assert_close(found.final, known.last_hidden_state)
+    torch.testing.assert_close(found.aux_hidden_states, torch.cat([known.hidden_states[k] for k in (0, 2, 5)], dim=-1))
+    torch.testing.assert_close(found.final_hidden_states, known.last_hidden_state)
     with torch.no_grad():
-        torch.testing.assert_close(found.final @ frame_of(model).head.T, model(input_ids=tokens).logits)
+        torch.testing.assert_close(found.final_hidden_states @ extract_target_parts(model).lm_head.T, model(input_ids=tokens).logits)
 
 
 def test_the_number_of_layers_is_the_last_output_before_the_norm(target_of: Targets) -> None:
     model = target_of()
     model.model.norm.weight.data.uniform_(0.5, 2.0)
-    found = InProcess(model, (6,)).states(torch.arange(10).unsqueeze(0))
-    torch.testing.assert_close(model.model.norm(found.aux), found.final)
+    found = InProcessTarget(model, (6,)).fetch_hidden_states(torch.arange(10).unsqueeze(0))
+    torch.testing.assert_close(model.model.norm(found.aux_hidden_states), found.final_hidden_states)
 
 
 def test_padding_at_the_end_changes_nothing(target_of: Targets) -> None:
-    source = InProcess(target_of(), (1, 3))
-    both = source.states(padded(TEXTS))
-    alone = source.states(TEXTS[0].unsqueeze(0))
-    torch.testing.assert_close(both.aux[:1, :7], alone.aux)
-    torch.testing.assert_close(both.final[:1, :7], alone.final)
+    source = InProcessTarget(target_of(), (1, 3))
+    both = source.fetch_hidden_states(padded(TEXTS))
+    alone = source.fetch_hidden_states(TEXTS[0].unsqueeze(0))
+    torch.testing.assert_close(both.aux_hidden_states[:1, :7], alone.aux_hidden_states)
+    torch.testing.assert_close(both.final_hidden_states[:1, :7], alone.final_hidden_states)
 
 
 def test_files_of_vllm_give_what_the_target_gives(tmp_path: Path, target_of: Targets) -> None:
     model = target_of()
     model.model.norm.weight.data.uniform_(0.5, 2.0)
     write_files(tmp_path, model, TEXTS, (1, 3, 4, 6))
-    expected = InProcess(model, (1, 4)).states(padded(TEXTS))
-    found = FromFiles(tmp_path, frame_of(model), (1, 4), (1, 3, 4, 6)).states(padded(TEXTS), [[text] for text in TEXTS])
+    expected = InProcessTarget(model, (1, 4)).fetch_hidden_states(padded(TEXTS))
+    found = HiddenStateFiles(tmp_path, extract_target_parts(model), (1, 4), (1, 3, 4, 6)).fetch_hidden_states(padded(TEXTS), [[text] for text in TEXTS])
     for row, text in enumerate(TEXTS):
-        torch.testing.assert_close(found.aux[row, : len(text)], expected.aux[row, : len(text)])
-        torch.testing.assert_close(found.final[row, : len(text)], expected.final[row, : len(text)])
+        torch.testing.assert_close(found.aux_hidden_states[row, : len(text)], expected.aux_hidden_states[row, : len(text)])
+        torch.testing.assert_close(found.final_hidden_states[row, : len(text)], expected.final_hidden_states[row, : len(text)])
 
 
 def test_faults_of_files_are_named(tmp_path: Path, target_of: Targets) -> None:
     model = target_of()
-    frame = frame_of(model)
+    frame = extract_target_parts(model)
 
-    def source(layers: tuple[int, ...] = (1, 6)) -> FromFiles:
-        return FromFiles(tmp_path, frame, (1,), layers)
+    def source(layers: tuple[int, ...] = (1, 6)) -> HiddenStateFiles:
+        return HiddenStateFiles(tmp_path, frame, (1,), layers)
 
     with pytest.raises(DataError, match=r"no \*.safetensors in it"):
         source()
@@ -84,7 +84,7 @@ def test_faults_of_files_are_named(tmp_path: Path, target_of: Targets) -> None:
     with pytest.raises(DataError, match=r"hidden_states is 7 x 2 x 32; expected is tokens x 3 layers x 32"):
         source((1, 2, 6))
     with pytest.raises(DataError, match=r"no file has the hidden states of a conversation of 11 tokens that begins with \[3, 4"):
-        source().states(padded(TEXTS), [[text] for text in TEXTS])
+        source().fetch_hidden_states(padded(TEXTS), [[text] for text in TEXTS])
     whole = (tmp_path / "request-0.safetensors").read_bytes()
     (tmp_path / "request-0.safetensors").write_bytes(whole[:-10])
     with pytest.raises(DataError, match=r"request-0.safetensors: not a whole file of hidden states"):
@@ -96,25 +96,25 @@ def test_a_frame_is_read_without_the_rest_of_the_target(tmp_path: Path, target_o
     model = target_of(tie_word_embeddings=tied)
     model.model.norm.weight.data.uniform_(0.5, 2.0)
     model.save_pretrained(tmp_path)
-    expected, found = frame_of(model), load_frame(tmp_path, torch.float32, torch.device("cpu"))
+    expected, found = extract_target_parts(model), load_target_parts(tmp_path, torch.float32, torch.device("cpu"))
     assert torch.equal(found.embedding, expected.embedding)
-    assert torch.equal(found.head, expected.head)
+    assert torch.equal(found.lm_head, expected.lm_head)
     x = torch.randn(3, 32)
-    assert torch.equal(found.norm(x), expected.norm(x))
+    assert torch.equal(found.final_norm(x), expected.final_norm(x))
 
 
 def test_a_target_that_is_not_there_or_does_not_fit_is_named(tmp_path: Path, target_of: Targets) -> None:
     with pytest.raises(TargetError, match=r"target.model .*nothing: cannot be loaded"):
         load_model(str(tmp_path / "nothing"), None, torch.float32, torch.device("cpu"))
     with pytest.raises(TargetError, match="aux_layer_ids names layer 7, and the target has 6"):
-        InProcess(target_of(), (1, 7))
+        InProcessTarget(target_of(), (1, 7))
     model = target_of()
     model.config.final_logit_softcapping = 30.0
     with pytest.raises(TargetError, match=r"final_logit_softcapping is 30.0"):
-        frame_of(model)
+        extract_target_parts(model)
 
 
 def test_a_frame_names_its_parts(target_of: Targets) -> None:
-    frame: Frame = frame_of(target_of())
-    assert frame.embedding.shape == frame.head.shape == (264, 32)
+    frame: TargetParts = extract_target_parts(target_of())
+    assert frame.embedding.shape == frame.lm_head.shape == (264, 32)
     assert frame.config.num_hidden_layers == 6

@@ -16,14 +16,14 @@ import yaml
 from safetensors.torch import save_file
 
 from aerie_drafter import checkpoint
-from aerie_drafter.errors import CheckpointError, ConfigError, DataError, EagleError, TargetError, TrainingError
-from aerie_drafter.evaluate.offline import Asking, Pair, acceptance, texts
-from aerie_drafter.evaluate.target import Target
+from aerie_drafter.errors import CheckpointError, ConfigError, DataError, DrafterError, TargetError, TrainingError
+from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, evaluate_texts, answer_prompts
+from aerie_drafter.evaluate.target import TargetRunner
 from aerie_drafter.train import data
-from aerie_drafter.train.settings import Settings, parse
-from aerie_drafter.train.setup import prepare
-from aerie_drafter.train.states import InProcess, load_model, load_tokenizer
-from aerie_drafter.train.trainer import Measured, Stepped, learning_rate
+from aerie_drafter.train.settings import TrainingSettings, parse_settings
+from aerie_drafter.train.setup import build_trainer
+from aerie_drafter.train.states import InProcessTarget, load_model, load_tokenizer
+from aerie_drafter.train.trainer import EvaluationReport, StepReport, scheduled_learning_rate
 
 Write = Callable[..., Path]
 
@@ -32,24 +32,24 @@ class Listener:
     """Keeps what it is told; calls `at` before each step is over."""
 
     def __init__(self, at: Callable[[int], None] | None = None) -> None:
-        self.steps: list[Stepped] = []
-        self.measurements: list[Measured] = []
+        self.steps: list[StepReport] = []
+        self.measurements: list[EvaluationReport] = []
         self.at = at or (lambda _: None)
 
-    def stepped(self, news: Stepped) -> None:
+    def stepped(self, news: StepReport) -> None:
         self.steps.append(news)
         self.at(news.step)
 
-    def measured(self, news: Measured) -> None:
+    def measured(self, news: EvaluationReport) -> None:
         self.measurements.append(news)
 
 
 @pytest.fixture
-def settings_of(tmp_path: Path, target_folder: Path, write_conversations: Write) -> Callable[..., Settings]:
+def settings_of(tmp_path: Path, target_folder: Path, write_conversations: Write) -> Callable[..., TrainingSettings]:
     """Settings of a training of seconds; fields by `group__field`."""
     path = write_conversations(24)
 
-    def make(output: str = "out", **fields: Any) -> Settings:
+    def make(output: str = "out", **fields: Any) -> TrainingSettings:
         raw: dict[str, Any] = {
             "target": {"model": str(target_folder)},
             "drafter": {"draft_vocab_size": 48},
@@ -61,22 +61,22 @@ def settings_of(tmp_path: Path, target_folder: Path, write_conversations: Write)
         for name, value in fields.items():
             group, field = name.split("__")
             raw[group][field] = value
-        return parse(raw, "test")
+        return parse_settings(raw, "test")
 
     return make
 
 
-Make = Callable[..., Settings]
+Make = Callable[..., TrainingSettings]
 
 
 def test_a_training_learns_and_keeps_the_best_and_the_last(settings_of: Make) -> None:
     settings, listener = settings_of(optimizer__epochs=6), Listener()
-    place = prepare(settings, report=listener).run()
-    assert place.step == len(listener.steps) == listener.steps[0].of
+    place = build_trainer(settings, reporter=listener).run()
+    assert place.step == len(listener.steps) == listener.steps[0].total_steps
     assert listener.steps[-1].loss < listener.steps[0].loss / 3
     assert place.best == max(news.acceptance_length for news in listener.measurements)
-    best = checkpoint.load(settings.output.folder / "best")
-    assert best.config.kind == "EAGLE 3.1"
+    best = checkpoint.load_drafter(settings.output.folder / "best")
+    assert best.config.eagle_version == "EAGLE 3.1"
     provenance = checkpoint.read_provenance(settings.output.folder / "best")
     assert provenance.horizon == 3
     assert provenance.target_digest.startswith("sha256:")
@@ -84,9 +84,9 @@ def test_a_training_learns_and_keeps_the_best_and_the_last(settings_of: Make) ->
 
 
 def test_a_new_drafter_begins_as_the_target_where_it_can(settings_of: Make, target_of: Callable[..., Any]) -> None:
-    drafter, target = prepare(settings_of()).drafter, target_of()
+    drafter, target = build_trainer(settings_of()).drafter, target_of()
     assert torch.equal(drafter.embed_tokens.weight, target.model.embed_tokens.weight)
-    assert torch.equal(drafter.lm_head.weight, target.lm_head.weight[drafter.draft_tokens])
+    assert torch.equal(drafter.lm_head.weight, target.lm_head.weight[drafter.draft_token_ids])
     assert drafter.config.aux_layer_ids == (2, 3)
     assert all(parameter.eq(1).all() for name, parameter in drafter.named_parameters() if "norm" in name)
 
@@ -96,8 +96,8 @@ def test_the_same_settings_give_the_same_bits(settings_of: Make, *, packing: boo
     digests = []
     for name in ("one", "two"):
         settings = settings_of(name, data__packing=packing, data__max_length=96, optimizer__accumulate=2)
-        prepare(settings).run()
-        digests.append(checkpoint.digest(settings.output.folder / "last"))
+        build_trainer(settings).run()
+        digests.append(checkpoint.compute_model_digest(settings.output.folder / "last"))
     assert digests[0] == digests[1]
 
 
@@ -121,7 +121,7 @@ prepare(read(Path(sys.argv[1])), report=Kill()).run()
 """
 
 
-def run_child(program: str, settings: Settings, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def run_child(program: str, settings: TrainingSettings, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """A Python program in a process of its own, with the settings' file as its first argument."""
     file, script = folder / "train.yaml", folder / "program.py"
     file.write_text(yaml.safe_dump(settings.model_dump(mode="json")))
@@ -134,53 +134,53 @@ def run_child(program: str, settings: Settings, folder: Path, *command: str) -> 
 
 def test_a_killed_training_goes_on_to_the_same_bits(settings_of: Make, tmp_path: Path) -> None:
     whole, killed = settings_of("whole", optimizer__accumulate=1), settings_of("killed", optimizer__accumulate=1)
-    prepare(whole).run()
+    build_trainer(whole).run()
     ended = run_child(_CHILD, killed, tmp_path)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-    again = prepare(killed)
+    again = build_trainer(killed)
     assert again.resume()
-    assert again.place.step == 4  # of the seven that were done, those up to the last save
+    assert again.progress.step == 4  # of the seven that were done, those up to the last save
     again.run()
     for name in ("last", "best"):
-        assert checkpoint.digest(killed.output.folder / name) == checkpoint.digest(whole.output.folder / name)
+        assert checkpoint.compute_model_digest(killed.output.folder / name) == checkpoint.compute_model_digest(whole.output.folder / name)
 
 
 def test_the_measure_that_chooses_is_the_acceptance_length_of_serving(settings_of: Make) -> None:
     """On answers that the target gave greedily, the walk counts the drafts and tokens that `aerie_drafter.evaluate` counts."""
-    trainer = prepare(settings_of(optimizer__epochs=20, optimizer__rows=4, drafter__draft_vocab_size=264, output__tokens=3))
+    trainer = build_trainer(settings_of(optimizer__epochs=20, optimizer__rows=4, drafter__draft_vocab_size=264, output__tokens=3))
     target = trainer.settings.target.model
     model = load_model(target, None, torch.float32, torch.device("cpu"))
-    pair = Pair(Target(model, trainer.drafter.config.aux_layer_ids), load_tokenizer(target, None), trainer.drafter)
+    pair = ModelPair(TargetRunner(model, trainer.drafter.config.aux_layer_ids), load_tokenizer(target, None), trainer.drafter)
     prompts = [list(range(3 + index, 20 + 2 * index)) for index in range(24)]
-    answered = texts(pair, prompts, Asking(k=3, max_tokens=24))
+    answered = answer_prompts(pair, prompts, EvaluationOptions(num_speculative_tokens=3, max_tokens=24))
     marked = []
     for prompt, text in zip(prompts, answered, strict=True):
         counted = torch.zeros(len(text.tokens), dtype=torch.bool)
-        counted[len(prompt) : text.end] = True
+        counted[len(prompt) : text.answer_end] = True
         marked.append((text.tokens, counted))
-    trainer.corpus = trainer.held_out = data.Corpus.of(marked)
-    trainer.lengths = trainer.corpus.lengths
+    trainer.corpus = trainer.held_out = data.Corpus.from_conversations(marked)
+    trainer.conversation_lengths = trainer.corpus.lengths
     trainer.run()
     emitted = sum(int(counted.sum()) - 1 for _, counted in marked)  # the first token of each comes with the prompt
-    found = acceptance(pair, answered, 3)
-    assert found.accepted[1] > 0  # so that walks with accepted tokens are compared
-    assert trainer.measure()[0] == emitted / found.drafts
+    found = evaluate_texts(pair, answered, 3)
+    assert found.accepted_per_position[1] > 0  # so that walks with accepted tokens are compared
+    assert trainer.measure_acceptance()[0] == emitted / found.drafts
 
 
 def test_a_finished_training_started_again_changes_nothing(settings_of: Make) -> None:
     settings = settings_of()
-    first = prepare(settings).run()
-    digest = checkpoint.digest(settings.output.folder / "last")
+    first = build_trainer(settings).run()
+    digest = checkpoint.compute_model_digest(settings.output.folder / "last")
     listener = Listener()
-    assert prepare(settings, report=listener).run() == first
+    assert build_trainer(settings, reporter=listener).run() == first
     assert listener.steps == []
-    assert checkpoint.digest(settings.output.folder / "last") == digest
+    assert checkpoint.compute_model_digest(settings.output.folder / "last") == digest
 
 
 def test_other_settings_do_not_go_on_with_a_training(settings_of: Make) -> None:
-    prepare(settings_of()).run()
+    build_trainer(settings_of()).run()
     with pytest.raises(TrainingError, match=r"last: that training had loss.decay 0.8, and now it is 0.5; name another"):
-        prepare(settings_of(loss__decay=0.5)).run()
+        build_trainer(settings_of(loss__decay=0.5)).run()
 
 
 _FULL = """
@@ -212,10 +212,10 @@ def test_a_disk_that_takes_no_more_costs_no_earlier_checkpoint(settings_of: Make
     ended = run_child(_FULL, settings, tmp_path)
     assert "cannot be written" in ended.stdout, ended.stderr
     assert "the earlier one is untouched" in ended.stdout
-    again = prepare(settings)
+    again = build_trainer(settings)
     assert again.resume()
-    assert again.place.step == 4
-    checkpoint.load(settings.output.folder / "best")
+    assert again.progress.step == 4
+    checkpoint.load_drafter(settings.output.folder / "best")
     assert sorted(path.name for path in settings.output.folder.iterdir()) == ["best", "last"]
 
 
@@ -225,7 +225,7 @@ def test_accumulated_batches_are_one_larger_batch(settings_of: Make) -> None:
     for name, rows, accumulate in (("one", 4, 1), ("two", 2, 2)):
         listener = Listener()
         fields = {"optimizer__rows": rows, "optimizer__accumulate": accumulate, "data__packing": True, "data__max_length": 64}
-        prepare(settings_of(name, **fields), report=listener).run()
+        build_trainer(settings_of(name, **fields), reporter=listener).run()
         losses.append([news.loss for news in listener.steps])
     # Packed rows come in one order, so the same rows make a step either way.
     assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-5)  # float32 sums, in batches of other shapes
@@ -259,7 +259,7 @@ with processes.join() as mine:
 def test_two_processes_are_one_with_twice_the_rows_also_with_a_sharded_target(settings_of: Make, tmp_path: Path) -> None:
     listener = Listener()
     alone = settings_of("alone", optimizer__rows=4, optimizer__epochs=1)
-    prepare(alone, report=listener).run()
+    build_trainer(alone, reporter=listener).run()
     both = settings_of("both", optimizer__rows=2, optimizer__epochs=1)
     ended = run_child(_TWO, both, tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     assert ended.returncode == 0, ended.stderr
@@ -268,11 +268,11 @@ def test_two_processes_are_one_with_twice_the_rows_also_with_a_sharded_target(se
     assert len(found) == 2 * count
     for part in (found[:count], found[count:]):
         assert [loss for loss, _ in part] == pytest.approx([news.loss for news in listener.steps], rel=1e-4)
-        assert [norm for _, norm in part] == pytest.approx([news.gradient for news in listener.steps], rel=1e-3)
+        assert [norm for _, norm in part] == pytest.approx([news.gradient_norm for news in listener.steps], rel=1e-3)
     target = Path(both.target.model)
-    one = checkpoint.load(alone.output.folder / "last", target=target)
+    one = checkpoint.load_drafter(alone.output.folder / "last", target=target)
     for shard in (False, True):
-        two = checkpoint.load(both.output.folder / f"sharded {shard}" / "last", target=target)
+        two = checkpoint.load_drafter(both.output.folder / f"sharded {shard}" / "last", target=target)
         for name, parameter in one.named_parameters():
             torch.testing.assert_close(two.get_parameter(name), parameter, rtol=1e-3, atol=1e-4)
 
@@ -281,28 +281,28 @@ def test_states_from_files_train_as_the_target_does(
     settings_of: Make, tmp_path: Path, target_of: Callable[..., Any], tokenizer_of: Callable[..., Any]
 ) -> None:
     inside = settings_of("inside")
-    corpus = data.load(inside.data.train, tokenizer_of(), max_length=2048)
-    source, folder = InProcess(target_of(), (2, 3, 6)), tmp_path / "states"
+    corpus = data.load_corpus(inside.data.train, tokenizer_of(), max_length=2048)
+    source, folder = InProcessTarget(target_of(), (2, 3, 6)), tmp_path / "states"
     folder.mkdir()
     for index in range(len(corpus)):
         tokens = corpus[index][0].long()
-        hidden = source.states(tokens.unsqueeze(0)).aux[0].view(len(tokens), 3, -1).contiguous()
+        hidden = source.fetch_hidden_states(tokens.unsqueeze(0)).aux_hidden_states[0].view(len(tokens), 3, -1).contiguous()
         save_file({"token_ids": tokens, "hidden_states": hidden}, folder / f"{index}.safetensors")
     losses = []
     for settings in (inside, settings_of("files", target__states=str(folder))):
         listener = Listener()
-        prepare(settings, report=listener).run()
+        build_trainer(settings, reporter=listener).run()
         losses.append([news.loss for news in listener.steps])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-5)  # float32 sums, in batches of other shapes
 
 
 def test_a_training_from_a_checkpoint_keeps_its_shape(settings_of: Make) -> None:
     first = settings_of("first", drafter__fc_norm=False, drafter__norm_output=False)
-    prepare(first).run()
+    build_trainer(first).run()
     best = first.output.folder / "best"
-    second = prepare(settings_of("second", drafter__start=str(best)))
-    assert second.drafter.config.kind == "EAGLE 3"
-    assert torch.equal(second.drafter.fc.weight, checkpoint.load(best).fc.weight)
+    second = build_trainer(settings_of("second", drafter__start=str(best)))
+    assert second.drafter.config.eagle_version == "EAGLE 3"
+    assert torch.equal(second.drafter.fc.weight, checkpoint.load_drafter(best).fc.weight)
 
 
 @pytest.mark.parametrize(
@@ -319,13 +319,13 @@ def test_a_training_from_a_checkpoint_keeps_its_shape(settings_of: Make) -> None
         ({"data__chat_template": "/none"}, ConfigError, "data.chat_template /none: cannot be read"),
     ],
 )
-def test_what_cannot_be_trained_is_said(settings_of: Make, fields: dict[str, Any], kind: type[EagleError], said: str) -> None:
+def test_what_cannot_be_trained_is_said(settings_of: Make, fields: dict[str, Any], kind: type[DrafterError], said: str) -> None:
     with pytest.raises(kind, match=said):
-        prepare(settings_of(**fields))
+        build_trainer(settings_of(**fields))
 
 
 def test_a_gradient_that_is_no_number_ends_the_training(settings_of: Make) -> None:
-    trainer = prepare(settings_of())
+    trainer = build_trainer(settings_of())
     with torch.no_grad():
         trainer.drafter.fc.weight[0, 0] = float("nan")
     with pytest.raises(TrainingError, match=r"step 1: the gradient is nan"):
@@ -333,7 +333,7 @@ def test_a_gradient_that_is_no_number_ends_the_training(settings_of: Make) -> No
 
 
 def test_the_learning_rate_rises_and_falls() -> None:
-    rates = [learning_rate(step, 100, 0.1, 2.0) for step in range(100)]
+    rates = [scheduled_learning_rate(step, 100, 0.1, 2.0) for step in range(100)]
     assert rates[:10] == pytest.approx([0.2 * (step + 1) for step in range(10)])
     assert rates[9:] == sorted(rates[9:], reverse=True)
     assert rates[10] == 2.0

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from aerie_drafter.config import DrafterConfig, Family, MlaDims
+from aerie_drafter.config import DrafterConfig, DrafterFamily, MlaDims
 from aerie_drafter.model import Drafter
-from aerie_drafter.train.ttt import Batch, Tally, TrainingTimeTest, survival, walk
+from aerie_drafter.train.ttt import TrainingBatch, TrainingMetrics, TrainingTimeTest, count_surviving_columns, simulate_speculation
 
 MLA = MlaDims(kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=4, q_lora_rank=8)
 
 
 def config(**changes: Any) -> DrafterConfig:
     base: dict[str, Any] = {
-        "family": Family.LLAMA,
+        "family": DrafterFamily.LLAMA,
         "hidden_size": 16,
         "intermediate_size": 24,
         "num_attention_heads": 4,
@@ -42,16 +42,16 @@ def drafter_of(settings: DrafterConfig, seed: int = 0) -> Drafter:
     return drafter
 
 
-def batch_of(settings: DrafterConfig, rows: int = 2, length: int = 9, seed: int = 1) -> tuple[Batch, Tensor]:
+def batch_of(settings: DrafterConfig, rows: int = 2, length: int = 9, seed: int = 1) -> tuple[TrainingBatch, Tensor]:
     torch.manual_seed(seed)
     wide = settings.target_hidden_size
     counted = torch.rand(rows, length) < 0.7
     counted[-1, -2:] = False  # padding
-    batch = Batch(
+    batch = TrainingBatch(
         tokens=torch.randint(settings.vocab_size, (rows, length)),
-        counted=counted,
-        aux=torch.randn(rows, length, len(settings.aux_layer_ids) * wide, dtype=torch.float64),
-        final=torch.randn(rows, length, wide, dtype=torch.float64),
+        loss_mask=counted,
+        aux_hidden_states=torch.randn(rows, length, len(settings.aux_layer_ids) * wide, dtype=torch.float64),
+        final_hidden_states=torch.randn(rows, length, wide, dtype=torch.float64),
     )
     return batch, torch.randn(settings.vocab_size, wide, dtype=torch.float64)
 
@@ -79,14 +79,14 @@ class NaiveMemory:
         return scores.masked_fill(~visible, float("-inf")).softmax(-1) @ torch.cat(self.values, 2)
 
 
-def naive(drafter: Drafter, batch: Batch, teacher: Tensor, horizon: int, decay: float) -> tuple[Tensor, list[float], Tensor]:
+def naive(drafter: Drafter, batch: TrainingBatch, teacher: Tensor, horizon: int, decay: float) -> tuple[Tensor, list[float], Tensor]:
     """(weighted sum, columns counted per step, agreement [horizon, rows, columns]), one column at a time."""
     rows, length = batch.tokens.shape
-    memory, hidden = NaiveMemory(), drafter.fuse(batch.aux[:, :-1])
+    memory, hidden = NaiveMemory(), drafter.fuse_aux_hidden_states(batch.aux_hidden_states[:, :-1])
     total = torch.zeros((), dtype=torch.float64)
     counts = [0.0] * horizon
     agreed = torch.zeros(horizon, rows, length - 1, dtype=torch.bool)
-    kept = drafter.draft_tokens.tolist()
+    kept = drafter.draft_token_ids.tolist()
     for step in range(horizon):
         read = torch.zeros(rows, length - 1, dtype=torch.long)
         for t in range(length - 1):
@@ -96,9 +96,9 @@ def naive(drafter: Drafter, batch: Batch, teacher: Tensor, horizon: int, decay: 
         for row in range(rows):
             for t in range(length - 1):
                 predicted = t + 2 + step
-                if predicted >= length or not batch.counted[row, predicted]:
+                if predicted >= length or not batch.loss_mask[row, predicted]:
                     continue
-                full = teacher @ batch.final[row, t + 1 + step]
+                full = teacher @ batch.final_hidden_states[row, t + 1 + step]
                 logits = drafter.lm_head(normed[row, t])
                 agreed[step, row, t] = kept[int(logits.argmax())] == int(full.argmax())
                 if int(full.argmax()) not in kept:
@@ -113,8 +113,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "eagle3": {},
     "eagle3.1": {"fc_norm": True, "norm_output": True},
     "norm_before_fc": {"norm_before_fc": True, "norm_before_residual": True},
-    "qwen3": {"family": Family.QWEN3, "fc_norm": True, "norm_output": True},
-    "mla": {"family": Family.MLA, "mla": MLA, "fc_norm": True, "norm_output": True},
+    "qwen3": {"family": DrafterFamily.QWEN3, "fc_norm": True, "norm_output": True},
+    "mla": {"family": DrafterFamily.MLA, "mla": MLA, "fc_norm": True, "norm_output": True},
     "whole vocabulary": {"draft_vocab_size": 23},
 }
 
@@ -171,7 +171,7 @@ def test_without_gradients_the_figures_are_the_same() -> None:
 def test_a_batch_with_nothing_counted_has_loss_and_gradients_of_zero() -> None:
     settings = config()
     drafter, (batch, teacher) = drafter_of(settings), batch_of(settings)
-    batch = dataclasses.replace(batch, counted=torch.zeros_like(batch.counted))
+    batch = dataclasses.replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
     found = TrainingTimeTest(drafter, teacher, horizon=3)(batch)
     found.total.backward()
     assert found.total.item() == 0
@@ -220,11 +220,11 @@ def test_position_shifts_by_hand() -> None:
     final = torch.zeros(1, 5, 2)
     for place, token in enumerate([0, 0, 1, 1, 0]):
         final[0, place, token] = 40.0
-    batch = Batch(
+    batch = TrainingBatch(
         tokens=torch.tensor([[0, 1, 1, 0, 1]]),
-        counted=torch.tensor([[False, False, False, True, True]]),
-        aux=torch.zeros(1, 5, 1),
-        final=final,
+        loss_mask=torch.tensor([[False, False, False, True, True]]),
+        aux_hidden_states=torch.zeros(1, 5, 1),
+        final_hidden_states=final,
     )
     echo = Echo()
     found = TrainingTimeTest(echo, torch.eye(2), horizon=2, decay=0.5)(batch)  # type: ignore[arg-type]
@@ -241,7 +241,7 @@ def test_survival_counts_only_columns_whose_steps_are_all_counted() -> None:
     agreed = torch.ones(3, 1, 5, dtype=torch.bool)
     agreed[1, 0, 0] = False
     # Columns 0, 1 and 2 predict tokens 2, 3 and 4; with a second step only 0 and 1 stay inside, with a third only 0.
-    assert survival(agreed, counted).tolist() == [[3, 2, 1], [3, 2, 0], [3, 1, 0]]
+    assert count_surviving_columns(agreed, counted).tolist() == [[3, 2, 1], [3, 2, 0], [3, 1, 0]]
 
 
 def test_a_walk_goes_on_after_the_accepted_tokens_and_the_bonus() -> None:
@@ -251,14 +251,14 @@ def test_a_walk_goes_on_after_the_accepted_tokens_and_the_bonus() -> None:
     agreed[:2, 0, 1] = True  # drafts 3 and 4: both accepted, 5 is the bonus
     agreed[1, 0, 4] = True  # drafts 6: its first is refused, so the second does not help; 6 is emitted by verification
     agreed[:, 0, 5] = True  # drafts 7, 8, 9: all accepted, and the bonus would be beyond the end
-    assert walk(agreed, counted, 3) == (3 + 1 + 3, 3)
+    assert simulate_speculation(agreed, counted, 3) == (3 + 1 + 3, 3)
     # K = 1: drafts at 3 (4 the bonus), 5, 6 (its draft is refused), 7 (8 the bonus), 9
-    assert walk(agreed, counted, 1) == (2 + 1 + 1 + 2 + 1, 5)
+    assert simulate_speculation(agreed, counted, 1) == (2 + 1 + 1 + 2 + 1, 5)
 
 
 def test_tallies_add_up() -> None:
-    one = Tally(torch.arange(10, dtype=torch.float64).view(5, 2))
-    assert torch.equal((one + Tally.empty(2) + one).values, 2 * one.values)
+    one = TrainingMetrics(torch.arange(10, dtype=torch.float64).view(5, 2))
+    assert torch.equal((one + TrainingMetrics.zero(2) + one).sums, 2 * one.sums)
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # RMSNorm then takes its plain form
@@ -266,8 +266,8 @@ def test_tallies_add_up() -> None:
 def test_in_bfloat16_the_loss_is_about_the_same(variant: str) -> None:
     settings = config(**VARIANTS[variant])
     drafter, (batch, teacher) = drafter_of(settings).float(), batch_of(settings)
-    exact = Batch(batch.tokens, batch.counted, batch.aux.float(), batch.final.float())
-    rounded = Batch(batch.tokens, batch.counted, batch.aux.bfloat16(), batch.final.bfloat16())
+    exact = TrainingBatch(batch.tokens, batch.loss_mask, batch.aux_hidden_states.float(), batch.final_hidden_states.float())
+    rounded = TrainingBatch(batch.tokens, batch.loss_mask, batch.aux_hidden_states.bfloat16(), batch.final_hidden_states.bfloat16())
     expected = TrainingTimeTest(drafter, teacher.float(), horizon=4)(exact).total.item()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = TrainingTimeTest(drafter, teacher.bfloat16(), horizon=4)(rounded)
@@ -282,7 +282,7 @@ def test_the_order_of_the_draft_vocabulary_changes_nothing() -> None:
     drafter, other = drafter_of(settings), drafter_of(settings)
     order = torch.randperm(settings.draft_vocab_size)
     other.lm_head.weight.data = drafter.lm_head.weight.data[order]
-    other.d2t = drafter.draft_tokens[order] - torch.arange(settings.draft_vocab_size)
+    other.d2t = drafter.draft_token_ids[order] - torch.arange(settings.draft_vocab_size)
     batch, teacher = batch_of(settings, rows=8, length=20)
     expected, found = (TrainingTimeTest(one, teacher)(batch) for one in (drafter, other))
     assert expected.agreed.any()

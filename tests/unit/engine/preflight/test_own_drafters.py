@@ -10,8 +10,8 @@ import pytest
 from aerie.checkpoints import read_checkpoint_directory
 from aerie.engine.preflight import Severity, run_preflight
 from aerie_drafter import checkpoint
-from aerie_drafter.config import DrafterConfig, Family, MlaDims
-from aerie_drafter.export import Form, export
+from aerie_drafter.config import DrafterConfig, DrafterFamily, MlaDims
+from aerie_drafter.export import ExportFormat, export_checkpoint
 from aerie_drafter.model import Drafter
 
 SIZES: dict[str, Any] = {
@@ -31,22 +31,22 @@ MLA = MlaDims(kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_d
 KINDS: dict[str, dict[str, Any]] = {
     "eagle3": {"fc_norm": False, "norm_output": False},
     "eagle3.1": {},
-    "qwen3": {"family": Family.QWEN3},
-    "latent attention": {"family": Family.MLA, "mla": MLA, "num_key_value_heads": 4},
+    "qwen3": {"family": DrafterFamily.QWEN3},
+    "latent attention": {"family": DrafterFamily.MLA, "mla": MLA, "num_key_value_heads": 4},
     "draft vocabulary": {"draft_vocab_size": 128},
     "four layers": {"aux_layer_ids": (1, 2, 3, 6)},
 }
 
 
 # The speculators format has no latent attention.
-CASES = [(kind, form) for kind in KINDS for form in Form if (kind, form) != ("latent attention", Form.SPECULATORS)]
+CASES = [(kind, form) for kind in KINDS for form in ExportFormat if (kind, form) != ("latent attention", ExportFormat.SPECULATORS)]
 
 
 @pytest.mark.parametrize(("kind", "form"), CASES)
-def test_own_drafter_passes(small: Any, tmp_path: Path, kind: str, form: Form) -> None:
-    config = DrafterConfig(**{"family": Family.LLAMA, **SIZES, **KINDS[kind]})
-    checkpoint.save(tmp_path / "trained", Drafter(config), {"target": "example/target"}, embeddings=False)
-    export(tmp_path / "trained", tmp_path / "exported", form=form, embeddings=False)
+def test_own_drafter_passes(small: Any, tmp_path: Path, kind: str, form: ExportFormat) -> None:
+    config = DrafterConfig(**{"family": DrafterFamily.LLAMA, **SIZES, **KINDS[kind]})
+    checkpoint.save_checkpoint(tmp_path / "trained", Drafter(config), {"target": "example/target"}, include_embedding=False)
+    export_checkpoint(tmp_path / "trained", tmp_path / "exported", export_format=form, include_embedding=False)
     report = run_preflight(small.subject(drafter=read_checkpoint_directory(tmp_path / "exported")))
     bad = [finding.message for finding in report.findings if finding.severity in (Severity.REFUSE, Severity.WARN)]
     assert bad == []
