@@ -69,7 +69,7 @@ def fleet(name: str, replicas: int, drafter: str, surge: int = 2) -> dict[str, A
                 "podTemplate": {"metadata": {"annotations": {PROCESSLESS_ANNOTATION: "true", PROCESSLESS_LOAD_SECONDS_ANNOTATION: str(LOAD_S)}}, "spec": {}},
             },
             "drafter": {"source": source(f"example/{drafter}")},
-            "rollout": {"canary": {"ramp": [], "replicas": surge, "scaleDownDelay": "0s"}},
+            "rollout": {"canary": {"stepWeights": [], "replicas": surge, "scaleDownDelay": "0s"}},
         },
     }
 

@@ -81,7 +81,7 @@ class Sampling(Life):
         spec = resource["spec"]
         spec["drafter"]["source"]["huggingFace"] = SHOW.better_drafter
         spec["speculation"] |= speculation
-        spec["rollout"]["analysis"] |= {"goal": "Superior", "onInconclusive": "Rollback", "deadline": deadline}
+        spec["rollout"]["analysis"] |= {"goal": "Superior", "onInconclusive": "Rollback", "maxDuration": deadline}
         resource["metadata"]["annotations"] = {"aerie.dev/retry": deadline}
         self.say(f"kubectl apply: draft sampling {speculation.get('draftSampling', 'as the engine does')}")
         self.lab.kubectl("apply", "-f", "-", stdin=json.dumps(resource))

@@ -7,7 +7,7 @@
 | no_room_pending_hours        | of their pods without a node: what a cluster with an autoscaler would buy nodes for         |
 | no_room_gpu_hours            | of their pods beyond the replicas that had one                                              |
 | crash_trials, crash_gpu_hours | the same where the engines of K=5 end at once, in a cluster with spare GPUs                |
-| crash_account_hours          | what status.speculation.balance says of the latter                                          |
+| crash_account_hours          | what status.speculation.savings says of the latter                                          |
 | unasked_trials, unasked_gpu_hours | where nothing is written about tuning                                                  |
 
 What the condition Tuned says in the end is printed before.

@@ -59,7 +59,7 @@ def _acceptance_length_renderer(name: str) -> Callable[[Json], str]:
 
 def _find_drafting_comparison(status: Json) -> Json:
     """The comparison of what drafts give, while there is a canary that is compared."""
-    running = status.get("analysis") or {} if (status.get("canary") or {}).get("readyAt") else {}
+    running = status.get("analysis") or {} if (status.get("canary") or {}).get("readyTime") else {}
     judged = ("TokensPerStep", "AcceptanceLength")  # the latter stands first only where it decides
     return next((one for one in running.get("comparisons") or [] if one["metric"] in judged), {})
 

@@ -33,7 +33,7 @@ _RESERVED_FLAGS = {
     "--served-model-name": (f"--served{_FLAG_NAME_REST}", "the name belongs in spec.model.servedName"),
     "--speculative-config": (
         f"(--spec(u{_FLAG_NAME_REST}|[-_]{_FLAG_NAME_REST})?|-sc)",
-        "the drafter belongs in spec.drafter, K in spec.speculation.tokens",
+        "the drafter belongs in spec.drafter, K in spec.speculation.numSpeculativeTokens",
     ),
     "--host": (f"--hos{_FLAG_NAME_REST}", f"engines listen on the address of their pod, {_SERVICE_HINT}"),
     "--port": (f"--por{_FLAG_NAME_REST}", f"engines listen on a port that Aerie gives, {_SERVICE_HINT}"),
@@ -41,7 +41,7 @@ _RESERVED_FLAGS = {
     "--shutdown-timeout": (f"--shut{_FLAG_NAME_REST}", "it follows spec.engine.podTemplate.spec.terminationGracePeriodSeconds"),
     "--hf-token": (
         f"--hf[-_]t{_FLAG_NAME_REST}",
-        "a token does not belong on a command line, its Secret belongs in spec.engine.tokenSecret",
+        "a token does not belong on a command line, its Secret belongs in spec.engine.tokenSecretRef",
     ),
     "--config": (
         "--config",
@@ -182,8 +182,8 @@ class EngineSpec(ResourceModel):
                 is_missing_field=True,
             ),
             ValidationRule(
-                "!has(self.tokenSecret) || !has(self.env) || !self.env.exists(variable, variable.name == 'HF_TOKEN')",
-                "tokenSecret sets the variable HF_TOKEN, which env sets too: leave one of them out",
+                "!has(self.tokenSecretRef) || !has(self.env) || !self.env.exists(variable, variable.name == 'HF_TOKEN')",
+                "tokenSecretRef sets the variable HF_TOKEN, which env sets too: leave one of them out",
                 field_path=".env",
             ),
         )

@@ -34,9 +34,9 @@ class Spec(ResourceModel):
         json_schema_extra=schema_extra(
             ValidationRule(
                 f"{cel_any_malformed_duration('self.metrics.interval', 'self.rollout.analysis.block')} || "
-                "duration(self.metrics.interval) + duration(self.metrics.interval) <= duration(self.rollout.analysis.block)",
-                "metrics.interval is more than half of rollout.analysis.block, and a block is the difference of two readings at "
-                "least: shorten metrics.interval or lengthen rollout.analysis.block",
+                "duration(self.metrics.interval) + duration(self.metrics.interval) <= duration(self.rollout.analysis.blockDuration)",
+                "metrics.scrapeInterval is more than half of rollout.analysis.blockDuration, and a block is the difference of two readings at "
+                "least: shorten metrics.scrapeInterval or lengthen rollout.analysis.blockDuration",
                 field_path=".metrics.interval",
             ),
         )
@@ -49,7 +49,7 @@ class Spec(ResourceModel):
     engine: EngineSpec
     drafter: DrafterSpec | None = None
     """The small model that proposes tokens. Default: the first for the target in Aerie's catalog that is pinned to a commit,
-    EAGLE 3.1 before EAGLE 3; status.drafters names it, and it stays."""
+    EAGLE 3.1 before EAGLE 3; status.selectedDrafters names it, and it stays."""
     speculation: SpeculationSpec = SpeculationSpec()
     rollout: RolloutSpec = RolloutSpec()
     metrics: MetricsSpec = MetricsSpec()

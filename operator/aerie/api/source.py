@@ -94,8 +94,8 @@ class ImageSource(ResourceModel):
     """Folder with the model's files inside the image."""
 
 
-_EXACTLY_ONE_MESSAGE = "write exactly one of huggingFace, volumeClaim and image"
-_SOURCE_COUNT_CEL = "[has(self.huggingFace), has(self.volumeClaim), has(self.image)].filter(given, given).size()"
+_EXACTLY_ONE_MESSAGE = "write exactly one of huggingFace, persistentVolumeClaim and image"
+_SOURCE_COUNT_CEL = "[has(self.huggingFace), has(self.persistentVolumeClaim), has(self.image)].filter(given, given).size()"
 
 
 class ModelSource(ResourceModel):

@@ -71,13 +71,13 @@ class TuningSpec(ResourceModel):
     mode: Literal["Auto", "Recommend", "Off"] = "Recommend"
     """Auto: a setting that the model of the engine's steps finds better is proven by a canary and then kept; writing it grants
     the canaries their pods, which with rollout.canary.capacity Surge come on top of spec.replicas. Recommend: it is shown in the
-    status only; what is in force stays, and no pod is made. Off: spec.speculation.tokens stands, and what was chosen before is
+    status only; what is in force stays, and no pod is made. Off: spec.speculation.numSpeculativeTokens stands, and what was chosen before is
     taken back by a rollout."""
     max_speculative_tokens: Annotated[int, Field(ge=1, le=MAX_SPECULATIVE_TOKENS)] = 7
-    """Most tokens per step that tuning may choose; not below spec.speculation.tokens. What it has chosen beyond that is void at
+    """Most tokens per step that tuning may choose; not below spec.speculation.numSpeculativeTokens. What it has chosen beyond that is void at
     once. Without effect in mode Off."""
     when_zero: Literal["Keep", "Try"] = "Keep"
-    """What happens where spec.speculation.tokens is 0. Keep: no canary drafts, and nothing is recommended. Try: tuning may try
+    """What happens where spec.speculation.numSpeculativeTokens is 0. Keep: no canary drafts, and nothing is recommended. Try: tuning may try
     drafts, beginning with no speculation; spec.drafter has to be named for that."""
     traffic_sampling: Literal["Greedy", "Sampled"] | None = None
     """What most requests are: Greedy, with temperature 0, or Sampled, with one above. vLLM has no metric that says it. Where it
@@ -102,11 +102,11 @@ class SpeculationSpec(ResourceModel):
     model_config = ConfigDict(
         json_schema_extra=schema_extra(
             ValidationRule(
-                "self.tuning.mode == 'Off' || self.tuning.maxTokens >= self.tokens",
-                "tuning.maxTokens is below tokens: raise tuning.maxTokens or lower tokens",
-                "'tuning.maxTokens is %d, below tokens, which is %d: raise tuning.maxTokens or lower tokens'"
-                ".format([self.tuning.maxTokens, self.tokens])",
-                ".tuning.maxTokens",
+                "self.tuning.mode == 'Off' || self.tuning.maxSpeculativeTokens >= self.tokens",
+                "tuning.maxSpeculativeTokens is below tokens: raise tuning.maxSpeculativeTokens or lower tokens",
+                "'tuning.maxSpeculativeTokens is %d, below tokens, which is %d: raise tuning.maxSpeculativeTokens or lower tokens'"
+                ".format([self.tuning.maxSpeculativeTokens, self.tokens])",
+                ".tuning.maxSpeculativeTokens",
             )
         )
     )

@@ -44,11 +44,11 @@ RESERVED_FLAGS = (
     ReservedFlags(("--served-model-name",), "the name belongs in spec.model.servedName"),
     ReservedFlags(
         ("--speculative-config", "--spec-method", "--spec-model", "--spec-tokens"),
-        "the drafter belongs in spec.drafter, the number of tokens in spec.speculation.tokens",
+        "the drafter belongs in spec.drafter, the number of tokens in spec.speculation.numSpeculativeTokens",
     ),
     ReservedFlags(("--host", "--port", "--uds"), _LISTEN_ADDRESS_HINT),
     ReservedFlags(("--shutdown-timeout",), "it follows spec.engine.podTemplate.spec.terminationGracePeriodSeconds"),
-    ReservedFlags(("--hf-token",), "a token does not belong on a command line, its Secret belongs in spec.engine.tokenSecret"),
+    ReservedFlags(("--hf-token",), "a token does not belong on a command line, its Secret belongs in spec.engine.tokenSecretRef"),
     ReservedFlags(
         ("--config",), "Aerie does not see what is in a file of the pod, its flags belong in spec.engine.args one by one"
     ),

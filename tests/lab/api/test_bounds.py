@@ -21,14 +21,14 @@ DURATIONS = [
     ("speculation.tuning.interval", "10s", "24h", "25h", "12h"),
     ("speculation.tuning.cooldown", "0s", "168h", "169h", "0s"),
     ("speculation.tuning.history", "1m", "168h", "169h", "168h"),
-    ("rollout.canary.rampHold", "0s", "24h", "24h1ms", "24h"),
+    ("rollout.canary.stepDuration", "0s", "24h", "24h1ms", "24h"),
     ("rollout.canary.scaleDownDelay", "0s", "24h", "24h1ms", "24h"),
-    ("rollout.analysis.block", "2s", "1h", "61m", "30s"),
-    ("rollout.analysis.warmup", "0s", "24h", "25h", "0s"),
-    ("rollout.analysis.soak", "0s", "168h", "169h", "0s"),
-    ("rollout.analysis.deadline", "1m", "336h", "337h", "336h"),
+    ("rollout.analysis.blockDuration", "2s", "1h", "61m", "30s"),
+    ("rollout.analysis.warmupDuration", "0s", "24h", "25h", "0s"),
+    ("rollout.analysis.minDuration", "0s", "168h", "169h", "0s"),
+    ("rollout.analysis.maxDuration", "1m", "336h", "337h", "336h"),
     ("rollout.progressDeadline", "1m", "24h", "59s", "1m"),
-    ("metrics.interval", "1s", "5m", "999ms", "1s"),
+    ("metrics.scrapeInterval", "1s", "5m", "999ms", "1s"),
 ]
 
 
@@ -42,10 +42,10 @@ def test_an_amount_below_0_is_refused_as_a_number_too(offer: Offer, path: str, a
     offer({path: 0 if whole else {"nvidia.com/gpu": 0}})
 
 
-@pytest.mark.parametrize("given", [{"accept": ["c2"]}, {"accept": ["C0"]}, {"accept": ["C123"]}, {"mode": "Never"}])
+@pytest.mark.parametrize("given", [{"acceptedChecks": ["c2"]}, {"acceptedChecks": ["C0"]}, {"acceptedChecks": ["C123"]}, {"mode": "Never"}])
 def test_what_preflight_may_hold_back(offer: Offer, given: Changes) -> None:
     refusal(offer, {"rollout.preflight": given})
-    offer({"rollout.preflight": {"mode": "Warn", "accept": ["C2", "C29"]}})
+    offer({"rollout.preflight": {"mode": "Warn", "acceptedChecks": ["C2", "C29"]}})
 
 
 def refusal(offer: Offer, changes: Changes) -> str:
@@ -69,25 +69,25 @@ def test_a_duration(offer: Offer, path: str, shortest: str, longest: str, beyond
     ("changes", "says", "taken"),
     [
         (
-            {"speculation.tokens": 16},
-            "spec.speculation.tokens in body should be less than or equal to 15",
-            {"speculation": {"tokens": 15, "tuning": {"maxTokens": 15}}},
+            {"speculation.numSpeculativeTokens": 16},
+            "spec.speculation.numSpeculativeTokens in body should be less than or equal to 15",
+            {"speculation": {"numSpeculativeTokens": 15, "tuning": {"maxSpeculativeTokens": 15}}},
         ),
         (
-            {"speculation.tuning.maxTokens": 16},
-            "spec.speculation.tuning.maxTokens in body should be less than or equal to 15",
-            {"speculation.tuning.maxTokens": 15},
+            {"speculation.tuning.maxSpeculativeTokens": 16},
+            "spec.speculation.tuning.maxSpeculativeTokens in body should be less than or equal to 15",
+            {"speculation.tuning.maxSpeculativeTokens": 15},
         ),
         ({"speculation.tuning.mode": "On"}, 'supported values: "Auto", "Recommend", "Off"', {"speculation.tuning.mode": "Off"}),
         (
-            {"rollout.canary.ramp": [0, 50]},
+            {"rollout.canary.stepWeights": [0, 50]},
             "spec.rollout.canary.ramp[0] in body should be greater than or equal to 1",
-            {"rollout.canary.ramp": [1, 99]},
+            {"rollout.canary.stepWeights": [1, 99]},
         ),
         (
-            {"rollout.canary.ramp": [50, 100]},
+            {"rollout.canary.stepWeights": [50, 100]},
             "spec.rollout.canary.ramp[1] in body should be less than or equal to 99",
-            {"rollout.canary.ramp": [50, 99]},
+            {"rollout.canary.stepWeights": [50, 99]},
         ),
         (
             {"rollout.traffic": {"mode": "Gateway", "gateway": {"parentRefs": []}}},
@@ -148,6 +148,6 @@ def test_the_server_and_python_agree_on_what_a_duration_is(offer: Offer, text: s
     try:
         duration.parse_duration(text)
     except ValueError:
-        assert NO_DURATION in refusal(offer, {"rollout.canary.rampHold": text})
+        assert NO_DURATION in refusal(offer, {"rollout.canary.stepDuration": text})
     else:
-        assert offer({"rollout.canary.rampHold": text})["spec"]["rollout"]["canary"]["rampHold"] == text
+        assert offer({"rollout.canary.stepDuration": text})["spec"]["rollout"]["canary"]["stepDuration"] == text

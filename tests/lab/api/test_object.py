@@ -40,8 +40,8 @@ def test_the_server_stores_the_defaults_of_the_models(chat: dict[str, Any], leas
 def test_a_part_that_is_given_gets_the_defaults_of_the_rest(offer: Offer) -> None:
     rollout = offer({"rollout": {"analysis": {"block": "1m"}}})["spec"]["rollout"]
     assert rollout["analysis"]["block"] == "1m"
-    assert rollout["analysis"]["deadline"] == "4h"
-    assert rollout["canary"]["ramp"] == [25, 50]
+    assert rollout["analysis"]["maxDuration"] == "4h"
+    assert rollout["canary"]["stepWeights"] == [25, 50]
     assert rollout["progressDeadline"] == "30m"
 
 

@@ -40,7 +40,7 @@ class Case:
 
 
 def claim(path: str) -> Changes:
-    return {"model.source": {"volumeClaim": {"claimName": "models", "path": path}}}
+    return {"model.source": {"persistentVolumeClaim": {"claimName": "models", "path": path}}}
 
 
 def image(reference: str = f"registry.example/llama@{DIGEST}", path: str = "/") -> Changes:
@@ -67,10 +67,10 @@ CASES = [
     # -- what preflight lets pass, and amounts
     Case(
         "no check's id",
-        {"rollout.preflight": {"accept": ["c2"]}},
+        {"rollout.preflight": {"acceptedChecks": ["c2"]}},
         "spec.rollout.preflight.accept[0]",
         "write the id of a check, such as C2; docs/preflight.md lists them",
-        {"rollout.preflight": {"accept": ["C2"]}},
+        {"rollout.preflight": {"acceptedChecks": ["C2"]}},
     ),
     Case(
         "an amount below 0",
@@ -84,15 +84,15 @@ CASES = [
         "two sources",
         {"model.source.image": {"reference": f"registry.example/llama@{DIGEST}"}},
         "spec.model.source",
-        "write exactly one of huggingFace, volumeClaim and image, not 2 of them",
+        "write exactly one of huggingFace, persistentVolumeClaim and image, not 2 of them",
         {},
     ),
     Case(
         "no source",
         {"drafter": {"source": {}}},
         "spec.drafter.source",
-        "write exactly one of huggingFace, volumeClaim and image, not 0 of them",
-        {"drafter": {"source": {"volumeClaim": {"claimName": "models"}}}},
+        "write exactly one of huggingFace, persistentVolumeClaim and image, not 0 of them",
+        {"drafter": {"source": {"persistentVolumeClaim": {"claimName": "models"}}}},
     ),
     Case(
         "branch as revision",
@@ -105,14 +105,14 @@ CASES = [
     Case(
         "claim path from the root",
         claim("/llama"),
-        "spec.model.source.volumeClaim.path",
+        "spec.model.source.persistentVolumeClaim.path",
         "write the folder relative to the root of the claim, without .., such as models/llama-3.1-8b",
         claim("llama"),
     ),
     Case(
         "claim path upwards",
         claim("llama/../.."),
-        "spec.model.source.volumeClaim.path",
+        "spec.model.source.persistentVolumeClaim.path",
         "write the folder relative to the root of the claim, without .., such as models/llama-3.1-8b",
         claim("llama/..hidden"),
     ),
@@ -184,10 +184,10 @@ CASES = [
     ),
     Case(
         "two values for HF_TOKEN",
-        {"engine.tokenSecret": {"name": "hub"}, "engine.env": [{"name": "HF_TOKEN", "value": "hf_1"}]},
+        {"engine.tokenSecretRef": {"name": "hub"}, "engine.env": [{"name": "HF_TOKEN", "value": "hf_1"}]},
         "spec.engine.env",
-        "tokenSecret sets the variable HF_TOKEN, which env sets too: leave one of them out",
-        {"engine.tokenSecret": {"name": "hub"}, "engine.env": [{"name": "HF_HUB_OFFLINE", "value": "1"}]},
+        "tokenSecretRef sets the variable HF_TOKEN, which env sets too: leave one of them out",
+        {"engine.tokenSecretRef": {"name": "hub"}, "engine.env": [{"name": "HF_HUB_OFFLINE", "value": "1"}]},
     ),
     # -- podTemplate
     Case(
@@ -235,18 +235,18 @@ CASES = [
     ),
     # -- speculation
     Case(
-        "maxTokens below tokens",
-        {"speculation.tokens": 5, "speculation.tuning.maxTokens": 4},
-        "spec.speculation.tuning.maxTokens",
-        "tuning.maxTokens is 4, below tokens, which is 5: raise tuning.maxTokens or lower tokens",
-        {"speculation.tokens": 5, "speculation.tuning.maxTokens": 5},
+        "maxSpeculativeTokens below tokens",
+        {"speculation.numSpeculativeTokens": 5, "speculation.tuning.maxSpeculativeTokens": 4},
+        "spec.speculation.tuning.maxSpeculativeTokens",
+        "tuning.maxSpeculativeTokens is 4, below tokens, which is 5: raise tuning.maxSpeculativeTokens or lower tokens",
+        {"speculation.numSpeculativeTokens": 5, "speculation.tuning.maxSpeculativeTokens": 5},
     ),
     Case(
-        "maxTokens below tokens, only recommended",
-        {"speculation.tokens": 8, "speculation.tuning.mode": "Recommend"},
-        "spec.speculation.tuning.maxTokens",
-        "tuning.maxTokens is 7, below tokens, which is 8: raise tuning.maxTokens or lower tokens",
-        {"speculation.tokens": 8, "speculation.tuning.mode": "Off"},
+        "maxSpeculativeTokens below tokens, only recommended",
+        {"speculation.numSpeculativeTokens": 8, "speculation.tuning.mode": "Recommend"},
+        "spec.speculation.tuning.maxSpeculativeTokens",
+        "tuning.maxSpeculativeTokens is 7, below tokens, which is 8: raise tuning.maxSpeculativeTokens or lower tokens",
+        {"speculation.numSpeculativeTokens": 8, "speculation.tuning.mode": "Off"},
     ),
     Case(
         "empty objective",
@@ -266,27 +266,27 @@ CASES = [
     # -- rollout
     Case(
         "ramp falls",
-        {"rollout.canary.ramp": [50, 25]},
-        "spec.rollout.canary.ramp",
+        {"rollout.canary.stepWeights": [50, 25]},
+        "spec.rollout.canary.stepWeights",
         "the shares [50, 25] do not rise: write each larger than the one before, such as [25, 50]; the last step to 100 needs no "
         "entry",
-        {"rollout.canary.ramp": [25, 50, 75]},
+        {"rollout.canary.stepWeights": [25, 50, 75]},
     ),
     Case(
         "ramp stands still",
-        {"rollout.canary.ramp": [25, 25]},
-        "spec.rollout.canary.ramp",
+        {"rollout.canary.stepWeights": [25, 25]},
+        "spec.rollout.canary.stepWeights",
         "the shares [25, 25] do not rise: write each larger than the one before, such as [25, 50]; the last step to 100 needs no "
         "entry",
-        {"rollout.canary.ramp": []},
+        {"rollout.canary.stepWeights": []},
     ),
     Case(
         "soak beyond the deadline",
-        {"rollout.analysis": {"soak": "3h56m"}},
-        "spec.rollout.analysis.soak",
+        {"rollout.analysis": {"minDuration": "3h56m"}},
+        "spec.rollout.analysis.minDuration",
         "warmup (5m) and soak (3h56m) together are longer than deadline (4h), so no canary could ever be accepted: raise "
         "deadline, or shorten soak or warmup",
-        {"rollout.analysis": {"soak": "3h55m"}},
+        {"rollout.analysis": {"minDuration": "3h55m"}},
     ),
     Case(
         "blocks beyond the deadline",
@@ -359,18 +359,18 @@ CASES = [
     ),
     Case(
         "no id of a check",
-        {"rollout.preflight.accept": ["C2", "c2"]},
+        {"rollout.preflight.acceptedChecks": ["C2", "c2"]},
         "spec.rollout.preflight.accept[1]",
         "write the id of a check, such as C2; docs/preflight.md lists them",
-        {"rollout.preflight.accept": ["C2", "C29"]},
+        {"rollout.preflight.acceptedChecks": ["C2", "C29"]},
     ),
     Case(
         "interval too long for a block",
-        {"metrics.interval": "61s"},
-        "spec.metrics.interval",
-        "metrics.interval is more than half of rollout.analysis.block, and a block is the difference of two readings at least: "
-        "shorten metrics.interval or lengthen rollout.analysis.block",
-        {"metrics.interval": "1m"},
+        {"metrics.scrapeInterval": "61s"},
+        "spec.metrics.scrapeInterval",
+        "metrics.scrapeInterval is more than half of rollout.analysis.blockDuration, and a block is the difference of two readings at least: "
+        "shorten metrics.scrapeInterval or lengthen rollout.analysis.blockDuration",
+        {"metrics.scrapeInterval": "1m"},
     ),
     *(
         Case(
@@ -416,7 +416,7 @@ FLAGS = [
         "--speculative-config",
         ["--speculative-config={}", "--speculative_config", "--speculative-config.method=ngram", "--spec-method", "-sc"],
         "--specialize-active-lora",
-        "the drafter belongs in spec.drafter, K in spec.speculation.tokens",
+        "the drafter belongs in spec.drafter, K in spec.speculation.numSpeculativeTokens",
     ),
     ("--host", ["--host=0.0.0.0", "--host"], "--hf-overrides={}", f"engines listen on the address of their pod, {IN_POD}"),
     ("--port", ["--port=80", "--port", "--por"], "--pooler-config={}", f"engines listen on a port that Aerie gives, {IN_POD}"),
@@ -431,7 +431,7 @@ FLAGS = [
         "--hf-token",
         ["--hf-token=hf_1", "--hf_tok"],
         "--hf-config-path=x",
-        "a token does not belong on a command line, its Secret belongs in spec.engine.tokenSecret",
+        "a token does not belong on a command line, its Secret belongs in spec.engine.tokenSecretRef",
     ),
     (
         "--config",
@@ -481,7 +481,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
         "suffix_decoding_min_token_prob": 0.1,
     },
     "it belongs in spec.speculation.draftSampling": {"draft_sample_method": "probabilistic"},
-    "it belongs in spec.speculation.tokens": {"num_speculative_tokens": 3},
+    "it belongs in spec.speculation.numSpeculativeTokens": {"num_speculative_tokens": 3},
     "it belongs in spec.drafter.method": {"method": "eagle3"},
     "it belongs in spec.drafter.source": {"model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"},
     "it belongs in spec.drafter.source.huggingFace.revision": {"revision": COMMIT},

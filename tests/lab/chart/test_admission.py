@@ -112,12 +112,12 @@ def test_the_role_alone_says_no_pods_and_all_the_rest(team: Namespace) -> None:
     for what in (
         {"engine": {"podTemplate": {"spec": {"serviceAccountName": "admin"}}}},
         {"engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "theirs", "key": "a"}}}]}},
-        {"model": {"source": {"huggingFace": None, "volumeClaim": {"claimName": "theirs"}}}},
-        {"drafter": {"source": {"volumeClaim": {"claimName": "theirs"}}}},
+        {"model": {"source": {"huggingFace": None, "persistentVolumeClaim": {"claimName": "theirs"}}}},
+        {"drafter": {"source": {"persistentVolumeClaim": {"claimName": "theirs"}}}},
     ):
         with pytest.raises(LabError, match="may create neither Deployments nor pods"):
             patch(team, WRITER, **what)
-    patch(team, WRITER, replicas=2, speculation={"tokens": 2}, rollout={"canary": {"replicas": 2}})
+    patch(team, WRITER, replicas=2, speculation={"numSpeculativeTokens": 2}, rollout={"canary": {"replicas": 2}})
     team.kubectl("scale", "specdep", "chat", f"--as={WRITER}", "--replicas=4")
     team.kubectl("annotate", "specdep", "chat", f"--as={WRITER}", "aerie.dev/promote=abc")
     team.kubectl("delete", "specdep", "chat", f"--as={WRITER}")

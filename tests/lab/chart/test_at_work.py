@@ -57,8 +57,8 @@ def test_the_operator_works_with_its_rights_and_its_catalog(
         (owner,) = job["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"], owner["controller"]) == ("SpeculativeDeployment", chat["metadata"]["uid"], True)
         assert images(job["spec"]["template"]) == images(pod)
-        (drafter,) = chat["status"]["drafters"]
-        assert (drafter["target"], drafter["repo"], drafter["kind"], drafter["used"]) == ("a/b", "a/c", "EAGLE 3.1", False)
+        (drafter,) = chat["status"]["selectedDrafters"]
+        assert (drafter["target"], drafter["repo"], drafter["kind"], drafter["inUse"]) == ("a/b", "a/c", "EAGLE 3.1", False)
         read = namespace.get("configmap", job["metadata"]["name"])["data"]["resource.json"]
         assert json.loads(read)["spec"]["drafter"]["source"]["huggingFace"]["repo"] == "a/c"
         if scope == "all":

@@ -370,7 +370,7 @@ def light() -> Callable[..., dict[str, Any]]:
                 "model": image("target"),
                 "drafter": image(drafter),
                 "engine": engine,
-                "rollout": {"canary": {"ramp": [], "scaleDownDelay": "0s"}},
+                "rollout": {"canary": {"stepWeights": [], "scaleDownDelay": "0s"}},
                 **spec,
             },
         }

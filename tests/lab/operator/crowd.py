@@ -25,7 +25,7 @@ class Crowd:
     def document(self, number: int, drafter: str) -> Object:
         undecided: Object = {"analysis": SHORT | {"onInconclusive": "Rollback"}} if self.way(number) == "undecided" else {}
         node = f"node-{1 + number % 2}"
-        return resource(f"crowd-{number}", drafter, node=node, canary={"ramp": [50], "rampHold": "1s"}, **undecided)
+        return resource(f"crowd-{number}", drafter, node=node, canary={"stepWeights": [50], "stepDuration": "1s"}, **undecided)
 
     @staticmethod
     def way(number: int) -> str:

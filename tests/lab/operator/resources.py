@@ -46,7 +46,7 @@ def resource(
         run["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
     # Pods that run nothing are looked at less often.
     interval, block, blocks = ("1s", "2s", 5) if simulator is not None else ("10s", "20s", 2)
-    quick = {"warmup": "1s", "block": block, "minBlocks": blocks, "soak": "2s", "deadline": "1h"}
+    quick = {"warmupDuration": "1s", "block": block, "minBlocks": blocks, "minDuration": "2s", "maxDuration": "1h"}
     quick |= {"margin": 0.05, "failureMargin": 0.1}
     return {
         "apiVersion": "aerie.dev/v1alpha1",
@@ -58,9 +58,9 @@ def resource(
             "drafter": image(drafter),
             "engine": run,
             # So long that a slow machine does not fail them: what is compared here is the drafters.
-            "speculation": {"tokens": 3, "tuning": {"slo": {"timePerOutputToken": "10s", "timeToFirstToken": "30s"}}},
+            "speculation": {"numSpeculativeTokens": 3, "tuning": {"slo": {"timePerOutputToken": "10s", "timeToFirstToken": "30s"}}},
             "rollout": {
-                "canary": {"ramp": [], "rampHold": "0s", "scaleDownDelay": "0s", **(canary or {})},
+                "canary": {"stepWeights": [], "stepDuration": "0s", "scaleDownDelay": "0s", **(canary or {})},
                 "analysis": quick | (analysis or {}),
                 **rollout,
             },
@@ -75,8 +75,8 @@ FROZEN = BUSY.replace("{", '{"lie": "frozen", ', 1)
 IDLE = '{"startup_seconds": 0.5}'
 GONE = IDLE.replace("{", '{"lie": "gone", ', 1)
 BUSY_GONE = BUSY.replace("{", '{"lie": "gone", ', 1)
-LONG = {"warmup": "10m"}
-SHORT = {"deadline": "1m"}
+LONG = {"warmupDuration": "10m"}
+SHORT = {"maxDuration": "1m"}
 
 
 def revision_of(document: Object) -> str:

@@ -65,7 +65,7 @@ async def turned_down_in_analysis(case: Case) -> None:
 
 @scenario
 async def promoted_by_a_person_through_a_ramp(case: Case) -> None:
-    ramp = {"ramp": [25, 50], "rampHold": "1s"}
+    ramp = {"stepWeights": [25, 50], "stepDuration": "1s"}
     await case.first(resource(case.name, replicas=4, canary=ramp))
     await case.apply(resource(case.name, "eagle31", replicas=4, canary=ramp))
     await case.say(promote=await case.phase("Analyzing"))
@@ -102,7 +102,7 @@ async def node_lost_in_mid_analysis(case: Case) -> None:
 
 @scenario
 async def turned_down_in_the_ramp(case: Case) -> None:
-    hold = {"ramp": [50], "rampHold": "1h"}
+    hold = {"stepWeights": [50], "stepDuration": "1h"}
     await case.first(resource(case.name, replicas=2, canary=hold))
     await case.apply(accepted(resource(case.name, "eagle31", replicas=2, canary=hold)))
     revision = await case.phase("Ramping")
@@ -113,7 +113,7 @@ async def turned_down_in_the_ramp(case: Case) -> None:
 
 @scenario
 async def pods_of_the_ramp_wait_for_room(case: Case) -> None:
-    ramp = {"ramp": [50], "rampHold": "0s"}
+    ramp = {"stepWeights": [50], "stepDuration": "0s"}
     await case.first(resource(case.name, replicas=2, canary=ramp))
     await case.apply(accepted(resource(case.name, "eagle31", replicas=2, gated=True, canary=ramp, progressDeadline="1m")))
     await case.open(await case.phase("Starting"))
@@ -165,7 +165,7 @@ async def two_changes_in_a_row(case: Case) -> None:
 
 @scenario
 async def reverted_in_the_ramp(case: Case) -> None:
-    hold = {"ramp": [50], "rampHold": "1h"}
+    hold = {"stepWeights": [50], "stepDuration": "1h"}
     before = resource(case.name, replicas=2, canary=hold)
     await case.first(before)
     await case.apply(accepted(resource(case.name, "eagle31", replicas=2, canary=hold)))
@@ -177,7 +177,7 @@ async def reverted_in_the_ramp(case: Case) -> None:
 
 @scenario
 async def reuse_with_exactly_enough_gpus(case: Case) -> None:
-    ramp = {"capacity": "Reuse", "ramp": [50], "rampHold": "1s"}
+    ramp = {"capacity": "Reuse", "stepWeights": [50], "stepDuration": "1s"}
     await case.first(resource(case.name, replicas=4, gpus=2, canary=ramp))  # all eight of the node
     await case.apply(accepted(resource(case.name, "eagle31", replicas=4, gpus=2, canary=ramp)))
     await case.ended("Promoted", drafter="eagle31")
@@ -203,7 +203,7 @@ async def kept_until_its_delay_is_over(case: Case) -> None:
 
 @scenario
 async def autoscaler_in_mid_rollout(case: Case) -> None:
-    hold = {"ramp": [50], "rampHold": "1h"}
+    hold = {"stepWeights": [50], "stepDuration": "1h"}
     await case.first(resource(case.name, replicas=2, canary=hold))
     await case.apply(resource(case.name, "eagle31", replicas=2, canary=hold))
     revision = await case.phase("Analyzing")
@@ -216,7 +216,7 @@ async def autoscaler_in_mid_rollout(case: Case) -> None:
     await case.until(lambda _: case.canary.get("readyReplicas") == 4, "and of six")
     await case.scale(3)
     await case.until(lambda _: case.canary.get("readyReplicas") == 3, "it has shrunk with the fleet")
-    quick = {"ramp": [50], "rampHold": "0s"}
+    quick = {"stepWeights": [50], "stepDuration": "0s"}
     await case.apply(accepted(resource(case.name, "eagle31", replicas=3, canary=quick)))
     await case.ended("Promoted", drafter="eagle31")
 
@@ -265,7 +265,7 @@ async def measured(case: Case, drafter: str, *, simulator: str = BUSY, first: st
 
 @scenario
 async def better_drafter(case: Case) -> None:
-    ramp = {"control": "Fresh", "ramp": [50], "rampHold": "1s"}
+    ramp = {"control": "Fresh", "stepWeights": [50], "stepDuration": "1s"}
     await case.first(resource(case.name, replicas=2, simulator=BUSY, canary=ramp))
     await case.apply(resource(case.name, "better", replicas=2, simulator=BUSY, canary=ramp))
     await case.ended("Promoted", drafter="better", words="certainly above")
@@ -360,7 +360,7 @@ async def metrics_are_gone_and_then_no_numbers(case: Case) -> None:
 
 @scenario
 async def promoted_by_a_person_and_worse_in_ramp(case: Case) -> None:
-    await measured(case, "worse", replicas=2, canary={"ramp": [50], "rampHold": "1h"}, word=True)
+    await measured(case, "worse", replicas=2, canary={"stepWeights": [50], "stepDuration": "1h"}, word=True)
     await case.ended("RolledBack", drafter="eagle3", words="certainly at most")
 
 
@@ -374,7 +374,7 @@ async def promoted_by_a_person_worse_in_promotion(case: Case) -> None:
 
 @scenario
 async def metrics_are_no_numbers_in_the_ramp(case: Case) -> None:
-    await measured(case, "better", first=IDLE, simulator=IDLE, canary={"ramp": [50], "rampHold": "1h"}, replicas=2, word=True)
+    await measured(case, "better", first=IDLE, simulator=IDLE, canary={"stepWeights": [50], "stepDuration": "1h"}, replicas=2, word=True)
     await case.phase("Ramping")
     await case.lie("nan")
     await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")

@@ -43,14 +43,14 @@ def resource(host: str, drafter: str) -> dict[str, Any]:
                 "podTemplate": {"spec": {"containers": [quick]}},
             },
             # So long that a slow machine does not fail them: what is compared here is the drafters.
-            "speculation": {"tokens": 3, "tuning": {"slo": {"timePerOutputToken": "10s", "timeToFirstToken": "30s"}}},
+            "speculation": {"numSpeculativeTokens": 3, "tuning": {"slo": {"timePerOutputToken": "10s", "timeToFirstToken": "30s"}}},
             "rollout": {
-                "canary": {"ramp": [50], "rampHold": "1s", "scaleDownDelay": "1h"},
+                "canary": {"stepWeights": [50], "stepDuration": "1s", "scaleDownDelay": "1h"},
                 "analysis": {
-                    "warmup": "1s",
+                    "warmupDuration": "1s",
                     "block": "2s",
-                    "soak": "10s",
-                    "deadline": "1h",
+                    "minDuration": "10s",
+                    "maxDuration": "1h",
                     "margin": 0.05,
                     "failureMargin": 0.1,
                 },
@@ -101,24 +101,24 @@ def test_a_worse_drafter_is_rolled_back_and_a_better_one_promoted_and_taken_back
         assert "certainly at most" in told["reason"]
         known = lengths({"analysis": told})
         assert known["estimate"] < known["upper"] <= 0
-        assert [told["drafter"], told["against"]] == ["models.example/worse", "models.example/eagle3"]
+        assert [told["drafter"], told["replacedDrafter"]] == ["models.example/worse", "models.example/eagle3"]
         wait_until(lambda: len(namespace.list_all("deployments")) == 1, "its pods are gone")
         assert engines(namespace, first) == served, "the stable pods serve throughout"
 
         trained = resource(host, "better")
-        trained["spec"]["rollout"]["analysis"]["soak"] = "40s"  # time to see it under way, and to kill its operator
+        trained["spec"]["rollout"]["analysis"]["minDuration"] = "40s"  # time to see it under way, and to kill its operator
         namespace.apply(trained)
         split = {"stable": 50, "canary": 25, "control": 25}
         status = specdep(lambda s: lengths(s)["blocks"] >= 3 and weights(s) == split, "three blocks are counted", PATIENCE)[
             "status"
         ]
-        better, began, blocks = status["canary"]["revision"], status["analysis"]["startedAt"], lengths(status)["blocks"]
+        better, began, blocks = status["canary"]["revision"], status["analysis"]["startTime"], lengths(status)["blocks"]
         judged = engines(namespace, better)
         assert judged
         assert inside.end(signal.SIGKILL) == -signal.SIGKILL
         inside.start()
         status = specdep(lambda s: s["stable"]["revision"] == better, "the better drafter is promoted", PATIENCE)["status"]
-        assert (status["analysis"]["startedAt"], status["analysis"]["verdict"]) == (began, "Promote")
+        assert (status["analysis"]["startTime"], status["analysis"]["verdict"]) == (began, "Promote")
         told = status["history"][0]
         assert told["result"] == "Promoted"
         assert "certainly above" in told["reason"]
@@ -166,7 +166,7 @@ def unasked(name: str, drafter: str) -> dict[str, Any]:
     """A resource that no client sends a request to, whose warm-up is long enough for the operator's own."""
     document = resource("", drafter)
     rollout = document["spec"]["rollout"] | {"traffic": {"mode": "Service"}}
-    rollout["analysis"] |= {"warmup": "20s", "block": "10s", "soak": "30m"}
+    rollout["analysis"] |= {"warmupDuration": "20s", "block": "10s", "minDuration": "30m"}
     return document | {"metadata": {"name": name}, "spec": document["spec"] | {"replicas": 1, "rollout": rollout}}
 
 

@@ -27,7 +27,7 @@ seconds for a pod."""
 
 
 def resource(light: Light, drafter: str, **spec: Any) -> Object:
-    document = light(drafter, replicas=FLEET, rollout={"canary": {"ramp": []}, "progressDeadline": f"{DEADLINE}s"}, **spec)
+    document = light(drafter, replicas=FLEET, rollout={"canary": {"stepWeights": []}, "progressDeadline": f"{DEADLINE}s"}, **spec)
     away = [
         {"key": f"node.kubernetes.io/{what}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}
         for what in ("not-ready", "unreachable")

@@ -85,7 +85,7 @@ def degraded(document: Object) -> tuple[str, str]:
 @pytest.mark.usefixtures("operator")
 @pytest.mark.timeout(900)
 def test_nothing_of_somebody_else_is_taken_over_whatever_its_kind(namespace: Namespace, light: Callable[..., Object]) -> None:
-    rollout = {"canary": {"ramp": [], "scaleDownDelay": "0s"}, "traffic": GATEWAY}
+    rollout = {"canary": {"stepWeights": [], "scaleDownDelay": "0s"}, "traffic": GATEWAY}
     made: dict[tuple[str, str], Object] = {}
     named: dict[str, tuple[str, str]] = {}
 

@@ -27,7 +27,7 @@ def test_a_canary_on_another_gpu_is_not_compared_by_time(namespace: Namespace, s
         for node in PRODUCTS:
             namespace.kubectl("label", "node", node, f"{LABEL}-")
     said = f"the canary's pods run on {PRODUCTS['node-2']} (1 pod), the control's on {PRODUCTS['node-1']} (1 pod)"
-    assert status["analysis"]["unlike"] == said
+    assert status["analysis"]["hardwareMismatch"] == said
     assert f"Latency is not compared: {said}" in status["analysis"]["reason"]
 
 

@@ -59,7 +59,7 @@ def chat(host: str, simulator: str, *, pods: int = 1, soak: str = "40s") -> Obje
         simulator=simulator,
         replicas=2 * pods,
         canary={"replicas": pods},
-        analysis={"soak": soak, "deadline": "10m", "onInconclusive": "Rollback"},
+        analysis={"minDuration": soak, "maxDuration": "10m", "onInconclusive": "Rollback"},
         traffic={"mode": "Gateway", "gateway": gateway},
         preflight={"mode": "Off"},
     )

@@ -76,8 +76,8 @@ def test_what_stable_pods_told_outlives_a_killed_operator_and_the_next_analysis_
         inside.start()
         namespace.apply(resource(host, "worse"))
         begun = specdep(lambda s: s.get("analysis"), "another drafter is analyzed", PATIENCE)["status"]["analysis"]
-    assert begun["historyBlocks"] >= FULL_TRUST_BATCHES * BLOCKS_PER_BATCH
-    assert 1 <= begun["inflation"] < 3
+    assert begun["calibrationBlocks"] >= FULL_TRUST_BATCHES * BLOCKS_PER_BATCH
+    assert 1 <= begun["varianceInflation"] < 3
     kept = written(namespace)
     assert kept is not None
     assert kept.blocks >= day.blocks, "nothing that was known is lost"

@@ -64,7 +64,7 @@ def test_from_a_resource_to_an_answer_with_its_figures_and_nothing_is_written_an
     namespace.apply(resource(rollout={"traffic": {"mode": "Gateway", "gateway": gateway}}, metrics={"interval": "1s"}))
     status = specdep(is_ready, "it is Ready")["status"]
     assert status["stable"]["drafter"] == "models.example/eagle31"
-    assert status["stable"]["setting"] == {"mode": "Static", "tokens": 3}
+    assert status["stable"]["setting"] == {"mode": "Static", "numSpeculativeTokens": 3}
     columns = namespace.kubectl("get", "specdep", "chat").splitlines()[1].split()
     assert columns[:4] == ["chat", "Ready", "models.example/eagle31", "3"]
     assert "acceptanceLength" not in status["stable"]
@@ -146,17 +146,17 @@ def test_a_spec_says_what_becomes_of_what_preflight_refuses(namespace: Namespace
     assert "C29" in preflight(status)["message"]
     assert namespace.list_all("deployments") == []
 
-    document["spec"]["rollout"] = {"preflight": {"accept": ["C21"]}}
+    document["spec"]["rollout"] = {"preflight": {"acceptedChecks": ["C21"]}}
     namespace.apply(document)
     generation = namespace.get("specdep", "chat")["metadata"]["generation"]
     status = specdep(lambda s: s.get("observedGeneration") == generation, "the spec is taken up")["status"]
     assert preflight(status)["status"] == "False"  # another finding than that which is accepted
 
-    document["spec"]["rollout"] = {"preflight": {"accept": ["C29"]}}
+    document["spec"]["rollout"] = {"preflight": {"acceptedChecks": ["C29"]}}
     namespace.apply(document)
     condition = preflight(specdep(is_ready, "what is accepted serves")["status"])
     assert (condition["status"], condition["reason"]) == ("True", "Accepted")
-    assert "accepted by spec.rollout.preflight.accept: C29" in condition["message"]
+    assert "accepted by spec.rollout.preflight.acceptedChecks: C29" in condition["message"]
     assert operator.process.poll() is None
 
 
@@ -180,7 +180,7 @@ def test_a_change_serves_before_the_old_pods_go_and_a_kill_in_between_changes_no
     namespace: Namespace, stopped: Any, specdep: Wait
 ) -> None:
     # Traffic is another test's; here a person says at once that the canary is good.
-    rollout = {"canary": {"control": "Stable", "ramp": [], "scaleDownDelay": "0s"}}
+    rollout = {"canary": {"control": "Stable", "stepWeights": [], "scaleDownDelay": "0s"}}
     stopped.start()
     namespace.apply(resource("eagle3", rollout=rollout))
     old = specdep(is_ready, "it is Ready")["status"]["stable"]["revision"]

@@ -189,7 +189,7 @@ def test_a_budget_of_the_users_own_has_room(
     namespace: Namespace, nursery: Any, light: Callable[..., dict[str, Any]], specdep: Wait
 ) -> None:
     nursery.start(namespace.name)
-    spec = {"replicas": 2, "rollout": {"disruption": {"maxUnavailable": "100%"}, "canary": {"ramp": [], "scaleDownDelay": "0s"}}}
+    spec = {"replicas": 2, "rollout": {"disruption": {"maxUnavailable": "100%"}, "canary": {"stepWeights": [], "scaleDownDelay": "0s"}}}
     namespace.apply(light(OLD, **spec))
     stable = specdep(lambda status: status.get("phase") == "Ready", "it serves")["status"]["stable"]["revision"]
     namespace.wait_until("pdb", f"chat-{stable}", lambda item: item["status"].get("disruptionsAllowed") == 2, "all may go")
@@ -198,7 +198,7 @@ def test_a_budget_of_the_users_own_has_room(
     namespace.wait_until("pdb", "mine", lambda item: item["status"].get("disruptionsAllowed") == 1, "it counts")
     with pytest.raises(LabError, match="more than one PodDisruptionBudget"):
         evict(namespace, pods(namespace, stable)[0])
-    spec["rollout"] = {"disruption": {"budget": "None"}, "canary": {"ramp": [], "scaleDownDelay": "0s"}}
+    spec["rollout"] = {"disruption": {"budget": "None"}, "canary": {"stepWeights": [], "scaleDownDelay": "0s"}}
     namespace.apply(light(OLD, **spec))
     namespace.wait_until_deleted("pdb", f"chat-{stable}")
     evict(namespace, pods(namespace, stable)[0])

@@ -61,11 +61,11 @@ def tuned(name: str, mode: str, engine: str, *, cooldown: str = "0s", **more: An
         simulator=engine,
         replicas=2,
         canary={"capacity": "Reuse", "control": "Stable"},
-        analysis={"block": "4s", "deadline": "5m"},
+        analysis={"block": "4s", "maxDuration": "5m"},
         **more,
     )
     spec = made["spec"]
-    spec["speculation"]["tuning"] = {"mode": mode, "interval": "10s", "cooldown": cooldown, "history": "90s"}
+    spec["speculation"]["tuning"] = {"mode": mode, "interval": "10s", "cooldownDuration": cooldown, "history": "90s"}
     spec["model"]["servedName"] = "chat"
     spec["metrics"]["interval"] = "2s"
     spec["engine"]["args"] = ["--enforce-eager"]
@@ -101,36 +101,36 @@ def test_settings_are_proven_or_only_shown_or_taken_back(namespace: Namespace, i
             found = status("load", lambda s: trials(s) and trials(s)[0]["result"] == "Promoted", "a change is proven")
             proven = trials(found)[0]
             chosen = status("load", lambda s: s.get("phase") == "Ready" and chosen_of(s), "the proven setting serves")
-            assert proven["was"] == {"mode": "Static", "tokens": 3}
-            assert chosen["speculation"]["chosen"]["setting"] == chosen["stable"]["setting"]
-            assert proven["tried"] != proven["was"]
+            assert proven["fromSetting"] == {"mode": "Static", "numSpeculativeTokens": 3}
+            assert chosen["speculation"]["applied"]["setting"] == chosen["stable"]["setting"]
+            assert proven["toSetting"] != proven["fromSetting"]
             assert proven["predicted"]["estimate"] > 0
-            assert 0 <= proven["realised"]["lower"] <= proven["realised"]["estimate"], "faster than the control, rounded"
-            assert proven["realised"]["estimate"] > 0
-            assert namespace.get("specdep", "load")["spec"]["speculation"]["tokens"] == 3, "the spec is the user's"
+            assert 0 <= proven["measured"]["lower"] <= proven["measured"]["estimate"], "faster than the control, rounded"
+            assert proven["measured"]["estimate"] > 0
+            assert namespace.get("specdep", "load")["spec"]["speculation"]["numSpeculativeTokens"] == 3, "the spec is the user's"
         # Half of the load again: the next decisions are on that, and whatever they lead to is proven too.
         seen = decided_at(namespace, "load")
         wait_until(lambda: decided_at(namespace, "load") != seen, "it is decided on the load as before", timeout_seconds=PATIENCE)
         later = namespace.get("specdep", "load")["status"]
-        assert all(one["result"] != "Promoted" or one["realised"]["lower"] >= 0 for one in trials(later))
+        assert all(one["result"] != "Promoted" or one["measured"]["lower"] >= 0 for one in trials(later))
     for one in (traffic, more):
         assert [outcome for outcome in one.report.outcomes if outcome.error] == []
 
     shown = status("shown", lambda s: reason(s) == "Recommended", "a better setting is told")
-    assert shown["speculation"]["recommended"] != shown["speculation"]["current"] == {"mode": "Static", "tokens": 3}
+    assert shown["speculation"]["recommended"] != shown["speculation"]["current"] == {"mode": "Static", "numSpeculativeTokens": 3}
     assert shown["speculation"]["predicted"]["estimate"] > 0
     assert not {"trial", "chosen", "changes"} & shown["speculation"].keys()
     assert [one["result"] for one in shown["history"]] == ["Promoted"], "the first revision, and no canary since"
 
     back = status("planted", lambda s: trials(s) and not s.get("canary"), "its trial is over")
     taken = trials(back)[0]
-    assert (taken["result"], taken["tried"]["mode"]) == ("RolledBack", "Static")
-    assert taken["tried"]["tokens"] > 3
-    assert taken["predicted"]["estimate"] > 0 > taken["realised"]["estimate"]
-    assert back["stable"]["setting"] == {"mode": "Static", "tokens": 3}
+    assert (taken["result"], taken["toSetting"]["mode"]) == ("RolledBack", "Static")
+    assert taken["toSetting"]["numSpeculativeTokens"] > 3
+    assert taken["predicted"]["estimate"] > 0 > taken["measured"]["estimate"]
+    assert back["stable"]["setting"] == {"mode": "Static", "numSpeculativeTokens": 3}
     assert "chosen" not in back["speculation"]
     resting = status("planted", lambda s: reason(s) == "Cooldown", "nothing is tried for a while")
-    assert resting["speculation"]["rolledBackAt"] == taken["endedAt"]
+    assert resting["speculation"]["lastRollbackTime"] == taken["completionTime"]
 
     for name, told in (("load", "by tuning; the spec says 3"), ("shown", "K=3"), ("planted", "K=7")):
         command = [sys.executable, "-m", "aerie.cli", "tune", "explain", name, "-n", namespace.name]

@@ -246,7 +246,7 @@ class Replay:
             self._promoted(one, old, new)
         if was is None or served is None:
             return
-        if now is not None and (was["revision"], was["startedAt"]) != (now["revision"], now["startedAt"]):
+        if now is not None and (was["revision"], was["startTime"]) != (now["revision"], now["startTime"]):
             self._offend(one, f"canary {was['revision']} was followed by {now['revision']} without an end")
             return
         before, after = was["phase"], now["phase"] if now else None

@@ -32,7 +32,7 @@ def preflight(tmp_path: Path) -> Preflight:
     """Runs the command on the least manifest with changes, whose models are the bundle's."""
 
     def preflight(changes: Changes, *options: str, **metadata: Any) -> int:
-        document = changed({"speculation.tokens": 3, **changes})
+        document = changed({"speculation.numSpeculativeTokens": 3, **changes})
         document["metadata"] |= metadata
         (tmp_path / "chat.yaml").write_text(yaml.safe_dump(document))
         folders = ["--target", f"{BUNDLE}/target", "--drafter", f"{BUNDLE}/eagle3"]
@@ -52,10 +52,10 @@ def preflight(tmp_path: Path) -> Preflight:
             {},
             "spec.engine.env[2] has the same name as an entry before it: leave one of them out.",
         ),
-        ({"speculation.tokens": 16}, {}, "spec.speculation.tokens is 16: write 15 at most."),
+        ({"speculation.numSpeculativeTokens": 16}, {}, "spec.speculation.numSpeculativeTokens is 16: write 15 at most."),
         ({"engine.image": None}, {}, "spec.engine.image is missing."),
         ({"rolout": {}}, {}, "spec.rolout is no field of the resource: correct its name, or remove it."),
-        ({"rollout.canary.rampHold": "25h"}, {}, "spec.rollout.canary.rampHold: write a duration from 0s to 24h."),
+        ({"rollout.canary.stepDuration": "25h"}, {}, "spec.rollout.canary.stepDuration: write a duration from 0s to 24h."),
         (
             {"engine.podTemplate": {"spec": {"containers": [{"name": "log", "args": "-v"}]}}},
             {},
@@ -76,10 +76,10 @@ def test_preflight_refuses_what_the_api_server_refuses(
 
 
 def test_as_json(preflight: Preflight, capsys: Capture) -> None:
-    assert preflight({"metrics.interval": "61s"}, "-o", "json") == 2
+    assert preflight({"metrics.scrapeInterval": "61s"}, "-o", "json") == 2
     said = json.loads(capsys.readouterr().out)
     assert said["allowed"] is said["ok"] is False
-    assert [sentence.partition(":")[0] for sentence in said["refused"]] == ["spec.metrics.interval"]
+    assert [sentence.partition(":")[0] for sentence in said["refused"]] == ["spec.metrics.scrapeInterval"]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_kubernetes_takes_passes(preflight: Preflight, changes: Changes, me
 
 def test_null_is_as_good_as_nothing_but_in_a_list() -> None:
     document = copy.deepcopy(LEAST)
-    document["spec"] |= {"rollout": {"analysis": {"soak": None}, "canary": None}, "drafter": None, "unknown": None}
+    document["spec"] |= {"rollout": {"analysis": {"minDuration": None}, "canary": None}, "drafter": None, "unknown": None}
     assert find_manifest_errors(document) == []
     assert prune_manifest(document)["spec"].keys() == {"model", "engine", "rollout", "unknown"}
     document["spec"]["engine"]["image"] = None

@@ -75,16 +75,16 @@ def test_any_resource_reads_back(
     document = {
         "metadata": {"name": "chat"},
         "spec": {
-            "model": {"source": {"volumeClaim": {"claimName": "models"}}},
+            "model": {"source": {"persistentVolumeClaim": {"claimName": "models"}}},
             "engine": {
                 "image": "vllm/vllm-openai:v0.33.0",
                 "env": [{"name": name, "value": "1"} for name in env],
                 "resources": {"limits": {"nvidia.com/gpu": gpus}},
             },
-            "speculation": {"tokens": tokens},
+            "speculation": {"numSpeculativeTokens": tokens},
             "rollout": {
-                "canary": {"ramp": ramp},
-                "analysis": {"soak": f"{soak // timedelta(minutes=1)}m", "margin": margin},
+                "canary": {"stepWeights": ramp},
+                "analysis": {"minDuration": f"{soak // timedelta(minutes=1)}m", "margin": margin},
             },
         },
     }
@@ -128,7 +128,7 @@ def _set(*path: str, to: Any) -> Callable[[JsonObject], None]:
         (_set("spec", "replicas", to="3"), "spec.replicas is '3': input should be a valid integer."),
         (
             _set("spec", "speculation", "tokens", to=16),
-            "spec.speculation.tokens is 16: input should be less than or equal to 15.",
+            "spec.speculation.numSpeculativeTokens is 16: input should be less than or equal to 15.",
         ),
         (
             _set("spec", "rollout", "canary", "ramp", to=[25, 100]),
@@ -136,19 +136,19 @@ def _set(*path: str, to: Any) -> Callable[[JsonObject], None]:
         ),
         (
             _set("spec", "metrics", "interval", to="15 s"),
-            "spec.metrics.interval: '15 s' is no duration: write whole numbers with h, m, s or ms, such as 30s, 5m or 1h30m.",
+            "spec.metrics.scrapeInterval: '15 s' is no duration: write whole numbers with h, m, s or ms, such as 30s, 5m or 1h30m.",
         ),
         (
             _set("spec", "metrics", "interval", to=15),
-            "spec.metrics.interval: 15 is no duration: write it as a string, such as 30s, 5m or 1h30m.",
+            "spec.metrics.scrapeInterval: 15 is no duration: write it as a string, such as 30s, 5m or 1h30m.",
         ),
         (
             _set("spec", "metrics", "interval", to="6m"),
-            "spec.metrics.interval: 6m is out of range: write a duration from 1s to 5m.",
+            "spec.metrics.scrapeInterval: 6m is out of range: write a duration from 1s to 5m.",
         ),
         (
             _set("spec", "model", "source", "image", to={"reference": "a@sha256:1"}),
-            "spec.model.source: write exactly one of huggingFace, volumeClaim and image, not 2 of them.",
+            "spec.model.source: write exactly one of huggingFace, persistentVolumeClaim and image, not 2 of them.",
         ),
         (
             _set("spec", "rollout", "analysis", "goal", to="Better"),
@@ -168,14 +168,14 @@ def test_every_fault_gets_its_own_line(least: JsonObject) -> None:
     least["spec"] |= {"replicas": -1, "metrics": {"interval": "x"}}
     with pytest.raises(ResourceError) as caught:
         SpeculativeDeployment.from_dict(least)
-    assert [line.split(" ")[0] for line in str(caught.value).splitlines()] == ["spec.replicas", "spec.metrics.interval:"]
+    assert [line.split(" ")[0] for line in str(caught.value).splitlines()] == ["spec.replicas", "spec.metrics.scrapeInterval:"]
 
 
 @pytest.mark.parametrize(
     ("source", "kind"),
     [
         ({"huggingFace": {"repo": "gpt2", "revision": COMMIT}}, HuggingFaceSource),
-        ({"volumeClaim": {"claimName": "models", "path": "a/b"}}, VolumeClaimSource),
+        ({"persistentVolumeClaim": {"claimName": "models", "path": "a/b"}}, VolumeClaimSource),
         ({"image": {"reference": "a@sha256:" + "0" * 64}}, ImageSource),
     ],
 )
@@ -245,7 +245,7 @@ def test_what_is_empty_in_a_status_is_not_written() -> None:
     told = Status(rollout_history=[OUTCOME], speculation=SpeculationStatus(current=setting)).to_dict()
     assert set(told) == {"history", "speculation"}
     assert "comparisons" not in told["history"][0]
-    assert told["speculation"] == {"current": {"mode": "Static", "tokens": 3}}
+    assert told["speculation"] == {"current": {"mode": "Static", "numSpeculativeTokens": 3}}
     assert Status.from_dict(told) == Status(rollout_history=[OUTCOME], speculation=SpeculationStatus(current=setting))
 
 

@@ -26,8 +26,8 @@ OUTCOME = {
     "change": "the drafter",
     "result": "Promoted",
     "reason": "it is better.",
-    "startedAt": "2026-11-21T12:00:00.000Z",
-    "endedAt": "2026-11-21T13:00:00.000Z",
+    "startTime": "2026-11-21T12:00:00.000Z",
+    "completionTime": "2026-11-21T13:00:00.000Z",
 }
 KNOWN = {"phase": "Ready", "replicas": 2, "stable": ARM, "conditions": [CONDITION], "history": [OUTCOME]}
 
@@ -72,12 +72,12 @@ def test_the_definition_of_this_release_lacks_nothing() -> None:
 def test_an_older_definition_lacks_fields_and_values(preserved: bool) -> None:
     definition = build_custom_resource_definition()
     status = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
-    del status["properties"]["drafters"]
-    del status["properties"]["history"]["items"]["properties"]["against"]
+    del status["properties"]["selectedDrafters"]
+    del status["properties"]["history"]["items"]["properties"]["replacedDrafter"]
     status["properties"]["phase"]["enum"].remove("Rechecking")
     if preserved:
         status["properties"]["history"]["items"]["x-kubernetes-preserve-unknown-fields"] = True
-    found = ["status.phase: Rechecking", "status.drafters", *([] if preserved else ["status.history[].against"])]
+    found = ["status.phase: Rechecking", "status.selectedDrafters", *([] if preserved else ["status.history[].against"])]
     assert find_missing_crd_fields(definition) == found
 
 

@@ -26,12 +26,12 @@ OLD = "2026-01-01T00:00:00Z"
 
 def resource(name: str = "chat", interval: str = "15s", *, rolling: bool = False, **arm: Any) -> SpeculativeDeployment:
     stable = {"revision": "r1", **arm}
-    canary = {"canary": {"revision": "r2", "change": "K=5", "startedAt": OLD}} if rolling else {}
+    canary = {"canary": {"revision": "r2", "change": "K=5", "startTime": OLD}} if rolling else {}
     return SpeculativeDeployment.from_dict(
         {
             "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}"},
             "spec": {
-                "model": {"source": {"volumeClaim": {"claimName": "models"}}},
+                "model": {"source": {"persistentVolumeClaim": {"claimName": "models"}}},
                 "engine": {"image": "vllm/vllm-openai:v0.33.0"},
                 "metrics": {"interval": interval},
             },

@@ -22,7 +22,7 @@ def status(phase: str, *, control: bool = True, evidence: AnalysisRun | None = N
     stable, new = Arm(revision="old", setting=SETTING), Arm(revision="new", setting=SETTING)
     found = evidence or start_analysis(AnalysisSpec(), (new, stable), (1, 1), None, 0, None, NOW)
     canary = CanaryArm.model_validate(
-        {"revision": "new", "setting": SETTING, "change": "drafter", "phase": phase, "startedAt": NOW, "readyAt": NOW}
+        {"revision": "new", "setting": SETTING, "change": "drafter", "phase": phase, "startTime": NOW, "readyTime": NOW}
     )
     if control:
         canary = canary.model_copy(update={"control": Arm(revision="old")})
@@ -86,7 +86,7 @@ def test_after_a_promotion_the_stable_pods_are_followed_and_in_a_recheck_compare
     promoted = status("Promoting", evidence=found).model_copy(update={"stable": Arm(revision="new"), "canary": None})
 
     def arms(phase: str) -> dict[str, str]:
-        previous = {"revision": "old", "phase": phase, "since": NOW, "change": "drafter", "startedAt": NOW}
+        previous = {"revision": "old", "phase": phase, "since": NOW, "change": "drafter", "startTime": NOW}
         kept = promoted.model_copy(update={"previous": PreviousArm.model_validate(previous)})
         compared = build_comparison_config("chat", kept, INTERVAL)
         assert compared is not None

@@ -25,14 +25,14 @@ T0 = datetime(2026, 11, 1, tzinfo=UTC)
 
 
 def resource(revision: str = "r1", uid: str = "uid-chat", *, rolling: bool = False, **spec: Any) -> SpeculativeDeployment:
-    setting = {"mode": "Static", "tokens": 3}
-    canary = {"canary": {"revision": "r2", "change": "K=5", "startedAt": OLD}} if rolling else {}
+    setting = {"mode": "Static", "numSpeculativeTokens": 3}
+    canary = {"canary": {"revision": "r2", "change": "K=5", "startTime": OLD}} if rolling else {}
     return SpeculativeDeployment.from_dict(
         {
             "metadata": {"name": "chat", "namespace": "default", "uid": uid},
             "spec": {
                 "replicas": 2,
-                "model": {"source": {"volumeClaim": {"claimName": "models"}}},
+                "model": {"source": {"persistentVolumeClaim": {"claimName": "models"}}},
                 "engine": {"image": "vllm/vllm-openai:v0.33.0"},
                 **spec,
             },

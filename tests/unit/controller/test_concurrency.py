@@ -14,7 +14,7 @@ def document(name: str, **status: Any) -> dict[str, Any]:
 
 
 def going(name: str) -> dict[str, Any]:
-    return document(name, stable={}, canary={"phase": "Analyzing", "startedAt": "2026-01-01T00:00:00Z"})
+    return document(name, stable={}, canary={"phase": "Analyzing", "startTime": "2026-01-01T00:00:00Z"})
 
 
 def waiting(name: str, minute: int) -> dict[str, Any]:

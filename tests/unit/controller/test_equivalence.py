@@ -44,7 +44,7 @@ CHAT = NamespacedName("default", "chat")
 def body(tokens: str, **likely: float) -> bytes:
     """An answer of one token a letter; each is by far the likeliest, or as `likely` says."""
     top = [{token: -0.1, "~": -6.0} | likely for token in tokens]
-    return json.dumps({"choices": [{"logprobs": {"tokens": list(tokens), "top_logprobs": top}}]}).encode()
+    return json.dumps({"choices": [{"logprobs": {"numSpeculativeTokens": list(tokens), "top_logprobs": top}}]}).encode()
 
 
 def pod(name: str, group: str, address: str, *, ready: bool = True) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def observed(*found: dict[str, Any], **rollout: Any) -> Snapshot:
     document = {
         "metadata": {"name": "chat", "namespace": "default", "uid": "u"},
         "spec": {
-            "model": {"source": {"volumeClaim": {"claimName": "models"}}},
+            "model": {"source": {"persistentVolumeClaim": {"claimName": "models"}}},
             "engine": {"image": "vllm/vllm-openai:v0.33.0"},
             "rollout": rollout,
         },
@@ -94,7 +94,7 @@ def observed(*found: dict[str, Any], **rollout: Any) -> Snapshot:
 
 
 def status(phase: str = "WarmingUp", *, began: str = OLD, answers: EquivalenceResult | None = None, unasked: str = "") -> Status:
-    canary = {"revision": "new", "change": "drafter", "startedAt": began, "readyAt": began, "phase": phase}
+    canary = {"revision": "new", "change": "drafter", "startTime": began, "readyTime": began, "phase": phase}
     found = Status.model_validate({"stable": {"revision": "old"}, "canary": canary})
     if phase != "Analyzing":
         return found
@@ -167,7 +167,7 @@ def test_one_pod_of_each_arm_is_asked_every_prompt_once_within_half_of_the_warm_
 @pytest.mark.parametrize(("warmup", "seconds"), [("10s", 10 / 2 / NUMBER), ("0s", 0.2), ("24h", 5.0)])
 def test_the_pace_follows_the_warm_up(warmup: str, seconds: float) -> None:
     assert equivalence.prompt_interval_seconds(
-        observed(analysis={"warmup": warmup, "deadline": "48h"}), status()
+        observed(analysis={"warmupDuration": warmup, "maxDuration": "48h"}), status()
     ) == pytest.approx(max(0.2, seconds))
 
 
@@ -213,7 +213,7 @@ def test_pods_that_the_resource_does_not_own_are_not_asked() -> None:
         (observed(), status("Ramping")),
         (observed(), Status()),
         (observed(paused=True), status()),
-        (observed(analysis={"greedyAnswers": "Skip"}), status()),
+        (observed(analysis={"outputEquivalence": "Skip"}), status()),
         (observed(), status("Analyzing", answers=EquivalenceResult())),
         (observed(), status("Analyzing", unasked="because")),
     ],

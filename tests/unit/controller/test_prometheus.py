@@ -373,7 +373,7 @@ def test_a_scrape_that_was_seen_before_is_no_reading(run: Run) -> None:
         assert len(server.calls) >= 19
         assert len(read_at) <= 7  # one for each scrape, and nought before the first
         assert follower.scraper.metrics_source_error(key) == (
-            f"{URL} scrapes the pods each 60 s, and spec.metrics.interval is 15 s, by which blocks are counted: raise it to the "
+            f"{URL} scrapes the pods each 60 s, and spec.metrics.scrapeInterval is 15 s, by which blocks are counted: raise it to the "
             "time between two scrapes"
         )
         server.every = 15

@@ -143,9 +143,9 @@ class Server(Cluster):
     def edit(self, **spec: Any) -> None:
         whole = {
             "replicas": 2,
-            "model": {"source": {"volumeClaim": {"claimName": "models", "path": "target"}}},
+            "model": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "target"}}},
             "engine": {"image": "vllm/vllm-openai:v0.33.0"},
-            "drafter": {"source": {"volumeClaim": {"claimName": "models", "path": "eagle3"}}},
+            "drafter": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "eagle3"}}},
         }
         known = self.objects.get(
             ("SpeculativeDeployment", "chat"), {"spec": whole, "metadata": {"name": "chat", "generation": 0}}
@@ -256,7 +256,7 @@ def test_only_nodes_of_canary_and_control_are_asked_for_and_each_once(run: Run) 
         server = operator.server
         assert not [call for call in server.calls if call.startswith("GET Node")], "no rollout is under way"
         before = {f"node-of-{name}" for kind, name in server.objects if kind == "Deployment"}
-        server.edit(drafter={"source": {"volumeClaim": {"claimName": "models", "path": "other"}}})
+        server.edit(drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": "other"}}})
         await operator.settle()
         assert server.objects["SpeculativeDeployment", "chat"]["status"]["phase"] == "WarmingUp"
         arms = {f"node-of-{name}" for kind, name in server.objects if kind == "Deployment"} - before
@@ -272,14 +272,14 @@ def test_a_rollout_waits_until_another_resources_is_over(run: Run) -> None:
     async def work() -> None:
         operator = await settled()
         operator.reconciler = replace(operator.reconciler, concurrency_limits=ConcurrencyLimits(max_rollouts=1))
-        status = {"stable": {"revision": "a"}, "canary": {"phase": "Analyzing", "startedAt": "2026-01-01T00:00:00Z"}}
+        status = {"stable": {"revision": "a"}, "canary": {"phase": "Analyzing", "startTime": "2026-01-01T00:00:00Z"}}
         about = {"namespace": "default", "name": "other", "uid": "o", "generation": 1}
         other = {"kind": "SpeculativeDeployment", "apiVersion": "aerie.dev/v1alpha1", "metadata": about, "spec": {}}
         operator.mirror.put({**other, "metadata": {**about, "resourceVersion": "1000000"}, "status": status})
-        operator.server.edit(drafter={"source": {"volumeClaim": {"claimName": "models", "path": "other"}}})
+        operator.server.edit(drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": "other"}}})
         await operator.settle()
         waiting = operator.server.objects["SpeculativeDeployment", "chat"]["status"]
-        assert (waiting["phase"], waiting["queued"]["purpose"]) == ("Queued", "Rollout")
+        assert (waiting["phase"], waiting["queue"]["purpose"]) == ("Queued", "Rollout")
         while len(operator.queue):
             operator.queue.done((await operator.queue.get())[0])
         gone = {**other, "metadata": {**about, "resourceVersion": "1000001"}}
@@ -299,7 +299,7 @@ def test_no_old_news_of_the_world_causes_a_write(run: Run) -> None:
 
     async def work() -> None:
         operator = await settled()
-        operator.server.edit(drafter={"source": {"volumeClaim": {"claimName": "models", "path": "other"}}})
+        operator.server.edit(drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": "other"}}})
         await operator.settle()
         operator.server.edit(replicas=3)
         await operator.settle()
@@ -417,7 +417,7 @@ def test_without_the_pods_a_resource_is_left_as_it_is_and_says_so_once(run: Run,
         before = copy.deepcopy(server.objects["SpeculativeDeployment", "chat"]["status"])
         operator.reconciler.lister = lists = Gapped()
         lists.known = CacheGaps(errors_by_kind={"Pod": "Pods of namespace b cannot be listed: no"}, is_forbidden=forbidden)
-        server.edit(replicas=3, drafter={"source": {"volumeClaim": {"claimName": "models", "path": "other"}}})
+        server.edit(replicas=3, drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": "other"}}})
         server.calls.clear()
         for _ in range(4):
             operator.hear()
@@ -450,7 +450,7 @@ def test_a_kind_that_cannot_be_listed_keeps_no_other_one_from_its_repair(run: Ru
         server.remove("Service", "chat")
         budget = next(name for (kind, name) in server.objects if kind == "PodDisruptionBudget")
         server.remove("PodDisruptionBudget", budget)
-        server.edit(replicas=3, drafter={"source": {"volumeClaim": {"claimName": "models", "path": "other"}}})
+        server.edit(replicas=3, drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": "other"}}})
         server.calls.clear()
         await operator.settle()
         assert {call for call in server.writes if call != "STATUS"} >= {f"APPLY PodDisruptionBudget {budget}"}
@@ -469,8 +469,8 @@ def test_a_kind_that_cannot_be_listed_keeps_no_other_one_from_its_repair(run: Ru
 
 NEWER = [
     ("phase", "Charming"),
-    ("canary", {"revision": "x", "change": "y", "phase": "Charming", "startedAt": "2026-11-21T12:00:00Z"}),
-    ("history", [{"revision": "x", "change": "y", "result": "Adopted", "reason": "z", "startedAt": 1, "endedAt": 2}]),
+    ("canary", {"revision": "x", "change": "y", "phase": "Charming", "startTime": "2026-11-21T12:00:00Z"}),
+    ("history", [{"revision": "x", "change": "y", "result": "Adopted", "reason": "z", "startTime": 1, "completionTime": 2}]),
     ("replicas", "many"),
 ]
 
@@ -483,7 +483,7 @@ def test_a_status_of_another_release_is_kept_and_nothing_is_done_by_it(run: Run,
         item = server.objects["SpeculativeDeployment", "chat"]
         whole = {**item["status"], field: value, "novel": {"of": ["another", "release"]}}
         server._store({**item, "status": whole})
-        server.edit(drafter={"source": {"volumeClaim": {"claimName": "models", "path": "other"}}})
+        server.edit(drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": "other"}}})
         server.remove("Service", "chat")
         server.calls.clear()
         for _ in range(4):
@@ -697,7 +697,7 @@ def test_an_older_definition_is_told_once_and_causes_no_endless_writes(run: Run,
         await operator.settle()
         status, reason, message = condition(server, "Degraded")
         assert (status, reason) == ("True", "VersionSkew")
-        assert "status.history, status.selector: apply the definition of this release" in message
+        assert "status.rolloutHistory, status.selector: apply the definition of this release" in message
         metric = operator.reconciler.metrics.registry.get_sample_value
         assert metric("aerie_status_fields_dropped") == 2
         operator.hear()

@@ -38,7 +38,7 @@ CHAT = NamespacedName("default", "chat")
 T0 = datetime(2026, 11, 1, tzinfo=UTC)
 MINUTE = 60.0
 INTERVAL = 30 * MINUTE
-SETTING = {"mode": "Static", "tokens": 3}
+SETTING = {"mode": "Static", "numSpeculativeTokens": 3}
 ZERO = window(K3, 1.0, 0.01) - window(K3, 1.0, 0.01)
 BUSY = window(K3, 8.0, 0.01)
 """A minute of one pod."""
@@ -81,14 +81,14 @@ def resource(
     more: Any = None,
     **status: Any,
 ) -> SpeculativeDeployment:
-    arm = {"revision": "r1", "setting": {"mode": "Static", "tokens": 3}}
+    arm = {"revision": "r1", "setting": {"mode": "Static", "numSpeculativeTokens": 3}}
     return SpeculativeDeployment.from_dict(
         {
             "metadata": {"name": "chat", "namespace": "default", "uid": "uid-chat"},
             "spec": {
                 "replicas": 2,
-                "model": {"source": {"volumeClaim": {"claimName": "models"}}},
-                "drafter": {"source": {"volumeClaim": {"claimName": "drafters"}}},
+                "model": {"source": {"persistentVolumeClaim": {"claimName": "models"}}},
+                "drafter": {"source": {"persistentVolumeClaim": {"claimName": "drafters"}}},
                 "engine": {"image": image, "args": list(args), **({"version": version} if version else {})},
                 "speculation": {"tuning": {"mode": mode, **(more or {})}},
             },
@@ -201,9 +201,9 @@ def test_what_a_canary_has_taught_is_decided_on_at_once(run: Run) -> None:
             await one.traffic(1.3 * INTERVAL)
             assert len(one.decider.orders) == 1
             now = one.tuner._clock.now()
-            arms = {"was": SETTING, "tried": SETTING | {"tokens": 5}, "revision": "r2"}
+            arms = {"fromSetting": SETTING, "toSetting": SETTING | {"numSpeculativeTokens": 5}, "revision": "r2"}
             trial = arms | {"purpose": "Explore", "result": "Explored", "reason": "It was measured."}
-            ended = {"startedAt": T0.isoformat(), "endedAt": now.isoformat()}
+            ended = {"startTime": T0.isoformat(), "completionTime": now.isoformat()}
             said = {"current": SETTING, "changes": [trial | ended], "explored": [now.isoformat()]}
             one.follow(resource(speculation=said))
             await one.traffic(0.2 * INTERVAL)
@@ -221,9 +221,9 @@ def test_while_a_canary_explores_it_is_decided_again_and_again(run: Run) -> None
             await one.traffic(1.3 * INTERVAL)
             assert [order.exploring for order in one.decider.orders] == [None]
             now = one.tuner._clock.now().isoformat()
-            setting = SETTING | {"tokens": 5}
-            trial = {"setting": setting, "purpose": "Explore", "revision": "r2", "basis": "r1", "startedAt": now}
-            canary = {"revision": "r2", "setting": setting, "change": "K=5", "startedAt": now, "readyAt": now}
+            setting = SETTING | {"numSpeculativeTokens": 5}
+            trial = {"setting": setting, "purpose": "Explore", "revision": "r2", "specRevision": "r1", "startTime": now}
+            canary = {"revision": "r2", "setting": setting, "change": "K=5", "startTime": now, "readyTime": now}
             said = {"current": SETTING, "trial": trial}
             one.follow(resource(speculation=said, canary=canary | {"phase": "WarmingUp"}))
             await one.traffic(0.3 * INTERVAL)
@@ -241,8 +241,8 @@ def test_while_a_canary_explores_it_is_decided_again_and_again(run: Run) -> None
 def test_what_it_asks_with(run: Run) -> None:
     async def story() -> None:
         async with Story() as one:
-            more = {"maxTokens": 5, "cooldown": "1h", "history": "12h", "interval": "10m", "slo": {"timePerOutputToken": "40ms"}}
-            told = {"current": {"mode": "Static", "tokens": 3}, "changedAt": "2026-10-31T00:00:00Z"}
+            more = {"maxSpeculativeTokens": 5, "cooldownDuration": "1h", "history": "12h", "interval": "10m", "slo": {"timePerOutputToken": "40ms"}}
+            told = {"current": {"mode": "Static", "numSpeculativeTokens": 3}, "lastChangeTime": "2026-10-31T00:00:00Z"}
             one.follow(resource(args=("--max-num-seqs=64",), more=more, speculation=told))
             await one.traffic(700.0, waiting=3.0)
             (order,) = one.decider.orders
@@ -404,8 +404,8 @@ def test_without_a_record_of_the_engines_nothing_is_known(run: Run) -> None:
 @pytest.mark.parametrize(("unlike", "settings"), [(None, {"3", "5"}), ("the canary's pods run on A100 (1 pod), ...", {"3"})])
 def test_a_canary_on_another_gpu_teaches_nothing_of_its_setting(run: Run, unlike: str | None, settings: set[str]) -> None:
     async def story() -> None:
-        arm = {"revision": "r2", "change": "K=5", "startedAt": "2026-11-01T00:00:00Z", "setting": {"mode": "Static", "tokens": 5}}
-        analysis = {"parameters": {}, "verdict": "Continue", **({"unlike": unlike} if unlike else {})}
+        arm = {"revision": "r2", "change": "K=5", "startTime": "2026-11-01T00:00:00Z", "setting": {"mode": "Static", "numSpeculativeTokens": 5}}
+        analysis = {"parameters": {}, "verdict": "Continue", **({"hardwareMismatch": unlike} if unlike else {})}
         async with Story() as one:
             one.follow(resource(canary={**arm, "control": {"revision": "r1"}}, analysis=analysis), resource(), resource())
             wide = window(Static(5), 8.0, 0.01)
@@ -430,8 +430,8 @@ def test_only_arms_that_differ_in_their_setting_alone_count(run: Run) -> None:
                 "canary": {
                     "revision": "r2",
                     "change": "K=5",
-                    "startedAt": "2026-11-01T00:00:00Z",
-                    "setting": {"mode": "Static", "tokens": 5},
+                    "startTime": "2026-11-01T00:00:00Z",
+                    "setting": {"mode": "Static", "numSpeculativeTokens": 5},
                     "control": {"revision": "r1"},
                 }
             }
@@ -457,10 +457,10 @@ def test_other_engines_begin_anew_and_another_setting_goes_on(run: Run, engine: 
         async with Story() as one:
             one.follow(resource())
             await one.traffic(1.2 * INTERVAL)
-            arm = {"revision": "r2", "setting": {"mode": "Static", "tokens": 5}}
+            arm = {"revision": "r2", "setting": {"mode": "Static", "numSpeculativeTokens": 5}}
             one.follow(resource(stable=arm), resource(), resource())
             assert one.tuner.tuning_record(CHAT, "uid-chat") is not None
-            arm = {"revision": "r3", "setting": {"mode": "Static", "tokens": 5}}
+            arm = {"revision": "r3", "setting": {"mode": "Static", "numSpeculativeTokens": 5}}
             newer = resource(**engine)
             one.follow(resource(stable=arm), resource(), resource(), newer)
             assert one.tuner.tuning_record(CHAT, "uid-chat") is None
@@ -492,7 +492,7 @@ def test_a_decision_that_fails_is_tried_again_on_all_that_was_counted(run: Run) 
 def test_a_pods_start_tells_what_a_reload_costs() -> None:
     def started(seconds: int, **engine: Any) -> dict[str, Any]:
         made = pod()
-        begun = {"state": {"running": {"startedAt": "2026-11-01T00:00:00Z"}}, **engine}
+        begun = {"state": {"running": {"startTime": "2026-11-01T00:00:00Z"}}, **engine}
         made["status"]["containerStatuses"][0] |= begun
         at = (T0 + timedelta(seconds=seconds)).isoformat()
         made["status"]["conditions"] = [{"type": "Ready", "status": "True", "lastTransitionTime": at}]
@@ -590,15 +590,15 @@ def test_a_command_that_is_none_is_told() -> None:
 def test_what_has_failed_and_what_a_trial_takes_goes_with_the_order(run: Run) -> None:
     ended = T0.isoformat()
     failure = {
-        "setting": SETTING | {"tokens": 5},
+        "setting": SETTING | {"numSpeculativeTokens": 5},
         "reason": "Failed",
         "times": 2,
-        "basis": "r1",
-        "beganAt": ended,
-        "lastAt": ended,
+        "specRevision": "r1",
+        "firstFailureTime": ended,
+        "lastFailureTime": ended,
     }
-    without = failure | {"setting": SETTING | {"tokens": 7}, "reason": "NoRoom", "pods": 4}
-    said = {"current": SETTING, "failed": 2, "failures": [failure, without], "rolledBackAt": ended}
+    without = failure | {"setting": SETTING | {"numSpeculativeTokens": 7}, "reason": "NoRoom", "pods": 4}
+    said = {"current": SETTING, "failed": 2, "failures": [failure, without], "lastRollbackTime": ended}
 
     async def story() -> None:
         async with Story() as one:
@@ -618,7 +618,7 @@ def test_a_resource_whose_spec_asks_for_no_drafts_is_not_decided_on(run: Run) ->
     async def story() -> None:
         async with Story() as one:
             found = resource()
-            spec = found.spec.speculation.model_copy(update={"tokens": 0})
+            spec = found.spec.speculation.model_copy(update={"numSpeculativeTokens": 0})
             one.follow(found.model_copy(update={"spec": found.spec.model_copy(update={"speculation": spec})}))
             await one.traffic(1.3 * INTERVAL)
             assert one.decider.orders == []

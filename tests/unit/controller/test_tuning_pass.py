@@ -81,7 +81,7 @@ def test_the_next_operator_knows_it_and_mode_off_forgets_it(run: Run) -> None:
         assert recalled is not None
         assert known is not None
         assert recalled.telemetry == known.telemetry
-        operator.server.edit(speculation={"tokens": 3, "tuning": {"mode": "Off"}})
+        operator.server.edit(speculation={"numSpeculativeTokens": 3, "tuning": {"mode": "Off"}})
         await next_one.settle()
         assert PLACE not in operator.server.objects
 

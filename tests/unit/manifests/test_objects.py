@@ -25,7 +25,7 @@ def resource(**spec: Any) -> SpeculativeDeployment:
         "replicas": 4,
         "model": {"source": {"huggingFace": {"repo": "meta-llama/Llama-3.1-8B-Instruct", "revision": COMMIT}}},
         "engine": {"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=8192"]},
-        "drafter": {"source": {"volumeClaim": {"claimName": "models", "path": "eagle31"}}},
+        "drafter": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "eagle31"}}},
         **spec,
     }
     document = {"apiVersion": "aerie.dev/v1alpha1", "kind": "SpeculativeDeployment", "metadata": {"name": "chat"}, "spec": whole}
@@ -85,7 +85,7 @@ def test_the_users_environment_goes_before_ours_and_the_token_comes_from_its_sec
     given = {
         "image": "vllm/vllm-openai:v0.33.0",
         "env": [{"name": "HF_HOME", "value": "/elsewhere"}],
-        "tokenSecret": {"name": "hub"},
+        "tokenSecretRef": {"name": "hub"},
         "cache": {"claimName": "cache"},
     }
     template = engine_pod.build_pod_template(resource(engine=given), DRAFT)
@@ -172,7 +172,7 @@ def test_the_rest_may_change(changes: dict[str, Any]) -> None:
 
 def on_claims(**of_engine: Any) -> SpeculativeDeployment:
     """A resource whose models are volumes of the pod."""
-    source = {"source": {"volumeClaim": {"claimName": "models", "path": "a"}}}
+    source = {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "a"}}}
     return resource(model=source, drafter=source, engine={"image": "vllm/vllm-openai:v0.33.0", **of_engine})
 
 
@@ -217,8 +217,8 @@ def test_the_route_has_a_weight_for_each_arm_and_no_time_limit() -> None:
     [
         {"engine": {"image": "vllm/vllm-openai:v0.33.1"}},
         {"engine": {"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=4096"]}},
-        {"drafter": {"source": {"volumeClaim": {"claimName": "models", "path": "eagle3"}}}},
-        {"model": {"servedName": "other", "source": {"volumeClaim": {"claimName": "models"}}}},
+        {"drafter": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "eagle3"}}}},
+        {"model": {"servedName": "other", "source": {"persistentVolumeClaim": {"claimName": "models"}}}},
     ],
 )
 def test_what_changes_a_pod_changes_the_revision(change: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from aerie.manifests.preflight_job import PreflightJobConfig
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
 SOURCES: dict[str, dict[str, Any]] = {
     "huggingFace": {"repo": "a/b", "revision": COMMIT},
-    "volumeClaim": {"claimName": "models", "path": "a"},
+    "persistentVolumeClaim": {"claimName": "models", "path": "a"},
     "image": {"reference": f"models.example/a@sha256:{'0' * 64}"},
 }
 ALLOWED_VOLUMES = {
@@ -185,7 +185,7 @@ def test_preflight_gets_the_engines_variables_but_none_for_programs_of_its_image
 
 
 def test_preflight_gets_the_token_of_the_engines_secret() -> None:
-    assert variables(job(engine={"tokenSecret": {"name": "hub"}}))["HF_TOKEN"] == {
+    assert variables(job(engine={"tokenSecretRef": {"name": "hub"}}))["HF_TOKEN"] == {
         "secretKeyRef": {"name": "hub", "key": "token"}
     }
 

@@ -29,7 +29,7 @@ def pod(
     condition = {"type": "Ready", "status": str(serves), "lastTransitionTime": (NOW - since).isoformat()}
     terminated: dict[str, Any] = {"exitCode": 1}
     if ran is not None:
-        terminated |= {"startedAt": (NOW - ran).isoformat(), "finishedAt": NOW.isoformat()}
+        terminated |= {"startTime": (NOW - ran).isoformat(), "finishedAt": NOW.isoformat()}
     state = {"terminated": terminated} if restarts else {}
     ended = {"name": container, "ready": serves, "restartCount": restarts, "lastState": state}
     return {"metadata": {"name": name}, "status": {"conditions": [condition], "containerStatuses": [ended]}}

@@ -20,7 +20,7 @@ T0 = NOW.timestamp()
 
 
 def arm(tokens: int = 3, target: str = "acme/big@00000000", mode: str = "Static") -> Arm:
-    setting = SettingStatus.model_validate({"mode": mode, "tokens": tokens})
+    setting = SettingStatus.model_validate({"mode": mode, "numSpeculativeTokens": tokens})
     return Arm(revision="r", target=target, drafter="acme/drafter@11111111", setting=setting)
 
 

@@ -116,7 +116,7 @@ def test_a_status_that_is_written_anyway_shows_the_latest_figures() -> None:
 
 # ------------------------------------------------------------------------------------------------------------- through decide
 def resource(**status: Any) -> SpeculativeDeployment:
-    source = {"source": {"volumeClaim": {"claimName": "models", "path": "a"}}}
+    source = {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "a"}}}
     engine = {"image": "vllm/vllm-openai:v0.33.0"}
     return SpeculativeDeployment.from_dict(
         {
@@ -157,7 +157,7 @@ def test_the_status_shows_the_figures_and_is_rewritten_only_when_they_move() -> 
 
 def test_a_canary_shows_its_own_figures_and_a_promoted_one_not_those_of_before() -> None:
     revision = resolve_desired_revision(resource()).revision
-    canary = {"revision": revision, "change": "drafter", "startedAt": "2026-01-01T00:00:00Z", "phase": "Promoting"}
+    canary = {"revision": revision, "change": "drafter", "startTime": "2026-01-01T00:00:00Z", "phase": "Promoting"}
     status = {"stable": {"revision": "old", "acceptanceLength": 2.0}, "canary": canary}
     job = {
         "kind": "Job",

@@ -17,8 +17,8 @@ ENDED: dict[str, Any] = {
     "revision": "b",
     "change": "engine",
     "result": "Failed",
-    "startedAt": "2026-01-01T00:00:00Z",
-    "endedAt": "2026-01-01T01:00:00Z",
+    "startTime": "2026-01-01T00:00:00Z",
+    "completionTime": "2026-01-01T01:00:00Z",
 }
 BOTH_BEFORE = (
     "Its pods have not served again for spec.rollout.progressDeadline, and revision b cannot stand in for a: revision c follows."
@@ -64,7 +64,7 @@ def test_a_revision_that_serves_in_place_of_the_stable_one_is_recorded_as_such()
     world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=4096"]})
     go_on(world, {world.status["canary"]["revision"]}, 10)
     ended = world.status["history"][0]
-    assert (ended["revision"], ended["result"], ended["cause"]) == (old, "Failed", "StableLost")
+    assert (ended["revision"], ended["result"], ended["reversalCause"]) == (old, "Failed", "StableLost")
     assert find_abandoned_revision(Status.from_dict(world.status)) is None
 
 
@@ -74,7 +74,7 @@ def test_a_revision_that_is_given_up_for_a_third_one_is_recorded_as_such() -> No
     world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=4096"]})
     go_on(world, set(), 10)
     ended = world.status["history"][0]
-    assert (ended["revision"], ended["result"], ended["cause"]) == (mine, "Failed", "GivenUp")
+    assert (ended["revision"], ended["result"], ended["reversalCause"]) == (mine, "Failed", "GivenUp")
     assert world.status["stable"]["revision"] == old
     assert find_abandoned_revision(Status.from_dict(world.status)) == ended["revision"]
 
@@ -82,9 +82,9 @@ def test_a_revision_that_is_given_up_for_a_third_one_is_recorded_as_such() -> No
 @pytest.mark.parametrize(
     ("told", "revision"),
     [
-        ({"cause": "GivenUp", "reason": "In other words."}, "b"),
-        ({"cause": "StableLost", "reason": "In other words."}, None),
-        ({"cause": "StableLost", "reason": BOTH_BEFORE}, None),
+        ({"reversalCause": "GivenUp", "reason": "In other words."}, "b"),
+        ({"reversalCause": "StableLost", "reason": "In other words."}, None),
+        ({"reversalCause": "StableLost", "reason": BOTH_BEFORE}, None),
         ({"reason": "In other words."}, None),
         ({"reason": BOTH_BEFORE}, "b"),
         ({"reason": ONE_BEFORE}, None),

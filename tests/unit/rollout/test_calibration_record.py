@@ -153,20 +153,20 @@ def test_the_next_analysis_goes_by_it_and_says_so() -> None:
     world = serving()
     lived(world, 720)
     found = analysis(world)
-    assert found["historyBlocks"] == 720
-    assert 1 <= found["inflation"] < 2
+    assert found["calibrationBlocks"] == 720
+    assert 1 <= found["varianceInflation"] < 2
     assert blocks_written(world) == 720
 
 
 def test_without_it_an_analysis_is_cautious_and_says_so() -> None:
     world, _ = canarying("Analyzing")
-    assert "historyBlocks" not in world.status["analysis"]
-    assert world.status["analysis"]["inflation"] == 3.0
+    assert "calibrationBlocks" not in world.status["analysis"]
+    assert world.status["analysis"]["varianceInflation"] == 3.0
 
 
 def test_with_it_the_same_figures_decide_sooner() -> None:
     def blocks(known: int) -> int:
-        world = serving(rollout={"analysis": {"soak": "0s"}})
+        world = serving(rollout={"analysis": {"minDuration": "0s"}})
         lived(world, known)
         analysis(world)
         for number in range(1, 60):
@@ -195,7 +195,7 @@ def test_what_came_since_the_last_write_is_written_when_a_canary_begins_and_surv
     world.step()
     world.now += timedelta(minutes=5)
     world.step()
-    assert world.status["analysis"]["historyBlocks"] == 150
+    assert world.status["analysis"]["calibrationBlocks"] == 150
 
 
 def test_an_analysis_under_way_keeps_what_it_began_with() -> None:
@@ -206,7 +206,7 @@ def test_an_analysis_under_way_keeps_what_it_began_with() -> None:
     del world.objects[PLACE]
     world.measure(3, 0.0)
     now = world.status["analysis"]
-    assert (now["historyBlocks"], now["inflation"]) == (began["historyBlocks"], began["inflation"])
+    assert (now["calibrationBlocks"], now["varianceInflation"]) == (began["calibrationBlocks"], began["varianceInflation"])
 
 
 def test_it_stays_over_a_promotion_and_a_rollback() -> None:
@@ -285,4 +285,4 @@ def test_what_an_earlier_release_wrote_says_of_no_engine_and_is_dropped() -> Non
     del found["engine"]
     data[child.CALIBRATION_KEY] = codec.pack(found)
     assert recalled(world) is None
-    assert "historyBlocks" not in analysis(world)
+    assert "calibrationBlocks" not in analysis(world)

@@ -111,7 +111,7 @@ def test_no_limit_is_passed_and_no_slot_stays_empty(claims: dict[ResourceName, S
 # --------------------------------------------------------------------------------------------------------------------- claiming
 def test_a_canary_holds_a_slot_until_it_waits_for_a_person_or_goes() -> None:
     world, _ = canarying("Analyzing")
-    assert read_slot_claim(world.document) == SlotClaim("Rollout", world.status["canary"]["startedAt"], holds_slot=True)
+    assert read_slot_claim(world.document) == SlotClaim("Rollout", world.status["canary"]["startTime"], holds_slot=True)
     for phase in ("Held", "AwaitingApproval", "RollingBack"):
         world.document["status"]["canary"]["phase"] = phase
         assert read_slot_claim(world.document) is None
@@ -133,8 +133,8 @@ def test_a_change_claims_a_slot_and_begins_when_its_turn_comes() -> None:
     world.turn = NOT_YET
     world.drafter("eagle31")
     world.settle()
-    since = world.status["queued"]["since"]
-    assert world.status["queued"] == {"purpose": "Rollout", "since": since}
+    since = world.status["queue"]["since"]
+    assert world.status["queue"] == {"purpose": "Rollout", "since": since}
     assert (world.status["phase"], world.condition("Progressing")) == ("Preflight", ("True", "Preflight"))
     assert read_slot_claim(world.document) == SlotClaim("Rollout", since, holds_slot=False)
     world.turn = FULL
@@ -148,7 +148,7 @@ def test_a_change_claims_a_slot_and_begins_when_its_turn_comes() -> None:
     assert world.condition("Ready") == ("True", "Serving")
     world.now += timedelta(days=3)
     assert not world.step().objects_to_apply
-    assert world.status["queued"]["since"] == since, "it keeps its place"
+    assert world.status["queue"]["since"] == since, "it keeps its place"
     assert len(world.deployments()) == 1, "no pod is asked for meanwhile"
     world.turn = StartPermission(frozenset({"Rollout"}))
     world.step()
@@ -215,8 +215,8 @@ def test_a_trial_waits_for_its_turn_and_its_canary_has_it_then() -> None:
     world.turn = StartPermission(frozenset({"Rollout"}))
     advise(world)
     world.step()
-    assert world.status["queued"]["purpose"] == "Trial"
-    assert read_slot_claim(world.document) == SlotClaim("Trial", world.status["queued"]["since"], holds_slot=False)
+    assert world.status["queue"]["purpose"] == "Trial"
+    assert read_slot_claim(world.document) == SlotClaim("Trial", world.status["queue"]["since"], holds_slot=False)
     world.turn = StartPermission(frozenset(), "as many trials of settings are under way as --max-concurrent-trials allows (1)")
     advise(world)
     world.step()
@@ -229,13 +229,13 @@ def test_a_trial_waits_for_its_turn_and_its_canary_has_it_then() -> None:
     assert (claim.purpose, claim.holds_slot, world.status.get("queued")) == ("Trial", True, None)
     world.turn = NOT_YET  # of rollouts
     until(world, "Analyzing")
-    assert world.status["canary"]["setting"]["tokens"] == Static(5).tokens
+    assert world.status["canary"]["setting"]["numSpeculativeTokens"] == Static(5).tokens
 
 
 def test_forty_resources_that_change_at_once_go_by_turns() -> None:
     """What is allotted follows from the statuses alone, as it does for a leader that has just begun."""
     limits = ConcurrencyLimits(max_rollouts=4, max_rollouts_per_namespace=3)
-    rollout = {"canary": {"ramp": [], "scaleDownDelay": "0s"}}
+    rollout = {"canary": {"stepWeights": [], "scaleDownDelay": "0s"}}
     first = serving(replicas=1, rollout=rollout)
     worlds = {(f"team-{number % 3}", f"chat-{number}"): copy.deepcopy(first) for number in range(40)}
     for world in worlds.values():

@@ -62,7 +62,7 @@ def test_what_is_no_amount_is_refused_and_named(given: object) -> None:
 @pytest.mark.parametrize("capacity", ["Surge", "Reuse"])
 @pytest.mark.parametrize("ramp", [[], [25, 50]])
 def test_through_a_whole_rollout_no_pod_has_two(capacity: str, ramp: list[int]) -> None:
-    world, old = watching(replicas=6, rollout={"canary": {"capacity": capacity, "ramp": ramp}})
+    world, old = watching(replicas=6, rollout={"canary": {"capacity": capacity, "stepWeights": ramp}})
     holds(world)
     world.settle()
     holds(world)

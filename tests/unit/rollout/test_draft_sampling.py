@@ -14,7 +14,7 @@ from aerie.rollout.revision.desired import recommend_draft_sampling, resolve_des
 
 
 def resource(image: str = "vllm/vllm-openai:v0.33.0", **speculation: Any) -> SpeculativeDeployment:
-    volume = {"source": {"volumeClaim": {"claimName": "models", "path": "x"}}}
+    volume = {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "x"}}}
     return SpeculativeDeployment.from_dict(
         {
             "apiVersion": "aerie.dev/v1alpha1",
@@ -44,7 +44,7 @@ def test_a_change_makes_other_pods_is_named_and_its_acceptance_is_compared() -> 
     ("speculation", "why"),
     [
         ({"engineOptions": {"fly_window_size": 3}}, "has fly_window_size: 3: it lets the drafter change what the model answers"),
-        ({"engineOptions": {"num_speculative_tokens": 9}}, "it belongs in spec.speculation.tokens"),
+        ({"engineOptions": {"num_speculative_tokens": 9}}, "it belongs in spec.speculation.numSpeculativeTokens"),
         ({"engineOptions": {"of_tomorrow": 1}}, "knows no such key"),
         (
             {"draftSampling": "Probabilistic", "engineOptions": {"use_local_argmax_reduction": True}},

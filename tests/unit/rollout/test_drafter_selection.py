@@ -83,7 +83,7 @@ def test_a_choice_is_the_same_revision_as_the_same_drafter_written_out() -> None
     assert compute_revision(chosen, Static(3)) == compute_revision(resource(drafter=hub("me/one", OLD)), Static(3))
 
 
-@pytest.mark.parametrize("spec", [{"drafter": hub("my/own", NEW)}, {"speculation": {"tokens": 0}}])
+@pytest.mark.parametrize("spec", [{"drafter": hub("my/own", NEW)}, {"speculation": {"numSpeculativeTokens": 0}}])
 def test_nothing_is_chosen_where_none_is_missing(spec: dict[str, Any]) -> None:
     one = resource(**spec)
     found = select_drafter(one, catalog(row("me/one", OLD)))
@@ -100,7 +100,7 @@ def test_candidates_without_a_commit_are_listed_with_what_to_write() -> None:
         "spec.drafter is missing, and the catalog has no drafter for acme/big that is pinned to a commit; it has me/better "
         "(EAGLE 3.1), me/plain (EAGLE 3): write one of them as spec.drafter.source.huggingFace, such as {repo: me/better, "
         "revision: <its commit, 40 characters>}, or add its commit to the operator's catalog (value `catalog` of the chart). "
-        "To serve without a drafter, write spec.speculation.tokens: 0."
+        "To serve without a drafter, write spec.speculation.numSpeculativeTokens: 0."
     )
     assert found.status.selected_drafters == []
 
@@ -108,7 +108,7 @@ def test_candidates_without_a_commit_are_listed_with_what_to_write() -> None:
 def test_a_target_that_the_catalog_does_not_know() -> None:
     said = select_drafter(resource(target="acme/unheard-of"), load_published_catalog()).problem
     assert said.startswith("spec.drafter is missing, and the catalog has no drafter for acme/unheard-of; name a drafter in ")
-    claim = {"source": {"volumeClaim": {"claimName": "models", "path": "big"}}}
+    claim = {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "big"}}}
     said = select_drafter(resource(model=claim), load_published_catalog()).problem
     assert said.startswith("spec.drafter is missing, and spec.model.source names no repository by which")
 
@@ -121,7 +121,7 @@ def test_the_choice_is_told_once_looked_at_and_recorded() -> None:
     checked = next(item for item in first.objects_to_apply if item["kind"] == "ConfigMap")
     assert '"repo": "me/one"' in checked["data"]["resource.json"]
     status = first.status.to_dict()
-    assert status["drafters"] == [{"target": "acme/big", "repo": "me/one", "revision": OLD, "kind": "EAGLE 3.1", "used": False}]
+    assert status["selectedDrafters"] == [{"target": "acme/big", "repo": "me/one", "revision": OLD, "kind": "EAGLE 3.1", "inUse": False}]
     again = plan(resource(status), rows)
     assert [one for one in again.events if one.reason == "DrafterChosen"] == []
 
@@ -136,7 +136,7 @@ def test_before_the_first_pod_the_catalog_may_change_its_mind_and_afterwards_not
     started = plan(resource(status), catalog(row("me/one", OLD)), passed=wanted)
     assert deployment(started) is not None
     status = started.status.to_dict()
-    assert [(one["repo"], one["used"]) for one in status["drafters"]] == [("me/one", True)]
+    assert [(one["repo"], one["inUse"]) for one in status["selectedDrafters"]] == [("me/one", True)]
     for rows in (better, catalog()):
         kept = plan(resource(status), rows, passed=wanted)
         assert kept.status.canary is not None
@@ -145,15 +145,15 @@ def test_before_the_first_pod_the_catalog_may_change_its_mind_and_afterwards_not
 
 
 def test_another_engine_keeps_the_drafter_and_a_target_that_is_taken_back_finds_it_again() -> None:
-    used = {"target": "acme/big", "repo": "me/one", "revision": OLD, "kind": "EAGLE 3.1", "used": True}
+    used = {"target": "acme/big", "repo": "me/one", "revision": OLD, "kind": "EAGLE 3.1", "inUse": True}
     rows = catalog(row("me/better", NEW), row("me/little", NEW, target="acme/small"))
-    moved = select_drafter(resource({"drafters": [used]}, engine={"image": "vllm/vllm-openai:v0.32.0"}), rows)
+    moved = select_drafter(resource({"selectedDrafters": [used]}, engine={"image": "vllm/vllm-openai:v0.32.0"}), rows)
     assert moved.selected_drafter is not None
     assert moved.selected_drafter.repo == "me/one"
 
-    elsewhere = select_drafter(resource({"drafters": [used]}, target="acme/small"), rows)
+    elsewhere = select_drafter(resource({"selectedDrafters": [used]}, target="acme/small"), rows)
     assert [one.repo for one in elsewhere.selected_drafters] == ["me/little", "me/one"]
-    status = {"drafters": [one.to_dict() for one in elsewhere.selected_drafters]}
+    status = {"selectedDrafters": [one.to_dict() for one in elsewhere.selected_drafters]}
     back = select_drafter(resource(status), rows)
     assert back.selected_drafter is not None
     assert back.selected_drafter.repo == "me/one"
@@ -164,7 +164,7 @@ def test_another_engine_keeps_the_drafter_and_a_target_that_is_taken_back_finds_
 
 def test_a_status_remembers_a_bounded_number_of_targets() -> None:
     used = [
-        {"target": f"acme/t{number}", "repo": "me/one", "revision": OLD, "kind": "EAGLE 3.1", "used": True} for number in range(8)
+        {"target": f"acme/t{number}", "repo": "me/one", "revision": OLD, "kind": "EAGLE 3.1", "inUse": True} for number in range(8)
     ]
-    found = select_drafter(resource({"drafters": used}), catalog(row("me/one", OLD)))
+    found = select_drafter(resource({"selectedDrafters": used}), catalog(row("me/one", OLD)))
     assert [one.target for one in found.selected_drafters] == ["acme/big", *(f"acme/t{number}" for number in range(7))]

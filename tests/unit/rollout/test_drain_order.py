@@ -97,7 +97,7 @@ def test_the_servers_clock_may_be_ahead() -> None:
     assert mine not in world.replicas()
 
 
-REUSE = {"capacity": "Reuse", "control": "Stable", "ramp": []}
+REUSE = {"capacity": "Reuse", "control": "Stable", "stepWeights": []}
 
 
 def test_the_last_stable_pod_makes_room_when_the_gateway_sends_nothing_to_it() -> None:

@@ -19,8 +19,8 @@ from aerie.tuning.recommendation import Recommendation, RecommendationError, Rec
 from tests.unit.rollout.world import World, serving
 
 MINUTE = timedelta(minutes=1)
-K5 = {"mode": "Static", "tokens": 5}
-K3 = {"mode": "Static", "tokens": 3}
+K5 = {"mode": "Static", "numSpeculativeTokens": 5}
+K3 = {"mode": "Static", "numSpeculativeTokens": 3}
 
 
 def tuned(**spec: Any) -> World:
@@ -115,7 +115,7 @@ def test_figures_of_an_advice_that_move_a_little_are_not_written() -> None:
     assert world.status == before
     advise(world, Static(4), reason="K=4 is +8.3 % better.")
     world.step()
-    assert speculation(world)["recommended"] == {"mode": "Static", "tokens": 4}
+    assert speculation(world)["recommended"] == {"mode": "Static", "numSpeculativeTokens": 4}
 
 
 # ------------------------------------------------------------------------------------------------------------------ a trial
@@ -133,27 +133,27 @@ def test_a_trial_is_written_before_anything_is_made_for_it() -> None:
     world.step()
     assert world.status["phase"] == "Preflight"
     record = world.objects["ConfigMap", f"chat-{trial['revision']}-preflight"]["data"]["resource.json"]
-    assert '"tokens": 5' in record, "preflight looks at the setting on trial"
+    assert '"numSpeculativeTokens": 5' in record, "preflight looks at the setting on trial"
 
 
 def test_a_faster_setting_is_kept_and_the_spec_stays_as_it_is() -> None:
-    world = tuned(rollout={"analysis": {"soak": "2h"}})
+    world = tuned(rollout={"analysis": {"minDuration": "2h"}})
     old = world.wanted
     tried(world, -0.1)
     world.settle()
     said = speculation(world)
     new = world.status["stable"]["revision"]
     assert world.document["spec"]["speculation"] == {"tuning": {"mode": "Auto"}}
-    assert said["current"] == said["chosen"]["setting"] == world.status["stable"]["setting"] == K5
-    assert (said["chosen"]["basis"], said["chosen"]["revision"]) == (old, new)
+    assert said["current"] == said["applied"]["setting"] == world.status["stable"]["setting"] == K5
+    assert (said["applied"]["specRevision"], said["applied"]["revision"]) == (old, new)
     (change,) = said["changes"]
-    assert (change["was"], change["tried"], change["result"], change["purpose"]) == (K3, K5, "Promoted", "Change")
-    assert 0.08 < change["realised"]["lower"] < change["realised"]["estimate"] < change["realised"]["upper"] < 0.15
+    assert (change["fromSetting"], change["toSetting"], change["result"], change["purpose"]) == (K3, K5, "Promoted", "Change")
+    assert 0.08 < change["measured"]["lower"] < change["measured"]["estimate"] < change["measured"]["upper"] < 0.15
     assert world.replicas() == {f"chat-{new}": 2}
     assert world.status["history"][0]["change"] == "K=5"
     assert "time per output token is" in world.status["history"][0]["reason"].lower()
-    assert said["balance"]["rate"] == change["realised"]["estimate"]
-    assert said["balance"]["net"] <= 0, "so far it has only cost"
+    assert said["savings"]["rate"] == change["measured"]["estimate"]
+    assert said["savings"]["net"] <= 0, "so far it has only cost"
     world.now += timedelta(hours=100)
     plan = world.plan()
     assert (plan.objects_to_apply, plan.objects_to_delete, plan.events) == ((), (), ())
@@ -162,7 +162,7 @@ def test_a_faster_setting_is_kept_and_the_spec_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize(("slower", "result", "pause"), [(0.1, "RolledBack", 24), (0.0, "Undecided", 6)])
 def test_a_setting_that_is_not_certainly_faster_is_taken_back_and_nobody_is_asked(slower: float, result: str, pause: int) -> None:
-    world = tuned(rollout={"analysis": {"deadline": "1h"}})
+    world = tuned(rollout={"analysis": {"maxDuration": "1h"}})
     old = world.wanted
     advise(world)
     seen = set()
@@ -177,9 +177,9 @@ def test_a_setting_that_is_not_certainly_faster_is_taken_back_and_nobody_is_aske
             world.now += MINUTE
     assert not seen & {"Held", "RolledBack", "Ramping"}
     assert speculation(world)["changes"][0]["result"] == result
-    assert ("rolledBackAt" in speculation(world)) == (result == "RolledBack")
+    assert ("lastRollbackTime" in speculation(world)) == (result == "RolledBack")
     last = speculation(world)["changes"][0]
-    hours = (datetime.fromisoformat(last["endedAt"]) - datetime.fromisoformat(last["startedAt"])) / timedelta(hours=1)
+    hours = (datetime.fromisoformat(last["completionTime"]) - datetime.fromisoformat(last["startTime"])) / timedelta(hours=1)
     assert (2 <= hours < 2.2) if result == "Undecided" else hours < 1, "twice the deadline"
     assert (speculation(world)["current"], speculation(world).get("chosen")) == (K3, None)
     assert "rejected" not in world.status
@@ -206,7 +206,7 @@ def test_a_canary_that_explores_is_measured_and_given_up() -> None:
     assert timedelta(minutes=28) <= world.now - began <= timedelta(minutes=34)
     assert world.status["history"][0]["result"] == "Explored"
     assert speculation(world)["changes"][0]["result"] == "Explored"
-    assert "rolledBackAt" not in speculation(world)
+    assert "lastRollbackTime" not in speculation(world)
     until(world, "Ready")
     world.settle()
     assert speculation(world)["current"] == K3
@@ -219,7 +219,7 @@ def test_a_canary_that_explores_is_measured_and_given_up() -> None:
 
 
 def test_a_canary_that_explores_is_kept_on_the_tuners_word() -> None:
-    world = tuned(replicas=3, rollout={"analysis": {"soak": "20m"}})
+    world = tuned(replicas=3, rollout={"analysis": {"minDuration": "20m"}})
     advise(world, Static(7), "Explore", "A canary with K=7 would teach what is worth 3.6 %.")
     until(world, "Analyzing")
     advise(world, Static(5))
@@ -233,7 +233,7 @@ def test_a_canary_that_explores_is_kept_on_the_tuners_word() -> None:
     assert blocks >= 6, "what was counted counts"
     until(world, "Watching", -0.2)
     assert speculation(world)["changes"][0]["result"] == "Promoted"
-    assert speculation(world)["current"] == {"mode": "Static", "tokens": 7}
+    assert speculation(world)["current"] == {"mode": "Static", "numSpeculativeTokens": 7}
 
 
 def test_a_canary_that_was_kept_and_does_not_prove_itself_is_rolled_back() -> None:
@@ -244,7 +244,7 @@ def test_a_canary_that_was_kept_and_does_not_prove_itself_is_rolled_back() -> No
     until(world, "RollingBack", 0.1)
     (change,) = speculation(world)["changes"]
     assert (change["purpose"], change["result"]) == ("Change", "RolledBack")
-    assert "rolledBackAt" in speculation(world)
+    assert "lastRollbackTime" in speculation(world)
 
 
 def test_an_advice_from_before_its_canary_was_ready_keeps_nothing() -> None:
@@ -261,7 +261,7 @@ def test_an_advice_from_before_its_canary_was_ready_keeps_nothing() -> None:
 
 @pytest.mark.parametrize("slower", [0.1, 0.0])
 def test_a_pause_after_a_trial_that_failed_ends_where_traffic_has_changed_since_that_began(slower: float) -> None:
-    world = tuned(rollout={"analysis": {"deadline": "1h"}})
+    world = tuned(rollout={"analysis": {"maxDuration": "1h"}})
     tried(world, slower)
     world.settle()
     world.now += timedelta(hours=1)
@@ -271,7 +271,7 @@ def test_a_pause_after_a_trial_that_failed_ends_where_traffic_has_changed_since_
     advise(world)
     assert world.advice is not None
     trial = speculation(world)["changes"][0]
-    began, ended = (datetime.fromisoformat(trial[name]).timestamp() for name in ("startedAt", "endedAt"))
+    began, ended = (datetime.fromisoformat(trial[name]).timestamp() for name in ("startTime", "completionTime"))
     for since, reason in ((began - 1, "Cooldown"), ((began + ended) / 2, "Trial")):
         world.advice = replace(world.advice, traffic_changed_at=since)
         world.step()
@@ -382,13 +382,13 @@ def test_in_mode_off_the_spec_stands_and_a_choice_is_taken_back_by_a_canary() ->
     assert world.status["phase"] == "Preflight"
     until(world, "Analyzing")
     assert world.status["canary"]["revision"] == world.wanted
-    assert speculation(world)["chosen"]["setting"] == K5
+    assert speculation(world)["applied"]["setting"] == K5
     world.annotate(promote=world.wanted)
     until(world, "Ready")
     world.settle()
     assert speculation(world)["current"] == K3
     assert "chosen" not in speculation(world)
-    assert speculation(world)["balance"]["rate"] == 0
+    assert speculation(world)["savings"]["rate"] == 0
 
 
 @pytest.mark.parametrize("at", ["Preflight", "Analyzing", "afterwards"])
@@ -409,7 +409,7 @@ def test_a_spec_of_the_user_wins(at: str) -> None:
     world.annotate(promote=world.wanted)
     until(world, "Ready")
     world.settle()
-    assert speculation(world)["current"] == {"mode": "Static", "tokens": 2}
+    assert speculation(world)["current"] == {"mode": "Static", "numSpeculativeTokens": 2}
     assert "chosen" not in speculation(world)
     assert world.replicas() == {f"chat-{world.wanted}": 2}
 
@@ -433,13 +433,13 @@ def test_a_promotion_that_is_taken_back_brings_back_the_setting_before() -> None
     old = world.wanted
     advise(world)
     until(world, "Watching", -0.1)
-    assert speculation(world)["chosen"]["setting"] == K5
+    assert speculation(world)["applied"]["setting"] == K5
     world.annotate(rollback=world.status["stable"]["revision"])
     world.step()
     assert world.status["stable"]["revision"] == old
     assert "chosen" not in speculation(world)
     assert speculation(world)["changes"][0]["result"] == "RolledBack"
-    assert "rolledBackAt" in speculation(world)
+    assert "lastRollbackTime" in speculation(world)
     until(world, "Ready")
     world.settle()
     assert world.replicas() == {f"chat-{old}": 2}
@@ -495,7 +495,7 @@ def test_a_setting_that_the_engine_cannot_run_is_not_tried_and_says_why() -> Non
     assert "data parallel size 2" in world.message("Tuned")
     advise(world, Static(9))
     world.step()
-    assert world.message("Tuned").endswith("spec.speculation.tuning.maxTokens is 7.")
+    assert world.message("Tuned").endswith("spec.speculation.tuning.maxSpeculativeTokens is 7.")
 
 
 def test_a_trial_waits_for_rollouts_and_for_pods() -> None:
@@ -556,7 +556,7 @@ def test_the_setting_is_part_of_the_revision_and_of_the_pods() -> None:
     arguments = [one.pod_template["spec"]["containers"][0]["args"] for one in found if one.pod_template]
     assert ["--speculative-config" in each for each in arguments] == [True, True, False, True]
     assert found[3].arm.setting is not None
-    assert found[3].arm.setting.to_dict()["schedule"] == [{"first": 1, "last": 8, "tokens": 3}]
+    assert found[3].arm.setting.to_dict()["schedule"] == [{"first": 1, "last": 8, "numSpeculativeTokens": 3}]
 
 
 # -------------------------------------------------------------------------------------------- what a user writes binds at once
@@ -569,7 +569,7 @@ def test_who_writes_nothing_about_tuning_grants_no_canary() -> None:
 
 
 def test_without_tokens_no_draft_is_tried_unless_the_spec_says_so() -> None:
-    world = tuned(speculation={"tokens": 0})
+    world = tuned(speculation={"numSpeculativeTokens": 0})
     advise(world, Static(3), "Explore")
     world.settle()
     assert "trial" not in speculation(world)
@@ -585,7 +585,7 @@ def test_without_tokens_no_draft_is_tried_unless_the_spec_says_so() -> None:
 
 
 def test_without_tokens_and_drafter_the_message_names_the_drafter() -> None:
-    world = tuned(drafter=None, speculation={"tokens": 0, "tuning": {"whenZero": "Try"}})
+    world = tuned(drafter=None, speculation={"numSpeculativeTokens": 0, "tuning": {"whenZero": "Try"}})
     advise(world, Static(3), "Explore")
     world.step()
     assert world.condition("Tuned") == ("False", "NoDrafts")
@@ -594,10 +594,10 @@ def test_without_tokens_and_drafter_the_message_names_the_drafter() -> None:
 
 @pytest.mark.parametrize(
     ("bound", "says"),
-    [({"maxTokens": 4}, "maxTokens is 4"), ({"slo": {"timePerOutputToken": "20ms"}}, "slo is stricter")],
+    [({"maxSpeculativeTokens": 4}, "maxSpeculativeTokens is 4"), ({"slo": {"timePerOutputToken": "20ms"}}, "slo is stricter")],
 )
 def test_a_choice_beyond_a_new_bound_is_void_at_once(bound: dict[str, Any], says: str) -> None:
-    world = tuned(rollout={"analysis": {"soak": "0s"}})
+    world = tuned(rollout={"analysis": {"minDuration": "0s"}})
     tried(world, -0.1)
     world.settle()
     assert speculation(world)["current"] == K5
@@ -706,7 +706,7 @@ def test_without_room_nothing_is_tried_until_there_is_some_and_the_ways_out_are_
     world = tuned()
     roomless(world)
     assert speculation(world)["failures"][0]["reason"] == "NoRoom"
-    assert speculation(world)["balance"]["spent"] == 0, "a pod without a node costs nothing"
+    assert speculation(world)["savings"]["spent"] == 0, "a pod without a node costs nothing"
     world.now += timedelta(days=30)
     for setting in (Static(5), Static(7)):
         advise(world, setting)
@@ -742,9 +742,9 @@ def test_without_room_the_pods_that_are_named_are_those_of_a_trial_of_now() -> N
 def test_a_moment_of_a_leader_whose_clock_was_ahead_counts_from_now() -> None:
     world = tuned()
     ahead = (world.now + timedelta(days=7)).isoformat()
-    world.document["status"]["speculation"]["changedAt"] = ahead
+    world.document["status"]["speculation"]["lastChangeTime"] = ahead
     world.step()
-    assert datetime.fromisoformat(speculation(world)["changedAt"]) == world.now
+    assert datetime.fromisoformat(speculation(world)["lastChangeTime"]) == world.now
     world.now += timedelta(hours=7)
     advise(world)
     world.step()
@@ -763,7 +763,7 @@ def test_a_tuner_that_cannot_go_on_by_itself_is_not_called_optimal() -> None:
 # ------------------------------------------------------------------------------------------------------------- the account
 @pytest.mark.parametrize(("capacity", "hours"), [("Surge", 4.0), ("Reuse", 0.0)])
 def test_the_balance_counts_each_pod_beyond_the_replicas_for_as_long_as_it_is_there(capacity: str, hours: float) -> None:
-    world = tuned(replicas=4, rollout={"analysis": {"deadline": "1h"}, "canary": {"capacity": capacity}})
+    world = tuned(replicas=4, rollout={"analysis": {"maxDuration": "1h"}, "canary": {"capacity": capacity}})
     advise(world)
     world.step()
     for _ in range(120):
@@ -775,17 +775,17 @@ def test_the_balance_counts_each_pod_beyond_the_replicas_for_as_long_as_it_is_th
         else:
             world.now += MINUTE
     assert speculation(world)["changes"][0]["result"] == "Undecided"
-    spent = speculation(world)["balance"]["spent"]
+    spent = speculation(world)["savings"]["spent"]
     assert hours <= spent < hours + 0.6, "two pods, for two hours and a warm-up"
-    assert speculation(world)["balance"]["net"] == -spent
+    assert speculation(world)["savings"]["net"] == -spent
 
 
 def test_pods_that_are_kept_after_a_promotion_are_counted_when_they_go() -> None:
     world = tuned(rollout={"canary": {"scaleDownDelay": "10h"}})
     advise(world)
     until(world, "Watching", -0.1)
-    before = speculation(world)["balance"]["spent"]
+    before = speculation(world)["savings"]["spent"]
     world.now += timedelta(hours=10)
     world.settle()
     assert world.status["phase"] == "Ready"
-    assert 19 < speculation(world)["balance"]["spent"] - before < 21
+    assert 19 < speculation(world)["savings"]["spent"] - before < 21

@@ -43,7 +43,7 @@ def test_another_drafter_is_asked() -> None:
 
 def warming_up(**change: Any) -> World:
     """A canary with this change, whose pods serve."""
-    world = serving(speculation={"tokens": 2})
+    world = serving(speculation={"numSpeculativeTokens": 2})
     world.edit(**change)
     for _ in range(6):
         world.step()
@@ -55,17 +55,17 @@ def warming_up(**change: Any) -> World:
 
 
 def test_another_number_of_tokens_is_asked() -> None:
-    assert why_not(warming_up(speculation={"tokens": 5})) == ""
+    assert why_not(warming_up(speculation={"numSpeculativeTokens": 5})) == ""
 
 
 def test_no_drafter_is_asked() -> None:
-    assert why_not(warming_up(speculation={"tokens": 0})) == ""
+    assert why_not(warming_up(speculation={"numSpeculativeTokens": 0})) == ""
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"model": {"source": {"volumeClaim": {"claimName": "models", "path": "another"}}}}, "the canary serves another target"),
+        ({"model": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "another"}}}}, "the canary serves another target"),
         ({"engine": {"image": "vllm/vllm-openai:v0.33.1"}}, "more is new in the canary's engine than how it drafts"),
         ({"engine": {"image": "vllm/vllm-openai:v0.33.0", "args": ["--dtype=float16"]}}, "more is new in the canary's engine"),
         (
@@ -73,11 +73,11 @@ def test_no_drafter_is_asked() -> None:
             "more is new in the canary's engine",
         ),
         (
-            {"speculation": {"tokens": 5}, "rollout": {"analysis": {"greedyAnswers": "Skip"}}},
-            "spec.rollout.analysis.greedyAnswers is Skip",
+            {"speculation": {"numSpeculativeTokens": 5}, "rollout": {"analysis": {"outputEquivalence": "Skip"}}},
+            "spec.rollout.analysis.outputEquivalence is Skip",
         ),
         (
-            {"speculation": {"tokens": 5}, "metrics": {"source": {"prometheus": {"address": "http://prometheus:9090"}}}},
+            {"speculation": {"numSpeculativeTokens": 5}, "metrics": {"source": {"prometheus": {"address": "http://prometheus:9090"}}}},
             "spec.metrics.source is given",
         ),
     ],
@@ -128,9 +128,9 @@ def test_without_answers_a_canary_is_accepted_after_its_soak_and_says_so() -> No
 
 
 def test_answers_that_nobody_asked_for_count_for_nothing() -> None:
-    world, _ = canarying("Analyzing", rollout={"analysis": {"greedyAnswers": "Skip"}})
+    world, _ = canarying("Analyzing", rollout={"analysis": {"outputEquivalence": "Skip"}})
     world.answers = told(24)
-    assert "Greedy answers were not compared: spec.rollout.analysis.greedyAnswers is Skip." in judged(world)
+    assert "Greedy answers were not compared: spec.rollout.analysis.outputEquivalence is Skip." in judged(world)
 
 
 def test_answers_that_come_after_the_verdict_are_too_late() -> None:

@@ -157,7 +157,7 @@ def test_one_crash_of_the_only_pod_does_not_skip_the_judgement() -> None:
 def test_the_ramp_may_change_while_it_is_under_way(ramp: list[int], edit: str) -> None:
     world, _ = canarying("Ramping", replicas=4)
     rollout = world.document["spec"].get("rollout", {})
-    world.edit(rollout={**rollout, "canary": {**rollout.get("canary", {}), "ramp": ramp}})
+    world.edit(rollout={**rollout, "canary": {**rollout.get("canary", {}), "stepWeights": ramp}})
     new = world.wanted
     if edit == "word":
         world.annotate(rollback=new)

@@ -111,7 +111,7 @@ def test_a_much_slower_gpu_rolls_nothing_back_and_a_better_drafter_is_promoted_b
     world.measure_time(6, 4.0)
     assert world.status["phase"] == "Analyzing"
     assert SAID in world.message("Progressing")
-    assert f"{A100} (1 pod), the control's on {H100} (1 pod)" in world.status["analysis"]["unlike"]
+    assert f"{A100} (1 pod), the control's on {H100} (1 pod)" in world.status["analysis"]["hardwareMismatch"]
     shown = {one["metric"] for one in world.status["analysis"]["comparisons"]}
     assert shown == {"TokensPerStep", "AcceptanceLength", "FailedRequests", "GivenUpRequests", "OutputLength", "CutRequests"}
     for _ in range(40):
@@ -184,7 +184,7 @@ def test_it_stays_unlike_while_nothing_new_is_known() -> None:
 
 def test_with_neither_acceptance_nor_time_only_a_person_accepts() -> None:
     """A first drafter: drafts are not compared, and what is left (failed requests) is no reason to promote."""
-    world, _ = canarying("Analyzing", speculation={"tokens": 0})
+    world, _ = canarying("Analyzing", speculation={"numSpeculativeTokens": 0})
     assert evidence(world).plan.incomparable
     place(world, A100, H100)
     for _ in range(130):
@@ -199,7 +199,7 @@ def test_with_neither_acceptance_nor_time_only_a_person_accepts() -> None:
 
 
 def test_an_accepted_canary_is_watched_without_time() -> None:
-    world, _ = canarying("Ramping", rollout={"canary": {"rampHold": "4h"}})
+    world, _ = canarying("Ramping", rollout={"canary": {"stepDuration": "4h"}})
     world.schedule()
     world.ready()
     place(world, A100, H100)
@@ -235,7 +235,7 @@ def test_a_trial_on_unlike_hardware_ends_undecided_and_is_remembered(action: Any
         if "trial" not in speculation(world):
             break
     tried, failure = speculation(world)["changes"][0], speculation(world)["failures"][0]
-    assert (tried["tried"], tried["result"]) == (K5, "Undecided")
+    assert (tried["toSetting"], tried["result"]) == (K5, "Undecided")
     assert (failure["reason"], failure["times"]) == ("Failed", 1)
     assert SAID in failure["message"]
     for _ in range(60):
@@ -247,7 +247,7 @@ def test_a_trial_on_unlike_hardware_ends_undecided_and_is_remembered(action: Any
     look(world)
     assert "trial" not in speculation(world)
     assert world.condition("Tuned") == ("False", "Cooldown")
-    ended = datetime.fromisoformat(failure["lastAt"])
+    ended = datetime.fromisoformat(failure["lastFailureTime"])
     tuning = world.observed().resource.spec.speculation.tuning
     world.now = ended + COOLDOWNS_AFTER_ROLLBACK * backoff_factor(1) * max(tuning.cooldown_duration, tuning.decision_interval) + MINUTE
     advise(world, action=action)

@@ -19,16 +19,16 @@ FAULTS: list[tuple[str, dict[str, Any]]] = [
     ("spec.replicas", {"replicas": -1}),
     (
         "spec.model.servedName",
-        {"model": {"source": {"volumeClaim": {"claimName": "models", "path": "target"}}, "servedName": ""}},
+        {"model": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "target"}}, "servedName": ""}},
     ),
     ("spec.engine.resources", {"engine": {"image": "vllm/vllm-openai:v0.33.0", "resources": AMOUNT}}),
     ("spec.engine.image", {"engine": {}}),
-    ("spec.drafter.method", {"drafter": {"source": {"volumeClaim": {"claimName": "models", "path": "eagle3"}}, "method": "x"}}),
-    ("spec.speculation.tokens", {"speculation": {"tokens": -1}}),
+    ("spec.drafter.method", {"drafter": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "eagle3"}}, "method": "x"}}),
+    ("spec.speculation.numSpeculativeTokens", {"speculation": {"numSpeculativeTokens": -1}}),
     ("spec.rollout.canary.capacity", {"rollout": {"canary": {"capacity": "Novel"}}}),
     ("spec.rollout.progressDeadline", {"rollout": {"progressDeadline": "0s"}}),
     ("spec.rollout.disruption.budget", {"rollout": {"disruption": {"budget": "Novel"}}}),
-    ("spec.metrics.interval", {"metrics": {"interval": "0s"}}),
+    ("spec.metrics.scrapeInterval", {"metrics": {"interval": "0s"}}),
 ]
 
 
@@ -120,7 +120,7 @@ def test_a_rollout_under_way_is_held_and_goes_on_when_the_field_is_corrected(
 def test_pods_kept_after_a_promotion_stay() -> None:
     world, old = watching()
     pods = world.replicas()
-    world.edit(speculation={"tokens": -1})
+    world.edit(speculation={"numSpeculativeTokens": -1})
     world.settle()
     assert world.replicas() == pods
     assert world.status["previous"]["revision"] == old
@@ -160,7 +160,7 @@ def test_traffic_that_cannot_be_read_leaves_the_route_and_the_services_of_the_ar
 def test_the_route_is_repaired_where_traffic_can_be_read() -> None:
     world = serving(rollout={"traffic": GATEWAY})
     before = copy.deepcopy(world.objects)
-    world.edit(speculation={"tokens": -1})
+    world.edit(speculation={"numSpeculativeTokens": -1})
     lose(world, "HTTPRoute", "Service")
     world.settle()
     assert {key: item["spec"] for key, item in world.objects.items() if "spec" in item} == {
@@ -170,14 +170,14 @@ def test_the_route_is_repaired_where_traffic_can_be_read() -> None:
 
 def test_paused_leaves_everything_as_it_is() -> None:
     world = serving()
-    world.edit(speculation={"tokens": -1}, rollout={"paused": True})
+    world.edit(speculation={"numSpeculativeTokens": -1}, rollout={"paused": True})
     lose(world, "Service")
     world.step()
     assert ("Service", "chat") not in world.objects
     assert world.condition("Degraded") == REASON
 
 
-@pytest.mark.parametrize("change", [{"engine": {"image": 1}}, {"speculation": {"tokens": -1}}])
+@pytest.mark.parametrize("change", [{"engine": {"image": 1}}, {"speculation": {"numSpeculativeTokens": -1}}])
 def test_without_a_record_of_what_serves_nothing_can_be_read_instead(change: dict[str, Any]) -> None:
     world = World(**change)
     with pytest.raises(ResourceError, match=r"^spec\."):
@@ -186,7 +186,7 @@ def test_without_a_record_of_what_serves_nothing_can_be_read_instead(change: dic
 
 def test_a_status_of_another_release_is_no_state_to_go_by() -> None:
     world = serving()
-    world.edit(speculation={"tokens": -1})
+    world.edit(speculation={"numSpeculativeTokens": -1})
     world.document["status"]["phase"] = "Charming"
     with pytest.raises(ResourceError, match=r"status\.phase"):
         world.step()

@@ -37,7 +37,7 @@ def test_the_way_of_a_promotion() -> None:
     assert (first.event_type, last.event_type) == ("promoted", "promoted")
     assert last.id.rpartition("/")[0] == began.id.rpartition("/")[0], "of the same rollout"
     assert last.data["comparisons"][0]["metric"] == "TokensPerStep"
-    assert (last.data["drafter"], last.data["against"]) == ("models/eagle31", "models/eagle3")
+    assert (last.data["drafter"], last.data["replacedDrafter"]) == ("models/eagle31", "models/eagle3")
 
 
 def test_a_person_is_wanted() -> None:
@@ -97,7 +97,7 @@ def test_a_notice_is_a_cloud_event() -> None:
         "source": "prod",
         "type": "dev.aerie.rollout.begun",
         "subject": "default/chat",
-        "time": data["startedAt"],
+        "time": data["startTime"],
         "datacontenttype": "application/json",
     }
     assert data == {
@@ -108,6 +108,6 @@ def test_a_notice_is_a_cloud_event() -> None:
         "revision": world.wanted,
         "change": "drafter models/eagle31",
         "drafter": "models/eagle31",
-        "against": "models/eagle3",
-        "startedAt": event["time"],
+        "replacedDrafter": "models/eagle3",
+        "startTime": event["time"],
     }

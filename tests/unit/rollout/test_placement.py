@@ -92,7 +92,7 @@ def test_the_next_canarys_control_pods_are_the_same() -> None:
     """They may still be there, and another template would have each of them made anew."""
     world, old = canarying("Analyzing")
     first, before = world.wanted, copy.deepcopy(control(world, old)["spec"]["template"])
-    world.edit(speculation={"tokens": 4})
+    world.edit(speculation={"numSpeculativeTokens": 4})
     world.settle_until("Starting")
     world.step()
     assert world.status["canary"]["revision"] == world.wanted != first

@@ -59,7 +59,7 @@ def test_as_many_old_pods_as_canary_and_control_were_stay_ready_without_requests
     assert weights(world) == {"stable": TOTAL_WEIGHT}
     assert (last(world)["result"], last(world)["revision"]) == ("Promoted", new)
     assert world.status["stable"]["revision"] == new
-    assert 2.9 < world.status["stable"]["acceptedLength"] < 3.1
+    assert 2.9 < world.status["stable"]["referenceAcceptanceLength"] < 3.1
     world.schedule()
     world.step()
     previous = world.status["previous"]
@@ -134,7 +134,7 @@ def test_a_person_takes_it_back_and_the_old_pods_serve_at_once(rollout: dict[str
     assert selector(world) == {naming.NAME_LABEL: "chat"}
     assert world.replicas() == {f"chat-{new}": 4, f"chat-{old}": 2}, "traffic goes before pods"
     assert last(world)["reason"] == "Taken back after its promotion. A person asked for the rollback."
-    assert (last(world)["result"], last(world)["drafter"], last(world)["against"]) == (
+    assert (last(world)["result"], last(world)["drafter"], last(world)["replacedDrafter"]) == (
         "RolledBack",
         "models/eagle31",
         "models/eagle3",
@@ -170,7 +170,7 @@ def test_the_old_spec_again_is_as_good_as_a_word() -> None:
 def test_another_spec_gets_a_canary_beside_what_was_promoted_and_the_kept_pods_go_first() -> None:
     world, old = watching()
     new = world.wanted
-    world.edit(speculation={"tokens": 4})
+    world.edit(speculation={"numSpeculativeTokens": 4})
     for _ in range(8):
         world.step()
         assert not (f"chat-{old}" in world.replicas() and f"chat-{world.wanted}" in world.replicas())
@@ -259,10 +259,10 @@ def test_what_is_counted_goes_on_where_a_lost_write_left_it() -> None:
     ("arm", "reason"),
     [
         ({"acceptanceLength": 1.0}, "DraftsRejected"),
-        ({"acceptanceLength": 1.0, "acceptedLength": 2.5}, "DraftsRejected"),
-        ({"acceptanceLength": 1.0, "acceptedLength": 1.0}, None),
+        ({"acceptanceLength": 1.0, "referenceAcceptanceLength": 2.5}, "DraftsRejected"),
+        ({"acceptanceLength": 1.0, "referenceAcceptanceLength": 1.0}, None),
         ({"acceptanceLength": 1.01}, None),
-        ({"acceptanceLength": 1.0, "setting": {"mode": "Adaptive", "tokens": 5}}, None),
+        ({"acceptanceLength": 1.0, "setting": {"mode": "Adaptive", "numSpeculativeTokens": 5}}, None),
         ({}, None),
     ],
 )

@@ -50,7 +50,7 @@ class Cluster(World):
     def says(self, document: dict[str, Any], phase: str = "Running") -> None:
         """The container ends with this message; another one of the pod goes on."""
         code = {True: 0, False: 1, None: 2}[document["ok"]]
-        ended = {"exitCode": code, "message": json.dumps(document), "startedAt": self.now.isoformat()}
+        ended = {"exitCode": code, "message": json.dumps(document), "startTime": self.now.isoformat()}
         self.pod(phase, {"terminated": ended})
 
     def fails(self, reason: str = "BackoffLimitExceeded") -> None:
@@ -193,7 +193,7 @@ def test_a_job_that_has_waited_for_hours_is_made_anew_at_once() -> None:
 def test_a_container_that_hangs_is_given_up(state: str) -> None:
     """Its volume hangs; or it could not read the Hub, and another container keeps the pod from ending, so no other is made."""
     cluster = Cluster()
-    began = {"startedAt": cluster.now.isoformat()}
+    began = {"startTime": cluster.now.isoformat()}
     cluster.pod("Running", {state: began | ({"exitCode": 2, "message": json.dumps(HUB)} if state == "terminated" else {})})
     plan = cluster.step()
     assert plan.requeue_after == timedelta(minutes=30)
@@ -208,7 +208,7 @@ def test_a_container_that_hangs_is_given_up(state: str) -> None:
 
 def test_how_a_container_ended_is_told_where_it_could_not_say_it() -> None:
     cluster = Cluster()
-    cluster.pod("Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled", "startedAt": cluster.now.isoformat()}})
+    cluster.pod("Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled", "startTime": cluster.now.isoformat()}})
     cluster.fails()
     cluster.step()
     assert "status 137 (OOMKilled)" in cluster.message("PreflightPassed")
@@ -291,7 +291,7 @@ def test_a_refused_revision_goes_on_when_its_refusals_are_accepted() -> None:
     allow(cluster, accept=["C2", "C9", "C11"])
     cluster.step()
     assert cluster.condition("PreflightPassed") == ("True", "Accepted")
-    assert "accepted by spec.rollout.preflight.accept: C2, C9" in cluster.message("PreflightPassed")
+    assert "accepted by spec.rollout.preflight.acceptedChecks: C2, C9" in cluster.message("PreflightPassed")
     assert "weights: torn." in cluster.message("PreflightPassed")
     assert cluster.status["phase"] == "Starting"
     assert (record(cluster)["accepted"], record(cluster)["checks"]) == (["C2", "C9"], ["C2", "C9"])
@@ -323,7 +323,7 @@ def test_in_mode_warn_a_preflight_that_has_ended_holds_nothing_back(said: dict[s
 
 def test_in_mode_off_there_is_no_job_and_that_is_said_for_as_long_as_the_revision_serves() -> None:
     cluster = Cluster()
-    cluster.pod("Running", {"running": {"startedAt": cluster.now.isoformat()}})
+    cluster.pod("Running", {"running": {"startTime": cluster.now.isoformat()}})
     allow(cluster, mode="Off")
     cluster.step()
     assert cluster.condition("PreflightPassed") == ("Unknown", "Skipped")
@@ -337,7 +337,7 @@ def test_in_mode_off_there_is_no_job_and_that_is_said_for_as_long_as_the_revisio
     assert cluster.condition("PreflightPassed") == ("Unknown", "Skipped")
 
 
-@pytest.mark.parametrize("given", [{"mode": "Off"}, {"mode": "Warn"}, {"accept": ["C9"]}, {"mode": "Enforce"}])
+@pytest.mark.parametrize("given", [{"mode": "Off"}, {"mode": "Warn"}, {"acceptedChecks": ["C9"]}, {"mode": "Enforce"}])
 def test_a_change_of_it_moves_nothing_of_a_revision_that_has_passed(given: dict[str, Any]) -> None:
     cluster = Cluster()
     cluster.says(PASSES)

@@ -39,7 +39,7 @@ def test_the_first_revision_is_looked_at_before_a_pod_is_made() -> None:
 
 
 def test_a_refused_drafter_never_gets_a_pod_and_says_why() -> None:
-    world = World(drafter={"source": {"volumeClaim": {"claimName": "models", "path": "refused"}}})
+    world = World(drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": "refused"}}})
     world.settle()
     assert world.deployments() == {}
     assert world.status["phase"] == "Failed"
@@ -230,11 +230,11 @@ def test_mode_gateway_has_a_route_and_leaving_it_removes_it() -> None:
 
 
 def test_without_tokens_there_is_no_drafter() -> None:
-    world = serving(speculation={"tokens": 0})
+    world = serving(speculation={"numSpeculativeTokens": 0})
     (deployment,) = world.deployments().values()
     (engine,) = deployment["spec"]["template"]["spec"]["containers"]
     assert "--speculative-config" not in engine["args"]
-    assert world.status["stable"]["setting"] == {"mode": "Off", "tokens": 0}
+    assert world.status["stable"]["setting"] == {"mode": "Off", "numSpeculativeTokens": 0}
 
 
 def test_a_source_of_metrics_that_is_of_no_use_is_a_condition_that_outlasts_the_operator() -> None:

@@ -226,7 +226,7 @@ class Rollouts(RuleBasedStateMachine):
         if world.status["phase"] == "Ready":
             assert world.replicas() == {f"chat-{world.wanted}": world.document["spec"]["replicas"]}
             assert world.condition("Ready")[0] == "True"
-        elif world.document["spec"]["drafter"]["source"]["volumeClaim"]["path"] == "refused":
+        elif world.document["spec"]["drafter"]["source"]["persistentVolumeClaim"]["path"] == "refused":
             assert world.condition("PreflightPassed")[0] == "False"
         else:
             assert world.status["phase"] in ("RolledBack", "Failed")

@@ -19,8 +19,8 @@ from tests.unit.rollout.world import IMAGE, World, canarying, serving, watching
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
-REUSE = {**GATEWAY, "canary": {"capacity": "Reuse", "ramp": []}}
-SURGE = {**GATEWAY, "canary": {"ramp": [], "scaleDownDelay": "10m"}}
+REUSE = {**GATEWAY, "canary": {"capacity": "Reuse", "stepWeights": []}}
+SURGE = {**GATEWAY, "canary": {"stepWeights": [], "scaleDownDelay": "10m"}}
 
 
 def shares(world: World) -> dict[str, int]:

@@ -153,7 +153,7 @@ def test_a_ramp_that_becomes_empty_leads_to_the_promotion() -> None:
         for step in (0, 1, 7):
             found = advance_state(at("Ramping", step), looks, terms, T0)
             assert (found.state.phase, found.state.step, found.end_state) == ("Promoting", None, None)
-            assert found.message == "spec.rollout.canary.ramp has become empty: there is no share to hold."
+            assert found.message == "spec.rollout.canary.stepWeights has become empty: there is no share to hold."
 
 
 def test_a_ramp_that_becomes_shorter_ends_with_its_last_share() -> None:
@@ -161,7 +161,7 @@ def test_a_ramp_that_becomes_shorter_ends_with_its_last_share() -> None:
     step = advance_state(at("Ramping", 3), READY, terms, T0 + 5 * MINUTE)
     assert (step.state.phase, step.message) == (
         "Promoting",
-        "25 % of the traffic have been held for spec.rollout.canary.rampHold.",
+        "25 % of the traffic have been held for spec.rollout.canary.stepDuration.",
     )
 
 
@@ -212,7 +212,7 @@ class Rollouts(RuleBasedStateMachine):
     @initialize(manual=st.booleans(), hold=st.booleans(), ramp=st.lists(st.integers(1, 99), max_size=3, unique=True).map(sorted))
     def begin(self, manual: bool, hold: bool, ramp: list[int]) -> None:
         approval, inconclusive = ("Manual" if manual else "Automatic"), ("Hold" if hold else "Rollback")
-        canary = CanarySpec.model_validate({"ramp": ramp, "approval": approval})
+        canary = CanarySpec.model_validate({"stepWeights": ramp, "approval": approval})
         analysis = AnalysisSpec.model_validate({"onInconclusive": inconclusive})
         self.terms = CanaryPolicy(canary, analysis, timedelta(minutes=30))
         self.now = T0

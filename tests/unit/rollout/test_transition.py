@@ -62,7 +62,7 @@ def test_the_pods_of_a_spec_that_is_gone_are_put_back_as_they_were() -> None:
 
 
 def test_a_better_canary_warms_up_is_analyzed_ramped_and_promoted_without_a_new_pod_of_its_own() -> None:
-    world, old = canarying("WarmingUp", rollout={**GATEWAY, "analysis": {"soak": "1h"}}, replicas=4)
+    world, old = canarying("WarmingUp", rollout={**GATEWAY, "analysis": {"minDuration": "1h"}}, replicas=4)
     new = world.wanted
     assert weights(world) == {"stable": 66_666, "canary": 16_667, "control": 16_667}
     world.now += 4 * MINUTE
@@ -96,7 +96,7 @@ def test_a_better_canary_warms_up_is_analyzed_ramped_and_promoted_without_a_new_
     assert last(world)["result"] == "Promoted"
     assert "output per verification step is" in last(world)["reason"].lower()
     assert last(world)["comparisons"][0]["estimate"] > 0.15
-    assert (last(world)["drafter"], last(world)["against"]) == ("models/eagle31", "models/eagle3")
+    assert (last(world)["drafter"], last(world)["replacedDrafter"]) == ("models/eagle31", "models/eagle3")
     assert world.status["stable"]["revision"] == new
     world.settle()
     assert world.replicas() == {f"chat-{new}": 4}
@@ -128,7 +128,7 @@ def test_a_worse_canary_loses_its_traffic_and_then_its_pods_and_is_not_tried_aga
     world.settle_until("Starting")
     assert f"chat-{new}" in world.replicas()
     until(world, "Analyzing")
-    assert world.status["analysis"]["startedAt"] != before["startedAt"]
+    assert world.status["analysis"]["startTime"] != before["startTime"]
 
 
 def test_missing_data_never_promotes_and_ends_undecided() -> None:
@@ -206,7 +206,7 @@ def test_a_canary_that_crashes_again_and_again_is_rolled_back_at_once() -> None:
 
 
 def test_a_canary_that_turns_bad_in_the_ramp_is_rolled_back() -> None:
-    world, _ = canarying("Ramping", replicas=4, rollout={"canary": {"rampHold": "1h"}})
+    world, _ = canarying("Ramping", replicas=4, rollout={"canary": {"stepDuration": "1h"}})
     for _ in range(25):
         world.schedule()
         world.ready()
@@ -247,7 +247,7 @@ def test_a_spec_that_is_taken_back_ends_it_at_once(phase: str) -> None:
 def test_another_spec_starts_anew_with_the_same_stable_pods() -> None:
     world, old = canarying("Analyzing")
     first = world.wanted
-    world.edit(speculation={"tokens": 4})
+    world.edit(speculation={"numSpeculativeTokens": 4})
     world.settle_until("Starting")
     assert last(world)["revision"] == first
     assert world.status["canary"]["revision"] == world.wanted != first

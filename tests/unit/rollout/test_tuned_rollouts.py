@@ -42,7 +42,7 @@ class Tuning(Rollouts):
 
     @rule(mode=st.sampled_from(["Auto", "Auto", "Recommend", "Off"]), tokens=st.sampled_from([K_OF_SPEC, K_OF_SPEC, 5, 2]))
     def another_tuning(self, mode: str, tokens: int) -> None:
-        self.world.edit(speculation={"tokens": tokens, "tuning": {"mode": mode}})
+        self.world.edit(speculation={"numSpeculativeTokens": tokens, "tuning": {"mode": mode}})
 
     @rule(parts=st.integers(4, 9), blocks=st.integers(1, 8), slower=st.sampled_from([-0.2, 0.0, 0.2]))
     @precondition(lambda self: self.world.status.get("analysis"))
@@ -75,7 +75,7 @@ class Tuning(Rollouts):
         if trial is not None:
             event("a trial")
             assert world.document["spec"].get("speculation", {}).get("tuning", {}).get("mode") == "Auto"
-            assert trial["basis"] == alone, "the user's spec wins"
+            assert trial["specRevision"] == alone, "the user's spec wins"
             known = after.get("canary")
             assert known is None or known["revision"] == trial["revision"] or known["phase"] == "RollingBack", "one at a time"
             assert after.get("previous") is None
@@ -85,7 +85,7 @@ class Tuning(Rollouts):
             event("a choice")
             arms = [after["stable"], after.get("previous") or {}]
             assert chosen["revision"] in {arm.get("revision") for arm in arms}
-            assert chosen["revision"] != chosen["basis"]
+            assert chosen["revision"] != chosen["specRevision"]
 
     def proven(self, before: dict[str, Any], after: dict[str, Any], alone: str) -> None:
         """What has become stable by this pass is the spec's, or was before, or has passed a trial."""

@@ -57,7 +57,7 @@ def test_the_resources_status_does_not_change_with_it() -> None:
 def test_it_goes_with_the_mode() -> None:
     world = serving()
     step(world, KEPT)
-    world.edit(speculation={"tokens": 3, "tuning": {"mode": "Off"}})
+    world.edit(speculation={"numSpeculativeTokens": 3, "tuning": {"mode": "Off"}})
     plan = step(world, KEPT)
     assert [one.name for one in plan.objects_to_delete] == ["chat-aerie-tuning"]
     assert names(step(world, KEPT)) == []

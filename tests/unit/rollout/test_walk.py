@@ -78,7 +78,7 @@ PHASES = ("Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Ramping", "
 def come_to(phase: str) -> Cluster:
     """A fleet of four whose canary has come to the phase."""
     approval = "Manual" if phase == "AwaitingApproval" else "Automatic"
-    rollout = {"canary": {"approval": approval}, "analysis": {"soak": "4m", "warmup": "1m"}}
+    rollout = {"canary": {"approval": approval}, "analysis": {"minDuration": "4m", "warmupDuration": "1m"}}
     cluster = Cluster(1, load=60, replicas=4, rollout=rollout)
     assert cluster.go_on(timedelta(hours=1), lambda: bool(cluster.status["phase"] == "Ready"))
     cluster.drafter("eagle31")

@@ -43,18 +43,18 @@ EDITS: dict[str, tuple[Any, ...]] = {
     "rollout.canary.replicas": (1, 2, 3, 10, 100),
     "rollout.canary.control": ("Fresh", "Stable"),
     "rollout.canary.capacity": ("Surge", "Reuse"),
-    "rollout.canary.ramp": ([], [25, 50], [60], [1, 2, 3, 50, 99]),
-    "rollout.canary.rampHold": ("0s", "5m", "1h"),
+    "rollout.canary.stepWeights": ([], [25, 50], [60], [1, 2, 3, 50, 99]),
+    "rollout.canary.stepDuration": ("0s", "5m", "1h"),
     "rollout.canary.scaleDownDelay": ("0s", "10m", "3h"),
     "rollout.canary.approval": ("Automatic", "Manual"),
-    "rollout.analysis.block": ("30s", "2m", "5m"),
-    "rollout.analysis.warmup": ("0s", "1m", "5m"),
+    "rollout.analysis.blockDuration": ("30s", "2m", "5m"),
+    "rollout.analysis.warmupDuration": ("0s", "1m", "5m"),
     "rollout.analysis.minBlocks": (2, 5),
-    "rollout.analysis.soak": ("0s", "4m", "30m"),
-    "rollout.analysis.deadline": ("40m", "1h", "4h"),
+    "rollout.analysis.minDuration": ("0s", "4m", "30m"),
+    "rollout.analysis.maxDuration": ("40m", "1h", "4h"),
     "rollout.analysis.goal": ("NonInferior", "Superior"),
     "rollout.analysis.margin": (0.02, 0.1),
-    "rollout.analysis.greedyAnswers": ("Compare", "Skip"),
+    "rollout.analysis.outputEquivalence": ("Compare", "Skip"),
     "rollout.analysis.onInconclusive": ("Hold", "Rollback"),
     "rollout.traffic": (
         {"mode": "Service"},
@@ -64,17 +64,17 @@ EDITS: dict[str, tuple[Any, ...]] = {
     "rollout.disruption": ({"budget": "None"}, {"budget": "Managed"}, {"maxUnavailable": "20%"}),
     "rollout.progressDeadline": ("10m", "30m", "1h"),
     "rollout.paused": (True, False),
-    "rollout.preflight": ({"mode": "Off"}, {"mode": "Warn"}, {"accept": ["C2"]}, {"mode": "Enforce"}),
+    "rollout.preflight": ({"mode": "Off"}, {"mode": "Warn"}, {"acceptedChecks": ["C2"]}, {"mode": "Enforce"}),
     "replicas": SIZES,
-    "speculation": ({"tokens": 0}, {"tokens": 2}, {"tokens": 5}, {"tuning": {"mode": "Recommend"}}, {"tuning": {"mode": "Auto"}}),
+    "speculation": ({"numSpeculativeTokens": 0}, {"numSpeculativeTokens": 2}, {"numSpeculativeTokens": 5}, {"tuning": {"mode": "Recommend"}}, {"tuning": {"mode": "Auto"}}),
     "engine": (
         {"image": "vllm/vllm-openai:v0.33.0"},
         {"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=4096"]},
         {"image": "vllm/vllm-openai:v0.33.0", "env": [{"name": "A", "value": "1"}]},
         {"image": "vllm/vllm-openai:v0.33.0", "resources": {"limits": {"nvidia.com/gpu": "2"}}},
     ),
-    "model.source.volumeClaim.path": ("target", "other"),
-    "drafter": (None, *({"source": {"volumeClaim": {"claimName": "models", "path": path}}} for path in DRAFTERS)),
+    "model.source.persistentVolumeClaim.path": ("target", "other"),
+    "drafter": (None, *({"source": {"persistentVolumeClaim": {"claimName": "models", "path": path}}} for path in DRAFTERS)),
 }
 """Every field that may change, with values."""
 
@@ -104,7 +104,7 @@ class Walk:
             load, drain = chance.choice([20.0, 120.0, 300.0, 900.0]), chance.choice([5.0, 30.0, 110.0])
             replicas = chance.choice(SIZES)
             traffic = chance.choice(EDITS["rollout.traffic"])
-            rollout = {"analysis": {"soak": "4m", "warmup": "1m"}, "traffic": traffic}
+            rollout = {"analysis": {"minDuration": "4m", "warmupDuration": "1m"}, "traffic": traffic}
             cluster = Cluster(seed, load=load, drain=drain, replicas=replicas, rollout=rollout)
             self.trail.append(f"{replicas} replicas that load in {load:.0f} s and drain in {drain:.0f} s, mode {traffic['mode']}")
         self.cluster = cluster

@@ -51,9 +51,9 @@ class World:
         self.counter = itertools.count(1)
         whole = {
             "replicas": 2,
-            "model": {"source": {"volumeClaim": {"claimName": "models", "path": "target"}}},
+            "model": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "target"}}},
             "engine": {"image": "vllm/vllm-openai:v0.33.0"},
-            "drafter": {"source": {"volumeClaim": {"claimName": "models", "path": "eagle3"}}},
+            "drafter": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "eagle3"}}},
             **spec,
         }
         self.document: dict[str, Any] = {
@@ -90,7 +90,7 @@ class World:
         self.document["metadata"]["generation"] += 1
 
     def drafter(self, path: str) -> None:
-        self.edit(drafter={"source": {"volumeClaim": {"claimName": "models", "path": path}}})
+        self.edit(drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": path}}})
 
     def annotate(self, **said: str) -> None:
         annotations = self.document["metadata"].setdefault("annotations", {})
@@ -306,7 +306,7 @@ class World:
                 continue  # over, or its pod waits for the volume
             data = json.loads(self.objects["ConfigMap", name]["data"]["resource.json"])
             drafter = data["spec"].get("drafter") or {}
-            bad = drafter.get("source", {}).get("volumeClaim", {}).get("path") == "refused"
+            bad = drafter.get("source", {}).get("persistentVolumeClaim", {}).get("path") == "refused"
             self.conclude(name, {"ok": not bad, "summary": "checked.", "refused": ["✗ C9 weights: torn."] if bad else []})
 
     def conclude(self, name: str, told: dict[str, Any]) -> None:

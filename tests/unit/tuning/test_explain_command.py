@@ -20,18 +20,18 @@ from aerie.tuning.recommendation import Recommendation
 
 NOW = datetime(2026, 11, 2, tzinfo=UTC)
 KEPT = TuningRecord(NOW.timestamp() - 600, "f", "packed", "{}", "HOLD\nK=3 stays: nothing else is surely better.\n")
-K3, K5 = {"mode": "Static", "tokens": 3}, {"mode": "Static", "tokens": 5}
+K3, K5 = {"mode": "Static", "numSpeculativeTokens": 3}, {"mode": "Static", "numSpeculativeTokens": 5}
 TRIED = {
-    "was": K3,
-    "tried": K5,
+    "fromSetting": K3,
+    "toSetting": K5,
     "purpose": "Change",
     "result": "Promoted",
     "revision": "r2",
     "predicted": {"estimate": 0.08, "lower": 0.04, "upper": 0.12},
-    "realised": {"estimate": 0.075},
-    "endedAt": "2026-11-01T12:00:00.000Z",
+    "measured": {"estimate": 0.075},
+    "completionTime": "2026-11-01T12:00:00.000Z",
 }
-BALANCE = {"gained": 4.5, "spent": 0.5, "net": 4.0, "rate": 0.075, "asOf": "2026-11-01T12:00:00.000Z"}
+BALANCE = {"saved": 4.5, "spent": 0.5, "net": 4.0, "rate": 0.075, "updateTime": "2026-11-01T12:00:00.000Z"}
 
 
 def document(mode: str = "Auto", **speculation: Any) -> dict[str, Any]:
@@ -40,9 +40,9 @@ def document(mode: str = "Auto", **speculation: Any) -> dict[str, Any]:
         "kind": "SpeculativeDeployment",
         "metadata": {"name": "chat", "namespace": "default", "uid": "u1"},
         "spec": {
-            "model": {"source": {"volumeClaim": {"claimName": "models"}}},
+            "model": {"source": {"persistentVolumeClaim": {"claimName": "models"}}},
             "engine": {"image": "vllm/vllm-openai:v0.33.0"},
-            "speculation": {"tokens": 3, "tuning": {"mode": mode}},
+            "speculation": {"numSpeculativeTokens": 3, "tuning": {"mode": mode}},
         },
         "status": {"speculation": {"current": K3, **speculation}} if speculation else {},
     }
@@ -53,7 +53,7 @@ def told(mode: str = "Auto", kept: TuningRecord | None = KEPT, **speculation: An
 
 
 def test_a_person_gets_what_is_in_force_what_was_tried_and_the_last_decision() -> None:
-    chosen = {"setting": K5, "revision": "r2", "basis": "r1"}
+    chosen = {"setting": K5, "revision": "r2", "specRevision": "r1"}
     text = told(current=K5, chosen=chosen, changes=[TRIED], balance=BALANCE, why="K=5 is better.")
     for part in (
         "default/chat: tuning.mode Auto",
@@ -137,19 +137,19 @@ def test_a_program_gets_the_same_as_json(monkeypatch: pytest.MonkeyPatch, capsys
         assert run_command_line(["tune", "explain", "chat", "-n", "ns", "-o", "json"]) == 0
         return json.loads(capsys.readouterr().out)
 
-    schedule = [{"first": 1, "last": 8, "tokens": 5}, {"first": 9, "last": 512, "tokens": 3}]
+    schedule = [{"first": 1, "last": 8, "numSpeculativeTokens": 5}, {"first": 9, "last": 512, "numSpeculativeTokens": 3}]
     assert explained() == {
         "namespace": "default",
         "name": "chat",
         "mode": "Auto",
-        "tokens": 3,
-        "speculation": {"current": K3, "changes": [TRIED], "balance": BALANCE},
+        "numSpeculativeTokens": 3,
+        "speculation": {"current": K3, "changes": [TRIED], "savings": BALANCE},
         "tuned": tuned,
         "decision": {
             "at": "2026-11-01T23:50:00.000Z",
             "revision": "r1",
             "action": "Change",
-            "setting": {"mode": "Schedule", "tokens": 5, "schedule": schedule},
+            "setting": {"mode": "Schedule", "numSpeculativeTokens": 5, "schedule": schedule},
             "predicted": {"estimate": 0.08, "lower": 0.04, "upper": 0.12},
             "reason": "Faster.",
             "explanation": KEPT.explanation,

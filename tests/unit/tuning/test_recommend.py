@@ -292,7 +292,7 @@ def test_speculation_is_not_turned_off_where_no_canary_could_ask_for_it_again() 
     data = telemetry([K3, Static(1)], dear, spread(4, 100, 60), BAD)
     found = decided(data, situation(K3, replicas=2, lent=1))
     assert (found.action, found.setting, found.blocked_reason) == (TuningAction.HOLD, Off(), "CannotProbe")
-    assert "spec.speculation.tokens: 0 to turn it off for good" in found.reason
+    assert "spec.speculation.numSpeculativeTokens: 0 to turn it off for good" in found.reason
 
 
 def test_a_setting_that_has_failed_lately_is_left_alone_and_the_next_best_is_tried(better_with_more: TuningTelemetry) -> None:

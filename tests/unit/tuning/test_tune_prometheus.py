@@ -40,7 +40,7 @@ apiVersion: aerie.dev/v1alpha1
 kind: SpeculativeDeployment
 metadata: {name: chat, namespace: models}
 spec:
-  model: {source: {volumeClaim: {claimName: models}}}
+  model: {source: {persistentVolumeClaim: {claimName: models}}}
   engine: {image: "vllm/vllm-openai:v0.33.0"}
   metrics: {source: {prometheus: {address: "http://in-cluster", podLabel: kube_pod, namespaceLabel: ns, matchLabels: {job: a}}}}
 """

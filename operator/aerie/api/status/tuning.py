@@ -27,7 +27,7 @@ class PerformanceGain(ResourceModel):
 
 
 class AppliedSetting(ResourceModel):
-    """A setting that is in force in place of spec.speculation.tokens, because a canary has proven it."""
+    """A setting that is in force in place of spec.speculation.numSpeculativeTokens, because a canary has proven it."""
 
     setting: SettingStatus
     """The setting."""
@@ -121,7 +121,7 @@ class TuningSavings(ResourceModel):
     the time. Since then, `rate` times replicas times hours have come on top."""
 
     saved: float = 0.0
-    """What chosen settings have saved against spec.speculation.tokens, by what their canaries have shown."""
+    """What chosen settings have saved against spec.speculation.numSpeculativeTokens, by what their canaries have shown."""
     spent: float = 0.0
     """What trials have cost: each hour of each pod beyond spec.replicas that canary, control and pods kept after a promotion
     took, and what pods in the place of replicas have spent on loading."""
@@ -152,13 +152,13 @@ class SpeculationStatus(ResourceModel):
     message: Annotated[str, Field(max_length=4096)] | None = None
     """What speaks for it, or what is missing for a recommendation."""
     applied: AppliedSetting | None = None
-    """The setting that is in force in place of spec.speculation.tokens. Absent where that is in force."""
+    """The setting that is in force in place of spec.speculation.numSpeculativeTokens. Absent where that is in force."""
     trial: Trial | None = None
     """The setting under trial. In mode Auto it is tried by a canary, which ends like any other, by a person's word too."""
     last_change_time: Timestamp | None = None
-    """When the setting of the stable pods last changed, by tuning or by the spec: tuning.cooldown counts from here."""
+    """When the setting of the stable pods last changed, by tuning or by the spec: tuning.cooldownDuration counts from here."""
     last_rollback_time: Timestamp | None = None
-    """When a trial was last taken back or failed: four times tuning.cooldown count from here, twice that after a second failure
+    """When a trial was last taken back or failed: four times tuning.cooldownDuration count from here, twice that after a second failure
     in a row, and so on."""
     consecutive_failures: Count | None = None
     """Trials in a row that failed without being measured; those that found no room are not counted. Absent for none."""

@@ -61,7 +61,7 @@ class ValidationRule:
     message_expression: str = ""
     """CEL expression of a message that contains the values found; `message` replaces it when it fails."""
     field_path: str = ""
-    """Field to name in the error, as a path below the value to which the rule is attached, such as ".maxTokens"."""
+    """Field to name in the error, as a path below the value to which the rule is attached, such as ".maxSpeculativeTokens"."""
     is_missing_field: bool = False
     """Whether the field is missing rather than wrong: the error then says "Required value"."""
 

@@ -19,7 +19,7 @@ from aerie.api.resource import VERSION
 from aerie.api.status import Status
 from aerie.api.types.base import JsonObject
 
-_IDENTITY_FIELDS = ("revision", "startedAt")
+_IDENTITY_FIELDS = ("revision", "startTime")
 """Fields that distinguish an object from its replacement."""
 
 

@@ -66,7 +66,7 @@ def build_input_from_deployment(
     target = _read_source(spec.model.source, overrides.target, "model", "--target", hub_reader)
     drafter = None
     if spec.speculation.num_speculative_tokens == 0:
-        notes.append("spec.speculation.tokens is 0: the engine runs without a drafter.")
+        notes.append("spec.speculation.numSpeculativeTokens is 0: the engine runs without a drafter.")
     elif deployment.spec.drafter is None and overrides.drafter is not None:
         drafter = read_model_location(overrides.drafter, hub_reader)
     elif spec.drafter is not None:

@@ -172,7 +172,7 @@ def find_metrics_source_error(
             return "absent", f"pod {name} {reason}"
     if poll.interval == poll.rollout_interval and poll.min_scrape_gap_seconds > MAX_SCRAPE_AGE_INTERVALS * poll.rollout_interval:
         message = (
-            f"{poll.server.address} scrapes the pods each {poll.min_scrape_gap_seconds:.0f} s, and spec.metrics.interval is "
+            f"{poll.server.address} scrapes the pods each {poll.min_scrape_gap_seconds:.0f} s, and spec.metrics.scrapeInterval is "
             f"{poll.rollout_interval:g} s"
         )
         return "sparse", f"{message}, by which blocks are counted: raise it to the time between two scrapes"

@@ -2,7 +2,7 @@
 
     reconcile ─ track(snapshot) ─► pods to scrape ─► two pools ─► fetch ─► SlidingWindow ─► metrics ─► next reconcile
                                    or resources   ─► two pools ─► poll ──┘
-                                            rollout: of resources with a rollout in progress, each spec.metrics.interval
+                                            rollout: of resources with a rollout in progress, each spec.metrics.scrapeInterval
                                             normal:  of all others, four times slower, up to a minute
                                                      and often enough for two samples in a block
 

@@ -100,7 +100,7 @@ class NoMatchingDrafter:
     message: str
 
 
-_SERVE_WITHOUT_DRAFTER_HINT = "To serve without a drafter, write spec.speculation.tokens: 0."
+_SERVE_WITHOUT_DRAFTER_HINT = "To serve without a drafter, write spec.speculation.numSpeculativeTokens: 0."
 
 
 @dataclass(frozen=True)

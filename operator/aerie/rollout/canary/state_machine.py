@@ -333,6 +333,6 @@ def _transition_message(trigger: Trigger, state: CanaryState, observation: Canar
             return "Nothing has spoken against it while pods of the revision before were kept."
         case "due" | "topped":
             if not policy.canary.step_weights:
-                return "spec.rollout.canary.ramp has become empty: there is no share to hold."
+                return "spec.rollout.canary.stepWeights has become empty: there is no share to hold."
             percent = ramp_step_percent(policy.canary.step_weights, state.step)
-            return f"{percent} % of the traffic have been held for spec.rollout.canary.rampHold."
+            return f"{percent} % of the traffic have been held for spec.rollout.canary.stepDuration."

@@ -32,7 +32,7 @@ def find_drafting_obstacle(resource: SpeculativeDeployment) -> str:
         return ""
     if spec.tuning.when_zero == "Keep":
         return (
-            "spec.speculation.tokens is 0, so nothing that drafts is tried: write the tokens to begin with, or "
+            "spec.speculation.numSpeculativeTokens is 0, so nothing that drafts is tried: write the tokens to begin with, or "
             "spec.speculation.tuning.whenZero: Try"
         )
     if resource.spec.drafter is None:

@@ -3,7 +3,7 @@
     status of each resource ─► read_slot_claim ─► allocate_slots ─► StartPermission of each resource ─┬─► progression (rollouts)
                                                                                                       └─► trials
 
-A change that would start a canary, or a trial, first claims a slot: it writes `status.queued` with the time. The order follows
+A change that would start a canary, or a trial, first claims a slot: it writes `status.queue` with the time. The order follows
 from the status of all resources, so a new leader continues where the last one stopped. Among waiting claims, the namespace with
 the fewest slots in use comes first; within a namespace, the oldest claim.
 
@@ -105,11 +105,11 @@ def read_slot_claim(document: Mapping[str, Any]) -> SlotClaim | None:
     canary, trial = status.get("canary"), (status.get("speculation") or {}).get("trial")
     is_active = canary is None or canary.get("phase") in ACTIVE_CANARY_PHASES
     if trial is not None:
-        return SlotClaim("Trial", str(trial.get("startedAt") or ""), holds_slot=True) if is_active else None
+        return SlotClaim("Trial", str(trial.get("startTime") or ""), holds_slot=True) if is_active else None
     if canary is not None:
         is_first_revision = status.get("stable") is None
         return (
-            SlotClaim("Rollout", str(canary.get("startedAt") or ""), holds_slot=True)
+            SlotClaim("Rollout", str(canary.get("startTime") or ""), holds_slot=True)
             if is_active and not is_first_revision
             else None
         )
@@ -150,7 +150,7 @@ def allocate_slots(claims: Mapping[ResourceName, SlotClaim], limits: Concurrency
 
 
 def build_queued_status(purpose: RolloutPurpose | None, previous_status: Status, now: datetime) -> QueueStatus | None:
-    """Return `status.queued` of a claim. A claim keeps its time while its purpose stays."""
+    """Return `status.queue` of a claim. A claim keeps its time while its purpose stays."""
     if purpose is None:
         return None
     last = previous_status.queue

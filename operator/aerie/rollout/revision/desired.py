@@ -96,7 +96,7 @@ def resolve_desired_revision(
         _with_max_tokens(resource, max_speculative_tokens(setting)), setting, compute_revision(resource, setting), trial=trial
     )
     if spec.drafter is None and not isinstance(setting, Off):
-        return replace(desired, problem=no_drafter_reason or "spec.drafter is missing: write one, or spec.speculation.tokens: 0.")
+        return replace(desired, problem=no_drafter_reason or "spec.drafter is missing: write one, or spec.speculation.numSpeculativeTokens: 0.")
     engine = releases.resolve_engine_version(spec.engine.image, spec.engine.version)
     if isinstance(engine, releases.UnknownVersion):
         return replace(desired, problem=engine.message)

@@ -70,7 +70,7 @@ def select_drafter(resource: SpeculativeDeployment, catalog: DrafterCatalog) -> 
             resource,
             used_drafters,
             problem="spec.drafter is missing, and spec.model.source names no repository by which the catalog could know the "
-            "target: name a drafter in spec.drafter.source, or write spec.speculation.tokens: 0 to serve without one.",
+            "target: name a drafter in spec.drafter.source, or write spec.speculation.numSpeculativeTokens: 0 to serve without one.",
         )
     selection = next((selected for selected in used_drafters if selected.target == source.repo), None)
     if selection is None:

@@ -100,7 +100,7 @@ def _override_failure(result: PreflightResult, preflight: PreflightSpec, checks:
     if preflight.mode == "Warn":
         override_message, reason = "spec.rollout.preflight.mode is Warn, so this is not held back", "Warned"
     else:
-        override_message, reason = f"accepted by spec.rollout.preflight.accept: {', '.join(checks)}", "Accepted"
+        override_message, reason = f"accepted by spec.rollout.preflight.acceptedChecks: {', '.join(checks)}", "Accepted"
     override = {"mode": "Warn"} if preflight.mode == "Warn" else {"accepted": list(checks)}
     return PreflightResult(
         "Passed", f"{override_message}. {result.message}", reason, record={**(result.record or {}), **override}

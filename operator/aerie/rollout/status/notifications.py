@@ -65,7 +65,7 @@ def build_notifications(resource: SpeculativeDeployment, status: Status) -> Iter
     progressing = conditions.get("Progressing")
     if canary is not None and canary.phase != "RollingBack":
         canary_data: dict[str, Any] = {"revision": canary.revision, "change": canary.change, "drafter": canary.drafter}
-        canary_data |= {"against": status.stable.drafter if status.stable else None, "startedAt": _format_time(canary.start_time)}
+        canary_data |= {"against": status.stable.drafter if status.stable else None, "startTime": _format_time(canary.start_time)}
         yield _build_notification(resource, "begun", canary.revision, canary.start_time, canary.start_time, canary_data)
         type_by_phase: dict[str, NotificationType] = {"AwaitingApproval": "approval-wanted", "Held": "held"}
         event_type = type_by_phase.get(canary.phase, "failed" if status.phase == "Failed" else None)
@@ -88,8 +88,8 @@ def _build_outcome_notification(resource: SpeculativeDeployment, outcome: Rollou
         "drafter": outcome.drafter,
         "against": outcome.replaced_drafter,
         "reason": outcome.message,
-        "startedAt": _format_time(outcome.start_time),
-        "endedAt": _format_time(outcome.completion_time),
+        "startTime": _format_time(outcome.start_time),
+        "completionTime": _format_time(outcome.completion_time),
         "comparisons": [comparison.to_dict() for comparison in outcome.comparisons],
     }
     return _build_notification(

@@ -6,7 +6,7 @@
 A trial is written into the status before any object is created for it. From then on it is the desired setting: an ordinary canary
 of the progression follows. The applied setting that results from a trial, and the trial itself, hold for one spec: `basis` is the
 revision that the spec alone results in, and where it changes both are void. So any change by a user wins, and starts from the
-spec's own setting. The bounds of spec.speculation (maxTokens, slo, tokens: 0) also apply to an earlier applied setting, from the
+spec's own setting. The bounds of spec.speculation (maxSpeculativeTokens, slo, tokens: 0) also apply to an earlier applied setting, from the
 next reconcile on.
 
 Guarantees: pure. There is no trial in the modes Off and Recommend. A setting of tuning is desired only while a trial of it is in
@@ -99,7 +99,7 @@ def find_exceeded_bound(resource: SpeculativeDeployment, candidate: AppliedSetti
     if max_speculative_tokens(setting) and (obstacle := find_drafting_obstacle(resource)):
         return obstacle
     if max_speculative_tokens(setting) > spec.tuning.max_speculative_tokens:
-        return f"spec.speculation.tuning.maxTokens is {spec.tuning.max_speculative_tokens}"
+        return f"spec.speculation.tuning.maxSpeculativeTokens is {spec.tuning.max_speculative_tokens}"
     if spec.tuning.slo is not None and spec.tuning.slo.is_stricter_than(candidate.slo):
         return "spec.speculation.tuning.slo is stricter than the one that it was proven under"
     return ""
@@ -297,7 +297,7 @@ def _find_setting_rejection(snapshot: Snapshot, effective: EffectiveSetting, set
     """Return why the engine may not get the setting; empty where it may."""
     resource, max_tokens = snapshot.resource, snapshot.resource.spec.speculation.tuning.max_speculative_tokens
     if max_speculative_tokens(setting) > max_tokens:
-        return f"spec.speculation.tuning.maxTokens is {max_tokens}."
+        return f"spec.speculation.tuning.maxSpeculativeTokens is {max_tokens}."
     desired = resolve_desired_revision(resource, setting=setting)
     if desired.problem:
         return desired.problem

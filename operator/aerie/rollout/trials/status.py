@@ -392,7 +392,7 @@ def _build_tuned_condition(
     mode = snapshot.resource.spec.speculation.tuning.mode
     previous_condition = next((condition for condition in previous_status.conditions if condition.type == TUNED), None)
     if mode == "Off":
-        return ConditionUpdate(TUNED, "False", "Off", "spec.speculation.tuning.mode is Off: spec.speculation.tokens stands")
+        return ConditionUpdate(TUNED, "False", "Off", "spec.speculation.tuning.mode is Off: spec.speculation.numSpeculativeTokens stands")
     if effective.exceeded_bound and speculation_status.applied is not None:
         setting = describe_setting(read_status_setting(speculation_status.applied.setting))
         message = (

@@ -64,7 +64,7 @@ def probe_blocked_message(context: TuningContext, policy: TuningPolicy) -> str:
         return ""
     return (
         f"no canary could ask for acceptance again: there are {context.replicas} replicas, and {policy.least_replicas} are "
-        "needed to spare one. Write spec.rollout.canary.capacity: Surge, or spec.speculation.tokens: 0 to turn it off for good."
+        "needed to spare one. Write spec.rollout.canary.capacity: Surge, or spec.speculation.numSpeculativeTokens: 0 to turn it off for good."
     )
 
 

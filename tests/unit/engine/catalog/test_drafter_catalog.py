@@ -84,7 +84,7 @@ def test_what_is_chosen_can_be_run_and_is_pinned(target: str) -> None:
         assert chosen.repo is not None
         assert chosen.revision is not None
     else:
-        assert "To serve without a drafter, write spec.speculation.tokens: 0." in chosen.message
+        assert "To serve without a drafter, write spec.speculation.numSpeculativeTokens: 0." in chosen.message
 
 
 @pytest.mark.parametrize(

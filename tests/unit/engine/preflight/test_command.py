@@ -139,7 +139,7 @@ def test_tokens_0_is_an_engine_without_a_drafter(folders: Folders, file: File, c
     target, _ = folders()
     assert preflight("-f", file(manifest(speculation={"tokens": 0})), "--target", target) == 0
     printed = capsys.readouterr()
-    assert "spec.speculation.tokens is 0: the engine runs without a drafter." in printed.err
+    assert "spec.speculation.numSpeculativeTokens is 0: the engine runs without a drafter." in printed.err
     assert "does not apply: C1, C2, " in printed.out
 
 
@@ -210,7 +210,7 @@ def test_a_folder_goes_before_a_repository_of_its_name(
 
 def test_a_repository_stands_in_for_a_source_of_the_manifest(folders: Folders, file: File, at_hub: Any, capsys: Capture) -> None:
     target, _ = folders()
-    claim = {"source": {"volumeClaim": {"claimName": "models"}}}
+    claim = {"source": {"persistentVolumeClaim": {"claimName": "models"}}}
     options = ("--target", target, "--drafter", f"me/model@{at_hub.commit}")
     assert preflight("-f", file(manifest(drafter=claim)), *options) == 0
     assert preflight("-f", file(manifest()), *options) == 0
@@ -272,7 +272,7 @@ def test_what_cannot_be_checked_is_status_2_with_a_sentence(
 ) -> None:
     target, drafter = folders()
     both = ("--target", target, "--drafter", drafter)
-    claim = {"source": {"volumeClaim": {"claimName": "models"}}}
+    claim = {"source": {"persistentVolumeClaim": {"claimName": "models"}}}
 
     assert "there is nothing to check: give a manifest with -f, or two models with --target and --drafter." in cannot(capsys)
     assert "none.yaml cannot be read (No such file or directory): give a YAML file." in cannot(
