@@ -82,7 +82,11 @@ def evaluation_texts(found: list[corpus.Item]) -> dict[str, list[AnsweredText]]:
     tokenizer.chat_template = SHIFTED
     shifted = [Prompt("", messages=({"role": "user", "content": item.question},)).encode(tokenizer) for item in asked]
     how = EvaluationOptions(num_speculative_tokens=STEPS, max_tokens=96)
-    return {"plain": answer_prompts(pair, plain, how), "shifted": answer_prompts(pair, shifted, how), "long": answer_prompts(pair, long, how)}
+    return {
+        "plain": answer_prompts(pair, plain, how),
+        "shifted": answer_prompts(pair, shifted, how),
+        "long": answer_prompts(pair, long, how),
+    }
 
 
 def _long(tokenizer: Any, found: list[corpus.Item], last: corpus.Item, number: int) -> list[int]:

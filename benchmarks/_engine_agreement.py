@@ -7,7 +7,13 @@ import tempfile
 from pathlib import Path
 
 from aerie_lab.binaries import ensure_family
-from aerie_lab.testing.agreement import run_agreement, relative_difference, acceptance_length, render_agreement_table, mean_time_per_output_token
+from aerie_lab.testing.agreement import (
+    run_agreement,
+    relative_difference,
+    acceptance_length,
+    render_agreement_table,
+    mean_time_per_output_token,
+)
 
 
 def agreement() -> dict[str, float]:

@@ -66,7 +66,12 @@ def fleet(name: str, replicas: int, drafter: str, surge: int = 2) -> dict[str, A
             "engine": {
                 "image": "vllm/vllm-openai:v0.33.0",
                 "args": ["--max-model-len=8192"],
-                "podTemplate": {"metadata": {"annotations": {PROCESSLESS_ANNOTATION: "true", PROCESSLESS_LOAD_SECONDS_ANNOTATION: str(LOAD_S)}}, "spec": {}},
+                "podTemplate": {
+                    "metadata": {
+                        "annotations": {PROCESSLESS_ANNOTATION: "true", PROCESSLESS_LOAD_SECONDS_ANNOTATION: str(LOAD_S)}
+                    },
+                    "spec": {},
+                },
             },
             "drafter": {"source": source(f"example/{drafter}")},
             "rollout": {"canary": {"stepWeights": [], "replicas": surge, "scaleDownDelay": "0s"}},

@@ -83,7 +83,12 @@ def _figures(rows: model.Rows) -> Floats:
 def _windows(point: Point, rate: float, seconds: float, seed: int) -> Iterator[tuple[float, ...]]:
     """What the step-level simulator counts, in windows of a tick."""
     median = model.ANSWER / math.exp(model.ANSWER_SPREAD**2 / 2)
-    kind = TrafficClass(point.kind, CLASS_ACCEPTANCE[point.kind], LengthDistribution(model.PROMPT), LengthDistribution(median, model.ANSWER_SPREAD, 2, 8000))
+    kind = TrafficClass(
+        point.kind,
+        CLASS_ACCEPTANCE[point.kind],
+        LengthDistribution(model.PROMPT),
+        LengthDistribution(median, model.ANSWER_SPREAD, 2, 8000),
+    )
     schedule = None
     if isinstance(point.setting, Schedule):
         schedule = tuple((tier.first, tier.last, tier.tokens) for tier in point.setting.tiers)
@@ -93,7 +98,9 @@ def _windows(point: Point, rate: float, seconds: float, seed: int) -> Iterator[t
         enable_prefix_caching=False,
         num_blocks=100_000,
     )
-    fleet = SimulatedFleet([SimulatedPod("pod", settings, STEP_TIME_FORMULAS[point.profile])], [kind], PoissonArrivals(rate), seed=seed)
+    fleet = SimulatedFleet(
+        [SimulatedPod("pod", settings, STEP_TIME_FORMULAS[point.profile])], [kind], PoissonArrivals(rate), seed=seed
+    )
     last: tuple[float, ...] | None = None
     due = WARM
     for scrape in fleet.run(WARM + seconds):

@@ -70,7 +70,8 @@ def terms_of(cell: Cell, memory: BaselineCalibration | None) -> AnalysisPlan:
     """By what the cell's rollouts are judged."""
     mine, theirs = cell.canary.tokens
     arms = [
-        Arm(revision=name, target="t", setting=SettingStatus(mode="Static", num_speculative_tokens=k)) for name, k in (("c", mine), ("s", theirs))
+        Arm(revision=name, target="t", setting=SettingStatus(mode="Static", num_speculative_tokens=k))
+        for name, k in (("c", mine), ("s", theirs))
     ]
     terms = AnalysisPlan(
         deadline=HORIZON,

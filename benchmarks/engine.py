@@ -104,7 +104,10 @@ def _cpu_seconds(pid: int) -> float:
 
 def simulated_fleet(seconds: float = 7200.0) -> float:
     """Simulated seconds per CPU second."""
-    pods = [SimulatedPod(f"pod-{i}", EngineSettings(num_speculative_tokens=3), STEP_TIME_FORMULAS["dense-8b"], 1 + 0.02 * i) for i in range(4)]
+    pods = [
+        SimulatedPod(f"pod-{i}", EngineSettings(num_speculative_tokens=3), STEP_TIME_FORMULAS["dense-8b"], 1 + 0.02 * i)
+        for i in range(4)
+    ]
     kind = TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(512, 0.5), LengthDistribution(200, 0.5))
     fleet = SimulatedFleet(pods, [kind], PoissonArrivals(4.0))
     began = time.process_time()

@@ -36,8 +36,24 @@ from aerie.engine.speculation import Static
 from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, evaluate_prompts, sum_acceptance
 from aerie_drafter.evaluate.prompts import Prompt, read_prompts
 from aerie_lab.binaries import ensure_family
-from aerie_lab.testing.agreement import BUNDLE_FOLDER, RunningEngine, NUM_SPECULATIVE_TOKENS, start_engine, build_speculative_config
-from aerie_lab.testing.sampled import UNFILTERED_SAMPLING_SETTINGS, SAMPLING_SETTINGS, UNPATCHED_ENVIRONMENT, ChatRequest, EngineSamples, send_requests, permutation_p_value, sample_engine, derive_seed
+from aerie_lab.testing.agreement import (
+    BUNDLE_FOLDER,
+    RunningEngine,
+    NUM_SPECULATIVE_TOKENS,
+    start_engine,
+    build_speculative_config,
+)
+from aerie_lab.testing.sampled import (
+    UNFILTERED_SAMPLING_SETTINGS,
+    SAMPLING_SETTINGS,
+    UNPATCHED_ENVIRONMENT,
+    ChatRequest,
+    EngineSamples,
+    send_requests,
+    permutation_p_value,
+    sample_engine,
+    derive_seed,
+)
 
 DRAFTER = BUNDLE_FOLDER / "eagle31"
 DRAFTS = ("greedy", "probabilistic")
@@ -136,7 +152,12 @@ def _against_offline(prompts: Sequence[Prompt], served: dict[str, list[float]]) 
     pair = ModelPair.load(BUNDLE_FOLDER / "target", DRAFTER)
     found: list[tuple[float, float]] = []
     for drafts, theirs in served.items():
-        asked = [EvaluationOptions(NUM_SPECULATIVE_TOKENS, LONGEST, 1.0, drafts == "probabilistic", derive_seed("offline", drafts, number)) for number in range(ROUNDS)]
+        asked = [
+            EvaluationOptions(
+                NUM_SPECULATIVE_TOKENS, LONGEST, 1.0, drafts == "probabilistic", derive_seed("offline", drafts, number)
+            )
+            for number in range(ROUNDS)
+        ]
         ours = [sum_acceptance(evaluate_prompts(pair, prompts, asking)).acceptance_length for asking in asked]
         mean = statistics.fmean(ours)
         _say(f"{drafts}: served {statistics.fmean(theirs):.4f}, offline {mean:.4f}")

@@ -17,7 +17,9 @@ def find_bundle_path(name: str = "", bundle_folder: Path = BUNDLE_FOLDER) -> Pat
     the bundle's own. Raises CheckpointError where it is not there."""
     found = bundle_folder / name
     if not (bundle_folder / "registry.json").is_file():
-        raise CheckpointError(f"{bundle_folder}: the bundle is not here; it comes with the repository, and `make bundle` there makes it.")
+        raise CheckpointError(
+            f"{bundle_folder}: the bundle is not here; it comes with the repository, and `make bundle` there makes it."
+        )
     if not found.exists():
         known = ", ".join(sorted(path.name for path in bundle_folder.iterdir() if (path / "config.json").is_file()))
         raise CheckpointError(f"{bundle_folder}: the bundle has no '{name}'; it has {known}, prompts.jsonl and registry.json.")

@@ -21,7 +21,13 @@ import torch
 from torch import Tensor
 
 from aerie_drafter import files
-from aerie_drafter.checks import MALFORMED_VALUE_ERRORS, expected_tensor_shapes, find_vocabulary_mapping_errors, format_error, find_shape_errors
+from aerie_drafter.checks import (
+    MALFORMED_VALUE_ERRORS,
+    expected_tensor_shapes,
+    find_vocabulary_mapping_errors,
+    format_error,
+    find_shape_errors,
+)
 from aerie_drafter.config import DrafterConfig
 from aerie_drafter.errors import CheckpointError, ConfigError
 from aerie_drafter.model import Drafter
@@ -132,7 +138,9 @@ def build_checkpoint(drafter: Drafter, provenance: Provenance | Mapping[str, Any
     return DrafterCheckpoint(drafter.config, tensors, Provenance.from_mapping(provenance))
 
 
-def write_checkpoint(folder: Path, checkpoint: DrafterCheckpoint, *, include_embedding: bool = True, dtype: torch.dtype | None = None) -> None:
+def write_checkpoint(
+    folder: Path, checkpoint: DrafterCheckpoint, *, include_embedding: bool = True, dtype: torch.dtype | None = None
+) -> None:
     """The two files into an existing folder, in place; see `save`. Raises CheckpointError, OSError."""
     tensors = build_serving_tensors(checkpoint, include_embedding=include_embedding, dtype=dtype)
     config = checkpoint.config.to_vllm_config() | {"dtype": str(tensors["fc.weight"].dtype).removeprefix("torch.")}
@@ -140,7 +148,9 @@ def write_checkpoint(folder: Path, checkpoint: DrafterCheckpoint, *, include_emb
     write_tensors(folder / WEIGHTS_FILE, tensors, checkpoint.provenance.to_metadata())
 
 
-def build_serving_tensors(checkpoint: DrafterCheckpoint, *, include_embedding: bool, dtype: torch.dtype | None) -> dict[str, Tensor]:
+def build_serving_tensors(
+    checkpoint: DrafterCheckpoint, *, include_embedding: bool, dtype: torch.dtype | None
+) -> dict[str, Tensor]:
     """Tensors by the names that vLLM loads; the mapping between vocabularies only where they differ. Raises CheckpointError."""
     left_out = set() if include_embedding else {EMBEDDING_TENSOR}
     if checkpoint.config.draft_vocab_size == checkpoint.config.vocab_size:
@@ -173,7 +183,10 @@ def read_checkpoint(folder: Path) -> DrafterCheckpoint:
     """The pieces of a checkpoint, checked; t2d is there whenever d2t is. Raises CheckpointError, ConfigError."""
     config = read_drafter_config(folder)
     header = read_headers(folder)
-    _raise_first_error(folder / WEIGHTS_FILE, find_shape_errors(config, {canonical_tensor_name(name): shape for name, shape in header.shapes.items()}))
+    _raise_first_error(
+        folder / WEIGHTS_FILE,
+        find_shape_errors(config, {canonical_tensor_name(name): shape for name, shape in header.shapes.items()}),
+    )
     tensors = {canonical_tensor_name(name): tensor for name, tensor in read_finite_tensors(header).items()}
     d2t = tensors.get("d2t")
     if d2t is not None:

@@ -60,7 +60,9 @@ def find_shape_errors(config: DrafterConfig, shapes: Mapping[str, TensorShape]) 
             )
     for name, shape in shapes.items():
         if name in expected and shape != expected[name]:
-            faults.append(f"{name} has shape {_format_shape(shape)}, and the configuration makes it {_format_shape(expected[name])}.")
+            faults.append(
+                f"{name} has shape {_format_shape(shape)}, and the configuration makes it {_format_shape(expected[name])}."
+            )
     return faults
 
 

@@ -106,8 +106,7 @@ class DrafterConfig:
             )
         if self.vocab_size > MAX_VOCAB_SIZE:
             raise ConfigError(
-                f"vocab_size is {self.vocab_size}: it has to be at most {MAX_VOCAB_SIZE}. Write that of "
-                "the target's config.json."
+                f"vocab_size is {self.vocab_size}: it has to be at most {MAX_VOCAB_SIZE}. Write that of the target's config.json."
             )
         if self.draft_vocab_size > self.vocab_size:
             raise ConfigError(f"draft_vocab_size {self.draft_vocab_size} is larger than vocab_size {self.vocab_size}.")

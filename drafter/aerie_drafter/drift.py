@@ -85,7 +85,9 @@ def compute_attention_masses(kv_cache: UnrolledCache) -> tuple[Tensor, Tensor]:
     return sink, torch.stack([mass(key) for key in kv_cache.later_keys]).sum(0) if kv_cache.later_keys else torch.zeros_like(sink)
 
 
-def measure_drift(pair: ModelPair, answered_texts: Sequence[AnsweredText], k: int = DEFAULT_DRIFT_STEPS, batch_size: int = 16) -> DriftProfile:
+def measure_drift(
+    pair: ModelPair, answered_texts: Sequence[AnsweredText], k: int = DEFAULT_DRIFT_STEPS, batch_size: int = 16
+) -> DriftProfile:
     """Drift of a drafter over answered texts (`aerie_drafter.evaluate.offline.texts`). Raises ValueError where no column counts."""
     sums, counted = torch.zeros(4, k, dtype=torch.float64), 0
     ordered = sorted(answered_texts, key=lambda text: len(text.tokens))

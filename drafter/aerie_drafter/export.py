@@ -69,7 +69,9 @@ def export_checkpoint(
     if num_speculative_tokens < 1:
         raise ConfigError(f"tokens is {num_speculative_tokens}: a drafter proposes at least 1.")
     if acceptance_length is not None and not 1 <= acceptance_length <= num_speculative_tokens + 1:
-        raise ConfigError(f"acceptance_length is {acceptance_length}: with {num_speculative_tokens} tokens it is between 1 and {num_speculative_tokens + 1}.")
+        raise ConfigError(
+            f"acceptance_length is {acceptance_length}: with {num_speculative_tokens} tokens it is between 1 and {num_speculative_tokens + 1}."
+        )
     found = checkpoints.read_checkpoint(source)
     found = replace(found, provenance=replace(found.provenance, target=target or found.provenance.target))
     card = ModelCard(folder.resolve().name, found.provenance.target, num_speculative_tokens, acceptance_length, measured_on)
@@ -80,11 +82,15 @@ def export_checkpoint(
             checkpoints.write_checkpoint(new, found, include_embedding=include_embedding, dtype=dtype)
         else:
             write_speculators_checkpoint(new, found, card, include_embedding=include_embedding, dtype=dtype)
-        (new / "README.md").write_text(render_model_card(found, card, export_format, checkpoints.compute_model_digest(new), new), encoding="utf-8")
+        (new / "README.md").write_text(
+            render_model_card(found, card, export_format, checkpoints.compute_model_digest(new), new), encoding="utf-8"
+        )
     return card
 
 
-def write_speculators_checkpoint(folder: Path, checkpoint: DrafterCheckpoint, card: ModelCard, *, include_embedding: bool, dtype: torch.dtype | None) -> None:
+def write_speculators_checkpoint(
+    folder: Path, checkpoint: DrafterCheckpoint, card: ModelCard, *, include_embedding: bool, dtype: torch.dtype | None
+) -> None:
     """The two files of the speculators form into an existing folder. Raises CheckpointError, ConfigError, OSError."""
     tensors = checkpoints.build_serving_tensors(checkpoint, include_embedding=include_embedding, dtype=dtype)
     config = build_speculators_config(checkpoint.config, card, read_verifier_architectures(card.target))
@@ -113,7 +119,9 @@ def build_speculators_config(config: DrafterConfig, card: ModelCard, architectur
         "speculators_config": {
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": card.num_speculative_tokens, "verifier_accept_k": 1}],
+            "proposal_methods": [
+                {"proposal_type": "greedy", "speculative_tokens": card.num_speculative_tokens, "verifier_accept_k": 1}
+            ],
             "verifier": {"name_or_path": card.target, "architectures": architectures},
         },
         "transformer_layer_config": {key: serving[key] for key in layer_keys.split()},
@@ -154,14 +162,20 @@ def build_serve_command(card: ModelCard, drafter_path: str) -> str:
     return f"vllm serve {card.target} --speculative-config '{speculative}'"
 
 
-def render_model_card(checkpoint: DrafterCheckpoint, card: ModelCard, export_format: ExportFormat, weights_digest: str, export_folder: Path) -> str:
+def render_model_card(
+    checkpoint: DrafterCheckpoint, card: ModelCard, export_format: ExportFormat, weights_digest: str, export_folder: Path
+) -> str:
     """The model card, README.md; `written` is the folder with the weights that it is about."""
     config, provenance = checkpoint.config, checkpoint.provenance
     size = (export_folder / WEIGHTS_FILE).stat().st_size / 2**20
-    parameters = sum(one.numel() for name, one in checkpoint.tensors.items() if one.is_floating_point() and name != EMBEDDING_TENSOR)
+    parameters = sum(
+        one.numel() for name, one in checkpoint.tensors.items() if one.is_floating_point() and name != EMBEDDING_TENSOR
+    )
     length = "not measured"
     if card.acceptance_length is not None:
-        length = f"{card.acceptance_length:.2f} at K={card.num_speculative_tokens}" + (f", on {card.measured_on}" if card.measured_on else "")
+        length = f"{card.acceptance_length:.2f} at K={card.num_speculative_tokens}" + (
+            f", on {card.measured_on}" if card.measured_on else ""
+        )
     rows: Mapping[str, object] = {
         "kind": config.eagle_version,
         "target": card.target,

@@ -25,7 +25,16 @@ from aerie_drafter.convert.settings import LayerIdConvention, ConversionOverride
 from aerie_drafter.errors import CheckpointError, ConfigError
 from aerie_drafter.export import ExportFormat, min_vllm_version
 from aerie_drafter.targets import TargetConfig
-from aerie_drafter.weights import CONFIG_FILE, WEIGHTS_FILE, WeightsHeader, find_embedding_name, is_finite, read_headers, read_json, read_tensors
+from aerie_drafter.weights import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    WeightsHeader,
+    find_embedding_name,
+    is_finite,
+    read_headers,
+    read_json,
+    read_tensors,
+)
 
 _VLLM_READABLE_ORIGINS = (CheckpointOrigin.AERIE, CheckpointOrigin.OTHER, CheckpointOrigin.SPECULATORS)
 """Origins whose form vLLM reads as it was meant."""
@@ -110,7 +119,9 @@ def _check_config(
             return None
         report.findings += findings
     try:
-        config, findings = convert_config(raw, shapes, origin, wishes, has_vllm_tensor_names=any("layers.0." in name for name in header.tensors))
+        config, findings = convert_config(
+            raw, shapes, origin, wishes, has_vllm_tensor_names=any("layers.0." in name for name in header.tensors)
+        )
         found = {canonical_tensor_name(name): tuple(tensor.shape) for name, tensor in shapes.items()}
         faults = find_shape_errors(config, found)
     except (ConfigError, *MALFORMED_VALUE_ERRORS) as error:
@@ -148,7 +159,9 @@ def _add_config_facts(report: CheckpointReport, config: DrafterConfig, header: W
         "types": sorted({entry.dtype for entry in floats.values()}),
         "bytes": sum(entry.end_offset - entry.begin_offset for entry in header.tensors.values()),
         "own_embedding": find_embedding_name(header) is not None,
-        "first_vllm": min_vllm_version(config, ExportFormat.SPECULATORS if origin is CheckpointOrigin.SPECULATORS else ExportFormat.VLLM),
+        "first_vllm": min_vllm_version(
+            config, ExportFormat.SPECULATORS if origin is CheckpointOrigin.SPECULATORS else ExportFormat.VLLM
+        ),
     }
 
 
@@ -251,7 +264,9 @@ def _check_values(report: CheckpointReport, config: DrafterConfig | None, header
         return
     mapping = read_tensors(header, [name for name in ("d2t", "t2d") if name in header.tensors])
     t2d = mapping.get("t2d")
-    faults = find_vocabulary_mapping_errors(config, mapping["d2t"], t2d if t2d is not None and t2d.shape == (config.vocab_size,) else None)
+    faults = find_vocabulary_mapping_errors(
+        config, mapping["d2t"], t2d if t2d is not None and t2d.shape == (config.vocab_size,) else None
+    )
     report.facts["d2t"] = "faulty" if faults else f"{config.draft_vocab_size} of {config.vocab_size} tokens"
     report.problems += [f"{report.folder / WEIGHTS_FILE}: {fault}" for fault in faults]
     if config.draft_vocab_size == config.vocab_size:

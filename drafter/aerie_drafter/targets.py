@@ -33,7 +33,9 @@ class TargetConfig:
         def need(name: str) -> int:
             value = text.get(name)
             if not isinstance(value, int):
-                raise TargetError(f"{folder / CONFIG_FILE}: {name} is {value!r}: a whole number is expected, so this is no target.")
+                raise TargetError(
+                    f"{folder / CONFIG_FILE}: {name} is {value!r}: a whole number is expected, so this is no target."
+                )
             return value
 
         longest = text.get("max_position_embeddings")

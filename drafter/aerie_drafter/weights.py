@@ -117,7 +117,9 @@ def read_headers(folder: Path) -> WeightsHeader:
         metadata |= part.metadata
     absent = sorted(set(index) - set(tensors))
     if absent:
-        raise CheckpointError(f"{folder / index[absent[0]]}: {absent[0]} is missing, and {WEIGHTS_INDEX_FILE} says that it is there.")
+        raise CheckpointError(
+            f"{folder / index[absent[0]]}: {absent[0]} is missing, and {WEIGHTS_INDEX_FILE} says that it is there."
+        )
     return WeightsHeader(dict(sorted(tensors.items())), metadata)
 
 

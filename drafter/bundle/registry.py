@@ -29,7 +29,9 @@ SERVE = (
 
 def measure(target: Path, drafter: Path, prompts: Path) -> dict[str, Any]:
     """Acceptance length and acceptance per position over all prompts, greedy, and AL by category."""
-    found = acceptance_to_json(evaluate_prompts(ModelPair.load(target, drafter), read_prompts(prompts), EvaluationOptions(num_speculative_tokens=TOKENS)))
+    found = acceptance_to_json(
+        evaluate_prompts(ModelPair.load(target, drafter), read_prompts(prompts), EvaluationOptions(num_speculative_tokens=TOKENS))
+    )
     total = found.pop("total")
     by_category = {name: round(numbers["acceptance_length"], 3) for name, numbers in found.items()}
     err.print(f"{drafter}: AL {total['acceptance_length']:.3f} {by_category}")

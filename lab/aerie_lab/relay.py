@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 
 _CHUNK_BYTES = 256 * 1024
-_CONNECT_TIMEOUT_SECONDS = 5.0  # seconds; everything is on this machine, so one that has not answered by then is cut off or frozen
+_CONNECT_TIMEOUT_SECONDS = (
+    5.0  # seconds; everything is on this machine, so one that has not answered by then is cut off or frozen
+)
 
 
 async def relay_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, port: int) -> bool:

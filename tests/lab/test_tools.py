@@ -62,6 +62,15 @@ def test_prometheus_runs_as_a_pod_and_finds_itself(namespace: Namespace) -> None
 def inside(lab: Lab, url: str) -> str:
     """GET from the lab's own network."""
     code = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=60).read().decode())"
-    command = [sys.executable, "-m", "aerie_lab.sandbox.inside", str(process.find_lab_pid(lab.folder)), sys.executable, "-c", code, url]
+    command = [
+        sys.executable,
+        "-m",
+        "aerie_lab.sandbox.inside",
+        str(process.find_lab_pid(lab.folder)),
+        sys.executable,
+        "-c",
+        code,
+        url,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     return done.stdout or json.dumps({"data": {"result": []}, "error": done.stderr})

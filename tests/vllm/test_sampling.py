@@ -12,7 +12,17 @@ import pytest
 
 from aerie_drafter.evaluate.prompts import read_prompts
 from aerie_lab.testing.agreement import BUNDLE_FOLDER, start_engine, build_speculative_config
-from aerie_lab.testing.sampled import UNFILTERED_SAMPLING_SETTINGS, SAMPLING_SETTINGS, UNPATCHED_ENVIRONMENT, ChatRequest, EngineSamples, greedy_agreement, send_requests, permutation_p_value, sample_engine
+from aerie_lab.testing.sampled import (
+    UNFILTERED_SAMPLING_SETTINGS,
+    SAMPLING_SETTINGS,
+    UNPATCHED_ENVIRONMENT,
+    ChatRequest,
+    EngineSamples,
+    greedy_agreement,
+    send_requests,
+    permutation_p_value,
+    sample_engine,
+)
 
 EACH = 240
 """Answers of each kind."""
@@ -34,12 +44,18 @@ def drawn(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
 
     def take(name: str) -> EngineSamples:
         if name not in found:
-            config = build_speculative_config(BUNDLE_FOLDER / "eagle31", draft_sample_method="greedy" if name == "unmended" else name)
+            config = build_speculative_config(
+                BUNDLE_FOLDER / "eagle31", draft_sample_method="greedy" if name == "unmended" else name
+            )
             words = () if name == "off" else ("--speculative-config", config)
-            with start_engine("real", vllm, folder, *words, variables=UNPATCHED_ENVIRONMENT if name == "unmended" else None) as running:
+            with start_engine(
+                "real", vllm, folder, *words, variables=UNPATCHED_ENVIRONMENT if name == "unmended" else None
+            ) as running:
                 if name != "unmended":
                     send_requests(running, ALONE)
-                found[name] = sample_engine(running, name, prompts, EACH, UNFILTERED_SAMPLING_SETTINGS if name == "unmended" else SAMPLING_SETTINGS)
+                found[name] = sample_engine(
+                    running, name, prompts, EACH, UNFILTERED_SAMPLING_SETTINGS if name == "unmended" else SAMPLING_SETTINGS
+                )
         return found[name]
 
     return take

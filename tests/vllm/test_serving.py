@@ -236,7 +236,9 @@ def test_deletion_drains_and_leaves_nothing(served: Served) -> None:
         assert isinstance(status, dict)
         return "terminated" in status["containerStatuses"][0]["state"]
 
-    (status,) = namespace.wait_until("pod", "tiny", ended, "the container has ended", timeout_seconds=GRACE)["status"]["containerStatuses"]
+    (status,) = namespace.wait_until("pod", "tiny", ended, "the container has ended", timeout_seconds=GRACE)["status"][
+        "containerStatuses"
+    ]
     assert (status["state"]["terminated"]["exitCode"], status["state"]["terminated"]["reason"]) == (0, "Completed")
     assert not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
     release(namespace)

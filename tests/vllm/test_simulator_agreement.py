@@ -110,13 +110,19 @@ def test_relations_of_the_counters(pair: AgreementRun, kind: EngineKind) -> None
 
 
 def test_acceptance_length_agrees_within_2_per_cent(pair: AgreementRun) -> None:
-    assert acceptance_length(pair.simulated) == pytest.approx(acceptance_length(pair.real), rel=0.02), render_agreement_table(pair)
+    assert acceptance_length(pair.simulated) == pytest.approx(acceptance_length(pair.real), rel=0.02), render_agreement_table(
+        pair
+    )
 
 
 def ends(kind: EngineKind, vllm: Path, *words: str, model: Path | None = None) -> tuple[int, str]:
     """Exit status and standard error of a start that fails."""
     done = subprocess.run(
-        build_command(kind, vllm, 1, *words, model=model), env=build_engine_environment({}), capture_output=True, text=True, timeout=START_TIMEOUT_SECONDS
+        build_command(kind, vllm, 1, *words, model=model),
+        env=build_engine_environment({}),
+        capture_output=True,
+        text=True,
+        timeout=START_TIMEOUT_SECONDS,
     )
     return done.returncode, done.stdout + done.stderr
 

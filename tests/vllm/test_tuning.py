@@ -16,7 +16,15 @@ import pytest
 from aerie.engine.metrics import rates
 from aerie.engine.speculation import Off, Schedule, Static, max_speculative_tokens
 from aerie.tuning.decision.types import TuningAction
-from aerie_lab.testing.steady import BATCH_SIZES, CURRENT_SETTING, OTHER_SETTING, SCHEDULE_SETTING, MIN_WINDOW_STEPS, SteadyReport, run_steady
+from aerie_lab.testing.steady import (
+    BATCH_SIZES,
+    CURRENT_SETTING,
+    OTHER_SETTING,
+    SCHEDULE_SETTING,
+    MIN_WINDOW_STEPS,
+    SteadyReport,
+    run_steady,
+)
 
 SOME_STEPS = 6 / MIN_WINDOW_STEPS
 """A page's counters are not of one instant: between two of them there may be a step, and on busy cores up to four were seen, and
@@ -79,7 +87,9 @@ def test_what_the_tuner_says_is_what_was_measured(told: SteadyReport) -> None:
     How near it is says `make bench NAME=tuning_vllm`.
     """
     assert min(told.median_gain.values()) > 0, told.median_gain
-    measured = [1 + gain for gain in told.mean_gain.values()]  # over all windows, as it has them: what slowed some of them is in both
+    measured = [
+        1 + gain for gain in told.mean_gain.values()
+    ]  # over all windows, as it has them: what slowed some of them is in both
     for low, _, high in told.forecast_quantiles.values():
         assert 1 + low < (1 + FORECAST_TOLERANCE) * max(measured), told.mean_gain
         assert 1 + high > (1 - FORECAST_TOLERANCE) * min(measured), told.mean_gain

@@ -20,7 +20,14 @@ from aerie.engine.metrics.sample import Counters, Sample, diff_samples
 from aerie.engine.releases import NEWEST_VERIFIED_VERSION
 from aerie.engine.speculation import Static
 from aerie_drafter.evaluate.prompts import read_prompts
-from aerie_lab.testing.agreement import BUNDLE_FOLDER, RunningEngine, NUM_SPECULATIVE_TOKENS, start_engine, is_healthy, build_speculative_config
+from aerie_lab.testing.agreement import (
+    BUNDLE_FOLDER,
+    RunningEngine,
+    NUM_SPECULATIVE_TOKENS,
+    start_engine,
+    is_healthy,
+    build_speculative_config,
+)
 from tests.vllm.parser import flags_of_the_simulator, flags_of_vllm
 
 pytestmark = pytest.mark.timeout(2400)  # a start on busy cores
@@ -56,7 +63,11 @@ def prompts() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def served(vllm_0_33: Path, prompts: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    words = ("--speculative-config", build_speculative_config(BUNDLE_FOLDER / "eagle31"), "--per-request-spec-decode-metrics=detailed")
+    words = (
+        "--speculative-config",
+        build_speculative_config(BUNDLE_FOLDER / "eagle31"),
+        "--per-request-spec-decode-metrics=detailed",
+    )
     # Dev mode: it has /pause. No logo: the start line is one line.
     variables = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_DISABLE_LOG_LOGO": "1"}
     with start_engine("real", vllm_0_33, tmp_path_factory.mktemp("vllm-0.33"), *words, variables=variables) as running:

@@ -21,7 +21,9 @@ def command(
     target_name: Annotated[str, typer.Option(help="What the checkpoint is to call its target; default: the folder.")] = "",
     origin: Annotated[CheckpointOrigin | None, typer.Option(help="The project that wrote it; default: found out.")] = None,
     layers: Annotated[str, typer.Option(help="Auxiliary layers as vLLM counts them, such as 2,16,29.")] = "",
-    layer_ids: Annotated[LayerIdConvention, typer.Option(help="Whether its layer ids are inputs or outputs of layers.")] = LayerIdConvention.AUTO,
+    layer_ids: Annotated[
+        LayerIdConvention, typer.Option(help="Whether its layer ids are inputs or outputs of layers.")
+    ] = LayerIdConvention.AUTO,
     trained: Annotated[datetime | None, typer.Option(help="Day of training, for SpecForge.", formats=["%Y-%m-%d"])] = None,
     norm_output: Annotated[
         bool | None, typer.Option("--norm-output/--no-norm-output", help="How it was trained, if you know.")

@@ -47,7 +47,9 @@ def command(
             err.print(f"the target answers {len(ids)} prompts")
             answered = answer_prompts(pair, ids, EvaluationOptions(tokens, max_tokens))
         try:
-            found[f"{folder.resolve().name} ({read_drafter_config(folder).eagle_version})"] = measure_drift(pair, answered, tokens)
+            found[f"{folder.resolve().name} ({read_drafter_config(folder).eagle_version})"] = measure_drift(
+                pair, answered, tokens
+            )
         except ValueError as error:
             raise DataError(f"{prompts}: {error}") from error
     if output is ResultFormat.JSON:

@@ -16,7 +16,15 @@ from transformers.utils import logging
 from aerie.terminal import sanitize_text
 from aerie_drafter.cli.console import err, out
 from aerie_drafter.errors import ConfigError
-from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, AcceptanceByCategory, acceptance_to_json, group_by_length, evaluate_prompts, sum_acceptance
+from aerie_drafter.evaluate.offline import (
+    EvaluationOptions,
+    ModelPair,
+    AcceptanceByCategory,
+    acceptance_to_json,
+    group_by_length,
+    evaluate_prompts,
+    sum_acceptance,
+)
 from aerie_drafter.evaluate.prompts import length_bucket, read_prompts
 from aerie_drafter.evaluate.server import evaluate_server
 

@@ -12,4 +12,11 @@ from aerie.engine.models.origin import CheckpointOrigin
 from aerie_drafter.convert.bring_in import Conversion, import_checkpoint, convert_checkpoint
 from aerie_drafter.convert.settings import LayerIdConvention, ConversionOverrides
 
-__all__ = ["CheckpointOrigin", "Conversion", "LayerIdConvention", "ConversionOverrides", "import_checkpoint", "convert_checkpoint"]
+__all__ = [
+    "CheckpointOrigin",
+    "Conversion",
+    "LayerIdConvention",
+    "ConversionOverrides",
+    "import_checkpoint",
+    "convert_checkpoint",
+]

@@ -26,7 +26,9 @@ class Conversion:
     findings: tuple[str, ...]
 
 
-def import_checkpoint(source: Path, folder: Path, overrides: ConversionOverrides, *, target: Path | None = None, target_name: str = "") -> Conversion:
+def import_checkpoint(
+    source: Path, folder: Path, overrides: ConversionOverrides, *, target: Path | None = None, target_name: str = ""
+) -> Conversion:
     """Convert the checkpoint in `source` into the checkpoint `folder`. Raises EagleError.
 
     `target` is the target's folder, where its number of layers is needed; `name` what provenance calls the target.
@@ -53,7 +55,9 @@ def convert_checkpoint(source: Path, overrides: ConversionOverrides, *, target: 
             origin, findings = overrides.origin, []
         tensors, more = rename_tensors(raw.tensors)
         findings += more
-        config, more = convert_config(raw.config, tensors, origin, overrides, has_vllm_tensor_names=any("layers.0." in one for one in raw.tensors))
+        config, more = convert_config(
+            raw.config, tensors, origin, overrides, has_vllm_tensor_names=any("layers.0." in one for one in raw.tensors)
+        )
         findings += more
         findings += normalize_vocabulary_mapping(config, tensors)
         faults = find_shape_errors(config, {one: tuple(tensor.shape) for one, tensor in tensors.items()})

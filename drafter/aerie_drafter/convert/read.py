@@ -36,8 +36,14 @@ class SourceCheckpoint:
 def read_source_checkpoint(folder: Path) -> SourceCheckpoint:
     """Raises CheckpointError."""
     config = read_json(folder / CONFIG_FILE)
-    if not (folder / WEIGHTS_FILE).exists() and not (folder / WEIGHTS_INDEX_FILE).exists() and (folder / PICKLED_WEIGHTS_FILE).exists():
-        return SourceCheckpoint(folder, config, read_pickled_tensors(folder / PICKLED_WEIGHTS_FILE), {}, folder / PICKLED_WEIGHTS_FILE)
+    if (
+        not (folder / WEIGHTS_FILE).exists()
+        and not (folder / WEIGHTS_INDEX_FILE).exists()
+        and (folder / PICKLED_WEIGHTS_FILE).exists()
+    ):
+        return SourceCheckpoint(
+            folder, config, read_pickled_tensors(folder / PICKLED_WEIGHTS_FILE), {}, folder / PICKLED_WEIGHTS_FILE
+        )
     header = read_headers(folder)
     return SourceCheckpoint(folder, config, read_finite_tensors(header), header.metadata, folder / WEIGHTS_FILE)
 

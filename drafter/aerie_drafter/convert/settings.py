@@ -18,7 +18,13 @@ from torch import Tensor
 
 from aerie.engine.models.layer_ids import LayerNumbering, detect_layer_numbering
 from aerie.engine.models.origin import CheckpointOrigin
-from aerie_drafter.config import FAMILY_BY_ARCHITECTURE, ARCHITECTURE_BY_FAMILY, DrafterConfig, DrafterFamily, default_aux_layer_ids
+from aerie_drafter.config import (
+    FAMILY_BY_ARCHITECTURE,
+    ARCHITECTURE_BY_FAMILY,
+    DrafterConfig,
+    DrafterFamily,
+    default_aux_layer_ids,
+)
 from aerie_drafter.errors import ConfigError
 
 SPECFORGE_NORM_OUTPUT_BUG_DATES = (datetime.date(2026, 7, 20), datetime.date(2026, 9, 15))
@@ -53,7 +59,12 @@ class ConversionOverrides:
 
 
 def convert_config(
-    config: Mapping[str, Any], tensors: Mapping[str, Tensor], origin: CheckpointOrigin, overrides: ConversionOverrides, *, has_vllm_tensor_names: bool
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    origin: CheckpointOrigin,
+    overrides: ConversionOverrides,
+    *,
+    has_vllm_tensor_names: bool,
 ) -> tuple[DrafterConfig, list[str]]:
     """The drafter's configuration, and what was assumed; `tensors` by vLLM's names. Raises ConfigError.
 
@@ -74,7 +85,10 @@ def convert_config(
         found["draft_vocab_size"] = tensors["lm_head.weight"].shape[0]
     ids, more = _resolve_aux_layer_ids(found, origin, overrides, vllm_names=has_vllm_tensor_names)
     findings += more
-    found |= {_AUX_LAYER_IDS_KEY: list(ids), "eagle_config": {k: v for k, v in (found.get("eagle_config") or {}).items() if k != _AUX_LAYER_IDS_KEY}}
+    found |= {
+        _AUX_LAYER_IDS_KEY: list(ids),
+        "eagle_config": {k: v for k, v in (found.get("eagle_config") or {}).items() if k != _AUX_LAYER_IDS_KEY},
+    }
     if found.get("target_hidden_size") is None and "fc.weight" in tensors and tensors["fc.weight"].shape[1] % len(ids) == 0:
         found["target_hidden_size"] = tensors["fc.weight"].shape[1] // len(ids)
     findings += _set_norm_switches(config, found, tensors, origin, overrides)
@@ -125,7 +139,9 @@ def _resolve_aux_layer_ids(
     ids = config.get(_AUX_LAYER_IDS_KEY) or (config.get("eagle_config") or {}).get(_AUX_LAYER_IDS_KEY)
     if not ids:
         if wishes.target_layer_count is None:
-            raise ConfigError(f"{_AUX_LAYER_IDS_KEY} is missing: give the target's folder, whose number of layers decides, or name the layers.")
+            raise ConfigError(
+                f"{_AUX_LAYER_IDS_KEY} is missing: give the target's folder, whose number of layers decides, or name the layers."
+            )
         usual = default_aux_layer_ids(wishes.target_layer_count)
         return usual, [f"It names no layers: taken are {list(usual)}, the usual ones of {wishes.target_layer_count} layers."]
     ids = [int(one) for one in ids]
@@ -159,7 +175,11 @@ def _resolve_layer_numbering(
 
 
 def _set_norm_switches(
-    config: Mapping[str, Any], found: dict[str, Any], tensors: Mapping[str, Tensor], origin: CheckpointOrigin, wishes: ConversionOverrides
+    config: Mapping[str, Any],
+    found: dict[str, Any],
+    tensors: Mapping[str, Tensor],
+    origin: CheckpointOrigin,
+    wishes: ConversionOverrides,
 ) -> list[str]:
     """Set the norm switches in `found`; findings."""
     findings: list[str] = []

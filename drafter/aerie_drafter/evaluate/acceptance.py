@@ -36,7 +36,10 @@ class AcceptanceCounts:
     """Accepted tokens per position; its length is K."""
 
     def __add__(self, other: AcceptanceCounts) -> AcceptanceCounts:
-        return AcceptanceCounts(self.drafts + other.drafts, tuple(a + b for a, b in zip(self.accepted_per_position, other.accepted_per_position, strict=True)))
+        return AcceptanceCounts(
+            self.drafts + other.drafts,
+            tuple(a + b for a, b in zip(self.accepted_per_position, other.accepted_per_position, strict=True)),
+        )
 
     @classmethod
     def zero(cls, k: int) -> AcceptanceCounts:
@@ -57,7 +60,9 @@ class AcceptanceCounts:
     def conditional_rates(self) -> list[float]:
         """Per position: accepted, of the drafts whose earlier positions all were."""
         reached = (self.drafts, *self.accepted_per_position)
-        return [after / before if before else float("nan") for before, after in zip(reached, self.accepted_per_position, strict=False)]
+        return [
+            after / before if before else float("nan") for before, after in zip(reached, self.accepted_per_position, strict=False)
+        ]
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,9 @@ class ModelPair:
                     f"{drafter}: it is for a target with {name} {ours}, and {target} has {getattr(config, name)}: "
                     "give the target that it was trained for."
                 )
-        return cls(TargetRunner(model, found.config.aux_layer_ids), load_tokenizer(str(target), None), found.requires_grad_(False))
+        return cls(
+            TargetRunner(model, found.config.aux_layer_ids), load_tokenizer(str(target), None), found.requires_grad_(False)
+        )
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -59,7 +61,9 @@ def resolve_device(device_name: str) -> torch.device:
         torch.empty(1, device=found)
     except (RuntimeError, AssertionError, NotImplementedError, ValueError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
-        raise ConfigError(f"--device is {device_name}, which cannot be used here ({reason}): write cpu, or cuda with a GPU.") from None
+        raise ConfigError(
+            f"--device is {device_name}, which cannot be used here ({reason}): write cpu, or cuda with a GPU."
+        ) from None
     return found
 
 
@@ -79,13 +83,19 @@ AcceptanceByCategory = dict[str, AcceptanceCounts]
 """By category, in the order of the prompts."""
 
 
-def evaluate_prompts(pair: ModelPair, prompts: Sequence[Prompt], options: EvaluationOptions, log_progress: Callable[[str], None] | None = None) -> AcceptanceByCategory:
+def evaluate_prompts(
+    pair: ModelPair, prompts: Sequence[Prompt], options: EvaluationOptions, log_progress: Callable[[str], None] | None = None
+) -> AcceptanceByCategory:
     """Acceptance by category."""
     draw = torch.Generator(pair.target.device).manual_seed(options.seed)
     found: AcceptanceByCategory = {}
     for category in dict.fromkeys(prompt.category for prompt in prompts):
         ids = [prompt.encode(pair.tokenizer) for prompt in prompts if prompt.category == category]
-        found[category] = _evaluate_sampled_drafts(pair, ids, options, draw) if options.sampled_drafts else _evaluate_greedy_drafts(pair, ids, options, draw)
+        found[category] = (
+            _evaluate_sampled_drafts(pair, ids, options, draw)
+            if options.sampled_drafts
+            else _evaluate_greedy_drafts(pair, ids, options, draw)
+        )
         if log_progress is not None:
             log_progress(f"{category}: {len(ids)} prompts, AL {found[category].acceptance_length:.3f}")
     return found
@@ -103,7 +113,9 @@ def sum_acceptance(acceptance_by_category: AcceptanceByCategory) -> AcceptanceCo
     return sum(rest, first)
 
 
-def answer_prompts(pair: ModelPair, prompt_token_ids: Sequence[list[int]], options: EvaluationOptions, generator: torch.Generator | None = None) -> list[AnsweredText]:
+def answer_prompts(
+    pair: ModelPair, prompt_token_ids: Sequence[list[int]], options: EvaluationOptions, generator: torch.Generator | None = None
+) -> list[AnsweredText]:
     """The target's answers, in the order of `ids`; prompts of like length are answered together."""
     order = sorted(range(len(prompt_token_ids)), key=lambda index: len(prompt_token_ids[index]))
     found: dict[int, AnsweredText] = {}
@@ -138,21 +150,30 @@ def evaluate_texts(pair: ModelPair, answered_texts: Sequence[AnsweredText], k: i
     return found
 
 
-def _evaluate_greedy_drafts(pair: ModelPair, ids: Sequence[list[int]], asking: EvaluationOptions, draw: torch.Generator) -> AcceptanceCounts:
+def _evaluate_greedy_drafts(
+    pair: ModelPair, ids: Sequence[list[int]], asking: EvaluationOptions, draw: torch.Generator
+) -> AcceptanceCounts:
     return evaluate_texts(pair, answer_prompts(pair, ids, asking, draw), asking.num_speculative_tokens)
 
 
-def _evaluate_sampled_drafts(pair: ModelPair, ids: Sequence[list[int]], asking: EvaluationOptions, draw: torch.Generator) -> AcceptanceCounts:
+def _evaluate_sampled_drafts(
+    pair: ModelPair, ids: Sequence[list[int]], asking: EvaluationOptions, draw: torch.Generator
+) -> AcceptanceCounts:
     sampling = TokenSampler(asking.temperature, asking.sampled_drafts, draw)
     found = AcceptanceCounts.zero(asking.num_speculative_tokens)
     for prompt in ids:
-        found += decode_speculatively(pair.target, pair.drafter, prompt, asking.num_speculative_tokens, asking.max_tokens, pair.end_tokens, sampling)[1]
+        found += decode_speculatively(
+            pair.target, pair.drafter, prompt, asking.num_speculative_tokens, asking.max_tokens, pair.end_tokens, sampling
+        )[1]
     return found
 
 
 def acceptance_to_json(acceptance_by_category: AcceptanceByCategory) -> dict[str, dict[str, Any]]:
     """Plain numbers by category and for `total`; what has no draft is null."""
-    return {name: _acceptance_numbers(each) for name, each in {**acceptance_by_category, "total": sum_acceptance(acceptance_by_category)}.items()}
+    return {
+        name: _acceptance_numbers(each)
+        for name, each in {**acceptance_by_category, "total": sum_acceptance(acceptance_by_category)}.items()
+    }
 
 
 def _acceptance_numbers(each: AcceptanceCounts) -> dict[str, Any]:

@@ -45,7 +45,9 @@ class AcceptanceCounters:
                     sums[key] = sums.get(key, 0.0) + sample.value
         places = sorted(int(position) for name, position in sums if name == ACCEPTED_PER_POSITION_METRIC)
         if (DRAFTS_METRIC, "") not in sums or not places:
-            raise DataError(f"the metrics page has no {DRAFTS_METRIC}: the server runs without --speculative-config, or is no vLLM.")
+            raise DataError(
+                f"the metrics page has no {DRAFTS_METRIC}: the server runs without --speculative-config, or is no vLLM."
+            )
         accepted = tuple(int(sums[ACCEPTED_PER_POSITION_METRIC, str(place)]) for place in places)
         return cls(int(sums[DRAFTS_METRIC, ""]), accepted, int(sums.get((FINISHED_REQUESTS_METRIC, ""), 0)))
 
@@ -53,7 +55,10 @@ class AcceptanceCounters:
         """What was counted in between. Raises DataError where the server was started anew."""
         if self.drafts < before.drafts or len(self.accepted_per_position) != len(before.accepted_per_position):
             raise DataError("the counters went back while we measured: the server was started anew; measure again.")
-        return AcceptanceCounts(self.drafts - before.drafts, tuple(b - a for a, b in zip(before.accepted_per_position, self.accepted_per_position, strict=True)))
+        return AcceptanceCounts(
+            self.drafts - before.drafts,
+            tuple(b - a for a, b in zip(before.accepted_per_position, self.accepted_per_position, strict=True)),
+        )
 
 
 @dataclass(frozen=True)

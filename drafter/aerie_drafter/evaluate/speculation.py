@@ -49,7 +49,9 @@ class TokenSampler:
         return float(torch.rand((), dtype=torch.float64, generator=self.generator))
 
 
-def verify_draft(draft_tokens: list[int], draft_distributions: Tensor, target_distributions: Tensor, sampler: TokenSampler) -> list[int]:
+def verify_draft(
+    draft_tokens: list[int], draft_distributions: Tensor, target_distributions: Tensor, sampler: TokenSampler
+) -> list[int]:
     """The tokens that a verification emits: the accepted ones and one more.
 
     `proposed` [K, vocabulary] are the distributions that `drafted` was drawn from, `wanted` [K + 1, vocabulary] the target's.
@@ -63,7 +65,13 @@ def verify_draft(draft_tokens: list[int], draft_distributions: Tensor, target_di
 
 @torch.no_grad()
 def decode_speculatively(
-    target: TargetRunner, drafter: Drafter, prompt_tokens: list[int], k: int, max_tokens: int, end_tokens: frozenset[int], sampler: TokenSampler
+    target: TargetRunner,
+    drafter: Drafter,
+    prompt_tokens: list[int],
+    k: int,
+    max_tokens: int,
+    end_tokens: frozenset[int],
+    sampler: TokenSampler,
 ) -> tuple[list[int], AcceptanceCounts]:
     """(the answer, the counters) for one prompt; the answer ends with the first of `end_tokens` or after `max_tokens`."""
     cache, memory = DynamicCache(), DecodingCache()
@@ -89,7 +97,9 @@ def decode_speculatively(
     return tokens[len(prompt_tokens) : length], AcceptanceCounts(drafts, tuple(accepted))
 
 
-def _propose_draft(drafter: Drafter, memory: DecodingCache, new: Tensor, aux: Tensor, k: int, sampling: TokenSampler) -> tuple[list[int], Tensor]:
+def _propose_draft(
+    drafter: Drafter, memory: DecodingCache, new: Tensor, aux: Tensor, k: int, sampling: TokenSampler
+) -> tuple[list[int], Tensor]:
     """k tokens and the distributions they are from, [k, vocabulary], after committing the columns of `new`."""
     memory.discard_uncommitted()
     normed, hidden = drafter(new, drafter.fuse_aux_hidden_states(aux), memory)

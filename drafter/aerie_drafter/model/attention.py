@@ -44,7 +44,14 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) ->
 
 
 def causal_attention_backward(
-    output_grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, logsum: Tensor, saved_state: tuple[Any, ...], scale: float
+    output_grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    logsum: Tensor,
+    saved_state: tuple[Any, ...],
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value for `output` and `logsum`, which may be those of a joint softmax."""
     if query.device.type == "cpu":

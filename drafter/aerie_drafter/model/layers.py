@@ -129,7 +129,9 @@ class LatentAttention(nn.Module):
         """[batch, length, 2 hidden] to [batch, length, hidden]."""
         batch, length, _ = x.shape
         dims = self.dims
-        query = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))).view(batch, length, self.num_heads, self.head_dim).transpose(1, 2)
+        query = (
+            self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))).view(batch, length, self.num_heads, self.head_dim).transpose(1, 2)
+        )
         latent, shared = self.kv_a_proj_with_mqa(x).split([dims.kv_lora_rank, dims.qk_rope_head_dim], dim=-1)
         both = self.kv_b_proj(self.kv_a_layernorm(latent)).view(batch, length, self.num_heads, -1).transpose(1, 2)
         key, value = both.split([dims.qk_nope_head_dim, dims.v_head_dim], dim=-1)

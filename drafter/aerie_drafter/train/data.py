@@ -72,7 +72,10 @@ class Corpus:
         """From (tokens, counted) of each."""
         if not conversations:
             return cls(
-                torch.zeros(0, dtype=torch.int32), torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=torch.long), dropped_conversations
+                torch.zeros(0, dtype=torch.int32),
+                torch.zeros(0, dtype=torch.bool),
+                torch.zeros(0, dtype=torch.long),
+                dropped_conversations,
             )
         ends = torch.tensor([len(tokens) for tokens, _ in conversations]).cumsum(0)
         tokens = torch.cat([tokens.to(torch.int32) for tokens, _ in conversations])
@@ -246,7 +249,12 @@ def load_corpus(
         raise DataError(f"{files_named}: no conversation with an assistant's token in its first {max_length} tokens.")
     corpus = Corpus.from_conversations(parts, dropped)
     if kept is not None:
-        tensors = {"tokens": corpus.tokens, "counted": corpus.loss_mask, "ends": corpus.end_offsets, "dropped": torch.tensor([dropped])}
+        tensors = {
+            "tokens": corpus.tokens,
+            "counted": corpus.loss_mask,
+            "ends": corpus.end_offsets,
+            "dropped": torch.tensor([dropped]),
+        }
         with files.replace_folder(kept, lambda _: True) as folder:
             write_tensors(folder / "corpus.safetensors", tensors, {})
     return corpus
@@ -276,7 +284,9 @@ BatchRow = tuple[int, ...]
 """Conversations of one row of a batch, end to end."""
 
 
-def plan_batches(lengths: Sequence[int], *, rows_per_batch: int, seed: int, epoch: int, packed_row_tokens: int | None = None) -> list[tuple[BatchRow, ...]]:
+def plan_batches(
+    lengths: Sequence[int], *, rows_per_batch: int, seed: int, epoch: int, packed_row_tokens: int | None = None
+) -> list[tuple[BatchRow, ...]]:
     """The batches of an epoch, each `rows` rows, in order; a function of its arguments alone.
 
     Without `pack` a row is one conversation and a batch holds ones of like length, so that little is padded. With it a row is
@@ -292,7 +302,8 @@ def plan_batches(lengths: Sequence[int], *, rows_per_batch: int, seed: int, epoc
     near = 64 * rows_per_batch  # sorted only among near neighbours, so that what comes together differs between epochs
     order = [index for at in range(0, len(order), near) for index in sorted(order[at : at + near], key=lambda i: lengths[i])]
     batches: list[tuple[BatchRow, ...]] = [
-        tuple((index,) for index in order[at : at + rows_per_batch]) for at in range(0, len(order) - rows_per_batch + 1, rows_per_batch)
+        tuple((index,) for index in order[at : at + rows_per_batch])
+        for at in range(0, len(order) - rows_per_batch + 1, rows_per_batch)
     ]
     draw.shuffle(batches)
     return batches

@@ -20,7 +20,16 @@ from aerie_drafter.train.create import create_drafter, build_drafter_config
 from aerie_drafter.train.data import Corpus
 from aerie_drafter.train.processes import Processes
 from aerie_drafter.train.settings import DataSettings, TrainingSettings
-from aerie_drafter.train.states import TargetParts, HiddenStateFiles, InProcessTarget, HiddenStateSource, extract_target_parts, load_target_parts, load_model, load_tokenizer
+from aerie_drafter.train.states import (
+    TargetParts,
+    HiddenStateFiles,
+    InProcessTarget,
+    HiddenStateSource,
+    extract_target_parts,
+    load_target_parts,
+    load_model,
+    load_tokenizer,
+)
 from aerie_drafter.train.trainer import TrainingReporter, Trainer
 
 
@@ -65,7 +74,9 @@ def load_corpora(
     settings: DataSettings, tokenizer: object, seed: int, log_progress: Callable[[str], None] | None = None
 ) -> tuple[Corpus, Corpus]:
     """(what is learnt from, what is held out). Raises DataError."""
-    everything = data.load_corpus(settings.train, tokenizer, max_length=settings.max_length, cache_folder=settings.cache, log_progress=log_progress)
+    everything = data.load_corpus(
+        settings.train, tokenizer, max_length=settings.max_length, cache_folder=settings.cache, log_progress=log_progress
+    )
     if settings.held_out:
         kept = data.load_corpus(settings.held_out, tokenizer, max_length=settings.max_length, cache_folder=settings.cache)
         return everything, kept
@@ -77,7 +88,9 @@ def load_corpora(
     return everything.select(sorted(order[count:])), everything.select(sorted(order[:count]))
 
 
-def _load_target(settings: TrainingSettings, processes: Processes) -> tuple[TargetParts, Callable[[DrafterConfig], HiddenStateSource]]:
+def _load_target(
+    settings: TrainingSettings, processes: Processes
+) -> tuple[TargetParts, Callable[[DrafterConfig], HiddenStateSource]]:
     target = settings.target
     device = processes.device
     names = {"auto": torch.bfloat16 if device.type == "cuda" else torch.float32}

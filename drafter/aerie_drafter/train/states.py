@@ -102,7 +102,9 @@ class HiddenStateFiles:
 
     supports_packing = False
 
-    def __init__(self, folder: Path, target_parts: TargetParts, aux_layer_ids: Sequence[int], stored_layer_ids: Sequence[int]) -> None:
+    def __init__(
+        self, folder: Path, target_parts: TargetParts, aux_layer_ids: Sequence[int], stored_layer_ids: Sequence[int]
+    ) -> None:
         last = int(target_parts.config.num_hidden_layers)
         _check_layers(aux_layer_ids, last)
         missing = [layer for layer in (*aux_layer_ids, last) if layer not in stored_layer_ids]

@@ -160,7 +160,13 @@ class Trainer:
         return batches // self.settings.optimizer.accumulate
 
     def _plan_epoch(self, epoch: int) -> list[tuple[BatchRow, ...]]:
-        return plan_batches(self.conversation_lengths, rows_per_batch=self.rows_per_batch, seed=self.settings.optimizer.seed, epoch=epoch, packed_row_tokens=self.packed_row_tokens)
+        return plan_batches(
+            self.conversation_lengths,
+            rows_per_batch=self.rows_per_batch,
+            seed=self.settings.optimizer.seed,
+            epoch=epoch,
+            packed_row_tokens=self.packed_row_tokens,
+        )
 
     def _train_step(self, module: Any, batches: Sequence[Sequence[BatchRow]]) -> StepReport:
         processes, how = self.processes, self.settings.optimizer
@@ -221,9 +227,9 @@ class Trainer:
             if index < len(batches):
                 _, counted = assemble_batch(self.held_out, batch)
                 tally += outcome.metrics
-                walked += torch.tensor(simulate_speculation(outcome.argmax_matches, counted, self.settings.output.tokens), dtype=torch.float64).to(
-                    walked.device
-                )
+                walked += torch.tensor(
+                    simulate_speculation(outcome.argmax_matches, counted, self.settings.output.tokens), dtype=torch.float64
+                ).to(walked.device)
         processes.all_reduce(tally.sums)
         emitted, steps = processes.all_reduce(walked).tolist()
         return emitted / max(steps, 1.0), tally
@@ -244,7 +250,9 @@ class Trainer:
                 origin = dataclasses.replace(self.provenance, notes=notes)
                 checkpoint.save_checkpoint(self.output_folder / "best", self.drafter, origin)
             with checkpoint.replace_checkpoint(self.output_folder / "last") as folder:
-                checkpoint.write_checkpoint(folder, checkpoint.build_checkpoint(self.drafter, self.provenance), include_embedding=False)
+                checkpoint.write_checkpoint(
+                    folder, checkpoint.build_checkpoint(self.drafter, self.provenance), include_embedding=False
+                )
                 torch.save(self._training_state(), folder / TRAINING_STATE_FILE)
         self.processes.barrier()
 
@@ -258,7 +266,12 @@ class Trainer:
     def _resume_requirements(self) -> dict[str, Any]:
         """What has to be the same for a training to go on."""
         kept = self.settings.model_dump(mode="json", include={"drafter", "data", "loss", "optimizer"})
-        return {**kept, "processes": self.processes.world_size, "conversations": len(self.corpus), "tokens": len(self.corpus.tokens)}
+        return {
+            **kept,
+            "processes": self.processes.world_size,
+            "conversations": len(self.corpus),
+            "tokens": len(self.corpus.tokens),
+        }
 
     def resume(self) -> bool:
         """Take up `last`; False where there is none. Raises CheckpointError, TrainingError."""
@@ -270,7 +283,9 @@ class Trainer:
             state = torch.load(folder / TRAINING_STATE_FILE, map_location=self.processes.device, weights_only=True)
             place, same, optimizer = TrainingProgress(**state["place"]), state["same"], state["optimizer"]
         except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
-            raise TrainingError(f"{folder / TRAINING_STATE_FILE}: no state of a training ({error}); name another output.folder.") from error
+            raise TrainingError(
+                f"{folder / TRAINING_STATE_FILE}: no state of a training ({error}); name another output.folder."
+            ) from error
         differing = _find_first_difference(same, self._resume_requirements())
         if differing is not None:
             name, before, now = differing

@@ -105,7 +105,13 @@ class TrainingTimeTest(nn.Module):
     """
 
     def __init__(
-        self, drafter: Drafter, target_lm_head: Tensor, *, horizon: int = 7, decay: float = 0.8, slice_elements: int = LOGIT_SLICE_ELEMENTS
+        self,
+        drafter: Drafter,
+        target_lm_head: Tensor,
+        *,
+        horizon: int = 7,
+        decay: float = 0.8,
+        slice_elements: int = LOGIT_SLICE_ELEMENTS,
     ) -> None:
         super().__init__()
         self.drafter = drafter
@@ -228,7 +234,9 @@ class _SlicedKlLoss(torch.autograd.Function):
         size = max(1, fixed.slice_elements // len(fixed.t2d))
         with torch.autocast(kind, enabled=False):
             for rows, places in zip(torch.split(fixed.rows, size), torch.split(fixed.positions, size), strict=True):
-                taught = (fixed.final_hidden_states[rows, places].to(fixed.target_lm_head.dtype) @ fixed.target_lm_head.T).to(exact)
+                taught = (fixed.final_hidden_states[rows, places].to(fixed.target_lm_head.dtype) @ fixed.target_lm_head.T).to(
+                    exact
+                )
                 best = taught.argmax(-1)
                 inside = fixed.t2d[best]
                 if not whole:

@@ -12,6 +12,20 @@ proof        which version a binary tells
 families     the recipes, as data; modules/ and *.txt have the pins
 """
 
-from aerie_lab.binaries.lookup import FAMILY_NAMES, DEFAULT_FAMILY_NAMES, ensure_binary, ensure_family, find_family_folder, find_installed_binary
+from aerie_lab.binaries.lookup import (
+    FAMILY_NAMES,
+    DEFAULT_FAMILY_NAMES,
+    ensure_binary,
+    ensure_family,
+    find_family_folder,
+    find_installed_binary,
+)
 
-__all__ = ["FAMILY_NAMES", "DEFAULT_FAMILY_NAMES", "ensure_binary", "ensure_family", "find_family_folder", "find_installed_binary"]
+__all__ = [
+    "FAMILY_NAMES",
+    "DEFAULT_FAMILY_NAMES",
+    "ensure_binary",
+    "ensure_family",
+    "find_family_folder",
+    "find_installed_binary",
+]

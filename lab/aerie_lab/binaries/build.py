@@ -31,7 +31,9 @@ def hash_recipe(family: BinaryFamily) -> str:
     return hashlib.sha256(recipe.encode()).hexdigest()[:16]
 
 
-def build_family(family: BinaryFamily, work_folder: Path, output_folder: Path, log_file: Path, report_progress: ProgressCallback) -> dict[str, str]:
+def build_family(
+    family: BinaryFamily, work_folder: Path, output_folder: Path, log_file: Path, report_progress: ProgressCallback
+) -> dict[str, str]:
     """Build `family` into the new folder `out`, with the folder `work` for what is needed on the way.
 
     Returns what it was built with, for the record.
@@ -49,7 +51,9 @@ def build_family(family: BinaryFamily, work_folder: Path, output_folder: Path, l
     output_folder.mkdir()
 
     names = ", ".join(binary.name for binary in family.binaries)
-    report_progress(f"{family.name} {family.version}: building {names} with {go.version}, minutes the first time (log: {log_file})")
+    report_progress(
+        f"{family.name} {family.version}: building {names} with {go.version}, minutes the first time (log: {log_file})"
+    )
     log_file.write_bytes(b"")
     status = commands.run_command(
         [str(go.path), "build", "-o", f"{output_folder}/", *_build_arguments(family)],
@@ -127,5 +131,7 @@ def _explain(family: BinaryFamily, status: int, log: Path) -> str:
     if any(word in lowered for word in _UNREACHABLE_ERRORS):
         return f"the Go module registry cannot be reached ({last}): connect, set GOPROXY to one that can be, or {BINARIES_FOLDER_HINT}."
     if status < 0 or "signal: killed" in lowered:
-        return f"Go was killed, most likely for want of memory ({last}): free some, or {BINARIES_FOLDER_HINT}. All it said: {log}."
+        return (
+            f"Go was killed, most likely for want of memory ({last}): free some, or {BINARIES_FOLDER_HINT}. All it said: {log}."
+        )
     return f"{last}. All it said: {log}. Report this, or {BINARIES_FOLDER_HINT}."

@@ -34,13 +34,28 @@ def hash_environment(environment: PythonEnvironment) -> str:
     """A hash of all that decides what is installed. The Python is in it by place, because the environment links to it."""
     python = (sys.version_info[:2], sys.base_prefix, platform.machine())
     addons = [(addon.module, addon.group, addon.function, addon.read_source()) for addon in environment.addons]
-    parts = [environment.read_lock(), environment.alias_distribution, environment.local_version_suffix, environment.files, addons, python]
+    parts = [
+        environment.read_lock(),
+        environment.alias_distribution,
+        environment.local_version_suffix,
+        environment.files,
+        addons,
+        python,
+    ]
     if over := environment.overlay:
         parts.append([hash_environment(over.base), over.base_version, over.package, over.compiled_files, over.kept_suffixes])
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def install_environment(environment: PythonEnvironment, work_folder: Path, target_folder: Path, log_file: Path, report_progress: ProgressCallback, *, base_folder: Path | None = None) -> dict[str, str]:
+def install_environment(
+    environment: PythonEnvironment,
+    work_folder: Path,
+    target_folder: Path,
+    log_file: Path,
+    report_progress: ProgressCallback,
+    *,
+    base_folder: Path | None = None,
+) -> dict[str, str]:
     """Install `environment` into the new folder `home`, with the folder `work` for what is needed on the way.
 
     `base` is the folder of the environment that it stands on. Returns what it was made with, for the record. After a failure
@@ -49,7 +64,9 @@ def install_environment(environment: PythonEnvironment, work_folder: Path, targe
     _require_python_version(environment)
     beneath = overlay.find_base_packages(environment, base_folder) if base_folder else None
     _require_disk_space(environment, work_folder)
-    report_progress(f"{environment.name} {environment.version}: installing its Python packages, minutes the first time (log: {log_file})")
+    report_progress(
+        f"{environment.name} {environment.version}: installing its Python packages, minutes the first time (log: {log_file})"
+    )
     _create_virtual_environment(environment, target_folder)
     failure = pip.install_lock(
         target_folder / "bin" / "python",
@@ -60,10 +77,14 @@ def install_environment(environment: PythonEnvironment, work_folder: Path, targe
         # pip unpacks below TMPDIR, and /tmp is often small.
         environment={**os.environ, "TMPDIR": str(work_folder)},
         log_file=log_file,
-        on_heartbeat=lambda seconds: report_progress(f"{environment.name}: {seconds:.0f} s, {_progress(log_file, target_folder / environment.site_packages)}"),
+        on_heartbeat=lambda seconds: report_progress(
+            f"{environment.name}: {seconds:.0f} s, {_progress(log_file, target_folder / environment.site_packages)}"
+        ),
     )
     if failure is not None:
-        raise BuildError(f"{environment.name} {environment.version} cannot be installed: {_explain(environment, failure, log_file)}")
+        raise BuildError(
+            f"{environment.name} {environment.version} cannot be installed: {_explain(environment, failure, log_file)}"
+        )
     if environment.overlay and beneath:
         overlay.apply_overlay(environment.overlay, target_folder / environment.site_packages, beneath)
     if environment.alias_distribution:
@@ -147,7 +168,9 @@ def _check_addon(addon: Addon, environment: PythonEnvironment, home: Path) -> No
     call = f"import {addon.module}; {addon.module}.{addon.function}()"
     command = [str(home / "bin" / "python"), "-I", "-c", call]
     try:
-        done = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_FIRST_RUN_TIMEOUT_SECONDS)
+        done = subprocess.run(
+            command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_FIRST_RUN_TIMEOUT_SECONDS
+        )
     except subprocess.TimeoutExpired:
         said = f"it does not end within {_FIRST_RUN_TIMEOUT_SECONDS:.0f} s"
     else:

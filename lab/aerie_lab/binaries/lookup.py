@@ -33,7 +33,9 @@ def ignore_progress(line: str) -> None:
     """Say nothing."""
 
 
-def ensure_family(family: str, report_progress: ProgressCallback = ignore_progress, *, binaries_folder: Path | None = None) -> Path:
+def ensure_family(
+    family: str, report_progress: ProgressCallback = ignore_progress, *, binaries_folder: Path | None = None
+) -> Path:
     """The folder with all that `family` has, built first when it has to be. Raises BuildError."""
     members = _family_members(family)
     named = _named_folder(family, binaries_folder)
@@ -51,7 +53,11 @@ def ensure_family(family: str, report_progress: ProgressCallback = ignore_progre
 def find_family_folder(family: str, *, binaries_folder: Path | None = None) -> Path:
     """As `ensure`, but never builds: raises BuildError when the family is not ready."""
     _family_members(family)
-    if _named_folder(family, binaries_folder) is None and family in RECIPES and (reason := store.unusable_reason(RECIPES[family])):
+    if (
+        _named_folder(family, binaries_folder) is None
+        and family in RECIPES
+        and (reason := store.unusable_reason(RECIPES[family]))
+    ):
         raise BuildError(f"{family} is not ready, because {reason}: run `aerie-lab build {family}`, or set {BINARIES_VARIABLE}.")
     return ensure_family(family, binaries_folder=binaries_folder)
 

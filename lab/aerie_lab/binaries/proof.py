@@ -16,7 +16,9 @@ _VERSION_PATTERN = re.compile(r"(?<![\w.])v?(\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?)"
 _VERSION_TIMEOUT_SECONDS = 30.0
 
 
-def find_version_problem(binary: Path, arguments: tuple[str, ...] | None, version: str, timeout_seconds: float = _VERSION_TIMEOUT_SECONDS) -> str | None:
+def find_version_problem(
+    binary: Path, arguments: tuple[str, ...] | None, version: str, timeout_seconds: float = _VERSION_TIMEOUT_SECONDS
+) -> str | None:
     """What keeps `binary` from being `version`, as the rest of a sentence about it; None when nothing does.
 
     Without `arguments` its version is not asked: it only has to be a program.

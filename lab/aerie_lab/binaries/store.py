@@ -66,7 +66,9 @@ def ensure_build(recipe: BuildRecipe, report_progress: ProgressCallback) -> Path
         ensure_build(base, report_progress)
     home = build_folder(recipe)
     try:
-        with file_lock(home.parent / f".{recipe.name}.lock", lambda: report_progress(f"{recipe.name}: another process is building it")):
+        with file_lock(
+            home.parent / f".{recipe.name}.lock", lambda: report_progress(f"{recipe.name}: another process is building it")
+        ):
             reason = unusable_reason(recipe)  # the other process may just have done it
             if reason is not None:
                 if home.exists():
@@ -93,7 +95,9 @@ def _build(recipe: BuildRecipe, home: Path, report_progress: ProgressCallback) -
     try:
         if isinstance(recipe, PythonEnvironment):
             base = _base_environment(recipe)
-            made_with = environment.install_environment(recipe, work, home, log, report_progress, base_folder=build_folder(base) if base else None)
+            made_with = environment.install_environment(
+                recipe, work, home, log, report_progress, base_folder=build_folder(base) if base else None
+            )
             _write_record(recipe, home, made_with)
         else:
             out = work / "out"

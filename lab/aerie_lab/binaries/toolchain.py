@@ -94,7 +94,9 @@ def _ensure_pinned_go(min_version: str, missing_reason: str, report_progress: Pr
     }
     go = root / "go" / "bin" / "go"
     if not go.exists():
-        with commands.file_lock(home / "install.lock", lambda: report_progress("go: waiting for another process that installs it")):
+        with commands.file_lock(
+            home / "install.lock", lambda: report_progress("go: waiting for another process that installs it")
+        ):
             if not go.exists():
                 _install_go(version, root, f"Go {min_version} or newer is needed, and {missing_reason}", report_progress)
     if _read_go_version(go, environment) != f"go{version}":

@@ -84,7 +84,9 @@ class _DemoRunner:
         show = self.scenario
         _print_heading("The operator, from its chart")
         where = ("--namespace", "aerie-system")
-        self._run_tool("helm", "install", "aerie", str(CHART_FOLDER), *where, "--create-namespace", "--wait", "--timeout=120s", quiet=True)
+        self._run_tool(
+            "helm", "install", "aerie", str(CHART_FOLDER), *where, "--create-namespace", "--wait", "--timeout=120s", quiet=True
+        )
         self._run_tool("kubectl", *where, "get", "pods")
 
         _print_heading(f"A deployment of {show.target} with an EAGLE 3 drafter")
@@ -109,7 +111,12 @@ class _DemoRunner:
         _print_traffic_summary(traffic, self._read_status())
         out.print(
             sanitize_text(
-                _SUMMARY_TEMPLATE.format(engines=show.engines_description, manifest=show.manifest.relative_to(REPOSITORY_FOLDER), engine=engine, name=show.name)
+                _SUMMARY_TEMPLATE.format(
+                    engines=show.engines_description,
+                    manifest=show.manifest.relative_to(REPOSITORY_FOLDER),
+                    engine=engine,
+                    name=show.name,
+                )
             )
         )
         _raise_on_failed_requests(traffic)
@@ -139,7 +146,9 @@ class _DemoRunner:
         last = self._read_status()["history"][0]
         out.print(f"[bold]{last['result']}[/]: {sanitize_text(last['reason'])}")
         if last["result"] != expected_result:
-            raise LabError(f"the canary of {drafter['repo']} ended as {last['result']} instead of {expected_result}: {last['reason']}")
+            raise LabError(
+                f"the canary of {drafter['repo']} ended as {last['result']} instead of {expected_result}: {last['reason']}"
+            )
 
     def _watch_until(self, table: StatusTable, is_over: Callable[[Json], bool]) -> None:
         """Show rows as the resource's status changes, until it is as `over` wants it."""

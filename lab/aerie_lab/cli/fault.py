@@ -91,7 +91,9 @@ def silence(node: Annotated[str, typer.Argument(help="The node.")], seconds: Sec
 @fault.command()
 def lie(
     pod: Pod,
-    kind: Annotated[str, typer.Argument(metavar="LIE", help=f"What its metrics page shows: {', '.join(get_args(MetricsCorruption))}.")],
+    kind: Annotated[
+        str, typer.Argument(metavar="LIE", help=f"What its metrics page shows: {', '.join(get_args(MetricsCorruption))}.")
+    ],
     namespace: KubeNamespace = "default",
     seconds: Seconds = None,
     name: Name = "default",

@@ -62,7 +62,10 @@ SIMULATED_SCENARIO = DemoScenario(
     host="chat.example.com",
     target="Llama 3.1 8B",
     better_drafter={"repo": "aerie/Llama-3.1-8B-Instruct-EAGLE3.1", "revision": "3100000000000000000000000000000000000031"},
-    worse_drafter={"repo": "aerie/Llama-3.1-8B-Instruct-EAGLE3.1-undertrained", "revision": "1300000000000000000000000000000000000013"},
+    worse_drafter={
+        "repo": "aerie/Llama-3.1-8B-Instruct-EAGLE3.1-undertrained",
+        "revision": "1300000000000000000000000000000000000013",
+    },
     question="Where do eagles nest?",
     engines_description="The engines are simulated, and so are their figures (docs/simulator.md)",
     requests_per_second=32.0,
@@ -82,7 +85,15 @@ REAL_SCENARIO = DemoScenario(
     requests_per_second=2.0,  # what three engines on two cores bear without a queue
     timeout_seconds=2400.0,
     required_families=("helm", "vllm"),
-    classes=(replace(SHORT_TRAFFIC_CLASSES[0], name="docs", acceptance=CLASS_ACCEPTANCE["chat"], answer_lengths=LengthDistribution(48, 0.3, 16, 128), share=1.0),),
+    classes=(
+        replace(
+            SHORT_TRAFFIC_CLASSES[0],
+            name="docs",
+            acceptance=CLASS_ACCEPTANCE["chat"],
+            answer_lengths=LengthDistribution(48, 0.3, 16, 128),
+            share=1.0,
+        ),
+    ),
     prompts_file=PROMPTS_FILE,
 )
 

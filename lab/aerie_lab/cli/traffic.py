@@ -16,7 +16,15 @@ from aerie.boundary import EXIT_REFUSED
 from aerie.terminal import sanitize_text
 from aerie_lab.cli.console import err, out
 from aerie_lab.engine.traffic import TrafficReport, TrafficTarget, run_closed_loop, run_open_loop
-from aerie_lab.engine.workload import DEFAULT_TRAFFIC_CLASSES, ArrivalProcess, BurstArrivals, DiurnalArrivals, LengthDistribution, PoissonArrivals, generate_turns
+from aerie_lab.engine.workload import (
+    DEFAULT_TRAFFIC_CLASSES,
+    ArrivalProcess,
+    BurstArrivals,
+    DiurnalArrivals,
+    LengthDistribution,
+    PoissonArrivals,
+    generate_turns,
+)
 from aerie_lab.errors import StateError
 
 _CLASS_NAMES = [kind.name for kind in DEFAULT_TRAFFIC_CLASSES]
@@ -56,7 +64,10 @@ def traffic(
             raise StateError(f"'{name}' is no class of traffic: one of {', '.join(_CLASS_NAMES)}.")
     kinds = [kind for kind in DEFAULT_TRAFFIC_CLASSES if kind.name in (classes or _CLASS_NAMES)]
     if prompt is not None:
-        kinds = [replace(kind, prompt_lengths=LengthDistribution(prompt, 0.5), system_prompt_tokens=0, mean_turns=1.0) for kind in kinds]
+        kinds = [
+            replace(kind, prompt_lengths=LengthDistribution(prompt, 0.5), system_prompt_tokens=0, mean_turns=1.0)
+            for kind in kinds
+        ]
     if answer is not None:
         kinds = [replace(kind, answer_lengths=LengthDistribution(answer, 0.5)) for kind in kinds]
     process: ArrivalProcess = PoissonArrivals(rate)

@@ -63,7 +63,9 @@ class Lab:
     # -- up and down --------------------------------------------------------------------------------------------------
 
     @classmethod
-    def up(cls, settings: LabSettings, report_progress: ProgressCallback = _ignore_progress, *, end_with_caller: bool = False) -> Self:
+    def up(
+        cls, settings: LabSettings, report_progress: ProgressCallback = _ignore_progress, *, end_with_caller: bool = False
+    ) -> Self:
         """Bring the lab up, or find it up already with these settings. Raises LabError.
 
         A leashed lab ends with the calling process, however that ends; a lab without a leash outlives it.
@@ -87,7 +89,9 @@ class Lab:
                 return cls._start_or_clear(folder, settings, report_progress, end_with_caller)
 
     @classmethod
-    def _start_or_clear(cls, folder: Path, settings: LabSettings, report_progress: ProgressCallback, end_with_caller: bool) -> Self:
+    def _start_or_clear(
+        cls, folder: Path, settings: LabSettings, report_progress: ProgressCallback, end_with_caller: bool
+    ) -> Self:
         try:
             return cls._start(folder, settings, report_progress, end_with_caller)
         except BaseException as error:

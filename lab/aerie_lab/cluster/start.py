@@ -203,7 +203,9 @@ async def _wait_until_served(client: KubeClient, definition: KubeObject) -> None
                 await asyncio.sleep(0.1)
 
 
-async def _wait_until(folder: Path, check: Callable[[KubeClient], Awaitable[bool]], client: KubeClient, error_message: str) -> None:
+async def _wait_until(
+    folder: Path, check: Callable[[KubeClient], Awaitable[bool]], client: KubeClient, error_message: str
+) -> None:
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(KubeError):

@@ -147,8 +147,12 @@ def conditionals_from_rates(rates: Sequence[float]) -> tuple[float, ...]:
 
 CLASS_ACCEPTANCE: dict[str, Acceptance] = {
     # Published per-position rates and lengths; the spread of a request is an assumption, nobody publishes it.
-    "chat": Acceptance(conditionals_from_rates((0.730, 0.521, 0.355)), 0.4),  # EAGLE-3 8B, MT-bench: vLLM test_acceptance_length.py
-    "code": Acceptance(conditionals_from_rates((0.76, 0.54, 0.39, 0.28, 0.21, 0.15, 0.12)), 0.4),  # EAGLE-3 Llama 8B: PR 32374's author
+    "chat": Acceptance(
+        conditionals_from_rates((0.730, 0.521, 0.355)), 0.4
+    ),  # EAGLE-3 8B, MT-bench: vLLM test_acceptance_length.py
+    "code": Acceptance(
+        conditionals_from_rates((0.76, 0.54, 0.39, 0.28, 0.21, 0.15, 0.12)), 0.4
+    ),  # EAGLE-3 Llama 8B: PR 32374's author
     "math": Acceptance(conditionals_from_lengths({1: 1.813, 2: 2.444, 3: 2.929, 5: 3.6}), 0.4),  # Qwen3-32B grid, openmath
 }
 """Acceptance of three classes of traffic under a fitting EAGLE 3 drafter."""

@@ -229,7 +229,15 @@ def build_usage(prompt: int, generated: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "total_tokens": prompt + generated, "completion_tokens": generated}
 
 
-def build_response(request: GenerationRequest, request_id: str, created: int, generated: int, reason: str, version: str, altered_share: float = 0.0) -> dict[str, Any]:
+def build_response(
+    request: GenerationRequest,
+    request_id: str,
+    created: int,
+    generated: int,
+    reason: str,
+    version: str,
+    altered_share: float = 0.0,
+) -> dict[str, Any]:
     """The whole body of an answer that is not streamed."""
     content = answer_text(request, 0, generated, altered_share)
     common: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason, "stop_reason": None, "token_ids": None}
@@ -250,14 +258,23 @@ def build_response(request: GenerationRequest, request_id: str, created: int, ge
         "choices": [choice],
         "service_tier": None,
         "system_fingerprint": f"vllm-{version}-simulator",
-        "usage": build_usage(request.prompt_tokens, generated) | {"prompt_tokens_details": None, "completion_tokens_details": None},
+        "usage": build_usage(request.prompt_tokens, generated)
+        | {"prompt_tokens_details": None, "completion_tokens_details": None},
         "kv_transfer_params": None,
         "ec_transfer_params": None,
         "metrics": None,
     }
 
 
-def build_chunk(request: GenerationRequest, request_id: str, created: int, first: int, count: int, reason: str | None, altered_share: float = 0.0) -> dict[str, Any]:
+def build_chunk(
+    request: GenerationRequest,
+    request_id: str,
+    created: int,
+    first: int,
+    count: int,
+    reason: str | None,
+    altered_share: float = 0.0,
+) -> dict[str, Any]:
     """One event of a stream: tokens `first` to `first + count`."""
     choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason}
     content = answer_text(request, first, count, altered_share)
@@ -298,7 +315,9 @@ def build_usage_chunk(request: GenerationRequest, request_id: str, created: int,
     return _build_chunk_event(request, request_id, created, []) | more
 
 
-def _build_chunk_event(request: GenerationRequest, request_id: str, created: int, choices: list[dict[str, Any]]) -> dict[str, Any]:
+def _build_chunk_event(
+    request: GenerationRequest, request_id: str, created: int, choices: list[dict[str, Any]]
+) -> dict[str, Any]:
     kind = "chat.completion.chunk" if request.kind == "chat" else "text_completion"
     return {"id": request_id, "object": kind, "created": created, "model": request.model, "choices": choices}
 

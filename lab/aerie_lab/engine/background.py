@@ -13,20 +13,41 @@ from dataclasses import replace
 from typing import Self
 
 from aerie_lab.engine.traffic import TrafficReport, TrafficTarget, run_open_loop
-from aerie_lab.engine.workload import DEFAULT_TRAFFIC_CLASSES, LengthDistribution, PoissonArrivals, TrafficClass, Turn, generate_turns
+from aerie_lab.engine.workload import (
+    DEFAULT_TRAFFIC_CLASSES,
+    LengthDistribution,
+    PoissonArrivals,
+    TrafficClass,
+    Turn,
+    generate_turns,
+)
 
-SHORT_TRAFFIC_CLASSES = tuple(replace(kind, prompt_lengths=LengthDistribution(200, 0.5), answer_lengths=LengthDistribution(40, 0.5), mean_turns=1.0) for kind in DEFAULT_TRAFFIC_CLASSES)
+SHORT_TRAFFIC_CLASSES = tuple(
+    replace(kind, prompt_lengths=LengthDistribution(200, 0.5), answer_lengths=LengthDistribution(40, 0.5), mean_turns=1.0)
+    for kind in DEFAULT_TRAFFIC_CLASSES
+)
 """Short requests of every class."""
 
 
 class BackgroundTraffic:
     """Requests, `rate` of them a second in the mean, for `most` seconds at most."""
 
-    def __init__(self, target: TrafficTarget, requests_per_second: float, classes: Sequence[TrafficClass] = SHORT_TRAFFIC_CLASSES, max_seconds: float = 7200.0) -> None:
+    def __init__(
+        self,
+        target: TrafficTarget,
+        requests_per_second: float,
+        classes: Sequence[TrafficClass] = SHORT_TRAFFIC_CLASSES,
+        max_seconds: float = 7200.0,
+    ) -> None:
         self.intervals: list[tuple[str, TrafficReport]] = []
         self.report = TrafficReport()
         """All of it, as answers come."""
-        self._target, self._requests_per_second, self._classes, self._max_seconds = target, requests_per_second, classes, max_seconds
+        self._target, self._requests_per_second, self._classes, self._max_seconds = (
+            target,
+            requests_per_second,
+            classes,
+            max_seconds,
+        )
         self._stop_event = threading.Event()
         self._started_at = 0.0
         self._thread = threading.Thread(target=self._send, name="traffic", daemon=True)

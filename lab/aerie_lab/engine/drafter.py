@@ -89,7 +89,10 @@ def inspect_drafter(method: str, model: str, revision: str | None = None) -> Dra
     if fc_norm and not has_norms:
         form, shifts = "eagle3 weights served as eagle3.1", _PLAIN_AS_31_SHIFTS
     elif fc_norm and not norm_output:
-        form, shifts = "eagle3.1 without norm_output", tuple(a + b for a, b in zip(_NO_NORM_OUTPUT_SHIFTS, _EAGLE_31_SHIFTS * 3, strict=True))
+        form, shifts = (
+            "eagle3.1 without norm_output",
+            tuple(a + b for a, b in zip(_NO_NORM_OUTPUT_SHIFTS, _EAGLE_31_SHIFTS * 3, strict=True)),
+        )
     elif fc_norm:
         form, shifts = "eagle3.1", _EAGLE_31_SHIFTS
     else:

@@ -126,7 +126,9 @@ class SimulatedFleet:
         """Let the fleet work from 0 to `seconds`; yields the scrapes. May be called once."""
         requests = ((turn.time, 0, turn) for turn in generate_turns(self.classes, self.arrivals, 0.0, seconds, self.seed))
         scrapes = [self._scrape_times(index, seconds) for index in range(len(self.pods))]
-        restarts = [[(restart.time, 2, _RestartEvent(index, restart)) for restart in pod.restarts] for index, pod in enumerate(self.pods)]
+        restarts = [
+            [(restart.time, 2, _RestartEvent(index, restart)) for restart in pod.restarts] for index, pod in enumerate(self.pods)
+        ]
         events: Iterator[_Event] = heapq.merge(requests, *scrapes, *restarts)
         for time, _, what in events:
             if isinstance(what, Turn):
@@ -175,7 +177,9 @@ class SimulatedFleet:
         index = self._choose_pod(ready, turn)
         acceptance = self._acceptance.get((index, turn.traffic_class.name))
         if acceptance is None:
-            acceptance = self._acceptance[index, turn.traffic_class.name] = turn.traffic_class.acceptance.shift_logits(self.pods[index].logit_shift)
+            acceptance = self._acceptance[index, turn.traffic_class.name] = turn.traffic_class.acceptance.shift_logits(
+                self.pods[index].logit_shift
+            )
         name = str(turn.number)
         self._turns_by_request[index][name] = turn
         prompt = min(turn.prompt_tokens, self.pods[index].settings.max_model_len - 1)

@@ -45,7 +45,10 @@ class HttpCounters:
         lines: list[str] = []
         name, text = "http_requests", "Total number of requests by method, status and handler."
         rows = {f'{{handler="{h}",method="{m}",status="{s}"}}': float(n) for (h, m, s), n in self._requests.items()}
-        lines += [*family_header(f"{name}_total", text, "counter"), *(f"{name}_total{row} {format_number(n)}" for row, n in rows.items())]
+        lines += [
+            *family_header(f"{name}_total", text, "counter"),
+            *(f"{name}_total{row} {format_number(n)}" for row, n in rows.items()),
+        ]
         lines += _created_lines(name, text, list(rows), created)
         for direction, index in (("request", 1), ("response", 2)):
             name = f"http_{direction}_size_bytes"
@@ -74,7 +77,10 @@ class HttpCounters:
 def _created_lines(name: str, text: str, labels: list[str], created: float) -> list[str]:
     if not labels:
         return []
-    return [*family_header(f"{name}_created", text, "gauge"), *(f"{name}_created{row} {format_number(created)}" for row in labels)]
+    return [
+        *family_header(f"{name}_created", text, "gauge"),
+        *(f"{name}_created{row} {format_number(created)}" for row in labels),
+    ]
 
 
 def render_process_metrics(start_time: float) -> str:

@@ -78,13 +78,25 @@ def _sleep_states(_: Counters) -> FamilySamples:
 _PER_GPU_HELP = "(for Model Flops Utilization calculations)."
 _SPECULATION_FAMILIES = (
     MetricFamily("spec_decode_num_drafts", "counter", "Number of spec decoding drafts.", _value_reader("spec_decode_num_drafts")),
-    MetricFamily("spec_decode_num_draft_tokens", "counter", "Number of draft tokens.", _value_reader("spec_decode_num_draft_tokens")),
-    MetricFamily("spec_decode_num_accepted_tokens", "counter", "Number of accepted tokens.", _value_reader("spec_decode_num_accepted_tokens")),
-    MetricFamily("spec_decode_num_accepted_tokens_per_pos", "counter", "Accepted tokens per draft position.", _accepted_per_position),
+    MetricFamily(
+        "spec_decode_num_draft_tokens", "counter", "Number of draft tokens.", _value_reader("spec_decode_num_draft_tokens")
+    ),
+    MetricFamily(
+        "spec_decode_num_accepted_tokens",
+        "counter",
+        "Number of accepted tokens.",
+        _value_reader("spec_decode_num_accepted_tokens"),
+    ),
+    MetricFamily(
+        "spec_decode_num_accepted_tokens_per_pos", "counter", "Accepted tokens per draft position.", _accepted_per_position
+    ),
 )
 _BASE_FAMILIES = (
     MetricFamily(
-        "estimated_flops_per_gpu", "counter", f"Estimated number of floating point operations per GPU {_PER_GPU_HELP}", _zeros_reader("", "")
+        "estimated_flops_per_gpu",
+        "counter",
+        f"Estimated number of floating point operations per GPU {_PER_GPU_HELP}",
+        _zeros_reader("", ""),
     ),
     MetricFamily(
         "estimated_read_bytes_per_gpu",
@@ -98,8 +110,12 @@ _BASE_FAMILIES = (
         f"Estimated number of bytes written to memory per GPU {_PER_GPU_HELP}",
         _zeros_reader("", ""),
     ),
-    MetricFamily("num_requests_running", "gauge", "Number of requests in model execution batches.", _value_reader("num_requests_running")),
-    MetricFamily("num_requests_waiting", "gauge", "Number of requests waiting to be processed.", _value_reader("num_requests_waiting")),
+    MetricFamily(
+        "num_requests_running", "gauge", "Number of requests in model execution batches.", _value_reader("num_requests_running")
+    ),
+    MetricFamily(
+        "num_requests_waiting", "gauge", "Number of requests waiting to be processed.", _value_reader("num_requests_waiting")
+    ),
     MetricFamily(
         "num_requests_waiting_by_reason",
         "gauge",
@@ -115,14 +131,21 @@ _BASE_FAMILIES = (
         "weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2.",
         _sleep_states,
     ),
-    MetricFamily("kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means 100 percent usage.", _value_reader("kv_cache_usage_perc")),
+    MetricFamily(
+        "kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means 100 percent usage.", _value_reader("kv_cache_usage_perc")
+    ),
     MetricFamily(
         "prefix_cache_queries",
         "counter",
         "Prefix cache queries, in terms of number of queried tokens.",
         _value_reader("prefix_cache_queries"),
     ),
-    MetricFamily("prefix_cache_hits", "counter", "Prefix cache hits, in terms of number of cached tokens.", _value_reader("prefix_cache_hits")),
+    MetricFamily(
+        "prefix_cache_hits",
+        "counter",
+        "Prefix cache hits, in terms of number of cached tokens.",
+        _value_reader("prefix_cache_hits"),
+    ),
     MetricFamily(
         "external_prefix_cache_queries",
         "counter",
@@ -135,12 +158,23 @@ _BASE_FAMILIES = (
         "External prefix cache hits from KV connector cross-instance cache sharing, in terms of number of cached tokens.",
         _zeros_reader("", ""),
     ),
-    MetricFamily("mm_cache_queries", "counter", "Multi-modal cache queries, in terms of number of queried items.", _zeros_reader("", "")),
-    MetricFamily("mm_cache_hits", "counter", "Multi-modal cache hits, in terms of number of cached items.", _zeros_reader("", "")),
-    MetricFamily("num_preemptions", "counter", "Cumulative number of preemption from the engine.", _value_reader("num_preemptions")),
+    MetricFamily(
+        "mm_cache_queries", "counter", "Multi-modal cache queries, in terms of number of queried items.", _zeros_reader("", "")
+    ),
+    MetricFamily(
+        "mm_cache_hits", "counter", "Multi-modal cache hits, in terms of number of cached items.", _zeros_reader("", "")
+    ),
+    MetricFamily(
+        "num_preemptions", "counter", "Cumulative number of preemption from the engine.", _value_reader("num_preemptions")
+    ),
     MetricFamily("prompt_tokens", "counter", "Number of prefill tokens processed.", _value_reader("prompt_tokens")),
     MetricFamily("prompt_tokens_by_source", "counter", "Number of prompt tokens by source.", _prompt_tokens_by_source),
-    MetricFamily("prompt_tokens_cached", "counter", "Number of cached prompt tokens (local + external).", _value_reader("prompt_tokens_cached")),
+    MetricFamily(
+        "prompt_tokens_cached",
+        "counter",
+        "Number of cached prompt tokens (local + external).",
+        _value_reader("prompt_tokens_cached"),
+    ),
     MetricFamily(
         "prompt_tokens_cached_by_source",
         "counter",
@@ -158,7 +192,9 @@ _BASE_FAMILIES = (
         _zeros_reader("reason", "max_num_queued_reqs", "max_num_queued_tokens"),
         engine_label=False,
     ),
-    MetricFamily("request_prompt_tokens", "histogram", "Number of prefill tokens processed.", _histogram_reader("request_prompt_tokens")),
+    MetricFamily(
+        "request_prompt_tokens", "histogram", "Number of prefill tokens processed.", _histogram_reader("request_prompt_tokens")
+    ),
     MetricFamily(
         "request_generation_tokens",
         "histogram",
@@ -262,7 +298,9 @@ def render_exposition(counters: Counters, model_name: str, created: float, cache
     for family in list_families(counters.max_draft_tokens is not None):
         lines += _render_family(family, counters, model_name, created)
     if cache_config is not None:
-        pairs = ",".join(f'{name}="{escape_label_value(value)}"' for name, value in sorted(({"engine": "0"} | cache_config).items()))
+        pairs = ",".join(
+            f'{name}="{escape_label_value(value)}"' for name, value in sorted(({"engine": "0"} | cache_config).items())
+        )
         lines += family_header("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", "gauge")
         lines.append(f"vllm:cache_config_info{{{pairs}}} 1.0")
     return "\n".join(lines) + "\n"

@@ -35,7 +35,9 @@ class StepSequence:
         return len(self.step_tokens) - self.steps_taken
 
 
-def draw_step_sequence(random: np.random.Generator, survival: FloatArray, cached_tokens: int, remaining_tokens: int, max_steps: int) -> StepSequence:
+def draw_step_sequence(
+    random: np.random.Generator, survival: FloatArray, cached_tokens: int, remaining_tokens: int, max_steps: int
+) -> StepSequence:
     """The path of a request with `cached` tokens and `left` to come, to its end or for `most` steps.
 
     `survival` has S_1 >= S_2 >= ... of its drafts.

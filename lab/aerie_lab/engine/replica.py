@@ -183,7 +183,11 @@ class Replica:
         if len(running) * (k + 1) > settings.max_num_batched_tokens or self._free_tokens(k) < 0:
             return False
         for request in running:
-            if request.draft_tokens != self._requested_drafts or request.computed_tokens + k + 2 >= settings.max_model_len or request.is_prefilling:
+            if (
+                request.draft_tokens != self._requested_drafts
+                or request.computed_tokens + k + 2 >= settings.max_model_len
+                or request.is_prefilling
+            ):
                 return False
         return True
 
@@ -308,7 +312,13 @@ class Replica:
         path = request.step_sequence
         if path is None or path.draft_tokens != drafts or not path.steps_left:
             survival, left = self._survival(request)[:drafts], request.max_answer_tokens - request.generated_tokens
-            path = request.step_sequence = draw_step_sequence(self.random, survival, request.total_tokens - 1, left, _STEPS_PER_DRAW_WITH_DRIFT if self._has_drift else _STEPS_PER_DRAW)
+            path = request.step_sequence = draw_step_sequence(
+                self.random,
+                survival,
+                request.total_tokens - 1,
+                left,
+                _STEPS_PER_DRAW_WITH_DRIFT if self._has_drift else _STEPS_PER_DRAW,
+            )
         return path
 
     def _complete_step(self, step: _ScheduledStep, finished: list[Request]) -> None:
@@ -363,7 +373,9 @@ class Replica:
         if ended:
             self._finish_requests(ended, finished)
         if k is None:
-            self._has_skipped_requests = any(request.generated_tokens and request.last_token_time != end for request in self.running)
+            self._has_skipped_requests = any(
+                request.generated_tokens and request.last_token_time != end for request in self.running
+            )
         self.clock = end
         self._collect_arrivals()
         self._update_gauges()
@@ -375,7 +387,12 @@ class Replica:
         This one ends at `end`; at most those that can end by `calm`, and the one that is then in flight.
         """
         settings, running, batch = self.settings, self.running, len(self.running)
-        if not running or k != self._requested_drafts or k != self._k_for_batch(batch) or (self.waiting and batch < settings.max_num_seqs):
+        if (
+            not running
+            or k != self._requested_drafts
+            or k != self._k_for_batch(batch)
+            or (self.waiting and batch < settings.max_num_seqs)
+        ):
             return 1
         steps = 2 + int(min((no_arrivals_until - end) / self._fixed_seconds(batch, k), _STEPS_PER_DRAW))
         if steps > _MAX_SINGLE_STEPS:
@@ -383,7 +400,9 @@ class Replica:
             steps = min(steps, (settings.max_model_len - longest - 2) // (k + 1), self._free_tokens(k) // (batch * (k + 1)))
         return steps if steps > _MAX_SINGLE_STEPS else 1
 
-    def _complete_decode_steps(self, step: _ScheduledStep, steps: int, no_arrivals_until: float, until: float, finished: list[Request]) -> None:
+    def _complete_decode_steps(
+        self, step: _ScheduledStep, steps: int, no_arrivals_until: float, until: float, finished: list[Request]
+    ) -> None:
         """Book those of `steps` steps, all decoding with equal drafts, that end by `until`, up to one in which a request ends.
 
         By `calm` nobody arrives; the step that is then in flight is the last.

@@ -102,7 +102,9 @@ class SimulatorServer:
             return web.json_response({"detail": error.reason}, status=error.status)
         finally:
             if name not in _UNCOUNTED_PATHS:
-                self.http_counters.observe(name, request.method, status, request.content_length or 0, sent, time.perf_counter() - began)
+                self.http_counters.observe(
+                    name, request.method, status, request.content_length or 0, sent, time.perf_counter() - began
+                )
 
     @web.middleware
     async def _authorize(
@@ -156,8 +158,12 @@ class SimulatorServer:
         stop_after = None
         if self.options.answer_tokens is not None and not request.ignore_eos:
             mean = self.options.answer_tokens
-            stop_after = request.draw_answer_length(mean) if request.greedy else int(self.driver.replica.random.geometric(1 / mean))
-        return Request(name, request.prompt_tokens, request.max_tokens, acceptance, stop_after=stop_after, segments=request.segments)
+            stop_after = (
+                request.draw_answer_length(mean) if request.greedy else int(self.driver.replica.random.geometric(1 / mean))
+            )
+        return Request(
+            name, request.prompt_tokens, request.max_tokens, acceptance, stop_after=stop_after, segments=request.segments
+        )
 
     async def _stream(self, http_request: web.Request, ask: api.GenerationRequest, handle: RequestHandle) -> web.StreamResponse:
         request, created = handle.request, int(time.time())
@@ -173,7 +179,9 @@ class SimulatorServer:
                         await response.write(chunks.encode(told, new))
                     else:
                         reason = request.finish_reason
-                        last = api.encode_event(api.build_chunk(ask, request.name, created, told, new, reason, self._altered_share))
+                        last = api.encode_event(
+                            api.build_chunk(ask, request.name, created, told, new, reason, self._altered_share)
+                        )
                     told += new
             except EngineStoppedError:
                 last = api.encode_event(_build_engine_dead_error().body)

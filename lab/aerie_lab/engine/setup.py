@@ -81,7 +81,12 @@ def prepare_engine(arguments: SimulatorArguments, options: SimulatorOptions) -> 
 def _max_context_tokens(tokens: int, drafter: DrafterProfile | None, version: str) -> int:
     """The longest request that is taken, where the model takes so many tokens: from 0.33 on no longer than the drafter's
     positions, which vLLM says by a warning alone (`_limit_max_model_len_to_draft`)."""
-    if drafter is None or drafter.max_positions is None or Version.parse(version) < _CONTEXT_CUT_VERSION or drafter.max_positions >= tokens:
+    if (
+        drafter is None
+        or drafter.max_positions is None
+        or Version.parse(version) < _CONTEXT_CUT_VERSION
+        or drafter.max_positions >= tokens
+    ):
         return tokens
     log.warning(
         "The draft model's max_model_len (%d) is smaller than the target model's (%d) and the V2 model runner can't skip "

@@ -179,7 +179,9 @@ def load_grid(name: str, *, cached: float = 0.0, prefill: float = 0.0, noise: fl
     return build_grid(name, _load_published_grids()[name], cached=cached, prefill=prefill, noise=noise)
 
 
-def build_grid(name: str, data: Mapping[str, Any], *, cached: float = 0.0, prefill: float = 0.0, noise: float = 0.0) -> StepTimeGrid:
+def build_grid(
+    name: str, data: Mapping[str, Any], *, cached: float = 0.0, prefill: float = 0.0, noise: float = 0.0
+) -> StepTimeGrid:
     """A grid in the form of step_time_grids.json: `batch`, `acceptance_length` by K, and `throughput` by K and batch."""
     lengths = {int(k): float(length) for k, length in data["acceptance_length"].items()}
     columns = {}

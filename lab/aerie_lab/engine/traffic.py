@@ -114,7 +114,9 @@ def nearest_rank_percentile(values: list[float], percentile: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * percentile / 100) - 1)]
 
 
-async def run_open_loop(target: TrafficTarget, turns: Iterable[Turn], speed: float = 1.0, report: TrafficReport | None = None) -> TrafficReport:
+async def run_open_loop(
+    target: TrafficTarget, turns: Iterable[Turn], speed: float = 1.0, report: TrafficReport | None = None
+) -> TrafficReport:
     """Send each turn at its time, `speed` times as fast, and wait for all answers. They are added to `report` as they come."""
     report, began = TrafficReport() if report is None else report, time.monotonic()
     async with _create_session(target) as session, asyncio.TaskGroup() as tasks:
@@ -170,7 +172,9 @@ async def send_request(session: aiohttp.ClientSession, target: TrafficTarget, tu
         async with session.post(f"{target.url}/v1/{path}", json=body, headers=headers) as answer:
             if answer.status != 200:
                 said = (await answer.text(errors="replace"))[:MAX_ERROR_TEXT_CHARACTERS]
-                return RequestOutcome(turn.traffic_class.name, f"status {answer.status}", total_seconds=time.monotonic() - began, error_text=said)
+                return RequestOutcome(
+                    turn.traffic_class.name, f"status {answer.status}", total_seconds=time.monotonic() - began, error_text=said
+                )
             if not target.stream:
                 tokens = (await answer.json())["usage"]["completion_tokens"]
             else:
@@ -180,7 +184,9 @@ async def send_request(session: aiohttp.ClientSession, target: TrafficTarget, tu
                         continue
                     document = json.loads(event)
                     if "error" in document:
-                        return RequestOutcome(turn.traffic_class.name, "error in the stream", total_seconds=time.monotonic() - began)
+                        return RequestOutcome(
+                            turn.traffic_class.name, "error in the stream", total_seconds=time.monotonic() - began
+                        )
                     if document.get("choices") and first is None:
                         first = time.monotonic() - began
                     if usage := document.get("usage"):
@@ -188,7 +194,12 @@ async def send_request(session: aiohttp.ClientSession, target: TrafficTarget, tu
     except TimeoutError:
         return RequestOutcome(turn.traffic_class.name, "timeout", total_seconds=time.monotonic() - began)
     except (aiohttp.ClientError, ValueError, KeyError) as error:
-        return RequestOutcome(turn.traffic_class.name, type(error).__name__, total_seconds=time.monotonic() - began, error_text=str(error)[:MAX_ERROR_TEXT_CHARACTERS])
+        return RequestOutcome(
+            turn.traffic_class.name,
+            type(error).__name__,
+            total_seconds=time.monotonic() - began,
+            error_text=str(error)[:MAX_ERROR_TEXT_CHARACTERS],
+        )
     total = time.monotonic() - began
     wrong = None if done else "stream without [DONE]"
     if wrong is None and tokens != turn.answer_tokens:

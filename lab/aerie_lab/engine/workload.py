@@ -60,9 +60,27 @@ class TrafficClass:
 
 DEFAULT_TRAFFIC_CLASSES = (
     # Shares and lengths are assumptions; acceptance is published (acceptance.py).
-    TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(200, 0.8, 4, 4000), LengthDistribution(180, 0.7, 4, 1500), 0.5, system_prompt_tokens=256, mean_turns=3),
-    TrafficClass("code", CLASS_ACCEPTANCE["code"], LengthDistribution(900, 0.8, 16, 8000), LengthDistribution(250, 0.7, 4, 2000), 0.3, system_prompt_tokens=512, mean_turns=2),
-    TrafficClass("math", CLASS_ACCEPTANCE["math"], LengthDistribution(150, 0.5, 16, 2000), LengthDistribution(500, 0.6, 16, 3000), 0.2),
+    TrafficClass(
+        "chat",
+        CLASS_ACCEPTANCE["chat"],
+        LengthDistribution(200, 0.8, 4, 4000),
+        LengthDistribution(180, 0.7, 4, 1500),
+        0.5,
+        system_prompt_tokens=256,
+        mean_turns=3,
+    ),
+    TrafficClass(
+        "code",
+        CLASS_ACCEPTANCE["code"],
+        LengthDistribution(900, 0.8, 16, 8000),
+        LengthDistribution(250, 0.7, 4, 2000),
+        0.3,
+        system_prompt_tokens=512,
+        mean_turns=2,
+    ),
+    TrafficClass(
+        "math", CLASS_ACCEPTANCE["math"], LengthDistribution(150, 0.5, 16, 2000), LengthDistribution(500, 0.6, 16, 3000), 0.2
+    ),
 )
 
 
@@ -114,7 +132,9 @@ class DiurnalArrivals:
 
     def draw_times(self, random: np.random.Generator, start: float, end: float) -> TimeArray:
         candidates = PoissonArrivals(self.mean_rate * (1 + self.amplitude)).draw_times(random, start, end)
-        chance = (1 + self.amplitude * np.cos(2 * math.pi * (candidates - self.peak_seconds) / self.day_seconds)) / (1 + self.amplitude)
+        chance = (1 + self.amplitude * np.cos(2 * math.pi * (candidates - self.peak_seconds) / self.day_seconds)) / (
+            1 + self.amplitude
+        )
         kept: TimeArray = candidates[random.random(len(candidates)) < chance]
         return kept
 
@@ -138,7 +158,12 @@ class _Session:
 
 
 def generate_turns(
-    classes: Sequence[TrafficClass], arrivals: ArrivalProcess, start: float, end: float, seed: int = 0, max_session_tokens: int = 30_000
+    classes: Sequence[TrafficClass],
+    arrivals: ArrivalProcess,
+    start: float,
+    end: float,
+    seed: int = 0,
+    max_session_tokens: int = 30_000,
 ) -> Iterator[Turn]:
     """The requests in [start, end), in order of time. A session ends early when its history would pass `longest` tokens."""
     random = np.random.default_rng(seed)

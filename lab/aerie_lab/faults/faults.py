@@ -193,7 +193,9 @@ class FaultInjector:
                 try:
                     self._with_client(lambda client: self._fill(client, record))
                 except TimeoutError:
-                    raise LabError(f"{record} took more than {_FILL_TIMEOUT_SECONDS:g} s: pods on their way out do not go.") from None
+                    raise LabError(
+                        f"{record} took more than {_FILL_TIMEOUT_SECONDS:g} s: pods on their way out do not go."
+                    ) from None
             case "delete":
                 target = record.target
                 self._lab.kubectl("delete", target["kind"], target["name"], "-n", target["namespace"], "--wait=false")
@@ -259,7 +261,9 @@ class FaultInjector:
 
         # The scheduler hears of pods that are bound and of those that are not by two ways: give the first one time.
         async with asyncio.timeout(_FILL_TIMEOUT_SECONDS):
-            while (await client.get(core_path("pods", FAULTS_NAMESPACE, _filler_pod_name(record))))["status"].get("phase") != "Running":
+            while (await client.get(core_path("pods", FAULTS_NAMESPACE, _filler_pod_name(record))))["status"].get(
+                "phase"
+            ) != "Running":
                 await asyncio.sleep(0.2)
 
     async def _recreate(self, client: KubeClient, old: KubeObject) -> None:

@@ -65,7 +65,9 @@ async def run_proxy(arguments: argparse.Namespace) -> None:
     """Serve until the process is ended."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(arguments.certificate, arguments.key)
-    server = await asyncio.start_server(InterceptingProxy(context, arguments.upstream).handle_connection, "0.0.0.0", arguments.port)
+    server = await asyncio.start_server(
+        InterceptingProxy(context, arguments.upstream).handle_connection, "0.0.0.0", arguments.port
+    )
     print(f"intercepting on port {arguments.port}", flush=True)
     await server.serve_forever()
 

@@ -174,7 +174,9 @@ def _parse_rows(
         for missing in sorted(set(required_fields) - row.keys()):
             raise StateError(f"image table {name}: a [[{kind}]] row has no '{missing}': {row}.")
         for unknown in sorted(row.keys() - field_types.keys()):
-            raise StateError(f"image table {name}: unknown field '{unknown}' in a [[{kind}]] row: {', '.join(sorted(field_types))}.")
+            raise StateError(
+                f"image table {name}: unknown field '{unknown}' in a [[{kind}]] row: {', '.join(sorted(field_types))}."
+            )
         for key, value in row.items():
             _check_value(f"image table {name}: '{key}' of {row['repository']}", value, field_types[key])
     return rows

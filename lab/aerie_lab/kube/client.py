@@ -29,7 +29,9 @@ def core_path(plural: str, namespace: str | None = None, name: str | None = None
     return resource_path("v1", plural, namespace, name, subresource)
 
 
-def resource_path(api_version: str, plural: str, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+def resource_path(
+    api_version: str, plural: str, namespace: str | None = None, name: str | None = None, subresource: str | None = None
+) -> str:
     """The path of any resource; `version` is apiVersion, such as "apps/v1"."""
     parts = ["api" if "/" not in api_version else "apis", api_version]
     if namespace:

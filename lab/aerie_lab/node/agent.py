@@ -49,7 +49,9 @@ class NodeAgent:
         self._registrars = {node.name: NodeRegistrar(node, client, version) for node in build_nodes(settings)}
         self._proxy = ServiceProxy()
         self._services = Informer(client, core_path("services"), self._proxy.on_service_event)
-        self._endpoint_slices = Informer(client, resource_path("discovery.k8s.io/v1", "endpointslices"), self._proxy.on_endpoint_slice_event)
+        self._endpoint_slices = Informer(
+            client, resource_path("discovery.k8s.io/v1", "endpointslices"), self._proxy.on_endpoint_slice_event
+        )
         self._node_objects = Informer(client, core_path("nodes"), self._on_node_event)
         self._pods = Informer(client, core_path("pods"), self._on_pod_event, fieldSelector="spec.nodeName!=")
         self._events = EventRecorder(client)
@@ -75,7 +77,10 @@ class NodeAgent:
         verbs = ("containers", "kill", "crash", "freeze", "thaw", "cut", "mend", "silence", "speak", "lie", "ready")
         server = await control.serve_requests(self._folder / "agent.sock", {verb: getattr(self, verb) for verb in verbs})
         kubelet = await api.serve_kubelet_api(self._folder / "certificates", self._find_container)
-        keepers, parts = self._registrars.values(), (self._node_objects, self._services, self._endpoint_slices, self._events, self._proxy)
+        keepers, parts = (
+            self._registrars.values(),
+            (self._node_objects, self._services, self._endpoint_slices, self._events, self._proxy),
+        )
         tasks = [asyncio.create_task(keeper.run()) for keeper in keepers]
         tasks += [asyncio.create_task(part.run()) for part in parts]
         tasks += [asyncio.create_task(self._watch_pods()), asyncio.create_task(_wait_for(stop))]

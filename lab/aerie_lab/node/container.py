@@ -238,7 +238,10 @@ class Container:
             self._launch_done.set()
         self.state.running_since, self.state.waiting = began, ("", "")
         self._record_event("Started", f"Started container {self.state.name}")
-        asking, crashing = asyncio.create_task(self._run_probes(process)), asyncio.create_task(self._kill_at_run_time_limit(process))
+        asking, crashing = (
+            asyncio.create_task(self._run_probes(process)),
+            asyncio.create_task(self._kill_at_run_time_limit(process)),
+        )
         self._context.on_state_change()
         try:
             code = await process.wait()
@@ -252,7 +255,9 @@ class Container:
             self.state.ready = self.state.started = False
             self.state.running_since = None
             self.exit_event.set()
-        return self._build_terminated_state(code, began, "Completed" if code == 0 else "Error", self._read_termination_message(code))
+        return self._build_terminated_state(
+            code, began, "Completed" if code == 0 else "Error", self._read_termination_message(code)
+        )
 
     async def _kill_at_run_time_limit(self, process: ContainerProcess) -> None:
         await self.run_time_limit.wait_until_exceeded()

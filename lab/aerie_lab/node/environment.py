@@ -78,7 +78,9 @@ def _quote(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def resolve_resource_reference(pod: KubeObject, container: KubeObject, reference: Mapping[str, Any], node_allocatable: Mapping[str, str]) -> str:
+def resolve_resource_reference(
+    pod: KubeObject, container: KubeObject, reference: Mapping[str, Any], node_allocatable: Mapping[str, str]
+) -> str:
     """The value of a resourceFieldRef; a limit that is not set is the node's, as a kubelet has it."""
     name = reference.get("containerName") or container["name"]
     target = next((c for c in _all_containers(pod) if c["name"] == name), container)
@@ -195,7 +197,9 @@ def _find_referenced_object(lookup: ObjectLookup, plural: str, reference: Mappin
     return item
 
 
-def build_command_line(container: KubeObject, image_entrypoint: list[str], image_arguments: list[str], variables: Mapping[str, str]) -> list[str]:
+def build_command_line(
+    container: KubeObject, image_entrypoint: list[str], image_arguments: list[str], variables: Mapping[str, str]
+) -> list[str]:
     """What is executed: `command` replaces entrypoint and arguments of the image, `args` its arguments."""
     command = [expand_variables(part, variables) for part in container.get("command") or []]
     given = [expand_variables(part, variables) for part in container.get("args") or []]

@@ -27,7 +27,9 @@ class EventRecorder:
         self._queue: asyncio.Queue[tuple[KubeObject, str, str, str, str, float]] = asyncio.Queue(_MAX_QUEUED_EVENTS)
         self._recent_events: dict[tuple[str, str, str], tuple[str, int, float]] = {}
 
-    def record(self, involved_object: KubeObject, reason: str, message: str, *, warning: bool = False, container: str = "") -> None:
+    def record(
+        self, involved_object: KubeObject, reason: str, message: str, *, warning: bool = False, container: str = ""
+    ) -> None:
         """Record an event about a pod or a node."""
         kind = "Warning" if warning else "Normal"
         try:
@@ -46,7 +48,9 @@ class EventRecorder:
             except Exception:  # noqa: BLE001  one event that cannot be written must not silence the others
                 _log.exception("event not written: %s", reason)
 
-    async def _write(self, involved_object: KubeObject, kind: str, reason: str, message: str, container: str, moment: float) -> None:
+    async def _write(
+        self, involved_object: KubeObject, kind: str, reason: str, message: str, container: str, moment: float
+    ) -> None:
         metadata = involved_object["metadata"]
         namespace = metadata.get("namespace", "default")
         key = (metadata["uid"], reason, container + message)

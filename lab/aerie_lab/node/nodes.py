@@ -67,7 +67,9 @@ class NodeRegistrar:
                     continue
             self._wake_event.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake_event.wait(), 0 if self._needs_ready_report and not self.is_silenced else _LEASE_RENEW_SECONDS)
+                await asyncio.wait_for(
+                    self._wake_event.wait(), 0 if self._needs_ready_report and not self.is_silenced else _LEASE_RENEW_SECONDS
+                )
 
     def report_now(self) -> None:
         """Renew and report now, as after a silence."""
@@ -84,7 +86,9 @@ class NodeRegistrar:
             self.report_now()
 
     async def _report_ready(self) -> None:
-        await self._client.patch(core_path("nodes", None, self.node.name, "status"), {"status": self._build_status()}, STRATEGIC_MERGE_PATCH)
+        await self._client.patch(
+            core_path("nodes", None, self.node.name, "status"), {"status": self._build_status()}, STRATEGIC_MERGE_PATCH
+        )
 
     async def _register(self) -> None:
         name = self.node.name

@@ -115,7 +115,9 @@ class PodWorker:
         if any(old.get(field) != new.get(field) for field in ("labels", "annotations")):
             self._volumes_outdated.set()
         if new.get("deletionTimestamp"):
-            if self._deletion_requested.is_set() and old.get("deletionGracePeriodSeconds") != new.get("deletionGracePeriodSeconds"):
+            if self._deletion_requested.is_set() and old.get("deletionGracePeriodSeconds") != new.get(
+                "deletionGracePeriodSeconds"
+            ):
                 self._shorten_grace(float(new["deletionGracePeriodSeconds"]))
             self._deletion_requested.set()
 
@@ -257,7 +259,12 @@ class PodWorker:
         hostname = self.pod["spec"].get("hostname") or self.pod["metadata"]["name"]
         (self._folder / "hosts").write_text(self._build_hosts_file(hostname))
         volumes = self._volumes = PodVolumes(
-            self.uid, self._folder / "volumes", self._context.client, self._context.images, self._downward_addresses(), self.node.allocatable
+            self.uid,
+            self._folder / "volumes",
+            self._context.client,
+            self._context.images,
+            self._downward_addresses(),
+            self.node.allocatable,
         )
         while True:
             try:
@@ -406,7 +413,9 @@ class PodWorker:
         if self._was_finished:
             return
         networked = self._address is not None and not self._is_finished
-        facts = PodFacts(self.pod, self.node.address, self._address, self._started_at, networked, self._failure, is_finished=self._is_finished)
+        facts = PodFacts(
+            self.pod, self.node.address, self._address, self._started_at, networked, self._failure, is_finished=self._is_finished
+        )
         init, main = [c.state for c in self._init_containers], [c.state for c in self._main_containers]
         status = build_pod_status(facts, init, main, time.time())
         if status_covers(self.pod.get("status"), status):

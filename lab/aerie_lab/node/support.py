@@ -85,7 +85,9 @@ def read_processless_load_seconds(pod: KubeObject) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= 86400:
-        raise ValueError(f"the annotation {PROCESSLESS_LOAD_SECONDS_ANNOTATION} is {text!r}, and has to be a number of seconds from 0 to 86400")
+        raise ValueError(
+            f"the annotation {PROCESSLESS_LOAD_SECONDS_ANNOTATION} is {text!r}, and has to be a number of seconds from 0 to 86400"
+        )
     return seconds
 
 

@@ -24,7 +24,14 @@ from typing import Any
 from aerie_lab.errors import KubeError, LabError
 from aerie_lab.images.table import ImageTable
 from aerie_lab.kube.client import KubeClient, KubeObject, core_path
-from aerie_lab.node.environment import ConfigError, expand_variables, resolve_field_reference, decode_object_data, parse_quantity, resolve_resource_reference
+from aerie_lab.node.environment import (
+    ConfigError,
+    expand_variables,
+    resolve_field_reference,
+    decode_object_data,
+    parse_quantity,
+    resolve_resource_reference,
+)
 from aerie_lab.sandbox import linux
 
 _log = logging.getLogger(__name__)

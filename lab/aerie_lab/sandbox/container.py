@@ -90,7 +90,9 @@ class ContainerProcess:
                     os.kill(int(entry), number)
 
 
-async def start_container(launch: LaunchSpec, network_fd: int | None, spec_path: Path, stdout: int, stderr: int) -> ContainerProcess:
+async def start_container(
+    launch: LaunchSpec, network_fd: int | None, spec_path: Path, stdout: int, stderr: int
+) -> ContainerProcess:
     """Start a container. `network` is its network namespace's descriptor; `spec` the file to write for the launcher.
 
     Raises LaunchError. The calling process must be a subreaper (linux.become_subreaper).

@@ -72,7 +72,9 @@ class RunningEngine:
 
     def run_load(self, clients: int, requests: int, answer_tokens: int, seed: int) -> tuple[dict[str, float], TrafficReport]:
         """Closed-loop traffic; what it added to the page, by sample without labels, and what the clients saw."""
-        kind = TrafficClass("docs", CLASS_ACCEPTANCE["chat"], LengthDistribution(60, 0.4), LengthDistribution(answer_tokens, 0.4, max_tokens=400))
+        kind = TrafficClass(
+            "docs", CLASS_ACCEPTANCE["chat"], LengthDistribution(60, 0.4), LengthDistribution(answer_tokens, 0.4, max_tokens=400)
+        )
         made = list(itertools.islice(generate_turns([kind], PoissonArrivals(1.0), 0.0, math.inf, seed), requests))
         before = self.read_stable_samples()
         report = asyncio.run(run_closed_loop(TrafficTarget(self.url, "agreement"), iter(made), clients))
@@ -202,18 +204,24 @@ def mean_step(samples: dict[str, float]) -> tuple[float, float]:
     return observed / samples["vllm:iteration_tokens_total_count"], samples["vllm:inter_token_latency_seconds_sum"] / observed
 
 
-def build_simulator_options(one_client: dict[str, float], four_clients: dict[str, float], eight_clients: dict[str, float]) -> dict[str, Any]:
+def build_simulator_options(
+    one_client: dict[str, float], four_clients: dict[str, float], eight_clients: dict[str, float]
+) -> dict[str, Any]:
     """Options of the simulator from what the real engine counted."""
     (b1, t1), (b, t), (b8, t8) = mean_step(one_client), mean_step(four_clients), mean_step(eight_clients)
     token = max((t8 - t1) / ((b8 - b1) * (NUM_SPECULATIVE_TOKENS + 1)), 0.0)
     prefill = max(
-        (histogram_mean(one_client, "vllm:request_prefill_time_seconds") - t1) / histogram_mean(one_client, "vllm:request_prefill_kv_computed_tokens"), 0.0
+        (histogram_mean(one_client, "vllm:request_prefill_time_seconds") - t1)
+        / histogram_mean(one_client, "vllm:request_prefill_kv_computed_tokens"),
+        0.0,
     )
     # Mean steps contain what was prefilled in them.
     prompt = four_clients["vllm:request_prefill_kv_computed_tokens_sum"] / four_clients["vllm:iteration_tokens_total_count"]
     base = t - token * b * (NUM_SPECULATIVE_TOKENS + 1) - prefill * prompt
     drafts = four_clients["vllm:spec_decode_num_drafts_total"]
-    rates = [four_clients[f"vllm:spec_decode_num_accepted_tokens_per_pos_total[{i}]"] / drafts for i in range(NUM_SPECULATIVE_TOKENS)]
+    rates = [
+        four_clients[f"vllm:spec_decode_num_accepted_tokens_per_pos_total[{i}]"] / drafts for i in range(NUM_SPECULATIVE_TOKENS)
+    ]
     time_of_step = {"base": base, "token": token, "prefill": prefill}
     return {
         "step_time": {"formula": time_of_step},

@@ -96,7 +96,9 @@ class Namespace:
 
     def wait_until_phase(self, pod: str, phase: str, *, timeout_seconds: float = 120.0) -> dict[str, Any]:
         """Wait until a pod is in `phase`; the pod."""
-        return self.wait_until("pod", pod, lambda p: p["status"].get("phase") == phase, f"pod {pod} {phase}", timeout_seconds=timeout_seconds)
+        return self.wait_until(
+            "pod", pod, lambda p: p["status"].get("phase") == phase, f"pod {pod} {phase}", timeout_seconds=timeout_seconds
+        )
 
     def wait_until_deleted(self, kind: str, name: str, *, timeout_seconds: float = 120.0) -> None:
         """Wait until there is no such object."""

@@ -59,7 +59,11 @@ def run_prometheus(folder: Path, pods: Mapping[str, str], scrape_interval: str =
         "scrape_configs": [{"job_name": "engines", "static_configs": scrape}],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))  # YAML is JSON too
-    command = [str(ensure_binary("prometheus")), f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    command = [
+        str(ensure_binary("prometheus")),
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+    ]
     command += ["--web.listen-address=127.0.0.1:0"]
     log = folder / "prometheus.log"
     with log.open("wb") as output:

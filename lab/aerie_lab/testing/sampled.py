@@ -121,7 +121,12 @@ SHORT_ANSWER_TOKENS = 6
 """Tokens of an answer: the first comes without a draft."""
 
 
-def build_mixed_requests(engine_name: str, prompts: Sequence[Sequence[Message]], requests_per_kind: int, sampling_settings: Sequence[Mapping[str, float]]) -> list[ChatRequest]:
+def build_mixed_requests(
+    engine_name: str,
+    prompts: Sequence[Sequence[Message]],
+    requests_per_kind: int,
+    sampling_settings: Sequence[Mapping[str, float]],
+) -> list[ChatRequest]:
     """`each` requests of every kind, with a prompt for each kind, and a greedy one of another prompt after every sixth.
 
     `name`: of the engine; two engines share no seed.
@@ -132,7 +137,9 @@ def build_mixed_requests(engine_name: str, prompts: Sequence[Sequence[Message]],
             found.append(ChatRequest(prompts[kind], SHORT_ANSWER_TOKENS, sampling, derive_seed(engine_name, kind, index)))
             if len(found) % 7 == 6:
                 prompt = prompts[len(found) // 7 % len(prompts)]
-                found.append(ChatRequest(prompt, 4 * SHORT_ANSWER_TOKENS, {"temperature": 0.0}, derive_seed(engine_name, "greedy", index)))
+                found.append(
+                    ChatRequest(prompt, 4 * SHORT_ANSWER_TOKENS, {"temperature": 0.0}, derive_seed(engine_name, "greedy", index))
+                )
     return found
 
 
@@ -157,7 +164,9 @@ def sample_engine(
     answers = send_requests(engine, requests)
     drawn = []
     for sampling in sampling_settings:
-        some = [answer.token_ids for request, answer in zip(requests, answers, strict=True) if request.sampling_settings == sampling]
+        some = [
+            answer.token_ids for request, answer in zip(requests, answers, strict=True) if request.sampling_settings == sampling
+        ]
         drawn.append(np.array([[*tokens, *[-1] * (SHORT_ANSWER_TOKENS - len(tokens))] for tokens in some], dtype=np.int64))
     greedy = [a.token_ids for request, a in zip(requests, answers, strict=True) if request.sampling_settings["temperature"] == 0]
     return EngineSamples(tuple(drawn), tuple(greedy))

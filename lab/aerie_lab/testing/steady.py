@@ -191,7 +191,9 @@ def run_tuner(engines: Sequence[MeasuredEngine]) -> TunerResult:
     ]
     for reading in sorted(readings, key=lambda each: each.end):
         told.add(reading)
-    known = EngineConfig(VLLM_VERSION, arguments.parse_arguments(["--enforce-eager"]), environment=_MODEL_RUNNER_ENVIRONMENT, is_moe=False)
+    known = EngineConfig(
+        VLLM_VERSION, arguments.parse_arguments(["--enforce-eager"]), environment=_MODEL_RUNNER_ENVIRONMENT, is_moe=False
+    )
     newest = max(window.end for windows in engines[0].windows.values() for window in windows)
     situation = TuningContext(known, engines[0].setting, MAX_SPECULATIVE_TOKENS, len(engines), newest)
     decision = decide_setting(told, situation, TuningPolicy(), seed=1)

@@ -156,7 +156,9 @@ ENGINE_OPTIONS = (
     ),
     EngineOption("method", "string", "0.15.1", rejection_reason="it belongs in spec.drafter.method"),
     EngineOption("model", "string", "0.15.1", rejection_reason="it belongs in spec.drafter.source"),
-    EngineOption("num_speculative_tokens", "integer", "0.15.1", rejection_reason="it belongs in spec.speculation.numSpeculativeTokens"),
+    EngineOption(
+        "num_speculative_tokens", "integer", "0.15.1", rejection_reason="it belongs in spec.speculation.numSpeculativeTokens"
+    ),
     EngineOption(
         "num_speculative_tokens_per_batch_size",
         "array",

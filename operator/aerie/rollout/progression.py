@@ -578,7 +578,9 @@ def _capacity_retry_delay(snapshot: Snapshot, desired: DesiredRevision, status: 
 def _keep_stable_revision(serving: Progression, status: Status) -> Progression:
     """Return the progression in which the desired revision was rejected, or waits for resources, and the stable one keeps
     serving."""
-    last_outcome = next((outcome for outcome in status.rollout_history if serving.rejected_revision in (None, outcome.revision)), None)
+    last_outcome = next(
+        (outcome for outcome in status.rollout_history if serving.rejected_revision in (None, outcome.revision)), None
+    )
     retry_message = (
         f"It is not tried again until the spec changes, or the resource is annotated with a new value of {RETRY_ANNOTATION}."
     )

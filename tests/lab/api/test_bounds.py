@@ -42,7 +42,9 @@ def test_an_amount_below_0_is_refused_as_a_number_too(offer: Offer, path: str, a
     offer({path: 0 if whole else {"nvidia.com/gpu": 0}})
 
 
-@pytest.mark.parametrize("given", [{"acceptedChecks": ["c2"]}, {"acceptedChecks": ["C0"]}, {"acceptedChecks": ["C123"]}, {"mode": "Never"}])
+@pytest.mark.parametrize(
+    "given", [{"acceptedChecks": ["c2"]}, {"acceptedChecks": ["C0"]}, {"acceptedChecks": ["C123"]}, {"mode": "Never"}]
+)
 def test_what_preflight_may_hold_back(offer: Offer, given: Changes) -> None:
     refusal(offer, {"rollout.preflight": given})
     offer({"rollout.preflight": {"mode": "Warn", "acceptedChecks": ["C2", "C29"]}})

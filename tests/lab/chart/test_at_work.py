@@ -109,7 +109,9 @@ def test_a_namespace_without_its_rights_stops_no_other_one(lab: Lab, namespace: 
         assert not lost.list_all("jobs", "aerie.dev/name=chat")
 
         lost.apply({key: value for key, value in binding.items() if key != "metadata"} | {"metadata": {"name": "aerie"}})
-        wait_until(lambda: lost.list_all("jobs", "aerie.dev/name=chat"), "work in the namespace that is back", timeout_seconds=180)
+        wait_until(
+            lambda: lost.list_all("jobs", "aerie.dev/name=chat"), "work in the namespace that is back", timeout_seconds=180
+        )
         assert f"{failed} 0.0" in page(8080, "/metrics")
         assert page(8081, "/readyz") == "ready\n"
         (same,) = home.list_all("pods", "app.kubernetes.io/name=aerie")

@@ -78,7 +78,16 @@ def test_metrics_are_where_the_service_says(home: Namespace) -> None:
 def inside(lab: Lab, url: str) -> str:
     """GET from the lab's own network."""
     code = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=60).read().decode())"
-    command = [sys.executable, "-m", "aerie_lab.sandbox.inside", str(process.find_lab_pid(lab.folder)), sys.executable, "-c", code, url]
+    command = [
+        sys.executable,
+        "-m",
+        "aerie_lab.sandbox.inside",
+        str(process.find_lab_pid(lab.folder)),
+        sys.executable,
+        "-c",
+        code,
+        url,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout

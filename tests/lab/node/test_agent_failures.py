@@ -37,7 +37,11 @@ def test_pods_of_an_agent_that_died_are_taken_over(lab: Lab, namespace: Namespac
     namespace.wait_until("pod", "half", lambda p: find_container_status(p)["state"].get("terminated"), "one of two done")
     namespace.faults.restart("node-agent")
     found = namespace.wait_until(
-        "pod", "serving", lambda p: find_container_status(p)["restartCount"] == 1 and is_ready(p), "started again", timeout_seconds=120
+        "pod",
+        "serving",
+        lambda p: find_container_status(p)["restartCount"] == 1 and is_ready(p),
+        "started again",
+        timeout_seconds=120,
     )
     assert found["metadata"]["uid"] == before["metadata"]["uid"]
     ended = find_container_status(found)["lastState"]["terminated"]

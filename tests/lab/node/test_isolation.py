@@ -6,7 +6,15 @@ from pathlib import Path
 
 from aerie_lab.sandbox.addresses import BRIDGE_IP, BRIDGE_MAC
 from aerie_lab.testing import Namespace
-from aerie_lab.testing.pods import read_termination_json, find_container_status, echo, read_termination_message, pod, python, shell
+from aerie_lab.testing.pods import (
+    read_termination_json,
+    find_container_status,
+    echo,
+    read_termination_message,
+    pod,
+    python,
+    shell,
+)
 
 WEB = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}
 

@@ -32,7 +32,9 @@ def test_leases_are_renewed(lab: Lab) -> None:
 
     before = renewals()
     assert before.keys() == {"node-1", "node-2"}
-    wait_until(lambda: all(renewals()[name] > moment for name, moment in before.items()), "both leases renewed", interval_seconds=0.5)
+    wait_until(
+        lambda: all(renewals()[name] > moment for name, moment in before.items()), "both leases renewed", interval_seconds=0.5
+    )
 
 
 def test_a_node_that_was_found_lost_says_that_it_is_not(lab: Lab) -> None:

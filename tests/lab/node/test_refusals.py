@@ -11,7 +11,9 @@ def waits_for(namespace: Namespace, name: str, reason: str) -> Object:
     found = namespace.wait_until(
         "pod",
         name,
-        lambda p: "containerStatuses" in p["status"] and find_container_status(p)["state"].get("waiting", {}).get("reason") == reason,
+        lambda p: (
+            "containerStatuses" in p["status"] and find_container_status(p)["state"].get("waiting", {}).get("reason") == reason
+        ),
         reason,
     )
     waiting: Object = find_container_status(found)["state"]["waiting"]
@@ -23,7 +25,9 @@ def test_an_unknown_image(namespace: Namespace) -> None:
     waiting = waits_for(namespace, "imageless", "ErrImagePull")
     assert "example.org/team/model:2" in waiting["message"]
     assert "example.org/team/model:2" in waits_for(namespace, "imageless", "ImagePullBackOff")["message"]
-    wait_until(lambda: [m for r, m in namespace.events("imageless") if r == "Failed" and "example.org/team/model" in m], "an event")
+    wait_until(
+        lambda: [m for r, m in namespace.events("imageless") if r == "Failed" and "example.org/team/model" in m], "an event"
+    )
     assert namespace.get("pod", "imageless")["status"]["phase"] == "Pending"
 
 

@@ -11,7 +11,9 @@ from aerie_lab.testing.pods import read_condition_status, find_container_status,
 
 def test_readiness_gates(namespace: Namespace) -> None:
     namespace.apply(pod("gated", echo(), readinessGates=[{"conditionType": "aerie.dev/warm"}]))
-    found = namespace.wait_until("pod", "gated", lambda p: read_condition_status(p, "ContainersReady") == "True", "containers ready")
+    found = namespace.wait_until(
+        "pod", "gated", lambda p: read_condition_status(p, "ContainersReady") == "True", "containers ready"
+    )
     assert read_condition_status(found, "Ready") == "False"
     assert next(c for c in found["status"]["conditions"] if c["type"] == "Ready")["reason"] == "ReadinessGatesNotReady"
     patch = json.dumps({"status": {"conditions": [{"type": "aerie.dev/warm", "status": "True"}]}})

@@ -21,7 +21,9 @@ def let_go(namespace: Namespace, *names: str) -> None:
 
 def until_ended(namespace: Namespace, name: str, *, within: float = 30.0) -> Object:
     """Wait until the container of a pod that was deleted has ended; its terminated state."""
-    found = namespace.wait_until("pod", name, lambda p: find_container_status(p)["state"].get("terminated"), "ended", timeout_seconds=within)
+    found = namespace.wait_until(
+        "pod", name, lambda p: find_container_status(p)["state"].get("terminated"), "ended", timeout_seconds=within
+    )
     ended: Object = find_container_status(found)["state"]["terminated"]
     return ended
 
@@ -123,7 +125,9 @@ def test_deletion_in_the_middle_of_init_starts_nothing_more(namespace: Namespace
             terminationGracePeriodSeconds=20,
         )
     )
-    namespace.wait_until("pod", "interrupted", lambda p: find_container_status(p, "setup")["state"].get("running"), "init running")
+    namespace.wait_until(
+        "pod", "interrupted", lambda p: find_container_status(p, "setup")["state"].get("running"), "init running"
+    )
     namespace.kubectl("delete", "pod", "interrupted", "--wait=false")
     found = namespace.wait_until_phase("interrupted", "Failed")
     assert "waiting" in find_container_status(found)["state"]

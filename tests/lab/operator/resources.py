@@ -58,7 +58,10 @@ def resource(
             "drafter": image(drafter),
             "engine": run,
             # So long that a slow machine does not fail them: what is compared here is the drafters.
-            "speculation": {"numSpeculativeTokens": 3, "tuning": {"slo": {"timePerOutputToken": "10s", "timeToFirstToken": "30s"}}},
+            "speculation": {
+                "numSpeculativeTokens": 3,
+                "tuning": {"slo": {"timePerOutputToken": "10s", "timeToFirstToken": "30s"}},
+            },
             "rollout": {
                 "canary": {"stepWeights": [], "stepDuration": "0s", "scaleDownDelay": "0s", **(canary or {})},
                 "analysis": quick | (analysis or {}),

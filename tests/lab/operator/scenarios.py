@@ -374,7 +374,9 @@ async def promoted_by_a_person_worse_in_promotion(case: Case) -> None:
 
 @scenario
 async def metrics_are_no_numbers_in_the_ramp(case: Case) -> None:
-    await measured(case, "better", first=IDLE, simulator=IDLE, canary={"stepWeights": [50], "stepDuration": "1h"}, replicas=2, word=True)
+    await measured(
+        case, "better", first=IDLE, simulator=IDLE, canary={"stepWeights": [50], "stepDuration": "1h"}, replicas=2, word=True
+    )
     await case.phase("Ramping")
     await case.lie("nan")
     await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")

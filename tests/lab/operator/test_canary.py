@@ -43,7 +43,10 @@ def resource(host: str, drafter: str) -> dict[str, Any]:
                 "podTemplate": {"spec": {"containers": [quick]}},
             },
             # So long that a slow machine does not fail them: what is compared here is the drafters.
-            "speculation": {"numSpeculativeTokens": 3, "tuning": {"slo": {"timePerOutputToken": "10s", "timeToFirstToken": "30s"}}},
+            "speculation": {
+                "numSpeculativeTokens": 3,
+                "tuning": {"slo": {"timePerOutputToken": "10s", "timeToFirstToken": "30s"}},
+            },
             "rollout": {
                 "canary": {"stepWeights": [50], "stepDuration": "1s", "scaleDownDelay": "1h"},
                 "analysis": {
@@ -182,7 +185,9 @@ def test_canaries_of_which_nothing_can_be_counted_are_rolled_back_for_their_page
 
     def letters(phase: str) -> dict[str, Any]:
         look: Callable[[dict[str, Any]], bool] = lambda item: (item.get("status") or {}).get("phase") == phase  # noqa: E731
-        found: dict[str, Any] = namespace.wait_until("specdep", "letters", look, f"letters is {phase}", timeout_seconds=PATIENCE)["status"]
+        found: dict[str, Any] = namespace.wait_until("specdep", "letters", look, f"letters is {phase}", timeout_seconds=PATIENCE)[
+            "status"
+        ]
         return found
 
     served = letters("Ready")["stable"]["revision"]

@@ -76,7 +76,9 @@ def test_every_write_conflicts_once(
         key = (call.verb, call.resource, call.name)
         if call.is_write and key not in refused:
             refused.add(key)
-            return build_error_response(409, "Conflict", "the object has been modified; please apply your changes to the latest version")
+            return build_error_response(
+                409, "Conflict", "the object has been modified; please apply your changes to the latest version"
+            )
         return await pass_on()
 
     kubeconfig = proxy.open_endpoint(conflicting).write_kubeconfig(tmp_path / "kubeconfig")
@@ -164,7 +166,9 @@ def test_two_leaders_at_once(
         return pair
 
     def leader(who: str) -> Any:
-        return nursery.keep(namespace.name, lease=who, kubeconfig=proxy.open_endpoint(pairing(who)).write_kubeconfig(tmp_path / who))
+        return nursery.keep(
+            namespace.name, lease=who, kubeconfig=proxy.open_endpoint(pairing(who)).write_kubeconfig(tmp_path / who)
+        )
 
     with leader("one") as one, leader("other") as other:
         wait_until(lambda: " leads" in one.said() and " leads" in other.said(), "both lead", timeout_seconds=120)
@@ -176,7 +180,9 @@ def test_two_leaders_at_once(
         namespace.apply(light(NEW, replicas=4))
         settled(namespace.name, NEW, replicas=4)
         assert together, "both have acted, and at once"
-        wait_until(lambda: time.monotonic() > max(last.values()) + 10, "neither writes any more", timeout_seconds=240, interval_seconds=1)
+        wait_until(
+            lambda: time.monotonic() > max(last.values()) + 10, "neither writes any more", timeout_seconds=240, interval_seconds=1
+        )
     assert results(settled(namespace.name, NEW, replicas=4)) == ["Promoted", "Promoted"]
 
 
@@ -249,7 +255,9 @@ def test_an_api_server_that_is_away_for_a_minute(namespace: Namespace, nursery: 
     with nursery.keep(namespace.name) as first, nursery.keep(namespace.name) as second:
         settled(namespace.name, OLD)
         namespace.apply(light(NEW))
-        wait_until(lambda: len(status(namespace).get("history", ())) == 2 or status(namespace)["phase"] != "Ready", "it has begun")
+        wait_until(
+            lambda: len(status(namespace).get("history", ())) == 2 or status(namespace)["phase"] != "Ready", "it has begun"
+        )
         with namespace.faults.hold("kube-apiserver"):
             time.sleep(AWAY)
         for component in ("kube-controller-manager", "kube-scheduler"):  # by themselves they look again after up to a minute

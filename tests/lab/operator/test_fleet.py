@@ -102,7 +102,9 @@ def test_forty_pods_that_take_longer_than_the_deadline_all_in_all_are_promoted(n
 def test_an_evicted_pod_and_a_lost_node_in_the_promotion_take_nothing_back(namespace: Namespace, serves: Light) -> None:
     old = status(namespace)["stable"]["revision"]
     namespace.apply(serves("eagle31"))
-    wait_until(lambda: (status(namespace).get("canary") or {}).get("readyReplicas", 0) > 5, "it is being promoted", timeout_seconds=600)
+    wait_until(
+        lambda: (status(namespace).get("canary") or {}).get("readyReplicas", 0) > 5, "it is being promoted", timeout_seconds=600
+    )
     new = status(namespace)["canary"]["revision"]
     evicted = [next(filter(ready, pods(namespace, revision)))["metadata"]["name"] for revision in (old, new)]
 
@@ -122,5 +124,7 @@ def test_an_evicted_pod_and_a_lost_node_in_the_promotion_take_nothing_back(names
             interval_seconds=1,
         )
         assert [each["result"] for each in status(namespace)["history"]] == ["Promoted", "Promoted"]
-        wait_until(lambda: status(namespace)["readyReplicas"] == FLEET, "all forty serve on the node that is left", timeout_seconds=300)
+        wait_until(
+            lambda: status(namespace)["readyReplicas"] == FLEET, "all forty serve on the node that is left", timeout_seconds=300
+        )
     wait_until(lambda: sum(map(ready, pods(namespace, new))) == FLEET, "and do so when the node is back", timeout_seconds=300)

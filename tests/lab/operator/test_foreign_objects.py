@@ -138,6 +138,8 @@ def test_nothing_of_somebody_else_is_taken_over_whatever_its_kind(namespace: Nam
         assert content(namespace.get(kind, name)) == before, f"{kind} {name} is as it was"
     for name in (*named, f"first-{len(FIRST)}"):
         namespace.kubectl("delete", "specdep", name)
-    wait_until(lambda: not namespace.list_all("deployments", "aerie.dev/name"), "all that was Aerie's is gone", timeout_seconds=120)
+    wait_until(
+        lambda: not namespace.list_all("deployments", "aerie.dev/name"), "all that was Aerie's is gone", timeout_seconds=120
+    )
     for (kind, name), before in made.items():
         assert content(namespace.get(kind, name)) == before, f"{kind} {name} is there still"

@@ -65,7 +65,11 @@ def test_what_stable_pods_told_outlives_a_killed_operator_and_the_next_analysis_
     with BackgroundTraffic(TrafficTarget(url, "chat", host, timeout_seconds=120), RATE):
         first = wait_until(lambda: written(namespace), "what stable pods tell is written", timeout_seconds=PATIENCE)
         assert first is not None
-        wait_until(lambda: (written(namespace) or first).blocks >= 2 * first.blocks, "and again when it has doubled", timeout_seconds=PATIENCE)
+        wait_until(
+            lambda: (written(namespace) or first).blocks >= 2 * first.blocks,
+            "and again when it has doubled",
+            timeout_seconds=PATIENCE,
+        )
         assert inside.end(signal.SIGKILL) == -signal.SIGKILL
         known = written(namespace)
         assert known is not None

@@ -60,7 +60,9 @@ def test_preflight_passes_in_a_restricted_namespace_with_quotas(namespace: Names
     namespace.apply(resource())
     specdep(lambda status: preflight(status) == ("True", "Passed"), "preflight has passed")
     (deployment,) = namespace.list_all("deployments")
-    namespace.wait_until("deployment", deployment["metadata"]["name"], lambda item: item["status"].get("replicas"), "its engine's pod")
+    namespace.wait_until(
+        "deployment", deployment["metadata"]["name"], lambda item: item["status"].get("replicas"), "its engine's pod"
+    )
 
 
 @pytest.mark.usefixtures("operator")
@@ -189,7 +191,10 @@ def test_a_budget_of_the_users_own_has_room(
     namespace: Namespace, nursery: Any, light: Callable[..., dict[str, Any]], specdep: Wait
 ) -> None:
     nursery.start(namespace.name)
-    spec = {"replicas": 2, "rollout": {"disruption": {"maxUnavailable": "100%"}, "canary": {"stepWeights": [], "scaleDownDelay": "0s"}}}
+    spec = {
+        "replicas": 2,
+        "rollout": {"disruption": {"maxUnavailable": "100%"}, "canary": {"stepWeights": [], "scaleDownDelay": "0s"}},
+    }
     namespace.apply(light(OLD, **spec))
     stable = specdep(lambda status: status.get("phase") == "Ready", "it serves")["status"]["stable"]["revision"]
     namespace.wait_until("pdb", f"chat-{stable}", lambda item: item["status"].get("disruptionsAllowed") == 2, "all may go")

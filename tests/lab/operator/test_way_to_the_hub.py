@@ -68,7 +68,9 @@ def restrict(namespace: Namespace) -> None:
 def proceeds(namespace: Namespace, specdep: Wait) -> None:
     specdep(lambda status: passed(status).get("status") == "True", "preflight has passed")
     (deployment,) = namespace.list_all("deployments")
-    namespace.wait_until("deployment", deployment["metadata"]["name"], lambda item: item["status"].get("replicas"), "its engine's pod")
+    namespace.wait_until(
+        "deployment", deployment["metadata"]["name"], lambda item: item["status"].get("replicas"), "its engine's pod"
+    )
 
 
 @pytest.mark.usefixtures("operator")

@@ -100,7 +100,12 @@ def test_the_readme_by_hand(walk: Walk) -> None:
     assert serving(lab) == before, "another way to the pods is no other pods"
     # By default an engine at rest is read once a minute, and it takes two readings.
     lab.kubectl("patch", "specdep", "chat", "--type=merge", "--patch", '{"spec": {"metrics": {"interval": "1s"}}}')
-    wait_until(lambda: walk.again() and columns(lab)["AL"], "the acceptance length is shown after some traffic", timeout_seconds=240, interval_seconds=1)
+    wait_until(
+        lambda: walk.again() and columns(lab)["AL"],
+        "the acceptance length is shown after some traffic",
+        timeout_seconds=240,
+        interval_seconds=1,
+    )
     assert 1 < float(columns(lab)["AL"]) <= 4
 
     # Preflight looked at the true shapes of both.

@@ -115,7 +115,9 @@ def test_its_counters_are_like_the_simulators() -> None:
     """Requests alike within a class, as the simulator can have them too: mean, traffic and scatter of blocks agree."""
     pods, seconds, per_block = 4, 1560.0, 4
     kinds = [
-        TrafficClass(str(alpha), Acceptance((alpha,)), LengthDistribution(10), LengthDistribution(median, model.SPREAD, 1, 100_000), share)
+        TrafficClass(
+            str(alpha), Acceptance((alpha,)), LengthDistribution(10), LengthDistribution(median, model.SPREAD, 1, 100_000), share
+        )
         for alpha, median, share in zip(model.MEANS, model.MEDIANS, (1.0, 2.0), strict=True)
     ]
     settings = EngineSettings(num_speculative_tokens=model.K, max_model_len=300_000)

@@ -128,7 +128,10 @@ def test_speed_drops_no_blocks(routing: Routing, speed: float) -> None:
     """On simulated engines, whichever way requests are routed."""
     kind = TrafficClass("all", Acceptance((0.7,)), LengthDistribution(50, 0.5, 10, 500), LengthDistribution(60, 0.8, 10, 400))
     settings = EngineSettings(num_speculative_tokens=3)
-    pods = [SimulatedPod(name, settings, StepTimeFormula(base=0.1, token=0.0), 1 / factor) for name, factor in (("a", speed), ("b", 1.0))]
+    pods = [
+        SimulatedPod(name, settings, StepTimeFormula(base=0.1, token=0.0), 1 / factor)
+        for name, factor in (("a", speed), ("b", 1.0))
+    ]
     fleet = SimulatedFleet(pods, [kind], PoissonArrivals(6.0), routing=routing, seed=4)
     windows: dict[str, list[ArmCounts]] = {"a": [], "b": []}
     last: dict[str, EngineCounts] = {}

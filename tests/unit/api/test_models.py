@@ -41,11 +41,19 @@ def least() -> JsonObject:
 def test_defaults_are_those_of_the_design(least: JsonObject) -> None:
     spec = SpeculativeDeployment.from_dict(least).spec
     assert (spec.replicas, spec.drafter, spec.metrics.scrape_interval) == (1, None, timedelta(seconds=15))
-    assert (spec.speculation.num_speculative_tokens, spec.speculation.tuning.mode, spec.speculation.tuning.max_speculative_tokens) == (3, "Recommend", 7)
+    assert (
+        spec.speculation.num_speculative_tokens,
+        spec.speculation.tuning.mode,
+        spec.speculation.tuning.max_speculative_tokens,
+    ) == (3, "Recommend", 7)
     canary, analysis = spec.rollout.canary, spec.rollout.analysis
     assert (canary.replicas, canary.control, canary.capacity, canary.approval) == (1, "Fresh", "Surge", "Automatic")
     assert (canary.step_weights, canary.step_duration) == ([25, 50], timedelta(minutes=5))
-    assert (analysis.block_duration, analysis.warmup_duration, analysis.min_blocks) == (timedelta(minutes=2), timedelta(minutes=5), 5)
+    assert (analysis.block_duration, analysis.warmup_duration, analysis.min_blocks) == (
+        timedelta(minutes=2),
+        timedelta(minutes=5),
+        5,
+    )
     assert (analysis.min_duration, analysis.max_duration, analysis.margin) == (timedelta(minutes=30), timedelta(hours=4), 0.02)
     assert (analysis.goal, analysis.on_inconclusive) == ("NonInferior", "Hold")
     assert (spec.rollout.progress_deadline, spec.rollout.paused) == (timedelta(minutes=30), False)

@@ -85,7 +85,10 @@ def test_environment_is_installed_once_and_runs(
     assert store.ensure_build(tiny_environment, said.append) == home
     assert said == []
     (home / tiny_environment.site_packages / "tiny_tool.py").write_text("")
-    assert store.unusable_reason(tiny_environment) == f"{tiny_environment.site_packages}/tiny_tool.py has 0 bytes instead of {len(PROGRAM)}"
+    assert (
+        store.unusable_reason(tiny_environment)
+        == f"{tiny_environment.site_packages}/tiny_tool.py has 0 bytes instead of {len(PROGRAM)}"
+    )
 
 
 @pytest.mark.usefixtures("no_work")
@@ -97,7 +100,10 @@ def test_environment_is_installed_once_and_runs(
             pip.FailureCause.UNREACHABLE,
             "the Python package registry cannot be reached: connect, set PIP_INDEX_URL .* AERIE_LAB_BINARIES",
         ),
-        (pip.FailureCause.WRONG_HASH, "a downloaded package is not the one that the lock names, so it was refused: see .*tiny.log"),
+        (
+            pip.FailureCause.WRONG_HASH,
+            "a downloaded package is not the one that the lock names, so it was refused: see .*tiny.log",
+        ),
         (pip.FailureCause.OTHER, "No matching distribution found for x==1. All that pip said: .*tiny.log"),
     ],
 )
@@ -149,7 +155,9 @@ def test_python_that_is_too_new_is_named(tiny_environment: PythonEnvironment) ->
         store.ensure_build(old, print)
 
 
-def test_another_pin_or_python_is_another_environment(tiny_environment: PythonEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_pin_or_python_is_another_environment(
+    tiny_environment: PythonEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = store.build_folder(tiny_environment)
     monkeypatch.setattr(sys, "base_prefix", "/opt/another")
     assert store.build_folder(tiny_environment) != before
@@ -163,7 +171,10 @@ def test_another_pin_or_python_is_another_environment(tiny_environment: PythonEn
     [
         ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", pip.FailureCause.DISK),
         ("/usr/bin/python3: No module named pip", pip.FailureCause.NO_PIP),
-        ("WARNING: Retrying after connection broken by 'NewConnectionError(...)'\nERROR: No matching", pip.FailureCause.UNREACHABLE),
+        (
+            "WARNING: Retrying after connection broken by 'NewConnectionError(...)'\nERROR: No matching",
+            pip.FailureCause.UNREACHABLE,
+        ),
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", pip.FailureCause.WRONG_HASH),
         ("ERROR: something else", pip.FailureCause.OTHER),
         ("", pip.FailureCause.OTHER),
@@ -214,4 +225,6 @@ def test_vllm_of_a_named_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: p
     with pytest.raises(BuildError, match=r"ready/vllm cannot be run \(it is no executable file\)"):
         lookup.ensure_family("vllm", binaries_folder=ready)
     (ready / "vllm").chmod(0o755)
-    assert lookup.ensure_family("vllm", binaries_folder=ready) == lookup.find_family_folder("vllm", binaries_folder=ready) == ready
+    assert (
+        lookup.ensure_family("vllm", binaries_folder=ready) == lookup.find_family_folder("vllm", binaries_folder=ready) == ready
+    )

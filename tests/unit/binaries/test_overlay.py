@@ -145,7 +145,9 @@ def test_a_base_that_does_not_fit_is_refused_before_anything_is_made(
     (package / "k.so").write_text("cpu kernel")
     other = dataclasses.replace(above, overlay=dataclasses.replace(above.overlay, **change))
     with pytest.raises(BuildError, match=f"^engine-2 2.0.0 .*{reason}") as caught:
-        environment.install_environment(other, tmp_path, tmp_path / "home", tmp_path / "log", print, base_folder=tmp_path / "base")
+        environment.install_environment(
+            other, tmp_path, tmp_path / "home", tmp_path / "log", print, base_folder=tmp_path / "base"
+        )
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "home").exists()
 
@@ -159,7 +161,9 @@ def test_a_release_that_the_base_s_addon_does_not_know_is_refused(base: PythonEn
     assert store.unusable_reason(other) == "it has not been built"
 
 
-def test_what_another_process_builds_above_it_stays(base: PythonEnvironment, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_process_builds_above_it_stays(
+    base: PythonEnvironment, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Builds of engine-2 have a lock of their own: a build of engine must not take theirs for what a killed one has left."""
     under_way = cache / "bin" / "engine-2-0123456789abcdef"
     left = cache / "bin" / "engine-0123456789abcdef"
@@ -207,4 +211,6 @@ def test_the_program_vllm_is_the_whole_build_s(tmp_path: Path, monkeypatch: pyte
     (ready / "vllm").symlink_to("/bin/sh")
     assert os.access(ready / "vllm", os.X_OK)
     assert lookup.ensure_family("vllm", binaries_folder=ready) == ready
-    assert lookup.ensure_family("vllm-0.33", binaries_folder=ready) == tmp_path / "vllm-0.33" / "bin"  # a vllm of one's own is of any release
+    assert (
+        lookup.ensure_family("vllm-0.33", binaries_folder=ready) == tmp_path / "vllm-0.33" / "bin"
+    )  # a vllm of one's own is of any release

@@ -132,4 +132,6 @@ def test_another_text_of_the_module_is_another_environment(tmp_path: Path) -> No
     vllm = ENVIRONMENTS["vllm"]
     changed = tmp_path / "aerie_vllm_sampling.py"
     changed.write_text("def register(): ...")
-    assert environment.hash_environment(vllm) != environment.hash_environment(replace(vllm, addons=(replace(vllm.addons[0], source=changed),)))
+    assert environment.hash_environment(vllm) != environment.hash_environment(
+        replace(vllm, addons=(replace(vllm.addons[0], source=changed),))
+    )

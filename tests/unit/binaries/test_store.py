@@ -129,7 +129,9 @@ def test_a_module_that_go_sum_does_not_name_is_refused(tiny: BinaryFamily) -> No
 
 
 @pytest.mark.usefixtures("go")
-def test_settings_of_the_user_do_not_change_the_build(tiny: BinaryFamily, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_settings_of_the_user_do_not_change_the_build(
+    tiny: BinaryFamily, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "go.work").write_text("this is no go.work file")
     monkeypatch.setenv("GOFLAGS", "-mod=vendor -tags=nonsense")
     monkeypatch.setenv("GOWORK", str(tmp_path / "go.work"))
@@ -158,7 +160,9 @@ def test_build_that_tells_another_version_is_refused(tiny: BinaryFamily) -> None
         ("example.com/x: /usr/lib/go/compile: signal: killed", "for want of memory"),
     ],
 )
-def test_failure_is_one_sentence_with_a_way_out(tiny: BinaryFamily, fake_go: Callable[[str], Path], output: str, reason: str) -> None:
+def test_failure_is_one_sentence_with_a_way_out(
+    tiny: BinaryFamily, fake_go: Callable[[str], Path], output: str, reason: str
+) -> None:
     fake_go(f'echo example.com/x; echo "{output}" >&2; exit 1')
     with pytest.raises(BuildError, match=reason) as caught:
         store.ensure_build(tiny, print)

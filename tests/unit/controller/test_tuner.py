@@ -241,7 +241,13 @@ def test_while_a_canary_explores_it_is_decided_again_and_again(run: Run) -> None
 def test_what_it_asks_with(run: Run) -> None:
     async def story() -> None:
         async with Story() as one:
-            more = {"maxSpeculativeTokens": 5, "cooldownDuration": "1h", "history": "12h", "interval": "10m", "slo": {"timePerOutputToken": "40ms"}}
+            more = {
+                "maxSpeculativeTokens": 5,
+                "cooldownDuration": "1h",
+                "history": "12h",
+                "interval": "10m",
+                "slo": {"timePerOutputToken": "40ms"},
+            }
             told = {"current": {"mode": "Static", "numSpeculativeTokens": 3}, "lastChangeTime": "2026-10-31T00:00:00Z"}
             one.follow(resource(args=("--max-num-seqs=64",), more=more, speculation=told))
             await one.traffic(700.0, waiting=3.0)
@@ -404,7 +410,12 @@ def test_without_a_record_of_the_engines_nothing_is_known(run: Run) -> None:
 @pytest.mark.parametrize(("unlike", "settings"), [(None, {"3", "5"}), ("the canary's pods run on A100 (1 pod), ...", {"3"})])
 def test_a_canary_on_another_gpu_teaches_nothing_of_its_setting(run: Run, unlike: str | None, settings: set[str]) -> None:
     async def story() -> None:
-        arm = {"revision": "r2", "change": "K=5", "startTime": "2026-11-01T00:00:00Z", "setting": {"mode": "Static", "numSpeculativeTokens": 5}}
+        arm = {
+            "revision": "r2",
+            "change": "K=5",
+            "startTime": "2026-11-01T00:00:00Z",
+            "setting": {"mode": "Static", "numSpeculativeTokens": 5},
+        }
         analysis = {"parameters": {}, "verdict": "Continue", **({"hardwareMismatch": unlike} if unlike else {})}
         async with Story() as one:
             one.follow(resource(canary={**arm, "control": {"revision": "r1"}}, analysis=analysis), resource(), resource())

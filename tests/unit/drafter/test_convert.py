@@ -141,7 +141,12 @@ def test_specforge_without_final_norm_is_refused(tmp_path: Path) -> None:
     source = foreign(tmp_path / "s", random(fc_norm=True), {**SPECFORGE, "norm_output": False})
     with pytest.raises(ConfigError, match="no engine computes that; train it again"):
         convert_checkpoint(source, ConversionOverrides(target_layer_count=8, training_date=DAY(2026, 8, 8)))
-    assert convert_checkpoint(source, ConversionOverrides(target_layer_count=8, training_date=DAY(2026, 9, 20))).checkpoint.config.norm_output is False
+    assert (
+        convert_checkpoint(
+            source, ConversionOverrides(target_layer_count=8, training_date=DAY(2026, 9, 20))
+        ).checkpoint.config.norm_output
+        is False
+    )
 
 
 def test_specforge_of_before_is_eagle_3(tmp_path: Path) -> None:
@@ -166,7 +171,12 @@ OUTPUTS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}
             (4, 5, 7),
         ),
         ({**OUTPUTS, "_torchspec_version": "1"}, ConversionOverrides(), str, (2, 4, 5)),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 4], "next_layer_regular": True}}, ConversionOverrides(), str, (3, 4, 5)),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 4], "next_layer_regular": True}},
+            ConversionOverrides(),
+            str,
+            (3, 4, 5),
+        ),
         ({"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}, ConversionOverrides(target_layer_count=8), str, (2, 4, 5)),
         (
             {"eagle_aux_hidden_state_layer_ids": [2, 4, 5], "_torchspec_version": "1", "model_type": "kimi_k2"},
@@ -198,7 +208,9 @@ def test_layers_that_could_be_either_are_asked_for(tmp_path: Path) -> None:
 def test_torchspec(tmp_path: Path) -> None:
     drafter = random(fc_norm=True, norm_output=True)
     found = import_checkpoint(
-        foreign(tmp_path / "s", drafter, {**SPECFORGE, **OUTPUTS, "_torchspec_version": "0.1"}), tmp_path / "d", ConversionOverrides()
+        foreign(tmp_path / "s", drafter, {**SPECFORGE, **OUTPUTS, "_torchspec_version": "0.1"}),
+        tmp_path / "d",
+        ConversionOverrides(),
     )
     assert found.origin is CheckpointOrigin.TORCHSPEC
     assert load_drafter(tmp_path / "d").config == drafter.config
@@ -291,7 +303,10 @@ def test_a_sliding_window_is_not_dropped_in_silence(tmp_path: Path) -> None:
     source = speculators(tmp_path, windowed)
     with pytest.raises(ConfigError, match="sliding_window is 2048 and the layer uses it"):
         convert_checkpoint(source, ConversionOverrides())
-    assert any("past 2048 tokens it is another" in finding for finding in convert_checkpoint(source, ConversionOverrides(assume_full_attention=True)).findings)
+    assert any(
+        "past 2048 tokens it is another" in finding
+        for finding in convert_checkpoint(source, ConversionOverrides(assume_full_attention=True)).findings
+    )
 
 
 @pytest.mark.parametrize(

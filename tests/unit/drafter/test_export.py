@@ -83,7 +83,9 @@ def test_speculators_form(trained: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()
     (target / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForCausalLM"]}))
-    export_checkpoint(trained, tmp_path / "out", export_format=ExportFormat.SPECULATORS, target=str(target), num_speculative_tokens=5)
+    export_checkpoint(
+        trained, tmp_path / "out", export_format=ExportFormat.SPECULATORS, target=str(target), num_speculative_tokens=5
+    )
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["speculators_config"]["verifier"] == {"name_or_path": str(target), "architectures": ["Qwen3ForCausalLM"]}
     assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 5

@@ -74,7 +74,12 @@ def try_all(folder: Path, files: dict[str, bytes]) -> None:
     folder.mkdir(exist_ok=True)
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    for read in (load_drafter, compute_model_digest, inspect_checkpoint, lambda one: convert_checkpoint(one, ConversionOverrides(target_layer_count=8))):
+    for read in (
+        load_drafter,
+        compute_model_digest,
+        inspect_checkpoint,
+        lambda one: convert_checkpoint(one, ConversionOverrides(target_layer_count=8)),
+    ):
         try:
             read(folder)
         except DrafterError as error:

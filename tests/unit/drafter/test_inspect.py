@@ -46,7 +46,9 @@ def target(tmp_path: Path) -> Path:
 @pytest.fixture
 def good(tmp_path: Path, target: Path) -> Path:
     made = drafter()
-    save_checkpoint(tmp_path / "d", made, Provenance(target="t", target_digest=compute_model_digest(target), horizon=3, notes={"seed": "1"}))
+    save_checkpoint(
+        tmp_path / "d", made, Provenance(target="t", target_digest=compute_model_digest(target), horizon=3, notes={"seed": "1"})
+    )
     return tmp_path / "d"
 
 
@@ -121,7 +123,10 @@ def test_another_targets_weights(good: Path, target: Path) -> None:
 
 def test_short_context_is_remarked(tmp_path: Path, target: Path) -> None:
     save_checkpoint(tmp_path / "d", drafter(max_position_embeddings=2048), {})
-    assert any("trained for 2048 positions and the target takes 4096" in one for one in inspect_checkpoint(tmp_path / "d", target).findings)
+    assert any(
+        "trained for 2048 positions and the target takes 4096" in one
+        for one in inspect_checkpoint(tmp_path / "d", target).findings
+    )
 
 
 def test_all_faults_are_listed(good: Path) -> None:

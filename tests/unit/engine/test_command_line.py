@@ -36,7 +36,10 @@ PLAIN = EngineArguments()
         ("some/model --seed 1", "the model belongs in spec.model.source"),
         ("--revision=abc", "spec.model.source.huggingFace.revision"),
         ("--served_model_name chat", "spec.model.servedName"),
-        ("--speculative-config {}", "the drafter belongs in spec.drafter, the number of tokens in spec.speculation.numSpeculativeTokens"),
+        (
+            "--speculative-config {}",
+            "the drafter belongs in spec.drafter, the number of tokens in spec.speculation.numSpeculativeTokens",
+        ),
         ("-sc {}", "spec.drafter"),
         ("--speculative_config.method eagle3", "spec.drafter"),
         ("-sc.num_speculative_tokens 3", "spec.drafter"),

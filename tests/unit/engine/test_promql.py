@@ -51,7 +51,9 @@ def test_an_answer_gives_what_the_page_gives(path: Path) -> None:
 
 
 def test_the_newest_scrape_counts_of_each_pod() -> None:
-    answered = parse_newest_scrapes(merge_responses(build_range_response({"a": [(T0, FIRST), (T0 + 15, SECOND)], "b": [(T0 + 7, FIRST)]})), "pod")
+    answered = parse_newest_scrapes(
+        merge_responses(build_range_response({"a": [(T0, FIRST), (T0 + 15, SECOND)], "b": [(T0 + 7, FIRST)]})), "pod"
+    )
     a, b = answered["a"], answered["b"]
     assert isinstance(a, PrometheusScrape)
     assert isinstance(b, PrometheusScrape)
@@ -86,7 +88,10 @@ def test_series_of_two_scrapes_are_never_mixed() -> None:
 
 def test_another_container_of_the_pod_is_none_of_the_engines_business() -> None:
     proxy = b"process_start_time_seconds 5.0\nistio_requests_total 7.0\n"
-    engine, side = build_range_response({"a": [(T0, FIRST)]}), build_range_response({"a": [(T0 + 3, proxy)]}, job="mesh", instance="a:15020")
+    engine, side = (
+        build_range_response({"a": [(T0, FIRST)]}),
+        build_range_response({"a": [(T0 + 3, proxy)]}, job="mesh", instance="a:15020"),
+    )
     one = scrape(side, engine)
     assert one.timestamp == T0
     assert one.to_sample() == parse_exposition(FIRST)

@@ -79,7 +79,9 @@ def test_a_row_may_ask_for_the_tag(table_of: type, repository: str, suffix: str,
 
 
 def test_a_simulated_vllm_knows_its_tag() -> None:
-    assert ImageTable([SIMULATED_IMAGE_TABLE]).resolve_image("vllm/vllm-openai:v0.32.0").environment == {"AERIE_SIMULATOR_TAG": "v0.32.0"}
+    assert ImageTable([SIMULATED_IMAGE_TABLE]).resolve_image("vllm/vllm-openai:v0.32.0").environment == {
+        "AERIE_SIMULATOR_TAG": "v0.32.0"
+    }
 
 
 def test_unknown_references_are_named(table_of: type) -> None:

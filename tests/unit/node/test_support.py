@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from aerie_lab.node.support import PROCESSLESS_LOAD_SECONDS_ANNOTATION, is_processless, read_processless_load_seconds, find_unsupported_fields
+from aerie_lab.node.support import (
+    PROCESSLESS_LOAD_SECONDS_ANNOTATION,
+    is_processless,
+    read_processless_load_seconds,
+    find_unsupported_fields,
+)
 
 C = "spec.containers[c]"
 CONTAINER = {"name": "c", "image": "i", "resources": {"limits": {"cpu": "1"}}, "imagePullPolicy": "Always", "tty": True}
@@ -48,5 +53,7 @@ def test_seconds_to_load() -> None:
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "1e9"])
 def test_seconds_to_load_that_are_none(text: str) -> None:
-    with pytest.raises(ValueError, match=f"the annotation {PROCESSLESS_LOAD_SECONDS_ANNOTATION} is '{text}', and has to be a number of seconds"):
+    with pytest.raises(
+        ValueError, match=f"the annotation {PROCESSLESS_LOAD_SECONDS_ANNOTATION} is '{text}', and has to be a number of seconds"
+    ):
         read_processless_load_seconds({"metadata": {"annotations": {PROCESSLESS_LOAD_SECONDS_ANNOTATION: text}}})

@@ -230,7 +230,9 @@ def _good_spec(cluster: Cluster) -> None:
     cluster.document["metadata"].pop("annotations", None)
     rollout = {**spec.get("rollout", {}), "paused": False, "progressDeadline": "1h"}
     rollout["analysis"] = {**rollout.get("analysis", {}), "onInconclusive": "Hold"}
-    cluster.edit(rollout=rollout, drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": f"new{cluster.looks}"}}})
+    cluster.edit(
+        rollout=rollout, drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": f"new{cluster.looks}"}}}
+    )
 
 
 def _summary(cluster: Cluster) -> str:

@@ -121,7 +121,9 @@ def test_adaptive_arms_are_compared_in_tokens_per_step_besides_time(
 
 def test_short_blocks_need_fewer_drafts_and_long_ones_no_more() -> None:
     def rule(seconds: float) -> tuple[float, float]:
-        terms = start_analysis(AnalysisSpec(block_duration=timedelta(seconds=seconds)), (arm(), arm()), (1, 1), None, 0, None, NOW).plan
+        terms = start_analysis(
+            AnalysisSpec(block_duration=timedelta(seconds=seconds)), (arm(), arm()), (1, 1), None, 0, None, NOW
+        ).plan
         found = build_block_rule(terms, 15)
         return found.min_drafts, found.min_finished_requests
 

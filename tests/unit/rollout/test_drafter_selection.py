@@ -72,7 +72,11 @@ def test_the_first_with_a_commit_is_chosen_and_3_1_before_3(rows: list[str], rep
     found = select_drafter(resource(), catalog(*rows))
     assert found.problem == ""
     assert found.selected_drafter is not None
-    assert (found.selected_drafter.target, found.selected_drafter.repo, found.selected_drafter.in_use) == ("acme/big", repo, False)
+    assert (found.selected_drafter.target, found.selected_drafter.repo, found.selected_drafter.in_use) == (
+        "acme/big",
+        repo,
+        False,
+    )
     drafter = found.resource.spec.drafter
     assert drafter is not None
     assert drafter.to_dict()["source"]["huggingFace"]["repo"] == repo
@@ -121,7 +125,9 @@ def test_the_choice_is_told_once_looked_at_and_recorded() -> None:
     checked = next(item for item in first.objects_to_apply if item["kind"] == "ConfigMap")
     assert '"repo": "me/one"' in checked["data"]["resource.json"]
     status = first.status.to_dict()
-    assert status["selectedDrafters"] == [{"target": "acme/big", "repo": "me/one", "revision": OLD, "kind": "EAGLE 3.1", "inUse": False}]
+    assert status["selectedDrafters"] == [
+        {"target": "acme/big", "repo": "me/one", "revision": OLD, "kind": "EAGLE 3.1", "inUse": False}
+    ]
     again = plan(resource(status), rows)
     assert [one for one in again.events if one.reason == "DrafterChosen"] == []
 
@@ -164,7 +170,8 @@ def test_another_engine_keeps_the_drafter_and_a_target_that_is_taken_back_finds_
 
 def test_a_status_remembers_a_bounded_number_of_targets() -> None:
     used = [
-        {"target": f"acme/t{number}", "repo": "me/one", "revision": OLD, "kind": "EAGLE 3.1", "inUse": True} for number in range(8)
+        {"target": f"acme/t{number}", "repo": "me/one", "revision": OLD, "kind": "EAGLE 3.1", "inUse": True}
+        for number in range(8)
     ]
     found = select_drafter(resource({"selectedDrafters": used}), catalog(row("me/one", OLD)))
     assert [one.target for one in found.selected_drafters] == ["acme/big", *(f"acme/t{number}" for number in range(7))]

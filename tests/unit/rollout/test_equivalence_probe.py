@@ -65,7 +65,10 @@ def test_no_drafter_is_asked() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"model": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "another"}}}}, "the canary serves another target"),
+        (
+            {"model": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "another"}}}},
+            "the canary serves another target",
+        ),
         ({"engine": {"image": "vllm/vllm-openai:v0.33.1"}}, "more is new in the canary's engine than how it drafts"),
         ({"engine": {"image": "vllm/vllm-openai:v0.33.0", "args": ["--dtype=float16"]}}, "more is new in the canary's engine"),
         (
@@ -77,7 +80,10 @@ def test_no_drafter_is_asked() -> None:
             "spec.rollout.analysis.outputEquivalence is Skip",
         ),
         (
-            {"speculation": {"numSpeculativeTokens": 5}, "metrics": {"source": {"prometheus": {"address": "http://prometheus:9090"}}}},
+            {
+                "speculation": {"numSpeculativeTokens": 5},
+                "metrics": {"source": {"prometheus": {"address": "http://prometheus:9090"}}},
+            },
             "spec.metrics.source is given",
         ),
     ],

@@ -249,7 +249,9 @@ def test_a_trial_on_unlike_hardware_ends_undecided_and_is_remembered(action: Any
     assert world.condition("Tuned") == ("False", "Cooldown")
     ended = datetime.fromisoformat(failure["lastFailureTime"])
     tuning = world.observed().resource.spec.speculation.tuning
-    world.now = ended + COOLDOWNS_AFTER_ROLLBACK * backoff_factor(1) * max(tuning.cooldown_duration, tuning.decision_interval) + MINUTE
+    world.now = (
+        ended + COOLDOWNS_AFTER_ROLLBACK * backoff_factor(1) * max(tuning.cooldown_duration, tuning.decision_interval) + MINUTE
+    )
     advise(world, action=action)
     look(world)
     assert speculation(world)["trial"]["setting"] == K5, "the pause is over"

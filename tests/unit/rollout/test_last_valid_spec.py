@@ -23,7 +23,10 @@ FAULTS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("spec.engine.resources", {"engine": {"image": "vllm/vllm-openai:v0.33.0", "resources": AMOUNT}}),
     ("spec.engine.image", {"engine": {}}),
-    ("spec.drafter.method", {"drafter": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "eagle3"}}, "method": "x"}}),
+    (
+        "spec.drafter.method",
+        {"drafter": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "eagle3"}}, "method": "x"}},
+    ),
     ("spec.speculation.numSpeculativeTokens", {"speculation": {"numSpeculativeTokens": -1}}),
     ("spec.rollout.canary.capacity", {"rollout": {"canary": {"capacity": "Novel"}}}),
     ("spec.rollout.progressDeadline", {"rollout": {"progressDeadline": "0s"}}),

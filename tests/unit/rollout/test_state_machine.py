@@ -26,7 +26,9 @@ from aerie.rollout.canary.state_machine import (
 
 T0 = datetime(2026, 11, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
-TERMS = CanaryPolicy(CanarySpec(step_weights=[25, 50], scale_down_delay=timedelta(minutes=10)), AnalysisSpec(), timedelta(minutes=30))
+TERMS = CanaryPolicy(
+    CanarySpec(step_weights=[25, 50], scale_down_delay=timedelta(minutes=10)), AnalysisSpec(), timedelta(minutes=30)
+)
 MANUAL = CanaryPolicy(
     CanarySpec(step_weights=[25, 50], approval="Manual"), AnalysisSpec(on_inconclusive="Rollback"), timedelta(minutes=30)
 )

@@ -66,7 +66,13 @@ EDITS: dict[str, tuple[Any, ...]] = {
     "rollout.paused": (True, False),
     "rollout.preflight": ({"mode": "Off"}, {"mode": "Warn"}, {"acceptedChecks": ["C2"]}, {"mode": "Enforce"}),
     "replicas": SIZES,
-    "speculation": ({"numSpeculativeTokens": 0}, {"numSpeculativeTokens": 2}, {"numSpeculativeTokens": 5}, {"tuning": {"mode": "Recommend"}}, {"tuning": {"mode": "Auto"}}),
+    "speculation": (
+        {"numSpeculativeTokens": 0},
+        {"numSpeculativeTokens": 2},
+        {"numSpeculativeTokens": 5},
+        {"tuning": {"mode": "Recommend"}},
+        {"tuning": {"mode": "Auto"}},
+    ),
     "engine": (
         {"image": "vllm/vllm-openai:v0.33.0"},
         {"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=4096"]},

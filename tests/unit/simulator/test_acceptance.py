@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE, Acceptance, Drift, expected_length, expected_survival, conditionals_from_lengths, conditionals_from_rates
+from aerie_lab.engine.acceptance import (
+    CLASS_ACCEPTANCE,
+    Acceptance,
+    Drift,
+    expected_length,
+    expected_survival,
+    conditionals_from_lengths,
+    conditionals_from_rates,
+)
 
 conditionals = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=5).map(tuple)
 
@@ -36,7 +44,9 @@ def test_with_spread_slow_requests_weigh_more() -> None:
 def test_lengths_and_rates_are_inverted() -> None:
     q = conditionals_from_rates((0.73, 0.521, 0.355))
     assert Acceptance(q).survival(3) == pytest.approx([0.73, 0.521, 0.355])
-    assert expected_length(Acceptance(conditionals_from_lengths({0: 1, 1: 1.813, 2: 2.444, 3: 2.929, 5: 3.6})), 5) == pytest.approx(3.6)
+    assert expected_length(
+        Acceptance(conditionals_from_lengths({0: 1, 1: 1.813, 2: 2.444, 3: 2.929, 5: 3.6})), 5
+    ) == pytest.approx(3.6)
 
 
 def test_a_shift_moves_every_conditional() -> None:

@@ -52,7 +52,9 @@ def test_large_counters(value: float) -> None:
     Counter("n", "h", registry=registry).inc(value)
     counters = Counters(1024, None)
     counters.generation_tokens = value  # type: ignore[assignment]
-    ours = next(line for line in render_exposition(counters, "m", 1.0).splitlines() if line.startswith("vllm:generation_tokens_total"))
+    ours = next(
+        line for line in render_exposition(counters, "m", 1.0).splitlines() if line.startswith("vllm:generation_tokens_total")
+    )
     theirs = next(line for line in generate_latest(registry).decode().splitlines() if line.startswith("n_total"))
     assert ours.rsplit(" ", 1)[1] == theirs.rsplit(" ", 1)[1]
 

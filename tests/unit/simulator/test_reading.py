@@ -25,7 +25,9 @@ KIND = TrafficClass("chat", ACCEPTANCE, LengthDistribution(300, 0.5), LengthDist
 
 def scrapes(pod: SimulatedPod, seconds: float, rate: float = 2.0) -> list[Sample]:
     fleet = SimulatedFleet([pod], [KIND], PoissonArrivals(rate), scrape_settings=ScrapeSettings(60.0))
-    return [parse_exposition(render_exposition(s.counters, "m", 0.0).encode()) for s in fleet.run(seconds) if s.counters is not None]
+    return [
+        parse_exposition(render_exposition(s.counters, "m", 0.0).encode()) for s in fleet.run(seconds) if s.counters is not None
+    ]
 
 
 def window(first: Sample, last: Sample) -> Counters:
@@ -62,7 +64,9 @@ def test_two_tiers_of_a_schedule_are_told_apart() -> None:
 
 
 def test_a_restart_is_a_reset() -> None:
-    pod = SimulatedPod("a", EngineSettings(num_speculative_tokens=3), STEP_TIME_FORMULAS["dense-8b"], restarts=(PodRestart(300.0, 30.0),))
+    pod = SimulatedPod(
+        "a", EngineSettings(num_speculative_tokens=3), STEP_TIME_FORMULAS["dense-8b"], restarts=(PodRestart(300.0, 30.0),)
+    )
     samples = scrapes(pod, 600.0)
     kinds = [type(diff_samples(*pair)) for pair in itertools.pairwise(samples)]
     assert kinds.count(CounterReset) == 1
@@ -95,7 +99,11 @@ def test_acceptance_length_counts_what_is_accepted_behind_a_stop_and_tokens_per_
     kind = TrafficClass("chat", Acceptance(q), LengthDistribution(300, 0.5), LengthDistribution(answer, 0.3))
     pod = SimulatedPod("a", EngineSettings(num_speculative_tokens=3), STEP_TIME_FORMULAS["dense-8b"])
     fleet = SimulatedFleet([pod], [kind], PoissonArrivals(4.0), scrape_settings=ScrapeSettings(60.0))
-    samples = [parse_exposition(render_exposition(one.counters, "m", 0.0).encode()) for one in fleet.run(900.0) if one.counters is not None]
+    samples = [
+        parse_exposition(render_exposition(one.counters, "m", 0.0).encode())
+        for one in fleet.run(900.0)
+        if one.counters is not None
+    ]
     found = window(samples[0], samples[-1])
     length, given = rates.acceptance_length(found, Static(3)), rates.tokens_per_step(found)
     assert isinstance(length, rates.Bounds)

@@ -278,7 +278,9 @@ def test_a_schedule_drafts_by_the_batch_of_the_step_before() -> None:
 
 
 def test_schedules_carry_gaps_and_tails_on_and_are_capped() -> None:
-    table = EngineSettings(max_num_seqs=12, num_speculative_tokens=4, k_schedule=((1, 2, 9), (5, 6, 1), (9, 9, 0))).build_k_table()
+    table = EngineSettings(
+        max_num_seqs=12, num_speculative_tokens=4, k_schedule=((1, 2, 9), (5, 6, 1), (9, 9, 0))
+    ).build_k_table()
     assert table == [0, 4, 4, 4, 4, 1, 1, 1, 1, 0, 0, 0, 0]
 
 

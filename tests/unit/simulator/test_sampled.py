@@ -45,4 +45,6 @@ def test_requests_of_a_batch_mix_all_kinds_and_share_no_seed() -> None:
     assert sum(one.sampling_settings["temperature"] == 0 for one in requests) == 20
     drawn = [one.seed for one in requests if one.sampling_settings["temperature"]]
     assert len(set(drawn)) == len(drawn)
-    assert not {one.seed for one in sampled.build_mixed_requests("greedy", prompts, 30, sampled.SAMPLING_SETTINGS)} & {one.seed for one in requests}
+    assert not {one.seed for one in sampled.build_mixed_requests("greedy", prompts, 30, sampled.SAMPLING_SETTINGS)} & {
+        one.seed for one in requests
+    }

@@ -29,7 +29,9 @@ def test_a_published_cell_gives_its_throughput_back(published: dict[str, Any]) -
 def test_between_cells_it_is_linear_and_an_unusable_cell_is_bridged() -> None:
     profile = load_grid("nemotron3-super-120b-gb200-tp4")
     assert profile.fixed_seconds(3, 0) == pytest.approx((profile.fixed_seconds(2, 0) + profile.fixed_seconds(4, 0)) / 2)
-    assert profile.fixed_seconds(4, 2) == pytest.approx(profile.fixed_seconds(2, 2) + (profile.fixed_seconds(8, 2) - profile.fixed_seconds(2, 2)) / 3)
+    assert profile.fixed_seconds(4, 2) == pytest.approx(
+        profile.fixed_seconds(2, 2) + (profile.fixed_seconds(8, 2) - profile.fixed_seconds(2, 2)) / 3
+    )
     llama = load_grid("llama3.1-8b-h100-tp1")
     assert llama.fixed_seconds(16, 2) == pytest.approx((llama.fixed_seconds(16, 1) + llama.fixed_seconds(16, 3)) / 2)
 
@@ -39,7 +41,9 @@ def test_between_cells_it_is_linear_and_an_unusable_cell_is_bridged() -> None:
 def test_outside_the_grid_more_is_never_faster(name: str, batch: int, k: int) -> None:
     profile = load_grid(name)
     last_batch, last_k = max(max(b) for b, _ in profile.step_seconds_by_k.values()), max(profile.step_seconds_by_k)
-    assert profile.fixed_seconds(last_batch + batch, min(k, last_k)) >= profile.fixed_seconds(last_batch, min(k, last_k)) * (1 - 1e-9)
+    assert profile.fixed_seconds(last_batch + batch, min(k, last_k)) >= profile.fixed_seconds(last_batch, min(k, last_k)) * (
+        1 - 1e-9
+    )
     assert profile.fixed_seconds(batch, last_k + k) >= profile.fixed_seconds(batch, last_k) * (1 - 1e-9)
     assert profile.fixed_seconds(0, k) >= 0
 

@@ -8,7 +8,14 @@ import time
 import pytest
 
 from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE
-from aerie_lab.engine.traffic import RequestOutcome, TrafficReport, TrafficTarget, nearest_rank_percentile, run_open_loop, build_prompt
+from aerie_lab.engine.traffic import (
+    RequestOutcome,
+    TrafficReport,
+    TrafficTarget,
+    nearest_rank_percentile,
+    run_open_loop,
+    build_prompt,
+)
 from aerie_lab.engine.workload import LengthDistribution, TrafficClass, Turn
 
 from .conftest import Start
@@ -29,7 +36,12 @@ def test_percentiles_are_nearest_ranks() -> None:
 
 def test_a_report_counts_errors_and_leaves_them_out_of_the_latencies() -> None:
     report = TrafficReport(
-        10.0, [RequestOutcome("a", None, 11, 0.1, 1.1), RequestOutcome("a", None, 21, 0.3, 4.3), RequestOutcome("b", "timeout", total_seconds=300.0)]
+        10.0,
+        [
+            RequestOutcome("a", None, 11, 0.1, 1.1),
+            RequestOutcome("a", None, 21, 0.3, 4.3),
+            RequestOutcome("b", "timeout", total_seconds=300.0),
+        ],
     )
     summary = report.summary()
     assert (summary["all"]["requests"], summary["all"]["errors"], summary["b"]["errors"]) == (3, 1, 1)

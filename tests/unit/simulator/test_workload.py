@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE
-from aerie_lab.engine.workload import DEFAULT_TRAFFIC_CLASSES, BurstArrivals, DiurnalArrivals, LengthDistribution, PoissonArrivals, TrafficClass, generate_turns
+from aerie_lab.engine.workload import (
+    DEFAULT_TRAFFIC_CLASSES,
+    BurstArrivals,
+    DiurnalArrivals,
+    LengthDistribution,
+    PoissonArrivals,
+    TrafficClass,
+    generate_turns,
+)
 
 
 def test_poisson_has_its_rate_and_variance() -> None:
@@ -52,7 +60,15 @@ def test_the_same_seed_gives_the_same_traffic() -> None:
 
 def test_shares_are_kept_and_sessions_grow_up_to_the_longest() -> None:
     kinds = (
-        TrafficClass("a", CLASS_ACCEPTANCE["chat"], LengthDistribution(100), LengthDistribution(50), share=3, system_prompt_tokens=40, mean_turns=4),
+        TrafficClass(
+            "a",
+            CLASS_ACCEPTANCE["chat"],
+            LengthDistribution(100),
+            LengthDistribution(50),
+            share=3,
+            system_prompt_tokens=40,
+            mean_turns=4,
+        ),
         TrafficClass("b", CLASS_ACCEPTANCE["chat"], LengthDistribution(10), LengthDistribution(5), share=1),
     )
     made = list(generate_turns(kinds, PoissonArrivals(2.0), 0.0, 3000.0, seed=1, max_session_tokens=1000))

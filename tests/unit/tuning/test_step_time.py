@@ -105,7 +105,9 @@ def test_simulated_engines_give_their_step_time_back() -> None:
     kind = TrafficClass("chat", Acceptance((0.75, 0.7, 0.6)), LengthDistribution(100, 0.3), LengthDistribution(150, 0.3))
     pods = [SimulatedPod(f"k{k}", EngineSettings(num_speculative_tokens=k), truth) for k in (3, 1)]
     found, samples = TuningTelemetry(), dict[str, Sample]()
-    for scrape in SimulatedFleet(pods, [kind], DiurnalArrivals(6.0, 0.9, peak_seconds=150.0, day_seconds=600.0), routing="random", seed=3).run(700.0):
+    for scrape in SimulatedFleet(
+        pods, [kind], DiurnalArrivals(6.0, 0.9, peak_seconds=150.0, day_seconds=600.0), routing="random", seed=3
+    ).run(700.0):
         assert scrape.counters is not None
         sample = parse_exposition(render_exposition(scrape.counters, "m", 0.0).encode())
         if (before := samples.get(scrape.pod)) is not None:

@@ -87,7 +87,9 @@ def answered(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             folders.append(folder)
         export_checkpoint(trained, root / f"{number} vllm" / "drafter")
         export_checkpoint(trained, root / f"{number} speculators" / "drafter", export_format=ExportFormat.SPECULATORS)
-        import_checkpoint(root / f"{number} speculators" / "drafter", root / f"{number} there and back" / "drafter", ConversionOverrides())
+        import_checkpoint(
+            root / f"{number} speculators" / "drafter", root / f"{number} there and back" / "drafter", ConversionOverrides()
+        )
     settings = {
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",

@@ -194,6 +194,8 @@ def test_switches_of_3_1_on_weights_of_3_cost_acceptance(pair: ModelPair, texts:
     right = checkpoint.load_drafter(BUNDLE / "eagle3", target=BUNDLE / "target")
     wrong = Drafter(replace(right.config, fc_norm=True, norm_output=True)).requires_grad_(False)
     wrong.load_state_dict({**wrong.state_dict(), **right.state_dict()})
-    lengths = [evaluate_texts(ModelPair(pair.target, pair.tokenizer, drafter), texts, K).acceptance_length for drafter in (right, wrong)]
+    lengths = [
+        evaluate_texts(ModelPair(pair.target, pair.tokenizer, drafter), texts, K).acceptance_length for drafter in (right, wrong)
+    ]
     logging.getLogger(__name__).info("weights of 3: %.4f, with the switches of 3.1: %.4f", *lengths)
     assert lengths[1] < lengths[0] - 0.1

@@ -96,9 +96,9 @@ class Status(ResourceModel):
     when the spec asks for another revision, or when somebody annotates the resource with a new value of aerie.dev/retry."""
     last_handled_retry: LongText | None = None
     """The value of the annotation aerie.dev/retry that was last seen; another one means: try again."""
-    rollout_history: Annotated[list[RolloutOutcome], Field(max_length=10, json_schema_extra={"x-kubernetes-list-type": "atomic"})] = (
-        Field(default_factory=list)
-    )
+    rollout_history: Annotated[
+        list[RolloutOutcome], Field(max_length=10, json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    ] = Field(default_factory=list)
     """The last ten rollouts, the newest first."""
 
     def to_dict(self) -> JsonObject:

@@ -130,7 +130,9 @@ def format_setting(setting: SettingStatus) -> str:
         case "Adaptive":
             return f"adaptive verification up to {setting.num_speculative_tokens}"
         case "Schedule":
-            return "schedule " + ",".join(f"{tier.min_batch_size}-{tier.max_batch_size}:{tier.num_speculative_tokens}" for tier in setting.schedule or ())
+            return "schedule " + ",".join(
+                f"{tier.min_batch_size}-{tier.max_batch_size}:{tier.num_speculative_tokens}" for tier in setting.schedule or ()
+            )
 
 
 def _format_setting_origin(is_tuned: bool, tokens: int) -> str:

@@ -238,7 +238,9 @@ def explain_incomparable_acceptance(canary: Arm, control: Arm) -> str:
     if canary.target != control.target:
         return f"the canary serves another target ({canary.target} instead of {control.target})."
     if canary.setting and control.setting and canary.setting.mode == control.setting.mode == "Adaptive":
-        return _TRIMMED_DRAFTS_MESSAGE + (_IN_FLIGHT_MESSAGE if canary.setting.num_speculative_tokens == control.setting.num_speculative_tokens else ".")
+        return _TRIMMED_DRAFTS_MESSAGE + (
+            _IN_FLIGHT_MESSAGE if canary.setting.num_speculative_tokens == control.setting.num_speculative_tokens else "."
+        )
     for arm, arm_name in ((canary, "the canary"), (control, "the stable revision")):
         if arm.setting is None or arm.setting.mode == "Off":
             return f"{arm_name} serves without a drafter."

@@ -251,7 +251,11 @@ def roll_back_canary(
         condition = ConditionUpdate(PROGRESSING, "False", "RolledBack", f"revision {canary_arm.revision} is gone")
         return CanaryTransition(None, arms, weights, condition, analysis, requeue_after=timedelta(0))
     recorded_outcome = outcome or next(
-        (past_outcome for past_outcome in (resource.status or Status()).rollout_history if past_outcome.revision == canary_arm.revision),
+        (
+            past_outcome
+            for past_outcome in (resource.status or Status()).rollout_history
+            if past_outcome.revision == canary_arm.revision
+        ),
         None,
     )
     reason = f"{recorded_outcome.message} " if recorded_outcome else ""
@@ -385,7 +389,9 @@ def _handle_zero_replicas(
 def _capacity_retry_delay(canary_arm: CanaryArm, status: Status, progress_deadline: timedelta) -> timedelta:
     """Return the delay until a canary without capacity is tried again: it doubles with each attempt."""
     attempts = list(
-        itertools.takewhile(lambda outcome: outcome.revision == canary_arm.revision and outcome.retry_time, status.rollout_history)
+        itertools.takewhile(
+            lambda outcome: outcome.revision == canary_arm.revision and outcome.retry_time, status.rollout_history
+        )
     )
     delay: timedelta = progress_deadline * 2 ** len(attempts)
     return min(MAX_CAPACITY_RETRY_DELAY, delay)

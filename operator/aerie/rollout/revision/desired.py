@@ -96,7 +96,10 @@ def resolve_desired_revision(
         _with_max_tokens(resource, max_speculative_tokens(setting)), setting, compute_revision(resource, setting), trial=trial
     )
     if spec.drafter is None and not isinstance(setting, Off):
-        return replace(desired, problem=no_drafter_reason or "spec.drafter is missing: write one, or spec.speculation.numSpeculativeTokens: 0.")
+        return replace(
+            desired,
+            problem=no_drafter_reason or "spec.drafter is missing: write one, or spec.speculation.numSpeculativeTokens: 0.",
+        )
     engine = releases.resolve_engine_version(spec.engine.image, spec.engine.version)
     if isinstance(engine, releases.UnknownVersion):
         return replace(desired, problem=engine.message)
@@ -125,7 +128,11 @@ def recommend_draft_sampling(resource: SpeculativeDeployment, setting: Speculati
     alone. Where the user has set the field, there is no recommendation.
     """
     speculation = resource.spec.speculation
-    if speculation.tuning.mode == "Off" or speculation.tuning.traffic_sampling != "Sampled" or speculation.draft_sampling is not None:
+    if (
+        speculation.tuning.mode == "Off"
+        or speculation.tuning.traffic_sampling != "Sampled"
+        or speculation.draft_sampling is not None
+    ):
         return None
     if isinstance(setting, Off):
         return None
@@ -145,7 +152,10 @@ def build_status_setting(setting: SpeculationSetting) -> SettingStatus:
     tokens = max_speculative_tokens(setting)
     match setting:
         case Schedule(tiers):
-            schedule_tiers = [TierStatus(min_batch_size=tier.first, max_batch_size=tier.last, num_speculative_tokens=tier.tokens) for tier in tiers]
+            schedule_tiers = [
+                TierStatus(min_batch_size=tier.first, max_batch_size=tier.last, num_speculative_tokens=tier.tokens)
+                for tier in tiers
+            ]
             return SettingStatus(mode="Schedule", num_speculative_tokens=tokens, schedule=schedule_tiers)
         case Adaptive():
             return SettingStatus(mode="Adaptive", num_speculative_tokens=tokens)
@@ -166,7 +176,10 @@ def read_status_setting(status_setting: SettingStatus) -> SpeculationSetting:
             return Adaptive(status_setting.num_speculative_tokens)
         case "Schedule":
             return Schedule(
-                tuple(ScheduleTier(tier.min_batch_size, tier.max_batch_size, tier.num_speculative_tokens) for tier in status_setting.schedule or ()),
+                tuple(
+                    ScheduleTier(tier.min_batch_size, tier.max_batch_size, tier.num_speculative_tokens)
+                    for tier in status_setting.schedule or ()
+                ),
                 status_setting.num_speculative_tokens,
             )
 

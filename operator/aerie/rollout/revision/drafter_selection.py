@@ -61,7 +61,9 @@ class DrafterSelection:
 def select_drafter(resource: SpeculativeDeployment, catalog: DrafterCatalog) -> DrafterSelection:
     """Return the resource with its drafter."""
     spec = resource.spec
-    used_drafters = tuple(selected for selected in (resource.status.selected_drafters if resource.status else ()) if selected.in_use)
+    used_drafters = tuple(
+        selected for selected in (resource.status.selected_drafters if resource.status else ()) if selected.in_use
+    )
     if spec.drafter is not None or spec.speculation.num_speculative_tokens == 0:
         return DrafterSelection(resource, used_drafters)
     source = spec.model.source.variant

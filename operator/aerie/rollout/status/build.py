@@ -75,7 +75,9 @@ def build_status(
         speculation=tuning.speculation,
         rejected_revision=progression.rejected_revision,
         last_handled_retry=read_retry_request(resource),
-        rollout_history=([*([progression.outcome] if progression.outcome else []), *previous_status.rollout_history])[:MAX_HISTORY_OUTCOMES],
+        rollout_history=([*([progression.outcome] if progression.outcome else []), *previous_status.rollout_history])[
+            :MAX_HISTORY_OUTCOMES
+        ],
     )
 
 
@@ -254,7 +256,11 @@ def _build_regression_condition(stable: Arm | None) -> ConditionUpdate | None:
         return None
     # In mode Adaptive, drafts that the engine trims count as rejected.
     is_adaptive = stable.setting is not None and stable.setting.mode == "Adaptive"
-    if stable.acceptance_length <= MIN_ACCEPTANCE_LENGTH and stable.reference_acceptance_length != MIN_ACCEPTANCE_LENGTH and not is_adaptive:
+    if (
+        stable.acceptance_length <= MIN_ACCEPTANCE_LENGTH
+        and stable.reference_acceptance_length != MIN_ACCEPTANCE_LENGTH
+        and not is_adaptive
+    ):
         return ConditionUpdate(DEGRADED, "True", "DraftsRejected", _no_acceptance_message(stable))
     drop = 1 - stable.acceptance_length / stable.reference_acceptance_length if stable.reference_acceptance_length else 0.0
     if drop <= MAX_ACCEPTANCE_LENGTH_DROP:

@@ -327,7 +327,10 @@ def _iterate_cooldowns(speculation_status: SpeculationStatus, recommendation: Re
         speculation_status.consecutive_failures or unsuccessful_start.timestamp() >= (recommendation.traffic_changed_at or 0.0)
     ):
         if speculation_status.last_rollback_time is not None:
-            yield speculation_status.last_rollback_time, COOLDOWNS_AFTER_ROLLBACK * backoff_factor(speculation_status.consecutive_failures or 0)
+            yield (
+                speculation_status.last_rollback_time,
+                COOLDOWNS_AFTER_ROLLBACK * backoff_factor(speculation_status.consecutive_failures or 0),
+            )
         inconclusive_ends = [record.completion_time for record in speculation_status.trials if record.result == "Undecided"]
         if inconclusive_ends:
             yield inconclusive_ends[0], min(len(inconclusive_ends), COOLDOWNS_AFTER_ROLLBACK)
@@ -369,7 +372,11 @@ def find_last_unsuccessful_start(speculation_status: SpeculationStatus) -> datet
 
 def _iterate_change_times(speculation_status: SpeculationStatus | None) -> Iterator[datetime]:
     if speculation_status is not None:
-        yield from (moment for moment in (speculation_status.last_change_time, speculation_status.last_rollback_time) if moment is not None)
+        yield from (
+            moment
+            for moment in (speculation_status.last_change_time, speculation_status.last_rollback_time)
+            if moment is not None
+        )
         yield from (record.completion_time for record in speculation_status.trials)
 
 

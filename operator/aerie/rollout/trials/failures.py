@@ -83,7 +83,11 @@ def build_failure_update(
         last_failure_time=now,
         required_pods=_count_trial_pods(snapshot) if reason == "NoRoom" else None,
     )
-    failed = {"Failed": 1 + (speculation_status.consecutive_failures or 0), "Worse": None, "NoRoom": speculation_status.consecutive_failures}[reason]
+    failed = {
+        "Failed": 1 + (speculation_status.consecutive_failures or 0),
+        "Worse": None,
+        "NoRoom": speculation_status.consecutive_failures,
+    }[reason]
     return {"failures": [failure, *other_failures][:MAX_TRIAL_FAILURES], "failed": failed}
 
 
@@ -129,4 +133,7 @@ def _count_trial_pods(snapshot: Snapshot) -> int:
 def _has_capacity_again(snapshot: Snapshot, failure: TrialFailure) -> bool:
     if failure.reason != "NoRoom" or failure.required_pods is None:
         return False
-    return _count_trial_pods(snapshot) < failure.required_pods or sum(map(pod_failures.is_pod_ready, snapshot.pods)) >= failure.required_pods
+    return (
+        _count_trial_pods(snapshot) < failure.required_pods
+        or sum(map(pod_failures.is_pod_ready, snapshot.pods)) >= failure.required_pods
+    )

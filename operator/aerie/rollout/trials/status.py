@@ -194,7 +194,9 @@ def _with_trial_end(
     if result == "Explored" and stable.setting is not None and stable.setting.mode == "Off":
         update["speculated_at"] = now
     if result == "Promoted":
-        applied_setting = AppliedSetting(setting=trial.setting, revision=trial.revision, spec_revision=trial.spec_revision, slo=trial.slo)
+        applied_setting = AppliedSetting(
+            setting=trial.setting, revision=trial.revision, spec_revision=trial.spec_revision, slo=trial.slo
+        )
         update["chosen"] = applied_setting if trial.revision != trial.spec_revision else None
     update["balance"] = _charge_trial(
         speculation_status, snapshot, previous_status, trial, promoted=result == "Promoted", now=now
@@ -214,7 +216,11 @@ def _with_reverted_promotion(
     result = "Superseded" if progression.outcome is not None and progression.outcome.result == "Superseded" else "RolledBack"
     changes = [last_record.model_copy(update={"result": result, "ended_at": now}), *speculation_status.trials[1:]]
     is_applied = speculation_status.applied is not None and speculation_status.applied.revision == last_record.revision
-    basis = speculation_status.applied.spec_revision if speculation_status.applied is not None and is_applied else last_record.revision
+    basis = (
+        speculation_status.applied.spec_revision
+        if speculation_status.applied is not None and is_applied
+        else last_record.revision
+    )
     slo = speculation_status.applied.slo if speculation_status.applied is not None and is_applied else None
     applied_setting = (
         AppliedSetting(setting=last_record.from_setting, revision=stable.revision, spec_revision=basis, slo=slo)
@@ -392,7 +398,9 @@ def _build_tuned_condition(
     mode = snapshot.resource.spec.speculation.tuning.mode
     previous_condition = next((condition for condition in previous_status.conditions if condition.type == TUNED), None)
     if mode == "Off":
-        return ConditionUpdate(TUNED, "False", "Off", "spec.speculation.tuning.mode is Off: spec.speculation.numSpeculativeTokens stands")
+        return ConditionUpdate(
+            TUNED, "False", "Off", "spec.speculation.tuning.mode is Off: spec.speculation.numSpeculativeTokens stands"
+        )
     if effective.exceeded_bound and speculation_status.applied is not None:
         setting = describe_setting(read_status_setting(speculation_status.applied.setting))
         message = (

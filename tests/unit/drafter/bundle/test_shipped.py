@@ -30,7 +30,9 @@ def listed() -> dict[str, Any]:
 def answered() -> list[AnsweredText]:
     pair = ModelPair.load(find_bundle_path("target"), find_bundle_path("eagle31"))
     prompts = read_prompts(find_bundle_path("prompts.jsonl"))[::6]
-    return answer_prompts(pair, [prompt.encode(pair.tokenizer) for prompt in prompts], EvaluationOptions(num_speculative_tokens=8, max_tokens=64))
+    return answer_prompts(
+        pair, [prompt.encode(pair.tokenizer) for prompt in prompts], EvaluationOptions(num_speculative_tokens=8, max_tokens=64)
+    )
 
 
 def test_digests_are_those_of_the_registry(listed: dict[str, Any]) -> None:
@@ -48,7 +50,11 @@ def test_it_is_small() -> None:
 
 
 def test_kinds_are_what_they_are_called() -> None:
-    assert [read_drafter_config(find_bundle_path(name)).eagle_version for name in DRAFTERS] == ["EAGLE 3", "EAGLE 3.1", "EAGLE 3.1"]
+    assert [read_drafter_config(find_bundle_path(name)).eagle_version for name in DRAFTERS] == [
+        "EAGLE 3",
+        "EAGLE 3.1",
+        "EAGLE 3.1",
+    ]
 
 
 def test_acceptance_lengths_are_in_their_ranges(listed: dict[str, Any], answered: list[AnsweredText]) -> None:
@@ -57,7 +63,9 @@ def test_acceptance_lengths_are_in_their_ranges(listed: dict[str, Any], answered
     assert 2.2 <= lengths["eagle3"] <= 3.2
     assert lengths["weak"] <= lengths["eagle31"] - 0.5
     for name in DRAFTERS:  # a sixth of the prompts, cut shorter
-        measured = evaluate_texts(ModelPair.load(find_bundle_path("target"), find_bundle_path(name)), answered, 3).acceptance_length
+        measured = evaluate_texts(
+            ModelPair.load(find_bundle_path("target"), find_bundle_path(name)), answered, 3
+        ).acceptance_length
         assert measured == pytest.approx(lengths[name], rel=0.15)
 
 
@@ -72,7 +80,10 @@ def test_the_walk_equals_the_loop_and_speculation_loses_nothing(answered: list[A
 
 
 def test_eagle31_holds_the_size_of_its_state(answered: list[AnsweredText]) -> None:
-    ratios = {name: measure_drift(ModelPair.load(find_bundle_path("target"), find_bundle_path(name)), answered).norm_ratio for name in DRAFTERS[:2]}
+    ratios = {
+        name: measure_drift(ModelPair.load(find_bundle_path("target"), find_bundle_path(name)), answered).norm_ratio
+        for name in DRAFTERS[:2]
+    }
     assert ratios["eagle31"] == pytest.approx(1.0, abs=0.1)
     assert ratios["eagle3"] > ratios["eagle31"]
 

@@ -84,7 +84,10 @@ def test_fed_back_states_keep_their_size_under_norm_output() -> None:
 
 def test_measure_counts_the_columns_that_the_text_decides() -> None:
     found = pair(norm_output=False)
-    texts = [AnsweredText(torch.randint(19, (14,)), prompt_length=3, answer_end=11), AnsweredText(torch.randint(19, (9,)), prompt_length=2, answer_end=7)]
+    texts = [
+        AnsweredText(torch.randint(19, (14,)), prompt_length=3, answer_end=11),
+        AnsweredText(torch.randint(19, (9,)), prompt_length=2, answer_end=7),
+    ]
     drift = measure_drift(found, texts, k=3)
     # Columns prompt - 1 .. length - 2 - k: 2..9 and 1..4.
     assert drift.columns == 8 + 4

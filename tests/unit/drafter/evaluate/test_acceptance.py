@@ -12,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aerie_drafter.errors import TargetError
-from aerie_drafter.evaluate.acceptance import AcceptanceCounts, AnsweredText, compute_accepted_lengths, count_acceptance, iterate_draft_columns
+from aerie_drafter.evaluate.acceptance import (
+    AcceptanceCounts,
+    AnsweredText,
+    compute_accepted_lengths,
+    count_acceptance,
+    iterate_draft_columns,
+)
 from aerie_drafter.evaluate.answers import answer_batch
 from aerie_drafter.evaluate.speculation import TokenSampler, decode_speculatively
 from aerie_drafter.evaluate.target import TargetRunner
@@ -93,7 +99,11 @@ def test_an_example_by_hand() -> None:
 @given(st.lists(st.integers(0, 4), min_size=4, max_size=60), st.integers(1, 3))
 def test_the_walk_emits_every_token_of_the_answer_once(lengths: list[int], prompt: int) -> None:
     end = len(lengths)
-    emitted = [place for column in iterate_draft_columns(lengths, prompt, end) for place in range(column + 2, column + 3 + lengths[column])]
+    emitted = [
+        place
+        for column in iterate_draft_columns(lengths, prompt, end)
+        for place in range(column + 2, column + 3 + lengths[column])
+    ]
     assert emitted == list(range(prompt + 1, prompt + 1 + len(emitted)))
     assert len(emitted) >= end - prompt - 1
 

@@ -39,7 +39,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     LlamaForCausalLM(config).save_pretrained(root / "target")
     tokenizer.save_pretrained(root / "target")
     for name, new in (("three", False), ("threeone", True)):
-        drafter = Drafter(DrafterConfig(DrafterFamily.LLAMA, 32, 32, 2, 2, 16, size, size, 32, (1, 2), fc_norm=new, norm_output=new))
+        drafter = Drafter(
+            DrafterConfig(DrafterFamily.LLAMA, 32, 32, 2, 2, 16, size, size, 32, (1, 2), fc_norm=new, norm_output=new)
+        )
         save_checkpoint(root / name, drafter, Provenance(target="target"), include_embedding=False)
     other = Drafter(DrafterConfig(DrafterFamily.LLAMA, 32, 32, 2, 2, 16, size + 1, size, 32, (1, 2)))
     save_checkpoint(root / "foreign", other, Provenance(target="another"), include_embedding=True)

@@ -70,7 +70,9 @@ def run(engine: Engine) -> ServerEvaluation:
 def test_each_category_gets_its_own_difference() -> None:
     engine = Engine()
     found = run(engine)
-    assert found == ServerEvaluation({"coding": AcceptanceCounts(20, (14, 10, 4)), "qa": AcceptanceCounts(10, (4, 1, 0))}, foreign_requests=0)
+    assert found == ServerEvaluation(
+        {"coding": AcceptanceCounts(20, (14, 10, 4)), "qa": AcceptanceCounts(10, (4, 1, 0))}, foreign_requests=0
+    )
     assert found.acceptance_by_category["coding"].acceptance_length == pytest.approx(1 + 28 / 20)
     assert [body["max_tokens"] for body in engine.bodies] == [9, 9, 9]
     assert engine.bodies[2]["prompt"] == "c"

@@ -12,7 +12,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from aerie_drafter.errors import DataError, TargetError
-from aerie_drafter.train.states import TargetParts, HiddenStateFiles, InProcessTarget, extract_target_parts, load_target_parts, load_model
+from aerie_drafter.train.states import (
+    TargetParts,
+    HiddenStateFiles,
+    InProcessTarget,
+    extract_target_parts,
+    load_target_parts,
+    load_model,
+)
 
 Targets = Callable[..., Any]
 TEXTS = [torch.arange(7), torch.arange(3, 14)]
@@ -40,7 +47,9 @@ def test_layer_k_is_the_input_of_layer_k_and_the_final_state_is_normed(target_of
     torch.testing.assert_close(found.aux_hidden_states, torch.cat([known.hidden_states[k] for k in (0, 2, 5)], dim=-1))
     torch.testing.assert_close(found.final_hidden_states, known.last_hidden_state)
     with torch.no_grad():
-        torch.testing.assert_close(found.final_hidden_states @ extract_target_parts(model).lm_head.T, model(input_ids=tokens).logits)
+        torch.testing.assert_close(
+            found.final_hidden_states @ extract_target_parts(model).lm_head.T, model(input_ids=tokens).logits
+        )
 
 
 def test_the_number_of_layers_is_the_last_output_before_the_norm(target_of: Targets) -> None:
@@ -63,7 +72,9 @@ def test_files_of_vllm_give_what_the_target_gives(tmp_path: Path, target_of: Tar
     model.model.norm.weight.data.uniform_(0.5, 2.0)
     write_files(tmp_path, model, TEXTS, (1, 3, 4, 6))
     expected = InProcessTarget(model, (1, 4)).fetch_hidden_states(padded(TEXTS))
-    found = HiddenStateFiles(tmp_path, extract_target_parts(model), (1, 4), (1, 3, 4, 6)).fetch_hidden_states(padded(TEXTS), [[text] for text in TEXTS])
+    found = HiddenStateFiles(tmp_path, extract_target_parts(model), (1, 4), (1, 3, 4, 6)).fetch_hidden_states(
+        padded(TEXTS), [[text] for text in TEXTS]
+    )
     for row, text in enumerate(TEXTS):
         torch.testing.assert_close(found.aux_hidden_states[row, : len(text)], expected.aux_hidden_states[row, : len(text)])
         torch.testing.assert_close(found.final_hidden_states[row, : len(text)], expected.final_hidden_states[row, : len(text)])

@@ -142,7 +142,9 @@ def test_a_killed_training_goes_on_to_the_same_bits(settings_of: Make, tmp_path:
     assert again.progress.step == 4  # of the seven that were done, those up to the last save
     again.run()
     for name in ("last", "best"):
-        assert checkpoint.compute_model_digest(killed.output.folder / name) == checkpoint.compute_model_digest(whole.output.folder / name)
+        assert checkpoint.compute_model_digest(killed.output.folder / name) == checkpoint.compute_model_digest(
+            whole.output.folder / name
+        )
 
 
 def test_the_measure_that_chooses_is_the_acceptance_length_of_serving(settings_of: Make) -> None:

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from aerie_drafter.config import DrafterConfig, DrafterFamily, MlaDims
 from aerie_drafter.model import Drafter
-from aerie_drafter.train.ttt import TrainingBatch, TrainingMetrics, TrainingTimeTest, count_surviving_columns, simulate_speculation
+from aerie_drafter.train.ttt import (
+    TrainingBatch,
+    TrainingMetrics,
+    TrainingTimeTest,
+    count_surviving_columns,
+    simulate_speculation,
+)
 
 MLA = MlaDims(kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=4, q_lora_rank=8)
 
@@ -79,7 +85,9 @@ class NaiveMemory:
         return scores.masked_fill(~visible, float("-inf")).softmax(-1) @ torch.cat(self.values, 2)
 
 
-def naive(drafter: Drafter, batch: TrainingBatch, teacher: Tensor, horizon: int, decay: float) -> tuple[Tensor, list[float], Tensor]:
+def naive(
+    drafter: Drafter, batch: TrainingBatch, teacher: Tensor, horizon: int, decay: float
+) -> tuple[Tensor, list[float], Tensor]:
     """(weighted sum, columns counted per step, agreement [horizon, rows, columns]), one column at a time."""
     rows, length = batch.tokens.shape
     memory, hidden = NaiveMemory(), drafter.fuse_aux_hidden_states(batch.aux_hidden_states[:, :-1])
@@ -267,7 +275,9 @@ def test_in_bfloat16_the_loss_is_about_the_same(variant: str) -> None:
     settings = config(**VARIANTS[variant])
     drafter, (batch, teacher) = drafter_of(settings).float(), batch_of(settings)
     exact = TrainingBatch(batch.tokens, batch.loss_mask, batch.aux_hidden_states.float(), batch.final_hidden_states.float())
-    rounded = TrainingBatch(batch.tokens, batch.loss_mask, batch.aux_hidden_states.bfloat16(), batch.final_hidden_states.bfloat16())
+    rounded = TrainingBatch(
+        batch.tokens, batch.loss_mask, batch.aux_hidden_states.bfloat16(), batch.final_hidden_states.bfloat16()
+    )
     expected = TrainingTimeTest(drafter, teacher.float(), horizon=4)(exact).total.item()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = TrainingTimeTest(drafter, teacher.bfloat16(), horizon=4)(rounded)

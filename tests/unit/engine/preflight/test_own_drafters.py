@@ -39,7 +39,9 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 # The speculators format has no latent attention.
-CASES = [(kind, form) for kind in KINDS for form in ExportFormat if (kind, form) != ("latent attention", ExportFormat.SPECULATORS)]
+CASES = [
+    (kind, form) for kind in KINDS for form in ExportFormat if (kind, form) != ("latent attention", ExportFormat.SPECULATORS)
+]
 
 
 @pytest.mark.parametrize(("kind", "form"), CASES)
