@@ -16,7 +16,7 @@ import pytest
 from aerie_lab.binaries import DEFAULT_FAMILY_NAMES, ensure_family
 from aerie_lab.errors import LabError
 
-pytest_plugins = ["aerie_lab.testing.plugin"]
+pytest_plugins = ["aerie_lab.testing.plugin", "tests.golden"]
 hypothesis.settings.register_profile("any machine", deadline=None)  # an example that takes 200 ms is no fault of the code
 hypothesis.settings.load_profile("any machine")
 
