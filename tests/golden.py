@@ -1,7 +1,7 @@
 """The texts that people read, kept in golden files, so that a rewording is one reviewed diff.
 
-A test hands each text to `messages.check(name, text)`. The texts of `DIR/test_x.py` are in `DIR/messages/test_x.txt`, ordered by
-name. `pytest --update-messages FILE` writes the files of the modules that it runs: exactly the texts that these tests check, so run
+A test hands each text to `messages.check(name, text)`. The texts of `DIR/test_x.py` are in `DIR/messages/test_x.txt`, ordered
+by name. `pytest --update-messages FILE` writes the files of the modules that it runs: exactly the texts that these tests check, so run
 whole modules with it, and read the diff.
 """
 
