@@ -8,11 +8,11 @@ from pathlib import Path
 
 from aerie_lab.binaries import ensure_family
 from aerie_lab.testing.agreement import (
-    run_agreement,
-    relative_difference,
     acceptance_length,
-    render_agreement_table,
     mean_time_per_output_token,
+    relative_difference,
+    render_agreement_table,
+    run_agreement,
 )
 
 

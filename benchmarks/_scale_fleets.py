@@ -22,7 +22,7 @@ from typing import Any
 
 from aerie.rollout.canary.messages import PROMOTE_ANNOTATION
 from aerie_lab.cluster import Lab, process
-from aerie_lab.node.support import PROCESSLESS_LOAD_SECONDS_ANNOTATION, PROCESSLESS_ANNOTATION
+from aerie_lab.node.support import PROCESSLESS_ANNOTATION, PROCESSLESS_LOAD_SECONDS_ANNOTATION
 from benchmarks._hostile_pods import EVIL
 from benchmarks._scale_operator import Operator, quantile
 from benchmarks._scale_pages import PORT

@@ -38,21 +38,21 @@ from aerie_drafter.evaluate.prompts import Prompt, read_prompts
 from aerie_lab.binaries import ensure_family
 from aerie_lab.testing.agreement import (
     BUNDLE_FOLDER,
-    RunningEngine,
     NUM_SPECULATIVE_TOKENS,
-    start_engine,
+    RunningEngine,
     build_speculative_config,
+    start_engine,
 )
 from aerie_lab.testing.sampled import (
-    UNFILTERED_SAMPLING_SETTINGS,
     SAMPLING_SETTINGS,
+    UNFILTERED_SAMPLING_SETTINGS,
     UNPATCHED_ENVIRONMENT,
     ChatRequest,
     EngineSamples,
-    send_requests,
+    derive_seed,
     permutation_p_value,
     sample_engine,
-    derive_seed,
+    send_requests,
 )
 
 DRAFTER = BUNDLE_FOLDER / "eagle31"

@@ -107,8 +107,8 @@ def test_a_killed_lab_is_cleaned_by_the_next_up() -> None:
 
 def test_a_leashed_lab_ends_with_its_owner() -> None:
     code = (
-        "import os, signal, sys; from aerie_lab.cluster import Lab, Settings\n"
-        f"Lab.up(Settings(name='{NAME}', nodes=1, gateway=False), leashed=True)\n"
+        "import os, signal, sys; from aerie_lab.cluster import Lab, LabSettings\n"
+        f"Lab.up(LabSettings(name='{NAME}', nodes=1, gateway=False), end_with_caller=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
@@ -118,8 +118,8 @@ def test_a_leashed_lab_ends_with_its_owner() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_in_a_block_takes_the_lab_down_first(number: signal.Signals) -> None:
     code = (
-        "import signal; from aerie_lab.cluster import Lab, Settings\n"
-        f"with Lab.up(Settings(name='{NAME}', nodes=1, gateway=False)):\n"
+        "import signal; from aerie_lab.cluster import Lab, LabSettings\n"
+        f"with Lab.up(LabSettings(name='{NAME}', nodes=1, gateway=False)):\n"
         f"    signal.raise_signal({int(number)})\n"
         "    print('went on')"
     )

@@ -13,9 +13,9 @@ from aerie_lab.testing.model import write_tiny_llama
 
 
 @pytest.fixture(scope="session")
-def vllm(say: Callable[[str], None]) -> Path:
+def vllm(report_progress: Callable[[str], None]) -> Path:
     """The folder with the `vllm` program; installing it takes minutes the first time."""
-    return ensure_family("vllm", say)
+    return ensure_family("vllm", report_progress)
 
 
 @pytest.fixture(scope="session")

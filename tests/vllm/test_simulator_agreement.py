@@ -48,9 +48,9 @@ pytestmark = pytest.mark.timeout(2400)  # the first test may have to install vLL
 
 
 @pytest.fixture(scope="module")
-def pair(vllm: Path, tmp_path_factory: pytest.TempPathFactory, say: Callable[[str], None]) -> AgreementRun:
+def pair(vllm: Path, tmp_path_factory: pytest.TempPathFactory, report_progress: Callable[[str], None]) -> AgreementRun:
     made = run_agreement(vllm, tmp_path_factory.mktemp("agreement"))
-    say(render_agreement_table(made))
+    report_progress(render_agreement_table(made))
     return made
 
 

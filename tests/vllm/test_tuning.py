@@ -35,9 +35,9 @@ pytestmark = pytest.mark.timeout(2400)  # the first test may have to install vLL
 
 
 @pytest.fixture(scope="module")
-def told(vllm: Path, tmp_path_factory: pytest.TempPathFactory, say: Callable[[str], None]) -> SteadyReport:
+def told(vllm: Path, tmp_path_factory: pytest.TempPathFactory, report_progress: Callable[[str], None]) -> SteadyReport:
     found = run_steady(vllm, tmp_path_factory.mktemp("tuning"))
-    say(found.tuner_result.explanation)
+    report_progress(found.tuner_result.explanation)
     return found
 
 

@@ -13,8 +13,8 @@ families     the recipes, as data; modules/ and *.txt have the pins
 """
 
 from aerie_lab.binaries.lookup import (
-    FAMILY_NAMES,
     DEFAULT_FAMILY_NAMES,
+    FAMILY_NAMES,
     ensure_binary,
     ensure_family,
     find_family_folder,
@@ -22,8 +22,8 @@ from aerie_lab.binaries.lookup import (
 )
 
 __all__ = [
-    "FAMILY_NAMES",
     "DEFAULT_FAMILY_NAMES",
+    "FAMILY_NAMES",
     "ensure_binary",
     "ensure_family",
     "find_family_folder",

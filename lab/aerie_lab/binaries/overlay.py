@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aerie_lab.binaries.families import PythonEnvironment, EnvironmentOverlay
+from aerie_lab.binaries.families import EnvironmentOverlay, PythonEnvironment
 from aerie_lab.errors import BuildError
 
 

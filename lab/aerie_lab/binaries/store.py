@@ -22,7 +22,7 @@ from pathlib import Path
 
 from aerie_lab.binaries import build, environment
 from aerie_lab.binaries.commands import ProgressCallback, file_lock
-from aerie_lab.binaries.families import PythonEnvironment, BinaryFamily
+from aerie_lab.binaries.families import BinaryFamily, PythonEnvironment
 from aerie_lab.errors import BuildError
 from aerie_lab.paths import cache_folder
 

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from aerie.terminal import VersionOption, sanitize_text
 from aerie_lab import cluster
-from aerie_lab.binaries import FAMILY_NAMES, DEFAULT_FAMILY_NAMES, ensure_binary, ensure_family
-from aerie_lab.cli.console import err, out, replace_process, print_progress
+from aerie_lab.binaries import DEFAULT_FAMILY_NAMES, FAMILY_NAMES, ensure_binary, ensure_family
+from aerie_lab.cli.console import err, out, print_progress, replace_process
 from aerie_lab.cli.demo import demo
 from aerie_lab.cli.fault import fault
 from aerie_lab.cli.traffic import traffic

@@ -6,7 +6,7 @@ import os
 
 from aerie.terminal import err, out, sanitize_text
 
-__all__ = ["err", "out", "replace_process", "print_progress"]
+__all__ = ["err", "out", "print_progress", "replace_process"]
 
 
 def print_progress(line: str) -> None:

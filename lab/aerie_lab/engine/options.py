@@ -20,7 +20,7 @@ from typing import Any
 from aerie_lab.engine import lies
 from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE, NO_DRIFT, Acceptance, Drift, conditionals_from_rates
 from aerie_lab.engine.arguments import NEWEST_VLLM_VERSION
-from aerie_lab.engine.step import STEP_TIME_FORMULAS, StepTimeFormula, ScaledStepTime, StepTime, load_grid
+from aerie_lab.engine.step import STEP_TIME_FORMULAS, ScaledStepTime, StepTime, StepTimeFormula, load_grid
 from aerie_lab.errors import StateError
 
 OPTIONS_VARIABLE = "AERIE_SIMULATOR"

@@ -24,7 +24,7 @@ from aerie_lab.engine import api, lies
 from aerie_lab.engine.api import ApiError
 from aerie_lab.engine.arguments import SimulatorArguments, parse_simulator_arguments
 from aerie_lab.engine.drafter import EngineError
-from aerie_lab.engine.driver import ReplicaDriver, EngineStoppedError, RequestHandle
+from aerie_lab.engine.driver import EngineStoppedError, ReplicaDriver, RequestHandle
 from aerie_lab.engine.http_page import HttpCounters, render_process_metrics
 from aerie_lab.engine.options import SimulatorOptions, read_options
 from aerie_lab.engine.page import render_exposition

@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from aerie_lab.hub.checkpoints import RepositoryFile, Repository
+from aerie_lab.hub.checkpoints import Repository, RepositoryFile
 
 _CHUNK_BYTES = 2**20
 _NO_WEIGHTS_MESSAGE = (

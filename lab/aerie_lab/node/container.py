@@ -31,7 +31,7 @@ from aerie_lab.node.logs import LogFile, read_container_log_tail
 from aerie_lab.node.status import ContainerState, format_timestamp
 from aerie_lab.node.volumes import VolumeError
 from aerie_lab.sandbox.addresses import HUB_URL
-from aerie_lab.sandbox.container import ContainerProcess, LaunchSpec, LaunchError, execute_in_container, start_container
+from aerie_lab.sandbox.container import ContainerProcess, LaunchError, LaunchSpec, execute_in_container, start_container
 
 _CONFIG_RETRY_SECONDS = 2.0
 _BACKOFF_RESET_SECONDS = 600.0

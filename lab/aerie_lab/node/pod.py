@@ -28,8 +28,8 @@ from aerie_lab.kube.mirror import Informer
 from aerie_lab.node.container import Container, ContainerContext
 from aerie_lab.node.environment import build_service_variables
 from aerie_lab.node.events import EventRecorder
-from aerie_lab.node.status import ContainerState, PodFacts, build_pod_status, status_covers, format_timestamp
-from aerie_lab.node.support import HUB_LABEL, is_processless, read_processless_load_seconds, find_unsupported_fields
+from aerie_lab.node.status import ContainerState, PodFacts, build_pod_status, format_timestamp, status_covers
+from aerie_lab.node.support import HUB_LABEL, find_unsupported_fields, is_processless, read_processless_load_seconds
 from aerie_lab.node.volumes import PodVolumes, VolumeError
 from aerie_lab.sandbox.network import PodNetwork, PodNetworks
 

@@ -26,10 +26,10 @@ from aerie_lab.images.table import ImageTable
 from aerie_lab.kube.client import KubeClient, KubeObject, core_path
 from aerie_lab.node.environment import (
     ConfigError,
-    expand_variables,
-    resolve_field_reference,
     decode_object_data,
+    expand_variables,
     parse_quantity,
+    resolve_field_reference,
     resolve_resource_reference,
 )
 from aerie_lab.sandbox import linux

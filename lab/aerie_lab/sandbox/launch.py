@@ -1,6 +1,6 @@
 """The short-lived program between the node agent and a container's process: `python -S -m aerie_lab.sandbox.launch`.
 
-    launch.py run FILE     start what FILE (see `Launch` in container.py) describes, in new namespaces
+    launch.py run FILE     start what FILE (see `LaunchSpec` in container.py) describes, in new namespaces
     launch.py enter FILE   run a command in the namespaces of a running container (exec probes, preStop hooks)
 
 `run` forks once: the child is process 1 of the container's PID namespace and becomes the container's command; this
@@ -47,7 +47,7 @@ def run_container(spec: dict[str, Any]) -> None:
         os.setsid()
         linux.set_hostname(spec["hostname"])
         mounts = [(m["source"], m["path"], m["read_only"]) for m in spec["mounts"]]
-        rootfs.enter(mounts, spec["read_only_root"], spec["shared_memory"])
+        rootfs.enter_container_root(mounts, spec["read_only_root"], spec["shared_memory"])
         _make_working_directory(spec["working_directory"])
         _die_with_agent(launcher, report)
         _execute(spec)

@@ -67,7 +67,7 @@ def mount(source: str, target: str, kind: str | None = None, flags: int = 0, opt
     _raise_on_failure(result, f"mount {kind or 'bind'} {source}", target)
 
 
-def bind(source: str, target: str) -> None:
+def bind_mount(source: str, target: str) -> None:
     """Show `source`, with all that is mounted below it, at `target` too."""
     mount(source, target, flags=MS_BIND | MS_REC)
 

@@ -34,7 +34,7 @@ _MAX_WRITABLE_MIB = 2048  # what a container may write to its own file system; t
 _MAX_COPIED_FILE_BYTES = 1 << 20
 
 
-def enter(mounts: Iterable[tuple[str, str, bool]], read_only: bool, shared_memory: str) -> None:
+def enter_container_root(mounts: Iterable[tuple[str, str, bool]], read_only: bool, shared_memory: str) -> None:
     """Give this process (alone in new mount and PID namespaces) the container's root.
 
     mounts: (source, mount path, read-only) of every volume, outer paths first; source is a file or a folder.
@@ -45,7 +45,7 @@ def enter(mounts: Iterable[tuple[str, str, bool]], read_only: bool, shared_memor
     linux.mount("tmpfs", _STAGING_FOLDER, "tmpfs", options=f"mode=755,size={_MAX_WRITABLE_MIB}m")
     root = f"{_STAGING_FOLDER}/root"
     os.mkdir(root)
-    linux.bind(root, root)
+    linux.bind_mount(root, root)
     mounted = _mount_points()
     for entry in os.scandir("/"):
         if entry.name not in _REPLACED_TOP_LEVEL_FOLDERS:
@@ -60,7 +60,7 @@ def enter(mounts: Iterable[tuple[str, str, bool]], read_only: bool, shared_memor
     _mount_kernel_folders(root, shared_memory)
     for source, path, source_read_only in mounts:
         target = _make_mount_point(source, path, root)
-        linux.bind(source, target)
+        linux.bind_mount(source, target)
         if source_read_only:
             linux.make_read_only(target)
     linux.pivot_root(root)
@@ -101,7 +101,7 @@ def _mount_file(path: str, target: str) -> None:
         return
     with open(target, "w"):
         pass
-    linux.bind(path, target)
+    linux.bind_mount(path, target)
     linux.make_read_only(target)
 
 
@@ -126,19 +126,19 @@ def _mount_kernel_folders(root: str, shared_memory: str) -> None:
     linux.mount("proc", f"{root}/proc", "proc")
     for name in _READ_ONLY_PROC_ENTRIES:
         if os.path.exists(f"{root}/proc/{name}"):
-            linux.bind(f"{root}/proc/{name}", f"{root}/proc/{name}")
+            linux.bind_mount(f"{root}/proc/{name}", f"{root}/proc/{name}")
             linux.make_read_only(f"{root}/proc/{name}")
-    linux.bind("/sys", f"{root}/sys")
+    linux.bind_mount("/sys", f"{root}/sys")
     linux.make_read_only(f"{root}/sys")
     linux.mount("tmpfs", f"{root}/dev", "tmpfs", linux.MS_NOSUID, "mode=755,size=1m")
     for name in _DEVICES:
         with open(f"{root}/dev/{name}", "w"):
             pass
-        linux.bind(f"/dev/{name}", f"{root}/dev/{name}")
+        linux.bind_mount(f"/dev/{name}", f"{root}/dev/{name}")
     for name, to in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         os.symlink(to, f"{root}/dev/{name}")
     os.mkdir(f"{root}/dev/shm")
-    linux.bind(shared_memory, f"{root}/dev/shm")
+    linux.bind_mount(shared_memory, f"{root}/dev/shm")
 
 
 def _make_mount_point(source: str, path: str, root: str) -> str:

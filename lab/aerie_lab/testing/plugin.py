@@ -25,13 +25,13 @@ from aerie_lab.testing.namespace import Namespace
 
 
 @pytest.fixture(scope="session")
-def say(pytestconfig: pytest.Config) -> Callable[[str], None]:
-    """Shows a line of progress past pytest's capture: the first build takes minutes."""
+def report_progress(pytestconfig: pytest.Config) -> Callable[[str], None]:
+    """Return a function that shows a line of progress past pytest's capture: the first build takes minutes."""
     return create_progress_writer(pytestconfig)
 
 
 def create_progress_writer(config: pytest.Config) -> Callable[[str], None]:
-    """What `say` is, for hooks."""
+    """Return the function behind `report_progress`, for hooks that can request no fixture."""
     capture = config.pluginmanager.getplugin("capturemanager")
 
     def show(line: str) -> None:
@@ -48,10 +48,10 @@ def lab_images() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def lab(say: Callable[[str], None], lab_images: list[str]) -> Iterator[Lab]:
+def lab(report_progress: Callable[[str], None], lab_images: list[str]) -> Iterator[Lab]:
     """A lab of this session: two nodes with eight GPUs each, a gateway, and quick restarts of crashed containers."""
     settings = LabSettings(name=f"test-{os.getpid()}", restart_backoff=1.0, images=lab_images)
-    with Lab.up(settings, say, end_with_caller=True) as running:
+    with Lab.up(settings, report_progress, end_with_caller=True) as running:
         yield running
 
 

@@ -11,16 +11,16 @@ import pytest
 from aerie_lab.cluster import Lab, LabSettings
 from aerie_lab.testing import Namespace, wait_until
 from aerie_lab.testing.namespace import is_ready
-from aerie_lab.testing.pods import find_container_status, echo, pod, shell
+from aerie_lab.testing.pods import echo, find_container_status, pod, shell
 
 SERVING = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}
 
 
 @pytest.fixture(scope="module")
-def lab(say: Callable[[str], None]) -> Iterator[Lab]:
+def lab(report_progress: Callable[[str], None]) -> Iterator[Lab]:
     """A lab of its own: what is broken here is not broken for the other tests."""
     settings = LabSettings(name=f"agent-{os.getpid()}", gateway=False, restart_backoff=1.0)
-    with Lab.up(settings, say, end_with_caller=True) as running:
+    with Lab.up(settings, report_progress, end_with_caller=True) as running:
         yield running
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aerie_lab.testing import Namespace
-from aerie_lab.testing.pods import read_termination_json, config_map, pod, python
+from aerie_lab.testing.pods import config_map, pod, python, read_termination_json
 
 TELL = """
 import json, os, sys

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aerie_lab.testing import Namespace
-from aerie_lab.testing.pods import read_condition_status, find_container_status, read_termination_message, pod, shell
+from aerie_lab.testing.pods import find_container_status, pod, read_condition_status, read_termination_message, shell
 
 MOUNT = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
 VOLUMES = [{"name": "work", "emptyDir": {}}]

@@ -7,12 +7,12 @@ from pathlib import Path
 from aerie_lab.sandbox.addresses import BRIDGE_IP, BRIDGE_MAC
 from aerie_lab.testing import Namespace
 from aerie_lab.testing.pods import (
-    read_termination_json,
-    find_container_status,
     echo,
-    read_termination_message,
+    find_container_status,
     pod,
     python,
+    read_termination_json,
+    read_termination_message,
     shell,
 )
 

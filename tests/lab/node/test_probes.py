@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 
 from aerie_lab.testing import Namespace, wait_until
-from aerie_lab.testing.pods import read_condition_status, find_container_status, echo, pod, python, shell
+from aerie_lab.testing.pods import echo, find_container_status, pod, python, read_condition_status, shell
 
 OFTEN = {"periodSeconds": 1}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aerie_lab.testing import Namespace, wait_until
-from aerie_lab.testing.pods import Object, config_map, find_container_status, read_termination_message, pod, shell
+from aerie_lab.testing.pods import Object, config_map, find_container_status, pod, read_termination_message, shell
 
 
 def waits_for(namespace: Namespace, name: str, reason: str) -> Object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from aerie_lab.testing import Namespace
-from aerie_lab.testing.pods import Object, read_condition_status, find_container_status, pod, shell
+from aerie_lab.testing.pods import Object, find_container_status, pod, read_condition_status, shell
 
 
 def back_off(status: Object) -> int:

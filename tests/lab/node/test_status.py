@@ -6,7 +6,7 @@ import json
 import time
 
 from aerie_lab.testing import Namespace
-from aerie_lab.testing.pods import read_condition_status, find_container_status, echo, pod, shell
+from aerie_lab.testing.pods import echo, find_container_status, pod, read_condition_status, shell
 
 
 def test_readiness_gates(namespace: Namespace) -> None:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from aerie_lab.testing import Namespace, wait_until
-from aerie_lab.testing.pods import Object, find_container_status, echo, read_termination_message, pod, python, shell
+from aerie_lab.testing.pods import Object, echo, find_container_status, pod, python, read_termination_message, shell
 
 KEPT = {"finalizers": ["aerie.dev/test"]}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from aerie_lab.testing import Namespace, wait_until
-from aerie_lab.testing.pods import Object, read_termination_json, config_map, read_termination_message, pod, python, shell
+from aerie_lab.testing.pods import Object, config_map, pod, python, read_termination_json, read_termination_message, shell
 
 
 def mount(name: str, path: str, **fields: object) -> Object:

@@ -18,7 +18,7 @@ from aerie_lab.binaries import ensure_family
 from aerie_lab.cluster import Lab
 from aerie_lab.paths import lab_folder
 from aerie_lab.testing.namespace import Namespace
-from aerie_lab.testing.pods import config_map, echo, read_termination_message, pod, shell
+from aerie_lab.testing.pods import config_map, echo, pod, read_termination_message, shell
 
 DROP = ["setpriv", "--bounding-set=-sys_admin,-net_admin", "--inh-caps=-sys_admin,-net_admin"]
 NAME = f"bare-{os.getpid()}"
@@ -29,7 +29,7 @@ def bare(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def bare_lab(say: Callable[[str], None]) -> Iterator[Lab]:
+def bare_lab(report_progress: Callable[[str], None]) -> Iterator[Lab]:
     if os.geteuid() != 0:
         pytest.skip("this user has no privileges to drop: the whole suite runs without them")
     if shutil.which("setpriv") is None or shutil.which("unshare") is None:
@@ -39,7 +39,7 @@ def bare_lab(say: Callable[[str], None]) -> Iterator[Lab]:
     if bare("unshare", "--user", "--net", "true").returncode != 0:
         pytest.skip("user namespaces are not allowed here")
     for family in ("etcd", "kubernetes"):
-        ensure_family(family, say)
+        ensure_family(family, report_progress)
     program = str(Path(sys.executable).parent / "aerie-lab")
     up = bare(program, "up", "--name", NAME, "--no-gateway")
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aerie_lab.testing import Namespace, wait_until
-from aerie_lab.testing.pods import Object, read_termination_json, echo, pod, python
+from aerie_lab.testing.pods import Object, echo, pod, python, read_termination_json
 
 SERVICE: Object = {
     "apiVersion": "v1",

@@ -48,7 +48,7 @@ def tiny_environment(wheels: Wheels) -> PythonEnvironment:
 @pytest.fixture
 def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out what takes seconds: the virtual environment and pip. Tests put their own in place."""
-    monkeypatch.setattr(environment, "_make", lambda _, home: (home / "bin").mkdir(parents=True))
+    monkeypatch.setattr(environment, "_create_virtual_environment", lambda _, home: (home / "bin").mkdir(parents=True))
 
 
 def fail(monkeypatch: pytest.MonkeyPatch, cause: pip.FailureCause, said: str = "") -> None:
@@ -58,7 +58,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, cause: pip.FailureCause, said: str = "
         (python.parent / "half").write_text("")
         return pip.PipFailure(cause, said)
 
-    monkeypatch.setattr(pip, "install", install)
+    monkeypatch.setattr(pip, "install_lock", install)
 
 
 def test_environment_is_installed_once_and_runs(
@@ -123,7 +123,7 @@ def test_ctrl_c_leaves_nothing(tiny_environment: PythonEnvironment, cache: Path,
         (python.parent / "half").write_text("")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pip, "install", interrupt)
+    monkeypatch.setattr(pip, "install_lock", interrupt)
     with pytest.raises(KeyboardInterrupt):
         store.ensure_build(tiny_environment, print)
     assert [path.name for path in (cache / "bin").iterdir() if path.is_dir()] == []
@@ -137,7 +137,7 @@ def test_program_that_does_not_run_is_not_declared_complete(
         (python.parent / "tiny").write_text("#!/bin/sh\necho no libtorch >&2; exit 1\n")
         (python.parent / "tiny").chmod(0o755)
 
-    monkeypatch.setattr(pip, "install", install)
+    monkeypatch.setattr(pip, "install_lock", install)
     unposed = dataclasses.replace(tiny_environment, alias_distribution="")
     with pytest.raises(BuildError, match=r"tiny 1\.2\.3 is installed, but tells no version: report this"):
         store.ensure_build(unposed, print)
@@ -217,7 +217,7 @@ def test_vllm_is_built_only_when_it_is_named() -> None:
 
 
 def test_vllm_of_a_named_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "ensure", lambda recipe, _: tmp_path / recipe.name)
+    monkeypatch.setattr(store, "ensure_build", lambda recipe, _: tmp_path / recipe.name)
     ready = tmp_path / "ready"
     ready.mkdir()
     assert lookup.ensure_family("vllm", binaries_folder=ready) == tmp_path / "vllm" / "bin"  # absent from the folder

@@ -15,7 +15,7 @@ import pytest
 from aerie.engine.releases import NEWEST_VERIFIED_VERSION, Version
 from aerie_lab import binaries
 from aerie_lab.binaries import environment, lookup, pip, store
-from aerie_lab.binaries.families import ENVIRONMENTS, Addon, Binary, PythonEnvironment, EnvironmentOverlay
+from aerie_lab.binaries.families import ENVIRONMENTS, Addon, Binary, EnvironmentOverlay, PythonEnvironment
 from aerie_lab.engine.arguments import NEWEST_VLLM_VERSION
 from aerie_lab.errors import BuildError
 from tests.unit.binaries.wheels import Wheels
@@ -55,8 +55,8 @@ def no_pip(wheels: Wheels, monkeypatch: pytest.MonkeyPatch) -> None:
         (home / "bin" / "engine").write_text(f"#!{python}\nimport tool\ntool.main()\n")
         (home / "bin" / "engine").chmod(0o755)
 
-    monkeypatch.setattr(environment, "_make", make)
-    monkeypatch.setattr(pip, "install", install)
+    monkeypatch.setattr(environment, "_create_virtual_environment", make)
+    monkeypatch.setattr(pip, "install_lock", install)
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_what_another_process_builds_above_it_stays(
     left = cache / "bin" / "engine-0123456789abcdef"
     for folder in (under_way, left):
         folder.mkdir(parents=True)
-    monkeypatch.setattr(environment, "build", lambda *_, **__: pytest.fail("built"))
+    monkeypatch.setattr(environment, "install_environment", lambda *_, **__: pytest.fail("built"))
     with pytest.raises(pytest.fail.Exception):
         store.ensure_build(base, print)
     assert under_way.is_dir()
@@ -204,7 +204,7 @@ def test_it_is_built_only_when_it_is_named() -> None:
 
 
 def test_the_program_vllm_is_the_whole_build_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "ensure", lambda recipe, _: tmp_path / recipe.name)
+    monkeypatch.setattr(store, "ensure_build", lambda recipe, _: tmp_path / recipe.name)
     assert lookup.ensure_binary("vllm") == tmp_path / "vllm" / "bin" / "vllm"
     ready = tmp_path / "ready"
     ready.mkdir()

@@ -21,7 +21,7 @@ import pickle, signal, sys
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where the tests run in the background of a script
 from aerie_lab.binaries import store
-store.ensure(pickle.loads(Path(sys.argv[1]).read_bytes()), lambda line: print(line, flush=True))
+store.ensure_build(pickle.loads(Path(sys.argv[1]).read_bytes()), lambda line: print(line, flush=True))
 """
 # Tells the test its process id, and starts a child that would go on for ever, as a compiler does.
 HANG = 'sleep 600 & echo $$ $! > "$AERIE_LAB_CACHE/pids.new"; mv "$AERIE_LAB_CACHE/pids.new" "$AERIE_LAB_CACHE/pids"; wait'

@@ -13,11 +13,11 @@ from aerie_lab.node.environment import (
     ConfigError,
     build_command_line,
     build_environment,
-    expand_variables,
-    resolve_field_reference,
-    parse_quantity,
-    resolve_resource_reference,
     build_service_variables,
+    expand_variables,
+    parse_quantity,
+    resolve_field_reference,
+    resolve_resource_reference,
 )
 
 KNOWN = {"A": "1", "B": "two words", "EMPTY": "", "ODD": "$(A)"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aerie_lab.node import logs
-from aerie_lab.node.logs import LogFile, LogQuery, stream_log, read_container_log_tail
+from aerie_lab.node.logs import LogFile, LogQuery, read_container_log_tail, stream_log
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_complete_lines_are_written_before_an_unfinished_one(log: LogFile) -> No
 
 
 def test_a_line_without_end_is_broken(log: LogFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_LONGEST", 10)
+    monkeypatch.setattr(logs, "_MAX_LINE_BYTES", 10)
 
     async def run() -> None:
         reader = asyncio.StreamReader()
@@ -92,7 +92,7 @@ def test_a_line_without_end_is_broken(log: LogFile, monkeypatch: pytest.MonkeyPa
 
 
 def test_old_lines_are_set_aside_and_dropped(log: LogFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_ROTATE", 200)
+    monkeypatch.setattr(logs, "_MAX_LOG_FILE_BYTES", 200)
     for number in range(50):
         log.write(f"line {number}\n".encode(), "stdout")
     found = shown(log.path, LogQuery())
@@ -103,8 +103,8 @@ def test_old_lines_are_set_aside_and_dropped(log: LogFile, monkeypatch: pytest.M
 
 
 def test_following_misses_nothing_when_the_file_is_set_aside(log: LogFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_ROTATE", 400)
-    monkeypatch.setattr(logs, "_POLL", 0.001)
+    monkeypatch.setattr(logs, "_MAX_LOG_FILE_BYTES", 400)
+    monkeypatch.setattr(logs, "_FOLLOW_POLL_SECONDS", 0.001)
 
     async def run() -> list[str]:
         ended = asyncio.Event()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aerie_lab.node.status import ContainerState, PodFacts, compute_phase, build_pod_status, status_covers
+from aerie_lab.node.status import ContainerState, PodFacts, build_pod_status, compute_phase, status_covers
 
 NOW = 1_800_000_000.0
 

@@ -8,9 +8,9 @@ import pytest
 
 from aerie_lab.node.support import (
     PROCESSLESS_LOAD_SECONDS_ANNOTATION,
+    find_unsupported_fields,
     is_processless,
     read_processless_load_seconds,
-    find_unsupported_fields,
 )
 
 C = "spec.containers[c]"

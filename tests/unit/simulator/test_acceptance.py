@@ -11,10 +11,10 @@ from aerie_lab.engine.acceptance import (
     CLASS_ACCEPTANCE,
     Acceptance,
     Drift,
-    expected_length,
-    expected_survival,
     conditionals_from_lengths,
     conditionals_from_rates,
+    expected_length,
+    expected_survival,
 )
 
 conditionals = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=5).map(tuple)

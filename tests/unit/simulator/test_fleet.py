@@ -9,7 +9,7 @@ import pytest
 
 from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE, expected_length
 from aerie_lab.engine.counters import Counters
-from aerie_lab.engine.fleet import SimulatedFleet, SimulatedPod, PodRestart, Routing, Scrape, ScrapeSettings
+from aerie_lab.engine.fleet import PodRestart, Routing, Scrape, ScrapeSettings, SimulatedFleet, SimulatedPod
 from aerie_lab.engine.request import EngineSettings
 from aerie_lab.engine.step import STEP_TIME_FORMULAS
 from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass

@@ -24,7 +24,7 @@ def compared(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
 
 
 def test_equal_distributions_give_uniform_p_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampled, "PERMUTATIONS", 202)
+    monkeypatch.setattr(sampled, "NUM_PERMUTATIONS", 202)
     generator = np.random.default_rng(1)
     found = [compared(draw(generator, [0.5, 0.3, 0.2]), draw(generator, [0.5, 0.3, 0.2])) for _ in range(80)]
     assert 0.35 < np.mean(found) < 0.65
@@ -33,7 +33,7 @@ def test_equal_distributions_give_uniform_p_values(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(("shares", "copies"), [([0.3, 0.4, 0.3], 0.0), ([0.5, 0.3, 0.2], 0.7)])
 def test_other_shares_and_other_neighbours_are_seen(shares: list[float], copies: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampled, "PERMUTATIONS", 1010)
+    monkeypatch.setattr(sampled, "NUM_PERMUTATIONS", 1010)
     generator = np.random.default_rng(2)
     assert compared(draw(generator, [0.5, 0.3, 0.2]), draw(generator, shares, copies)) < 0.005
 

@@ -15,7 +15,7 @@ from aerie_lab.engine.arguments import parse_simulator_arguments
 from aerie_lab.engine.drafter import EngineError, inspect_drafter
 from aerie_lab.engine.options import SimulatorOptions, parse_options, read_options
 from aerie_lab.engine.setup import EngineSetup, prepare_engine
-from aerie_lab.engine.step import StepTimeFormula, StepTimeGrid, ScaledStepTime
+from aerie_lab.engine.step import ScaledStepTime, StepTimeFormula, StepTimeGrid
 from aerie_lab.errors import StateError
 
 

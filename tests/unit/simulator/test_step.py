@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerie_lab.engine.step import STEP_TIME_FORMULAS, StepTimeFormula, load_grid, list_grid_names
+from aerie_lab.engine.step import STEP_TIME_FORMULAS, StepTimeFormula, list_grid_names, load_grid
 from aerie_lab.errors import StateError
 
 GRIDS = json.loads(resources.files("aerie_lab.engine").joinpath("step_time_grids.json").read_text())["grids"]

@@ -12,9 +12,9 @@ from aerie_lab.engine.traffic import (
     RequestOutcome,
     TrafficReport,
     TrafficTarget,
+    build_prompt,
     nearest_rank_percentile,
     run_open_loop,
-    build_prompt,
 )
 from aerie_lab.engine.workload import LengthDistribution, TrafficClass, Turn
 

@@ -56,7 +56,7 @@ def test_a_name_before_the_arguments_is_the_labs(
     monkeypatch.setattr(sys, "argv", ["aerie-lab", *arguments])
     monkeypatch.setenv("AERIE_LAB_NAME", "own")
     monkeypatch.setattr("aerie_lab.cli.app.Lab.find", find)
-    monkeypatch.setattr("aerie_lab.cli.app.binary", lambda tool, _: tool)
+    monkeypatch.setattr("aerie_lab.cli.app.ensure_binary", lambda tool, _: tool)
     monkeypatch.setattr(
         "aerie_lab.cli.app.replace_process", lambda words, environment: seen.extend((words, environment["KUBECONFIG"]))
     )

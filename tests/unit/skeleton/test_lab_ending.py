@@ -10,13 +10,13 @@ import pytest
 
 HEAD = """
 import os, signal, sys
-from aerie_lab.cluster.ending import ended_first, undisturbed
+from aerie_lab.cluster.ending import clean_up_on_signal, defer_signals
 
 def say(text):
     print(text, flush=True)
 
 def down(name):
-    with undisturbed():
+    with defer_signals():
         say(f"{name} begins")
         if name == DISTURBED:
             signal.raise_signal(signal.SIGTERM)
@@ -27,8 +27,8 @@ def down(name):
 DISTURBED = FAILS = None
 """
 BLOCKS = """
-with ended_first(lambda: down("one")):
-    with ended_first(lambda: down("two")):
+with clean_up_on_signal(lambda: down("one")):
+    with clean_up_on_signal(lambda: down("two")):
         %s
     down("two")
     say("between")
