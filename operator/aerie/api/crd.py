@@ -133,13 +133,18 @@ def _build_printer_column(name: str, column_type: str, path: str, description: s
 
 
 PRINTER_COLUMNS = [
-    _build_printer_column("Phase", "string", ".status.phase", "What is going on, in a word."),
-    _build_printer_column("Drafter", "string", ".status.stable.drafter", "The accepted drafter."),
-    _build_printer_column("K", "integer", ".status.stable.setting.tokens", "Tokens proposed per step."),
-    _build_printer_column("AL", "number", ".status.stable.acceptanceLength", "Acceptance length: mean tokens per step."),
-    _build_printer_column("Canary", "string", ".status.canary.change", "What is new in the revision under judgement."),
+    _build_printer_column("Phase", "string", ".status.phase", "Phase of the rollout, or Ready."),
+    _build_printer_column("Drafter", "string", ".status.stable.drafter", "Drafter of the stable revision."),
+    _build_printer_column("K", "integer", ".status.stable.setting.numSpeculativeTokens", "Draft tokens per step."),
+    _build_printer_column(
+        "AL",
+        "number",
+        ".status.stable.acceptanceLength",
+        "Acceptance length: mean tokens per verification step (bonus token included).",
+    ),
+    _build_printer_column("Canary", "string", ".status.canary.change", "Change that the canary tests."),
     _build_printer_column("Canary-AL", "number", ".status.canary.acceptanceLength", "Acceptance length of the canary."),
-    _build_printer_column("Ready", "integer", ".status.readyReplicas", "Pods that serve."),
+    _build_printer_column("Ready", "integer", ".status.readyReplicas", "Ready pods of all arms."),
     _build_printer_column("Age", "date", ".metadata.creationTimestamp", "Time since the resource was created."),
 ]
 

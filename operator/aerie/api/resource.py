@@ -33,11 +33,12 @@ class Spec(ResourceModel):
     model_config = ConfigDict(
         json_schema_extra=schema_extra(
             ValidationRule(
-                f"{cel_any_malformed_duration('self.metrics.interval', 'self.rollout.analysis.block')} || "
-                "duration(self.metrics.interval) + duration(self.metrics.interval) <= duration(self.rollout.analysis.blockDuration)",
-                "metrics.scrapeInterval is more than half of rollout.analysis.blockDuration, and a block is the difference of two readings at "
+                f"{cel_any_malformed_duration('self.metrics.scrapeInterval', 'self.rollout.analysis.blockDuration')} || "
+                "duration(self.metrics.scrapeInterval) + duration(self.metrics.scrapeInterval) "
+                "<= duration(self.rollout.analysis.blockDuration)",
+                "metrics.scrapeInterval is more than half of rollout.analysis.blockDuration, and a block needs two scrapes at "
                 "least: shorten metrics.scrapeInterval or lengthen rollout.analysis.blockDuration",
-                field_path=".metrics.interval",
+                field_path=".metrics.scrapeInterval",
             ),
         )
     )

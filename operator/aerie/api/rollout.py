@@ -76,23 +76,24 @@ class AnalysisSpec(ResourceModel):
     model_config = ConfigDict(
         json_schema_extra=schema_extra(
             ValidationRule(
-                f"{cel_any_malformed_duration('self.warmup', 'self.soak', 'self.deadline')} || "
-                "duration(self.warmup) + duration(self.soak) <= duration(self.deadline)",
-                "warmup and soak together are longer than deadline, so no canary could ever be accepted: raise deadline, or "
-                "shorten soak or warmup",
-                "'warmup (%s) and soak (%s) together are longer than deadline (%s), so no canary could ever be accepted: raise "
-                "deadline, or shorten soak or warmup'.format([self.warmup, self.soak, self.deadline])",
-                ".soak",
+                f"{cel_any_malformed_duration('self.warmupDuration', 'self.minDuration', 'self.maxDuration')} || "
+                "duration(self.warmupDuration) + duration(self.minDuration) <= duration(self.maxDuration)",
+                "warmupDuration and minDuration together are longer than maxDuration, so no canary could ever be promoted: raise "
+                "maxDuration, or shorten minDuration or warmupDuration",
+                "'warmupDuration (%s) and minDuration (%s) together are longer than maxDuration (%s), so no canary could ever be "
+                "promoted: raise maxDuration, or shorten minDuration or warmupDuration'"
+                ".format([self.warmupDuration, self.minDuration, self.maxDuration])",
+                ".minDuration",
             ),
             ValidationRule(
-                f"{cel_any_malformed_duration('self.warmup', 'self.block', 'self.deadline')} || "
-                "duration(self.warmup).getSeconds() + self.minBlocks * duration(self.block).getSeconds() "
-                "<= duration(self.deadline).getSeconds()",
-                "warmup and minBlocks blocks together are longer than deadline, so no canary could ever be judged: raise "
-                "deadline, or lower minBlocks, block or warmup",
-                "'warmup (%s) and %d blocks of %s together are longer than deadline (%s), so no canary could ever be judged: "
-                "raise deadline, or lower minBlocks, block or warmup'"
-                ".format([self.warmup, self.minBlocks, self.block, self.deadline])",
+                f"{cel_any_malformed_duration('self.warmupDuration', 'self.blockDuration', 'self.maxDuration')} || "
+                "duration(self.warmupDuration).getSeconds() + self.minBlocks * duration(self.blockDuration).getSeconds() "
+                "<= duration(self.maxDuration).getSeconds()",
+                "warmupDuration and minBlocks blocks together are longer than maxDuration, so no analysis could reach a verdict: "
+                "raise maxDuration, or lower minBlocks, blockDuration or warmupDuration",
+                "'warmupDuration (%s) and %d blocks of %s together are longer than maxDuration (%s), so no analysis could reach a "
+                "verdict: raise maxDuration, or lower minBlocks, blockDuration or warmupDuration'"
+                ".format([self.warmupDuration, self.minBlocks, self.blockDuration, self.maxDuration])",
                 ".minBlocks",
             ),
         )
@@ -145,7 +146,7 @@ class AnalysisSpec(ResourceModel):
     """Share of failed requests, beyond twice the control's, that cannot be told from none: 0.005 is half a percent of them.
     To be accepted, a canary has to be certainly below it, which takes some 5 requests by it on each arm, here 1,000: with little
     traffic, raise it. More failures than the control's roll back whatever it is."""
-    output_equivalence: Literal["Compare", "Skip"] = "Compare"
+    output_equivalence: Literal["Enabled", "Disabled"] = "Enabled"
     """Whether the engines are asked a few short prompts, to see that the canary's drafter does not change answers: one pod each
     of canary, control and stable, 24 prompts with answers of at most 64 tokens, during warmup where it is long enough. Skip: no
     request but the clients' is sent to an engine."""

@@ -57,13 +57,13 @@ class TuningSpec(ResourceModel):
     model_config = ConfigDict(
         json_schema_extra=schema_extra(
             ValidationRule(
-                f"{cel_any_malformed_duration('self.interval', 'self.history')} || "
-                "duration(self.interval) + duration(self.interval) <= duration(self.history)",
-                "history is shorter than two intervals, and a decision needs more than the figures of one: lengthen history or "
-                "shorten interval",
-                "'history (%s) is shorter than two intervals (%s), and a decision needs more than the figures of one: lengthen "
-                "history or shorten interval'.format([self.history, self.interval])",
-                ".history",
+                f"{cel_any_malformed_duration('self.decisionInterval', 'self.historyWindow')} || "
+                "duration(self.decisionInterval) + duration(self.decisionInterval) <= duration(self.historyWindow)",
+                "historyWindow is shorter than two decision intervals, and a decision needs the metrics of more than one: lengthen "
+                "historyWindow or shorten decisionInterval",
+                "'historyWindow (%s) is shorter than two decision intervals (%s), and a decision needs the metrics of more than "
+                "one: lengthen historyWindow or shorten decisionInterval'.format([self.historyWindow, self.decisionInterval])",
+                ".historyWindow",
             )
         )
     )
@@ -102,10 +102,11 @@ class SpeculationSpec(ResourceModel):
     model_config = ConfigDict(
         json_schema_extra=schema_extra(
             ValidationRule(
-                "self.tuning.mode == 'Off' || self.tuning.maxSpeculativeTokens >= self.tokens",
-                "tuning.maxSpeculativeTokens is below tokens: raise tuning.maxSpeculativeTokens or lower tokens",
-                "'tuning.maxSpeculativeTokens is %d, below tokens, which is %d: raise tuning.maxSpeculativeTokens or lower tokens'"
-                ".format([self.tuning.maxSpeculativeTokens, self.tokens])",
+                "self.tuning.mode == 'Off' || self.tuning.maxSpeculativeTokens >= self.numSpeculativeTokens",
+                "tuning.maxSpeculativeTokens is below numSpeculativeTokens: raise tuning.maxSpeculativeTokens or lower "
+                "numSpeculativeTokens",
+                "'tuning.maxSpeculativeTokens is %d, below numSpeculativeTokens, which is %d: raise tuning.maxSpeculativeTokens "
+                "or lower numSpeculativeTokens'.format([self.tuning.maxSpeculativeTokens, self.numSpeculativeTokens])",
                 ".tuning.maxSpeculativeTokens",
             )
         )

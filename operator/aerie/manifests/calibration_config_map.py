@@ -6,14 +6,14 @@ from typing import Any
 
 from aerie.manifests import naming
 
-BLOCK_COUNT_KEY, LAST_BLOCK_END_KEY, CALIBRATION_KEY = "blocks", "until", "memory"
+BLOCK_COUNT_KEY, LAST_BLOCK_END_KEY, CALIBRATION_KEY = "blockCount", "lastBlockEndTime", "calibration"
 """Keys of its data: the number of blocks and the end of the last one, for people; and the packed calibration."""
 
 
 def calibration_config_map_name(resource_name: str) -> str:
-    """Return the ConfigMap's name. It contains `aerie`, because a user may well have a ConfigMap named chat-history for a
-    resource chat."""
-    return f"{resource_name}-aerie-history"
+    """Return the ConfigMap's name. It contains `aerie`, because a user may have a ConfigMap named
+    chat-calibration for a resource chat."""
+    return f"{resource_name}-aerie-calibration"
 
 
 def render_calibration_config_map(resource_name: str, block_count: str, last_block_end: str, calibration: str) -> dict[str, Any]:

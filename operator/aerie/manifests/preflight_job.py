@@ -28,7 +28,7 @@ from aerie.manifests.pod import engine_pod
 TERMINATION_LOG_PATH = "/dev/termination-log"
 RESOURCE_KEY = "resource.json"
 POD_TEMPLATE_KEY = "template.json"
-RESULT_KEY = "verdict.json"
+RESULT_KEY = "result.json"
 PREFLIGHT_CONTAINER = "preflight"
 ACTIVE_DEADLINE_SECONDS = 6 * 60 * 60
 """Seconds after which Kubernetes ends the Job, whatever it waits for."""

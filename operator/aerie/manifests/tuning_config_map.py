@@ -10,10 +10,10 @@ from typing import Any
 from aerie.manifests import naming
 
 DECISION_TIME_KEY, ENGINE_FAMILY_KEY, TELEMETRY_KEY, RECOMMENDATION_KEY, EXPLANATION_KEY = (
-    "at",
-    "family",
+    "decisionTime",
+    "engineFamily",
     "telemetry",
-    "advice",
+    "recommendation",
     "explanation",
 )
 

@@ -56,7 +56,7 @@ class AnalysisStatus(ResourceModel):
     """Accumulators from which the analysis goes on after a restart of the operator, packed. Private: their form may change."""
 
 
-BlockedRollbackCause = Literal["StableLost", "GivenUp"]
+BlockedRollbackCause = Literal["StableUnavailable", "Abandoned"]
 """Why a rollback that could not complete was reversed."""
 
 

@@ -11,7 +11,6 @@ from aerie.api.status.types import Count, LongText, ShortText
 from aerie.api.types.base import ResourceModel, Timestamp
 
 Phase = Literal[
-    "Pending",
     "Preflight",
     "Queued",
     "Starting",
@@ -21,8 +20,8 @@ Phase = Literal[
     "AwaitingApproval",
     "Ramping",
     "Promoting",
-    "Watching",
-    "Rechecking",
+    "Monitoring",
+    "Verifying",
     "RollingBack",
     "Held",
     "RolledBack",
@@ -135,7 +134,7 @@ class CanaryArm(Arm):
 class PreviousArm(Arm):
     """The revision before the stable one, while pods of it stay after the promotion."""
 
-    phase: Literal["Watching", "Rechecking"] = "Watching"
+    phase: Literal["Monitoring", "Verifying"] = "Monitoring"
     """Watching: its pods get no requests. Rechecking: they do, because tokens per step have fallen since the promotion."""
     phase_start_time: Timestamp
     """When this phase began."""

@@ -44,7 +44,7 @@ class Trial(ResourceModel):
 
     setting: SettingStatus
     """The setting."""
-    purpose: Literal["Change", "Explore"]
+    purpose: Literal["Improve", "Explore"]
     """Change: to be kept if it is certainly faster. Explore: to be measured for spec.speculation.tuning.interval, then given
     up; or it becomes a Change, if what it shows by then speaks for its setting."""
     revision: ShortText
@@ -59,7 +59,7 @@ class Trial(ResourceModel):
     """When it was decided on; the canary follows."""
 
 
-TrialResult = Literal["Promoted", "RolledBack", "Undecided", "Explored", "Superseded", "Failed"]
+TrialResult = Literal["Promoted", "RolledBack", "Inconclusive", "Explored", "Superseded", "Failed"]
 """How a trial may end."""
 
 
@@ -70,7 +70,7 @@ class TrialRecord(ResourceModel):
     """The setting that was in force."""
     to_setting: SettingStatus
     """The setting that was tried."""
-    purpose: Literal["Change", "Explore"]
+    purpose: Literal["Improve", "Explore"]
     """What it was tried for."""
     result: TrialResult
     """How it ended. Undecided: until the deadline it was neither proven nor refuted, or it
@@ -88,7 +88,7 @@ class TrialRecord(ResourceModel):
     """When it ended."""
 
 
-TrialFailureReason = Literal["NoRoom", "Worse", "Failed"]
+TrialFailureReason = Literal["InsufficientCapacity", "Regressed", "Failed"]
 """Why a trial counts as failed."""
 MAX_TRIAL_FAILURES = 16
 """Settings whose failures a status keeps."""
