@@ -80,7 +80,7 @@ class Progression:
     @property
     def routes_to_all_pods(self) -> bool:
         """Whether requests go to all existing pods."""
-        return self.previous is None or self.previous.phase == "Rechecking" or self.weights.get("previous", 0) > 0
+        return self.previous is None or self.previous.phase == "Verifying" or self.weights.get("previous", 0) > 0
 
     @property
     def exclusive_revision(self) -> str | None:
@@ -154,7 +154,7 @@ def _keep_serving(snapshot: Snapshot, desired: DesiredRevision, preflight_result
         analysis=status.analysis,
         rejected_revision=_read_rejected_revision(snapshot, desired),
     )
-    if preflight_result.state in ("Passed", "Refused") or desired.revision not in (
+    if preflight_result.state in ("Passed", "Failed") or desired.revision not in (
         serving.stable_revision,
         canary_arm.revision if canary_arm else None,
     ):
@@ -297,7 +297,7 @@ def _wait_for_preflight(context: _ProgressionContext) -> Progression | None:
     """Start no pods before preflight has passed."""
     if context.canary_arm is not None or context.preflight_result.allows_start:  # the record of a running canary may be lost
         return None
-    has_failed = context.preflight_result.state == "Refused"
+    has_failed = context.preflight_result.state == "Failed"
     preflight_condition = context.serving.preflight_passed
     condition = ConditionUpdate(
         PROGRESSING, "False" if has_failed else "True", preflight_condition.reason, preflight_condition.message

@@ -41,7 +41,7 @@ from aerie.rollout.trials import effective_setting
 from aerie.rollout.trials.effective_setting import EffectiveSetting, TrialDecision
 
 EMPTY_CATALOG = DrafterCatalog(())
-_STATUS_FIELDS_FROM_SPEC = ("speculation", "drafters", "rejected", "retry")
+_STATUS_FIELDS_FROM_SPEC = ("speculation", "selected_drafters", "rejected_revision", "last_handled_retry")
 """Fields of the status that follow from the spec, and are unknown where a part of it cannot be read."""
 MIN_REQUEUE_DELAY = timedelta(seconds=1)
 """Minimum delay between a decision that writes nothing and the next one."""
@@ -181,8 +181,8 @@ def _build_next_status(decision: _Decision, changes: _ObjectChanges, selection: 
     )
     status = status.model_copy(
         update={
-            "drafters": selection.build_status_drafters(in_use=in_use),
-            "queued": concurrency.build_queued_status(claim, previous_status, now),
+            "selected_drafters": selection.build_status_drafters(in_use=in_use),
+            "queue": concurrency.build_queued_status(claim, previous_status, now),
         }
     )
     if decision.snapshot.spec_substitution is None:
@@ -230,13 +230,13 @@ def with_apply_errors(
     plan: ReconcilePlan, previous_status: Status | None, apply_errors: list[str], now: datetime
 ) -> ReconcilePlan:
     """Return the plan after the API server has rejected some of its objects: the status reports it."""
-    condition = ConditionUpdate(DEGRADED, "True", "Refused", "the API server refused " + "; ".join(sorted(apply_errors)))
+    condition = ConditionUpdate(DEGRADED, "True", "ApplyFailed", "the API server refused " + "; ".join(sorted(apply_errors)))
     other_conditions = [
         ConditionUpdate(c.type, c.status, c.reason, c.message) for c in plan.status.conditions if c.type != DEGRADED
     ]
     conditions = build_conditions([*other_conditions, condition], previous_status, plan.status.observed_generation, now)
     status = plan.status.model_copy(update={"conditions": conditions})
-    error_events = tuple(event for event in build_condition_events(previous_status, status) if event.reason == "Refused")
+    error_events = tuple(event for event in build_condition_events(previous_status, status) if event.reason == "ApplyFailed")
     return replace(plan, status=status, events=plan.events + error_events, requeue_after=timedelta(minutes=1))
 
 

@@ -466,7 +466,7 @@ class Cluster(World):
             controlled = canary.get("control") is not None and canary["phase"] not in TRAFFIC_SHIFT_PHASES
             return name(canary["revision"], control=False), name(stable["revision"], control=controlled)
         if stable and previous:
-            rechecks = previous["phase"] == "Rechecking"
+            rechecks = previous["phase"] == "Verifying"
             return name(stable["revision"], control=False), name(previous["revision"], control=False) if rechecks else None
         return None
 

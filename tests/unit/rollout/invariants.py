@@ -115,7 +115,7 @@ def taken_up(cluster: Cluster) -> str:
 
     def found() -> bool:
         arms = [cluster.status.get(arm) or {} for arm in ("stable", "canary")]
-        ended = [one["revision"] for one in cluster.status.get("history") or []]
+        ended = [one["revision"] for one in cluster.status.get("rolloutHistory") or []]
         return wanted in [*(one.get("revision") for one in arms), *ended]
 
     return "" if cluster.go_on(ALONE, found) else f"revision {wanted} has no pods after {ALONE}: {_summary(cluster)}"

@@ -39,20 +39,20 @@ def test_a_block_counts_once_however_often_it_is_shown(shown: list[int]) -> None
     found = evidence()
     for count in shown:
         found = AnalysisRun.unpack(found.with_blocks(reversed(blocks(count))).pack()) or found
-    assert found.state.blocks == max(shown, default=0)
+    assert found.state.block_count == max(shown, default=0)
     assert found.counted_until == T0 + 120 * max(shown, default=0)
 
 
 def test_a_block_that_began_before_is_not_counted() -> None:
     later = start_analysis(AnalysisSpec(), (arm(), arm()), (1, 1), None, 0, None, NOW + timedelta(seconds=90))
-    assert later.with_blocks(blocks(3)).state.blocks == 2
+    assert later.with_blocks(blocks(3)).state.block_count == 2
 
 
 def test_it_comes_back_from_the_status_as_it_was() -> None:
     found = evidence(attempt=2).with_blocks(blocks(7, 0.1)).reset_guard(NOW + timedelta(minutes=14)).with_blocks(blocks(12, 0.1))
     assert AnalysisRun.unpack(found.pack()) == found
     assert found.guard_state is not None
-    assert (found.state.blocks, found.guard_state.blocks) == (7, 5)
+    assert (found.state.block_count, found.guard_state.block_count) == (7, 5)
     assert len(found.pack()) < 4000
 
 
@@ -65,7 +65,7 @@ def test_what_it_was_accepted_with_stays_while_it_is_watched() -> None:
     found = evidence().with_blocks(blocks(5)).reset_guard(NOW + timedelta(minutes=10))
     found, judgement = found.with_blocks(blocks(30, -0.3)).check_guardrails(NOW + timedelta(hours=1), [])
     assert judgement.outcome == "Rollback"
-    assert found.state.blocks == 5
+    assert found.state.block_count == 5
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_what_may_be_compared(canary: Arm, control: Arm, why: str) -> None:
 def test_what_decides(canary: Arm, control: Arm, judged: tuple[str, int]) -> None:
     """With unlike numbers of tokens drafts are shown at the common positions."""
     terms = start_analysis(AnalysisSpec(), (canary, control), (1, 1), None, 0, None, NOW).plan
-    assert (next(one for one in build_criteria(terms) if one.promote_tests).name, terms.kept.positions) == judged
+    assert (next(one for one in build_criteria(terms) if one.promote_tests).name, terms.projection.draft_positions) == judged
 
 
 @pytest.mark.parametrize(

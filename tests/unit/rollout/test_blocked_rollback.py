@@ -45,7 +45,7 @@ def stuck() -> tuple[World, str]:
 
 def go_on(world: World, serve: set[str], looks: int) -> None:
     """So many looks, one in ten minutes; pods of all other revisions have no image. Until a rollback is turned round."""
-    turned = [one for one in world.status["history"] if "cause" in one]
+    turned = [one for one in world.status["rolloutHistory"] if "reversalCause" in one]
     for _ in range(looks):
         world.schedule()
         for pod in world.pods:
@@ -54,7 +54,7 @@ def go_on(world: World, serve: set[str], looks: int) -> None:
             if pod["metadata"]["labels"][naming.REVISION_LABEL] in serve:
                 pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
         world.step()
-        if [one for one in world.status["history"] if "cause" in one] != turned:
+        if [one for one in world.status["rolloutHistory"] if "reversalCause" in one] != turned:
             return
         world.now += 10 * MINUTE
 
@@ -63,8 +63,8 @@ def test_a_revision_that_serves_in_place_of_the_stable_one_is_recorded_as_such()
     world, old = stuck()
     world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=4096"]})
     go_on(world, {world.status["canary"]["revision"]}, 10)
-    ended = world.status["history"][0]
-    assert (ended["revision"], ended["result"], ended["reversalCause"]) == (old, "Failed", "StableLost")
+    ended = world.status["rolloutHistory"][0]
+    assert (ended["revision"], ended["result"], ended["reversalCause"]) == (old, "Failed", "StableUnavailable")
     assert find_abandoned_revision(Status.from_dict(world.status)) is None
 
 
@@ -73,8 +73,8 @@ def test_a_revision_that_is_given_up_for_a_third_one_is_recorded_as_such() -> No
     mine = world.status["canary"]["revision"]
     world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=4096"]})
     go_on(world, set(), 10)
-    ended = world.status["history"][0]
-    assert (ended["revision"], ended["result"], ended["reversalCause"]) == (mine, "Failed", "GivenUp")
+    ended = world.status["rolloutHistory"][0]
+    assert (ended["revision"], ended["result"], ended["reversalCause"]) == (mine, "Failed", "Abandoned")
     assert world.status["stable"]["revision"] == old
     assert find_abandoned_revision(Status.from_dict(world.status)) == ended["revision"]
 
@@ -82,13 +82,13 @@ def test_a_revision_that_is_given_up_for_a_third_one_is_recorded_as_such() -> No
 @pytest.mark.parametrize(
     ("told", "revision"),
     [
-        ({"reversalCause": "GivenUp", "reason": "In other words."}, "b"),
-        ({"reversalCause": "StableLost", "reason": "In other words."}, None),
-        ({"reversalCause": "StableLost", "reason": BOTH_BEFORE}, None),
-        ({"reason": "In other words."}, None),
-        ({"reason": BOTH_BEFORE}, "b"),
-        ({"reason": ONE_BEFORE}, None),
+        ({"reversalCause": "Abandoned", "message": "In other words."}, "b"),
+        ({"reversalCause": "StableUnavailable", "message": "In other words."}, None),
+        ({"reversalCause": "StableUnavailable", "message": BOTH_BEFORE}, None),
+        ({"message": "In other words."}, None),
+        ({"message": BOTH_BEFORE}, "b"),
+        ({"message": ONE_BEFORE}, None),
     ],
 )
 def test_the_field_counts_and_without_it_the_sentence_of_releases_before(told: dict[str, Any], revision: str | None) -> None:
-    assert find_abandoned_revision(Status.from_dict({"history": [{**ENDED, **told}]})) == revision
+    assert find_abandoned_revision(Status.from_dict({"rolloutHistory": [{**ENDED, **told}]})) == revision

@@ -128,7 +128,7 @@ def test_when_it_began_anew_it_is_written_over_the_old_one() -> None:
     world = serving()
     lived(world, 200)
     world.step()
-    world.edit(rollout={"analysis": {"block": "60s"}})
+    world.edit(rollout={"analysis": {"blockDuration": "60s"}})
     lived(world, 1, 60.0)
     world.step()
     assert blocks_written(world) == 1
@@ -139,12 +139,12 @@ def test_writes_are_few_and_a_crash_costs_half_or_an_hour(lengths: list[float]) 
     memory, written, writes, now = BaselineCalibration(AnalysisPlan()), StoredCalibration(), 0, 0.0
     for number, seconds in enumerate(lengths, start=1):
         now += seconds
-        memory = BaselineCalibration(AnalysisPlan(), blocks=number, until=now)
+        memory = BaselineCalibration(AnalysisPlan(), block_count=number, last_block_end_time=now)
         if is_calibration_write_due(memory, written, canary_active=False):
-            written, writes = StoredCalibration(memory.blocks, memory.until), writes + 1
-        assert memory.blocks - written.blocks <= written.blocks
-        assert memory.until - written.counted_until < CALIBRATION_WRITE_INTERVAL_SECONDS
-        assert not is_calibration_write_due(memory, StoredCalibration(memory.blocks, memory.until), canary_active=True)
+            written, writes = StoredCalibration(memory.block_count, memory.last_block_end_time), writes + 1
+        assert memory.block_count - written.blocks <= written.blocks
+        assert memory.last_block_end_time - written.counted_until < CALIBRATION_WRITE_INTERVAL_SECONDS
+        assert not is_calibration_write_due(memory, StoredCalibration(memory.block_count, memory.last_block_end_time), canary_active=True)
     assert writes <= 1 + math.log2(len(lengths)) + now / CALIBRATION_WRITE_INTERVAL_SECONDS
 
 
@@ -272,7 +272,7 @@ def test_an_analysis_of_another_engine_does_not_go_by_what_was_written_of_the_on
         assert recalled(world) is None
     lived(world, 1)
     assert world.memory is not None
-    assert world.memory.blocks == 1
+    assert world.memory.block_count == 1
 
 
 def test_what_an_earlier_release_wrote_says_of_no_engine_and_is_dropped() -> None:

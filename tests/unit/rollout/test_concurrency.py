@@ -133,8 +133,8 @@ def test_a_change_claims_a_slot_and_begins_when_its_turn_comes() -> None:
     world.turn = NOT_YET
     world.drafter("eagle31")
     world.settle()
-    since = world.status["queue"]["since"]
-    assert world.status["queue"] == {"purpose": "Rollout", "since": since}
+    since = world.status["queue"]["queuedTime"]
+    assert world.status["queue"] == {"purpose": "Rollout", "queuedTime": since}
     assert (world.status["phase"], world.condition("Progressing")) == ("Preflight", ("True", "Preflight"))
     assert read_slot_claim(world.document) == SlotClaim("Rollout", since, holds_slot=False)
     world.turn = FULL
@@ -145,14 +145,14 @@ def test_a_change_claims_a_slot_and_begins_when_its_turn_comes() -> None:
         "Progressing"
     )
     assert [event.reason for event in plan.events] == ["Queued"]
-    assert world.condition("Ready") == ("True", "Serving")
+    assert world.condition("Ready") == ("True", "AllPodsReady")
     world.now += timedelta(days=3)
     assert not world.step().objects_to_apply
-    assert world.status["queue"]["since"] == since, "it keeps its place"
+    assert world.status["queue"]["queuedTime"] == since, "it keeps its place"
     assert len(world.deployments()) == 1, "no pod is asked for meanwhile"
     world.turn = StartPermission(frozenset({"Rollout"}))
     world.step()
-    assert (world.status["phase"], world.status.get("queued")) == ("Starting", None)
+    assert (world.status["phase"], world.status.get("queue")) == ("Starting", None)
 
 
 def test_who_waits_gives_its_place_up_with_another_spec_or_a_pause() -> None:
@@ -162,13 +162,13 @@ def test_who_waits_gives_its_place_up_with_another_spec_or_a_pause() -> None:
     world.settle()
     world.edit(rollout={"paused": True})
     world.settle()
-    assert "queued" not in world.status
+    assert "queue" not in world.status
     world.edit(rollout={})
     world.settle()
-    assert "queued" in world.status
+    assert "queue" in world.status
     world.drafter("eagle3")
     world.settle()
-    assert (world.status["phase"], world.status.get("queued")) == ("Ready", None)
+    assert (world.status["phase"], world.status.get("queue")) == ("Ready", None)
 
 
 def test_a_rollback_and_a_return_to_the_stable_revision_wait_for_nobody() -> None:
@@ -206,7 +206,7 @@ def test_what_is_to_replace_a_revision_that_serves_nobody_does_not_wait() -> Non
     for _ in range(4):
         world.step()
         world.check()
-    assert "queued" not in world.status
+    assert "queue" not in world.status
     assert world.status["canary"]["revision"] == world.wanted
 
 
@@ -216,17 +216,17 @@ def test_a_trial_waits_for_its_turn_and_its_canary_has_it_then() -> None:
     advise(world)
     world.step()
     assert world.status["queue"]["purpose"] == "Trial"
-    assert read_slot_claim(world.document) == SlotClaim("Trial", world.status["queue"]["since"], holds_slot=False)
+    assert read_slot_claim(world.document) == SlotClaim("Trial", world.status["queue"]["queuedTime"], holds_slot=False)
     world.turn = StartPermission(frozenset(), "as many trials of settings are under way as --max-concurrent-trials allows (1)")
     advise(world)
     world.step()
-    assert world.condition("Tuned") == ("False", "Queued")
+    assert world.condition("SpeculationTuned") == ("False", "Queued")
     world.turn = StartPermission(frozenset({"Trial"}))
     advise(world)
     world.step()
     claim = read_slot_claim(world.document)
     assert claim is not None
-    assert (claim.purpose, claim.holds_slot, world.status.get("queued")) == ("Trial", True, None)
+    assert (claim.purpose, claim.holds_slot, world.status.get("queue")) == ("Trial", True, None)
     world.turn = NOT_YET  # of rollouts
     until(world, "Analyzing")
     assert world.status["canary"]["setting"]["numSpeculativeTokens"] == Static(5).tokens

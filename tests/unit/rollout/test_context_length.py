@@ -50,10 +50,10 @@ def test_it_ends_the_canary_in_every_phase_with_the_reason_in_its_outcome(phase:
     world, old = canarying(phase)
     assert canary_with(world, 4096, 8192) == "RollingBack"
     assert world.status["stable"]["revision"] == old
-    assert world.status["history"][0]["result"] == "RolledBack"
-    assert "requests of up to 4096 tokens" in world.status["history"][0]["reason"]
+    assert world.status["rolloutHistory"][0]["result"] == "RolledBack"
+    assert "requests of up to 4096 tokens" in world.status["rolloutHistory"][0]["message"]
     world.settle()
-    assert world.status["rejected"] == world.wanted, "it is not tried again by itself"
+    assert world.status["rejectedRevision"] == world.wanted, "it is not tried again by itself"
 
 
 def test_where_it_is_no_shorter_or_not_known_nothing_changes() -> None:

@@ -69,15 +69,15 @@ def test_a_version_without_the_key_is_refused() -> None:
 @pytest.mark.parametrize(
     ("speculation", "setting", "image", "expected"),
     [
-        ({"tuning": {"traffic": "Sampled"}}, Static(3), "v0.33.0", "Probabilistic"),
-        ({"tuning": {"traffic": "Greedy"}}, Static(3), "v0.33.0", None),
+        ({"tuning": {"trafficSampling": "Sampled"}}, Static(3), "v0.33.0", "Probabilistic"),
+        ({"tuning": {"trafficSampling": "Greedy"}}, Static(3), "v0.33.0", None),
         ({}, Static(3), "v0.33.0", None),
-        ({"tuning": {"traffic": "Sampled", "mode": "Off"}}, Static(3), "v0.33.0", None),
-        ({"tuning": {"traffic": "Sampled"}, "draftSampling": "Greedy"}, Static(3), "v0.33.0", None),
-        ({"tuning": {"traffic": "Sampled"}}, Off(), "v0.33.0", None),
-        ({"tuning": {"traffic": "Sampled"}}, Static(3), "v0.20.2", None),
+        ({"tuning": {"trafficSampling": "Sampled", "mode": "Off"}}, Static(3), "v0.33.0", None),
+        ({"tuning": {"trafficSampling": "Sampled"}, "draftSampling": "Greedy"}, Static(3), "v0.33.0", None),
+        ({"tuning": {"trafficSampling": "Sampled"}}, Off(), "v0.33.0", None),
+        ({"tuning": {"trafficSampling": "Sampled"}}, Static(3), "v0.20.2", None),
         (
-            {"tuning": {"traffic": "Sampled"}, "engineOptions": {"use_local_argmax_reduction": True}},
+            {"tuning": {"trafficSampling": "Sampled"}, "engineOptions": {"use_local_argmax_reduction": True}},
             Static(3),
             "v0.33.0",
             None,

@@ -120,7 +120,7 @@ def test_a_target_that_the_catalog_does_not_know() -> None:
 def test_the_choice_is_told_once_looked_at_and_recorded() -> None:
     rows = catalog(row("me/one", OLD))
     first = plan(resource(), rows)
-    (event,) = [one for one in first.events if one.reason == "DrafterChosen"]
+    (event,) = [one for one in first.events if one.reason == "DrafterSelected"]
     assert event.message == "spec.drafter is missing: me/one at commit aaaaaaaa (EAGLE 3.1) is the catalog's for acme/big"
     checked = next(item for item in first.objects_to_apply if item["kind"] == "ConfigMap")
     assert '"repo": "me/one"' in checked["data"]["resource.json"]
@@ -129,7 +129,7 @@ def test_the_choice_is_told_once_looked_at_and_recorded() -> None:
         {"target": "acme/big", "repo": "me/one", "revision": OLD, "kind": "EAGLE 3.1", "inUse": False}
     ]
     again = plan(resource(status), rows)
-    assert [one for one in again.events if one.reason == "DrafterChosen"] == []
+    assert [one for one in again.events if one.reason == "DrafterSelected"] == []
 
 
 def test_before_the_first_pod_the_catalog_may_change_its_mind_and_afterwards_not() -> None:

@@ -90,15 +90,15 @@ def tried(world: World, slower: float) -> None:
 def test_without_an_advice_nothing_is_said_of_tuning() -> None:
     world = tuned()
     assert speculation(world) == {"current": K3}
-    assert "Tuned" not in {one["type"] for one in world.status["conditions"]}
+    assert "SpeculationTuned" not in {one["type"] for one in world.status["conditions"]}
 
 
 def test_what_lacks_is_said_and_stays_after_a_restart_of_the_operator() -> None:
     world = tuned()
     advise(world, None, "Insufficient", "4 of 6 blocks of five minutes are there.")
     world.step()
-    assert world.condition("Tuned") == ("False", "InsufficientData")
-    assert speculation(world)["why"] == world.message("Tuned") == "4 of 6 blocks of five minutes are there."
+    assert world.condition("SpeculationTuned") == ("False", "InsufficientData")
+    assert speculation(world)["message"] == world.message("SpeculationTuned") == "4 of 6 blocks of five minutes are there."
     before = copy.deepcopy(world.status)
     world.advice = None
     world.step()
@@ -126,8 +126,8 @@ def test_a_trial_is_written_before_anything_is_made_for_it() -> None:
     assert (plan.objects_to_apply, plan.objects_to_delete, plan.requeue_after) == ((), (), timedelta(0))
     world.step()
     trial = speculation(world)["trial"]
-    assert (trial["setting"], trial["purpose"], trial["predicted"]["estimate"]) == (K5, "Change", 0.08)
-    assert world.condition("Tuned") == ("False", "Trial")
+    assert (trial["setting"], trial["purpose"], trial["predicted"]["estimate"]) == (K5, "Improve", 0.08)
+    assert world.condition("SpeculationTuned") == ("False", "Trial")
     assert world.status["phase"] == "Ready"
     world.advice = None  # an operator that has just begun
     world.step()
@@ -146,13 +146,13 @@ def test_a_faster_setting_is_kept_and_the_spec_stays_as_it_is() -> None:
     assert world.document["spec"]["speculation"] == {"tuning": {"mode": "Auto"}}
     assert said["current"] == said["applied"]["setting"] == world.status["stable"]["setting"] == K5
     assert (said["applied"]["specRevision"], said["applied"]["revision"]) == (old, new)
-    (change,) = said["changes"]
-    assert (change["fromSetting"], change["toSetting"], change["result"], change["purpose"]) == (K3, K5, "Promoted", "Change")
+    (change,) = said["trials"]
+    assert (change["fromSetting"], change["toSetting"], change["result"], change["purpose"]) == (K3, K5, "Promoted", "Improve")
     assert 0.08 < change["measured"]["lower"] < change["measured"]["estimate"] < change["measured"]["upper"] < 0.15
     assert world.replicas() == {f"chat-{new}": 2}
-    assert world.status["history"][0]["change"] == "K=5"
-    assert "time per output token is" in world.status["history"][0]["reason"].lower()
-    assert said["savings"]["rate"] == change["measured"]["estimate"]
+    assert world.status["rolloutHistory"][0]["change"] == "K=5"
+    assert "time per output token is" in world.status["rolloutHistory"][0]["message"].lower()
+    assert said["savings"]["currentRate"] == change["measured"]["estimate"]
     assert said["savings"]["net"] <= 0, "so far it has only cost"
     world.now += timedelta(hours=100)
     plan = world.plan()
@@ -160,7 +160,7 @@ def test_a_faster_setting_is_kept_and_the_spec_stays_as_it_is() -> None:
     assert plan.status.to_dict() == world.status, "nothing follows the clock"
 
 
-@pytest.mark.parametrize(("slower", "result", "pause"), [(0.1, "RolledBack", 24), (0.0, "Undecided", 6)])
+@pytest.mark.parametrize(("slower", "result", "pause"), [(0.1, "RolledBack", 24), (0.0, "Inconclusive", 6)])
 def test_a_setting_that_is_not_certainly_faster_is_taken_back_and_nobody_is_asked(slower: float, result: str, pause: int) -> None:
     world = tuned(rollout={"analysis": {"maxDuration": "1h"}})
     old = world.wanted
@@ -169,20 +169,20 @@ def test_a_setting_that_is_not_certainly_faster_is_taken_back_and_nobody_is_aske
     for _ in range(120):
         look(world)
         seen.add(world.status["phase"])
-        if speculation(world).get("changes") and world.status["phase"] == "Ready":
+        if speculation(world).get("trials") and world.status["phase"] == "Ready":
             break
         if world.status["phase"] == "Analyzing":
             world.measure_time(1, slower, scatter=0.03, step=False)
         else:
             world.now += MINUTE
     assert not seen & {"Held", "RolledBack", "Ramping"}
-    assert speculation(world)["changes"][0]["result"] == result
+    assert speculation(world)["trials"][0]["result"] == result
     assert ("lastRollbackTime" in speculation(world)) == (result == "RolledBack")
-    last = speculation(world)["changes"][0]
+    last = speculation(world)["trials"][0]
     hours = (datetime.fromisoformat(last["completionTime"]) - datetime.fromisoformat(last["startTime"])) / timedelta(hours=1)
-    assert (2 <= hours < 2.2) if result == "Undecided" else hours < 1, "twice the deadline"
-    assert (speculation(world)["current"], speculation(world).get("chosen")) == (K3, None)
-    assert "rejected" not in world.status
+    assert (2 <= hours < 2.2) if result == "Inconclusive" else hours < 1, "twice the deadline"
+    assert (speculation(world)["current"], speculation(world).get("applied")) == (K3, None)
+    assert "rejectedRevision" not in world.status
     world.settle()
     assert world.replicas() == {f"chat-{old}": 2}
     ended = world.now
@@ -190,11 +190,11 @@ def test_a_setting_that_is_not_certainly_faster_is_taken_back_and_nobody_is_aske
         world.now = ended + timedelta(hours=hours)
         advise(world)
         world.step()
-        assert world.condition("Tuned") == ("False", reason), "six hours, and four times that"
+        assert world.condition("SpeculationTuned") == ("False", reason), "six hours, and four times that"
         if reason == "Cooldown":  # or the tuner, which knows of the pause, says so itself
             advise(world, action="Hold", reason="K=5 is +8.0 % better. But a change was taken back 1.0 h ago.")
             world.step()
-            assert world.condition("Tuned") == ("False", "Cooldown")
+            assert world.condition("SpeculationTuned") == ("False", "Cooldown")
 
 
 def test_a_canary_that_explores_is_measured_and_given_up() -> None:
@@ -204,18 +204,18 @@ def test_a_canary_that_explores_is_measured_and_given_up() -> None:
     began = world.now
     until(world, "RollingBack", -0.2)
     assert timedelta(minutes=28) <= world.now - began <= timedelta(minutes=34)
-    assert world.status["history"][0]["result"] == "Explored"
-    assert speculation(world)["changes"][0]["result"] == "Explored"
+    assert world.status["rolloutHistory"][0]["result"] == "Explored"
+    assert speculation(world)["trials"][0]["result"] == "Explored"
     assert "lastRollbackTime" not in speculation(world)
     until(world, "Ready")
     world.settle()
     assert speculation(world)["current"] == K3
     advise(world, Static(7), "Explore")
     world.step()
-    assert world.condition("Tuned") == ("False", "Cooldown")
+    assert world.condition("SpeculationTuned") == ("False", "Cooldown")
     advise(world)
     world.step()
-    assert world.condition("Tuned") == ("False", "Trial"), "what it taught may be acted on at once"
+    assert world.condition("SpeculationTuned") == ("False", "Trial"), "what it taught may be acted on at once"
 
 
 def test_a_canary_that_explores_is_kept_on_the_tuners_word() -> None:
@@ -228,11 +228,11 @@ def test_a_canary_that_explores_is_kept_on_the_tuners_word() -> None:
     advise(world, Static(7))
     world.step()
     kept = speculation(world)["trial"]
-    assert (kept["purpose"], kept["predicted"]["estimate"]) == ("Change", 0.08)
-    blocks = world.status["analysis"]["comparisons"][0]["blocks"]
+    assert (kept["purpose"], kept["predicted"]["estimate"]) == ("Improve", 0.08)
+    blocks = world.status["analysis"]["comparisons"][0]["sampleCount"]
     assert blocks >= 6, "what was counted counts"
-    until(world, "Watching", -0.2)
-    assert speculation(world)["changes"][0]["result"] == "Promoted"
+    until(world, "Monitoring", -0.2)
+    assert speculation(world)["trials"][0]["result"] == "Promoted"
     assert speculation(world)["current"] == {"mode": "Static", "numSpeculativeTokens": 7}
 
 
@@ -242,8 +242,8 @@ def test_a_canary_that_was_kept_and_does_not_prove_itself_is_rolled_back() -> No
     until(world, "Analyzing")
     advise(world, Static(7))
     until(world, "RollingBack", 0.1)
-    (change,) = speculation(world)["changes"]
-    assert (change["purpose"], change["result"]) == ("Change", "RolledBack")
+    (change,) = speculation(world)["trials"]
+    assert (change["purpose"], change["result"]) == ("Improve", "RolledBack")
     assert "lastRollbackTime" in speculation(world)
 
 
@@ -267,23 +267,23 @@ def test_a_pause_after_a_trial_that_failed_ends_where_traffic_has_changed_since_
     world.now += timedelta(hours=1)
     advise(world)
     world.step()
-    assert world.condition("Tuned") == ("False", "Cooldown")
+    assert world.condition("SpeculationTuned") == ("False", "Cooldown")
     advise(world)
     assert world.advice is not None
-    trial = speculation(world)["changes"][0]
+    trial = speculation(world)["trials"][0]
     began, ended = (datetime.fromisoformat(trial[name]).timestamp() for name in ("startTime", "completionTime"))
     for since, reason in ((began - 1, "Cooldown"), ((began + ended) / 2, "Trial")):
         world.advice = replace(world.advice, traffic_changed_at=since)
         world.step()
-        assert world.condition("Tuned") == ("False", reason)
+        assert world.condition("SpeculationTuned") == ("False", reason)
 
 
 def test_a_slow_explorer_that_users_would_notice_is_rolled_back() -> None:
-    world = tuned(replicas=3, speculation={"tuning": {"interval": "3h"}})
+    world = tuned(replicas=3, speculation={"tuning": {"decisionInterval": "3h"}})
     advise(world, Static(7), "Explore")
     until(world, "Analyzing")
     until(world, "RollingBack", 1.0)
-    assert speculation(world)["changes"][0]["result"] == "RolledBack"
+    assert speculation(world)["trials"][0]["result"] == "RolledBack"
 
 
 def test_preflight_may_refuse_a_trial() -> None:
@@ -294,8 +294,8 @@ def test_preflight_may_refuse_a_trial() -> None:
     revision = speculation(world)["trial"]["revision"]
     world.conclude(f"chat-{revision}-preflight", {"ok": False, "summary": "no.", "refused": ["✗ C9 memory: too little."]})
     plan = world.step()
-    assert "C9 memory" in world.status["history"][0]["reason"]
-    assert speculation(world)["changes"][0]["result"] == "Failed"
+    assert "C9 memory" in world.status["rolloutHistory"][0]["message"]
+    assert speculation(world)["trials"][0]["result"] == "Failed"
     assert [event.reason for event in plan.events if event.type == "Warning"] == ["Failed"]
     world.settle()
     assert world.status["phase"] == "Ready"
@@ -311,7 +311,7 @@ def test_a_trial_whose_preflight_says_nothing_is_given_up_in_time() -> None:
     assert plan.requeue_after <= timedelta(minutes=30)
     world.now += timedelta(minutes=31)
     world.step()
-    assert "spec.rollout.progressDeadline (30m)" in world.status["history"][0]["reason"]
+    assert "spec.rollout.progressDeadline (30m)" in world.status["rolloutHistory"][0]["message"]
     assert "trial" not in speculation(world)
 
 
@@ -328,7 +328,7 @@ def test_a_crash_anywhere_on_the_way_loses_nothing(parts: int) -> None:
         if world.status["phase"] == "Analyzing":
             break
         world.now += MINUTE
-    until(world, "Watching", -0.1)
+    until(world, "Monitoring", -0.1)
     assert speculation(world)["current"] == K5
 
 
@@ -341,9 +341,9 @@ def test_no_trial_in_other_modes(mode: str) -> None:
     assert "trial" not in speculation(world)
     if mode == "Recommend":
         assert speculation(world)["recommended"] == K5
-        assert world.message("Tuned") == "K=5 is +8.0 % better. Mode Recommend leaves it at that"
+        assert world.message("SpeculationTuned") == "K=5 is +8.0 % better. Mode Recommend leaves it at that"
     else:
-        assert world.condition("Tuned") == ("False", "Off")
+        assert world.condition("SpeculationTuned") == ("False", "Off")
 
 
 @pytest.mark.parametrize("mode", ["Recommend", "Off"])
@@ -365,7 +365,7 @@ def test_a_trial_ends_with_the_mode(mode: str, phase: str) -> None:
     world.edit(speculation={"tuning": {"mode": mode}})
     world.step()
     assert "trial" not in speculation(world)
-    assert speculation(world)["changes"][0]["result"] == "Superseded"
+    assert speculation(world)["trials"][0]["result"] == "Superseded"
     until(world, "Ready")
     world.settle()
     assert world.replicas() == {f"chat-{world.wanted}": 2}
@@ -387,8 +387,8 @@ def test_in_mode_off_the_spec_stands_and_a_choice_is_taken_back_by_a_canary() ->
     until(world, "Ready")
     world.settle()
     assert speculation(world)["current"] == K3
-    assert "chosen" not in speculation(world)
-    assert speculation(world)["savings"]["rate"] == 0
+    assert "applied" not in speculation(world)
+    assert speculation(world)["savings"]["currentRate"] == 0
 
 
 @pytest.mark.parametrize("at", ["Preflight", "Analyzing", "afterwards"])
@@ -400,7 +400,7 @@ def test_a_spec_of_the_user_wins(at: str) -> None:
         tried(world, -0.1)
     elif at == "Analyzing":
         until(world, "Analyzing")
-    edit(world, tokens=2)
+    edit(world, numSpeculativeTokens=2)
     world.step()
     assert "trial" not in speculation(world)
     until(world, "Analyzing")
@@ -410,7 +410,7 @@ def test_a_spec_of_the_user_wins(at: str) -> None:
     until(world, "Ready")
     world.settle()
     assert speculation(world)["current"] == {"mode": "Static", "numSpeculativeTokens": 2}
-    assert "chosen" not in speculation(world)
+    assert "applied" not in speculation(world)
     assert world.replicas() == {f"chat-{world.wanted}": 2}
 
 
@@ -418,13 +418,13 @@ def test_a_user_who_writes_what_is_on_trial_makes_it_the_spec() -> None:
     world = tuned()
     advise(world)
     until(world, "Analyzing")
-    edit(world, tokens=5)
+    edit(world, numSpeculativeTokens=5)
     world.step()
     assert "trial" not in speculation(world)
     assert world.status["phase"] == "Analyzing", "the same pods go on"
     until(world, "Ready", -0.1)
     world.settle()
-    assert "chosen" not in speculation(world)
+    assert "applied" not in speculation(world)
     assert world.replicas() == {f"chat-{world.wanted}": 2}
 
 
@@ -432,13 +432,13 @@ def test_a_promotion_that_is_taken_back_brings_back_the_setting_before() -> None
     world = tuned()
     old = world.wanted
     advise(world)
-    until(world, "Watching", -0.1)
+    until(world, "Monitoring", -0.1)
     assert speculation(world)["applied"]["setting"] == K5
     world.annotate(rollback=world.status["stable"]["revision"])
     world.step()
     assert world.status["stable"]["revision"] == old
-    assert "chosen" not in speculation(world)
-    assert speculation(world)["changes"][0]["result"] == "RolledBack"
+    assert "applied" not in speculation(world)
+    assert speculation(world)["trials"][0]["result"] == "RolledBack"
     assert "lastRollbackTime" in speculation(world)
     until(world, "Ready")
     world.settle()
@@ -446,7 +446,7 @@ def test_a_promotion_that_is_taken_back_brings_back_the_setting_before() -> None
     world.now += timedelta(hours=30)
     advise(world)
     world.step()
-    assert world.condition("Tuned") == ("False", "Refused"), "a person has rolled it back"
+    assert world.condition("SpeculationTuned") == ("False", "SettingRejected"), "a person has rolled it back"
 
 
 def test_a_person_may_roll_a_trial_back_or_promote_it() -> None:
@@ -456,7 +456,7 @@ def test_a_person_may_roll_a_trial_back_or_promote_it() -> None:
         until(world, "Analyzing")
         world.annotate(**{word: speculation(world)["trial"]["revision"]})
         until(world, "Ready", 0.0)
-        assert speculation(world)["changes"][0]["result"] == end
+        assert speculation(world)["trials"][0]["result"] == end
 
 
 def test_without_pods_nothing_is_tried() -> None:
@@ -491,11 +491,11 @@ def test_a_setting_that_the_engine_cannot_run_is_not_tried_and_says_why() -> Non
     world = tuned(engine={"image": "vllm/vllm-openai:v0.33.0", "args": ["--data-parallel-size=2"]})
     advise(world, Schedule((ScheduleTier(1, 8, 5), ScheduleTier(9, 64, 3)), 5))
     world.step()
-    assert world.condition("Tuned") == ("False", "Refused")
-    assert "data parallel size 2" in world.message("Tuned")
+    assert world.condition("SpeculationTuned") == ("False", "SettingRejected")
+    assert "data parallel size 2" in world.message("SpeculationTuned")
     advise(world, Static(9))
     world.step()
-    assert world.message("Tuned").endswith("spec.speculation.tuning.maxSpeculativeTokens is 7.")
+    assert world.message("SpeculationTuned").endswith("spec.speculation.tuning.maxSpeculativeTokens is 7.")
 
 
 def test_a_trial_waits_for_rollouts_and_for_pods() -> None:
@@ -503,12 +503,12 @@ def test_a_trial_waits_for_rollouts_and_for_pods() -> None:
     world.ready(value="False")
     advise(world)
     world.step()
-    assert world.message("Tuned") == "no trial begins before all 2 pods serve"
+    assert world.message("SpeculationTuned") == "no trial begins before all 2 pods serve"
     world.ready()
     world.drafter("eagle31")
     advise(world)
     world.step()
-    assert world.condition("Tuned") == ("False", "RolloutUnderWay")
+    assert world.condition("SpeculationTuned") == ("False", "RolloutInProgress")
     assert "trial" not in speculation(world)
 
 
@@ -556,7 +556,7 @@ def test_the_setting_is_part_of_the_revision_and_of_the_pods() -> None:
     arguments = [one.pod_template["spec"]["containers"][0]["args"] for one in found if one.pod_template]
     assert ["--speculative-config" in each for each in arguments] == [True, True, False, True]
     assert found[3].arm.setting is not None
-    assert found[3].arm.setting.to_dict()["schedule"] == [{"first": 1, "last": 8, "numSpeculativeTokens": 3}]
+    assert found[3].arm.setting.to_dict()["schedule"] == [{"minBatchSize": 1, "maxBatchSize": 8, "numSpeculativeTokens": 3}]
 
 
 # -------------------------------------------------------------------------------------------- what a user writes binds at once
@@ -573,13 +573,13 @@ def test_without_tokens_no_draft_is_tried_unless_the_spec_says_so() -> None:
     advise(world, Static(3), "Explore")
     world.settle()
     assert "trial" not in speculation(world)
-    assert world.condition("Tuned") == ("False", "NoDrafts")
-    assert "whenZero: Try" in world.message("Tuned")
-    edit(world, tokens=0, tuning={"whenZero": "Try"})
+    assert world.condition("SpeculationTuned") == ("False", "NoDrafts")
+    assert "whenZero: Try" in world.message("SpeculationTuned")
+    edit(world, numSpeculativeTokens=0, tuning={"whenZero": "Try"})
     advise(world, Static(3), "Explore")
     world.step()
-    assert world.condition("Tuned") == ("False", "Trial")
-    edit(world, tokens=0)
+    assert world.condition("SpeculationTuned") == ("False", "Trial")
+    edit(world, numSpeculativeTokens=0)
     world.step()
     assert "trial" not in speculation(world), "and taken back at once"
 
@@ -588,8 +588,8 @@ def test_without_tokens_and_drafter_the_message_names_the_drafter() -> None:
     world = tuned(drafter=None, speculation={"numSpeculativeTokens": 0, "tuning": {"whenZero": "Try"}})
     advise(world, Static(3), "Explore")
     world.step()
-    assert world.condition("Tuned") == ("False", "NoDrafts")
-    assert world.message("Tuned").endswith("write spec.drafter")
+    assert world.condition("SpeculationTuned") == ("False", "NoDrafts")
+    assert world.message("SpeculationTuned").endswith("write spec.drafter")
 
 
 @pytest.mark.parametrize(
@@ -604,14 +604,14 @@ def test_a_choice_beyond_a_new_bound_is_void_at_once(bound: dict[str, Any], says
     edit(world, tuning=bound)
     world.step()
     assert world.status["phase"] == "Preflight"
-    assert world.condition("Tuned") == ("False", "ChoiceVoid")
-    assert says in world.message("Tuned")
+    assert world.condition("SpeculationTuned") == ("False", "SettingVoid")
+    assert says in world.message("SpeculationTuned")
     until(world, "Analyzing")
     assert world.status["canary"]["revision"] == world.wanted
     world.annotate(promote=world.wanted)
     until(world, "Ready")
     assert speculation(world)["current"] == K3
-    assert "chosen" not in speculation(world)
+    assert "applied" not in speculation(world)
 
 
 def test_a_looser_objective_voids_nothing_and_a_stricter_one_ends_a_trial() -> None:
@@ -631,7 +631,7 @@ def crashed(world: World) -> None:
     """A trial whose engines crash, from its advice to its end."""
     advise(world)
     world.step()
-    assert world.condition("Tuned") == ("False", "Trial")
+    assert world.condition("SpeculationTuned") == ("False", "Trial")
     trial = speculation(world)["trial"]["revision"]
     for _ in range(60):
         world.step()
@@ -650,14 +650,14 @@ def test_the_pause_after_a_setting_that_cannot_start_doubles_whatever_traffic_do
     for times, hours in ((1, 24), (2, 48), (3, 96)):
         crashed(world)
         (failure,) = speculation(world)["failures"]
-        assert (failure["setting"], failure["reason"], failure["times"]) == (K5, "Failed", times)
+        assert (failure["setting"], failure["reason"], failure["failureCount"]) == (K5, "Failed", times)
         ended = world.now
         world.now = ended + timedelta(hours=hours - 1)
         advise(world)
         assert world.advice is not None
         world.advice = replace(world.advice, traffic_changed_at=world.now.timestamp() - 1)
         world.step()
-        assert world.condition("Tuned") == ("False", "Cooldown"), "other traffic does not make it start"
+        assert world.condition("SpeculationTuned") == ("False", "Cooldown"), "other traffic does not make it start"
         world.now = ended + timedelta(hours=hours, minutes=1)
 
 
@@ -666,7 +666,7 @@ def test_another_spec_or_a_person_forgets_what_has_failed() -> None:
         world = tuned()
         crashed(world)
         if change == "spec":
-            edit(world, tokens=2)
+            edit(world, numSpeculativeTokens=2)
             until(world, "Analyzing")
             world.annotate(promote=world.wanted)
             until(world, "Ready")
@@ -674,7 +674,7 @@ def test_another_spec_or_a_person_forgets_what_has_failed() -> None:
             world.annotate(retry="now")
             world.step()
         assert "failures" not in speculation(world)
-        assert "failed" not in speculation(world)
+        assert "consecutiveFailures" not in speculation(world)
 
 
 def roomless(world: World) -> None:
@@ -705,15 +705,15 @@ NO_NODE = {
 def test_without_room_nothing_is_tried_until_there_is_some_and_the_ways_out_are_named() -> None:
     world = tuned()
     roomless(world)
-    assert speculation(world)["failures"][0]["reason"] == "NoRoom"
+    assert speculation(world)["failures"][0]["reason"] == "InsufficientCapacity"
     assert speculation(world)["savings"]["spent"] == 0, "a pod without a node costs nothing"
     world.now += timedelta(days=30)
     for setting in (Static(5), Static(7)):
         advise(world, setting)
         world.step()
-        assert world.condition("Tuned") == ("False", "NoRoom")
+        assert world.condition("SpeculationTuned") == ("False", "InsufficientCapacity")
     for words in ("2 pods on top", "capacity: Reuse", "quota", "aerie.dev/retry"):
-        assert words in world.message("Tuned")
+        assert words in world.message("SpeculationTuned")
     for change in ("fewer pods", "a rollout found room", "a person's word"):
         other = copy.deepcopy(world)
         if change == "fewer pods":
@@ -725,7 +725,7 @@ def test_without_room_nothing_is_tried_until_there_is_some_and_the_ways_out_are_
         other.settle()
         advise(other)
         other.step()
-        assert other.condition("Tuned") == ("False", "Trial"), change
+        assert other.condition("SpeculationTuned") == ("False", "Trial"), change
 
 
 def test_without_room_the_pods_that_are_named_are_those_of_a_trial_of_now() -> None:
@@ -748,7 +748,7 @@ def test_a_moment_of_a_leader_whose_clock_was_ahead_counts_from_now() -> None:
     world.now += timedelta(hours=7)
     advise(world)
     world.step()
-    assert world.condition("Tuned") == ("False", "Trial")
+    assert world.condition("SpeculationTuned") == ("False", "Trial")
 
 
 def test_a_tuner_that_cannot_go_on_by_itself_is_not_called_optimal() -> None:
@@ -757,7 +757,7 @@ def test_a_tuner_that_cannot_go_on_by_itself_is_not_called_optimal() -> None:
     assert world.advice is not None
     world.advice = replace(world.advice, blocked_reason="CannotProbe")
     world.step()
-    assert world.condition("Tuned") == ("False", "CannotProbe")
+    assert world.condition("SpeculationTuned") == ("False", "CannotProbe")
 
 
 # ------------------------------------------------------------------------------------------------------------- the account
@@ -774,7 +774,7 @@ def test_the_balance_counts_each_pod_beyond_the_replicas_for_as_long_as_it_is_th
             world.measure_time(1, 0.0, scatter=0.03, step=False)
         else:
             world.now += MINUTE
-    assert speculation(world)["changes"][0]["result"] == "Undecided"
+    assert speculation(world)["trials"][0]["result"] == "Inconclusive"
     spent = speculation(world)["savings"]["spent"]
     assert hours <= spent < hours + 0.6, "two pods, for two hours and a warm-up"
     assert speculation(world)["savings"]["net"] == -spent
@@ -783,7 +783,7 @@ def test_the_balance_counts_each_pod_beyond_the_replicas_for_as_long_as_it_is_th
 def test_pods_that_are_kept_after_a_promotion_are_counted_when_they_go() -> None:
     world = tuned(rollout={"canary": {"scaleDownDelay": "10h"}})
     advise(world)
-    until(world, "Watching", -0.1)
+    until(world, "Monitoring", -0.1)
     before = speculation(world)["savings"]["spent"]
     world.now += timedelta(hours=10)
     world.settle()

@@ -22,7 +22,7 @@ def why_not(world: World) -> str:
 
 def comparison(world: World) -> dict[str, Any] | None:
     known = world.status["analysis"].get("comparisons") or []
-    return next((one for one in known if one["metric"] == "GreedyAnswers"), None)
+    return next((one for one in known if one["metric"] == "OutputEquivalence"), None)
 
 
 def judged(world: World) -> str:
@@ -32,7 +32,7 @@ def judged(world: World) -> str:
         if world.status["phase"] != "Analyzing":
             break
     assert world.status["phase"] == "Ramping"
-    return str(world.status["analysis"]["reason"])
+    return str(world.status["analysis"]["message"])
 
 
 # ------------------------------------------------------------------------------------------------------------ when they are asked
@@ -76,7 +76,7 @@ def test_no_drafter_is_asked() -> None:
             "more is new in the canary's engine",
         ),
         (
-            {"speculation": {"numSpeculativeTokens": 5}, "rollout": {"analysis": {"outputEquivalence": "Skip"}}},
+            {"speculation": {"numSpeculativeTokens": 5}, "rollout": {"analysis": {"outputEquivalence": "Disabled"}}},
             "spec.rollout.analysis.outputEquivalence is Skip",
         ),
         (
@@ -103,10 +103,10 @@ def test_a_canary_that_changes_answers_is_rolled_back_before_a_block_has_closed(
         world.step()
     assert world.status["phase"] == "RollingBack"
     world.settle()
-    outcome = world.status["history"][0]
+    outcome = world.status["rolloutHistory"][0]
     assert (outcome["result"], world.status["stable"]["revision"]) == ("RolledBack", old)
     assert outcome["reason"].startswith("Greedy answers differ from the control's in 24 of 24 prompts")
-    assert [one["metric"] for one in outcome["comparisons"]] == ["GreedyAnswers"]
+    assert [one["metric"] for one in outcome["comparisons"]] == ["OutputEquivalence"]
 
 
 def test_answers_count_once_and_are_shown_beside_the_figures() -> None:
@@ -122,7 +122,7 @@ def test_answers_count_once_and_are_shown_beside_the_figures() -> None:
     assert world.status["analysis"] == first
     evidence = AnalysisRun.unpack(first["state"])
     assert evidence is not None
-    assert evidence.state.answers == told(1, 1)
+    assert evidence.state.equivalence == told(1, 1)
     assert "Greedy answers" not in judged(world)
     assert (comparison(world) or {})["message"].startswith("Greedy answers differ from the control's in 1 of 24 prompts")
 
@@ -134,7 +134,7 @@ def test_without_answers_a_canary_is_accepted_after_its_soak_and_says_so() -> No
 
 
 def test_answers_that_nobody_asked_for_count_for_nothing() -> None:
-    world, _ = canarying("Analyzing", rollout={"analysis": {"outputEquivalence": "Skip"}})
+    world, _ = canarying("Analyzing", rollout={"analysis": {"outputEquivalence": "Disabled"}})
     world.answers = told(24)
     assert "Greedy answers were not compared: spec.rollout.analysis.outputEquivalence is Skip." in judged(world)
 

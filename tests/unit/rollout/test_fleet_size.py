@@ -113,8 +113,8 @@ def test_a_faultless_rollout_of_any_size_is_promoted(replicas: int, load: float)
     Loading.load = load
     world = slow(replicas, Loading)
     new = world.wanted
-    world.go_on("Watching")
-    assert world.status["history"][0]["result"] == "Promoted"
+    world.go_on("Monitoring")
+    assert world.status["rolloutHistory"][0]["result"] == "Promoted"
     assert world.status["stable"]["revision"] == new
     assert world.serving(new) >= replicas
 
@@ -168,7 +168,7 @@ def test_the_ramp_may_change_while_it_is_under_way(ramp: list[int], edit: str) -
         world.schedule()
         world.ready()
         world.now += 6 * MINUTE
-    assert world.status["history"][0]["result"] == ("RolledBack" if edit == "word" else "Promoted")
+    assert world.status["rolloutHistory"][0]["result"] == ("RolledBack" if edit == "word" else "Promoted")
 
 
 class OneBadNode(Slow):
@@ -186,7 +186,7 @@ class OneBadNode(Slow):
 def test_a_bad_node_does_not_take_a_fleet_back(replicas: int) -> None:
     world = slow(replicas, OneBadNode)
     new = world.wanted
-    world.go_on("Watching")
+    world.go_on("Monitoring")
     assert world.status["stable"]["revision"] == new
     assert world.serving(new) >= replicas - 1
 
@@ -197,7 +197,9 @@ def test_many_late_pods_take_it_back() -> None:
 
     world = slow(20, Bad)
     world.go_on("RollingBack")
-    assert world.status["history"][0]["reason"].startswith("Pods that it needs have not served for spec.rollout.progressDeadline")
+    assert world.status["rolloutHistory"][0]["message"].startswith(
+        "Pods that it needs have not served for spec.rollout.progressDeadline"
+    )
     assert world.serving() >= 20
 
 
@@ -230,11 +232,11 @@ def test_a_quota_is_told_and_rejects_nothing() -> None:
     new = world.wanted
     world.go_on("Failed", hours=3)
     assert "exceeded quota: gpus" in world.message("Progressing")
-    assert "rejected" not in world.status
+    assert "rejectedRevision" not in world.status
     assert "It is tried again at" in world.message("Progressing")
     began = world.now
     Quota.places = 6
-    world.go_on("Watching")
+    world.go_on("Monitoring")
     assert world.status["stable"]["revision"] == new
     assert world.now - began < timedelta(hours=4)
 
@@ -265,7 +267,7 @@ def test_an_autoscaler_that_asks_for_more_than_there_is_takes_nothing_back() -> 
     assert world.status["phase"] == "Promoting"
     assert world.serving() >= 20
     world.edit(replicas=20)
-    world.go_on("Watching")
+    world.go_on("Monitoring")
     assert world.status["stable"]["revision"] == new
 
 
@@ -300,7 +302,7 @@ def test_a_first_revision_is_stable_once_its_time_is_over_and_some_pods_serve() 
     world = Seven(replicas=8)
     world.go_on("Ready", hours=2)
     assert world.condition("Ready") == ("False", "QuotaExceeded")
-    assert world.status["history"][0]["reason"].endswith("7 of 8 pods serve, and spec.rollout.progressDeadline is over.")
+    assert world.status["rolloutHistory"][0]["message"].endswith("7 of 8 pods serve, and spec.rollout.progressDeadline is over.")
 
 
 @pytest.mark.parametrize("how", ["spec", "word"])
@@ -361,7 +363,7 @@ def test_nothing_spins_while_a_trial_waits_and_the_resource_is_paused() -> None:
     resource = world.observed().resource
     trial = Trial(
         setting=build_status_setting(Static(5)),
-        purpose="Change",
+        purpose="Improve",
         revision=compute_revision(resource, Static(5)),
         spec_revision=world.wanted,
         start_time=START,
@@ -407,8 +409,8 @@ def test_a_word_of_any_length_is_heard_once() -> None:
 
 def test_a_promoted_fleet_is_not_taken_back_for_one_crashing_pod() -> None:
     world, _ = watching(replicas=20)
-    assert world.status["phase"] == "Watching"
+    assert world.status["phase"] == "Monitoring"
     bad = next(pod for pod in world.pods if pod["metadata"]["labels"][naming.REVISION_LABEL] == world.wanted)
     bad["status"] = {"phase": "Running", "containerStatuses": [{"name": "engine", "ready": False, "restartCount": 9}]}
     world.step()
-    assert world.status["phase"] == "Watching"
+    assert world.status["phase"] == "Monitoring"

@@ -119,7 +119,7 @@ def test_a_much_slower_gpu_rolls_nothing_back_and_a_better_drafter_is_promoted_b
         if world.status["phase"] != "Analyzing":
             break
     assert world.status["phase"] in ("Ramping", "Promoting")
-    reason = world.status["analysis"]["reason"]
+    reason = world.status["analysis"]["message"]
     assert "time per output token" not in reason
     assert SAID in reason
 
@@ -129,7 +129,7 @@ def test_alike_hardware_is_judged_as_ever() -> None:
     place(world, A100, A100)
     world.measure_time(2, 4.0)
     assert world.status["phase"] == "RollingBack"
-    assert "unlike" not in world.status["analysis"]
+    assert "hardwareMismatch" not in world.status["analysis"]
 
 
 def test_what_fails_is_said_with_what_was_left_out() -> None:
@@ -140,8 +140,8 @@ def test_what_fails_is_said_with_what_was_left_out() -> None:
         if world.status["phase"] != "Analyzing":
             break
     assert world.status["phase"] == "RollingBack"
-    assert "certainly at most" in world.status["history"][0]["reason"]
-    assert SAID in world.status["history"][0]["reason"]
+    assert "certainly at most" in world.status["rolloutHistory"][0]["message"]
+    assert SAID in world.status["rolloutHistory"][0]["message"]
 
 
 def test_times_of_unlike_hardware_are_not_used_once_it_is_alike() -> None:
@@ -157,20 +157,20 @@ def test_times_of_unlike_hardware_are_not_used_once_it_is_alike() -> None:
     world.measure_time(3, 0.0)
     state = evidence(world).state
     assert world.status["phase"] == "Analyzing"
-    assert state.slow == 0
-    assert state.pairs["TimePerOutputToken"].count == 3
-    assert state.pairs["TimePerOutputToken"].canary == pytest.approx(0.01, rel=0.1)
-    assert "unlike" not in world.status["analysis"]
+    assert state.slow_output_streak == 0
+    assert state.paired_moments["TimePerOutputToken"].count == 3
+    assert state.paired_moments["TimePerOutputToken"].canary == pytest.approx(0.01, rel=0.1)
+    assert "hardwareMismatch" not in world.status["analysis"]
 
 
 def test_times_from_before_it_was_known_are_forgotten() -> None:
     world, _ = canarying("Analyzing")
     world.measure_time(1, 4.0)
-    assert evidence(world).state.slow == 1
+    assert evidence(world).state.slow_output_streak == 1
     place(world, A100, H100)
     world.measure_time(1, 4.0)
     state = evidence(world).state
-    assert (state.slow, "TimePerOutputToken" in state.pairs) == (0, False)
+    assert (state.slow_output_streak, "TimePerOutputToken" in state.paired_moments) == (0, False)
 
 
 def test_it_stays_unlike_while_nothing_new_is_known() -> None:
@@ -185,14 +185,14 @@ def test_it_stays_unlike_while_nothing_new_is_known() -> None:
 def test_with_neither_acceptance_nor_time_only_a_person_accepts() -> None:
     """A first drafter: drafts are not compared, and what is left (failed requests) is no reason to promote."""
     world, _ = canarying("Analyzing", speculation={"numSpeculativeTokens": 0})
-    assert evidence(world).plan.incomparable
+    assert evidence(world).plan.drafts_not_comparable_reason
     place(world, A100, H100)
     for _ in range(130):
         world.measure(1, 0.0)
         if world.status["phase"] != "Analyzing":
             break
     assert (world.status["phase"], world.status["analysis"]["verdict"]) == ("Held", "Inconclusive")
-    reason = world.status["analysis"]["reason"]
+    reason = world.status["analysis"]["message"]
     assert reason.startswith("No decision within ")
     assert "neither drafts nor latency are compared" in reason
     assert "spec.engine.podTemplate" in reason
@@ -211,15 +211,15 @@ def test_a_recheck_after_a_promotion_is_without_time_too() -> None:
     world, old = watching(rollout={"canary": {"scaleDownDelay": "3h"}})
     for _ in range(30):
         world.measure_alone(1, 1.5)
-        if world.status["phase"] == "Rechecking":
+        if world.status["phase"] == "Verifying":
             break
-    assert world.status["phase"] == "Rechecking"
+    assert world.status["phase"] == "Verifying"
     world.nodes = {"one": {PRODUCT: A100}, "other": {PRODUCT: H100}}
     for pod in world.pods:
         pod["spec"] = {"nodeName": "other" if pod["metadata"]["labels"][naming.REVISION_LABEL] == old else "one"}
     assert world.plan().hardware_nodes == ("one", "other")
     world.measure_time(8, 4.0)
-    assert world.status["phase"] == "Rechecking"
+    assert world.status["phase"] == "Verifying"
 
 
 # ------------------------------------------------------------------------------------------------------------------- trials
@@ -234,9 +234,9 @@ def test_a_trial_on_unlike_hardware_ends_undecided_and_is_remembered(action: Any
         world.now += MINUTE
         if "trial" not in speculation(world):
             break
-    tried, failure = speculation(world)["changes"][0], speculation(world)["failures"][0]
-    assert (tried["toSetting"], tried["result"]) == (K5, "Undecided")
-    assert (failure["reason"], failure["times"]) == ("Failed", 1)
+    tried, failure = speculation(world)["trials"][0], speculation(world)["failures"][0]
+    assert (tried["toSetting"], tried["result"]) == (K5, "Inconclusive")
+    assert (failure["reason"], failure["failureCount"]) == ("Failed", 1)
     assert SAID in failure["message"]
     for _ in range(60):
         look(world)
@@ -246,7 +246,7 @@ def test_a_trial_on_unlike_hardware_ends_undecided_and_is_remembered(action: Any
     advise(world, action=action)
     look(world)
     assert "trial" not in speculation(world)
-    assert world.condition("Tuned") == ("False", "Cooldown")
+    assert world.condition("SpeculationTuned") == ("False", "Cooldown")
     ended = datetime.fromisoformat(failure["lastFailureTime"])
     tuning = world.observed().resource.spec.speculation.tuning
     world.now = (

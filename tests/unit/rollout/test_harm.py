@@ -13,7 +13,7 @@ NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
 
 
 def reason(world: World) -> str:
-    return str(world.status["history"][0]["reason"])
+    return str(world.status["rolloutHistory"][0]["message"])
 
 
 def test_a_canary_whose_engines_end_is_rolled_back_and_the_reason_says_so() -> None:
@@ -48,7 +48,7 @@ def test_where_the_controls_end_as_often_it_is_the_clusters_doing() -> None:
     world.kill(world.wanted, 2)
     world.kill(old, 2, control=True)
     world.measure(60, +0.2)
-    assert world.status["phase"] in ("Ramping", "Promoting", "Watching", "Ready")
+    assert world.status["phase"] in ("Ramping", "Promoting", "Monitoring", "Ready")
 
 
 def test_what_ended_before_the_analysis_is_not_counted() -> None:
@@ -88,7 +88,7 @@ def test_after_one_crash_of_the_promoted_pods_the_old_ones_stay_longer() -> None
     world.measure_alone(1, 3.0)
     world.kill(new, 1, most=1)
     world.measure_alone(10, 3.0)
-    assert world.status["phase"] == "Watching", "10 minutes are over"
+    assert world.status["phase"] == "Monitoring", "10 minutes are over"
     assert "(1 of the canary's engine processes has ended in" in world.message("Progressing")
     world.now += timedelta(minutes=40)
     world.step()

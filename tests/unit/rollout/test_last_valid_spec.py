@@ -31,7 +31,7 @@ FAULTS: list[tuple[str, dict[str, Any]]] = [
     ("spec.rollout.canary.capacity", {"rollout": {"canary": {"capacity": "Novel"}}}),
     ("spec.rollout.progressDeadline", {"rollout": {"progressDeadline": "0s"}}),
     ("spec.rollout.disruption.budget", {"rollout": {"disruption": {"budget": "Novel"}}}),
-    ("spec.metrics.scrapeInterval", {"metrics": {"interval": "0s"}}),
+    ("spec.metrics.scrapeInterval", {"metrics": {"scrapeInterval": "0s"}}),
 ]
 
 
@@ -64,7 +64,7 @@ def test_what_is_lost_is_repaired_and_a_condition_names_the_field(field: str, ch
     assert field in world.message("Degraded")
     assert "correct" in world.message("Degraded")
     assert world.condition("Progressing") == ("False", "UnreadableSpec")
-    assert world.condition("Ready") == ("True", "Serving")
+    assert world.condition("Ready") == ("True", "AllPodsReady")
     assert world.status["stable"]["revision"] == revision
     assert world.status["observedGeneration"] == world.document["metadata"]["generation"]
 
@@ -93,7 +93,7 @@ def test_replicas_that_cannot_be_read_stay_as_they_were() -> None:
     [("Starting", 1), ("Starting", 40), ("Starting", 1000), ("Analyzing", 4), ("Ramping", 4), ("Ramping", 40)],
 )
 @pytest.mark.parametrize(
-    "change", [{"engine": {"image": "vllm/vllm-openai:v0.33.0", "resources": AMOUNT}}, {"metrics": {"interval": "0s"}}]
+    "change", [{"engine": {"image": "vllm/vllm-openai:v0.33.0", "resources": AMOUNT}}, {"metrics": {"scrapeInterval": "0s"}}]
 )
 def test_a_rollout_under_way_is_held_and_goes_on_when_the_field_is_corrected(
     phase: str, change: dict[str, Any], replicas: int
@@ -133,11 +133,11 @@ def test_a_rejected_revision_is_still_rejected_when_the_field_is_corrected() -> 
     world, old = canarying("Analyzing")
     world.annotate(rollback=world.wanted)
     world.settle()
-    rejected = world.status["rejected"]
+    rejected = world.status["rejectedRevision"]
     right = copy.deepcopy(world.document["spec"])
     world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "resources": AMOUNT})
     world.settle()
-    assert (world.status["rejected"], world.status["stable"]["revision"]) == (rejected, old)
+    assert (world.status["rejectedRevision"], world.status["stable"]["revision"]) == (rejected, old)
     world.document["spec"] = right
     world.edit()
     world.settle()
@@ -227,7 +227,7 @@ def test_a_first_revision_that_starts_goes_no_further_and_keeps_its_pods() -> No
     world.schedule()
     assert world.status["phase"] == "Starting"
     pods = world.replicas()
-    world.edit(metrics={"interval": "0s"})
+    world.edit(metrics={"scrapeInterval": "0s"})
     world.settle()
     assert world.replicas() == pods
     assert world.condition("Degraded") == REASON

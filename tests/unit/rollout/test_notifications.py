@@ -23,10 +23,10 @@ def kinds(world: World) -> list[str]:
 
 def test_the_way_of_a_promotion() -> None:
     world, _ = canarying("Starting")
-    assert kinds(world) == ["promoted", "begun"]
+    assert kinds(world) == ["promoted", "started"]
     began = told(world)[-1]
     world, _ = canarying("Ramping")
-    assert kinds(world) == ["promoted", "begun"]
+    assert kinds(world) == ["promoted", "started"]
     assert told(world)[-1].id == began.id, "it is the same one"
     for _ in range(20):
         world.schedule()
@@ -44,11 +44,11 @@ def test_a_person_is_wanted() -> None:
     world, _ = canarying("Analyzing")
     world.now += timedelta(hours=4)
     world.step()
-    assert kinds(world) == ["promoted", "begun", "held"]
+    assert kinds(world) == ["promoted", "started", "inconclusive"]
     assert "A person decides: kubectl annotate" in told(world)[-1].data["reason"]
     world, _ = canarying("Analyzing", rollout={"canary": {"approval": "Manual"}})
     world.measure(20, +0.2)
-    assert kinds(world) == ["promoted", "begun", "approval-wanted"]
+    assert kinds(world) == ["promoted", "started", "approval-required"]
 
 
 def test_the_same_revision_tried_again_is_another_rollout() -> None:
@@ -60,7 +60,7 @@ def test_the_same_revision_tried_again_is_another_rollout() -> None:
     world.now += timedelta(minutes=1)
     world.settle_until("Starting")
     ids = [notice.id for notice in told(world)]
-    assert kinds(world) == ["promoted", "rolled-back", "begun"]
+    assert kinds(world) == ["promoted", "rolled-back", "started"]
     assert len(set(ids)) == 3
     assert ids[1].split("/")[:2] == ids[2].split("/")[:2]
     assert ids[1].split("/")[2] != ids[2].split("/")[2]
@@ -81,10 +81,10 @@ def test_a_refusal_is_told_once_for_each_spec() -> None:
 def test_a_first_revision_that_does_not_come() -> None:
     world = World()
     world.settle_until("Starting")
-    assert kinds(world) == ["begun"]
+    assert kinds(world) == ["started"]
     world.now += timedelta(minutes=30)
     world.step()
-    assert kinds(world) == ["begun", "failed"]
+    assert kinds(world) == ["started", "failed"]
 
 
 def test_a_notice_is_a_cloud_event() -> None:
@@ -104,7 +104,7 @@ def test_a_notice_is_a_cloud_event() -> None:
         "namespace": "default",
         "name": "chat",
         "uid": "u1",
-        "phase": "begun",
+        "phase": "started",
         "revision": world.wanted,
         "change": "drafter models/eagle31",
         "drafter": "models/eagle31",

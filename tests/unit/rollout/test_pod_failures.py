@@ -19,7 +19,7 @@ def test_a_lack_of_room_is_told_beside_what_is_graver() -> None:
     group = [pod(name, state).document() for name, state in states.items()]
     worst = pod_failures.most_severe_failure(group, {})
     assert worst is not None
-    assert worst.reason == "ImagePull"
+    assert worst.reason == "ImagePullBackOff"
     assert worst.message == (
         "pod b cannot get the image vllm: not found; and pod a has no node: 0/9 nodes are available: insufficient nvidia.com/gpu."
     )
@@ -39,5 +39,5 @@ def test_a_quota_is_told_beside_a_crash() -> None:
         [pod("a", "Crashing").document()], {}, pod_failures.PodCreationFailure(trouble, START + timedelta(0))
     )
     assert worst == pod_failures.PodFailure(
-        "Crash", f"container engine of pod a ended with status 1 (Error); and {trouble.message}"
+        "CrashLoopBackOff", f"container engine of pod a ended with status 1 (Error); and {trouble.message}"
     )

@@ -111,12 +111,12 @@ def test_a_job_that_is_deleted_looks_again() -> None:
         ),
         (
             {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "pull access denied"}}},
-            "ImagePull",
+            "ImagePullBackOff",
             "pull access denied",
         ),
         (
             {"state": {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "hub" not found'}}},
-            "Config",
+            "CreateContainerError",
             'secret "hub" not found',
         ),
     ],
@@ -208,7 +208,7 @@ def test_a_container_that_hangs_is_given_up(state: str) -> None:
 
 def test_how_a_container_ended_is_told_where_it_could_not_say_it() -> None:
     cluster = Cluster()
-    cluster.pod("Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled", "startTime": cluster.now.isoformat()}})
+    cluster.pod("Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled", "startedAt": cluster.now.isoformat()}})
     cluster.fails()
     cluster.step()
     assert "status 137 (OOMKilled)" in cluster.message("PreflightPassed")
@@ -249,7 +249,7 @@ def test_a_hub_that_says_no_refuses_and_is_asked_again_later_and_later() -> None
         cluster.says(DENIED, "Failed")
         cluster.fails("PodFailurePolicy")
         plan = cluster.step()
-        assert cluster.condition("PreflightPassed") == ("False", "PreflightRefused")
+        assert cluster.condition("PreflightPassed") == ("False", "PreflightFailed")
         assert cluster.message("PreflightPassed").startswith(str(DENIED["error"]))
         assert f"as soon as Job {cluster.name} is deleted" in cluster.message("PreflightPassed")
         assert cluster.status["phase"] == "Failed"
@@ -285,12 +285,12 @@ def test_a_refused_revision_goes_on_when_its_refusals_are_accepted() -> None:
     cluster.says(CHECKED)
     cluster.step()
     job = cluster.job["metadata"]["uid"]
-    allow(cluster, accept=["C2"])
+    allow(cluster, acceptedChecks=["C2"])
     cluster.step()
-    assert cluster.condition("PreflightPassed") == ("False", "PreflightRefused"), "C9 is not accepted"
-    allow(cluster, accept=["C2", "C9", "C11"])
+    assert cluster.condition("PreflightPassed") == ("False", "PreflightFailed"), "C9 is not accepted"
+    allow(cluster, acceptedChecks=["C2", "C9", "C11"])
     cluster.step()
-    assert cluster.condition("PreflightPassed") == ("True", "Accepted")
+    assert cluster.condition("PreflightPassed") == ("True", "PreflightAccepted")
     assert "accepted by spec.rollout.preflight.acceptedChecks: C2, C9" in cluster.message("PreflightPassed")
     assert "weights: torn." in cluster.message("PreflightPassed")
     assert cluster.status["phase"] == "Starting"
@@ -301,9 +301,9 @@ def test_a_refused_revision_goes_on_when_its_refusals_are_accepted() -> None:
 def test_files_that_cannot_be_read_cannot_be_accepted_by_any_id() -> None:
     cluster = Cluster()
     cluster.says({**REFUSES, "checks": []})
-    allow(cluster, accept=["C2", "C9"])
+    allow(cluster, acceptedChecks=["C2", "C9"])
     cluster.step()
-    assert cluster.condition("PreflightPassed") == ("False", "PreflightRefused")
+    assert cluster.condition("PreflightPassed") == ("False", "PreflightFailed")
 
 
 @pytest.mark.parametrize("said", [CHECKED, {**REFUSES, "checks": []}, HUB, DENIED])
@@ -315,7 +315,7 @@ def test_in_mode_warn_a_preflight_that_has_ended_holds_nothing_back(said: dict[s
     cluster.says(said, "Failed")
     cluster.fails()
     cluster.step()
-    assert cluster.condition("PreflightPassed") == ("True", "Warned")
+    assert cluster.condition("PreflightPassed") == ("True", "PreflightWarned")
     assert str(said.get("error") or said["refused"][0]) in cluster.message("PreflightPassed")
     assert cluster.status["phase"] == "Starting"
     assert record(cluster)["mode"] == "Warn"

@@ -34,8 +34,8 @@ def test_the_first_revision_is_looked_at_before_a_pod_is_made() -> None:
     assert world.status["phase"] == "Ready"
     assert world.status["stable"]["revision"] == world.wanted
     assert world.status["stable"]["drafter"] == "models/eagle3"
-    assert world.condition("Ready") == ("True", "Serving")
-    assert world.status["history"][0]["result"] == "Promoted"
+    assert world.condition("Ready") == ("True", "AllPodsReady")
+    assert world.status["rolloutHistory"][0]["result"] == "Promoted"
 
 
 def test_a_refused_drafter_never_gets_a_pod_and_says_why() -> None:
@@ -43,7 +43,7 @@ def test_a_refused_drafter_never_gets_a_pod_and_says_why() -> None:
     world.settle()
     assert world.deployments() == {}
     assert world.status["phase"] == "Failed"
-    assert world.condition("PreflightPassed") == ("False", "PreflightRefused")
+    assert world.condition("PreflightPassed") == ("False", "PreflightFailed")
     assert "C9 weights: torn." in world.message("PreflightPassed")
     assert "delete Job" in world.message("PreflightPassed")
 
@@ -54,8 +54,8 @@ def test_a_refused_change_leaves_what_serves_alone() -> None:
     world.drafter("refused")
     world.settle()
     assert world.deployments() == before
-    assert world.condition("Ready") == ("True", "Serving")
-    assert world.condition("PreflightPassed") == ("False", "PreflightRefused")
+    assert world.condition("Ready") == ("True", "AllPodsReady")
+    assert world.condition("PreflightPassed") == ("False", "PreflightFailed")
     assert world.condition("Progressing")[0] == "False"
 
 
@@ -145,7 +145,7 @@ def test_what_is_left_of_a_deleted_namesake_neither_serves_nor_stands_in_the_way
     world.pods = []
     world.settle()
     assert world.status["phase"] == "Ready"
-    assert len(world.status["history"]) == 1
+    assert len(world.status["rolloutHistory"]) == 1
 
 
 def test_replicas_change_at_any_time_without_a_new_revision() -> None:
@@ -156,7 +156,7 @@ def test_replicas_change_at_any_time_without_a_new_revision() -> None:
     assert world.deployments()[before]["spec"]["replicas"] == 3
     assert world.condition("Ready")[0] == "False"
     world.settle()
-    assert world.condition("Ready") == ("True", "Serving")
+    assert world.condition("Ready") == ("True", "AllPodsReady")
     world.edit(replicas=0)
     world.settle()
     assert world.condition("Ready") == ("True", "ScaledToZero")
@@ -187,11 +187,11 @@ def test_what_the_api_server_refuses_is_said_and_told_once() -> None:
     world = World()
     plan = with_apply_errors(world.plan(), None, ["Deployment chat: spec.template.spec.nope: unknown field"], world.now)
     found = next(c for c in plan.status.conditions if c.type == "Degraded")
-    assert (found.status, found.reason) == ("True", "Refused")
+    assert (found.status, found.reason) == ("True", "ApplyFailed")
     assert "spec.nope" in found.message
     again = with_apply_errors(world.plan(), plan.status, ["Deployment chat: spec.template.spec.nope: unknown field"], world.now)
-    assert [event.reason for event in plan.events].count("Refused") == 1
-    assert [event.reason for event in again.events].count("Refused") == 0
+    assert [event.reason for event in plan.events].count("ApplyFailed") == 1
+    assert [event.reason for event in again.events].count("ApplyFailed") == 0
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_source_of_metrics_that_is_of_no_use_is_a_condition_that_outlasts_the_
         ("Warning", "MetricsUnavailable", "http://prometheus:9090 cannot be reached")
     ]
     assert world.condition("Degraded") == ("True", "MetricsUnavailable")
-    assert world.condition("Ready") == ("True", "Serving")
+    assert world.condition("Ready") == ("True", "AllPodsReady")
     before = copy.deepcopy(world.status)
     world.source_trouble = None  # another operator, which has not asked yet
     assert world.step().events == ()

@@ -48,16 +48,16 @@ class Rollouts(RuleBasedStateMachine):
         """What served when all Deployments were last decided upon; None when the spec is another one since."""
 
     @initialize(
-        phase=st.sampled_from([None, "Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting", "Watching", "Rechecking"]),
+        phase=st.sampled_from([None, "Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting", "Monitoring", "Verifying"]),
         replicas=st.integers(1, 4),
         gateway=st.sampled_from([True, True, False]),
         reuse=st.booleans(),
     )
     def somewhere_on_the_way(self, phase: str | None, replicas: int, gateway: bool, reuse: bool) -> None:
         rollout: dict[str, Any] = {"traffic": GATEWAY} if gateway else {}
-        if phase in ("Watching", "Rechecking"):
+        if phase in ("Monitoring", "Verifying"):
             self.world, _ = watching(replicas=replicas, rollout=rollout)
-            self.world.measure_alone(4 if phase == "Rechecking" else 0, 2.4)
+            self.world.measure_alone(4 if phase == "Verifying" else 0, 2.4)
             assert self.world.status["phase"] == phase
         elif phase is not None:
             if reuse and replicas > 2:
@@ -112,7 +112,7 @@ class Rollouts(RuleBasedStateMachine):
         kept = before.get("previous")
         if kept is not None and now == kept["revision"]:
             assert (canary, new, after["canary"]["phase"]) == (None, served["revision"], "RollingBack")
-            assert after["history"][0]["reason"].startswith("Taken back after its promotion. ")
+            assert after["rolloutHistory"][0]["message"].startswith("Taken back after its promotion. ")
             return
         if now != served["revision"]:
             proven = (after.get("analysis") or {}).get("verdict") == "Promote"
@@ -215,7 +215,7 @@ class Rollouts(RuleBasedStateMachine):
             world.check()
             world.schedule()
             world.ready()
-            waits = world.condition("Progressing")[1] in ("AwaitingApproval", "Held", "ScaledToZero")
+            waits = world.condition("Progressing")[1] in ("AwaitingApproval", "InconclusiveAnalysis", "ScaledToZero")
             if waits and world.status.get("canary"):
                 world.annotate(promote=world.status["canary"]["revision"])
             world.now += timedelta(minutes=20)
@@ -230,7 +230,7 @@ class Rollouts(RuleBasedStateMachine):
             assert world.condition("PreflightPassed")[0] == "False"
         else:
             assert world.status["phase"] in ("RolledBack", "Failed")
-            assert world.status["rejected"] == world.wanted
+            assert world.status["rejectedRevision"] == world.wanted
             stable = world.status["stable"]["revision"]
             assert world.replicas() == {f"chat-{stable}": world.document["spec"]["replicas"]}
 

@@ -48,7 +48,7 @@ def test_refused_is_what_every_gateway_that_has_spoken_refuses(told: list[Any], 
     assert route_rejection_message(world.observed()) == refused
     world.step()
     assert world.condition("Degraded") == (("True", "RouteNotAccepted") if refused else ("False", "AsExpected"))
-    assert world.condition("Ready") == ("True", "Serving")
+    assert world.condition("Ready") == ("True", "AllPodsReady")
 
 
 def test_a_gateway_that_says_nothing_is_told_after_a_while() -> None:
@@ -59,9 +59,9 @@ def test_a_gateway_that_says_nothing_is_told_after_a_while() -> None:
     assert (world.condition("Degraded"), plan.requeue_after) == (("False", "AsExpected"), ROUTE_STATUS_TIMEOUT)
     world.now += ROUTE_STATUS_TIMEOUT
     plan = world.step()
-    assert world.condition("Degraded") == ("True", "RouteNotAnswered")
+    assert world.condition("Degraded") == ("True", "GatewayNotResponding")
     assert "Gateway gateways/public (spec.rollout.traffic.gateway.parentRefs)" in world.message("Degraded")
-    assert (plan.requeue_after, [event.reason for event in plan.events]) == (None, ["RouteNotAnswered"])
+    assert (plan.requeue_after, [event.reason for event in plan.events]) == (None, ["GatewayNotResponding"])
     assert world.step().status.to_dict() == world.status
     says(world, (PARENT, "Unknown"))
     world.step()
@@ -82,8 +82,8 @@ def test_a_canary_waits_for_the_route_and_fails_at_its_deadline() -> None:
     assert world.message("Progressing").endswith(f"Nothing is decided: {REFUSED}")
     world.now += timedelta(minutes=30)
     world.step()
-    assert world.status["history"][0]["result"] == "Failed"
-    assert world.status["history"][0]["reason"] == f"{REFUSED} So it was for spec.rollout.progressDeadline (30m)."
+    assert world.status["rolloutHistory"][0]["result"] == "Failed"
+    assert world.status["rolloutHistory"][0]["message"] == f"{REFUSED} So it was for spec.rollout.progressDeadline (30m)."
 
 
 def test_a_canary_goes_on_once_the_route_is_accepted() -> None:
@@ -109,16 +109,16 @@ def test_blocks_of_the_meantime_count_for_nothing() -> None:
     world.step()
     assert not world.status["analysis"].get("comparisons"), "nor afterwards"
     world.measure(1, +0.2)
-    assert world.status["analysis"]["comparisons"][0]["blocks"] == 1
+    assert world.status["analysis"]["comparisons"][0]["sampleCount"] == 1
 
 
 def test_a_step_of_the_ramp_is_not_held_where_the_route_is_refused() -> None:
     world, _ = canarying("Ramping", rollout=GATEWAY)
-    step = world.status["canary"]["step"]
+    step = world.status["canary"]["stepIndex"]
     for _ in range(3):
         world.schedule()
         world.ready()
         says(world, (PARENT, "False"))
         world.now += timedelta(minutes=5)
         world.step()
-    assert (world.status["phase"], world.status["canary"]["step"]) == ("Ramping", step)
+    assert (world.status["phase"], world.status["canary"]["stepIndex"]) == ("Ramping", step)

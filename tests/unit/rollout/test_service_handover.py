@@ -137,7 +137,7 @@ def test_promoted_pods_that_do_not_serve_are_left_at_once() -> None:
 def test_old_pods_that_get_requests_again_get_them_through_a_service_that_is_known() -> None:
     world, _, _ = taken_back()
     world.measure_alone(4, 2.4)
-    assert world.status["phase"] == "Rechecking"
+    assert world.status["phase"] == "Verifying"
     assert shares(world) == {"stable": 100}
     world.now += ENDPOINT_PROPAGATION_DELAY
     world.step()

@@ -92,16 +92,16 @@ def test_a_canary_that_waits_for_its_control_says_whose_pods_are_missing() -> No
     fail(cluster, old)
     for pod in [pod for pod in cluster.fleet if pod.of == f"chat-{old}"]:
         pod.become("Serving", cluster.now)
-    assert cluster.go_on(timedelta(hours=2), lambda: bool(cluster.status.get("history", [{}])[0]["result"] == "Failed"))
+    assert cluster.go_on(timedelta(hours=2), lambda: bool(cluster.status.get("rolloutHistory", [{}])[0]["result"] == "Failed"))
     assert (
         f"Its own serve; those of its control, which are of the stable revision {old}, do not."
-        in (cluster.status["history"][0]["reason"])
+        in (cluster.status["rolloutHistory"][0]["message"])
     )
 
 
 @pytest.mark.parametrize("gateway", [True, False])
 def test_pods_that_were_kept_get_the_requests_while_no_promoted_one_serves(gateway: bool) -> None:
-    cluster = come_to("Watching")
+    cluster = come_to("Monitoring")
     if gateway:
         traffic = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
         cluster.edit(rollout={**cluster.document["spec"]["rollout"], "traffic": traffic})
@@ -119,11 +119,11 @@ def test_pods_that_were_kept_get_the_requests_while_no_promoted_one_serves(gatew
 
 
 def test_kept_pods_stay_as_long_as_promoted_ones_are_missing() -> None:
-    cluster = come_to("Watching")
+    cluster = come_to("Monitoring")
     new, old = cluster.wanted, cluster.status["previous"]["revision"]
     fail(cluster, new, 2)
     cluster.go_on(20 * MINUTE)
-    assert cluster.status["phase"] == "Watching", "scaleDownDelay is over"
+    assert cluster.status["phase"] == "Monitoring", "scaleDownDelay is over"
     assert cluster.serving(old) == 2
     assert "2 pods of revision" in cluster.message("Progressing")
     recover(cluster)
@@ -133,7 +133,7 @@ def test_kept_pods_stay_as_long_as_promoted_ones_are_missing() -> None:
 
 
 def test_a_new_spec_takes_no_kept_pods_away_that_serve_for_promoted_ones() -> None:
-    cluster = come_to("Watching")
+    cluster = come_to("Monitoring")
     fail(cluster, cluster.wanted, 2)
     before = cluster.serving()
     cluster.drafter("eagle32")
@@ -193,7 +193,7 @@ def test_a_canary_whose_control_cannot_be_made_waits_not_for_ever() -> None:
         cluster.delete(kind, name)
     cluster.react()
     cluster.go_on(timedelta(hours=3))
-    assert cluster.status["history"][0]["result"] == "Failed"
+    assert cluster.status["rolloutHistory"][0]["result"] == "Failed"
     assert (cluster.status["phase"], cluster.serving(new)) == ("RollingBack", 1), "nobody else serves"
     assert f"aerie.dev/promote={new}" in cluster.message("Progressing")
 
@@ -286,11 +286,11 @@ def test_a_first_revision_whose_operator_was_killed_before_its_status_is_adopted
     world.ready()
     world.settle()
     assert world.status["phase"] == "Ready"
-    assert [(one["change"], one["result"]) for one in world.status["history"]] == [("first revision", "Promoted")]
+    assert [(one["change"], one["result"]) for one in world.status["rolloutHistory"]] == [("first revision", "Promoted")]
 
 
 def test_while_a_kind_cannot_be_listed_no_requests_go_to_an_arm_without_a_pod() -> None:
-    cluster = come_to("Watching")
+    cluster = come_to("Monitoring")
     cluster.edit(rollout={**cluster.document["spec"]["rollout"], "canary": {"scaleDownDelay": "3h"}})
     new, old = cluster.status["stable"]["revision"], cluster.status["previous"]["revision"]
     cluster.unlisted["Job"] = cluster.now + timedelta(hours=1)
@@ -327,7 +327,7 @@ def test_a_rejected_canary_that_alone_serves_gets_the_requests_when_no_stable_po
     cluster = come_to("Analyzing")
     old, new = cluster.status["stable"]["revision"], cluster.wanted
     cluster.document["status"].pop("canary")
-    cluster.document["status"] |= {"rejected": new, "phase": "RolledBack"}
+    cluster.document["status"] |= {"rejectedRevision": new, "phase": "RolledBack"}
     fail(cluster, old)
     for pod in cluster.fleet:
         if pod.revision == old:

@@ -40,67 +40,82 @@ LATE = CanaryObservation(ready=False, deadline_exceeded=True)
 def at(phase: StateMachinePhase, step: int | None = None) -> CanaryState:
     """A canary whose present phase began at T0."""
     ready = None if phase == "Starting" else T0
-    began = T0 if phase in ("Ramping", "Promoting", "Watching", "Rechecking") else None
+    began = T0 if phase in ("Ramping", "Promoting", "Monitoring", "Verifying") else None
     return CanaryState(phase, T0, ready, step if phase == "Ramping" else None, began)
 
 
-def example(phase: StateMachinePhase, word: Trigger) -> tuple[CanaryState, CanaryObservation, CanaryPolicy, datetime]:
-    """A look that gives this input and nothing more urgent."""
+def example(phase: StateMachinePhase, trigger: Trigger) -> tuple[CanaryState, CanaryObservation, CanaryPolicy, datetime]:
+    """An observation that gives this trigger and nothing more urgent."""
     soon = T0 + MINUTE
     return {
-        "rejected": (at(phase, 0), CanaryObservation(ready=True, manual_action="rollback"), TERMS, soon),
-        "stopped": (at(phase, 0), CanaryObservation(ready=True, abort_message="It crashes."), TERMS, soon),
-        "worse": (at(phase, 0), CanaryObservation(ready=True, verdict="Rollback", verdict_message="It is worse."), TERMS, soon),
-        "fallen": (at(phase, 0), CanaryObservation(ready=True, regression_message="It has fallen."), TERMS, soon),
-        "late": (at(phase, 0), LATE, TERMS, soon),
-        "approved": (at(phase, 0), CanaryObservation(ready=True, manual_action="promote"), TERMS, soon),
-        "better": (at(phase, 0), CanaryObservation(ready=True, verdict="Promote", verdict_message="It is better."), TERMS, soon),
-        "better, ask": (
+        Trigger.ROLLBACK_REQUESTED: (at(phase, 0), CanaryObservation(ready=True, manual_action="rollback"), TERMS, soon),
+        Trigger.ABORTED: (at(phase, 0), CanaryObservation(ready=True, abort_message="It crashes."), TERMS, soon),
+        Trigger.WORSE: (
+            at(phase, 0),
+            CanaryObservation(ready=True, verdict="Rollback", verdict_message="It is worse."),
+            TERMS,
+            soon,
+        ),
+        Trigger.REGRESSED: (at(phase, 0), CanaryObservation(ready=True, regression_message="It has fallen."), TERMS, soon),
+        Trigger.DEADLINE_EXCEEDED: (at(phase, 0), LATE, TERMS, soon),
+        Trigger.PROMOTE_REQUESTED: (at(phase, 0), CanaryObservation(ready=True, manual_action="promote"), TERMS, soon),
+        Trigger.BETTER: (
+            at(phase, 0),
+            CanaryObservation(ready=True, verdict="Promote", verdict_message="It is better."),
+            TERMS,
+            soon,
+        ),
+        Trigger.NEEDS_APPROVAL: (
             at(phase, 0),
             CanaryObservation(ready=True, verdict="Promote", verdict_message="It is better."),
             MANUAL,
             soon,
         ),
-        "explored": (
+        Trigger.EXPLORED: (
             at(phase, 0),
             CanaryObservation(ready=True, verdict_message="It is 3 % below."),
             EXPLORING,
             T0 + 35 * MINUTE,
         ),
-        "undecided, hold": (
+        Trigger.INCONCLUSIVE_HOLD: (
             at(phase, 0),
             CanaryObservation(ready=True, verdict="Inconclusive", verdict_message="Too few."),
             TERMS,
             soon,
         ),
-        "undecided, end": (
+        Trigger.INCONCLUSIVE_ROLLBACK: (
             at(phase, 0),
             CanaryObservation(ready=True, verdict="Inconclusive", verdict_message="Too few."),
             MANUAL,
             soon,
         ),
-        "ready": (at(phase, 0), READY, TERMS, soon),
-        "due": (at(phase, 0), READY, TERMS, T0 + (61 if phase == "Rechecking" else 11 if phase == "Watching" else 6) * MINUTE),
-        "topped": (at(phase, 1), READY, TERMS, T0 + 6 * MINUTE),
-    }[word]
+        Trigger.READY: (at(phase, 0), READY, TERMS, soon),
+        Trigger.TIMER: (
+            at(phase, 0),
+            READY,
+            TERMS,
+            T0 + (61 if phase == "Verifying" else 11 if phase == "Monitoring" else 6) * MINUTE,
+        ),
+        Trigger.LAST_RAMP_STEP: (at(phase, 1), READY, TERMS, T0 + 6 * MINUTE),
+    }[trigger]
 
 
-@pytest.mark.parametrize(("phase", "word"), TRANSITIONS)
-def test_every_row(phase: StateMachinePhase, word: Trigger) -> None:
-    step = advance_state(*example(phase, word))
-    target = TRANSITIONS[phase, word]
+@pytest.mark.parametrize(("phase", "trigger"), TRANSITIONS)
+def test_every_row(phase: StateMachinePhase, trigger: Trigger) -> None:
+    step = advance_state(*example(phase, trigger))
+    target = TRANSITIONS[phase, trigger]
     assert (step.end_state or step.state.phase) == target
     assert step.message
     assert (step.requeue_after is None) == (step.end_state is not None)
 
 
 @pytest.mark.parametrize("phase", get_args(StateMachinePhase))
-@pytest.mark.parametrize("word", get_args(Trigger))
-def test_an_input_without_a_row_changes_nothing(phase: StateMachinePhase, word: Trigger) -> None:
-    if (phase, word) in TRANSITIONS:
+@pytest.mark.parametrize("trigger", list(Trigger))
+def test_a_trigger_without_a_row_changes_nothing(phase: StateMachinePhase, trigger: Trigger) -> None:
+    if (phase, trigger) in TRANSITIONS:
         return
-    stage, looks, terms, now = example(phase, word)
-    looks = dataclasses.replace(looks, ready=looks.ready and (phase, "ready") not in TRANSITIONS)
+    stage, looks, terms, now = example(phase, trigger)
+    looks = dataclasses.replace(looks, ready=looks.ready and (phase, Trigger.READY) not in TRANSITIONS)
     now = min(now, T0 + MINUTE)  # time alone leads on in some phases; here it is not over
     assert advance_state(stage, looks, terms, now).state == stage
 
@@ -175,11 +190,11 @@ def test_a_fall_after_the_promotion_is_checked_against_old_pods_before_anything_
     fallen = CanaryObservation(
         ready=True, regression_message="It has fallen.", verdict="Rollback", verdict_message="It is worse."
     )
-    step = advance_state(at("Watching"), fallen, TERMS, T0 + MINUTE)
-    assert (step.state.phase, step.state.step_started_at, step.end_state) == ("Rechecking", T0 + MINUTE, None)
+    step = advance_state(at("Monitoring"), fallen, TERMS, T0 + MINUTE)
+    assert (step.state.phase, step.state.step_started_at, step.end_state) == ("Verifying", T0 + MINUTE, None)
     assert advance_state(step.state, fallen, TERMS, T0 + 2 * MINUTE).end_state == "RolledBack"
     assert advance_state(step.state, READY, TERMS, T0 + 20 * MINUTE).end_state is None, "scaleDownDelay is over, and this is not"
-    assert advance_state(step.state, READY, TERMS, T0 + 61 * MINUTE).end_state == "Over"
+    assert advance_state(step.state, READY, TERMS, T0 + 61 * MINUTE).end_state == "Completed"
 
 
 LOOKS = st.builds(

@@ -35,7 +35,7 @@ def until(world: World, phase: str, looks: int = 30, minutes: float = 1.0, among
 
 
 def last(world: World) -> dict[str, Any]:
-    found: dict[str, Any] = world.status["history"][0]
+    found: dict[str, Any] = world.status["rolloutHistory"][0]
     return found
 
 
@@ -50,7 +50,7 @@ def test_canary_and_control_start_together_beside_the_stable_pods() -> None:
     assert template == stable["spec"]["template"]["spec"], "control is the stable revision"
     assert world.status["canary"]["change"] == "drafter models/eagle31"
     assert world.message("Progressing").startswith("0 of 1 canary and 0 of 1 control pods serve")
-    assert world.condition("Ready") == ("True", "Serving")
+    assert world.condition("Ready") == ("True", "AllPodsReady")
 
 
 def test_the_pods_of_a_spec_that_is_gone_are_put_back_as_they_were() -> None:
@@ -72,7 +72,7 @@ def test_a_better_canary_warms_up_is_analyzed_ramped_and_promoted_without_a_new_
     assert world.status["phase"] == "Analyzing"
     world.measure(29, +0.2)
     assert world.status["phase"] == "Analyzing"
-    assert "of the soak are left" in world.status["analysis"]["reason"]
+    assert "of the soak are left" in world.status["analysis"]["message"]
     (length, *_) = world.status["analysis"]["comparisons"]
     assert length["metric"] == "TokensPerStep"
     assert 0.15 < length["lower"] < length["estimate"] < length["upper"] < 0.25
@@ -94,7 +94,7 @@ def test_a_better_canary_warms_up_is_analyzed_ramped_and_promoted_without_a_new_
         if world.status["phase"] == "Ready":
             break
     assert last(world)["result"] == "Promoted"
-    assert "output per verification step is" in last(world)["reason"].lower()
+    assert "output per verification step is" in last(world)["message"].lower()
     assert last(world)["comparisons"][0]["estimate"] > 0.15
     assert (last(world)["drafter"], last(world)["replacedDrafter"]) == ("models/eagle31", "models/eagle3")
     assert world.status["stable"]["revision"] == new
@@ -120,10 +120,10 @@ def test_a_worse_canary_loses_its_traffic_and_then_its_pods_and_is_not_tried_aga
     assert world.replicas() == {f"chat-{old}": 2}
     assert world.status["phase"] == "RolledBack"
     assert last(world)["result"] == "RolledBack"
-    assert "certainly at most" in last(world)["reason"]
+    assert "certainly at most" in last(world)["message"]
     assert "aerie.dev/retry" in world.message("Progressing")
     before = world.status["analysis"]
-    assert world.condition("Ready") == ("True", "Serving")
+    assert world.condition("Ready") == ("True", "AllPodsReady")
     world.annotate(retry="now")
     world.settle_until("Starting")
     assert f"chat-{new}" in world.replicas()
@@ -139,12 +139,12 @@ def test_missing_data_never_promotes_and_ends_undecided() -> None:
     world.now += timedelta(hours=1)
     world.step()
     assert world.status["phase"] == "Held"
-    assert world.condition("Progressing") == ("False", "Held")
+    assert world.condition("Progressing") == ("False", "InconclusiveAnalysis")
     assert f"aerie.dev/promote={world.wanted}" in world.message("Progressing")
     assert world.plan().objects_to_apply == ()
     world.annotate(promote=world.wanted)
     until(world, "Ready")
-    assert last(world)["reason"] == "A person asked for the promotion."
+    assert last(world)["message"] == "A person asked for the promotion."
 
 
 def test_undecided_is_rolled_back_where_the_spec_says_so() -> None:
@@ -152,7 +152,7 @@ def test_undecided_is_rolled_back_where_the_spec_says_so() -> None:
     world.now += timedelta(hours=4)
     world.settle()
     assert last(world)["result"] == "RolledBack"
-    assert last(world)["reason"].startswith("No decision within")
+    assert last(world)["message"].startswith("No decision within")
     assert world.replicas() == {f"chat-{old}": 2}
 
 
@@ -177,7 +177,7 @@ def test_what_a_person_promotes_in_its_warm_up_is_compared_in_the_ramp_all_the_s
         world.step()
     world.measure(30, -0.2, seconds=10)
     assert last(world)["result"] == "RolledBack"
-    assert "certainly at most" in last(world)["reason"]
+    assert "certainly at most" in last(world)["message"]
 
 
 def test_a_person_ends_it_at_any_time() -> None:
@@ -188,7 +188,7 @@ def test_a_person_ends_it_at_any_time() -> None:
         assert world.serving() >= 4, "stable pods come before the canary's go"
         world.schedule()
         world.ready()
-    assert last(world)["reason"] == "A person asked for the rollback."
+    assert last(world)["message"] == "A person asked for the rollback."
     world.settle()
     assert world.replicas() == {f"chat-{old}": 4}
 
@@ -201,7 +201,7 @@ def test_a_canary_that_crashes_again_and_again_is_rolled_back_at_once() -> None:
     assert world.status["phase"] == "Analyzing"
     world.crash(world.wanted, 3)
     world.settle()
-    assert "crashes again and again" in last(world)["reason"]
+    assert "crashes again and again" in last(world)["message"]
     assert world.replicas() == {f"chat-{old}": 2}
 
 
@@ -214,7 +214,7 @@ def test_a_canary_that_turns_bad_in_the_ramp_is_rolled_back() -> None:
         if world.status["phase"] == "RollingBack":
             break
     assert world.status["phase"] == "RollingBack"
-    assert "below the control's" in last(world)["reason"]
+    assert "below the control's" in last(world)["message"]
 
 
 def test_pods_that_do_not_start_fail_the_rollout() -> None:
@@ -223,7 +223,7 @@ def test_pods_that_do_not_start_fail_the_rollout() -> None:
     world.now += timedelta(minutes=31)
     world.settle_until("Failed")
     assert last(world)["result"] == "Failed"
-    assert "spec.rollout.progressDeadline" in last(world)["reason"]
+    assert "spec.rollout.progressDeadline" in last(world)["message"]
     world.settle()
     assert world.replicas() == {f"chat-{old}": 2}
 
@@ -239,7 +239,7 @@ def test_a_spec_that_is_taken_back_ends_it_at_once(phase: str) -> None:
         world.schedule()
         world.ready()
     assert last(world)["result"] == "Superseded"
-    assert last(world)["reason"] == "The spec is that of the stable revision again."
+    assert last(world)["message"] == "The spec is that of the stable revision again."
     assert world.status["phase"] == "Ready"
     assert world.replicas() == {f"chat-{old}": 4}
 
@@ -342,7 +342,7 @@ def test_a_person_may_decide_about_a_canary_without_pods(word: str, result: str)
     world.step()
     world.annotate(**{word: world.wanted})
     world.step()
-    assert world.status["history"][0]["result"] == result
+    assert world.status["rolloutHistory"][0]["result"] == result
 
 
 def test_reuse_needs_no_place_beyond_those_of_the_spec() -> None:

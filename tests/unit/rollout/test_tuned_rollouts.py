@@ -80,7 +80,7 @@ class Tuning(Rollouts):
             assert known is None or known["revision"] == trial["revision"] or known["phase"] == "RollingBack", "one at a time"
             assert after.get("previous") is None
         self.proven(before, after, alone)
-        chosen = tuning.get("chosen")
+        chosen = tuning.get("applied")
         if chosen is not None:
             event("a choice")
             arms = [after["stable"], after.get("previous") or {}]

@@ -69,10 +69,10 @@ def test_a_faultless_rollout_of_a_thousand_is_promoted() -> None:
     cluster = faultless(1000, 1700, replicas=100, scaleDownDelay="0s")
     assert not invariants.faultless_is_promoted(cluster)
     assert not invariants.serves_whole(cluster)
-    assert [one["result"] for one in cluster.status["history"]] == ["Promoted", "Promoted"]
+    assert [one["result"] for one in cluster.status["rolloutHistory"]] == ["Promoted", "Promoted"]
 
 
-PHASES = ("Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Ramping", "Promoting", "Watching", "RollingBack", "Paused")
+PHASES = ("Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Ramping", "Promoting", "Monitoring", "RollingBack", "Paused")
 
 
 def come_to(phase: str) -> Cluster:
@@ -99,7 +99,7 @@ def test_every_field_may_change_in_every_phase(phase: str) -> None:
     """Each field once, with a value that moves on with the phase, and the ramp with each; then it is left alone for a while."""
     begun = come_to(phase)
     for number, (path, values) in enumerate(EDITS.items()):
-        for value in values if path.endswith("ramp") else [values[(number + len(phase)) % len(values)]]:
+        for value in values if path.endswith("stepWeights") else [values[(number + len(phase)) % len(values)]]:
             walk = Walk(number, begun.branch())
             walk.change(path, value)
             walk.cluster.go_on(10 * MINUTE)

@@ -54,7 +54,7 @@ EDITS: dict[str, tuple[Any, ...]] = {
     "rollout.analysis.maxDuration": ("40m", "1h", "4h"),
     "rollout.analysis.goal": ("NonInferior", "Superior"),
     "rollout.analysis.margin": (0.02, 0.1),
-    "rollout.analysis.outputEquivalence": ("Compare", "Skip"),
+    "rollout.analysis.outputEquivalence": ("Enabled", "Disabled"),
     "rollout.analysis.onInconclusive": ("Hold", "Rollback"),
     "rollout.traffic": (
         {"mode": "Service"},

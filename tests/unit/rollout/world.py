@@ -374,15 +374,15 @@ def side(length: float, drafts: float = 2000, seconds: float = 50) -> ArmCounts:
     steps = 5000 / length if drafts else 0
     counts = EngineCounts(
         drafts=drafts,
-        accepted=drafts * (length - 1),
+        accepted_tokens=drafts * (length - 1),
         draft_tokens=3 * drafts,
         decode_tokens=5000,
         decode_seconds=seconds * 2.5 / length,
         output_tokens=5200,
-        finished=200,
+        finished_requests=200,
         first_tokens=200,
-        first_seconds=20,
-        timed=200,
+        first_token_seconds=20,
+        timed_requests=200,
         request_steps=steps,
         iterations=steps / 4,
     )

@@ -79,16 +79,16 @@ class AnalysisRun:
         `hardware_difference`: how the hardware of the arms differs; empty where it does not. None, where that is unknown, changes
         nothing. Once the hardware is alike, the open block is skipped, because it began before that.
         """
-        if hardware_difference is None or hardware_difference == self.plan.unlike:
+        if hardware_difference is None or hardware_difference == self.plan.hardware_mismatch:
             return self
         counted_until = self.counted_until if hardware_difference else max(self.counted_until, now.timestamp())
-        return replace(self, plan=replace(self.plan, unlike=hardware_difference), counted_until=counted_until)
+        return replace(self, plan=replace(self.plan, hardware_mismatch=hardware_difference), counted_until=counted_until)
 
     def with_probe_result(self, probe_result: EquivalenceResult | None) -> AnalysisRun:
         """Return the run with the result of the output-equivalence probe, where there is one. The first result stays."""
-        if probe_result is None or self.state.answers is not None or self.plan.unasked:
+        if probe_result is None or self.state.equivalence is not None or self.plan.equivalence_skip_reason:
             return self
-        return replace(self, state=replace(self.state, answers=probe_result))
+        return replace(self, state=replace(self.state, equivalence=probe_result))
 
     def with_restarts(self, canary_restarts: Mapping[str, int], control_restarts: Mapping[str, int]) -> AnalysisRun:
         """Return the run with the restarts, by pod name, of pods whose process has ended since counting began."""
@@ -118,7 +118,7 @@ class AnalysisRun:
     @property
     def calibration_blocks(self) -> int | None:
         """Number of blocks of stable pods from which the dispersion of the metrics was estimated; None without any."""
-        batches = max((dispersion.batches for dispersion in self.plan.scatters.values()), default=0)
+        batches = max((dispersion.batch_count for dispersion in self.plan.dispersions.values()), default=0)
         return BLOCKS_PER_BATCH * batches or None
 
     @property
@@ -128,7 +128,9 @@ class AnalysisRun:
 
     @property
     def _guardrail_plan(self) -> AnalysisPlan:
-        return replace(self.plan, deadline=max(3600 * GUARDRAIL_HORIZON_HOURS, self.plan.min_blocks * self.plan.block))
+        return replace(
+            self.plan, max_duration_seconds=max(3600 * GUARDRAIL_HORIZON_HOURS, self.plan.min_blocks * self.plan.block_seconds)
+        )
 
     def pack(self) -> str:
         """Return the run as text for the status."""
@@ -172,7 +174,10 @@ def start_analysis(
     `calibration`: that of the stable pods before it. `probe_skip_reason`: why the output-equivalence probe does not run. `goal`:
     that of a trial.
     """
-    plan = replace(build_analysis_plan(analysis, arms, pod_counts, objective, failed_attempts, goal), unasked=probe_skip_reason)
+    plan = replace(
+        build_analysis_plan(analysis, arms, pod_counts, objective, failed_attempts, goal),
+        equivalence_skip_reason=probe_skip_reason,
+    )
     plan = calibration.calibrate_plan(plan) if calibration is not None else plan
     return AnalysisRun(plan, AnalysisState(now.timestamp()), now.timestamp())
 
@@ -199,16 +204,16 @@ def build_analysis_plan(
         margin=analysis.margin,
         failure_margin=analysis.failure_margin,
         min_blocks=analysis.min_blocks,
-        soak=analysis.min_duration.total_seconds(),
-        deadline=(deadline - analysis.warmup_duration).total_seconds(),
-        block=analysis.block_duration.total_seconds(),
-        pods=pod_counts,
-        kept=SampleProjection(max(1, min(tokens)), *find_latency_bucket_edges(objective)),
-        incomparable=_TRIAL_MESSAGE if goal else explain_incomparable_acceptance(canary, control),
-        beyond=1 - objective.percentile / 100 if objective else DEFAULT_SHARE_OVER_OBJECTIVE,
-        steady=canary.setting is not None and canary.setting.mode == "Static",
-        adaptive=goal is None and canary.target == control.target and modes == {"Adaptive"} and tokens[0] == tokens[1],
-        attempt=failed_attempts,
+        min_duration_seconds=analysis.min_duration.total_seconds(),
+        max_duration_seconds=(deadline - analysis.warmup_duration).total_seconds(),
+        block_seconds=analysis.block_duration.total_seconds(),
+        pod_counts=pod_counts,
+        projection=SampleProjection(max(1, min(tokens)), *find_latency_bucket_edges(objective)),
+        drafts_not_comparable_reason=_TRIAL_MESSAGE if goal else explain_incomparable_acceptance(canary, control),
+        allowed_share_over_objective=1 - objective.percentile / 100 if objective else DEFAULT_SHARE_OVER_OBJECTIVE,
+        has_fixed_draft_length=canary.setting is not None and canary.setting.mode == "Static",
+        both_adaptive=goal is None and canary.target == control.target and modes == {"Adaptive"} and tokens[0] == tokens[1],
+        inconclusive_attempts=failed_attempts,
     )
 
 
@@ -257,10 +262,10 @@ def explain_incomparable_acceptance(canary: Arm, control: Arm) -> str:
 
 def build_block_rule(plan: AnalysisPlan, scrape_interval_seconds: float) -> BlockRule:
     """Return the rule for when a block of this analysis ends; the engines are scraped every `scrape_interval_seconds` seconds."""
-    fraction = plan.block / FULL_BLOCK_SECONDS
-    min_drafts = 0.0 if plan.incomparable else max(MIN_BLOCK_DRAFTS, FULL_BLOCK_DRAFTS * min(1.0, fraction))
+    fraction = plan.block_seconds / FULL_BLOCK_SECONDS
+    min_drafts = 0.0 if plan.drafts_not_comparable_reason else max(MIN_BLOCK_DRAFTS, FULL_BLOCK_DRAFTS * min(1.0, fraction))
     return BlockRule(
-        plan.block,
+        plan.block_seconds,
         scrape_interval_seconds,
         min_drafts,
         max(MIN_BLOCK_FINISHED_REQUESTS, FULL_BLOCK_FINISHED_REQUESTS * min(1.0, fraction)),

@@ -79,7 +79,9 @@ def reverse_blocked_rollback(
             f"revision {desired.revision} follows."
         )
         abandoned_canary = leaving_canary.model_copy(update={**dict(_to_plain_arm(abandoned_arm)), "change": canary_arm.change})
-        outcome = build_outcome(abandoned_canary, "Failed", message, status, None, now).model_copy(update={"cause": "GivenUp"})
+        outcome = build_outcome(abandoned_canary, "Failed", message, status, None, now).model_copy(
+            update={"reversal_cause": "Abandoned"}
+        )
         condition = ConditionUpdate(PROGRESSING, "True", "RollingBack", message)
         rollback = CanaryTransition(
             None, ArmReplicas(snapshot.resource.spec.replicas), {"stable": TOTAL_WEIGHT}, condition, None, outcome, timedelta(0)
@@ -88,7 +90,9 @@ def reverse_blocked_rollback(
     message = (
         f"{_DEADLINE_MESSAGE}. So revision {canary_arm.revision}, of which {ready_canary_pods} pods serve, is the stable one."
     )
-    outcome = build_outcome(leaving_canary, "Failed", message, status, None, now).model_copy(update={"cause": "StableLost"})
+    outcome = build_outcome(leaving_canary, "Failed", message, status, None, now).model_copy(
+        update={"reversal_cause": "StableUnavailable"}
+    )
     rollback = transition.roll_back_canary(snapshot, canary_arm, leaving_canary, None, outcome, now)
     # Traffic first: the pods are scaled down by the next reconcile, once the status contains that.
     rollback = replace(rollback, arms=replace(rollback.arms, canary=max(rollback.arms.canary, fleet.stable.counts.requested)))
@@ -98,7 +102,7 @@ def reverse_blocked_rollback(
 def find_abandoned_revision(status: Status) -> str | None:
     """Return the revision that the last rollout abandoned. It is removed even though pods of it may be ready."""
     last_outcome = status.rollout_history[0] if status.rollout_history else None
-    return last_outcome.revision if last_outcome is not None and find_reversal_cause(last_outcome) == "GivenUp" else None
+    return last_outcome.revision if last_outcome is not None and find_reversal_cause(last_outcome) == "Abandoned" else None
 
 
 def find_reversal_cause(outcome: RolloutOutcome) -> BlockedRollbackCause | None:
@@ -107,7 +111,7 @@ def find_reversal_cause(outcome: RolloutOutcome) -> BlockedRollbackCause | None:
     reason_start, abandonment_part = _LEGACY_REASON_PARTS
     if outcome.reversal_cause is not None or not outcome.message.startswith(reason_start):
         return outcome.reversal_cause
-    return "GivenUp" if abandonment_part in outcome.message else "StableLost"
+    return "Abandoned" if abandonment_part in outcome.message else "StableUnavailable"
 
 
 def _count_ready_pods(snapshot: Snapshot, revision: str) -> int:

@@ -73,14 +73,14 @@ def read_engine_identity(snapshot: Snapshot, revision: str) -> str:
 
 def is_calibration_write_due(calibration: BaselineCalibration, stored: StoredCalibration, *, canary_active: bool) -> bool:
     """Return whether the calibration is to replace the stored one. `canary_active`: a canary is in progress, and will need it."""
-    if calibration.blocks == stored.blocks:
+    if calibration.block_count == stored.blocks:
         return False
-    was_restarted = calibration.blocks < stored.blocks
+    was_restarted = calibration.block_count < stored.blocks
     return (
         canary_active
         or was_restarted
-        or calibration.blocks >= 2 * stored.blocks
-        or calibration.until >= stored.counted_until + CALIBRATION_WRITE_INTERVAL_SECONDS
+        or calibration.block_count >= 2 * stored.blocks
+        or calibration.last_block_end_time >= stored.counted_until + CALIBRATION_WRITE_INTERVAL_SECONDS
     )
 
 
@@ -110,9 +110,9 @@ def find_calibration(snapshot: Snapshot, stable: Arm) -> BaselineCalibration | N
 
 def build_calibration_config_map(resource: SpeculativeDeployment, calibration: BaselineCalibration) -> dict[str, Any]:
     """Return the ConfigMap that stores the calibration."""
-    last_block_end = datetime.fromtimestamp(calibration.until, tz=UTC).isoformat(timespec="milliseconds")
+    last_block_end = datetime.fromtimestamp(calibration.last_block_end_time, tz=UTC).isoformat(timespec="milliseconds")
     return calibration_config_map.render_calibration_config_map(
-        resource.metadata.name, str(calibration.blocks), last_block_end, calibration.pack()
+        resource.metadata.name, str(calibration.block_count), last_block_end, calibration.pack()
     )
 
 

@@ -18,8 +18,8 @@ _SPECULATIVE_CONFIG_FLAG = "--speculative-config"
 def find_probe_skip_reason(snapshot: Snapshot, stable: Arm, canary: Arm) -> str:
     """Return why the engines are not probed, as a clause; empty where they are."""
     spec = snapshot.resource.spec
-    if spec.rollout.analysis.output_equivalence == "Skip":
-        return "spec.rollout.analysis.outputEquivalence is Skip"
+    if spec.rollout.analysis.output_equivalence == "Disabled":
+        return "spec.rollout.analysis.outputEquivalence is Disabled"
     if spec.metrics.source is not None:
         return "spec.metrics.source is given, so pods may be out of the operator's reach"
     if canary.target != stable.target:

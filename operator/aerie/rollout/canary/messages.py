@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import AnalysisStatus, Arm, CanaryArm, PreviousArm
-from aerie.rollout.canary.state_machine import RECHECK_DURATION, compute_retention_end
+from aerie.rollout.canary.state_machine import VERIFICATION_DURATION, compute_retention_end
 from aerie.rollout.capacity.arms import RolloutPods
 from aerie.rollout.capacity.replica_counts import ArmReplicas, ramp_step_percent
 from aerie.rollout.conditions import PROGRESSING, ConditionUpdate
@@ -30,7 +30,9 @@ def build_progressing_condition(
     if canary.phase in ("Starting", "Ramping", "Promoting") and pod_failure is not None:
         reason = canary.phase if pod_failure.is_transient else pod_failure.reason
         return ConditionUpdate(PROGRESSING, "True", reason, f"{message}: {pod_failure.message}")
-    return ConditionUpdate(PROGRESSING, "False" if canary.phase == "Held" else "True", canary.phase, message)
+    if canary.phase == "Held":
+        return ConditionUpdate(PROGRESSING, "False", "InconclusiveAnalysis", message)
+    return ConditionUpdate(PROGRESSING, "True", canary.phase, message)
 
 
 def build_progress_message(
@@ -93,8 +95,8 @@ def build_retention_message(
         f"to go back to them at once: kubectl annotate --overwrite {resource_arguments} {ROLLBACK_ANNOTATION}={stable.revision}"
     )
     retained_pods = "1 pod" if previous.replicas == 1 else f"{previous.replicas} pods"
-    if previous.phase == "Rechecking":
-        retention_end = previous.phase_start_time + RECHECK_DURATION
+    if previous.phase == "Verifying":
+        retention_end = previous.phase_start_time + VERIFICATION_DURATION
         explanation = analysis.message if analysis else ""
         return (
             f"{explanation} So {retained_pods} of revision {previous.revision} get requests until {retention_end:%H:%M:%S} UTC, "

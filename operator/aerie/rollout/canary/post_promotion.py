@@ -125,17 +125,17 @@ def advance_monitoring(snapshot: Snapshot, stable: Arm, previous: PreviousArm, n
         state, observation, CanaryPolicy(resource.spec.rollout.canary, analysis_spec, progress_deadline), now
     )
     analysis = _store_analysis_run(status.analysis, analysis_run)
-    if state_transition.end_state == "Over" and required:
+    if state_transition.end_state == "Completed" and required:
         return _continue_monitoring(snapshot, stable, previous, fleet, analysis, _time_until_next_late_pod(fleet, now), required)
-    if state_transition.end_state == "Over":
+    if state_transition.end_state == "Completed":
         return _finish_monitoring(stable, _with_recheck_result(analysis, previous))
     if state_transition.end_state is not None:
         analysis = _with_rollback_verdict(analysis, verdict, state_transition.message)
         return revert_promotion(snapshot, stable, previous, state_transition.message, analysis, now)
     if state_transition.state.phase != state.phase:
-        previous = previous.model_copy(update={"phase": state_transition.state.phase, "since": now})
+        previous = previous.model_copy(update={"phase": state_transition.state.phase, "phase_start_time": now})
         analysis = _store_analysis_run(analysis, analysis_run and analysis_run.reset_guard(now))
-        analysis = analysis and analysis.model_copy(update={"reason": state_transition.message})
+        analysis = analysis and analysis.model_copy(update={"message": state_transition.message})
     return _continue_monitoring(
         snapshot, stable, previous, fleet, analysis, state_transition.requeue_after, crash_message=_crash_message(analysis_run)
     )
@@ -143,17 +143,17 @@ def advance_monitoring(snapshot: Snapshot, stable: Arm, previous: PreviousArm, n
 
 def _with_recheck_result(analysis: AnalysisStatus | None, previous: PreviousArm) -> AnalysisStatus | None:
     """Return the analysis with the result of a Rechecking phase that has ended without a rollback."""
-    if analysis is None or previous.phase != "Rechecking":
+    if analysis is None or previous.phase != "Verifying":
         return analysis
     message = f"{analysis.message} Pods of revision {previous.revision} were not certainly better at the same time."
-    return analysis.model_copy(update={"reason": message})
+    return analysis.model_copy(update={"message": message})
 
 
 def _with_rollback_verdict(analysis: AnalysisStatus | None, verdict: Verdict | None, message: str) -> AnalysisStatus | None:
     """Return the analysis with the comparisons in pairs that led to the rollback, where there are any."""
     if analysis is None or verdict is None or not verdict.comparisons:
         return analysis
-    update = {"comparisons": list(verdict.comparisons), "verdict": "Rollback", "reason": message}
+    update = {"comparisons": list(verdict.comparisons), "verdict": "Rollback", "message": message}
     return analysis.model_copy(update=update)
 
 
@@ -221,9 +221,9 @@ def _continue_monitoring(
         build_retention_message(resource, stable, previous, analysis, unready_pods, crash_message),
     )
     weights = {"stable": traffic_weights.TOTAL_WEIGHT}
-    if previous.phase == "Watching" and fleet.stable.counts.ready and not fleet.canary.counts.ready:
+    if previous.phase == "Monitoring" and fleet.stable.counts.ready and not fleet.canary.counts.ready:
         weights = {"stable": 0, "previous": traffic_weights.TOTAL_WEIGHT}
-    if previous.phase == "Rechecking":
+    if previous.phase == "Verifying":
         arms = ArmReplicas(resource.spec.replicas, previous.replicas)
         replica_weights = traffic_weights.weights_by_replicas(arms, fleet.canary.counts, fleet.stable.counts, PodCounts())
         weights = {"stable": replica_weights["stable"], "previous": replica_weights["canary"]}
@@ -256,7 +256,7 @@ def _evaluate_blocks(
         return None, None, ""
     if route_rejection_message(snapshot):
         return analysis_run.skip_blocks(snapshot.blocks), None, ""
-    if previous.phase == "Rechecking":
+    if previous.phase == "Verifying":
         analysis_run = analysis_run.with_hardware_difference(hardware.compared_hardware_difference(snapshot), now).with_blocks(
             snapshot.blocks
         )
@@ -286,7 +286,7 @@ def _with_restarts(analysis_run: AnalysisRun | None, fleet: RolloutPods) -> Anal
     """Return the run with the engines that have ended since the analysis began."""
     if analysis_run is None:
         return None
-    since = datetime.fromtimestamp(analysis_run.state.began, tz=UTC)
+    since = datetime.fromtimestamp(analysis_run.state.start_time, tz=UTC)
     return analysis_run.with_restarts(
         *(pod_failures.count_restarts_since(arm_pods.live_pods, since) for arm_pods in (fleet.canary, fleet.stable))
     )

@@ -6,15 +6,15 @@
                                  ├─► EXPLORED (a trial that was only to be measured has been measured)
         from every phase ────────┴─► ROLLED BACK or FAILED
 
-    PROMOTED, with previous pods retained ─► Watching ─┬──────────────┬─► OVER
-                                                       └► Rechecking ─┴─► ROLLED BACK
+    PROMOTED, with previous pods retained ─► Monitoring ─┬─────────────┬─► COMPLETED
+                                                         └► Verifying ─┴─► ROLLED BACK
 
 One reconcile takes at most one trigger: the most urgent one that is active. A user's request comes before the metrics, and
 evidence against the canary comes before evidence for it.
 
 A promoted canary is stable. The post-promotion monitoring, with previous pods retained for an immediate rollback, is a second
 path through the same table. There, tokens per step below the level of the promotion may also come from a change in traffic. So
-this regression leads no further than to Rechecking: the previous pods get requests again. The promotion is rolled back only if
+this regression leads no further than to Verifying: the previous pods get requests again. The promotion is rolled back only if
 it is worse than they are at the same time.
 
 Guarantees: a pure function. There is no promotion without the verdict Promote or a user's request. An ended canary stays ended.
@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Literal
 
 from aerie.api.rollout import AnalysisSpec, CanarySpec
@@ -36,75 +37,93 @@ from aerie.api.types import duration
 from aerie.rollout.capacity.replica_counts import ramp_step_percent
 
 StateMachinePhase = Literal[
-    "Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "Watching", "Rechecking"
+    "Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "Monitoring", "Verifying"
 ]
-EndState = Literal["Promoted", "RolledBack", "Failed", "Explored", "Over"]
-Trigger = Literal[
-    "rejected",  # a user requests the rollback
-    "stopped",  # a hard failure, which needs no statistics: a crash loop, no accepted token, invalid metrics
-    "worse",  # the verdict is Rollback
-    "fallen",  # tokens per step are significantly below the level of the promotion
-    "late",  # the pods of this phase are not ready, and its deadline has passed
-    "approved",  # a user requests the promotion
-    "better",  # the verdict is Promote, and no approval is needed
-    "better, ask",  # the verdict is Promote, and approval is needed
-    "explored",  # a canary that is only to be measured has been measured for long enough
-    "undecided, hold",  # the verdict is Inconclusive, and the spec says to hold
-    "undecided, end",  # the verdict is Inconclusive, and the spec says to roll back
-    "ready",  # the pods of this phase are ready
-    "due",  # the time of this phase is over
-    "topped",  # the last step of the ramp has been held
-]
+EndState = Literal["Promoted", "RolledBack", "Failed", "Explored", "Completed"]
+
+
+class Trigger(StrEnum):
+    """What may cause a transition."""
+
+    ROLLBACK_REQUESTED = "RollbackRequested"
+    """A user requests the rollback."""
+    ABORTED = "Aborted"
+    """A hard failure, which needs no statistics: a crash loop, no accepted token, invalid metrics."""
+    WORSE = "Worse"
+    """The verdict is Rollback."""
+    REGRESSED = "Regressed"
+    """Tokens per step are significantly below the level of the promotion."""
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    """The pods of this phase are not ready, and its deadline has passed."""
+    PROMOTE_REQUESTED = "PromoteRequested"
+    """A user requests the promotion."""
+    BETTER = "Better"
+    """The verdict is Promote, and no approval is needed."""
+    NEEDS_APPROVAL = "NeedsApproval"
+    """The verdict is Promote, and approval is needed."""
+    EXPLORED = "Explored"
+    """A canary that is only to be measured has been measured for long enough."""
+    INCONCLUSIVE_HOLD = "InconclusiveHold"
+    """The verdict is Inconclusive, and the spec says to hold."""
+    INCONCLUSIVE_ROLLBACK = "InconclusiveRollback"
+    """The verdict is Inconclusive, and the spec says to roll back."""
+    READY = "Ready"
+    """The pods of this phase are ready."""
+    TIMER = "Timer"
+    """The time of this phase is over."""
+    LAST_RAMP_STEP = "LastRampStep"
+    """The last step of the ramp has been held."""
+
 
 TRANSITIONS: dict[tuple[StateMachinePhase, Trigger], StateMachinePhase | EndState] = {
-    ("Starting", "rejected"): "RolledBack",
-    ("Starting", "stopped"): "RolledBack",
-    ("Starting", "late"): "Failed",
-    ("Starting", "ready"): "WarmingUp",
-    ("WarmingUp", "rejected"): "RolledBack",
-    ("WarmingUp", "stopped"): "RolledBack",
-    ("WarmingUp", "approved"): "Ramping",
-    ("WarmingUp", "due"): "Analyzing",
-    ("Analyzing", "rejected"): "RolledBack",
-    ("Analyzing", "stopped"): "RolledBack",
-    ("Analyzing", "worse"): "RolledBack",
-    ("Analyzing", "approved"): "Ramping",
-    ("Analyzing", "better"): "Ramping",
-    ("Analyzing", "better, ask"): "AwaitingApproval",
-    ("Analyzing", "explored"): "Explored",
-    ("Analyzing", "undecided, hold"): "Held",
-    ("Analyzing", "undecided, end"): "RolledBack",
-    ("AwaitingApproval", "rejected"): "RolledBack",
-    ("AwaitingApproval", "stopped"): "RolledBack",
-    ("AwaitingApproval", "worse"): "RolledBack",
-    ("AwaitingApproval", "approved"): "Ramping",
-    ("Held", "rejected"): "RolledBack",
-    ("Held", "stopped"): "RolledBack",
-    ("Held", "worse"): "RolledBack",
-    ("Held", "approved"): "Ramping",
-    ("Ramping", "rejected"): "RolledBack",
-    ("Ramping", "stopped"): "RolledBack",
-    ("Ramping", "worse"): "RolledBack",
-    ("Ramping", "late"): "RolledBack",
-    ("Ramping", "due"): "Ramping",
-    ("Ramping", "topped"): "Promoting",
-    ("Promoting", "rejected"): "RolledBack",
-    ("Promoting", "stopped"): "RolledBack",
-    ("Promoting", "worse"): "RolledBack",
-    ("Promoting", "late"): "RolledBack",
-    ("Promoting", "ready"): "Promoted",
-    ("Watching", "rejected"): "RolledBack",
-    ("Watching", "stopped"): "RolledBack",
-    ("Watching", "fallen"): "Rechecking",
-    ("Watching", "due"): "Over",
-    ("Rechecking", "rejected"): "RolledBack",
-    ("Rechecking", "stopped"): "RolledBack",
-    ("Rechecking", "worse"): "RolledBack",
-    ("Rechecking", "due"): "Over",
+    ("Starting", Trigger.ROLLBACK_REQUESTED): "RolledBack",
+    ("Starting", Trigger.ABORTED): "RolledBack",
+    ("Starting", Trigger.DEADLINE_EXCEEDED): "Failed",
+    ("Starting", Trigger.READY): "WarmingUp",
+    ("WarmingUp", Trigger.ROLLBACK_REQUESTED): "RolledBack",
+    ("WarmingUp", Trigger.ABORTED): "RolledBack",
+    ("WarmingUp", Trigger.PROMOTE_REQUESTED): "Ramping",
+    ("WarmingUp", Trigger.TIMER): "Analyzing",
+    ("Analyzing", Trigger.ROLLBACK_REQUESTED): "RolledBack",
+    ("Analyzing", Trigger.ABORTED): "RolledBack",
+    ("Analyzing", Trigger.WORSE): "RolledBack",
+    ("Analyzing", Trigger.PROMOTE_REQUESTED): "Ramping",
+    ("Analyzing", Trigger.BETTER): "Ramping",
+    ("Analyzing", Trigger.NEEDS_APPROVAL): "AwaitingApproval",
+    ("Analyzing", Trigger.EXPLORED): "Explored",
+    ("Analyzing", Trigger.INCONCLUSIVE_HOLD): "Held",
+    ("Analyzing", Trigger.INCONCLUSIVE_ROLLBACK): "RolledBack",
+    ("AwaitingApproval", Trigger.ROLLBACK_REQUESTED): "RolledBack",
+    ("AwaitingApproval", Trigger.ABORTED): "RolledBack",
+    ("AwaitingApproval", Trigger.WORSE): "RolledBack",
+    ("AwaitingApproval", Trigger.PROMOTE_REQUESTED): "Ramping",
+    ("Held", Trigger.ROLLBACK_REQUESTED): "RolledBack",
+    ("Held", Trigger.ABORTED): "RolledBack",
+    ("Held", Trigger.WORSE): "RolledBack",
+    ("Held", Trigger.PROMOTE_REQUESTED): "Ramping",
+    ("Ramping", Trigger.ROLLBACK_REQUESTED): "RolledBack",
+    ("Ramping", Trigger.ABORTED): "RolledBack",
+    ("Ramping", Trigger.WORSE): "RolledBack",
+    ("Ramping", Trigger.DEADLINE_EXCEEDED): "RolledBack",
+    ("Ramping", Trigger.TIMER): "Ramping",
+    ("Ramping", Trigger.LAST_RAMP_STEP): "Promoting",
+    ("Promoting", Trigger.ROLLBACK_REQUESTED): "RolledBack",
+    ("Promoting", Trigger.ABORTED): "RolledBack",
+    ("Promoting", Trigger.WORSE): "RolledBack",
+    ("Promoting", Trigger.DEADLINE_EXCEEDED): "RolledBack",
+    ("Promoting", Trigger.READY): "Promoted",
+    ("Monitoring", Trigger.ROLLBACK_REQUESTED): "RolledBack",
+    ("Monitoring", Trigger.ABORTED): "RolledBack",
+    ("Monitoring", Trigger.REGRESSED): "Verifying",
+    ("Monitoring", Trigger.TIMER): "Completed",
+    ("Verifying", Trigger.ROLLBACK_REQUESTED): "RolledBack",
+    ("Verifying", Trigger.ABORTED): "RolledBack",
+    ("Verifying", Trigger.WORSE): "RolledBack",
+    ("Verifying", Trigger.TIMER): "Completed",
 }
 """The complete transition table. A trigger without a row for a phase has no effect in that phase."""
 
-RECHECK_DURATION = timedelta(hours=1)
+VERIFICATION_DURATION = timedelta(hours=1)
 """Time for which previous pods get requests again: enough for a regression of some percent to show in pairs
 (docs/canary-decisions.md)."""
 MIN_RETENTION_AFTER_CRASH = timedelta(hours=1)
@@ -182,7 +201,7 @@ def advance_state(state: CanaryState, observation: CanaryObservation, policy: Ca
             continue
         message = _transition_message(trigger, state, observation, policy)
         match target:
-            case "Promoted" | "RolledBack" | "Failed" | "Explored" | "Over":
+            case "Promoted" | "RolledBack" | "Failed" | "Explored" | "Completed":
                 return StateTransition(state, target, message)
             case _:
                 return _enter_phase(state, target, policy, message, now)
@@ -201,7 +220,7 @@ def _enter_phase(
             entered = replace(state, phase=phase, step=step, step_started_at=now)
             if not policy.canary.step_weights:
                 entered = replace(entered, phase="Promoting", step=None)
-        case "Promoting" | "Rechecking":
+        case "Promoting" | "Verifying":
             entered = replace(state, phase=phase, step=None, step_started_at=now)
         case _:
             entered = replace(state, phase=phase)
@@ -213,33 +232,33 @@ def _active_triggers(
 ) -> Iterator[Trigger]:
     """Yield the active triggers, the most urgent first."""
     if observation.manual_action == "rollback":
-        yield "rejected"
+        yield Trigger.ROLLBACK_REQUESTED
     if observation.abort_message:
-        yield "stopped"
+        yield Trigger.ABORTED
     if observation.verdict == "Rollback":
-        yield "worse"
+        yield Trigger.WORSE
     if observation.regression_message:
-        yield "fallen"
+        yield Trigger.REGRESSED
     if observation.deadline_exceeded and not observation.ready:
-        yield "late"
+        yield Trigger.DEADLINE_EXCEEDED
     if observation.manual_action == "promote":
-        yield "approved"
+        yield Trigger.PROMOTE_REQUESTED
     if observation.verdict == "Promote":
-        yield "better" if policy.canary.approval == "Automatic" else "better, ask"
+        yield Trigger.BETTER if policy.canary.approval == "Automatic" else Trigger.NEEDS_APPROVAL
     if _is_exploration_over(state, policy, now):
-        yield "explored"
+        yield Trigger.EXPLORED
     if observation.verdict == "Inconclusive":
-        yield "undecided, hold" if policy.analysis.on_inconclusive == "Hold" else "undecided, end"
+        yield Trigger.INCONCLUSIVE_HOLD if policy.analysis.on_inconclusive == "Hold" else Trigger.INCONCLUSIVE_ROLLBACK
     if observation.ready:
-        yield "ready"
+        yield Trigger.READY
     if _is_phase_time_over(state, observation, policy, now):
-        yield "topped" if state.phase == "Ramping" and _is_last_ramp_step(state, policy) else "due"
+        yield Trigger.LAST_RAMP_STEP if state.phase == "Ramping" and _is_last_ramp_step(state, policy) else Trigger.TIMER
 
 
 def _phase_started_at(state: CanaryState) -> datetime:
     """Return when the phase began."""
     match state.phase:
-        case "Ramping" | "Promoting" | "Watching" | "Rechecking":
+        case "Ramping" | "Promoting" | "Monitoring" | "Verifying":
             return state.step_started_at or state.started_at
         case "Starting":
             return state.started_at
@@ -260,12 +279,12 @@ def _is_phase_time_over(state: CanaryState, observation: CanaryObservation, poli
             return True
         case "Ramping":  # a share for which pods are not ready yet is not being held
             return observation.ready and now >= _phase_started_at(state) + policy.canary.step_duration
-        case "Watching":
+        case "Monitoring":
             return now >= compute_retention_end(
                 _phase_started_at(state), policy.canary, has_suspicious_crashes=observation.has_suspicious_crashes
             )
-        case "Rechecking":
-            return now >= _phase_started_at(state) + RECHECK_DURATION
+        case "Verifying":
+            return now >= _phase_started_at(state) + VERIFICATION_DURATION
         case _:
             return False
 
@@ -295,12 +314,12 @@ def _time_remaining(state: CanaryState, observation: CanaryObservation, policy: 
             phase_end = _phase_started_at(state) + policy.canary.step_duration
         case "Analyzing" if policy.exploration_duration is not None:
             phase_end = _exploration_end(state, policy.exploration_duration, policy)
-        case "Watching":
+        case "Monitoring":
             phase_end = compute_retention_end(
                 _phase_started_at(state), policy.canary, has_suspicious_crashes=observation.has_suspicious_crashes
             )
-        case "Rechecking":
-            phase_end = _phase_started_at(state) + RECHECK_DURATION
+        case "Verifying":
+            phase_end = _phase_started_at(state) + VERIFICATION_DURATION
         case "Starting" | "Ramping" | "Promoting" if observation.next_deadline_at is not None:
             phase_end = observation.next_deadline_at
         case _:
@@ -310,28 +329,28 @@ def _time_remaining(state: CanaryState, observation: CanaryObservation, policy: 
 
 def _transition_message(trigger: Trigger, state: CanaryState, observation: CanaryObservation, policy: CanaryPolicy) -> str:
     match trigger:
-        case "rejected":
+        case Trigger.ROLLBACK_REQUESTED:
             return "A person asked for the rollback."
-        case "approved":
+        case Trigger.PROMOTE_REQUESTED:
             return "A person asked for the promotion."
-        case "stopped":
+        case Trigger.ABORTED:
             return observation.abort_message
-        case "fallen":
+        case Trigger.REGRESSED:
             return observation.regression_message
-        case "explored":
+        case Trigger.EXPLORED:
             return f"It was to be measured and given up, and has been. {observation.verdict_message}".rstrip()
-        case "late":
+        case Trigger.DEADLINE_EXCEEDED:
             progress_deadline = duration.format_duration(policy.progress_deadline)
             return f"Pods that it needs have not served for spec.rollout.progressDeadline ({progress_deadline})."
-        case "worse" | "better" | "better, ask" | "undecided, hold" | "undecided, end":
+        case Trigger.WORSE | Trigger.BETTER | Trigger.NEEDS_APPROVAL | Trigger.INCONCLUSIVE_HOLD | Trigger.INCONCLUSIVE_ROLLBACK:
             return observation.verdict_message
-        case "ready":
+        case Trigger.READY:
             return "All its pods serve."
-        case "due" if state.phase == "WarmingUp":
+        case Trigger.TIMER if state.phase == "WarmingUp":
             return "The warm-up is over."
-        case "due" if state.phase in ("Watching", "Rechecking"):
+        case Trigger.TIMER if state.phase in ("Monitoring", "Verifying"):
             return "Nothing has spoken against it while pods of the revision before were kept."
-        case "due" | "topped":
+        case Trigger.TIMER | Trigger.LAST_RAMP_STEP:
             if not policy.canary.step_weights:
                 return "spec.rollout.canary.stepWeights has become empty: there is no share to hold."
             percent = ramp_step_percent(policy.canary.step_weights, state.step)

@@ -185,7 +185,7 @@ def _continue_canary(
     canary = _with_state(canary_arm, state_transition.state)
     arms = fleet.target_replicas(canary.phase, resource.spec.rollout.canary.step_weights, canary.step_index, by_pods=by_pods)
     weights = _compute_weights(resource, canary, fleet, arms)
-    canary = canary.model_copy(update={"waiting": _build_waiting(canary_arm, canary, fleet, arms, now)})
+    canary = canary.model_copy(update={"readiness": _build_waiting(canary_arm, canary, fleet, arms, now)})
     pod_failure = _most_severe_failure(snapshot, stable, canary_arm)
     condition = build_progressing_condition(resource, canary, fleet, arms, analysis, pod_failure)
     if route_rejection := route_rejection_message(snapshot):
@@ -207,7 +207,7 @@ def _end_canary(
     resource, reason = snapshot.resource, state_transition.message
     status, progress_deadline = resource.status or Status(), resource.spec.rollout.progress_deadline
     assert state_transition.end_state is not None, "it has ended"
-    assert state_transition.end_state != "Over", "that is how post-promotion monitoring ends, not a canary"
+    assert state_transition.end_state != "Completed", "that is how post-promotion monitoring ends, not a canary"
     if state_transition.end_state == "Promoted":
         outcome = build_outcome(
             canary_arm, "Promoted", _promotion_reason(canary_arm, analysis, state_transition), status, analysis, now
@@ -225,7 +225,7 @@ def _end_canary(
         reason = f"{route_rejection} So it was for spec.rollout.progressDeadline ({duration.format_duration(progress_deadline)})."
     outcome = build_outcome(canary_arm, state_transition.end_state, reason, status, analysis, now)
     if state_transition.end_state == "Failed" and fleet.waits_only_for_resources():
-        outcome = outcome.model_copy(update={"retry_at": now + _capacity_retry_delay(canary_arm, status, progress_deadline)})
+        outcome = outcome.model_copy(update={"retry_time": now + _capacity_retry_delay(canary_arm, status, progress_deadline)})
     return roll_back_canary(snapshot, stable, canary_arm, _close_analysis(analysis), outcome, now)
 
 
@@ -265,7 +265,7 @@ def roll_back_canary(
     condition = ConditionUpdate(PROGRESSING, "True", "RollingBack", message)
     rolling_back_arm = canary_arm.model_copy(update={"phase": "RollingBack"})
     rolling_back_arm = rolling_back_arm.model_copy(
-        update={"waiting": _build_waiting(canary_arm, rolling_back_arm, fleet, arms, now)}
+        update={"readiness": _build_waiting(canary_arm, rolling_back_arm, fleet, arms, now)}
     )
     return CanaryTransition(
         rolling_back_arm, arms, weights, condition, analysis, outcome, timedelta(0) if outcome else timedelta(seconds=5)
@@ -296,7 +296,12 @@ def _read_state(canary: CanaryArm) -> CanaryState:
 
 
 def _with_state(canary: CanaryArm, state: CanaryState) -> CanaryArm:
-    update = {"phase": state.phase, "ready_at": state.ready_at, "step": state.step, "step_started_at": state.step_started_at}
+    update = {
+        "phase": state.phase,
+        "ready_time": state.ready_at,
+        "step_index": state.step,
+        "step_start_time": state.step_started_at,
+    }
     return canary.model_copy(update=update)
 
 
@@ -332,7 +337,7 @@ def _with_restarts(analysis_run: AnalysisRun | None, phase: StateMachinePhase, f
     if analysis_run is None:
         return None
     reference = fleet.stable if phase in TRAFFIC_SHIFT_PHASES or not fleet.control.live_pods else fleet.control
-    since = datetime.fromtimestamp(analysis_run.state.began, tz=UTC)
+    since = datetime.fromtimestamp(analysis_run.state.start_time, tz=UTC)
     return analysis_run.with_restarts(
         *(pod_failures.count_restarts_since(arm_pods.live_pods, since) for arm_pods in (fleet.canary, reference))
     )
@@ -376,7 +381,7 @@ def _handle_zero_replicas(
         return _end_canary(snapshot, stable, canary_arm, fleet, state_transition, status.analysis, now)
     message = f"spec.replicas is 0: the canary of revision {canary_arm.revision} starts anew with the first pods"
     condition = ConditionUpdate(PROGRESSING, "False", "ScaledToZero", message)
-    update = {"phase": "Starting", "ready_at": None, "step": None, "step_started_at": None, "waiting": None}
+    update = {"phase": "Starting", "ready_time": None, "step_index": None, "step_start_time": None, "readiness": None}
     return CanaryTransition(
         canary_arm.model_copy(update=update),
         ArmReplicas(0),
@@ -492,13 +497,13 @@ def _build_analysis_status(
     """Return the analysis for the status. Its message changes with a block or a verdict, and not with the clock."""
     if analysis_run is None:
         return previous
-    state, hardware_difference = analysis_run.pack(), analysis_run.plan.unlike or None
+    state, hardware_difference = analysis_run.pack(), analysis_run.plan.hardware_mismatch or None
     if previous is None or verdict is None:
         return AnalysisStatus(
             parameters=analysis_spec,
             verdict=verdict.outcome if verdict else "Continue",
             message=verdict.message if verdict else "",
-            start_time=datetime.fromtimestamp(analysis_run.state.began, tz=UTC),
+            start_time=datetime.fromtimestamp(analysis_run.state.start_time, tz=UTC),
             calibration_blocks=analysis_run.calibration_blocks,
             variance_inflation=round(analysis_run.variance_inflation, 2),
             comparisons=list(verdict.comparisons) if verdict else [],
@@ -509,10 +514,10 @@ def _build_analysis_status(
         return previous
     if analysis_run.guard_state is not None and verdict.outcome != "Rollback":
         # The status keeps the comparisons of the promotion.
-        return previous.model_copy(update={"state": state, "unlike": hardware_difference})
+        return previous.model_copy(update={"state": state, "hardware_mismatch": hardware_difference})
     comparisons = list(verdict.comparisons or previous.comparisons)
-    update = {"verdict": verdict.outcome, "reason": verdict.message, "comparisons": comparisons}
-    return previous.model_copy(update={**update, "state": state, "unlike": hardware_difference})
+    update = {"verdict": verdict.outcome, "message": verdict.message, "comparisons": comparisons}
+    return previous.model_copy(update={**update, "state": state, "hardware_mismatch": hardware_difference})
 
 
 def _close_analysis(analysis: AnalysisStatus | None) -> AnalysisStatus | None:
@@ -548,8 +553,12 @@ def _time_until_analysis_limit(canary: CanaryArm, analysis_run: AnalysisRun | No
     """Return the time until an analysis continues even without a block."""
     if canary.phase != "Analyzing" or analysis_run is None:
         return None
-    elapsed = now.timestamp() - analysis_run.state.began
-    remaining = [limit - elapsed for limit in (analysis_run.plan.soak, analysis_run.plan.deadline) if limit > elapsed]
+    elapsed = now.timestamp() - analysis_run.state.start_time
+    remaining = [
+        limit - elapsed
+        for limit in (analysis_run.plan.min_duration_seconds, analysis_run.plan.max_duration_seconds)
+        if limit > elapsed
+    ]
     return timedelta(seconds=min(remaining)) if remaining else None
 
 

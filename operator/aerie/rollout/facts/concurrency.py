@@ -113,10 +113,10 @@ def read_slot_claim(document: Mapping[str, Any]) -> SlotClaim | None:
             if is_active and not is_first_revision
             else None
         )
-    queued = status.get("queued") or {}
+    queued = status.get("queue") or {}
     if queued.get("purpose") not in ("Rollout", "Trial"):
         return None
-    return SlotClaim(queued["purpose"], str(queued.get("since") or ""), holds_slot=False)
+    return SlotClaim(queued["purpose"], str(queued.get("queuedTime") or ""), holds_slot=False)
 
 
 def allocate_slots(claims: Mapping[ResourceName, SlotClaim], limits: ConcurrencyLimits) -> SlotAllocation:

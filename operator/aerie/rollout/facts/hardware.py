@@ -72,7 +72,7 @@ def select_compared_pods(snapshot: Snapshot, status: Status) -> tuple[tuple[Kube
     if stable is not None and canary is not None and canary.phase != "RollingBack":
         has_control = canary.control is not None and canary.phase not in TRAFFIC_SHIFT_PHASES
         return snapshot.live_pods(canary.revision), snapshot.live_pods(stable.revision, control=has_control)
-    if stable is not None and previous is not None and previous.phase == "Rechecking":
+    if stable is not None and previous is not None and previous.phase == "Verifying":
         return snapshot.live_pods(stable.revision), snapshot.live_pods(previous.revision)
     return (), ()
 

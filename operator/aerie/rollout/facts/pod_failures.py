@@ -61,11 +61,11 @@ class PodCreationFailure:
 
 
 _REASONS_BY_SEVERITY = (
-    "Crash",
-    "ImagePull",
-    "Config",
-    "Rejected",
-    "PodsRefused",
+    "CrashLoopBackOff",
+    "ImagePullBackOff",
+    "CreateContainerError",
+    "PodFailed",
+    "FailedCreate",
     "QuotaExceeded",
     "Unschedulable",
     "NotReady",
@@ -81,7 +81,7 @@ def read_pod_creation_failure(deployment: KubernetesObject | None) -> PodCreatio
     if condition.get("status") != "True":
         return None
     cause = condition.get("message") or condition.get("reason") or "no reason is given"
-    reason = "QuotaExceeded" if "exceeded quota" in cause else "PodsRefused"
+    reason = "QuotaExceeded" if "exceeded quota" in cause else "FailedCreate"
     since = condition.get("lastTransitionTime")
     message = f"Deployment {_name(deployment)} cannot make its pods: {cause}"
     return PodCreationFailure(PodFailure(reason, message), datetime.fromisoformat(since) if since else None)
@@ -152,7 +152,7 @@ def is_pod_unrecoverable(pod: KubernetesObject) -> bool:
     """Return whether the pod stays unready unless somebody changes something: a crash loop, a missing image or a missing
     setting."""
     failure = read_pod_failure(pod, {})
-    return failure is not None and (failure.reason in ("ImagePull", "Config") or is_in_crash_loop(pod))
+    return failure is not None and (failure.reason in ("ImagePullBackOff", "CreateContainerError") or is_in_crash_loop(pod))
 
 
 def most_severe_failure(
@@ -185,7 +185,7 @@ def read_pod_failure(pod: KubernetesObject, last_log_lines: Mapping[str, str]) -
     name, status = _name(pod), pod.get("status") or {}
     if status.get("phase") == "Failed":
         return PodFailure(
-            "Rejected", f"pod {name} failed: {status.get('message') or status.get('reason') or 'no reason is given'}"
+            "PodFailed", f"pod {name} failed: {status.get('message') or status.get('reason') or 'no reason is given'}"
         )
     scheduled = _condition(pod, "PodScheduled")
     if scheduled.get("status") == "False":
@@ -212,7 +212,9 @@ def _read_container_failure(pod_name: str, container: KubernetesObject, last_log
     waiting: Mapping[str, Any] = state.get("waiting") or {}
     reason, message = waiting.get("reason") or "", waiting.get("message") or ""
     if reason in _IMAGE_PULL_REASONS:
-        return PodFailure("ImagePull", f"pod {pod_name} cannot get the image {container.get('image')}: {message or reason}")
+        return PodFailure(
+            "ImagePullBackOff", f"pod {pod_name} cannot get the image {container.get('image')}: {message or reason}"
+        )
     termination = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
     if termination and not container.get("ready") and termination.get("exitCode") != 0:
         # The restart count is left out: it would change the message with each restart.
@@ -221,9 +223,11 @@ def _read_container_failure(pod_name: str, container: KubernetesObject, last_log
             f" ({termination['reason']})" if termination.get("reason") else ""
         )
         last_lines_text = f"; its last lines: {log_text.strip()}" if log_text.strip() else ""
-        return PodFailure("Crash", f"container {container_name} of pod {pod_name} {exit_text}{last_lines_text}")
+        return PodFailure("CrashLoopBackOff", f"container {container_name} of pod {pod_name} {exit_text}{last_lines_text}")
     if reason not in ("", "ContainerCreating", "PodInitializing", "CrashLoopBackOff"):
-        return PodFailure("Config", f"container {container_name} of pod {pod_name} cannot be made: {message or reason}")
+        return PodFailure(
+            "CreateContainerError", f"container {container_name} of pod {pod_name} cannot be made: {message or reason}"
+        )
     return None
 
 

@@ -48,7 +48,7 @@ class DesiredRevision:
         """Goal of a trial's analysis; None: that of the spec."""
         if self.trial is None:
             return None
-        return "Faster" if self.trial.purpose == "Change" else "Explore"
+        return "Faster" if self.trial.purpose == "Improve" else "Explore"
 
     @property
     def arm(self) -> Arm:
@@ -189,7 +189,7 @@ def _with_max_tokens(resource: SpeculativeDeployment, tokens: int) -> Speculativ
     spec = resource.spec
     if spec.speculation.num_speculative_tokens == tokens:
         return resource
-    speculation = spec.speculation.model_copy(update={"tokens": tokens})
+    speculation = spec.speculation.model_copy(update={"num_speculative_tokens": tokens})
     return resource.model_copy(update={"spec": spec.model_copy(update={"speculation": speculation})})
 
 

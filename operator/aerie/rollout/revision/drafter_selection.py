@@ -46,14 +46,14 @@ class DrafterSelection:
             )
             yield Event(
                 "Normal",
-                "DrafterChosen",
+                "DrafterSelected",
                 f"spec.drafter is missing: {drafter_text} is the catalog's for {self.selected_drafter.target}",
             )
 
     def build_status_drafters(self, in_use: bool) -> list[SelectedDrafter]:
         """Return the drafters of the status; `in_use`: pods are created with the selected one."""
         return [
-            drafter.model_copy(update={"used": drafter.in_use or (in_use and drafter == self.selected_drafter)})
+            drafter.model_copy(update={"in_use": drafter.in_use or (in_use and drafter == self.selected_drafter)})
             for drafter in self.selected_drafters
         ]
 

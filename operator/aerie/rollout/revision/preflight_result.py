@@ -36,10 +36,10 @@ _INITIAL_POLL_INTERVAL, _POLL_INTERVAL = timedelta(seconds=10), timedelta(minute
 """Interval between checks why a Job has no pod, in its first minute and later. The first is also how long a missing pod is not
 reported."""
 PREFLIGHT_SKIPPED_REASON = "Skipped"
-_REPORTED_FAILURE_REASONS = frozenset({"Unschedulable", "ImagePull", "Config"})
+_REPORTED_FAILURE_REASONS = frozenset({"Unschedulable", "ImagePullBackOff", "CreateContainerError"})
 """Pod failures that are reported instead of the message that preflight is running."""
 
-PreflightState = Literal["Absent", "Running", "Passed", "Refused", "Error", "Skipped"]
+PreflightState = Literal["Absent", "Running", "Passed", "Failed", "Error", "Skipped"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class PreflightResult:
 
     def build_condition(self, revision: str) -> ConditionUpdate:
         """Return the condition PreflightPassed."""
-        status: ConditionStatus = {"Passed": "True", "Refused": "False"}.get(self.state, "Unknown")  # type: ignore[assignment]
+        status: ConditionStatus = {"Passed": "True", "Failed": "False"}.get(self.state, "Unknown")  # type: ignore[assignment]
         message = self.message or f"revision {revision} is looked at"
         return ConditionUpdate(PREFLIGHT_PASSED, status, self.reason or _REASON_BY_STATE[self.state], message)
 
@@ -75,7 +75,7 @@ _REASON_BY_STATE = {
     "Absent": "Preflight",
     "Running": "Preflight",
     "Passed": "Passed",
-    "Refused": "PreflightRefused",
+    "Failed": "PreflightFailed",
     "Error": "PreflightError",
     "Skipped": PREFLIGHT_SKIPPED_REASON,
 }
@@ -91,16 +91,16 @@ def read_preflight_result(snapshot: Snapshot, revision: str, now: datetime) -> P
             "Skipped", message, record={"ok": None, **(result.record or {}), "mode": "Off"}, is_expired=is_unfinished
         )
     checks = [str(check) for check in (result.record or {}).get("checks") or []]
-    is_overridable = result.state == "Refused" or (result.state == "Error" and preflight.mode == "Warn")
+    is_overridable = result.state == "Failed" or (result.state == "Error" and preflight.mode == "Warn")
     return _override_failure(result, preflight, checks) if is_overridable and preflight.allows(checks) else result
 
 
 def _override_failure(result: PreflightResult, preflight: PreflightSpec, checks: Sequence[str]) -> PreflightResult:
     """Return the result of a failed or unfinished preflight in spite of which the revision continues."""
     if preflight.mode == "Warn":
-        override_message, reason = "spec.rollout.preflight.mode is Warn, so this is not held back", "Warned"
+        override_message, reason = "spec.rollout.preflight.mode is Warn, so this is not held back", "PreflightWarned"
     else:
-        override_message, reason = f"accepted by spec.rollout.preflight.acceptedChecks: {', '.join(checks)}", "Accepted"
+        override_message, reason = f"accepted by spec.rollout.preflight.acceptedChecks: {', '.join(checks)}", "PreflightAccepted"
     override = {"mode": "Warn"} if preflight.mode == "Warn" else {"accepted": list(checks)}
     return PreflightResult(
         "Passed", f"{override_message}. {result.message}", reason, record={**(result.record or {}), **override}
@@ -127,7 +127,7 @@ def _read_job_result(snapshot: Snapshot, revision: str, now: datetime) -> Prefli
     if report.get("ok") is False:
         advice = f"Correct the spec; or, where files have changed in their place, delete Job {name} to have it look again."
         message = " ".join([*(report.get("refused") or [str(report.get("summary"))]), advice])
-        return PreflightResult("Refused", message, record={**report, "job": uid})
+        return PreflightResult("Failed", message, record={**report, "job": uid})
     started_at = _container_started_at(job_pods) if failed is None else None
     if failed is None and (started_at is None or now < started_at + PREFLIGHT_RUN_TIMEOUT):
         return _build_running_result(snapshot, job, job_pods, report, recorded, started_at, now)
@@ -143,7 +143,7 @@ def _read_job_result(snapshot: Snapshot, revision: str, now: datetime) -> Prefli
             f"{message} It is tried again at {ended_at + retry_delay:%H:%M:%S} UTC, or as soon as Job {name} is deleted."
         )
     return PreflightResult(
-        "Refused" if is_access_denied else "Error",
+        "Failed" if is_access_denied else "Error",
         result_message,
         record={
             "ok": None,

@@ -99,7 +99,7 @@ def _build_stable_arm(
     reference_acceptance_length = progression.reference_acceptance_length or (
         last_arm.reference_acceptance_length if last_arm is not None else None
     )
-    arm = arm.model_copy(update={"accepted_length": reference_acceptance_length})
+    arm = arm.model_copy(update={"reference_acceptance_length": reference_acceptance_length})
     metrics = snapshot.arm_metrics(arm.revision)
     return with_arm_metrics(arm, last_arm, metrics, status_changes=_has_analysis_advanced(progression, previous_status))
 
@@ -192,7 +192,7 @@ def _build_ready_condition(
     counted_pods = stable.ready_replicas if canary is None else ready_pods
     message = f"{min(counted_pods, replicas) if canary else counted_pods} of {replicas} pods serve"
     if stable.ready_replicas >= expected_ready_pods and counted_pods >= replicas:
-        return ConditionUpdate(READY, "True", "Serving", message)
+        return ConditionUpdate(READY, "True", "AllPodsReady", message)
     pod_failure = snapshot.pod_failure(stable.revision)
     return ConditionUpdate(
         READY,
@@ -220,7 +220,7 @@ def _build_degraded_condition(
     if pod_failure is not None and not pod_failure.is_transient:
         return ConditionUpdate(DEGRADED, "True", pod_failure.reason, pod_failure.message)
     if route_timeout := check_route_status_timeout(snapshot, now)[0]:
-        return ConditionUpdate(DEGRADED, "True", "RouteNotAnswered", route_timeout)
+        return ConditionUpdate(DEGRADED, "True", "GatewayNotResponding", route_timeout)
     if source_error := _metrics_source_error(snapshot):
         return ConditionUpdate(DEGRADED, "True", METRICS_UNAVAILABLE, source_error)
     if snapshot.crd_problem:
@@ -270,7 +270,7 @@ def _build_regression_condition(stable: Arm | None) -> ConditionUpdate | None:
         f"which revision {stable.revision} was accepted: requests have changed, or its drafter fits them less than it did. "
         "Nothing is done about it by itself; a drafter trained on today's requests may be worth a canary"
     )
-    return ConditionUpdate(DEGRADED, "True", "DriftSuspected", message)
+    return ConditionUpdate(DEGRADED, "True", "AcceptanceRegression", message)
 
 
 def _no_acceptance_message(stable: Arm) -> str:

@@ -21,7 +21,9 @@ from typing import Any, Literal
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import RolloutOutcome, Status
 
-NotificationType = Literal["begun", "approval-wanted", "held", "promoted", "rolled-back", "superseded", "failed", "explored"]
+NotificationType = Literal[
+    "started", "approval-required", "inconclusive", "promoted", "rolled-back", "superseded", "failed", "explored"
+]
 EVENT_TYPE_PREFIX = "dev.aerie.rollout."
 _TYPE_BY_RESULT: dict[str, NotificationType] = {
     "Promoted": "promoted",
@@ -66,8 +68,8 @@ def build_notifications(resource: SpeculativeDeployment, status: Status) -> Iter
     if canary is not None and canary.phase != "RollingBack":
         canary_data: dict[str, Any] = {"revision": canary.revision, "change": canary.change, "drafter": canary.drafter}
         canary_data |= {"against": status.stable.drafter if status.stable else None, "startTime": _format_time(canary.start_time)}
-        yield _build_notification(resource, "begun", canary.revision, canary.start_time, canary.start_time, canary_data)
-        type_by_phase: dict[str, NotificationType] = {"AwaitingApproval": "approval-wanted", "Held": "held"}
+        yield _build_notification(resource, "started", canary.revision, canary.start_time, canary.start_time, canary_data)
+        type_by_phase: dict[str, NotificationType] = {"AwaitingApproval": "approval-required", "Held": "inconclusive"}
         event_type = type_by_phase.get(canary.phase, "failed" if status.phase == "Failed" else None)
         if event_type is not None and progressing is not None:
             data = canary_data | {"reason": progressing.message}

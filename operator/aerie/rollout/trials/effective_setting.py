@@ -4,10 +4,10 @@
     Recommendation ─────────────────────────► decide_next_trial ──────────────┘
 
 A trial is written into the status before any object is created for it. From then on it is the desired setting: an ordinary canary
-of the progression follows. The applied setting that results from a trial, and the trial itself, hold for one spec: `basis` is the
-revision that the spec alone results in, and where it changes both are void. So any change by a user wins, and starts from the
-spec's own setting. The bounds of spec.speculation (maxSpeculativeTokens, slo, tokens: 0) also apply to an earlier applied setting, from the
-next reconcile on.
+of the progression follows. The applied setting that results from a trial, and the trial itself, hold for one spec:
+`spec_revision` is the revision that the spec alone results in, and where it changes both are void. So any change by a user wins,
+and starts from the spec's own setting. The bounds of spec.speculation (maxSpeculativeTokens, slo, numSpeculativeTokens: 0) also
+apply to an earlier applied setting, from the next reconcile on.
 
 Guarantees: pure. There is no trial in the modes Off and Recommend. A setting of tuning is desired only while a trial of it is in
 progress, or while pods of the revision that has passed one exist; in mode Off only the spec's setting is. Nothing differs from a
@@ -49,7 +49,7 @@ class EffectiveSetting:
     """The desired setting, and where it comes from."""
 
     setting: SpeculationSetting
-    basis: str
+    spec_revision: str
     """The revision that the spec alone results in."""
     applied: AppliedSetting | None = None
     """The applied setting that is active."""
@@ -71,7 +71,7 @@ def resolve_effective_setting(snapshot: Snapshot, now: datetime) -> EffectiveSet
     if speculation_status is None or mode == "Off" or status.stable is None:
         return effective
     revisions_with_pods = {arm.revision for arm in (status.stable, status.previous) if arm is not None}
-    applied_setting = _read_setting_for_basis(resource, speculation_status.applied, effective.basis)
+    applied_setting = _read_setting_for_spec_revision(resource, speculation_status.applied, effective.spec_revision)
     if (
         speculation_status.applied is not None
         and applied_setting is not None
@@ -81,9 +81,9 @@ def resolve_effective_setting(snapshot: Snapshot, now: datetime) -> EffectiveSet
         effective = (
             replace(effective, exceeded_bound=exceeded_bound)
             if exceeded_bound
-            else EffectiveSetting(applied_setting, effective.basis, speculation_status.applied)
+            else EffectiveSetting(applied_setting, effective.spec_revision, speculation_status.applied)
         )
-    trial_setting = _read_setting_for_basis(resource, speculation_status.trial, effective.basis)
+    trial_setting = _read_setting_for_spec_revision(resource, speculation_status.trial, effective.spec_revision)
     if speculation_status.trial is None or trial_setting is None or mode != "Auto" or resource.spec.replicas == 0:
         return effective
     if find_exceeded_bound(resource, speculation_status.trial, trial_setting):
@@ -105,11 +105,11 @@ def find_exceeded_bound(resource: SpeculativeDeployment, candidate: AppliedSetti
     return ""
 
 
-def _read_setting_for_basis(
-    resource: SpeculativeDeployment, record: AppliedSetting | Trial | None, basis: str
+def _read_setting_for_spec_revision(
+    resource: SpeculativeDeployment, record: AppliedSetting | Trial | None, spec_revision: str
 ) -> SpeculationSetting | None:
     """Return the setting of the record, if it is for this spec."""
-    if record is None or record.spec_revision != basis:
+    if record is None or record.spec_revision != spec_revision:
         return None
     try:
         setting = read_status_setting(record.setting)
@@ -126,7 +126,7 @@ def _find_start_obstacle(snapshot: Snapshot, status: Status, trial: Trial, now: 
     if problem := resolve_desired_revision(snapshot.resource, setting=read_status_setting(trial.setting)).problem:
         return problem
     preflight_result = read_preflight_result(snapshot, trial.revision, now)
-    if preflight_result.state == "Refused":
+    if preflight_result.state == "Failed":
         return preflight_result.message
     if status.stable is not None and not snapshot.ready_pod_count(status.stable.revision):
         return "The stable pods ceased to serve before its canary began."
@@ -209,7 +209,9 @@ def decide_next_trial(snapshot: Snapshot, effective: EffectiveSetting, progressi
     if rollout_obstacle := _find_rollout_obstacle(snapshot, progression):
         return TrialDecision(reason="RolloutUnderWay", message=rollout_obstacle)
     if rejection := _find_setting_rejection(snapshot, effective, recommendation.setting):
-        return TrialDecision(reason="Refused", message=f"{describe_setting(recommendation.setting)} is not tried: {rejection}")
+        return TrialDecision(
+            reason="SettingRejected", message=f"{describe_setting(recommendation.setting)} is not tried: {rejection}"
+        )
     if tuning.mode != "Auto":
         return TrialDecision()
     if (pause := _find_trial_pause(snapshot, effective, recommendation, recommendation.setting, now)) is not None:
@@ -222,9 +224,9 @@ def decide_next_trial(snapshot: Snapshot, effective: EffectiveSetting, progressi
         return TrialDecision(reason="Queued" if message else "", message=message, queued=True)
     trial = Trial(
         setting=build_status_setting(recommendation.setting),
-        purpose="Change" if recommendation.action == "Change" else "Explore",
+        purpose="Improve" if recommendation.action == "Change" else "Explore",
         revision=compute_revision(resource, recommendation.setting),
-        spec_revision=effective.basis,
+        spec_revision=effective.spec_revision,
         slo=tuning.slo,
         predicted=build_predicted_gain(recommendation),
         start_time=now,
@@ -240,8 +242,8 @@ def _find_trial_pause(
     speculation_status, tuning = (resource.status or Status()).speculation, resource.spec.speculation.tuning
     if speculation_status is None:
         return None
-    if capacity_obstacle := failures.find_capacity_obstacle(speculation_status, snapshot, effective.basis):
-        return TrialDecision(reason="NoRoom", message=capacity_obstacle)
+    if capacity_obstacle := failures.find_capacity_obstacle(speculation_status, snapshot, effective.spec_revision):
+        return TrialDecision(reason="InsufficientCapacity", message=capacity_obstacle)
     if cooldown_end := find_cooldown_end(speculation_status, recommendation, tuning.cooldown_duration, now):
         message = f"{describe_setting(setting)} may be tried from {cooldown_end:%Y-%m-%d %H:%M} UTC on"
         return TrialDecision(reason="Cooldown", message=message)
@@ -272,7 +274,7 @@ def _convert_exploration(trial: Trial, recommendation: Recommendation, progressi
         return None
     if recommendation.decision_time < canary.ready_time.timestamp():
         return None
-    return trial.model_copy(update={"purpose": "Change", "predicted": build_predicted_gain(recommendation)})
+    return trial.model_copy(update={"purpose": "Improve", "predicted": build_predicted_gain(recommendation)})
 
 
 def _find_rollout_obstacle(snapshot: Snapshot, progression: Progression) -> str:
@@ -301,7 +303,7 @@ def _find_setting_rejection(snapshot: Snapshot, effective: EffectiveSetting, set
     desired = resolve_desired_revision(resource, setting=setting)
     if desired.problem:
         return desired.problem
-    if read_manual_action(resource, desired.revision) == "rollback" and desired.revision != effective.basis:
+    if read_manual_action(resource, desired.revision) == "rollback" and desired.revision != effective.spec_revision:
         return f"a person has rolled it back; without the annotation {ROLLBACK_ANNOTATION} it may be tried again."
     return ""
 
@@ -331,7 +333,7 @@ def _iterate_cooldowns(speculation_status: SpeculationStatus, recommendation: Re
                 speculation_status.last_rollback_time,
                 COOLDOWNS_AFTER_ROLLBACK * backoff_factor(speculation_status.consecutive_failures or 0),
             )
-        inconclusive_ends = [record.completion_time for record in speculation_status.trials if record.result == "Undecided"]
+        inconclusive_ends = [record.completion_time for record in speculation_status.trials if record.result == "Inconclusive"]
         if inconclusive_ends:
             yield inconclusive_ends[0], min(len(inconclusive_ends), COOLDOWNS_AFTER_ROLLBACK)
     if recommendation.action == "Explore":
@@ -351,7 +353,7 @@ def _recent_failure_message(
         None,
     )
     if failure is None or (
-        failure.reason == "Worse" and failure.first_failure_time.timestamp() < (recommendation.traffic_changed_at or 0.0)
+        failure.reason == "Regressed" and failure.first_failure_time.timestamp() < (recommendation.traffic_changed_at or 0.0)
     ):
         return ""
     retry_time = failures.compute_retry_time(failure, tuning.cooldown_duration, tuning.decision_interval)
@@ -365,7 +367,7 @@ def _recent_failure_message(
 def find_last_unsuccessful_start(speculation_status: SpeculationStatus) -> datetime | None:
     """Return when the last trial began that was rolled back, failed, or was inconclusive."""
     last_record = next(
-        (record for record in speculation_status.trials if record.result in ("RolledBack", "Failed", "Undecided")), None
+        (record for record in speculation_status.trials if record.result in ("RolledBack", "Failed", "Inconclusive")), None
     )
     return speculation_status.last_rollback_time if last_record is None else last_record.start_time or last_record.completion_time
 

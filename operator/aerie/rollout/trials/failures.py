@@ -5,7 +5,7 @@
               or ran on other hardware than its control
     NoRoom    the cluster had no node or no quota for its pods ──────────────────────────► no trial until there is capacity
 
-There is one record per setting, for one spec. With another basis all records are dropped, and a new value of the annotation
+There is one record per setting, for one spec. With another spec_revision all records are dropped, and a new value of the annotation
 aerie.dev/retry drops them too. There is capacity again when a trial would need fewer pods than the one that found none, or when
 that number of pods is ready.
 
@@ -48,14 +48,14 @@ def classify_failure(
     result: TrialResult, outcome: RolloutOutcome | None, analysis: AnalysisStatus | None
 ) -> TrialFailureReason | None:
     """Return why a trial counts as failed; None where it does not."""
-    if result == "Undecided" and analysis is not None and analysis.hardware_mismatch:
+    if result == "Inconclusive" and analysis is not None and analysis.hardware_mismatch:
         return "Failed"
     if result not in ("RolledBack", "Failed"):
         return None
     if outcome is not None and outcome.retry_time is not None:
-        return "NoRoom"
+        return "InsufficientCapacity"
     measured = analysis is not None and analysis.verdict == "Rollback"
-    return "Worse" if result == "RolledBack" and measured else "Failed"
+    return "Regressed" if result == "RolledBack" and measured else "Failed"
 
 
 def build_failure_update(
@@ -69,7 +69,7 @@ def build_failure_update(
     """Return the fields of the status after this trial has ended: with its failure, or without any failure of its setting."""
     other_failures = [record for record in speculation_status.failures if record.setting != trial.setting]
     if reason is None:
-        return {"failures": other_failures, "failed": None}
+        return {"failures": other_failures, "consecutive_failures": None}
     previous_failure = next(
         (record for record in speculation_status.failures if record.setting == trial.setting and record.reason == reason), None
     )
@@ -81,34 +81,34 @@ def build_failure_update(
         spec_revision=trial.spec_revision,
         first_failure_time=trial.start_time,
         last_failure_time=now,
-        required_pods=_count_trial_pods(snapshot) if reason == "NoRoom" else None,
+        required_pods=_count_trial_pods(snapshot) if reason == "InsufficientCapacity" else None,
     )
     failed = {
         "Failed": 1 + (speculation_status.consecutive_failures or 0),
-        "Worse": None,
-        "NoRoom": speculation_status.consecutive_failures,
+        "Regressed": None,
+        "InsufficientCapacity": speculation_status.consecutive_failures,
     }[reason]
-    return {"failures": [failure, *other_failures][:MAX_TRIAL_FAILURES], "failed": failed}
+    return {"failures": [failure, *other_failures][:MAX_TRIAL_FAILURES], "consecutive_failures": failed}
 
 
 def filter_active_failures(
-    failures: Iterable[TrialFailure], snapshot: Snapshot, basis: str, *, retry_requested: bool
+    failures: Iterable[TrialFailure], snapshot: Snapshot, spec_revision: str, *, retry_requested: bool
 ) -> list[TrialFailure]:
     """Return the failures that still count. `retry_requested`: a user has requested a retry."""
     return [
         failure
         for failure in failures
-        if failure.spec_revision == basis and not retry_requested and not _has_capacity_again(snapshot, failure)
+        if failure.spec_revision == spec_revision and not retry_requested and not _has_capacity_again(snapshot, failure)
     ]
 
 
-def find_capacity_obstacle(speculation_status: SpeculationStatus, snapshot: Snapshot, basis: str) -> str:
+def find_capacity_obstacle(speculation_status: SpeculationStatus, snapshot: Snapshot, spec_revision: str) -> str:
     """Return that the cluster has no capacity for a trial, and how to fix that; empty where no failure shows it."""
     failure = next(
         (
             failure
-            for failure in filter_active_failures(speculation_status.failures, snapshot, basis, retry_requested=False)
-            if failure.reason == "NoRoom"
+            for failure in filter_active_failures(speculation_status.failures, snapshot, spec_revision, retry_requested=False)
+            if failure.reason == "InsufficientCapacity"
         ),
         None,
     )
@@ -131,7 +131,7 @@ def _count_trial_pods(snapshot: Snapshot) -> int:
 
 
 def _has_capacity_again(snapshot: Snapshot, failure: TrialFailure) -> bool:
-    if failure.reason != "NoRoom" or failure.required_pods is None:
+    if failure.reason != "InsufficientCapacity" or failure.required_pods is None:
         return False
     return (
         _count_trial_pods(snapshot) < failure.required_pods

@@ -51,9 +51,9 @@ _REASON_BY_ACTION = {
     "Insufficient": "InsufficientData",
     "Hold": "Optimal",
     "Change": "Recommended",
-    "Explore": "ExplorationAdvised",
+    "Explore": "ExplorationRecommended",
 }
-_STICKY_REASONS = (*_REASON_BY_ACTION.values(), "CannotProbe", "Cooldown", "NoRoom", "Refused")
+_STICKY_REASONS = (*_REASON_BY_ACTION.values(), "CannotProbe", "Cooldown", "InsufficientCapacity", "SettingRejected")
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,18 @@ def build_tuning_status(
         speculation_status = _with_reverted_promotion(speculation_status, previous_status, progression, stable, now)
     retry_requested = read_retry_request(snapshot.resource) != previous_status.last_handled_retry
     active_failures = failures.filter_active_failures(
-        speculation_status.failures, snapshot, effective.basis, retry_requested=retry_requested
+        speculation_status.failures, snapshot, effective.spec_revision, retry_requested=retry_requested
     )
     if active_failures != speculation_status.failures:
         speculation_status = speculation_status.model_copy(
-            update={"failures": active_failures, "failed": speculation_status.consecutive_failures if active_failures else None}
+            update={
+                "failures": active_failures,
+                "consecutive_failures": speculation_status.consecutive_failures if active_failures else None,
+            }
         )
     revisions_with_pods = {stable.revision, *([progression.previous.revision] if progression.previous is not None else [])}
     if speculation_status.applied is not None and speculation_status.applied.revision not in revisions_with_pods:
-        speculation_status = speculation_status.model_copy(update={"chosen": None})
+        speculation_status = speculation_status.model_copy(update={"applied": None})
     speculation_status = _with_savings_rate(speculation_status, snapshot, effective, stable, now)
     if trial_decision.trial is not None:
         speculation_status = speculation_status.model_copy(update={"trial": trial_decision.trial})
@@ -115,19 +118,19 @@ def _clamp_future_times(speculation_status: SpeculationStatus, now: datetime) ->
     """Return the status without times after now: a leader whose clock was ahead must not extend pauses to such a time."""
     update: dict[str, Any] = {
         name: now
-        for name in ("changed_at", "rolled_back_at", "speculated_at")
+        for name in ("last_change_time", "last_rollback_time", "last_speculation_time")
         if (moment := getattr(speculation_status, name)) is not None and moment > now
     }
     if speculation_status.trial is not None and speculation_status.trial.start_time > now:
-        update["trial"] = speculation_status.trial.model_copy(update={"started_at": now})
-    for name, field in (("changes", "ended_at"), ("failures", "last_at")):
+        update["trial"] = speculation_status.trial.model_copy(update={"start_time": now})
+    for name, field in (("trials", "completion_time"), ("failures", "last_failure_time")):
         if any(getattr(record, field) > now for record in getattr(speculation_status, name)):
             update[name] = [
                 record.model_copy(update={field: min(getattr(record, field), now)})
                 for record in getattr(speculation_status, name)
             ]
     if any(moment > now for moment in speculation_status.exploration_times):
-        update["explored"] = [min(moment, now) for moment in speculation_status.exploration_times]
+        update["exploration_times"] = [min(moment, now) for moment in speculation_status.exploration_times]
     return speculation_status.model_copy(update=update) if update else speculation_status
 
 
@@ -143,9 +146,9 @@ def _with_setting_change(
         or stable.setting is None
     ):
         return speculation_status
-    update: dict[str, datetime | None] = {"changed_at": now, "speculated_at": None}
+    update: dict[str, datetime | None] = {"last_change_time": now, "last_speculation_time": None}
     if stable.setting.mode == "Off":
-        update["speculated_at"] = now
+        update["last_speculation_time"] = now
     return speculation_status.model_copy(update=update)
 
 
@@ -168,7 +171,7 @@ def _with_trial_end(
         return speculation_status
     result: TrialResult = outcome.result if outcome is not None else "Failed" if effective.abandoned_reason else "Superseded"
     if result == "RolledBack" and progression.analysis is not None and progression.analysis.verdict == "Inconclusive":
-        result = "Undecided"
+        result = "Inconclusive"
     assert previous_status.stable is not None
     assert previous_status.stable.setting is not None
     record = TrialRecord(
@@ -182,23 +185,23 @@ def _with_trial_end(
         start_time=trial.start_time,
         completion_time=now,
     )
-    update: dict[str, Any] = {"trial": None, "changes": [record, *speculation_status.trials][:MAX_TRIAL_RECORDS]}
+    update: dict[str, Any] = {"trial": None, "trials": [record, *speculation_status.trials][:MAX_TRIAL_RECORDS]}
     failure_reason = failures.classify_failure(result, outcome, progression.analysis)
-    if failure_reason in ("Worse", "Failed"):
-        update["rolled_back_at"] = now
+    if failure_reason in ("Regressed", "Failed"):
+        update["last_rollback_time"] = now
     if result != "Superseded":
         message = outcome.message if outcome is not None else effective.abandoned_reason
         update |= failures.build_failure_update(speculation_status, trial, failure_reason, message, snapshot, now)
     if result == "Explored":
-        update["explored"] = [now, *speculation_status.exploration_times][:MAX_EXPLORATION_TIMES]
+        update["exploration_times"] = [now, *speculation_status.exploration_times][:MAX_EXPLORATION_TIMES]
     if result == "Explored" and stable.setting is not None and stable.setting.mode == "Off":
-        update["speculated_at"] = now
+        update["last_speculation_time"] = now
     if result == "Promoted":
         applied_setting = AppliedSetting(
             setting=trial.setting, revision=trial.revision, spec_revision=trial.spec_revision, slo=trial.slo
         )
-        update["chosen"] = applied_setting if trial.revision != trial.spec_revision else None
-    update["balance"] = _charge_trial(
+        update["applied"] = applied_setting if trial.revision != trial.spec_revision else None
+    update["savings"] = _charge_trial(
         speculation_status, snapshot, previous_status, trial, promoted=result == "Promoted", now=now
     )
     return speculation_status.model_copy(update=update)
@@ -214,21 +217,21 @@ def _with_reverted_promotion(
     if (previous_status.stable.revision, previous.revision) != (last_record.revision, stable.revision):
         return speculation_status
     result = "Superseded" if progression.outcome is not None and progression.outcome.result == "Superseded" else "RolledBack"
-    changes = [last_record.model_copy(update={"result": result, "ended_at": now}), *speculation_status.trials[1:]]
+    changes = [last_record.model_copy(update={"result": result, "completion_time": now}), *speculation_status.trials[1:]]
     is_applied = speculation_status.applied is not None and speculation_status.applied.revision == last_record.revision
-    basis = (
+    spec_revision = (
         speculation_status.applied.spec_revision
         if speculation_status.applied is not None and is_applied
         else last_record.revision
     )
     slo = speculation_status.applied.slo if speculation_status.applied is not None and is_applied else None
     applied_setting = (
-        AppliedSetting(setting=last_record.from_setting, revision=stable.revision, spec_revision=basis, slo=slo)
-        if stable.revision != basis
+        AppliedSetting(setting=last_record.from_setting, revision=stable.revision, spec_revision=spec_revision, slo=slo)
+        if stable.revision != spec_revision
         else None
     )
-    rollback_update = {"rolled_back_at": now} if result == "RolledBack" else {}
-    return speculation_status.model_copy(update={"changes": changes, "chosen": applied_setting, **rollback_update})
+    rollback_update = {"last_rollback_time": now} if result == "RolledBack" else {}
+    return speculation_status.model_copy(update={"trials": changes, "applied": applied_setting, **rollback_update})
 
 
 def compute_measured_gain(comparisons: Iterable[MetricComparison]) -> PerformanceGain | None:
@@ -305,7 +308,7 @@ def _with_retention_cost(
         return speculation_status
     hours = max(timedelta(0), now - last_record.completion_time) / timedelta(hours=1)
     savings = _add_cost(_accrue_savings(speculation_status.savings, snapshot, now), previous.replicas * hours)
-    return speculation_status.model_copy(update={"balance": savings})
+    return speculation_status.model_copy(update={"savings": savings})
 
 
 def _add_cost(savings: TuningSavings, hours: float) -> TuningSavings:
@@ -319,7 +322,7 @@ def _accrue_savings(savings: TuningSavings | None, snapshot: Snapshot, now: date
         return TuningSavings(update_time=now)
     hours = max(timedelta(0), now - savings.update_time) / timedelta(hours=1)
     gained = round(savings.saved + savings.current_rate * snapshot.resource.spec.replicas * hours, 2)
-    return savings.model_copy(update={"gained": gained, "net": round(gained - savings.spent, 2), "as_of": now})
+    return savings.model_copy(update={"saved": gained, "net": round(gained - savings.spent, 2), "update_time": now})
 
 
 def _with_savings_rate(
@@ -333,7 +336,7 @@ def _with_savings_rate(
     if (
         speculation_status.applied is not None
         and speculation_status.applied.revision == revision
-        and speculation_status.applied.spec_revision == effective.basis
+        and speculation_status.applied.spec_revision == effective.spec_revision
     ):
         setting = speculation_status.applied.setting
         for record in speculation_status.trials:
@@ -344,7 +347,7 @@ def _with_savings_rate(
     if rate == speculation_status.savings.current_rate:
         return speculation_status
     return speculation_status.model_copy(
-        update={"balance": _accrue_savings(speculation_status.savings, snapshot, now).model_copy(update={"rate": rate})}
+        update={"savings": _accrue_savings(speculation_status.savings, snapshot, now).model_copy(update={"current_rate": rate})}
     )
 
 
@@ -356,7 +359,7 @@ def _with_recommendation(
     if recommendation is None:
         if previous_status.stable is not None and previous_status.stable.revision == stable.revision:
             return speculation_status
-        return speculation_status.model_copy(update={"recommended": None, "predicted": None, "why": None})
+        return speculation_status.model_copy(update={"recommended": None, "predicted": None, "message": None})
     recommended = (
         build_status_setting(recommendation.setting)
         if recommendation.setting is not None and recommendation.action in ("Change", "Hold")
@@ -372,7 +375,7 @@ def _with_recommendation(
     )
     if is_unchanged and recommendation.action != "Insufficient":
         return speculation_status
-    return speculation_status.model_copy(update={"recommended": recommended, "predicted": predicted_gain, "why": message})
+    return speculation_status.model_copy(update={"recommended": recommended, "predicted": predicted_gain, "message": message})
 
 
 def _mask_numbers(text: str) -> str:
@@ -407,7 +410,7 @@ def _build_tuned_condition(
             f"{setting} is in force no longer: {effective.exceeded_bound}. "
             f"{describe_setting(effective.setting)} of the spec takes its place by a rollout"
         )
-        return ConditionUpdate(TUNED, "False", "ChoiceVoid", message)
+        return ConditionUpdate(TUNED, "False", "SettingVoid", message)
     if speculation_status.trial is not None:
         return ConditionUpdate(TUNED, "False", "Trial", _build_trial_message(speculation_status.trial))
     if obstacle := find_drafting_obstacle(snapshot.resource):
@@ -420,7 +423,7 @@ def _build_tuned_condition(
         or progression.phase in ("Preflight", "RolledBack", "Failed")
     ):
         message = "tuning waits: a rollout is under way, or what the spec asks for is not what serves"
-        return ConditionUpdate(TUNED, "False", "RolloutUnderWay", message)
+        return ConditionUpdate(TUNED, "False", "RolloutInProgress", message)
     if trial_decision.reason:
         return ConditionUpdate(TUNED, "False", trial_decision.reason, trial_decision.message)
     if recommendation is not None:
