@@ -29,9 +29,9 @@ from typing import Any
 import torch
 
 from aerie_drafter import bundle
-from aerie_drafter.drift import measure_drift as measure_drift
+from aerie_drafter.drift import measure_drift
 from aerie_drafter.evaluate.acceptance import AnsweredText
-from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, evaluate_texts, answer_prompts
+from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, answer_prompts, evaluate_texts
 from aerie_drafter.evaluate.prompts import Prompt
 from aerie_drafter.train.settings import parse_settings
 from aerie_drafter.train.setup import build_trainer

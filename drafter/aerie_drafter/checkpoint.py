@@ -24,9 +24,9 @@ from aerie_drafter import files
 from aerie_drafter.checks import (
     MALFORMED_VALUE_ERRORS,
     expected_tensor_shapes,
+    find_shape_errors,
     find_vocabulary_mapping_errors,
     format_error,
-    find_shape_errors,
 )
 from aerie_drafter.config import DrafterConfig
 from aerie_drafter.errors import CheckpointError, ConfigError

@@ -17,11 +17,11 @@ from torch import Tensor
 from aerie.engine.models.origin import CheckpointOrigin, detect_origin
 from aerie_drafter import checkpoint as checkpoints
 from aerie_drafter.checkpoint import EMBEDDING_TENSOR, Provenance, canonical_tensor_name
-from aerie_drafter.checks import MALFORMED_VALUE_ERRORS, find_vocabulary_mapping_errors, format_error, find_shape_errors
+from aerie_drafter.checks import MALFORMED_VALUE_ERRORS, find_shape_errors, find_vocabulary_mapping_errors, format_error
 from aerie_drafter.config import DrafterConfig
 from aerie_drafter.convert.names import rename_tensors
 from aerie_drafter.convert.read import PICKLED_WEIGHTS_FILE
-from aerie_drafter.convert.settings import LayerIdConvention, ConversionOverrides, convert_config
+from aerie_drafter.convert.settings import ConversionOverrides, LayerIdConvention, convert_config
 from aerie_drafter.errors import CheckpointError, ConfigError
 from aerie_drafter.export import ExportFormat, min_vllm_version
 from aerie_drafter.targets import TargetConfig

@@ -10,7 +10,7 @@ import typer
 
 from aerie.terminal import sanitize_text
 from aerie_drafter.cli.console import err, out
-from aerie_drafter.convert import CheckpointOrigin, LayerIdConvention, ConversionOverrides, import_checkpoint
+from aerie_drafter.convert import CheckpointOrigin, ConversionOverrides, LayerIdConvention, import_checkpoint
 from aerie_drafter.errors import ConfigError
 
 

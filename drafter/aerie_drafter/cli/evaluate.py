@@ -17,12 +17,12 @@ from aerie.terminal import sanitize_text
 from aerie_drafter.cli.console import err, out
 from aerie_drafter.errors import ConfigError
 from aerie_drafter.evaluate.offline import (
+    AcceptanceByCategory,
     EvaluationOptions,
     ModelPair,
-    AcceptanceByCategory,
     acceptance_to_json,
-    group_by_length,
     evaluate_prompts,
+    group_by_length,
     sum_acceptance,
 )
 from aerie_drafter.evaluate.prompts import length_bucket, read_prompts

@@ -11,7 +11,7 @@ import typer
 
 from aerie.terminal import sanitize_text
 from aerie_drafter.cli.console import err, out
-from aerie_drafter.export import ExportFormat, export_checkpoint, build_serve_command
+from aerie_drafter.export import ExportFormat, build_serve_command, export_checkpoint
 
 
 class WeightPrecision(Enum):

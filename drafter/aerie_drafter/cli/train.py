@@ -14,7 +14,7 @@ from aerie_drafter.cli.console import err, out
 from aerie_drafter.errors import ConfigError
 from aerie_drafter.train import processes
 from aerie_drafter.train.progress import ConsoleReporter
-from aerie_drafter.train.settings import render_default_yaml, read_settings
+from aerie_drafter.train.settings import read_settings, render_default_yaml
 from aerie_drafter.train.setup import build_trainer
 from aerie_drafter.train.trainer import NullReporter
 

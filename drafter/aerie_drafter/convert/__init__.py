@@ -9,14 +9,14 @@ Guarantees: no weight is changed; whatever was assumed is said as a finding; wha
 """
 
 from aerie.engine.models.origin import CheckpointOrigin
-from aerie_drafter.convert.bring_in import Conversion, import_checkpoint, convert_checkpoint
-from aerie_drafter.convert.settings import LayerIdConvention, ConversionOverrides
+from aerie_drafter.convert.bring_in import Conversion, convert_checkpoint, import_checkpoint
+from aerie_drafter.convert.settings import ConversionOverrides, LayerIdConvention
 
 __all__ = [
     "CheckpointOrigin",
     "Conversion",
-    "LayerIdConvention",
     "ConversionOverrides",
-    "import_checkpoint",
+    "LayerIdConvention",
     "convert_checkpoint",
+    "import_checkpoint",
 ]

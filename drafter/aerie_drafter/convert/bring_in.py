@@ -8,8 +8,8 @@ from pathlib import Path
 from aerie.engine.models.origin import CheckpointOrigin, detect_origin
 from aerie_drafter import checkpoint as checkpoints
 from aerie_drafter.checkpoint import DrafterCheckpoint, Provenance
-from aerie_drafter.checks import MALFORMED_VALUE_ERRORS, find_vocabulary_mapping_errors, format_error, find_shape_errors
-from aerie_drafter.convert.names import rename_tensors, normalize_vocabulary_mapping
+from aerie_drafter.checks import MALFORMED_VALUE_ERRORS, find_shape_errors, find_vocabulary_mapping_errors, format_error
+from aerie_drafter.convert.names import normalize_vocabulary_mapping, rename_tensors
 from aerie_drafter.convert.read import read_source_checkpoint
 from aerie_drafter.convert.settings import ConversionOverrides, convert_config
 from aerie_drafter.errors import CheckpointError, ConfigError

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aerie_drafter.checkpoint import read_finite_tensors
 from aerie_drafter.errors import CheckpointError
-from aerie_drafter.weights import CONFIG_FILE, WEIGHTS_INDEX_FILE, WEIGHTS_FILE, is_finite, read_headers, read_json
+from aerie_drafter.weights import CONFIG_FILE, WEIGHTS_FILE, WEIGHTS_INDEX_FILE, is_finite, read_headers, read_json
 
 PICKLED_WEIGHTS_FILE = "pytorch_model.bin"
 

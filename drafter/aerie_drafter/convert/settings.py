@@ -19,8 +19,8 @@ from torch import Tensor
 from aerie.engine.models.layer_ids import LayerNumbering, detect_layer_numbering
 from aerie.engine.models.origin import CheckpointOrigin
 from aerie_drafter.config import (
-    FAMILY_BY_ARCHITECTURE,
     ARCHITECTURE_BY_FAMILY,
+    FAMILY_BY_ARCHITECTURE,
     DrafterConfig,
     DrafterFamily,
     default_aux_layer_ids,

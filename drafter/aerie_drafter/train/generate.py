@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from aerie_drafter.errors import DataError
-from aerie_drafter.train.data import ChatMessage, read_conversations, parse_conversation
+from aerie_drafter.train.data import ChatMessage, parse_conversation, read_conversations
 
 
 @dataclass(frozen=True)

@@ -16,21 +16,21 @@ from aerie_drafter.config import DrafterConfig
 from aerie_drafter.errors import CheckpointError, ConfigError, DataError, TargetError
 from aerie_drafter.model import Drafter
 from aerie_drafter.train import data
-from aerie_drafter.train.create import create_drafter, build_drafter_config
+from aerie_drafter.train.create import build_drafter_config, create_drafter
 from aerie_drafter.train.data import Corpus
 from aerie_drafter.train.processes import Processes
 from aerie_drafter.train.settings import DataSettings, TrainingSettings
 from aerie_drafter.train.states import (
-    TargetParts,
     HiddenStateFiles,
-    InProcessTarget,
     HiddenStateSource,
+    InProcessTarget,
+    TargetParts,
     extract_target_parts,
-    load_target_parts,
     load_model,
+    load_target_parts,
     load_tokenizer,
 )
-from aerie_drafter.train.trainer import TrainingReporter, Trainer
+from aerie_drafter.train.trainer import Trainer, TrainingReporter
 
 
 def build_trainer(

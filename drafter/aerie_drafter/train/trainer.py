@@ -27,11 +27,11 @@ from aerie_drafter import checkpoint
 from aerie_drafter.checkpoint import Provenance
 from aerie_drafter.errors import ConfigError, TrainingError
 from aerie_drafter.model import Drafter
-from aerie_drafter.train.data import Corpus, BatchRow, assemble_batch, plan_batches
+from aerie_drafter.train.data import BatchRow, Corpus, assemble_batch, plan_batches
 from aerie_drafter.train.processes import Processes
 from aerie_drafter.train.settings import TrainingSettings
 from aerie_drafter.train.states import HiddenStateSource
-from aerie_drafter.train.ttt import TrainingBatch, LossOutput, TrainingMetrics, TrainingTimeTest, simulate_speculation
+from aerie_drafter.train.ttt import LossOutput, TrainingBatch, TrainingMetrics, TrainingTimeTest, simulate_speculation
 
 TRAINING_STATE_FILE = "training.pt"
 

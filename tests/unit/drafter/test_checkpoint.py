@@ -276,7 +276,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         "from test_checkpoint import *\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-        f"save(Path({str(folder)!r}), small(norm_output=False), {{}})\n"
+        f"save_checkpoint(Path({str(folder)!r}), small(norm_output=False), {{}})\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -13,7 +13,9 @@ from aerie_drafter.cli import COMMAND_SUMMARIES, run_cli
 
 
 def test_help_loads_neither_torch_nor_transformers() -> None:
-    program = "import sys; from aerie_drafter.cli import run; code = run(['--help']); sys.exit(code or 'torch' in sys.modules)"
+    program = (
+        "import sys; from aerie_drafter.cli import run_cli; code = run_cli(['--help']); sys.exit(code or 'torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert all(name in done.stdout for name in COMMAND_SUMMARIES)
 
@@ -21,7 +23,7 @@ def test_help_loads_neither_torch_nor_transformers() -> None:
 @pytest.mark.parametrize("name", COMMAND_SUMMARIES)
 def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli([name, "--help"]) == 0
-    assert "Usage: eagle " + name in capsys.readouterr().out
+    assert "Usage: aerie-drafter " + name in capsys.readouterr().out
     assert import_module(f"aerie_drafter.cli.{name}").command.__doc__
 
 

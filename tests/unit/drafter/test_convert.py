@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from aerie_drafter.checkpoint import load_drafter, build_checkpoint, save_checkpoint
+from aerie_drafter.checkpoint import build_checkpoint, load_drafter, save_checkpoint
 from aerie_drafter.cli import run_cli
 from aerie_drafter.config import DrafterConfig, DrafterFamily
-from aerie_drafter.convert import CheckpointOrigin, LayerIdConvention, ConversionOverrides, import_checkpoint, convert_checkpoint
+from aerie_drafter.convert import CheckpointOrigin, ConversionOverrides, LayerIdConvention, convert_checkpoint, import_checkpoint
 from aerie_drafter.errors import CheckpointError, ConfigError, DrafterError
 from aerie_drafter.export import ExportFormat, export_checkpoint
 from aerie_drafter.model import DecodingCache, Drafter

@@ -30,8 +30,7 @@ from aerie.engine.completions import COMPLETIONS_PATH, PROBE_PROMPTS, GreedyComp
 from aerie_drafter import checkpoint
 from aerie_drafter.evaluate import Prompt, read_prompts
 from aerie_drafter.evaluate.acceptance import AnsweredText
-from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, evaluate_texts
-from aerie_drafter.evaluate.offline import answer_prompts as answered
+from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, answer_prompts, evaluate_texts
 from aerie_drafter.model import Drafter
 
 # Most of it is for installing vLLM, which the first test's fixtures may have to do.

@@ -10,10 +10,10 @@ import torch
 
 from aerie_drafter.bundle import find_bundle_path
 from aerie_drafter.checkpoint import compute_model_digest, read_drafter_config, read_provenance
-from aerie_drafter.drift import measure_drift as measure_drift
+from aerie_drafter.drift import measure_drift
 from aerie_drafter.evaluate import read_prompts
 from aerie_drafter.evaluate.acceptance import AnsweredText
-from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, evaluate_texts, answer_prompts
+from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, answer_prompts, evaluate_texts
 from aerie_drafter.evaluate.speculation import TokenSampler, decode_speculatively
 from bundle import registry
 

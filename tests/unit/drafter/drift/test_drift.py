@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from aerie_drafter.config import DrafterConfig, DrafterFamily
-from aerie_drafter.drift import DriftProfile, compute_attention_masses, measure_drift, plot_drift, compute_drift_steps
+from aerie_drafter.drift import DriftProfile, compute_attention_masses, compute_drift_steps, measure_drift, plot_drift
 from aerie_drafter.evaluate.acceptance import AnsweredText
 from aerie_drafter.evaluate.offline import ModelPair
 from aerie_drafter.evaluate.target import TargetRunner

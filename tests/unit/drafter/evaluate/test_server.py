@@ -11,7 +11,7 @@ import pytest
 from aerie_drafter.errors import DataError
 from aerie_drafter.evaluate.acceptance import AcceptanceCounts
 from aerie_drafter.evaluate.prompts import Prompt
-from aerie_drafter.evaluate.server import ServerEvaluation, AcceptanceCounters, VllmServer
+from aerie_drafter.evaluate.server import AcceptanceCounters, ServerEvaluation, VllmServer
 
 PROMPTS = [
     Prompt("coding", ({"role": "user", "content": "a"},)),

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aerie_drafter.errors import DataError
-from aerie_drafter.train.data import Corpus, assemble_batch, encode_conversation, most_frequent_tokens, load_corpus, plan_batches
+from aerie_drafter.train.data import Corpus, assemble_batch, encode_conversation, load_corpus, most_frequent_tokens, plan_batches
 
 Tokenizers = Callable[..., Any]
 

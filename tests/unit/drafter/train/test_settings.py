@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from aerie_drafter.errors import ConfigError
-from aerie_drafter.train.settings import render_default_yaml, parse_settings, read_settings
+from aerie_drafter.train.settings import parse_settings, read_settings, render_default_yaml
 
 LEAST: dict[str, Any] = {"target": {"model": "t"}, "data": {"train": ["a.jsonl"]}, "output": {"folder": "o"}}
 

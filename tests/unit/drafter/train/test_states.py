@@ -13,12 +13,12 @@ from torch import Tensor
 
 from aerie_drafter.errors import DataError, TargetError
 from aerie_drafter.train.states import (
-    TargetParts,
     HiddenStateFiles,
     InProcessTarget,
+    TargetParts,
     extract_target_parts,
-    load_target_parts,
     load_model,
+    load_target_parts,
 )
 
 Targets = Callable[..., Any]

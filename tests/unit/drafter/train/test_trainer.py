@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from aerie_drafter import checkpoint
 from aerie_drafter.errors import CheckpointError, ConfigError, DataError, DrafterError, TargetError, TrainingError
-from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, evaluate_texts, answer_prompts
+from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, answer_prompts, evaluate_texts
 from aerie_drafter.evaluate.target import TargetRunner
 from aerie_drafter.train import data
 from aerie_drafter.train.settings import TrainingSettings, parse_settings
@@ -29,19 +29,19 @@ Write = Callable[..., Path]
 
 
 class Listener:
-    """Keeps what it is told; calls `at` before each step is over."""
+    """A reporter that records its reports, and calls `at` with the number of each step."""
 
     def __init__(self, at: Callable[[int], None] | None = None) -> None:
         self.steps: list[StepReport] = []
-        self.measurements: list[EvaluationReport] = []
+        self.evaluations: list[EvaluationReport] = []
         self.at = at or (lambda _: None)
 
-    def stepped(self, news: StepReport) -> None:
-        self.steps.append(news)
-        self.at(news.step)
+    def on_step(self, step: StepReport) -> None:
+        self.steps.append(step)
+        self.at(step.step)
 
-    def measured(self, news: EvaluationReport) -> None:
-        self.measurements.append(news)
+    def on_evaluation(self, evaluation: EvaluationReport) -> None:
+        self.evaluations.append(evaluation)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_training_learns_and_keeps_the_best_and_the_last(settings_of: Make) ->
     place = build_trainer(settings, reporter=listener).run()
     assert place.step == len(listener.steps) == listener.steps[0].total_steps
     assert listener.steps[-1].loss < listener.steps[0].loss / 3
-    assert place.best == max(news.acceptance_length for news in listener.measurements)
+    assert place.best == max(news.acceptance_length for news in listener.evaluations)
     best = checkpoint.load_drafter(settings.output.folder / "best")
     assert best.config.eagle_version == "EAGLE 3.1"
     provenance = checkpoint.read_provenance(settings.output.folder / "best")
@@ -104,20 +104,17 @@ def test_the_same_settings_give_the_same_bits(settings_of: Make, *, packing: boo
 _CHILD = """
 import os, signal, sys
 from pathlib import Path
-from aerie_drafter.evaluate.offline import Asking, Pair, acceptance, texts
-from aerie_drafter.evaluate.target import Target
-from aerie_drafter.train import data
-from aerie_drafter.train.settings import read
-from aerie_drafter.train.setup import prepare
+from aerie_drafter.train.settings import read_settings
+from aerie_drafter.train.setup import build_trainer
 
 class Kill:
-    def stepped(self, news):
-        if news.step == 7:
+    def on_step(self, step):
+        if step.step == 7:
             os.kill(os.getpid(), signal.SIGKILL)
-    def measured(self, news):
+    def on_evaluation(self, evaluation):
         pass
 
-prepare(read(Path(sys.argv[1])), report=Kill()).run()
+build_trainer(read_settings(Path(sys.argv[1])), reporter=Kill()).run()
 """
 
 
@@ -189,21 +186,18 @@ _FULL = """
 import resource, sys
 from pathlib import Path
 from aerie_drafter.errors import CheckpointError
-from aerie_drafter.evaluate.offline import Asking, Pair, acceptance, texts
-from aerie_drafter.evaluate.target import Target
-from aerie_drafter.train import data
-from aerie_drafter.train.settings import read
-from aerie_drafter.train.setup import prepare
+from aerie_drafter.train.settings import read_settings
+from aerie_drafter.train.setup import build_trainer
 
 class Fill:
-    def stepped(self, news):
-        if news.step == 6:  # after the save of step 4, before that of step 8
+    def on_step(self, step):
+        if step.step == 6:  # after the save of step 4, before that of step 8
             resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-    def measured(self, news):
+    def on_evaluation(self, evaluation):
         pass
 
 try:
-    prepare(read(Path(sys.argv[1])), report=Fill()).run()
+    build_trainer(read_settings(Path(sys.argv[1])), reporter=Fill()).run()
 except CheckpointError as error:
     print(error)
 """
@@ -237,24 +231,20 @@ _TWO = """
 import sys
 from pathlib import Path
 from aerie_drafter.train import processes
-from aerie_drafter.evaluate.offline import Asking, Pair, acceptance, texts
-from aerie_drafter.evaluate.target import Target
-from aerie_drafter.train import data
-from aerie_drafter.train.settings import read
-from aerie_drafter.train.setup import prepare
-from aerie_drafter.train.states import InProcess, load_model, load_tokenizer
-from aerie_drafter.train.trainer import Silent
+from aerie_drafter.train.settings import read_settings
+from aerie_drafter.train.setup import build_trainer
+from aerie_drafter.train.trainer import NullReporter
 
-class Tell(Silent):
-    def stepped(self, news):
-        print("loss", news.loss, news.gradient, flush=True)
+class Print(NullReporter):
+    def on_step(self, step):
+        print("loss", step.loss, step.gradient_norm, flush=True)
 
-settings = read(Path(sys.argv[1]))
-with processes.join() as mine:
+settings = read_settings(Path(sys.argv[1]))
+with processes.join_process_group() as group:
     for shard in (False, True):
         output = settings.output.model_copy(update={"folder": settings.output.folder / f"sharded {shard}"})
         target = settings.target.model_copy(update={"shard": shard})
-        prepare(settings.model_copy(update={"output": output, "target": target}), processes=mine, report=Tell()).run()
+        build_trainer(settings.model_copy(update={"output": output, "target": target}), processes=group, reporter=Print()).run()
 """
 
 
