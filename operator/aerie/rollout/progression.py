@@ -162,7 +162,7 @@ def _keep_serving(snapshot: Snapshot, desired: DesiredRevision, preflight_result
     # It has pods, so it has passed, or preflight was skipped. The later fate of the Job says nothing about it.
     condition = ConditionUpdate(PREFLIGHT_PASSED, "True", "Passed", "passed before it was rolled out")
     record = preflight_result.record or {}
-    if record.get("mode") == "Off" and record.get("ok") is not True:
+    if record.get("mode") == "Off" and record.get("passed") is not True:
         condition = ConditionUpdate(
             PREFLIGHT_PASSED, "Unknown", PREFLIGHT_SKIPPED_REASON, "it was rolled out with spec.rollout.preflight.mode: Off"
         )

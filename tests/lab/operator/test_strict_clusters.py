@@ -146,8 +146,8 @@ def test_a_container_that_is_injected_and_never_ends_keeps_no_verdict_back(lab: 
         assert not job["status"].get("conditions"), "the Job has not ended"
         (pod,) = namespace.list_all("pods", "aerie.dev/preflight=chat")
         assert len(pod["spec"]["containers"]) == 2
-        record = namespace.get("configmap", job["metadata"]["name"])["data"]["verdict.json"]
-        assert json.loads(record)["ok"] is True
+        record = namespace.get("configmap", job["metadata"]["name"])["data"]["result.json"]
+        assert json.loads(record)["passed"] is True
         namespace.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=1", "--wait=false")
 
 

@@ -34,7 +34,7 @@ def raises(error: BaseException) -> int:
         (RecursionError("deep"), 70, "RecursionError"),
         (PermissionError(13, "Permission denied", "/x"), 2, "error: /x cannot be used (Permission denied).\n"),
         (OSError(98, "Address already in use"), 2, "error: a file or a connection cannot be used (Address already in use).\n"),
-        (ModuleNotFoundError(name="torch.nn"), 2, "error: the package torch is not installed: run pip install 'aerie[lab]'.\n"),
+        (ModuleNotFoundError(name="torch.nn"), 2, "error: the package torch is not installed: run pip install aerie-lab.\n"),
         (ModuleNotFoundError(name="aerie.gone"), 70, "a defect"),
         (MemoryError(), 2, "error: there is not enough memory for this.\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),

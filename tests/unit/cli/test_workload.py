@@ -244,8 +244,8 @@ def test_a_refusal_is_status_1_and_json(preflight: Preflight, capsys: Capture) -
     args = [*ARGS, "--tensor-parallel-size=4"]
     assert preflight(deployment(args=args, resources={"limits": {"nvidia.com/gpu": "2"}}), *FOLDERS, "-o", "json") == 1
     report = json.loads(capsys.readouterr().out)
-    assert (report["ok"], report["allowed"], report["drafter"]) == (False, False, "me/eagle")
-    assert [one["id"] for one in report["findings"] if one["severity"] == "refuse"] == ["C29"]
+    assert (report["passed"], report["allowed"], report["drafter"]) == (False, False, "me/eagle")
+    assert [one["id"] for one in report["findings"] if one["severity"] == "error"] == ["C29"]
 
 
 def test_method_tokens_environment_and_nodes_count(preflight: Preflight, capsys: Capture) -> None:

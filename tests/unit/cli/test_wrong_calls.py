@@ -223,7 +223,7 @@ def command(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch)
     if program == "aerie":
         return lambda: run_command_line(arguments)
     if program == "aerie-drafter":
-        return lambda: run_cli(arguments)
+        return lambda: aerie_drafter(arguments)
     monkeypatch.setattr("sys.argv", ["aerie-lab", *arguments])
     return lab
 
@@ -248,7 +248,7 @@ def test_a_wrong_call(row: Row, folder: Path, monkeypatch: pytest.MonkeyPatch, c
 def test_a_job_reports_a_hostile_manifest_as_a_refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = folder / "verdict"
     assert run_command_line(["preflight-job", f"--file={folder / 'bomb.yaml'}", f"--report={report}"]) == 1
-    assert json.loads(report.read_text())["ok"] is False
+    assert json.loads(report.read_text())["passed"] is False
     assert "aliases put in" in capsys.readouterr().out
 
 

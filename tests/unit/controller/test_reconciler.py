@@ -159,7 +159,7 @@ class Server(Cluster):
         for (kind, name), item in list(self.objects.items()):
             if kind == "Job" and not item.get("status"):
                 self._store({**item, "status": {"conditions": [{"type": "Complete", "status": "True"}]}})
-                message = json.dumps({"ok": True, "summary": "checked."})
+                message = json.dumps({"passed": True, "summary": "checked."})
                 container = {"name": "preflight", "state": {"terminated": {"exitCode": 0, "message": message}}}
                 self._pod(f"{name}-x", item, {"phase": "Succeeded", "containerStatuses": [container]})
             if kind == "Deployment":
@@ -289,7 +289,7 @@ def test_a_rollout_waits_until_another_resources_is_over(run: Run) -> None:
         assert "chat" in woken
         await operator.settle()
         status = operator.server.objects["SpeculativeDeployment", "chat"]["status"]
-        assert ("queued" in status, status["phase"]) == (False, "WarmingUp")
+        assert ("queue" in status, status["phase"]) == (False, "WarmingUp")
 
     run(work())
 
@@ -470,7 +470,7 @@ def test_a_kind_that_cannot_be_listed_keeps_no_other_one_from_its_repair(run: Ru
 NEWER = [
     ("phase", "Charming"),
     ("canary", {"revision": "x", "change": "y", "phase": "Charming", "startTime": "2026-11-21T12:00:00Z"}),
-    ("history", [{"revision": "x", "change": "y", "result": "Adopted", "reason": "z", "startTime": 1, "completionTime": 2}]),
+    ("rolloutHistory", [{"revision": "x", "change": "y", "result": "Adopted", "message": "z", "startTime": 1, "completionTime": 2}]),
     ("replicas", "many"),
 ]
 
@@ -614,7 +614,7 @@ def test_what_is_answered_to_one_object_keeps_no_other_from_being_written(run: R
         degraded = next(each for each in document["status"]["conditions"] if each["type"] == "Degraded")
         assert document["status"]["observedGeneration"] == document["metadata"]["generation"]
         if kind != "Job":  # there is none to be made
-            assert degraded["reason"] == "Refused"
+            assert degraded["reason"] == "ApplyFailed"
             assert ANSWERS[status] in degraded["message"]
         server.refuses.clear()
         await operator.settle()
@@ -655,7 +655,7 @@ def test_fields_of_a_newer_release_stay_when_the_status_is_written_and_cause_no_
         operator = await settled()
         server = operator.server
         item = copy.deepcopy(server.objects["SpeculativeDeployment", "chat"])
-        for part in (item["status"], item["status"]["stable"], item["status"]["history"][0]):
+        for part in (item["status"], item["status"]["stable"], item["status"]["rolloutHistory"][0]):
             part["novel"] = {"of": "another release"}
         server._store(item)
         operator.hear()
@@ -666,7 +666,7 @@ def test_fields_of_a_newer_release_stay_when_the_status_is_written_and_cause_no_
         await operator.settle()
         found = server.objects["SpeculativeDeployment", "chat"]["status"]
         assert found["stable"]["replicas"] == 3
-        for part in (found, found["stable"], found["history"][0]):
+        for part in (found, found["stable"], found["rolloutHistory"][0]):
             assert part["novel"] == {"of": "another release"}
 
     run(work())
@@ -675,7 +675,7 @@ def test_fields_of_a_newer_release_stay_when_the_status_is_written_and_cause_no_
 class Older(Server):
     """An API server whose definition lacks fields of the status."""
 
-    lacks: tuple[str, ...] = ("history", "selector")
+    lacks: tuple[str, ...] = ("rolloutHistory", "selector")
 
     async def replace_status(self, resource: ObjectDict, status: ObjectDict) -> ObjectDict:
         return await super().replace_status(resource, {key: value for key, value in status.items() if key not in self.lacks})

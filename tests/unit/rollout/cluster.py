@@ -433,7 +433,7 @@ class Cluster(World):
         spec = json.loads(self.objects["ConfigMap", name]["data"]["resource.json"]) if ("ConfigMap", name) in self.objects else {}
         drafter = (spec.get("spec") or {}).get("drafter") or {}
         bad = drafter.get("source", {}).get("persistentVolumeClaim", {}).get("path") == "refused"
-        self.conclude(name, {"ok": not bad, "summary": "checked.", "refused": ["✗ C9 weights: torn."] if bad else []})
+        self.conclude(name, {"passed": not bad, "summary": "checked.", "errors": ["✗ C9 weights: torn."] if bad else []})
 
     def _answer_route(self) -> None:
         route = self.objects.get(("HTTPRoute", "chat"))

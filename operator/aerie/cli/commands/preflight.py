@@ -38,9 +38,9 @@ class OutputFormat(Enum):
 
 
 _SEVERITY_COLOURS = {
-    Severity.REFUSE: "bold red",
-    Severity.WARN: "yellow",
-    Severity.NOTE: "cyan",
+    Severity.ERROR: "bold red",
+    Severity.WARNING: "yellow",
+    Severity.INFO: "cyan",
     Severity.PASS: "green",
     Severity.SKIP: "dim",
 }
@@ -89,8 +89,8 @@ def preflight(
     else:
         preflight_input = build_input_from_models(overrides, _read_hub_checkpoint)
     report = run_preflight(preflight_input)
-    failed_check_ids = list(dict.fromkeys(finding.id for finding in report.with_severity(Severity.REFUSE)))
-    is_allowed = report.ok or preflight_spec.allows(failed_check_ids)
+    failed_check_ids = list(dict.fromkeys(finding.id for finding in report.with_severity(Severity.ERROR)))
+    is_allowed = report.passed or preflight_spec.allows(failed_check_ids)
     for note in notes:
         err.print(f"[yellow]note:[/] {sanitize_text(note)}")
     if output is OutputFormat.JSON:
@@ -99,8 +99,8 @@ def preflight(
         _print_report(preflight_input, report)
     if preflight_spec.mode == "Off":
         err.print("[yellow]note:[/] spec.rollout.preflight.mode is Off: the operator does not run this.")
-    elif not report.ok and is_allowed:
-        cause = "mode is Warn" if preflight_spec.mode == "Warn" else f"accept has {', '.join(failed_check_ids)}"
+    elif not report.passed and is_allowed:
+        cause = "mode is Warn" if preflight_spec.mode == "Warn" else f"acceptedChecks has {', '.join(failed_check_ids)}"
         err.print(f"[yellow]note:[/] spec.rollout.preflight.{sanitize_text(cause)}: the operator goes on all the same.")
     raise typer.Exit(0 if is_allowed else 1)
 
@@ -144,7 +144,7 @@ def _object_name(document: Mapping[str, Any]) -> object:
 def _print_manifest_errors(error: ResourceError, output: OutputFormat) -> None:
     """Print the errors of a manifest that the API server would reject; preflight then runs no checks."""
     if output is OutputFormat.JSON:
-        typer.echo(json.dumps({"allowed": False, "ok": False, "refused": str(error).splitlines()}, indent=2))
+        typer.echo(json.dumps({"allowed": False, "passed": False, "errors": str(error).splitlines()}, indent=2))
     print_error(error)
 
 
@@ -176,7 +176,7 @@ def _print_report(preflight_input: PreflightInput, report: PreflightReport) -> N
     skipped = [finding.id for finding in report.with_severity(Severity.SKIP)]
     if skipped:
         out.print(f"[dim]{Severity.SKIP.glyph} does not apply: {', '.join(skipped)}[/]")
-    out.print(f"\n[bold {'green' if report.ok else 'red'}]{sanitize_text(report.summary)}[/]")
+    out.print(f"\n[bold {'green' if report.passed else 'red'}]{sanitize_text(report.summary)}[/]")
 
 
 def _print_finding(finding: Finding) -> None:

@@ -151,7 +151,8 @@ def _render_trials(trials: list[TrialRecord], savings: TuningSavings | None, now
     if savings is not None:
         yield (
             f"  Together, in hours of one replica: {savings.saved:.1f} gained, {savings.spent:.1f} spent on trials, "
-            f"{savings.net:+.1f} net, as of {_format_age(savings.update_time, now)}; now {100 * savings.current_rate:.1f} % are saved."
+            f"{savings.net:+.1f} net, as of {_format_age(savings.update_time, now)}; "
+            f"now {100 * savings.current_rate:.1f} % are saved."
         )
 
 

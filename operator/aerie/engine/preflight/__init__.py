@@ -1,7 +1,7 @@
 """Preflight: checks for problems that are visible before a GPU is requested, in two configs, weight headers and the arguments.
 
     report = run_preflight(PreflightInput(target, drafter, version, speculative_config=..., arguments=..., ...))
-    report.ok              whether an engine may be started
+    report.passed          whether an engine may be started
     report.findings        every check with its evidence and its fix
 
 Guarantees: pure; every check of `CHECKS` is in every report. Facts that are not in configs and headers give a note. Not

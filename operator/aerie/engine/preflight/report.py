@@ -15,11 +15,11 @@ from typing import Any
 class Severity(Enum):
     """The severity of a finding; the value is its spelling in JSON."""
 
-    REFUSE = "refuse"
+    ERROR = "error"
     """The engine would fail, or serve with a harmful drafter: no engine is started."""
-    WARN = "warn"
+    WARNING = "warning"
     """The engine will run, but probably not as intended."""
-    NOTE = "note"
+    INFO = "info"
     """Advice, or a fact that configs and headers do not show, so that it could not be checked."""
     PASS = "pass"
     SKIP = "skip"
@@ -27,7 +27,7 @@ class Severity(Enum):
 
     @property
     def glyph(self) -> str:
-        return {"refuse": "✗", "warn": "!", "note": "·", "pass": "✓", "skip": "-"}[self.value]
+        return {"error": "✗", "warning": "!", "info": "·", "pass": "✓", "skip": "-"}[self.value]
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,16 @@ class CheckResult:
     """The action to take: an imperative without a full stop. Every error and warning has one."""
 
 
-def refuse(evidence: str, fix: str) -> CheckResult:
-    return CheckResult(Severity.REFUSE, evidence, fix)
+def error(evidence: str, fix: str) -> CheckResult:
+    return CheckResult(Severity.ERROR, evidence, fix)
 
 
-def warn(evidence: str, fix: str) -> CheckResult:
-    return CheckResult(Severity.WARN, evidence, fix)
+def warning(evidence: str, fix: str) -> CheckResult:
+    return CheckResult(Severity.WARNING, evidence, fix)
 
 
-def note(evidence: str, fix: str = "") -> CheckResult:
-    return CheckResult(Severity.NOTE, evidence, fix)
+def info(evidence: str, fix: str = "") -> CheckResult:
+    return CheckResult(Severity.INFO, evidence, fix)
 
 
 def pass_check(evidence: str) -> CheckResult:
@@ -75,7 +75,7 @@ class Finding:
     def message(self) -> str:
         """The finding as one line.
 
-        >>> Finding("C6", "one norm before fc", Severity.REFUSE, "both are true", "set one to false").message
+        >>> Finding("C6", "one norm before fc", Severity.ERROR, "both are true", "set one to false").message
         '✗ C6 one norm before fc: both are true. Set one to false.'
         """
         line = f"{self.severity.glyph} {self.id} {self.title}: {self.evidence}."
@@ -87,7 +87,7 @@ class Finding:
             "title": self.title,
             "severity": self.severity.value,
             "evidence": self.evidence,
-            "wayOut": self.fix,
+            "fix": self.fix,
         }
 
 
@@ -98,9 +98,9 @@ class PreflightReport:
     findings: tuple[Finding, ...]
 
     @property
-    def ok(self) -> bool:
+    def passed(self) -> bool:
         """Whether an engine may be started."""
-        return not any(self.with_severity(Severity.REFUSE))
+        return not any(self.with_severity(Severity.ERROR))
 
     def with_severity(self, severity: Severity) -> Iterator[Finding]:
         return (finding for finding in self.findings if finding.severity is severity)
@@ -109,9 +109,9 @@ class PreflightReport:
     def summary(self) -> str:
         """One line: the outcome, and the number of findings by severity."""
         counts = {severity: len(list(self.with_severity(severity))) for severity in Severity}
-        labels = {Severity.REFUSE: "refused", Severity.WARN: "to look at", Severity.NOTE: "notes", Severity.PASS: "passed"}
+        labels = {Severity.ERROR: "refused", Severity.WARNING: "to look at", Severity.INFO: "notes", Severity.PASS: "passed"}
         numbers = ", ".join(f"{counts[severity]} {label}" for severity, label in labels.items() if counts[severity])
-        return f"preflight {'passed' if self.ok else 'refused'}: {numbers}"
+        return f"preflight {'passed' if self.passed else 'refused'}: {numbers}"
 
     def to_json(self) -> dict[str, Any]:
-        return {"ok": self.ok, "summary": self.summary, "findings": [finding.to_json() for finding in self.findings]}
+        return {"passed": self.passed, "summary": self.summary, "findings": [finding.to_json() for finding in self.findings]}

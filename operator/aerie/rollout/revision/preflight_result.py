@@ -69,7 +69,7 @@ class PreflightResult:
         return ConditionUpdate(PREFLIGHT_PASSED, status, self.reason or _REASON_BY_STATE[self.state], message)
 
 
-_OVERRIDE_FIELDS = ("mode", "accepted")
+_OVERRIDE_FIELDS = ("mode", "acceptedChecks")
 """Fields of a record that come from spec.rollout.preflight, and not from the Job."""
 _REASON_BY_STATE = {
     "Absent": "Preflight",
@@ -88,9 +88,9 @@ def read_preflight_result(snapshot: Snapshot, revision: str, now: datetime) -> P
         is_unfinished = result.state in ("Running", "Error")
         message = "spec.rollout.preflight.mode is Off: nobody has looked whether the drafter fits target and engine"
         return PreflightResult(
-            "Skipped", message, record={"ok": None, **(result.record or {}), "mode": "Off"}, is_expired=is_unfinished
+            "Skipped", message, record={"passed": None, **(result.record or {}), "mode": "Off"}, is_expired=is_unfinished
         )
-    checks = [str(check) for check in (result.record or {}).get("checks") or []]
+    checks = [str(check) for check in (result.record or {}).get("failedChecks") or []]
     is_overridable = result.state == "Failed" or (result.state == "Error" and preflight.mode == "Warn")
     return _override_failure(result, preflight, checks) if is_overridable and preflight.allows(checks) else result
 
@@ -101,7 +101,7 @@ def _override_failure(result: PreflightResult, preflight: PreflightSpec, checks:
         override_message, reason = "spec.rollout.preflight.mode is Warn, so this is not held back", "PreflightWarned"
     else:
         override_message, reason = f"accepted by spec.rollout.preflight.acceptedChecks: {', '.join(checks)}", "PreflightAccepted"
-    override = {"mode": "Warn"} if preflight.mode == "Warn" else {"accepted": list(checks)}
+    override = {"mode": "Warn"} if preflight.mode == "Warn" else {"acceptedChecks": list(checks)}
     return PreflightResult(
         "Passed", f"{override_message}. {result.message}", reason, record={**(result.record or {}), **override}
     )
@@ -121,22 +121,22 @@ def _read_job_result(snapshot: Snapshot, revision: str, now: datetime) -> Prefli
     report = next((pod_report for pod in job_pods if (pod_report := _read_termination_message(pod))), {}) or earlier_report
     conditions = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or [] if c["status"] == "True"}
     failed = conditions.get("Failed")
-    if report.get("ok") is True or ("Complete" in conditions and report.get("ok") is not False):
-        message = " ".join([str(report.get("summary") or "passed"), *(report.get("warned") or [])])
+    if report.get("passed") is True or ("Complete" in conditions and report.get("passed") is not False):
+        message = " ".join([str(report.get("summary") or "passed"), *(report.get("warnings") or [])])
         return PreflightResult("Passed", message, record={**report, "job": uid})
-    if report.get("ok") is False:
+    if report.get("passed") is False:
         advice = f"Correct the spec; or, where files have changed in their place, delete Job {name} to have it look again."
-        message = " ".join([*(report.get("refused") or [str(report.get("summary"))]), advice])
+        message = " ".join([*(report.get("errors") or [str(report.get("summary"))]), advice])
         return PreflightResult("Failed", message, record={**report, "job": uid})
     started_at = _container_started_at(job_pods) if failed is None else None
     if failed is None and (started_at is None or now < started_at + PREFLIGHT_RUN_TIMEOUT):
         return _build_running_result(snapshot, job, job_pods, report, recorded, started_at, now)
     # One error of the same Job counts once, however often it is read.
-    attempts = int(earlier_report.get("tries") or int((recorded or {}).get("tries") or 0) + 1)
+    attempts = int(earlier_report.get("attempts") or int((recorded or {}).get("attempts") or 0) + 1)
     end_message, ended_at, retry_delay = _describe_job_end(failed, started_at, attempts)
     message = str(report.get("error") or _last_failure_message(job_pods) or end_message)
     remaining = ended_at + retry_delay - now if ended_at is not None else None
-    is_access_denied = bool(report.get("unavailable")) and ended_at is not None
+    is_access_denied = bool(report.get("hubRejected")) and ended_at is not None
     result_message = f"preflight could not be done, and is tried again: {message}"
     if is_access_denied and ended_at is not None:
         result_message = (
@@ -146,11 +146,11 @@ def _read_job_result(snapshot: Snapshot, revision: str, now: datetime) -> Prefli
         "Failed" if is_access_denied else "Error",
         result_message,
         record={
-            "ok": None,
+            "passed": None,
             "error": message,
             "job": uid,
-            "tries": attempts,
-            **({"unavailable": True} if is_access_denied else {}),
+            "attempts": attempts,
+            **({"hubRejected": True} if is_access_denied else {}),
         },
         is_expired=remaining is not None and remaining <= timedelta(0),
         requeue_after=max(remaining, timedelta(0)) if remaining is not None else None,

@@ -23,7 +23,7 @@ def refused(capsys: pytest.CaptureFixture[str], target: Path, drafter: Path) -> 
         ["preflight", "--target", str(target), "--drafter", str(drafter), "--gpu-memory", "16GiB", "-o", "json"]
     )
     report = json.loads(capsys.readouterr().out)
-    found = [finding["id"] for finding in report["findings"] if finding["severity"] == "refuse"]
+    found = [finding["id"] for finding in report["findings"] if finding["severity"] == "error"]
     assert status == (1 if found else 0)
     return found
 

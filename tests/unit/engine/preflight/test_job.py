@@ -34,8 +34,8 @@ def test_files_that_are_no_checkpoint_are_refused(tmp_path: Path) -> None:
     arguments = ["preflight-job", f"--file={resource(tmp_path)}", f"--report={report}"]
     assert run_command_line([*arguments, f"--target={tmp_path / 'target'}", f"--drafter={tmp_path / 'drafter'}"]) == 1
     told = json.loads(report.read_bytes())
-    assert told["ok"] is False
-    assert "config.json" in told["refused"][0]
+    assert told["passed"] is False
+    assert "config.json" in told["errors"][0]
 
 
 def test_a_hub_that_does_not_answer_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_a_hub_that_does_not_answer_is_no_verdict(tmp_path: Path, monkeypatch: p
     path.write_text(json.dumps(document))
     report = tmp_path / "report"
     assert run_command_line(["preflight-job", f"--file={path}", f"--report={report}"]) == 2
-    assert json.loads(report.read_bytes())["ok"] is None
+    assert json.loads(report.read_bytes())["passed"] is None
 
 
 def test_an_empty_offline_cache_is_no_verdict_that_is_tried_again_at_once(
@@ -63,7 +63,7 @@ def test_an_empty_offline_cache_is_no_verdict_that_is_tried_again_at_once(
     report = tmp_path / "report"
     assert run_command_line(["preflight-job", f"--file={path}", f"--report={report}"]) == 3
     told = json.loads(report.read_bytes())
-    assert (told["ok"], told["unavailable"]) == (None, True)
+    assert (told["passed"], told["hubRejected"]) == (None, True)
 
 
 sentences = st.lists(st.text(max_size=3000), max_size=6)
@@ -71,10 +71,10 @@ sentences = st.lists(st.text(max_size=3000), max_size=6)
 
 @given(sentences, sentences)
 def test_the_verdict_fits_and_the_first_refusal_is_in_it(refused: list[str], warned: list[str]) -> None:
-    text = encode_termination_message({"ok": False, "summary": "refused.", "refused": refused, "warned": warned})
+    text = encode_termination_message({"passed": False, "summary": "refused.", "errors": refused, "warnings": warned})
     assert len(text) <= 4096
     told = json.loads(text)
-    assert told["ok"] is False
+    assert told["passed"] is False
     if refused:
-        assert told["refused"]
-        assert told["refused"][0][:50] == refused[0][:50]
+        assert told["errors"]
+        assert told["errors"][0][:50] == refused[0][:50]

@@ -20,12 +20,12 @@ DRAWN = {"draft_sample_method": "probabilistic"}
     [
         ({}, "0.33.0", {}, Severity.SKIP, "no further keys"),
         (DRAWN, "0.33.0", {}, Severity.PASS, "vLLM 0.33.0 knows draft_sample_method"),
-        (DRAWN, "0.20.2", {}, Severity.REFUSE, "draftSampling is Probabilistic (draft_sample_method), a key that vLLM 0.20.2"),
-        (DRAWN | {"use_local_argmax_reduction": True}, "0.33.0", {}, Severity.REFUSE, "no draft logits to draw from"),
+        (DRAWN, "0.20.2", {}, Severity.ERROR, "draftSampling is Probabilistic (draft_sample_method), a key that vLLM 0.20.2"),
+        (DRAWN | {"use_local_argmax_reduction": True}, "0.33.0", {}, Severity.ERROR, "no draft logits to draw from"),
         ({"rejection_sample_method": "block"}, "0.33.0", {}, Severity.PASS, "rejection_sample_method"),
-        ({"rejection_sample_method": "block"}, "0.33.0", {"VLLM_USE_V2_MODEL_RUNNER": "0"}, Severity.WARN, "token by token"),
-        ({"draft_lm_head_quantization": "fp8"}, "0.33.0", {"VLLM_USE_V2_MODEL_RUNNER": "0"}, Severity.REFUSE, "refuses it"),
-        ({"of_tomorrow": 1}, "0.33.0", {}, Severity.NOTE, "of_tomorrow"),
+        ({"rejection_sample_method": "block"}, "0.33.0", {"VLLM_USE_V2_MODEL_RUNNER": "0"}, Severity.WARNING, "token by token"),
+        ({"draft_lm_head_quantization": "fp8"}, "0.33.0", {"VLLM_USE_V2_MODEL_RUNNER": "0"}, Severity.ERROR, "refuses it"),
+        ({"of_tomorrow": 1}, "0.33.0", {}, Severity.INFO, "of_tomorrow"),
     ],
 )
 def test_keys(
@@ -34,7 +34,7 @@ def test_keys(
     (found,) = small.findings("C34", speculative_config=EAGLE | keys, version=Version.parse(version), environment=environment)
     assert found.severity is severity
     assert evidence in found.evidence
-    assert bool(found.fix) == (severity in (Severity.REFUSE, Severity.WARN))
+    assert bool(found.fix) == (severity in (Severity.ERROR, Severity.WARNING))
 
 
 @pytest.mark.parametrize(

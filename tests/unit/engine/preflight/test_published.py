@@ -44,9 +44,9 @@ def test_wrong_layers_are_told_and_right_ones_are_not_refused(small: Any, row: R
     if row.trained is None:
         assert found == {Severity.SKIP}
     elif set(row.v1 if runner == 1 else row.v2) == set(row.trained):
-        assert found <= {Severity.PASS, Severity.NOTE}
+        assert found <= {Severity.PASS, Severity.INFO}
     else:
-        assert found <= {Severity.WARN, Severity.REFUSE}
+        assert found <= {Severity.WARNING, Severity.ERROR}
 
 
 @pytest.mark.parametrize("runner", [1, 2])

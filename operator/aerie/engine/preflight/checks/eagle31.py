@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from aerie.engine.preflight.input import PreflightInput
 from aerie.engine.preflight.registry import eagle3_only, register_check
-from aerie.engine.preflight.report import CheckResult, Severity, note, pass_check, refuse, warn
+from aerie.engine.preflight.report import CheckResult, Severity, error, info, pass_check, warning
 from aerie.engine.releases import Feature
 
 _FEATURE_BY_FAMILY = {"llama": Feature.EAGLE31_LLAMA, "qwen3": Feature.EAGLE31_QWEN3, "mla": Feature.EAGLE31_MLA}
@@ -21,7 +21,7 @@ _FEATURE_BY_FAMILY = {"llama": Feature.EAGLE31_LLAMA, "qwen3": Feature.EAGLE31_Q
     "C1",
     "engine knows EAGLE 3.1",
     rationale="an engine that is too old ignores fc_norm or norm_output, and acceptance falls without an error",
-    max_severity=Severity.REFUSE,
+    max_severity=Severity.ERROR,
     source="vLLM pull requests 42764 (Llama), 43482 (MLA), 46488 (speculators format); models/qwen3_eagle3.py",
 )
 @eagle3_only
@@ -34,13 +34,13 @@ def check_engine_supports_eagle31(inputs: PreflightInput) -> Iterable[CheckResul
     flags = " and ".join(name for name, is_set in keys if is_set)
     feature = Feature.EAGLE31_SPECULATORS if drafter.format == "speculators" else _FEATURE_BY_FAMILY.get(drafter.family)
     if feature is None:
-        yield note(
+        yield info(
             f"the drafter asks for {flags}, and it is not known which vLLM gives it to {drafter.architecture}",
             "compare its acceptance length with the published one",
         )
     elif not inputs.supports(feature):
         limits = f": {feature.limitations}" if feature.limitations else ""
-        yield refuse(
+        yield error(
             f"the drafter asks for {flags}, and vLLM {inputs.version} has no {feature.description}{limits}",
             f"use vLLM {feature.since} or newer",
         )
@@ -52,20 +52,20 @@ def check_engine_supports_eagle31(inputs: PreflightInput) -> Iterable[CheckResul
     "C6",
     "one kind of norm before fc",
     rationale="vLLM applies both, one after the other, and no drafter was trained so",
-    max_severity=Severity.REFUSE,
+    max_severity=Severity.ERROR,
     source="vLLM models/llama_eagle3.py, combine_hidden_states; speculators pull request 670",
 )
 @eagle3_only
 def check_single_norm_before_fc(inputs: PreflightInput) -> Iterable[CheckResult]:
     drafter = inputs.drafter_model
     if drafter.fc_norm and drafter.norm_before_fc:
-        yield refuse(
+        yield error(
             "fc_norm and norm_before_fc are both true, and vLLM applies both",
             "keep the one that the drafter was trained with: fc_norm has weights fc_norm.N.weight, norm_before_fc has "
             "input_norm.weight",
         )
     elif drafter.norm_before_fc and drafter.family == "mla":
-        yield refuse(
+        yield error(
             "norm_before_fc is true, and vLLM's drafter class for multi-head latent attention ignores it",
             "use a drafter that was trained with fc_norm",
         )
@@ -78,7 +78,7 @@ def check_single_norm_before_fc(inputs: PreflightInput) -> Iterable[CheckResult]
     "C7",
     "trained as it is served",
     rationale="SpecForge from 2026-07-20 to 2026-09-15 wrote norm_output: true and trained without it",
-    max_severity=Severity.WARN,
+    max_severity=Severity.WARNING,
     source="SpecForge pull requests 568 and 879",
 )
 @eagle3_only
@@ -91,7 +91,7 @@ def check_norm_output_training(inputs: PreflightInput) -> Iterable[CheckResult]:
     texts = [inputs.drafter.name, str(inputs.drafter.config.get("_name_or_path", "")), *inputs.drafter.metadata.values()]
     trainer = next((trainer for trainer in _TRAINERS if any(trainer in text.lower() for text in texts)), None)
     if trainer == "specforge":
-        yield warn(
+        yield warning(
             "norm_output is true and the checkpoint names SpecForge, which from 2026-07-20 to 2026-09-15 wrote the flag and "
             "trained without it",
             "if it was trained in that time, set norm_output: false in its config.json or train it again; if later, "
@@ -100,7 +100,7 @@ def check_norm_output_training(inputs: PreflightInput) -> Iterable[CheckResult]:
     elif drafter.format == "speculators" or trainer is not None:
         yield pass_check(f"norm_output is true, and the checkpoint is from {trainer or 'speculators'}, not from SpecForge")
     else:
-        yield note(
+        yield info(
             "norm_output is true, and headers do not tell who trained it: that it was trained so could not be checked",
             "if it was trained with SpecForge between 2026-07-20 and 2026-09-15, set norm_output: false in its config.json",
         )
@@ -113,7 +113,7 @@ _TRAINERS = ("specforge", "torchspec", "speculators", "aerie")
     "C8",
     "norm_before_residual is written down",
     rationale="a native config without it means False, a speculators config True: a conversion between them can flip it unseen",
-    max_severity=Severity.NOTE,
+    max_severity=Severity.INFO,
     source="vLLM transformers_utils/configs/speculators/algos.py, update_eagle3; models/llama_eagle3.py",
 )
 @eagle3_only
@@ -123,7 +123,7 @@ def check_norm_before_residual(inputs: PreflightInput) -> Iterable[CheckResult]:
         yield pass_check(f"norm_before_residual is {_format_bool(drafter.norm_before_residual)}")
     else:
         default = _format_bool(drafter.format == "speculators")
-        yield note(
+        yield info(
             f"norm_before_residual is not in the drafter's config; vLLM takes {default} for the {drafter.format} format",
             f"write {default} into it if the drafter was trained so, so that no conversion can flip it",
         )
@@ -133,7 +133,7 @@ def check_norm_before_residual(inputs: PreflightInput) -> Iterable[CheckResult]:
     "C27",
     "both halves of EAGLE 3.1",
     rationale="a 3.1 drafter without norm_output gets hidden states that it was not trained on: AL 2.08 instead of 2.51",
-    max_severity=Severity.REFUSE,
+    max_severity=Severity.ERROR,
     source="vLLM pull request 42764; measured on vLLM 0.32, K = 3; arXiv 2605.09992 for norm_output without training",
 )
 @eagle3_only
@@ -143,19 +143,19 @@ def check_fc_norm_with_norm_output(inputs: PreflightInput) -> Iterable[CheckResu
     has_weights = any(name.startswith("fc_norm.") for name in inputs.drafter.tensors or ())
     if drafter.norm_output is None and (drafter.fc_norm or has_weights):
         evidence = "there are weights fc_norm.N.weight" if has_weights else "fc_norm is true"
-        yield refuse(
+        yield error(
             f"{evidence}, so the drafter is EAGLE 3.1, but its config does not say norm_output, which vLLM then takes for false; "
             "a 3.1 drafter served so lost more than a quarter of its accepted tokens (AL 2.08 instead of 2.51 at K = 3) "
             "without an error",
             "write norm_output: true into its config.json, or false if it was trained without",
         )
     elif drafter.norm_output is False and (drafter.fc_norm or has_weights):
-        yield warn(
+        yield warning(
             "fc_norm is there and norm_output is false: half of EAGLE 3.1",
             "leave it if the drafter was trained so (SpecForge before 2026-09-15), else write norm_output: true",
         )
     elif drafter.norm_output and not (drafter.fc_norm or has_weights or drafter.norm_before_fc):
-        yield warn(
+        yield warning(
             "norm_output is true without fc_norm or norm_before_fc; turned on for a drafter that was trained without "
             "it, it costs "
             "most of the acceptance (AL 3.06 to 1.33 in the paper)",
@@ -165,7 +165,7 @@ def check_fc_norm_with_norm_output(inputs: PreflightInput) -> Iterable[CheckResu
         form = "fc_norm" if drafter.fc_norm or has_weights else "norm_before_fc"
         yield pass_check(f"{form} and norm_output: the drafter is EAGLE 3.1")
     elif inputs.drafter.tensors is None:
-        yield note(
+        yield info(
             "the drafter's weights are not safetensors: whether they hold fc_norm.N.weight could not be checked",
             _CONVERT_TO_SAFETENSORS,
         )

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from aerie.engine.preflight.input import PreflightInput
 from aerie.engine.preflight.registry import eagle3_only, register_check
-from aerie.engine.preflight.report import CheckResult, Severity, note, pass_check, refuse, skip, warn
+from aerie.engine.preflight.report import CheckResult, Severity, error, info, pass_check, skip, warning
 from aerie.engine.releases import MIN_SECURE_VERSION, Feature, Version
 
 _EXTENDABLE_ROPE_TYPES = frozenset({"default", "linear", "llama3", "ntk", "proportional"})
@@ -34,7 +34,7 @@ _PIPELINE_PARALLEL_MODEL_TYPES = frozenset(
     "drafter's context reaches as far as the target's",
     rationale="past the drafter's last position: a device assertion or nonsense up to 0.26, a shorter engine context with "
     "YaRN from 0.33",
-    max_severity=Severity.REFUSE,
+    max_severity=Severity.ERROR,
     source="vLLM issues 48894, 23072, 21986; pull request 49343; config/speculative.py",
 )
 @eagle3_only
@@ -42,7 +42,7 @@ def check_drafter_context(inputs: PreflightInput) -> Iterable[CheckResult]:
     max_model_len, drafter = inputs.max_model_len, inputs.drafter_model
     if max_model_len is None or drafter.max_position is None:
         model = "drafter" if drafter.max_position is None else "target"
-        yield note(f"the {model}'s config.json has no max_position_embeddings: the drafter's context could not be checked")
+        yield info(f"the {model}'s config.json has no max_position_embeddings: the drafter's context could not be checked")
         return
     if drafter.max_position >= max_model_len:
         yield pass_check(f"the drafter has {drafter.max_position} positions, and the engine takes {max_model_len} tokens")
@@ -53,17 +53,17 @@ def check_drafter_context(inputs: PreflightInput) -> Iterable[CheckResult]:
     )
     shorter_context_fix = f"set --max-model-len={drafter.max_position} or use another drafter"
     if not inputs.supports(Feature.DRAFT_CONTEXT_RAISED):
-        yield refuse(
+        yield error(
             f"{evidence}; vLLM {inputs.version} fails or answers nonsense past the drafter's last position",
             f"use vLLM {Feature.DRAFT_CONTEXT_RAISED.since} or newer, or {shorter_context_fix}",
         )
     elif drafter.rope_type not in _EXTENDABLE_ROPE_TYPES and inputs.version >= _CONTEXT_CUT_SINCE:
-        yield refuse(
+        yield error(
             f"{evidence}; vLLM {inputs.version} then cuts the engine's context to the drafter's",
             f"{shorter_context_fix}, or give the drafter's config the RoPE settings and max_position_embeddings of the target",
         )
     else:
-        yield warn(
+        yield warning(
             f"{evidence}; vLLM {inputs.version} stretches the drafter, which was not trained there",
             f"watch the acceptance length of requests longer than {drafter.max_position} tokens",
         )
@@ -73,14 +73,14 @@ def check_drafter_context(inputs: PreflightInput) -> Iterable[CheckResult]:
     "C10",
     "method is named",
     rationale="vLLM otherwise guesses it from the drafter's path, and a volume's path says nothing",
-    max_severity=Severity.REFUSE,
+    max_severity=Severity.ERROR,
     source="vLLM config/speculative.py, __post_init__",
 )
 def check_method_present(inputs: PreflightInput) -> Iterable[CheckResult]:
     if inputs.drafter is None:
         yield skip("there is no drafter")
     elif inputs.method is None:
-        yield refuse(
+        yield error(
             "--speculative-config has no method, and vLLM would guess it from the drafter's path",
             "name it, for EAGLE 3 and 3.1 as eagle3",
         )
@@ -92,7 +92,7 @@ def check_method_present(inputs: PreflightInput) -> Iterable[CheckResult]:
     "C11",
     "drafter's tensor parallelism",
     rationale="vLLM takes 1 or the target's, under the name draft_tensor_parallel_size, and refuses anything else",
-    max_severity=Severity.REFUSE,
+    max_severity=Severity.ERROR,
     source="vLLM config/speculative.py, _verify_and_get_draft_tp and _verify_args",
 )
 def check_draft_tensor_parallel(inputs: PreflightInput) -> Iterable[CheckResult]:
@@ -102,11 +102,11 @@ def check_draft_tensor_parallel(inputs: PreflightInput) -> Iterable[CheckResult]
     target = inputs.arguments.tensor_parallel
     draft_size = inputs.speculative_config.get("draft_tensor_parallel_size")
     if "tensor_parallel_size" in inputs.speculative_config:
-        yield refuse(
+        yield error(
             "tensor_parallel_size is in --speculative-config, where vLLM refuses it", "call it draft_tensor_parallel_size"
         )
     elif draft_size not in (None, 1, target):
-        yield refuse(
+        yield error(
             f"draft_tensor_parallel_size is {draft_size}, and vLLM takes 1 or the target's, {target}", f"set it to 1 or {target}"
         )
     else:
@@ -117,7 +117,7 @@ def check_draft_tensor_parallel(inputs: PreflightInput) -> Iterable[CheckResult]
     "C12",
     "kernels and cache types of the drafter's own",
     rationale="a drafter inherits the target's MoE backend and KV cache type, which may not run an unquantised drafter",
-    max_severity=Severity.WARN,
+    max_severity=Severity.WARNING,
     source="vLLM config/speculative.py, _DRAFT_VLLM_CONFIG_OVERRIDES; pull request 25883; issues 24505, 40849",
 )
 def check_inherited_options(inputs: PreflightInput) -> Iterable[CheckResult]:
@@ -129,7 +129,7 @@ def check_inherited_options(inputs: PreflightInput) -> Iterable[CheckResult]:
     backend = arguments.moe_backend
     if backend not in (None, "auto") and not drafter.is_quantized and "moe_backend" not in config:
         warnings.append(
-            warn(
+            warning(
                 f"the drafter inherits --moe-backend={backend} and is not quantised, which that backend may not run",
                 "name a moe_backend for the drafter (vLLM 0.19 or newer), or leave --moe-backend out",
             )
@@ -137,7 +137,7 @@ def check_inherited_options(inputs: PreflightInput) -> Iterable[CheckResult]:
     kv_cache_dtype = arguments.kv_cache_dtype
     if kv_cache_dtype not in (None, "auto") and "kv_cache_dtype" not in config:
         warnings.append(
-            warn(
+            warning(
                 f"the drafter inherits --kv-cache-dtype={kv_cache_dtype}, which its attention backend may not support and which "
                 "can cost acceptance",
                 f"compare its acceptance length with --kv-cache-dtype=auto; vLLM {Feature.DRAFT_KV_CACHE_DTYPE.since} "
@@ -147,7 +147,7 @@ def check_inherited_options(inputs: PreflightInput) -> Iterable[CheckResult]:
         )
     if config.get("quantization") is not None and drafter.is_quantized:
         warnings.append(
-            warn(
+            warning(
                 f"--speculative-config names quantization {config['quantization']}, and the drafter's config has its own",
                 "leave quantization out of --speculative-config",
             )
@@ -163,7 +163,7 @@ def check_inherited_options(inputs: PreflightInput) -> Iterable[CheckResult]:
     "EAGLE across pipeline stages",
     rationale="hidden states have to travel between stages, which older engines and most models do not do: the engine refuses "
     "to start",
-    max_severity=Severity.REFUSE,
+    max_severity=Severity.ERROR,
     source="vLLM pull request 50514; supports_aux_hidden_states_over_pp in vllm/model_executor/models",
 )
 @eagle3_only
@@ -172,12 +172,12 @@ def check_pipeline_parallel(inputs: PreflightInput) -> Iterable[CheckResult]:
     if stages <= 1:
         yield pass_check("one pipeline stage")
     elif not inputs.supports(Feature.PIPELINE_PARALLEL):
-        yield refuse(
+        yield error(
             f"there are {stages} pipeline stages, and vLLM {inputs.version} runs EAGLE 3 on one only",
             f"use vLLM {Feature.PIPELINE_PARALLEL.since} or newer, or tensor parallelism",
         )
     elif model not in _PIPELINE_PARALLEL_MODEL_TYPES:
-        yield refuse(
+        yield error(
             f"there are {stages} pipeline stages, and vLLM does not hand hidden states of model type {model} across them",
             f"use tensor parallelism (targets that may: {', '.join(sorted(_PIPELINE_PARALLEL_MODEL_TYPES))})",
         )
@@ -190,7 +190,7 @@ def check_pipeline_parallel(inputs: PreflightInput) -> Iterable[CheckResult]:
     "schedule without data parallelism",
     rationale="ranks that draft different numbers of tokens can wait for each other for ever (0.24, 0.25); later engines drop "
     "the schedule",
-    max_severity=Severity.REFUSE,
+    max_severity=Severity.ERROR,
     source="vLLM config/vllm.py, _maybe_disable_dynamic_sd_for_data_parallel",
 )
 def check_schedule_data_parallel(inputs: PreflightInput) -> Iterable[CheckResult]:
@@ -200,12 +200,12 @@ def check_schedule_data_parallel(inputs: PreflightInput) -> Iterable[CheckResult
     elif ranks <= 1:
         yield pass_check("a schedule on one data-parallel rank")
     elif not inputs.supports(Feature.SCHEDULE_DATA_PARALLEL_GUARD):
-        yield refuse(
+        yield error(
             f"a schedule with {ranks} data-parallel ranks can deadlock vLLM {inputs.version}",
             "use a fixed number of tokens, or more replicas instead of data parallelism",
         )
     else:
-        yield warn(
+        yield warning(
             f"vLLM {inputs.version} turns the schedule off with {ranks} data-parallel ranks",
             "use a fixed number of tokens, or more replicas instead of data parallelism",
         )
@@ -215,13 +215,13 @@ def check_schedule_data_parallel(inputs: PreflightInput) -> Iterable[CheckResult
     "C17",
     "asynchronous scheduling across pipeline stages",
     rationale="model runner V1 refuses the two together",
-    max_severity=Severity.REFUSE,
+    max_severity=Severity.ERROR,
     source="vLLM config/vllm.py, _validate_v1_model_runner",
 )
 def check_async_scheduling(inputs: PreflightInput) -> Iterable[CheckResult]:
     stages, (runner, reason) = inputs.arguments.pipeline_parallel, inputs.model_runner
     if stages > 1 and runner == 1 and inputs.arguments.async_scheduling:
-        yield refuse(
+        yield error(
             f"--async-scheduling with {stages} pipeline stages, and model runner V1 ({reason}) refuses the two together",
             "leave --async-scheduling out",
         )
@@ -233,7 +233,7 @@ def check_async_scheduling(inputs: PreflightInput) -> Iterable[CheckResult]:
     "C19",
     "model runner of the method",
     rationale="P-EAGLE, suffix and custom drafters run on model runner V1, where a schedule has no full CUDA graphs",
-    max_severity=Severity.WARN,
+    max_severity=Severity.WARNING,
     source="vLLM config/vllm.py, _get_v2_model_runner_unsupported_features; pull request 45953",
 )
 def check_model_runner(inputs: PreflightInput) -> Iterable[CheckResult]:
@@ -242,7 +242,7 @@ def check_model_runner(inputs: PreflightInput) -> Iterable[CheckResult]:
         return
     runner, reason = inputs.model_runner
     if inputs.has_schedule and runner == 1:
-        yield warn(
+        yield warning(
             f"a schedule on model runner V1 ({reason}) has piecewise CUDA graphs only",
             "measure the time per output token against a fixed number of tokens",
         )
@@ -254,7 +254,7 @@ def check_model_runner(inputs: PreflightInput) -> Iterable[CheckResult]:
     "C20",
     "security floor",
     rationale="a request can stop an engine that speculates from afar",
-    max_severity=Severity.REFUSE,
+    max_severity=Severity.ERROR,
     source="vLLM pull request 44744",
 )
 def check_min_secure_version(inputs: PreflightInput) -> Iterable[CheckResult]:
@@ -264,7 +264,7 @@ def check_min_secure_version(inputs: PreflightInput) -> Iterable[CheckResult]:
         if inputs.is_version_from_tag:
             evidence += "; the version is from the tag of spec.engine.image"
             fix += ", or set spec.engine.version to the vLLM version inside if that is another"
-        yield refuse(evidence, fix)
+        yield error(evidence, fix)
     else:
         yield pass_check(f"vLLM {inputs.version} is {MIN_SECURE_VERSION} or newer")
 
@@ -273,7 +273,7 @@ def check_min_secure_version(inputs: PreflightInput) -> Iterable[CheckResult]:
     "C28",
     "engine knows the drafter's method",
     rationale="a drafter of another method, or of a class that vLLM does not have, ends the start after the target is loaded",
-    max_severity=Severity.REFUSE,
+    max_severity=Severity.ERROR,
     source="vLLM config/speculative.py, hf_config_override; model_executor/models/registry.py",
 )
 def check_method_supported(inputs: PreflightInput) -> Iterable[CheckResult]:
@@ -286,19 +286,19 @@ def check_method_supported(inputs: PreflightInput) -> Iterable[CheckResult]:
     if feature is not None and not inputs.supports(feature):
         is_removed = feature.removed_in is not None and inputs.version >= feature.removed_in
         fix = "use an EAGLE 3.1 drafter: `aerie catalog` names them" if is_removed else f"use vLLM {feature.since} or newer"
-        yield refuse(f"vLLM {inputs.version} has no {feature.description}", fix)
+        yield error(f"vLLM {inputs.version} has no {feature.description}", fix)
     elif drafter.kind != "unknown" and drafter.kind not in compatible_kinds:
-        yield refuse(
+        yield error(
             f"the drafter is {drafter.kind}, and the method is {method}", "use an EAGLE 3 or 3.1 drafter, or its own method"
         )
     elif method == "eagle3" and drafter.family == "other":
-        yield refuse(
+        yield error(
             f"the drafter's class is {drafter.architecture}, and vLLM has no such EAGLE 3 class",
             "write the class that it was exported as into architectures of its config.json, such as LlamaForCausalLMEagle3",
         )
     elif method == "eagle3" and _is_mtp_model_type(drafter.model_type, inputs.version):
         model_type = "deepseek_v2" if drafter.family == "mla" else "qwen3" if drafter.family == "qwen3" else "llama"
-        yield refuse(
+        yield error(
             f"the drafter's model_type is {drafter.model_type}, which vLLM takes for an MTP module whatever the method",
             f"write model_type: {model_type} into its config.json, which has the same attention",
         )
@@ -311,7 +311,7 @@ def check_method_supported(inputs: PreflightInput) -> Iterable[CheckResult]:
     "drafter's weights after sleep",
     rationale="reload_weights after a sleep of level 2 loads the target's weights only: the drafter then proposes noise, and the "
     "acceptance length stays at 1 without an error until the pod is started again",
-    max_severity=Severity.WARN,
+    max_severity=Severity.WARNING,
     source="vLLM issue 52479, pull request 52487 (open); 0.33 v1/worker/gpu/model_runner.py, reload_weights; "
     "v1/worker/gpu_worker.py, _save_sleep_parameters",
 )
@@ -324,7 +324,7 @@ def check_sleep_mode(inputs: PreflightInput) -> Iterable[CheckResult]:
         yield pass_check("a sleep of level 2 keeps the drafter's weights")
     else:
         preserve_fix = "set --sleep-preserve-parameter-names=draft.*, which keeps them in the CPU's memory, or "
-        yield warn(
+        yield warning(
             f"sleep mode is on, and vLLM {inputs.version} does not load the drafter's weights again after a sleep of level 2",
             f"{preserve_fix if inputs.version >= _SLEEP_PRESERVE_SINCE else ''}use level 1, or start pods again after level 2",
         )
@@ -335,7 +335,7 @@ def check_sleep_mode(inputs: PreflightInput) -> Iterable[CheckResult]:
     "front end in Rust",
     rationale="it lacks what the Python one has: figures of single requests, the time at which the process began, "
     "vllm:cache_config_info, and answers to probes and scrapes while it drains",
-    max_severity=Severity.NOTE,
+    max_severity=Severity.INFO,
     source="vLLM 0.33 envs.py, VLLM_USE_RUST_FRONTEND; seen on 0.33.0",
 )
 def check_rust_frontend(inputs: PreflightInput) -> Iterable[CheckResult]:
@@ -343,7 +343,7 @@ def check_rust_frontend(inputs: PreflightInput) -> Iterable[CheckResult]:
     if value in ("", "0"):
         yield pass_check("VLLM_USE_RUST_FRONTEND is not set")
     else:
-        yield note(
+        yield info(
             f"VLLM_USE_RUST_FRONTEND is {value}: figures of single requests cannot be had, the KV cache's size is not on the "
             "metrics page, and while a pod drains it answers neither probes nor scrapes",
             "leave VLLM_USE_RUST_FRONTEND out where these are needed",
@@ -354,7 +354,7 @@ def check_rust_frontend(inputs: PreflightInput) -> Iterable[CheckResult]:
     "C37",
     "KV cache in the model's own type",
     rationale="from 0.33 on the engine refuses to start with a KV cache in the other of float16 and bfloat16",
-    max_severity=Severity.REFUSE,
+    max_severity=Severity.ERROR,
     source="vLLM 0.33 config/vllm.py, _reject_mismatched_float_kv_cache",
 )
 def check_kv_cache_dtype(inputs: PreflightInput) -> Iterable[CheckResult]:
@@ -367,12 +367,12 @@ def check_kv_cache_dtype(inputs: PreflightInput) -> Iterable[CheckResult]:
     if model_dtype == kv_cache_dtype:
         yield pass_check(f"the model and its KV cache are {kv_cache_dtype}")
     elif is_explicit or model_dtype == "bfloat16":
-        yield refuse(
+        yield error(
             f"--kv-cache-dtype is {kv_cache_dtype} and the model runs in {model_dtype}, which vLLM {inputs.version} refuses",
             "leave --kv-cache-dtype out" + (f", or set it to {model_dtype}" if model_dtype in _HALF_PRECISION_DTYPES else ""),
         )
     else:  # vLLM then selects the dtype by model and GPU
-        yield warn(
+        yield warning(
             f"--kv-cache-dtype is {kv_cache_dtype}, the target's config has dtype {model_dtype or 'none'}, and vLLM "
             f"{inputs.version} refuses to start unless the two are the same",
             f"leave --kv-cache-dtype out, or set --dtype={kv_cache_dtype} too",

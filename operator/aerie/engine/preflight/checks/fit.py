@@ -13,7 +13,7 @@ from aerie.engine.models.layer_ids import LayerNumbering
 from aerie.engine.models.supported_targets import Eagle3Support, first_supported_version, lookup_eagle3_support
 from aerie.engine.preflight.input import PreflightInput
 from aerie.engine.preflight.registry import eagle3_only, register_check
-from aerie.engine.preflight.report import CheckResult, Severity, note, pass_check, refuse, skip, warn
+from aerie.engine.preflight.report import CheckResult, Severity, error, info, pass_check, skip, warning
 
 _USE_MATCHING_DRAFTER = "use a drafter that was trained for this target: `aerie catalog` names them"
 
@@ -22,7 +22,7 @@ _USE_MATCHING_DRAFTER = "use a drafter that was trained for this target: `aerie 
     "C25",
     "hidden size is the target's",
     rationale="the target's hidden states do not fit the drafter's fc, and the start ends with a shape error",
-    max_severity=Severity.REFUSE,
+    max_severity=Severity.ERROR,
     source="vLLM models/llama_eagle3.py, combine_hidden_states",
 )
 @eagle3_only
@@ -30,9 +30,9 @@ def check_hidden_size(inputs: PreflightInput) -> Iterable[CheckResult]:
     expected, actual = inputs.target_model.hidden_size, inputs.drafter_model.target_hidden_size
     if expected is None or actual is None:
         model = "target" if expected is None else "drafter"
-        yield note(f"the {model}'s config.json has no hidden_size: the fit of the sizes could not be checked")
+        yield info(f"the {model}'s config.json has no hidden_size: the fit of the sizes could not be checked")
     elif expected != actual:
-        yield refuse(
+        yield error(
             f"the drafter reads hidden states of {actual} values, and the target's have {expected}", _USE_MATCHING_DRAFTER
         )
     else:
@@ -43,7 +43,7 @@ def check_hidden_size(inputs: PreflightInput) -> Iterable[CheckResult]:
     "C26",
     "vocabulary is the target's",
     rationale="the drafter proposes ids that mean other tokens to the target, and nothing is accepted",
-    max_severity=Severity.REFUSE,
+    max_severity=Severity.ERROR,
     source="vLLM models/llama_eagle3.py, compute_logits",
 )
 @eagle3_only
@@ -51,11 +51,11 @@ def check_vocabulary(inputs: PreflightInput) -> Iterable[CheckResult]:
     expected, drafter = inputs.target_model.vocab_size, inputs.drafter_model
     if expected is None or drafter.vocab_size is None:
         model = "target" if expected is None else "drafter"
-        yield note(f"the {model}'s config.json has no vocab_size: the fit of the vocabularies could not be checked")
+        yield info(f"the {model}'s config.json has no vocab_size: the fit of the vocabularies could not be checked")
     elif drafter.vocab_size != expected:
-        yield refuse(f"the drafter's vocab_size is {drafter.vocab_size}, and the target's is {expected}", _USE_MATCHING_DRAFTER)
+        yield error(f"the drafter's vocab_size is {drafter.vocab_size}, and the target's is {expected}", _USE_MATCHING_DRAFTER)
     elif drafter.draft_vocab_size and drafter.draft_vocab_size > expected:
-        yield refuse(
+        yield error(
             f"draft_vocab_size is {drafter.draft_vocab_size}, and the target has {expected} tokens",
             "correct draft_vocab_size in the drafter's config.json",
         )
@@ -71,7 +71,7 @@ def check_vocabulary(inputs: PreflightInput) -> Iterable[CheckResult]:
     rationale="trainers count layers by output and vLLM by input, and model runner V2 ignores ids inside eagle_config: read one "
     "layer "
     "off, a drafter loses acceptance without an error",
-    max_severity=Severity.REFUSE,
+    max_severity=Severity.ERROR,
     source="vLLM v1/worker/gpu/spec_decode/eagle/eagle3_utils.py (V2), v1/worker/gpu_model_runner.py (V1), 0.22 to 0.33; "
     "pull request 43671; SGLang pull request 25454",
 )
@@ -84,7 +84,7 @@ def check_effective_layers(inputs: PreflightInput) -> Iterable[CheckResult]:
         return
     numbering, ids = declared
     if top is not None and nested is not None and set(nested) not in (set(top), {layer - 1 for layer in top}):
-        yield warn(
+        yield warning(
             f"{_LAYER_IDS_KEY} is {list(top)} at the top level and {list(nested)} in eagle_config; vLLM takes the first",
             "write the ids that the drafter was trained with in both places",
         )
@@ -97,7 +97,7 @@ def check_effective_layers(inputs: PreflightInput) -> Iterable[CheckResult]:
     runner, reason = inputs.model_runner
     reader = "vLLM" if top is not None else f"model runner V{runner} ({reason})"
     if effective_ids is None:
-        yield note(
+        yield info(
             f"{declaration}, which {reader} ignores there, and the target's config.json has no num_hidden_layers: "
             "what is read instead could not be checked",
             _layer_ids_fix(numbering, ids),
@@ -105,16 +105,16 @@ def check_effective_layers(inputs: PreflightInput) -> Iterable[CheckResult]:
     elif trained is not None and set(effective_ids) == set(trained):
         yield _matching_layers_result(inputs, declaration, numbering, ids, trained)
     elif numbering is LayerNumbering.OUTPUTS and set(effective_ids) == set(ids):
-        yield warn(
+        yield warning(
             f"{declaration}: these look like layers counted by their output; to vLLM they are {list(trained or ())}, and "
             f"{reader} "
             f"reads {list(effective_ids)}, one layer too early",
             _layer_ids_fix(numbering, ids),
         )
     elif set(effective_ids) == set(ids):
-        yield note(f"{declaration}, read as they are; whether they count the layers' inputs, as vLLM does, could not be checked")
+        yield info(f"{declaration}, read as they are; whether they count the layers' inputs, as vLLM does, could not be checked")
     else:
-        yield refuse(
+        yield error(
             f"{declaration}, and {reader} ignores it there and reads {list(effective_ids)}", _layer_ids_fix(numbering, ids)
         )
 
@@ -153,14 +153,14 @@ def _matching_layers_result(
     default = inputs.target_model.default_aux_layer_ids
     if default is not None and set(trained) == set(default):
         if numbering is LayerNumbering.OUTPUTS:
-            return note(
+            return info(
                 f"{declaration}, counted by output; to vLLM they are {list(trained)}, its default, and model runner V{runner} "
                 f"({reason}) reads that because it ignores them there",
                 f"{_layer_ids_fix(numbering, ids)}, so that it does not depend on the model runner",
             )
         return pass_check(f"{declaration}, but they are the default, so both model runners agree")
     default_text = f"{list(default)}" if default else "its default"
-    return warn(
+    return warning(
         f"{declaration}; model runner V{runner} ({reason}) reads it there, another would read {default_text}",
         _layer_ids_fix(numbering, ids),
     )
@@ -171,7 +171,7 @@ def _matching_layers_result(
     "number of auxiliary layers",
     rationale="vLLM sizes fc and fc_norm by it, and the Llama and DeepSeek classes count only ids inside eagle_config, else "
     "assume 3",
-    max_severity=Severity.REFUSE,
+    max_severity=Severity.ERROR,
     source="vLLM models/llama_eagle3.py, deepseek_eagle3.py, qwen3_eagle3.py; vLLM issue 54526; speculators issue 1065",
 )
 @eagle3_only
@@ -192,7 +192,7 @@ def check_aux_layer_count(inputs: PreflightInput) -> Iterable[CheckResult]:
     )
     parent = "transformer_layer_config of " if drafter.format == "speculators" else ""
     source = f"{len(layer_ids)} layers are named" if layer_ids else "no layers are named, which means 3"
-    yield refuse(
+    yield error(
         f"{source}, but {reason}, so vLLM sizes fc for {drafter.expected_aux_hidden_states}",
         f"write num_aux_hidden_states: {count} into {parent}the drafter's config.json",
     )
@@ -202,7 +202,7 @@ def check_aux_layer_count(inputs: PreflightInput) -> Iterable[CheckResult]:
     "C4",
     "auxiliary layers named and inside the target",
     rationale="without ids vLLM reads its default layers; a drafter that was trained on others reached AL 1.04",
-    max_severity=Severity.REFUSE,
+    max_severity=Severity.ERROR,
     source="vLLM issue 50170; models/interfaces.py",
 )
 @eagle3_only
@@ -213,23 +213,23 @@ def check_declared_layers(inputs: PreflightInput) -> Iterable[CheckResult]:
         yield skip("the drafter uses no auxiliary hidden states")
     elif layer_ids is None:
         effective_ids = inputs.effective_aux_layer_ids
-        yield warn(
+        yield warning(
             f"the drafter's config names no eagle_aux_hidden_state_layer_ids, so vLLM reads "
             f"{list(effective_ids) if effective_ids else 'its default'}; "
             "a published drafter that was trained on others reached AL 1.04 so",
             "write the layers that it was trained on into its config.json, also if they are the default",
         )
     elif layer_count is None:
-        yield note("the target's config.json has no num_hidden_layers: the range of the layer ids could not be checked")
+        yield info("the target's config.json has no num_hidden_layers: the range of the layer ids could not be checked")
     elif outside := [layer for layer in layer_ids if not 0 <= layer <= layer_count]:
-        yield refuse(f"the drafter reads layer {outside[0]}, and the target has layers 0 to {layer_count}", _USE_MATCHING_DRAFTER)
+        yield error(f"the drafter reads layer {outside[0]}, and the target has layers 0 to {layer_count}", _USE_MATCHING_DRAFTER)
     elif len(set(layer_ids)) != len(layer_ids):
-        yield refuse(
+        yield error(
             f"the layer ids {list(layer_ids)} name one twice, and vLLM drops the second, so that fc gets too few hidden states",
             "name each layer once",
         )
     elif list(layer_ids) != sorted(layer_ids):
-        yield warn(
+        yield warning(
             f"the layer ids {list(layer_ids)} do not rise, and vLLM sorts them, so fc and fc_norm get them in another order",
             "check that the drafter was trained in rising order, and write them so",
         )
@@ -241,7 +241,7 @@ def check_declared_layers(inputs: PreflightInput) -> Iterable[CheckResult]:
     "C30",
     "target hands out its hidden states",
     rationale='vLLM ends the start with "Model does not support EAGLE3 interface" once the target is loaded',
-    max_severity=Severity.REFUSE,
+    max_severity=Severity.ERROR,
     source="vLLM v1/worker/gpu/spec_decode/eagle/eagle3_utils.py; SupportsEagle3 in model_executor/models, 0.22 to 0.33",
 )
 @eagle3_only
@@ -249,16 +249,16 @@ def check_target_supports_eagle3(inputs: PreflightInput) -> Iterable[CheckResult
     name, version = inputs.target_model.architecture, inputs.version
     support = lookup_eagle3_support(name, version)
     if inputs.arguments.model_impl in ("transformers", "terratorch"):
-        yield note(f"--model-impl={inputs.arguments.model_impl} decides about the target's class: it could not be checked")
+        yield info(f"--model-impl={inputs.arguments.model_impl} decides about the target's class: it could not be checked")
     elif support is Eagle3Support.YES:
         yield pass_check(f"{name} has EAGLE 3 in vLLM {version}")
     elif support is Eagle3Support.UNKNOWN or name is None:
-        yield note(f"whether {name or 'the target, which names no class,'} has EAGLE 3 in vLLM {version} is not known")
+        yield info(f"whether {name or 'the target, which names no class,'} has EAGLE 3 in vLLM {version} is not known")
     else:
         since = first_supported_version(name)
         alternative = "turn speculation off, or use a method that reads no hidden states, such as ngram"
         fix = f"use vLLM {since} or newer" if since is not None else alternative
-        yield refuse(f"{name} has no EAGLE 3 in vLLM {version}", fix)
+        yield error(f"{name} has no EAGLE 3 in vLLM {version}", fix)
 
 
 @register_check(
@@ -266,7 +266,7 @@ def check_target_supports_eagle3(inputs: PreflightInput) -> Iterable[CheckResult
     "trained for this target",
     rationale="equal sizes are not an equal model; a speculators checkpoint that is served by itself starts the verifier it "
     "names",
-    max_severity=Severity.WARN,
+    max_severity=Severity.WARNING,
     source="vLLM transformers_utils/configs/speculators/base.py",
 )
 @eagle3_only
@@ -275,13 +275,13 @@ def check_training_target(inputs: PreflightInput) -> Iterable[CheckResult]:
     assert inputs.drafter is not None
     training_target = inputs.drafter_model.verifier or inputs.drafter.metadata.get("eagle.target")
     if training_target is None:
-        yield note("the drafter does not say which target it was trained for: only sizes could be compared")
+        yield info("the drafter does not say which target it was trained for: only sizes could be compared")
     elif training_target.startswith((".", "/", "~")) or "/" not in training_target:
-        yield note(f"the drafter was trained for the local folder {training_target}, which cannot be compared with the target")
+        yield info(f"the drafter was trained for the local folder {training_target}, which cannot be compared with the target")
     elif inputs.target.name.startswith((".", "/", "~")):
-        yield note(f"the drafter was trained for {training_target}, and the target is a folder: they could not be compared")
+        yield info(f"the drafter was trained for {training_target}, and the target is a folder: they could not be compared")
     elif training_target.lower() != inputs.target.name.partition("@")[0].lower():
-        yield warn(
+        yield warning(
             f"the drafter was trained for {training_target}, and the target is {inputs.target.name}",
             "make sure that the target is a quantised or equal copy of it, or use the drafter of this target",
         )

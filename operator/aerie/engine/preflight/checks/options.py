@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from aerie.api.engine_options import ENGINE_OPTIONS_BY_NAME
 from aerie.engine.preflight.input import PreflightInput
 from aerie.engine.preflight.registry import register_check
-from aerie.engine.preflight.report import CheckResult, Severity, note, pass_check, refuse, skip, warn
+from aerie.engine.preflight.report import CheckResult, Severity, error, info, pass_check, skip, warning
 from aerie.engine.speculative_config import find_config_problems, find_runner_problems
 
 _KEYS_OF_OTHER_CHECKS = frozenset(
@@ -20,7 +20,7 @@ _KEYS_OF_OTHER_CHECKS = frozenset(
     "C34",
     "draft sampling and further keys",
     rationale="vLLM ends the start at a key that it does not have, and ignores some that its model runner does not obey",
-    max_severity=Severity.REFUSE,
+    max_severity=Severity.ERROR,
     source="vLLM config/speculative.py and config/vllm.py, 0.22 to 0.33; v1/worker/gpu/spec_decode/speculator.py; "
     "v1/spec_decode/llm_base_proposer.py",
 )
@@ -40,8 +40,8 @@ def check_engine_options(inputs: PreflightInput) -> Iterable[CheckResult]:
         *find_runner_problems(config, runner, runner_reason),
     ]
     for problem in problems:
-        yield (refuse if problem.prevents_start else warn)(problem.description, problem.fix)
+        yield (error if problem.prevents_start else warning)(problem.description, problem.fix)
     for name in sorted(config.keys() - ENGINE_OPTIONS_BY_NAME.keys()):
-        yield note(f"{name} is in the speculative config, and Aerie does not know it: whether vLLM does could not be checked")
+        yield info(f"{name} is in the speculative config, and Aerie does not know it: whether vLLM does could not be checked")
     if not problems and config.keys() <= ENGINE_OPTIONS_BY_NAME.keys():
         yield pass_check(f"vLLM {inputs.version} knows {', '.join(sorted(config))}")

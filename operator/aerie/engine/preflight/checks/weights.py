@@ -15,7 +15,7 @@ from aerie.engine.models.checkpoint import Checkpoint, TensorInfo
 from aerie.engine.models.config import DrafterModel
 from aerie.engine.preflight.input import PreflightInput
 from aerie.engine.preflight.registry import eagle3_only, register_check
-from aerie.engine.preflight.report import CheckResult, Severity, note, pass_check, refuse, warn
+from aerie.engine.preflight.report import CheckResult, Severity, error, info, pass_check, warning
 
 _EXPORT_AGAIN = "export the drafter again"
 _TENSOR_NAME_ROOTS = frozenset(
@@ -28,7 +28,7 @@ _TENSOR_NAME_ROOTS = frozenset(
     "tensors are where the index says, once",
     rationale="vLLM reads each file of the index whole: a tensor that none has is missing, and of one in two files it keeps the "
     "last",
-    max_severity=Severity.REFUSE,
+    max_severity=Severity.ERROR,
     source="vLLM 0.32 model_executor/model_loader/weight_utils.py, filter_duplicate_safetensors_files, "
     "safetensors_weights_iterator and default_weight_loader",
 )
@@ -45,20 +45,20 @@ def check_tensor_index(inputs: PreflightInput) -> Iterable[CheckResult]:
 def _check_tensor_files(role: str, checkpoint: Checkpoint) -> Iterable[CheckResult]:
     tensors = checkpoint.tensors
     if tensors is None:
-        yield note(f"the {role}'s weights are not safetensors: which file holds what could not be checked")
+        yield info(f"the {role}'s weights are not safetensors: which file holds what could not be checked")
         return
     claim = f"the {role}'s index says that"
     missing = [name for name in checkpoint.misindexed_tensors if name not in tensors]
     if missing:
         others = f" (nor {len(missing) - 1} more)" if len(missing) > 1 else ""
-        yield refuse(
+        yield error(
             f"{claim} '{missing[0]}' is in {checkpoint.misindexed_tensors[missing[0]]}, and no file has it{others}",
             "download it again: files or index are incomplete, or of another export",
         )
     misplaced = [name for name in checkpoint.misindexed_tensors if name in tensors]
     if misplaced:
         name, others = misplaced[0], f"; {len(misplaced) - 1} more are elsewhere too" if len(misplaced) > 1 else ""
-        yield note(
+        yield info(
             f"{claim} '{name}' is in {checkpoint.misindexed_tensors[name]}, and it is in {tensors[name].file}: vLLM reads both "
             f"whole{others}"
         )
@@ -78,15 +78,15 @@ def _duplicate_tensors_result(role: str, duplicates: Mapping[str, tuple[TensorIn
     fix = "remove the file that is left over from another export"
     if len({copy.shape for copy in copies}) > 1:
         shapes = " and ".join(str(list(copy.shape)) for copy in copies)
-        return refuse(f"{evidence}, in the shapes {shapes}, of which only one can be right", fix)
-    return warn(f"{evidence}, and vLLM keeps what it reads last", fix)
+        return error(f"{evidence}, in the shapes {shapes}, of which only one can be right", fix)
+    return warning(f"{evidence}, and vLLM keeps what it reads last", fix)
 
 
 @register_check(
     "C9",
     "weights are those the config promises",
     rationale="a missing fc_norm loads in silence (AL 1.58 instead of 2.51), a surplus one ends the start after a minute",
-    max_severity=Severity.REFUSE,
+    max_severity=Severity.ERROR,
     source="vLLM models/llama_eagle3.py, load_weights and compute_logits; measured on vLLM 0.32, K = 3",
 )
 @eagle3_only
@@ -94,7 +94,7 @@ def check_weights_match_config(inputs: PreflightInput) -> Iterable[CheckResult]:
     assert inputs.drafter is not None
     tensors, drafter = inputs.drafter.tensors, inputs.drafter_model
     if tensors is None:
-        yield note(
+        yield info(
             "the drafter's weights are not safetensors: their names, shapes and d2t could not be checked",
             "convert the drafter to safetensors",
         )
@@ -117,18 +117,18 @@ def check_weights_match_config(inputs: PreflightInput) -> Iterable[CheckResult]:
 def _check_tensor_names(tensors: Mapping[str, TensorInfo]) -> Iterable[CheckResult]:
     prefixed = sorted(name for name in tensors if name.startswith("model."))
     if prefixed:
-        yield refuse(
+        yield error(
             f"{len(prefixed)} tensors begin with 'model.' (the first is {prefixed[0]}), and vLLM puts another 'model.' "
             "before them",
             "export the drafter without that prefix",
         )
     if any(name.startswith("aux_norm_") for name in tensors):
-        yield refuse(
+        yield error(
             "there are tensors aux_norm_*, an older name of SGLang's that vLLM does not know",
             "rename aux_norm_low, aux_norm_mid and aux_norm_high to fc_norm.0, fc_norm.1 and fc_norm.2",
         )
     elif unknown := sorted(name for name in tensors if name.partition(".")[0] not in _TENSOR_NAME_ROOTS and name not in prefixed):
-        yield refuse(f"vLLM's EAGLE 3 classes have nothing called {unknown[0]}, and the start ends there", _EXPORT_AGAIN)
+        yield error(f"vLLM's EAGLE 3 classes have nothing called {unknown[0]}, and the start ends there", _EXPORT_AGAIN)
 
 
 def _check_fc(tensors: Mapping[str, TensorInfo], drafter: DrafterModel) -> Iterable[CheckResult]:
@@ -136,7 +136,7 @@ def _check_fc(tensors: Mapping[str, TensorInfo], drafter: DrafterModel) -> Itera
         return
     if "fc.weight" not in tensors:
         if not drafter.is_quantized:
-            yield refuse("fc.weight is missing, which joins the target's hidden states", _EXPORT_AGAIN)
+            yield error("fc.weight is missing, which joins the target's hidden states", _EXPORT_AGAIN)
         return
     if drafter.hidden_size and drafter.target_hidden_size and not drafter.is_quantized:
         expected = (drafter.hidden_size, drafter.expected_aux_hidden_states * drafter.target_hidden_size)
@@ -151,25 +151,25 @@ def _check_norms(tensors: Mapping[str, TensorInfo], drafter: DrafterModel) -> It
     required = [f"fc_norm.{index}.weight" for index in range(drafter.expected_aux_hidden_states)] if drafter.fc_norm else []
     missing = [name for name in required if name not in tensors]
     if missing and not present:
-        yield refuse(
+        yield error(
             "fc_norm is true, and there is no tensor fc_norm.N.weight: these are EAGLE 3 weights with a 3.1 config; "
             "vLLM loads them "
             "without an error and norms with ones (AL 1.58 instead of 2.51 at K = 3)",
             "set fc_norm and norm_output to false in the drafter's config.json, or use the weights that belong to it",
         )
     elif missing:
-        yield refuse(
+        yield error(
             f"fc_norm is true, and {', '.join(missing)} is missing of {drafter.expected_aux_hidden_states}", _EXPORT_AGAIN
         )
     elif present and not drafter.fc_norm:
-        yield refuse(
+        yield error(
             f"there are weights {present[0]} and fc_norm is not true in the drafter's config: vLLM's start ends with "
             '"no module or '
             'parameter named fc_norm" once the target is loaded',
             "write fc_norm: true and norm_output: true into its config.json",
         )
     elif surplus := [name for name in present if name not in required]:
-        yield refuse(
+        yield error(
             f"{surplus[0]} is one norm too many for {drafter.expected_aux_hidden_states} auxiliary hidden states",
             "correct eagle_aux_hidden_state_layer_ids and num_aux_hidden_states",
         )
@@ -177,27 +177,27 @@ def _check_norms(tensors: Mapping[str, TensorInfo], drafter: DrafterModel) -> It
         yield from _check_shape(tensors, name, (drafter.target_hidden_size or 0,), "the target's hidden size", _EXPORT_AGAIN)
     if drafter.norm_before_fc != ("input_norm.weight" in tensors):
         state, article = ("true", "no") if drafter.norm_before_fc else ("not true", "a")
-        yield refuse(
+        yield error(
             f"norm_before_fc is {state} and there is {article} tensor input_norm.weight; vLLM loads it all the same",
             "make the config say what the drafter was trained with",
         )
     if "norm.weight" not in tensors:
-        yield refuse("norm.weight is missing, the norm before lm_head", _EXPORT_AGAIN)
+        yield error("norm.weight is missing, the norm before lm_head", _EXPORT_AGAIN)
 
 
 def _check_layer(tensors: Mapping[str, TensorInfo], drafter: DrafterModel) -> Iterable[CheckResult]:
     """Check the first layer. Its attention reads embedding and hidden state side by side: 2 x hidden size in."""
     names = {re.sub(r"^(midlayer|layers\.0)\.", "", name) for name in tensors if re.match(r"(midlayer|layers\.0)\.", name)}
     if not names:
-        yield refuse("there is no layer: neither midlayer.* nor layers.0.*", _EXPORT_AGAIN)
+        yield error("there is no layer: neither midlayer.* nor layers.0.*", _EXPORT_AGAIN)
         return
     # The tensors of a quantised matrix are not called .weight.
     parts = {name.rpartition(".")[0] for name in names}
     if missing := [part for part in _required_layer_parts(drafter, parts) if part not in parts]:
         description = " and ".join(missing)
-        yield refuse(f"the layer has no {description}, and vLLM would use what its memory happens to hold", _EXPORT_AGAIN)
+        yield error(f"the layer has no {description}, and vLLM would use what its memory happens to hold", _EXPORT_AGAIN)
     if drafter.family == "llama" and (surplus := parts & {"self_attn.q_norm", "self_attn.k_norm"}):
-        yield refuse(
+        yield error(
             f"the layer has {min(surplus)}, which only vLLM's Qwen3 class knows, and the class is {drafter.architecture}",
             "write Eagle3Qwen3ForCausalLM into architectures of its config.json",
         )
@@ -224,7 +224,7 @@ def _check_attention_shapes(tensors: Mapping[str, TensorInfo], drafter: DrafterM
         for name in (f"{prefix}.self_attn.q_a_proj.weight", f"{prefix}.self_attn.kv_a_proj_with_mqa.weight"):
             if name in tensors and tensors[name].shape[1:] != (input_size,):
                 shape = list(tensors[name].shape)
-                yield refuse(f"{name} has shape {shape}, and must read twice the hidden size, {input_size}", _EXPORT_AGAIN)
+                yield error(f"{name} has shape {shape}, and must read twice the hidden size, {input_size}", _EXPORT_AGAIN)
 
 
 def _required_layer_parts(drafter: DrafterModel, actual_parts: Collection[str]) -> list[str]:
@@ -249,7 +249,7 @@ def _check_lm_head(tensors: Mapping[str, TensorInfo], drafter: DrafterModel, voc
             fix = "correct draft_vocab_size or hidden_size in its config"
             yield from _check_shape(tensors, "lm_head.weight", expected, "draft vocabulary x hidden size", fix)
     elif drafter.draft_vocab_size != vocab_size and not drafter.is_quantized:
-        yield refuse(
+        yield error(
             f"lm_head.weight is missing, and the target's cannot stand in: it has {vocab_size} tokens and the drafter "
             f"{drafter.draft_vocab_size}",
             _EXPORT_AGAIN,
@@ -265,18 +265,18 @@ def _check_d2t(
         return
     if "d2t" not in tensors:
         if draft_vocab_size != vocab_size:
-            yield refuse(
+            yield error(
                 f"d2t is missing, and the drafter has {draft_vocab_size} tokens where the target has {vocab_size}: every "
                 "drafted id would be wrong",
                 _EXPORT_AGAIN,
             )
         return
     if offsets is None:
-        yield note("the values of d2t could not be read, so that its range was not checked")
+        yield info("the values of d2t could not be read, so that its range was not checked")
         return
     if len(offsets) != draft_vocab_size:
         evidence = f"d2t has {len(offsets)} entries, and draft_vocab_size is {draft_vocab_size}"
-        yield refuse(evidence, "correct draft_vocab_size in its config")
+        yield error(evidence, "correct draft_vocab_size in its config")
         return
     target_ids = [draft_id + offset for draft_id, offset in enumerate(offsets)]
     outside = next((draft_id for draft_id, target_id in enumerate(target_ids) if not 0 <= target_id < vocab_size), None)
@@ -292,13 +292,13 @@ def _check_d2t(
     if outside is not None:
         are_target_ids = all(0 <= value < vocab_size for value in offsets) and all(a < b for a, b in itertools.pairwise(offsets))
         hint = "; it looks like target ids, and vLLM expects offsets" if are_target_ids else ""
-        yield refuse(
+        yield error(
             f"d2t sends draft id {outside} to {target_ids[outside]}, and the target has ids 0 to {vocab_size - 1}{hint}",
             "write d2t[i] = target id - i" if are_target_ids else "use the drafter that was trained for this target's vocabulary",
         )
     elif duplicate is not None:
         target_id = target_ids[duplicate]
-        yield refuse(
+        yield error(
             f"d2t sends draft ids {draft_id_by_target[target_id]} and {duplicate} both to {target_id}, and vLLM keeps the logit "
             "of "
             "one",
@@ -311,4 +311,4 @@ def _check_shape(
 ) -> Iterable[CheckResult]:
     shape = tensors[name].shape
     if shape != expected:
-        yield refuse(f"{name} has shape {list(shape)}, and the config promises {list(expected)} ({meaning})", fix)
+        yield error(f"{name} has shape {list(shape)}, and the config promises {list(expected)} ({meaning})", fix)
