@@ -130,7 +130,7 @@ class Fleets:
 
     def _large(self, operator: Operator) -> dict[str, float]:
         """The drafter of the large resource changes, until all of its pods are replaced."""
-        before, cpu, began = operator.metrics().buckets("aerie_loop_lag_seconds"), operator.cpu(), time.monotonic()
+        before, cpu, began = operator.metrics().buckets("aerie_event_loop_lag_seconds"), operator.cpu(), time.monotonic()
         document = fleet("large-0", LARGE_PODS, "second", SURGE)
         revision = self._resource("large-0")["status"]["stable"]["revision"]
         self._patch("large-0", {"spec": {"drafter": document["spec"]["drafter"]}})
@@ -147,7 +147,7 @@ class Fleets:
 
         self._wait(operator, "the large fleet is promoted", promoted, 2400)
         seconds, spent = time.monotonic() - began, operator.cpu() - cpu
-        after = operator.metrics().buckets("aerie_loop_lag_seconds")
+        after = operator.metrics().buckets("aerie_event_loop_lag_seconds")
         self.say(f"{LARGE_PODS} pods were replaced in {seconds:.0f} s, with {spent:.1f} s of CPU time")
         lags = [(bound, late - early) for (bound, late), (_, early) in zip(after, before, strict=True)]
         return {
@@ -163,12 +163,12 @@ class Fleets:
         before, cpu = operator.metrics(), operator.cpu()
         time.sleep(HOSTILE_S)
         after = operator.metrics()
-        pages = after.total("aerie_scrape_seconds_count") - before.total("aerie_scrape_seconds_count")
+        pages = after.total("aerie_scrape_duration_seconds_count") - before.total("aerie_scrape_duration_seconds_count")
         failed = after.total("aerie_scrape_failures_total") - before.total("aerie_scrape_failures_total")
         under_way = sum(bool(item["status"].get("canary")) for item in self._resources())
         self.say(f"{pages:.0f} pages in {HOSTILE_S:.0f} s, {failed:.0f} of them refused; {under_way} rollouts are under way")
         assert failed > HOSTILE, "hostile pages were not read"
-        name = "aerie_loop_lag_seconds"
+        name = "aerie_event_loop_lag_seconds"
         steps = zip(after.buckets(name), before.buckets(name), strict=True)
         lags = [(bound, late - early) for (bound, late), (_, early) in steps]
         return {

@@ -38,12 +38,12 @@ class Metrics:
     @property
     def passes(self) -> float:
         """Passes that ended well."""
-        return self.total("aerie_reconcile_seconds_count", outcome="done")
+        return self.total("aerie_reconcile_duration_seconds_count", outcome="done")
 
     @property
     def writes(self) -> Mapping[str, float]:
         """Calls that write, by verb, the Lease's aside: it alone is written with PUT."""
-        return {verb: self.total("aerie_api_calls_total", verb=verb) for verb in ("PATCH", "POST", "DELETE")}
+        return {verb: self.total("aerie_kube_api_requests_total", verb=verb) for verb in ("PATCH", "POST", "DELETE")}
 
 
 def quantile(buckets: list[tuple[float, float]], share: float) -> float:

@@ -101,10 +101,11 @@ class Target:
     def of(cls, step_time: StepTime, factor: float = 1.0, context: float = 600.0) -> Target:
         """A profile of the step-level simulator, `factor` times as slow, with so many cached tokens a request."""
         seconds = [
-            [step_time.fixed_seconds(b, k) + step_time.cached * context * b for b in range(1, BATCH + 1)] for k in range(MOST + 1)
+            [step_time.fixed_seconds(b, k) + step_time.seconds_per_cached_token * context * b for b in range(1, BATCH + 1)]
+            for k in range(MOST + 1)
         ]
-        jitter = math.exp(step_time.noise**2 / 2)
-        return cls(factor * jitter * np.array(seconds), factor * step_time.prefill)
+        jitter = math.exp(step_time.log_sd**2 / 2)
+        return cls(factor * jitter * np.array(seconds), factor * step_time.seconds_per_prompt_token)
 
     def rate(self, batch: float, tokens: int, length: float) -> float:
         """Requests per second that keep about so many requests in a step."""

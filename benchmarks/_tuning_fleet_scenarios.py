@@ -149,7 +149,7 @@ def depth_collapse(random: np.random.Generator) -> World:
 
 def capture_cliff(random: np.random.Generator) -> World:
     """Graphs up to 512 tokens, on a load around 64 to 140 requests: beyond 128 K = 3 runs without."""
-    formula = replace(step.STEP_TIME_FORMULAS["dense-32b"], captures=_SIZES, uncaptured=15e-3)
+    formula = replace(step.STEP_TIME_FORMULAS["dense-32b"], captured_sizes=_SIZES, no_graph_seconds=15e-3)
     target = Target.of(formula, math.exp(float(random.uniform(-0.22, 0.22))))
     return replace(world(random, target, batch=(50.0, 110.0)), engine=CLIFF)
 
@@ -173,7 +173,7 @@ def drafter_change(random: np.random.Generator) -> World:
 def misfit(random: np.random.Generator) -> World:
     """Step times looked up in the published grids: they have not the form that is fitted."""
     names = step.list_grid_names()
-    target = Target.of(step.load_grid(names[int(random.integers(len(names)))], prefill=20e-6, noise=0.03))
+    target = Target.of(step.load_grid(names[int(random.integers(len(names)))], seconds_per_prompt_token=20e-6, log_sd=0.03))
     return world(random, target, kind=_kind(random))
 
 

@@ -27,7 +27,7 @@ import yaml
 from aerie_lab.cluster import Lab, LabSettings
 from aerie_lab.engine.background import BackgroundTraffic
 from aerie_lab.engine.traffic import TrafficTarget
-from benchmarks.e2e_vllm import DECISION, ROOT, SHOW, START, Life, comparison
+from benchmarks.e2e_vllm import DECISION, ROOT, SCENARIO, START, Life, comparison
 
 GREEDY_DEADLINE, SAMPLED_DEADLINE = "6m", "30m"
 """Of the analysis: with greedy traffic nothing comes of waiting."""
@@ -49,23 +49,25 @@ class Sampling(Life):
         requests = failed = 0
         figures: dict[str, float] = {}
         for name, temperature, deadline in (("greedy", 0.0, GREEDY_DEADLINE), ("sampled", 1.0, SAMPLED_DEADLINE)):
-            target = TrafficTarget(self.lab.gateway_url or "", SHOW.name, SHOW.host, temperature=temperature, chats=SHOW.chats)
-            with BackgroundTraffic(target, SHOW.requests_per_second, SHOW.classes, DECISION + START) as traffic:
+            target = TrafficTarget(
+                self.lab.gateway_url or "", SCENARIO.name, SCENARIO.host, temperature=temperature, chats=SCENARIO.chats
+            )
+            with BackgroundTraffic(target, SCENARIO.requests_per_second, SCENARIO.classes, DECISION + START) as traffic:
                 figures |= self._canary(name, deadline)
             requests += len(traffic.report.outcomes)
-            failed += sum(one.error is not None for one in traffic.report.outcomes)
+            failed += sum(outcome.error is not None for outcome in traffic.report.outcomes)
         return {"requests": requests, "failed": failed, **figures}
 
     def _canary(self, name: str, deadline: str) -> dict[str, float]:
         """Greedy drafts, then drawn ones, until that rollout has ended."""
         self._write(deadline)
         self.until(lambda status: status.get("phase") == "Ready", "greedy drafts serve", DECISION)
-        ended = len(self.status().get("history") or [])
+        ended = len(self.status().get("rolloutHistory") or [])
         began = self._write(deadline, draftSampling="Probabilistic")
-        status = self.until(lambda found: len(found.get("history") or []) > ended, "an outcome", DECISION)
+        status = self.until(lambda status: len(status.get("rolloutHistory") or []) > ended, "an outcome", DECISION)
         minutes = (time.monotonic() - began) / 60
-        outcome = status["history"][0]
-        self.say(f"{outcome['result']}: {outcome['reason']}")
+        outcome = status["rolloutHistory"][0]
+        self.report_progress(f"{outcome['result']}: {outcome['message']}")
         promoted, compared = outcome["result"] == "Promoted", comparison(outcome)
         figures = {
             f"{name}_traffic_promoted": float(promoted),
@@ -77,12 +79,12 @@ class Sampling(Life):
 
     def _write(self, deadline: str, **speculation: Any) -> float:
         """Apply the resource; a revision that was rejected is tried again."""
-        resource = yaml.safe_load(SHOW.manifest.read_text())
+        resource = yaml.safe_load(SCENARIO.manifest.read_text())
         spec = resource["spec"]
-        spec["drafter"]["source"]["huggingFace"] = SHOW.better_drafter
+        spec["drafter"]["source"]["huggingFace"] = SCENARIO.better_drafter
         spec["speculation"] |= speculation
         spec["rollout"]["analysis"] |= {"goal": "Superior", "onInconclusive": "Rollback", "maxDuration": deadline}
         resource["metadata"]["annotations"] = {"aerie.dev/retry": deadline}
-        self.say(f"kubectl apply: draft sampling {speculation.get('draftSampling', 'as the engine does')}")
+        self.report_progress(f"kubectl apply: draft sampling {speculation.get('draftSampling', 'as the engine does')}")
         self.lab.kubectl("apply", "-f", "-", stdin=json.dumps(resource))
         return time.monotonic()

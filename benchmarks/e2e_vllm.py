@@ -28,13 +28,13 @@ from typing import Any
 
 import yaml
 
-from aerie_lab.cli.show import REAL_SCENARIO
+from aerie_lab.cli.scenarios import REAL_SCENARIO
 from aerie_lab.cluster import Lab, LabSettings
 from aerie_lab.engine.background import BackgroundTraffic
 from aerie_lab.engine.traffic import RequestOutcome, TrafficTarget
 
 ROOT = Path(__file__).resolve().parent.parent
-SHOW = REAL_SCENARIO
+SCENARIO = REAL_SCENARIO
 BUNDLE = ROOT / "drafter" / "bundle"
 AGAIN_NAME = "aerie/bundle-eagle31-again"
 START, DECISION, AGAIN = 1200.0, 2400.0, 420.0
@@ -52,8 +52,10 @@ folder = "{folder}"
 def measure() -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="aerie-bench-") as folder:
         table = Path(folder) / "again.toml"
-        table.write_text(AGAIN_TABLE.format(repo=AGAIN_NAME, commit=SHOW.better_drafter["revision"], folder=BUNDLE / "eagle31"))
-        with Lab.up(LabSettings(name="e2e", images=[str(table)])) as lab:
+        table.write_text(
+            AGAIN_TABLE.format(repo=AGAIN_NAME, commit=SCENARIO.better_drafter["revision"], folder=BUNDLE / "eagle31")
+        )
+        with Lab.up(LabSettings(name="e2e", image_tables=[str(table)])) as lab:
             return Life(lab).measure()
 
 
@@ -62,9 +64,9 @@ class Life:
 
     def __init__(self, lab: Lab) -> None:
         self.lab, self.began = lab, time.monotonic()
-        self.told = ""
+        self._last_progress = ""
 
-    def say(self, text: str) -> None:
+    def report_progress(self, text: str) -> None:
         print(f"[{time.monotonic() - self.began:5.0f} s] {text}", flush=True)
 
     def measure(self) -> dict[str, float]:
@@ -72,20 +74,22 @@ class Life:
         self.lab.helm("install", "aerie", str(ROOT / "charts" / "aerie"), *where)
         self.apply(None)
         self.until(lambda status: status.get("phase") == "Ready", "EAGLE 3 serves", START)
-        target = TrafficTarget(self.lab.gateway_url or "", SHOW.name, SHOW.host, chats=SHOW.chats)
-        with BackgroundTraffic(target, SHOW.requests_per_second, SHOW.classes, LONGEST) as traffic:
+        target = TrafficTarget(self.lab.gateway_url or "", SCENARIO.name, SCENARIO.host, chats=SCENARIO.chats)
+        with BackgroundTraffic(target, SCENARIO.requests_per_second, SCENARIO.classes, LONGEST) as traffic:
             self.until(lambda status: status["stable"].get("acceptanceLength"), "its acceptance length is known", 300)
             promoted = self.promotion()
             rolled_back = self.rollback()
             again = self.again()
         report = traffic.report
-        broken = [one for one in report.outcomes if one.error is not None]
-        for one in broken:
-            self.say(f"at {one.end_time - time.time() + time.monotonic() - self.began:.1f} s a request failed: {one}")
+        failures = [outcome for outcome in report.outcomes if outcome.error is not None]
+        for outcome in failures:
+            self.report_progress(
+                f"at {outcome.end_time - time.time() + time.monotonic() - self.began:.1f} s a request failed: {outcome}"
+            )
         return {
             "requests": len(report.outcomes),
-            "failed": len(broken),
-            "truncated": sum(map(truncated, broken)),
+            "failed": len(failures),
+            "truncated": sum(map(truncated, failures)),
             **promoted,
             **rolled_back,
             **again,
@@ -93,19 +97,19 @@ class Life:
 
     # -- the parts
     def promotion(self) -> dict[str, float]:
-        began = self.apply(SHOW.better_drafter)
+        began = self.apply(SCENARIO.better_drafter)
         ramping = self.until(
             lambda status: status.get("phase") in ("Ramping", "RolledBack", "Held", "Failed"), "a verdict", DECISION
         )
         if ramping["phase"] != "Ramping":
-            raise AssertionError(f"EAGLE 3.1 was not accepted: {self.told}")
+            raise AssertionError(f"EAGLE 3.1 was not accepted: {self._last_progress}")
         revision = ramping["canary"]["revision"]
         before = self.pods(revision)
-        status = self.until(lambda found: found["stable"]["revision"] == revision, "it is promoted", DECISION)
+        status = self.until(lambda status: status["stable"]["revision"] == revision, "it is promoted", DECISION)
         minutes = (time.monotonic() - began) / 60
-        self.until(lambda found: found.get("phase") == "Ready", "all is calm", 300)
+        self.until(lambda status: status.get("phase") == "Ready", "all is calm", 300)
         after = self.pods(revision)
-        length = comparison(status["history"][0])
+        length = comparison(status["rolloutHistory"][0])
         return {
             "promote_min": round(minutes, 1),
             "al_stable": ramping["stable"]["acceptanceLength"],
@@ -117,60 +121,63 @@ class Life:
         }
 
     def rollback(self) -> dict[str, float]:
-        began = self.apply(SHOW.worse_drafter)
-        status = self.until(lambda found: found.get("phase") == "RolledBack", "the weak drafter is rolled back", DECISION)
+        began = self.apply(SCENARIO.worse_drafter)
+        status = self.until(lambda status: status.get("phase") == "RolledBack", "the weak drafter is rolled back", DECISION)
         return {
             "rollback_min": round((time.monotonic() - began) / 60, 1),
-            "al_weak_pct": round(100 * comparison(status["history"][0])["estimate"], 1),
+            "al_weak_pct": round(100 * comparison(status["rolloutHistory"][0])["estimate"], 1),
         }
 
     def again(self) -> dict[str, float]:
-        self.apply({**SHOW.better_drafter, "repo": AGAIN_NAME})
-        self.until(lambda found: found.get("phase") == "Analyzing", "the same drafter again is analyzed", START)
+        self.apply({**SCENARIO.better_drafter, "repo": AGAIN_NAME})
+        self.until(lambda status: status.get("phase") == "Analyzing", "the same drafter again is analyzed", START)
         limit = time.monotonic() + AGAIN
-        found: dict[str, Any] = {}
+        status: dict[str, Any] = {}
         while time.monotonic() < limit:
-            found = self.status()
-            if found["phase"] in ("RollingBack", "RolledBack", "Failed"):
-                raise AssertionError(f"the same drafter was rolled back: {found['history'][0]['reason']}")
-            self.tell(found)
+            status = self.status()
+            if status["phase"] in ("RollingBack", "RolledBack", "Failed"):
+                raise AssertionError(f"the same drafter was rolled back: {status['rolloutHistory'][0]['message']}")
+            self._print_progress(status)
             time.sleep(2)
-        return {"again_blocks": comparison(found["analysis"])["blocks"]}
+        return {"again_blocks": comparison(status["analysis"])["sampleCount"]}
 
     # -- the cluster
     def apply(self, drafter: dict[str, str] | None) -> float:
         """The manifest, with another drafter than its own."""
-        resource = yaml.safe_load(SHOW.manifest.read_text())
+        resource = yaml.safe_load(SCENARIO.manifest.read_text())
         if drafter is not None:
             resource["spec"]["drafter"]["source"]["huggingFace"] = drafter
-        self.say(f"kubectl apply: {resource['spec']['drafter']['source']['huggingFace']['repo']}")
+        self.report_progress(f"kubectl apply: {resource['spec']['drafter']['source']['huggingFace']['repo']}")
         self.lab.kubectl("apply", "-f", "-", stdin=json.dumps(resource))
         return time.monotonic()
 
     def status(self) -> dict[str, Any]:
-        found = json.loads(self.lab.kubectl("get", "specdep", SHOW.name, "-o", "json"))
-        status: dict[str, Any] = found.get("status") or {}
+        resource = json.loads(self.lab.kubectl("get", "specdep", SCENARIO.name, "-o", "json"))
+        status: dict[str, Any] = resource.get("status") or {}
         return (
             status
-            if status.get("observedGeneration") == found["metadata"]["generation"]
+            if status.get("observedGeneration") == resource["metadata"]["generation"]
             else {"phase": "", **status, "old": True}
         )
 
-    def tell(self, status: dict[str, Any]) -> None:
-        message = next((one["message"] for one in status.get("conditions") or [] if one["type"] == "Progressing"), "")
-        if (told := f"{status.get('phase')}: {message}") != self.told:
-            self.told = told
-            self.say(told)
+    def _print_progress(self, status: dict[str, Any]) -> None:
+        conditions = status.get("conditions") or []
+        message = next((condition["message"] for condition in conditions if condition["type"] == "Progressing"), "")
+        if (progress := f"{status.get('phase')}: {message}") != self._last_progress:
+            self._last_progress = progress
+            self.report_progress(progress)
 
-    def until(self, look: Callable[[dict[str, Any]], object], what: str, within: float) -> dict[str, Any]:
-        deadline = time.monotonic() + within
+    def until(self, check: Callable[[dict[str, Any]], object], description: str, timeout_seconds: float) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_seconds
         while time.monotonic() < deadline:
             status = self.status()
-            self.tell(status)
-            if "old" not in status and look(status):
+            self._print_progress(status)
+            if "old" not in status and check(status):
                 return status
             time.sleep(1)
-        raise AssertionError(f"{what}: not within {within:g} s\n{self.lab.kubectl('describe', 'specdep', SHOW.name)}")
+        raise AssertionError(
+            f"{description}: not within {timeout_seconds:g} s\n{self.lab.kubectl('describe', 'specdep', SCENARIO.name)}"
+        )
 
     def pods(self, revision: str) -> dict[str, int]:
         """Restarts by uid."""
@@ -178,9 +185,10 @@ class Life:
         return {pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in items}
 
 
-def comparison(of: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = next(one for one in of["comparisons"] if one["metric"] == "TokensPerStep")
-    return found
+def comparison(outcome: dict[str, Any]) -> dict[str, Any]:
+    """Return the comparison of tokens per step of an analysis or of a rollout's outcome."""
+    tokens_per_step: dict[str, Any] = next(item for item in outcome["comparisons"] if item["metric"] == "TokensPerStep")
+    return tokens_per_step
 
 
 def truncated(outcome: RequestOutcome) -> bool:

@@ -64,7 +64,17 @@ def simulator(requests: int = 6000, clients: int = 64) -> dict[str, float]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = {"startup_seconds": 0, "step_time": {"formula": {"base": 5e-3, "token": 2e-5, "draft": 2e-4, "prefill": 1e-6}}}
+    options = {
+        "startup_seconds": 0,
+        "step_time": {
+            "formula": {
+                "base_seconds": 5e-3,
+                "seconds_per_token": 2e-5,
+                "seconds_per_draft_token": 2e-4,
+                "seconds_per_prompt_token": 1e-6,
+            }
+        },
+    }
     speculation = '{"method": "ngram", "num_speculative_tokens": 3}'
     command = [sys.executable, "-m", "aerie_lab.engine", "bench", "--port", str(port), "--speculative-config", speculation]
     process = subprocess.Popen(command, env={**os.environ, "AERIE_SIMULATOR": json.dumps(options)}, stderr=subprocess.DEVNULL)

@@ -38,7 +38,7 @@ def measure() -> dict[str, float]:
         figures |= idle(lab)
         figures["bind_to_start_p95_ms"] = bind_to_start(lab)
         figures["echo60_ready_s"] = deployment_ready(lab, 60, processless=False)
-    with Lab.up(LabSettings(name=NAME, nodes=4, pods=400)) as lab:
+    with Lab.up(LabSettings(name=NAME, nodes=4, pods_per_node=400)) as lab:
         figures["pods1000_ready_s"] = deployment_ready(lab, 1000, processless=True)
     order = ("build_cold_s", "up_warm_s", "bind_to_start_p95_ms", "echo60_ready_s", "idle_cores", "idle_rss_mib")
     return {name: figures[name] for name in (*order, "pods1000_ready_s")}

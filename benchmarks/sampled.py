@@ -9,7 +9,7 @@
 | counted_bias_pct              | acceptance length by the counters over tokens really got per verification step, less 1: the  |
 |                               | largest of all runs                                                                          |
 | judged_bias_pct               | the same of windows.tokens_per_step: (generation - first tokens) per request step; its size  |
-| served_offline_difference_pct | acceptance length served over that of `aerie-drafter evaluate` at temperature 1, less 1: the larger  |
+| served_offline_difference_pct | acceptance length served over `aerie-drafter evaluate` at temperature 1, less 1: the larger  |
 |                               | of both kinds of drafts                                                                      |
 | served_offline_error_pct      | the standard error of that difference, from rounds with other seeds                          |
 

@@ -88,7 +88,14 @@ def small_lab(folder: Path) -> Iterator[Lab]:
     table = folder / "images.toml"
     table.write_text(TABLE)
     settings = LabSettings(
-        name="scale", nodes=8, pods=1000, gpus=64, cpus=1024, memory_gib=65536, gateway=False, images=[str(table)]
+        name="scale",
+        nodes=8,
+        pods_per_node=1000,
+        gpus_per_node=64,
+        cpus_per_node=1024,
+        memory_gib_per_node=65536,
+        gateway=False,
+        image_tables=[str(table)],
     )
     with Lab.up(settings) as lab:
         lab.apply(yaml.safe_load(DEFINITION.read_text()))
@@ -125,7 +132,7 @@ class Scale:
             writes = self.steady(operator)
             most = operator.memory("VmHWM")
             self.say(f"resident: {operator.memory():.0f} MiB now, {most:.0f} MiB at most")
-            lags = operator.metrics().buckets("aerie_loop_lag_seconds")
+            lags = operator.metrics().buckets("aerie_event_loop_lag_seconds")
         failover = self.failover()
         return {
             "resources": LARGE,

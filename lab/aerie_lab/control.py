@@ -1,6 +1,6 @@
 """Questions and answers between the lab's processes, over a unix socket: one JSON object a line, one line an answer.
 
-    {"do": "restart", "component": "etcd"}   ->   {"ok": ...}   or   {"error": "a sentence"}
+    {"verb": "restart", "component": "etcd"}   ->   {"ok": ...}   or   {"error": "a sentence"}
 
 A unix socket is used because it is reachable from both sides of the lab's network namespace, and because its file mode
 keeps other users out. Guarantee: a handler's LabError reaches the caller as the same sentence; its answer is JSON.
@@ -24,7 +24,7 @@ _MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 
 async def serve_requests(socket_path: Path, handlers: Mapping[str, RequestHandler]) -> asyncio.Server:
-    """Answer on `path` until the server is closed. Each handler is called with the request's other fields."""
+    """Answer on the socket until the server is closed. Each handler is called with the request's other fields."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -42,7 +42,7 @@ async def serve_requests(socket_path: Path, handlers: Mapping[str, RequestHandle
 async def _handle(line: bytes, handlers: Mapping[str, RequestHandler]) -> dict[str, Any]:
     try:
         request = json.loads(line)
-        verb = request.pop("do")
+        verb = request.pop("verb")
         if verb not in handlers:
             return {"error": f"unknown request '{verb}': one of {', '.join(sorted(handlers))}"}
         return {"ok": await handlers[verb](**request)}
@@ -58,7 +58,7 @@ def send_request(socket_path: Path, verb: str, *, timeout: float = 30.0, **field
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(timeout)
             connection.connect(str(socket_path))
-            connection.sendall(json.dumps({"do": verb, **fields}).encode() + b"\n")
+            connection.sendall(json.dumps({"verb": verb, **fields}).encode() + b"\n")
             with connection.makefile("rb") as stream:
                 line = stream.readline()
     except OSError as error:

@@ -11,7 +11,7 @@ from typing import Any, Self
 from aerie_lab.errors import StateError
 
 _DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-LAB_FILE_FORMAT = 1  # of lab.json; a lab with another one is refused with a sentence
+LAB_FILE_FORMAT = 2  # of lab.json; a lab with another one is refused with a sentence
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class LabSettings:
     name: str = "default"
     nodes: int = 2
     """How many Nodes the agent plays, named node-1, node-2, ..."""
-    gpus: int = 8
+    gpus_per_node: int = 8
     """`nvidia.com/gpu` of each node. They are counted by the scheduler and backed by nothing."""
-    cpus: int = 32
+    cpus_per_node: int = 32
     """`cpu` of each node, cores."""
-    memory_gib: int = 256
+    memory_gib_per_node: int = 256
     """`memory` of each node, GiB."""
-    pods: int = 250
+    pods_per_node: int = 250
     """How many pods the scheduler may put on a node."""
     gateway: bool = True
     """Whether Contour, Envoy and a Gateway are installed."""
@@ -37,14 +37,14 @@ class LabSettings:
     """The API server's port on 127.0.0.1; 0 takes a free one."""
     gateway_port: int = 0
     """The gateway's port on 127.0.0.1; 0 takes a free one."""
-    images: list[str] = field(default_factory=list)
+    image_tables: list[str] = field(default_factory=list)
     """Further image tables (TOML files), looked at before the lab's own."""
     restart_backoff: float = 10.0
     """Seconds before a crashed container's first restart; doubles up to 30 times this, as a kubelet's 10 s does to 300 s."""
 
     def __post_init__(self) -> None:
-        bounds = {"nodes": (1, 100), "gpus": (0, 64), "cpus": (1, 1024), "memory_gib": (1, 65536), "pods": (1, 5000)}
-        bounds |= {"api_port": (0, 65535), "gateway_port": (0, 65535)}
+        bounds = {"nodes": (1, 100), "gpus_per_node": (0, 64), "cpus_per_node": (1, 1024), "memory_gib_per_node": (1, 65536)}
+        bounds |= {"pods_per_node": (1, 5000), "api_port": (0, 65535), "gateway_port": (0, 65535)}
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
             if not low <= value <= high:

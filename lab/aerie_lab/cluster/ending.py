@@ -1,13 +1,13 @@
 """Takes labs down before a signal ends the process: SIGTERM and SIGHUP run neither `finally` nor `__exit__`.
 
-    with ended_first(lab.down):     # a signal in here calls it, and then ends the process
+    with clean_up_on_signal(lab.down):    # a signal in this block calls it, and then ends the process
         ...
-        with undisturbed():         # a signal in here waits until the end of this block
+        with defer_signals():             # a signal in this block waits until its end
             lab.down()
 
 Guarantees: the process ends by the signal, as it would without a lab; of several labs the latest is taken down first. Not
-guaranteed: anything on SIGKILL (a leash is for that), in other threads than the main one, in processes that are forked from this
-one, or where the program ignores the signal or has a handler of its own.
+guaranteed: anything on SIGKILL (`end_with_caller` is for that), in threads other than the main one, in forked processes, or where
+the program ignores the signal or has its own handler.
 """
 
 from __future__ import annotations

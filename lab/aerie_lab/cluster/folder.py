@@ -57,5 +57,6 @@ def require_disk_space(folder: Path) -> None:
     free = shutil.disk_usage(folder.parent).free // 2**20
     if free < _MIN_FREE_DISK_MIB:
         raise StartError(
-            f"{folder.parent} has {free} MiB free, a lab needs {_MIN_FREE_DISK_MIB}: free some, or set AERIE_LAB_CACHE to another disk."
+            f"{folder.parent} has {free} MiB free, and a lab needs {_MIN_FREE_DISK_MIB}: free some disk space, "
+            "or set AERIE_LAB_CACHE to a folder on another disk."
         )

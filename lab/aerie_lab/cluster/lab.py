@@ -1,6 +1,6 @@
 """A lab for its users: bring it up, use it, take it down. The command line and the test fixtures are thin over this.
 
-    with Lab.up(Settings(name="try")) as lab:
+    with Lab.up(LabSettings(name="try")) as lab:
         lab.kubectl("get", "nodes")
 
 Guarantees: `up` returns a cluster whose nodes are Ready and whose gateway is programmed, or raises a LabError with nothing
@@ -68,11 +68,11 @@ class Lab:
     ) -> Self:
         """Bring the lab up, or find it up already with these settings. Raises LabError.
 
-        A leashed lab ends with the calling process, however that ends; a lab without a leash outlives it.
+        With `end_with_caller` the lab ends with the calling process, however that ends; otherwise it outlives it.
         """
         folder = lab_folder(settings.name)
         with lab_lock(folder):
-            ImageTable([Path(file) for file in settings.images])  # a table that cannot be read is told now
+            ImageTable([Path(file) for file in settings.image_tables])  # a table that cannot be read is told now
             if process.find_lab_pid(folder) and (found := cls._find_complete(folder)):
                 if _comparable_settings(found.settings) != _comparable_settings(settings, found.settings):
                     raise StateError(
@@ -128,15 +128,15 @@ class Lab:
     @classmethod
     def _start(cls, folder: Path, settings: LabSettings, report_progress: ProgressCallback, end_with_caller: bool) -> Self:
         began = time.monotonic()
-        leash = None
+        caller_pipe = None
         if end_with_caller:
             # The writing end stays open in this process alone, and is closed with it, however it ends.
-            leash, _ = os.pipe()
+            caller_pipe, _ = os.pipe()
         try:
-            lab = cls(folder, start_lab(folder, settings, report_progress, leash))
+            lab = cls(folder, start_lab(folder, settings, report_progress, caller_pipe))
         finally:
-            if leash is not None:
-                os.close(leash)
+            if caller_pipe is not None:
+                os.close(caller_pipe)
         report_progress(f"up after {time.monotonic() - began:.1f} s")
         return lab
 

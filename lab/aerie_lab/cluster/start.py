@@ -55,7 +55,7 @@ def read_supervisor_status(folder: Path) -> dict[str, Any]:
 def start_lab(folder: Path, settings: LabSettings, report_progress: ProgressCallback, caller_pipe: int | None) -> LabSettings:
     """Start a lab in the empty `folder`; its settings with the ports that it got.
 
-    With `leash`, the reading end of a pipe, the lab ends when the other end is closed.
+    The lab ends when the other end of `caller_pipe`, the reading end of a pipe, is closed.
     """
     for part in ("logs", "components", "pods"):
         (folder / part).mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def start_lab(folder: Path, settings: LabSettings, report_progress: ProgressCall
             descriptors["--gateway"] = door.fileno()
             settings = dataclasses.replace(settings, gateway_port=door.getsockname()[1])
         if caller_pipe is not None:
-            descriptors["--leash"] = caller_pipe
+            descriptors["--caller-pipe"] = caller_pipe
         (folder / "lab.json").write_text(json.dumps({"format": LAB_FILE_FORMAT, "settings": settings.to_json()}, indent=2))
         _write_credentials(folder, settings)
         report_progress("starting the control plane")

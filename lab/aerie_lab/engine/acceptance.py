@@ -73,19 +73,23 @@ def _logit(q: float) -> float:
 class Drift:
     """What moves the logit of every conditional besides the request's own effect."""
 
-    context: float = 0.0
+    per_1k_context: float = 0.0
     """Per 1,000 tokens of context; drafters trained on short texts have it below 0."""
-    age: float = 0.0
+    per_hour_of_age: float = 0.0
     """Per hour since the engine started."""
-    day: float = 0.0
+    day_amplitude: float = 0.0
     """Amplitude of a sine over 24 hours, highest at a quarter of the day."""
 
     def logit_shift(self, context: float, age: float, time: float) -> float:
         """The shift for `context` tokens, `age` seconds since the start, and `time` seconds since midnight."""
-        return self.context * context / 1000 + self.age * age / 3600 + self.day * math.sin(2 * math.pi * time / 86400)
+        return (
+            self.per_1k_context * context / 1000
+            + self.per_hour_of_age * age / 3600
+            + self.day_amplitude * math.sin(2 * math.pi * time / 86400)
+        )
 
     def __bool__(self) -> bool:
-        return bool(self.context or self.age or self.day)
+        return bool(self.per_1k_context or self.per_hour_of_age or self.day_amplitude)
 
 
 NO_DRIFT = Drift()

@@ -11,7 +11,7 @@ EAGLE 3 and EAGLE 3.1 heads of a small target (docs/simulator.md):
 | plain EAGLE 3 weights, `fc_norm` true | loads; acceptance length 2.45 falls to 1.58 |
 
 Not measured, but read in vLLM 0.33.0 (`_limit_max_model_len_to_draft`): a drafter with a RoPE of another kind than those of
-`_EXTENDED` bounds the context of the engine by its own positions.
+`_EXTENDABLE_ROPE_TYPES` bounds the context of the engine by its own positions.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def inspect_drafter(method: str, model: str, revision: str | None = None) -> Dra
     files = files or read_drafter_files(folder)
     config = files.config
     simulated = config.get("simulator") or {}
-    rates = tuple(simulated["rates"]) if "rates" in simulated else None
-    extra, lossy = float(simulated.get("shift", 0.0)), float(simulated.get("lossy", 0.0))
+    rates = tuple(simulated["acceptance_rates"]) if "acceptance_rates" in simulated else None
+    logit_shift, altered_share = float(simulated.get("logit_shift", 0.0)), float(simulated.get("altered_share", 0.0))
     if method != "eagle3":
-        return DrafterProfile(method, method, (extra,), rates, lossy, _read_max_positions(config))
+        return DrafterProfile(method, method, (logit_shift,), rates, altered_share, _read_max_positions(config))
     fc_norm, norm_output = config.get("fc_norm") is True, config.get("norm_output") is True
     has_norms = fc_norm
     if files.tensor_names is not None:
@@ -97,11 +97,13 @@ def inspect_drafter(method: str, model: str, revision: str | None = None) -> Dra
         form, shifts = "eagle3.1", _EAGLE_31_SHIFTS
     else:
         form, shifts = "eagle3", (0.0,)
-    return DrafterProfile(method, form, tuple(shift + extra for shift in shifts), rates, lossy, _read_max_positions(config))
+    return DrafterProfile(
+        method, form, tuple(shift + logit_shift for shift in shifts), rates, altered_share, _read_max_positions(config)
+    )
 
 
 def _read_max_positions(config: Mapping[str, Any]) -> int | None:
-    """See `Drafter.positions`."""
+    """Return `DrafterProfile.max_positions`."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind, found = rope.get("rope_type") or rope.get("type") or "default", config.get("max_position_embeddings")
     return int(found) if found and kind not in _EXTENDABLE_ROPE_TYPES else None

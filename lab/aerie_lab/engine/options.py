@@ -1,10 +1,11 @@
-"""What the simulator simulates, for the command line is vLLM's: JSON, or a file of JSON, in the variable AERIE_SIMULATOR.
+"""Parameters of the simulation, as JSON or the path of a JSON file in the variable AERIE_SIMULATOR: the command line is vLLM's.
 
-    {"step_time": {"grid": "llama3.1-8b-h100-tp1", "prefill": 2e-5, "cached": 2e-8, "noise": 0.03},
+    {"step_time": {"grid": "llama3.1-8b-h100-tp1", "seconds_per_prompt_token": 2e-5, "seconds_per_cached_token": 2e-8,
+                   "log_sd": 0.03},
      "acceptance": {"chat": {"rates": [0.73, 0.52, 0.36], "spread": 0.4}},
      "startup_seconds": 20}
 
-`step_time` names a published grid or a formula (by name, or with the fields of step.Formula). Every field has a default.
+`step_time` names a published grid or a formula (by name, or with the fields of step.StepTimeFormula). Every field has a default.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from aerie_lab.engine import lies
 from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE, NO_DRIFT, Acceptance, Drift, conditionals_from_rates
 from aerie_lab.engine.arguments import NEWEST_VLLM_VERSION
+from aerie_lab.engine.metrics_corruption import MetricsCorruption, parse_corruption
 from aerie_lab.engine.step import STEP_TIME_FORMULAS, ScaledStepTime, StepTime, StepTimeFormula, load_grid
 from aerie_lab.errors import StateError
 
@@ -39,7 +40,7 @@ class SimulatorOptions:
     acceptance: Mapping[str, Acceptance] = field(default_factory=lambda: CLASS_ACCEPTANCE)
     """Per class of traffic, which a request names in its header `x-traffic-class`."""
     default_class: str = "chat"
-    drafter_effect: bool = True
+    apply_drafter_effect: bool = True
     """Whether the drafter's form moves the acceptance; false when `acceptance` was measured with this very drafter."""
     drift: Drift = NO_DRIFT
     startup_seconds: float = 2.0
@@ -52,12 +53,13 @@ class SimulatorOptions:
     """Mean number of tokens after which the model ends an answer by itself (geometric); None: it never does."""
     seed: int = 0
     version: str = NEWEST_VLLM_VERSION
-    """What /version says, and whose flags the command line takes. Where it is not given the image's tag names it (`TAG`)."""
-    asks: float = 0.0
+    """Version of vLLM that /version reports, and whose flags are accepted. Default: that of the image's tag
+    (`IMAGE_TAG_VARIABLE`)."""
+    own_requests_per_second: float = 0.0
     """Requests a second, in the mean, that the engine gets without a client: figures for a fleet that nobody sends traffic to."""
-    lie: lies.MetricsCorruption | None = None
-    """What its metrics page shows instead of the truth (`lies`)."""
-    keep_alive: float = 5.0
+    metrics_corruption: MetricsCorruption | None = None
+    """How its metrics are corrupted; None: not (`metrics_corruption`)."""
+    keep_alive_seconds: float = 5.0
     """Seconds after which an idle connection is closed: 5 as with vLLM, whose variable for it goes before this."""
 
 
@@ -78,7 +80,7 @@ def read_options(environment: Mapping[str, str] = os.environ) -> SimulatorOption
         options = replace(options, version=tag[1])
     if seconds := environment.get(KEEP_ALIVE_VARIABLE):
         try:
-            return replace(options, keep_alive=float(int(seconds)))
+            return replace(options, keep_alive_seconds=float(int(seconds)))
         except ValueError as error:
             raise StateError(f"{KEEP_ALIVE_VARIABLE} is '{seconds}': a whole number of seconds, please.") from error
     return options
@@ -100,8 +102,8 @@ def parse_options(document: Mapping[str, Any]) -> SimulatorOptions:
             values["acceptance"] = {name: _parse_acceptance(each) for name, each in values["acceptance"].items()}
         if "drift" in values:
             values["drift"] = Drift(**values["drift"])
-        if values.get("lie") is not None:
-            values["lie"] = lies.parse_corruption(values["lie"])
+        if values.get("metrics_corruption") is not None:
+            values["metrics_corruption"] = parse_corruption(values["metrics_corruption"])
         options = SimulatorOptions(**values)
     except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError) as error:
         raise StateError(f"{OPTIONS_VARIABLE} cannot be used: {error}.") from error
@@ -120,7 +122,7 @@ def _parse_step_time(value: Mapping[str, Any]) -> StepTime:
         if formula not in STEP_TIME_FORMULAS:
             raise StateError(f"{OPTIONS_VARIABLE}: formula '{formula}' is unknown: one of {', '.join(STEP_TIME_FORMULAS)}.")
         return STEP_TIME_FORMULAS[formula]
-    return StepTimeFormula(**{**formula, "captures": tuple(formula.get("captures", ()))})
+    return StepTimeFormula(**{**formula, "captured_sizes": tuple(formula.get("captured_sizes", ()))})
 
 
 def _parse_acceptance(value: Mapping[str, Any]) -> Acceptance:

@@ -74,7 +74,7 @@ class Replica:
         self.start_time = start_time
         self._has_drift = bool(drift)
         self.random, self._effect_random, times = np.random.default_rng(seed).spawn(3)
-        self._step_noise = StepTimeNoise(step_time.noise, times)
+        self._step_noise = StepTimeNoise(step_time.log_sd, times)
         self.counters = Counters(settings.max_model_len, settings.num_speculative_tokens)
         self.arrivals: deque[Request] = deque()
         """Those that arrive while the step in flight is on, or later."""
@@ -296,7 +296,11 @@ class Replica:
         return sum([request.computed_tokens for request in self.running])
 
     def _draw_step_seconds(self, batch: int, drafts: int, cached: float, prompt: int) -> float:
-        seconds = self._fixed_seconds(batch, drafts) + self.step_time.cached * cached + self.step_time.prefill * prompt
+        seconds = (
+            self._fixed_seconds(batch, drafts)
+            + self.step_time.seconds_per_cached_token * cached
+            + self.step_time.seconds_per_prompt_token * prompt
+        )
         return seconds * self._step_noise.next_factor()
 
     # --- results ------------------------------------------------------------------------------------------------------
@@ -412,7 +416,7 @@ class Replica:
         steps = min(steps, min([path.steps_left for path in paths]))
         # Tokens of all in the KV cache before the first step and after each; what each step takes; when it ends.
         cached = reduce(np.add, [path.cached_tokens[path.steps_taken : path.steps_taken + steps + 1] for path in paths])
-        seconds = cached[:-1] * self.step_time.cached
+        seconds = cached[:-1] * self.step_time.seconds_per_cached_token
         seconds += self._fixed_seconds(batch, k)
         seconds *= self._step_noise.peek(steps)
         seconds[0] = step.end  # of the first step the end is known already

@@ -4,7 +4,8 @@
                                             --SIGUSR1--> as when an engine process of vLLM dies: 503, then exit
 
 What each of these does is what vLLM 0.32.0 was measured to do (docs/simulator.md). Metrics are those of `page` and `http_page`.
-Not vLLM's is POST /simulator/lie, `{"lie": NAME or null}`: what the metrics page shows from then on (`lies`).
+POST /simulator/metrics-corruption with `{"corruption": NAME or null}` is the simulator's own: it determines what /metrics exposes
+from then on (`metrics_corruption`).
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
-from aerie_lab.engine import api, lies
+from aerie_lab.engine import api
 from aerie_lab.engine.api import ApiError
 from aerie_lab.engine.arguments import SimulatorArguments, parse_simulator_arguments
 from aerie_lab.engine.drafter import EngineError
 from aerie_lab.engine.driver import EngineStoppedError, ReplicaDriver, RequestHandle
 from aerie_lab.engine.http_page import HttpCounters, render_process_metrics
+from aerie_lab.engine.metrics_corruption import MetricsCorruptor, parse_corruption
 from aerie_lab.engine.options import SimulatorOptions, read_options
 from aerie_lab.engine.page import render_exposition
 from aerie_lab.engine.replica import Replica
@@ -34,7 +36,7 @@ from aerie_lab.engine.setup import EngineSetup, prepare_engine
 from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass, generate_turns
 from aerie_lab.errors import StateError
 
-_UNCOUNTED_PATHS = ("/metrics", "/health", "/load", "/ping", "/version", "/server_info", "/simulator/lie")
+_UNCOUNTED_PATHS = ("/metrics", "/health", "/load", "/ping", "/version", "/server_info", "/simulator/metrics-corruption")
 _WATCHDOG_INTERVAL_SECONDS = 5.0
 """Every so many seconds vLLM looks whether its engine is dead (vllm/entrypoints/launchers/launcher.py); a request that fails for
 that reason makes it look at once."""
@@ -57,7 +59,7 @@ class SimulatorServer:
         replica = Replica(setup.settings, options.step_time, seed=options.seed, drift=options.drift, start_time=self.created)
         self.driver = ReplicaDriver(replica)
         self.http_counters = HttpCounters()
-        self.metrics_corruptor = lies.MetricsCorruptor(options.lie)
+        self.metrics_corruptor = MetricsCorruptor(options.metrics_corruption)
         self.is_shutting_down = False
         """Whether the engine takes no new requests, because the process is ending."""
         self.open_requests = 0
@@ -81,7 +83,7 @@ class SimulatorServer:
         app.router.add_get("/version", self._version)
         app.router.add_get("/load", self._load)
         app.router.add_get("/metrics", self._metrics)
-        app.router.add_post("/simulator/lie", self._set_metrics_corruption)
+        app.router.add_post("/simulator/metrics-corruption", self._set_metrics_corruption)
         return app
 
     # --- around every request -----------------------------------------------------------------------------------------
@@ -219,8 +221,8 @@ class SimulatorServer:
 
     async def _set_metrics_corruption(self, request: web.Request) -> web.Response:
         try:
-            lie = (await request.json())["lie"]
-            self.metrics_corruptor.set_corruption(None if lie is None else lies.parse_corruption(lie))
+            name = (await request.json())["corruption"]
+            self.metrics_corruptor.set_corruption(None if name is None else parse_corruption(name))
         except (ValueError, KeyError, TypeError, StateError) as error:
             return web.json_response({"error": str(error)}, status=400)
         return web.json_response({})
@@ -228,12 +230,14 @@ class SimulatorServer:
     # --- requests of its own ------------------------------------------------------------------------------------------
 
     async def generate_own_traffic(self) -> None:
-        """Requests as the option `asks` says, without clients, until the engine takes no more."""
+        """Requests as the option `own_requests_per_second` says, without clients, until the engine takes no more."""
         name = self.options.default_class
         kind = TrafficClass(name, self.setup.acceptance[name], LengthDistribution(200, 0.5), LengthDistribution(40, 0.5))
         began = self.driver.now()
         async with asyncio.TaskGroup() as tasks:
-            for turn in generate_turns([kind], PoissonArrivals(self.options.asks), 0.0, 1e9, seed=self.options.seed):
+            for turn in generate_turns(
+                [kind], PoissonArrivals(self.options.own_requests_per_second), 0.0, 1e9, seed=self.options.seed
+            ):
                 await asyncio.sleep(began + turn.time - self.driver.now())
                 if self.is_shutting_down or self.driver.stopped:
                     return
@@ -274,7 +278,7 @@ async def run_simulator(arguments: SimulatorArguments, options: SimulatorOptions
         access_log=None,
         handler_cancellation=True,
         shutdown_timeout=1.0,
-        keepalive_timeout=options.keep_alive,
+        keepalive_timeout=options.keep_alive_seconds,
     )
     await runner.setup()
     site = web.TCPSite(runner, arguments.host or "0.0.0.0", arguments.port, backlog=2048)
@@ -285,7 +289,7 @@ async def run_simulator(arguments: SimulatorArguments, options: SimulatorOptions
         return 1
     form = setup.drafter.variant if setup.drafter is not None else "none"
     log.info("simulated vLLM %s: model %s, drafter %s, port %d", options.version, arguments.model, form, arguments.port)
-    asking = asyncio.create_task(server.generate_own_traffic()) if options.asks else None
+    asking = asyncio.create_task(server.generate_own_traffic()) if options.own_requests_per_second else None
     waiting = {asyncio.create_task(event.wait()) for event in (terminate, crash)}
     _, rest = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for task in (*rest, *([asking] if asking else [])):

@@ -73,7 +73,7 @@ def prepare_engine(arguments: SimulatorArguments, options: SimulatorOptions) -> 
     except ValueError as error:
         raise EngineError(f"ValueError: {error}") from error
     acceptance = options.acceptance
-    if options.drafter_effect:
+    if options.apply_drafter_effect:
         acceptance = {name: _apply_drafter(drafter, each) for name, each in acceptance.items()}
     return EngineSetup(settings, acceptance, drafter, _build_cache_config(settings))
 

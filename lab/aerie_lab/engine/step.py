@@ -1,6 +1,6 @@
 """How long one engine step takes, as a pure function of what is in it.
 
-    T(B, K, C, P) = fixed(B, K) + cached * C + prefill * P
+    T(B, K, C, P) = fixed(B, K) + seconds_per_cached_token * C + seconds_per_prompt_token * P
 
 B decode requests, K drafted tokens each, C tokens of the batch in the KV cache, P prompt tokens computed in the step.
 `fixed` is either a formula (Formula) or a lookup in a published grid (Grid), so that what a tuner fits is not what it is
@@ -24,17 +24,17 @@ class StepTime(Protocol):
     """A profile of step times."""
 
     @property
-    def cached(self) -> float:
+    def seconds_per_cached_token(self) -> float:
         """Seconds per token of the batch in the KV cache: attention reads them all in every step."""
         ...
 
     @property
-    def prefill(self) -> float:
+    def seconds_per_prompt_token(self) -> float:
         """Seconds per prompt token computed."""
         ...
 
     @property
-    def noise(self) -> float:
+    def log_sd(self) -> float:
         """Standard deviation of the logarithm of a step's time; 0: none."""
         ...
 
@@ -45,39 +45,46 @@ class StepTime(Protocol):
 
 @dataclass(frozen=True)
 class StepTimeFormula:
-    """fixed(B, K) = base + verify(n) + K * (draft + draft_request * B), with n = B * (K + 1) verified tokens.
+    """Step time as a formula. With n = B * (K + 1) verified tokens
 
-    verify(n) = token * n below the knee and token_after per token beyond it: a mixture of experts is concave, because more
-    tokens wake more experts until all are awake; a dense model is linear until compute binds. Below the largest captured
-    CUDA graph n is padded to the next captured size; above it a step runs without graph and pays `uncaptured`.
+    fixed(B, K) = base_seconds + verify(n) + K * (seconds_per_draft_token + seconds_per_request_draft_token * B).
+
+    verify(n) is `seconds_per_token` per verified token below the knee, and `seconds_per_token_above_knee` beyond it. A mixture of
+    experts is concave: more tokens activate more experts until all are active. A dense model is linear until compute binds.
+    Below the largest captured CUDA graph n is padded to the next captured size; above it a step pays `no_graph_seconds`.
     Form and magnitudes: fits to the published grids of step_time_grids.json, within 2-8 % (median) of them.
     """
 
-    base: float
-    token: float
-    draft: float = 0.0
-    draft_request: float = 0.0
-    knee: float | None = None
-    token_after: float = 0.0
-    captures: tuple[int, ...] = ()
+    base_seconds: float
+    seconds_per_token: float
+    seconds_per_draft_token: float = 0.0
+    seconds_per_request_draft_token: float = 0.0
+    knee_tokens: float | None = None
+    seconds_per_token_above_knee: float = 0.0
+    captured_sizes: tuple[int, ...] = ()
     """Captured sizes in tokens, ascending; empty: no graphs, no padding, no cliff."""
-    uncaptured: float = 0.0
-    cached: float = 0.0
-    prefill: float = 0.0
-    noise: float = 0.0
+    no_graph_seconds: float = 0.0
+    seconds_per_cached_token: float = 0.0
+    seconds_per_prompt_token: float = 0.0
+    log_sd: float = 0.0
 
     def fixed_seconds(self, batch: int, draft_tokens: int) -> float:
         tokens, jump = batch * (draft_tokens + 1), 0.0
-        if self.captures and tokens:
-            if tokens > self.captures[-1]:
-                jump = self.uncaptured
+        if self.captured_sizes and tokens:
+            if tokens > self.captured_sizes[-1]:
+                jump = self.no_graph_seconds
             else:
-                tokens = self.captures[bisect.bisect_left(self.captures, tokens)]
-        if self.knee is None or tokens <= self.knee:
-            verify = self.token * tokens
+                tokens = self.captured_sizes[bisect.bisect_left(self.captured_sizes, tokens)]
+        if self.knee_tokens is None or tokens <= self.knee_tokens:
+            verify = self.seconds_per_token * tokens
         else:
-            verify = self.token * self.knee + self.token_after * (tokens - self.knee)
-        return self.base + verify + draft_tokens * (self.draft + self.draft_request * batch) + jump
+            verify = self.seconds_per_token * self.knee_tokens + self.seconds_per_token_above_knee * (tokens - self.knee_tokens)
+        return (
+            self.base_seconds
+            + verify
+            + draft_tokens * (self.seconds_per_draft_token + self.seconds_per_request_draft_token * batch)
+            + jump
+        )
 
 
 @dataclass(frozen=True)
@@ -94,9 +101,9 @@ class StepTimeGrid:
     """Per K: the batches, and the seconds of a step with each."""
     acceptance_lengths: Mapping[int, float]
     """Per K: the acceptance length that was published with the grid, bonus token included."""
-    cached: float = 0.0
-    prefill: float = 0.0
-    noise: float = 0.0
+    seconds_per_cached_token: float = 0.0
+    seconds_per_prompt_token: float = 0.0
+    log_sd: float = 0.0
     _cache: dict[tuple[int, int], float] = field(default_factory=dict, repr=False, compare=False)
 
     def fixed_seconds(self, batch: int, draft_tokens: int) -> float:
@@ -132,16 +139,16 @@ class ScaledStepTime:
     factor: float
 
     @cached_property
-    def cached(self) -> float:
-        return self.inner.cached * self.factor
+    def seconds_per_cached_token(self) -> float:
+        return self.inner.seconds_per_cached_token * self.factor
 
     @cached_property
-    def prefill(self) -> float:
-        return self.inner.prefill * self.factor
+    def seconds_per_prompt_token(self) -> float:
+        return self.inner.seconds_per_prompt_token * self.factor
 
     @cached_property
-    def noise(self) -> float:
-        return self.inner.noise
+    def log_sd(self) -> float:
+        return self.inner.log_sd
 
     def fixed_seconds(self, batch: int, draft_tokens: int) -> float:
         return self.inner.fixed_seconds(batch, draft_tokens) * self.factor
@@ -169,18 +176,31 @@ def list_grid_names() -> list[str]:
     return list(_load_published_grids())
 
 
-def load_grid(name: str, *, cached: float = 0.0, prefill: float = 0.0, noise: float = 0.0) -> StepTimeGrid:
+def load_grid(
+    name: str, *, seconds_per_cached_token: float = 0.0, seconds_per_prompt_token: float = 0.0, log_sd: float = 0.0
+) -> StepTimeGrid:
     """The published grid `name`. It says nothing of cache and prefill: their cost is the caller's assumption.
 
     Raises StateError when there is none of that name.
     """
     if name not in _load_published_grids():
         raise StateError(f"step-time grid '{name}' is unknown: one of {', '.join(list_grid_names())}.")
-    return build_grid(name, _load_published_grids()[name], cached=cached, prefill=prefill, noise=noise)
+    return build_grid(
+        name,
+        _load_published_grids()[name],
+        seconds_per_cached_token=seconds_per_cached_token,
+        seconds_per_prompt_token=seconds_per_prompt_token,
+        log_sd=log_sd,
+    )
 
 
 def build_grid(
-    name: str, data: Mapping[str, Any], *, cached: float = 0.0, prefill: float = 0.0, noise: float = 0.0
+    name: str,
+    data: Mapping[str, Any],
+    *,
+    seconds_per_cached_token: float = 0.0,
+    seconds_per_prompt_token: float = 0.0,
+    log_sd: float = 0.0,
 ) -> StepTimeGrid:
     """A grid in the form of step_time_grids.json: `batch`, `acceptance_length` by K, and `throughput` by K and batch."""
     lengths = {int(k): float(length) for k, length in data["acceptance_length"].items()}
@@ -188,16 +208,40 @@ def build_grid(
     for key, throughputs in data["throughput"].items():
         cells = [(b, b * lengths[int(key)] / t) for b, t in zip(data["batch"], throughputs, strict=True) if t is not None]
         columns[int(key)] = (tuple(b for b, _ in cells), tuple(seconds for _, seconds in cells))
-    return StepTimeGrid(name, dict(sorted(columns.items())), lengths, cached=cached, prefill=prefill, noise=noise)
+    return StepTimeGrid(
+        name,
+        dict(sorted(columns.items())),
+        lengths,
+        seconds_per_cached_token=seconds_per_cached_token,
+        seconds_per_prompt_token=seconds_per_prompt_token,
+        log_sd=log_sd,
+    )
 
 
 _MS, _US = 1e-3, 1e-6
 STEP_TIME_FORMULAS: dict[str, StepTimeFormula] = {
     # Fits to the grid of the same name; cache and prefill are assumptions, for no public grid varies them.
-    "dense-32b": StepTimeFormula(7.8 * _MS, 23.5 * _US, 0.32 * _MS, 13 * _US, cached=0.02 * _US, prefill=30 * _US, noise=0.03),
-    "dense-8b": StepTimeFormula(7.1 * _MS, 16 * _US, 0.64 * _MS, cached=0.02 * _US, prefill=20 * _US, noise=0.03),
+    "dense-32b": StepTimeFormula(
+        7.8 * _MS,
+        23.5 * _US,
+        0.32 * _MS,
+        13 * _US,
+        seconds_per_cached_token=0.02 * _US,
+        seconds_per_prompt_token=30 * _US,
+        log_sd=0.03,
+    ),
+    "dense-8b": StepTimeFormula(
+        7.1 * _MS, 16 * _US, 0.64 * _MS, seconds_per_cached_token=0.02 * _US, seconds_per_prompt_token=20 * _US, log_sd=0.03
+    ),
     "moe-30b-a3b": StepTimeFormula(
-        3.1 * _MS, 291 * _US, 0.34 * _MS, knee=16, token_after=20 * _US, cached=0.01 * _US, prefill=15 * _US, noise=0.03
+        3.1 * _MS,
+        291 * _US,
+        0.34 * _MS,
+        knee_tokens=16,
+        seconds_per_token_above_knee=20 * _US,
+        seconds_per_cached_token=0.01 * _US,
+        seconds_per_prompt_token=15 * _US,
+        log_sd=0.03,
     ),
 }
 """Formulas by name: dense targets on GB200 and H100, and a mixture of experts."""

@@ -1,4 +1,4 @@
-"""Faults on purpose, each with its repair: what a fleet meets at night, in the lab by day."""
+"""Fault injection, with the repair of each fault."""
 
 from aerie_lab.faults.faults import Fault, FaultInjector
 

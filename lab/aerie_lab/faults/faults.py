@@ -1,20 +1,20 @@
-"""Makes faults in a lab and undoes them; what is in force is kept in the lab's folder, so that any command can undo it.
+"""Injects faults into a lab and repairs them. The lab's folder records active faults, so that any command can repair them.
 
-| fault    | effect                                             | repair                                   |
-|----------|----------------------------------------------------|------------------------------------------|
-| kill     | SIGKILL to a container                             | none needed: its restart policy acts     |
-| crash    | each run of a container is killed after some time  | runs last as long as they do             |
-| freeze   | SIGSTOP to all processes of a container            | SIGCONT                                  |
-| cut      | the pod's network cable is pulled                  | plugged in again                         |
-| silence  | a node renews no Lease and tells nothing           | it speaks again                          |
-| lie      | a simulated engine's metrics page is not true      | it tells the truth again                 |
-| restart  | a component is killed, starts again                | none needed                              |
-| hold     | a component is killed and stays down               | it starts again                          |
-| fill     | a pod without a process takes all that a node has  | the pod is deleted                       |
-| delete   | an object is deleted behind its controller's back  | created again, if its controller did not |
+| fault           | effect                                                   | repair                                   |
+|-----------------|----------------------------------------------------------|------------------------------------------|
+| kill            | SIGKILL to a container                                   | none needed: its restart policy acts     |
+| crash           | SIGKILL to each run of a container after some time       | runs end on their own                    |
+| freeze          | SIGSTOP to all processes of a container                  | SIGCONT                                  |
+| disconnect      | the pod has no network                                   | the pod is connected again               |
+| silence-node    | a node renews no Lease and reports no status             | it reports again                         |
+| corrupt-metrics | a simulated engine exposes false metrics                 | it exposes the true ones                 |
+| restart         | a component is killed and starts again                   | none needed                              |
+| stop-component  | a component is killed and stays down                     | it starts again                          |
+| fill-node       | a pod without a process takes all free resources         | the pod is deleted                       |
+| delete          | an object is deleted directly, not by its controller     | created again if the controller did not  |
 
-Guarantees: a fault that needs repair is recorded before it is made; `undo` of one that cannot be repaired any more (its
-pod is gone) forgets it. `down` ends all of them with the lab.
+Guarantees: a fault that needs repair is recorded before it is injected; `undo` of one that cannot be repaired any more (its
+pod was deleted) removes the record. `down` ends all of them with the lab.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from aerie_lab.cluster import Lab
-from aerie_lab.engine.lies import MetricsCorruption
+from aerie_lab.engine.metrics_corruption import MetricsCorruption
 from aerie_lab.errors import KubeError, LabError, StateError
 from aerie_lab.kube.client import KubeClient, KubeObject, core_path
 from aerie_lab.node.environment import parse_quantity
@@ -45,27 +45,27 @@ _FILL_TIMEOUT_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class FaultRecord:
-    """A fault in force, as faults.json keeps it."""
+    """An active fault, as faults.json stores it."""
 
     id: int
     kind: str
     target: dict[str, Any]
-    since: float
+    start_time: float
     """Seconds since the epoch."""
 
     def __str__(self) -> str:
-        return f"{self.kind} {' '.join(str(v) for k, v in self.target.items() if k != 'object')}"
+        return f"{self.kind} {' '.join(str(value) for key, value in self.target.items() if key != 'object')}"
 
 
 class Fault:
-    """A fault in force. As a context manager it is undone at the end of the block."""
+    """An active fault. As a context manager it is repaired at the end of the block."""
 
     def __init__(self, injector: FaultInjector, record: FaultRecord) -> None:
         self.record = record
         self._injector = injector
 
     def undo(self) -> None:
-        """Repair it."""
+        """Repair the fault."""
         self._injector.undo(self.record.id)
 
     def __enter__(self) -> Self:
@@ -82,20 +82,20 @@ class FaultInjector:
         self._lab = lab
         self._file = lab.folder / "faults.json"
 
-    # -- made and over at once ----------------------------------------------------------------------------------------
+    # -- without repair -----------------------------------------------------------------------------------------------
 
     def kill(self, pod: str, container: str | None = None, *, namespace: str = "default") -> None:
-        """Kill a container (the pod's only one when not named)."""
+        """Kill a container; `container` may be omitted for a pod with only one."""
         self._lab.call_agent("kill", namespace=namespace, pod=pod, container=self._resolve_container(namespace, pod, container))
 
     def restart(self, component: str) -> None:
         """Kill a component of the control plane; returns when it is ready again."""
         self._lab.call_supervisor("restart", component=component)
 
-    # -- in force until undone ----------------------------------------------------------------------------------------
+    # -- active until undone ------------------------------------------------------------------------------------------
 
     def crash(self, pod: str, seconds: float, container: str | None = None, *, namespace: str = "default") -> Fault:
-        """Kill a container whenever it has run for so many seconds; its restart policy brings it back for the next time."""
+        """Kill a container each time it has run for so many seconds; its restart policy starts it again."""
         if not 0 < seconds < math.inf:
             raise StateError(f"a container cannot be killed after {seconds:g} s: give a number of seconds above 0.")
         name = self._resolve_container(namespace, pod, container)
@@ -106,35 +106,35 @@ class FaultInjector:
         name = self._resolve_container(namespace, pod, container)
         return self._inject("freeze", {"namespace": namespace, "pod": pod, "container": name})
 
-    def cut(self, pod: str, *, namespace: str = "default") -> Fault:
-        """Take a pod off the network."""
-        return self._inject("cut", {"namespace": namespace, "pod": pod})
+    def disconnect(self, pod: str, *, namespace: str = "default") -> Fault:
+        """Disconnect a pod from the network."""
+        return self._inject("disconnect", {"namespace": namespace, "pod": pod})
 
-    def silence(self, node: str) -> Fault:
-        """Let a node go silent: the control plane finds it lost after about 20 s."""
-        return self._inject("silence", {"node": node})
+    def silence_node(self, node: str) -> Fault:
+        """Let a node report nothing: the control plane detects it as lost after about 20 s."""
+        return self._inject("silence-node", {"node": node})
 
-    def lie(self, pod: str, corruption: MetricsCorruption, *, namespace: str = "default") -> Fault:
-        """Let the metrics page of a simulated engine lie: aerie_lab.engine.lies."""
-        return self._inject("lie", {"namespace": namespace, "pod": pod, "lie": corruption})
+    def corrupt_metrics(self, pod: str, corruption: MetricsCorruption, *, namespace: str = "default") -> Fault:
+        """Let a simulated engine expose false metrics: aerie_lab.engine.metrics_corruption."""
+        return self._inject("corrupt-metrics", {"namespace": namespace, "pod": pod, "corruption": corruption})
 
-    def hold(self, component: str) -> Fault:
-        """Take a component of the control plane down until undone."""
-        return self._inject("hold", {"component": component})
+    def stop_component(self, component: str) -> Fault:
+        """Keep a component of the control plane down until undone."""
+        return self._inject("stop-component", {"component": component})
 
-    def fill(self, node: str) -> Fault:
+    def fill_node(self, node: str) -> Fault:
         """Leave no cpu, memory or GPU free on a node."""
-        return self._inject("fill", {"node": node})
+        return self._inject("fill-node", {"node": node})
 
     def delete(self, kind: str, name: str, *, namespace: str = "default") -> Fault:
-        """Delete an object, named as for kubectl, behind its controller's back."""
-        found: KubeObject = json.loads(self._lab.kubectl("get", kind, name, "-n", namespace, "-o", "json"))
-        return self._inject("delete", {"kind": kind, "name": name, "namespace": namespace, "object": found})
+        """Delete an object, named as for kubectl, without its controller."""
+        deleted: KubeObject = json.loads(self._lab.kubectl("get", kind, name, "-n", namespace, "-o", "json"))
+        return self._inject("delete", {"kind": kind, "name": name, "namespace": namespace, "object": deleted})
 
-    # -- kept ---------------------------------------------------------------------------------------------------------
+    # -- records ------------------------------------------------------------------------------------------------------
 
     def list_active(self) -> list[FaultRecord]:
-        """The faults in force, oldest first."""
+        """Return the active faults, oldest first."""
         with self._records() as records:
             return list(records)
 
@@ -143,14 +143,14 @@ class FaultInjector:
         with self._records() as records:
             record = next((r for r in records if r.id == fault_id), None)
             if record is None:
-                known = ", ".join(str(r.id) for r in records) or "none is in force"
-                raise StateError(f"there is no fault {fault_id}: {known}.")
+                active = ", ".join(str(r.id) for r in records) or "none"
+                raise StateError(f"there is no fault {fault_id}. Active faults: {active}.")
         self._repair(record)
         with self._records() as records:
             records[:] = [r for r in records if r.id != fault_id]
 
     def undo_all(self) -> None:
-        """Repair all, newest first."""
+        """Repair all faults, newest first."""
         for record in reversed(self.list_active()):
             self.undo(record.id)
 
@@ -174,27 +174,27 @@ class FaultInjector:
             file.seek(0)
             text = file.read()
             records = [FaultRecord(**entry) for entry in json.loads(text or "[]")]
-            before = list(records)
+            previous_records = list(records)
             yield records
-            if records != before:
+            if records != previous_records:
                 file.seek(0)
                 file.truncate()
                 json.dump([asdict(record) for record in records], file)
 
-    # -- doing --------------------------------------------------------------------------------------------------------
+    # -- effects and repairs ------------------------------------------------------------------------------------------
 
     def _apply_fault(self, record: FaultRecord) -> None:
         match record.kind:
-            case "crash" | "freeze" | "cut" | "silence" | "lie":
-                self._lab.call_agent(record.kind, **record.target)
-            case "hold":
-                self._lab.call_supervisor("hold", **record.target)
-            case "fill":
+            case "crash" | "freeze" | "disconnect" | "silence-node" | "corrupt-metrics":
+                self._lab.call_agent(record.kind.replace("-", "_"), **record.target)
+            case "stop-component":
+                self._lab.call_supervisor("stop_component", **record.target)
+            case "fill-node":
                 try:
                     self._with_client(lambda client: self._fill(client, record))
                 except TimeoutError:
                     raise LabError(
-                        f"{record} took more than {_FILL_TIMEOUT_SECONDS:g} s: pods on their way out do not go."
+                        f"{record} took more than {_FILL_TIMEOUT_SECONDS:g} s: terminating pods of the node do not end."
                     ) from None
             case "delete":
                 target = record.target
@@ -202,20 +202,25 @@ class FaultInjector:
 
     def _repair(self, record: FaultRecord) -> None:
         match record.kind:
-            case "freeze" | "cut":
-                with contextlib.suppress(LabError):  # its pod may be gone, and the fault with it
-                    self._lab.call_agent({"freeze": "thaw", "cut": "mend"}[record.kind], **record.target)
-            case "crash" | "lie":
-                what = {"crash": "seconds", "lie": "lie"}[record.kind]
+            case "freeze":
+                with contextlib.suppress(LabError):  # the pod may have been deleted, and the fault with it
+                    self._lab.call_agent("resume", **record.target)
+            case "disconnect":
                 with contextlib.suppress(LabError):
-                    self._lab.call_agent(record.kind, **record.target | {what: None})
-            case "silence":
-                self._lab.call_agent("speak", **record.target)
-            case "hold":
-                self._lab.call_supervisor("resume", **record.target)
-            case "fill":
-                where = core_path("pods", FAULTS_NAMESPACE, _filler_pod_name(record))
-                self._with_client(lambda client: client.delete(where, {"gracePeriodSeconds": 0}))
+                    self._lab.call_agent("reconnect", **record.target)
+            case "crash":
+                with contextlib.suppress(LabError):
+                    self._lab.call_agent("crash", **record.target | {"seconds": None})
+            case "corrupt-metrics":
+                with contextlib.suppress(LabError):
+                    self._lab.call_agent("corrupt_metrics", **record.target | {"corruption": None})
+            case "silence-node":
+                self._lab.call_agent("restore_node", **record.target)
+            case "stop-component":
+                self._lab.call_supervisor("resume_component", **record.target)
+            case "fill-node":
+                url_path = core_path("pods", FAULTS_NAMESPACE, _filler_pod_name(record))
+                self._with_client(lambda client: client.delete(url_path, {"gracePeriodSeconds": 0}))
             case "delete":
                 self._with_client(lambda client: self._recreate(client, record.target["object"]))
 
@@ -234,13 +239,13 @@ class FaultInjector:
             if error.status == 404:
                 raise StateError(f"there is no node '{node}' in this lab.") from error
             raise
-        left = {name: parse_quantity(allocatable[name]) for name in _FILLED_RESOURCES if name in allocatable}
+        free = {name: parse_quantity(allocatable[name]) for name in _FILLED_RESOURCES if name in allocatable}
         for pod in await _wait_for_terminating_pods(client, node):
             if pod["status"].get("phase") not in ("Succeeded", "Failed"):
                 for name, amount in _sum_requests(pod).items():
-                    left[name] = left.get(name, 0.0) - amount
+                    free[name] = free.get(name, 0.0) - amount
         amounts = {
-            name: f"{int(amount * 1000)}m" if name == "cpu" else str(int(amount)) for name, amount in left.items() if amount > 0
+            name: f"{int(amount * 1000)}m" if name == "cpu" else str(int(amount)) for name, amount in free.items() if amount > 0
         }
         await client.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": FAULTS_NAMESPACE}})
         await _create_with_account(
@@ -259,53 +264,52 @@ class FaultInjector:
             },
         )
 
-        # The scheduler hears of pods that are bound and of those that are not by two ways: give the first one time.
+        # The scheduler watches bound and unbound pods separately: wait until it has received the bound one.
         async with asyncio.timeout(_FILL_TIMEOUT_SECONDS):
             while (await client.get(core_path("pods", FAULTS_NAMESPACE, _filler_pod_name(record))))["status"].get(
                 "phase"
             ) != "Running":
                 await asyncio.sleep(0.2)
 
-    async def _recreate(self, client: KubeClient, old: KubeObject) -> None:
-        metadata = {k: v for k, v in old["metadata"].items() if k in _RECREATED_METADATA_FIELDS}
-        fresh = {k: v for k, v in old.items() if k != "status"} | {"metadata": metadata}
-        where = await client.resolve_path(fresh)
+    async def _recreate(self, client: KubeClient, deleted: KubeObject) -> None:
+        metadata = {k: v for k, v in deleted["metadata"].items() if k in _RECREATED_METADATA_FIELDS}
+        recreated = {k: v for k, v in deleted.items() if k != "status"} | {"metadata": metadata}
+        url_path = await client.resolve_path(recreated)
         try:
-            await client.get(where)
+            await client.get(url_path)
         except KubeError as error:
             if error.status != 404:
                 raise
-            await client.create(where.rpartition("/")[0], fresh)
+            await client.create(url_path.rpartition("/")[0], recreated)
 
     def _resolve_container(self, namespace: str, pod: str, container: str | None) -> str:
         if container is not None:
             return container
         running = [c for c in self._lab.call_agent("containers") if (c["namespace"], c["pod"]) == (namespace, pod)]
         if len(running) != 1:
-            listed = ", ".join(c["container"] for c in running) or "none runs"
-            raise StateError(f"pod {namespace}/{pod}: name one container ({listed}).")
+            names = ", ".join(c["container"] for c in running) or "none is running"
+            raise StateError(f"pod {namespace}/{pod}: name one container ({names}).")
         name: str = running[0]["container"]
         return name
 
 
 async def _wait_for_terminating_pods(client: KubeClient, node: str) -> list[KubeObject]:
-    """The node's pods, once none is on its way out, by itself or with its namespace: what those hold would be free again a moment
-    later."""
+    """Return the node's pods once none is terminating, alone or with its namespace: resources of such pods will be free soon."""
     async with asyncio.timeout(_FILL_TIMEOUT_SECONDS):
         while True:
-            found: list[KubeObject] = (await client.get(core_path("pods"), fieldSelector=f"spec.nodeName={node}"))["items"]
-            spaces = (await client.get(core_path("namespaces")))["items"]
-            going = {one["metadata"]["name"] for one in spaces if one["metadata"].get("deletionTimestamp")}
-            if not any(pod["metadata"].get("deletionTimestamp") or pod["metadata"]["namespace"] in going for pod in found):
-                return found
+            pods: list[KubeObject] = (await client.get(core_path("pods"), fieldSelector=f"spec.nodeName={node}"))["items"]
+            namespaces = (await client.get(core_path("namespaces")))["items"]
+            terminating = {item["metadata"]["name"] for item in namespaces if item["metadata"].get("deletionTimestamp")}
+            if not any(pod["metadata"].get("deletionTimestamp") or pod["metadata"]["namespace"] in terminating for pod in pods):
+                return pods
             await asyncio.sleep(0.2)
 
 
-async def _create_with_account(client: KubeClient, where: str, pod: KubeObject) -> None:
-    """Create a pod in a namespace that may be so young that its default service account is still to come."""
+async def _create_with_account(client: KubeClient, url_path: str, pod: KubeObject) -> None:
+    """Create a pod in a new namespace, whose default service account may not exist yet."""
     for attempt in itertools.count(1):
         try:
-            await client.create(where, pod)
+            await client.create(url_path, pod)
             return
         except KubeError as error:
             if attempt > 100 or error.status != 403 or "serviceaccount" not in error.message:

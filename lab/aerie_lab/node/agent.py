@@ -62,7 +62,7 @@ class NodeAgent:
             client=client,
             networks=PodNetworks(),
             network_lock=asyncio.Lock(),
-            images=ImageTable([Path(file) for file in settings.images]),
+            images=ImageTable([Path(file) for file in settings.image_tables]),
             services=self._services,
             events=self._events,
             folder=folder,
@@ -74,8 +74,11 @@ class NodeAgent:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        verbs = ("containers", "kill", "crash", "freeze", "thaw", "cut", "mend", "silence", "speak", "lie", "ready")
-        server = await control.serve_requests(self._folder / "agent.sock", {verb: getattr(self, verb) for verb in verbs})
+        handlers = (
+            *(self.ready, self.containers, self.kill, self.crash, self.freeze, self.resume),
+            *(self.disconnect, self.reconnect, self.silence_node, self.restore_node, self.corrupt_metrics),
+        )
+        server = await control.serve_requests(self._folder / "agent.sock", {each.__name__: each for each in handlers})
         kubelet = await api.serve_kubelet_api(self._folder / "certificates", self._find_container)
         keepers, parts = (
             self._registrars.values(),
@@ -121,7 +124,7 @@ class NodeAgent:
 
     def _on_pod_event(self, event_type: str, pod: KubeObject) -> None:
         keeper = self._registrars.get(pod["spec"].get("nodeName", ""))
-        if keeper is None or keeper.is_silenced:  # a node that is cut off hears nothing either; `speak` makes up for it
+        if keeper is None or keeper.is_silenced:  # a silenced node receives nothing either; `restore_node` catches up
             return
         uid = pod["metadata"]["uid"]
         worker = self._workers.get(uid)
@@ -153,7 +156,7 @@ class NodeAgent:
         worker = self._find_worker(namespace, pod)
         return worker.containers.get(container) if worker is not None else None
 
-    # -- asked over agent.sock ----------------------------------------------------------------------------------------
+    # -- requests on agent.sock ---------------------------------------------------------------------------------------
 
     async def ready(self) -> bool:
         """Whether the agent follows the pods."""
@@ -194,7 +197,7 @@ class NodeAgent:
         """SIGSTOP to all processes of a container."""
         self._signal_all(namespace, pod, container, signal.SIGSTOP)
 
-    async def thaw(self, namespace: str, pod: str, container: str) -> None:
+    async def resume(self, namespace: str, pod: str, container: str) -> None:
         """SIGCONT to all processes of a container."""
         self._signal_all(namespace, pod, container, signal.SIGCONT)
 
@@ -204,12 +207,12 @@ class NodeAgent:
         except ProcessLookupError as error:
             raise StateError(f"container '{container}' of pod {namespace}/{pod} has just ended.") from error
 
-    async def cut(self, namespace: str, pod: str) -> None:
-        """Pull a pod's network cable."""
+    async def disconnect(self, namespace: str, pod: str) -> None:
+        """Disconnect a pod from the network."""
         await self._set_network_connected(namespace, pod, False)
 
-    async def mend(self, namespace: str, pod: str) -> None:
-        """Plug a pod's network cable in again."""
+    async def reconnect(self, namespace: str, pod: str) -> None:
+        """Connect a pod with the network again."""
         await self._set_network_connected(namespace, pod, True)
 
     async def _set_network_connected(self, namespace: str, pod: str, connected: bool) -> None:
@@ -219,20 +222,20 @@ class NodeAgent:
                 raise StateError(f"pod {namespace}/{pod} has no network in this lab.")
             await asyncio.to_thread(self._context.networks.set_connected, worker.network, connected)
 
-    async def lie(self, namespace: str, pod: str, lie: str | None) -> None:
-        """Let a simulated engine's metrics page lie; None: no longer."""
+    async def corrupt_metrics(self, namespace: str, pod: str, corruption: str | None) -> None:
+        """Let a simulated engine expose false metrics; None: the true ones."""
         worker = self._find_worker(namespace, pod)
         if worker is None or worker.address is None:
             raise StateError(f"pod {namespace}/{pod} has no address in this lab.")
-        ports = [port["containerPort"] for one in worker.pod["spec"]["containers"] for port in one.get("ports") or []]
-        url = f"http://{worker.address}:{ports[0] if ports else 8000}/simulator/lie"
+        ports = [port["containerPort"] for container in worker.pod["spec"]["containers"] for port in container.get("ports") or []]
+        url = f"http://{worker.address}:{ports[0] if ports else 8000}/simulator/metrics-corruption"
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(10)) as http,
-                http.post(url, json={"lie": lie}) as said,
+                http.post(url, json={"corruption": corruption}) as response,
             ):
-                if said.status != 200:
-                    raise StateError(f"pod {namespace}/{pod} is no simulated engine, or: {(await said.text()).strip()}")
+                if response.status != 200:
+                    raise StateError(f"pod {namespace}/{pod} is no simulated engine, or: {(await response.text()).strip()}")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise StateError(f"pod {namespace}/{pod} does not answer at {url}: {error}.") from error
 
@@ -241,16 +244,16 @@ class NodeAgent:
             raise StateError(f"'{node}' is no node of this lab: one of {', '.join(self._registrars)}.")
         return self._registrars[node]
 
-    async def silence(self, node: str) -> None:
-        """Hear and tell nothing on this node any more; its pods go on running."""
+    async def silence_node(self, node: str) -> None:
+        """Receive and report nothing on this node; its pods keep running."""
         keeper = self._find_registrar(node)
         keeper.is_silenced = True
         for worker in self._workers.values():
             if worker.node.name == node:
                 worker.pause_status_writes()
 
-    async def speak(self, node: str) -> None:
-        """End a silence."""
+    async def restore_node(self, node: str) -> None:
+        """End `silence_node`."""
         keeper = self._find_registrar(node)
         keeper.is_silenced = False
         keeper.report_now()

@@ -28,11 +28,11 @@ _log = logging.getLogger(__name__)
 def build_nodes(settings: LabSettings) -> list[Node]:
     """The nodes named by the settings."""
     allocatable = {
-        "cpu": str(settings.cpus),
-        "memory": f"{settings.memory_gib}Gi",
+        "cpu": str(settings.cpus_per_node),
+        "memory": f"{settings.memory_gib_per_node}Gi",
         "ephemeral-storage": "1Ti",
-        "pods": str(settings.pods),
-        **({"nvidia.com/gpu": str(settings.gpus)} if settings.gpus else {}),
+        "pods": str(settings.pods_per_node),
+        **({"nvidia.com/gpu": str(settings.gpus_per_node)} if settings.gpus_per_node else {}),
     }
     return [Node(f"node-{i + 1}", node_address(i), allocatable) for i in range(settings.nodes)]
 

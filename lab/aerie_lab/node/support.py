@@ -73,7 +73,7 @@ HUB_LABEL = "lab.aerie.dev/hub"
 """A namespace with this label set to "true" is one with the Hub at hand: its containers find HF_ENDPOINT set, to the lab's Hub.
 Others reach it as one reaches a mirror, by what their own specs say."""
 
-PROCESSLESS_LOAD_SECONDS_ANNOTATION = "lab.aerie.dev/processless-loads"
+PROCESSLESS_LOAD_SECONDS_ANNOTATION = "lab.aerie.dev/processless-load-seconds"
 """Seconds that a processless pod is not Ready, as an engine that loads its model."""
 
 

@@ -41,7 +41,7 @@ class _ComponentProcess:
     process: asyncio.subprocess.Process | None = None
     restart_task: asyncio.Task[None] | None = None
     restarts: int = 0
-    is_held: bool = False
+    is_stopped_by_fault: bool = False
     last_exit: str = ""
     resume_event: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -58,7 +58,7 @@ class Supervisor:
         self._stop_event = asyncio.Event()
 
     async def run(self, api_listener: socket.socket, gateway_listener: socket.socket | None, caller_pipe: int | None) -> None:
-        """Serve until asked to stop, or until the other end of the pipe `leash` is closed."""
+        """Serve until `stop` is requested, or until the other end of `caller_pipe` is closed."""
         loop = asyncio.get_running_loop()
         if caller_pipe is not None:
             loop.add_reader(caller_pipe, self._stop_on_pipe_close, caller_pipe)
@@ -71,8 +71,8 @@ class Supervisor:
                 "status": self.status,
                 "stop": self.stop,
                 "restart": self.restart,
-                "hold": self.hold,
-                "resume": self.resume,
+                "stop_component": self.stop_component,
+                "resume_component": self.resume_component,
             },
         )
         forwards = [await _forward_connections(api_listener, "127.0.0.1", API_SERVER_PORT)]
@@ -121,12 +121,12 @@ class Supervisor:
             os.close(log)
 
     async def _restart_on_exit(self, part: _ComponentProcess) -> None:
-        """Start the component again whenever it exits, unless it is held."""
+        """Start the component again whenever it exits, unless a fault stopped it."""
         while True:
             assert part.process is not None
             code = await part.process.wait()
             part.last_exit = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-            if part.is_held:
+            if part.is_stopped_by_fault:
                 part.resume_event.clear()
                 await part.resume_event.wait()
             elif not self._stop_event.is_set():
@@ -196,7 +196,7 @@ class Supervisor:
             "components": {
                 name: {
                     "running": part.process is not None and part.process.returncode is None,
-                    "held": part.is_held,
+                    "stopped_by_fault": part.is_stopped_by_fault,
                     "restarts": part.restarts,
                     "last_exit": part.last_exit,
                     "pid": part.process.pid if part.process else None,
@@ -217,8 +217,8 @@ class Supervisor:
     async def restart(self, component: str) -> None:
         """Kill the component (as a crash would) and wait until it is ready again."""
         part = self._find_process(component)
-        if part.is_held:
-            raise StateError(f"{component} is held: undo that fault first (`aerie-lab fault list`).")
+        if part.is_stopped_by_fault:
+            raise StateError(f"{component} is stopped by a fault: undo that fault first (`aerie-lab fault list`).")
         before = part.restarts
         if part.process is not None and part.process.returncode is None:
             part.process.kill()
@@ -226,20 +226,20 @@ class Supervisor:
             await asyncio.sleep(0.02)
         await self._wait_until_healthy(part)
 
-    async def hold(self, component: str) -> None:
-        """Kill the component and keep it down until `resume`."""
+    async def stop_component(self, component: str) -> None:
+        """Kill the component and keep it down until `resume_component`."""
         part = self._find_process(component)
-        part.is_held = True
+        part.is_stopped_by_fault = True
         if part.process is not None and part.process.returncode is None:
             part.process.kill()
             await part.process.wait()
 
-    async def resume(self, component: str) -> None:
-        """Let a held component start again and wait until it is ready."""
+    async def resume_component(self, component: str) -> None:
+        """Start a stopped component again and wait until it is ready."""
         part = self._find_process(component)
-        if part.is_held:
+        if part.is_stopped_by_fault:
             before = part.restarts
-            part.is_held = False
+            part.is_stopped_by_fault = False
             while part.restarts == before:
                 part.resume_event.set()
                 await asyncio.sleep(0.02)
@@ -265,12 +265,12 @@ def read_log_tail(path: Path, lines: int = 8) -> str:
 
 
 def main() -> None:
-    """`python -m aerie_lab.supervisor FOLDER --api FD [--gateway FD] [--leash FD]`: descriptors that `up` opened."""
+    """`python -m aerie_lab.supervisor FOLDER --api FD [--gateway FD] [--caller-pipe FD]`: descriptors that `up` opened."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    for name in ("--api", "--gateway", "--leash"):
+    for name in ("--api", "--gateway", "--caller-pipe"):
         parser.add_argument(name, type=int)
-    given = parser.parse_args()
-    api = socket.socket(fileno=given.api)
-    gateway = socket.socket(fileno=given.gateway) if given.gateway is not None else None
-    asyncio.run(Supervisor(given.folder).run(api, gateway, given.leash))
+    arguments = parser.parse_args()
+    api = socket.socket(fileno=arguments.api)
+    gateway = socket.socket(fileno=arguments.gateway) if arguments.gateway is not None else None
+    asyncio.run(Supervisor(arguments.folder).run(api, gateway, arguments.caller_pipe))

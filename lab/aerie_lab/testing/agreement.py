@@ -222,12 +222,12 @@ def build_simulator_options(
     rates = [
         four_clients[f"vllm:spec_decode_num_accepted_tokens_per_pos_total[{i}]"] / drafts for i in range(NUM_SPECULATIVE_TOKENS)
     ]
-    time_of_step = {"base": base, "token": token, "prefill": prefill}
+    time_of_step = {"base_seconds": base, "seconds_per_token": token, "seconds_per_prompt_token": prefill}
     return {
         "step_time": {"formula": time_of_step},
         "acceptance": {"docs": {"rates": rates}},
         "default_class": "docs",
-        "drafter_effect": False,
+        "apply_drafter_effect": False,
     }
 
 

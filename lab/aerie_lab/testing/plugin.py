@@ -5,7 +5,7 @@
 
 What takes long to start can be shared by the tests of a module: a fixture of theirs with `new_namespace`.
 
-The lab is started when the first test asks for it. It is leashed to the test process, so that a killed session leaves
+The lab is started when the first test asks for it. It ends with the test process, so that a killed session leaves
 nothing behind. A test's faults are undone and its namespace is deleted when it ends.
 """
 
@@ -50,7 +50,7 @@ def lab_images() -> list[str]:
 @pytest.fixture(scope="session")
 def lab(report_progress: Callable[[str], None], lab_images: list[str]) -> Iterator[Lab]:
     """A lab of this session: two nodes with eight GPUs each, a gateway, and quick restarts of crashed containers."""
-    settings = LabSettings(name=f"test-{os.getpid()}", restart_backoff=1.0, images=lab_images)
+    settings = LabSettings(name=f"test-{os.getpid()}", restart_backoff=1.0, image_tables=lab_images)
     with Lab.up(settings, report_progress, end_with_caller=True) as running:
         yield running
 

@@ -65,7 +65,7 @@ def test_what_happens_without_the_api_server_is_told_later(lab: Lab, namespace: 
     ending = shell("until [ -e /told/go ]; do sleep 0.1; done", volumeMounts=[{"name": "told", "mountPath": "/told"}])
     namespace.apply(pod("crashing", shell("sleep 0.5; exit 1")), pod("ending", ending, volumes=[told], restartPolicy="Never"))
     namespace.wait_until_phase("ending", "Running")
-    with namespace.faults.hold("kube-apiserver"):
+    with namespace.faults.stop_component("kube-apiserver"):
         (tmp_path / "go").touch()
         wait_until(
             lambda: not [c for c in lab.call_agent("containers") if (c["namespace"], c["pod"]) == (namespace.name, "ending")],

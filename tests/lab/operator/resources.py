@@ -46,7 +46,7 @@ def resource(
         run["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
     # Pods that run nothing are looked at less often.
     interval, block, blocks = ("1s", "2s", 5) if simulator is not None else ("10s", "20s", 2)
-    quick = {"warmupDuration": "1s", "block": block, "minBlocks": blocks, "minDuration": "2s", "maxDuration": "1h"}
+    quick = {"warmupDuration": "1s", "blockDuration": block, "minBlocks": blocks, "minDuration": "2s", "maxDuration": "1h"}
     quick |= {"margin": 0.05, "failureMargin": 0.1}
     return {
         "apiVersion": "aerie.dev/v1alpha1",
@@ -67,17 +67,20 @@ def resource(
                 "analysis": quick | (analysis or {}),
                 **rollout,
             },
-            "metrics": {"interval": interval},
+            "metrics": {"scrapeInterval": interval},
         },
     }
 
 
-BUSY = '{"startup_seconds": 0.5, "asks": 5, "step_time": {"formula": {"base": 0.03, "token": 1e-4}}}'
+BUSY = (
+    '{"startup_seconds": 0.5, "own_requests_per_second": 5, '
+    '"step_time": {"formula": {"base_seconds": 0.03, "seconds_per_token": 1e-4}}}'
+)
 """An engine that asks itself, in steps so long that thirty of them take little of a processor."""
-FROZEN = BUSY.replace("{", '{"lie": "frozen", ', 1)
+FROZEN = BUSY.replace("{", '{"metrics_corruption": "frozen", ', 1)
 IDLE = '{"startup_seconds": 0.5}'
-GONE = IDLE.replace("{", '{"lie": "gone", ', 1)
-BUSY_GONE = BUSY.replace("{", '{"lie": "gone", ', 1)
+GONE = IDLE.replace("{", '{"metrics_corruption": "missing", ', 1)
+BUSY_GONE = BUSY.replace("{", '{"metrics_corruption": "missing", ', 1)
 LONG = {"warmupDuration": "10m"}
 SHORT = {"maxDuration": "1m"}
 

@@ -295,7 +295,7 @@ async def better_drafter_that_a_person_turns_down(case: Case) -> None:
 async def accepted_and_then_metrics_are_renamed(case: Case) -> None:
     await measured(case, "better", canary={"approval": "Manual"})
     await case.phase("AwaitingApproval")
-    await case.lie("renamed")
+    await case.corrupt_metrics("renamed")
     await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
 
 
@@ -303,7 +303,7 @@ async def accepted_and_then_metrics_are_renamed(case: Case) -> None:
 async def accepted_and_then_worse(case: Case) -> None:
     await measured(case, "better", canary={"approval": "Manual"})
     await case.phase("AwaitingApproval")
-    await case.lie("worse")
+    await case.corrupt_metrics("worse-drafter")
     await case.ended("RolledBack", drafter="eagle3", words="certainly at most")
 
 
@@ -323,7 +323,7 @@ async def metrics_are_gone(case: Case) -> None:
 async def metrics_are_no_numbers_in_warm_up(case: Case) -> None:
     await measured(case, "better", first=IDLE, simulator=IDLE, analysis=LONG)
     await case.phase("WarmingUp")
-    await case.lie("nan")
+    await case.corrupt_metrics("nan")
     await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
 
 
@@ -331,7 +331,7 @@ async def metrics_are_no_numbers_in_warm_up(case: Case) -> None:
 async def metrics_are_below_zero_in_analysis(case: Case) -> None:
     await measured(case, "better", first=IDLE, simulator=IDLE)
     await case.phase("Analyzing")
-    await case.lie("negative")
+    await case.corrupt_metrics("negative")
     await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
 
 
@@ -354,7 +354,7 @@ async def metrics_are_gone_and_then_worse(case: Case) -> None:
 async def metrics_are_gone_and_then_no_numbers(case: Case) -> None:
     await measured(case, "better", simulator=BUSY_GONE, analysis=SHORT)
     await case.phase("Held")
-    await case.lie("nan")
+    await case.corrupt_metrics("nan")
     await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
 
 
@@ -378,7 +378,7 @@ async def metrics_are_no_numbers_in_the_ramp(case: Case) -> None:
         case, "better", first=IDLE, simulator=IDLE, canary={"stepWeights": [50], "stepDuration": "1h"}, replicas=2, word=True
     )
     await case.phase("Ramping")
-    await case.lie("nan")
+    await case.corrupt_metrics("nan")
     await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
 
 
@@ -387,7 +387,7 @@ async def metrics_are_no_numbers_in_the_promotion(case: Case) -> None:
     await measured(case, "better", first=IDLE, simulator=IDLE, replicas=2, gated=True, word=True)
     await case.open(await case.phase("Starting"))
     await case.phase("Promoting")
-    await case.lie("nan")
+    await case.corrupt_metrics("nan")
     await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
 
 
@@ -399,7 +399,7 @@ KEPT = {"scaleDownDelay": "1h"}
 async def metrics_are_no_numbers_afterwards(case: Case) -> None:
     await measured(case, "better", first=IDLE, simulator=IDLE, canary=KEPT, word=True)
     await case.watched()
-    await case.lie("nan", case.status["stable"]["revision"])
+    await case.corrupt_metrics("nan", case.status["stable"]["revision"])
     await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
 
 
@@ -407,7 +407,7 @@ async def metrics_are_no_numbers_afterwards(case: Case) -> None:
 async def worse_afterwards(case: Case) -> None:
     await measured(case, "better", canary=KEPT)
     await case.watched()
-    await case.lie("worse", case.status["stable"]["revision"])
+    await case.corrupt_metrics("worse-drafter", case.status["stable"]["revision"])
     await case.ended("RolledBack", drafter="eagle3", words="Taken back after its promotion. Output per verification step is")
 
 
@@ -416,8 +416,8 @@ async def falls_with_the_traffic(case: Case) -> str:
     await measured(case, "better", canary=KEPT)
     await case.watched()
     new, old = case.status["stable"]["revision"], case.status["previous"]["revision"]
-    await case.lie("worse", old)
-    await case.lie("worse", new)
+    await case.corrupt_metrics("worse-drafter", old)
+    await case.corrupt_metrics("worse-drafter", new)
     await case.until(lambda status: status["phase"] == "Rechecking", "old pods get requests again")
     return str(new)
 
@@ -430,5 +430,5 @@ async def falls_with_traffic_and_turned_down(case: Case) -> None:
 
 @scenario
 async def falls_with_traffic_then_no_numbers(case: Case) -> None:
-    await case.lie("nan", await falls_with_the_traffic(case))
+    await case.corrupt_metrics("nan", await falls_with_the_traffic(case))
     await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")

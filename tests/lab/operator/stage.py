@@ -113,19 +113,21 @@ class Case:
         await self.stage.client.patch(core_path("pods", self.stage.namespace, name), {"spec": {"schedulingGates": None}})
         return name
 
-    async def lie(self, lie: Any, revision: str | None = None) -> None:
-        """All pods of the canary, or of the revision, that serve lie from now on; there has to be one."""
+    async def corrupt_metrics(self, corruption: Any, revision: str | None = None) -> None:
+        """Corrupt the metrics of all ready pods of the canary, or of the revision; waits until there is one."""
         revision = str(revision or self.canary["revision"])
-        await self.until(lambda _: any(map(ready, self.pods(revision))), "a pod that may lie serves")
+        await self.until(lambda _: any(map(ready, self.pods(revision))), "a pod is ready")
         for pod in filter(ready, self.pods(revision)):
-            made = await asyncio.to_thread(self.stage.faults.lie, pod["metadata"]["name"], lie, namespace=self.stage.namespace)
+            made = await asyncio.to_thread(
+                self.stage.faults.corrupt_metrics, pod["metadata"]["name"], corruption, namespace=self.stage.namespace
+            )
             self.faults.append(made)
 
     async def truth(self) -> None:
         """They do no longer, whatever it was that they showed."""
         for pod in self.pods(self.canary["revision"]):
-            request = {"namespace": self.stage.namespace, "pod": pod["metadata"]["name"], "lie": None}
-            await asyncio.to_thread(self.stage.lab.call_agent, "lie", **request)
+            request = {"namespace": self.stage.namespace, "pod": pod["metadata"]["name"], "corruption": None}
+            await asyncio.to_thread(self.stage.lab.call_agent, "corrupt_metrics", **request)
 
     # -- waits
     async def until(self, look: Callable[[Object], Any], what: str) -> None:

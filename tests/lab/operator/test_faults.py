@@ -19,7 +19,7 @@ from aerie_lab.cluster import Lab
 from aerie_lab.errors import LabError
 from aerie_lab.testing import Namespace, wait_until
 from aerie_lab.testing.plugin import new_namespace
-from aerie_lab.testing.proxy import ApiCall, ForwardCall, ApiServerProxy, build_error_response
+from aerie_lab.testing.proxy import ApiCall, ApiServerProxy, ForwardCall, build_error_response
 
 Light = Callable[..., dict[str, Any]]
 State = dict[str, Any]
@@ -258,7 +258,7 @@ def test_an_api_server_that_is_away_for_a_minute(namespace: Namespace, nursery: 
         wait_until(
             lambda: len(status(namespace).get("history", ())) == 2 or status(namespace)["phase"] != "Ready", "it has begun"
         )
-        with namespace.faults.hold("kube-apiserver"):
+        with namespace.faults.stop_component("kube-apiserver"):
             time.sleep(AWAY)
         for component in ("kube-controller-manager", "kube-scheduler"):  # by themselves they look again after up to a minute
             namespace.faults.restart(component)

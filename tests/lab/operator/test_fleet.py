@@ -15,7 +15,7 @@ import pytest
 
 from aerie_lab.faults import FaultInjector
 from aerie_lab.kube.client import resource_path
-from aerie_lab.node.support import PROCESSLESS_LOAD_SECONDS_ANNOTATION, PROCESSLESS_ANNOTATION
+from aerie_lab.node.support import PROCESSLESS_ANNOTATION, PROCESSLESS_LOAD_SECONDS_ANNOTATION
 from aerie_lab.testing import Namespace, wait_until
 from tests.lab.operator.conftest import accepted
 
@@ -116,7 +116,7 @@ def test_an_evicted_pod_and_a_lost_node_in_the_promotion_take_nothing_back(names
                 await client.patch(resource_path("v1", "pods", namespace.name) + f"/{name}/status", {"status": said})
 
     asyncio.run(evict())
-    with FaultInjector(namespace.lab).silence("node-2"):
+    with FaultInjector(namespace.lab).silence_node("node-2"):
         wait_until(
             lambda: status(namespace)["stable"]["revision"] == new,
             "it is promoted",

@@ -35,14 +35,14 @@ KINDS = (TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(30, 0
 """Short requests: of a second at most, where nothing is amiss."""
 RATES, BETTER = [0.6, 0.36, 0.216], [0.8, 0.64, 0.512]
 """Of what serves, and of each canary."""
-STEP = {"base": 0.04, "token": 1e-4}
+STEP = {"base_seconds": 0.04, "seconds_per_token": 1e-4}
 """Steps so long that what a busy machine adds to each hardly matters: 19 ms for a token of what serves."""
 
 
 def engine(rates: list[float], **step: float) -> str:
     """A simulated engine whose drafts are accepted at these rates, with the step time's formula changed."""
     told = {"startup_seconds": 0.5, "step_time": {"formula": STEP | step}, "acceptance": {"chat": {"rates": rates}}}
-    return json.dumps(told | {"drafter_effect": False})
+    return json.dumps(told | {"apply_drafter_effect": False})
 
 
 def per_step(rates: list[float]) -> float:
@@ -133,7 +133,10 @@ def test_a_canary_whose_engines_end_again_and_again_is_rolled_back(namespace: Na
 @pytest.mark.usefixtures("inside")
 def test_a_canary_that_clients_do_not_wait_for_is_rolled_back(namespace: Namespace, specdep: Wait) -> None:
     host = f"{namespace.name}.example"
-    document, canary = chat(host, engine(RATES)), chat(host, engine(BETTER, prefill=0.1))  # three seconds for a prompt
+    document, canary = (
+        chat(host, engine(RATES)),
+        chat(host, engine(BETTER, seconds_per_prompt_token=0.1)),
+    )  # three seconds for a prompt
     for each in (document, canary):
         each["spec"]["speculation"]["tuning"]["slo"] = {"timePerOutputToken": "10s", "timeToFirstToken": "1s"}
     stable, url = served(namespace, specdep, document)

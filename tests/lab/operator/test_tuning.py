@@ -39,16 +39,21 @@ ANSWER = LengthDistribution(45, 0.3)
 KINDS = (TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(30, 0.3), ANSWER),)
 
 
-def simulator(formula: Object, rates: list[float], asks: float = 0.0) -> str:
-    """`asks`: requests of 45 tokens a second, each engine by itself."""
-    told = {"startup_seconds": 0.5, "asks": asks, "step_time": {"formula": formula}, "acceptance": {"chat": {"rates": rates}}}
-    return json.dumps(told | {"drafter_effect": False})
+def simulator(formula: Object, rates: list[float], requests_per_second: float = 0.0) -> str:
+    """Return the simulator's options; each engine sends itself `requests_per_second`, of 45 tokens each."""
+    told = {
+        "startup_seconds": 0.5,
+        "own_requests_per_second": requests_per_second,
+        "step_time": {"formula": formula},
+        "acceptance": {"chat": {"rates": rates}},
+    }
+    return json.dumps(told | {"apply_drafter_effect": False})
 
 
-COSTLY_TOKENS = {"base": 1e-2, "token": 1.25e-3}
+COSTLY_TOKENS = {"base_seconds": 1e-2, "seconds_per_token": 1.25e-3}
 """Each verified token costs: with many requests at a time, drafts that are seldom accepted do harm."""
 FEW, FEWER = [0.6, 0.4, 0.28], [0.45, 0.2, 0.09]
-COSTLY_DRAFTS = {"base": 1e-3, "token": 0.0, "draft": 6.4e-3}
+COSTLY_DRAFTS = {"base_seconds": 1e-3, "seconds_per_token": 0.0, "seconds_per_draft_token": 6.4e-3}
 """A step of the drafter costs six times one of the target, which no metric at one K tells from a costly target."""
 MANY = [0.94, 0.8836, 0.8306]
 
@@ -81,8 +86,8 @@ def test_settings_are_proven_or_only_shown_or_taken_back(namespace: Namespace, i
     gateway = {"parentRefs": [{"name": "lab", "namespace": "projectcontour"}], "hostnames": [host]}
     route = {"mode": "Gateway", "gateway": gateway}
     namespace.apply(tuned("load", "Auto", simulator(COSTLY_TOKENS, FEW), traffic=route))
-    namespace.apply(tuned("shown", "Recommend", simulator(COSTLY_TOKENS, FEWER, asks=5.4)))
-    namespace.apply(tuned("planted", "Auto", simulator(COSTLY_DRAFTS, MANY, asks=11), cooldown="1h"))
+    namespace.apply(tuned("shown", "Recommend", simulator(COSTLY_TOKENS, FEWER, requests_per_second=5.4)))
+    namespace.apply(tuned("planted", "Auto", simulator(COSTLY_DRAFTS, MANY, requests_per_second=11), cooldown="1h"))
 
     def status(name: str, look: Callable[[Object], object], what: str) -> Object:
         found: Object = namespace.wait_until(

@@ -99,7 +99,7 @@ def test_the_readme_by_hand(walk: Walk) -> None:
     assert answer["choices"][0]["message"]["content"]
     assert serving(lab) == before, "another way to the pods is no other pods"
     # By default an engine at rest is read once a minute, and it takes two readings.
-    lab.kubectl("patch", "specdep", "chat", "--type=merge", "--patch", '{"spec": {"metrics": {"interval": "1s"}}}')
+    lab.kubectl("patch", "specdep", "chat", "--type=merge", "--patch", '{"spec": {"metrics": {"scrapeInterval": "1s"}}}')
     wait_until(
         lambda: walk.again() and columns(lab)["AL"],
         "the acceptance length is shown after some traffic",

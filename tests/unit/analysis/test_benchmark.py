@@ -39,10 +39,10 @@ def closed_one_by_one(counters: model.Counters, index: int, canaries: int, rule:
             at = (index, pod, scrape)
             counts = EngineCounts(
                 drafts=float(counters.drafts[at]),
-                accepted=float(counters.accepted[at]),
+                accepted_tokens=float(counters.accepted[at]),
                 decode_tokens=float(counters.drafts[at] + counters.accepted[at]),
                 request_steps=float(counters.drafts[at]),
-                finished=float(counters.finished[at]),
+                finished_requests=float(counters.finished[at]),
                 first_tokens=float(counters.begun[at]),
             )
             started = float(counters.restarts[at])
@@ -70,7 +70,7 @@ def test_blocks_and_verdicts_are_the_operators(traffic: model.Traffic, canaries:
     runs, rule, better = 4, BlockRule(), 0.02
     counters = model.simulate(traffic, runs, pods, HOURS, np.random.default_rng(5))
     blocks = close(counters, canaries, rule)
-    terms = AnalysisPlan(pods=(canaries, pods - canaries))
+    terms = AnalysisPlan(pod_counts=(canaries, pods - canaries))
     scatters = [
         Dispersion(1.0 + 0.4 * index, 0.002, 20.0 if index else 0.0, 0.002 * index, 2.0 * index, 24) for index in range(runs)
     ]
@@ -78,13 +78,13 @@ def test_blocks_and_verdicts_are_the_operators(traffic: model.Traffic, canaries:
     tests = [*criterion.rollback_tests, *criterion.promote_tests]
     vectorised = [rules.certain(test, blocks.canary * (1 + better), blocks.control, scatters, terms) for test in tests]
     for index in range(runs):
-        mine = AnalysisPlan(pods=terms.pods, scatters={TOKENS_PER_STEP: scatters[index]})
+        mine = AnalysisPlan(pod_counts=terms.pod_counts, dispersions={TOKENS_PER_STEP: scatters[index]})
         state, column, answers = AnalysisState(0.0), 0, []
         for block in closed_one_by_one(counters, index, canaries, rule):
             if block.canary and block.control:
                 assert blocks.ended[index, column] == block.end_time
-                assert blocks.dropped[index, column] == state.dropped
-                lengths = [1 + side.counts.accepted / side.counts.drafts for side in (block.canary, block.control)]
+                assert blocks.dropped[index, column] == state.dropped_block_count
+                lengths = [1 + side.counts.accepted_tokens / side.counts.drafts for side in (block.canary, block.control)]
                 assert [blocks.canary[index, column], blocks.control[index, column]] == pytest.approx(lengths, rel=1e-9)
                 sides = [(side.arrived_requests, side.pod_count) for side in (block.canary, block.control)]
                 known = [
@@ -94,7 +94,7 @@ def test_blocks_and_verdicts_are_the_operators(traffic: model.Traffic, canaries:
                 column += 1
             state = add_block(state, _better(block, better), mine)
             if block.canary and block.control:
-                answers.append([is_mean_test_met(test, criterion, state.pairs[TOKENS_PER_STEP], mine) for test in tests])
+                answers.append([is_mean_test_met(test, criterion, state.paired_moments[TOKENS_PER_STEP], mine) for test in tests])
         assert np.isnan(blocks.canary[index, column:]).all()
         assert column > 20
         assert answers == np.stack([found[index, :column] for found in vectorised], axis=1).tolist()
@@ -121,7 +121,10 @@ def test_its_counters_are_like_the_simulators() -> None:
         for alpha, median, share in zip(model.MEANS, model.MEDIANS, (1.0, 2.0), strict=True)
     ]
     settings = EngineSettings(num_speculative_tokens=model.K, max_model_len=300_000)
-    engines = [SimulatedPod(f"pod-{index}", settings, StepTimeFormula(base=1 / model.SPEED, token=0.0)) for index in range(pods)]
+    engines = [
+        SimulatedPod(f"pod-{index}", settings, StepTimeFormula(base_seconds=1 / model.SPEED, seconds_per_token=0.0))
+        for index in range(pods)
+    ]
     fleet = SimulatedFleet(engines, kinds, PoissonArrivals(float(pods)), routing="random", seed=3)
     last: dict[str, list[tuple[float, float]]] = {pod.name: [(0.0, 0.0)] for pod in engines}
     for scrape in fleet.run(seconds):

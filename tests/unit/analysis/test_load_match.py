@@ -6,20 +6,22 @@ import numpy as np
 import pytest
 
 from aerie.analysis.criteria import TIME_PER_OUTPUT_TOKEN, TIME_TO_FIRST_TOKEN, AnalysisPlan
-from aerie.analysis.measurement.blocks import ArmCounts, BlockRule, ClosedBlock, OpenBlock, PodSample, add_scrapes, start_block
+from aerie.analysis.measurement.blocks import ArmCounts, BlockRule, ClosedBlock, PodSample, add_scrapes, start_block
 from aerie.analysis.measurement.counts import CounterSnapshot, EngineCounts
 from aerie.analysis.measurement.load_match import MIN_REQUEST_COUNT_VARIANCE, LoadMatch
 from aerie.analysis.messages import load_mismatch_message
 from aerie.analysis.state import AnalysisState, add_block
 from aerie_lab.engine.acceptance import Acceptance
-from aerie_lab.engine.fleet import SimulatedFleet, SimulatedPod, Routing
+from aerie_lab.engine.fleet import Routing, SimulatedFleet, SimulatedPod
 from aerie_lab.engine.request import EngineSettings
 from aerie_lab.engine.step import StepTimeFormula
 from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass
 
 
 def side(begun: float, pods: int = 1, load: float | None = 4.0) -> ArmCounts:
-    counts = EngineCounts(first_tokens=begun, first_seconds=begun, decode_tokens=begun, decode_seconds=begun, finished=begun)
+    counts = EngineCounts(
+        first_tokens=begun, first_token_seconds=begun, decode_tokens=begun, decode_seconds=begun, finished_requests=begun
+    )
     return ArmCounts(pods, counts, load)
 
 
@@ -81,22 +83,16 @@ def test_what_blocks_said_is_forgotten_when_a_difference_shows_in_them() -> None
     for block in range(1, 40):
         state = add_block(state, ClosedBlock(60.0 * (block - 1), 60.0 * block, side(26, load=6.0), side(14)), AnalysisPlan())
         state = AnalysisState.from_dict(state.to_dict())
-        seen.append(state.pairs[TIME_PER_OUTPUT_TOKEN].count if TIME_PER_OUTPUT_TOKEN in state.pairs else 0)
+        seen.append(state.paired_moments[TIME_PER_OUTPUT_TOKEN].count if TIME_PER_OUTPUT_TOKEN in state.paired_moments else 0)
     assert seen[:3] == [1, 2, 3]
     assert seen[-30:] == [0] * 30
-    assert TIME_TO_FIRST_TOKEN not in state.pairs
+    assert TIME_TO_FIRST_TOKEN not in state.paired_moments
     # What was alike before stays known when a difference comes later.
     state = AnalysisState(0.0)
     for block in range(1, 40):
         here = side(60) if block < 20 else side(120, load=9.0)
         state = add_block(state, ClosedBlock(60.0 * (block - 1), 60.0 * block, here, side(60)), AnalysisPlan())
-    assert 19 <= state.pairs[TIME_PER_OUTPUT_TOKEN].count <= 24
-
-
-def test_a_state_from_before_this_was_looked_at_is_read() -> None:
-    found = AnalysisState(0.0).to_dict()
-    del found["demand"]
-    assert AnalysisState.from_dict(found) == AnalysisState(0.0)
+    assert 19 <= state.paired_moments[TIME_PER_OUTPUT_TOKEN].count <= 24
 
 
 def test_a_queue_that_grows_is_demand_too() -> None:
@@ -105,7 +101,7 @@ def test_a_queue_that_grows_is_demand_too() -> None:
 
     def seen(scrape: int) -> dict[str, PodSample]:
         def counts(rate: float) -> EngineCounts:
-            return EngineCounts(drafts=50.0 * scrape, finished=rate * scrape, first_tokens=rate * scrape)
+            return EngineCounts(drafts=50.0 * scrape, finished_requests=rate * scrape, first_tokens=rate * scrape)
 
         slow, quick = CounterSnapshot(counts(10), 8.0, 0.0, 1, 5.0 + 2.0 * scrape), CounterSnapshot(counts(12), 4.0, 0.0, 1, 0.0)
         unknown = CounterSnapshot(counts(12), None, 0.0, 1, None)
@@ -114,7 +110,6 @@ def test_a_queue_that_grows_is_demand_too() -> None:
     block, closed = start_block(0.0, seen(0), rule), None
     for scrape in range(1, 5):
         block, closed = add_scrapes(block, 15.0 * scrape, seen(scrape), rule)
-        block = OpenBlock.from_dict(block.to_dict())
     assert closed is not None
     assert closed.canary is not None
     assert closed.control is not None
@@ -129,7 +124,7 @@ def test_speed_drops_no_blocks(routing: Routing, speed: float) -> None:
     kind = TrafficClass("all", Acceptance((0.7,)), LengthDistribution(50, 0.5, 10, 500), LengthDistribution(60, 0.8, 10, 400))
     settings = EngineSettings(num_speculative_tokens=3)
     pods = [
-        SimulatedPod(name, settings, StepTimeFormula(base=0.1, token=0.0), 1 / factor)
+        SimulatedPod(name, settings, StepTimeFormula(base_seconds=0.1, seconds_per_token=0.0), 1 / factor)
         for name, factor in (("a", speed), ("b", 1.0))
     ]
     fleet = SimulatedFleet(pods, [kind], PoissonArrivals(6.0), routing=routing, seed=4)

@@ -23,7 +23,7 @@ from aerie.api import SpeculativeDeployment
 from aerie.api.source import HuggingFaceSource
 from aerie.checkpoints import HubClient
 from aerie.engine.models.checkpoint import Checkpoint
-from aerie_lab.cli.show import DEMO_SCENARIOS, DemoScenario
+from aerie_lab.cli.scenarios import DEMO_SCENARIOS, DemoScenario
 from aerie_lab.engine.arguments import parse_simulator_arguments
 from aerie_lab.engine.files import EngineError
 from aerie_lab.engine.options import SimulatorOptions

@@ -59,12 +59,12 @@ repository = "*/any-registry/*"
 entrypoint = ["any"]
 """
     )
-    image = table.image("aerie.dev/lab/echo:7")
+    image = table.resolve_image("aerie.dev/lab/echo:7")
     assert image.entrypoint == [sys.executable, f"{Path(sys.executable).parent}/x", "/built/etcd/etcd"]
     assert (image.arguments, image.path, image.environment) == (["--flag"], ["/built/etcd"], {"WHERE": "/built/etcd"})
-    assert table.image("docker.io/team/model@sha256:00").entrypoint == ["team"]
-    assert table.image("quay.example/any-registry/x:1").entrypoint == ["any"]
-    assert table.image("aerie.dev/lab/shell").entrypoint == ["/bin/sh"]
+    assert table.resolve_image("docker.io/team/model@sha256:00").entrypoint == ["team"]
+    assert table.resolve_image("quay.example/any-registry/x:1").entrypoint == ["any"]
+    assert table.resolve_image("aerie.dev/lab/shell").entrypoint == ["/bin/sh"]
 
 
 @pytest.mark.parametrize("repository", ["aerie.dev/lab/engine", "localhost:5000/vllm-openai"])
@@ -75,7 +75,7 @@ def test_a_row_may_ask_for_the_tag(table_of: type, repository: str, suffix: str,
     table = table_of(
         '[[image]]\nrepository = "*/vllm-openai"\nentrypoint = ["x"]\nenvironment = {AERIE_SIMULATOR_TAG = "{tag}"}\n'
     )
-    assert table.image(f"{repository}{suffix}").environment == {"AERIE_SIMULATOR_TAG": tag}
+    assert table.resolve_image(f"{repository}{suffix}").environment == {"AERIE_SIMULATOR_TAG": tag}
 
 
 def test_a_simulated_vllm_knows_its_tag() -> None:
@@ -86,9 +86,9 @@ def test_a_simulated_vllm_knows_its_tag() -> None:
 
 def test_unknown_references_are_named(table_of: type) -> None:
     with pytest.raises(ImageError, match=r"'example.org/x:1'.*repository = 'example.org/x'"):
-        table_of("").image("example.org/x:1")
+        table_of("").resolve_image("example.org/x:1")
     with pytest.raises(ImageError, match=r"image volume 'x:1'"):
-        table_of("").volume("x:1")
+        table_of("").resolve_volume("x:1")
 
 
 def test_an_image_whose_binaries_cannot_be_built() -> None:
@@ -102,9 +102,9 @@ def test_an_image_whose_binaries_cannot_be_built() -> None:
 def test_image_volumes_lie_beside_their_table(table_of: type, tmp_path: Path) -> None:
     table = table_of('[[volume]]\nrepository = "example.org/model"\nfolder = "model"\n')
     with pytest.raises(ImageError, match="is not a folder"):
-        table.volume("example.org/model:1")
+        table.resolve_volume("example.org/model:1")
     (tmp_path / "model").mkdir()
-    assert table.volume("example.org/model:1") == tmp_path / "model"
+    assert table.resolve_volume("example.org/model:1") == tmp_path / "model"
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_a_transition_time_moves_only_with_the_status() -> None:
     ],
 )
 def test_a_pod_that_fails_as_a_whole(main: ContainerState, failure: bool, over: bool, expected: str) -> None:
-    found = status_of(main, failure=("DeadlineExceeded", "late") if failure else None, over=over)
+    found = status_of(main, failure=("DeadlineExceeded", "late") if failure else None, is_finished=over)
     assert found["phase"] == expected
     assert found.get("reason") == ("DeadlineExceeded" if failure else None)
 

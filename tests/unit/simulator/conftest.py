@@ -17,7 +17,10 @@ from typing import Any
 import httpx
 import pytest
 
-FAST = {"startup_seconds": 0.0, "step_time": {"formula": {"base": 2e-3, "token": 1e-5, "prefill": 1e-6}}}
+FAST = {
+    "startup_seconds": 0.0,
+    "step_time": {"formula": {"base_seconds": 2e-3, "seconds_per_token": 1e-5, "seconds_per_prompt_token": 1e-6}},
+}
 
 
 @dataclass
@@ -115,6 +118,6 @@ def drafters(tmp_path: Path) -> dict[str, Path]:
         "no norm_output": write_drafter(tmp_path / "no-output", *NORMED, fc_norm=True),
         "no flags": write_drafter(tmp_path / "no-flags", *NORMED),
         "plain as 3.1": write_drafter(tmp_path / "plain-as-31", *PLAIN, fc_norm=True, norm_output=True),
-        "shifted": write_drafter(tmp_path / "shifted", *PLAIN, simulator={"shift": -1.0}),
-        "rated": write_drafter(tmp_path / "rated", *PLAIN, simulator={"rates": [0.5, 0.2, 0.1]}),
+        "shifted": write_drafter(tmp_path / "shifted", *PLAIN, simulator={"logit_shift": -1.0}),
+        "rated": write_drafter(tmp_path / "rated", *PLAIN, simulator={"acceptance_rates": [0.5, 0.2, 0.1]}),
     }

@@ -56,7 +56,7 @@ def test_a_shift_moves_every_conditional() -> None:
 
 
 def test_drift_adds_context_age_and_hour() -> None:
-    drift = Drift(context=-0.1, age=0.02, day=0.5)
+    drift = Drift(per_1k_context=-0.1, per_hour_of_age=0.02, day_amplitude=0.5)
     assert drift.logit_shift(context=2000, age=7200, time=21600) == pytest.approx(-0.2 + 0.04 + 0.5)
     assert drift
     assert not Drift()

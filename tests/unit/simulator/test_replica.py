@@ -18,7 +18,13 @@ from aerie_lab.engine.replica import Replica
 from aerie_lab.engine.request import EngineSettings, Request
 from aerie_lab.engine.step import StepTimeFormula
 
-TIME = StepTimeFormula(base=5e-3, token=2e-5, draft=3e-4, cached=1e-8, prefill=2e-5)
+TIME = StepTimeFormula(
+    base_seconds=5e-3,
+    seconds_per_token=2e-5,
+    seconds_per_draft_token=3e-4,
+    seconds_per_cached_token=1e-8,
+    seconds_per_prompt_token=2e-5,
+)
 ALL, TWO, NONE = Acceptance((1.0,)), Acceptance((1.0, 1.0, 0.0)), Acceptance((0.0,))
 
 
@@ -119,7 +125,7 @@ def test_many_steps_at_once_are_the_same_steps(
     ordered = sorted(traffic, key=lambda t: t[0])
 
     def run(how: Literal["at once", "one by one", "as they come"]) -> tuple[list[tuple[str, int, float]], Counters]:
-        replica = engine(step_time=replace(TIME, noise=0.1), **limits)
+        replica = engine(step_time=replace(TIME, log_sd=0.1), **limits)
         done: list[Request] = []
 
         def advance(until: float) -> None:
@@ -166,7 +172,11 @@ def test_with_requests_that_come_and_go_the_laws_of_acceptance_and_step_time_are
     """Whatever is drawn ahead and thrown away: per-position acceptance, and the log-normal time of a step."""
     acceptance, noise = Acceptance((0.75, 0.7, 0.6)), 0.2
     # The median step is the same for any batch, and two edges of the buckets are near it.
-    replica = engine(step_time=StepTimeFormula(base=0.03, token=0.0, noise=noise), schedule=((1, 3, 3), (4, 256, 2)), seed=2)
+    replica = engine(
+        step_time=StepTimeFormula(base_seconds=0.03, seconds_per_token=0.0, log_sd=noise),
+        schedule=((1, 3, 3), (4, 256, 2)),
+        seed=2,
+    )
     now = 0.0
     for number, gap in enumerate(np.random.default_rng(1).exponential(0.3, 3000).tolist()):
         now += gap
@@ -324,7 +334,7 @@ def test_a_client_that_leaves_is_counted_nowhere_as_finished() -> None:
 
 def test_drift_with_context_lowers_acceptance() -> None:
     lengths = []
-    for drift in (Drift(), Drift(context=-1.0)):
+    for drift in (Drift(), Drift(per_1k_context=-1.0)):
         replica = engine(drift=drift, seed=5)
         for number in range(20):
             replica.submit(request(str(number), 1000, 2000, Acceptance((0.7,))), 0.0)

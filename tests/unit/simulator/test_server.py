@@ -92,7 +92,7 @@ def test_refusals(start: Start) -> None:
 
 def drafting(folder: Path, lossy: float) -> tuple[str, str]:
     """Arguments for a drafter that changes this share of the tokens."""
-    model = str(write_drafter(folder, simulator={"lossy": lossy}))
+    model = str(write_drafter(folder, simulator={"altered_share": lossy}))
     return "--speculative-config", json.dumps({"method": "eagle3", "model": model, "num_speculative_tokens": 3})
 
 
@@ -149,7 +149,7 @@ def test_an_api_key_is_asked_for(start: Start) -> None:
 
 
 def test_a_client_that_leaves_frees_its_place(start: Start) -> None:
-    running = start(options={"step_time": {"formula": {"base": 0.02, "token": 0.0}}})
+    running = start(options={"step_time": {"formula": {"base_seconds": 0.02, "seconds_per_token": 0.0}}})
     with running.client.stream("POST", "/v1/completions", json={"prompt": "a", "max_tokens": 2000, "stream": True}) as answer:
         lines = answer.iter_lines()  # kept: httpx closes the stream of a generator that is dropped
         next(lines)
@@ -215,7 +215,7 @@ def stream(running: Running, lines: list[str], begun: threading.Event, patience:
     return thread
 
 
-SLOW = {"step_time": {"formula": {"base": 0.03, "token": 0.0}}}
+SLOW = {"step_time": {"formula": {"base_seconds": 0.03, "seconds_per_token": 0.0}}}
 
 
 def test_an_idle_connection_is_closed_when_vllm_would(start: Start) -> None:
@@ -261,7 +261,9 @@ def test_with_a_shutdown_timeout_open_streams_are_finished_and_new_requests_refu
 
 
 def test_a_shutdown_timeout_that_is_too_short_cuts_the_rest(start: Start) -> None:
-    running = start("--shutdown-timeout", "1", options={"step_time": {"formula": {"base": 0.1, "token": 0.0}}})
+    running = start(
+        "--shutdown-timeout", "1", options={"step_time": {"formula": {"base_seconds": 0.1, "seconds_per_token": 0.0}}}
+    )
     lines: list[str] = []
     reader = stream(running, lines, threading.Event(), patience=5.0)
     assert running.end() == 0

@@ -194,7 +194,7 @@ def test_a_drafter_with_fewer_positions_cuts_the_context_from_0_33_on(
 
 def test_measured_acceptance_is_left_alone(drafters: dict[str, Path]) -> None:
     words = speculation(method="eagle3", model=str(drafters["no norm_output"]), num_speculative_tokens=3)
-    options = parse_options({"acceptance": {"chat": {"rates": [0.6, 0.3, 0.1]}}, "drafter_effect": False})
+    options = parse_options({"acceptance": {"chat": {"rates": [0.6, 0.3, 0.1]}}, "apply_drafter_effect": False})
     assert prepared(*words, options=options).acceptance["chat"].survival(3).tolist() == pytest.approx([0.6, 0.3, 0.1])
 
 
@@ -224,9 +224,9 @@ def test_damaged_files_are_told_apart(tmp_path: Path) -> None:
 
 def test_options_of_every_kind(tmp_path: Path) -> None:
     document = {
-        "step_time": {"grid": "llama3.1-8b-h100-tp1", "prefill": 2e-5},
+        "step_time": {"grid": "llama3.1-8b-h100-tp1", "seconds_per_prompt_token": 2e-5},
         "acceptance": {"chat": {"rates": [0.7, 0.5], "spread": 0.3}, "code": {"conditionals": [0.9]}},
-        "drift": {"context": -0.1},
+        "drift": {"per_1k_context": -0.1},
         "speed": 2.0,
     }
     file = tmp_path / "options.json"
@@ -237,8 +237,10 @@ def test_options_of_every_kind(tmp_path: Path) -> None:
     assert options.step_time.fixed_seconds(1, 0) == pytest.approx(options.step_time.inner.fixed_seconds(1, 0) / 2)
     assert options.acceptance["chat"].survival(2).tolist() == pytest.approx([0.7, 0.5])
     assert read_options({}) == SimulatorOptions()
-    formula = parse_options({"step_time": {"formula": {"base": 1.0, "token": 0.1, "captures": [8, 16]}}}).step_time
-    assert formula == StepTimeFormula(1.0, 0.1, captures=(8, 16))
+    formula = parse_options(
+        {"step_time": {"formula": {"base_seconds": 1.0, "seconds_per_token": 0.1, "captured_sizes": [8, 16]}}}
+    ).step_time
+    assert formula == StepTimeFormula(1.0, 0.1, captured_sizes=(8, 16))
 
 
 @pytest.mark.parametrize(

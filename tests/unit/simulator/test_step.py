@@ -54,13 +54,15 @@ def test_an_unknown_grid_is_refused_with_the_known_ones() -> None:
 
 
 def test_a_formula_is_its_sum() -> None:
-    formula = StepTimeFormula(base=7.0, token=0.5, draft=0.3, draft_request=0.01)
+    formula = StepTimeFormula(
+        base_seconds=7.0, seconds_per_token=0.5, seconds_per_draft_token=0.3, seconds_per_request_draft_token=0.01
+    )
     assert formula.fixed_seconds(4, 3) == pytest.approx(7.0 + 0.5 * 16 + 3 * (0.3 + 0.04))
     assert formula.fixed_seconds(4, 0) == pytest.approx(7.0 + 0.5 * 4)
 
 
 def test_captured_sizes_pad_and_beyond_them_is_a_cliff() -> None:
-    formula = StepTimeFormula(base=0.0, token=1.0, captures=(8, 16, 512), uncaptured=1000.0)
+    formula = StepTimeFormula(base_seconds=0.0, seconds_per_token=1.0, captured_sizes=(8, 16, 512), no_graph_seconds=1000.0)
     assert [formula.fixed_seconds(batch, 0) for batch in (0, 7, 8, 9, 512)] == [0.0, 8.0, 8.0, 16.0, 512.0]
     assert formula.fixed_seconds(128, 3) == 512.0
     assert formula.fixed_seconds(128, 4) == 1640.0

@@ -76,7 +76,7 @@ def test_a_mixture_of_experts_is_concave() -> None:
 
 
 def test_a_cliff_behind_the_captured_graphs_stays_out_of_the_slopes() -> None:
-    truth = StepTimeFormula(7e-3, 2e-5, 5e-4, captures=tuple(range(8, 513, 8)), uncaptured=20e-3)
+    truth = StepTimeFormula(7e-3, 2e-5, 5e-4, captured_sizes=tuple(range(8, 513, 8)), no_graph_seconds=20e-3)
     found = fitted(telemetry([K3, Static(1)], lambda b, k: seconds(truth, b, k), spread(1, 250, 80)), captured=512)
     assert predicted(found, 100, 2) == pytest.approx(seconds(truth, 100, 2), rel=0.06)
     assert predicted(found, 200, 3) == pytest.approx(seconds(truth, 200, 3), rel=0.06)
@@ -101,7 +101,7 @@ def test_outliers_and_a_slow_replica_do_not_move_it() -> None:
 
 def test_simulated_engines_give_their_step_time_back() -> None:
     """Through pages, the reader and windows, as the operator would: two engines, K = 3 and K = 1, under a load that swings."""
-    truth = StepTimeFormula(6e-3, 1e-4, 6e-4, prefill=1e-5, noise=0.03)
+    truth = StepTimeFormula(6e-3, 1e-4, 6e-4, seconds_per_prompt_token=1e-5, log_sd=0.03)
     kind = TrafficClass("chat", Acceptance((0.75, 0.7, 0.6)), LengthDistribution(100, 0.3), LengthDistribution(150, 0.3))
     pods = [SimulatedPod(f"k{k}", EngineSettings(num_speculative_tokens=k), truth) for k in (3, 1)]
     found, samples = TuningTelemetry(), dict[str, Sample]()

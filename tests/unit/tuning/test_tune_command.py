@@ -26,7 +26,7 @@ from aerie_lab.engine.workload import DiurnalArrivals, LengthDistribution, Traff
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Thirty-five minutes of one engine with K = 3, the load up and down every ten."""
     kind = TrafficClass("chat", Acceptance((0.75, 0.7, 0.65)), LengthDistribution(50, 0.3), LengthDistribution(100, 0.3))
-    pod = SimulatedPod("chat-0", EngineSettings(num_speculative_tokens=3), StepTimeFormula(4e-2, 1e-3, 4e-3, noise=0.03))
+    pod = SimulatedPod("chat-0", EngineSettings(num_speculative_tokens=3), StepTimeFormula(4e-2, 1e-3, 4e-3, log_sd=0.03))
     fleet = SimulatedFleet([pod], [kind], DiurnalArrivals(1.0, 0.9, peak_seconds=150.0, day_seconds=600.0), seed=2)
     file = tmp_path_factory.mktemp("recorded") / "chat.jsonl"
     with file.open("w") as out:

@@ -67,7 +67,7 @@ SIMULATED_SCENARIO = DemoScenario(
         "revision": "1300000000000000000000000000000000000013",
     },
     question="Where do eagles nest?",
-    engines_description="The engines are simulated, and so are their figures (docs/simulator.md)",
+    engines_description="The engines are simulated, and so are their metrics (docs/simulator.md)",
     requests_per_second=32.0,
     timeout_seconds=300.0,
     image_tables=(SIMULATED_IMAGE_TABLE,),
@@ -81,7 +81,7 @@ REAL_SCENARIO = DemoScenario(
     better_drafter={"repo": "aerie/bundle-eagle31", "revision": "55f8cf57420bcfb8f7a95c89a51fb969df6c8270"},
     worse_drafter={"repo": "aerie/bundle-weak", "revision": "3181f66889155967a7c90382584aecf39bb37cfc"},
     question="What is the class `collections.ChainMap`?",
-    engines_description="So are the engines: vLLM on CPU, with small models trained for this (drafter/bundle/README.md), which is slow",
+    engines_description="So are the engines: vLLM on CPU, which is slow, with small models (drafter/bundle/README.md)",
     requests_per_second=2.0,  # what three engines on two cores bear without a queue
     timeout_seconds=2400.0,
     required_families=("helm", "vllm"),
