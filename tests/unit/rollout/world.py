@@ -6,9 +6,9 @@ come from `measure`, as a scraper would have closed them.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
+import pickle
 import random
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -98,15 +98,15 @@ class World:
 
     # -- the operator
     def observed(self) -> Snapshot:
-        children = tuple(copy.deepcopy(list(self.objects.values())))
-        resource, substitute = read_resource(copy.deepcopy(self.document), children)
+        children = tuple(copied(list(self.objects.values())))
+        resource, substitute = read_resource(copied(self.document), children)
         return Snapshot(
             resource=resource,
             spec_substitution=substitute,
             children=children,
             name_conflicts=tuple(self.foreign),
-            pods=tuple(copy.deepcopy(self.pods)),
-            preflight_pods=tuple(copy.deepcopy(self.checks)),
+            pods=tuple(copied(self.pods)),
+            preflight_pods=tuple(copied(self.checks)),
             blocks=tuple(self.blocks),
             metrics_source_error=self.source_trouble,
             baseline_calibration=self.memory,
@@ -145,13 +145,13 @@ class World:
         if item["kind"] == "Deployment" and item["spec"]["replicas"] == 0:
             self._nobody_is_sent_to(item)
         kept = before.get("status")
-        self.objects[key] = copy.deepcopy(item)
+        self.objects[key] = copied(item)
         metadata = self.objects[key]["metadata"]
         metadata["uid"] = uid
         if item["kind"] == "Service":
             led = self.led.setdefault(uid, [])
             if not led or led[-1][1] != item["spec"]["selector"]:
-                led.append((self.now, copy.deepcopy(item["spec"]["selector"])))
+                led.append((self.now, copied(item["spec"]["selector"])))
         if item["kind"] in ("HTTPRoute", "Service") and self.dated:
             metadata["generation"] = before.get("metadata", {}).get("generation", 0) + 1
             metadata["managedFields"] = [{"manager": naming.FIELD_MANAGER, "time": self.now.isoformat()}]
@@ -324,7 +324,7 @@ class World:
     def settle(self) -> None:
         """Passes, pods and Jobs, until nothing changes any more."""
         for _ in range(20):
-            before = copy.deepcopy((self.document, self.objects, self.pods))
+            before = copied((self.document, self.objects, self.pods))
             self.step()
             self.check()
             self.schedule()
@@ -360,6 +360,11 @@ class World:
         observed = self.observed()
         observed = replace(observed, resource=select_drafter(observed.resource, self.catalog).resource)
         return resolve_desired_revision(observed.resource, setting=resolve_effective_setting(observed, self.now).setting).revision
+
+
+def copied(value: Any) -> Any:
+    """Return a deep copy. Pickle takes a quarter of the time of copy.deepcopy, which took most of the time of these tests."""
+    return pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))  # noqa: S301 - its own
 
 
 def of(pod: dict[str, Any], deployment: dict[str, Any]) -> bool:
