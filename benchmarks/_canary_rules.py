@@ -125,15 +125,16 @@ def certain(test: CriterionTest, canary: Floats, control: Floats, scatters: list
         mean, level = np.cumsum(scores, axis=1) / n, np.cumsum(control, axis=1) / n
         variance = np.maximum(0, np.cumsum(scores**2, axis=1) - n * mean**2) / np.maximum(n - 1, 1)
         inflation, per_pod, prior = (
-            np.array([getattr(scatter, name) for scatter in scatters])[:, None] for name in ("inflation", "variance", "freedom")
+            np.array([getattr(scatter, name) for scatter in scatters])[:, None]
+            for name in ("inflation", "variance", "degrees_of_freedom")
         )
-        priors = [CALIBRATED_TOKENS_PER_STEP_POD_EFFECT if scatter.batches else PodEffect(0.0, 0.0) for scatter in scatters]
-        told = [scatter.pod_effect(known, 1.0, terms.pods) for scatter, known in zip(scatters, priors, strict=True)]
+        priors = [CALIBRATED_TOKENS_PER_STEP_POD_EFFECT if scatter.batch_count else PodEffect(0.0, 0.0) for scatter in scatters]
+        told = [scatter.pod_effect(known, 1.0, terms.pod_counts) for scatter, known in zip(scatters, priors, strict=True)]
         offset = np.array([pod_effect_quantile(one.degrees_of_freedom) * one.sd for one in told])[:, None]
-        split = 1 / terms.pods[0] + 1 / terms.pods[1]
+        split = 1 / terms.pod_counts[0] + 1 / terms.pod_counts[1]
         alpha = np.full_like(inflation, test.alpha)
         if test.rolls_back:
-            horizons = terms.deadline / terms.block / inflation[:, 0]
+            horizons = terms.max_duration_seconds / terms.block_seconds / inflation[:, 0]
             alpha = np.array(
                 [alpha_with_deadline(test.alpha, horizon, test.tightest_block_count) for horizon in horizons.tolist()]
             )[:, None]

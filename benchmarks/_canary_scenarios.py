@@ -78,7 +78,7 @@ def run(name: str, runs: int, seed: int = 1) -> Cells:
     # Scrapes are lost, pods restart and load grows only in the rollout.
     before = replace(scenario.traffic, growth=1.0, mix_trend=0.0, resets_per_hour=0.0, lost=0.0)
     scatters, offsets = _histories(before, stable, min(HISTORIES, runs), seed)
-    terms = AnalysisPlan(pods=(scenario.canaries, scenario.controls), deadline=HORIZON)
+    terms = AnalysisPlan(pod_counts=(scenario.canaries, scenario.controls), max_duration_seconds=HORIZON)
     decisions: dict[tuple[str, float], list[Decisions]] = defaultdict(list)
     likes: dict[str, list[float]] = defaultdict(list)
     for begin in range(0, runs, CHUNK):

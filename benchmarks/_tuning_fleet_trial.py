@@ -47,7 +47,7 @@ def remembered(world: World, current: SpeculationSetting, begin: int, random: np
     ticks = np.where(ticks < 0, ticks + DAY, ticks)
     pods = [_counts(world, current, pod, ticks, random) for pod in range(STABLE)]
     found = BaselineCalibration(_terms(current, current, "NonInferior", DEADLINE))
-    rule = build_block_rule(found.terms, 15.0)
+    rule = build_block_rule(found.plan, 15.0)
     for index, sides in enumerate(zip(*pods, strict=True)):
         counted = {f"pod-{pod}": side.counts for pod, side in enumerate(sides)}
         found = found.add_block(
@@ -59,7 +59,11 @@ def remembered(world: World, current: SpeculationSetting, begin: int, random: np
 def _terms(setting: SpeculationSetting, current: SpeculationSetting, goal: AnalysisGoal, deadline: float) -> AnalysisPlan:
     positions = max(1, min(max_speculative_tokens(setting), max_speculative_tokens(current)))
     return AnalysisPlan(
-        goal=goal, deadline=deadline, block=BLOCK, kept=SampleProjection(positions), incomparable="they draft differently"
+        goal=goal,
+        max_duration_seconds=deadline,
+        block_seconds=BLOCK,
+        projection=SampleProjection(positions),
+        drafts_not_comparable_reason="they draft differently",
     )
 
 
@@ -113,14 +117,14 @@ def _counts(world: World, setting: SpeculationSetting, pod: int, ticks: Ints, ra
         came = asked * (1 - float(rows.full[i]))
         counts = EngineCounts(
             drafts=float(rows.by_tokens[i, 1:].sum()) * BLOCK,
-            accepted=max(0.0, tokens - steps),
+            accepted_tokens=max(0.0, tokens - steps),
             decode_tokens=tokens,
             decode_seconds=busy,
             output_tokens=tokens + came,
-            finished=came,
+            finished_requests=came,
             first_tokens=came,
-            first_seconds=came * float(waits[i]),
-            timed=came,
+            first_token_seconds=came * float(waits[i]),
+            timed_requests=came,
             request_steps=steps,
             iterations=float(rows.iterations[i]) * BLOCK,
         )

@@ -74,11 +74,11 @@ def terms_of(cell: Cell, memory: BaselineCalibration | None) -> AnalysisPlan:
         for name, k in (("c", mine), ("s", theirs))
     ]
     terms = AnalysisPlan(
-        deadline=HORIZON,
-        block=cell.traffic.block,
-        pods=(cell.pods, cell.pods),
-        kept=SampleProjection(min(mine, theirs), cell.traffic.edge),
-        incomparable=explain_incomparable_acceptance(*arms),
+        max_duration_seconds=HORIZON,
+        block_seconds=cell.traffic.block,
+        pod_counts=(cell.pods, cell.pods),
+        projection=SampleProjection(min(mine, theirs), cell.traffic.edge),
+        drafts_not_comparable_reason=explain_incomparable_acceptance(*arms),
     )
     return memory.calibrate_plan(terms) if memory is not None else terms
 
@@ -91,7 +91,7 @@ def days(traffic: Traffic, tokens: int, indices: Sequence[int], seed: int) -> li
 def day(traffic: Traffic, tokens: int, index: int, seed: int) -> BaselineCalibration:
     """What is remembered of a day of stable pods; of its last hours, where more would be forgotten anyway."""
     random = np.random.default_rng([seed, zlib.crc32(repr((traffic, tokens)).encode()), index])
-    terms = AnalysisPlan(block=traffic.block, kept=SampleProjection(tokens, traffic.edge))
+    terms = AnalysisPlan(block_seconds=traffic.block, projection=SampleProjection(tokens, traffic.edge))
     rule, memory = build_block_rule(terms, 15.0), BaselineCalibration(terms)
     seconds = min(DAY, 50 * BLOCKS_PER_BATCH * max(traffic.block, traffic.grid))
     pods = simulate(traffic, STABLE, drifts(traffic, seconds, random), random)

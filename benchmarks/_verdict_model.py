@@ -92,8 +92,26 @@ EQUAL = Canary()
 WAIT, SLOWER = 15.0, 2.0
 
 FIELDS = (
-    *("drafts", "accepted", "draft_tokens", "decode_tokens", "decode_seconds", "output_tokens", "finished", "cut", "errors"),
-    *("preemptions", "first_tokens", "first_seconds", "timed", "slow_output", "request_steps", "iterations"),
+    *(
+        "drafts",
+        "accepted_tokens",
+        "draft_tokens",
+        "decode_tokens",
+        "decode_seconds",
+        "output_tokens",
+        "finished_requests",
+        "truncated_requests",
+        "failed_requests",
+    ),
+    *(
+        "preemptions",
+        "first_tokens",
+        "first_token_seconds",
+        "timed_requests",
+        "slow_output_requests",
+        "request_steps",
+        "iterations",
+    ),
 )
 
 
@@ -151,19 +169,19 @@ def simulate(
     share = _beyond(traffic, canary, time)
     values = {
         "drafts": steps,
-        "accepted": (decoded - steps) * canary.positions,
+        "accepted_tokens": (decoded - steps) * canary.positions,
         "draft_tokens": drawn * steps,
         "decode_tokens": decoded,
         "decode_seconds": decoded * time,
         "output_tokens": tokens,
-        "finished": begun,
-        "cut": random.binomial(begun, CUT),
-        "errors": random.binomial(begun, canary.failing),
+        "finished_requests": begun,
+        "truncated_requests": random.binomial(begun, CUT),
+        "failed_requests": random.binomial(begun, canary.failing),
         "preemptions": random.poisson(PREEMPTED * begun),
         "first_tokens": begun,
-        "first_seconds": begun * (waits * (1 - ill) + WAIT * ill),
-        "timed": begun,
-        "slow_output": random.binomial(begun, share),
+        "first_token_seconds": begun * (waits * (1 - ill) + WAIT * ill),
+        "timed_requests": begun,
+        "slow_output_requests": random.binomial(begun, share),
         "request_steps": steps,
         "iterations": traffic.grid / np.maximum(time * per_step, 1e-4),
     }
@@ -194,7 +212,7 @@ def side(counts: Floats, seconds: float, whole: Sequence[int], name: str) -> Arm
         return None
     by_pod = {f"{name}-{pod}": EngineCounts(**dict(zip(FIELDS, counts[pod].tolist(), strict=True))) for pod in whole}
     total = sum(by_pod.values(), EngineCounts())
-    load = (total.decode_seconds + total.first_seconds) / seconds / len(whole)
+    load = (total.decode_seconds + total.first_token_seconds) / seconds / len(whole)
     return ArmCounts(len(whole), total, load, by_pod)
 
 

@@ -84,7 +84,8 @@ def _summary(rule: str) -> dict[str, float]:
 def block_cost(blocks: int = 100, repeats: int = 10) -> float:
     """Milliseconds to count and judge one block, nothing decided, so that all criteria and the whole reason are worked out."""
     terms = AnalysisPlan(
-        deadline=1e9, scatters={one.name: Dispersion(1.7, 0.002, 20.0, 0.001, 24) for one in build_criteria(AnalysisPlan())}
+        max_duration_seconds=1e9,
+        dispersions={one.name: Dispersion(1.7, 0.002, 20.0, 0.001, 24) for one in build_criteria(AnalysisPlan())},
     )
     random = np.random.default_rng(SEED)
     milliseconds = []
@@ -103,15 +104,15 @@ def _side(accepted: float, output: float, first: float) -> ArmCounts:
     """A pod's two minutes, with these factors."""
     counts = EngineCounts(
         drafts=40_000.0,
-        accepted=58_000.0 * accepted,
+        accepted_tokens=58_000.0 * accepted,
         decode_tokens=98_000.0,
         request_steps=40_000.0 / accepted,
         decode_seconds=800.0 * output,
         output_tokens=98_000.0,
-        finished=120.0,
+        finished_requests=120.0,
         first_tokens=120.0,
-        first_seconds=12.0 * first,
-        timed=120.0,
+        first_token_seconds=12.0 * first,
+        timed_requests=120.0,
     )
     return ArmCounts(1, counts, 5.0)
 

@@ -49,15 +49,15 @@ chance alone, and no block of an analysis consists of so few."""
 class BaselineCalibration:
     """Calibration of the stable pods of one engine; see the module."""
 
-    terms: AnalysisPlan
+    plan: AnalysisPlan
     """Plan with which the blocks were counted."""
-    histories: Mapping[str, DeviationHistory] = field(default_factory=dict)
+    deviation_histories: Mapping[str, DeviationHistory] = field(default_factory=dict)
     """Deviations by criterion, by the names of `build_calibration_criteria`."""
-    elasticities: Mapping[str, LoadCurveFit] = field(default_factory=dict)
+    load_curve_fits: Mapping[str, LoadCurveFit] = field(default_factory=dict)
     """Load curves by the same names, of the criteria that are load-adjusted."""
-    blocks: int = 0
+    block_count: int = 0
     """Blocks counted."""
-    until: float = 0.0
+    last_block_end_time: float = 0.0
     """Time at which the last of them ended."""
     engine: str = ""
     """Engine of the blocks: its image, and the version that is saved beside it (`aerie.rollout.canary.calibration_record`)."""
@@ -68,43 +68,49 @@ class BaselineCalibration:
         counts_by_pod = {
             name: counts
             for name, counts in (block.control.counts_by_pod if block.control is not None else {}).items()
-            if counts.drafts >= min_share * rule.min_drafts and counts.finished >= min_share * rule.min_finished_requests
+            if counts.drafts >= min_share * rule.min_drafts and counts.finished_requests >= min_share * rule.min_finished_requests
         }
         if len(counts_by_pod) < 2:
             return self
         seconds = block.end_time - block.start_time
         outputs = {name: counts.output_tokens / seconds for name, counts in counts_by_pod.items()}
         mean_output = math.fsum(outputs.values()) / len(outputs)
-        histories, elasticities = dict(self.histories), dict(self.elasticities)
-        for criterion in build_calibration_criteria(self.terms):
+        histories, load_curve_fits = dict(self.deviation_histories), dict(self.load_curve_fits)
+        for criterion in build_calibration_criteria(self.plan):
             fractions = {name: criterion.fraction(counts) for name, counts in counts_by_pod.items()}
             values = {name: numerator / denominator for name, (numerator, denominator) in fractions.items() if denominator > 0}
             if criterion.is_load_adjusted:
-                curve_fit = elasticities.get(criterion.name, LoadCurveFit())
-                elasticities[criterion.name] = curve_fit.add_block(values, outputs)
-                if curve_fit.blocks < MIN_CURVE_BLOCKS:
+                curve_fit = load_curve_fits.get(criterion.name, LoadCurveFit())
+                load_curve_fits[criterion.name] = curve_fit.add_block(values, outputs)
+                if curve_fit.block_count < MIN_CURVE_BLOCKS:
                     continue  # blocks at different outputs would show a dispersion that no analysis has
                 if (curve := curve_fit.curve) is not None:
                     values = {name: curve.adjust(value, outputs[name], mean_output) for name, value in values.items()}
             histories[criterion.name] = histories.get(criterion.name, DeviationHistory()).add_block(values, criterion.relative)
-        return replace(self, histories=histories, elasticities=elasticities, blocks=self.blocks + 1, until=block.end_time)
+        return replace(
+            self,
+            deviation_histories=histories,
+            load_curve_fits=load_curve_fits,
+            block_count=self.block_count + 1,
+            last_block_end_time=block.end_time,
+        )
 
     def compatible_with(self, plan: AnalysisPlan, engine: str) -> BaselineCalibration:
         """Return the part that holds for blocks of this engine counted with this plan: nothing of another engine's."""
         if engine != self.engine:
             return BaselineCalibration(plan, engine=engine)
-        if plan == self.terms:
+        if plan == self.plan:
             return self
         calibrated_names = self._calibrated_names(build_calibration_criteria(plan), plan)
         if not calibrated_names:
             return BaselineCalibration(plan, engine=engine)
-        histories = {name: self.histories[calibrated_name] for name, calibrated_name in calibrated_names.items()}
-        elasticities = {
-            name: self.elasticities[calibrated_name]
+        histories = {name: self.deviation_histories[calibrated_name] for name, calibrated_name in calibrated_names.items()}
+        load_curve_fits = {
+            name: self.load_curve_fits[calibrated_name]
             for name, calibrated_name in calibrated_names.items()
-            if calibrated_name in self.elasticities
+            if calibrated_name in self.load_curve_fits
         }
-        return replace(self, terms=plan, histories=histories, elasticities=elasticities)
+        return replace(self, plan=plan, deviation_histories=histories, load_curve_fits=load_curve_fits)
 
     def _calibrated_names(self, criteria: Iterable[Criterion], plan: AnalysisPlan) -> dict[str, str]:
         """Return the name under which each criterion is calibrated here, by the criterion's name; without those that are not."""
@@ -116,16 +122,16 @@ class BaselineCalibration:
 
     def _calibrated_name(self, criterion: Criterion, plan: AnalysisPlan) -> str | None:
         """Return the name under which the criterion is calibrated; None where it is not, or from numbers of another kind."""
-        calibrated_criteria = build_calibration_criteria(self.terms)
+        calibrated_criteria = build_calibration_criteria(self.plan)
         name = next((calibrated.name for calibrated in calibrated_criteria if calibrated.fraction is criterion.fraction), None)
-        if name is None or name not in self.histories or plan.block != self.terms.block:
+        if name is None or name not in self.deviation_histories or plan.block_seconds != self.plan.block_seconds:
             return None
-        projection, own_projection = plan.kept, self.terms.kept
+        projection, own_projection = plan.projection, self.plan.projection
         is_compatible = {
-            TOKENS_PER_STEP: projection.positions <= own_projection.positions,
-            ACCEPTANCE_LENGTH: projection.positions <= own_projection.positions,
-            SLOW_TIME_PER_OUTPUT_TOKEN: projection.output_edge == own_projection.output_edge,
-            SLOW_TIME_TO_FIRST_TOKEN: projection.first_edge == own_projection.first_edge,
+            TOKENS_PER_STEP: projection.draft_positions <= own_projection.draft_positions,
+            ACCEPTANCE_LENGTH: projection.draft_positions <= own_projection.draft_positions,
+            SLOW_TIME_PER_OUTPUT_TOKEN: projection.time_per_output_token_edge == own_projection.time_per_output_token_edge,
+            SLOW_TIME_TO_FIRST_TOKEN: projection.time_to_first_token_edge == own_projection.time_to_first_token_edge,
         }
         return name if is_compatible.get(name, True) else None
 
@@ -133,29 +139,30 @@ class BaselineCalibration:
         """Return the plan of an analysis that begins, with the calibration; without criteria that have too little of it."""
         calibrated_names = self._calibrated_names(build_criteria(plan), plan)
         dispersions = {
-            name: self.histories[calibrated_name].estimate_dispersion() for name, calibrated_name in calibrated_names.items()
+            name: self.deviation_histories[calibrated_name].estimate_dispersion()
+            for name, calibrated_name in calibrated_names.items()
         }
         curves = {
-            name: self.elasticities[calibrated_name].curve
+            name: self.load_curve_fits[calibrated_name].curve
             for name, calibrated_name in calibrated_names.items()
-            if calibrated_name in self.elasticities
+            if calibrated_name in self.load_curve_fits
         }
         return replace(
             plan,
-            scatters={name: dispersion for name, dispersion in dispersions.items() if dispersion.batches},
-            curves={name: curve for name, curve in curves.items() if curve is not None},
+            dispersions={name: dispersion for name, dispersion in dispersions.items() if dispersion.batch_count},
+            load_curves={name: curve for name, curve in curves.items() if curve is not None},
         )
 
     def pack(self) -> str:
         """Return the calibration as text."""
         return codec.pack(
             {
-                "terms": self.terms.to_dict(),
+                "plan": self.plan.to_dict(),
                 "engine": self.engine,
-                "histories": {name: history.to_dict() for name, history in self.histories.items()},
-                "elasticities": {name: curve_fit.to_list() for name, curve_fit in self.elasticities.items()},
-                "blocks": self.blocks,
-                "until": self.until,
+                "deviation_histories": {name: history.to_dict() for name, history in self.deviation_histories.items()},
+                "load_curve_fits": {name: curve_fit.to_list() for name, curve_fit in self.load_curve_fits.items()},
+                "block_count": self.block_count,
+                "last_block_end_time": self.last_block_end_time,
             }
         )
 
@@ -164,9 +171,9 @@ class BaselineCalibration:
         """Return the calibration that `pack` made this text of; None for text of another release."""
         try:
             document = codec.unpack(text)
-            histories = {name: DeviationHistory.from_dict(history) for name, history in document["histories"].items()}
-            elasticities = {name: LoadCurveFit(*values) for name, values in document["elasticities"].items()}
-            plan, engine = AnalysisPlan.from_dict(document["terms"]), str(document["engine"])
-            return cls(plan, histories, elasticities, document["blocks"], document["until"], engine)
+            histories = {name: DeviationHistory.from_dict(history) for name, history in document["deviation_histories"].items()}
+            load_curve_fits = {name: LoadCurveFit(*values) for name, values in document["load_curve_fits"].items()}
+            plan, engine = AnalysisPlan.from_dict(document["plan"]), str(document["engine"])
+            return cls(plan, histories, load_curve_fits, document["block_count"], document["last_block_end_time"], engine)
         except (ValueError, KeyError, TypeError, AttributeError):
             return None

@@ -95,9 +95,9 @@ TIME_TO_FIRST_TOKEN = "TimeToFirstToken"
 SLOW_TIME_TO_FIRST_TOKEN = "SlowTimeToFirstToken"
 FAILED_REQUESTS = "FailedRequests"
 OUTPUT_LENGTH = "OutputLength"
-TRUNCATED_REQUESTS = "CutRequests"
+TRUNCATED_REQUESTS = "TruncatedRequests"
 PREEMPTIONS = "Preemptions"
-ABANDONED_REQUESTS = "GivenUpRequests"
+ABANDONED_REQUESTS = "AbandonedRequests"
 
 PROMOTE_ALPHA = 0.05
 FASTER_ALPHA = 0.025
@@ -131,52 +131,52 @@ class AnalysisPlan:
     margin: float = 0.02
     failure_margin: float = 0.005
     min_blocks: int = 5
-    soak: float = 1800.0
+    min_duration_seconds: float = 1800.0
     """Seconds under analysis before the canary may be promoted."""
-    deadline: float = 14400.0
+    max_duration_seconds: float = 14400.0
     """Seconds under analysis after which it is inconclusive."""
-    block: float = 120.0
+    block_seconds: float = 120.0
     """Length of a block in seconds."""
-    pods: tuple[int, int] = (1, 1)
+    pod_counts: tuple[int, int] = (1, 1)
     """Numbers of pods of canary and control."""
-    kept: SampleProjection = field(default_factory=lambda: SampleProjection(positions=1))
+    projection: SampleProjection = field(default_factory=lambda: SampleProjection(draft_positions=1))
     """Numbers of a sample that are kept."""
-    incomparable: str = ""
+    drafts_not_comparable_reason: str = ""
     """Reason why tokens per step do not decide; empty where they do."""
-    steady: bool = True
+    has_fixed_draft_length: bool = True
     """True if the canary drafts the same number of tokens at any load. Then its tokens per step can be shown and followed even
     where they do not decide."""
-    beyond: float = DEFAULT_SHARE_OVER_OBJECTIVE
+    allowed_share_over_objective: float = DEFAULT_SHARE_OVER_OBJECTIVE
     """Share of the requests that may be beyond an objective: 1 - its percentile."""
-    adaptive: bool = False
+    both_adaptive: bool = False
     """True if both arms verify adaptively up to the same number of tokens."""
-    unlike: str = ""
+    hardware_mismatch: str = ""
     """Difference in the hardware of the arms, as a clause: times are not compared then. Empty where it is the same or unknown.
     Only this parameter changes during an analysis, with the pods."""
-    unasked: str = ""
+    equivalence_skip_reason: str = ""
     """Reason why the output-equivalence probe is skipped, as a clause; empty where it runs."""
-    attempt: int = 0
+    inconclusive_attempts: int = 0
     """Number of recent inconclusive analyses of this revision: each halves the alphas, or retries would pass by chance."""
-    scatters: Mapping[str, Dispersion] = field(default_factory=dict)
+    dispersions: Mapping[str, Dispersion] = field(default_factory=dict)
     """Dispersion of blocks of equal arms, by criterion."""
-    curves: Mapping[str, LoadCurve] = field(default_factory=dict)
+    load_curves: Mapping[str, LoadCurve] = field(default_factory=dict)
     """Load curve of a pod, by criterion."""
 
     def to_dict(self) -> dict[str, Any]:
         document = {name: getattr(self, name) for name in self.__slots__}
-        document["kept"] = {name: getattr(self.kept, name) for name in SampleProjection.__slots__}
-        document["pods"] = list(self.pods)
-        document["scatters"] = {name: dispersion.to_dict() for name, dispersion in self.scatters.items()}
-        document["curves"] = {name: curve.to_list() for name, curve in self.curves.items()}
+        document["projection"] = {name: getattr(self.projection, name) for name in SampleProjection.__slots__}
+        document["pod_counts"] = list(self.pod_counts)
+        document["dispersions"] = {name: dispersion.to_dict() for name, dispersion in self.dispersions.items()}
+        document["load_curves"] = {name: curve.to_list() for name, curve in self.load_curves.items()}
         return document
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> AnalysisPlan:
         parsed = {
-            "kept": SampleProjection(**document["kept"]),
-            "pods": tuple(document["pods"]),
-            "scatters": {name: Dispersion.from_dict(dispersion) for name, dispersion in document["scatters"].items()},
-            "curves": {name: LoadCurve(*values) for name, values in document["curves"].items()},
+            "projection": SampleProjection(**document["projection"]),
+            "pod_counts": tuple(document["pod_counts"]),
+            "dispersions": {name: Dispersion.from_dict(dispersion) for name, dispersion in document["dispersions"].items()},
+            "load_curves": {name: LoadCurve(*values) for name, values in document["load_curves"].items()},
         }
         return cls(**{**document, **parsed})
 
@@ -187,7 +187,7 @@ class AnalysisPlan:
 
     def dispersion_of(self, criterion: str) -> Dispersion:
         """Return the dispersion of a criterion, by its name; UNCALIBRATED_DISPERSION without calibration."""
-        return self.scatters.get(criterion, UNCALIBRATED_DISPERSION)
+        return self.dispersions.get(criterion, UNCALIBRATED_DISPERSION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +240,9 @@ class Criterion:
 def build_criteria(plan: AnalysisPlan) -> tuple[Criterion, ...]:
     """Return the criteria of the table for this plan."""
     return tuple(
-        _with_attempt_alphas(criterion, plan.attempt)
+        _with_attempt_alphas(criterion, plan.inconclusive_attempts)
         for criterion in _build_all_criteria(plan)
-        if not (criterion.needs_load_match and plan.unlike)
+        if not (criterion.needs_load_match and plan.hardware_mismatch)
     )
 
 
@@ -254,8 +254,8 @@ def _build_all_criteria(plan: AnalysisPlan) -> Iterator[Criterion]:
         yield from _build_speed_criteria(plan)
     yield from _build_first_token_criteria(plan)
     yield from _build_request_criteria(plan)
-    if plan.steady and not plan.is_trial:  # shown, not evaluated
-        if plan.incomparable:
+    if plan.has_fixed_draft_length and not plan.is_trial:  # shown, not evaluated
+        if plan.drafts_not_comparable_reason:
             yield Criterion(TOKENS_PER_STEP, _TOKENS_PER_STEP_TITLE, _tokens_per_step, ())
         yield Criterion(ACCEPTANCE_LENGTH, "acceptance length", _acceptance_length, ())
 
@@ -273,19 +273,19 @@ def build_faster_test(plan: AnalysisPlan) -> tuple[Criterion, CriterionTest] | N
     criterion = next((criterion for criterion in build_criteria(plan) if criterion.name == TIME_PER_OUTPUT_TOKEN), None)
     if criterion is None:
         return None
-    alpha = FASTER_ALPHA / 2**plan.attempt
+    alpha = FASTER_ALPHA / 2**plan.inconclusive_attempts
     test = CriterionTest(-1, 1.0, 0.0, alpha, rolls_back=False, tightest_block_count=PROMOTE_TIGHTEST_BLOCK_COUNT)
     return criterion, test
 
 
 def failed_requests_alpha(plan: AnalysisPlan) -> float:
     """Return the alpha of rolling back for failed requests."""
-    return float(FAILED_REQUESTS_ALPHA / 2**plan.attempt)
+    return float(FAILED_REQUESTS_ALPHA / 2**plan.inconclusive_attempts)
 
 
 def crashes_alpha(plan: AnalysisPlan) -> float:
     """Return the alpha of rolling back for processes that have ended."""
-    return float(CRASHES_ALPHA / 2**plan.attempt)
+    return float(CRASHES_ALPHA / 2**plan.inconclusive_attempts)
 
 
 def build_sequence_parameters(
@@ -295,14 +295,16 @@ def build_sequence_parameters(
     dispersion = plan.dispersion_of(criterion.name)
     alpha = test.alpha
     if test.rolls_back:
-        alpha = alpha_with_deadline(alpha, plan.deadline / plan.block / dispersion.inflation, test.tightest_block_count)
+        alpha = alpha_with_deadline(
+            alpha, plan.max_duration_seconds / plan.block_seconds / dispersion.inflation, test.tightest_block_count
+        )
     if not criterion.relative:
         return SequenceParameters(alpha, test.tightest_block_count, dispersion.inflation)
-    level = pairs.control
+    level = pairs.control_mean
     pod_effect = (
         NO_POD_EFFECT
         if test.measured_pods_only
-        else dispersion.pod_effect(_pod_effect_prior(criterion, dispersion, plan), level, plan.pods)
+        else dispersion.pod_effect(_pod_effect_prior(criterion, dispersion, plan), level, plan.pod_counts)
     )
     pod_effect_share = TOKENS_PER_STEP_POD_EFFECT_SHARE
     if criterion.is_load_adjusted and not plan.is_trial:
@@ -311,7 +313,7 @@ def build_sequence_parameters(
         alpha=alpha,
         tightest_block_count=test.tightest_block_count,
         inflation=dispersion.inflation,
-        prior=dispersion.variance_prior(level, plan.pods),
+        prior=dispersion.variance_prior(level, plan.pod_counts),
         pod_effect_sd=pod_effect.sd,
         pod_effect_degrees_of_freedom=pod_effect.degrees_of_freedom,
         pod_effect_share=pod_effect_share,
@@ -321,10 +323,10 @@ def build_sequence_parameters(
 def _pod_effect_prior(criterion: Criterion, dispersion: Dispersion, plan: AnalysisPlan) -> PodEffect:
     """Return the assumed permanent difference of pods in a criterion, beside the calibrated one."""
     if not criterion.is_load_adjusted:
-        return CALIBRATED_TOKENS_PER_STEP_POD_EFFECT if dispersion.batches else PodEffect(0.0, 0.0)
+        return CALIBRATED_TOKENS_PER_STEP_POD_EFFECT if dispersion.batch_count else PodEffect(0.0, 0.0)
     if plan.is_trial:
         return PodEffect(0.0, 0.0)
-    return CALIBRATED_POD_EFFECT if dispersion.batches else UNCALIBRATED_POD_EFFECT
+    return CALIBRATED_POD_EFFECT if dispersion.batch_count else UNCALIBRATED_POD_EFFECT
 
 
 # ------------------------------------------------------------------------------------------------------- rows of the table
@@ -338,14 +340,14 @@ NO_POD_EFFECT = PodEffect(0.0, math.inf)
 
 def _build_speed_criteria(plan: AnalysisPlan) -> Iterator[Criterion]:
     """Yield the criteria of tokens per step and of time per output token, for a canary that is no trial of a setting."""
-    drafts_compared, output_edge = not plan.incomparable, plan.kept.output_edge
+    drafts_compared, output_edge = not plan.drafts_not_comparable_reason, plan.projection.time_per_output_token_edge
     if drafts_compared:
         yield _build_tokens_per_step_criterion(plan)
     alpha = 0.005 if drafts_compared else 0.0125
     yield _build_output_time_criterion(plan, alpha if output_edge is None else alpha - OBJECTIVE_ALPHA)
     if output_edge is not None:
         yield _build_output_objective_criterion(output_edge, plan)
-    if plan.adaptive and not drafts_compared:
+    if plan.both_adaptive and not drafts_compared:
         yield Criterion(
             TOKENS_PER_STEP,
             _TOKENS_PER_STEP_TITLE,
@@ -373,9 +375,9 @@ def _build_output_time_criterion(plan: AnalysisPlan, alpha: float) -> Criterion:
         replace(_promote_if_below(MAX_TIME_RATIO_MEASURED_PODS, 0.0), measured_pods_only=True),
         _promote_if_below(MAX_TIME_RATIO_ANY_PODS, 0.0),
     )
-    if plan.incomparable and plan.goal == "Superior":
+    if plan.drafts_not_comparable_reason and plan.goal == "Superior":
         promote_tests = (_promote_if_below(1.0, 0.0),)
-    elif plan.kept.output_edge is not None and not plan.incomparable:
+    elif plan.projection.time_per_output_token_edge is not None and not plan.drafts_not_comparable_reason:
         promote_tests = (replace(_promote_if_below(MAX_TIME_RATIO_MEASURED_PODS, 0.0), estimate_suffices=True),)
     return Criterion(
         TIME_PER_OUTPUT_TOKEN,
@@ -401,8 +403,8 @@ def _build_trial_criteria(plan: AnalysisPlan) -> Iterator[Criterion]:
         (_promote_if_below(1.0, 0.0),) if has_to_be_faster else (),
         needs_load_match=True,
     )
-    if plan.kept.output_edge is not None:
-        yield _build_output_objective_criterion(plan.kept.output_edge, plan)
+    if plan.projection.time_per_output_token_edge is not None:
+        yield _build_output_objective_criterion(plan.projection.time_per_output_token_edge, plan)
     # Its mean step is weighted by requests: some per cent off where a step grows fast with its batch, so 10 % are tolerated.
     yield Criterion(
         TOKENS_PER_BUSY_SECOND,
@@ -415,7 +417,7 @@ def _build_trial_criteria(plan: AnalysisPlan) -> Iterator[Criterion]:
 
 def _build_first_token_criteria(plan: AnalysisPlan) -> Iterator[Criterion]:
     """Yield the criteria of the time to first token: the mean and, with an objective, the share beyond it."""
-    first_edge = plan.kept.first_edge
+    first_edge = plan.projection.time_to_first_token_edge
     rollback_test = _rollback_if_above(1.10, 0.0, 0.005 if first_edge is None else 0.005 - OBJECTIVE_ALPHA)
     promote_test = replace(_promote_if_below(1.25, 0.0), estimate_suffices=first_edge is not None)
     yield Criterion(
@@ -482,7 +484,9 @@ def _build_objective_criterion(
     name: str, clause: str, fraction: Callable[[EngineCounts], tuple[float, float]], plan: AnalysisPlan
 ) -> Criterion:
     """Return the criterion of a share of requests beyond an objective; the clause completes its title."""
-    promote_test = replace(_promote_if_below(0.0, plan.beyond), alternative_ratio=MAX_RATIO_WHERE_CONTROL_MISSES_OBJECTIVE)
+    promote_test = replace(
+        _promote_if_below(0.0, plan.allowed_share_over_objective), alternative_ratio=MAX_RATIO_WHERE_CONTROL_MISSES_OBJECTIVE
+    )
     return Criterion(
         name,
         f"share of requests {clause}",
@@ -524,7 +528,7 @@ def _tokens_per_step(counts: EngineCounts) -> tuple[float, float]:
 
 
 def _acceptance_length(counts: EngineCounts) -> tuple[float, float]:
-    return counts.drafts + counts.accepted, counts.drafts
+    return counts.drafts + counts.accepted_tokens, counts.drafts
 
 
 def _time_per_output_token(counts: EngineCounts) -> tuple[float, float]:
@@ -536,32 +540,32 @@ def _tokens_per_busy_second(counts: EngineCounts) -> tuple[float, float]:
 
 
 def _slow_output_share(counts: EngineCounts) -> tuple[float, float]:
-    return counts.slow_output, counts.timed
+    return counts.slow_output_requests, counts.timed_requests
 
 
 def _time_to_first_token(counts: EngineCounts) -> tuple[float, float]:
-    return counts.first_seconds, counts.first_tokens
+    return counts.first_token_seconds, counts.first_tokens
 
 
 def _slow_first_token_share(counts: EngineCounts) -> tuple[float, float]:
-    return counts.slow_first, counts.first_tokens
+    return counts.slow_first_token_requests, counts.first_tokens
 
 
 def _failed_requests(counts: EngineCounts) -> tuple[float, float]:
-    return counts.errors, counts.finished
+    return counts.failed_requests, counts.finished_requests
 
 
 def _output_length(counts: EngineCounts) -> tuple[float, float]:
-    return counts.output_tokens, counts.finished
+    return counts.output_tokens, counts.finished_requests
 
 
 def _abandoned_requests(counts: EngineCounts) -> tuple[float, float]:
-    return counts.given_up, counts.first_tokens
+    return counts.abandoned_requests, counts.first_tokens
 
 
 def _truncated_requests(counts: EngineCounts) -> tuple[float, float]:
-    return counts.cut, counts.finished
+    return counts.truncated_requests, counts.finished_requests
 
 
 def _preemptions(counts: EngineCounts) -> tuple[float, float]:
-    return counts.preemptions, counts.finished
+    return counts.preemptions, counts.finished_requests

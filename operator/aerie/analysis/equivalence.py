@@ -25,11 +25,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aerie.api.status import MetricComparison
+from aerie.analysis.comparison import Comparison
 from aerie.engine.completions import GreedyCompletion
 
 EQUIVALENCE_ALPHA = 0.001
-EQUIVALENCE_METRIC = "GreedyAnswers"
+EQUIVALENCE_METRIC = "OutputEquivalence"
 MAX_ROUNDING_LOGPROB_GAP = 1.0
 """Largest gap, in logarithms of probability, between a token and another that rounding put in its place. Rounding moves logits by
 a few hundredths to tenths."""
@@ -106,21 +106,21 @@ class EquivalenceResult:
         return f"{canary_clause}{position_clause}; {control_clause}{skipped_clause}."
 
     @property
-    def comparison(self) -> MetricComparison:
+    def comparison(self) -> Comparison:
         """The result as the status shows it."""
-        return MetricComparison(metric=EQUIVALENCE_METRIC, sample_count=len(self.compared_prompts), message=self.message)
+        return Comparison(metric=EQUIVALENCE_METRIC, sample_count=len(self.compared_prompts), message=self.message)
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "prompts": [[prompt.canary_position, prompt.control_position] for prompt in self.compared_prompts],
-            "asked": self.prompt_count,
-            "why": self.skip_reason,
+            "compared_prompts": [[prompt.canary_position, prompt.control_position] for prompt in self.compared_prompts],
+            "prompt_count": self.prompt_count,
+            "skip_reason": self.skip_reason,
         }
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> EquivalenceResult:
-        prompts = tuple(PromptDifference(*positions) for positions in document["prompts"])
-        return cls(prompts, document["asked"], document["why"])
+        prompts = tuple(PromptDifference(*positions) for positions in document["compared_prompts"])
+        return cls(prompts, document["prompt_count"], document["skip_reason"])
 
 
 def compare_answers(canary: GreedyCompletion, control: GreedyCompletion, stable: GreedyCompletion) -> PromptDifference:

@@ -98,8 +98,8 @@ def failed_criterion_message(
 def failed_requests_message(events: RareEvents) -> str:
     """Return the message of a rollback because the canary fails more requests."""
     return (
-        f"The canary failed {events.canary:.0f} requests and the control {events.control:.0f}; with equal arms about "
-        f"{events.expected:.1f} of them would have been the canary's (e-value {events.e_value:.3g})."
+        f"The canary failed {events.canary_events:.0f} requests and the control {events.control_events:.0f}; with equal arms about "
+        f"{events.expected_canary_events:.1f} of them would have been the canary's (e-value {events.e_value:.3g})."
     )
 
 
@@ -117,9 +117,11 @@ def suspicious_crashes_message(crashes: CrashCounts) -> str:
 
 
 def _format_crashes(crashes: CrashCounts) -> str:
-    canary_clause = f"{crashes.canary} of the canary's engine processes {'has' if crashes.canary == 1 else 'have'} ended"
-    control_clause = f"{crashes.control or 'none'} of the control's in {crashes.control_hours:.1f}"
-    return f"{canary_clause} in {crashes.canary_hours:.1f} pod-hours, and {control_clause}"
+    canary_clause = (
+        f"{crashes.canary_crashes} of the canary's engine processes {'has' if crashes.canary_crashes == 1 else 'have'} ended"
+    )
+    control_clause = f"{crashes.control_crashes or 'none'} of the control's in {crashes.control_pod_hours:.1f}"
+    return f"{canary_clause} in {crashes.canary_pod_hours:.1f} pod-hours, and {control_clause}"
 
 
 def lossy_message(equivalence: EquivalenceResult) -> str:
@@ -159,7 +161,7 @@ def inconclusive_message(unmet_conditions: Sequence[str], deadline: float) -> st
 
 def no_block_yet_message(plan: AnalysisPlan) -> str:
     """Return the message of an analysis before its first block."""
-    duration_clause = f"it takes {format_duration(plan.block)}, or longer while requests are few"
+    duration_clause = f"it takes {format_duration(plan.block_seconds)}, or longer while requests are few"
     return f"The first block has yet to close: {duration_clause}.{_drafts_not_compared_message(plan)}"
 
 
@@ -256,16 +258,16 @@ def trial_inconclusive_message(blocks: int) -> str:
 
 def nothing_compared_message(plan: AnalysisPlan) -> str:
     """Return the clause that no criterion is left by which a canary could be promoted."""
-    drafts_reason = plan.incomparable.rstrip(".")
+    drafts_reason = plan.drafts_not_comparable_reason.rstrip(".")
     return f"neither drafts nor latency are compared, so only a person can accept it (of drafts: {drafts_reason})"
 
 
 def latency_not_compared_message(plan: AnalysisPlan) -> str:
     """Return the sentence that latency is not compared, and the fix; empty where it is compared."""
-    if not plan.unlike:
+    if not plan.hardware_mismatch:
         return ""
     fix = "a node selector or an affinity in spec.engine.podTemplate places them alike"
-    return f" Latency is not compared: {plan.unlike}; {fix}."
+    return f" Latency is not compared: {plan.hardware_mismatch}; {fix}."
 
 
 def criterion_not_counted_message(criterion: Criterion) -> str:
@@ -337,9 +339,9 @@ def format_duration(seconds: float) -> str:
 # -------------------------------------------------------------------------------------------------------------- formatting
 def _format_estimate(criterion: Criterion, pairs: PairedMoments) -> str:
     """Return the estimate: relative to the control, or both values where they are shares or the control's is 0."""
-    if not criterion.relative or pairs.control <= 0:
-        return f"{_format_percent(pairs.canary)} against the control's {_format_percent(pairs.control)}"
-    change = pairs.canary / pairs.control - 1
+    if not criterion.relative or pairs.control_mean <= 0:
+        return f"{_format_percent(pairs.canary_mean)} against the control's {_format_percent(pairs.control_mean)}"
+    change = pairs.canary_mean / pairs.control_mean - 1
     return f"{abs(change):.1%} {'above' if change >= 0 else 'below'} the control's".replace("%", " %")
 
 
@@ -348,10 +350,10 @@ def _format_bound(criterion: Criterion, test: CriterionTest, pairs: PairedMoment
 
     It is a bound of canary / control - 1 or, where that has no meaning, of the canary's value.
     """
-    if not criterion.relative or pairs.control <= 0:
+    if not criterion.relative or pairs.control_mean <= 0:
         width = half_width(pairs.count, pairs.score_variance(test.ratio), parameters)
         return (
-            _format_percent(pairs.score_mean(test.ratio) - test.sign * width + test.ratio * pairs.control)
+            _format_percent(pairs.score_mean(test.ratio) - test.sign * width + test.ratio * pairs.control_mean)
             if math.isfinite(width)
             else ""
         )
@@ -397,10 +399,10 @@ def _capitalize(text: str) -> str:
 def _equivalence_not_compared_message(plan: AnalysisPlan, equivalence: EquivalenceResult | None) -> str:
     """Return the sentence that no greedy answers were compared; empty where some were."""
     if equivalence is None:
-        return f" {EquivalenceResult(skip_reason=plan.unasked or 'they did not come in time').message}"
+        return f" {EquivalenceResult(skip_reason=plan.equivalence_skip_reason or 'they did not come in time').message}"
     return "" if equivalence.compared_prompts else f" {equivalence.message}"
 
 
 def _drafts_not_compared_message(plan: AnalysisPlan) -> str:
     """Return the sentence why tokens per step do not decide; empty where they do."""
-    return f" Drafts are not compared: {plan.incomparable}" if plan.incomparable else ""
+    return f" Drafts are not compared: {plan.drafts_not_comparable_reason}" if plan.drafts_not_comparable_reason else ""

@@ -71,9 +71,9 @@ def compute_reference_level(state: AnalysisState, plan: AnalysisPlan) -> Referen
     inflation = plan.dispersion_of(criterion.name).inflation
     variance = max(0.0, pairs.canary_squares) / (pairs.count - 1)
     return ReferenceLevel(
-        pairs.canary,
+        pairs.canary_mean,
         math.sqrt(variance * inflation / pairs.count),
-        variance * plan.pods[0],
+        variance * plan.pod_counts[0],
         max(0.0, pairs.count / inflation - 1),
     )
 
@@ -85,27 +85,34 @@ def compute_reference_acceptance_length(state: AnalysisState, plan: AnalysisPlan
     """
     criterion = next((criterion for criterion in build_criteria(plan) if criterion.name == ACCEPTANCE_LENGTH), None)
     pairs = None if criterion is None else _analysis_pairs(state, criterion, plan)
-    return None if pairs is None else pairs.canary
+    return None if pairs is None else pairs.canary_mean
 
 
 def add_promoted_block(state: AnalysisState, block: ClosedBlock, level: ReferenceLevel, plan: AnalysisPlan) -> AnalysisState:
     """Return the state with one more block of the promoted pods, which are the block's canary; it needs no control."""
     criterion, promoted = _find_followed_criterion(plan), block.canary
-    pod_count = promoted.pod_count if promoted is not None else plan.pods[0]
+    pod_count = promoted.pod_count if promoted is not None else plan.pod_counts[0]
     state = replace(state, crashes=state.crashes.add_exposure(pod_count, 0, block.end_time - block.start_time))
     if promoted is None or criterion is None:
-        return replace(state, dropped=state.dropped + 1)
+        return replace(state, dropped_block_count=state.dropped_block_count + 1)
     numerator, denominator = criterion.fraction(promoted.counts)
     if denominator <= 0:
         return state
-    pairs = {criterion.name: state.pairs.get(criterion.name, PairedMoments()).add_pair(numerator / denominator, level.mean)}
+    pairs = {
+        criterion.name: state.paired_moments.get(criterion.name, PairedMoments()).add_pair(numerator / denominator, level.mean)
+    }
     max_noise_tokens = min(MAX_NOISE_ACCEPTED_PER_DRAFT, (level.mean - 1) / 10) * promoted.counts.drafts
     has_zero_acceptance = (
         promoted.counts.drafts >= MIN_DRAFTS_FOR_ZERO_ACCEPTANCE
         and level.mean > 1
-        and promoted.counts.accepted <= max_noise_tokens
+        and promoted.counts.accepted_tokens <= max_noise_tokens
     )
-    return replace(state, pairs=pairs, blocks=state.blocks + 1, silent=state.silent + 1 if has_zero_acceptance else 0)
+    return replace(
+        state,
+        paired_moments=pairs,
+        block_count=state.block_count + 1,
+        zero_acceptance_streak=state.zero_acceptance_streak + 1 if has_zero_acceptance else 0,
+    )
 
 
 def abort_message(state: AnalysisState, plan: AnalysisPlan) -> str:
@@ -115,9 +122,9 @@ def abort_message(state: AnalysisState, plan: AnalysisPlan) -> str:
     """
     if state.crashes.is_canary_worse(crashes_alpha(plan)):
         return messages.crashes_message(state.crashes)
-    if state.silent < ABORT_ZERO_ACCEPTANCE_BLOCKS:
+    if state.zero_acceptance_streak < ABORT_ZERO_ACCEPTANCE_BLOCKS:
         return ""
-    drop = f"Acceptance length of the promoted pods has fallen to 1.00, in {state.silent} blocks in a row."
+    drop = f"Acceptance length of the promoted pods has fallen to 1.00, in {state.zero_acceptance_streak} blocks in a row."
     return f"{drop} {LOST_DRAFTER_WEIGHTS_MESSAGE}"
 
 
@@ -126,13 +133,13 @@ def regression_message(state: AnalysisState, level: ReferenceLevel, plan: Analys
     criterion = _find_followed_criterion(plan)
     if criterion is None:
         return ""
-    pairs, ratio = state.pairs.get(criterion.name, PairedMoments()), 1 - plan.margin
+    pairs, ratio = state.paired_moments.get(criterion.name, PairedMoments()), 1 - plan.margin
     parameters = build_regression_parameters(level, plan, pod_count)
     if pairs.count < MIN_REGRESSION_BLOCKS or mean_upper_bound(pairs, ratio, 0.0, parameters) >= 0:
         return ""
-    upper_bound = pairs.canary + half_width(pairs.count, pairs.score_variance(ratio), parameters)
+    upper_bound = pairs.canary_mean + half_width(pairs.count, pairs.score_variance(ratio), parameters)
     message = (
-        f"{criterion.title.capitalize()} is {pairs.canary:.2f} since the promotion, {1 - pairs.canary / level.mean:.0%} below "
+        f"{criterion.title.capitalize()} is {pairs.canary_mean:.2f} since the promotion, {1 - pairs.canary_mean / level.mean:.0%} below "
         f"the {level.mean:.2f} of the acceptance and certainly at most {upper_bound:.2f}, after {pairs.count} blocks."
     )
     return message.replace("%", " %")
@@ -153,10 +160,13 @@ def build_regression_parameters(level: ReferenceLevel, plan: AnalysisPlan, pod_c
 
 def _find_followed_criterion(plan: AnalysisPlan) -> Criterion | None:
     """Return the criterion of tokens per step; None where the load decides them."""
-    return next((criterion for criterion in build_criteria(plan) if criterion.name == TOKENS_PER_STEP and plan.steady), None)
+    return next(
+        (criterion for criterion in build_criteria(plan) if criterion.name == TOKENS_PER_STEP and plan.has_fixed_draft_length),
+        None,
+    )
 
 
 def _analysis_pairs(state: AnalysisState, criterion: Criterion, plan: AnalysisPlan) -> PairedMoments | None:
     """Return the criterion's pairs of an analysis; None while there are too few blocks."""
-    pairs = state.pairs.get(criterion.name, PairedMoments())
+    pairs = state.paired_moments.get(criterion.name, PairedMoments())
     return pairs if pairs.count >= max(2, plan.min_blocks) else None

@@ -44,67 +44,67 @@ is larger because prompts differ in length by more than the tokens of answers di
 class AnalysisState:
     """Counts of all blocks so far, and the verdict once there is one."""
 
-    began: float
+    start_time: float
     """Time at which the first block began."""
-    pairs: Mapping[str, PairedMoments] = field(default_factory=dict)
+    paired_moments: Mapping[str, PairedMoments] = field(default_factory=dict)
     """Paired values of the blocks, by criterion."""
-    shares: Mapping[str, ShareCounts] = field(default_factory=dict)
+    share_counts: Mapping[str, ShareCounts] = field(default_factory=dict)
     """Counts of the same blocks, for the criteria that are shares."""
     crashes: CrashCounts = field(default_factory=CrashCounts)
     """Engine processes that have ended, and the exposure."""
-    events: RareEvents = field(default_factory=RareEvents)
+    failed_requests: RareEvents = field(default_factory=RareEvents)
     """Failed requests of both arms."""
-    demand: LoadMatch = field(default_factory=LoadMatch)
+    load_match: LoadMatch = field(default_factory=LoadMatch)
     """Comparison of the recent loads of the arms."""
-    blocks: int = 0
+    block_count: int = 0
     """Blocks counted."""
-    dropped: int = 0
+    dropped_block_count: int = 0
     """Blocks dropped because an arm had no pod with a whole window."""
-    pods_dropped: Mapping[str, int] = field(default_factory=dict)
+    excluded_pods: Mapping[str, int] = field(default_factory=dict)
     """Excluded pod windows, by reason."""
-    silent: int = 0
+    zero_acceptance_streak: int = 0
     """Consecutive blocks, up to the last, in which the canary had enough drafts and none accepted, while the control had some."""
-    slow: int = 0
+    slow_output_streak: int = 0
     """Consecutive blocks, up to the last, in which the canary was far slower than the control; without those in which it had more
     requests."""
-    late: int = 0
+    slow_first_token_streak: int = 0
     """Consecutive blocks, up to the last, in which the canary's first token was far later; counted like `slow`."""
-    stalled: int = 0
+    stalled_streak: int = 0
     """Consecutive blocks, up to the last, in which the canary held requests and finished next to none, while the control did."""
-    left_out: int = 0
+    unmatched_block_count: int = 0
     """Blocks excluded from latency criteria, because the loads of the arms differed."""
-    latest: int = 0
+    latest_matched_streak: int = 0
     """Consecutive blocks, up to the last, that counted for latency."""
-    load: float = 0.0
+    canary_load: float = 0.0
     """Requests on a pod of the canary, running and waiting, in the last block."""
-    answers: EquivalenceResult | None = None
+    equivalence: EquivalenceResult | None = None
     """Result of the output-equivalence probe, once it has come; the first one counts."""
-    verdict: VerdictOutcome = "Continue"
-    reason: str = ""
+    outcome: VerdictOutcome = "Continue"
+    message: str = ""
     """Message of a verdict other than Continue."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dict. The fields of `PairedMoments` and the like are lists, in the order of their definition."""
         document = {name: getattr(self, name) for name in self.__slots__}
-        document["pairs"] = {name: list(astuple(pairs)) for name, pairs in self.pairs.items()}
-        document["shares"] = {name: list(astuple(shares)) for name, shares in self.shares.items()}
+        document["paired_moments"] = {name: list(astuple(pairs)) for name, pairs in self.paired_moments.items()}
+        document["share_counts"] = {name: list(astuple(shares)) for name, shares in self.share_counts.items()}
         document["crashes"] = self.crashes.to_dict()
-        document["events"] = list(astuple(self.events))
-        document["demand"] = list(astuple(self.demand))
-        document["pods_dropped"] = dict(self.pods_dropped)
-        document["answers"] = None if self.answers is None else self.answers.to_dict()
+        document["failed_requests"] = list(astuple(self.failed_requests))
+        document["load_match"] = list(astuple(self.load_match))
+        document["excluded_pods"] = dict(self.excluded_pods)
+        document["equivalence"] = None if self.equivalence is None else self.equivalence.to_dict()
         return document
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> AnalysisState:
-        answers = EquivalenceResult.from_dict(document["answers"]) if document.get("answers") else None
+        equivalence = EquivalenceResult.from_dict(document["equivalence"]) if document.get("equivalence") else None
         parsed = {
-            "pairs": {name: PairedMoments(*values) for name, values in document["pairs"].items()},
-            "shares": {name: ShareCounts(*values) for name, values in document["shares"].items()},
+            "paired_moments": {name: PairedMoments(*values) for name, values in document["paired_moments"].items()},
+            "share_counts": {name: ShareCounts(*values) for name, values in document["share_counts"].items()},
             "crashes": CrashCounts(**document["crashes"]),
-            "events": RareEvents(*document["events"]),
-            "demand": LoadMatch(*document.get("demand", ())),
-            "answers": answers,
+            "failed_requests": RareEvents(*document["failed_requests"]),
+            "load_match": LoadMatch(*document["load_match"]),
+            "equivalence": equivalence,
         }
         return cls(**{**document, **parsed})
 
@@ -114,12 +114,12 @@ def add_block(state: AnalysisState, block: ClosedBlock, plan: AnalysisPlan) -> A
     state = _add_exposure(state, block, plan)
     canary, control, seconds = block.canary, block.control, block.end_time - block.start_time
     if canary is None or control is None:
-        return replace(state, dropped=state.dropped + 1)
-    criteria, load_match = build_criteria(plan), state.demand.add_block(canary, control)
+        return replace(state, dropped_block_count=state.dropped_block_count + 1)
+    criteria, load_match = build_criteria(plan), state.load_match.add_block(canary, control)
     unmatched_names = {criterion.name for criterion in criteria if not _is_counted_at_load(criterion, load_match)}
     discarded_names = _discarded_criterion_names(state, plan, criteria, unmatched_names)
-    pairs = {name: moments for name, moments in state.pairs.items() if name not in discarded_names}
-    shares = {name: counts for name, counts in state.shares.items() if name not in discarded_names}
+    pairs = {name: moments for name, moments in state.paired_moments.items() if name not in discarded_names}
+    shares = {name: counts for name, counts in state.share_counts.items() if name not in discarded_names}
     for criterion in criteria:
         pair = _criterion_pair(criterion, canary, control, seconds, plan)
         if pair is not None and criterion.name not in unmatched_names:
@@ -128,35 +128,37 @@ def add_block(state: AnalysisState, block: ClosedBlock, plan: AnalysisPlan) -> A
                 fractions = criterion.fraction(canary.counts), criterion.fraction(control.counts)
                 shares[criterion.name] = shares.get(criterion.name, ShareCounts()).add_block(*fractions)
     has_zero_acceptance = (
-        canary.counts.drafts >= MIN_DRAFTS_FOR_ZERO_ACCEPTANCE and canary.counts.accepted == 0 and control.counts.accepted > 0
+        canary.counts.drafts >= MIN_DRAFTS_FOR_ZERO_ACCEPTANCE
+        and canary.counts.accepted_tokens == 0
+        and control.counts.accepted_tokens > 0
     )
-    is_stalled = canary.is_stalled_against(control) and control.counts.finished >= MIN_CONTROL_REQUESTS_FOR_STALL
+    is_stalled = canary.is_stalled_against(control) and control.counts.finished_requests >= MIN_CONTROL_REQUESTS_FOR_STALL
     return replace(
         _update_slow_block_counts(state, canary, control, load_match, plan),
-        pairs=pairs,
-        shares=shares,
-        events=_add_failed_requests(state, canary, control),
-        demand=load_match,
-        blocks=state.blocks + 1,
-        silent=state.silent + 1 if has_zero_acceptance else 0,
-        stalled=state.stalled + 1 if is_stalled else 0,
-        left_out=state.left_out + (not load_match.is_matched),
-        latest=state.latest + 1 if load_match.is_matched else 0,
-        load=canary.mean_load or 0.0,
+        paired_moments=pairs,
+        share_counts=shares,
+        failed_requests=_add_failed_requests(state, canary, control),
+        load_match=load_match,
+        block_count=state.block_count + 1,
+        zero_acceptance_streak=state.zero_acceptance_streak + 1 if has_zero_acceptance else 0,
+        stalled_streak=state.stalled_streak + 1 if is_stalled else 0,
+        unmatched_block_count=state.unmatched_block_count + (not load_match.is_matched),
+        latest_matched_streak=state.latest_matched_streak + 1 if load_match.is_matched else 0,
+        canary_load=canary.mean_load or 0.0,
     )
 
 
 def _add_exposure(state: AnalysisState, block: ClosedBlock, plan: AnalysisPlan) -> AnalysisState:
     """Return the state with the block's pod-hours and excluded pods; an arm without a whole window counts all its pods."""
-    excluded_pods = dict(state.pods_dropped)
+    excluded_pods = dict(state.excluded_pods)
     for reason, pod_count in block.excluded_pods.items():
         excluded_pods[reason] = excluded_pods.get(reason, 0) + pod_count
     canary_pods, control_pods = (
         arm.pod_count if arm is not None else planned_pods
-        for arm, planned_pods in zip((block.canary, block.control), plan.pods, strict=True)
+        for arm, planned_pods in zip((block.canary, block.control), plan.pod_counts, strict=True)
     )
     crashes = state.crashes.add_exposure(canary_pods, control_pods, block.end_time - block.start_time)
-    return replace(state, pods_dropped=excluded_pods, crashes=crashes)
+    return replace(state, excluded_pods=excluded_pods, crashes=crashes)
 
 
 def _discarded_criterion_names(
@@ -164,20 +166,20 @@ def _discarded_criterion_names(
 ) -> set[str]:
     """Return the names of the criteria whose counts so far are discarded, because they may be of unequal loads or hardware."""
     discarded_names: set[str] = set()
-    if not state.demand.has_enough_requests:  # then the difference shows in all blocks so far, taken together
+    if not state.load_match.has_enough_requests:  # then the difference shows in all blocks so far, taken together
         discarded_names |= unmatched_names
-    if plan.unlike:  # the earlier counts of time may be of the same pods
-        discarded_names |= state.pairs.keys() - {criterion.name for criterion in criteria}
+    if plan.hardware_mismatch:  # the earlier counts of time may be of the same pods
+        discarded_names |= state.paired_moments.keys() - {criterion.name for criterion in criteria}
     return discarded_names
 
 
 def _add_failed_requests(state: AnalysisState, canary: ArmCounts, control: ArmCounts) -> RareEvents:
     """Return the failed requests with those of one more block; unchanged where an arm finished none."""
     canary_counts, control_counts = canary.counts, control.counts
-    if canary_counts.finished <= 0 or control_counts.finished <= 0:
-        return state.events
-    canary_share = canary_counts.finished / (canary_counts.finished + control_counts.finished)
-    return state.events.add_block(canary_counts.errors, control_counts.errors, canary_share)
+    if canary_counts.finished_requests <= 0 or control_counts.finished_requests <= 0:
+        return state.failed_requests
+    canary_share = canary_counts.finished_requests / (canary_counts.finished_requests + control_counts.finished_requests)
+    return state.failed_requests.add_block(canary_counts.failed_requests, control_counts.failed_requests, canary_share)
 
 
 def _update_slow_block_counts(
@@ -187,12 +189,16 @@ def _update_slow_block_counts(
 
     Where the canary has more requests than its control, these may be the cause, and the counts stay.
     """
-    if plan.unlike:
-        return replace(state, slow=0, late=0)
+    if plan.hardware_mismatch:
+        return replace(state, slow_output_streak=0, slow_first_token_streak=0)
     if not load_match.is_matched and load_match.relative_difference > LOAD_TOLERANCE:
         return state
     is_slow, is_late = _is_far_slower(canary, control), _is_first_token_far_later(canary, control)
-    return replace(state, slow=state.slow + 1 if is_slow else 0, late=state.late + 1 if is_late else 0)
+    return replace(
+        state,
+        slow_output_streak=state.slow_output_streak + 1 if is_slow else 0,
+        slow_first_token_streak=state.slow_first_token_streak + 1 if is_late else 0,
+    )
 
 
 def add_restarts(state: AnalysisState, canary_restarts: Mapping[str, int], control_restarts: Mapping[str, int]) -> AnalysisState:
@@ -204,12 +210,15 @@ def add_restarts(state: AnalysisState, canary_restarts: Mapping[str, int], contr
     crashes = state.crashes.add_restarts(dict(canary_restarts), dict(control_restarts))
     if crashes is state.crashes:
         return state
-    canary_crashes, control_crashes = crashes.canary - state.crashes.canary, crashes.control - state.crashes.control
-    canary_lost, control_lost = canary_crashes * state.load, control_crashes * state.load
-    failed_requests = state.shares.get(FAILED_REQUESTS, ShareCounts()).add_block(
+    canary_crashes, control_crashes = (
+        crashes.canary_crashes - state.crashes.canary_crashes,
+        crashes.control_crashes - state.crashes.control_crashes,
+    )
+    canary_lost, control_lost = canary_crashes * state.canary_load, control_crashes * state.canary_load
+    failed_requests = state.share_counts.get(FAILED_REQUESTS, ShareCounts()).add_block(
         (canary_lost, canary_lost), (control_lost, control_lost)
     )
-    return replace(state, crashes=crashes, shares={**state.shares, FAILED_REQUESTS: failed_requests})
+    return replace(state, crashes=crashes, share_counts={**state.share_counts, FAILED_REQUESTS: failed_requests})
 
 
 def _is_counted_at_load(criterion: Criterion, load_match: LoadMatch) -> bool:
@@ -229,7 +238,7 @@ def _criterion_pair(
     )
     if canary_base <= 0 or control_base <= 0:
         return None
-    canary_value, curve = canary_part / canary_base, plan.curves.get(criterion.name)
+    canary_value, curve = canary_part / canary_base, plan.load_curves.get(criterion.name)
     if curve is not None:
         outputs = (arm.counts.output_tokens / arm.pod_count / seconds for arm in (canary, control))
         canary_value = curve.adjust(canary_value, *outputs)
@@ -255,6 +264,6 @@ def _is_first_token_far_later(canary: ArmCounts, control: ArmCounts) -> bool:
     canary_counts, control_counts = canary.counts, control.counts
     if min(canary_counts.first_tokens, control_counts.first_tokens) < MIN_REQUESTS_FOR_TIME_TO_FIRST_TOKEN_ABORT:
         return False
-    canary_time = canary_counts.first_seconds / canary_counts.first_tokens
-    limit = ABORT_TIME_TO_FIRST_TOKEN_RATIO * control_counts.first_seconds / control_counts.first_tokens
+    canary_time = canary_counts.first_token_seconds / canary_counts.first_tokens
+    limit = ABORT_TIME_TO_FIRST_TOKEN_RATIO * control_counts.first_token_seconds / control_counts.first_tokens
     return 0 < limit < canary_time

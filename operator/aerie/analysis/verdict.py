@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from aerie.analysis import messages
+from aerie.analysis.comparison import Comparison
 from aerie.analysis.criteria import (
     FAILED_REQUESTS,
     TOKENS_PER_STEP,
@@ -37,7 +38,6 @@ from aerie.analysis.equivalence import EQUIVALENCE_ALPHA
 from aerie.analysis.state import ABORT_TIME_PER_OUTPUT_TOKEN_RATIO, ABORT_TIME_TO_FIRST_TOKEN_RATIO, AnalysisState, VerdictOutcome
 from aerie.analysis.statistics.confidence_sequence import PairedMoments, mean_lower_bound, mean_upper_bound, ratio_bounds
 from aerie.analysis.statistics.shares import ShareCounts
-from aerie.api.status import MetricComparison
 
 MAX_DROPPED_BLOCK_SHARE = 0.1
 """Largest share of dropped blocks with which a canary may be promoted."""
@@ -57,7 +57,7 @@ class Verdict:
 
     outcome: VerdictOutcome
     message: str
-    comparisons: tuple[MetricComparison, ...]
+    comparisons: tuple[Comparison, ...]
 
 
 def evaluate_analysis(
@@ -69,12 +69,12 @@ def evaluate_analysis(
     """
     criteria = build_criteria(plan)
     comparisons = _build_comparisons(state, plan, criteria)
-    if state.verdict != "Continue":
-        return state, Verdict(state.verdict, state.reason, comparisons)
+    if state.outcome != "Continue":
+        return state, Verdict(state.outcome, state.message, comparisons)
     outcome, message = _next_outcome(state, plan, now, criteria, abort_messages)
     message += messages.latency_not_compared_message(plan)
     if outcome != "Continue":
-        state = replace(state, verdict=outcome, reason=message)
+        state = replace(state, outcome=outcome, message=message)
     return state, Verdict(outcome, message, comparisons)
 
 
@@ -87,12 +87,12 @@ def check_guardrails(
     """
     criteria = build_criteria(plan)
     comparisons = _build_comparisons(state, plan, criteria)
-    if state.verdict == "Continue" and (rollback_message := _rollback_message(state, plan, criteria, abort_messages)):
-        state = replace(state, verdict="Rollback", reason=rollback_message + messages.latency_not_compared_message(plan))
-    continue_message = messages.no_regression_message(state.blocks, now - state.began) + messages.latency_not_compared_message(
-        plan
-    )
-    return state, Verdict(state.verdict, state.reason or continue_message, comparisons)
+    if state.outcome == "Continue" and (rollback_message := _rollback_message(state, plan, criteria, abort_messages)):
+        state = replace(state, outcome="Rollback", message=rollback_message + messages.latency_not_compared_message(plan))
+    continue_message = messages.no_regression_message(
+        state.block_count, now - state.start_time
+    ) + messages.latency_not_compared_message(plan)
+    return state, Verdict(state.outcome, state.message or continue_message, comparisons)
 
 
 def _next_outcome(
@@ -101,11 +101,11 @@ def _next_outcome(
     """Return the outcome at `now` of an analysis that has none yet, and its message."""
     if rollback_message := _rollback_message(state, plan, criteria, abort_messages):
         return "Rollback", rollback_message
-    if plan.is_trial and plan.unlike:  # pods do not move, so waiting would not help
-        return "Inconclusive", messages.trial_inconclusive_message(state.blocks)
+    if plan.is_trial and plan.hardware_mismatch:  # pods do not move, so waiting would not help
+        return "Inconclusive", messages.trial_inconclusive_message(state.block_count)
     if plan.goal == "Explore":
-        message = messages.exploration_message(criteria[0], state.pairs.get(criteria[0].name), state.blocks, plan)
-        return "Inconclusive" if now - state.began >= plan.deadline else "Continue", message
+        message = messages.exploration_message(criteria[0], state.paired_moments.get(criteria[0].name), state.block_count, plan)
+        return "Inconclusive" if now - state.start_time >= plan.max_duration_seconds else "Continue", message
     unmet_conditions = _unmet_conditions(state, plan, now, criteria)
     if not unmet_conditions:
         replacement = _faster_criterion(state, plan) if _unmet_tests(criteria[0], state, plan) else None
@@ -115,12 +115,14 @@ def _next_outcome(
             if criterion.promote_tests and (replacement is None or criterion is not criteria[0])
         ]
         replaced_criterion = criteria[0] if replacement else None
-        return "Promote", messages.promotion_message(met_criteria, state.pairs, plan, state.answers, replaced_criterion)
-    if now - state.began >= plan.deadline:
-        return "Inconclusive", messages.inconclusive_message(unmet_conditions, plan.deadline)
-    if not state.blocks and not state.dropped:
+        return "Promote", messages.promotion_message(
+            met_criteria, state.paired_moments, plan, state.equivalence, replaced_criterion
+        )
+    if now - state.start_time >= plan.max_duration_seconds:
+        return "Inconclusive", messages.inconclusive_message(unmet_conditions, plan.max_duration_seconds)
+    if not state.block_count and not state.dropped_block_count:
         return "Continue", messages.no_block_yet_message(plan)
-    return "Continue", messages.unmet_conditions_message(unmet_conditions, state.blocks, plan)
+    return "Continue", messages.unmet_conditions_message(unmet_conditions, state.block_count, plan)
 
 
 def _rollback_message(
@@ -131,17 +133,17 @@ def _rollback_message(
         return " ".join(abort_messages)
     if state.crashes.is_canary_worse(crashes_alpha(plan)):
         return messages.crashes_message(state.crashes)
-    if state.silent >= ABORT_ZERO_ACCEPTANCE_BLOCKS:
-        return messages.zero_acceptance_message(state.silent)
-    if state.stalled >= ABORT_SLOW_BLOCKS:
-        return messages.stalled_message(state.stalled, state.load)
-    if state.slow >= ABORT_SLOW_BLOCKS and not plan.unlike:
-        return messages.far_slower_message(state.slow, ABORT_TIME_PER_OUTPUT_TOKEN_RATIO, "time per output token")
-    if state.late >= ABORT_SLOW_BLOCKS and not plan.unlike:
-        return messages.far_slower_message(state.late, ABORT_TIME_TO_FIRST_TOKEN_RATIO, "time to first token")
-    if state.answers is not None and state.answers.is_lossy(EQUIVALENCE_ALPHA / 2**plan.attempt):
-        return messages.lossy_message(state.answers)
-    return _failed_criterion_message(state, plan, criteria) if state.blocks >= plan.min_blocks else ""
+    if state.zero_acceptance_streak >= ABORT_ZERO_ACCEPTANCE_BLOCKS:
+        return messages.zero_acceptance_message(state.zero_acceptance_streak)
+    if state.stalled_streak >= ABORT_SLOW_BLOCKS:
+        return messages.stalled_message(state.stalled_streak, state.canary_load)
+    if state.slow_output_streak >= ABORT_SLOW_BLOCKS and not plan.hardware_mismatch:
+        return messages.far_slower_message(state.slow_output_streak, ABORT_TIME_PER_OUTPUT_TOKEN_RATIO, "time per output token")
+    if state.slow_first_token_streak >= ABORT_SLOW_BLOCKS and not plan.hardware_mismatch:
+        return messages.far_slower_message(state.slow_first_token_streak, ABORT_TIME_TO_FIRST_TOKEN_RATIO, "time to first token")
+    if state.equivalence is not None and state.equivalence.is_lossy(EQUIVALENCE_ALPHA / 2**plan.inconclusive_attempts):
+        return messages.lossy_message(state.equivalence)
+    return _failed_criterion_message(state, plan, criteria) if state.block_count >= plan.min_blocks else ""
 
 
 def is_mean_test_met(test: CriterionTest, criterion: Criterion, pairs: PairedMoments, plan: AnalysisPlan) -> bool:
@@ -160,7 +162,7 @@ def is_mean_test_met(test: CriterionTest, criterion: Criterion, pairs: PairedMom
 def is_share_test_met(test: CriterionTest, criterion: Criterion, shares: ShareCounts, plan: AnalysisPlan) -> bool:
     """Return whether a share is significantly as good as the test requires, by exact bounds of counts."""
     dispersion = plan.dispersion_of(criterion.name)
-    inflation = dispersion.inflation if dispersion.batches else 1.0
+    inflation = dispersion.inflation if dispersion.batch_count else 1.0
     if shares.is_below(test.ratio, test.offset, test.alpha, inflation):
         return True
     return test.alternative_ratio > 0 and shares.is_below(test.alternative_ratio, 0.0, test.alpha, inflation)
@@ -169,9 +171,9 @@ def is_share_test_met(test: CriterionTest, criterion: Criterion, shares: ShareCo
 def _is_met(test: CriterionTest, criterion: Criterion, state: AnalysisState, plan: AnalysisPlan) -> bool:
     """Return whether a test that a promotion needs is met; False where the criterion is not counted."""
     if criterion.relative:
-        pairs = state.pairs.get(criterion.name)
+        pairs = state.paired_moments.get(criterion.name)
         return pairs is not None and is_mean_test_met(test, criterion, pairs, plan)
-    shares = state.shares.get(criterion.name)
+    shares = state.share_counts.get(criterion.name)
     return shares is not None and is_share_test_met(test, criterion, shares, plan)
 
 
@@ -186,8 +188,12 @@ def _faster_criterion(state: AnalysisState, plan: AnalysisPlan) -> Criterion | N
     if plan.is_trial or faster_test is None:
         return None
     criterion, test = faster_test
-    pairs = state.pairs.get(criterion.name)
-    if pairs is None or state.latest < MIN_LATEST_MATCHED_BLOCKS or not is_mean_test_met(test, criterion, pairs, plan):
+    pairs = state.paired_moments.get(criterion.name)
+    if (
+        pairs is None
+        or state.latest_matched_streak < MIN_LATEST_MATCHED_BLOCKS
+        or not is_mean_test_met(test, criterion, pairs, plan)
+    ):
         return None
     return criterion
 
@@ -195,7 +201,7 @@ def _faster_criterion(state: AnalysisState, plan: AnalysisPlan) -> Criterion | N
 def _failed_criterion_message(state: AnalysisState, plan: AnalysisPlan, criteria: Sequence[Criterion]) -> str:
     """Return the message on the first criterion that significantly fails; empty when none does."""
     for criterion in criteria:
-        pairs = state.pairs.get(criterion.name)
+        pairs = state.paired_moments.get(criterion.name)
         for test in criterion.rollback_tests if pairs else ():
             assert pairs is not None
             if is_mean_test_met(test, criterion, pairs, plan) and not (
@@ -203,14 +209,14 @@ def _failed_criterion_message(state: AnalysisState, plan: AnalysisPlan, criteria
             ):
                 parameters = build_sequence_parameters(test, criterion, plan, pairs)
                 return messages.failed_criterion_message(criterion, test, pairs, parameters)
-        if criterion.name == FAILED_REQUESTS and state.events.is_canary_worse(failed_requests_alpha(plan)):
-            return messages.failed_requests_message(state.events)
+        if criterion.name == FAILED_REQUESTS and state.failed_requests.is_canary_worse(failed_requests_alpha(plan)):
+            return messages.failed_requests_message(state.failed_requests)
     return ""
 
 
 def _unmet_conditions(state: AnalysisState, plan: AnalysisPlan, now: float, criteria: Sequence[Criterion]) -> list[str]:
     """Return the conditions that a promotion still needs, as clauses, the most important first; empty when all are met."""
-    seconds_per_block = (now - state.began) / state.blocks if state.blocks else plan.block
+    seconds_per_block = (now - state.start_time) / state.block_count if state.block_count else plan.block_seconds
     unmet_criteria = [
         (criterion, tests)
         for criterion in criteria
@@ -220,7 +226,7 @@ def _unmet_conditions(state: AnalysisState, plan: AnalysisPlan, now: float, crit
     conditions: list[str] = []
     other_unmet_tests: list[messages.UnmetTest] = []
     for criterion, tests in unmet_criteria:
-        pairs = state.pairs.get(criterion.name)
+        pairs = state.paired_moments.get(criterion.name)
         if pairs is None:
             conditions.append(messages.criterion_not_counted_message(criterion))
         elif criterion is criteria[0] and criterion.rollback_tests:
@@ -229,19 +235,19 @@ def _unmet_conditions(state: AnalysisState, plan: AnalysisPlan, now: float, crit
             other_unmet_tests.append(_unmet_test(criterion, tests[0], pairs, state, plan))
     if state.crashes.is_suspicious:
         conditions.append(messages.suspicious_crashes_message(state.crashes))
-    if plan.unlike and plan.incomparable:
+    if plan.hardware_mismatch and plan.drafts_not_comparable_reason:
         conditions.append(messages.nothing_compared_message(plan))
     if other_unmet_tests:
         conditions.append(messages.other_unmet_criteria_message(other_unmet_tests, seconds_per_block))
     is_latency_unmet = any(criterion.needs_load_match for criterion, _ in unmet_criteria)
-    if state.blocks and (load_message := _load_mismatch_message(state, criteria, is_latency_unmet=is_latency_unmet)):
+    if state.block_count and (load_message := _load_mismatch_message(state, criteria, is_latency_unmet=is_latency_unmet)):
         conditions.append(load_message)
-    if state.blocks < plan.min_blocks:
-        conditions.append(messages.too_few_blocks_message(state.blocks, plan.min_blocks))
-    if state.dropped > MAX_DROPPED_BLOCK_SHARE * (state.blocks + state.dropped):
-        conditions.append(messages.dropped_blocks_message(state.dropped, state.blocks, state.pods_dropped))
-    if not conditions and now - state.began < plan.soak:
-        conditions.append(messages.soak_message(plan.soak - (now - state.began)))
+    if state.block_count < plan.min_blocks:
+        conditions.append(messages.too_few_blocks_message(state.block_count, plan.min_blocks))
+    if state.dropped_block_count > MAX_DROPPED_BLOCK_SHARE * (state.block_count + state.dropped_block_count):
+        conditions.append(messages.dropped_blocks_message(state.dropped_block_count, state.block_count, state.excluded_pods))
+    if not conditions and now - state.start_time < plan.min_duration_seconds:
+        conditions.append(messages.soak_message(plan.min_duration_seconds - (now - state.start_time)))
     return conditions
 
 
@@ -263,7 +269,7 @@ def _unmet_test(
     """Return a further unmet test with the parameters of its mean, or the counts of its share."""
     if criterion.relative:
         return messages.UnmetTest(criterion, test, pairs, build_sequence_parameters(test, criterion, plan, pairs))
-    shares = state.shares[criterion.name]
+    shares = state.share_counts[criterion.name]
     return messages.UnmetTest(criterion, test, pairs, None, shares, _needed_request_factor(test, criterion, shares, plan))
 
 
@@ -274,11 +280,11 @@ def _load_mismatch_message(state: AnalysisState, criteria: Sequence[Criterion], 
     """
     if not any(criterion.needs_load_match and criterion.promote_tests for criterion in criteria):
         return ""
-    if not state.demand.is_matched and (is_latency_unmet or state.latest < MIN_LATEST_MATCHED_BLOCKS):
-        return messages.load_mismatch_message(state.demand)
-    if state.left_out > MAX_UNMATCHED_BLOCK_SHARE * state.blocks:
-        return messages.unmatched_blocks_message(state.left_out, state.blocks)
-    if state.latest < min(MIN_LATEST_MATCHED_BLOCKS, state.blocks):
+    if not state.load_match.is_matched and (is_latency_unmet or state.latest_matched_streak < MIN_LATEST_MATCHED_BLOCKS):
+        return messages.load_mismatch_message(state.load_match)
+    if state.unmatched_block_count > MAX_UNMATCHED_BLOCK_SHARE * state.block_count:
+        return messages.unmatched_blocks_message(state.unmatched_block_count, state.block_count)
+    if state.latest_matched_streak < min(MIN_LATEST_MATCHED_BLOCKS, state.block_count):
         return messages.latest_blocks_unmatched_message()
     return ""
 
@@ -296,22 +302,24 @@ def _needed_request_factor(
     return high
 
 
-def _build_comparisons(state: AnalysisState, plan: AnalysisPlan, criteria: Sequence[Criterion]) -> tuple[MetricComparison, ...]:
+def _build_comparisons(state: AnalysisState, plan: AnalysisPlan, criteria: Sequence[Criterion]) -> tuple[Comparison, ...]:
     """Return the comparisons of all counted criteria, and that of the greedy answers once they have come."""
-    comparisons = tuple(_build_comparison(criterion, state, plan) for criterion in criteria if criterion.name in state.pairs)
-    return comparisons if state.answers is None else (*comparisons, state.answers.comparison)
+    comparisons = tuple(
+        _build_comparison(criterion, state, plan) for criterion in criteria if criterion.name in state.paired_moments
+    )
+    return comparisons if state.equivalence is None else (*comparisons, state.equivalence.comparison)
 
 
-def _build_comparison(criterion: Criterion, state: AnalysisState, plan: AnalysisPlan) -> MetricComparison:
+def _build_comparison(criterion: Criterion, state: AnalysisState, plan: AnalysisPlan) -> Comparison:
     """Return the criterion as the status shows it: relative to the control, with the bounds of the tests that decide, if any."""
-    pairs = state.pairs[criterion.name]
-    if pairs.control <= 0:
-        return MetricComparison(metric=criterion.name, sample_count=pairs.count)
-    estimate = round(pairs.canary / pairs.control - 1, 4)
+    pairs = state.paired_moments[criterion.name]
+    if pairs.control_mean <= 0:
+        return Comparison(metric=criterion.name, sample_count=pairs.count)
+    estimate = round(pairs.canary_mean / pairs.control_mean - 1, 4)
     if not (criterion.rollback_tests or criterion.promote_tests):
-        return MetricComparison(metric=criterion.name, sample_count=pairs.count, estimate=estimate)
+        return Comparison(metric=criterion.name, sample_count=pairs.count, estimate=estimate)
     lower, upper = comparison_bounds(criterion, pairs, plan)
-    return MetricComparison(
+    return Comparison(
         metric=criterion.name,
         sample_count=pairs.count,
         estimate=estimate,

@@ -209,7 +209,7 @@ def test_canaries_of_which_nothing_can_be_counted_are_rolled_back_for_their_page
     told = status["history"][0]
     assert told["reason"].startswith("Greedy answers differ from the control's in ")
     assert told["reason"].endswith("the canary changes what the target says, which no drafter may.")
-    compared = next(one for one in told["comparisons"] if one["metric"] == "GreedyAnswers")
+    compared = next(one for one in told["comparisons"] if one["metric"] == "OutputEquivalence")
     assert compared["blocks"] == 24
     assert "the control's differ from the stable pods' in 0." in compared["message"]
     assert inside.end() == 0

@@ -35,7 +35,7 @@ from aerie.analysis.statistics.calibration import (
     DeviationHistory,
 )
 
-TERMS = AnalysisPlan(kept=SampleProjection(positions=3))
+TERMS = AnalysisPlan(projection=SampleProjection(draft_positions=3))
 RULE = BlockRule(pods_per_minimum=1)
 ENGINE = "vllm/vllm-openai:v0.33.0"
 NAMES = {one.name for one in build_calibration_criteria(TERMS)}
@@ -46,15 +46,15 @@ def counts(noise: np.random.Generator, length: float = 2.5, drafts: float = 5000
     length *= float(noise.normal(1, 0.01))
     return EngineCounts(
         drafts=drafts,
-        accepted=drafts * (length - 1),
+        accepted_tokens=drafts * (length - 1),
         draft_tokens=3 * drafts,
         decode_tokens=12_000.0,
         decode_seconds=120 * float(noise.normal(1, 0.01)),
         output_tokens=12_120.0,
-        finished=drafts / 40,
+        finished_requests=drafts / 40,
         first_tokens=120.0,
-        first_seconds=12.0,
-        timed=120.0,
+        first_token_seconds=12.0,
+        timed_requests=120.0,
         request_steps=12_000.0 / length,
         iterations=1000.0,
     )
@@ -75,8 +75,8 @@ DAY = lived(FULL_TRUST_BATCHES * BLOCKS_PER_BATCH)
 
 
 def test_a_day_of_stable_pods_tells_how_each_criterion_scatters() -> None:
-    found = DAY.calibrate_plan(TERMS).scatters
-    assert (DAY.blocks, DAY.until) == (720, 720 * 120.0)
+    found = DAY.calibrate_plan(TERMS).dispersions
+    assert (DAY.block_count, DAY.last_block_end_time) == (720, 720 * 120.0)
     assert set(found) == ANALYSED
     for name in (TOKENS_PER_STEP, ACCEPTANCE_LENGTH):
         assert found[name].variance == pytest.approx(0.01**2, rel=0.15)
@@ -85,15 +85,17 @@ def test_a_day_of_stable_pods_tells_how_each_criterion_scatters() -> None:
 
 
 def test_too_little_tells_nothing_at_all() -> None:
-    assert lived(4 * BLOCKS_PER_BATCH - 1).calibrate_plan(TERMS).scatters == {}
-    first = lived(4 * BLOCKS_PER_BATCH).calibrate_plan(TERMS).scatters.keys()
+    assert lived(4 * BLOCKS_PER_BATCH - 1).calibrate_plan(TERMS).dispersions == {}
+    first = lived(4 * BLOCKS_PER_BATCH).calibrate_plan(TERMS).dispersions.keys()
     assert first == ANALYSED - {TIME_PER_OUTPUT_TOKEN, TIME_TO_FIRST_TOKEN}, "how these go with the load is learnt first"
-    assert lived(5 * BLOCKS_PER_BATCH).calibrate_plan(TERMS).scatters.keys() == ANALYSED
+    assert lived(5 * BLOCKS_PER_BATCH).calibrate_plan(TERMS).dispersions.keys() == ANALYSED
 
 
 def test_a_trial_is_informed_by_the_same_pods() -> None:
     assert {TIME_PER_OUTPUT_TOKEN, TOKENS_PER_BUSY_SECOND} < NAMES
-    assert DAY.calibrate_plan(replace(TERMS, goal="Faster", incomparable="it is a trial.")).scatters.keys() == NAMES - {
+    assert DAY.calibrate_plan(
+        replace(TERMS, goal="Faster", drafts_not_comparable_reason="it is a trial.")
+    ).dispersions.keys() == NAMES - {
         TOKENS_PER_STEP,
         ACCEPTANCE_LENGTH,
     }
@@ -107,7 +109,14 @@ def test_it_comes_back_as_it_was() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "not base64!", "aGVsbG8=", codec.pack([]), codec.pack({"histories": {}}), codec.pack({"histories": []})],
+    [
+        "",
+        "not base64!",
+        "aGVsbG8=",
+        codec.pack([]),
+        codec.pack({"deviation_histories": {}}),
+        codec.pack({"deviation_histories": []}),
+    ],
 )
 def test_what_another_release_wrote_is_no_memory(text: str) -> None:
     assert BaselineCalibration.unpack(text) is None
@@ -115,7 +124,7 @@ def test_what_another_release_wrote_is_no_memory(text: str) -> None:
 
 def test_a_torn_history_is_no_memory() -> None:
     found = codec.unpack(DAY.pack())
-    found["histories"][ACCEPTANCE_LENGTH]["a"]["closed"] = "AAAA"
+    found["deviation_histories"][ACCEPTANCE_LENGTH]["a"]["closed"] = "AAAA"
     assert BaselineCalibration.unpack(codec.pack(found)) is None
 
 
@@ -126,38 +135,38 @@ def test_a_block_counts_with_two_pods_that_have_enough_of_it() -> None:
     assert empty.add_block(ClosedBlock(0.0, 120.0, None, None), RULE) == empty
     assert empty.add_block(block(0, a=whole), RULE) == empty
     assert empty.add_block(block(0, a=whole, b=few), RULE) == empty, "fewer than half of the drafts that a block needs"
-    assert empty.add_block(block(0, a=whole, b=few), replace(RULE, pods_per_minimum=2)).blocks == 1, (
+    assert empty.add_block(block(0, a=whole, b=few), replace(RULE, pods_per_minimum=2)).block_count == 1, (
         "of two pods, each needs half"
     )
     found = empty.add_block(block(0, a=whole, b=whole, c=few), RULE)
-    assert set(found.histories[ACCEPTANCE_LENGTH].pods) == {"a", "b"}
+    assert set(found.deviation_histories[ACCEPTANCE_LENGTH].pods) == {"a", "b"}
 
 
 def test_a_promotion_keeps_what_is_known() -> None:
-    promoted = DAY.compatible_with(replace(TERMS, margin=0.05, soak=60.0, pods=(2, 2)), ENGINE)
-    assert promoted.histories == DAY.histories
-    found = lived(10, promoted, "xyz").calibrate_plan(TERMS).scatters[ACCEPTANCE_LENGTH]
-    assert found.batches == FULL_TRUST_BATCHES
+    promoted = DAY.compatible_with(replace(TERMS, margin=0.05, min_duration_seconds=60.0, pod_counts=(2, 2)), ENGINE)
+    assert promoted.deviation_histories == DAY.deviation_histories
+    found = lived(10, promoted, "xyz").calibrate_plan(TERMS).dispersions[ACCEPTANCE_LENGTH]
+    assert found.batch_count == FULL_TRUST_BATCHES
     assert found.variance == pytest.approx(0.01**2, rel=0.15)
 
 
 @pytest.mark.parametrize(
     ("change", "lost"),
     [
-        ({"block": 60.0}, NAMES),
-        ({"kept": SampleProjection(positions=5)}, {TOKENS_PER_STEP, ACCEPTANCE_LENGTH}),
-        ({"kept": SampleProjection(positions=2)}, set()),
-        ({"kept": SampleProjection(3, output_edge=0.05)}, {SLOW_TIME_PER_OUTPUT_TOKEN}),
-        ({"kept": SampleProjection(3, first_edge=0.5)}, {SLOW_TIME_TO_FIRST_TOKEN}),
-        ({"incomparable": "the canary serves without a drafter."}, set()),
+        ({"block_seconds": 60.0}, NAMES),
+        ({"projection": SampleProjection(draft_positions=5)}, {TOKENS_PER_STEP, ACCEPTANCE_LENGTH}),
+        ({"projection": SampleProjection(draft_positions=2)}, set()),
+        ({"projection": SampleProjection(3, time_per_output_token_edge=0.05)}, {SLOW_TIME_PER_OUTPUT_TOKEN}),
+        ({"projection": SampleProjection(3, time_to_first_token_edge=0.5)}, {SLOW_TIME_TO_FIRST_TOKEN}),
+        ({"drafts_not_comparable_reason": "the canary serves without a drafter."}, set()),
         ({"goal": "Superior"}, set()),
     ],
 )
 def test_what_is_counted_otherwise_begins_anew(change: dict[str, Any], lost: set[str]) -> None:
     terms = replace(TERMS, **change)
     wanted = {row.name for row in build_calibration_criteria(terms)}
-    assert wanted - set(DAY.compatible_with(terms, ENGINE).histories) == (wanted if lost == NAMES else lost)
-    assert DAY.compatible_with(terms, ENGINE).blocks == (0 if lost == NAMES else DAY.blocks)
+    assert wanted - set(DAY.compatible_with(terms, ENGINE).deviation_histories) == (wanted if lost == NAMES else lost)
+    assert DAY.compatible_with(terms, ENGINE).block_count == (0 if lost == NAMES else DAY.block_count)
 
 
 def test_another_engine_begins_anew() -> None:
@@ -165,7 +174,7 @@ def test_another_engine_begins_anew() -> None:
     newer = DAY.compatible_with(TERMS, "vllm/vllm-openai:v0.34.0")
     assert newer == BaselineCalibration(TERMS, engine="vllm/vllm-openai:v0.34.0")
     assert lived(1, newer).engine == newer.engine
-    assert DAY.compatible_with(replace(TERMS, block=60.0), ENGINE).engine == ENGINE
+    assert DAY.compatible_with(replace(TERMS, block_seconds=60.0), ENGINE).engine == ENGINE
     assert DAY.compatible_with(TERMS, ENGINE) == DAY
 
 
@@ -176,16 +185,16 @@ def test_text_that_does_not_say_of_which_engine_it_is_is_no_memory() -> None:
 
 
 def test_shares_beyond_an_objective_are_no_means() -> None:
-    objective = replace(TERMS, kept=SampleProjection(3, output_edge=0.05))
+    objective = replace(TERMS, projection=SampleProjection(3, time_per_output_token_edge=0.05))
     noise = np.random.default_rng(1)
-    late = {name: replace(counts(noise), slow_output=float(share)) for name, share in zip("ab", (2, 3), strict=True)}
+    late = {name: replace(counts(noise), slow_output_requests=float(share)) for name, share in zip("ab", (2, 3), strict=True)}
     both = BaselineCalibration(objective)
     for number in range(5 * BLOCKS_PER_BATCH):
         both = both.add_block(block(number, **late), RULE)
-    scatters = both.calibrate_plan(objective).scatters
-    assert scatters[SLOW_TIME_PER_OUTPUT_TOKEN] == both.histories[SLOW_TIME_PER_OUTPUT_TOKEN].estimate_dispersion()
-    assert scatters[TIME_PER_OUTPUT_TOKEN] == both.histories[TIME_PER_OUTPUT_TOKEN].estimate_dispersion()
-    assert both.histories[TIME_PER_OUTPUT_TOKEN] != both.histories[SLOW_TIME_PER_OUTPUT_TOKEN]
+    scatters = both.calibrate_plan(objective).dispersions
+    assert scatters[SLOW_TIME_PER_OUTPUT_TOKEN] == both.deviation_histories[SLOW_TIME_PER_OUTPUT_TOKEN].estimate_dispersion()
+    assert scatters[TIME_PER_OUTPUT_TOKEN] == both.deviation_histories[TIME_PER_OUTPUT_TOKEN].estimate_dispersion()
+    assert both.deviation_histories[TIME_PER_OUTPUT_TOKEN] != both.deviation_histories[SLOW_TIME_PER_OUTPUT_TOKEN]
 
 
 def loaded(noise: np.random.Generator, elasticity: float, output: float) -> EngineCounts:
@@ -204,14 +213,14 @@ def test_pods_are_compared_at_like_output(elasticity: float) -> None:
         pods = {name: loaded(noise, elasticity, output) for name, output in zip("abc", outputs.tolist(), strict=True)}
         found = found.add_block(block(number, **pods), RULE)
     informed = found.calibrate_plan(TERMS)
-    deviation = informed.scatters[TIME_PER_OUTPUT_TOKEN].variance ** 0.5
+    deviation = informed.dispersions[TIME_PER_OUTPUT_TOKEN].variance ** 0.5
     if elasticity > 0:
-        assert informed.curves[TIME_PER_OUTPUT_TOKEN].elasticity(90.0, 110.0) == pytest.approx(elasticity, abs=0.05)
+        assert informed.load_curves[TIME_PER_OUTPUT_TOKEN].elasticity(90.0, 110.0) == pytest.approx(elasticity, abs=0.05)
         assert deviation < 0.015, "0.01 of its own"
     else:  # slow pods get fewer requests: that is no reason to make up for anything
-        assert informed.curves[TIME_PER_OUTPUT_TOKEN].elasticity(90.0, 110.0) == 0
+        assert informed.load_curves[TIME_PER_OUTPUT_TOKEN].elasticity(90.0, 110.0) == 0
         assert deviation > 0.04
-    assert ACCEPTANCE_LENGTH not in informed.curves
+    assert ACCEPTANCE_LENGTH not in informed.load_curves
     assert BaselineCalibration.unpack(found.pack()) == found
 
 
@@ -222,10 +231,13 @@ def test_a_wild_block_does_not_spoil_a_day() -> None:
         if number in (100, 400):
             pods["a"] = counts(noise, length=3.9)  # a dozen requests that fell into repetition
         found = found.add_block(block(number, **pods), RULE)
-    odd, usual = found.calibrate_plan(TERMS).scatters[ACCEPTANCE_LENGTH], DAY.calibrate_plan(TERMS).scatters[ACCEPTANCE_LENGTH]
+    odd, usual = (
+        found.calibrate_plan(TERMS).dispersions[ACCEPTANCE_LENGTH],
+        DAY.calibrate_plan(TERMS).dispersions[ACCEPTANCE_LENGTH],
+    )
     assert odd.variance == pytest.approx(usual.variance, rel=0.25)
     assert odd.inflation == pytest.approx(usual.inflation, rel=0.25)
-    assert json.loads(json.dumps(found.histories[ACCEPTANCE_LENGTH].to_dict()))
+    assert json.loads(json.dumps(found.deviation_histories[ACCEPTANCE_LENGTH].to_dict()))
 
 
 def test_it_is_small_however_long_it_lives() -> None:

@@ -56,15 +56,15 @@ def test_inflation_is_that_of_a_mean_of_a_batch(keep: float) -> None:
 
 
 def test_lasting_differences_are_told_from_noise() -> None:
-    assert mean_of("offset_sd", offset_sd=0.02) == pytest.approx(0.02, rel=0.3)
-    assert mean_of("offset_sd") < 0.002
+    assert mean_of("pod_effect_sd", offset_sd=0.02) == pytest.approx(0.02, rel=0.3)
+    assert mean_of("pod_effect_sd") < 0.002
 
 
 def test_little_history_is_mistrusted() -> None:
     assert history(MIN_BATCHES * BLOCKS_PER_BATCH - 1).estimate_dispersion() == UNCALIBRATED_DISPERSION
     short, full = history(6 * BLOCKS_PER_BATCH).estimate_dispersion(), history(24 * BLOCKS_PER_BATCH).estimate_dispersion()
     assert 0.75 * DEFAULT_INFLATION + 0.25 <= short.inflation <= DEFAULT_INFLATION
-    assert (short.batches, short.freedom, full.freedom) == (
+    assert (short.batch_count, short.degrees_of_freedom, full.degrees_of_freedom) == (
         6,
         FULL_HISTORY_DEGREES_OF_FREEDOM / 4,
         FULL_HISTORY_DEGREES_OF_FREEDOM,
@@ -82,12 +82,19 @@ def test_shares_that_are_always_zero_do_not_scatter() -> None:
     for _ in range(24 * BLOCKS_PER_BATCH):
         found = found.add_block({"a": 0.0, "b": 0.0}, relative=False)
     assert found.estimate_dispersion() == Dispersion(
-        inflation=1.0, variance=0.0, freedom=0.0, offset_sd=0.0, offset_freedom=1.0, batches=24
+        inflation=1.0, variance=0.0, degrees_of_freedom=0.0, pod_effect_sd=0.0, pod_effect_degrees_of_freedom=1.0, batch_count=24
     )
 
 
 def test_two_arms_of_other_sizes() -> None:
-    scatter = Dispersion(inflation=1.5, variance=0.0016, freedom=20.0, offset_sd=0.01, offset_freedom=2.0, batches=24)
+    scatter = Dispersion(
+        inflation=1.5,
+        variance=0.0016,
+        degrees_of_freedom=20.0,
+        pod_effect_sd=0.01,
+        pod_effect_degrees_of_freedom=2.0,
+        batch_count=24,
+    )
     assert scatter.variance_prior(2.0, (1, 3)).variance == pytest.approx(4 * 0.0016 * 4 / 3)
     none = PodEffect(0.0, 0.0)
     found = scatter.pod_effect(none, 2.0, (2, 2))
@@ -97,7 +104,7 @@ def test_two_arms_of_other_sizes() -> None:
 
 
 def test_few_pods_that_happen_to_be_alike_do_not_prove_that_all_are() -> None:
-    alike = Dispersion(offset_sd=0.0, offset_freedom=2.0, batches=24)
+    alike = Dispersion(pod_effect_sd=0.0, pod_effect_degrees_of_freedom=2.0, batch_count=24)
     found = alike.pod_effect(PodEffect(0.01, 1.0), 1.0, (1, 1))
     assert found.degrees_of_freedom == 3.0, "the prior is worth a pod"
     assert found.sd == pytest.approx(0.01 * (2 / 3) ** 0.5)
@@ -132,14 +139,14 @@ def go_on(found: DeviationHistory, blocks: int, names: str, *, sd: float = 0.04,
 def test_what_pods_told_that_are_gone_holds_until_others_have_told_as_much() -> None:
     found = go_on(DeviationHistory(), FULL_TRUST_BATCHES * BLOCKS_PER_BATCH, "abcdefgh")
     found = go_on(found, 1, "stuvwxyz")
-    assert found.estimate_dispersion().batches == FULL_TRUST_BATCHES, "all pods are others, as after a promotion"
+    assert found.estimate_dispersion().batch_count == FULL_TRUST_BATCHES, "all pods are others, as after a promotion"
     found = go_on(found, 3 * BLOCKS_PER_BATCH, "stuvwxyz")
     kept = set(found.pods) & set("abcdefgh")
     assert (len(kept), len(found.pods)) == (MAX_FOLLOWED_PODS // 2, MAX_FOLLOWED_PODS)
-    assert found.estimate_dispersion().batches == FULL_TRUST_BATCHES
+    assert found.estimate_dispersion().batch_count == FULL_TRUST_BATCHES
     found = go_on(found, (FULL_TRUST_BATCHES + 1) * BLOCKS_PER_BATCH, "stuvwxyz")
     assert set(found.pods) == set("stuvwxyz")
-    assert found.estimate_dispersion().batches >= FULL_TRUST_BATCHES
+    assert found.estimate_dispersion().batch_count >= FULL_TRUST_BATCHES
 
 
 def test_a_pod_that_is_missing_for_some_blocks_keeps_what_it_told() -> None:

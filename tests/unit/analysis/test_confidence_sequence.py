@@ -125,7 +125,7 @@ TUNINGS = st.builds(
 def test_ratio_bounds_are_where_the_tests_turn(values: list[tuple[float, float]], tuned: SequenceParameters) -> None:
     pairs = pairs_of(values)
     low, high = ratio_bounds(pairs, tuned, tuned)
-    estimate = pairs.canary / pairs.control
+    estimate = pairs.canary_mean / pairs.control_mean
     assert low <= estimate <= high
     if math.isfinite(high):
         step = 1e-6 * (1 + abs(high)) + 1e-3 * (high - estimate)
@@ -218,7 +218,7 @@ def test_counts_are_wrong_no_more_often_than_alpha(share: float) -> None:
 
 def test_events_of_blocks_with_other_shares_add_up() -> None:
     together = RareEvents().add_block(3, 1, 0.5).add_block(2, 2, 0.25)
-    assert (together.canary, together.control, together.expected) == (5, 3, 3.0)
+    assert (together.canary_events, together.control_events, together.expected_canary_events) == (5, 3, 3.0)
     assert together.log_null == pytest.approx(4 * math.log(0.5) + 2 * math.log(0.25) + 2 * math.log(0.75))
 
 

@@ -55,6 +55,6 @@ def test_equal_engines_are_hardly_ever_taken_for_worse(weekly: float, most: floa
 
 def test_restarts_are_counted_once_and_older_ones_not() -> None:
     found = CrashCounts().add_restarts({"a": 7}, {}).add_restarts({"a": 7}, {}).add_restarts({"a": 9, "b": 1}, {"c": 2})
-    assert (found.canary, found.control) == (4, 1)
-    assert found.add_exposure(2, 3, 1800.0).canary_hours == 1.0
+    assert (found.canary_crashes, found.control_crashes) == (4, 1)
+    assert found.add_exposure(2, 3, 1800.0).canary_pod_hours == 1.0
     assert CrashCounts(**json.loads(json.dumps(found.to_dict()))) == found

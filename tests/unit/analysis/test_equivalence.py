@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aerie.analysis.comparison import Comparison
 from aerie.analysis.equivalence import (
     EQUIVALENCE_ALPHA,
     MAX_ROUNDING_LOGPROB_GAP,
@@ -141,5 +142,4 @@ def test_sentences() -> None:
 def test_answers_survive_a_crash_and_are_shown() -> None:
     found = EquivalenceResult((PromptDifference(3, None), PromptDifference(None, 0), PromptDifference()), 24, "why")
     assert EquivalenceResult.from_dict(json.loads(json.dumps(found.to_dict()))) == found
-    shown = found.comparison.to_dict()
-    assert shown == {"metric": "GreedyAnswers", "blocks": 3, "message": found.message}
+    assert found.comparison == Comparison("OutputEquivalence", 3, found.message)

@@ -44,8 +44,14 @@ def test_the_level_is_the_mean_of_the_analysis_as_sure_as_its_blocks() -> None:
 
 def test_there_is_none_where_it_was_not_compared_or_hardly() -> None:
     assert accepted([2.5] * 4) is None
-    assert accepted([2.5] * 40, AnalysisPlan(incomparable="the canary serves without a drafter.", steady=False)) is None
-    assert accepted([2.5] * 40, AnalysisPlan(incomparable="the arms draft 3 and 5 tokens.")) is not None, (
+    assert (
+        accepted(
+            [2.5] * 40,
+            AnalysisPlan(drafts_not_comparable_reason="the canary serves without a drafter.", has_fixed_draft_length=False),
+        )
+        is None
+    )
+    assert accepted([2.5] * 40, AnalysisPlan(drafts_not_comparable_reason="the arms draft 3 and 5 tokens.")) is not None, (
         "it is the canary's own level"
     )
 
@@ -61,7 +67,7 @@ def test_the_length_of_the_acceptance_is_that_of_the_counters() -> None:
     assert post_promotion.compute_reference_acceptance_length(state, TERMS) == pytest.approx(2.5)
     assert (
         post_promotion.compute_reference_acceptance_length(
-            state, replace(TERMS, incomparable="it follows a schedule.", steady=False)
+            state, replace(TERMS, drafts_not_comparable_reason="it follows a schedule.", has_fixed_draft_length=False)
         )
         is None
     )
@@ -77,9 +83,9 @@ def test_blocks_without_a_whole_pod_or_drafts_say_nothing() -> None:
     level = accepted([2.4, 2.5, 2.6] * 10)
     assert level is not None
     state = post_promotion.add_promoted_block(AnalysisState(0.0), ClosedBlock(0.0, 120.0, None, None), level, TERMS)
-    assert (state.blocks, state.dropped) == (0, 1)
+    assert (state.block_count, state.dropped_block_count) == (0, 1)
     state = post_promotion.add_promoted_block(state, ClosedBlock(0.0, 120.0, side(2.5, drafts=0), None), level, TERMS)
-    assert (state.blocks, post_promotion.regression_message(state, level, TERMS, 4)) == (0, "")
+    assert (state.block_count, post_promotion.regression_message(state, level, TERMS, 4)) == (0, "")
 
 
 def test_no_accepted_token_is_told_at_once() -> None:
@@ -115,7 +121,7 @@ def test_promoted_processes_that_end_again_and_again_are_told_at_once() -> None:
     level = accepted([2.4, 2.5, 2.6] * 10)
     assert level is not None
     state = watched([2.5], level)
-    assert state.crashes.canary_hours == pytest.approx(1 / 30)
+    assert state.crashes.canary_pod_hours == pytest.approx(1 / 30)
     assert post_promotion.abort_message(add_restarts(state, {"a": 1}, {}), TERMS) == ""
     assert post_promotion.abort_message(add_restarts(add_restarts(state, {"a": 1}, {}), {"a": 1, "b": 4}, {}), TERMS).startswith(
         "2 of the canary's engine processes have ended in 0.0 pod-hours, and none of the control's"

@@ -32,13 +32,18 @@ NAMES = (
     "TimeToFirstToken",
     "FailedRequests",
     "OutputLength",
-    "CutRequests",
+    "TruncatedRequests",
     "Preemptions",
 )
 
 
 def terms(goal: AnalysisGoal, edge: float | None = None) -> AnalysisPlan:
-    return AnalysisPlan(goal=goal, incomparable=TRIAL, kept=SampleProjection(3, edge), scatters=dict.fromkeys(NAMES, CALM))
+    return AnalysisPlan(
+        goal=goal,
+        drafts_not_comparable_reason=TRIAL,
+        projection=SampleProjection(3, edge),
+        dispersions=dict.fromkeys(NAMES, CALM),
+    )
 
 
 def arm(noise: np.random.Generator, slower: float, steps: float) -> ArmCounts:
@@ -106,15 +111,15 @@ def test_one_that_is_faster_for_each_and_keeps_the_engine_busier_is_rolled_back(
     assert judgement.message.startswith("Output per busy second is ")
     (goodput,) = (one for one in judgement.comparisons if one.metric == TOKENS_PER_BUSY_SECOND)
     assert goodput.estimate == pytest.approx(1 / (0.9 * 1.3) - 1, abs=0.02)
-    assert state.blocks < 60
+    assert state.block_count < 60
 
 
 def test_one_that_is_to_be_measured_is_neither_accepted_nor_held_for_being_slower() -> None:
     for slower in (0.8, 1.2):
         state, judgement = after(60, terms("Explore"), slower=slower)
-        assert (judgement.outcome, state.blocks) == ("Continue", 60)
+        assert (judgement.outcome, state.block_count) == ("Continue", 60)
         assert judgement.message.startswith("It is to be measured and given up. After 60 blocks time per output token is ")
     _, judgement = after(60, terms("Explore"), slower=2.0)
     assert judgement.outcome == "Rollback"
-    _, judgement = after(1, replace(terms("Explore"), deadline=60.0))
+    _, judgement = after(1, replace(terms("Explore"), max_duration_seconds=60.0))
     assert judgement.outcome == "Inconclusive"

@@ -35,9 +35,11 @@ from aerie.analysis.statistics.load_adjustment import LoadCurve
 from aerie.analysis.verdict import Verdict, check_guardrails, evaluate_analysis
 from tests.unit.rollout.world import told
 
-CALM = Dispersion(inflation=1.0, variance=0.0001, freedom=20.0, offset_sd=0.0, offset_freedom=7.0, batches=24)
+CALM = Dispersion(
+    inflation=1.0, variance=0.0001, degrees_of_freedom=20.0, pod_effect_sd=0.0, pod_effect_degrees_of_freedom=7.0, batch_count=24
+)
 NAMES = [one.name for one in build_criteria(AnalysisPlan())]
-TERMS = AnalysisPlan(pods=(1, 1), scatters=dict.fromkeys(NAMES, CALM))
+TERMS = AnalysisPlan(pod_counts=(1, 1), dispersions=dict.fromkeys(NAMES, CALM))
 
 
 def side(noise: np.random.Generator | None = None, **change: float) -> ArmCounts:
@@ -47,29 +49,29 @@ def side(noise: np.random.Generator | None = None, **change: float) -> ArmCounts
     """
     base = EngineCounts(
         drafts=40_000.0,
-        accepted=60_000.0,
+        accepted_tokens=60_000.0,
         draft_tokens=120_000.0,
         decode_tokens=100_000.0,
         decode_seconds=2_000.0,
         output_tokens=100_240.0,
-        finished=240.0,
-        cut=60.0,
+        finished_requests=240.0,
+        truncated_requests=60.0,
         first_tokens=240.0,
-        first_seconds=48.0,
-        timed=240.0,
-        slow_first=6.0,
-        slow_output=6.0,
+        first_token_seconds=48.0,
+        timed_requests=240.0,
+        slow_first_token_requests=6.0,
+        slow_output_requests=6.0,
     )
     load = change.pop("load", 5.0)
     names = {name: getattr(base, name) * factor if getattr(base, name) else factor for name, factor in change.items()}
     if noise:
-        names["accepted"] = names.get("accepted", base.accepted) * float(noise.normal(1, 0.01))
+        names["accepted_tokens"] = names.get("accepted_tokens", base.accepted_tokens) * float(noise.normal(1, 0.01))
         names["decode_seconds"] = names.get("decode_seconds", base.decode_seconds) * float(noise.normal(1, 0.01))
     found = replace(base, **names)
     steps = (
         40_000.0 * change["request_steps"]
         if "request_steps" in change
-        else 100_000.0 * found.drafts / (found.drafts + found.accepted)
+        else 100_000.0 * found.drafts / (found.drafts + found.accepted_tokens)
     )
     return ArmCounts(1, replace(found, request_steps=steps * found.decode_tokens / 100_000.0), load)
 
@@ -90,11 +92,11 @@ def after(blocks: int, terms: AnalysisPlan = TERMS, seed: int = 1, **change: flo
 
 # ---------------------------------------------------------------------------------------------------------------- verdicts
 def test_a_better_canary_is_accepted_after_the_soak() -> None:
-    state, judgement = after(14, accepted=1.2)
+    state, judgement = after(14, accepted_tokens=1.2)
     assert judgement.outcome == "Continue"
     assert judgement.message == "After 14 blocks: every criterion holds, and 2 min of the soak are left."
-    state, judgement = after(120, accepted=1.2)
-    assert (judgement.outcome, state.blocks) == ("Promote", 15)
+    state, judgement = after(120, accepted_tokens=1.2)
+    assert (judgement.outcome, state.block_count) == ("Promote", 15)
     assert re.fullmatch(
         r"Output per verification step is 1\d\.\d % above the control's, certainly above -2\.0 %, after 15 blocks; "
         r"time per output token, time to first token, share of failed requests and share of requests given up by their "
@@ -105,9 +107,9 @@ def test_a_better_canary_is_accepted_after_the_soak() -> None:
 
 
 def test_a_worse_canary_is_rolled_back_without_a_soak() -> None:
-    state, judgement = after(120, accepted=0.9)
+    state, judgement = after(120, accepted_tokens=0.9)
     assert judgement.outcome == "Rollback"
-    assert state.blocks == TERMS.min_blocks
+    assert state.block_count == TERMS.min_blocks
     said = r"Output per verification step is \d\.\d % below the control's, certainly at most -\d\.\d %, after 5 blocks\."
     assert re.fullmatch(said, judgement.message)
 
@@ -116,48 +118,58 @@ def test_an_equal_canary_is_accepted_as_not_inferior_but_not_as_superior() -> No
     assert after(120)[1].outcome == "Promote"
     superior = replace(TERMS, goal="Superior")
     state, judgement = after(130, superior)
-    assert (judgement.outcome, state.blocks) == ("Inconclusive", 120)
+    assert (judgement.outcome, state.block_count) == ("Inconclusive", 120)
     assert judgement.message.startswith("No decision within 4 h: output per verification step is")
-    assert after(130, superior, accepted=1.03)[1].outcome == "Promote"
+    assert after(130, superior, accepted_tokens=1.03)[1].outcome == "Promote"
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"decode_seconds": 1.1}, "Time per output token is 10."),
-        ({"first_seconds": 1.4}, "Time to first token is 40.0 % above the control's, certainly at least"),
-        ({"errors": 4.0}, "The canary failed 20 requests and the control 0; with equal arms about 10.0 of them"),
+        ({"first_token_seconds": 1.4}, "Time to first token is 40.0 % above the control's, certainly at least"),
+        ({"failed_requests": 4.0}, "The canary failed 20 requests and the control 0; with equal arms about 10.0 of them"),
         ({"output_tokens": 1.3}, "Output per request is 30.0 % above the control's, certainly at least"),
         ({"output_tokens": 0.7}, "Output per request is 30.0 % below the control's, certainly at most"),
-        ({"cut": 1.5}, "Share of requests cut at their limit of tokens is 37.50 % against the control's 25.00 %"),
+        ({"truncated_requests": 1.5}, "Share of requests cut at their limit of tokens is 37.50 % against the control's 25.00 %"),
         ({"preemptions": 240.0}, "Preemptions per request is 100.00 % against the control's 0.00 %"),
     ],
 )
 def test_any_other_harm_rolls_back_too(change: dict[str, float], said: str) -> None:
-    _, judgement = after(120, TERMS, 1, accepted=1.2, **change)
+    _, judgement = after(120, TERMS, 1, accepted_tokens=1.2, **change)
     assert judgement.outcome == "Rollback"
     assert judgement.message.startswith(said)
 
 
 def test_objectives_are_judged_by_the_share_beyond_them() -> None:
-    terms = replace(TERMS, kept=SampleProjection(positions=3, output_edge=0.05, first_edge=1.0))
+    terms = replace(
+        TERMS, projection=SampleProjection(draft_positions=3, time_per_output_token_edge=0.05, time_to_first_token_edge=1.0)
+    )
     assert after(120, terms)[1].outcome == "Promote"
-    _, judgement = after(120, terms, slow_output=3.0)
+    _, judgement = after(120, terms, slow_output_requests=3.0)
     assert judgement.outcome == "Rollback"
     assert judgement.message.startswith("Share of requests that take more than 50 ms per output token is 7.50 % against")
     assert "beyond the control's +0.25 points" in judgement.message
-    assert after(120, terms, slow_first=3.0)[1].message.startswith("Share of requests with a first token after 1 s is 7.50 %")
+    assert after(120, terms, slow_first_token_requests=3.0)[1].message.startswith(
+        "Share of requests with a first token after 1 s is 7.50 %"
+    )
 
 
 def test_time_is_compared_at_the_controls_output() -> None:
     """A canary that happens to get 15 % more to do takes longer for each token, as any pod would."""
-    more = {"first_tokens": 1.15, "output_tokens": 1.15, "decode_tokens": 1.15, "finished": 1.15, "cut": 1.15}
+    more = {
+        "first_tokens": 1.15,
+        "output_tokens": 1.15,
+        "decode_tokens": 1.15,
+        "finished_requests": 1.15,
+        "truncated_requests": 1.15,
+    }
     longer = {"decode_seconds": 1.15 * 1.15**0.5}
-    trial = replace(TERMS, goal="Faster", incomparable="it is a trial.")
+    trial = replace(TERMS, goal="Faster", drafts_not_comparable_reason="it is a trial.")
     curves = {TIME_PER_OUTPUT_TOKEN: LoadCurve(0.5, 0.0, 100_240 / 120)}
     state, judgement = after(120, trial, 1, **more, **longer)
-    assert (judgement.outcome, state.blocks) == ("Rollback", TERMS.min_blocks)
-    known = replace(trial, curves=curves)
+    assert (judgement.outcome, state.block_count) == ("Rollback", TERMS.min_blocks)
+    known = replace(trial, load_curves=curves)
     assert after(60, known, 1, **more, **longer)[1].outcome == "Continue"
     faster = {"decode_seconds": 0.95 * longer["decode_seconds"]}
     assert after(60, known, 1, **more, **faster)[1].outcome == "Promote"
@@ -175,18 +187,18 @@ def test_latency_under_another_load_is_no_evidence() -> None:
 
 def test_a_faster_canary_keeps_its_blocks() -> None:
     """It has fewer requests in flight, of as many that came."""
-    _, judgement = after(60, decode_seconds=0.4, first_seconds=0.5, load=2.0)
+    _, judgement = after(60, decode_seconds=0.4, first_token_seconds=0.5, load=2.0)
     assert judgement.outcome == "Promote"
     assert after(60, decode_seconds=1.5, load=8.0)[1].outcome == "Rollback"
 
 
 def test_where_acceptance_may_not_be_compared_time_decides() -> None:
-    terms = replace(TERMS, incomparable="the canary's number of tokens follows a schedule.")
-    _, judgement = after(120, terms, accepted=0.5)
+    terms = replace(TERMS, drafts_not_comparable_reason="the canary's number of tokens follows a schedule.")
+    _, judgement = after(120, terms, accepted_tokens=0.5)
     assert judgement.outcome == "Promote"
     assert judgement.message.startswith("Time per output token is")
     assert judgement.message.endswith("Drafts are not compared: the canary's number of tokens follows a schedule.")
-    assert after(120, terms, accepted=0.5, decode_seconds=1.1)[1].outcome == "Rollback"
+    assert after(120, terms, accepted_tokens=0.5, decode_seconds=1.1)[1].outcome == "Rollback"
     assert after(120, replace(terms, goal="Superior"))[1].outcome != "Promote"
     assert after(120, replace(terms, goal="Superior"), decode_seconds=0.9)[1].outcome == "Promote"
 
@@ -199,43 +211,43 @@ BEHIND = 1.05
 def test_tokens_behind_a_stop_make_no_canary_better() -> None:
     """Counters flatter the canary by 3 %; its requests got as many tokens in a step as the control's."""
     superior = replace(TERMS, goal="Superior")
-    state, judgement = after(130, superior, accepted=BEHIND, request_steps=1.0)
+    state, judgement = after(130, superior, accepted_tokens=BEHIND, request_steps=1.0)
     assert judgement.outcome == "Inconclusive"
     assert judgement.message.startswith("No decision within 4 h: output per verification step is 0.")
     shown = {one.metric: one for one in judgement.comparisons}
     assert shown[ACCEPTANCE_LENGTH].estimate == pytest.approx(0.03, abs=0.003), "people see it"
     assert (shown[ACCEPTANCE_LENGTH].lower, shown[ACCEPTANCE_LENGTH].upper) == (None, None), "it decides nothing"
     assert shown[TOKENS_PER_STEP].upper is not None
-    assert state.blocks == 120
+    assert state.block_count == 120
 
 
 def test_tokens_behind_a_stop_hide_no_harm() -> None:
     """By the counters it is as good; requests get 4 % fewer tokens in a step."""
-    _, judgement = after(130, accepted=1.0, request_steps=1 / 0.96)
+    _, judgement = after(130, accepted_tokens=1.0, request_steps=1 / 0.96)
     assert judgement.outcome == "Rollback"
     assert judgement.message.startswith("Output per verification step is 3.8 % below the control's, certainly at most")
 
 
 def test_with_unlike_numbers_of_tokens_time_decides_and_drafts_are_shown() -> None:
     """More drafts give more tokens in a step, however bad, and begin at harder places: neither says what users feel."""
-    unequal = replace(TERMS, incomparable="the canary drafts 5 tokens at a time and the stable revision 3.")
-    _, judgement = after(130, unequal, accepted=0.9, request_steps=1.0)
+    unequal = replace(TERMS, drafts_not_comparable_reason="the canary drafts 5 tokens at a time and the stable revision 3.")
+    _, judgement = after(130, unequal, accepted_tokens=0.9, request_steps=1.0)
     assert judgement.outcome == "Promote"
     assert judgement.message.startswith("Time per output token is")
     assert judgement.message.endswith("Drafts are not compared: the canary drafts 5 tokens at a time and the stable revision 3.")
     assert {TOKENS_PER_STEP, ACCEPTANCE_LENGTH} < {one.metric for one in judgement.comparisons}
-    _, judgement = after(130, unequal, accepted=1.5, decode_seconds=1.06)
+    _, judgement = after(130, unequal, accepted_tokens=1.5, decode_seconds=1.06)
     assert (judgement.outcome, judgement.message[:21]) == ("Rollback", "Time per output token")
 
 
-ADAPTIVE = replace(TERMS, incomparable="both arms verify adaptively, ....", adaptive=True)
+ADAPTIVE = replace(TERMS, drafts_not_comparable_reason="both arms verify adaptively, ....", both_adaptive=True)
 
 
 def test_adaptive_verification_is_judged_by_time_and_compared_while_as_many_are_in_flight() -> None:
-    _, judgement = after(130, ADAPTIVE, accepted=0.97)
+    _, judgement = after(130, ADAPTIVE, accepted_tokens=0.97)
     assert judgement.outcome == "Promote", "a little less may be the load"
     assert judgement.message.startswith("Time per output token is")
-    _, judgement = after(130, ADAPTIVE, accepted=0.7)
+    _, judgement = after(130, ADAPTIVE, accepted_tokens=0.7)
     assert judgement.outcome == "Rollback"
     assert judgement.message.startswith("Output per verification step is 17.8 % below the control's, certainly at most")
     assert judgement.message.count("beyond -10.0 %") == 1
@@ -243,22 +255,19 @@ def test_adaptive_verification_is_judged_by_time_and_compared_while_as_many_are_
 
 def test_adaptive_verification_under_more_requests_in_flight_is_not_compared() -> None:
     """As many came and more are in flight, of each of which fewer tokens are verified."""
-    _, judgement = after(130, ADAPTIVE, accepted=0.7, load=8.0)
+    _, judgement = after(130, ADAPTIVE, accepted_tokens=0.7, load=8.0)
     assert TOKENS_PER_STEP not in {one.metric for one in judgement.comparisons}
     assert TIME_PER_OUTPUT_TOKEN in {one.metric for one in judgement.comparisons}
     assert judgement.outcome == "Promote"
-    assert after(130, ADAPTIVE, accepted=0.7, load=8.0, decode_seconds=1.1)[1].message.startswith("Time per output token is")
-
-
-def test_what_an_older_release_began_is_judged_as_it_began() -> None:
-    before = {name: value for name, value in TERMS.to_dict().items() if name not in ("steady", "adaptive")}
-    assert AnalysisPlan.from_dict(json.loads(json.dumps(before))) == TERMS
+    assert after(130, ADAPTIVE, accepted_tokens=0.7, load=8.0, decode_seconds=1.1)[1].message.startswith(
+        "Time per output token is"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- what users feel
 def test_a_lighter_drafter_that_is_faster_is_accepted_for_that() -> None:
     """It drafts less well and costs less: each token takes 15 % less time."""
-    lighter = {"accepted": 1 - 0.04 / 0.6, "decode_seconds": 0.85}
+    lighter = {"accepted_tokens": 1 - 0.04 / 0.6, "decode_seconds": 0.85}
     _, judgement = after(130, TERMS, 1, **lighter)
     assert judgement.outcome == "Promote"
     assert re.match(
@@ -272,14 +281,14 @@ def test_a_lighter_drafter_that_is_faster_is_accepted_for_that() -> None:
 
 @pytest.mark.parametrize("seconds", [1.035, 1.05])
 def test_no_gain_in_drafts_accepts_what_is_slower(seconds: float) -> None:
-    assert after(130, accepted=1.13, decode_seconds=seconds)[1].outcome != "Promote"
+    assert after(130, accepted_tokens=1.13, decode_seconds=seconds)[1].outcome != "Promote"
 
 
 @pytest.mark.parametrize("slower", [1.1, 1.3, 2.0, 2.9])
 def test_an_objective_takes_no_guard_away(slower: float) -> None:
     """Nobody waits for as long as the objective, and every token takes longer."""
-    terms = replace(TERMS, kept=SampleProjection(3, output_edge=0.05), scatters=TERMS.scatters)
-    _, judgement = after(130, terms, accepted=1.2, decode_seconds=slower, slow_output=0.0)
+    terms = replace(TERMS, projection=SampleProjection(3, time_per_output_token_edge=0.05), dispersions=TERMS.dispersions)
+    _, judgement = after(130, terms, accepted_tokens=1.2, decode_seconds=slower, slow_output_requests=0.0)
     assert judgement.outcome == "Rollback"
     assert judgement.message.startswith("Time per output token is")
 
@@ -288,12 +297,17 @@ def test_an_objective_takes_no_guard_away(slower: float) -> None:
 def test_an_objective_is_bound_to_its_percentile(canary: float, control: float, verdict: str) -> None:
     """Of 240 requests in a block so many are beyond it; its percentile lets 12 be. Where the control breaks it already, equals
     are let pass."""
-    kept = SampleProjection(3, output_edge=0.05)
-    terms = replace(TERMS, kept=kept, deadline=10 * 86400.0, scatters={**TERMS.scatters, SLOW_TIME_PER_OUTPUT_TOKEN: CALM})
+    kept = SampleProjection(3, time_per_output_token_edge=0.05)
+    terms = replace(
+        TERMS,
+        projection=kept,
+        max_duration_seconds=10 * 86400.0,
+        dispersions={**TERMS.dispersions, SLOW_TIME_PER_OUTPUT_TOKEN: CALM},
+    )
     noise, state, found = np.random.default_rng(2), AnalysisState(0.0), "Continue"
     for index in range(1, 400):
-        mine = side(noise, accepted=1.2, slow_output=float(noise.poisson(canary)) / 6)
-        theirs = side(noise, slow_output=float(noise.poisson(control)) / 6)
+        mine = side(noise, accepted_tokens=1.2, slow_output_requests=float(noise.poisson(canary)) / 6)
+        theirs = side(noise, slow_output_requests=float(noise.poisson(control)) / 6)
         state = add_block(state, ClosedBlock(120.0 * index - 120, 120.0 * index, mine, theirs), terms)
         state, judgement = evaluate_analysis(state, terms, 120.0 * index)
         found = judgement.outcome
@@ -305,10 +319,16 @@ def test_an_objective_is_bound_to_its_percentile(canary: float, control: float, 
 # -------------------------------------------------------------------------------------------- what takes itself out of blocks
 def test_no_failure_among_few_requests_is_no_certainty() -> None:
     """Three finished requests in a block: none has failed, and every fiftieth might."""
-    few = {"finished": 3 / 240, "cut": 3 / 240, "first_tokens": 3 / 240, "first_seconds": 3 / 240, "timed": 3 / 240}
+    few = {
+        "finished_requests": 3 / 240,
+        "truncated_requests": 3 / 240,
+        "first_tokens": 3 / 240,
+        "first_token_seconds": 3 / 240,
+        "timed_requests": 3 / 240,
+    }
     noise, state, judgement = np.random.default_rng(1), AnalysisState(0.0), evaluate_analysis(AnalysisState(0.0), TERMS, 0.0)[1]
     for index in range(1, 120):
-        block = ClosedBlock(120.0 * index - 120, 120.0 * index, side(noise, accepted=1.2, **few), side(noise, **few))
+        block = ClosedBlock(120.0 * index - 120, 120.0 * index, side(noise, accepted_tokens=1.2, **few), side(noise, **few))
         state = add_block(state, block, TERMS)
         state, judgement = evaluate_analysis(state, TERMS, 120.0 * index)
         assert judgement.outcome == "Continue"
@@ -316,17 +336,28 @@ def test_no_failure_among_few_requests_is_no_certainty() -> None:
 
 
 BEGUN = (
-    *("drafts", "accepted", "decode_tokens", "decode_seconds", "output_tokens", "finished", "cut", "first_tokens"),
-    *("first_seconds", "timed", "slow_first", "slow_output"),
+    *(
+        "drafts",
+        "accepted_tokens",
+        "decode_tokens",
+        "decode_seconds",
+        "output_tokens",
+        "finished_requests",
+        "truncated_requests",
+        "first_tokens",
+    ),
+    *("first_token_seconds", "timed_requests", "slow_first_token_requests", "slow_output_requests"),
 )
 
 
 def test_with_little_traffic_a_wider_margin_of_failures_decides() -> None:
-    few = dict.fromkeys(("finished", "cut", "first_tokens", "first_seconds", "timed"), 10 / 240)
+    few = dict.fromkeys(
+        ("finished_requests", "truncated_requests", "first_tokens", "first_token_seconds", "timed_requests"), 10 / 240
+    )
     noise, wide = np.random.default_rng(1), replace(TERMS, failure_margin=0.05)
     state = AnalysisState(0.0)
     for index in range(1, 16):
-        block = ClosedBlock(120.0 * index - 120, 120.0 * index, side(noise, accepted=1.2, **few), side(noise, **few))
+        block = ClosedBlock(120.0 * index - 120, 120.0 * index, side(noise, accepted_tokens=1.2, **few), side(noise, **few))
         state = add_block(state, block, wide)
     assert evaluate_analysis(state, wide, 1800.0)[1].outcome == "Promote"
     assert evaluate_analysis(state, TERMS, 1800.0)[1].outcome == "Continue"
@@ -337,7 +368,7 @@ def test_overload_does_not_take_itself_out_of_the_evidence() -> None:
     noise, state, judgement = np.random.default_rng(1), AnalysisState(0.0), evaluate_analysis(AnalysisState(0.0), TERMS, 0.0)[1]
     for index in range(1, 118):
         gone = dict.fromkeys(BEGUN, 0.5) | {"load": 2.0} if index > 7 else {}
-        block = ClosedBlock(120.0 * index - 120, 120.0 * index, side(noise, **{"accepted": 1.2, **gone}), side(noise))
+        block = ClosedBlock(120.0 * index - 120, 120.0 * index, side(noise, **{"accepted_tokens": 1.2, **gone}), side(noise))
         state = add_block(state, block, TERMS)
         state, judgement = evaluate_analysis(state, TERMS, 120.0 * index)
         assert judgement.outcome != "Promote"
@@ -345,14 +376,14 @@ def test_overload_does_not_take_itself_out_of_the_evidence() -> None:
 
 
 def test_far_later_first_tokens_stop_it_at_once_though_it_gets_fewer_requests() -> None:
-    later = {"first_tokens": 0.5, "first_seconds": 10.0, "load": 2.0}
+    later = {"first_tokens": 0.5, "first_token_seconds": 10.0, "load": 2.0}
     state, judgement = after(120, TERMS, 1, **later)
-    assert (judgement.outcome, state.blocks) == ("Rollback", 2)
+    assert (judgement.outcome, state.block_count) == ("Rollback", 2)
     assert judgement.message.startswith(
         "The canary's time to first token was more than 5 times the control's in 2 blocks in a row"
     )
-    few = {"first_tokens": 19 / 240, "first_seconds": 2.0}
-    assert after(2, TERMS, 1, **few)[0].late == 0
+    few = {"first_tokens": 19 / 240, "first_token_seconds": 2.0}
+    assert after(2, TERMS, 1, **few)[0].slow_first_token_streak == 0
 
 
 def test_a_canary_that_finishes_nothing_that_it_holds_is_stopped_at_once() -> None:
@@ -367,19 +398,19 @@ def test_a_canary_that_finishes_nothing_that_it_holds_is_stopped_at_once() -> No
         "The canary finished next to no request in 2 blocks in a row, though a pod of it held 3.0 at a time"
     )
     without = add_block(AnalysisState(0.0), ClosedBlock(0.0, 240.0, ArmCounts(1, EngineCounts(), 0.0), side()), TERMS)
-    assert without.stalled == 0, "nothing is sent to it"
+    assert without.stalled_streak == 0, "nothing is sent to it"
 
 
 def test_requests_given_up_by_clients_roll_back() -> None:
-    _, judgement = after(120, accepted=1.2, given_up=24.0)
+    _, judgement = after(120, accepted_tokens=1.2, abandoned_requests=24.0)
     assert judgement.outcome == "Rollback"
     assert judgement.message.startswith("Share of requests given up by their clients is 10.00 % against the control's 0.00 %")
 
 
 def test_processes_that_end_are_evidence() -> None:
-    state, _ = after(14, accepted=1.2)
+    state, _ = after(14, accepted_tokens=1.2)
     once = add_restarts(state, {"canary-1": 3}, {})
-    assert once.crashes.canary == 1, "older restarts are not counted"
+    assert once.crashes.canary_crashes == 1, "older restarts are not counted"
     assert add_restarts(once, {"canary-1": 3}, {}) == once, "nor the same one twice"
     _, judgement = evaluate_analysis(once, TERMS, 1801.0)
     assert judgement.outcome == "Continue"
@@ -396,22 +427,22 @@ def test_processes_that_end_are_evidence() -> None:
 
 
 def test_what_was_running_when_a_process_ended_has_failed() -> None:
-    state, _ = after(14, accepted=1.2)
-    lost = add_restarts(state, {"a": 1}, {}).shares[FAILED_REQUESTS]
+    state, _ = after(14, accepted_tokens=1.2)
+    lost = add_restarts(state, {"a": 1}, {}).share_counts[FAILED_REQUESTS]
     assert lost.canary_events == 5.0, "as many as are on a pod"
-    assert lost.canary_total == state.shares[FAILED_REQUESTS].canary_total + 5.0
+    assert lost.canary_total == state.share_counts[FAILED_REQUESTS].canary_total + 5.0
 
 
 # -------------------------------------------------------------------------------------------------------------- hard stops
 def test_what_cannot_work_is_stopped_at_once() -> None:
     state, judgement = evaluate_analysis(AnalysisState(0.0), TERMS, 30.0, ["Pod a of the canary crashes again and again."])
     assert (judgement.outcome, judgement.message) == ("Rollback", "Pod a of the canary crashes again and again.")
-    assert state.verdict == "Rollback"
+    assert state.outcome == "Rollback"
 
 
 def test_no_accepted_token_in_two_blocks() -> None:
-    state, judgement = after(120, accepted=0.0)
-    assert (judgement.outcome, state.blocks) == ("Rollback", 2)
+    state, judgement = after(120, accepted_tokens=0.0)
+    assert (judgement.outcome, state.block_count) == ("Rollback", 2)
     assert judgement.message.startswith("Not one drafted token of the canary was accepted in 2 blocks in a row")
 
 
@@ -419,11 +450,11 @@ def test_that_none_of_a_few_drafts_is_accepted_is_chance() -> None:
     """A schedule hardly drafts in a busy hour."""
     many = side()
     for drafts, stopped in ((49.0, False), (50.0, True)):
-        few = replace(many, counts=replace(many.counts, drafts=drafts, accepted=0.0))
+        few = replace(many, counts=replace(many.counts, drafts=drafts, accepted_tokens=0.0))
         state = AnalysisState(0.0)
         for index in range(2):
             state = add_block(state, ClosedBlock(120.0 * index, 120.0 * index + 120, few, many), TERMS)
-        assert (state.silent == 2) is stopped
+        assert (state.zero_acceptance_streak == 2) is stopped
 
 
 SLOWER, UNLIKE = {"decode_seconds": 3.1}, {"first_tokens": 1.5, "load": 7.5}
@@ -438,25 +469,25 @@ def slow_after(*canaries: dict[str, float], terms: AnalysisPlan = TERMS) -> list
     state, found = AnalysisState(0.0), []
     for index, change in enumerate(canaries, 1):
         state = add_block(state, ClosedBlock(120.0 * index - 120, 120.0 * index, side(None, **change), side()), terms)
-        found.append(state.slow)
+        found.append(state.slow_output_streak)
     return found
 
 
 def test_more_than_three_times_as_slow_in_two_blocks() -> None:
     state, judgement = after(1, decode_seconds=5.0)
-    assert (judgement.outcome, state.slow) == ("Continue", 1)
+    assert (judgement.outcome, state.slow_output_streak) == ("Continue", 1)
     state, judgement = after(120, decode_seconds=5.0)
-    assert (judgement.outcome, state.blocks, judgement.message) == ("Rollback", 2, FAR_SLOWER)
-    assert state.blocks < TERMS.min_blocks
+    assert (judgement.outcome, state.block_count, judgement.message) == ("Rollback", 2, FAR_SLOWER)
+    assert state.block_count < TERMS.min_blocks
     state, judgement = after(120, decode_seconds=2.5)  # slower too, but for the bounds to say
-    assert (judgement.outcome, state.blocks) == ("Rollback", TERMS.min_blocks)
+    assert (judgement.outcome, state.block_count) == ("Rollback", TERMS.min_blocks)
     assert judgement.message.startswith("Time per output token is 1")
 
 
 @pytest.mark.parametrize("goal", ["NonInferior", "Superior", "Faster", "Explore"])
 def test_far_slower_is_far_slower_whatever_it_is_to_show(goal: AnalysisGoal) -> None:
     state, judgement = after(120, replace(TERMS, goal=goal), decode_seconds=5.0)
-    assert (judgement.outcome, state.blocks, judgement.message) == ("Rollback", 2, FAR_SLOWER)
+    assert (judgement.outcome, state.block_count, judgement.message) == ("Rollback", 2, FAR_SLOWER)
 
 
 def test_a_growing_share_is_stopped_for_it_too() -> None:
@@ -483,7 +514,7 @@ def test_a_block_that_is_not_far_slower_begins_the_count_anew() -> None:
 def test_no_time_of_the_controls_is_none_to_be_slower_than() -> None:
     for missing in ({"decode_tokens": 0.0}, {"decode_seconds": 0.0}):
         block = ClosedBlock(0.0, 120.0, side(decode_seconds=5.0), side(None, **missing))
-        assert add_block(AnalysisState(0.0), block, TERMS).slow == 0
+        assert add_block(AnalysisState(0.0), block, TERMS).slow_output_streak == 0
 
 
 def test_a_block_with_unlike_loads_leaves_the_count_as_it_is() -> None:
@@ -494,63 +525,54 @@ def test_a_block_with_unlike_loads_leaves_the_count_as_it_is() -> None:
 
 def test_a_dropped_block_leaves_the_count_as_it_is() -> None:
     state = add_block(AnalysisState(0.0), ClosedBlock(0.0, 120.0, side(decode_seconds=5.0), side()), TERMS)
-    assert add_block(state, ClosedBlock(120.0, 240.0, None, side()), TERMS).slow == 1
+    assert add_block(state, ClosedBlock(120.0, 240.0, None, side()), TERMS).slow_output_streak == 1
 
 
 def test_far_slower_is_meant_as_measured() -> None:
     """A curve near saturation would make more of a difference in load than there is."""
     idler = {"decode_seconds": 2.0 * 0.85, "decode_tokens": 0.85, "output_tokens": 0.85}
-    known = replace(TERMS, curves={TIME_PER_OUTPUT_TOKEN: LoadCurve(3.0, 0.0, 100_240 / 120)})
+    known = replace(TERMS, load_curves={TIME_PER_OUTPUT_TOKEN: LoadCurve(3.0, 0.0, 100_240 / 120)})
     assert slow_after(idler, idler, terms=known) == [0, 0]
 
 
-def test_a_state_from_before_slow_blocks_were_counted_is_read() -> None:
-    state = add_block(AnalysisState(0.0), ClosedBlock(0.0, 120.0, side(decode_seconds=5.0), side()), TERMS)
-    found = json.loads(json.dumps(state.to_dict()))
-    assert found["slow"] == 1
-    assert AnalysisState.from_dict(found) == state
-    del found["slow"]
-    assert AnalysisState.from_dict(found) == replace(state, slow=0)
-
-
 def test_a_verdict_stays() -> None:
-    state, judgement = after(120, accepted=0.9)
+    state, judgement = after(120, accepted_tokens=0.9)
     for _ in range(50):
-        state = add_block(state, ClosedBlock(0.0, 120.0, side(accepted=2.0), side()), TERMS)
+        state = add_block(state, ClosedBlock(0.0, 120.0, side(accepted_tokens=2.0), side()), TERMS)
     assert evaluate_analysis(state, TERMS, 1e6, ["whatever"])[1].message == judgement.message
 
 
 # ------------------------------------------------------------------------------------------------------------ greedy answers
 def test_a_canary_that_changes_answers_is_rolled_back_without_a_block() -> None:
-    state, judgement = evaluate_analysis(replace(AnalysisState(0.0), answers=told(10)), TERMS, 1.0)
-    assert (judgement.outcome, state.verdict) == ("Rollback", "Rollback")
+    state, judgement = evaluate_analysis(replace(AnalysisState(0.0), equivalence=told(10)), TERMS, 1.0)
+    assert (judgement.outcome, state.outcome) == ("Rollback", "Rollback")
     assert judgement.message == (
         "Greedy answers differ from the control's in 10 of 24 prompts (the first after 2 tokens); the control's differ from the "
         "stable pods' in 0. So the canary changes what the target says, which no drafter may."
     )
     (shown,) = judgement.comparisons
-    assert (shown.metric, shown.sample_count, shown.estimate) == ("GreedyAnswers", 24, None)
+    assert (shown.metric, shown.sample_count, shown.estimate) == ("OutputEquivalence", 24, None)
 
 
 @pytest.mark.parametrize("answers", [told(9), told(12, 1), told(0, 24), EquivalenceResult(prompt_count=24, skip_reason="x")])
 def test_answers_that_equal_engines_could_give_keep_nobody_from_being_accepted(answers: EquivalenceResult) -> None:
-    state, _ = after(14, accepted=1.2)
-    _, judgement = evaluate_analysis(replace(state, answers=answers), TERMS, 1801.0)
+    state, _ = after(14, accepted_tokens=1.2)
+    _, judgement = evaluate_analysis(replace(state, equivalence=answers), TERMS, 1801.0)
     assert judgement.outcome == "Promote"
     assert judgement.comparisons[-1].message == answers.message
 
 
 def test_another_attempt_asks_for_more_certainty_of_the_answers_too() -> None:
-    again = replace(TERMS, attempt=1)
-    assert evaluate_analysis(replace(AnalysisState(0.0), answers=told(10)), again, 1.0)[1].outcome == "Continue"
-    assert evaluate_analysis(replace(AnalysisState(0.0), answers=told(11)), again, 1.0)[1].outcome == "Rollback"
+    again = replace(TERMS, inconclusive_attempts=1)
+    assert evaluate_analysis(replace(AnalysisState(0.0), equivalence=told(10)), again, 1.0)[1].outcome == "Continue"
+    assert evaluate_analysis(replace(AnalysisState(0.0), equivalence=told(11)), again, 1.0)[1].outcome == "Rollback"
 
 
 @pytest.mark.parametrize(
     ("terms", "answers", "said"),
     [
         (TERMS, None, " Greedy answers were not compared: they did not come in time."),
-        (replace(TERMS, unasked="no why"), None, " Greedy answers were not compared: no why."),
+        (replace(TERMS, equivalence_skip_reason="no why"), None, " Greedy answers were not compared: no why."),
         (
             TERMS,
             EquivalenceResult(prompt_count=24, skip_reason="the key is missing"),
@@ -560,8 +582,8 @@ def test_another_attempt_asks_for_more_certainty_of_the_answers_too() -> None:
     ],
 )
 def test_what_was_accepted_without_the_answers_says_so(terms: AnalysisPlan, answers: EquivalenceResult | None, said: str) -> None:
-    state, _ = after(14, accepted=1.2)
-    assert evaluate_analysis(replace(state, answers=answers), terms, 1801.0)[1].message.endswith(said)
+    state, _ = after(14, accepted_tokens=1.2)
+    assert evaluate_analysis(replace(state, equivalence=answers), terms, 1801.0)[1].message.endswith(said)
 
 
 # ----------------------------------------------------------------------------------------------------------- missing data
@@ -569,7 +591,7 @@ def test_nothing_counted_never_promotes() -> None:
     state = AnalysisState(0.0)
     for index in range(200):
         state = add_block(state, ClosedBlock(120.0 * index, 120.0 * index + 120, None, side(), {"Stale": 1}), TERMS)
-    assert (state.blocks, state.dropped, state.pods_dropped) == (0, 200, {"Stale": 200})
+    assert (state.block_count, state.dropped_block_count, state.excluded_pods) == (0, 200, {"Stale": 200})
     assert evaluate_analysis(state, TERMS, 3600.0)[1].outcome == "Continue"
     assert evaluate_analysis(state, TERMS, 14400.0)[1].outcome == "Inconclusive"
 
@@ -577,7 +599,7 @@ def test_nothing_counted_never_promotes() -> None:
 def test_too_many_dropped_blocks_are_not_trusted() -> None:
     noise, state = np.random.default_rng(1), AnalysisState(0.0)
     for index in range(1, 61):
-        canary = None if index % 5 == 0 else side(noise, accepted=1.2)
+        canary = None if index % 5 == 0 else side(noise, accepted_tokens=1.2)
         dropped = {} if canary else {"Restarted": 1}
         state = add_block(state, ClosedBlock(120.0 * index - 120, 120.0 * index, canary, side(noise), dropped), TERMS)
     _, judgement = evaluate_analysis(state, TERMS, 7200.0)
@@ -620,7 +642,7 @@ def test_before_the_first_block_nothing_is_said_to_be_missing() -> None:
 
 
 def test_what_takes_equally_long_is_said_once() -> None:
-    _, judgement = after(4, decode_seconds=1.06, first_seconds=1.3, finished=1.0)
+    _, judgement = after(4, decode_seconds=1.06, first_token_seconds=1.3, finished_requests=1.0)
     assert re.search(
         r"still to be shown: time per output[^;]*certainly below[^;]*and time to first[^;]*certainly below[^;]*, which time ",
         judgement.message,
@@ -629,11 +651,13 @@ def test_what_takes_equally_long_is_said_once() -> None:
 
 
 def test_the_reason_says_what_would_decide_it() -> None:
-    terms = replace(TERMS, scatters={**TERMS.scatters, TOKENS_PER_STEP: replace(CALM, variance=0.002)})
+    terms = replace(TERMS, dispersions={**TERMS.dispersions, TOKENS_PER_STEP: replace(CALM, variance=0.002)})
     state = AnalysisState(0.0)
     for index in range(1, 21):
         swing = 0.07 * (-1) ** index
-        state = add_block(state, ClosedBlock(120.0 * index - 120, 120.0 * index, side(accepted=1.02 + swing), side()), terms)
+        state = add_block(
+            state, ClosedBlock(120.0 * index - 120, 120.0 * index, side(accepted_tokens=1.02 + swing), side()), terms
+        )
     _, judgement = evaluate_analysis(state, terms, 2400.0)
     assert judgement.message == (
         "After 20 blocks: output per verification step is 1.2 % above the control's, its lower bound -2.3 %; to be accepted it "
@@ -649,12 +673,12 @@ def test_the_reason_says_what_would_decide_it() -> None:
 
 @pytest.mark.parametrize("accepted", [0.98, 0.99, 1.0])
 def test_the_bounds_in_the_sentence_are_those_of_the_status(accepted: float) -> None:
-    terms = replace(TERMS, margin=0.001, deadline=10_000 * 120.0)
-    state, judgement = after(40, terms, seed=3, accepted=accepted)
+    terms = replace(TERMS, margin=0.001, max_duration_seconds=10_000 * 120.0)
+    state, judgement = after(40, terms, seed=3, accepted_tokens=accepted)
     length = next(one for one in judgement.comparisons if one.metric == TOKENS_PER_STEP)
     told = re.findall(r"bound,? ([-+][0-9.]+) %", judgement.message)
     if judgement.outcome == "Rollback":
-        told = re.findall(r"certainly at most ([-+][0-9.]+) %", state.reason)
+        told = re.findall(r"certainly at most ([-+][0-9.]+) %", state.message)
         assert length.upper is not None
         assert float(told[0]) == pytest.approx(100 * length.upper, abs=0.06)
     else:
@@ -662,8 +686,8 @@ def test_the_bounds_in_the_sentence_are_those_of_the_status(accepted: float) -> 
 
 
 def test_pods_that_differ_for_good_cannot_show_a_small_margin() -> None:
-    apart = replace(CALM, offset_sd=0.02)
-    _, judgement = after(20, replace(TERMS, scatters={**TERMS.scatters, TOKENS_PER_STEP: apart}))
+    apart = replace(CALM, pod_effect_sd=0.02)
+    _, judgement = after(20, replace(TERMS, dispersions={**TERMS.dispersions, TOKENS_PER_STEP: apart}))
     assert "which these pods cannot show: lasting differences between pods hide it, so compare more of them" in judgement.message
 
 
@@ -671,7 +695,9 @@ def test_an_estimate_below_the_margin_needs_more_than_time() -> None:
     state = AnalysisState(0.0)
     for index in range(1, 7):
         swing = 0.2 * (-1) ** index
-        state = add_block(state, ClosedBlock(120.0 * index - 120, 120.0 * index, side(accepted=0.9 + swing), side()), TERMS)
+        state = add_block(
+            state, ClosedBlock(120.0 * index - 120, 120.0 * index, side(accepted_tokens=0.9 + swing), side()), TERMS
+        )
     assert "which time alone will not show: the estimate itself is not" in evaluate_analysis(state, TERMS, 720.0)[1].message
 
 
@@ -682,17 +708,19 @@ def test_alphas_of_rolling_back_add_up_to_five_percent_and_halve_with_each_attem
 
     for terms in (
         TERMS,
-        replace(TERMS, kept=SampleProjection(3, 0.05, 1.0)),
-        replace(TERMS, incomparable="x."),
+        replace(TERMS, projection=SampleProjection(3, 0.05, 1.0)),
+        replace(TERMS, drafts_not_comparable_reason="x."),
         ADAPTIVE,
     ):
         assert alphas(terms) + equivalence.EQUIVALENCE_ALPHA <= 0.05 + 1e-12
-        assert alphas(replace(terms, attempt=1)) == pytest.approx(alphas(terms) / 2)
-        assert {test.alpha for one in build_criteria(replace(terms, attempt=1)) for test in one.promote_tests} == {0.025}
+        assert alphas(replace(terms, inconclusive_attempts=1)) == pytest.approx(alphas(terms) / 2)
+        assert {test.alpha for one in build_criteria(replace(terms, inconclusive_attempts=1)) for test in one.promote_tests} == {
+            0.025
+        }
 
 
 def test_terms_survive_a_crash() -> None:
-    terms = replace(TERMS, kept=SampleProjection(3, 0.05, None), attempt=2, incomparable="x.")
+    terms = replace(TERMS, projection=SampleProjection(3, 0.05, None), inconclusive_attempts=2, drafts_not_comparable_reason="x.")
     assert AnalysisPlan.from_dict(json.loads(json.dumps(terms.to_dict()))) == terms
 
 
@@ -711,7 +739,7 @@ def test_a_growing_share_is_only_watched() -> None:
         assert judgement.outcome == "Continue"
     assert judgement.message == "Nothing speaks against the canary after 120 blocks in 4 h."
     for index in range(121, 240):
-        state = add_block(state, ClosedBlock(0.0, 120.0 * index, side(noise, accepted=0.8), side(noise)), TERMS)
+        state = add_block(state, ClosedBlock(0.0, 120.0 * index, side(noise, accepted_tokens=0.8), side(noise)), TERMS)
     state, judgement = check_guardrails(state, TERMS, 30_000.0)
     assert judgement.outcome == "Rollback"
     assert check_guardrails(state, TERMS, 40_000.0)[1] == judgement
@@ -720,11 +748,11 @@ def test_a_growing_share_is_only_watched() -> None:
 
 def test_bounds_in_the_status_are_those_that_decide() -> None:
     for seed in range(8):
-        state, judgement = after(120, replace(TERMS, soak=0.0), seed, accepted=1.0 + 0.01 * (seed - 4))
+        state, judgement = after(120, replace(TERMS, min_duration_seconds=0.0), seed, accepted_tokens=1.0 + 0.01 * (seed - 4))
         figures = next(one for one in judgement.comparisons if one.metric == TOKENS_PER_STEP)
         if judgement.outcome == "Promote":
             assert (figures.lower or -1) >= -TERMS.margin
         elif judgement.message.startswith("Output per verification step"):
             assert figures.upper is not None
             assert figures.upper <= 0
-        assert state.pairs[TOKENS_PER_STEP].count == figures.sample_count
+        assert state.paired_moments[TOKENS_PER_STEP].count == figures.sample_count

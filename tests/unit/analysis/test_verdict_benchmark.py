@@ -30,7 +30,7 @@ def figure(counts: model.Floats, part: str, whole: str) -> model.Floats:
     [
         ("decode_tokens", "request_steps", "per_step"),
         ("decode_seconds", "decode_tokens", "time"),
-        ("first_seconds", "first_tokens", "first"),
+        ("first_token_seconds", "first_tokens", "first"),
     ],
 )
 @pytest.mark.parametrize("rate", [1.0, 20.0])
@@ -52,7 +52,7 @@ def test_drafts_follow_from_tokens() -> None:
     sums = {
         name: better[..., at].sum() / control[..., at].sum()
         for at, name in enumerate(FIELDS)
-        if name not in ("errors", "slow_output")
+        if name not in ("failed_requests", "slow_output_requests")
     }
     assert sums["decode_tokens"] == pytest.approx(1.0, abs=0.01)
     assert sums["drafts"] == pytest.approx(1 / 1.1, abs=0.01)
@@ -64,7 +64,7 @@ def test_requests_given_up_begin_nowhere() -> None:
     ill = model.simulate(traffic, 2, shared, random, Canary(given_up=0.5, onset=60 * 60.0))
     begun = ill[..., FIELDS.index("first_tokens")].mean(axis=1)
     assert begun[30:].sum() / begun[:30].sum() == pytest.approx(0.5, abs=0.1)
-    waits = figure(ill, "first_seconds", "first_tokens")
+    waits = figure(ill, "first_token_seconds", "first_tokens")
     assert waits[:30].max() < 1 < waits[30:].min()
 
 
@@ -73,7 +73,7 @@ def test_blocks_are_closed_by_the_rule() -> None:
     random, traffic = np.random.default_rng(4), Traffic(rate=1 / 6, block=18.0, grid=6.0)
     shared = model.drifts(traffic, 3600.0, random)
     canary, control = (model.simulate(traffic, 1, shared, random) for _ in range(2))
-    rule = build_block_rule(AnalysisPlan(block=traffic.block), 15.0)
+    rule = build_block_rule(AnalysisPlan(block_seconds=traffic.block), 15.0)
     blocks = model.close(traffic, canary, control, rule)
     assert len(blocks) > 60
     for before, after in itertools.pairwise(blocks):
@@ -83,8 +83,8 @@ def test_blocks_are_closed_by_the_rule() -> None:
         assert block.canary is not None
         assert rule.has_enough(block.canary)
     last = round(blocks[-1].end_time / traffic.grid)
-    sides = [block.canary.counts.finished for block in blocks if block.canary]
-    assert sum(sides) == canary[:last, :, FIELDS.index("finished")].sum()
+    sides = [block.canary.counts.finished_requests for block in blocks if block.canary]
+    assert sum(sides) == canary[:last, :, FIELDS.index("finished_requests")].sum()
 
 
 def test_a_pod_is_whole_while_it_serves() -> None:
@@ -97,11 +97,11 @@ def test_a_pod_is_whole_while_it_serves() -> None:
 
 def test_days_tell_how_blocks_scatter() -> None:
     memory = simulated.day(Traffic(pods_sd=0.02), 3, 0, 1)
-    scatters = memory.calibrate_plan(AnalysisPlan()).scatters
+    scatters = memory.calibrate_plan(AnalysisPlan()).dispersions
     assert math.sqrt(scatters[TOKENS_PER_STEP].variance) == pytest.approx(0.043, rel=0.1)
     assert math.sqrt(scatters[TIME_PER_OUTPUT_TOKEN].variance) == pytest.approx(0.03, rel=0.1)
     assert scatters[TOKENS_PER_STEP].inflation == pytest.approx(1.7, abs=0.8)
-    assert scatters[TIME_PER_OUTPUT_TOKEN].offset_freedom == 2.0
+    assert scatters[TIME_PER_OUTPUT_TOKEN].pod_effect_degrees_of_freedom == 2.0
 
 
 def cell(key: str, title: str = "") -> simulated.Cell:

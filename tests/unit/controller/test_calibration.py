@@ -68,7 +68,7 @@ def test_the_stable_pods_are_followed_at_the_slow_pace() -> None:
     assert subject.is_stable_only
     assert subject.arms == {"chat-r1": "control"}
     assert (subject.rule.block_seconds, subject.rule.scrape_interval_seconds, subject.rule.pods_per_minimum) == (120.0, 60.0, 1)
-    assert subject.projection.positions == 3
+    assert subject.projection.draft_positions == 3
     assert subject == followed(CalibrationCollector(), resource(metrics={"interval": "5s"})), (
         "what does not matter is no other subject"
     )
@@ -107,7 +107,7 @@ def test_what_is_known_waits_for_the_analysis_and_goes_with_the_resource() -> No
     assert not grown(histories, resource(), 0)
     known = histories.baseline_calibration(CHAT, "uid-chat")
     assert known is not None
-    assert known.blocks == 1
+    assert known.block_count == 1
     followed(histories, resource(rolling=True))
     assert histories.baseline_calibration(CHAT, "uid-chat") == known
     assert histories.baseline_calibration(CHAT, "another") is None
@@ -140,7 +140,7 @@ def test_another_operator_goes_on_from_what_is_written() -> None:
     followed(newer, resource("r2", engine={"image": "vllm/vllm-openai:v0.34.0"}), written)
     assert newer.baseline_calibration(CHAT, "uid-chat") is None, "it is of another engine"
     shorter = CalibrationCollector()
-    followed(shorter, resource(rollout={"analysis": {"block": "60s"}}), written)
+    followed(shorter, resource(rollout={"analysis": {"blockDuration": "60s"}}), written)
     assert shorter.baseline_calibration(CHAT, "uid-chat") is None
 
 
@@ -158,7 +158,7 @@ def test_another_engine_ends_what_is_known_and_one_that_is_away_for_a_moment_doe
 def test_stable_pods_are_read_twice_in_a_block_of_an_analysis(run: Run) -> None:
     async def paces() -> None:
         for block, pace in (("2m", 60.0), ("1h", 60.0), ("40s", 20.0), ("10s", 15.0)):
-            of = resource(rollout={"analysis": {"block": block}})
+            of = resource(rollout={"analysis": {"blockDuration": block}})
             scraper = Scraper(lambda _: None, lambda *_: None)
             scraper.track(CHAT, Snapshot(of, (deployment(),), pods=(pod(),)), of.status or Status())
             assert [one.interval for one in scraper._scrape_targets.values()] == [pace]
@@ -194,7 +194,7 @@ async def told_by_a_scraper() -> None:
         if scraper._collect_block(CHAT):
             held = scraper.baseline_calibration(CHAT, "uid-chat")
             assert held is not None
-            told.append(held.blocks)
+            told.append(held.block_count)
             written = calibration_record.build_calibration_config_map(of, held)
             written["metadata"] |= {"ownerReferences": [{"controller": True, "uid": "uid-chat"}]}
             scraper.track(CHAT, Snapshot(of, (deployment(), written), pods=pods), of.status or Status())

@@ -14,12 +14,12 @@ from aerie.rollout.canary.analysis_run import AnalysisRun
 from aerie.rollout.facts.hardware import MAX_COMPARED_PODS, LabelsByNode, _sample, hardware_difference_message
 from aerie.rollout.trials.failures import COOLDOWNS_AFTER_ROLLBACK
 from aerie.tuning.decision.policy import backoff_factor
+from tests.golden import Messages
 from tests.unit.rollout.test_effective_setting import K5, MINUTE, advise, look, speculation, tuned
 from tests.unit.rollout.world import World, canarying, serving, watching
 
 A100, H100 = "NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3"
 PRODUCT, INSTANCE = "nvidia.com/gpu.product", "node.kubernetes.io/instance-type"
-SAID = "Latency is not compared: the canary's pods run on"
 
 
 def pods(*nodes: str | None) -> list[dict[str, Any]]:
@@ -51,11 +51,9 @@ def test_alike_by_the_first_label_that_all_nodes_have(canary: list[str | None], 
     assert hardware_difference_message(pods(*canary), pods(*control), NODES) == ""
 
 
-def test_unlike_names_both_products_with_counts() -> None:
-    said = f"the canary's pods run on {A100} (2 pods), the control's on {A100} (1 pod) and {H100} (1 pod)"
-    assert hardware_difference_message(pods("a1", "a2"), pods("a1", "h1"), NODES) == said
-    said = "the canary's pods run on p4d.24xlarge (1 pod), the control's on p5.48xlarge (1 pod)"
-    assert hardware_difference_message(pods("a1"), pods("h2"), NODES) == said
+def test_unlike_names_both_products_with_counts(messages: Messages) -> None:
+    messages.check("GPU products", hardware_difference_message(pods("a1", "a2"), pods("a1", "h1"), NODES) or "")
+    messages.check("instance types", hardware_difference_message(pods("a1"), pods("h2"), NODES) or "")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +71,7 @@ def test_of_many_pods_a_sample_is_taken_that_no_order_of_pods_deceives(newer: Ca
     counts = [int(count) for count in re.findall(r"\((\d+) pods\)", said)]
     assert sum(counts) == MAX_COMPARED_PODS
     assert min(counts) > MAX_COMPARED_PODS // 4
-    assert said.endswith(f"by a sample of {MAX_COMPARED_PODS} of its 1000 pods")
+    assert f"{MAX_COMPARED_PODS} of its 1000 pods" in said
 
 
 def test_another_pod_changes_at_most_one_of_the_sample() -> None:
@@ -105,15 +103,16 @@ def test_a_plan_names_the_nodes_that_it_depends_on() -> None:
     assert ready.step().hardware_nodes == (), "of no rollout"
 
 
-def test_a_much_slower_gpu_rolls_nothing_back_and_a_better_drafter_is_promoted_by_its_acceptance() -> None:
+def test_a_much_slower_gpu_rolls_nothing_back_and_a_better_drafter_is_promoted_by_its_acceptance(messages: Messages) -> None:
     world, _ = canarying("Analyzing")
     place(world, A100, H100)
     world.measure_time(6, 4.0)
     assert world.status["phase"] == "Analyzing"
-    assert SAID in world.message("Progressing")
-    assert f"{A100} (1 pod), the control's on {H100} (1 pod)" in world.status["analysis"]["hardwareMismatch"]
+    difference = world.status["analysis"]["hardwareMismatch"]
+    assert difference in world.message("Progressing")
+    messages.check("other hardware", difference)
     shown = {one["metric"] for one in world.status["analysis"]["comparisons"]}
-    assert shown == {"TokensPerStep", "AcceptanceLength", "FailedRequests", "GivenUpRequests", "OutputLength", "CutRequests"}
+    assert shown == {"TokensPerStep", "AcceptanceLength", "FailedRequests", "AbandonedRequests", "OutputLength", "TruncatedRequests"}
     for _ in range(40):
         world.measure(1, +0.2)
         if world.status["phase"] != "Analyzing":
@@ -121,7 +120,7 @@ def test_a_much_slower_gpu_rolls_nothing_back_and_a_better_drafter_is_promoted_b
     assert world.status["phase"] in ("Ramping", "Promoting")
     reason = world.status["analysis"]["message"]
     assert "time per output token" not in reason
-    assert SAID in reason
+    assert difference in reason
 
 
 def test_alike_hardware_is_judged_as_ever() -> None:
@@ -132,7 +131,7 @@ def test_alike_hardware_is_judged_as_ever() -> None:
     assert "hardwareMismatch" not in world.status["analysis"]
 
 
-def test_what_fails_is_said_with_what_was_left_out() -> None:
+def test_what_fails_is_said_with_what_was_left_out(messages: Messages) -> None:
     world, _ = canarying("Analyzing")
     place(world, A100, H100)
     for _ in range(40):
@@ -140,8 +139,8 @@ def test_what_fails_is_said_with_what_was_left_out() -> None:
         if world.status["phase"] != "Analyzing":
             break
     assert world.status["phase"] == "RollingBack"
-    assert "certainly at most" in world.status["rolloutHistory"][0]["message"]
-    assert SAID in world.status["rolloutHistory"][0]["message"]
+    assert world.status["analysis"]["hardwareMismatch"] in world.status["rolloutHistory"][0]["message"]
+    messages.check("rolled back on other hardware", world.status["rolloutHistory"][0]["message"])
 
 
 def test_times_of_unlike_hardware_are_not_used_once_it_is_alike() -> None:
@@ -159,7 +158,7 @@ def test_times_of_unlike_hardware_are_not_used_once_it_is_alike() -> None:
     assert world.status["phase"] == "Analyzing"
     assert state.slow_output_streak == 0
     assert state.paired_moments["TimePerOutputToken"].count == 3
-    assert state.paired_moments["TimePerOutputToken"].canary == pytest.approx(0.01, rel=0.1)
+    assert state.paired_moments["TimePerOutputToken"].canary_mean == pytest.approx(0.01, rel=0.1)
     assert "hardwareMismatch" not in world.status["analysis"]
 
 
@@ -179,10 +178,10 @@ def test_it_stays_unlike_while_nothing_new_is_known() -> None:
     world.step()
     world.nodes = {}
     world.measure_time(6, 4.0)
-    assert SAID in world.message("Progressing")
+    assert world.status["analysis"]["hardwareMismatch"] in world.message("Progressing")
 
 
-def test_with_neither_acceptance_nor_time_only_a_person_accepts() -> None:
+def test_with_neither_acceptance_nor_time_only_a_person_accepts(messages: Messages) -> None:
     """A first drafter: drafts are not compared, and what is left (failed requests) is no reason to promote."""
     world, _ = canarying("Analyzing", speculation={"numSpeculativeTokens": 0})
     assert evidence(world).plan.drafts_not_comparable_reason
@@ -193,9 +192,8 @@ def test_with_neither_acceptance_nor_time_only_a_person_accepts() -> None:
             break
     assert (world.status["phase"], world.status["analysis"]["verdict"]) == ("Held", "Inconclusive")
     reason = world.status["analysis"]["message"]
-    assert reason.startswith("No decision within ")
-    assert "neither drafts nor latency are compared" in reason
     assert "spec.engine.podTemplate" in reason
+    messages.check("nothing that may promote", reason)
 
 
 def test_an_accepted_canary_is_watched_without_time() -> None:
@@ -237,7 +235,7 @@ def test_a_trial_on_unlike_hardware_ends_undecided_and_is_remembered(action: Any
     tried, failure = speculation(world)["trials"][0], speculation(world)["failures"][0]
     assert (tried["toSetting"], tried["result"]) == (K5, "Inconclusive")
     assert (failure["reason"], failure["failureCount"]) == ("Failed", 1)
-    assert SAID in failure["message"]
+    assert A100 in failure["message"]
     for _ in range(60):
         look(world)
         world.now += MINUTE

@@ -17,8 +17,8 @@ interval and a half. A pod whose window is not whole is excluded from its block,
 
 A block in which an arm has no pod left is dropped.
 
-Guarantees: nothing is counted twice; nothing between two blocks of a pod is lost unless it is counted as excluded. `OpenBlock`
-goes through `to_dict` and `from_dict` unchanged; the operator does not save one, so a restart begins a new block.
+Guarantees: nothing is counted twice; nothing between two blocks of a pod is lost unless it is counted as excluded. The open block
+is not saved: a restart of the operator begins a new one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from aerie.analysis.measurement.counts import CounterSnapshot, EngineCounts
 
@@ -60,7 +60,7 @@ class BlockRule:
         factor = arm_counts.pod_count / self.pods_per_minimum if self.pods_per_minimum else 1.0
         return (
             arm_counts.counts.drafts >= factor * self.min_drafts
-            and arm_counts.counts.finished >= factor * self.min_finished_requests
+            and arm_counts.counts.finished_requests >= factor * self.min_finished_requests
         )
 
     @property
@@ -74,9 +74,9 @@ class PodWindow:
     """The window of one pod in the open block."""
 
     arm: ArmName
-    first: tuple[float, CounterSnapshot] | None = None
+    first_scrape: tuple[float, CounterSnapshot] | None = None
     """Time and counters of the scrape that the window begins with."""
-    last: tuple[float, CounterSnapshot] | None = None
+    last_scrape: tuple[float, CounterSnapshot] | None = None
     """Time and counters of the latest scrape."""
     exclusion_reason: ExclusionReason | None = None
     """Reason for which the pod can no longer be part of this block."""
@@ -113,7 +113,10 @@ class ArmCounts:
             or self.mean_load < MIN_STALLED_LOAD_RATIO * other.mean_load
         ):
             return False
-        return self.counts.finished / self.pod_count < MAX_STALLED_FINISHED_RATIO * other.counts.finished / other.pod_count
+        return (
+            self.counts.finished_requests / self.pod_count
+            < MAX_STALLED_FINISHED_RATIO * other.counts.finished_requests / other.pod_count
+        )
 
     @property
     def arrived_requests(self) -> float:
@@ -140,13 +143,6 @@ class OpenBlock:
     start_time: float
     windows: Mapping[str, PodWindow] = field(default_factory=dict)
     """Windows of the pods, by pod name."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"began": self.start_time, "pods": {name: _window_to_dict(window) for name, window in self.windows.items()}}
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> OpenBlock:
-        return cls(document["began"], {name: _window_from_dict(window) for name, window in document["pods"].items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +206,13 @@ def _add_scrape(
         return window
     if counters.load is not None:
         window = replace(window, load_sum=window.load_sum + counters.load, scrape_count=window.scrape_count + 1)
-    if window.first is None or window.last is None:
+    if window.first_scrape is None or window.last_scrape is None:
         joined_late = now > block_start_time + rule.max_scrape_age_seconds
         exclusion_reason = window.exclusion_reason or ("Joined" if joined_late else None)
-        return replace(window, first=(now, counters), last=(now, counters), exclusion_reason=exclusion_reason)
-    if has_restarted(window.last[1], counters):
-        return replace(window, last=(now, counters), exclusion_reason="Restarted")
-    return replace(window, last=(now, counters))
+        return replace(window, first_scrape=(now, counters), last_scrape=(now, counters), exclusion_reason=exclusion_reason)
+    if has_restarted(window.last_scrape[1], counters):
+        return replace(window, last_scrape=(now, counters), exclusion_reason="Restarted")
+    return replace(window, last_scrape=(now, counters))
 
 
 def has_restarted(before: CounterSnapshot, after: CounterSnapshot) -> bool:
@@ -234,7 +230,7 @@ def _exclusion_reason(window: PodWindow, now: float, rule: BlockRule) -> Exclusi
     """Return the reason for which the pod has no whole window that ends at `now`; None where it has one."""
     if window.exclusion_reason:
         return window.exclusion_reason
-    return "Stale" if window.last is None or now - window.last[0] > rule.max_scrape_age_seconds else None
+    return "Stale" if window.last_scrape is None or now - window.last_scrape[0] > rule.max_scrape_age_seconds else None
 
 
 def _arm_counts(block: OpenBlock, arm: str, now: float, rule: BlockRule) -> ArmCounts | None:
@@ -247,9 +243,9 @@ def _arm_counts(block: OpenBlock, arm: str, now: float, rule: BlockRule) -> ArmC
     if not whole_windows:
         return None
     counts_by_pod = {
-        name: window.last[1].counts - window.first[1].counts
+        name: window.last_scrape[1].counts - window.first_scrape[1].counts
         for name, window in whole_windows.items()
-        if window.first and window.last
+        if window.first_scrape and window.last_scrape
     }
     loads = [window.load_sum / window.scrape_count for window in whole_windows.values() if window.scrape_count]
     return ArmCounts(
@@ -263,44 +259,20 @@ def _arm_counts(block: OpenBlock, arm: str, now: float, rule: BlockRule) -> ArmC
 
 def _queue_growth(window: PodWindow) -> float:
     """Return by how many the waiting requests have grown since the window began; 0 where an exposition does not have them."""
-    waiting = [scrape[1].waiting_requests if scrape else None for scrape in (window.first, window.last)]
+    waiting = [scrape[1].waiting_requests if scrape else None for scrape in (window.first_scrape, window.last_scrape)]
     return 0.0 if waiting[0] is None or waiting[1] is None else waiting[1] - waiting[0]
 
 
 def _may_become_whole(block: OpenBlock, arm: str, now: float, rule: BlockRule) -> bool:
     """Return whether the next scrapes may still make a window of the arm whole: it is only stale, and the block not yet long."""
     has_stale_window = any(
-        window.arm == arm and window.exclusion_reason is None and window.first is not None for window in block.windows.values()
+        window.arm == arm and window.exclusion_reason is None and window.first_scrape is not None
+        for window in block.windows.values()
     )
     return has_stale_window and now - block.start_time < 2 * rule.block_seconds
 
 
 def _next_window(window: PodWindow, now: float, rule: BlockRule) -> PodWindow:
     """Return the pod's window in the block that begins at `now`."""
-    is_fresh = window.last is not None and now - window.last[0] <= rule.max_scrape_age_seconds
-    return PodWindow(window.arm, window.last, window.last) if is_fresh else PodWindow(window.arm)
-
-
-def _window_to_dict(window: PodWindow) -> dict[str, Any]:
-    document: dict[str, Any] = {"arm": window.arm, "load": window.load_sum, "scrapes": window.scrape_count}
-    if window.exclusion_reason:
-        document["missing"] = window.exclusion_reason
-    for name in ("first", "last"):
-        if scrape := getattr(window, name):
-            document[name] = {"time": scrape[0], **scrape[1].to_dict()}
-    return document
-
-
-def _window_from_dict(document: Mapping[str, Any]) -> PodWindow:
-    scrapes = {
-        name: (document[name]["time"], CounterSnapshot.from_dict(document[name]))
-        for name in ("first", "last")
-        if name in document
-    }
-    return PodWindow(
-        document["arm"],
-        exclusion_reason=document.get("missing"),
-        load_sum=document["load"],
-        scrape_count=document["scrapes"],
-        **scrapes,
-    )
+    is_fresh = window.last_scrape is not None and now - window.last_scrape[0] <= rule.max_scrape_age_seconds
+    return PodWindow(window.arm, window.last_scrape, window.last_scrape) if is_fresh else PodWindow(window.arm)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 from aerie.engine.metrics.histogram import Histogram
 from aerie.engine.metrics.sample import Sample
@@ -18,11 +18,11 @@ from aerie.engine.metrics.sample import Sample
 class SampleProjection:
     """The numbers of a sample that are kept; fixed when an analysis begins."""
 
-    positions: int
+    draft_positions: int
     """Draft positions whose accepted tokens are counted."""
-    output_edge: float | None = None
+    time_per_output_token_edge: float | None = None
     """Bucket edge, in seconds, of the objective for time per output token; None without one."""
-    first_edge: float | None = None
+    time_to_first_token_edge: float | None = None
     """Bucket edge, in seconds, of the objective for time to first token; None without one."""
 
 
@@ -31,31 +31,31 @@ class EngineCounts:
     """Sums since an engine started, or in a window."""
 
     drafts: float = 0.0
-    accepted: float = 0.0
+    accepted_tokens: float = 0.0
     """Draft tokens accepted at the positions that are counted."""
     draft_tokens: float = 0.0
     decode_tokens: float = 0.0
     """Output tokens other than first tokens."""
     decode_seconds: float = 0.0
     output_tokens: float = 0.0
-    finished: float = 0.0
-    cut: float = 0.0
+    finished_requests: float = 0.0
+    truncated_requests: float = 0.0
     """Finished requests that reached their token limit."""
-    errors: float = 0.0
+    failed_requests: float = 0.0
     preemptions: float = 0.0
     first_tokens: float = 0.0
-    first_seconds: float = 0.0
-    slow_first: float = 0.0
+    first_token_seconds: float = 0.0
+    slow_first_token_requests: float = 0.0
     """Requests whose first token took longer than the objective."""
-    timed: float = 0.0
+    timed_requests: float = 0.0
     """Finished requests whose time per output token was measured."""
-    slow_output: float = 0.0
+    slow_output_requests: float = 0.0
     """Requests among the `timed` ones that took longer per output token than the objective."""
     request_steps: float = 0.0
     """Steps of the engine, once for each request in them."""
     iterations: float = 0.0
     """Steps of the engine."""
-    given_up: float = 0.0
+    abandoned_requests: float = 0.0
     """Requests that got their first token, no longer run and are not finished: their clients disconnected. vLLM counts these
     nowhere (`request_success_total{finished_reason="abort"}` stays 0). The value is a balance of counters and a gauge, so it may
     decrease by a few requests from one scrape to the next. 0 where the exposition has no such gauge."""
@@ -74,7 +74,7 @@ class EngineCounts:
     @property
     def decreased_counter(self) -> str | None:
         """The first sum that is negative: the engine restarted, or the exposition is invalid. None where none is."""
-        return next((name for name in _COUNT_FIELDS if getattr(self, name) < 0 and name != "given_up"), None)
+        return next((name for name in _COUNT_FIELDS if getattr(self, name) < 0 and name != "abandoned_requests"), None)
 
 
 _COUNT_FIELDS = tuple(field.name for field in fields(EngineCounts))
@@ -92,23 +92,6 @@ class CounterSnapshot:
     waiting_requests: float | None = None
     """Requests of the load that have no first token yet; None where the exposition does not have them."""
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the snapshot as a dict, without the counts that are 0."""
-        counts = {name: value for name, value in asdict(self.counts).items() if value}
-        return {
-            "counts": counts,
-            "load": self.load,
-            "started": self.process_start_time,
-            "engines": self.engine_count,
-            "waiting": self.waiting_requests,
-        }
-
-    @classmethod
-    def from_dict(cls, document: dict[str, object]) -> CounterSnapshot:
-        counts = document["counts"]
-        assert isinstance(counts, dict)
-        return cls(EngineCounts(**counts), document["load"], document["started"], document["engines"], document.get("waiting"))  # type: ignore[arg-type]
-
 
 def read_counters(sample: Sample, projection: SampleProjection) -> CounterSnapshot:
     """Return the numbers of a sample that the projection keeps."""
@@ -116,24 +99,24 @@ def read_counters(sample: Sample, projection: SampleProjection) -> CounterSnapsh
     load_gauges = [gauge for gauge in (gauges.running_requests, gauges.waiting_requests) if gauge is not None]
     counts = EngineCounts(
         drafts=speculation.drafts if speculation else 0.0,
-        accepted=sum(speculation.accepted_per_position[: projection.positions]) if speculation else 0.0,
+        accepted_tokens=sum(speculation.accepted_per_position[: projection.draft_positions]) if speculation else 0.0,
         draft_tokens=speculation.draft_tokens if speculation else 0.0,
         # Two counters of one exposition are not of one instant, so the difference may decrease by a few tokens.
         decode_tokens=max(0.0, counters.generation_tokens - counters.first_tokens),
         decode_seconds=counters.step_seconds,
         output_tokens=counters.generation_tokens,
-        finished=sum(counters.finished.values()),
-        cut=counters.finished.get("length", 0.0),
-        errors=counters.finished.get("error", 0.0),
+        finished_requests=sum(counters.finished.values()),
+        truncated_requests=counters.finished.get("length", 0.0),
+        failed_requests=counters.finished.get("error", 0.0),
         preemptions=counters.preemptions,
         first_tokens=counters.first_tokens,
-        first_seconds=counters.time_to_first_token.sum,
-        slow_first=_count_over_edge(counters.time_to_first_token, projection.first_edge),
-        timed=counters.time_per_output_token.count,
-        slow_output=_count_over_edge(counters.time_per_output_token, projection.output_edge),
+        first_token_seconds=counters.time_to_first_token.sum,
+        slow_first_token_requests=_count_over_edge(counters.time_to_first_token, projection.time_to_first_token_edge),
+        timed_requests=counters.time_per_output_token.count,
+        slow_output_requests=_count_over_edge(counters.time_per_output_token, projection.time_per_output_token_edge),
         request_steps=counters.request_steps,
         iterations=counters.iterations,
-        given_up=0.0
+        abandoned_requests=0.0
         if gauges.running_requests is None
         else counters.first_tokens - sum(counters.finished.values()) - gauges.running_requests,
     )

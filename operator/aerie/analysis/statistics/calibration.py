@@ -64,25 +64,25 @@ class Dispersion:
     inflation: float = DEFAULT_INFLATION
     variance: float = 0.0
     """Variance of a block, per pod."""
-    freedom: float = 0.0
+    degrees_of_freedom: float = 0.0
     """Degrees of freedom of the variance; 0: it is unknown."""
-    offset_sd: float = 0.0
+    pod_effect_sd: float = 0.0
     """Standard deviation of the permanent difference of a pod."""
-    offset_freedom: float = 0.0
+    pod_effect_degrees_of_freedom: float = 0.0
     """Degrees of freedom of `offset_sd`: one less than the pods that it was estimated from; 0: it is unknown."""
-    batches: int = 0
+    batch_count: int = 0
     """Batches that this rests on (an hour each, with two-minute blocks); 0: uncalibrated."""
 
     def variance_prior(self, level: float, pod_counts: tuple[int, int]) -> VariancePrior:
         """Return the variance of a score at this level of the metric, with these numbers of pods in the two arms."""
-        return VariancePrior(self.variance * level * level * (1 / pod_counts[0] + 1 / pod_counts[1]), self.freedom)
+        return VariancePrior(self.variance * level * level * (1 / pod_counts[0] + 1 / pod_counts[1]), self.degrees_of_freedom)
 
     def pod_effect(self, prior: PodEffect, level: float, pod_counts: tuple[int, int]) -> PodEffect:
         """Return the permanent difference of two equal arms at this level of the metric, from the prior and the calibration."""
-        degrees_of_freedom = prior.degrees_of_freedom + self.offset_freedom
+        degrees_of_freedom = prior.degrees_of_freedom + self.pod_effect_degrees_of_freedom
         if degrees_of_freedom <= 0:
             return PodEffect(0.0, math.inf)
-        squares = prior.degrees_of_freedom * prior.sd**2 + self.offset_freedom * self.offset_sd**2
+        squares = prior.degrees_of_freedom * prior.sd**2 + self.pod_effect_degrees_of_freedom * self.pod_effect_sd**2
         arm_factor = 1 / pod_counts[0] + 1 / pod_counts[1]
         return PodEffect(level * math.sqrt(squares / degrees_of_freedom * arm_factor), degrees_of_freedom)
 
@@ -242,10 +242,10 @@ class DeviationHistory:
         return Dispersion(
             inflation=trust * measured_inflation + (1 - trust) * DEFAULT_INFLATION,
             variance=block_variance,
-            freedom=trust * FULL_HISTORY_DEGREES_OF_FREEDOM if block_variance > 0 else 0.0,
-            offset_sd=math.sqrt(max(0.0, squared_offset - offset_noise)),
-            offset_freedom=max(1.0, pod_count - 1.0),
-            batches=max_batch_count,
+            degrees_of_freedom=trust * FULL_HISTORY_DEGREES_OF_FREEDOM if block_variance > 0 else 0.0,
+            pod_effect_sd=math.sqrt(max(0.0, squared_offset - offset_noise)),
+            pod_effect_degrees_of_freedom=max(1.0, pod_count - 1.0),
+            batch_count=max_batch_count,
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -67,40 +67,40 @@ class PairedMoments:
 
     count: int = 0
     """Pairs, one of each block."""
-    canary: float = 0.0
+    canary_mean: float = 0.0
     """Mean of the canary's values."""
-    control: float = 0.0
+    control_mean: float = 0.0
     """Mean of the control's values."""
     canary_squares: float = 0.0
     """Sum of squared deviations of the canary's values from their mean."""
     control_squares: float = 0.0
     """Sum of squared deviations of the control's values from their mean."""
-    products: float = 0.0
+    cross_products: float = 0.0
     """Sum of products of both deviations."""
 
     def add_pair(self, canary: float, control: float) -> PairedMoments:
         """Return the moments with one more pair. Welford's update: stable where sums of squares would cancel."""
         count = self.count + 1
-        canary_deviation, control_deviation = canary - self.canary, control - self.control
-        canary_mean, control_mean = self.canary + canary_deviation / count, self.control + control_deviation / count
+        canary_deviation, control_deviation = canary - self.canary_mean, control - self.control_mean
+        canary_mean, control_mean = self.canary_mean + canary_deviation / count, self.control_mean + control_deviation / count
         return PairedMoments(
             count,
             canary_mean,
             control_mean,
             self.canary_squares + canary_deviation * (canary - canary_mean),
             self.control_squares + control_deviation * (control - control_mean),
-            self.products + canary_deviation * (control - control_mean),
+            self.cross_products + canary_deviation * (control - control_mean),
         )
 
     def score_mean(self, ratio: float, offset: float = 0.0) -> float:
         """Return the mean of the scores Y = canary - ratio * control - offset."""
-        return self.canary - ratio * self.control - offset
+        return self.canary_mean - ratio * self.control_mean - offset
 
     def score_variance(self, ratio: float) -> float:
         """Return the sample variance of the scores, with denominator n - 1; 0 of fewer than 2."""
         if self.count < 2:
             return 0.0
-        squares = self.canary_squares - 2 * ratio * self.products + ratio * ratio * self.control_squares
+        squares = self.canary_squares - 2 * ratio * self.cross_products + ratio * ratio * self.control_squares
         return max(0.0, squares) / (self.count - 1)
 
 
@@ -231,7 +231,7 @@ def _ratio_bound(pairs: PairedMoments, parameters: SequenceParameters, sign: int
     sample_degrees = effective_blocks - 1
     degrees_of_freedom = sample_degrees + parameters.prior.degrees_of_freedom
     unbounded = sign * math.inf
-    if sample_degrees <= 0 or pairs.control <= 0:
+    if sample_degrees <= 0 or pairs.control_mean <= 0:
         return unbounded
     t_squared = critical_t_squared(effective_blocks, degrees_of_freedom, parameters.mixture_precision, 2 * parameters.alpha)
     if t_squared == math.inf:
@@ -240,11 +240,11 @@ def _ratio_bound(pairs: PairedMoments, parameters: SequenceParameters, sign: int
     prior = parameters.prior
     fixed_part = t_squared / effective_blocks * prior.degrees_of_freedom * prior.variance / degrees_of_freedom
     fixed_part += parameters.pod_effect_bound**2
-    quadratic = pairs.control**2 - sample_weight * pairs.control_squares
+    quadratic = pairs.control_mean**2 - sample_weight * pairs.control_squares
     if quadratic <= 0:
         return unbounded
-    half_linear = pairs.canary * pairs.control - sample_weight * pairs.products
-    constant = pairs.canary**2 - sample_weight * pairs.canary_squares - fixed_part
+    half_linear = pairs.canary_mean * pairs.control_mean - sample_weight * pairs.cross_products
+    constant = pairs.canary_mean**2 - sample_weight * pairs.canary_squares - fixed_part
     return (half_linear + sign * math.sqrt(max(0.0, half_linear * half_linear - quadratic * constant))) / quadratic
 
 
@@ -269,11 +269,11 @@ def blocks_until_half_width(
 class RareEvents:
     """Rare events of both arms, such as failed requests. The order of the fields is the saved format."""
 
-    canary: float = 0.0
+    canary_events: float = 0.0
     """Events of the canary."""
-    control: float = 0.0
+    control_events: float = 0.0
     """Events of the control."""
-    expected: float = 0.0
+    expected_canary_events: float = 0.0
     """Events expected on the canary if it were as good: the sum, over blocks, of events times its share of the exposure."""
     log_null: float = 0.0
     """Logarithm of the likelihood of the split, if it were as good."""
@@ -287,9 +287,9 @@ class RareEvents:
             raise ValueError(f"the canary's share of the exposure lies between 0 and 1, not at {share}.")
         log_likelihood = canary * math.log(share) + control * math.log1p(-share)
         return RareEvents(
-            self.canary + canary,
-            self.control + control,
-            self.expected + (canary + control) * share,
+            self.canary_events + canary,
+            self.control_events + control,
+            self.expected_canary_events + (canary + control) * share,
             self.log_null + log_likelihood,
         )
 
@@ -301,12 +301,16 @@ class RareEvents:
         E = B(1 + x_c, 1 + x_s) / (share^x_c (1 - share)^x_s). It is a martingale from event to event, so it is anytime-valid.
         Where events come in bursts, count the bursts.
         """
-        log_mixture = math.lgamma(1 + self.canary) + math.lgamma(1 + self.control) - math.lgamma(2 + self.canary + self.control)
+        log_mixture = (
+            math.lgamma(1 + self.canary_events)
+            + math.lgamma(1 + self.control_events)
+            - math.lgamma(2 + self.canary_events + self.control_events)
+        )
         return math.exp(min(log_mixture - self.log_null, 700.0))
 
     def is_canary_worse(self, alpha: float) -> bool:
         """Return whether the canary has significantly more events: E >= 1 / alpha, and more than expected."""
-        return self.canary > self.expected and self.e_value >= 1 / alpha
+        return self.canary_events > self.expected_canary_events and self.e_value >= 1 / alpha
 
 
 # --------------------------------------------------------------------------------------------------------------- deadline

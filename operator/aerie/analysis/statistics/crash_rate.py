@@ -39,21 +39,21 @@ CLUSTER_CRASH_PRIORS = ((0.989, 336.0), (0.01, 24.0), (0.001, CRASHING_ENGINE_PR
 class CrashCounts:
     """Crashes and exposure of both arms so far."""
 
-    canary: int = 0
-    control: int = 0
-    canary_hours: float = 0.0
+    canary_crashes: int = 0
+    control_crashes: int = 0
+    canary_pod_hours: float = 0.0
     """Pod-hours of the canary."""
-    control_hours: float = 0.0
+    control_pod_hours: float = 0.0
     """Pod-hours of the control."""
-    known: dict[str, int] = field(default_factory=dict)
+    counted_restarts: dict[str, int] = field(default_factory=dict)
     """Restarts already counted, by name of the pods that have crashed since counting began: each is counted once."""
 
     def add_exposure(self, canary_pods: int, control_pods: int, seconds: float) -> CrashCounts:
         """Return the counts after `seconds` more with these numbers of pods."""
         return replace(
             self,
-            canary_hours=self.canary_hours + canary_pods * seconds / SECONDS_PER_HOUR,
-            control_hours=self.control_hours + control_pods * seconds / SECONDS_PER_HOUR,
+            canary_pod_hours=self.canary_pod_hours + canary_pods * seconds / SECONDS_PER_HOUR,
+            control_pod_hours=self.control_pod_hours + control_pods * seconds / SECONDS_PER_HOUR,
         )
 
     def add_restarts(self, canary_restarts: dict[str, int], control_restarts: dict[str, int]) -> CrashCounts:
@@ -63,25 +63,27 @@ class CrashCounts:
         Return the same object when nothing is new.
         """
         canary_crashes, control_crashes = (
-            sum(max(0, restarts - self.known.get(name, restarts - 1)) for name, restarts in arm_restarts.items())
+            sum(max(0, restarts - self.counted_restarts.get(name, restarts - 1)) for name, restarts in arm_restarts.items())
             for arm_restarts in (canary_restarts, control_restarts)
         )
         if not canary_crashes and not control_crashes:
             return self
         return replace(
             self,
-            canary=self.canary + canary_crashes,
-            control=self.control + control_crashes,
-            known={**self.known, **canary_restarts, **control_restarts},
+            canary_crashes=self.canary_crashes + canary_crashes,
+            control_crashes=self.control_crashes + control_crashes,
+            counted_restarts={**self.counted_restarts, **canary_restarts, **control_restarts},
         )
 
     @property
     def bayes_factor(self) -> float:
         """The Bayes factor of "worse" against "as good"."""
-        log_worse = _log_marginal(self.canary, self.canary_hours, CRASHING_ENGINE_PRIOR_POD_HOURS) + _log_marginal_of_any_cluster(
-            self.control, self.control_hours
+        log_worse = _log_marginal(
+            self.canary_crashes, self.canary_pod_hours, CRASHING_ENGINE_PRIOR_POD_HOURS
+        ) + _log_marginal_of_any_cluster(self.control_crashes, self.control_pod_hours)
+        log_as_good = _log_marginal_of_any_cluster(
+            self.canary_crashes + self.control_crashes, self.canary_pod_hours + self.control_pod_hours
         )
-        log_as_good = _log_marginal_of_any_cluster(self.canary + self.control, self.canary_hours + self.control_hours)
         return math.exp(min(log_worse - log_as_good, 700.0))
 
     def is_canary_worse(self, alpha: float) -> bool:
@@ -96,7 +98,7 @@ class CrashCounts:
     @property
     def _is_canary_rate_higher(self) -> bool:
         """True if the canary's processes have ended more often by the pod-hour."""
-        return self.canary * max(self.control_hours, 1e-9) > self.control * self.canary_hours
+        return self.canary_crashes * max(self.control_pod_hours, 1e-9) > self.control_crashes * self.canary_pod_hours
 
     def to_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}

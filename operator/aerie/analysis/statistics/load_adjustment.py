@@ -76,7 +76,7 @@ class LoadCurveFit:
     """
 
     reference_output: float = 0.0
-    blocks: float = 0.0
+    block_count: float = 0.0
     """Effective blocks: the sum of their weights."""
     xx: float = 0.0
     xz: float = 0.0
@@ -99,7 +99,7 @@ class LoadCurveFit:
         decay = math.exp(-1 / DECAY_BLOCKS)
         return LoadCurveFit(
             reference_output,
-            decay * self.blocks + 1,
+            decay * self.block_count + 1,
             decay * self.xx + _dot_product(x, x),
             decay * self.xz + _dot_product(x, z),
             decay * self.zz + _dot_product(z, z),
@@ -110,7 +110,7 @@ class LoadCurveFit:
     @property
     def curve(self) -> LoadCurve | None:
         """The fitted curve; None before there are enough blocks."""
-        if self.blocks < MIN_CURVE_BLOCKS or self.xx <= 0:
+        if self.block_count < MIN_CURVE_BLOCKS or self.xx <= 0:
             return None
         determinant = self.xx * self.zz - self.xz * self.xz
         if determinant <= 1e-6 * self.xx * self.zz:  # outputs that hardly differ do not determine the curvature

@@ -62,7 +62,7 @@ def build_comparison_config(name: str, status: Status, interval: float) -> Compa
         naming.deployment_name(name, stable.revision, control=has_control_pods): "control",
     }
     measured = run.guard_state or run.state
-    return ComparisonConfig(measured.began, arms, run.plan.kept, build_block_rule(run.plan, interval))
+    return ComparisonConfig(measured.start_time, arms, run.plan.projection, build_block_rule(run.plan, interval))
 
 
 def _build_post_promotion_config(name: str, status: Status, interval: float) -> ComparisonConfig | None:
@@ -75,9 +75,9 @@ def _build_post_promotion_config(name: str, status: Status, interval: float) -> 
     if stable is None or previous is None or run is None or run.guard_state is None:
         return None
     arms: dict[str, ArmName] = {naming.deployment_name(name, stable.revision, control=False): "canary"}
-    if previous.phase == "Rechecking":
+    if previous.phase == "Verifying":
         arms[naming.deployment_name(name, previous.revision, control=False)] = "control"
-    return ComparisonConfig(run.guard_state.began, arms, run.plan.kept, build_block_rule(run.plan, interval))
+    return ComparisonConfig(run.guard_state.start_time, arms, run.plan.projection, build_block_rule(run.plan, interval))
 
 
 @dataclass

@@ -45,9 +45,9 @@ class CalibrationCollector:
             calibration = calibration_record.find_calibration(snapshot, stable) or BaselineCalibration(plan, engine=engine)
         self._calibrations[key] = (resource.metadata.uid, calibration.compatible_with(plan, engine))
         self._saved_records[key] = calibration_record.read_stored_calibration(snapshot)
-        rule = replace(build_block_rule(plan, interval), pods_per_minimum=plan.pods[0])
+        rule = replace(build_block_rule(plan, interval), pods_per_minimum=plan.pod_counts[0])
         arms: dict[str, ArmName] = {naming.deployment_name(key.name, stable.revision, control=False): "control"}
-        return ComparisonConfig(0.0, arms, plan.kept, rule, resource.spec.rollout.analysis.warmup_duration.total_seconds())
+        return ComparisonConfig(0.0, arms, plan.projection, rule, resource.spec.rollout.analysis.warmup_duration.total_seconds())
 
     def add_block(self, key: NamespacedName, block: ClosedBlock, config: ComparisonConfig) -> bool:
         """Add a block of the stable pods, and return True if the calibration is due to be written."""
@@ -59,7 +59,7 @@ class CalibrationCollector:
     def baseline_calibration(self, key: NamespacedName, uid: str | None) -> BaselineCalibration | None:
         """Return the calibration of the resource with this uid, or None when it has no block yet."""
         calibrated_uid, calibration = self._calibrations.get(key, (None, None))
-        return calibration if calibration is not None and calibration.blocks and calibrated_uid == uid else None
+        return calibration if calibration is not None and calibration.block_count and calibrated_uid == uid else None
 
     def forget(self, key: NamespacedName) -> None:
         """Drop the state of a resource that was deleted."""

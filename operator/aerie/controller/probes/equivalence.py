@@ -132,7 +132,7 @@ def has_probe_result(status: Status) -> bool:
     if status.analysis is None or status.canary is None or status.canary.phase != "Analyzing":
         return False
     run = AnalysisRun.unpack(status.analysis.state)
-    return run is None or run.state.answers is not None or bool(run.plan.unasked)
+    return run is None or run.state.equivalence is not None or bool(run.plan.equivalence_skip_reason)
 
 
 def find_probe_urls(snapshot: Snapshot, status: Status, path: str = completions.COMPLETIONS_PATH) -> ProbeUrls | None:

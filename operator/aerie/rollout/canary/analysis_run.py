@@ -12,10 +12,11 @@ does not count as dropped.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
 from aerie.analysis.baseline import BaselineCalibration
+from aerie.analysis.comparison import Comparison
 from aerie.analysis.criteria import DEFAULT_SHARE_OVER_OBJECTIVE, AnalysisGoal, AnalysisPlan, build_criteria
 from aerie.analysis.equivalence import EquivalenceResult
 from aerie.analysis.measurement import codec
@@ -26,7 +27,7 @@ from aerie.analysis.statistics.calibration import BLOCKS_PER_BATCH
 from aerie.analysis.verdict import Verdict, check_guardrails, evaluate_analysis
 from aerie.api.rollout import AnalysisSpec
 from aerie.api.speculation import LatencyObjective
-from aerie.api.status import Arm
+from aerie.api.status import Arm, MetricComparison
 from aerie.engine.metrics.names import TIME_TO_FIRST_TOKEN_BUCKETS, Metric
 
 FULL_BLOCK_SECONDS, FULL_BLOCK_DRAFTS, FULL_BLOCK_FINISHED_REQUESTS = 120.0, 2000.0, 20.0
@@ -135,10 +136,10 @@ class AnalysisRun:
     def pack(self) -> str:
         """Return the run as text for the status."""
         document = {
-            "terms": self.plan.to_dict(),
+            "plan": self.plan.to_dict(),
             "state": self.state.to_dict(),
-            "until": self.counted_until,
-            "watched": None if self.guard_state is None else self.guard_state.to_dict(),
+            "counted_until": self.counted_until,
+            "guard_state": None if self.guard_state is None else self.guard_state.to_dict(),
         }
         return codec.pack(document)
 
@@ -147,15 +148,20 @@ class AnalysisRun:
         """Return the run from the text of `pack`; None for any text that is not of this release."""
         try:
             document = codec.unpack(text)
-            guard_document = document["watched"]
+            guard_document = document["guard_state"]
             return cls(
-                AnalysisPlan.from_dict(document["terms"]),
+                AnalysisPlan.from_dict(document["plan"]),
                 AnalysisState.from_dict(document["state"]),
-                document["until"],
+                document["counted_until"],
                 None if guard_document is None else AnalysisState.from_dict(guard_document),
             )
         except (ValueError, KeyError, TypeError):
             return None
+
+
+def status_comparisons(comparisons: Iterable[Comparison]) -> list[MetricComparison]:
+    """Return the comparisons of a verdict as the status has them."""
+    return [MetricComparison(**asdict(comparison)) for comparison in comparisons]
 
 
 def start_analysis(

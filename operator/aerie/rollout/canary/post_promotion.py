@@ -27,7 +27,7 @@ from aerie.analysis.verdict import Verdict
 from aerie.api.status import AnalysisStatus, Arm, CanaryArm, PreviousArm, Status
 from aerie.rollout.canary import transition
 from aerie.rollout.canary.abort_rules import find_abort_reasons
-from aerie.rollout.canary.analysis_run import AnalysisRun
+from aerie.rollout.canary.analysis_run import AnalysisRun, status_comparisons
 from aerie.rollout.canary.messages import build_retention_message
 from aerie.rollout.canary.state_machine import CanaryObservation, CanaryPolicy, CanaryState, advance_state
 from aerie.rollout.canary.transition import CanaryTransition, build_outcome
@@ -153,7 +153,7 @@ def _with_rollback_verdict(analysis: AnalysisStatus | None, verdict: Verdict | N
     """Return the analysis with the comparisons in pairs that led to the rollback, where there are any."""
     if analysis is None or verdict is None or not verdict.comparisons:
         return analysis
-    update = {"comparisons": list(verdict.comparisons), "verdict": "Rollback", "message": message}
+    update = {"comparisons": status_comparisons(verdict.comparisons), "verdict": "Rollback", "message": message}
     return analysis.model_copy(update=update)
 
 

@@ -26,7 +26,7 @@ from aerie.api.status import TRAFFIC_SHIFT_PHASES, AnalysisStatus, Arm, CanaryAr
 from aerie.api.types import duration
 from aerie.rollout.canary import calibration_record
 from aerie.rollout.canary.abort_rules import find_abort_reasons
-from aerie.rollout.canary.analysis_run import AnalysisRun, start_analysis
+from aerie.rollout.canary.analysis_run import AnalysisRun, start_analysis, status_comparisons
 from aerie.rollout.canary.equivalence_probe import find_probe_skip_reason
 from aerie.rollout.canary.messages import (
     PROMOTE_ANNOTATION,
@@ -506,7 +506,7 @@ def _build_analysis_status(
             start_time=datetime.fromtimestamp(analysis_run.state.start_time, tz=UTC),
             calibration_blocks=analysis_run.calibration_blocks,
             variance_inflation=round(analysis_run.variance_inflation, 2),
-            comparisons=list(verdict.comparisons) if verdict else [],
+            comparisons=status_comparisons(verdict.comparisons) if verdict else [],
             hardware_mismatch=hardware_difference,
             state=state,
         )
@@ -515,7 +515,7 @@ def _build_analysis_status(
     if analysis_run.guard_state is not None and verdict.outcome != "Rollback":
         # The status keeps the comparisons of the promotion.
         return previous.model_copy(update={"state": state, "hardware_mismatch": hardware_difference})
-    comparisons = list(verdict.comparisons or previous.comparisons)
+    comparisons = status_comparisons(verdict.comparisons) or previous.comparisons
     update = {"verdict": verdict.outcome, "message": verdict.message, "comparisons": comparisons}
     return previous.model_copy(update={**update, "state": state, "hardware_mismatch": hardware_difference})
 
