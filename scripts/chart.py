@@ -1,8 +1,8 @@
-"""What charts/aerie has from elsewhere: the definition of the resource, and the text about its values.
+"""Generated parts of charts/aerie: the copy of the resource's definition, and the descriptions of its values.
 
-A chart cannot read outside of its own folder, so it carries a copy of the definition. Its values are described once, by the
+A chart cannot read outside of its own folder, so it contains a copy of the definition. Its values are described once, by the
 comment right above each key of values.yaml: README.md gets a table of them, values.schema.json the descriptions. The rest of
-both files is written by hand. A key without a comment, or one that the schema does not have, is a ChartError.
+both files is written by hand. A key without a comment, or a key that the schema lacks, is a ChartError.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import yaml
 
 BEGIN = "<!-- values: begin; written by `make crds` from the comments of values.yaml -->"
 END = "<!-- values: end -->"
-# Given by Helm to a chart that another chart depends on.
 GLOBAL = "global"
+"""Key that Helm adds to the values of a chart that another chart depends on."""
 
 Json = dict[str, Any]
 
 
 class ChartError(Exception):
-    """The chart's files do not fit each other."""
+    """The chart's files contradict each other."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ class Value:
     description: str
     default: Any
     inner: bool
-    """Whether the keys below are described, and not this one's default."""
+    """Whether the keys below it are described instead of its default."""
 
     @property
     def name(self) -> str:
-        """The path as `helm --set` takes it."""
+        """Path as `helm --set` takes it."""
         return ".".join(self.path)
 
 
 def files(chart: Path, definition: str) -> Iterator[tuple[str, str]]:
-    """Each file of the chart that is generated, by its path in the chart, with its content; `definition` is the resource's."""
+    """Yield (path in the chart, content) of each generated file; `definition` is the resource's definition as YAML."""
     values = list(described(chart / "values.yaml"))
     yield "files/aerie.dev_speculativedeployments.yaml", definition
     schema = json.loads((chart / "values.schema.json").read_text())
@@ -53,7 +53,7 @@ def files(chart: Path, definition: str) -> Iterator[tuple[str, str]]:
 
 
 def described(path: Path) -> Iterator[Value]:
-    """Every described key of a values file, from top to bottom. Raises ChartError."""
+    """Yield the described keys of a values file, from top to bottom. Raises ChartError."""
     text = path.read_text()
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if not isinstance(root, yaml.MappingNode):
@@ -66,7 +66,7 @@ def _keys(node: yaml.MappingNode, defaults: Json, above: tuple[str, ...], lines:
         path = (*above, key.value)
         description = _comment(lines, key.start_mark.line)
         if not description:
-            raise ChartError(f"{file}: {'.'.join(path)} has no comment right above it: say there what it is for.")
+            raise ChartError(f"{file}: {'.'.join(path)} has no comment right above it: describe it there.")
         default = defaults[key.value]
         inner = isinstance(child, yaml.MappingNode) and any(_comment(lines, k.start_mark.line) for k, _ in child.value)
         yield Value(path, description, default, inner)
@@ -75,7 +75,7 @@ def _keys(node: yaml.MappingNode, defaults: Json, above: tuple[str, ...], lines:
 
 
 def _comment(lines: list[str], key: int) -> str:
-    """The comment that ends right above line `key`, as one paragraph."""
+    """Return the comment that ends right above line `key`, as one paragraph."""
     first = key
     while first > 0 and lines[first - 1].lstrip().startswith("#"):
         first -= 1
@@ -83,20 +83,20 @@ def _comment(lines: list[str], key: int) -> str:
 
 
 def with_descriptions(schema: Json, values: list[Value]) -> Json:
-    """The schema with each value's description. Raises ChartError where schema and values have not the same keys."""
+    """Return the schema with the description of each value. Raises ChartError if schema and values have different keys."""
     document: Json = json.loads(json.dumps(schema))
     known = {value.path for value in values}
     inner = {value.path for value in values if value.inner}
     for path in _properties(document, (), inner):
         if path not in known and path != (GLOBAL,):
-            raise ChartError(f"values.schema.json has {'.'.join(path)}, which values.yaml has not: add it there with a comment.")
+            raise ChartError(f"values.schema.json has {'.'.join(path)}, which values.yaml lacks: add it there with a comment.")
     for value in values:
         node = document
         for key in value.path:
-            found = node.get("properties", {}).get(key)
-            if found is None:
-                raise ChartError(f"values.yaml has {value.name}, which values.schema.json has not: add its type there.")
-            node = found
+            child = node.get("properties", {}).get(key)
+            if child is None:
+                raise ChartError(f"values.yaml has {value.name}, which values.schema.json lacks: add its type there.")
+            node = child
         described = {"description": value.description} | {key: item for key, item in node.items() if key != "description"}
         node.clear()
         node.update(described)
@@ -112,15 +112,16 @@ def _properties(node: Json, above: tuple[str, ...], inner: set[tuple[str, ...]])
 
 
 def with_table(readme: str, values: list[Value]) -> str:
-    """The README with the table between its two marks. Raises ChartError when they are not there."""
+    """Return the README with the table between its two marks. Raises ChartError if they are missing."""
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ChartError(f"charts/aerie/README.md lacks the lines that enclose the table: {BEGIN} and {END}.")
-    rows = [f"| `{value.name}` | `{_shown(value.default)}` | {value.description} |" for value in values if not value.inner]
-    table = "\n".join(["| Value | Default | What it is for |", "|---|---|---|", *rows])
+    described_values = [value for value in values if not value.inner]
+    rows = [f"| `{value.name}` | `{_format_default(value.default)}` | {value.description} |" for value in described_values]
+    table = "\n".join(["| Value | Default | Description |", "|---|---|---|", *rows])
     return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
 
 
-def _shown(default: Any) -> str:
+def _format_default(default: Any) -> str:
     return json.dumps(default).replace("|", "\\|")

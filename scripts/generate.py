@@ -1,8 +1,8 @@
-"""Writes what is generated: from the models of the resource its CustomResourceDefinition and its page of the docs, and into the
+"""Write the generated files: the CustomResourceDefinition and its reference page, from the models of the resource; and in the
 chart a copy of the definition and the descriptions of its values.
 
 python -m scripts.generate            write the files
-python -m scripts.generate --check    say which of them differ, and end with status 1
+python -m scripts.generate --check    name the outdated files, and exit with status 1 if there are any
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ HEADER = "# Generated from operator/aerie/api by `make crds`. Change the models,
 
 
 def files() -> Iterator[tuple[Path, str]]:
-    """Each generated file with its content."""
+    """Yield (path, content) of each generated file."""
     definition = build_custom_resource_definition()
     name = f"{definition['spec']['group']}_{definition['spec']['names']['plural']}.yaml"
     text = HEADER + yaml.safe_dump(definition, sort_keys=False, width=120, allow_unicode=True)
     yield ROOT / "crds" / name, text
     yield ROOT / "docs" / "reference.md", page()
-    for inside, content in chart.files(CHART, text):
-        yield ROOT / "charts" / "aerie" / inside, content
+    for chart_path, content in chart.files(CHART, text):
+        yield ROOT / "charts" / "aerie" / chart_path, content
 
 
 def main(arguments: list[str]) -> int:
@@ -42,8 +42,8 @@ def main(arguments: list[str]) -> int:
         return 1
     for path, text in stale:
         if arguments == ["--check"]:
-            source = "charts/aerie/values.yaml says" if path.name in FROM_VALUES else "the models in operator/aerie/api say"
-            print(f"{path.relative_to(ROOT)} is not what {source}: run `make crds`.", file=sys.stderr)
+            source = "charts/aerie/values.yaml" if path.name in FROM_VALUES else "operator/aerie/api"
+            print(f"{path.relative_to(ROOT)} does not match {source}: run `make crds`.", file=sys.stderr)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)

@@ -1,7 +1,7 @@
-"""The page of the docs that lists every field of the resource, made from the schema of its models.
+"""The reference page of the resource, generated from the schema of its models.
 
-One section for each object, its fields in a table, and below it what the API server refuses. An object that stands in
-several places, such as a source, is described once.
+Each object has a section with a table of its fields, and with the rules by which the API server rejects it. An object that
+occurs several times, such as a source, is described once.
 """
 
 from __future__ import annotations
@@ -19,29 +19,34 @@ INTRODUCTION = """\
 
 # SpeculativeDeployment
 
-`aerie.dev/v1alpha1`, short name `{short}`. What a user has to write is in [examples](../examples); this page has every field.
-`kubectl explain {short}.spec.rollout.analysis` tells the same on the command line, a few seconds after the definition was made.
+`aerie.dev/v1alpha1`, short name `{short}`. The [examples](../examples) contain the required fields; this page has every field.
+`kubectl explain {short}.spec.rollout.analysis` prints the same on the command line.
 
-A default is written into the stored object, so `kubectl get {short} NAME -o yaml` shows what is in force. Durations are whole
-numbers with `h`, `m`, `s` or `ms`, such as `1h30m`. A sentence under "Refused" begins with the field it is about.
-`kubectl get {short}` shows {columns}.
+Defaults are written into the stored object, so `kubectl get {short} NAME -o yaml` shows the active values. Durations are whole
+numbers with `h`, `m`, `s` or `ms`, such as `1h30m`. A message under "Rejected" begins with its field.
 
-Refused at apply, whatever the fields:
+`kubectl get {short}` shows these columns:
 
-{refused}
+{columns}
+
+Rejected at apply, for the whole object:
+
+{rejections}
 """
 
 
 def page() -> str:
-    """The page, as Markdown."""
+    """Return the page as Markdown."""
     root = build_root_schema()
-    columns = ", ".join(f"{column['name']} (`{column['jsonPath']}`)" for column in PRINTER_COLUMNS)
+    rows = [f"| {column['name']} | `{column['jsonPath']}` | {column['description']} |" for column in PRINTER_COLUMNS]
+    columns = "\n".join(["| Column | Field | Description |", "|---|---|---|", *rows])
     seen: dict[str, str] = {}
-    found = [part for name in ("spec", "status") for part in _objects(name, root["properties"][name], seen)]
-    sections = (_section(path, node, seen) for path, node in found)
-    longest = root["properties"]["metadata"]["properties"]["name"]["maxLength"]
-    refused = [f"`.metadata.name`: at most {longest} characters", *_own_refusals(root)]
-    text = INTRODUCTION.format(short=SHORT_NAME, columns=columns, refused="\n".join(f"* {sentence}" for sentence in refused))
+    objects = [entry for name in ("spec", "status") for entry in _objects(name, root["properties"][name], seen)]
+    sections = (_section(path, node, seen) for path, node in objects)
+    max_characters = root["properties"]["metadata"]["properties"]["name"]["maxLength"]
+    messages = [f"`.metadata.name`: at most {max_characters} characters", *_own_rejections(root)]
+    rejections = "\n".join(f"* {message}" for message in messages)
+    text = INTRODUCTION.format(short=SHORT_NAME, columns=columns, rejections=rejections)
     return "\n".join([text, *sections])
 
 
@@ -50,12 +55,12 @@ def _identity(node: Json) -> str:
 
 
 def _inner(node: Json) -> tuple[Json, str]:
-    """The schema of one entry of a list, or the schema itself, with what to put behind its path."""
+    """Return the schema of one entry of a list, or the schema itself, with the suffix of its path."""
     return (node["items"], "[]") if node.get("type") == "array" else (node, "")
 
 
 def _objects(path: str, node: Json, seen: dict[str, str]) -> Iterator[tuple[str, Json]]:
-    """Every object with fields, from the outside in, each once; `seen` gets the path of each."""
+    """Yield every object with fields once, from the outside in; `seen` gets the path of each."""
     seen[_identity(node)] = path
     yield path, node
     for name, child in node["properties"].items():
@@ -67,11 +72,11 @@ def _objects(path: str, node: Json, seen: dict[str, str]) -> Iterator[tuple[str,
 def _section(path: str, node: Json, seen: dict[str, str]) -> str:
     required = node.get("required", [])
     rows = [_row(name, child, name in required, seen) for name, child in node["properties"].items()]
-    table = ["| Field | Type | Default | Bounds | What it is for |", "|---|---|---|---|---|", *rows]
-    refused = list(_refusals(node))
+    table = ["| Field | Type | Default | Bounds | Description |", "|---|---|---|---|---|", *rows]
+    rejections = list(_rejections(node))
     text = [f"## {path}", "", node.get("description", ""), "", *table]
-    if refused:
-        text += ["", "Refused at apply, with the sentence:", "", *(f"* {sentence}" for sentence in refused)]
+    if rejections:
+        text += ["", "Rejected at apply, with the message:", "", *(f"* {message}" for message in rejections)]
     return "\n".join(text) + "\n"
 
 
@@ -88,8 +93,8 @@ def _type(node: Json, seen: dict[str, str]) -> str:
     inner, _ = _inner(node)
     many = "list of " if inner is not node else ""
     if "properties" in inner:
-        where = seen[_identity(inner)]
-        return f"{many}[{where.rpartition('.')[2].removesuffix('[]')}](#{_anchor(where)})"
+        path = seen[_identity(inner)]
+        return f"{many}[{path.rpartition('.')[2].removesuffix('[]')}](#{_anchor(path)})"
     if "enum" in inner:
         return many + ", ".join(f"`{word}`" for word in inner["enum"])
     if "additionalProperties" in inner:
@@ -102,37 +107,37 @@ def _type(node: Json, seen: dict[str, str]) -> str:
 
 
 def _anchor(heading: str) -> str:
-    """As GitHub makes it of a heading."""
+    """Return the anchor that GitHub gives a heading."""
     return "".join(character for character in heading.lower() if character.isalnum() or character in "-_")
 
 
 def _bounds(node: Json) -> str:
     inner, _ = _inner(node)
-    found = [inner["x-bounds"]] if "x-bounds" in inner else []
+    bounds = [inner["x-bounds"]] if "x-bounds" in inner else []
     low, high = inner.get("minimum"), inner.get("maximum")
     if low is not None and high is not None:
-        found.append(f"{low} to {high}")
+        bounds.append(f"{low} to {high}")
     elif low is not None:
-        found.append(f"at least {low}")
+        bounds.append(f"at least {low}")
     if "maxLength" in inner and "x-bounds" not in inner and "x-type" not in inner:
-        found.append(f"{inner['maxLength']} characters")
+        bounds.append(f"{inner['maxLength']} characters")
     if "minItems" in node:
-        found.append(f"at least {node['minItems']}")
-    found += [f"{node[key]} entries" for key in ("maxItems", "maxProperties") if key in node]
-    return ", ".join(found)
+        bounds.append(f"at least {node['minItems']}")
+    bounds += [f"{node[key]} entries" for key in ("maxItems", "maxProperties") if key in node]
+    return ", ".join(bounds)
 
 
-def _own_refusals(node: Json) -> Iterator[str]:
+def _own_rejections(node: Json) -> Iterator[str]:
     for rule in node.get("x-kubernetes-validations", []):
         yield (f"`{rule['fieldPath']}`: " if "fieldPath" in rule else "") + rule["message"]
 
 
-def _refusals(node: Json) -> Iterator[str]:
-    """The sentences of an object's own rules and of those of its plain fields."""
-    yield from _own_refusals(node)
+def _rejections(node: Json) -> Iterator[str]:
+    """Yield the messages of an object's own rules and of the rules of its plain fields."""
+    yield from _own_rejections(node)
     for name, child in node["properties"].items():
         parts = [child] if child is _inner(child)[0] else [child, child["items"]]
         for part in parts:
-            # An object's rules stand in its own section, and what a duration is stands in the introduction.
+            # An object's rules are in its own section, and the introduction explains durations.
             if "properties" not in part and part.get("x-type") != "duration":
                 yield from (f"`.{name}`: {rule['message']}" for rule in part.get("x-kubernetes-validations", []))

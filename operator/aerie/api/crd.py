@@ -133,7 +133,7 @@ def _build_printer_column(name: str, column_type: str, path: str, description: s
 
 
 PRINTER_COLUMNS = [
-    _build_printer_column("Phase", "string", ".status.phase", "Phase of the rollout, or Ready."),
+    _build_printer_column("Phase", "string", ".status.phase", "Current phase; the conditions have the details."),
     _build_printer_column("Drafter", "string", ".status.stable.drafter", "Drafter of the stable revision."),
     _build_printer_column("K", "integer", ".status.stable.setting.numSpeculativeTokens", "Draft tokens per step."),
     _build_printer_column(

@@ -26,7 +26,7 @@ LMCACHE_IMAGE_PATTERN = "(^|/)lmcache/vllm-openai:v?[0-9]"
 """LMCache's image has the name of vLLM's image, and is tagged with LMCache's versions."""
 
 _FLAG_NAME_REST = "[^=.]*"  # the rest of a name, for flags whose beginning is reserved as a whole
-_SERVICE_HINT = "and clients use the Service that bears the name of the resource"
+_SERVICE_HINT = "and clients use the Service with the name of the resource"
 _RESERVED_FLAGS = {
     "--model": ("--model", "the model belongs in spec.model.source"),
     "--revision": (f"--rev{_FLAG_NAME_REST}", "the commit belongs in spec.model.source.huggingFace.revision"),
@@ -36,7 +36,7 @@ _RESERVED_FLAGS = {
         "the drafter belongs in spec.drafter, K in spec.speculation.numSpeculativeTokens",
     ),
     "--host": (f"--hos{_FLAG_NAME_REST}", f"engines listen on the address of their pod, {_SERVICE_HINT}"),
-    "--port": (f"--por{_FLAG_NAME_REST}", f"engines listen on a port that Aerie gives, {_SERVICE_HINT}"),
+    "--port": (f"--por{_FLAG_NAME_REST}", f"engines listen on a port that Aerie sets, {_SERVICE_HINT}"),
     "--uds": (f"--ud{_FLAG_NAME_REST}", f"engines listen on the address of their pod, {_SERVICE_HINT}"),
     "--shutdown-timeout": (f"--shut{_FLAG_NAME_REST}", "it follows spec.engine.podTemplate.spec.terminationGracePeriodSeconds"),
     "--hf-token": (
@@ -47,7 +47,7 @@ _RESERVED_FLAGS = {
         "--config",
         "Aerie does not see when a file in the pod changes, its flags belong in spec.engine.args one by one",
     ),
-    "--disable-log-stats": (f"--disable[-_]log[-_]s{_FLAG_NAME_REST}", "without the engine's metrics no drafter can be judged"),
+    "--disable-log-stats": (f"--disable[-_]log[-_]s{_FLAG_NAME_REST}", "without the engine's metrics no canary can be analyzed"),
     "--ssl-*": (f"--ssl{_FLAG_NAME_REST}", "probes and metrics use plain HTTP, TLS belongs at the gateway"),
 }
 """Flags that Aerie reserves, by the name that a user knows: a regular expression of the flag's names, and what to do instead."""
@@ -78,7 +78,7 @@ class KeySelector(ResourceModel):
     key: ConfigDataKey
     """Key in its data."""
     optional: bool | None = None
-    """Whether pods start without it."""
+    """Whether pods start when the key does not exist."""
 
 
 class FieldSelector(ResourceModel):
@@ -89,7 +89,7 @@ class FieldSelector(ResourceModel):
 
 
 class EnvVarSource(ResourceModel):
-    """Where the value of an environment variable comes from: exactly one of three."""
+    """Source of the value of an environment variable: exactly one of three."""
 
     model_config = ConfigDict(
         json_schema_extra=schema_extra(
@@ -120,9 +120,9 @@ class EnvVar(ResourceModel):
     name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")]
     """Name of the variable."""
     value: Annotated[str, Field(max_length=4096)] | None = None
-    """Its value. Default: empty."""
+    """Value of the variable. Default: empty."""
     value_from: EnvVarSource | None = None
-    """Where its value comes from instead."""
+    """Source of the value, instead of value."""
 
 
 class ContainerResourceClaim(ResourceModel):
@@ -135,12 +135,12 @@ class ContainerResourceClaim(ResourceModel):
 
 
 class ResourceRequirements(ResourceModel):
-    """What the engine's container asks of its node, as in any container; at least the GPUs, as limits."""
+    """Compute resources of the engine's container, as in any container. Write at least the GPUs, as limits."""
 
     limits: Annotated[dict[str, Quantity], Field(max_length=32)] | None = None
-    """Most that it may use, by resource; GPUs belong here, as nvidia.com/gpu."""
+    """Maximum amounts, by resource name. GPUs belong here, as nvidia.com/gpu."""
     requests: Annotated[dict[str, Quantity], Field(max_length=32)] | None = None
-    """What is set aside for it, by resource. Default: the limits."""
+    """Requested amounts, by resource name. Default: the limits."""
     claims: Annotated[
         list[ContainerResourceClaim],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
@@ -149,7 +149,7 @@ class ResourceRequirements(ResourceModel):
 
 
 class TokenSecret(ResourceModel):
-    """Secret with the Hugging Face token by which model and drafter are read, where they are not public."""
+    """Secret with the Hugging Face token, which pods need to download a target or drafter that is not public."""
 
     name: ObjectName
     """Name of the Secret, in the namespace of the resource."""
@@ -158,13 +158,13 @@ class TokenSecret(ResourceModel):
 
 
 class CacheVolume(ResourceModel):
-    """Volume that keeps what the engine downloads and compiles. Default: one of the pod, empty with every new pod."""
+    """Volume for the engine's downloads and compiled code. Default: a volume of the pod, empty in every new pod."""
 
     claim_name: ObjectName | None = None
-    """Name of a PersistentVolumeClaim that keeps it beyond the pod; several pods on several nodes need one that may be
-    mounted for writing by many. Default: a volume of the pod, empty with every new pod."""
+    """Name of a PersistentVolumeClaim that outlives the pod. Pods on several nodes need a claim that many nodes may mount for
+    writing. Default: a volume of the pod, empty in every new pod."""
     size_limit: Quantity | None = None
-    """Most that the volume of the pod may hold, when no claim is named. Default: no limit."""
+    """Maximum size of the pod's own volume, when no claim is named. Default: no limit."""
 
 
 class EngineSpec(ResourceModel):
@@ -175,9 +175,9 @@ class EngineSpec(ResourceModel):
             ValidationRule(
                 f"has(self.version) || (self.image.matches('{VERSIONED_IMAGE_PATTERN}') "
                 f"&& !self.image.matches('{LMCACHE_IMAGE_PATTERN}'))",
-                "engine.version is missing, and the tag of engine.image is no version of vLLM that Aerie goes by (those of "
-                "vllm-openai are, also in a mirror): write the version of vLLM in the image, "
-                "such as 0.33.0, because flags and metrics differ from version to version",
+                "engine.version is missing, and the tag of engine.image names no version of vLLM that Aerie recognizes (tags "
+                "of vllm-openai do, also in a mirror): write the version of vLLM in the image, "
+                "such as 0.33.0, because flags and metrics differ between versions",
                 field_path=".version",
                 is_missing_field=True,
             ),
@@ -219,8 +219,8 @@ class EngineSpec(ResourceModel):
         ]
         | None
     ) = None
-    """Version of vLLM in the image. Default: the tag of the image, where it is of vllm-openai or says
-    vllm_0.33.0; required elsewhere."""
+    """Version of vLLM in the image. Default: the version in the tag of a vllm-openai image, or after vllm_ in any other tag, such
+    as vllm_0.33.0. Other images require it."""
 
     args: Annotated[
         list[EngineArgument],
@@ -235,8 +235,8 @@ class EngineSpec(ResourceModel):
             ),
         ),
     ] = Field(default_factory=list)
-    """Further arguments of `vllm serve`, such as --max-model-len=8192. Flags that Aerie sets itself are refused, each with
-    the field that stands for it."""
+    """Further arguments of `vllm serve`, such as --max-model-len=8192. Flags that Aerie sets itself are rejected, each with the
+    field to use instead."""
 
     env: Annotated[
         list[EnvVar],

@@ -43,9 +43,9 @@ class EngineOption:
     """The only model runner of vLLM that obeys the key; None: both do, or the drafter decides."""
 
 
-_FILLED_BY_VLLM = "vLLM fills it in itself: leave it out"
-_LOSSY_VERIFICATION = "it lets the drafter change what the model answers: leave it out"
-_DRAFTERLESS_METHOD = "it is for drafts without a drafter, which Aerie does not run: leave it out"
+_FILLED_BY_VLLM = "vLLM sets it: leave it out"
+_LOSSY_VERIFICATION = "it lets the drafter change the model's outputs: leave it out"
+_DRAFTERLESS_METHOD = "it is for speculation without a drafter, which Aerie does not run: leave it out"
 
 ENGINE_OPTIONS = (
     EngineOption(
@@ -59,20 +59,20 @@ ENGINE_OPTIONS = (
         "code_revision",
         "string",
         "0.15.1",
-        "Commit of the code that the drafter's repository brings, all 40 digits.",
+        "Commit of the code in the drafter's repository, all 40 digits.",
         pattern="^[0-9a-f]{40}$",
     ),
     EngineOption(
         "disable_eagle_block_drop",
         "boolean",
         "0.30.0",
-        "Keeps the last block of each cached prefix, which the drafter cannot read whole: to measure what that costs.",
+        "Keeps the last block of each cached prefix, which the drafter cannot read completely, to measure what dropping costs.",
     ),
     EngineOption(
         "disable_lookahead_block_hashes",
         "boolean",
         "0.33.0",
-        "Drops the last block of each cached prefix, as releases before 0.33 do. Engines that share a KV store set it alike.",
+        "Drops the last block of each cached prefix, as releases before 0.33 do. Engines with a shared KV store need one value.",
     ),
     EngineOption(
         "disable_padded_drafter_batch",
@@ -108,7 +108,7 @@ ENGINE_OPTIONS = (
         "max_model_len",
         "integer",
         "0.15.1",
-        "Longest sequence, in tokens, that is drafted for. Default: the target's, or the drafter's if that is shorter.",
+        "Maximum length of sequences with drafts, in tokens. Default: the target's, or the drafter's if that is shorter.",
         minimum=1,
     ),
     EngineOption(
@@ -122,21 +122,21 @@ ENGINE_OPTIONS = (
         "parallel_drafting",
         "boolean",
         "0.16.0",
-        "All tokens in one pass, for drafters that are trained so (P-EAGLE).",
+        "Drafts all tokens in one pass, for drafters that are trained for it (P-EAGLE).",
         model_runner=1,
     ),
     EngineOption(
         "quantization",
         "string",
         "0.15.1",
-        "How the drafter's weights are quantised, where its config does not say.",
+        "Quantisation of the drafter's weights, if its config does not name it.",
         pattern="^[A-Za-z0-9_-]+$",
     ),
     EngineOption(
         "rejection_sample_method",
         "string",
         "0.22.0",
-        "How drafts are verified: standard, token by token, or block, several at once (0.25 or newer, on model runner V2). "
+        "Verification of drafts: standard, token by token, or block, several at once (0.25 or newer, on model runner V2). "
         "Both are lossless. Default: standard.",
         allowed_values=("standard", "block"),
     ),
@@ -152,7 +152,7 @@ ENGINE_OPTIONS = (
         "enable_adaptive_verification",
         "boolean",
         "0.28.0",
-        rejection_reason="tuning decides on it: leave it out, and see spec.speculation.tuning",
+        rejection_reason="tuning sets it: leave it out, and see spec.speculation.tuning",
     ),
     EngineOption("method", "string", "0.15.1", rejection_reason="it belongs in spec.drafter.method"),
     EngineOption("model", "string", "0.15.1", rejection_reason="it belongs in spec.drafter.source"),
@@ -163,11 +163,11 @@ ENGINE_OPTIONS = (
         "num_speculative_tokens_per_batch_size",
         "array",
         "0.24.0",
-        rejection_reason="tuning decides on it: leave it out, and see spec.speculation.tuning",
+        rejection_reason="tuning sets it: leave it out, and see spec.speculation.tuning",
     ),
     EngineOption("revision", "string", "0.15.1", rejection_reason="it belongs in spec.drafter.source.huggingFace.revision"),
     EngineOption(
-        "tensor_parallel_size", "integer", "0.15.1", rejection_reason="vLLM refuses it: call it draft_tensor_parallel_size"
+        "tensor_parallel_size", "integer", "0.15.1", rejection_reason="vLLM rejects it: use draft_tensor_parallel_size instead"
     ),
     # -------------------------------------------------------------------------------------------------- lossy verification
     EngineOption("fly_entropy_threshold", "number", "0.33.0", rejection_reason=_LOSSY_VERIFICATION),
@@ -208,7 +208,7 @@ ENGINE_OPTIONS = (
         "draft_load_config",
         "object",
         "0.17.0",
-        rejection_reason="drafter and target are loaded alike: leave it out, and set --load-format in spec.engine.args",
+        rejection_reason="drafter and target are loaded in the same way: leave it out, and set --load-format in spec.engine.args",
     ),
     EngineOption("draft_model_config", "object", "0.15.1", rejection_reason=_FILLED_BY_VLLM),
     EngineOption("draft_parallel_config", "object", "0.15.1", rejection_reason=_FILLED_BY_VLLM),
@@ -229,7 +229,7 @@ def _option_schema(option: EngineOption) -> JsonObject:
         return {
             "type": option.json_type,
             **keywords,
-            "description": "Refused.",
+            "description": "Rejected.",
             **schema_extra(ValidationRule("false", option.rejection_reason)),
         }
     since = "" if option.since_version == "0.15.1" else f" vLLM {option.since_version} or newer."

@@ -21,7 +21,7 @@ PrometheusLabelName = Annotated[str, Field(min_length=1, max_length=128, pattern
 
 
 class PrometheusSource(ResourceModel):
-    """A Prometheus server, or one that answers as it does, that scrapes the engines' pods."""
+    """A Prometheus server, or a server with the same API, that scrapes the engines' pods."""
 
     address: Annotated[
         str,
@@ -39,9 +39,9 @@ class PrometheusSource(ResourceModel):
     """URL of the server, such as http://prometheus.monitoring:9090. A token for it belongs to the operator (chart value
     prometheus.tokens)."""
     pod_label: PrometheusLabelName = "pod"
-    """Label that holds the name of the pod."""
+    """Label with the name of the pod."""
     namespace_label: PrometheusLabelName = "namespace"
-    """Label that holds the namespace of the pod."""
+    """Label with the namespace of the pod."""
     match_labels: Annotated[
         dict[str, Annotated[str, Field(max_length=253)]],
         Field(
@@ -54,23 +54,23 @@ class PrometheusSource(ResourceModel):
             ),
         ),
     ] = Field(default_factory=dict)
-    """Further labels of the series, where the pod's name alone does not tell them: the cluster, where one server has several, or
-    the job, where two scrape the pods."""
+    """Further labels of the series, if the pod's name alone is ambiguous: the cluster, if one server has several, or the job, if
+    two scrape the pods."""
 
 
 class MetricsSource(ResourceModel):
-    """What the metrics are read from instead of the pods."""
+    """Source of the metrics instead of the pods."""
 
     prometheus: PrometheusSource
 
 
 class MetricsSpec(ResourceModel):
-    """How Aerie reads the engines' metrics."""
+    """Source of the engines' metrics, and interval of their scrapes."""
 
     scrape_interval: Annotated[timedelta, DurationRange("1s", "5m")] = timedelta(seconds=15)
-    """Time between two readings of a pod while a rollout is under way. All others are read four times slower, up to a minute
-    apart, but twice in a block of rollout.analysis, for the figures in the status and the history of stable pods. It is doubled
-    until there are at most 100 replicas for each second of it: 1,000 are read each 10 s at the soonest. Where source names a
-    server, no shorter than the time between its scrapes."""
+    """Time between two scrapes of a pod during a rollout. Other pods are scraped four times less often, at most a minute apart,
+    but twice in a block of rollout.analysis, for the metrics in the status and the calibration on stable pods. The interval
+    doubles until there are at most 100 replicas for each second of it: 1,000 replicas are scraped at most every 10 s. If source
+    names a server, it must not be shorter than the server's own scrape interval."""
     source: MetricsSource | None = None
-    """Where to read them. Default: from the pods' own /metrics."""
+    """Source of the metrics. Default: the pods' own /metrics."""

@@ -18,14 +18,14 @@ _IS_ENGINE_CONTAINER_CEL = "has(self.name) && self.name == 'engine'"
 
 _PORT_SCHEMA: JsonObject = {
     "type": "object",
-    "description": "A port, as of any container.",
+    "description": "A port, as in any container.",
     "properties": {
-        "name": {"type": "string", "maxLength": 63, "description": "Name of the port; http is the engine's own."},
+        "name": {"type": "string", "maxLength": 63, "description": "Name of the port; the engine's port is named http."},
         "containerPort": {
             "type": "integer",
             "minimum": 1,
             "maximum": 65535,
-            "description": "Number of the port; 8000 is the engine's own.",
+            "description": "Number of the port; the engine's port is 8000.",
         },
     },
     "x-kubernetes-preserve-unknown-fields": True,
@@ -34,13 +34,17 @@ _PORT_SCHEMA: JsonObject = {
 _CONTAINER_SCHEMA: JsonObject = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "maxLength": 63, "description": "Name of the container; engine is the engine's."},
-        "image": {"type": "string", "maxLength": 512, "description": "Image, of further containers only."},
+        "name": {
+            "type": "string",
+            "maxLength": 63,
+            "description": "Name of the container: engine, or that of a further one.",
+        },
+        "image": {"type": "string", "maxLength": 512, "description": "Image; only for further containers."},
         "args": {
             "type": "array",
             "maxItems": 256,
             "items": {"type": "string", "maxLength": 4096},
-            "description": "Arguments, of further containers only.",
+            "description": "Arguments; only for further containers.",
         },
         "ports": {"type": "array", "maxItems": 32, "items": _PORT_SCHEMA, "description": "Further ports."},
     },
@@ -48,21 +52,21 @@ _CONTAINER_SCHEMA: JsonObject = {
     **schema_extra(
         ValidationRule(
             f"!({_IS_ENGINE_CONTAINER_CEL} && has(self.args))",
-            "args would replace those by which Aerie gives the engine its model and drafter: write further arguments in "
+            "args would replace the arguments that give the engine its model and drafter: write further arguments in "
             "spec.engine.args",
             field_path=".args",
         ),
         ValidationRule(
             f"!({_IS_ENGINE_CONTAINER_CEL} && has(self.image))",
-            "the engine's image belongs in spec.engine.image, because the version of vLLM is told by it",
+            "the engine's image belongs in spec.engine.image, because it determines the version of vLLM",
             field_path=".image",
         ),
         ValidationRule(
             f"!({_IS_ENGINE_CONTAINER_CEL} && has(self.ports)) || "
             "self.ports.all(port, !has(port.name) || !has(port.containerPort) || "
             "(port.name == 'http') == (port.containerPort == 8000))",
-            "the engine listens on port 8000, and Services, probes and metrics find it by the name http: give other ports other "
-            "names and numbers",
+            "the engine listens on port 8000, and Services, probes and metrics find it by the name http: use other names and "
+            "numbers for other ports",
             field_path=".ports",
         ),
     ),
@@ -74,18 +78,18 @@ _POD_SPEC_SCHEMA: JsonObject = {
             "type": "array",
             "maxItems": 32,
             "items": {
-                "description": "A container: the engine's, where its name is engine, or a further one. Any field of a container "
-                "may be written. command of the engine replaces the entry point of its image, and gets the engine's arguments.",
+                "description": "The engine's container, if its name is engine, or a further one. Any field of a container may be "
+                "written. command of the engine's container replaces its image's entry point, and gets the engine's arguments.",
                 **_CONTAINER_SCHEMA,
             },
-            "description": "Changes of the engine's container, and further containers.",
+            "description": "Changes to the engine's container, and further containers.",
         },
         "restartPolicy": {
             "type": "string",
             "maxLength": 32,
             "description": "Always.",
             **schema_extra(
-                ValidationRule("self == 'Always'", "engines are restarted always: leave restartPolicy out, or write Always")
+                ValidationRule("self == 'Always'", "engines are always restarted: leave restartPolicy out, or write Always")
             ),
         },
     },
@@ -103,7 +107,7 @@ class PodTemplateMetadata(ResourceModel):
             json_schema_extra=schema_extra(
                 ValidationRule(
                     "self.all(key, !key.startsWith('aerie.dev/'))",
-                    "labels that begin with aerie.dev/ are those by which Aerie finds its pods: leave them out",
+                    "labels that begin with aerie.dev/ are reserved, because Aerie finds its pods by them: leave them out",
                 )
             ),
         ),
@@ -114,11 +118,11 @@ class PodTemplateMetadata(ResourceModel):
 
 
 class PodTemplate(ResourceModel):
-    """What is merged into the pods: scheduling, volumes, further containers, and whatever else a pod's spec has."""
+    """Fields that are merged into the pods: scheduling, volumes, further containers, and any other field of a pod's spec."""
 
     metadata: PodTemplateMetadata | None = None
     """Labels and annotations to add."""
     spec: Annotated[dict[str, Any], Field(json_schema_extra=_POD_SPEC_SCHEMA)] = Field(default_factory=dict)
-    """Any fields of a pod's spec: nodeSelector, tolerations, affinity, volumes, serviceAccountName, further containers... It
-    is merged as `kubectl patch` merges: an entry of a named list changes the entry of the same name, and the engine's
-    container is the one named engine. The API server's answer to a pod that it refuses is shown in the conditions."""
+    """Any fields of a pod's spec: nodeSelector, tolerations, affinity, volumes, serviceAccountName, further containers... They
+    are merged as `kubectl patch` merges: an entry of a named list changes the entry of the same name, and the engine's container
+    has the name engine. The conditions show the API server's answer if it rejects the pod."""

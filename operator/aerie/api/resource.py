@@ -28,7 +28,7 @@ API_VERSION = f"{GROUP}/{VERSION}"
 
 
 class Spec(ResourceModel):
-    """What is wanted: a model, the engine that serves it, a drafter, and how changes reach the fleet."""
+    """Desired state: a model, the engine that serves it, a drafter, and the rollout of changes."""
 
     model_config = ConfigDict(
         json_schema_extra=schema_extra(
@@ -44,23 +44,23 @@ class Spec(ResourceModel):
     )
 
     replicas: Annotated[int, Field(ge=0, le=1000)] = 1
-    """Pods that serve the model. Canary and control pods come on top, or are among them where rollout.canary.capacity is
+    """Pods that serve the model. Canary and control pods are additional, or are among them if rollout.canary.capacity is
     Reuse."""
     model: TargetSpec
     engine: EngineSpec
     drafter: DrafterSpec | None = None
-    """The small model that proposes tokens. Default: the first for the target in Aerie's catalog that is pinned to a commit,
-    EAGLE 3.1 before EAGLE 3; status.selectedDrafters names it, and it stays."""
+    """The small model that proposes draft tokens. Default: the first drafter for the target in Aerie's catalog that is pinned to
+    a commit, EAGLE 3.1 before EAGLE 3. status.selectedDrafters names it, and the selection is kept."""
     speculation: SpeculationSpec = SpeculationSpec()
     rollout: RolloutSpec = RolloutSpec()
     metrics: MetricsSpec = MetricsSpec()
 
 
 class ObjectMeta(ResourceModel):
-    """What Aerie reads of an object's metadata; the rest of it is passed over, whoever wrote it."""
+    """Metadata of an object, as far as Aerie reads it. All other fields are ignored."""
 
     name: Annotated[str, Field(min_length=1, max_length=253)]
-    """Name of the resource; its children bear it too."""
+    """Name of the resource; the names of its children begin with it."""
     namespace: str | None = None
     uid: str | None = None
     generation: int | None = None
@@ -87,7 +87,7 @@ _SERVED_NAME_CEL = "(has({0}.spec.model.servedName) ? {0}.spec.model.servedName 
 
 
 class SpeculativeDeployment(ResourceModel):
-    """A model served by vLLM with a drafter, whose changes are proven by a canary on live acceptance length."""
+    """A model served by vLLM with a drafter. A canary with live traffic tests each change before its promotion."""
 
     model_config = ConfigDict(
         json_schema_extra=schema_extra(
@@ -99,7 +99,7 @@ class SpeculativeDeployment(ResourceModel):
             ValidationRule(
                 f"{_SERVED_NAME_CEL.format('self')} == {_SERVED_NAME_CEL.format('oldSelf')}",
                 "spec.model.servedName cannot change, because old and new pods serve side by side during a rollout, and each "
-                "would refuse requests for the other's name: write the old name, or create another SpeculativeDeployment",
+                "would reject requests for the other's name: write the old name, or create another SpeculativeDeployment",
                 field_path=".spec.model.servedName",
             ),
         )

@@ -26,19 +26,19 @@ from aerie.api.types.base import (
 
 
 class CanarySpec(ResourceModel):
-    """How a new revision is started next to the stable one, and how its traffic grows once it is accepted."""
+    """Canary of a new revision: its pods, its control, and its traffic after a passed analysis."""
 
     replicas: Annotated[int, Field(ge=1, le=100)] = 1
-    """Pods of the new revision while it is judged, at most spec.replicas. With control Fresh, as many control pods are started
-    with them."""
+    """Pods of the new revision during the analysis, at most spec.replicas. With control Fresh, the same number of control pods is
+    started with them."""
     control: Literal["Fresh", "Stable"] = "Fresh"
-    """What the canary is compared with. Fresh: pods of the stable revision started together with it, so that both are of an
-    age. Stable: the running pods; needs no control pods, and favours the canary where acceptance falls with a pod's age. In the
-    ramp and the promotion it is compared with the running pods in either case."""
+    """Pods with which the canary is compared. Fresh: pods of the stable revision that are started together with the canary, so
+    that both have the same age. Stable: the running pods. Stable needs no control pods, but favours the canary if acceptance
+    decreases with a pod's age. During ramp and promotion the canary is always compared with the running pods."""
     capacity: Literal["Surge", "Reuse"] = "Surge"
-    """Where canary and control pods come from. Surge: spare capacity of the cluster. Reuse: pods of the stable revision
-    make room for them, so that no spare GPU is needed; while the new ones load, so many fewer serve. One stable pod stays in any
-    case: where spec.replicas is smaller than canary, control and one, so many pods run until the canary has ended."""
+    """Source of the capacity for canary and control pods. Surge: spare capacity of the cluster. Reuse: stable pods are scaled
+    down for them, so that no spare GPU is needed. Fewer pods are then ready while the new ones load. One stable pod always
+    remains: if spec.replicas is smaller than canary, control and one, that sum of pods runs until the canary has ended."""
     step_weights: Annotated[
         list[Annotated[int, Field(ge=1, le=99)]],
         Field(
@@ -54,24 +54,27 @@ class CanarySpec(ResourceModel):
             ),
         ),
     ] = Field(default=[25, 50])
-    """Percent of the traffic that an accepted canary gets, step by step, before it is promoted; it grows with them. In mode
-    Service in whole pods, at least the share. Empty: promoted at once."""
+    """Traffic percentages of a canary that has passed its analysis, one step after the other, before its promotion. The number of
+    its pods grows with them. In mode Service they are rounded up to whole pods. Empty: immediate promotion."""
     step_duration: Annotated[timedelta, DurationRange("0s", "24h")] = timedelta(minutes=5)
-    """How long each step of the ramp lasts, and in any case until its pods serve, with only the tests armed that roll back."""
+    """Minimum duration of each ramp step. A step also lasts until its pods are ready. Only guardrails are evaluated in it, which
+    can roll back."""
     scale_down_delay: Annotated[timedelta, DurationRange("0s", "24h")] = timedelta(minutes=10)
-    """How long after a promotion pods of the previous revision stay, so that the way back needs no model to be loaded first: as
-    many as canary and control were. They get no requests unless the tokens per step fall; then they are what it is compared
-    with. 0s: they go at once. With capacity Reuse there is no place for them, and they go at once too."""
+    """Time for which pods of the previous revision are retained after a promotion, so that a rollback loads no model. As many are
+    retained as the canary and control had. They get no requests unless tokens per step decrease; then the promoted pods are
+    compared with them. 0s: they are scaled down immediately. With capacity Reuse there is no capacity for them, and they are
+    scaled down immediately too."""
     approval: Literal["Automatic", "Manual"] = "Automatic"
-    """Whether an accepted canary is promoted by itself, or waits for a person's annotation aerie.dev/promote or
-    aerie.dev/rollback, whose value is the canary's revision."""
+    """Automatic: a canary that has passed its analysis is promoted automatically. Manual: it waits for the annotation
+    aerie.dev/promote or aerie.dev/rollback, with the canary's revision as its value."""
 
 
 class AnalysisSpec(ResourceModel):
-    """How a canary is judged. After warmup, time is cut into blocks; over each, tokens per step, latency and failures of the
-    canary are compared with the control's, by tests whose error rates hold although they are looked at after every block. A
-    canary is accepted when minBlocks and soak are over at the earliest, rejected as soon as the figures say so, and undecided at
-    deadline. The parameters are frozen when an analysis begins: changing them takes effect with the next one."""
+    """Analysis of a canary. After warmupDuration, time is divided into blocks. Over each block, tokens per step, latency and
+    failures of the canary are compared with the control's. The tests are anytime-valid: their error rates hold although they are
+    evaluated after every block. A canary passes after minBlocks and minDuration at the earliest, is rolled back as soon as it is
+    significantly worse, and is inconclusive at maxDuration. The parameters are frozen when an analysis begins: a change takes
+    effect with the next one."""
 
     model_config = ConfigDict(
         json_schema_extra=schema_extra(
@@ -89,10 +92,10 @@ class AnalysisSpec(ResourceModel):
                 f"{cel_any_malformed_duration('self.warmupDuration', 'self.blockDuration', 'self.maxDuration')} || "
                 "duration(self.warmupDuration).getSeconds() + self.minBlocks * duration(self.blockDuration).getSeconds() "
                 "<= duration(self.maxDuration).getSeconds()",
-                "warmupDuration and minBlocks blocks together are longer than maxDuration, so no analysis could reach a verdict: "
-                "raise maxDuration, or lower minBlocks, blockDuration or warmupDuration",
-                "'warmupDuration (%s) and %d blocks of %s together are longer than maxDuration (%s), so no analysis could reach a "
-                "verdict: raise maxDuration, or lower minBlocks, blockDuration or warmupDuration'"
+                "warmupDuration and minBlocks blocks together are longer than maxDuration, so no analysis could reach a "
+                "verdict: raise maxDuration, or lower minBlocks, blockDuration or warmupDuration",
+                "'warmupDuration (%s) and %d blocks of %s together are longer than maxDuration (%s), so no analysis could "
+                "reach a verdict: raise maxDuration, or lower minBlocks, blockDuration or warmupDuration'"
                 ".format([self.warmupDuration, self.minBlocks, self.blockDuration, self.maxDuration])",
                 ".minBlocks",
             ),
@@ -100,60 +103,62 @@ class AnalysisSpec(ResourceModel):
     )
 
     block_duration: Annotated[timedelta, DurationRange("2s", "1h")] = timedelta(minutes=2)
-    """Length of one block: counters of both arms are differenced over the same block and compared. Well above the length of a
-    common request, because requests that span blocks make neighbouring blocks alike."""
+    """Length of a block, over which the counters of both arms are compared. It should be well above the duration of a typical
+    request, because requests that span blocks make neighbouring blocks correlated."""
     warmup_duration: Annotated[timedelta, DurationRange("0s", "24h")] = timedelta(minutes=5)
-    """Time after all pods of both arms are ready that counts for nothing: graphs are captured, prefix caches fill."""
+    """Time after all pods of both arms are ready in which nothing is counted: graphs are captured, and prefix caches fill."""
     min_blocks: Annotated[int, Field(ge=2, le=1000)] = 5
-    """Blocks that have to be closed before any decision, but for faults that need no statistics. Fewer than 5 are seldom enough
-    for one."""
+    """Minimum number of closed blocks before any verdict, except for abort conditions, which need no statistics. Fewer than 5 are
+    seldom enough for a verdict."""
     min_duration: Annotated[timedelta, DurationRange("0s", "168h")] = timedelta(minutes=30)
-    """Time under analysis before a canary may be accepted, however clear the figures are."""
+    """Minimum time under analysis before a canary may pass, however clear the metrics are."""
     max_duration: Annotated[timedelta, DurationRange("1m", "336h")] = timedelta(hours=4)
-    """Time after all pods of both arms are ready by which the analysis ends; without a decision it is inconclusive. A trial
-    of another speculation setting, which is judged by time, has twice as long."""
+    """Time after all pods of both arms are ready at which the analysis ends. Without a verdict by then it is inconclusive. A
+    trial of another speculation setting, which is compared by time, has twice as long."""
     goal: Literal["NonInferior", "Superior"] = "NonInferior"
-    """What the canary has to show. NonInferior: tokens that requests get per verification step not below the control's by more
-    than the margin. Superior: more than the control's. Either way its time per output token has to be good enough, and being
-    certainly faster is enough; where tokens per step do not tell, as with unlike numbers of draft tokens, time decides alone."""
+    """Hypothesis that the canary has to meet. NonInferior: its tokens per verification step are not below the control's by more
+    than the margin. Superior: they are above the control's. In both cases its time per output token has to be good enough, and a
+    significantly lower time is sufficient. If tokens per step are not comparable, as with different numbers of draft tokens, time
+    decides alone."""
     margin: Annotated[
         float,
         Field(
             json_schema_extra=schema_extra(
                 ValidationRule(
                     "self >= 0.001 && self <= 0.2",
-                    "write the margin as a fraction from 0.001 to 0.2: 0.02 stands for 2 %; to accept only what is better, write "
-                    "goal: Superior",
+                    "write the margin as a fraction from 0.001 to 0.2: 0.02 is 2 %; to promote only a canary that is better, "
+                    "write goal: Superior",
                 ),
                 **{"x-bounds": "0.001 to 0.2"},
             )
         ),
     ] = 0.02
-    """Loss of tokens per step that goal NonInferior cannot tell from none, as a fraction of the control's: 0.02 is 2 %. The
-    smaller, the longer a decision takes. It is no allowance: what is certainly worse is rolled back. Superior tolerates none."""
+    """Loss of tokens per step that goal NonInferior counts as equal, as a fraction of the control's: 0.02 is 2 %. A smaller
+    margin takes longer to decide. It is no allowance: a canary that is significantly worse is rolled back. Superior tolerates no
+    loss."""
     failure_margin: Annotated[
         float,
         Field(
             json_schema_extra=schema_extra(
                 ValidationRule(
                     "self >= 0.001 && self <= 0.2",
-                    "write the share as a fraction from 0.001 to 0.2: 0.005 stands for half a percent of the requests",
+                    "write the share as a fraction from 0.001 to 0.2: 0.005 is half a percent of the requests",
                 ),
                 **{"x-bounds": "0.001 to 0.2"},
             )
         ),
     ] = 0.005
-    """Share of failed requests, beyond twice the control's, that cannot be told from none: 0.005 is half a percent of them.
-    To be accepted, a canary has to be certainly below it, which takes some 5 requests by it on each arm, here 1,000: with little
-    traffic, raise it. More failures than the control's roll back whatever it is."""
+    """Share of failed requests, beyond twice the control's, that counts as equal: 0.005 is half a percent of them. A canary
+    passes only if it is significantly below. That takes about 5 divided by this share of requests on each arm, 1,000 by default:
+    with little traffic, raise it. Significantly more failures than the control's roll back, whatever the margin."""
     output_equivalence: Literal["Enabled", "Disabled"] = "Enabled"
-    """Whether the engines are asked a few short prompts, to see that the canary's drafter does not change answers: one pod each
-    of canary, control and stable, 24 prompts with answers of at most 64 tokens, during warmup where it is long enough. Skip: no
-    request but the clients' is sent to an engine."""
+    """Enabled: the engines get a few short prompts at temperature 0, to verify that the canary's drafter does not change outputs.
+    One pod each of canary, control and stable gets 24 prompts with answers of at most 64 tokens, during the warm-up if that is
+    long enough. Disabled: the engines get no requests except the clients'."""
     on_inconclusive: Literal["Hold", "Rollback"] = "Hold"
-    """What follows when the deadline passes without a decision. Hold: canary and control keep their traffic until a person
-    decides by the annotation aerie.dev/promote or aerie.dev/rollback, whose value is the canary's revision. Rollback: the canary
-    is removed. Never a promotion."""
+    """Behaviour at maxDuration without a verdict. Hold: canary and control keep their traffic until the annotation
+    aerie.dev/promote or aerie.dev/rollback is set, with the canary's revision as its value. Rollback: the canary is rolled back.
+    An inconclusive canary is never promoted automatically."""
 
 
 class ParentReference(ResourceModel):
@@ -162,15 +167,15 @@ class ParentReference(ResourceModel):
     name: ObjectName
     """Name of the Gateway."""
     namespace: Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL_PATTERN)] | None = None
-    """Its namespace. Default: that of the resource."""
+    """Namespace of the Gateway. Default: that of the resource."""
     section_name: ObjectName | None = None
-    """Name of one of its listeners. Default: all that fit."""
+    """Name of one of its listeners. Default: all listeners that match."""
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Port of its listeners. Default: all."""
 
 
 class GatewaySpec(ResourceModel):
-    """Where the HTTPRoute of mode Gateway is attached. Aerie owns the route, with one weight for each arm."""
+    """Gateways of the HTTPRoute in mode Gateway. Aerie owns the route, with one weight for each arm."""
 
     parent_refs: Annotated[
         list[ParentReference],
@@ -195,31 +200,31 @@ class GatewaySpec(ResourceModel):
         ],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"}),
     ] = Field(default_factory=list)
-    """Host names that the route answers to. Default: all of the Gateway's."""
+    """Host names of the route. Default: all of the Gateway's."""
 
 
 class TrafficSpec(ResourceModel):
-    """How requests are split between stable, canary and control."""
+    """Split of requests between stable, canary and control."""
 
     model_config = ConfigDict(
         json_schema_extra=schema_extra(
             ValidationRule(
                 "self.mode != 'Gateway' || has(self.gateway)",
-                "mode Gateway needs to know the Gateway: write gateway.parentRefs, or mode: Service",
+                "mode Gateway requires a Gateway: write gateway.parentRefs, or mode: Service",
                 field_path=".gateway",
                 is_missing_field=True,
             ),
             ValidationRule(
                 "self.mode != 'Service' || !has(self.gateway)",
-                "gateway is of no use in mode Service: write mode: Gateway, or leave gateway out",
+                "gateway has no effect in mode Service: write mode: Gateway, or leave gateway out",
                 field_path=".gateway",
             ),
         )
     )
 
     mode: Literal["Service", "Gateway"] = "Service"
-    """Service: one Service over all serving pods, so a share of the traffic is a share of the pods, and a new pod has it as soon
-    as it serves. Gateway: an HTTPRoute with a weight for each arm; needs the Gateway API and a gateway."""
+    """Service: one Service for all ready pods, so that a share of the traffic is a share of the pods. A new pod gets its share as
+    soon as it is ready. Gateway: an HTTPRoute with a weight for each arm; it requires the Gateway API and a gateway."""
     gateway: GatewaySpec | None = None
 
 
@@ -248,25 +253,25 @@ PodCountOrPercent = Annotated[
 
 
 class DisruptionSpec(ResourceModel):
-    """What node drains and other voluntary disruptions may take. Each revision's pods have a PodDisruptionBudget of their own,
-    so that a canary that loads keeps no stable pod from being drained; control pods have none."""
+    """Limits for node drains and other voluntary disruptions. The pods of each revision have their own PodDisruptionBudget, so
+    that a loading canary blocks no drain of stable pods. Control pods have none."""
 
     model_config = ConfigDict(
         json_schema_extra=schema_extra(
             ValidationRule(
                 "!(self.budget == 'None' && has(self.maxUnavailable))",
-                "maxUnavailable is of no use with budget: None: leave one of them out",
+                "maxUnavailable has no effect with budget: None: leave one of them out",
                 field_path=".maxUnavailable",
             ),
         )
     )
 
     budget: Literal["Managed", "None"] = "Managed"
-    """Managed: Aerie makes the budgets. None: it makes none, so that there may be budgets of your own; where two select the same
-    pod, Kubernetes evicts it by neither."""
+    """Managed: Aerie creates the budgets. None: it creates none, so that you can have your own. Kubernetes evicts no pod that two
+    budgets select."""
     max_unavailable: PodCountOrPercent | None = None
-    """Pods of a revision that may be missing at a time, as a number or as a percentage of its pods, rounded up. A pod that does
-    not serve counts as missing, and may be evicted in any case. Default: 10%."""
+    """Maximum number of unavailable pods of a revision, as a number or as a percentage of its pods, rounded up. A pod that is not
+    ready counts as unavailable, and may always be evicted. Default: 10%."""
 
     @property
     def max_unavailable_or_default(self) -> int | str:
@@ -276,12 +281,12 @@ class DisruptionSpec(ResourceModel):
 
 
 class PreflightSpec(ResourceModel):
-    """What preflight may hold back. A change of it makes no new revision: one that was refused goes on when its refusals are
-    accepted, and one that serves is left alone."""
+    """Effect of the preflight checks. A change creates no new revision: a revision that failed preflight proceeds when its failed
+    checks are accepted, and running revisions are not affected."""
 
     mode: Literal["Enforce", "Warn", "Off"] = "Enforce"
-    """Enforce: no engine is started of a revision that preflight refuses, or about which it has no verdict. Warn: it goes on as
-    soon as preflight has ended, whatever it says, and PreflightPassed names the refusals. Off: preflight does not run."""
+    """Enforce: no engine is started of a revision that failed preflight or has no preflight result. Warn: the rollout proceeds as
+    soon as preflight has ended, whatever the result, and PreflightPassed names the failed checks. Off: preflight does not run."""
     accepted_checks: Annotated[
         list[
             Annotated[
@@ -298,7 +303,7 @@ class PreflightSpec(ResourceModel):
         ],
         Field(max_length=64, json_schema_extra={"x-kubernetes-list-type": "set"}),
     ] = Field(default_factory=list)
-    """Ids of checks whose refusals are accepted, such as C2, in mode Enforce. PreflightPassed goes on listing them."""
+    """Ids of checks whose failures are accepted in mode Enforce, such as C2. PreflightPassed still lists them."""
 
     def allows(self, failed_check_ids: Collection[str]) -> bool:
         """Return whether a revision proceeds although the checks with these ids fail; no ids: the rejection comes from no
@@ -307,7 +312,7 @@ class PreflightSpec(ResourceModel):
 
 
 class RolloutSpec(ResourceModel):
-    """How a change of the resource reaches the fleet: preflight, canary, analysis, traffic, disruptions, time limits."""
+    """Rollout of a change: preflight, canary, analysis, traffic, disruptions, time limits."""
 
     preflight: PreflightSpec = PreflightSpec()
     canary: CanarySpec = CanarySpec()
@@ -315,8 +320,8 @@ class RolloutSpec(ResourceModel):
     traffic: TrafficSpec = TrafficSpec()
     disruption: DisruptionSpec = DisruptionSpec()
     progress_deadline: Annotated[timedelta, DurationRange("1m", "24h")] = timedelta(minutes=30)
-    """Time that a new pod has to become ready; it has to cover downloading and loading the model. A pod that has not served for
-    so long is late. A late canary fails; in the ramp and the promotion more than 5 % of late pods, and more than one, roll it
-    back, and fewer are gone around. How long a step takes with all its pods does not matter."""
+    """Time in which a new pod has to become ready, including download and loading of the model. A pod that has not been ready for
+    so long is late. A late canary fails. During ramp and promotion, more than 5 % of late pods, and more than one, roll the
+    canary back; fewer do not block it. The duration of a whole step has no limit."""
     paused: bool = False
-    """Whether Aerie leaves everything as it is and only goes on reporting. A canary under way keeps its pods and its traffic."""
+    """Whether Aerie changes nothing, and only reports the state. A canary in progress keeps its pods and its traffic."""

@@ -28,13 +28,13 @@ class HuggingFaceSource(ResourceModel):
                 ValidationRule(
                     "self.matches('^[0-9a-f]{40}$')",
                     "write the full commit of the repository (40 characters of 0-9 and a-f; its page on the Hub lists them "
-                    "under Files, History): a branch, a tag or a short commit can come to mean other files, and pods of one "
+                    "under Files, History): a branch, a tag or a short commit can move to other files, and pods of one "
                     "revision would then serve different weights",
                 )
             ),
         ),
     ]
-    """Commit of the repository, in full: 40 hexadecimal characters. A branch or a tag is refused, because it can move."""
+    """Commit of the repository, in full: 40 hexadecimal characters. A branch or a tag is rejected, because it can move."""
 
 
 class VolumeClaimSource(ResourceModel):
@@ -56,8 +56,8 @@ class VolumeClaimSource(ResourceModel):
             ),
         ),
     ] = ""
-    """Folder with the model's files, relative to the root of the claim; empty for the root itself. A changed model needs
-    a new folder, because Aerie cannot see that files below the same path have changed."""
+    """Folder with the model's files, relative to the root of the claim; empty for the root itself. A changed model needs a new
+    folder, because Aerie cannot detect changed files below the same path."""
 
 
 class ImageSource(ResourceModel):
@@ -71,13 +71,13 @@ class ImageSource(ResourceModel):
             json_schema_extra=schema_extra(
                 ValidationRule(
                     "self.matches('^[^@ ]+@sha256:[0-9a-f]{64}$')",
-                    "write the image with its digest, as registry/name@sha256:<64 hexadecimal characters>: a tag can come to "
-                    "mean other files, and pods of one revision would then serve different weights",
+                    "write the image with its digest, as registry/name@sha256:<64 hexadecimal characters>: a tag can move to "
+                    "other files, and pods of one revision would then serve different weights",
                 )
             ),
         ),
     ]
-    """Image by digest, such as registry.example/llama@sha256:... A tag alone is refused, because it can move."""
+    """Image by digest, such as registry.example/llama@sha256:... A tag alone is rejected, because it can move."""
 
     path: Annotated[
         str,
@@ -99,7 +99,7 @@ _SOURCE_COUNT_CEL = "[has(self.huggingFace), has(self.persistentVolumeClaim), ha
 
 
 class ModelSource(ResourceModel):
-    """Where a model's files come from: exactly one of three."""
+    """Source of a model's files: exactly one of three."""
 
     model_config = ConfigDict(
         json_schema_extra=schema_extra(
@@ -118,7 +118,7 @@ class ModelSource(ResourceModel):
     """A folder of a persistent volume claim in the same namespace."""
 
     image: ImageSource | None = None
-    """A folder of an OCI image. Needs a cluster with image volumes (Kubernetes 1.35, or 1.31 with the feature gate)."""
+    """A folder of an OCI image. It requires a cluster with image volumes (Kubernetes 1.35, or 1.31 with the feature gate)."""
 
     @model_validator(mode="after")
     def _check_exactly_one(self) -> Self:
@@ -136,7 +136,7 @@ class ModelSource(ResourceModel):
 
 
 class TargetSpec(ResourceModel):
-    """The model that is served."""
+    """The target: the model that is served."""
 
     served_name: (
         Annotated[
@@ -154,17 +154,17 @@ class TargetSpec(ResourceModel):
         ]
         | None
     ) = None
-    """Name by which clients ask for the model. Default: the name of the resource."""
+    """Name by which clients request the model. Default: the name of the resource."""
 
     source: ModelSource
-    """Where the files of the model come from."""
+    """Source of the target's files."""
 
 
 class DrafterSpec(ResourceModel):
-    """The small model that proposes tokens for the target."""
+    """The small model that proposes draft tokens for the target."""
 
     method: Literal["eagle3"] = "eagle3"
-    """The engine's speculation method. EAGLE 3 and EAGLE 3.1 are both `eagle3`: the drafter's own config tells them apart."""
+    """Speculation method of the engine. EAGLE 3 and EAGLE 3.1 are both `eagle3`: the drafter's own config distinguishes them."""
 
     source: ModelSource
-    """Where the files of the drafter come from."""
+    """Source of the drafter's files."""

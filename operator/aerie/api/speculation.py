@@ -18,7 +18,7 @@ DraftSampling = Literal["Greedy", "Probabilistic"]
 
 
 class LatencyObjective(ResourceModel):
-    """Latencies that a tuned setting must keep. A latency that is left out is not looked at."""
+    """Latency limits that a tuned setting must keep. A latency without a limit is not considered."""
 
     model_config = ConfigDict(
         json_schema_extra=schema_extra(
@@ -30,12 +30,12 @@ class LatencyObjective(ResourceModel):
     )
 
     time_per_output_token: Annotated[timedelta, DurationRange("1ms", "1m")] | None = None
-    """Time per output token (TPOT) of a request, such as 40ms. Not the time between tokens: a step that yields several
-    tokens counts as one gap there."""
+    """Maximum time per output token (TPOT) of a request, such as 40ms. It is not the time between tokens: a step that yields
+    several tokens counts as one gap there."""
     time_to_first_token: Annotated[timedelta, DurationRange("1ms", "1h")] | None = None
-    """Time from a request's arrival to its first token (TTFT), such as 1s."""
+    """Maximum time from a request's arrival to its first token (TTFT), such as 1s."""
     percentile: Annotated[int, Field(ge=50, le=99)] = 95
-    """Percent of the requests that have to be within the times."""
+    """Percentage of the requests that have to be within the limits."""
 
     def is_stricter_than(self, other: LatencyObjective | None) -> bool:
         """Return whether a setting may meet the other objective and miss this one."""
@@ -52,15 +52,15 @@ class LatencyObjective(ResourceModel):
 
 
 class TuningSpec(ResourceModel):
-    """How Aerie chooses the number of tokens, and the mode: off, fixed, by batch size, or adaptive."""
+    """Automatic choice of the speculation setting: off, a fixed number of draft tokens, a schedule by batch size, or adaptive."""
 
     model_config = ConfigDict(
         json_schema_extra=schema_extra(
             ValidationRule(
                 f"{cel_any_malformed_duration('self.decisionInterval', 'self.historyWindow')} || "
                 "duration(self.decisionInterval) + duration(self.decisionInterval) <= duration(self.historyWindow)",
-                "historyWindow is shorter than two decision intervals, and a decision needs the metrics of more than one: lengthen "
-                "historyWindow or shorten decisionInterval",
+                "historyWindow is shorter than two decision intervals, and a decision needs the metrics of more than one: "
+                "lengthen historyWindow or shorten decisionInterval",
                 "'historyWindow (%s) is shorter than two decision intervals (%s), and a decision needs the metrics of more than "
                 "one: lengthen historyWindow or shorten decisionInterval'.format([self.historyWindow, self.decisionInterval])",
                 ".historyWindow",
@@ -69,35 +69,35 @@ class TuningSpec(ResourceModel):
     )
 
     mode: Literal["Auto", "Recommend", "Off"] = "Recommend"
-    """Auto: a setting that the model of the engine's steps finds better is proven by a canary and then kept; writing it grants
-    the canaries their pods, which with rollout.canary.capacity Surge come on top of spec.replicas. Recommend: it is shown in the
-    status only; what is in force stays, and no pod is made. Off: spec.speculation.numSpeculativeTokens stands, and what was chosen before is
-    taken back by a rollout."""
+    """Auto: a setting that the model of the engine's steps predicts to be better is tested by a canary, and then kept. Auto
+    permits the pods of these canaries, which are additional to spec.replicas with rollout.canary.capacity Surge. Recommend: the
+    setting is only shown in the status; the active setting stays, and no pod is created. Off:
+    spec.speculation.numSpeculativeTokens applies, and a setting that tuning applied before is reverted by a rollout."""
     max_speculative_tokens: Annotated[int, Field(ge=1, le=MAX_SPECULATIVE_TOKENS)] = 7
-    """Most tokens per step that tuning may choose; not below spec.speculation.numSpeculativeTokens. What it has chosen beyond that is void at
-    once. Without effect in mode Off."""
+    """Maximum number of draft tokens per step that tuning may choose, at least spec.speculation.numSpeculativeTokens. A lower
+    maximum immediately voids an applied setting above it."""
     when_zero: Literal["Keep", "Try"] = "Keep"
-    """What happens where spec.speculation.numSpeculativeTokens is 0. Keep: no canary drafts, and nothing is recommended. Try: tuning may try
-    drafts, beginning with no speculation; spec.drafter has to be named for that."""
+    """Behaviour when spec.speculation.numSpeculativeTokens is 0. Keep: no canary drafts, and nothing is recommended. Try: tuning
+    may test drafts, starting with no speculation; it requires spec.drafter."""
     traffic_sampling: Literal["Greedy", "Sampled"] | None = None
-    """What most requests are: Greedy, with temperature 0, or Sampled, with one above. vLLM has no metric that says it. Where it
-    is Sampled and draftSampling is not written, the status recommends Probabilistic; nothing tries it by itself. Default: not
-    known, and nothing is recommended."""
+    """Sampling of most requests: Greedy, with temperature 0, or Sampled, with a temperature above 0. vLLM has no metric for it.
+    With Sampled, and without draftSampling, the status recommends Probabilistic; no trial tests it automatically. Default:
+    unknown, and nothing is recommended."""
     slo: LatencyObjective | None = None
-    """Latencies that a chosen setting must keep; a stricter one voids at once what was proven under another. Default: none, the
-    throughput decides. A canary is compared with its control by the share of requests beyond these times, and by the mean where
-    none is given."""
+    """Latency limits that a tuned setting must keep. Stricter limits immediately void a setting that was tested under others.
+    Default: none; throughput decides. A canary is compared with its control by the share of requests beyond these limits, or by
+    mean latency without limits."""
     decision_interval: Annotated[timedelta, DurationRange("10s", "24h")] = timedelta(minutes=30)
-    """How often a setting is decided on, and for how long a canary runs that is only to teach what its setting costs."""
+    """Time between two decisions on the setting, and duration of a canary that only explores what its setting costs."""
     cooldown_duration: Annotated[timedelta, DurationRange("0s", "168h")] = timedelta(hours=6)
-    """Time after a change before the next one is tried; after a trial that ended undecided as well, each time once more; after
-    one that was taken back or failed, four times as long, and twice as long again each time the same setting fails."""
+    """Time after a change before the next trial. After n recent inconclusive trials it is n times as long, at most four times.
+    After a trial that was rolled back or failed it is four times as long, and doubles each time the same setting fails."""
     history_window: Annotated[timedelta, DurationRange("1m", "168h")] = timedelta(hours=24)
-    """How far back the figures reach that a decision rests on: well beyond the daily ups and downs of the load."""
+    """Time span of the metrics on which a decision is based. It should be well beyond the daily variation of the load."""
 
 
 class SpeculationSpec(ResourceModel):
-    """How many tokens the drafter proposes per step, and whether Aerie changes that by itself."""
+    """Number of draft tokens per verification step, and its tuning."""
 
     model_config = ConfigDict(
         json_schema_extra=schema_extra(
@@ -113,14 +113,15 @@ class SpeculationSpec(ResourceModel):
     )
 
     num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)] = 3
-    """Tokens proposed per step (num_speculative_tokens, K); what tuning starts from. 0 serves without a drafter, and
-    tuning tries none unless tuning.whenZero is Try."""
+    """Draft tokens per verification step (num_speculative_tokens, K); tuning starts from it. 0 serves without a drafter, and
+    tuning tests none unless tuning.whenZero is Try."""
     draft_sampling: DraftSampling | None = None
-    """How the drafter chooses its tokens (draft_sample_method). Greedy: the likeliest one. Probabilistic: by its probabilities,
-    at the temperature of the request, which are then held against the target's: more may be accepted at temperatures above 0,
-    nothing changes at 0, and the draft logits take memory for each request; vLLM 0.22.0 or newer. Both are lossless. Default:
-    as the engine does, which is Greedy up to vLLM 0.33.0. A change is rolled out like another drafter."""
+    """Sampling of draft tokens (draft_sample_method). Greedy: the most likely token. Probabilistic: by the drafter's
+    probabilities, at the temperature of the request; verification compares them with the target's. More draft tokens may be
+    accepted at temperatures above 0, and nothing changes at 0. The draft logits take memory for each request, and vLLM 0.22.0 or
+    newer is required. Both are lossless. Default: the engine's, which is Greedy up to vLLM 0.33.0. A change is rolled out like
+    another drafter."""
     engine_options: EngineOptions | None = None
-    """Further keys of the speculative config, as vLLM calls them. Refused are those that another field says, that change what
-    the model answers, and those that Aerie does not know (it knows those of vLLM 0.26.0 to 0.33.0). A change is rolled out."""
+    """Further keys of the speculative config, with vLLM's names. Rejected are keys that another field sets, keys that change the
+    model's outputs, and keys that Aerie does not know. It knows those of vLLM 0.26.0 to 0.33.0. A change is rolled out."""
     tuning: TuningSpec = TuningSpec()

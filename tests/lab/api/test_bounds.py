@@ -18,9 +18,9 @@ NO_DURATION = "no duration: write whole numbers with h, m, s or ms, such as 30s,
 DURATIONS = [
     ("speculation.tuning.slo.timePerOutputToken", "1ms", "1m", "61s", "40ms"),
     ("speculation.tuning.slo.timeToFirstToken", "1ms", "1h", "61m", "1h"),
-    ("speculation.tuning.interval", "10s", "24h", "25h", "12h"),
-    ("speculation.tuning.cooldown", "0s", "168h", "169h", "0s"),
-    ("speculation.tuning.history", "1m", "168h", "169h", "168h"),
+    ("speculation.tuning.decisionInterval", "10s", "24h", "25h", "12h"),
+    ("speculation.tuning.cooldownDuration", "0s", "168h", "169h", "0s"),
+    ("speculation.tuning.historyWindow", "1m", "168h", "169h", "168h"),
     ("rollout.canary.stepDuration", "0s", "24h", "24h1ms", "24h"),
     ("rollout.canary.scaleDownDelay", "0s", "24h", "24h1ms", "24h"),
     ("rollout.analysis.blockDuration", "2s", "1h", "61m", "30s"),
@@ -83,12 +83,12 @@ def test_a_duration(offer: Offer, path: str, shortest: str, longest: str, beyond
         ({"speculation.tuning.mode": "On"}, 'supported values: "Auto", "Recommend", "Off"', {"speculation.tuning.mode": "Off"}),
         (
             {"rollout.canary.stepWeights": [0, 50]},
-            "spec.rollout.canary.ramp[0] in body should be greater than or equal to 1",
+            "spec.rollout.canary.stepWeights[0] in body should be greater than or equal to 1",
             {"rollout.canary.stepWeights": [1, 99]},
         ),
         (
             {"rollout.canary.stepWeights": [50, 100]},
-            "spec.rollout.canary.ramp[1] in body should be less than or equal to 99",
+            "spec.rollout.canary.stepWeights[1] in body should be less than or equal to 99",
             {"rollout.canary.stepWeights": [50, 99]},
         ),
         (

@@ -38,8 +38,8 @@ def test_the_server_stores_the_defaults_of_the_models(chat: dict[str, Any], leas
 
 
 def test_a_part_that_is_given_gets_the_defaults_of_the_rest(offer: Offer) -> None:
-    rollout = offer({"rollout": {"analysis": {"block": "1m"}}})["spec"]["rollout"]
-    assert rollout["analysis"]["block"] == "1m"
+    rollout = offer({"rollout": {"analysis": {"blockDuration": "1m"}}})["spec"]["rollout"]
+    assert rollout["analysis"]["blockDuration"] == "1m"
     assert rollout["analysis"]["maxDuration"] == "4h"
     assert rollout["canary"]["stepWeights"] == [25, 50]
     assert rollout["progressDeadline"] == "30m"
@@ -114,7 +114,7 @@ def a_status() -> Status:
         observed_generation=1,
         phase="Analyzing",
         conditions=[
-            Condition(type="Ready", status="True", reason="Serving", message="All pods serve.", last_transition_time=now)
+            Condition(type="Ready", status="True", reason="AllPodsReady", message="4/4 pods ready.", last_transition_time=now)
         ],
         replicas=4,
         ready_replicas=4,
@@ -146,7 +146,7 @@ def test_the_printed_columns(namespace: Namespace, chat: dict[str, Any]) -> None
 
 def test_explain_tells_what_a_field_is_for_with_default_and_bounds(namespace: Namespace) -> None:
     text = " ".join(namespace.kubectl("explain", "specdep.spec.rollout.analysis").split())
-    assert "How a canary is judged. After warmup, time is cut into blocks" in text
-    assert "enum: NonInferior, Superior What the canary has to show." in text
+    assert "Analysis of a canary. After warmupDuration, time is divided into blocks." in text
+    assert "enum: NonInferior, Superior Hypothesis that the canary has to meet." in text
     assert "Default: 2m. From 2s to 1h." in text
     assert "Default: 0.02. From 0.001 to 0.2." in text

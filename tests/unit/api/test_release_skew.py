@@ -17,25 +17,25 @@ ARM = {"revision": "a", "replicas": 2, "readyReplicas": 2}
 CONDITION = {
     "type": "Ready",
     "status": "True",
-    "reason": "Serving",
-    "message": "2 of 2 pods serve",
+    "reason": "AllPodsReady",
+    "message": "2/2 pods ready",
     "lastTransitionTime": "2026-11-21T12:00:00.000Z",
 }
 OUTCOME = {
     "revision": "a",
     "change": "the drafter",
     "result": "Promoted",
-    "reason": "it is better.",
+    "message": "It is better.",
     "startTime": "2026-11-21T12:00:00.000Z",
     "completionTime": "2026-11-21T13:00:00.000Z",
 }
-KNOWN = {"phase": "Ready", "replicas": 2, "stable": ARM, "conditions": [CONDITION], "history": [OUTCOME]}
+KNOWN = {"phase": "Ready", "replicas": 2, "stable": ARM, "conditions": [CONDITION], "rolloutHistory": [OUTCOME]}
 
 
 def novel() -> dict[str, Any]:
     """A status with a field of another release in each place."""
     found: dict[str, Any] = copy.deepcopy(KNOWN)
-    for part in (found, found["stable"], found["conditions"][0], found["history"][0]):
+    for part in (found, found["stable"], found["conditions"][0], found["rolloutHistory"][0]):
         part["novel"] = {"of": [1, 2]}
     return found
 
@@ -48,12 +48,12 @@ def test_what_another_release_has_written_stays() -> None:
 def test_what_it_was_part_of_takes_it_away() -> None:
     made: dict[str, Any] = copy.deepcopy(KNOWN)
     made["stable"] = {**ARM, "revision": "b"}
-    made["history"] = [{**OUTCOME, "revision": "b"}, OUTCOME]
-    made["conditions"] = [{**CONDITION, "message": "1 of 2 pods serve"}]
+    made["rolloutHistory"] = [{**OUTCOME, "revision": "b"}, OUTCOME]
+    made["conditions"] = [{**CONDITION, "message": "1/2 pods ready"}]
     found = preserve_unknown_fields(made, novel())
     assert found["novel"] == {"of": [1, 2]}
     assert "novel" not in found["stable"]
-    assert ["novel" in one for one in found["history"]] == [False, True]
+    assert ["novel" in one for one in found["rolloutHistory"]] == [False, True]
     assert found["conditions"][0]["novel"] == {"of": [1, 2]}, "it is the same condition"
     assert "stable" not in preserve_unknown_fields({"phase": "Ready"}, novel())
 
@@ -73,11 +73,15 @@ def test_an_older_definition_lacks_fields_and_values(preserved: bool) -> None:
     definition = build_custom_resource_definition()
     status = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
     del status["properties"]["selectedDrafters"]
-    del status["properties"]["history"]["items"]["properties"]["replacedDrafter"]
-    status["properties"]["phase"]["enum"].remove("Rechecking")
+    del status["properties"]["rolloutHistory"]["items"]["properties"]["replacedDrafter"]
+    status["properties"]["phase"]["enum"].remove("Verifying")
     if preserved:
-        status["properties"]["history"]["items"]["x-kubernetes-preserve-unknown-fields"] = True
-    found = ["status.phase: Rechecking", "status.selectedDrafters", *([] if preserved else ["status.history[].against"])]
+        status["properties"]["rolloutHistory"]["items"]["x-kubernetes-preserve-unknown-fields"] = True
+    found = [
+        "status.phase: Verifying",
+        "status.selectedDrafters",
+        *([] if preserved else ["status.rolloutHistory[].replacedDrafter"]),
+    ]
     assert find_missing_crd_fields(definition) == found
 
 
@@ -88,6 +92,10 @@ def test_a_definition_without_our_version_lacks_the_status(definition: dict[str,
 
 def test_what_was_not_stored_is_named() -> None:
     stored: dict[str, Any] = copy.deepcopy(KNOWN)
-    del stored["phase"], stored["stable"]["replicas"], stored["history"][0]["change"]
-    assert list(find_dropped_fields(KNOWN, stored)) == ["status.phase", "status.stable.replicas", "status.history[].change"]
+    del stored["phase"], stored["stable"]["replicas"], stored["rolloutHistory"][0]["change"]
+    assert list(find_dropped_fields(KNOWN, stored)) == [
+        "status.phase",
+        "status.stable.replicas",
+        "status.rolloutHistory[].change",
+    ]
     assert list(find_dropped_fields(KNOWN, novel())) == []

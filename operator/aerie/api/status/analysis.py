@@ -12,48 +12,49 @@ from aerie.api.types.base import ResourceModel, Timestamp
 
 
 class MetricComparison(ResourceModel):
-    """One metric of the canary against the control, as of the last closed block."""
+    """One metric of the canary compared with the control, as of the last closed block."""
 
     metric: ShortText
     """Name of the metric."""
     sample_count: Count
-    """Blocks counted so far; of GreedyAnswers, prompts that were answered."""
+    """Number of blocks counted so far; for OutputEquivalence, number of answered prompts."""
     message: LongText | None = None
-    """What was found, where no figure says it."""
+    """Result that no number expresses."""
     estimate: float | None = None
-    """Canary over control, less one: 0.05 is 5 % more."""
+    """Canary divided by control, minus one: 0.05 is 5 % more."""
     lower: float | None = None
-    """Lower bound of the estimate. It holds at every moment, however often it is looked at."""
+    """Lower bound of the estimate. It is anytime-valid: it holds however often it is evaluated."""
     upper: float | None = None
-    """Upper bound of the estimate, likewise."""
+    """Upper bound of the estimate, also anytime-valid."""
 
 
 class AnalysisStatus(ResourceModel):
-    """The running analysis, or the last one."""
+    """The current analysis, or the last one."""
 
     parameters: AnalysisSpec
-    """The parameters, frozen when the analysis began: a later change of the spec does not move the bar."""
+    """Parameters, frozen when the analysis began: a later change of the spec does not affect it."""
     verdict: Literal["Continue", "Promote", "Rollback", "Inconclusive"]
-    """What the figures say. Continue: nothing yet."""
+    """Verdict after the last closed block. Continue: none yet."""
     message: Annotated[str, Field(max_length=4096)] = ""
-    """Why, as a sentence; while there is no decision, what is missing for one and how much longer it takes."""
+    """Reason for the verdict. Without a verdict: what is missing for one, and the estimated time to it."""
     start_time: Timestamp | None = None
-    """When the first block began."""
+    """Time at which the first block began."""
     comparisons: Annotated[
         list[MetricComparison],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["metric"]}),
     ] = Field(default_factory=list)
-    """The metrics that are compared. Once the canary is accepted or Held, those that it was accepted or held with."""
+    """Metrics that are compared. Once the canary has passed or is Held, they stay as they were then."""
     hardware_mismatch: Annotated[str, Field(max_length=4096)] | None = None
-    """On what unlike hardware the pods that are compared run, by the labels of their nodes. Latency, tokens per busy second and
-    preemptions are not judged then. Absent where it is alike, or nothing tells."""
+    """Differences in hardware between the compared pods, by the labels of their nodes. Latency, tokens per busy second and
+    preemptions are then not compared. Absent if the hardware is the same, or unknown."""
     calibration_blocks: Count | None = None
-    """Blocks in which stable pods were counted before the analysis began, each of them: these tell how metrics scatter between
-    equal pods. Absent while there were fewer than 120: then the bounds are those of a cautious guess, and wider."""
+    """Blocks in which stable pods were counted before the analysis began, each pod by itself. They show the dispersion of metrics
+    between equal pods. Absent below 120 blocks: the bounds then follow from conservative defaults, and are wider."""
     variance_inflation: float | None = None
-    """How many blocks of the first metric count as one, because neighbours are alike; 3 is the cautious guess."""
+    """Number of blocks of the first metric that count as one independent block, because neighbouring blocks are correlated; 3 is
+    the conservative default."""
     state: Annotated[str, Field(max_length=65536)] = ""
-    """Accumulators from which the analysis goes on after a restart of the operator, packed. Private: their form may change."""
+    """Packed accumulators from which the analysis continues after a restart of the operator. Private: their format may change."""
 
 
 BlockedRollbackCause = Literal["StableUnavailable", "Abandoned"]
@@ -61,34 +62,35 @@ BlockedRollbackCause = Literal["StableUnavailable", "Abandoned"]
 
 
 class RolloutOutcome(ResourceModel):
-    """How a past rollout ended."""
+    """Outcome of a past rollout."""
 
     revision: ShortText
-    """The revision that was rolled out."""
+    """Revision that was rolled out."""
     change: LongText
-    """What was new in it."""
+    """Change that the revision contained."""
     result: Literal["Promoted", "RolledBack", "Superseded", "Failed", "Explored"]
-    """How it ended. Superseded: by another spec, or by that of the stable revision. Failed: its pods did not start, or the spec
-    became one that cannot run. Explored: a trial by tuning that was to be measured and given up has been."""
+    """Result. Superseded: replaced by another spec, or by that of the stable revision. Failed: its pods did not start, or the
+    spec became invalid. Explored: a trial by tuning that only measured its setting is complete."""
     message: Annotated[str, Field(max_length=2048)]
-    """Why, as a sentence."""
+    """Reason for the result."""
     reversal_cause: BlockedRollbackCause | None = None
-    """Why a rollback that could not end was turned round, as one word for programs. StableLost: pods of this revision, which was
-    the stable one, could not start any more, and the other one's serve. GivenUp: nor could the other one's, so this one was given
-    up for a third. Absent for all other ends, and in outcomes that releases before this field wrote."""
+    """Cause of the reversal of a rollback that could not complete, as one word for programs. StableUnavailable: pods of this
+    revision, which was the stable one, could no longer start, and those of the other revision were ready. Abandoned: those of the
+    other revision could not start either, so this revision was abandoned for a third. Absent for all other outcomes, and in
+    outcomes that releases without this field wrote."""
     start_time: Timestamp
-    """When it began."""
+    """Time at which it began."""
     completion_time: Timestamp
-    """When it ended."""
+    """Time at which it ended."""
     drafter: LongText | None = None
-    """Its drafter, in short."""
+    """Drafter of the revision, in short."""
     replaced_drafter: LongText | None = None
-    """The drafter of the revision that it was to replace."""
+    """Drafter of the revision that it was to replace, in short."""
     comparisons: Annotated[
         list[MetricComparison],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["metric"]}),
     ] = Field(default_factory=list)
-    """What was known of it in the end, if it was analyzed."""
+    """Comparisons at its end, if it was analyzed."""
     retry_time: Timestamp | None = None
-    """When it is tried again by itself: the cluster had no room for it, which says nothing of the revision. Absent where it
-    waits for another spec or the annotation aerie.dev/retry."""
+    """Time of the automatic retry after a lack of capacity, which is no fault of the revision. Absent if it waits for another
+    spec or the annotation aerie.dev/retry."""

@@ -42,103 +42,103 @@ class TierStatus(ResourceModel):
     max_batch_size: Annotated[int, Field(ge=1)]
     """Largest batch size of the tier."""
     num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)]
-    """Tokens proposed per step."""
+    """Draft tokens per step."""
 
 
 class SettingStatus(ResourceModel):
     """A speculation setting."""
 
     mode: Literal["Off", "Static", "Schedule", "Adaptive"]
-    """Off: no drafter. Static: the same number of tokens always. Schedule: by batch size. Adaptive: up to tokens, as the
-    engine decides."""
+    """Off: no drafter. Static: a constant number of draft tokens. Schedule: a number by batch size. Adaptive: up to
+    numSpeculativeTokens, as the engine decides."""
     num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)]
-    """Most tokens proposed per step (K); 0 when off."""
+    """Maximum number of draft tokens per step (K); 0 when off."""
     schedule: Annotated[list[TierStatus], Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "atomic"})] | None = (
         None
     )
-    """Tiers of mode Schedule, by rising batch size."""
+    """Tiers of mode Schedule, in ascending order of batch size."""
 
 
 class Arm(ResourceModel):
-    """The pods of one revision and what they achieve."""
+    """The pods of one revision, and their metrics."""
 
     revision: ShortText
-    """Hash of all that determines the pods: target, engine, drafter and speculation setting."""
+    """Hash of everything that determines the pods: target, engine, drafter and speculation setting."""
     target: LongText | None = None
-    """The served model: its source in short, such as owner/name@ and the first characters of its commit."""
+    """Source of the served model in short, such as owner/name@ and the first characters of its commit."""
     drafter: LongText | None = None
-    """The drafter: its source in short, such as owner/name@ and the first characters of its commit. Absent without one."""
+    """Source of the drafter in short, such as owner/name@ and the first characters of its commit. Absent without a drafter."""
     setting: SettingStatus | None = None
-    """The speculation setting."""
+    """Speculation setting."""
     draft_sampling: DraftSampling | None = None
-    """How the drafter chooses its tokens. Absent without a drafter, and where the spec leaves it to the engine."""
+    """Sampling of draft tokens. Absent without a drafter, and if the spec leaves it to the engine."""
     replicas: Count = 0
-    """Pods that there should be."""
+    """Desired pods."""
     ready_replicas: Count = 0
-    """Pods that serve."""
+    """Ready pods."""
     weight: Annotated[int, Field(ge=0, le=100)] | None = None
-    """Percent of the traffic; 1 where it is less and not nothing."""
+    """Percentage of the traffic; 1 if it is between 0 and 1."""
     acceptance_length: float | None = None
-    """vLLM's 1 + accepted / drafts over the latest traffic: 1 means that no proposed token was accepted. It counts what is
-    accepted behind the end of an answer, too, so requests get up to 4 % fewer tokens per step. Absent without a drafter and
-    before the first traffic; written again when it has moved by 3 %."""
+    """vLLM's mean acceptance length over the recent traffic, 1 + accepted draft tokens / drafts: 1 means that no draft token was
+    accepted. It includes tokens accepted after the end of an answer, so requests get up to 4 % fewer tokens per step. Absent
+    without a drafter and before the first traffic; updated after a change of 3 %."""
     time_per_output_token: float | None = None
-    """Seconds per output token after a request's first, over the latest traffic; written again when moved by 10 %."""
+    """Seconds per output token after a request's first, over the recent traffic; updated after a change of 10 %."""
     time_to_first_token: float | None = None
-    """Seconds from a request's arrival to its first token, over the latest traffic; written again when moved by 20 %."""
+    """Seconds from a request's arrival to its first token, over the recent traffic; updated after a change of 20 %."""
     reference_acceptance_length: float | None = None
-    """The acceptance length with which it was accepted: the mean over the blocks of its analysis. Absent where it was not
+    """Acceptance length with which the revision was promoted: the mean over the blocks of its analysis. Absent if it was not
     compared."""
 
 
 class QueueStatus(ResourceModel):
-    """A rollout or a trial that may not begin yet, because as many are under way as the operator allows."""
+    """A rollout or trial that waits, because the operator's limit of concurrent ones is reached."""
 
     purpose: RolloutPurpose
-    """Rollout: of what the spec asks for. Trial: of a speculation setting, by tuning."""
+    """Rollout: the revision of the spec. Trial: a speculation setting that tuning tests."""
     queued_time: Timestamp
-    """Since when it waits. In a namespace, what has waited for longest comes first."""
+    """Time since when it waits. Within a namespace, the longest wait comes first."""
 
 
 class ReadinessProgress(ResourceModel):
-    """Pods that are asked for and do not serve."""
+    """Desired pods that are not ready yet."""
 
     start_time: Timestamp
-    """When they were asked for, or when one more of them served for the last time."""
+    """Time at which they were requested, or at which one more of them was last ready."""
     max_ready_replicas: Count
-    """Most pods that served since then: more of them are progress."""
+    """Maximum number of ready pods since then: a higher number is progress."""
 
 
 class CanaryArm(Arm):
-    """The revision under judgement, with its control."""
+    """The revision under analysis, with its control."""
 
     change: LongText
-    """What is new in it, in a word: the drafter, K=5, the target, the engine."""
+    """Change that the revision contains, in short: the drafter, K=5, the target, the engine."""
     phase: CanaryPhase = "Starting"
-    """Where it is on its way. status.phase says the same, but for a rollout that is paused."""
+    """Phase of the canary. status.phase is the same, except for a paused rollout."""
     start_time: Timestamp
-    """When its rollout began."""
+    """Time at which its rollout began."""
     ready_time: Timestamp | None = None
-    """When all pods of both arms were ready for the first time: warm-up and deadline count from here."""
+    """Time at which all pods of both arms were first ready: warmupDuration and maxDuration count from here."""
     step_index: Count | None = None
-    """Step of the ramp, from 0."""
+    """Index of the ramp step, from 0."""
     step_start_time: Timestamp | None = None
-    """When the step, or the promotion, began."""
+    """Time at which the step, or the promotion, began."""
     control: Arm | None = None
-    """The control pods: the stable revision, started together with the canary. Absent where the running pods are the control, and
+    """The control pods: the stable revision, started together with the canary. Absent if the running pods are the control, and
     from the ramp on."""
     readiness: ReadinessProgress | None = None
-    """What the phase waits for. Absent while all pods that it asks for serve."""
+    """Progress of the pods that the phase waits for. Absent while all desired pods are ready."""
 
 
 class PreviousArm(Arm):
-    """The revision before the stable one, while pods of it stay after the promotion."""
+    """The revision before the stable one, while pods of it are retained after the promotion."""
 
     phase: Literal["Monitoring", "Verifying"] = "Monitoring"
-    """Watching: its pods get no requests. Rechecking: they do, because tokens per step have fallen since the promotion."""
+    """Monitoring: its pods get no requests. Verifying: they do, because tokens per step have decreased since the promotion."""
     phase_start_time: Timestamp
-    """When this phase began."""
+    """Time at which this phase began."""
     change: LongText
-    """What is new in the stable revision, in a word."""
+    """Change that the stable revision contains, in short."""
     start_time: Timestamp
-    """When the rollout of the stable revision began."""
+    """Time at which the rollout of the stable revision began."""

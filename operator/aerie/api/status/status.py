@@ -17,17 +17,17 @@ class Condition(ResourceModel):
     """One aspect of the state, as Kubernetes defines conditions."""
 
     type: Annotated[str, Field(min_length=1, max_length=316)]
-    """Ready, Progressing, PreflightPassed, Degraded or Tuned."""
+    """Ready, Progressing, PreflightPassed, Degraded or SpeculationTuned."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """True, False or Unknown, as in all conditions."""
     reason: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$")]
-    """Why, as one word for programs."""
+    """Reason for the status, as one word for programs."""
     message: Annotated[str, Field(max_length=8192)]
-    """Why, as a sentence for people, with what to do where something is wrong."""
+    """Explanation of the reason for users, with what to do about a problem."""
     last_transition_time: Timestamp
-    """When status last changed."""
+    """Time at which status last changed."""
     observed_generation: Count | None = None
-    """Generation of the resource that it speaks of."""
+    """Generation of the resource that the condition describes."""
 
 
 MAX_SELECTED_DRAFTERS = 8
@@ -35,54 +35,55 @@ MAX_SELECTED_DRAFTERS = 8
 
 
 class SelectedDrafter(ResourceModel):
-    """A drafter that Aerie took from its catalog because spec.drafter is missing."""
+    """A drafter that Aerie selected from its catalog, because spec.drafter is missing."""
 
     target: LongText
-    """Repository of the target that it is for."""
+    """Repository of the drafter's target."""
     repo: LongText
     """Repository of the drafter."""
     revision: ShortText
     """Commit of the repository."""
     kind: ShortText
-    """What the catalog says that it is: EAGLE 3.1 or EAGLE 3."""
+    """Kind in the catalog: EAGLE 3.1 or EAGLE 3."""
     in_use: bool = False
-    """Whether pods were made with it. From then on it is the drafter of this target, whatever the catalog says later; to take
+    """Whether pods were created with it. From then on it is the drafter of this target, even if the catalog changes. To use
     another one, write spec.drafter."""
 
 
 class Status(ResourceModel):
-    """What Aerie last saw and did; written by Aerie alone."""
+    """Observed state of the resource, and progress of its rollouts; only Aerie writes it."""
 
     observed_generation: Count | None = None
-    """Generation of the resource that the status speaks of."""
+    """Generation of the resource that the status describes."""
     phase: Phase | None = None
-    """What is going on, in a word. Preflight to Promoting, and RollingBack, are a rollout, which waits for its turn while
-    Queued; AwaitingApproval and Held wait for a person, by the annotation aerie.dev/promote or aerie.dev/rollback; Watching and
-    Rechecking: it is promoted, and pods of the revision before stay for a while; RolledBack: the stable revision serves, and
-    what the spec asks for was rejected; Ready, Paused and Failed are what the conditions explain. docs/rollouts.md has each."""
+    """Current phase, for display; the conditions have the details. Preflight to Promoting, and RollingBack: a rollout is in
+    progress. Queued: it waits for a free slot. AwaitingApproval and Held: it waits for the annotation aerie.dev/promote or
+    aerie.dev/rollback. Monitoring and Verifying: the revision is promoted, and pods of the previous one are retained for a while.
+    RolledBack: the stable revision serves, and the revision of the spec was rolled back. Ready, Paused and Failed: see the
+    conditions. docs/rollouts.md describes each phase."""
     conditions: Annotated[
         list[Condition],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
     ] = Field(default_factory=list)
-    """Ready, Progressing, PreflightPassed, Degraded, and Tuned once tuning has something to say."""
+    """Ready, Progressing, PreflightPassed, Degraded, and SpeculationTuned once tuning has a result."""
     replicas: Count | None = None
-    """Serving pods that there should be and are made, of all arms."""
+    """Desired pods of all arms, as far as they are created."""
     ready_replicas: Count | None = None
-    """Pods that serve, of all arms."""
+    """Ready pods of all arms."""
     selector: Annotated[str, Field(max_length=1024)] | None = None
     """Label selector of the pods, for autoscalers."""
     stable: Arm | None = None
-    """The accepted revision."""
+    """The stable revision, which was promoted last and serves."""
     canary: CanaryArm | None = None
-    """The revision under judgement, while there is one; and the first one, until it serves."""
+    """The revision under analysis, if there is one; also the first revision, until its pods are ready."""
     previous: PreviousArm | None = None
-    """The revision before the stable one, while pods of it stay for an instant return."""
+    """The revision before the stable one, while pods of it are retained for an immediate rollback."""
     queue: QueueStatus | None = None
-    """What waits for its turn, while something does."""
+    """The rollout or trial that waits for a free slot, if there is one."""
     analysis: AnalysisStatus | None = None
-    """What decides about the canary; after its end, what has decided, until the next rollout."""
+    """The analysis of the canary. After its end it stays until the next rollout."""
     speculation: SpeculationStatus | None = None
-    """The speculation setting, and what tuning makes of it."""
+    """The speculation setting, and its tuning."""
     selected_drafters: Annotated[
         list[SelectedDrafter],
         Field(
@@ -90,16 +91,16 @@ class Status(ResourceModel):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["target"]},
         ),
     ] = Field(default_factory=list)
-    """The drafters that Aerie took from its catalog where spec.drafter was missing, one for each target, the latest first."""
+    """Drafters that Aerie selected from its catalog, because spec.drafter was missing: one for each target, newest first."""
     rejected_revision: ShortText | None = None
-    """The revision that the spec asks for, while it is not tried again: it was rolled back, or its pods did not start. Cleared
-    when the spec asks for another revision, or when somebody annotates the resource with a new value of aerie.dev/retry."""
+    """Revision of the spec that is not retried, because it was rolled back or its pods did not start. Cleared when the spec makes
+    another revision, or when the annotation aerie.dev/retry gets a new value."""
     last_handled_retry: LongText | None = None
-    """The value of the annotation aerie.dev/retry that was last seen; another one means: try again."""
+    """Value of the annotation aerie.dev/retry that was last handled; another value requests a retry."""
     rollout_history: Annotated[
         list[RolloutOutcome], Field(max_length=10, json_schema_extra={"x-kubernetes-list-type": "atomic"})
     ] = Field(default_factory=list)
-    """The last ten rollouts, the newest first."""
+    """The last ten rollouts, newest first."""
 
     def to_dict(self) -> JsonObject:
         """Return the document for the API server; empty lists are left out, because `kubectl describe` prints a line for each."""

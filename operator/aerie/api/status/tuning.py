@@ -16,47 +16,48 @@ MAX_TRIAL_RECORDS = 5
 
 
 class PerformanceGain(ResourceModel):
-    """By how much faster tokens come to the same requests, as a share: 0.05 is 5 % more of them a second."""
+    """Gain in the rate of tokens for the same requests, as a fraction: 0.05 is 5 % more tokens per second."""
 
     estimate: float
-    """The middle of what is thought likely, or was measured."""
+    """Median of the prediction, or estimate of the measurement."""
     lower: float | None = None
-    """A prediction: reached with 95 %. A measurement: the lower bound of its comparison."""
+    """Lower bound. A prediction exceeds it with 95 % probability; for a measurement it is the bound of the comparison."""
     upper: float | None = None
-    """A prediction: not exceeded with 95 %. A measurement: the upper bound of its comparison."""
+    """Upper bound. A prediction stays below it with 95 % probability; for a measurement it is the bound of the comparison."""
 
 
 class AppliedSetting(ResourceModel):
-    """A setting that is in force in place of spec.speculation.numSpeculativeTokens, because a canary has proven it."""
+    """A setting that applies instead of spec.speculation.numSpeculativeTokens, because a canary has shown that it is better."""
 
     setting: SettingStatus
     """The setting."""
     revision: ShortText
-    """The revision of the pods that run it."""
+    """Revision of the pods that run it."""
     spec_revision: ShortText
-    """The revision that the spec alone would make. When it makes another one, the choice is void: the spec is what counts."""
+    """Revision that the spec alone makes. When the spec makes another one, the setting is void and the spec applies."""
     slo: LatencyObjective | None = None
-    """spec.speculation.tuning.slo when its trial began. Where that is stricter now, the choice is void."""
+    """spec.speculation.tuning.slo at the start of its trial. Stricter limits void the setting."""
 
 
 class Trial(ResourceModel):
-    """A setting on its way through a canary."""
+    """A setting that a canary tests."""
 
     setting: SettingStatus
     """The setting."""
     purpose: Literal["Improve", "Explore"]
-    """Change: to be kept if it is certainly faster. Explore: to be measured for spec.speculation.tuning.interval, then given
-    up; or it becomes a Change, if what it shows by then speaks for its setting."""
+    """Improve: the setting is kept if it is significantly faster. Explore: it is measured for
+    spec.speculation.tuning.decisionInterval, then discarded. Explore becomes Improve if the measurement by then favours the
+    setting."""
     revision: ShortText
-    """The revision of the pods that run it: the canary's, once there is one."""
+    """Revision of the pods that run it: the canary's, once there is one."""
     spec_revision: ShortText
-    """The revision that the spec alone would make. When it makes another one, the trial is over."""
+    """Revision that the spec alone makes. When the spec makes another one, the trial ends."""
     slo: LatencyObjective | None = None
-    """spec.speculation.tuning.slo when it began. When that becomes stricter, the trial is over."""
+    """spec.speculation.tuning.slo at its start. Stricter limits end the trial."""
     predicted: PerformanceGain | None = None
-    """What is expected of it."""
+    """Predicted gain."""
     start_time: Timestamp
-    """When it was decided on; the canary follows."""
+    """Time of the decision; the canary follows."""
 
 
 TrialResult = Literal["Promoted", "RolledBack", "Inconclusive", "Explored", "Superseded", "Failed"]
@@ -64,28 +65,27 @@ TrialResult = Literal["Promoted", "RolledBack", "Inconclusive", "Explored", "Sup
 
 
 class TrialRecord(ResourceModel):
-    """How a trial has ended."""
+    """Record of a trial that has ended."""
 
     from_setting: SettingStatus
-    """The setting that was in force."""
+    """Setting that was active."""
     to_setting: SettingStatus
-    """The setting that was tried."""
+    """Setting that was tested."""
     purpose: Literal["Improve", "Explore"]
-    """What it was tried for."""
+    """Purpose of the trial."""
     result: TrialResult
-    """How it ended. Undecided: until the deadline it was neither proven nor refuted, or it
-    ran on unlike hardware. Explored: it was measured, as was meant.
-    Superseded: by another spec."""
+    """Result. Inconclusive: shown neither better nor worse by the deadline, or run on different hardware. Explored: measured, as
+    intended. Superseded: replaced by another spec."""
     revision: ShortText
-    """The revision that was tried."""
+    """Revision that was tested."""
     predicted: PerformanceGain | None = None
-    """What was expected of it."""
+    """Gain that was predicted."""
     measured: PerformanceGain | None = None
-    """What the canary has shown against its control; absent where it was not compared."""
+    """Gain of the canary over its control; absent if it was not compared."""
     start_time: Timestamp | None = None
-    """When it began."""
+    """Time at which it began."""
     completion_time: Timestamp
-    """When it ended."""
+    """Time at which it ended."""
 
 
 TrialFailureReason = Literal["InsufficientCapacity", "Regressed", "Failed"]
@@ -95,42 +95,43 @@ MAX_TRIAL_FAILURES = 16
 
 
 class TrialFailure(ResourceModel):
-    """A setting whose trials have failed, with what has to be before the next one of it."""
+    """A setting whose trials have failed, with what its next trial requires."""
 
     setting: SettingStatus
     """The setting."""
     reason: TrialFailureReason
-    """NoRoom: the cluster had no node or quota for its pods. Worse: it was measured, and rolled back. Failed: it never served,
-    crashed, preflight refused it, or its pods ran on other hardware than those that they were compared with."""
+    """InsufficientCapacity: the cluster had no node or quota for its pods. Regressed: it was measured, and rolled back. Failed:
+    its pods were never ready, crashed, failed preflight, or ran on other hardware than the pods that they were compared with."""
     message: Annotated[str, Field(max_length=4096)] = ""
-    """How the last one ended, as a sentence."""
+    """Explanation of the last failure."""
     failure_count: Annotated[int, Field(ge=1)] = 1
-    """How often it has failed for this reason: the pause doubles each time."""
+    """Number of failures for this reason: the pause doubles each time."""
     spec_revision: ShortText
-    """The revision that the spec alone makes. With another one the failure is forgotten."""
+    """Revision that the spec alone makes. When the spec makes another one, the failure is forgotten."""
     first_failure_time: Timestamp
-    """When the last trial began."""
+    """Time at which the last failed trial began."""
     last_failure_time: Timestamp
-    """When it ended."""
+    """Time at which the last failed trial ended."""
     required_pods: Count | None = None
-    """Of NoRoom: pods that all arms together needed. With as many that serve, or a trial that needs fewer, there is room."""
+    """Number of pods that all arms together needed, for InsufficientCapacity. A trial is possible again with as many ready pods,
+    or if it needs fewer."""
 
 
 class TuningSavings(ResourceModel):
-    """What tuning has brought and cost, in hours of one replica; as of the end of the last trial, so that it does not change all
-    the time. Since then, `rate` times replicas times hours have come on top."""
+    """Savings and costs of tuning, in hours of one replica, as of the end of the last trial, so that they do not change all the
+    time. The savings since then are currentRate times replicas times hours."""
 
     saved: float = 0.0
-    """What chosen settings have saved against spec.speculation.numSpeculativeTokens, by what their canaries have shown."""
+    """Savings of applied settings against spec.speculation.numSpeculativeTokens, by the measurements of their canaries."""
     spent: float = 0.0
-    """What trials have cost: each hour of each pod beyond spec.replicas that canary, control and pods kept after a promotion
-    took, and what pods in the place of replicas have spent on loading."""
+    """Costs of trials: each hour of each canary, control and retained pod beyond spec.replicas, and the loading time of pods that
+    took the place of replicas."""
     net: float = 0.0
-    """What was gained, less what was spent."""
+    """Savings minus costs."""
     current_rate: float = 0.0
-    """What the setting in force saves now, as a share: 0.05 is 5 % of the replicas. 0 while it is that of the spec."""
+    """Present savings of the active setting, as a fraction: 0.05 is 5 % of the replicas. 0 while it is that of the spec."""
     update_time: Timestamp
-    """When this was reckoned."""
+    """Time of the calculation."""
 
 
 MAX_EXPLORATION_TIMES = 8
@@ -138,43 +139,45 @@ MAX_EXPLORATION_TIMES = 8
 
 
 class SpeculationStatus(ResourceModel):
-    """The speculation setting in force, and the one that tuning would choose."""
+    """The active speculation setting, and the one that tuning recommends."""
 
     current: SettingStatus
-    """The setting of the stable pods."""
+    """Setting of the stable pods."""
     recommended: SettingStatus | None = None
-    """The setting that tuning finds best, when it is another one."""
+    """Setting that tuning finds best, if it differs."""
     predicted: PerformanceGain | None = None
-    """What the recommended setting is expected to gain over the current one."""
+    """Predicted gain of the recommended setting over the current one."""
     recommended_draft_sampling: DraftSampling | None = None
-    """What to write in spec.speculation.draftSampling: for spec.speculation.tuning.traffic Sampled, where that is not written and
-    the engine knows it. Its canary decides; nothing tries it by itself."""
+    """Recommended value of spec.speculation.draftSampling, if that is not set, spec.speculation.tuning.trafficSampling is
+    Sampled, and the engine supports it. Its canary decides; no trial tests it automatically."""
     message: Annotated[str, Field(max_length=4096)] | None = None
-    """What speaks for it, or what is missing for a recommendation."""
+    """Reason for the recommendation, or what is missing for one."""
     applied: AppliedSetting | None = None
-    """The setting that is in force in place of spec.speculation.numSpeculativeTokens. Absent where that is in force."""
+    """Setting that applies instead of spec.speculation.numSpeculativeTokens. Absent while the spec's applies."""
     trial: Trial | None = None
-    """The setting under trial. In mode Auto it is tried by a canary, which ends like any other, by a person's word too."""
+    """Setting under trial. In mode Auto a canary tests it, which ends like any other canary, also by a manual promotion or
+    rollback."""
     last_change_time: Timestamp | None = None
-    """When the setting of the stable pods last changed, by tuning or by the spec: tuning.cooldownDuration counts from here."""
+    """Time at which the setting of the stable pods last changed, by tuning or by the spec: tuning.cooldownDuration counts from
+    here."""
     last_rollback_time: Timestamp | None = None
-    """When a trial was last taken back or failed: four times tuning.cooldownDuration count from here, twice that after a second failure
-    in a row, and so on."""
+    """Time at which a trial was last rolled back or failed. Four times tuning.cooldownDuration count from here, twice that after
+    a second failure in a row, and so on."""
     consecutive_failures: Count | None = None
-    """Trials in a row that failed without being measured; those that found no room are not counted. Absent for none."""
+    """Number of trials in a row that failed without a measurement, except for lack of capacity. Absent for none."""
     failures: Annotated[
         list[TrialFailure], Field(max_length=MAX_TRIAL_FAILURES, json_schema_extra={"x-kubernetes-list-type": "atomic"})
     ] = Field(default_factory=list)
-    """Settings whose trials have failed, the latest first."""
+    """Settings whose trials have failed, newest first."""
     exploration_times: Annotated[
         list[Timestamp], Field(max_length=MAX_EXPLORATION_TIMES, json_schema_extra={"x-kubernetes-list-type": "atomic"})
     ] = Field(default_factory=list)
-    """When canaries have explored, the newest first."""
+    """Times of explorations, newest first."""
     last_speculation_time: Timestamp | None = None
-    """While the setting is Off: when drafts were last verified."""
+    """Time of the last verified drafts, while the setting is Off."""
     trials: Annotated[
         list[TrialRecord], Field(max_length=MAX_TRIAL_RECORDS, json_schema_extra={"x-kubernetes-list-type": "atomic"})
     ] = Field(default_factory=list)
-    """The last trials, the newest first."""
+    """The last trials, newest first."""
     savings: TuningSavings | None = None
-    """What trials have brought and cost so far. Absent before the first one."""
+    """Savings and costs of trials so far. Absent before the first trial."""
