@@ -33,7 +33,7 @@ def resource(name: str = "chat", interval: str = "15s", *, rolling: bool = False
             "spec": {
                 "model": {"source": {"persistentVolumeClaim": {"claimName": "models"}}},
                 "engine": {"image": "vllm/vllm-openai:v0.33.0"},
-                "metrics": {"interval": interval},
+                "metrics": {"scrapeInterval": interval},
             },
             "status": {"stable": stable, **canary},
         }

@@ -86,14 +86,14 @@ def test_after_a_promotion_the_stable_pods_are_followed_and_in_a_recheck_compare
     promoted = status("Promoting", evidence=found).model_copy(update={"stable": Arm(revision="new"), "canary": None})
 
     def arms(phase: str) -> dict[str, str]:
-        previous = {"revision": "old", "phase": phase, "since": NOW, "change": "drafter", "startTime": NOW}
+        previous = {"revision": "old", "phase": phase, "phaseStartTime": NOW, "change": "drafter", "startTime": NOW}
         kept = promoted.model_copy(update={"previous": PreviousArm.model_validate(previous)})
         compared = build_comparison_config("chat", kept, INTERVAL)
         assert compared is not None
         return dict(compared.arms)
 
-    assert arms("Watching") == {"chat-new": "canary"}
-    assert arms("Rechecking") == {"chat-new": "canary", "chat-old": "control"}
+    assert arms("Monitoring") == {"chat-new": "canary"}
+    assert arms("Verifying") == {"chat-new": "canary", "chat-old": "control"}
     assert build_comparison_config("chat", promoted, INTERVAL) is None
 
 
@@ -124,8 +124,8 @@ def test_a_block_closes_from_what_the_pods_of_both_arms_counted() -> None:
     assert (first.start_time, first.end_time, second.start_time) == (T0, T0 + 120, T0 + 120)
     assert first.canary is not None
     assert first.control is not None
-    assert (first.canary.counts.drafts, first.canary.counts.accepted) == (2400, 4800)
-    assert (first.control.counts.drafts, first.control.counts.accepted) == (2400, 3600)
+    assert (first.canary.counts.drafts, first.canary.counts.accepted_tokens) == (2400, 4800)
+    assert (first.control.counts.drafts, first.control.counts.accepted_tokens) == (2400, 3600)
     assert (first.canary.mean_load, first.excluded_pods) == (2.0, {})
 
 

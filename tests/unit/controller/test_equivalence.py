@@ -175,7 +175,7 @@ def test_in_the_analysis_two_are_asked_in_a_block_at_most() -> None:
     assert equivalence.prompt_interval_seconds(observed(), status("Analyzing")) == 60.0
     slow = status("Analyzing")
     assert slow.analysis is not None
-    parameters = AnalysisSpec.model_validate({"block": "10s"})
+    parameters = AnalysisSpec.model_validate({"blockDuration": "10s"})
     quick = slow.model_copy(update={"analysis": slow.analysis.model_copy(update={"parameters": parameters})})
     assert equivalence.prompt_interval_seconds(observed(), quick) == 5.0
 
@@ -213,7 +213,7 @@ def test_pods_that_the_resource_does_not_own_are_not_asked() -> None:
         (observed(), status("Ramping")),
         (observed(), Status()),
         (observed(paused=True), status()),
-        (observed(analysis={"outputEquivalence": "Skip"}), status()),
+        (observed(analysis={"outputEquivalence": "Disabled"}), status()),
         (observed(), status("Analyzing", answers=EquivalenceResult())),
         (observed(), status("Analyzing", unasked="because")),
     ],

@@ -97,7 +97,7 @@ def test_what_is_new_is_told_once_and_in_order(tmp_path: Path) -> None:
             world.settle()
             look(notifier, world)
             await until(lambda: counts["sent"] == 3)
-            assert [one["type"].rpartition(".")[2] for one in endpoint.got] == ["promoted", "begun", "rolled-back"]
+            assert [one["type"].rpartition(".")[2] for one in endpoint.got] == ["promoted", "started", "rolled-back"]
             assert len({one["id"] for one in endpoint.got}) == 3
             assert {one["source"] for one in endpoint.got} == {"prod"}
             (sent, *_) = endpoint.headers
@@ -114,7 +114,7 @@ def test_an_endpoint_that_is_away_is_asked_again_and_the_order_stays() -> None:
             world, _ = canarying("Starting")
             look(notifier, world)
             await until(lambda: counts["sent"] == 2)
-            assert [one["data"]["phase"] for one in endpoint.got] == ["promoted", "begun"]
+            assert [one["data"]["phase"] for one in endpoint.got] == ["promoted", "started"]
             assert len(endpoint.headers) == 5
 
     asyncio.run(run())

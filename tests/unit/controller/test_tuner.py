@@ -202,9 +202,9 @@ def test_what_a_canary_has_taught_is_decided_on_at_once(run: Run) -> None:
             assert len(one.decider.orders) == 1
             now = one.tuner._clock.now()
             arms = {"fromSetting": SETTING, "toSetting": SETTING | {"numSpeculativeTokens": 5}, "revision": "r2"}
-            trial = arms | {"purpose": "Explore", "result": "Explored", "reason": "It was measured."}
+            trial = arms | {"purpose": "Explore", "result": "Explored", "message": "It was measured."}
             ended = {"startTime": T0.isoformat(), "completionTime": now.isoformat()}
-            said = {"current": SETTING, "changes": [trial | ended], "explored": [now.isoformat()]}
+            said = {"current": SETTING, "trials": [trial | ended], "explorationTimes": [now.isoformat()]}
             one.follow(resource(speculation=said))
             await one.traffic(0.2 * INTERVAL)
             assert [order.history.explored for order in one.decider.orders] == [(), (now.timestamp(),)]
@@ -231,7 +231,7 @@ def test_while_a_canary_explores_it_is_decided_again_and_again(run: Run) -> None
             one.follow(resource(speculation=said, canary=canary | {"phase": "Analyzing"}))
             await one.traffic(0.45 * INTERVAL)
             assert [order.exploring for order in one.decider.orders[1:]] == [Static(5)] * 4
-            one.follow(resource(speculation=said | {"trial": trial | {"purpose": "Change"}}, canary=canary))
+            one.follow(resource(speculation=said | {"trial": trial | {"purpose": "Improve"}}, canary=canary))
             await one.traffic(1.2 * INTERVAL)
             assert [order.exploring for order in one.decider.orders[5:]] == [None, None]
 
@@ -244,8 +244,8 @@ def test_what_it_asks_with(run: Run) -> None:
             more = {
                 "maxSpeculativeTokens": 5,
                 "cooldownDuration": "1h",
-                "history": "12h",
-                "interval": "10m",
+                "historyWindow": "12h",
+                "decisionInterval": "10m",
                 "slo": {"timePerOutputToken": "40ms"},
             }
             told = {"current": {"mode": "Static", "numSpeculativeTokens": 3}, "lastChangeTime": "2026-10-31T00:00:00Z"}
@@ -503,7 +503,7 @@ def test_a_decision_that_fails_is_tried_again_on_all_that_was_counted(run: Run) 
 def test_a_pods_start_tells_what_a_reload_costs() -> None:
     def started(seconds: int, **engine: Any) -> dict[str, Any]:
         made = pod()
-        begun = {"state": {"running": {"startTime": "2026-11-01T00:00:00Z"}}, **engine}
+        begun = {"state": {"running": {"startedAt": "2026-11-01T00:00:00Z"}}, **engine}
         made["status"]["containerStatuses"][0] |= begun
         at = (T0 + timedelta(seconds=seconds)).isoformat()
         made["status"]["conditions"] = [{"type": "Ready", "status": "True", "lastTransitionTime": at}]
@@ -603,13 +603,13 @@ def test_what_has_failed_and_what_a_trial_takes_goes_with_the_order(run: Run) ->
     failure = {
         "setting": SETTING | {"numSpeculativeTokens": 5},
         "reason": "Failed",
-        "times": 2,
+        "failureCount": 2,
         "specRevision": "r1",
         "firstFailureTime": ended,
         "lastFailureTime": ended,
     }
-    without = failure | {"setting": SETTING | {"numSpeculativeTokens": 7}, "reason": "NoRoom", "pods": 4}
-    said = {"current": SETTING, "failed": 2, "failures": [failure, without], "lastRollbackTime": ended}
+    without = failure | {"setting": SETTING | {"numSpeculativeTokens": 7}, "reason": "InsufficientCapacity", "requiredPods": 4}
+    said = {"current": SETTING, "consecutiveFailures": 2, "failures": [failure, without], "lastRollbackTime": ended}
 
     async def story() -> None:
         async with Story() as one:
@@ -629,7 +629,7 @@ def test_a_resource_whose_spec_asks_for_no_drafts_is_not_decided_on(run: Run) ->
     async def story() -> None:
         async with Story() as one:
             found = resource()
-            spec = found.spec.speculation.model_copy(update={"numSpeculativeTokens": 0})
+            spec = found.spec.speculation.model_copy(update={"num_speculative_tokens": 0})
             one.follow(found.model_copy(update={"spec": found.spec.model_copy(update={"speculation": spec})}))
             await one.traffic(1.3 * INTERVAL)
             assert one.decider.orders == []

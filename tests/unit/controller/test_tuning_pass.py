@@ -54,7 +54,7 @@ def test_an_advice_reaches_the_status_and_what_is_known_its_config_map(run: Run)
         assert kept is not None
         assert kept.explanation == "all of it"
         conditions = {one["type"]: one for one in status_of(operator)["conditions"]}
-        assert conditions["Tuned"]["status"] == "True"
+        assert conditions["SpeculationTuned"]["status"] == "True"
         operator.server.calls.clear()
         await operator.reconciler.reconcile(CHAT)
         assert operator.server.calls == [], "and then nothing more is written"

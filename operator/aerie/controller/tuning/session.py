@@ -228,8 +228,8 @@ def _build_tuning_history(speculation_status: SpeculationStatus | None) -> Trial
         changed=_to_timestamp(speculation_status.last_change_time),
         rolled_back=_to_timestamp(speculation_status.last_rollback_time),
         failed=speculation_status.consecutive_failures or 0,
-        undecided=_last_trial_ended_at(speculation_status, "Undecided"),
-        undecided_times=max(1, sum(trial.result == "Undecided" for trial in speculation_status.trials)),
+        undecided=_last_trial_ended_at(speculation_status, "Inconclusive"),
+        undecided_times=max(1, sum(trial.result == "Inconclusive" for trial in speculation_status.trials)),
         tried=_to_timestamp(find_last_unsuccessful_start(speculation_status)),
         speculated=_to_timestamp(speculation_status.last_speculation_time),
         explored=tuple(explored_at.timestamp() for explored_at in speculation_status.exploration_times),
@@ -244,10 +244,10 @@ def _list_failed_settings(speculation_status: SpeculationStatus | None, tuning: 
     failed_trials = []
     for failure in speculation_status.failures if speculation_status is not None else ():
         setting = parse_status_setting(failure.setting)
-        if setting is not None and failure.reason != "NoRoom":
+        if setting is not None and failure.reason != "InsufficientCapacity":
             retry_at = failures.compute_retry_time(failure, tuning.cooldown_duration, tuning.decision_interval)
             failed_trials.append(
-                FailedTrial(setting, retry_at.timestamp(), failure.first_failure_time.timestamp(), failure.reason == "Worse")
+                FailedTrial(setting, retry_at.timestamp(), failure.first_failure_time.timestamp(), failure.reason == "Regressed")
             )
     return tuple(failed_trials)
 
