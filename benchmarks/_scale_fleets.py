@@ -111,7 +111,7 @@ class Fleets:
             with Inside(self.lab, self.log, self.socket) as operator:
                 self._wait(operator, "large and the fleets serve", lambda: all(map(is_ready, self._resources())), 1200)
                 large = self._large(operator)
-                lost = operator.metrics().total("aerie_leading") != 1
+                lost = operator.metrics().total("aerie_leader") != 1
             self.lab.kubectl("delete", "specdep", "large-0", "-n", NAMESPACE)
             for name in fleets:
                 self._patch(name, {"spec": {"replicas": HOSTILE_FLEET_PODS}})
@@ -125,7 +125,7 @@ class Fleets:
                     self._patch(name, {"spec": {"drafter": fleet(name, 1, "second")["spec"]["drafter"]}})
             with Inside(self.lab, self.log, self.socket) as operator:
                 hostile = self._hostile(operator)
-                lost = lost or operator.metrics().total("aerie_leading") != 1
+                lost = lost or operator.metrics().total("aerie_leader") != 1
         return {"large_pods": LARGE_PODS, **large, **hostile, "lease_lost": int(lost)}
 
     def _large(self, operator: Operator) -> dict[str, float]:

@@ -36,7 +36,7 @@ class Days:
     spent: float
     """By the account of the status, in hours of a replica."""
     told: str
-    """Reason and message of the condition Tuned in the end."""
+    """Reason and message of the condition SpeculationTuned at the end."""
 
 
 def lived(fault: str, days: int = DAYS, **tuning: Any) -> Days:
@@ -65,8 +65,8 @@ def lived(fault: str, days: int = DAYS, **tuning: Any) -> Days:
         pending += without * hours
         beyond += (len(world.pods) - without - replicas) * hours
         world.now += STEP
-    said = next(one for one in world.status["conditions"] if one["type"] == "Tuned")
-    spent = (world.status["speculation"].get("balance") or {}).get("spent", 0.0)
+    said = next(one for one in world.status["conditions"] if one["type"] == "SpeculationTuned")
+    spent = (world.status["speculation"].get("savings") or {}).get("spent", 0.0)
     return Days(trials, beyond, pending, spent, f"{said['reason']}: {said['message']}")
 
 

@@ -145,7 +145,7 @@ def _crashing(cell: Cell, evidence: AnalysisRun, canary: Floats, control: Floats
     decided, evidence = now / 60, evidence.reset_guard(_at(now))
     for phase, began, ended, pods in phases(now, cell.pods):
         lives += [Life.drawn(began + LOADS, until, every, random) for _ in range(pods - len(lives))]
-        if phase == "Watching":
+        if phase == "Monitoring":
             evidence = evidence.reset_guard(_at(began))
         evidence, against, when = _followed(cell, evidence, lives, began, ended, phase, random)
         if against:
@@ -161,7 +161,7 @@ def phases(now: float, pods: int) -> Iterator[tuple[str, float, float, int]]:
         now += HOLD
     yield "Promoting", now, now + LOADS, REPLICAS
     now += LOADS
-    yield "Watching", now, now + MIN_RETENTION_AFTER_CRASH.total_seconds(), REPLICAS
+    yield "Monitoring", now, now + MIN_RETENTION_AFTER_CRASH.total_seconds(), REPLICAS
 
 
 def _followed(
@@ -174,21 +174,21 @@ def _followed(
     control = simulate(traffic, max(1, REPLICAS - len(lives)), shared, random)
     now = began
     for at, mine in enumerate(canary):
-        if now >= ended or (phase == "Watching" and now - began >= WATCHED and not _suspicious(evidence)):
+        if now >= ended or (phase == "Monitoring" and now - began >= WATCHED and not _suspicious(evidence)):
             break
         now = min(began + (at + 1) * traffic.grid, ended)
         evidence = evidence.with_restarts(_restarts(lives, now), {})
         since = began + at * traffic.grid
         if now - since == traffic.grid:
             block = _block(since, now, mine, lives, control[at])
-            if phase == "Watching" and level is not None:
+            if phase == "Monitoring" and level is not None:
                 watched = post_promotion.add_promoted_block(
                     evidence.guard_state or AnalysisState(now), replace(block, control=None), level, evidence.plan
                 )
                 evidence = replace(evidence, guard_state=watched, counted_until=now)
-            elif phase != "Watching":
+            elif phase != "Monitoring":
                 evidence = evidence.with_blocks([block])
-        if phase == "Watching":
+        if phase == "Monitoring":
             assert evidence.guard_state is not None
             against = post_promotion.abort_message(evidence.guard_state, evidence.plan)
         else:

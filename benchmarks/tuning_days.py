@@ -21,7 +21,7 @@ from benchmarks._tuning_days import DAYS, lived
 def measure() -> dict[str, float]:
     without, crash, unasked = lived("NoRoom"), lived("Crash"), lived("Crash", mode="Recommend")
     for name, found in (("fixed-size cluster", without), ("crashing setting", crash), ("nothing written", unasked)):
-        print(f"{name}: {found.trials} trials, Tuned says {found.told}")
+        print(f"{name}: {found.trials} trials, SpeculationTuned says {found.told}")
     return {
         "days": DAYS,
         "no_room_trials": without.trials,
