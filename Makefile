@@ -2,9 +2,14 @@
 # Every target that needs Python packages sets up .venv itself, once per content of the lock.
 
 BIN := .venv/bin
+# Tests on all cores, but four processes at most, because each collects all tests.
+PARALLEL := --numprocesses=auto --maxprocesses=4
+# Folders of tests/unit. Not drafter, whose tests import torch, which takes longer than all others: `make quick PKG=drafter`.
+QUICK := $(or $(PKG),$(filter-out drafter __pycache__,$(notdir $(wildcard tests/unit/*))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-lab test-vllm check crds bench bundle lock clean
+.PHONY: help setup demo test test-unit test-lab test-vllm quick quick-lint quick-types quick-layers quick-tests check crds bench \
+	bundle lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -15,17 +20,34 @@ setup: ## make .venv hold what requirements/dev.txt names (every target below do
 demo: setup ## show Aerie on a real Kubernetes cluster on this machine; ENGINE=vllm: with real vLLM on CPU
 	@$(BIN)/aerie-lab demo $(if $(ENGINE),--engine "$(ENGINE)")
 
+quick: setup ## format, lint, types, layers, words and the fast unit tests, in a minute; PKG=folder of tests/unit: its tests alone
+	@$(MAKE) --no-print-directory --jobs --keep-going --output-sync=target quick-lint quick-types quick-layers quick-tests
+
+quick-lint:
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/python scripts/check_words.py
+
+quick-types:
+	@$(BIN)/mypy
+
+quick-layers:
+	@$(BIN)/lint-imports --no-logo
+
+quick-tests:
+	@HYPOTHESIS_PROFILE=quick $(BIN)/pytest -q -m "not slow" $(PARALLEL) --dist=worksteal $(QUICK:%=tests/unit/%)
+
 test: setup ## run all tests, the lab's beside the others
 	@$(BIN)/python scripts/run_tests.py
 
 test-unit: setup ## run the tests that need no cluster (minutes)
-	@$(BIN)/pytest -m unit
+	@$(BIN)/pytest $(PARALLEL) --dist=loadfile tests/unit
 
-test-lab: setup ## run the tests against the lab's cluster (minutes)
-	@$(BIN)/pytest -m lab
+test-lab: setup ## run the tests against two clusters of the lab (minutes)
+	@$(BIN)/pytest --numprocesses=2 --dist=loadfile tests/lab
 
 test-vllm: setup ## run the tests against real vLLM on CPU
-	@$(BIN)/pytest -m vllm
+	@$(BIN)/pytest tests/vllm
 
 check: setup ## format, lint, types, import layers, generated files, commands named in the README, words
 	@$(BIN)/ruff format --check --quiet .

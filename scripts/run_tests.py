@@ -1,4 +1,7 @@
-"""Runs all tests as two processes side by side: the lab's, which mostly wait, and beside them those of the other tiers.
+"""Runs all tests as two commands side by side: the lab's, which mostly wait, and beside them those of the other tiers.
+
+The lab's tests take longest, so they run in two processes, each with a lab of its own; all tests of a file run in the same. The
+others get less of the processors, so that they delay none of the lab's.
 
 Guarantees: every test runs in one of the two; what the first says is shown as it comes, and what the other says in one piece
 after it, also after a failure or Ctrl-C; where the first failed, its last lines come once more; a failure's status and tests are
@@ -20,8 +23,9 @@ from collections import deque
 from collections.abc import Sequence
 from types import FrameType
 
-SHOWN = ("-m", "lab")
+SHOWN = ("--numprocesses=2", "--dist=loadfile", "tests/lab")
 BESIDE = ("-m", "not lab")
+NICE = ("nice", "-n", "5")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAST_LINES = 60
 """So many of a failure's are shown again: pytest's summary, and the end of what it tells before."""
@@ -91,4 +95,5 @@ def follow(process: subprocess.Popen[bytes], log: str) -> int:
 if __name__ == "__main__":
     pytest = (sys.executable, "-m", "pytest")
     # A process that a signal ended has a status below zero.
-    sys.exit(abs(side_by_side((*pytest, *SHOWN), (*pytest, *BESIDE), "The tests without the lab, and those with real vLLM,")))
+    commands = (*pytest, *SHOWN), (*NICE, *pytest, *BESIDE)
+    sys.exit(abs(side_by_side(*commands, "The tests without the lab, and those with real vLLM,")))

@@ -1,12 +1,15 @@
 """Gives every test the tier of its folder, and runs the quick tiers first.
 
 The folder is the only place that says it, so a test cannot be in a tier by mistake, and none can be without one.
+
+Environment: HYPOTHESIS_PROFILE=quick runs few examples, as `make quick` does; `full` is the default.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -17,8 +20,9 @@ from aerie_lab.binaries import DEFAULT_FAMILY_NAMES, ensure_family
 from aerie_lab.errors import LabError
 
 pytest_plugins = ["aerie_lab.testing.plugin", "tests.golden"]
-hypothesis.settings.register_profile("any machine", deadline=None)  # an example that takes 200 ms is no fault of the code
-hypothesis.settings.load_profile("any machine")
+hypothesis.settings.register_profile("full", deadline=None)  # an example that takes 200 ms is no fault of the code
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=10, stateful_step_count=15)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "full"))
 
 TIERS = ("unit", "lab", "vllm")
 BINARIES = {"unit": (), "lab": DEFAULT_FAMILY_NAMES, "vllm": (*DEFAULT_FAMILY_NAMES, "vllm")}
@@ -34,10 +38,29 @@ def tier(path: Path) -> str:
     return inside[0]
 
 
+def is_quick() -> bool:
+    """Whether only few examples are wanted."""
+    return hypothesis.settings.get_current_profile_name() == "quick"
+
+
+def limit_state_machine(item: pytest.Item) -> None:
+    """Limit the examples and steps of a hypothesis state machine to the profile's, which its own settings override."""
+    case = getattr(item, "cls", None)
+    own, profile = getattr(case, "settings", None), hypothesis.settings.get_profile("quick")
+    if case is not None and isinstance(own, hypothesis.settings):
+        case.settings = hypothesis.settings(
+            own,
+            max_examples=min(own.max_examples, profile.max_examples),
+            stateful_step_count=min(own.stateful_step_count, profile.stateful_step_count),
+        )
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` deselects by the marks given here
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(tier(item.path))
+        if is_quick():
+            limit_state_machine(item)
     items.sort(key=lambda item: TIERS.index(tier(item.path)))  # stable: the order inside a tier stays
 
 
@@ -54,6 +77,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_left_open() -> Iterator[None]:
-    """Collect what a module has left open: its warning fails the module, and not another one, or the very end of the run."""
+    """Collect what a module has left open: its warning fails the module, and not another one, or the very end of the run.
+
+    Not in the quick profile: a collection after each module takes seconds in all.
+    """
     yield
-    gc.collect()
+    if not is_quick():
+        gc.collect()

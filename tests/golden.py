@@ -1,8 +1,8 @@
 """The texts that people read, kept in golden files, so that a rewording is one reviewed diff.
 
 A test hands each text to `messages.check(name, text)`. The texts of `DIR/test_x.py` are in `DIR/messages/test_x.txt`, ordered
-by name. `pytest --update-messages FILE` writes the files of the modules that it runs: exactly the texts that these tests check, so run
-whole modules with it, and read the diff.
+by name. `pytest --update-messages FILE` writes the files of the modules that it runs: exactly the texts that these tests check,
+so run whole modules with it, in one process (without -n), and read the diff.
 """
 
 from __future__ import annotations
@@ -56,3 +56,8 @@ def messages(request: pytest.FixtureRequest) -> Iterator[Messages]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-messages", action="store_true", help="write the golden files of messages of the modules that run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--update-messages") and config.getoption("numprocesses", None):
+        raise pytest.UsageError("--update-messages needs all tests of a module in one process: leave out -n.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -78,25 +79,98 @@ def test_unknown_benchmark_lists_the_known(benchmarks: Path, name: str, said: st
     assert done.stderr == f"bench: {said}: use make bench NAME=..., with one of: small.\n"
 
 
-def test_test_outside_a_tier_is_an_error_and_quick_tiers_come_first(tmp_path: Path) -> None:
+@pytest.fixture
+def tests(tmp_path: Path) -> Path:
+    """The folder of a project without tests, with this project's conftest.py (without the lab) and settings."""
     conftest = (ROOT / "tests/conftest.py").read_text()
-    lines = [line for line in conftest.splitlines() if not line.startswith("pytest_plugins")]
-    (tmp_path / "tests/lab").mkdir(parents=True)
-    (tmp_path / "tests/unit").mkdir()
-    (tmp_path / "tests/conftest.py").write_text("\n".join(lines))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    (tmp_path / "tests/lab/test_slow.py").write_text("def test_slow(): pass\n")
-    (tmp_path / "tests/unit/test_quick.py").write_text("def test_quick(): pass\n")
+    folder = tmp_path / "tests"
+    for tier in ("lab", "unit"):
+        (folder / tier).mkdir(parents=True)
+    for name in ("pyproject.toml", "tests/golden.py"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    changed = conftest.replace('pytest_plugins = ["aerie_lab.testing.plugin", ', "pytest_plugins = [")
+    assert changed != conftest
+    (folder / "conftest.py").write_text(changed)
+    return folder
 
-    def collect(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
-    found = [line for line in collect().stdout.splitlines() if "::" in line]
-    assert found == ["tests/unit/test_quick.py::test_quick", "tests/lab/test_slow.py::test_slow"]
-    assert "test_slow" not in collect("-m", "unit").stdout
+def run_pytest(tests: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, cwd=tests.parent, capture_output=True, text=True, env={**os.environ, **environment})
 
-    (tmp_path / "tests/test_stray.py").write_text("def test_stray(): pass\n")
-    stray = collect()
+
+def test_test_outside_a_tier_is_an_error_and_quick_tiers_come_first(tests: Path) -> None:
+    (tests / "lab/test_cluster.py").write_text("def test_cluster(): pass\n")
+    (tests / "unit/test_pure.py").write_text("def test_pure(): pass\n")
+
+    found = [line for line in run_pytest(tests, "--collect-only").stdout.splitlines() if "::" in line]
+    assert found == ["tests/unit/test_pure.py::test_pure", "tests/lab/test_cluster.py::test_cluster"]
+    assert "test_cluster" not in run_pytest(tests, "--collect-only", "-m", "unit").stdout
+
+    (tests / "test_stray.py").write_text("def test_stray(): pass\n")
+    stray = run_pytest(tests, "--collect-only")
     assert stray.returncode != 0
     assert "test_stray.py is in no tier: move it below one of tests/{unit,lab,vllm}." in stray.stderr
+
+
+EXAMPLES = """
+import hypothesis, pytest
+from hypothesis import strategies
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+def count(name):
+    with open(name, "a") as file:
+        file.write(".")
+
+@pytest.mark.slow
+def test_simulation():
+    count("simulation")
+
+@hypothesis.given(strategies.integers())
+def test_numbers(number):
+    count("numbers")
+
+class Machine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+        count("machine")
+
+    @rule(number=strategies.integers())
+    def step(self, number):
+        self.steps += 1
+        assert self.steps <= {most}
+
+Machine.TestCase.settings = hypothesis.settings(max_examples=40, stateful_step_count=25)
+test_machine = Machine.TestCase
+"""
+
+
+@pytest.mark.parametrize(("profile", "numbers", "machine", "steps"), [("quick", 10, 10, 15), ("full", 100, 40, 25)])
+def test_quick_profile_runs_few_examples(tests: Path, profile: str, numbers: int, machine: int, steps: int) -> None:
+    (tests / "unit/test_examples.py").write_text(EXAMPLES.replace("{most}", str(steps)))
+    done = run_pytest(tests, "-m", "not slow", HYPOTHESIS_PROFILE=profile)
+    assert done.returncode == 0, done.stdout
+    assert len((tests.parent / "numbers").read_text()) == numbers
+    assert machine <= len((tests.parent / "machine").read_text()) <= machine + 1  # hypothesis also makes one to read its rules
+    assert not (tests.parent / "simulation").exists()
+
+
+def test_two_processes_share_the_tests_and_write_no_golden_file(tests: Path) -> None:
+    for name in ("one", "two"):
+        (tests / f"unit/test_{name}.py").write_text("def test_text(messages): messages.check('greeting', 'hello')\n")
+    assert run_pytest(tests, "--update-messages").returncode == 0
+    assert (tests / "unit/messages/test_two.txt").read_text() == "## greeting\nhello\n"
+    together = run_pytest(tests, "--numprocesses=2", "--dist=loadfile")
+    assert together.returncode == 0, together.stdout
+    assert "2 passed" in together.stdout
+    refused = run_pytest(tests, "--numprocesses=2", "--update-messages")
+    assert refused.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "leave out -n" in refused.stderr
+
+
+@pytest.mark.parametrize(("arguments", "named"), [(("PKG=rollout",), {"rollout"}), ((), None)])
+def test_make_quick_runs_the_folders_of_unit_tests(arguments: tuple[str, ...], named: set[str] | None) -> None:
+    done = subprocess.run(["make", "--dry-run", "quick-tests", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    folders = {folder.name for folder in (ROOT / "tests/unit").iterdir() if folder.is_dir()} - {"drafter", "__pycache__"}
+    assert {word.removeprefix("tests/unit/") for word in done.stdout.split() if word.startswith("tests/")} == (named or folders)
