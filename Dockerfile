@@ -1,4 +1,4 @@
-# The operator's image: Python, what requirements/operator.txt names, and the package `aerie`. No shell, no package manager, no
+# The operator's image: Python, what requirements/operator.txt names, and the distribution `aerie-operator`. No shell, no package manager, no
 # root; it writes no file.
 #
 #   docker build -t registry.example/aerie:0.1.0 .
@@ -20,12 +20,10 @@ WORKDIR /source
 COPY requirements/build.txt requirements/operator.txt requirements/
 RUN /builder/bin/pip install --require-hashes --only-binary :all: -r requirements/build.txt \
     && /builder/bin/pip --python /venv/bin/python install --require-hashes --only-binary :all: -r requirements/operator.txt
-# The wheel holds every package of the repository that lies here: the operator alone.
 COPY pyproject.toml README.md LICENSE ./
 COPY operator/aerie operator/aerie
 RUN /builder/bin/pip wheel --no-deps --no-build-isolation --no-index --wheel-dir /wheel . \
-    && /builder/bin/pip --python /venv/bin/python install --no-deps --no-index /wheel/*.whl \
-    && rm /venv/bin/aerie-lab /venv/bin/aerie-drafter
+    && /builder/bin/pip --python /venv/bin/python install --no-deps --no-index /wheel/*.whl
 
 FROM ${RUNTIME}
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1

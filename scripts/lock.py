@@ -13,8 +13,12 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Per lock, the extras in it. dev comes first: the others take their versions from it, so that all agree.
-LOCKS = {"dev": ["lab", "drafter", "dev"], "lab": ["lab"], "operator": []}
+# Per lock, the projects in it. dev comes first: the others take their versions from it, so that all agree.
+LOCKS = {
+    "dev": ["pyproject.toml", "lab/pyproject.toml", "drafter/pyproject.toml"],
+    "lab": ["lab/pyproject.toml"],
+    "operator": ["pyproject.toml"],
+}
 # What builds the wheel: the Dockerfile installs it by hash.
 BUILD_LOCK = "requirements/build.txt"
 COMMON = ["--universal", "--python-version=3.11", "--generate-hashes", "--no-header", "--quiet"]
@@ -49,11 +53,10 @@ def main() -> int:
     if uv is None:
         print("lock: uv is not on the PATH: install it (`pip install uv`) and run make lock again.", file=sys.stderr)
         return 1
-    for name, extras in LOCKS.items():
-        arguments = ["pyproject.toml", f"--output-file=requirements/{name}.txt"]
-        arguments += [f"--extra={extra}" for extra in extras]
-        if name != "dev":
-            arguments.append("--constraint=requirements/dev.txt")
+    for name, projects in LOCKS.items():
+        # Set-up installs the project itself, editable.
+        arguments = [*projects, f"--output-file=requirements/{name}.txt", "--no-emit-package=aerie-operator"]
+        arguments.append("--extra=dev" if name == "dev" else "--constraint=requirements/dev.txt")
         compile_lock(uv, arguments)
     build = "\n".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"])
     compile_lock(uv, ["-", f"--output-file={BUILD_LOCK}", "--no-annotate", "--constraint=requirements/dev.txt"], build)

@@ -123,10 +123,10 @@ def explain(output: str, log: Path) -> str:
 def set_up(venv: Path) -> None:
     """Brings `venv` up to date, step by step; each step is skipped when its stamp holds its key."""
     lock = (ROOT / "requirements" / "dev.txt").read_bytes()
-    project = (ROOT / "pyproject.toml").read_bytes()
+    projects = [ROOT, *sorted(path.parent for path in ROOT.glob("*/pyproject.toml"))]
     python, version = find_python()
     packages_key = digest(version.encode(), str(venv).encode(), lock)
-    project_key = digest(packages_key.encode(), project)
+    project_key = digest(packages_key.encode(), *[(project / "pyproject.toml").read_bytes() for project in projects])
     packages_stamp = venv / ".packages"
     project_stamp = venv / ".project"
 
@@ -149,7 +149,8 @@ def set_up(venv: Path) -> None:
         count = sum(1 for line in lock.splitlines() if b"==" in line)
         run_pip(venv, "installing %d pinned packages" % count, ["--require-hashes", "-r", "requirements/dev.txt"])
         packages_stamp.write_text(packages_key)
-    run_pip(venv, "installing aerie itself, editable", ["--no-deps", "--no-build-isolation", "-e", "."])
+    editable = [argument for project in projects for argument in ("--editable", str(project))]
+    run_pip(venv, "installing aerie itself, editable", ["--no-deps", "--no-build-isolation", *editable])
     project_stamp.write_text(project_key)
 
 

@@ -83,7 +83,7 @@ class Provenance:
             "target_digest": self.target_digest,
             "data": self.data,
             "horizon": "" if self.horizon is None else str(self.horizon),
-            "code": self.code or f"aerie {packages.version('aerie')}",
+            "code": self.code or f"aerie {packages.version('aerie-drafter')}",
         }
         return {"format": "pt"} | {_METADATA_PREFIX + name: text for name, text in {**self.notes, **known}.items() if text}
 

@@ -81,7 +81,7 @@ def run_to_exit_status(command_name: str, extra: str, command: Callable[[], int]
         if package in _OWN_PACKAGES:
             return _report_defect(command_name, error)
         return _report_failure(
-            EXIT_FAILED, f"the package {package} is not installed: run pip install 'aerie[{extra}]'" if extra else str(error)
+            EXIT_FAILED, f"the package {package} is not installed: run pip install aerie-{extra}" if extra else str(error)
         )
     except OSError as error:
         resource = error.filename if isinstance(error.filename, str | bytes) else "a file or a connection"

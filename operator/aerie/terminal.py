@@ -32,7 +32,7 @@ def _show_version(is_requested: bool) -> None:
     if is_requested:
         from importlib.metadata import version  # not needed otherwise
 
-        typer.echo(f"aerie {version('aerie')}")
+        typer.echo(f"aerie {version('aerie-operator')}")
         raise typer.Exit
 
 

@@ -1,10 +1,11 @@
-"""The one distribution: what the wheel carries, and what the locks promise."""
+"""The three distributions: what each wheel contains, and what the locks guarantee."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -14,25 +15,47 @@ ROOT = Path(__file__).resolve().parents[3]
 LOCKS = [*sorted((ROOT / "requirements").glob("*.txt")), ROOT / "lab/aerie_lab/binaries/go-toolchain.txt"]
 
 
-def test_wheel_has_the_packages_and_their_data(tmp_path: Path) -> None:
+# By folder: the distribution, its package and its commands.
+DISTRIBUTIONS = {
+    ".": ("aerie-operator", "aerie", {"aerie", "kubectl-aerie"}),
+    "lab": ("aerie-lab", "aerie_lab", {"aerie-lab"}),
+    "drafter": ("aerie-drafter", "aerie_drafter", {"aerie-drafter"}),
+}
+
+
+@pytest.mark.parametrize("folder", DISTRIBUTIONS)
+def test_wheel_has_its_package_with_its_data_and_commands(folder: str, tmp_path: Path) -> None:
+    distribution, package, commands = DISTRIBUTIONS[folder]
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
-        cwd=ROOT,
+        cwd=ROOT / folder,
         check=True,
         capture_output=True,
     )
-    (wheel,) = tmp_path.glob("aerie-*.whl")
+    (wheel,) = tmp_path.glob("*.whl")
+    metadata_folder = f"{distribution.replace('-', '_')}-0.1.0.dist-info"
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    for package in ("aerie", "aerie_drafter", "aerie_lab"):
-        assert {f"{package}/__init__.py", f"{package}/py.typed"} <= names
-    for family in ("contour", "etcd", "helm", "kubernetes", "prometheus"):
-        assert {f"aerie_lab/binaries/modules/{family}/{file}" for file in ("go.mod", "go.sum")} <= names
-    assert "aerie_lab/binaries/go-toolchain.txt" in names
-    sources = {path.relative_to(ROOT / "lab").as_posix() for path in (ROOT / "lab").rglob("*.py")}
-    assert sources <= names
-    # Nothing at the top but the packages: a module called tests or scripts would shadow another project's.
-    assert {name.split("/")[0] for name in names} == {"aerie", "aerie_drafter", "aerie_lab", "aerie-0.1.0.dist-info"}
+        entry_points = archive.read(f"{metadata_folder}/entry_points.txt").decode()
+    assert f"{metadata_folder}/licenses/LICENSE" in names
+    assert set(re.findall(r"^(\S+) = ", entry_points, re.MULTILINE)) == commands
+    assert f"{package}/py.typed" in names
+    sources = ROOT / ("operator" if folder == "." else folder)
+    assert {path.relative_to(sources).as_posix() for path in (sources / package).rglob("*.py")} <= names
+    # Nothing at the top but the package: a module called tests or scripts would shadow another project's.
+    assert {name.split("/")[0] for name in names} == {package, metadata_folder}
+    if folder == "lab":
+        for family in ("contour", "etcd", "helm", "kubernetes", "prometheus"):
+            assert {f"aerie_lab/binaries/modules/{family}/{file}" for file in ("go.mod", "go.sum")} <= names
+        assert "aerie_lab/binaries/go-toolchain.txt" in names
+
+
+def test_the_distributions_have_one_version_and_need_each_other_in_it() -> None:
+    projects = [tomllib.loads((ROOT / folder / "pyproject.toml").read_text()) for folder in DISTRIBUTIONS]
+    (version,) = {project["project"]["version"] for project in projects}
+    assert len({str(project["build-system"]) for project in projects}) == 1
+    for project in projects[1:]:
+        assert f"aerie-operator=={version}" in project["project"]["dependencies"]
 
 
 def pins(lock: Path) -> dict[str, str]:
