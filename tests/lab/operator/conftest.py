@@ -112,7 +112,7 @@ class Inside(Operator):
         """How many metrics pages it has read."""
         code = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:{self.PORT}/metrics').read().decode())"
         done = subprocess.run([*self._enter(), sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        tried = re.findall(r"^aerie_scrape_seconds_count (\S+)", done.stdout, re.MULTILINE)
+        tried = re.findall(r"^aerie_scrape_duration_seconds_count (\S+)", done.stdout, re.MULTILINE)
         failed = re.findall(r"^aerie_scrape_failures_total{.*} (\S+)", done.stdout, re.MULTILINE)
         return int(sum(map(float, tried)) - sum(map(float, failed)))
 

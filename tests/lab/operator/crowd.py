@@ -62,14 +62,14 @@ class Crowd:
         case = self.cases[number]
         match self.way(number):
             case "promoted":
-                await case.ended("Promoted", drafter="eagle31", words="A person")
+                await case.ended("Promoted", drafter="eagle31", words="manually")
             case "undecided":
                 await case.ended("RolledBack", drafter="eagle3", words="No decision within")
             case "turned down":
                 await asyncio.sleep(moment)
                 await case.say(rollback=revision_of(self.document(number, "eagle31")))
-                await case.ended("RolledBack", drafter="eagle3", words="A person")
+                await case.ended("RolledBack", drafter="eagle3", words="manually")
             case "superseded":
                 await asyncio.sleep(moment)
                 await case.apply(accepted(self.document(number, "better")))
-                await case.ended("Promoted", drafter="better", words="A person")
+                await case.ended("Promoted", drafter="better", words="manually")

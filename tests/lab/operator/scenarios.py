@@ -25,21 +25,21 @@ async def turned_down_before_it_serves(case: Case) -> None:
     await case.first(resource(case.name))
     await case.apply(resource(case.name, "eagle31", gated=True))
     await case.say(rollback=await case.phase("Starting"))
-    await case.ended("RolledBack", drafter="eagle3", words="A person")
+    await case.ended("RolledBack", drafter="eagle3", words="manually")
 
 
 @scenario
 async def canary_crash_loops(case: Case) -> None:
     await case.first(resource(case.name))
     await case.apply(resource(case.name, "eagle31", engine="aerie.dev/test/crashes"))
-    await case.ended("RolledBack", drafter="eagle3", words="It crashes again and again")
+    await case.ended("RolledBack", drafter="eagle3", words="are in a crash loop")
 
 
 @scenario
 async def drafter_never_loads(case: Case) -> None:
     await case.first(resource(case.name))
     await case.apply(resource(case.name, "eagle31", engine="aerie.dev/test/hangs", progressDeadline="1m"))
-    await case.ended("Failed", drafter="eagle3", words="have not served for spec.rollout.progressDeadline (1m)")
+    await case.ended("Failed", drafter="eagle3", words="have not been ready for spec.rollout.progressDeadline (1m)")
 
 
 @scenario
@@ -48,7 +48,7 @@ async def turned_down_in_warm_up_and_tried_again(case: Case) -> None:
     await case.apply(resource(case.name, "eagle31", analysis=LONG))
     revision = await case.phase("WarmingUp")
     await case.say(rollback=revision)
-    await case.ended("RolledBack", drafter="eagle3", words="A person")
+    await case.ended("RolledBack", drafter="eagle3", words="manually")
     await case.say(rollback=None, retry="1")
     assert await case.phase("WarmingUp") == revision
     await case.say(promote=revision)
@@ -60,7 +60,7 @@ async def turned_down_in_analysis(case: Case) -> None:
     await case.first(resource(case.name))
     await case.apply(resource(case.name, "eagle31"))
     await case.say(rollback=await case.phase("Analyzing"))
-    await case.ended("RolledBack", drafter="eagle3", words="A person")
+    await case.ended("RolledBack", drafter="eagle3", words="manually")
 
 
 @scenario
@@ -69,7 +69,7 @@ async def promoted_by_a_person_through_a_ramp(case: Case) -> None:
     await case.first(resource(case.name, replicas=4, canary=ramp))
     await case.apply(resource(case.name, "eagle31", replicas=4, canary=ramp))
     await case.say(promote=await case.phase("Analyzing"))
-    await case.ended("Promoted", drafter="eagle31", words="A person")
+    await case.ended("Promoted", drafter="eagle31", words="manually")
 
 
 @scenario
@@ -77,7 +77,7 @@ async def held_and_turned_down(case: Case) -> None:
     await case.first(resource(case.name, analysis=SHORT))
     await case.apply(resource(case.name, "eagle31", analysis=SHORT))
     await case.say(rollback=await case.phase("Held"))
-    await case.ended("RolledBack", drafter="eagle3", words="A person")
+    await case.ended("RolledBack", drafter="eagle3", words="manually")
 
 
 @scenario
@@ -85,7 +85,7 @@ async def held_and_promoted_by_a_person(case: Case) -> None:
     await case.first(resource(case.name, analysis=SHORT))
     await case.apply(resource(case.name, "eagle31", analysis=SHORT))
     await case.say(promote=await case.phase("Held"))
-    await case.ended("Promoted", drafter="eagle31", words="A person")
+    await case.ended("Promoted", drafter="eagle31", words="manually")
 
 
 @scenario
@@ -95,7 +95,7 @@ async def node_lost_in_mid_analysis(case: Case) -> None:
     await case.phase("Analyzing")
     case.faults.append(await asyncio.to_thread(case.stage.faults.silence, "node-2"))
     await case.until(lambda status: status["phase"] != "Analyzing", "the canary is given up")
-    assert "None of its pods has served since" in case.last["reason"]
+    assert "None of its pods has been ready since" in case.last["message"]
     await asyncio.to_thread(case.faults.pop().undo)  # what was on the node can go when it is back
     await case.ended("RolledBack", drafter="eagle3")
 
@@ -108,7 +108,7 @@ async def turned_down_in_the_ramp(case: Case) -> None:
     revision = await case.phase("Ramping")
     await case.until(lambda _: case.canary.get("readyReplicas") == 2, "it has grown for its share")
     await case.say(rollback=revision)
-    await case.ended("RolledBack", drafter="eagle3", words="A person")
+    await case.ended("RolledBack", drafter="eagle3", words="manually")
 
 
 @scenario
@@ -132,7 +132,7 @@ async def turned_down_in_the_promotion(case: Case) -> None:
     await case.apply(accepted(resource(case.name, "eagle31", replicas=2, gated=True)))
     await case.open(await case.phase("Starting"))
     await case.say(rollback=await case.phase("Promoting"))
-    await case.ended("RolledBack", drafter="eagle3", words="A person")
+    await case.ended("RolledBack", drafter="eagle3", words="manually")
 
 
 @scenario
@@ -157,7 +157,7 @@ async def two_changes_in_a_row(case: Case) -> None:
     await case.apply(accepted(resource(case.name, "better")))
     await case.apply(accepted(resource(case.name, "worse")))  # at once, with a word of a person
     await case.ended("Promoted", drafter="worse")
-    results = [(one["result"], one["drafter"]) for one in case.status["history"]]
+    results = [(one["result"], one["drafter"]) for one in case.status["rolloutHistory"]]
     assert results[0] == ("Promoted", "models.example/worse")
     assert ("Superseded", "models.example/eagle31") in results
     assert ("Promoted", "models.example/better") not in results
@@ -172,7 +172,7 @@ async def reverted_in_the_ramp(case: Case) -> None:
     await case.phase("Ramping")
     await case.until(lambda _: case.canary.get("readyReplicas") == 2, "it has grown for its share")
     await case.apply(before)
-    await case.ended("Superseded", drafter="eagle3", words="stable revision again")
+    await case.ended("Superseded", drafter="eagle3", words="reverted to the stable revision")
 
 
 @scenario
@@ -190,7 +190,7 @@ async def taken_back_after_the_promotion(case: Case) -> None:
     await case.apply(accepted(resource(case.name, "eagle31", replicas=2, canary=keep)))
     await case.watched()
     await case.say(promote=None, rollback=case.status["stable"]["revision"])
-    await case.ended("RolledBack", drafter="eagle3", words="Taken back after its promotion. A person")
+    await case.ended("RolledBack", drafter="eagle3", words="Rolled back after promotion. Rollback requested manually.")
 
 
 @scenario
@@ -198,7 +198,7 @@ async def kept_until_its_delay_is_over(case: Case) -> None:
     keep = {"scaleDownDelay": "2s"}
     await case.first(resource(case.name, replicas=2, canary=keep))
     await case.apply(accepted(resource(case.name, "eagle31", replicas=2, canary=keep)))
-    await case.ended("Promoted", drafter="eagle31", words="A person")
+    await case.ended("Promoted", drafter="eagle31", words="manually")
 
 
 @scenario
@@ -245,7 +245,7 @@ async def gateway_refuses_the_route(case: Case) -> None:
     assert case.canary["phase"] == "Starting"
     await case.apply(resource(case.name, "eagle31", replicas=2, traffic=there))
     assert await case.phase("Analyzing") == revision
-    await case.until(lambda status: not told(status), "nothing is amiss any more")
+    await case.until(lambda status: not told(status), "no problem is left")
     await case.say(promote=revision)
     await case.ended("Promoted", drafter="eagle31")
 
@@ -288,7 +288,7 @@ async def better_drafter_that_a_person_approves(case: Case) -> None:
 async def better_drafter_that_a_person_turns_down(case: Case) -> None:
     await measured(case, "better", canary={"approval": "Manual"})
     await case.say(rollback=await case.phase("AwaitingApproval"))
-    await case.ended("RolledBack", drafter="eagle3", words="A person")
+    await case.ended("RolledBack", drafter="eagle3", words="manually")
 
 
 @scenario
@@ -296,7 +296,7 @@ async def accepted_and_then_metrics_are_renamed(case: Case) -> None:
     await measured(case, "better", canary={"approval": "Manual"})
     await case.phase("AwaitingApproval")
     await case.corrupt_metrics("renamed")
-    await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
+    await case.ended("RolledBack", drafter="eagle3", words="are invalid")
 
 
 @scenario
@@ -310,7 +310,7 @@ async def accepted_and_then_worse(case: Case) -> None:
 @scenario
 async def canary_takes_shorter_requests(case: Case) -> None:
     await measured(case, "short", first=IDLE, simulator=IDLE)
-    await case.ended("RolledBack", drafter="eagle3", words="are refused by the canary alone, with status 400")
+    await case.ended("RolledBack", drafter="eagle3", words="it alone rejects requests in between, with status 400")
 
 
 @scenario
@@ -324,7 +324,7 @@ async def metrics_are_no_numbers_in_warm_up(case: Case) -> None:
     await measured(case, "better", first=IDLE, simulator=IDLE, analysis=LONG)
     await case.phase("WarmingUp")
     await case.corrupt_metrics("nan")
-    await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
+    await case.ended("RolledBack", drafter="eagle3", words="are invalid")
 
 
 @scenario
@@ -332,7 +332,7 @@ async def metrics_are_below_zero_in_analysis(case: Case) -> None:
     await measured(case, "better", first=IDLE, simulator=IDLE)
     await case.phase("Analyzing")
     await case.corrupt_metrics("negative")
-    await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
+    await case.ended("RolledBack", drafter="eagle3", words="are invalid")
 
 
 @scenario
@@ -355,7 +355,7 @@ async def metrics_are_gone_and_then_no_numbers(case: Case) -> None:
     await measured(case, "better", simulator=BUSY_GONE, analysis=SHORT)
     await case.phase("Held")
     await case.corrupt_metrics("nan")
-    await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
+    await case.ended("RolledBack", drafter="eagle3", words="are invalid")
 
 
 @scenario
@@ -379,7 +379,7 @@ async def metrics_are_no_numbers_in_the_ramp(case: Case) -> None:
     )
     await case.phase("Ramping")
     await case.corrupt_metrics("nan")
-    await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
+    await case.ended("RolledBack", drafter="eagle3", words="are invalid")
 
 
 @scenario
@@ -388,7 +388,7 @@ async def metrics_are_no_numbers_in_the_promotion(case: Case) -> None:
     await case.open(await case.phase("Starting"))
     await case.phase("Promoting")
     await case.corrupt_metrics("nan")
-    await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
+    await case.ended("RolledBack", drafter="eagle3", words="are invalid")
 
 
 # ------------------------------------------------------------------------------------------ after a promotion, with old pods kept
@@ -400,7 +400,7 @@ async def metrics_are_no_numbers_afterwards(case: Case) -> None:
     await measured(case, "better", first=IDLE, simulator=IDLE, canary=KEPT, word=True)
     await case.watched()
     await case.corrupt_metrics("nan", case.status["stable"]["revision"])
-    await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
+    await case.ended("RolledBack", drafter="eagle3", words="are invalid")
 
 
 @scenario
@@ -408,7 +408,7 @@ async def worse_afterwards(case: Case) -> None:
     await measured(case, "better", canary=KEPT)
     await case.watched()
     await case.corrupt_metrics("worse-drafter", case.status["stable"]["revision"])
-    await case.ended("RolledBack", drafter="eagle3", words="Taken back after its promotion. Output per verification step is")
+    await case.ended("RolledBack", drafter="eagle3", words="Rolled back after promotion. ")
 
 
 async def falls_with_the_traffic(case: Case) -> str:
@@ -418,17 +418,17 @@ async def falls_with_the_traffic(case: Case) -> str:
     new, old = case.status["stable"]["revision"], case.status["previous"]["revision"]
     await case.corrupt_metrics("worse-drafter", old)
     await case.corrupt_metrics("worse-drafter", new)
-    await case.until(lambda status: status["phase"] == "Rechecking", "old pods get requests again")
+    await case.until(lambda status: status["phase"] == "Verifying", "old pods get requests again")
     return str(new)
 
 
 @scenario
 async def falls_with_traffic_and_turned_down(case: Case) -> None:
     await case.say(rollback=await falls_with_the_traffic(case))
-    await case.ended("RolledBack", drafter="eagle3", words="Taken back after its promotion. A person")
+    await case.ended("RolledBack", drafter="eagle3", words="Rolled back after promotion. Rollback requested manually.")
 
 
 @scenario
 async def falls_with_traffic_then_no_numbers(case: Case) -> None:
     await case.corrupt_metrics("nan", await falls_with_the_traffic(case))
-    await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
+    await case.ended("RolledBack", drafter="eagle3", words="are invalid")

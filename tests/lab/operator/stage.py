@@ -71,7 +71,7 @@ class Case:
     @property
     def last(self) -> Object:
         """How its latest rollout has ended."""
-        found: Object = self.status["history"][0]
+        found: Object = self.status["rolloutHistory"][0]
         return found
 
     def pods(self, revision: str) -> list[Object]:
@@ -142,7 +142,7 @@ class Case:
 
     async def watched(self) -> None:
         """Until it is promoted, and pods of the revision before are kept."""
-        await self.until(lambda status: status["phase"] == "Watching", "old pods are kept")
+        await self.until(lambda status: status["phase"] == "Monitoring", "old pods are kept")
 
     async def open_all(self, revision: str) -> None:
         """Let each pod of the revision that waits at its gate be scheduled, until cancelled."""
@@ -154,7 +154,7 @@ class Case:
             await asyncio.sleep(1)
 
     async def ended(self, result: str, *, drafter: str, words: str = "") -> None:
-        """Until the rollout has ended, and nothing is left of it but what serves; `words`: what the reason says."""
+        """Until the rollout has ended, and nothing is left of it but what serves; `words`: what the message contains."""
 
         def over(status: Object) -> bool:
             phases = {"Promoted": "Ready", "RolledBack": "RolledBack", "Failed": "Failed", "Superseded": "Ready"}
@@ -172,7 +172,7 @@ class Case:
             )
 
         await self.until(over, f"its rollout has ended as {result}")
-        assert words in self.last["reason"], self.last
+        assert words in self.last["message"], self.last
 
 
 @dataclass

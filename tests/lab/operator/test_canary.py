@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from aerie.rollout.canary.messages import ROLLBACK_ANNOTATION
+from aerie.rollout.canary.state_machine import MANUAL_ROLLBACK_MESSAGE
 from aerie_lab.engine.background import BackgroundTraffic
 from aerie_lab.engine.traffic import TrafficTarget
 from aerie_lab.testing import Namespace, wait_until
@@ -51,7 +52,7 @@ def resource(host: str, drafter: str) -> dict[str, Any]:
                 "canary": {"stepWeights": [50], "stepDuration": "1s", "scaleDownDelay": "1h"},
                 "analysis": {
                     "warmupDuration": "1s",
-                    "block": "2s",
+                    "blockDuration": "2s",
                     "minDuration": "10s",
                     "maxDuration": "1h",
                     "margin": 0.05,
@@ -62,7 +63,7 @@ def resource(host: str, drafter: str) -> dict[str, Any]:
                     "gateway": {"parentRefs": [{"name": "lab", "namespace": "projectcontour"}], "hostnames": [host]},
                 },
             },
-            "metrics": {"interval": "1s"},
+            "metrics": {"scrapeInterval": "1s"},
         },
     }
 
@@ -70,7 +71,7 @@ def resource(host: str, drafter: str) -> dict[str, Any]:
 def lengths(status: dict[str, Any]) -> dict[str, Any]:
     """What is known of the tokens per step."""
     known = (status.get("analysis") or {}).get("comparisons") or []
-    return next((one for one in known if one["metric"] == "TokensPerStep"), {"blocks": 0})
+    return next((one for one in known if one["metric"] == "TokensPerStep"), {"sampleCount": 0})
 
 
 def engines(namespace: Namespace, revision: str) -> dict[str, list[int]]:
@@ -99,9 +100,9 @@ def test_a_worse_drafter_is_rolled_back_and_a_better_one_promoted_and_taken_back
         namespace.apply(worse)
         status = specdep(lambda s: s["phase"] == "RolledBack", "the worse drafter is rolled back", PATIENCE)["status"]
         assert status["stable"]["revision"] == first
-        told = status["history"][0]
+        told = status["rolloutHistory"][0]
         assert told["result"] == "RolledBack"
-        assert "certainly at most" in told["reason"]
+        assert "certainly at most" in told["message"]
         known = lengths({"analysis": told})
         assert known["estimate"] < known["upper"] <= 0
         assert [told["drafter"], told["replacedDrafter"]] == ["models.example/worse", "models.example/eagle3"]
@@ -112,38 +113,38 @@ def test_a_worse_drafter_is_rolled_back_and_a_better_one_promoted_and_taken_back
         trained["spec"]["rollout"]["analysis"]["minDuration"] = "40s"  # time to see it under way, and to kill its operator
         namespace.apply(trained)
         split = {"stable": 50, "canary": 25, "control": 25}
-        status = specdep(lambda s: lengths(s)["blocks"] >= 3 and weights(s) == split, "three blocks are counted", PATIENCE)[
+        status = specdep(lambda s: lengths(s)["sampleCount"] >= 3 and weights(s) == split, "three blocks are counted", PATIENCE)[
             "status"
         ]
-        better, began, blocks = status["canary"]["revision"], status["analysis"]["startTime"], lengths(status)["blocks"]
+        better, began, blocks = status["canary"]["revision"], status["analysis"]["startTime"], lengths(status)["sampleCount"]
         judged = engines(namespace, better)
         assert judged
         assert inside.end(signal.SIGKILL) == -signal.SIGKILL
         inside.start()
         status = specdep(lambda s: s["stable"]["revision"] == better, "the better drafter is promoted", PATIENCE)["status"]
         assert (status["analysis"]["startTime"], status["analysis"]["verdict"]) == (began, "Promote")
-        told = status["history"][0]
+        told = status["rolloutHistory"][0]
         assert told["result"] == "Promoted"
-        assert "certainly above" in told["reason"]
+        assert "certainly above" in told["message"]
         known = lengths({"analysis": told})
-        assert known["blocks"] > blocks, "it went on where the killed operator had come to"
+        assert known["sampleCount"] > blocks, "it went on where the killed operator had come to"
         assert -0.05 <= known["lower"] < known["estimate"]
         promoted = engines(namespace, better)
         assert judged.keys() <= promoted.keys()
         assert promoted == {uid: [0] for uid in promoted}
 
         # Two of the old pods, as many as canary and control were, stay as they are; nothing leads to them.
-        kept = specdep(lambda s: s["phase"] == "Watching", "pods are kept")["status"]["previous"]
+        kept = specdep(lambda s: s["phase"] == "Monitoring", "pods are kept")["status"]["previous"]
         assert (kept["revision"], kept["replicas"], kept["weight"]) == (first, 2, 0)
         assert engines(namespace, first) == served
         wait_until(lambda: addressed(namespace) == set(promoted), "all requests are for the promoted pods")
         word = f"{ROLLBACK_ANNOTATION}={better}"
         namespace.kubectl("annotate", "--overwrite", "specdep", "chat", word)
         status = specdep(lambda s: s["stable"]["revision"] == first, "it is taken back")["status"]
-        told = status["history"][0]
-        assert (told["result"], told["reason"]) == (
+        told = status["rolloutHistory"][0]
+        assert (told["result"], told["message"]) == (
             "RolledBack",
-            "Taken back after its promotion. A person asked for the rollback.",
+            f"Rolled back after promotion. {MANUAL_ROLLBACK_MESSAGE}",
         )
         specdep(lambda s: s["phase"] == "RolledBack", "it is gone")
         wait_until(lambda: len(namespace.list_all("deployments")) == 1, "its pods are gone")
@@ -169,7 +170,7 @@ def unasked(name: str, drafter: str) -> dict[str, Any]:
     """A resource that no client sends a request to, whose warm-up is long enough for the operator's own."""
     document = resource("", drafter)
     rollout = document["spec"]["rollout"] | {"traffic": {"mode": "Service"}}
-    rollout["analysis"] |= {"warmupDuration": "20s", "block": "10s", "minDuration": "30m"}
+    rollout["analysis"] |= {"warmupDuration": "20s", "blockDuration": "10s", "minDuration": "30m"}
     return document | {"metadata": {"name": name}, "spec": document["spec"] | {"replicas": 1, "rollout": rollout}}
 
 
@@ -200,17 +201,17 @@ def test_canaries_of_which_nothing_can_be_counted_are_rolled_back_for_their_page
         namespace.apply(document)
         status = specdep(lambda s: s["phase"] == "RolledBack", "it is rolled back", PATIENCE)["status"]
     assert status["stable"]["revision"] == first
-    assert [one["result"] for one in status["history"]] == ["RolledBack", "Promoted"]
-    assert "cannot be believed: the metrics page has no vllm:" in status["history"][0]["reason"]
-    assert "comparisons" not in status["history"][0]
+    assert [one["result"] for one in status["rolloutHistory"]] == ["RolledBack", "Promoted"]
+    assert "are invalid: the metrics page has no vllm:" in status["rolloutHistory"][0]["message"]
+    assert "comparisons" not in status["rolloutHistory"][0]
     assert not traffic.report.errors
     status = letters("RolledBack")
     assert status["stable"]["revision"] == served
-    told = status["history"][0]
-    assert told["reason"].startswith("Greedy answers differ from the control's in ")
-    assert told["reason"].endswith("the canary changes what the target says, which no drafter may.")
+    told = status["rolloutHistory"][0]
+    assert told["message"].startswith("Greedy answers differ from the control's in ")
+    assert told["message"].endswith("the canary changes what the target says, which no drafter may.")
     compared = next(one for one in told["comparisons"] if one["metric"] == "OutputEquivalence")
-    assert compared["blocks"] == 24
+    assert compared["sampleCount"] == 24
     assert "the control's differ from the stable pods' in 0." in compared["message"]
     assert inside.end() == 0
 

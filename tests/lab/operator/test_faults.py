@@ -35,7 +35,7 @@ def status(namespace: Namespace) -> dict[str, Any]:
 
 
 def results(state: State) -> list[str]:
-    return [one["result"] for one in state["speculativedeployments chat"]["status"]["history"]]
+    return [one["result"] for one in state["speculativedeployments chat"]["status"]["rolloutHistory"]]
 
 
 def condition(found: dict[str, Any], kind: str) -> tuple[str, str]:
@@ -205,7 +205,7 @@ def test_a_resource_is_deleted_and_made_anew(
         wait_until(lambda: owners() == {new}, "all that there is belongs to the new one", timeout_seconds=240)
         assert results(settled(namespace.name, NEW)) == ["Promoted"]
         assert condition(status(namespace), "Degraded") == ("False", "AsExpected")
-        assert not {reason for reason, _ in events(namespace, new)} & {"NameTaken", "Refused"}
+        assert not {reason for reason, _ in events(namespace, new)} & {"NameTaken", "ApplyFailed"}
 
     with nursery.keep(namespace.name):
         namespace.apply(light())
@@ -256,7 +256,7 @@ def test_an_api_server_that_is_away_for_a_minute(namespace: Namespace, nursery: 
         settled(namespace.name, OLD)
         namespace.apply(light(NEW))
         wait_until(
-            lambda: len(status(namespace).get("history", ())) == 2 or status(namespace)["phase"] != "Ready", "it has begun"
+            lambda: len(status(namespace).get("rolloutHistory", ())) == 2 or status(namespace)["phase"] != "Ready", "it has begun"
         )
         with namespace.faults.stop_component("kube-apiserver"):
             time.sleep(AWAY)

@@ -89,7 +89,7 @@ def test_forty_pods_that_take_longer_than_the_deadline_all_in_all_are_promoted(n
         nonlocal least
         least = min(least, sum(map(ready, namespace.list_all("pods", "aerie.dev/name=chat"))))
         found = status(namespace)
-        assert [each["result"] for each in found["history"]] in (["Promoted"], ["Promoted", "Promoted"])
+        assert [each["result"] for each in found["rolloutHistory"]] in (["Promoted"], ["Promoted", "Promoted"])
         return bool(found["stable"]["revision"] != old)
 
     wait_until(promoted, "it is promoted", timeout_seconds=1200, interval_seconds=1)
@@ -123,7 +123,7 @@ def test_an_evicted_pod_and_a_lost_node_in_the_promotion_take_nothing_back(names
             timeout_seconds=1200,
             interval_seconds=1,
         )
-        assert [each["result"] for each in status(namespace)["history"]] == ["Promoted", "Promoted"]
+        assert [each["result"] for each in status(namespace)["rolloutHistory"]] == ["Promoted", "Promoted"]
         wait_until(
             lambda: status(namespace)["readyReplicas"] == FLEET, "all forty serve on the node that is left", timeout_seconds=300
         )

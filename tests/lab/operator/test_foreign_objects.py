@@ -96,7 +96,7 @@ def test_nothing_of_somebody_else_is_taken_over_whatever_its_kind(namespace: Nam
     def says_so(resource: str) -> bool:
         kind, name = named[resource]
         reason, message = degraded(namespace.get("specdep", resource))
-        return reason == "NameTaken" and f"{kind} {name} belongs to somebody else" in message
+        return reason == "NameTaken" and f"{kind} {name} belongs to another owner" in message
 
     # What is there before the resource is.
     for number, (kind, pattern) in enumerate((*FIRST, *UNNEEDED)):

@@ -77,9 +77,9 @@ def ended(specdep: Wait, stable: str) -> Object:
     """How the canary has ended."""
 
     def look(status: Object) -> bool:
-        return bool(status["history"][0]["revision"] != stable)
+        return bool(status["rolloutHistory"][0]["revision"] != stable)
 
-    found: Object = specdep(look, "the canary has ended", PATIENCE)["status"]["history"][0]
+    found: Object = specdep(look, "the canary has ended", PATIENCE)["status"]["rolloutHistory"][0]
     return found
 
 
@@ -125,9 +125,9 @@ def test_a_canary_whose_engines_end_again_and_again_is_rolled_back(namespace: Na
             faults.enter_context(namespace.faults.crash(name, 24, namespace=namespace.name))
             wait_until(functools.partial(later, name), f"{name} has been killed and runs again", timeout_seconds=PATIENCE)
         told = ended(specdep, stable)
-    assert told["result"] == "RolledBack", told["reason"]
-    assert "engine processes" in told["reason"]
-    assert "ended" in told["reason"]
+    assert told["result"] == "RolledBack", told["message"]
+    assert "engine processes" in told["message"]
+    assert "ended" in told["message"]
 
 
 @pytest.mark.usefixtures("inside")
@@ -144,9 +144,9 @@ def test_a_canary_that_clients_do_not_wait_for_is_rolled_back(namespace: Namespa
         namespace.apply(canary)
         told = ended(specdep, stable)
     assert traffic.report.errors["timeout"] > 10
-    assert told["result"] == "RolledBack", told["reason"]
-    assert not told["reason"].startswith("No decision"), told["reason"]
-    assert "first token" in told["reason"] or "given up" in told["reason"].lower()
+    assert told["result"] == "RolledBack", told["message"]
+    assert not told["message"].startswith("No decision"), told["message"]
+    assert "first token" in told["message"] or "given up" in told["message"].lower()
 
 
 @pytest.mark.usefixtures("inside")
@@ -162,5 +162,5 @@ def test_a_canary_at_half_the_speed_is_rolled_back_however_generous_the_objectiv
         namespace.apply(canary)
         told = ended(specdep, stable)
     assert sum(traffic.report.errors.values()) <= 0.01 * len(traffic.report.outcomes), "nothing but the time speaks against it"
-    assert told["result"] == "RolledBack", told["reason"]
-    assert "time per output token" in told["reason"].lower()
+    assert told["result"] == "RolledBack", told["message"]
+    assert "time per output token" in told["message"].lower()

@@ -32,11 +32,12 @@ from typing import Any, Literal
 import pytest
 from aiohttp import web
 
+from aerie.rollout.canary.state_machine import MANUAL_PROMOTION_MESSAGE
 from aerie_lab.cluster import Lab
 from aerie_lab.errors import LabError
 from aerie_lab.kube.client import core_path, resource_path
 from aerie_lab.testing import wait_until
-from aerie_lab.testing.proxy import ApiCall, ForwardCall, ApiServerProxy, build_error_response
+from aerie_lab.testing.proxy import ApiCall, ApiServerProxy, ForwardCall, build_error_response
 
 Light = Callable[..., dict[str, Any]]
 State = dict[str, Any]
@@ -195,8 +196,8 @@ def test_a_kill_at_any_call_changes_nothing(
         points += recorder.points(stage)
     controls = {point.verb for point in points if point.resource == "deployments" and point.name.endswith("-control")}
     assert controls == {"patch", "delete"}, "the change is made by a canary with control"
-    (last, _) = wanted["change"]["speculativedeployments chat"]["status"]["history"]
-    assert (last["result"], last["reason"]) == ("Promoted", "A person asked for the promotion.")
+    (last, _) = wanted["change"]["speculativedeployments chat"]["status"]["rolloutHistory"]
+    assert (last["result"], last["message"]) == ("Promoted", MANUAL_PROMOTION_MESSAGE)
 
     cases = dict(zip(namespaces.make(len(points)), points, strict=True))
     changed = [name for name, point in cases.items() if point.stage == "change"]

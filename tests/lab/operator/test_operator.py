@@ -61,7 +61,7 @@ def test_from_a_resource_to_an_answer_with_its_figures_and_nothing_is_written_an
 ) -> None:
     host = f"{namespace.name}.example"
     gateway = {"parentRefs": [{"name": "lab", "namespace": "projectcontour"}], "hostnames": [host]}
-    namespace.apply(resource(rollout={"traffic": {"mode": "Gateway", "gateway": gateway}}, metrics={"interval": "1s"}))
+    namespace.apply(resource(rollout={"traffic": {"mode": "Gateway", "gateway": gateway}}, metrics={"scrapeInterval": "1s"}))
     status = specdep(is_ready, "it is Ready")["status"]
     assert status["stable"]["drafter"] == "models.example/eagle31"
     assert status["stable"]["setting"] == {"mode": "Static", "numSpeculativeTokens": 3}
@@ -155,12 +155,12 @@ def test_a_spec_says_what_becomes_of_what_preflight_refuses(namespace: Namespace
     document["spec"]["rollout"] = {"preflight": {"acceptedChecks": ["C29"]}}
     namespace.apply(document)
     condition = preflight(specdep(is_ready, "what is accepted serves")["status"])
-    assert (condition["status"], condition["reason"]) == ("True", "Accepted")
-    assert "accepted by spec.rollout.preflight.acceptedChecks: C29" in condition["message"]
+    assert (condition["status"], condition["reason"]) == ("True", "PreflightAccepted")
+    assert "acceptedChecks: C29" in condition["message"]
     assert operator.process.poll() is None
 
 
-@pytest.mark.parametrize(("mode", "status", "reason"), [("Warn", "True", "Warned"), ("Off", "Unknown", "Skipped")])
+@pytest.mark.parametrize(("mode", "status", "reason"), [("Warn", "True", "PreflightWarned"), ("Off", "Unknown", "Skipped")])
 @pytest.mark.usefixtures("operator")
 def test_what_is_refused_goes_on_where_preflight_only_warns_or_is_off(
     namespace: Namespace, specdep: Wait, mode: str, status: str, reason: str
@@ -194,7 +194,7 @@ def test_a_change_serves_before_the_old_pods_go_and_a_kill_in_between_changes_no
     status = specdep(lambda s: is_ready(s) and s["stable"]["revision"] != old, "the change is rolled out")["status"]
     assert status["stable"]["revision"] == new
     assert status["stable"]["drafter"] == "models.example/eagle31"
-    assert [(one["result"], one["revision"]) for one in status["history"]] == [("Promoted", new), ("Promoted", old)]
+    assert [(one["result"], one["revision"]) for one in status["rolloutHistory"]] == [("Promoted", new), ("Promoted", old)]
     wait_until(lambda: len(namespace.list_all("deployments")) == 1, "the old Deployment is gone")
     (deployment,) = namespace.list_all("deployments")
     assert deployment["metadata"]["labels"]["aerie.dev/revision"] == new
@@ -228,6 +228,6 @@ def test_a_name_that_somebody_has_is_left_to_them_and_named(namespace: Namespace
     uid = namespace.get("service", "chat")["metadata"]["uid"]
     namespace.apply(resource())
     status = specdep(lambda s: holds(s, "Degraded"), "the conflict is told")["status"]
-    assert message(status, "Degraded").startswith("Service chat belongs to somebody else")
+    assert message(status, "Degraded").startswith("Service chat belongs to another owner")
     assert namespace.get("service", "chat")["metadata"]["uid"] == uid
     assert operator.end() == 0

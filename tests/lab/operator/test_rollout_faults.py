@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from aerie.api import SpeculativeDeployment
-from aerie.rollout.canary.state_machine import TRANSITIONS
+from aerie.rollout.canary.state_machine import TRANSITIONS, Trigger
 from aerie.rollout.status.notifications import build_notifications
 from aerie_lab.cluster import Lab, process
 from aerie_lab.faults import FaultInjector
@@ -35,10 +35,16 @@ from tests.lab.operator.witness import Witness, witness
 
 pytestmark = pytest.mark.timeout(1800)
 NOT_HERE = {
-    ("Analyzing", "explored"): "a trial of tuning, of which this crowd has none: unit tests of machine and tuned rollouts",
-    ("Rechecking", "due"): "it takes an hour: unit tests of watch",
-    ("Ramping", "late"): "it takes more pods than one that are late for their revision's sake: unit tests of fleet size",
-    ("Promoting", "late"): "as with Ramping",
+    (
+        "Analyzing",
+        Trigger.EXPLORED,
+    ): "a trial of tuning, of which this crowd has none: unit tests of the state machine and of tuned rollouts",
+    ("Verifying", Trigger.TIMER): "it takes an hour: unit tests of post-promotion monitoring",
+    (
+        "Ramping",
+        Trigger.DEADLINE_EXCEEDED,
+    ): "it takes more pods than one that are late for their revision's sake: unit tests of fleet size",
+    ("Promoting", Trigger.DEADLINE_EXCEEDED): "as with Ramping",
 }
 """Rows that no scenario passes, and why."""
 
@@ -52,7 +58,7 @@ class Told:
     killed_in: dict[str, str]
     kills: int
     offences: list[str]
-    rows: dict[tuple[str, str], set[str]]
+    rows: dict[tuple[str, Trigger], set[str]]
     transitions: int
     untold: set[str]
     """Ids of notices that did not come."""

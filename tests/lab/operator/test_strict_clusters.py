@@ -76,7 +76,7 @@ def test_a_preflight_pod_that_is_refused_is_told_in_the_clusters_words_and_goes_
     (job,) = namespace.list_all("jobs")
     name = job["metadata"]["name"]
     said = condition(status, "PreflightPassed")["message"]
-    assert said.startswith(f"Job {name} gets no pod, and Kubernetes tries again: ")
+    assert said.startswith(f"Job {name} has no pod; Kubernetes retries: ")
     assert f'"{name}-..." is forbidden: exceeded quota: none' in said, "the same sentence with each attempt"
     namespace.kubectl("delete", "resourcequota", "none")
     specdep(lambda status: preflight(status) == ("True", "Passed"), "it goes on by itself")

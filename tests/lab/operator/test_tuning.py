@@ -66,13 +66,18 @@ def tuned(name: str, mode: str, engine: str, *, cooldown: str = "0s", **more: An
         simulator=engine,
         replicas=2,
         canary={"capacity": "Reuse", "control": "Stable"},
-        analysis={"block": "4s", "maxDuration": "5m"},
+        analysis={"blockDuration": "4s", "maxDuration": "5m"},
         **more,
     )
     spec = made["spec"]
-    spec["speculation"]["tuning"] = {"mode": mode, "interval": "10s", "cooldownDuration": cooldown, "history": "90s"}
+    spec["speculation"]["tuning"] = {
+        "mode": mode,
+        "decisionInterval": "10s",
+        "cooldownDuration": cooldown,
+        "historyWindow": "90s",
+    }
     spec["model"]["servedName"] = "chat"
-    spec["metrics"]["interval"] = "2s"
+    spec["metrics"]["scrapeInterval"] = "2s"
     spec["engine"]["args"] = ["--enforce-eager"]
     spec["engine"]["env"].append({"name": "VLLM_USE_V2_MODEL_RUNNER", "value": "0"})  # so that no schedule is a candidate
     del spec["engine"]["podTemplate"]["spec"][
@@ -124,8 +129,8 @@ def test_settings_are_proven_or_only_shown_or_taken_back(namespace: Namespace, i
     shown = status("shown", lambda s: reason(s) == "Recommended", "a better setting is told")
     assert shown["speculation"]["recommended"] != shown["speculation"]["current"] == {"mode": "Static", "numSpeculativeTokens": 3}
     assert shown["speculation"]["predicted"]["estimate"] > 0
-    assert not {"trial", "chosen", "changes"} & shown["speculation"].keys()
-    assert [one["result"] for one in shown["history"]] == ["Promoted"], "the first revision, and no canary since"
+    assert not {"trial", "applied", "trials"} & shown["speculation"].keys()
+    assert [one["result"] for one in shown["rolloutHistory"]] == ["Promoted"], "the first revision, and no canary since"
 
     back = status("planted", lambda s: trials(s) and not s.get("canary"), "its trial is over")
     taken = trials(back)[0]
@@ -133,7 +138,7 @@ def test_settings_are_proven_or_only_shown_or_taken_back(namespace: Namespace, i
     assert taken["toSetting"]["numSpeculativeTokens"] > 3
     assert taken["predicted"]["estimate"] > 0 > taken["measured"]["estimate"]
     assert back["stable"]["setting"] == {"mode": "Static", "numSpeculativeTokens": 3}
-    assert "chosen" not in back["speculation"]
+    assert "applied" not in back["speculation"]
     resting = status("planted", lambda s: reason(s) == "Cooldown", "nothing is tried for a while")
     assert resting["speculation"]["lastRollbackTime"] == taken["completionTime"]
 
@@ -148,18 +153,18 @@ def test_settings_are_proven_or_only_shown_or_taken_back(namespace: Namespace, i
 
 
 def reason(status: Object) -> str:
-    """Of the condition Tuned."""
+    """Of the condition SpeculationTuned."""
     known = {one["type"]: one for one in status.get("conditions") or []}
-    return str(known.get("Tuned", {}).get("reason", ""))
+    return str(known.get("SpeculationTuned", {}).get("reason", ""))
 
 
 def trials(status: Object) -> list[Object]:
     """How trials have ended, the newest first."""
-    return list((status.get("speculation") or {}).get("changes") or [])
+    return list((status.get("speculation") or {}).get("trials") or [])
 
 
 def chosen_of(status: Object) -> object:
-    return (status.get("speculation") or {}).get("chosen")
+    return (status.get("speculation") or {}).get("applied")
 
 
 def decided_at(namespace: Namespace, name: str) -> str:

@@ -88,9 +88,9 @@ def test_what_the_hub_does_not_have_is_said_in_its_own_words_and_not_asked_for_a
     document = resource({"HF_ENDPOINT": HUB_URL})
     document["spec"]["drafter"]["source"]["huggingFace"]["repo"] = "aerie/nowhere"
     namespace.apply(document)
-    status = specdep(lambda status: passed(status).get("reason") == "PreflightRefused", "the Hub has said no")["status"]
+    status = specdep(lambda status: passed(status).get("reason") == "PreflightFailed", "the Hub has said no")["status"]
     assert "aerie/nowhere" in passed(status)["message"]
-    assert "It is tried again at" in passed(status)["message"]
+    assert "Preflight is retried at" in passed(status)["message"]
     [job] = namespace.list_all("jobs")
     pods = namespace.list_all("pods")
     ended = [one["state"]["terminated"]["exitCode"] for pod in pods for one in pod["status"]["containerStatuses"]]

@@ -24,14 +24,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aerie.rollout.canary.messages import PROMOTE_ANNOTATION
-from aerie.rollout.canary.state_machine import TRANSITIONS
+from aerie.rollout.canary.state_machine import MANUAL_ROLLBACK_MESSAGE, TRANSITIONS, Trigger
 from aerie_lab.errors import KubeError
 from aerie_lab.kube.client import KubeClient, resource_path
 
 Object = dict[str, Any]
 RESOURCES = resource_path("aerie.dev/v1alpha1", "speculativedeployments", "NAMESPACE")
 WATCHED = (RESOURCES, resource_path("apps/v1", "deployments", "NAMESPACE"), resource_path("v1", "pods", "NAMESPACE"))
-ENDS = {"RolledBack": "RollingBack", "Failed": "RollingBack", "Promoted": None, "Over": None}
+ENDS = {"RolledBack": "RollingBack", "Failed": "RollingBack", "Promoted": None, "Completed": None}
 """Where each end of the table shows in the phase of the canary."""
 
 
@@ -126,9 +126,9 @@ class Witness:
         """What should never have happened, as sentences."""
         return [sentence for replay in self._replays().values() for sentence in replay.offences]
 
-    def rows(self) -> dict[tuple[str, str], set[str]]:
+    def rows(self) -> dict[tuple[str, Trigger], set[str]]:
         """The rows of the table that were passed, with the resources that passed them."""
-        found: dict[tuple[str, str], set[str]] = defaultdict(set)
+        found: dict[tuple[str, Trigger], set[str]] = defaultdict(set)
         for name, replay in self._replays().items():
             for row in replay.rows:
                 found[row].add(name)
@@ -183,7 +183,7 @@ class Replay:
     """One resource, event by event."""
 
     offences: list[str] = field(default_factory=list)
-    rows: list[tuple[str, str]] = field(default_factory=list)
+    rows: list[tuple[str, Trigger]] = field(default_factory=list)
     transitions: int = 0
     _item: Object | None = None
     _floors: dict[int, int] = field(default_factory=dict)
@@ -250,30 +250,32 @@ class Replay:
             self._offend(one, f"canary {was['revision']} was followed by {now['revision']} without an end")
             return
         before, after = was["phase"], now["phase"] if now else None
-        step = (now or {}).get("step")
-        if (before, was.get("step")) == (after, step):
+        step = (now or {}).get("stepIndex")
+        if (before, was.get("stepIndex")) == (after, step):
             return
         self.transitions += 1
         if after not in EDGES[before]:
             self._offend(one, f"from {before} to {after}, which is no row of the table")
-        if before == after == "Ramping" and step != was["step"] + 1:
-            self._offend(one, f"from step {was['step']} of the ramp to {step}")
+        if before == after == "Ramping" and step != was["stepIndex"] + 1:
+            self._offend(one, f"from step {was['stepIndex']} of the ramp to {step}")
         self.rows += row(before, after, new)
 
-    def _kept(self, one: Seen, kept: Object, keeps: Object | None, new: Object, *, back: bool) -> Iterator[tuple[str, str]]:
+    def _kept(self, one: Seen, kept: Object, keeps: Object | None, new: Object, *, back: bool) -> Iterator[tuple[str, Trigger]]:
         """While pods of the revision before are kept: the rows after a promotion."""
         if back:
-            if new["history"][0]["result"] not in ("RolledBack", "Superseded"):
-                self._offend(one, f"{kept['revision']} is stable again, and the history's last is {new['history'][0]['result']}")
-            if new["history"][0]["result"] == "RolledBack":
-                yield kept["phase"], _against(new["history"][0], {})
+            if new["rolloutHistory"][0]["result"] not in ("RolledBack", "Superseded"):
+                self._offend(
+                    one, f"{kept['revision']} is stable again, and the history's last is {new['rolloutHistory'][0]['result']}"
+                )
+            if new["rolloutHistory"][0]["result"] == "RolledBack":
+                yield kept["phase"], _against(new["rolloutHistory"][0], {})
         elif keeps is None and new["phase"] == "Ready":
-            yield kept["phase"], "due"
+            yield kept["phase"], Trigger.TIMER
         elif keeps is not None and keeps["phase"] != kept["phase"]:
-            yield kept["phase"], "fallen"
+            yield kept["phase"], Trigger.REGRESSED
 
     def _promoted(self, one: Seen, old: Object, new: Object) -> None:
-        made, last = revision(new.get("stable")), new["history"][0]
+        made, last = revision(new.get("stable")), new["rolloutHistory"][0]
         if (last["result"], last["revision"]) != ("Promoted", made):
             self._offend(one, f"{made} is stable, and the history's last is {last['result']} of {last['revision']}")
         if revision(old.get("canary")) != made or old["canary"]["phase"] != "Promoting":
@@ -296,41 +298,41 @@ def revision(arm: Object | None) -> str | None:
     return None if arm is None else str(arm["revision"])
 
 
-def row(before: str, after: str | None, status: Object) -> Iterator[tuple[str, str]]:
+def row(before: str, after: str | None, status: Object) -> Iterator[tuple[str, Trigger]]:
     """The row of the table by which a status followed another; none for what other specs cause."""
     analysis = status.get("analysis") or {}
     match before, after:
         case "RollingBack", _:
             return
         case _, "RollingBack":
-            last = status["history"][0]
+            last = status["rolloutHistory"][0]
             if last["result"] != "Superseded":
                 yield before, _against(last, analysis)
         case (("WarmingUp" | "Analyzing" | "AwaitingApproval" | "Held"), ("Ramping" | "Promoting")):
             accepted = before == "Analyzing" and analysis.get("verdict") == "Promote"
-            yield before, "better" if accepted else "approved"
+            yield before, Trigger.BETTER if accepted else Trigger.PROMOTE_REQUESTED
         case "Analyzing", "AwaitingApproval":
-            yield before, "better, ask"
+            yield before, Trigger.NEEDS_APPROVAL
         case "Analyzing", "Held":
-            yield before, "undecided, hold"
+            yield before, Trigger.INCONCLUSIVE_HOLD
         case "Ramping", "Promoting":
-            yield before, "topped"
+            yield before, Trigger.LAST_RAMP_STEP
         case (("Starting" | "Promoting"), _):
-            yield before, "ready"
+            yield before, Trigger.READY
         case _:
-            yield before, "due"
+            yield before, Trigger.TIMER
 
 
-def _against(last: Object, analysis: Object) -> str:
-    """The input that ended a canary."""
-    reason = last["reason"]
-    if reason.endswith("A person asked for the rollback."):
-        return "rejected"
-    if last["result"] == "Failed" or reason.startswith("Its pods did not serve within"):
-        return "late"
-    if any(fault in reason for fault in ("It crashes again and again", "cannot be believed", "None of its pods has served")):
-        return "stopped"
-    return "undecided, end" if analysis.get("verdict") == "Inconclusive" else "worse"
+def _against(last: Object, analysis: Object) -> Trigger:
+    """What ended a canary."""
+    message = last["message"]
+    if message.endswith(MANUAL_ROLLBACK_MESSAGE):
+        return Trigger.ROLLBACK_REQUESTED
+    if last["result"] == "Failed" or message.startswith("Required pods have not been ready"):
+        return Trigger.DEADLINE_EXCEEDED
+    if any(failure in message for failure in ("are in a crash loop", "are invalid", "None of its pods has been ready")):
+        return Trigger.ABORTED
+    return Trigger.INCONCLUSIVE_ROLLBACK if analysis.get("verdict") == "Inconclusive" else Trigger.WORSE
 
 
 @contextlib.asynccontextmanager

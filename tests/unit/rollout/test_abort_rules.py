@@ -12,6 +12,7 @@ from aerie.rollout.capacity.arms import ArmPods
 from aerie.rollout.capacity.replica_counts import PodCounts
 from aerie.rollout.facts.late_pods import LatePods
 from aerie.rollout.facts.pod_failures import is_pod_ready
+from tests.golden import Messages
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
 PATIENCE = timedelta(minutes=30)
@@ -29,7 +30,7 @@ def pod(
     condition = {"type": "Ready", "status": str(serves), "lastTransitionTime": (NOW - since).isoformat()}
     terminated: dict[str, Any] = {"exitCode": 1}
     if ran is not None:
-        terminated |= {"startTime": (NOW - ran).isoformat(), "finishedAt": NOW.isoformat()}
+        terminated |= {"startedAt": (NOW - ran).isoformat(), "finishedAt": NOW.isoformat()}
     state = {"terminated": terminated} if restarts else {}
     ended = {"name": container, "ready": serves, "restartCount": restarts, "lastState": state}
     return {"metadata": {"name": name}, "status": {"conditions": [condition], "containerStatuses": [ended]}}
@@ -54,9 +55,9 @@ def test_pods_that_serve_are_no_fault() -> None:
     assert found([pod("a", restarts=9)], [pod("b")]) == [], "whatever it was, it is over"
 
 
-def test_a_canary_that_crashes_alone() -> None:
+def test_a_canary_that_crashes_alone(messages: Messages) -> None:
     (said,) = found([pod("a", serves=False, restarts=3)], [pod("b")])
-    assert said == "It crashes again and again: container engine of pod a ended with status 1."
+    messages.check("crash loop", said)
     assert found([pod("a", serves=False, restarts=2)], [pod("b")]) == []
     assert found([pod("a", serves=False, restarts=3)], [pod("b", serves=False, restarts=3)]) == []
 
@@ -87,27 +88,27 @@ def test_one_pod_of_a_large_stable_arm_does_not_hide_a_canary_that_crashes() -> 
     assert found([pod("a", serves=False, restarts=5)], others) != []
 
 
-def test_pods_that_are_evicted_again_and_again() -> None:
+def test_pods_that_are_evicted_again_and_again(messages: Messages) -> None:
     dead = [evicted(f"a-{number}", timedelta(minutes=10 * number)) for number in range(3)]
     canary, others = group([pod("a", serves=False)], dead), group([pod("b")])
     (said,) = find_abort_reasons(canary, others, {}, PATIENCE, {}, NOW)
-    assert said == "Its pods fail again and again: pod a-0 failed: The node was low on ephemeral-storage."
+    messages.check("evicted repeatedly", said)
     assert list(find_abort_reasons(canary, group([pod("b")], dead), {}, PATIENCE, {}, NOW)) == [], "the cluster's fault"
     old = [evicted(f"a-{number}", timedelta(hours=10 * number)) for number in range(3)]
     assert list(find_abort_reasons(group([pod("a", serves=False)], old), others, {}, PATIENCE, {}, NOW)) == []
 
 
-def test_figures_that_are_none() -> None:
+def test_figures_that_are_none(messages: Messages) -> None:
     (said,) = found([pod("a")], [pod("b")], a="a counter is NaN.")
-    assert said == "The metrics of pod a cannot be believed: a counter is NaN."
+    messages.check("invalid metrics", said)
     assert found([pod("a")], [pod("b")], a="a counter is NaN", b="a counter is NaN") == []
     assert found([pod("a")], [pod("b")], b="a counter is NaN") == []
 
 
-def test_a_canary_that_is_away_for_long() -> None:
+def test_a_canary_that_is_away_for_long(messages: Messages) -> None:
     away = pod("a", serves=False, since=timedelta(minutes=31))
     (said,) = found([away], [pod("b")])
-    assert said == "None of its pods has served since 11:29:00."
+    messages.check("no ready pod", said)
     assert found([away], [pod("b")], patience=None) == []
     assert found([away, pod("c")], [pod("b")]) == []
     assert found([pod("a", serves=False, since=timedelta(minutes=29))], [pod("b")]) == []

@@ -144,7 +144,9 @@ def test_writes_are_few_and_a_crash_costs_half_or_an_hour(lengths: list[float]) 
             written, writes = StoredCalibration(memory.block_count, memory.last_block_end_time), writes + 1
         assert memory.block_count - written.blocks <= written.blocks
         assert memory.last_block_end_time - written.counted_until < CALIBRATION_WRITE_INTERVAL_SECONDS
-        assert not is_calibration_write_due(memory, StoredCalibration(memory.block_count, memory.last_block_end_time), canary_active=True)
+        assert not is_calibration_write_due(
+            memory, StoredCalibration(memory.block_count, memory.last_block_end_time), canary_active=True
+        )
     assert writes <= 1 + math.log2(len(lengths)) + now / CALIBRATION_WRITE_INTERVAL_SECONDS
 
 

@@ -20,11 +20,12 @@ from aerie.rollout.facts.concurrency import (
     allocate_slots,
     read_slot_claim,
 )
+from tests.golden import Messages
 from tests.unit.rollout.test_effective_setting import MINUTE, advise, tuned, until
-from tests.unit.rollout.world import World, canarying, serving
+from tests.unit.rollout.world import World, canarying, masked, serving
 
 NOT_YET = StartPermission(frozenset())
-FULL = StartPermission(frozenset(), "as many rollouts are under way as --max-concurrent-rollouts allows (3)")
+FULL = StartPermission(frozenset(), "3 rollouts are in progress")
 
 
 def waits(minute: int, purpose: Any = "Rollout") -> SlotClaim:
@@ -55,23 +56,20 @@ def test_a_namespace_with_many_does_not_keep_another_one_waiting() -> None:
     assert names_of(granted) == {"many/000", "few/only"}
 
 
-def test_a_namespace_has_a_limit_of_its_own() -> None:
+def test_a_namespace_has_a_limit_of_its_own(messages: Messages) -> None:
     claims = {("a", str(number)): waits(number) for number in range(9)} | {("b", "0"): waits(50)}
     allotment = allocate_slots(claims, ConcurrencyLimits(max_rollouts=6, max_rollouts_per_namespace=2))
     assert names_of(allotment.granted_resources) == {"a/0", "a/1", "b/0"}
-    assert (
-        "in namespace a as --max-concurrent-rollouts-per-namespace allows (2)"
-        in allotment.permission_for(("a", "5"), waits(5)).wait_reason
-    )
+    messages.check("limit of the namespace", allotment.permission_for(("a", "5"), waits(5)).wait_reason)
 
 
-def test_trials_and_rollouts_have_slots_apart() -> None:
+def test_trials_and_rollouts_have_slots_apart(messages: Messages) -> None:
     claims = {("a", "0"): HOLDS, ("a", "1"): waits(1), ("a", "2"): waits(2, "Trial"), ("a", "3"): waits(3, "Trial")}
     allotment = allocate_slots(claims, ConcurrencyLimits(max_rollouts=1, max_trials=1))
     assert names_of(allotment.granted_resources) == {"a/2"}
     assert allotment.permission_for(("a", "2"), claims["a", "2"]).allowed_purposes == {"Trial"}
-    assert "--max-concurrent-trials allows (1)" in allotment.permission_for(("a", "3"), claims["a", "3"]).wait_reason
-    assert "--max-concurrent-rollouts allows (1)" in allotment.permission_for(("a", "1"), claims["a", "1"]).wait_reason
+    messages.check("limit of trials", allotment.permission_for(("a", "3"), claims["a", "3"]).wait_reason)
+    messages.check("limit of rollouts", allotment.permission_for(("a", "1"), claims["a", "1"]).wait_reason)
 
 
 CLAIMS = st.dictionaries(
@@ -128,7 +126,7 @@ def test_a_first_revision_neither_waits_nor_holds_a_slot() -> None:
     assert read_slot_claim(world.document) is None
 
 
-def test_a_change_claims_a_slot_and_begins_when_its_turn_comes() -> None:
+def test_a_change_claims_a_slot_and_begins_when_its_turn_comes(messages: Messages) -> None:
     world = serving()
     world.turn = NOT_YET
     world.drafter("eagle31")
@@ -141,9 +139,7 @@ def test_a_change_claims_a_slot_and_begins_when_its_turn_comes() -> None:
     world.now += timedelta(minutes=5)
     plan = world.step()
     assert (world.status["phase"], world.condition("Progressing")) == ("Queued", ("True", "Queued"))
-    assert "waits for its turn: as many rollouts are under way as --max-concurrent-rollouts allows (3)" in world.message(
-        "Progressing"
-    )
+    messages.check("a queued change", masked(world.message("Progressing"), NEW=world.wanted))
     assert [event.reason for event in plan.events] == ["Queued"]
     assert world.condition("Ready") == ("True", "AllPodsReady")
     world.now += timedelta(days=3)
@@ -210,17 +206,18 @@ def test_what_is_to_replace_a_revision_that_serves_nobody_does_not_wait() -> Non
     assert world.status["canary"]["revision"] == world.wanted
 
 
-def test_a_trial_waits_for_its_turn_and_its_canary_has_it_then() -> None:
+def test_a_trial_waits_for_its_turn_and_its_canary_has_it_then(messages: Messages) -> None:
     world = tuned()
     world.turn = StartPermission(frozenset({"Rollout"}))
     advise(world)
     world.step()
     assert world.status["queue"]["purpose"] == "Trial"
     assert read_slot_claim(world.document) == SlotClaim("Trial", world.status["queue"]["queuedTime"], holds_slot=False)
-    world.turn = StartPermission(frozenset(), "as many trials of settings are under way as --max-concurrent-trials allows (1)")
+    world.turn = StartPermission(frozenset(), "1 trial is in progress")
     advise(world)
     world.step()
     assert world.condition("SpeculationTuned") == ("False", "Queued")
+    messages.check("a queued trial", world.message("SpeculationTuned"))
     world.turn = StartPermission(frozenset({"Trial"}))
     advise(world)
     world.step()

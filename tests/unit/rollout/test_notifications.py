@@ -8,7 +8,8 @@ from typing import Any
 
 from aerie.api import SpeculativeDeployment
 from aerie.rollout.status.notifications import Notification, build_notifications
-from tests.unit.rollout.world import World, canarying, serving
+from tests.golden import Messages
+from tests.unit.rollout.world import World, canarying, masked, serving
 
 
 def told(world: World) -> list[Notification]:
@@ -40,12 +41,12 @@ def test_the_way_of_a_promotion() -> None:
     assert (last.data["drafter"], last.data["replacedDrafter"]) == ("models/eagle31", "models/eagle3")
 
 
-def test_a_person_is_wanted() -> None:
+def test_a_person_is_wanted(messages: Messages) -> None:
     world, _ = canarying("Analyzing")
     world.now += timedelta(hours=4)
     world.step()
     assert kinds(world) == ["promoted", "started", "inconclusive"]
-    assert "A person decides: kubectl annotate" in told(world)[-1].data["reason"]
+    messages.check("inconclusive", masked(told(world)[-1].data["message"], NEW=world.wanted))
     world, _ = canarying("Analyzing", rollout={"canary": {"approval": "Manual"}})
     world.measure(20, +0.2)
     assert kinds(world) == ["promoted", "started", "approval-required"]
@@ -72,7 +73,7 @@ def test_a_refusal_is_told_once_for_each_spec() -> None:
     world.settle()
     assert kinds(world) == ["promoted", "failed"]
     refused = told(world)[-1]
-    assert "torn" in refused.data["reason"]
+    assert "torn" in refused.data["message"]
     world.now += timedelta(hours=1)
     world.settle()
     assert told(world)[-1] == refused
@@ -95,7 +96,7 @@ def test_a_notice_is_a_cloud_event() -> None:
         "specversion": "1.0",
         "id": told(world)[-1].id,
         "source": "prod",
-        "type": "dev.aerie.rollout.begun",
+        "type": "dev.aerie.rollout.started",
         "subject": "default/chat",
         "time": data["startTime"],
         "datacontenttype": "application/json",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from aerie.rollout.facts import pod_failures
+from tests.golden import Messages
 from tests.unit.rollout.cluster import Pod, State
 from tests.unit.rollout.world import START
 
@@ -13,31 +14,29 @@ def pod(name: str, state: State) -> Pod:
     return Pod(name, "chat-a", {}, "", START, state, START)
 
 
-def test_a_lack_of_room_is_told_beside_what_is_graver() -> None:
+def test_a_lack_of_room_is_told_beside_what_is_graver(messages: Messages) -> None:
     """One pod of four without its image is excused; the rollout then waits for room alone, and a person must read that."""
     states: dict[str, State] = {"a": "Roomless", "b": "Imageless", "c": "Roomless"}
     group = [pod(name, state).document() for name, state in states.items()]
     worst = pod_failures.most_severe_failure(group, {})
     assert worst is not None
     assert worst.reason == "ImagePullBackOff"
-    assert worst.message == (
-        "pod b cannot get the image vllm: not found; and pod a has no node: 0/9 nodes are available: insufficient nvidia.com/gpu."
-    )
+    messages.check("image and node", worst.message)
 
 
-def test_room_alone_is_told_once() -> None:
+def test_room_alone_is_told_once(messages: Messages) -> None:
     group = [pod(name, "Roomless").document() for name in ("a", "b")] + [pod("c", "Loading").document()]
     worst = pod_failures.most_severe_failure(group, {})
-    assert worst == pod_failures.PodFailure(
-        "Unschedulable", "pod a has no node: 0/9 nodes are available: insufficient nvidia.com/gpu."
-    )
+    assert worst is not None
+    assert worst.reason == "Unschedulable"
+    messages.check("no node", worst.message)
 
 
-def test_a_quota_is_told_beside_a_crash() -> None:
-    trouble = pod_failures.PodFailure("QuotaExceeded", "Deployment chat-a cannot make its pods: exceeded quota: gpus")
+def test_a_quota_is_told_beside_a_crash(messages: Messages) -> None:
+    trouble = pod_failures.PodFailure("QuotaExceeded", "Deployment chat-a cannot create its pods: exceeded quota: gpus")
     worst = pod_failures.most_severe_failure(
         [pod("a", "Crashing").document()], {}, pod_failures.PodCreationFailure(trouble, START + timedelta(0))
     )
-    assert worst == pod_failures.PodFailure(
-        "CrashLoopBackOff", f"container engine of pod a ended with status 1 (Error); and {trouble.message}"
-    )
+    assert worst is not None
+    assert worst.reason == "CrashLoopBackOff"
+    messages.check("crash and quota", worst.message)

@@ -14,7 +14,8 @@ import pytest
 from aerie.engine.models.drafter_catalog import DrafterCatalog
 from aerie.manifests import preflight_job
 from aerie.rollout.reconcile import with_apply_errors
-from tests.unit.rollout.world import START, World, serving
+from tests.golden import Messages
+from tests.unit.rollout.world import START, World, masked, serving
 
 
 def test_the_first_revision_is_looked_at_before_a_pod_is_made() -> None:
@@ -97,7 +98,7 @@ def test_an_error_that_is_no_verdict_is_tried_again_later() -> None:
     world = World()
     world.step()
     name = preflight_job.preflight_job_name("chat", world.wanted)
-    world.conclude(name, {"ok": None, "error": "the Hub does not answer"})
+    world.conclude(name, {"passed": None, "error": "the Hub does not answer"})
     plan = world.step()
     assert plan.requeue_after is not None
     assert world.condition("PreflightPassed") == ("Unknown", "PreflightError")
@@ -122,7 +123,7 @@ def test_paused_changes_nothing_but_the_status() -> None:
     assert (world.status["phase"], len(world.pods)) == ("Ready", 5)
 
 
-def test_what_is_left_of_a_deleted_namesake_neither_serves_nor_stands_in_the_way() -> None:
+def test_what_is_left_of_a_deleted_namesake_neither_serves_nor_stands_in_the_way(messages: Messages) -> None:
     world = serving()
     for pod in world.pods:
         pod["metadata"]["creationTimestamp"] = (START - timedelta(hours=1)).isoformat()
@@ -141,7 +142,7 @@ def test_what_is_left_of_a_deleted_namesake_neither_serves_nor_stands_in_the_way
         world.check()
     assert list(world.deployments()) == [world.wanted]
     assert world.condition("Ready")[0] == "False"
-    assert "0 of 2 pods" in world.message("Ready")
+    messages.check("no pod ready", masked(world.message("Ready"), NEW=world.wanted))
     world.pods = []
     world.settle()
     assert world.status["phase"] == "Ready"
@@ -173,22 +174,22 @@ def test_a_child_that_was_edited_or_deleted_is_put_back() -> None:
     assert world.objects == plain
 
 
-def test_a_name_that_is_taken_is_named_and_left_alone() -> None:
+def test_a_name_that_is_taken_is_named_and_left_alone(messages: Messages) -> None:
     world = World()
     owner = {"kind": "Deployment", "name": "other", "controller": True, "uid": "u9"}
     world.foreign = [{"kind": "Service", "metadata": {"name": "chat", "uid": "s", "ownerReferences": [owner]}}]
     world.settle()
     assert ("Service", "chat") not in world.objects
     assert world.condition("Degraded") == ("True", "NameTaken")
-    assert world.message("Degraded").startswith("Service chat belongs to Deployment other")
+    messages.check("name conflict", world.message("Degraded"))
 
 
-def test_what_the_api_server_refuses_is_said_and_told_once() -> None:
+def test_what_the_api_server_refuses_is_said_and_told_once(messages: Messages) -> None:
     world = World()
     plan = with_apply_errors(world.plan(), None, ["Deployment chat: spec.template.spec.nope: unknown field"], world.now)
     found = next(c for c in plan.status.conditions if c.type == "Degraded")
     assert (found.status, found.reason) == ("True", "ApplyFailed")
-    assert "spec.nope" in found.message
+    messages.check("apply error", found.message)
     again = with_apply_errors(world.plan(), plan.status, ["Deployment chat: spec.template.spec.nope: unknown field"], world.now)
     assert [event.reason for event in plan.events].count("ApplyFailed") == 1
     assert [event.reason for event in again.events].count("ApplyFailed") == 0

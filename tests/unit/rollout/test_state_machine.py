@@ -23,6 +23,7 @@ from aerie.rollout.canary.state_machine import (
     Trigger,
     advance_state,
 )
+from tests.golden import Messages
 
 T0 = datetime(2026, 11, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -148,14 +149,15 @@ def test_without_a_ramp_it_is_promoted_at_once() -> None:
     assert (step.state.phase, step.state.step, step.state.step_started_at) == ("Promoting", None, T0)
 
 
-def test_what_speaks_against_comes_first_and_a_person_before_the_figures() -> None:
+def test_what_speaks_against_comes_first_and_a_person_before_the_figures(messages: Messages) -> None:
     both = CanaryObservation(
         ready=True, verdict="Promote", verdict_message="Better.", abort_message="A pod crashes.", manual_action="promote"
     )
     assert advance_state(at("Analyzing"), both, TERMS, T0).end_state == "RolledBack"
     person = CanaryObservation(ready=True, verdict="Promote", verdict_message="Better.", manual_action="rollback")
     step = advance_state(at("Analyzing"), person, TERMS, T0)
-    assert (step.end_state, step.message) == ("RolledBack", "A person asked for the rollback.")
+    assert step.end_state == "RolledBack"
+    messages.check("rollback requested", step.message)
 
 
 @pytest.mark.parametrize("phase", ["Ramping", "Promoting"])
@@ -164,22 +166,20 @@ def test_a_step_may_take_as_long_as_its_pods_need(phase: StateMachinePhase) -> N
     assert (step.end_state, step.state) == (None, at(phase, 0))
 
 
-def test_a_ramp_that_becomes_empty_leads_to_the_promotion() -> None:
+def test_a_ramp_that_becomes_empty_leads_to_the_promotion(messages: Messages) -> None:
     terms = dataclasses.replace(TERMS, canary=CanarySpec(step_weights=[]))
     for looks in (READY, WAITING):
         for step in (0, 1, 7):
             found = advance_state(at("Ramping", step), looks, terms, T0)
             assert (found.state.phase, found.state.step, found.end_state) == ("Promoting", None, None)
-            assert found.message == "spec.rollout.canary.stepWeights has become empty: there is no share to hold."
+            messages.check("stepWeights became empty", found.message)
 
 
-def test_a_ramp_that_becomes_shorter_ends_with_its_last_share() -> None:
+def test_a_ramp_that_becomes_shorter_ends_with_its_last_share(messages: Messages) -> None:
     terms = dataclasses.replace(TERMS, canary=CanarySpec(step_weights=[25]))
     step = advance_state(at("Ramping", 3), READY, terms, T0 + 5 * MINUTE)
-    assert (step.state.phase, step.message) == (
-        "Promoting",
-        "25 % of the traffic have been held for spec.rollout.canary.stepDuration.",
-    )
+    assert step.state.phase == "Promoting"
+    messages.check("end of a step", step.message)
 
 
 def test_a_share_that_is_not_borne_is_not_held() -> None:

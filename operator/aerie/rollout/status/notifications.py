@@ -67,18 +67,18 @@ def build_notifications(resource: SpeculativeDeployment, status: Status) -> Iter
     progressing = conditions.get("Progressing")
     if canary is not None and canary.phase != "RollingBack":
         canary_data: dict[str, Any] = {"revision": canary.revision, "change": canary.change, "drafter": canary.drafter}
-        canary_data |= {"against": status.stable.drafter if status.stable else None, "startTime": _format_time(canary.start_time)}
+        canary_data |= {"replacedDrafter": status.stable.drafter if status.stable else None, "startTime": _format_time(canary.start_time)}
         yield _build_notification(resource, "started", canary.revision, canary.start_time, canary.start_time, canary_data)
         type_by_phase: dict[str, NotificationType] = {"AwaitingApproval": "approval-required", "Held": "inconclusive"}
         event_type = type_by_phase.get(canary.phase, "failed" if status.phase == "Failed" else None)
         if event_type is not None and progressing is not None:
-            data = canary_data | {"reason": progressing.message}
+            data = canary_data | {"message": progressing.message}
             yield _build_notification(
                 resource, event_type, canary.revision, canary.start_time, progressing.last_transition_time, data
             )
     preflight_passed = conditions.get("PreflightPassed")
     if canary is None and status.phase == "Failed" and preflight_passed is not None and preflight_passed.status == "False":
-        failure_data = {"generation": status.observed_generation, "reason": preflight_passed.message}
+        failure_data = {"generation": status.observed_generation, "message": preflight_passed.message}
         failed_at = preflight_passed.last_transition_time
         yield _build_notification(resource, "failed", f"generation-{status.observed_generation}", None, failed_at, failure_data)
 
@@ -88,8 +88,8 @@ def _build_outcome_notification(resource: SpeculativeDeployment, outcome: Rollou
         "revision": outcome.revision,
         "change": outcome.change,
         "drafter": outcome.drafter,
-        "against": outcome.replaced_drafter,
-        "reason": outcome.message,
+        "replacedDrafter": outcome.replaced_drafter,
+        "message": outcome.message,
         "startTime": _format_time(outcome.start_time),
         "completionTime": _format_time(outcome.completion_time),
         "comparisons": [comparison.to_dict() for comparison in outcome.comparisons],
