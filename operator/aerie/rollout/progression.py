@@ -148,7 +148,7 @@ def _keep_serving(snapshot: Snapshot, desired: DesiredRevision, preflight_result
     serving = Progression(
         stable_revision=stable.revision if stable else None,
         phase="Ready",
-        progressing=ConditionUpdate(PROGRESSING, "False", "Complete", f"revision {desired.revision} is rolled out"),
+        progressing=ConditionUpdate(PROGRESSING, "False", "Complete", f"Revision {desired.revision} is rolled out."),
         preflight_passed=preflight_result.build_condition(desired.revision),
         target_replicas=ArmReplicas(snapshot.resource.spec.replicas),
         analysis=status.analysis,
@@ -160,11 +160,14 @@ def _keep_serving(snapshot: Snapshot, desired: DesiredRevision, preflight_result
     ):
         return serving
     # It has pods, so it has passed, or preflight was skipped. The later fate of the Job says nothing about it.
-    condition = ConditionUpdate(PREFLIGHT_PASSED, "True", "Passed", "passed before it was rolled out")
+    condition = ConditionUpdate(PREFLIGHT_PASSED, "True", "Passed", "Preflight passed before this revision was rolled out.")
     record = preflight_result.record or {}
     if record.get("mode") == "Off" and record.get("passed") is not True:
         condition = ConditionUpdate(
-            PREFLIGHT_PASSED, "Unknown", PREFLIGHT_SKIPPED_REASON, "it was rolled out with spec.rollout.preflight.mode: Off"
+            PREFLIGHT_PASSED,
+            "Unknown",
+            PREFLIGHT_SKIPPED_REASON,
+            "Preflight was skipped: this revision was rolled out with spec.rollout.preflight.mode: Off.",
         )
     return replace(serving, preflight_passed=condition)
 
@@ -175,7 +178,7 @@ def _pause(context: _ProgressionContext) -> Progression | None:
     if not context.snapshot.resource.spec.rollout.paused:
         return None
     condition = ConditionUpdate(
-        PROGRESSING, "False", "Paused", "spec.rollout.paused is true: nothing is changed until it is false"
+        PROGRESSING, "False", "Paused", "Rollout is paused by spec.rollout.paused: nothing is changed until it is false."
     )
     progression = replace(
         context.serving,
@@ -318,7 +321,7 @@ def _remove_unexpected_revisions(context: _ProgressionContext) -> Progression | 
     revisions = _find_unexpected_revisions(context.snapshot, context.desired, context.stable)
     if not revisions:
         return None
-    message = f"pods of revision {' and '.join(revisions)}, which nothing asks for any more, go first"
+    message = f"Deleting pods of orphaned revision {' and '.join(revisions)} before revision {context.desired.revision} starts."
     return replace(
         context.serving,
         phase="Preflight",
@@ -340,7 +343,7 @@ def _adopt_without_pods(context: _ProgressionContext) -> Progression | None:
     """Make the desired revision stable without a canary where spec.replicas is 0."""
     if context.replicas != 0 or context.canary_arm is not None:
         return None
-    return _adopt_as_stable(context.serving, context.desired, None, context.status, "no pods are asked for", context.now)
+    return _adopt_as_stable(context.serving, context.desired, None, context.status, "spec.replicas is 0", context.now)
 
 
 def _wait_for_start_permission(context: _ProgressionContext) -> Progression | None:
@@ -428,17 +431,20 @@ def _progress_post_promotion(
             serving, post_promotion.advance_monitoring(snapshot, stable, previous, now), rejected_revision=desired.revision
         )
     if desired.revision == previous.revision and not desired.problem:
-        reason = "The spec is that of the revision before again."
+        reason = "The spec was reverted to the previous revision."
         transition = post_promotion.revert_promotion(snapshot, stable, previous, reason, status.analysis, now, "Superseded")
         return _from_post_promotion(serving, transition)
     rollout_pods = RolloutPods.from_snapshot(snapshot, previous.revision, stable.revision, now)
     if post_promotion.count_required_previous_pods(rollout_pods):
         # The promoted pods cannot do without them, so one of the two revisions has to become complete first.
-        reason = f"The spec has changed, and only {rollout_pods.canary.counts.ready} of its pods serve."
+        reason = f"The spec has changed, and only {rollout_pods.canary.counts.ready} promoted pods are ready."
         return _from_post_promotion(
             serving, post_promotion.revert_promotion(snapshot, stable, previous, reason, status.analysis, now, "Superseded")
         )
-    message = f"pods of revision {previous.revision}, which were kept since the promotion of {stable.revision}, go first"
+    message = (
+        f"Deleting the pods of revision {previous.revision}, retained since the promotion of {stable.revision}, "
+        "before the next canary."
+    )
     transition = post_promotion.PostPromotionTransition(
         None,
         post_promotion.close_analysis(status.analysis),
@@ -581,13 +587,14 @@ def _keep_stable_revision(serving: Progression, status: Status) -> Progression:
     last_outcome = next(
         (outcome for outcome in status.rollout_history if serving.rejected_revision in (None, outcome.revision)), None
     )
+    revision = serving.rejected_revision or (last_outcome.revision if last_outcome is not None else "")
     retry_message = (
-        f"It is not tried again until the spec changes, or the resource is annotated with a new value of {RETRY_ANNOTATION}."
+        f"Revision {revision} is not retried until the spec changes or the annotation {RETRY_ANNOTATION} gets a new value."
     )
     if serving.rejected_revision is None and last_outcome is not None and last_outcome.retry_time is not None:
         retry_message = (
-            f"It is tried again at {last_outcome.retry_time:%H:%M:%S} UTC, or when the resource is annotated with a new value of "
-            f"{RETRY_ANNOTATION}."
+            f"Revision {revision} is retried at {last_outcome.retry_time:%H:%M:%S} UTC, or when the annotation "
+            f"{RETRY_ANNOTATION} gets a new value."
         )
     message = f"{last_outcome.message} {retry_message}" if last_outcome else retry_message
     if last_outcome is not None and last_outcome.result == "Failed":
@@ -606,11 +613,11 @@ def _may_start_canary(snapshot: Snapshot, desired: DesiredRevision, stable: Arm)
 
 def _wait_for_slot(serving: Progression, desired: DesiredRevision, wait_reason: str) -> Progression:
     """Return the progression in which preflight has passed and the canary has to wait."""
-    message = f"revision {desired.revision} has passed preflight"
+    message = f"Revision {desired.revision} passed preflight"
     if not wait_reason:  # the claim is not written yet, so its rank is unknown
-        condition = ConditionUpdate(PROGRESSING, "True", "Preflight", message)
+        condition = ConditionUpdate(PROGRESSING, "True", "Preflight", f"{message}.")
         return replace(serving, phase="Preflight", progressing=condition, needs_preflight_job=True, claims_slot=True)
-    condition = ConditionUpdate(PROGRESSING, "True", "Queued", f"{message} and waits for its turn: {wait_reason}")
+    condition = ConditionUpdate(PROGRESSING, "True", "Queued", f"{message} and is queued: {wait_reason}.")
     return replace(serving, phase="Queued", progressing=condition, needs_preflight_job=True, claims_slot=True)
 
 
@@ -623,11 +630,11 @@ def _progress_first_revision(
     live_pods = snapshot.live_pods(desired.revision)
     ready_pods = sum(pod_failures.is_pod_ready(pod) for pod in live_pods)
     if canary_arm is not None and ready_pods >= spec.replicas:
-        reason = f"all {spec.replicas} pods serve" if spec.replicas else "no pods are asked for"
+        reason = f"{ready_pods}/{spec.replicas} pods ready" if spec.replicas else "spec.replicas is 0"
         return _adopt_as_stable(serving, desired, canary_arm, status, reason, now)
     arm = canary_arm or CanaryArm(**dict(desired.arm), change=desired.describe_change(status), start_time=now)
     failure = snapshot.pod_failure(desired.revision)
-    message = f"{ready_pods} of {spec.replicas} pods of revision {desired.revision} serve" + (
+    message = f"First revision {desired.revision}: {ready_pods}/{spec.replicas} pods ready" + (
         f": {failure.message}" if failure else ""
     )
     target_replicas = ArmReplicas(0, spec.replicas)
@@ -638,10 +645,12 @@ def _progress_first_revision(
             serving, phase="Starting", progressing=condition, canary=arm, target_replicas=target_replicas, requeue_after=remaining
         )
     if canary_arm is not None and ready_pods:
-        reason = f"{ready_pods} of {spec.replicas} pods serve, and spec.rollout.progressDeadline is over"
+        reason = f"{ready_pods}/{spec.replicas} pods ready after spec.rollout.progressDeadline"
         return _adopt_as_stable(serving, desired, canary_arm, status, reason, now)
     # Its pods stay: nothing else serves, and they show the problem.
-    late_message = f"{message}, and spec.rollout.progressDeadline is over."
+    late_message = (
+        f"{message.rstrip('.')}. spec.rollout.progressDeadline has passed; its pods stay, because they show the problem."
+    )
     condition = ConditionUpdate(PROGRESSING, "False", "ProgressDeadlineExceeded", late_message)
     return replace(serving, phase="Failed", progressing=condition, canary=arm, target_replicas=target_replicas)
 
@@ -651,7 +660,7 @@ def _adopt_as_stable(
 ) -> Progression:
     """Return the progression in which the revision is stable without a comparison."""
     arm = canary_arm or CanaryArm(**dict(desired.arm), change=desired.describe_change(status), start_time=now)
-    outcome = build_outcome(arm, "Promoted", f"Revision {desired.revision}: {reason}.", status, None, now)
+    outcome = build_outcome(arm, "Promoted", f"Revision {desired.revision} is stable: {reason}.", status, None, now)
     return replace(serving, stable_revision=desired.revision, outcome=outcome)
 
 
@@ -660,12 +669,12 @@ def _adopt_superseded_first_revision(
 ) -> Progression:
     """Return the progression in which a superseded first revision with ready pods is stable, and the desired one follows by a
     canary."""
-    reason = (
-        f"{ready_pods} of {serving.target_replicas.stable} pods serve; revision {desired.revision}, which is asked for by now, "
-        "follows"
+    message = (
+        f"Revision {canary_arm.revision} is stable: {ready_pods}/{serving.target_replicas.stable} pods ready. "
+        f"The desired revision {desired.revision} follows with a canary."
     )
-    outcome = build_outcome(canary_arm, "Promoted", f"Revision {canary_arm.revision}: {reason}.", status, None, now)
-    condition = ConditionUpdate(PROGRESSING, "True", "Preflight", f"revision {canary_arm.revision}: {reason}")
+    outcome = build_outcome(canary_arm, "Promoted", message, status, None, now)
+    condition = ConditionUpdate(PROGRESSING, "True", "Preflight", message)
     return replace(
         serving,
         stable_revision=canary_arm.revision,
@@ -681,5 +690,5 @@ def _build_superseded_outcome(canary_arm: CanaryArm, desired: DesiredRevision, s
     if desired.problem:
         return build_outcome(canary_arm, "Failed", desired.problem, status, status.analysis, now)
     is_reverted = status.stable is not None and status.stable.revision == desired.revision
-    reason = "The spec is that of the stable revision again." if is_reverted else "The spec has changed."
+    reason = "The spec was reverted to the stable revision." if is_reverted else "The spec has changed."
     return build_outcome(canary_arm, "Superseded", reason, status, status.analysis, now)

@@ -230,7 +230,7 @@ def with_apply_errors(
     plan: ReconcilePlan, previous_status: Status | None, apply_errors: list[str], now: datetime
 ) -> ReconcilePlan:
     """Return the plan after the API server has rejected some of its objects: the status reports it."""
-    condition = ConditionUpdate(DEGRADED, "True", "ApplyFailed", "the API server refused " + "; ".join(sorted(apply_errors)))
+    condition = ConditionUpdate(DEGRADED, "True", "ApplyFailed", "The API server rejected " + "; ".join(sorted(apply_errors)))
     other_conditions = [
         ConditionUpdate(c.type, c.status, c.reason, c.message) for c in plan.status.conditions if c.type != DEGRADED
     ]

@@ -200,7 +200,7 @@ def _decided(cluster: Cluster) -> str:
     canary, message = status.get("canary"), cluster.message("Progressing")
     if status["phase"] == "Paused":
         return "Paused"
-    if status.get("previous") and "do not serve" in message and "aerie.dev/rollback" in message:
+    if status.get("previous") and "lacks " in message and "aerie.dev/rollback" in message:
         return str(status["phase"])
     if canary is None:
         return "" if status.get("previous") or status["phase"] not in _FINAL else str(status["phase"])

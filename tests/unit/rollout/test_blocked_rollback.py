@@ -20,11 +20,11 @@ ENDED: dict[str, Any] = {
     "startTime": "2026-01-01T00:00:00Z",
     "completionTime": "2026-01-01T01:00:00Z",
 }
-BOTH_BEFORE = (
-    "Its pods have not served again for spec.rollout.progressDeadline, and revision b cannot stand in for a: revision c follows."
+ABANDONED = (
+    "Its pods have not been ready again for spec.rollout.progressDeadline, and revision b cannot replace a: revision c follows."
 )
-ONE_BEFORE = (
-    "Its pods have not served again for spec.rollout.progressDeadline. So revision a, of which 2 pods serve, is the stable one."
+REPLACED = (
+    "Its pods have not been ready again for spec.rollout.progressDeadline. Revision a, with 2 ready pods, becomes the stable one."
 )
 
 
@@ -84,11 +84,11 @@ def test_a_revision_that_is_given_up_for_a_third_one_is_recorded_as_such() -> No
     [
         ({"reversalCause": "Abandoned", "message": "In other words."}, "b"),
         ({"reversalCause": "StableUnavailable", "message": "In other words."}, None),
-        ({"reversalCause": "StableUnavailable", "message": BOTH_BEFORE}, None),
+        ({"reversalCause": "StableUnavailable", "message": ABANDONED}, None),
         ({"message": "In other words."}, None),
-        ({"message": BOTH_BEFORE}, "b"),
-        ({"message": ONE_BEFORE}, None),
+        ({"message": ABANDONED}, "b"),
+        ({"message": REPLACED}, None),
     ],
 )
-def test_the_field_counts_and_without_it_the_sentence_of_releases_before(told: dict[str, Any], revision: str | None) -> None:
+def test_the_field_counts_and_without_it_the_message(told: dict[str, Any], revision: str | None) -> None:
     assert find_abandoned_revision(Status.from_dict({"rolloutHistory": [{**ENDED, **told}]})) == revision

@@ -51,7 +51,7 @@ class Cluster(World):
     def says(self, document: dict[str, Any], phase: str = "Running") -> None:
         """The container ends with this message; another one of the pod goes on."""
         code = {True: 0, False: 1, None: 2}[document["passed"]]
-        ended = {"exitCode": code, "message": json.dumps(document), "startTime": self.now.isoformat()}
+        ended = {"exitCode": code, "message": json.dumps(document), "startedAt": self.now.isoformat()}
         self.pod(phase, {"terminated": ended})
 
     def fails(self, reason: str = "BackoffLimitExceeded") -> None:
@@ -149,11 +149,11 @@ def test_a_pod_that_is_never_made_is_told_in_the_clusters_words() -> None:
     cluster.look()
     assert cluster.condition("PreflightPassed") == ("Unknown", "FailedCreate"), "which has it looked up live, with the events"
     words = 'pods "..." is forbidden: violates PodSecurity "restricted:latest"'
-    plan = cluster.look(refusals={cluster.name: words})
+    plan = cluster.look(job_creation_errors={cluster.name: words})
     assert cluster.condition("PreflightPassed") == ("Unknown", "FailedCreate")
     assert words in cluster.message("PreflightPassed")
     cluster.now += timedelta(hours=2)
-    plan = cluster.look(refusals={cluster.name: words})
+    plan = cluster.look(job_creation_errors={cluster.name: words})
     assert not plan.objects_to_delete
     assert plan.requeue_after == timedelta(minutes=1)
 

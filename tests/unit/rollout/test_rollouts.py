@@ -112,7 +112,7 @@ class Rollouts(RuleBasedStateMachine):
         kept = before.get("previous")
         if kept is not None and now == kept["revision"]:
             assert (canary, new, after["canary"]["phase"]) == (None, served["revision"], "RollingBack")
-            assert after["rolloutHistory"][0]["message"].startswith("Taken back after its promotion. ")
+            assert after["rolloutHistory"][0]["message"].startswith("Rolled back after promotion. ")
             return
         if now != served["revision"]:
             proven = (after.get("analysis") or {}).get("verdict") == "Promote"

@@ -32,27 +32,27 @@ def find_abort_reasons(
     crashing_pods = _crash_looping_pods(canary)
     if _is_canary_fault(crashing_pods, canary, _crash_looping_pods(reference), reference):
         pod_failure = pod_failures.read_pod_failure(crashing_pods[0], last_lines)
-        yield f"It crashes again and again: {pod_failure.message if pod_failure else crashing_pods[0]['metadata']['name']}."
+        yield f"Its pods are in a crash loop: {pod_failure.message if pod_failure else crashing_pods[0]['metadata']['name']}."
     failed_pods = _recently_failed_pods(canary, now)
     if len(failed_pods) >= pod_failures.MIN_CRASH_LOOP_RESTARTS and _is_canary_fault(
         failed_pods, canary, _recently_failed_pods(reference, now), reference
     ):
         pod_failure = pod_failures.read_pod_failure(failed_pods[0], last_lines)
         message = pod_failure.message if pod_failure else failed_pods[0]["metadata"]["name"]
-        yield f"Its pods fail again and again: {message.rstrip('.')}."
+        yield f"Its pods fail repeatedly: {message.rstrip('.')}."
     invalid_pods = [pod for pod in canary.live_pods if pod["metadata"]["name"] in invalid_metrics]
     if _is_canary_fault(
         invalid_pods, canary, [pod for pod in reference.live_pods if pod["metadata"]["name"] in invalid_metrics], reference
     ):
         pod_name = invalid_pods[0]["metadata"]["name"]
-        yield f"The metrics of pod {pod_name} cannot be believed: {invalid_metrics[pod_name].rstrip('.')}."
+        yield f"The metrics of pod {pod_name} are invalid: {invalid_metrics[pod_name].rstrip('.')}."
     if not_ready_timeout is not None and canary.live_pods and not any(map(pod_failures.is_pod_ready, canary.live_pods)):
         since = max(
             (not_ready_since for pod in canary.live_pods if (not_ready_since := pod_failures.not_ready_since(pod)) is not None),
             default=None,
         )
         if since is not None and now >= since + not_ready_timeout:
-            yield f"None of its pods has served since {since:%H:%M:%S}."
+            yield f"None of its pods has been ready since {since:%H:%M:%S} UTC."
 
 
 def _is_canary_fault(

@@ -235,13 +235,14 @@ def find_latency_bucket_edges(objective: LatencyObjective | None) -> tuple[float
     )
 
 
-_TRIAL_MESSAGE = "it is a trial of another setting, and what counts is time."
+_TRIAL_MESSAGE = "this is a trial of a setting, which time per output token decides."
 
 
 _TRIMMED_DRAFTS_MESSAGE = (
-    "both arms verify adaptively, and drafts that the engine trims under load count as rejected. Time per output token decides"
+    "both arms run in mode Adaptive, where drafts that the engine trims under load count as rejected. "
+    "Time per output token decides"
 )
-_IN_FLIGHT_MESSAGE = "; output per verification step is compared only while as many requests are in flight on both."
+_IN_FLIGHT_MESSAGE = "; tokens per step are compared only while both arms have the same number of requests in flight."
 
 
 def explain_incomparable_acceptance(canary: Arm, control: Arm) -> str:
@@ -254,14 +255,14 @@ def explain_incomparable_acceptance(canary: Arm, control: Arm) -> str:
         )
     for arm, arm_name in ((canary, "the canary"), (control, "the stable revision")):
         if arm.setting is None or arm.setting.mode == "Off":
-            return f"{arm_name} serves without a drafter."
+            return f"{arm_name} has no drafter."
         if arm.setting.mode != "Static":
-            return f"{arm_name} drafts by the rule {arm.setting.mode}, and acceptance then follows the load."
+            return f"{arm_name} drafts in mode {arm.setting.mode}, where acceptance depends on the load."
     canary_tokens, control_tokens = (arm.setting.num_speculative_tokens if arm.setting else 0 for arm in (canary, control))
     if canary_tokens != control_tokens:
         return (
-            f"the canary drafts {canary_tokens} tokens at a time and the stable revision {control_tokens}; a text fixes its "
-            "tokens and not its drafts, so drafts of more tokens begin at harder places. Time per output token decides."
+            f"the canary has K={canary_tokens} and the stable revision K={control_tokens}, so their drafts start at different "
+            "positions of the same text. Time per output token decides."
         )
     return ""
 

@@ -28,9 +28,9 @@ from aerie.rollout.facts import pod_failures
 from aerie.rollout.facts.snapshot import Snapshot
 from aerie.rollout.revision.desired import DesiredRevision
 
-_DEADLINE_MESSAGE = "Its pods have not served again for spec.rollout.progressDeadline"
-_LEGACY_REASON_PARTS = (_DEADLINE_MESSAGE, "cannot stand in for")
-"""Two parts of reasons of releases without the field `cause`: their start, and the text that marks an abandoned revision."""
+_DEADLINE_MESSAGE = "Its pods have not been ready again for spec.rollout.progressDeadline"
+_LEGACY_REASON_PARTS = (_DEADLINE_MESSAGE, "cannot replace")
+"""Two parts of messages without the field `reversalCause`: their start, and the text that marks an abandoned revision."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def reverse_blocked_rollback(
         )
         retained_arm, abandoned_arm = (canary_arm, stable) if has_canary_more_ready_pods else (stable, canary_arm)
         message = (
-            f"{_DEADLINE_MESSAGE}, and revision {abandoned_arm.revision} cannot stand in for {retained_arm.revision}: "
+            f"{_DEADLINE_MESSAGE}, and revision {abandoned_arm.revision} cannot replace {retained_arm.revision}: "
             f"revision {desired.revision} follows."
         )
         abandoned_canary = leaving_canary.model_copy(update={**dict(_to_plain_arm(abandoned_arm)), "change": canary_arm.change})
@@ -87,9 +87,7 @@ def reverse_blocked_rollback(
             None, ArmReplicas(snapshot.resource.spec.replicas), {"stable": TOTAL_WEIGHT}, condition, None, outcome, timedelta(0)
         )
         return RollbackReversal(_to_plain_arm(retained_arm), rollback)
-    message = (
-        f"{_DEADLINE_MESSAGE}. So revision {canary_arm.revision}, of which {ready_canary_pods} pods serve, is the stable one."
-    )
+    message = f"{_DEADLINE_MESSAGE}. Revision {canary_arm.revision}, with {ready_canary_pods} ready pods, becomes the stable one."
     outcome = build_outcome(leaving_canary, "Failed", message, status, None, now).model_copy(
         update={"reversal_cause": "StableUnavailable"}
     )
@@ -106,8 +104,8 @@ def find_abandoned_revision(status: Status) -> str | None:
 
 
 def find_reversal_cause(outcome: RolloutOutcome) -> BlockedRollbackCause | None:
-    """Return why a rollback was reversed; None where it was not. The reason's text decides where a release before the field
-    `cause` wrote the outcome, or an older definition dropped the field."""
+    """Return why a rollback was reversed; None where it was not. The message decides where an older definition dropped
+    the field."""
     reason_start, abandonment_part = _LEGACY_REASON_PARTS
     if outcome.reversal_cause is not None or not outcome.message.startswith(reason_start):
         return outcome.reversal_cause

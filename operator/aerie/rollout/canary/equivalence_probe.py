@@ -21,12 +21,12 @@ def find_probe_skip_reason(snapshot: Snapshot, stable: Arm, canary: Arm) -> str:
     if spec.rollout.analysis.output_equivalence == "Disabled":
         return "spec.rollout.analysis.outputEquivalence is Disabled"
     if spec.metrics.source is not None:
-        return "spec.metrics.source is given, so pods may be out of the operator's reach"
+        return "spec.metrics.source is set, so the operator may not reach the pods"
     if canary.target != stable.target:
         return "the canary serves another target"
     engine_configs = [_output_relevant_config(snapshot.deployment(arm.revision)) for arm in (stable, canary)]
     if None not in engine_configs and engine_configs[0] != engine_configs[1]:
-        return "more is new in the canary's engine than how it drafts"
+        return "the canary's engine differs in more than how it drafts"
     return ""
 
 

@@ -45,35 +45,39 @@ def build_progress_message(
     rollout, ready_pods = resource.spec.rollout, fleet.canary.counts.ready
     match canary.phase:
         case "Starting":
-            control_part = f" and {fleet.control.counts.ready} of {arms.control} control" if arms.control else ""
-            return f"{ready_pods} of {arms.canary} canary{control_part} pods serve ({canary.change}, revision {canary.revision})"
+            control_part = f" and {fleet.control.counts.ready}/{arms.control} control" if arms.control else ""
+            pods_text = f"{ready_pods}/{arms.canary} canary{control_part} pods ready"
+            return f"Canary starting: {pods_text} ({canary.change}, revision {canary.revision})"
         case "WarmingUp":
             assert canary.ready_time is not None
             analysis_start = canary.ready_time + rollout.analysis.warmup_duration
-            return f"canary and control are warming up; the analysis begins at {analysis_start:%H:%M:%S} UTC"
+            return f"Canary and control are warming up; the analysis starts at {analysis_start:%H:%M:%S} UTC."
         case "AwaitingApproval" | "Held":
             resource_arguments = f"specdep {resource.metadata.name} --namespace {resource.metadata.namespace}"
             commands = " or ".join(
                 f"kubectl annotate --overwrite {resource_arguments} {annotation}={canary.revision}"
                 for annotation in (PROMOTE_ANNOTATION, ROLLBACK_ANNOTATION)
             )
-            return f"{analysis.message if analysis else ''} A person decides: {commands}"
+            explanation = f"{analysis.message} " if analysis else ""
+            return f"{explanation}Clients are served by both arms. Waiting for manual promotion or rollback: {commands}"
         case "Ramping":
             percent = ramp_step_percent(rollout.canary.step_weights, canary.step_index)
-            return f"the canary is accepted and gets {percent} % of the traffic; {ready_pods} of its pods serve"
+            step_count = max(1, len(rollout.canary.step_weights))
+            step = f"ramp step {min((canary.step_index or 0) + 1, step_count)}/{step_count}"
+            return f"Canary approved; {step} at {percent} % of the traffic; {ready_pods}/{arms.canary} canary pods ready"
         case "Promoting":
-            return f"{ready_pods} of {resource.spec.replicas} pods of revision {canary.revision} serve"
+            return f"Promoting revision {canary.revision}: {ready_pods}/{resource.spec.replicas} pods ready"
         case _:
-            return analysis.message if analysis else "the analysis has begun"
+            return analysis.message if analysis else "Analysis started."
 
 
 def build_blocked_rollback_message(resource: SpeculativeDeployment, stable: Arm, canary: CanaryArm) -> str:
     """Return what a user can do where pods of the stable revision do not become ready again."""
     resource_arguments = f"specdep {resource.metadata.name} --namespace {resource.metadata.namespace}"
     return (
-        f"Pods of revision {stable.revision} have not served for spec.rollout.progressDeadline; should they never, write another "
-        f"spec, which is taken up, or keep revision {canary.revision}: kubectl annotate --overwrite {resource_arguments} "
-        f"{PROMOTE_ANNOTATION}={canary.revision}"
+        f"Rollback blocked: pods of revision {stable.revision} have not been ready for spec.rollout.progressDeadline. "
+        f"If they cannot become ready, change the spec, or keep revision {canary.revision}: "
+        f"kubectl annotate --overwrite {resource_arguments} {PROMOTE_ANNOTATION}={canary.revision}"
     )
 
 
@@ -92,26 +96,26 @@ def build_retention_message(
     """
     resource_arguments = f"specdep {resource.metadata.name} --namespace {resource.metadata.namespace}"
     rollback_hint = (
-        f"to go back to them at once: kubectl annotate --overwrite {resource_arguments} {ROLLBACK_ANNOTATION}={stable.revision}"
+        f"to roll back immediately: kubectl annotate --overwrite {resource_arguments} {ROLLBACK_ANNOTATION}={stable.revision}"
     )
     retained_pods = "1 pod" if previous.replicas == 1 else f"{previous.replicas} pods"
     if previous.phase == "Verifying":
         retention_end = previous.phase_start_time + VERIFICATION_DURATION
         explanation = analysis.message if analysis else ""
         return (
-            f"{explanation} So {retained_pods} of revision {previous.revision} get requests until {retention_end:%H:%M:%S} UTC, "
-            f"to compare; {rollback_hint}"
+            f"{explanation} For comparison, {retained_pods} of previous revision {previous.revision} get requests until "
+            f"{retention_end:%H:%M:%S} UTC; {rollback_hint}"
         )
     if unready_pods:
         return (
-            f"{unready_pods} pods of revision {stable.revision}, which is promoted, do not serve, so {retained_pods} of revision "
-            f"{previous.revision} stay until they do; {rollback_hint}"
+            f"Promoted revision {stable.revision} lacks {unready_pods} ready pods; {retained_pods} of previous revision "
+            f"{previous.revision} retained until they are ready; {rollback_hint}"
         )
     retention_end = compute_retention_end(
         previous.phase_start_time, resource.spec.rollout.canary, has_suspicious_crashes=bool(crash_message)
     )
     explanation = f" ({crash_message})" if crash_message else ""
     return (
-        f"revision {stable.revision} is promoted and has all requests; {retained_pods} of revision {previous.revision} "
-        f"stay ready until {retention_end:%H:%M:%S} UTC{explanation}; {rollback_hint}"
+        f"Revision {stable.revision} is promoted and gets all requests; {retained_pods} of previous revision "
+        f"{previous.revision} retained until {retention_end:%H:%M:%S} UTC{explanation}; {rollback_hint}"
     )

@@ -1,8 +1,8 @@
 """Post-promotion monitoring: pods of the previous revision are retained for a while, as the promoted revision is monitored.
 
-    Watching     the retained pods get no requests. Blocks of the promoted pods are compared with the acceptance level at the
+    Monitoring   the retained pods get no requests. Blocks of the promoted pods are compared with the acceptance level at the
                  promotion (aerie.analysis.post_promotion)
-    Rechecking   that level has regressed, perhaps because of the traffic. The retained pods get requests again, and both are
+    Verifying    that level has regressed, perhaps because of the traffic. The retained pods get requests again, and both are
                  compared in pairs
 
 Either phase ends by time, which removes the retained pods, or with a rollback of the promotion: by a user, by a hard failure or
@@ -128,7 +128,7 @@ def advance_monitoring(snapshot: Snapshot, stable: Arm, previous: PreviousArm, n
     if state_transition.end_state == "Completed" and required:
         return _continue_monitoring(snapshot, stable, previous, fleet, analysis, _time_until_next_late_pod(fleet, now), required)
     if state_transition.end_state == "Completed":
-        return _finish_monitoring(stable, _with_recheck_result(analysis, previous))
+        return _finish_monitoring(stable, _with_verification_result(analysis, previous))
     if state_transition.end_state is not None:
         analysis = _with_rollback_verdict(analysis, verdict, state_transition.message)
         return revert_promotion(snapshot, stable, previous, state_transition.message, analysis, now)
@@ -141,11 +141,11 @@ def advance_monitoring(snapshot: Snapshot, stable: Arm, previous: PreviousArm, n
     )
 
 
-def _with_recheck_result(analysis: AnalysisStatus | None, previous: PreviousArm) -> AnalysisStatus | None:
-    """Return the analysis with the result of a Rechecking phase that has ended without a rollback."""
+def _with_verification_result(analysis: AnalysisStatus | None, previous: PreviousArm) -> AnalysisStatus | None:
+    """Return the analysis with the result of a phase Verifying that has ended without a rollback."""
     if analysis is None or previous.phase != "Verifying":
         return analysis
-    message = f"{analysis.message} Pods of revision {previous.revision} were not certainly better at the same time."
+    message = f"{analysis.message} Pods of previous revision {previous.revision} were not significantly better at the same time."
     return analysis.model_copy(update={"message": message})
 
 
@@ -184,7 +184,7 @@ def revert_promotion(
         step_start_time=previous.phase_start_time,
     )
     restored_status = status.model_copy(update={"stable": restored_stable})
-    outcome = build_outcome(leaving_canary, result, f"Taken back after its promotion. {reason}", restored_status, analysis, now)
+    outcome = build_outcome(leaving_canary, result, f"Rolled back after promotion. {reason}", restored_status, analysis, now)
     rollback = transition.roll_back_canary(snapshot, restored_stable, leaving_canary, close_analysis(analysis), outcome, now)
     # Traffic first: the pods are scaled down by the next reconcile, once the status contains that.
     requested = RolloutPods.from_snapshot(
@@ -237,7 +237,7 @@ def _time_until_next_late_pod(fleet: RolloutPods, now: datetime) -> timedelta | 
 
 
 def _finish_monitoring(stable: Arm, analysis: AnalysisStatus | None) -> PostPromotionTransition:
-    condition = ConditionUpdate(PROGRESSING, "False", "Complete", f"revision {stable.revision} is rolled out")
+    condition = ConditionUpdate(PROGRESSING, "False", "Complete", f"Revision {stable.revision} is rolled out.")
     return PostPromotionTransition(
         None, close_analysis(analysis), {"stable": traffic_weights.TOTAL_WEIGHT}, condition, requeue_after=timedelta(0)
     )

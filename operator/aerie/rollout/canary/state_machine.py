@@ -123,6 +123,7 @@ TRANSITIONS: dict[tuple[StateMachinePhase, Trigger], StateMachinePhase | EndStat
 }
 """The complete transition table. A trigger without a row for a phase has no effect in that phase."""
 
+MANUAL_PROMOTION_MESSAGE, MANUAL_ROLLBACK_MESSAGE = "Promoted manually.", "Rollback requested manually."
 VERIFICATION_DURATION = timedelta(hours=1)
 """Time for which previous pods get requests again: enough for a regression of some percent to show in pairs
 (docs/canary-decisions.md)."""
@@ -330,28 +331,28 @@ def _time_remaining(state: CanaryState, observation: CanaryObservation, policy: 
 def _transition_message(trigger: Trigger, state: CanaryState, observation: CanaryObservation, policy: CanaryPolicy) -> str:
     match trigger:
         case Trigger.ROLLBACK_REQUESTED:
-            return "A person asked for the rollback."
+            return MANUAL_ROLLBACK_MESSAGE
         case Trigger.PROMOTE_REQUESTED:
-            return "A person asked for the promotion."
+            return MANUAL_PROMOTION_MESSAGE
         case Trigger.ABORTED:
             return observation.abort_message
         case Trigger.REGRESSED:
             return observation.regression_message
         case Trigger.EXPLORED:
-            return f"It was to be measured and given up, and has been. {observation.verdict_message}".rstrip()
+            return f"Exploration complete: the setting was measured, and is not promoted. {observation.verdict_message}".rstrip()
         case Trigger.DEADLINE_EXCEEDED:
             progress_deadline = duration.format_duration(policy.progress_deadline)
-            return f"Pods that it needs have not served for spec.rollout.progressDeadline ({progress_deadline})."
+            return f"Required pods have not been ready for spec.rollout.progressDeadline ({progress_deadline})."
         case Trigger.WORSE | Trigger.BETTER | Trigger.NEEDS_APPROVAL | Trigger.INCONCLUSIVE_HOLD | Trigger.INCONCLUSIVE_ROLLBACK:
             return observation.verdict_message
         case Trigger.READY:
-            return "All its pods serve."
+            return "All pods are ready."
         case Trigger.TIMER if state.phase == "WarmingUp":
-            return "The warm-up is over."
+            return "Warm-up complete."
         case Trigger.TIMER if state.phase in ("Monitoring", "Verifying"):
-            return "Nothing has spoken against it while pods of the revision before were kept."
+            return "Post-promotion monitoring found no regression."
         case Trigger.TIMER | Trigger.LAST_RAMP_STEP:
             if not policy.canary.step_weights:
-                return "spec.rollout.canary.stepWeights has become empty: there is no share to hold."
+                return "spec.rollout.canary.stepWeights has become empty: the ramp ends."
             percent = ramp_step_percent(policy.canary.step_weights, state.step)
-            return f"{percent} % of the traffic have been held for spec.rollout.canary.stepDuration."
+            return f"The ramp step at {percent} % of the traffic has lasted for spec.rollout.canary.stepDuration."

@@ -36,6 +36,8 @@ from aerie.rollout.canary.messages import (
     build_progressing_condition,
 )
 from aerie.rollout.canary.state_machine import (
+    MANUAL_PROMOTION_MESSAGE,
+    MANUAL_ROLLBACK_MESSAGE,
     CanaryObservation,
     CanaryPolicy,
     CanaryState,
@@ -189,7 +191,7 @@ def _continue_canary(
     pod_failure = _most_severe_failure(snapshot, stable, canary_arm)
     condition = build_progressing_condition(resource, canary, fleet, arms, analysis, pod_failure)
     if route_rejection := route_rejection_message(snapshot):
-        condition = replace(condition, message=f"{condition.message.rstrip('.')}. Nothing is decided: {route_rejection}")
+        condition = replace(condition, message=f"{condition.message.rstrip('.')}. The canary does not advance: {route_rejection}")
     requeue_after = _earliest(state_transition.requeue_after, _time_until_analysis_limit(canary, analysis_run, now))
     return CanaryTransition(canary, arms, weights, condition, analysis, requeue_after=requeue_after)
 
@@ -212,17 +214,19 @@ def _end_canary(
         outcome = build_outcome(
             canary_arm, "Promoted", _promotion_reason(canary_arm, analysis, state_transition), status, analysis, now
         )
-        condition = ConditionUpdate(PROGRESSING, "False", "Complete", f"revision {canary_arm.revision} is rolled out")
+        condition = ConditionUpdate(PROGRESSING, "False", "Complete", f"Revision {canary_arm.revision} is rolled out.")
         # The post-promotion monitoring (post_promotion.py) continues from here.
         arms = ArmReplicas(fleet.stable.counts.requested)
         return CanaryTransition(None, arms, {}, condition, analysis, outcome, timedelta(0))
     pod_failure = _most_severe_failure(snapshot, stable, canary_arm)
     if state_transition.end_state == "Failed" and fleet.waits_only_for_control:
-        reason = f"{reason} Its own serve; those of its control, which are of the stable revision {stable.revision}, do not."
+        reason = f"{reason} The canary's pods are ready; those of its control, of stable revision {stable.revision}, are not."
     if state_transition.end_state == "Failed" and pod_failure is not None:
         reason = f"{reason} {pod_failure.message[:1].upper()}{pod_failure.message[1:]}"
     elif state_transition.end_state == "Failed" and (route_rejection := route_rejection_message(snapshot)):
-        reason = f"{route_rejection} So it was for spec.rollout.progressDeadline ({duration.format_duration(progress_deadline)})."
+        reason = (
+            f"{route_rejection} This lasted for spec.rollout.progressDeadline ({duration.format_duration(progress_deadline)})."
+        )
     outcome = build_outcome(canary_arm, state_transition.end_state, reason, status, analysis, now)
     if state_transition.end_state == "Failed" and fleet.waits_only_for_resources():
         outcome = outcome.model_copy(update={"retry_time": now + _capacity_retry_delay(canary_arm, status, progress_deadline)})
@@ -248,7 +252,7 @@ def roll_back_canary(
     if outcome is not None and canary_arm.step_start_time is None:  # traffic is removed before pods
         arms = replace(arms, canary=fleet.canary.counts.requested)
     if outcome is None and arms.canary == arms.control == 0:
-        condition = ConditionUpdate(PROGRESSING, "False", "RolledBack", f"revision {canary_arm.revision} is gone")
+        condition = ConditionUpdate(PROGRESSING, "False", "RolledBack", f"Revision {canary_arm.revision} was removed.")
         return CanaryTransition(None, arms, weights, condition, analysis, requeue_after=timedelta(0))
     recorded_outcome = outcome or next(
         (
@@ -259,7 +263,7 @@ def roll_back_canary(
         None,
     )
     reason = f"{recorded_outcome.message} " if recorded_outcome else ""
-    message = f"{reason}{fleet.stable.counts.ready} of {replicas} pods of revision {stable.revision} serve."
+    message = f"{reason}Rolling back: {fleet.stable.counts.ready}/{replicas} pods of stable revision {stable.revision} ready."
     if outcome is None and fleet.is_rollback_blocked:
         message = f"{message} {build_blocked_rollback_message(resource, stable, canary_arm)}"
     condition = ConditionUpdate(PROGRESSING, "True", "RollingBack", message)
@@ -376,10 +380,10 @@ def _handle_zero_replicas(
     status, action = snapshot.resource.status or Status(), read_manual_action(snapshot.resource, canary_arm.revision)
     if action is not None:
         is_promotion = action == "promote"
-        reason = f"A person asked for the {'promotion' if is_promotion else 'rollback'}."
+        reason = MANUAL_PROMOTION_MESSAGE if is_promotion else MANUAL_ROLLBACK_MESSAGE
         state_transition = StateTransition(_read_state(canary_arm), "Promoted" if is_promotion else "RolledBack", reason)
         return _end_canary(snapshot, stable, canary_arm, fleet, state_transition, status.analysis, now)
-    message = f"spec.replicas is 0: the canary of revision {canary_arm.revision} starts anew with the first pods"
+    message = f"spec.replicas is 0: the canary of revision {canary_arm.revision} restarts once pods are requested."
     condition = ConditionUpdate(PROGRESSING, "False", "ScaledToZero", message)
     update = {"phase": "Starting", "ready_time": None, "step_index": None, "step_start_time": None, "readiness": None}
     return CanaryTransition(
@@ -529,7 +533,7 @@ def _promotion_reason(canary: CanaryArm, analysis: AnalysisStatus | None, state_
     """Return why the canary is promoted."""
     if analysis is not None and analysis.verdict == "Promote":
         return analysis.message
-    return "A person asked for the promotion." if canary.ready_time else f"Revision {canary.revision}: {state_transition.message}"
+    return MANUAL_PROMOTION_MESSAGE if canary.ready_time else f"Revision {canary.revision}: {state_transition.message}"
 
 
 def _compute_weights(resource: SpeculativeDeployment, canary: CanaryArm, fleet: RolloutPods, arms: ArmReplicas) -> dict[str, int]:

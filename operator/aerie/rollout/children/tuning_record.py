@@ -32,11 +32,11 @@ def find_drafting_obstacle(resource: SpeculativeDeployment) -> str:
         return ""
     if spec.tuning.when_zero == "Keep":
         return (
-            "spec.speculation.numSpeculativeTokens is 0, so nothing that drafts is tried: write the tokens to begin with, or "
-            "spec.speculation.tuning.whenZero: Try"
+            "spec.speculation.numSpeculativeTokens is 0, so no setting with drafts is tried: set it to the tokens to start with, "
+            "or set spec.speculation.tuning.whenZero: Try"
         )
     if resource.spec.drafter is None:
-        return "spec.speculation.tuning.whenZero is Try, and no drafter is named: write spec.drafter"
+        return "spec.speculation.tuning.whenZero is Try, but there is no drafter: set spec.drafter"
     return ""
 
 

@@ -89,12 +89,11 @@ class SlotAllocation:
     def _limit_message(self, purpose: RolloutPurpose, namespace: str) -> str:
         limits = self.limits
         if purpose == "Trial":
-            return f"as many trials of settings are under way as --max-concurrent-trials allows ({limits.max_trials})"
+            return f"the limit of --max-concurrent-trials ({limits.max_trials}) is reached"
         limit = limits.max_rollouts_per_namespace
         if limit is not None and self.slots_in_use["Rollout", namespace] >= limit:
-            option = f"--max-concurrent-rollouts-per-namespace allows ({limit})"
-            return f"as many rollouts are under way in namespace {namespace} as {option}"
-        return f"as many rollouts are under way as --max-concurrent-rollouts allows ({limits.max_rollouts})"
+            return f"the limit of --max-concurrent-rollouts-per-namespace ({limit}) is reached in namespace {namespace}"
+        return f"the limit of --max-concurrent-rollouts ({limits.max_rollouts}) is reached"
 
 
 def read_slot_claim(document: Mapping[str, Any]) -> SlotClaim | None:

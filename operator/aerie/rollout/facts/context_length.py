@@ -41,10 +41,10 @@ def shorter_context_message(context_lengths: ContextLengths | None, args: Sequen
     ):
         return ""
     return (
-        f"Its engine takes requests of up to {context_lengths.canary} tokens (max_model_len of /v1/models), and that of the "
-        f"stable pods up to {context_lengths.control}: requests in between are refused by the canary alone, with status 400. "
-        "vLLM 0.33 and newer cut the context to the positions of a drafter with YaRN or longrope. Use a drafter with more "
-        f"positions; or, if the shorter context is meant, set --max-model-len={context_lengths.canary} in spec.engine.args."
+        f"Its context length is {context_lengths.canary} tokens (max_model_len of /v1/models), that of the stable pods "
+        f"{context_lengths.control}: it alone rejects requests in between, with status 400. "
+        "vLLM 0.33 and newer limit the context to the positions of a drafter with YaRN or longrope. Use a drafter with more "
+        f"positions; or, if the shorter context is intended, set --max-model-len={context_lengths.canary} in spec.engine.args."
     )
 
 

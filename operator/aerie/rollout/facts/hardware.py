@@ -53,7 +53,7 @@ def hardware_difference_message(
     ):
         return ""
     canary_text, control_text = _format_products(canary_products, len(canary)), _format_products(control_products, len(control))
-    return f"the canary's pods run on {canary_text}, the control's on {control_text}"
+    return f"canary pods run on {canary_text}, control pods on {control_text}"
 
 
 def compared_hardware_difference(snapshot: Snapshot) -> str | None:
@@ -108,4 +108,4 @@ def _count_products(arm: Counter[str], label: str, nodes: LabelsByNode) -> Count
 
 def _format_products(products: Counter[str], size: int) -> str:
     text = " and ".join(f"{name} ({count} pod{'s' if count > 1 else ''})" for name, count in sorted(products.items()))
-    return f"{text}, by a sample of {products.total()} of its {size} pods" if size > MAX_COMPARED_PODS else text
+    return f"{text} in a sample of {products.total()} of its {size} pods" if size > MAX_COMPARED_PODS else text

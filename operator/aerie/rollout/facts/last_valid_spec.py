@@ -120,7 +120,7 @@ class _SpecRepair:
         if self._arm is None:
             return False
         self.spec["replicas"] = self._arm.replicas
-        self.replacement_messages.append(f"spec.replicas stays at {self._arm.replicas}")
+        self.replacement_messages.append(f"spec.replicas is kept at {self._arm.replicas}")
         return True
 
     def _reset_rollout_field(self, subfield: str | None) -> bool:
@@ -130,14 +130,14 @@ class _SpecRepair:
         self.spec["rollout"] = {name: value for name, value in self.spec["rollout"].items() if name != subfield}
         if subfield in _KIND_BY_ROLLOUT_FIELD:
             self.unmanaged_kinds.add(_KIND_BY_ROLLOUT_FIELD[subfield])
-            self.replacement_messages.append(f"{_KIND_BY_ROLLOUT_FIELD[subfield]}s stay as they are")
+            self.replacement_messages.append(f"{_KIND_BY_ROLLOUT_FIELD[subfield]}s are left unchanged")
         else:
-            self.replacement_messages.append(f"spec.rollout.{subfield} counts as left out")
+            self.replacement_messages.append(f"spec.rollout.{subfield} is treated as unset")
         return True
 
     def _reset_field(self, name: str) -> bool:
         self.spec.pop(name, None)
-        self.replacement_messages.append(f"spec.{name} counts as left out")
+        self.replacement_messages.append(f"spec.{name} is treated as unset")
         return True
 
 

@@ -32,7 +32,7 @@ class PodFailure:
     """Reason why a pod is not ready."""
 
     reason: str
-    """One word: Crash, ImagePull, Config, Rejected, PodsRefused, QuotaExceeded, Unschedulable, NotReady, Starting."""
+    """One word of `_REASONS_BY_SEVERITY`."""
     message: str
     """A sentence that names the pod, or the Deployment that cannot create it."""
 
@@ -80,10 +80,10 @@ def read_pod_creation_failure(deployment: KubernetesObject | None) -> PodCreatio
     condition = _condition(deployment, "ReplicaFailure")
     if condition.get("status") != "True":
         return None
-    cause = condition.get("message") or condition.get("reason") or "no reason is given"
+    cause = condition.get("message") or condition.get("reason") or "no reason given"
     reason = "QuotaExceeded" if "exceeded quota" in cause else "FailedCreate"
     since = condition.get("lastTransitionTime")
-    message = f"Deployment {_name(deployment)} cannot make its pods: {cause}"
+    message = f"Deployment {_name(deployment)} cannot create its pods: {cause}"
     return PodCreationFailure(PodFailure(reason, message), datetime.fromisoformat(since) if since else None)
 
 
@@ -184,17 +184,15 @@ def read_pod_failure(pod: KubernetesObject, last_log_lines: Mapping[str, str]) -
         return None
     name, status = _name(pod), pod.get("status") or {}
     if status.get("phase") == "Failed":
-        return PodFailure(
-            "PodFailed", f"pod {name} failed: {status.get('message') or status.get('reason') or 'no reason is given'}"
-        )
+        return PodFailure("PodFailed", f"pod {name} failed: {status.get('message') or status.get('reason') or 'no reason given'}")
     scheduled = _condition(pod, "PodScheduled")
     if scheduled.get("status") == "False":
-        return PodFailure("Unschedulable", f"pod {name} has no node: {scheduled.get('message') or 'no reason is given'}")
+        return PodFailure("Unschedulable", f"pod {name} is unschedulable: {scheduled.get('message') or 'no reason given'}")
     for container in _container_statuses(status):
         if (failure := _read_container_failure(name, container, last_log_lines)) is not None:
             return failure
     if any(container.get("started") for container in status.get("containerStatuses") or []):
-        return PodFailure("NotReady", f"pod {name} has started and does not answer its readiness probe")
+        return PodFailure("NotReady", f"pod {name} has started, but its readiness probe fails")
     return PodFailure("Starting", f"pod {name} is starting")
 
 
@@ -212,21 +210,19 @@ def _read_container_failure(pod_name: str, container: KubernetesObject, last_log
     waiting: Mapping[str, Any] = state.get("waiting") or {}
     reason, message = waiting.get("reason") or "", waiting.get("message") or ""
     if reason in _IMAGE_PULL_REASONS:
-        return PodFailure(
-            "ImagePullBackOff", f"pod {pod_name} cannot get the image {container.get('image')}: {message or reason}"
-        )
+        return PodFailure("ImagePullBackOff", f"pod {pod_name} cannot pull image {container.get('image')}: {message or reason}")
     termination = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
     if termination and not container.get("ready") and termination.get("exitCode") != 0:
         # The restart count is left out: it would change the message with each restart.
         log_text = last_log_lines.get(pod_name) or termination.get("message") or ""
-        exit_text = f"ended with status {termination.get('exitCode')}" + (
+        exit_text = f"exited with status {termination.get('exitCode')}" + (
             f" ({termination['reason']})" if termination.get("reason") else ""
         )
-        last_lines_text = f"; its last lines: {log_text.strip()}" if log_text.strip() else ""
+        last_lines_text = f"; last log lines: {log_text.strip()}" if log_text.strip() else ""
         return PodFailure("CrashLoopBackOff", f"container {container_name} of pod {pod_name} {exit_text}{last_lines_text}")
     if reason not in ("", "ContainerCreating", "PodInitializing", "CrashLoopBackOff"):
         return PodFailure(
-            "CreateContainerError", f"container {container_name} of pod {pod_name} cannot be made: {message or reason}"
+            "CreateContainerError", f"container {container_name} of pod {pod_name} cannot be created: {message or reason}"
         )
     return None
 

@@ -59,9 +59,9 @@ def check_route_status_timeout(snapshot: Snapshot, now: datetime) -> tuple[str, 
     parent_keys = [_parent_key(parent.to_dict(), resource.metadata.namespace) for parent in gateway.parent_refs]
     gateway_names = " and ".join(dict.fromkeys(f"Gateway {parent_key[1]}/{parent_key[0]}" for parent_key in parent_keys))
     return (
-        f"no gateway has said in {duration.format_duration(ROUTE_STATUS_TIMEOUT)} whether it takes HTTPRoute "
-        f"{resource.metadata.name}, so requests may not reach it: see that {gateway_names} "
-        "(spec.rollout.traffic.gateway.parentRefs) is there, and that a controller serves it"
+        f"No gateway has reported within {duration.format_duration(ROUTE_STATUS_TIMEOUT)} whether it accepts HTTPRoute "
+        f"{resource.metadata.name}, so requests may not reach the pods. Check that {gateway_names} "
+        "(spec.rollout.traffic.gateway.parentRefs) exists and has a controller."
     ), None
 
 

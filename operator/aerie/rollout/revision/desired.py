@@ -74,7 +74,7 @@ class DesiredRevision:
             return describe_setting(self.setting)
         if self.arm.draft_sampling != previous_status.stable.draft_sampling:
             sampling = self.arm.draft_sampling
-            return f"{sampling.lower()} drafts" if sampling else "drafts as the engine samples them"
+            return f"{sampling.lower()} draft sampling" if sampling else "default draft sampling"
         if self.arm.target != previous_status.stable.target:
             return f"target {self.arm.target}"
         return "engine"
@@ -98,7 +98,7 @@ def resolve_desired_revision(
     if spec.drafter is None and not isinstance(setting, Off):
         return replace(
             desired,
-            problem=no_drafter_reason or "spec.drafter is missing: write one, or spec.speculation.numSpeculativeTokens: 0.",
+            problem=no_drafter_reason or "spec.drafter is missing: set it, or set spec.speculation.numSpeculativeTokens: 0.",
         )
     engine = releases.resolve_engine_version(spec.engine.image, spec.engine.version)
     if isinstance(engine, releases.UnknownVersion):

@@ -47,7 +47,7 @@ class DrafterSelection:
             yield Event(
                 "Normal",
                 "DrafterSelected",
-                f"spec.drafter is missing: {drafter_text} is the catalog's for {self.selected_drafter.target}",
+                f"Selected drafter {drafter_text} from the catalog for {self.selected_drafter.target}: spec.drafter is missing.",
             )
 
     def build_status_drafters(self, in_use: bool) -> list[SelectedDrafter]:
@@ -71,8 +71,8 @@ def select_drafter(resource: SpeculativeDeployment, catalog: DrafterCatalog) -> 
         return DrafterSelection(
             resource,
             used_drafters,
-            problem="spec.drafter is missing, and spec.model.source names no repository by which the catalog could know the "
-            "target: name a drafter in spec.drafter.source, or write spec.speculation.numSpeculativeTokens: 0 to serve without one.",
+            problem="spec.drafter is missing, and spec.model.source names no repository for which the catalog could select one. "
+            "Set spec.drafter.source, or set spec.speculation.numSpeculativeTokens: 0 to serve without a drafter.",
         )
     selection = next((selected for selected in used_drafters if selected.target == source.repo), None)
     if selection is None:

@@ -65,7 +65,7 @@ class PreflightResult:
     def build_condition(self, revision: str) -> ConditionUpdate:
         """Return the condition PreflightPassed."""
         status: ConditionStatus = {"Passed": "True", "Failed": "False"}.get(self.state, "Unknown")  # type: ignore[assignment]
-        message = self.message or f"revision {revision} is looked at"
+        message = self.message or f"Preflight is running for revision {revision}."
         return ConditionUpdate(PREFLIGHT_PASSED, status, self.reason or _REASON_BY_STATE[self.state], message)
 
 
@@ -86,7 +86,9 @@ def read_preflight_result(snapshot: Snapshot, revision: str, now: datetime) -> P
     result, preflight = _read_job_result(snapshot, revision, now), snapshot.resource.spec.rollout.preflight
     if preflight.mode == "Off" and result.state != "Passed":
         is_unfinished = result.state in ("Running", "Error")
-        message = "spec.rollout.preflight.mode is Off: nobody has looked whether the drafter fits target and engine"
+        message = (
+            "Preflight was skipped (spec.rollout.preflight.mode: Off): the drafter was not checked against target and engine."
+        )
         return PreflightResult(
             "Skipped", message, record={"passed": None, **(result.record or {}), "mode": "Off"}, is_expired=is_unfinished
         )
@@ -98,9 +100,12 @@ def read_preflight_result(snapshot: Snapshot, revision: str, now: datetime) -> P
 def _override_failure(result: PreflightResult, preflight: PreflightSpec, checks: Sequence[str]) -> PreflightResult:
     """Return the result of a failed or unfinished preflight in spite of which the revision continues."""
     if preflight.mode == "Warn":
-        override_message, reason = "spec.rollout.preflight.mode is Warn, so this is not held back", "PreflightWarned"
+        override_message, reason = "Preflight failures only warn (spec.rollout.preflight.mode: Warn)", "PreflightWarned"
     else:
-        override_message, reason = f"accepted by spec.rollout.preflight.acceptedChecks: {', '.join(checks)}", "PreflightAccepted"
+        override_message, reason = (
+            f"Failed checks are accepted by spec.rollout.preflight.acceptedChecks: {', '.join(checks)}",
+            "PreflightAccepted",
+        )
     override = {"mode": "Warn"} if preflight.mode == "Warn" else {"acceptedChecks": list(checks)}
     return PreflightResult(
         "Passed", f"{override_message}. {result.message}", reason, record={**(result.record or {}), **override}
@@ -122,10 +127,10 @@ def _read_job_result(snapshot: Snapshot, revision: str, now: datetime) -> Prefli
     conditions = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or [] if c["status"] == "True"}
     failed = conditions.get("Failed")
     if report.get("passed") is True or ("Complete" in conditions and report.get("passed") is not False):
-        message = " ".join([str(report.get("summary") or "passed"), *(report.get("warnings") or [])])
+        message = " ".join([str(report.get("summary") or "Preflight passed."), *(report.get("warnings") or [])])
         return PreflightResult("Passed", message, record={**report, "job": uid})
     if report.get("passed") is False:
-        advice = f"Correct the spec; or, where files have changed in their place, delete Job {name} to have it look again."
+        advice = f"Correct the spec; or, if the files were changed in place, delete Job {name} to repeat preflight."
         message = " ".join([*(report.get("errors") or [str(report.get("summary"))]), advice])
         return PreflightResult("Failed", message, record={**report, "job": uid})
     started_at = _container_started_at(job_pods) if failed is None else None
@@ -137,10 +142,10 @@ def _read_job_result(snapshot: Snapshot, revision: str, now: datetime) -> Prefli
     message = str(report.get("error") or _last_failure_message(job_pods) or end_message)
     remaining = ended_at + retry_delay - now if ended_at is not None else None
     is_access_denied = bool(report.get("hubRejected")) and ended_at is not None
-    result_message = f"preflight could not be done, and is tried again: {message}"
+    result_message = f"Preflight ended without a result and is retried: {message}"
     if is_access_denied and ended_at is not None:
         result_message = (
-            f"{message} It is tried again at {ended_at + retry_delay:%H:%M:%S} UTC, or as soon as Job {name} is deleted."
+            f"{message} Preflight is retried at {ended_at + retry_delay:%H:%M:%S} UTC, or as soon as Job {name} is deleted."
         )
     return PreflightResult(
         "Failed" if is_access_denied else "Error",
@@ -164,15 +169,14 @@ def _describe_job_end(
     retry_delay = min(PREFLIGHT_INITIAL_RETRY_DELAY * 2 ** min(attempts - 1, 10), PREFLIGHT_MAX_RETRY_DELAY)
     if failed is None:
         minutes = int(PREFLIGHT_RUN_TIMEOUT.total_seconds() // 60)
-        end_message = (
-            f"it has run for more than {minutes} minutes: does a volume hang, or has another container of its pod not ended?"
-        )
+        end_message = f"it ran for more than {minutes} minutes; check for a hanging volume, "
+            "or another container of its pod that does not end"
         return end_message, started_at + PREFLIGHT_RUN_TIMEOUT if started_at is not None else None, retry_delay
     failed_at = failed.get("lastTransitionTime")
     if failed.get("reason") == "DeadlineExceeded":
         retry_delay = timedelta(0)  # it has already waited for hours
     return (
-        str(failed.get("message") or "no reason is given"),
+        str(failed.get("message") or "no reason given"),
         datetime.fromisoformat(failed_at) if failed_at else None,
         retry_delay,
     )
@@ -195,8 +199,8 @@ def _build_running_result(
         if age < _INITIAL_POLL_INTERVAL:  # its controller needs a moment
             return PreflightResult("Running", "", record=recorded, requeue_after=_INITIAL_POLL_INTERVAL)
         # Reported without a cause too: only what would be rewritten is read live, and the informer cache has no events.
-        cause = snapshot.job_creation_errors.get(name) or "its events do not say why"
-        message = f"Job {name} gets no pod, and Kubernetes tries again: {cause}"
+        cause = snapshot.job_creation_errors.get(name) or "its events give no reason"
+        message = f"Job {name} has no pod; Kubernetes retries: {cause}"
         return PreflightResult(
             "Running",
             message,
@@ -216,10 +220,10 @@ def _build_running_result(
     remaining = max(started_at + PREFLIGHT_RUN_TIMEOUT - now, timedelta(0)) if started_at is not None else None
     if failure is not None:
         return PreflightResult(
-            "Running", f"preflight waits: {failure.message}", failure.reason, recorded, requeue_after=remaining
+            "Running", f"Preflight is waiting: {failure.message}", failure.reason, recorded, requeue_after=remaining
         )
     if error := report.get("error") or _last_failure_message(job_pods):
-        message = f"preflight could not be done, and is tried again: {error}"
+        message = f"Preflight ended without a result and is retried: {error}"
         return PreflightResult("Running", message, "PreflightError", recorded, requeue_after=remaining)
     return PreflightResult("Running", "", record=recorded, requeue_after=remaining)
 
@@ -262,11 +266,11 @@ def _last_failure_message(job_pods: Sequence[KubernetesObject]) -> str:
     for pod in job_pods:
         status, termination = pod.get("status") or {}, _container_state(pod).get("terminated") or {}
         if termination.get("exitCode"):
-            return f"its container ended with status {termination['exitCode']}" + (
+            return f"its container exited with status {termination['exitCode']}" + (
                 f" ({termination['reason']})" if termination.get("reason") else ""
             )
         if status.get("phase") == "Failed":
-            return f"its pod failed: {status.get('message') or status.get('reason') or 'no reason is given'}"
+            return f"its pod failed: {status.get('message') or status.get('reason') or 'no reason given'}"
     return ""
 
 

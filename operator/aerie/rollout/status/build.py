@@ -180,17 +180,17 @@ def _build_ready_condition(
     if stable is None:
         message = progression.progressing.message  # while pods start, this message counts them
         return ConditionUpdate(
-            READY, "False", progression.progressing.reason, message if canary else f"no pod has been started: {message}"
+            READY, "False", progression.progressing.reason, message if canary else f"No pod has been started yet. {message}"
         )
     if replicas == 0:
-        return ConditionUpdate(READY, "True", "ScaledToZero", "spec.replicas is 0: no pod is asked for")
+        return ConditionUpdate(READY, "True", "ScaledToZero", "spec.replicas is 0: no pods are requested.")
     arms = [arm for arm in (stable, canary, canary.control if canary else None) if arm is not None]
     ready_pods, expected_ready_pods = (
         sum(arm.ready_replicas for arm in arms),
         stable.replicas if canary is None else min(replicas, stable.replicas),
     )
     counted_pods = stable.ready_replicas if canary is None else ready_pods
-    message = f"{min(counted_pods, replicas) if canary else counted_pods} of {replicas} pods serve"
+    message = f"{min(counted_pods, replicas) if canary else counted_pods}/{replicas} pods ready"
     if stable.ready_replicas >= expected_ready_pods and counted_pods >= replicas:
         return ConditionUpdate(READY, "True", "AllPodsReady", message)
     pod_failure = snapshot.pod_failure(stable.revision)
@@ -212,7 +212,7 @@ def _build_degraded_condition(
             f"{item['kind']} {item['metadata']['name']} belongs to {_owner_name(item)}" for item in name_conflicts
         )
         pronoun, name_text = ("it", "the name") if len(name_conflicts) == 1 else ("them", "the names")
-        message = f"{conflict_text}, and Aerie needs {name_text}: delete or rename {pronoun}, or rename the resource"
+        message = f"{conflict_text}. Aerie needs {name_text}: delete or rename {pronoun}, or rename the resource."
         return ConditionUpdate(DEGRADED, "True", "NameTaken", message)
     pod_failure = snapshot.pod_failure(progression.stable_revision) if progression.stable_revision else None
     if (pod_failure is None or pod_failure.is_transient) and (route_rejection := route_rejection_message(snapshot)):
@@ -227,12 +227,12 @@ def _build_degraded_condition(
         return ConditionUpdate(DEGRADED, "True", VERSION_SKEW, snapshot.crd_problem)
     if (regression_condition := _build_regression_condition(stable)) is not None:
         return regression_condition
-    return ConditionUpdate(DEGRADED, "False", "AsExpected", "nothing is amiss")
+    return ConditionUpdate(DEGRADED, "False", "AsExpected", "No problems detected.")
 
 
 def _owner_name(item: Any) -> str:
     references = item["metadata"].get("ownerReferences") or []
-    return next((f"{owner['kind']} {owner['name']}" for owner in references if owner.get("controller")), "somebody else")
+    return next((f"{owner['kind']} {owner['name']}" for owner in references if owner.get("controller")), "another owner")
 
 
 def _metrics_source_error(snapshot: Snapshot) -> str:
@@ -266,9 +266,9 @@ def _build_regression_condition(stable: Arm | None) -> ConditionUpdate | None:
     if drop <= MAX_ACCEPTANCE_LENGTH_DROP:
         return None
     message = (
-        f"acceptance length is {stable.acceptance_length:.2f}, {100 * drop:.0f} % below the {stable.reference_acceptance_length:.2f} with "
-        f"which revision {stable.revision} was accepted: requests have changed, or its drafter fits them less than it did. "
-        "Nothing is done about it by itself; a drafter trained on today's requests may be worth a canary"
+        f"Acceptance length dropped to {stable.acceptance_length:.2f}, {100 * drop:.0f} % below the "
+        f"{stable.reference_acceptance_length:.2f} at the promotion of revision {stable.revision}. The requests have changed, or "
+        "the drafter fits them less well. Aerie takes no action; consider a canary of a drafter trained on current requests."
     )
     return ConditionUpdate(DEGRADED, "True", "AcceptanceRegression", message)
 
@@ -276,10 +276,10 @@ def _build_regression_condition(stable: Arm | None) -> ConditionUpdate | None:
 def _no_acceptance_message(stable: Arm) -> str:
     """Return what an acceptance length of 1.00 means."""
     if stable.reference_acceptance_length:
-        message = f"acceptance length is 1.00, and was {stable.reference_acceptance_length:.2f} when revision {stable.revision} was accepted"
-        return f"{message}. {post_promotion.LOST_DRAFTER_WEIGHTS_MESSAGE}"
+        reference_length = f"{stable.reference_acceptance_length:.2f} at the promotion of revision {stable.revision}"
+        return f"Acceptance length is 1.00; it was {reference_length}. {post_promotion.LOST_DRAFTER_WEIGHTS_MESSAGE}"
     return (
-        f"acceptance length is 1.00: next to none of the tokens that the drafter of revision {stable.revision} proposes is "
-        "accepted. If that was so from the start, it does not fit the target, or does not load as it should. If not: "
+        f"Acceptance length is 1.00: the target accepts almost no draft token of revision {stable.revision}. If this was so from "
+        "the start, the drafter does not fit the target or is not loaded correctly. Otherwise: "
         f"{post_promotion.LOST_DRAFTER_WEIGHTS_MESSAGE}"
     )

@@ -24,8 +24,7 @@ from aerie.rollout.facts.snapshot import Snapshot
 VERSION_SKEW = "VersionSkew"
 UNREADABLE_SPEC = "UnreadableSpec"
 _FIX_HINT = (
-    "correct the field of the spec that is named here, or, where another release has written it, install the operator of that "
-    "release or a later one"
+    "correct the named field of the spec; or, if another release wrote it, install the operator of that release or a later one"
 )
 REQUIRED_KINDS = frozenset({"Deployment", "Pod", "ConfigMap"})
 """Kinds without which a rollout cannot be assessed: they show which pods exist, and which should exist."""
@@ -36,7 +35,7 @@ def build_unreadable_condition(error: ResourceError) -> ConditionUpdate:
     admitted content that no release can read."""
     is_spec_unreadable = bool(error.paths) and all(path[:1] == ("spec",) for path in error.paths)
     message = (
-        f"this operator cannot read the resource and leaves its pods and Services as they are: {_FIX_HINT}. "
+        f"This operator cannot read the resource and leaves its pods and Services unchanged. To fix this, {_FIX_HINT}. "
         f"{str(error).replace(chr(10), ' ')}"
     )
     return ConditionUpdate(DEGRADED, "True", UNREADABLE_SPEC if is_spec_unreadable else VERSION_SKEW, message)
@@ -46,8 +45,8 @@ def find_hold_condition(snapshot: Snapshot) -> ConditionUpdate | None:
     """Return why the rollout is held, as a condition; None where it is not held."""
     if (substitution := snapshot.spec_substitution) is not None:
         message = (
-            f"{substitution.error_message} The rollout is held, and what serves is cared for: "
-            f"{substitution.replacement_message}. To go on, {_FIX_HINT}"
+            f"{substitution.error_message} The rollout is on hold; its ready pods are maintained: "
+            f"{substitution.replacement_message}. To continue, {_FIX_HINT}."
         )
         return ConditionUpdate(DEGRADED, "True", UNREADABLE_SPEC, message)
     return (
@@ -60,7 +59,7 @@ def find_hold_condition(snapshot: Snapshot) -> ConditionUpdate | None:
 def build_list_failure_condition(kinds: Mapping[str, str], *, all_forbidden: bool) -> ConditionUpdate:
     """Return the condition for kinds that cannot be listed, with a message on each. `all_forbidden`: all of them are
     forbidden."""
-    message = f"{'; '.join(kind_message for _, kind_message in sorted(kinds.items()))}. What depends on them stays as it is"
+    message = f"{'; '.join(kind_message for _, kind_message in sorted(kinds.items()))}. What depends on them is left unchanged."
     return ConditionUpdate(DEGRADED, "True", "ListForbidden" if all_forbidden else "ListFailed", message)
 
 

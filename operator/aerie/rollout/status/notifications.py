@@ -1,8 +1,8 @@
 """Events of rollouts that recipients outside of the cluster subscribe to, derived from the status, as CloudEvents 1.0.
 
-    begun             a canary begins, or the first revision
-    approval-wanted   it has passed, and needs a user's approval (AwaitingApproval)
-    held              it is inconclusive, and a user decides (Held)
+    started           a canary starts, or the first revision
+    approval-required it has passed, and needs a user's approval (AwaitingApproval)
+    inconclusive      its analysis is inconclusive, and a user decides (Held)
     promoted, rolled-back, superseded, failed, explored
                       how it has ended; failed also: preflight failed, invalid, a first revision that does not become ready
 
@@ -67,7 +67,10 @@ def build_notifications(resource: SpeculativeDeployment, status: Status) -> Iter
     progressing = conditions.get("Progressing")
     if canary is not None and canary.phase != "RollingBack":
         canary_data: dict[str, Any] = {"revision": canary.revision, "change": canary.change, "drafter": canary.drafter}
-        canary_data |= {"replacedDrafter": status.stable.drafter if status.stable else None, "startTime": _format_time(canary.start_time)}
+        canary_data |= {
+            "replacedDrafter": status.stable.drafter if status.stable else None,
+            "startTime": _format_time(canary.start_time),
+        }
         yield _build_notification(resource, "started", canary.revision, canary.start_time, canary.start_time, canary_data)
         type_by_phase: dict[str, NotificationType] = {"AwaitingApproval": "approval-required", "Held": "inconclusive"}
         event_type = type_by_phase.get(canary.phase, "failed" if status.phase == "Failed" else None)

@@ -101,7 +101,7 @@ def find_exceeded_bound(resource: SpeculativeDeployment, candidate: AppliedSetti
     if max_speculative_tokens(setting) > spec.tuning.max_speculative_tokens:
         return f"spec.speculation.tuning.maxSpeculativeTokens is {spec.tuning.max_speculative_tokens}"
     if spec.tuning.slo is not None and spec.tuning.slo.is_stricter_than(candidate.slo):
-        return "spec.speculation.tuning.slo is stricter than the one that it was proven under"
+        return "spec.speculation.tuning.slo is stricter than in its trial"
     return ""
 
 
@@ -129,10 +129,10 @@ def _find_start_obstacle(snapshot: Snapshot, status: Status, trial: Trial, now: 
     if preflight_result.state == "Failed":
         return preflight_result.message
     if status.stable is not None and not snapshot.ready_pod_count(status.stable.revision):
-        return "The stable pods ceased to serve before its canary began."
+        return "No stable pod was ready when its canary was to start."
     if now >= trial.start_time + spec.rollout.progress_deadline:
         progress_deadline = duration.format_duration(spec.rollout.progress_deadline)
-        message = f"Its canary did not begin within spec.rollout.progressDeadline ({progress_deadline})."
+        message = f"Its canary did not start within spec.rollout.progressDeadline ({progress_deadline})."
         return f"{message} {preflight_result.message}".rstrip()
     return ""
 
@@ -207,7 +207,7 @@ def decide_next_trial(snapshot: Snapshot, effective: EffectiveSetting, progressi
     if status.speculation is not None and status.speculation.trial is not None:
         return TrialDecision()  # that trial is void from now on, so the next recommendation counts
     if rollout_obstacle := _find_rollout_obstacle(snapshot, progression):
-        return TrialDecision(reason="RolloutUnderWay", message=rollout_obstacle)
+        return TrialDecision(reason="RolloutInProgress", message=rollout_obstacle)
     if rejection := _find_setting_rejection(snapshot, effective, recommendation.setting):
         return TrialDecision(
             reason="SettingRejected", message=f"{describe_setting(recommendation.setting)} is not tried: {rejection}"
@@ -220,7 +220,7 @@ def decide_next_trial(snapshot: Snapshot, effective: EffectiveSetting, progressi
         return TrialDecision()  # the next recommendation counts
     if "Trial" not in snapshot.start_permission.allowed_purposes:
         wait_reason = snapshot.start_permission.wait_reason
-        message = f"{describe_setting(recommendation.setting)} waits for its turn: {wait_reason}" if wait_reason else ""
+        message = f"A trial of {describe_setting(recommendation.setting)} is queued: {wait_reason}." if wait_reason else ""
         return TrialDecision(reason="Queued" if message else "", message=message, queued=True)
     trial = Trial(
         setting=build_status_setting(recommendation.setting),
@@ -245,7 +245,7 @@ def _find_trial_pause(
     if capacity_obstacle := failures.find_capacity_obstacle(speculation_status, snapshot, effective.spec_revision):
         return TrialDecision(reason="InsufficientCapacity", message=capacity_obstacle)
     if cooldown_end := find_cooldown_end(speculation_status, recommendation, tuning.cooldown_duration, now):
-        message = f"{describe_setting(setting)} may be tried from {cooldown_end:%Y-%m-%d %H:%M} UTC on"
+        message = f"Cooldown: {describe_setting(setting)} may be tried from {cooldown_end:%Y-%m-%d %H:%M} UTC."
         return TrialDecision(reason="Cooldown", message=message)
     if failure_message := _recent_failure_message(speculation_status, recommendation, tuning, now):
         return TrialDecision(reason="Cooldown", message=failure_message)
@@ -281,17 +281,17 @@ def _find_rollout_obstacle(snapshot: Snapshot, progression: Progression) -> str:
     """Return what has to end before a trial may begin; empty where nothing has to."""
     resource = snapshot.resource
     if progression.phase == "Paused":
-        return "spec.rollout.paused is true: no trial begins until it is false"
+        return "No trial starts while spec.rollout.paused is true."
     if (
         progression.phase != "Ready"
         or progression.canary is not None
         or progression.previous is not None
         or progression.outcome is not None
     ):
-        return "no trial begins while a rollout is under way, or what the spec asks for is not what serves"
+        return "No trial starts while a rollout is in progress or the desired revision is not the stable one."
     ready_pods = snapshot.ready_pod_count(progression.stable_revision or "")
     if ready_pods < resource.spec.replicas or resource.spec.replicas == 0 or route_rejection_message(snapshot):
-        return f"no trial begins before all {resource.spec.replicas} pods serve"
+        return f"No trial starts until all {resource.spec.replicas} pods are ready."
     return ""
 
 
@@ -304,7 +304,7 @@ def _find_setting_rejection(snapshot: Snapshot, effective: EffectiveSetting, set
     if desired.problem:
         return desired.problem
     if read_manual_action(resource, desired.revision) == "rollback" and desired.revision != effective.spec_revision:
-        return f"a person has rolled it back; without the annotation {ROLLBACK_ANNOTATION} it may be tried again."
+        return f"it was rolled back manually; remove the annotation {ROLLBACK_ANNOTATION} to try it again."
     return ""
 
 
@@ -361,7 +361,7 @@ def _recent_failure_message(
         return ""
     times_text = "once" if failure.failure_count == 1 else f"{failure.failure_count} times in a row"
     setting = describe_setting(read_status_setting(failure.setting))
-    return f"{setting} has failed {times_text} and may be tried from {retry_time:%Y-%m-%d %H:%M} UTC on: {failure.message}"
+    return f"{setting} has failed {times_text} and may be tried from {retry_time:%Y-%m-%d %H:%M} UTC: {failure.message}"
 
 
 def find_last_unsuccessful_start(speculation_status: SpeculationStatus) -> datetime | None:

@@ -1,13 +1,14 @@
 """Failed trials: which failures are recorded, and when their setting may be tried again.
 
-    Worse     the canary was measured, and rolled back: lifted when the traffic changes ─┐
-    Failed    it was never ready, crashed, failed its preflight,                         ─┴─► a pause that doubles each time
-              or ran on other hardware than its control
-    NoRoom    the cluster had no node or no quota for its pods ──────────────────────────► no trial until there is capacity
+    Regressed              the canary was measured, and rolled back: lifted when the traffic changes ─┐
+    Failed                 it was never ready, crashed, failed its preflight, or ran on other         ─┴─► a pause that doubles
+                           hardware than its control                                                       each time
+    InsufficientCapacity   the cluster had no node or no quota for its pods ──────────────────────────► no trial until there is
+                                                                                                        capacity
 
-There is one record per setting, for one spec. With another spec_revision all records are dropped, and a new value of the annotation
-aerie.dev/retry drops them too. There is capacity again when a trial would need fewer pods than the one that found none, or when
-that number of pods is ready.
+There is one record per setting, for one spec. With another spec_revision all records are dropped, and a new value of the
+annotation aerie.dev/retry drops them too. There is capacity again when a trial would need fewer pods than the one that found
+none, or when that number of pods is ready.
 
 Guarantee: pure. Not guaranteed: that new capacity is noticed where no pod of the resource uses it; the annotation is for that.
 """
@@ -116,11 +117,10 @@ def find_capacity_obstacle(speculation_status: SpeculationStatus, snapshot: Snap
         return ""
     extra_pods = _count_trial_pods(snapshot) - snapshot.resource.spec.replicas
     return (
-        f"the cluster had no room for the {extra_pods} pods on top of spec.replicas that a trial needs; it was of "
+        f"The cluster has no capacity for the {extra_pods} pods on top of spec.replicas that a trial needs. The last one was of "
         f"{describe_setting(read_status_setting(failure.setting))} ({failure.message.rstrip('.')}). "
-        "Nothing is tried until there is room: write "
-        "spec.rollout.canary.capacity: Reuse, which needs none; or add nodes or raise the quota, and annotate the resource with "
-        "a new value of aerie.dev/retry"
+        "No trial starts until there is capacity. Set spec.rollout.canary.capacity: Reuse, which needs no extra pods; or add "
+        "nodes or raise the quota, and set the annotation aerie.dev/retry to a new value."
     )
 
 

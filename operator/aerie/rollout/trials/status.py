@@ -1,4 +1,4 @@
-"""status.speculation and the condition Tuned after a step: how trials have ended, what they gained, what is recommended.
+"""status.speculation and the condition SpeculationTuned after a step: how trials ended, what they saved, what is recommended.
 
 Guarantees: pure; nothing in the result follows the clock alone. The numbers of a recommendation are written again only when its
 text has changed or its gain has changed by one point. So a decision each half hour does not cause a write each half hour. Without
@@ -62,7 +62,7 @@ class TuningStatus:
 
     speculation: SpeculationStatus | None
     condition: ConditionUpdate | None = None
-    """The condition Tuned; None without anything to report."""
+    """The condition SpeculationTuned; None without anything to report."""
 
 
 def build_tuning_status(
@@ -402,13 +402,13 @@ def _build_tuned_condition(
     previous_condition = next((condition for condition in previous_status.conditions if condition.type == TUNED), None)
     if mode == "Off":
         return ConditionUpdate(
-            TUNED, "False", "Off", "spec.speculation.tuning.mode is Off: spec.speculation.numSpeculativeTokens stands"
+            TUNED, "False", "Off", "Tuning is off (spec.speculation.tuning.mode); using spec.speculation.numSpeculativeTokens."
         )
     if effective.exceeded_bound and speculation_status.applied is not None:
         setting = describe_setting(read_status_setting(speculation_status.applied.setting))
         message = (
-            f"{setting} is in force no longer: {effective.exceeded_bound}. "
-            f"{describe_setting(effective.setting)} of the spec takes its place by a rollout"
+            f"{setting} is no longer applied: {effective.exceeded_bound}. "
+            f"A rollout replaces it with the spec's {describe_setting(effective.setting)}."
         )
         return ConditionUpdate(TUNED, "False", "SettingVoid", message)
     if speculation_status.trial is not None:
@@ -422,7 +422,7 @@ def _build_tuned_condition(
         or progression.canary is not None
         or progression.phase in ("Preflight", "RolledBack", "Failed")
     ):
-        message = "tuning waits: a rollout is under way, or what the spec asks for is not what serves"
+        message = "Tuning is waiting: a rollout is in progress, or the desired revision is not the stable one."
         return ConditionUpdate(TUNED, "False", "RolloutInProgress", message)
     if trial_decision.reason:
         return ConditionUpdate(TUNED, "False", trial_decision.reason, trial_decision.message)
@@ -435,7 +435,7 @@ def _build_tuned_condition(
         and previous_status.stable.revision == stable.revision
     ):
         return ConditionUpdate(TUNED, previous_condition.status, previous_condition.reason, previous_condition.message)
-    return ConditionUpdate(TUNED, "False", "InsufficientData", f"nothing has been decided yet for revision {stable.revision}")
+    return ConditionUpdate(TUNED, "False", "InsufficientData", f"No decision yet for revision {stable.revision}.")
 
 
 def _build_recommendation_condition(
@@ -445,7 +445,7 @@ def _build_recommendation_condition(
     if recommendation.blocked_reason:
         return ConditionUpdate(TUNED, "False", recommendation.blocked_reason, message)
     if recommendation.action == "Change" and mode == "Recommend":
-        message = f"{message} Mode Recommend leaves it at that"
+        message = f"{message} Not applied: spec.speculation.tuning.mode is Recommend."
     if recommendation.action == "Hold" and speculation_status.recommended is not None:  # a pause delays it
         return ConditionUpdate(TUNED, "False", "Cooldown" if mode == "Auto" else "Recommended", message)
     return ConditionUpdate(
@@ -456,7 +456,7 @@ def _build_recommendation_condition(
 def _build_trial_message(trial: Trial) -> str:
     setting = describe_setting(read_status_setting(trial.setting))
     if trial.purpose == "Explore":
-        return f"a canary with {setting} is to be measured and given up: what it shows makes the next decision surer"
+        return f"Exploration: a canary with {setting} is measured and not promoted, so that the next decision has more data."
     predicted_gain = trial.predicted
-    gain = f", expected to gain {100 * predicted_gain.estimate:.1f} %" if predicted_gain is not None else ""
-    return f"{setting} is on trial{gain}: a canary has to prove it, or it is taken back"
+    gain = f" (predicted gain {100 * predicted_gain.estimate:.1f} %)" if predicted_gain is not None else ""
+    return f"Trial of {setting}{gain}: it is rolled back unless its canary proves it."
