@@ -6,8 +6,9 @@ operator writes, at fleet size, with all that goes wrong there.
 Time jumps to the next moment at which anything changes, or at which the decision wants to be made again.
 
 Guarantees: everything follows from the arguments and from what is called, in the order in which it is called. Writes are carried
-out as the operator does (controller/kubernetes/apply.py): every object is tried, deletions wait for those that requests depend on,
-and the status is written in any case. Deployments have maxSurge 1 and maxUnavailable 0, and give up pods that do not serve first.
+out as the operator does (controller/kubernetes/apply.py): every object is tried, deletions wait for those that requests depend
+on, and the status is written in any case. Deployments have maxSurge 1 and maxUnavailable 0, and give up pods that do not serve
+first.
 Not here: proxies and endpoints that lag behind what the API server has; quota and scheduling by anything but a number of places.
 """
 

@@ -169,8 +169,10 @@ def _describe_job_end(
     retry_delay = min(PREFLIGHT_INITIAL_RETRY_DELAY * 2 ** min(attempts - 1, 10), PREFLIGHT_MAX_RETRY_DELAY)
     if failed is None:
         minutes = int(PREFLIGHT_RUN_TIMEOUT.total_seconds() // 60)
-        end_message = f"it ran for more than {minutes} minutes; check for a hanging volume, "
-            "or another container of its pod that does not end"
+        end_message = (
+            f"it ran for more than {minutes} minutes; check for a hanging volume, "
+            "or for another container of its pod that does not end"
+        )
         return end_message, started_at + PREFLIGHT_RUN_TIMEOUT if started_at is not None else None, retry_delay
     failed_at = failed.get("lastTransitionTime")
     if failed.get("reason") == "DeadlineExceeded":
