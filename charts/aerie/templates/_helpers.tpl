@@ -1,4 +1,4 @@
-{{/* The name of a Service, which begins with a letter and has no dot; short enough for a suffix within its 63 characters. */}}
+{{/* Name of a Service: begins with a letter, has no dot, and is short enough for a suffix within its 63 characters. */}}
 {{- define "aerie.fullname" -}}
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride }}
@@ -44,7 +44,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end }}
 
-{{/* What the operator may do where it acts: rules of a ClusterRole, or of a Role in each namespace. */}}
+{{/* Permissions of the operator: rules of a ClusterRole, or of a Role in each namespace. */}}
 {{- define "aerie.rules" -}}
 - apiGroups: [aerie.dev]
   resources: [speculativedeployments]
@@ -52,8 +52,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 - apiGroups: [aerie.dev]
   resources: [speculativedeployments/status]
   verbs: [patch]
-# Children name the resource as their owner and hold its deletion until they are gone. A cluster with the admission plugin
-# OwnerReferencesPermissionEnforcement asks for this.
+# Children name the resource as their owner and block its deletion until they are deleted. The admission plugin
+# OwnerReferencesPermissionEnforcement requires this permission.
 - apiGroups: [aerie.dev]
   resources: [speculativedeployments/finalizers]
   verbs: [update]
@@ -70,14 +70,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
   resources: [{{ .resource }}]
   verbs: [get, list, watch, create, patch, delete]
 {{- end }}
-# Why a pod does not start, and the last lines of a preflight or of a crash.
+# Causes of pods that do not start, and the last log lines of a preflight or a crash.
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch]
 - apiGroups: [""]
   resources: [pods/log]
   verbs: [get]
-# What becomes of a rollout; and why a Job has no pod, which stands nowhere else.
+# Events about rollouts; and the reason why a Job has no pod, which is only in events.
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [list, create, patch]

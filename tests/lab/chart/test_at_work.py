@@ -100,7 +100,7 @@ def test_a_namespace_without_its_rights_stops_no_other_one(lab: Lab, namespace: 
         assert f"{failed} 1.0" in page(8080, "/metrics")
 
         def refused() -> int:
-            found = re.search(r'^aerie_api_calls_total{code="403",verb="GET"} (\S+)', page(8080, "/metrics"), re.MULTILINE)
+            found = re.search(r'^aerie_kube_api_requests_total{code="403",verb="GET"} (\S+)', page(8080, "/metrics"), re.MULTILINE)
             return int(float(found[1])) if found else 0
 
         wait_until(lambda: refused() >= 7, "two minutes of refusals", timeout_seconds=240, interval_seconds=2)

@@ -87,7 +87,7 @@ def test_the_definition_is_that_of_the_repository(objects: Objects, chart: Path)
         ("prometheus.tokens[0].address=thanos:9091", "/prometheus/tokens/0", "missing property 'secret'"),
         ("prometheus.tokens[0].address=thanos:9091", "/prometheus/tokens/0/address", "'thanos:9091' does not match"),
         ("notifications.url=hooks.example", "/notifications/url", "'hooks.example' does not match"),
-        ("prometheus.authorities.file=x", "/prometheus/authorities", "'file' not allowed"),
+        ("prometheus.caBundle.file=x", "/prometheus/caBundle", "'file' not allowed"),
         ("metrics.podMonitor.interval=often", "/metrics/podMonitor/interval", "'often' does not match"),
         ("fullnameOverride=Aerie", "/fullnameOverride", "'Aerie' does not match"),
         (
