@@ -79,7 +79,7 @@ class Operator:
     def _keep(self, process: subprocess.Popen[bytes]) -> None:
         process.wait()
         with self._changes:
-            if self.process is process and "leads no longer" in self.log.read_text(errors="replace")[-5000:]:
+            if self.process is process and "is no longer the leader" in self.log.read_text(errors="replace")[-5000:]:
                 self.start()
 
     def end(self, number: int = signal.SIGTERM) -> int:

@@ -93,7 +93,7 @@ async def node_lost_in_mid_analysis(case: Case) -> None:
     await case.first(resource(case.name))
     await case.apply(resource(case.name, "eagle31", node="node-2", progressDeadline="1m"))
     await case.phase("Analyzing")
-    case.faults.append(await asyncio.to_thread(case.stage.faults.silence, "node-2"))
+    case.faults.append(await asyncio.to_thread(case.stage.faults.silence_node, "node-2"))
     await case.until(lambda status: status["phase"] != "Analyzing", "the canary is given up")
     assert "None of its pods has been ready since" in case.last["message"]
     await asyncio.to_thread(case.faults.pop().undo)  # what was on the node can go when it is back

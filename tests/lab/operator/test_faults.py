@@ -171,7 +171,7 @@ def test_two_leaders_at_once(
         )
 
     with leader("one") as one, leader("other") as other:
-        wait_until(lambda: " leads" in one.said() and " leads" in other.said(), "both lead", timeout_seconds=120)
+        wait_until(lambda: " is the leader" in one.said() and " is the leader" in other.said(), "both lead", timeout_seconds=120)
         namespace.apply(light(OLD))
         settled(namespace.name, OLD)
         namespace.apply(light(NEW))
