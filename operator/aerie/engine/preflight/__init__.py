@@ -4,8 +4,9 @@
     report.passed          whether an engine may be started
     report.findings        every check with its evidence and its fix
 
-Guarantees: pure; every check of `CHECKS` is in every report. Facts that are not in configs and headers give a note. Not
-guaranteed: that a drafter which passes is good. Only live traffic shows its acceptance.
+Guarantees: pure; every check of `CHECKS` is in every report. A fact that configs and headers do not
+contain is a finding of severity info. Not guaranteed: that a drafter which passes is good. Only live traffic shows its
+acceptance.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Check:
 
     def run(self, inputs: PreflightInput) -> Iterator[Finding]:
         results = list(self.function(inputs))
-        assert results, f"check {self.id} said nothing"  # a check that passes returns its evidence too
+        assert results, f"check {self.id} has no result"  # a check that passes returns its evidence too
         return (Finding(self.id, self.title, result.severity, result.evidence, result.fix) for result in results)
 
 
@@ -55,7 +55,7 @@ def eagle3_only(function: CheckFunction) -> CheckFunction:
         if inputs.drafter is None:
             return [skip("there is no drafter")]
         if inputs.method not in (None, "eagle3"):
-            return [skip(f"the method is {inputs.method}, and this is about eagle3")]
+            return [skip(f"the method is {inputs.method}, and the check applies to eagle3")]
         return function(inputs)
 
     return check_eagle3

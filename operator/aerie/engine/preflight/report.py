@@ -1,7 +1,7 @@
 """The results of one check, and the report of all checks: plain data, and the messages for users.
 
 Guarantees: every check of the table has at least one finding in a report.
-A check that lacks its input gives a note.
+A check that lacks its input has a finding of severity info.
 """
 
 from __future__ import annotations
@@ -109,9 +109,13 @@ class PreflightReport:
     def summary(self) -> str:
         """One line: the outcome, and the number of findings by severity."""
         counts = {severity: len(list(self.with_severity(severity))) for severity in Severity}
-        labels = {Severity.ERROR: "refused", Severity.WARNING: "to look at", Severity.INFO: "notes", Severity.PASS: "passed"}
-        numbers = ", ".join(f"{counts[severity]} {label}" for severity, label in labels.items() if counts[severity])
-        return f"preflight {'passed' if self.passed else 'refused'}: {numbers}"
+        labels = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
+        numbers = [
+            f"{counts[severity]} {label}{'s' if counts[severity] > 1 else ''}"
+            for severity, label in labels.items()
+            if counts[severity]
+        ]
+        return f"preflight {'passed' if self.passed else 'failed'}: {', '.join([*numbers, f'{counts[Severity.PASS]} passed'])}"
 
     def to_json(self) -> dict[str, Any]:
         return {"passed": self.passed, "summary": self.summary, "findings": [finding.to_json() for finding in self.findings]}

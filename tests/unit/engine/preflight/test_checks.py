@@ -402,9 +402,9 @@ def test_a_fitting_pair_is_let_through(small: Any) -> None:
 def test_a_refusal_refuses_all(small: Any) -> None:
     report = run_preflight(small.subject(target=small.target(hidden_size=128)))
     assert not report.passed
-    assert report.summary.startswith("preflight refused: 1 refused, ")
+    assert report.summary.startswith("preflight failed: 1 error, ")
     assert report.to_json()["passed"] is False
-    assert {"id": "C25", "title": "hidden size is the target's", "severity": "error"}.items() <= next(
+    assert {"id": "C25", "title": "hidden size matches the target", "severity": "error"}.items() <= next(
         finding for finding in report.to_json()["findings"] if finding["id"] == "C25"
     ).items()
 

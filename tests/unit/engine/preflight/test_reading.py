@@ -177,7 +177,7 @@ def test_busy_hub_is_asked_again_when_it_says(small: Any, hub: Any, read: Read, 
 def test_busy_hub_is_given_up_in_the_end(hub: Any, read: Read, pauses: list[float]) -> None:
     hub.failures = [(429, {})] * 5
     with pytest.raises(
-        CheckpointError, match=r"failed 5 times, at last with: HTTP 429: try again later, set HF_ENDPOINT to a mirror"
+        CheckpointError, match=r"failed 5 times, the last time with: HTTP 429: try again later, set HF_ENDPOINT to a mirror"
     ):
         read()
     assert pauses == [1.0, 2.0, 4.0, 8.0]
@@ -293,7 +293,7 @@ def test_authorities_that_cannot_be_read_are_said(tmp_path: Path, name: str, con
     file = tmp_path / "ca.crt"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(HubError, match=f"{name} is {file}, which holds no certificates that can be read"):
+    with pytest.raises(HubError, match=f"{name} is {file}, which has no readable certificates"):
         HubClient.from_environment({name: str(file)})
 
 

@@ -19,8 +19,8 @@ _FEATURE_BY_FAMILY = {"llama": Feature.EAGLE31_LLAMA, "qwen3": Feature.EAGLE31_Q
 
 @register_check(
     "C1",
-    "engine knows EAGLE 3.1",
-    rationale="an engine that is too old ignores fc_norm or norm_output, and acceptance falls without an error",
+    "EAGLE 3.1 support",
+    rationale="an older engine ignores fc_norm or norm_output: acceptance drops without an error",
     max_severity=Severity.ERROR,
     source="vLLM pull requests 42764 (Llama), 43482 (MLA), 46488 (speculators format); models/qwen3_eagle3.py",
 )
@@ -35,23 +35,25 @@ def check_engine_supports_eagle31(inputs: PreflightInput) -> Iterable[CheckResul
     feature = Feature.EAGLE31_SPECULATORS if drafter.format == "speculators" else _FEATURE_BY_FAMILY.get(drafter.family)
     if feature is None:
         yield info(
-            f"the drafter asks for {flags}, and it is not known which vLLM gives it to {drafter.architecture}",
+            f"the drafter needs {flags}; the vLLM release that supports this for {drafter.architecture} is unknown",
             "compare its acceptance length with the published one",
         )
     elif not inputs.supports(feature):
         limits = f": {feature.limitations}" if feature.limitations else ""
         yield error(
-            f"the drafter asks for {flags}, and vLLM {inputs.version} has no {feature.description}{limits}",
+            f"the drafter needs {flags}, and vLLM {inputs.version} does not support {feature.description}{limits}",
             f"use vLLM {feature.since} or newer",
         )
     else:
-        yield pass_check(f"the drafter asks for {flags}; vLLM {inputs.version} has had it since {feature.since}")
+        yield pass_check(
+            f"the drafter needs {flags}; vLLM supports this since {feature.since}, and the engine is {inputs.version}"
+        )
 
 
 @register_check(
     "C6",
-    "one kind of norm before fc",
-    rationale="vLLM applies both, one after the other, and no drafter was trained so",
+    "single norm before fc",
+    rationale="vLLM applies both norms in sequence; no drafter was trained that way",
     max_severity=Severity.ERROR,
     source="vLLM models/llama_eagle3.py, combine_hidden_states; speculators pull request 670",
 )
@@ -61,7 +63,7 @@ def check_single_norm_before_fc(inputs: PreflightInput) -> Iterable[CheckResult]
     if drafter.fc_norm and drafter.norm_before_fc:
         yield error(
             "fc_norm and norm_before_fc are both true, and vLLM applies both",
-            "keep the one that the drafter was trained with: fc_norm has weights fc_norm.N.weight, norm_before_fc has "
+            "keep the norm that the drafter was trained with: fc_norm has weights fc_norm.N.weight, norm_before_fc has "
             "input_norm.weight",
         )
     elif drafter.norm_before_fc and drafter.family == "mla":
@@ -76,7 +78,7 @@ def check_single_norm_before_fc(inputs: PreflightInput) -> Iterable[CheckResult]
 
 @register_check(
     "C7",
-    "trained as it is served",
+    "norm_output matches the training",
     rationale="SpecForge from 2026-07-20 to 2026-09-15 wrote norm_output: true and trained without it",
     max_severity=Severity.WARNING,
     source="SpecForge pull requests 568 and 879",
@@ -86,23 +88,24 @@ def check_norm_output_training(inputs: PreflightInput) -> Iterable[CheckResult]:
     assert inputs.drafter is not None
     drafter = inputs.drafter_model
     if not drafter.norm_output:
-        yield pass_check("norm_output is not true, so SpecForge's mismatch of 2026 cannot matter")
+        yield pass_check("norm_output is not true: SpecForge's mismatch of 2026 does not apply")
         return
     texts = [inputs.drafter.name, str(inputs.drafter.config.get("_name_or_path", "")), *inputs.drafter.metadata.values()]
     trainer = next((trainer for trainer in _TRAINERS if any(trainer in text.lower() for text in texts)), None)
     if trainer == "specforge":
         yield warning(
-            "norm_output is true and the checkpoint names SpecForge, which from 2026-07-20 to 2026-09-15 wrote the flag and "
+            "norm_output is true and the checkpoint names SpecForge, which from 2026-07-20 to 2026-09-15 wrote the flag but "
             "trained without it",
-            "if it was trained in that time, set norm_output: false in its config.json or train it again; if later, "
-            "nothing is wrong",
+            "if the drafter was trained in that period, set norm_output: false in its config.json or retrain it; if later, "
+            "ignore this warning",
         )
     elif drafter.format == "speculators" or trainer is not None:
         yield pass_check(f"norm_output is true, and the checkpoint is from {trainer or 'speculators'}, not from SpecForge")
     else:
         yield info(
-            "norm_output is true, and headers do not tell who trained it: that it was trained so could not be checked",
-            "if it was trained with SpecForge between 2026-07-20 and 2026-09-15, set norm_output: false in its config.json",
+            "norm_output is true; whether the drafter was trained with it could not be checked, because headers do not "
+            "name the trainer",
+            "if SpecForge trained it between 2026-07-20 and 2026-09-15, set norm_output: false in its config.json",
         )
 
 
@@ -111,8 +114,8 @@ _TRAINERS = ("specforge", "torchspec", "speculators", "aerie")
 
 @register_check(
     "C8",
-    "norm_before_residual is written down",
-    rationale="a native config without it means False, a speculators config True: a conversion between them can flip it unseen",
+    "norm_before_residual is explicit",
+    rationale="the default is False in a native config and True in a speculators config: a conversion can flip it silently",
     max_severity=Severity.INFO,
     source="vLLM transformers_utils/configs/speculators/algos.py, update_eagle3; models/llama_eagle3.py",
 )
@@ -124,15 +127,16 @@ def check_norm_before_residual(inputs: PreflightInput) -> Iterable[CheckResult]:
     else:
         default = _format_bool(drafter.format == "speculators")
         yield info(
-            f"norm_before_residual is not in the drafter's config; vLLM takes {default} for the {drafter.format} format",
-            f"write {default} into it if the drafter was trained so, so that no conversion can flip it",
+            f"norm_before_residual is not in the drafter's config; vLLM's default for the {drafter.format} format is {default}",
+            f"set norm_before_residual: {default} in its config.json if the drafter was trained with it, so that no "
+            "conversion changes it",
         )
 
 
 @register_check(
     "C27",
-    "both halves of EAGLE 3.1",
-    rationale="a 3.1 drafter without norm_output gets hidden states that it was not trained on: AL 2.08 instead of 2.51",
+    "fc_norm and norm_output agree",
+    rationale="an EAGLE 3.1 drafter without norm_output gets hidden states it was not trained on: AL 2.08 instead of 2.51",
     max_severity=Severity.ERROR,
     source="vLLM pull request 42764; measured on vLLM 0.32, K = 3; arXiv 2605.09992 for norm_output without training",
 )
@@ -147,19 +151,19 @@ def check_fc_norm_with_norm_output(inputs: PreflightInput) -> Iterable[CheckResu
             f"{evidence}, so the drafter is EAGLE 3.1, but its config does not say norm_output, which vLLM then takes for false; "
             "a 3.1 drafter served so lost more than a quarter of its accepted tokens (AL 2.08 instead of 2.51 at K = 3) "
             "without an error",
-            "write norm_output: true into its config.json, or false if it was trained without",
+            "set norm_output: true in its config.json, or false if the drafter was trained without it",
         )
     elif drafter.norm_output is False and (drafter.fc_norm or has_weights):
         yield warning(
-            "fc_norm is there and norm_output is false: half of EAGLE 3.1",
-            "leave it if the drafter was trained so (SpecForge before 2026-09-15), else write norm_output: true",
+            "fc_norm is present and norm_output is false: EAGLE 3.1 has both",
+            "set norm_output: true, unless the drafter was trained without it (SpecForge before 2026-09-15)",
         )
     elif drafter.norm_output and not (drafter.fc_norm or has_weights or drafter.norm_before_fc):
         yield warning(
-            "norm_output is true without fc_norm or norm_before_fc; turned on for a drafter that was trained without "
-            "it, it costs "
+            "norm_output is true without fc_norm or norm_before_fc; for a drafter that was trained without "
+            "it, this costs "
             "most of the acceptance (AL 3.06 to 1.33 in the paper)",
-            "set norm_output: false unless the drafter was trained with it",
+            "set norm_output: false, unless the drafter was trained with it",
         )
     elif drafter.norm_output:
         form = "fc_norm" if drafter.fc_norm or has_weights else "norm_before_fc"

@@ -31,8 +31,8 @@ _PIPELINE_PARALLEL_MODEL_TYPES = frozenset(
 
 @register_check(
     "C5",
-    "drafter's context reaches as far as the target's",
-    rationale="past the drafter's last position: a device assertion or nonsense up to 0.26, a shorter engine context with "
+    "drafter context length",
+    rationale="past the drafter's last position: a device assertion or wrong output up to 0.26, a shorter engine context with "
     "YaRN from 0.33",
     max_severity=Severity.ERROR,
     source="vLLM issues 48894, 23072, 21986; pull request 49343; config/speculative.py",
@@ -42,37 +42,37 @@ def check_drafter_context(inputs: PreflightInput) -> Iterable[CheckResult]:
     max_model_len, drafter = inputs.max_model_len, inputs.drafter_model
     if max_model_len is None or drafter.max_position is None:
         model = "drafter" if drafter.max_position is None else "target"
-        yield info(f"the {model}'s config.json has no max_position_embeddings: the drafter's context could not be checked")
+        yield info(f"the {model}'s config.json has no max_position_embeddings: the context length could not be checked")
         return
     if drafter.max_position >= max_model_len:
-        yield pass_check(f"the drafter has {drafter.max_position} positions, and the engine takes {max_model_len} tokens")
+        yield pass_check(f"the drafter has {drafter.max_position} positions, and the engine's context is {max_model_len} tokens")
         return
     evidence = (
-        f"the drafter has {drafter.max_position} positions (RoPE {drafter.rope_type}), and the engine takes "
+        f"the drafter has {drafter.max_position} positions (RoPE {drafter.rope_type}), and the engine's context is "
         f"{max_model_len} tokens"
     )
     shorter_context_fix = f"set --max-model-len={drafter.max_position} or use another drafter"
     if not inputs.supports(Feature.DRAFT_CONTEXT_RAISED):
         yield error(
-            f"{evidence}; vLLM {inputs.version} fails or answers nonsense past the drafter's last position",
-            f"use vLLM {Feature.DRAFT_CONTEXT_RAISED.since} or newer, or {shorter_context_fix}",
+            f"{evidence}; past the drafter's last position, vLLM {inputs.version} crashes or returns wrong output",
+            f"use vLLM {Feature.DRAFT_CONTEXT_RAISED.since} or newer, {shorter_context_fix}",
         )
     elif drafter.rope_type not in _EXTENDABLE_ROPE_TYPES and inputs.version >= _CONTEXT_CUT_SINCE:
         yield error(
-            f"{evidence}; vLLM {inputs.version} then cuts the engine's context to the drafter's",
-            f"{shorter_context_fix}, or give the drafter's config the RoPE settings and max_position_embeddings of the target",
+            f"{evidence}; vLLM {inputs.version} then shortens the engine's context to the drafter's",
+            f"{shorter_context_fix}, or set RoPE and max_position_embeddings in the drafter's config as in the target's",
         )
     else:
         yield warning(
-            f"{evidence}; vLLM {inputs.version} stretches the drafter, which was not trained there",
-            f"watch the acceptance length of requests longer than {drafter.max_position} tokens",
+            f"{evidence}; vLLM {inputs.version} extends the drafter beyond the positions it was trained on",
+            f"monitor the acceptance length of requests longer than {drafter.max_position} tokens",
         )
 
 
 @register_check(
     "C10",
-    "method is named",
-    rationale="vLLM otherwise guesses it from the drafter's path, and a volume's path says nothing",
+    "method is set",
+    rationale="vLLM otherwise infers it from the drafter's path, and the path of a volume does not contain it",
     max_severity=Severity.ERROR,
     source="vLLM config/speculative.py, __post_init__",
 )
@@ -81,8 +81,8 @@ def check_method_present(inputs: PreflightInput) -> Iterable[CheckResult]:
         yield skip("there is no drafter")
     elif inputs.method is None:
         yield error(
-            "--speculative-config has no method, and vLLM would guess it from the drafter's path",
-            "name it, for EAGLE 3 and 3.1 as eagle3",
+            "--speculative-config has no method; vLLM would infer it from the drafter's path",
+            "set method, for EAGLE 3 and 3.1 to eagle3",
         )
     else:
         yield pass_check(f"{inputs.method}")
@@ -90,8 +90,8 @@ def check_method_present(inputs: PreflightInput) -> Iterable[CheckResult]:
 
 @register_check(
     "C11",
-    "drafter's tensor parallelism",
-    rationale="vLLM takes 1 or the target's, under the name draft_tensor_parallel_size, and refuses anything else",
+    "drafter tensor parallelism",
+    rationale="vLLM accepts only 1 or the target's size, in the key draft_tensor_parallel_size",
     max_severity=Severity.ERROR,
     source="vLLM config/speculative.py, _verify_and_get_draft_tp and _verify_args",
 )
@@ -103,11 +103,12 @@ def check_draft_tensor_parallel(inputs: PreflightInput) -> Iterable[CheckResult]
     draft_size = inputs.speculative_config.get("draft_tensor_parallel_size")
     if "tensor_parallel_size" in inputs.speculative_config:
         yield error(
-            "tensor_parallel_size is in --speculative-config, where vLLM refuses it", "call it draft_tensor_parallel_size"
+            "--speculative-config has tensor_parallel_size, which vLLM rejects there", "rename it to draft_tensor_parallel_size"
         )
     elif draft_size not in (None, 1, target):
         yield error(
-            f"draft_tensor_parallel_size is {draft_size}, and vLLM takes 1 or the target's, {target}", f"set it to 1 or {target}"
+            f"draft_tensor_parallel_size is {draft_size}, and vLLM accepts only 1 or the target's, {target}",
+            f"set it to 1 or {target}",
         )
     else:
         yield pass_check(f"{target if draft_size is None else draft_size} (target: {target})")
@@ -115,7 +116,7 @@ def check_draft_tensor_parallel(inputs: PreflightInput) -> Iterable[CheckResult]
 
 @register_check(
     "C12",
-    "kernels and cache types of the drafter's own",
+    "options inherited from the target",
     rationale="a drafter inherits the target's MoE backend and KV cache type, which may not run an unquantised drafter",
     max_severity=Severity.WARNING,
     source="vLLM config/speculative.py, _DRAFT_VLLM_CONFIG_OVERRIDES; pull request 25883; issues 24505, 40849",
@@ -130,8 +131,8 @@ def check_inherited_options(inputs: PreflightInput) -> Iterable[CheckResult]:
     if backend not in (None, "auto") and not drafter.is_quantized and "moe_backend" not in config:
         warnings.append(
             warning(
-                f"the drafter inherits --moe-backend={backend} and is not quantised, which that backend may not run",
-                "name a moe_backend for the drafter (vLLM 0.19 or newer), or leave --moe-backend out",
+                f"the drafter inherits --moe-backend={backend}, which may not support an unquantised drafter",
+                "set moe_backend in --speculative-config (vLLM 0.19 or newer), or remove --moe-backend",
             )
         )
     kv_cache_dtype = arguments.kv_cache_dtype
@@ -139,29 +140,28 @@ def check_inherited_options(inputs: PreflightInput) -> Iterable[CheckResult]:
         warnings.append(
             warning(
                 f"the drafter inherits --kv-cache-dtype={kv_cache_dtype}, which its attention backend may not support and which "
-                "can cost acceptance",
-                f"compare its acceptance length with --kv-cache-dtype=auto; vLLM {Feature.DRAFT_KV_CACHE_DTYPE.since} "
-                "or newer can "
-                "cache for the drafter in a type of its own",
+                "can reduce acceptance",
+                f"compare its acceptance length with --kv-cache-dtype=auto; from vLLM {Feature.DRAFT_KV_CACHE_DTYPE.since} on, "
+                "kv_cache_dtype in --speculative-config sets the drafter's own type",
             )
         )
     if config.get("quantization") is not None and drafter.is_quantized:
         warnings.append(
             warning(
-                f"--speculative-config names quantization {config['quantization']}, and the drafter's config has its own",
-                "leave quantization out of --speculative-config",
+                f"--speculative-config has quantization {config['quantization']}, and the drafter's config has its own",
+                "remove quantization from --speculative-config",
             )
         )
     yield from warnings
     if not warnings:
         state = "quantised by its own config" if drafter.is_quantized else "not quantised"
-        yield pass_check(f"the drafter is {state}, and inherits nothing that was chosen for the target")
+        yield pass_check(f"the drafter is {state}, and inherits no option that was set for the target")
 
 
 @register_check(
     "C13",
-    "EAGLE across pipeline stages",
-    rationale="hidden states have to travel between stages, which older engines and most models do not do: the engine refuses "
+    "pipeline parallelism",
+    rationale="hidden states must be passed between stages, which older engines and most models cannot: the engine fails "
     "to start",
     max_severity=Severity.ERROR,
     source="vLLM pull request 50514; supports_aux_hidden_states_over_pp in vllm/model_executor/models",
@@ -173,13 +173,14 @@ def check_pipeline_parallel(inputs: PreflightInput) -> Iterable[CheckResult]:
         yield pass_check("one pipeline stage")
     elif not inputs.supports(Feature.PIPELINE_PARALLEL):
         yield error(
-            f"there are {stages} pipeline stages, and vLLM {inputs.version} runs EAGLE 3 on one only",
+            f"there are {stages} pipeline stages, and vLLM {inputs.version} supports EAGLE 3 on one only",
             f"use vLLM {Feature.PIPELINE_PARALLEL.since} or newer, or tensor parallelism",
         )
     elif model not in _PIPELINE_PARALLEL_MODEL_TYPES:
         yield error(
-            f"there are {stages} pipeline stages, and vLLM does not hand hidden states of model type {model} across them",
-            f"use tensor parallelism (targets that may: {', '.join(sorted(_PIPELINE_PARALLEL_MODEL_TYPES))})",
+            f"there are {stages} pipeline stages, and vLLM cannot pass hidden states of model type {model} between them",
+            "use tensor parallelism (model types that support pipeline stages: "
+            f"{', '.join(sorted(_PIPELINE_PARALLEL_MODEL_TYPES))})",
         )
     else:
         yield pass_check(f"{stages} pipeline stages with model type {model}")
@@ -187,18 +188,17 @@ def check_pipeline_parallel(inputs: PreflightInput) -> Iterable[CheckResult]:
 
 @register_check(
     "C14",
-    "schedule without data parallelism",
-    rationale="ranks that draft different numbers of tokens can wait for each other for ever (0.24, 0.25); later engines drop "
-    "the schedule",
+    "schedule and data parallelism",
+    rationale="ranks that draft different numbers of tokens can deadlock (0.24, 0.25); later engines disable the schedule",
     max_severity=Severity.ERROR,
     source="vLLM config/vllm.py, _maybe_disable_dynamic_sd_for_data_parallel",
 )
 def check_schedule_data_parallel(inputs: PreflightInput) -> Iterable[CheckResult]:
     ranks = inputs.arguments.data_parallel
     if not inputs.has_schedule:
-        yield pass_check("the number of speculative tokens does not follow the batch size")
+        yield pass_check("there is no schedule")
     elif ranks <= 1:
-        yield pass_check("a schedule on one data-parallel rank")
+        yield pass_check("one data-parallel rank")
     elif not inputs.supports(Feature.SCHEDULE_DATA_PARALLEL_GUARD):
         yield error(
             f"a schedule with {ranks} data-parallel ranks can deadlock vLLM {inputs.version}",
@@ -206,15 +206,15 @@ def check_schedule_data_parallel(inputs: PreflightInput) -> Iterable[CheckResult
         )
     else:
         yield warning(
-            f"vLLM {inputs.version} turns the schedule off with {ranks} data-parallel ranks",
+            f"vLLM {inputs.version} disables the schedule with {ranks} data-parallel ranks",
             "use a fixed number of tokens, or more replicas instead of data parallelism",
         )
 
 
 @register_check(
     "C17",
-    "asynchronous scheduling across pipeline stages",
-    rationale="model runner V1 refuses the two together",
+    "asynchronous scheduling and pipeline parallelism",
+    rationale="model runner V1 does not support the combination",
     max_severity=Severity.ERROR,
     source="vLLM config/vllm.py, _validate_v1_model_runner",
 )
@@ -222,8 +222,9 @@ def check_async_scheduling(inputs: PreflightInput) -> Iterable[CheckResult]:
     stages, (runner, reason) = inputs.arguments.pipeline_parallel, inputs.model_runner
     if stages > 1 and runner == 1 and inputs.arguments.async_scheduling:
         yield error(
-            f"--async-scheduling with {stages} pipeline stages, and model runner V1 ({reason}) refuses the two together",
-            "leave --async-scheduling out",
+            f"--async-scheduling is set with {stages} pipeline stages; model runner V1 ({reason}) does not support "
+            "the combination",
+            "remove --async-scheduling",
         )
     else:
         yield pass_check(f"{stages} pipeline stage{'s' if stages > 1 else ''}, model runner V{runner}")
@@ -231,7 +232,7 @@ def check_async_scheduling(inputs: PreflightInput) -> Iterable[CheckResult]:
 
 @register_check(
     "C19",
-    "model runner of the method",
+    "model runner",
     rationale="P-EAGLE, suffix and custom drafters run on model runner V1, where a schedule has no full CUDA graphs",
     max_severity=Severity.WARNING,
     source="vLLM config/vllm.py, _get_v2_model_runner_unsupported_features; pull request 45953",
@@ -243,8 +244,8 @@ def check_model_runner(inputs: PreflightInput) -> Iterable[CheckResult]:
     runner, reason = inputs.model_runner
     if inputs.has_schedule and runner == 1:
         yield warning(
-            f"a schedule on model runner V1 ({reason}) has piecewise CUDA graphs only",
-            "measure the time per output token against a fixed number of tokens",
+            f"with a schedule, model runner V1 ({reason}) has piecewise CUDA graphs only",
+            "compare the time per output token with that of a fixed number of tokens",
         )
     else:
         yield pass_check(f"model runner V{runner}: {reason}")
@@ -252,18 +253,18 @@ def check_model_runner(inputs: PreflightInput) -> Iterable[CheckResult]:
 
 @register_check(
     "C20",
-    "security floor",
-    rationale="a request can stop an engine that speculates from afar",
+    "minimum secure version",
+    rationale="a remote request can crash an engine with speculation",
     max_severity=Severity.ERROR,
     source="vLLM pull request 44744",
 )
 def check_min_secure_version(inputs: PreflightInput) -> Iterable[CheckResult]:
     if inputs.version < MIN_SECURE_VERSION:
-        evidence = f"a request can stop vLLM {inputs.version} from afar when it speculates"
+        evidence = f"with speculation, a remote request can crash vLLM {inputs.version}"
         fix = f"use vLLM {MIN_SECURE_VERSION} or newer"
         if inputs.is_version_from_tag:
             evidence += "; the version is from the tag of spec.engine.image"
-            fix += ", or set spec.engine.version to the vLLM version inside if that is another"
+            fix += ", or set spec.engine.version if the image contains another vLLM version"
         yield error(evidence, fix)
     else:
         yield pass_check(f"vLLM {inputs.version} is {MIN_SECURE_VERSION} or newer")
@@ -271,8 +272,8 @@ def check_min_secure_version(inputs: PreflightInput) -> Iterable[CheckResult]:
 
 @register_check(
     "C28",
-    "engine knows the drafter's method",
-    rationale="a drafter of another method, or of a class that vLLM does not have, ends the start after the target is loaded",
+    "method support",
+    rationale="with a drafter of another method, or of a class that vLLM lacks, the engine fails after it has loaded the target",
     max_severity=Severity.ERROR,
     source="vLLM config/speculative.py, hf_config_override; model_executor/models/registry.py",
 )
@@ -285,22 +286,23 @@ def check_method_supported(inputs: PreflightInput) -> Iterable[CheckResult]:
     compatible_kinds = {"eagle3", "peagle"} if method == "eagle3" else {method}
     if feature is not None and not inputs.supports(feature):
         is_removed = feature.removed_in is not None and inputs.version >= feature.removed_in
-        fix = "use an EAGLE 3.1 drafter: `aerie catalog` names them" if is_removed else f"use vLLM {feature.since} or newer"
-        yield error(f"vLLM {inputs.version} has no {feature.description}", fix)
+        fix = "use an EAGLE 3.1 drafter (see `aerie catalog`)" if is_removed else f"use vLLM {feature.since} or newer"
+        yield error(f"vLLM {inputs.version} does not support {feature.description}", fix)
     elif drafter.kind != "unknown" and drafter.kind not in compatible_kinds:
         yield error(
-            f"the drafter is {drafter.kind}, and the method is {method}", "use an EAGLE 3 or 3.1 drafter, or its own method"
+            f"the drafter's method is {drafter.kind}, and the configured method is {method}",
+            "use an EAGLE 3 or 3.1 drafter, or set the drafter's method",
         )
     elif method == "eagle3" and drafter.family == "other":
         yield error(
-            f"the drafter's class is {drafter.architecture}, and vLLM has no such EAGLE 3 class",
-            "write the class that it was exported as into architectures of its config.json, such as LlamaForCausalLMEagle3",
+            f"the drafter's class is {drafter.architecture}, which is not an EAGLE 3 class of vLLM",
+            "set architectures in its config.json to the exported class, such as LlamaForCausalLMEagle3",
         )
     elif method == "eagle3" and _is_mtp_model_type(drafter.model_type, inputs.version):
         model_type = "deepseek_v2" if drafter.family == "mla" else "qwen3" if drafter.family == "qwen3" else "llama"
         yield error(
-            f"the drafter's model_type is {drafter.model_type}, which vLLM takes for an MTP module whatever the method",
-            f"write model_type: {model_type} into its config.json, which has the same attention",
+            f"the drafter's model_type is {drafter.model_type}, which vLLM treats as an MTP module with any method",
+            f"set model_type: {model_type} in its config.json, which has the same attention",
         )
     else:
         yield pass_check(f"{method}, class {drafter.architecture}")
@@ -308,9 +310,9 @@ def check_method_supported(inputs: PreflightInput) -> Iterable[CheckResult]:
 
 @register_check(
     "C35",
-    "drafter's weights after sleep",
-    rationale="reload_weights after a sleep of level 2 loads the target's weights only: the drafter then proposes noise, and the "
-    "acceptance length stays at 1 without an error until the pod is started again",
+    "drafter weights after sleep",
+    rationale="reload_weights after a sleep of level 2 loads only the target's weights: the drafter proposes noise, and the "
+    "acceptance length stays at 1 without an error until the pod is restarted",
     max_severity=Severity.WARNING,
     source="vLLM issue 52479, pull request 52487 (open); 0.33 v1/worker/gpu/model_runner.py, reload_weights; "
     "v1/worker/gpu_worker.py, _save_sleep_parameters",
@@ -319,22 +321,22 @@ def check_sleep_mode(inputs: PreflightInput) -> Iterable[CheckResult]:
     if inputs.drafter is None:
         yield skip("there is no drafter")
     elif not inputs.arguments.enable_sleep_mode:
-        yield pass_check("sleep mode is off")
+        yield pass_check("sleep mode is disabled")
     elif any(fnmatchcase("draft.model.weight", pattern) for pattern in inputs.arguments.sleep_preserve_parameter_names):
         yield pass_check("a sleep of level 2 keeps the drafter's weights")
     else:
-        preserve_fix = "set --sleep-preserve-parameter-names=draft.*, which keeps them in the CPU's memory, or "
+        preserve_fix = "set --sleep-preserve-parameter-names=draft.*, which keeps them in CPU memory, "
         yield warning(
-            f"sleep mode is on, and vLLM {inputs.version} does not load the drafter's weights again after a sleep of level 2",
-            f"{preserve_fix if inputs.version >= _SLEEP_PRESERVE_SINCE else ''}use level 1, or start pods again after level 2",
+            f"sleep mode is enabled, and vLLM {inputs.version} does not reload the drafter's weights after a sleep of level 2",
+            f"{preserve_fix if inputs.version >= _SLEEP_PRESERVE_SINCE else ''}use level 1, or restart pods after level 2",
         )
 
 
 @register_check(
     "C36",
-    "front end in Rust",
-    rationale="it lacks what the Python one has: figures of single requests, the time at which the process began, "
-    "vllm:cache_config_info, and answers to probes and scrapes while it drains",
+    "Rust front end",
+    rationale="it lacks features of the Python front end: per-request metrics, the process start time, "
+    "vllm:cache_config_info, and responses to probes and scrapes during draining",
     max_severity=Severity.INFO,
     source="vLLM 0.33 envs.py, VLLM_USE_RUST_FRONTEND; seen on 0.33.0",
 )
@@ -344,16 +346,16 @@ def check_rust_frontend(inputs: PreflightInput) -> Iterable[CheckResult]:
         yield pass_check("VLLM_USE_RUST_FRONTEND is not set")
     else:
         yield info(
-            f"VLLM_USE_RUST_FRONTEND is {value}: figures of single requests cannot be had, the KV cache's size is not on the "
-            "metrics page, and while a pod drains it answers neither probes nor scrapes",
-            "leave VLLM_USE_RUST_FRONTEND out where these are needed",
+            f"VLLM_USE_RUST_FRONTEND is {value}: metrics of single requests and the KV cache's size are missing, and during "
+            "draining a pod responds neither to probes nor to scrapes",
+            "remove VLLM_USE_RUST_FRONTEND if these are needed",
         )
 
 
 @register_check(
     "C37",
-    "KV cache in the model's own type",
-    rationale="from 0.33 on the engine refuses to start with a KV cache in the other of float16 and bfloat16",
+    "KV cache dtype matches the model",
+    rationale="from 0.33 on, the engine does not start if one is float16 and the other bfloat16",
     max_severity=Severity.ERROR,
     source="vLLM 0.33 config/vllm.py, _reject_mismatched_float_kv_cache",
 )
@@ -365,17 +367,18 @@ def check_kv_cache_dtype(inputs: PreflightInput) -> Iterable[CheckResult]:
     is_explicit = dtype not in (None, "auto")
     model_dtype = _DTYPE_ALIASES.get(dtype or "", dtype) if is_explicit else inputs.target_model.dtype
     if model_dtype == kv_cache_dtype:
-        yield pass_check(f"the model and its KV cache are {kv_cache_dtype}")
+        yield pass_check(f"model and KV cache are both {kv_cache_dtype}")
     elif is_explicit or model_dtype == "bfloat16":
         yield error(
-            f"--kv-cache-dtype is {kv_cache_dtype} and the model runs in {model_dtype}, which vLLM {inputs.version} refuses",
-            "leave --kv-cache-dtype out" + (f", or set it to {model_dtype}" if model_dtype in _HALF_PRECISION_DTYPES else ""),
+            f"--kv-cache-dtype is {kv_cache_dtype} and the model runs in {model_dtype}; vLLM {inputs.version} rejects "
+            "the combination",
+            "remove --kv-cache-dtype" + (f", or set it to {model_dtype}" if model_dtype in _HALF_PRECISION_DTYPES else ""),
         )
     else:  # vLLM then selects the dtype by model and GPU
         yield warning(
             f"--kv-cache-dtype is {kv_cache_dtype}, the target's config has dtype {model_dtype or 'none'}, and vLLM "
-            f"{inputs.version} refuses to start unless the two are the same",
-            f"leave --kv-cache-dtype out, or set --dtype={kv_cache_dtype} too",
+            f"{inputs.version} does not start unless they are equal",
+            f"remove --kv-cache-dtype, or set --dtype={kv_cache_dtype} as well",
         )
 
 

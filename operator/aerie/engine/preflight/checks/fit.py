@@ -15,13 +15,13 @@ from aerie.engine.preflight.input import PreflightInput
 from aerie.engine.preflight.registry import eagle3_only, register_check
 from aerie.engine.preflight.report import CheckResult, Severity, error, info, pass_check, skip, warning
 
-_USE_MATCHING_DRAFTER = "use a drafter that was trained for this target: `aerie catalog` names them"
+_USE_MATCHING_DRAFTER = "use a drafter that was trained for this target (see `aerie catalog`)"
 
 
 @register_check(
     "C25",
-    "hidden size is the target's",
-    rationale="the target's hidden states do not fit the drafter's fc, and the start ends with a shape error",
+    "hidden size matches the target",
+    rationale="the target's hidden states do not fit the drafter's fc: the engine fails to start with a shape error",
     max_severity=Severity.ERROR,
     source="vLLM models/llama_eagle3.py, combine_hidden_states",
 )
@@ -30,19 +30,17 @@ def check_hidden_size(inputs: PreflightInput) -> Iterable[CheckResult]:
     expected, actual = inputs.target_model.hidden_size, inputs.drafter_model.target_hidden_size
     if expected is None or actual is None:
         model = "target" if expected is None else "drafter"
-        yield info(f"the {model}'s config.json has no hidden_size: the fit of the sizes could not be checked")
+        yield info(f"the {model}'s config.json has no hidden_size: the sizes could not be compared")
     elif expected != actual:
-        yield error(
-            f"the drafter reads hidden states of {actual} values, and the target's have {expected}", _USE_MATCHING_DRAFTER
-        )
+        yield error(f"the drafter expects hidden size {actual}, and the target's is {expected}", _USE_MATCHING_DRAFTER)
     else:
         yield pass_check(f"both {expected}")
 
 
 @register_check(
     "C26",
-    "vocabulary is the target's",
-    rationale="the drafter proposes ids that mean other tokens to the target, and nothing is accepted",
+    "vocabulary matches the target",
+    rationale="the drafter proposes ids that mean other tokens to the target: no draft token is accepted",
     max_severity=Severity.ERROR,
     source="vLLM models/llama_eagle3.py, compute_logits",
 )
@@ -51,7 +49,7 @@ def check_vocabulary(inputs: PreflightInput) -> Iterable[CheckResult]:
     expected, drafter = inputs.target_model.vocab_size, inputs.drafter_model
     if expected is None or drafter.vocab_size is None:
         model = "target" if expected is None else "drafter"
-        yield info(f"the {model}'s config.json has no vocab_size: the fit of the vocabularies could not be checked")
+        yield info(f"the {model}'s config.json has no vocab_size: the vocabularies could not be compared")
     elif drafter.vocab_size != expected:
         yield error(f"the drafter's vocab_size is {drafter.vocab_size}, and the target's is {expected}", _USE_MATCHING_DRAFTER)
     elif drafter.draft_vocab_size and drafter.draft_vocab_size > expected:
@@ -62,13 +60,13 @@ def check_vocabulary(inputs: PreflightInput) -> Iterable[CheckResult]:
     else:
         draft_vocab_size = drafter.draft_vocab_size
         subset = f", of which it drafts {draft_vocab_size}" if draft_vocab_size != expected else ""
-        yield pass_check(f"both {expected}{subset} (sizes only: configs do not tell whether the tokenizers are the same)")
+        yield pass_check(f"both {expected}{subset} (sizes only: configs do not show whether the tokenizers are equal)")
 
 
 @register_check(
     "C2",
-    "auxiliary layers are those of the training",
-    rationale="trainers count layers by output and vLLM by input, and model runner V2 ignores ids inside eagle_config: read one "
+    "auxiliary layers match the training",
+    rationale="trainers number layers by output and vLLM by input, and model runner V2 ignores ids in eagle_config: read one "
     "layer "
     "off, a drafter loses acceptance without an error",
     max_severity=Severity.ERROR,
@@ -80,13 +78,13 @@ def check_effective_layers(inputs: PreflightInput) -> Iterable[CheckResult]:
     drafter, declared = inputs.drafter_model, inputs.declared_aux_layer_ids
     top, nested = drafter.top_level_aux_layer_ids, drafter.nested_aux_layer_ids
     if not drafter.uses_aux_hidden_states or declared is None:
-        yield skip("the drafter names no layers: see C4")
+        yield skip("the drafter's config has no layer ids: see C4")
         return
     numbering, ids = declared
     if top is not None and nested is not None and set(nested) not in (set(top), {layer - 1 for layer in top}):
         yield warning(
-            f"{_LAYER_IDS_KEY} is {list(top)} at the top level and {list(nested)} in eagle_config; vLLM takes the first",
-            "write the ids that the drafter was trained with in both places",
+            f"{_LAYER_IDS_KEY} is {list(top)} at the top level and {list(nested)} in eagle_config; vLLM uses the first",
+            "set both to the ids that the drafter was trained with",
         )
         return
     # A converted drafter has vLLM's ids at the top level and the trainer's in eagle_config.
@@ -98,24 +96,23 @@ def check_effective_layers(inputs: PreflightInput) -> Iterable[CheckResult]:
     reader = "vLLM" if top is not None else f"model runner V{runner} ({reason})"
     if effective_ids is None:
         yield info(
-            f"{declaration}, which {reader} ignores there, and the target's config.json has no num_hidden_layers: "
-            "what is read instead could not be checked",
+            f"{declaration}, which {reader} ignores there; the target's config.json has no num_hidden_layers, so that "
+            "the layers that it reads instead could not be determined",
             _layer_ids_fix(numbering, ids),
         )
     elif trained is not None and set(effective_ids) == set(trained):
         yield _matching_layers_result(inputs, declaration, numbering, ids, trained)
     elif numbering is LayerNumbering.OUTPUTS and set(effective_ids) == set(ids):
         yield warning(
-            f"{declaration}: these look like layers counted by their output; to vLLM they are {list(trained or ())}, and "
-            f"{reader} "
-            f"reads {list(effective_ids)}, one layer too early",
+            f"{declaration}, apparently numbered by output; in vLLM's numbering they are {list(trained or ())}, and "
+            f"{reader} reads {list(effective_ids)}, one layer too early",
             _layer_ids_fix(numbering, ids),
         )
     elif set(effective_ids) == set(ids):
-        yield info(f"{declaration}, read as they are; whether they count the layers' inputs, as vLLM does, could not be checked")
+        yield info(f"{declaration}, used unchanged; whether they are numbered by input, as in vLLM, could not be checked")
     else:
         yield error(
-            f"{declaration}, and {reader} ignores it there and reads {list(effective_ids)}", _layer_ids_fix(numbering, ids)
+            f"{declaration}, which {reader} ignores there: it reads {list(effective_ids)}", _layer_ids_fix(numbering, ids)
         )
 
 
@@ -154,14 +151,14 @@ def _matching_layers_result(
     if default is not None and set(trained) == set(default):
         if numbering is LayerNumbering.OUTPUTS:
             return info(
-                f"{declaration}, counted by output; to vLLM they are {list(trained)}, its default, and model runner V{runner} "
-                f"({reason}) reads that because it ignores them there",
-                f"{_layer_ids_fix(numbering, ids)}, so that it does not depend on the model runner",
+                f"{declaration}, numbered by output; in vLLM's numbering they are {list(trained)}, its default, and model runner "
+                f"V{runner} ({reason}) reads the default because it ignores them there",
+                f"{_layer_ids_fix(numbering, ids)}, so that the result does not depend on the model runner",
             )
-        return pass_check(f"{declaration}, but they are the default, so both model runners agree")
+        return pass_check(f"{declaration}; they are the default, so that both model runners read the same layers")
     default_text = f"{list(default)}" if default else "its default"
     return warning(
-        f"{declaration}; model runner V{runner} ({reason}) reads it there, another would read {default_text}",
+        f"{declaration}; model runner V{runner} ({reason}) reads them there, the other model runner reads {default_text}",
         _layer_ids_fix(numbering, ids),
     )
 
@@ -183,7 +180,7 @@ def check_aux_layer_count(inputs: PreflightInput) -> Iterable[CheckResult]:
     layer_ids = drafter.aux_layer_ids
     count = len(set(layer_ids)) if layer_ids else 3
     if drafter.expected_aux_hidden_states == count:
-        yield pass_check(f"{count} hidden states, and vLLM sizes fc for {count}")
+        yield pass_check(f"vLLM sizes fc for {count} hidden states, as many as the drafter has")
         return
     reason = (
         f"num_aux_hidden_states is {drafter.num_aux_hidden_states}"
@@ -191,17 +188,17 @@ def check_aux_layer_count(inputs: PreflightInput) -> Iterable[CheckResult]:
         else "num_aux_hidden_states is missing"
     )
     parent = "transformer_layer_config of " if drafter.format == "speculators" else ""
-    source = f"{len(layer_ids)} layers are named" if layer_ids else "no layers are named, which means 3"
+    source = f"the config has {len(layer_ids)} layer ids" if layer_ids else "the config has no layer ids, which means 3"
     yield error(
         f"{source}, but {reason}, so vLLM sizes fc for {drafter.expected_aux_hidden_states}",
-        f"write num_aux_hidden_states: {count} into {parent}the drafter's config.json",
+        f"set num_aux_hidden_states: {count} in {parent}the drafter's config.json",
     )
 
 
 @register_check(
     "C4",
-    "auxiliary layers named and inside the target",
-    rationale="without ids vLLM reads its default layers; a drafter that was trained on others reached AL 1.04",
+    "auxiliary layer ids",
+    rationale="without ids vLLM reads its default layers: a drafter trained on other layers reached AL 1.04",
     max_severity=Severity.ERROR,
     source="vLLM issue 50170; models/interfaces.py",
 )
@@ -214,10 +211,10 @@ def check_declared_layers(inputs: PreflightInput) -> Iterable[CheckResult]:
     elif layer_ids is None:
         effective_ids = inputs.effective_aux_layer_ids
         yield warning(
-            f"the drafter's config names no eagle_aux_hidden_state_layer_ids, so vLLM reads "
+            f"the drafter's config has no eagle_aux_hidden_state_layer_ids, so that vLLM reads "
             f"{list(effective_ids) if effective_ids else 'its default'}; "
-            "a published drafter that was trained on others reached AL 1.04 so",
-            "write the layers that it was trained on into its config.json, also if they are the default",
+            "a published drafter that was trained on other layers reached AL 1.04",
+            "set it to the layers that the drafter was trained on, even if they are the default",
         )
     elif layer_count is None:
         yield info("the target's config.json has no num_hidden_layers: the range of the layer ids could not be checked")
@@ -225,13 +222,13 @@ def check_declared_layers(inputs: PreflightInput) -> Iterable[CheckResult]:
         yield error(f"the drafter reads layer {outside[0]}, and the target has layers 0 to {layer_count}", _USE_MATCHING_DRAFTER)
     elif len(set(layer_ids)) != len(layer_ids):
         yield error(
-            f"the layer ids {list(layer_ids)} name one twice, and vLLM drops the second, so that fc gets too few hidden states",
-            "name each layer once",
+            f"the layer ids {list(layer_ids)} contain a duplicate, which vLLM drops: fc gets too few hidden states",
+            "list each layer once",
         )
     elif list(layer_ids) != sorted(layer_ids):
         yield warning(
-            f"the layer ids {list(layer_ids)} do not rise, and vLLM sorts them, so fc and fc_norm get them in another order",
-            "check that the drafter was trained in rising order, and write them so",
+            f"the layer ids {list(layer_ids)} are not ascending; vLLM sorts them, so that fc and fc_norm get another order",
+            "check that the drafter was trained in ascending order, and list the ids in that order",
         )
     else:
         yield pass_check(f"{list(layer_ids)} of {layer_count} layers")
@@ -239,8 +236,8 @@ def check_declared_layers(inputs: PreflightInput) -> Iterable[CheckResult]:
 
 @register_check(
     "C30",
-    "target hands out its hidden states",
-    rationale='vLLM ends the start with "Model does not support EAGLE3 interface" once the target is loaded',
+    "target supports EAGLE 3",
+    rationale='after it has loaded the target, the engine fails with "Model does not support EAGLE3 interface"',
     max_severity=Severity.ERROR,
     source="vLLM v1/worker/gpu/spec_decode/eagle/eagle3_utils.py; SupportsEagle3 in model_executor/models, 0.22 to 0.33",
 )
@@ -249,23 +246,22 @@ def check_target_supports_eagle3(inputs: PreflightInput) -> Iterable[CheckResult
     name, version = inputs.target_model.architecture, inputs.version
     support = lookup_eagle3_support(name, version)
     if inputs.arguments.model_impl in ("transformers", "terratorch"):
-        yield info(f"--model-impl={inputs.arguments.model_impl} decides about the target's class: it could not be checked")
+        yield info(f"the target's class depends on --model-impl={inputs.arguments.model_impl} and could not be checked")
     elif support is Eagle3Support.YES:
-        yield pass_check(f"{name} has EAGLE 3 in vLLM {version}")
+        yield pass_check(f"vLLM {version} supports EAGLE 3 for {name}")
     elif support is Eagle3Support.UNKNOWN or name is None:
-        yield info(f"whether {name or 'the target, which names no class,'} has EAGLE 3 in vLLM {version} is not known")
+        yield info(f"whether vLLM {version} supports EAGLE 3 for {name or 'the target, whose config names no class,'} is unknown")
     else:
         since = first_supported_version(name)
-        alternative = "turn speculation off, or use a method that reads no hidden states, such as ngram"
+        alternative = "disable speculation, or use a method without hidden states, such as ngram"
         fix = f"use vLLM {since} or newer" if since is not None else alternative
-        yield error(f"{name} has no EAGLE 3 in vLLM {version}", fix)
+        yield error(f"vLLM {version} does not support EAGLE 3 for {name}", fix)
 
 
 @register_check(
     "C22",
-    "trained for this target",
-    rationale="equal sizes are not an equal model; a speculators checkpoint that is served by itself starts the verifier it "
-    "names",
+    "training target",
+    rationale="models of equal sizes can differ; a speculators checkpoint that is served by itself starts the verifier it names",
     max_severity=Severity.WARNING,
     source="vLLM transformers_utils/configs/speculators/base.py",
 )
@@ -275,15 +271,15 @@ def check_training_target(inputs: PreflightInput) -> Iterable[CheckResult]:
     assert inputs.drafter is not None
     training_target = inputs.drafter_model.verifier or inputs.drafter.metadata.get("eagle.target")
     if training_target is None:
-        yield info("the drafter does not say which target it was trained for: only sizes could be compared")
+        yield info("the drafter's config does not name the target it was trained for: only sizes could be compared")
     elif training_target.startswith((".", "/", "~")) or "/" not in training_target:
-        yield info(f"the drafter was trained for the local folder {training_target}, which cannot be compared with the target")
+        yield info(f"the drafter was trained for the local folder {training_target}, which could not be compared with the target")
     elif inputs.target.name.startswith((".", "/", "~")):
-        yield info(f"the drafter was trained for {training_target}, and the target is a folder: they could not be compared")
+        yield info(f"the drafter was trained for {training_target}, which could not be compared with the target, a folder")
     elif training_target.lower() != inputs.target.name.partition("@")[0].lower():
         yield warning(
             f"the drafter was trained for {training_target}, and the target is {inputs.target.name}",
-            "make sure that the target is a quantised or equal copy of it, or use the drafter of this target",
+            "check that the target is a quantised or identical copy of that model, or use a drafter for this target",
         )
     else:
         yield pass_check(f"{training_target}")

@@ -18,8 +18,8 @@ _KEYS_OF_OTHER_CHECKS = frozenset(
 
 @register_check(
     "C34",
-    "draft sampling and further keys",
-    rationale="vLLM ends the start at a key that it does not have, and ignores some that its model runner does not obey",
+    "speculative config keys",
+    rationale="the engine fails to start with an unknown key, and ignores some keys that its model runner does not support",
     max_severity=Severity.ERROR,
     source="vLLM config/speculative.py and config/vllm.py, 0.22 to 0.33; v1/worker/gpu/spec_decode/speculator.py; "
     "v1/spec_decode/llm_base_proposer.py",
@@ -31,7 +31,7 @@ def check_engine_options(inputs: PreflightInput) -> Iterable[CheckResult]:
         if name not in _KEYS_OF_OTHER_CHECKS and value is not None
     }
     if not config:
-        yield skip("the speculative config has no further keys")
+        yield skip("the speculative config has no other keys")
         return
     method = {"method": inputs.method} if inputs.method is not None else {}
     runner, runner_reason = inputs.model_runner
@@ -42,6 +42,6 @@ def check_engine_options(inputs: PreflightInput) -> Iterable[CheckResult]:
     for problem in problems:
         yield (error if problem.prevents_start else warning)(problem.description, problem.fix)
     for name in sorted(config.keys() - ENGINE_OPTIONS_BY_NAME.keys()):
-        yield info(f"{name} is in the speculative config, and Aerie does not know it: whether vLLM does could not be checked")
+        yield info(f"the speculative config has {name}, which is unknown to Aerie: whether vLLM supports it could not be checked")
     if not problems and config.keys() <= ENGINE_OPTIONS_BY_NAME.keys():
-        yield pass_check(f"vLLM {inputs.version} knows {', '.join(sorted(config))}")
+        yield pass_check(f"vLLM {inputs.version} supports {', '.join(sorted(config))}")

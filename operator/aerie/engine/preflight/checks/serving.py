@@ -16,8 +16,8 @@ _CPU_SAMPLING_BUG_RELEASES = (Version.parse("0.32.0"), Version.parse("0.33.0"))
 
 @register_check(
     "C15",
-    "requests that speculation refuses",
-    rationale="clients that send min_p or logit_bias get HTTP 400 as soon as speculation is on",
+    "requests rejected with speculation",
+    rationale="with speculation, requests with min_p or logit_bias get HTTP 400",
     max_severity=Severity.ERROR,
     source="vLLM sampling_params.py, _validate_spec_decode; v1/sample/logits_processor",
 )
@@ -29,23 +29,24 @@ def check_rejected_requests(inputs: PreflightInput) -> Iterable[CheckResult]:
     if inputs.arguments.has_logits_processors:
         if runner == 1:
             yield error(
-                f"--logits-processors, and model runner V1 ({reason}) refuses custom logits processors under speculation",
-                "leave --logits-processors out, or turn speculation off",
+                f"--logits-processors is set; with speculation, model runner V1 ({reason}) does not support custom "
+                "logits processors",
+                "remove --logits-processors, or disable speculation",
             )
             return
         yield warning(
-            "--logits-processors under speculation on model runner V2, which Aerie knows nothing of",
-            "try a request that needs them before you roll out",
+            "--logits-processors is set; whether model runner V2 supports it with speculation is unknown",
+            "test a request that needs them before the rollout",
         )
     yield info(
-        "vLLM answers requests with min_p or logit_bias with HTTP 400 under speculation: what clients send could not be checked"
+        "with speculation, vLLM rejects requests with min_p or logit_bias (HTTP 400): the clients' requests could not be checked"
     )
 
 
 @register_check(
     "C16",
     "structured output and tools",
-    rationale="grammars that lose step with drafted tokens have failed requests and stopped engines",
+    rationale="grammars that got out of step with draft tokens have failed requests and crashed engines",
     max_severity=Severity.ERROR,
     source="vLLM issues 44006, 53181, 51660",
 )
@@ -57,28 +58,28 @@ def check_structured_output(inputs: PreflightInput) -> Iterable[CheckResult]:
     is_kimi = (inputs.target_model.model_type or "").startswith("kimi")
     if backend == "lm-format-enforcer":
         yield error(
-            "the structured-output backend is lm-format-enforcer, which vLLM refuses under speculation",
+            "the structured-output backend is lm-format-enforcer, which vLLM does not support with speculation",
             "use xgrammar or guidance",
         )
     elif is_kimi and inputs.version.release[:2] == (0, 26):
         yield warning(
-            f"grammars have stopped vLLM {inputs.version} with a Kimi target and EAGLE 3 (vLLM issue 51660)",
-            "use a newer vLLM where clients use tools or JSON schemas",
+            f"grammars have crashed vLLM {inputs.version} with a Kimi target and EAGLE 3 (vLLM issue 51660)",
+            "use a newer vLLM if clients use tools or JSON schemas",
         )
     elif (backend or inputs.arguments.has_tool_or_reasoning_parser) and inputs.version.release[:2] <= (0, 28):
         yield warning(
-            f"tools or structured output are on, and requests have failed with 'Failed to advance FSM' up to vLLM 0.28 "
-            f"(this is {inputs.version})",
-            "use a newer vLLM, or try such requests before you roll out",
+            f"tools or structured output are enabled; requests have failed with 'Failed to advance FSM' up to vLLM 0.28 "
+            f"(the engine is {inputs.version})",
+            "use a newer vLLM, or test such requests before the rollout",
         )
     else:
-        yield info("whether clients use tools or JSON schemas could not be checked; try such a request on the canary")
+        yield info("whether clients use tools or JSON schemas could not be checked: test such a request on the canary")
 
 
 @register_check(
     "C18",
     "prefix caching",
-    rationale="EAGLE drops the last cached block before 0.33, and some targets with windowed layers have had no hits at all",
+    rationale="before 0.33, EAGLE drops the last cached block, and some targets with sliding-window layers had no cache hits",
     max_severity=Severity.WARNING,
     source="vLLM pull request 50897; issue 33270",
 )
@@ -86,32 +87,32 @@ def check_prefix_caching(inputs: PreflightInput) -> Iterable[CheckResult]:
     if not inputs.speculative_config:
         yield skip("there is no speculation")
     elif inputs.arguments.enable_prefix_caching is False:
-        yield pass_check("prefix caching is off")
+        yield pass_check("prefix caching is disabled")
     elif inputs.target_model.attention.sliding_layer_count or inputs.target_model.attention.linear_layer_count:
         yield warning(
-            "the target has windowed or linear layers, whose prefix cache has had no hits under EAGLE in older releases",
+            "the target has sliding-window or linear layers, whose prefix cache had no hits with EAGLE in older releases",
             "compare vllm:prefix_cache_hits before and after",
         )
     elif inputs.arguments.has_kv_transfer_config and inputs.supports(Feature.LOOKAHEAD_HASHES):
         yield warning(
-            "with --kv-transfer-config the last block of each cached prefix is computed again, and engines that share a "
-            "store must "
-            "agree on disable_lookahead_block_hashes",
-            "compare vllm:prefix_cache_hits before and after, and use one setting for all engines of a store",
+            "with --kv-transfer-config the last block of each cached prefix is recomputed, and engines that share a "
+            "store need the same disable_lookahead_block_hashes",
+            "compare vllm:prefix_cache_hits before and after, and use the same value for all engines of a store",
         )
     elif not inputs.supports(Feature.LOOKAHEAD_HASHES):
         yield info(
-            f"vLLM {inputs.version} computes the last block of each cached prefix again under EAGLE; "
-            f"{Feature.LOOKAHEAD_HASHES.since} no longer does"
+            f"with EAGLE, vLLM {inputs.version} recomputes the last block of each cached prefix; "
+            f"{Feature.LOOKAHEAD_HASHES.since} does not"
         )
     else:
-        yield pass_check(f"vLLM {inputs.version} keeps whole prefixes")
+        yield pass_check(f"vLLM {inputs.version} caches complete prefixes")
 
 
 @register_check(
     "C21",
-    "memory",
-    rationale="the drafter, its KV cache and its CUDA graphs take memory from the target's KV cache; too little ends the start",
+    "GPU memory",
+    rationale="the drafter, its KV cache and its CUDA graphs take memory from the target's KV cache; with too little, the "
+    "engine fails to start",
     max_severity=Severity.ERROR,
     source="vLLM v1/kv_cache_interface.py, config/cache.py; issue 57475",
 )
@@ -127,7 +128,7 @@ def check_gpu_memory(inputs: PreflightInput) -> Iterable[CheckResult]:
         "per GPU"
     )
     if estimate.kv_cache_bytes is None:
-        yield info(f"{weights}; no GPU memory was named, so that the fit could not be checked", "name it with --gpu-memory")
+        yield info(f"{weights}; the GPU memory is unknown: the fit could not be checked", "set it with --gpu-memory")
         return
     assumptions = f"assuming that {'; '.join(estimate.assumptions)}"
     fix = "use a larger GPU or more tensor parallelism, or lower --max-model-len"
@@ -142,33 +143,33 @@ def check_gpu_memory(inputs: PreflightInput) -> Iterable[CheckResult]:
 def _reduced_weights_result(inputs: PreflightInput, weights: str, assumptions: str, fix: str) -> CheckResult:
     """Return the result if the weights on disk are too large for the GPU, and an argument makes them smaller."""
     reducing_flag = inputs.arguments.offload_flag or f"--quantization={inputs.arguments.quantization}"
-    evidence = f"{weights} as they are on disk, too much for the GPU"
+    evidence = f"{weights} by their size on disk, too much for the GPU"
     if inputs.memory_estimate.may_fit:
         return warning(
-            f"{evidence}; {reducing_flag} makes the target's smaller, and by how much could not be checked; {assumptions}",
-            "try the start on one pod, or name less: " + fix,
+            f"{evidence}; {reducing_flag} reduces the target's by an amount that is unknown before the start; {assumptions}",
+            "test the start with one pod, or reduce memory: " + fix,
         )
-    return error(f"{evidence}, and {reducing_flag} cannot make them small enough, {assumptions}", fix)
+    return error(f"{evidence}; {reducing_flag} cannot reduce them enough; {assumptions}", fix)
 
 
 def _kv_cache_result(estimate: MemoryEstimate, kv_cache_bytes: float, weights: str, assumptions: str, fix: str) -> CheckResult:
     """Return the result from the memory that is left for the KV cache."""
     if kv_cache_bytes <= 0:
-        return error(f"{weights}: {_format_bytes(-kv_cache_bytes)} more than there is, {assumptions}", fix)
+        return error(f"{weights}: {_format_bytes(-kv_cache_bytes)} more than available; {assumptions}", fix)
     evidence = f"{weights}, {_format_bytes(kv_cache_bytes)} left for the KV cache"
     if estimate.kv_cache_sequences is None or estimate.kv_cache_tokens is None:
-        return info(f"{evidence}, whose size the configs do not tell; {assumptions}")
+        return info(f"{evidence}; its size per token is not in the configs; {assumptions}")
     if estimate.kv_cache_sequences < 1:
         return error(
-            f"{evidence}, and one sequence of {estimate.max_sequence_tokens} tokens needs "
-            f"{_format_bytes(estimate.max_sequence_kv_bytes or 0)}, {assumptions}",
+            f"{evidence}; one sequence of {estimate.max_sequence_tokens} tokens needs "
+            f"{_format_bytes(estimate.max_sequence_kv_bytes or 0)}; {assumptions}",
             fix,
         )
     drafter_bytes, target_bytes = estimate.drafter_kv_bytes_per_token or 0, estimate.target_kv_bytes_per_token or 0
     drafter_share = drafter_bytes / (drafter_bytes + target_bytes or 1)
     evidence += (
         f": {estimate.kv_cache_tokens} tokens, {estimate.kv_cache_sequences:.1f} sequences of {estimate.max_sequence_tokens}; "
-        f"{drafter_share:.1%} of it is the drafter's; {assumptions}"
+        f"the drafter uses {drafter_share:.1%} of it; {assumptions}"
     )
     return warning(evidence, "expect preemptions; " + fix) if estimate.kv_cache_sequences < 2 else pass_check(evidence)
 
@@ -176,7 +177,7 @@ def _kv_cache_result(estimate: MemoryEstimate, kv_cache_bytes: float, weights: s
 @register_check(
     "C23",
     "prompts and chat template",
-    rationale="the system prompt alone has moved AL from 5.88 to 2.42, and a drafter past its training length has been slower "
+    rationale="the system prompt alone has changed AL from 5.88 to 2.42; a drafter beyond its training length has been slower "
     "than none",
     max_severity=Severity.INFO,
     source="SGLang issues 4716 and 6783",
@@ -186,61 +187,60 @@ def check_prompts(inputs: PreflightInput) -> Iterable[CheckResult]:
         yield skip("there is no speculation")
     else:
         yield info(
-            "acceptance depends on chat template, system prompt and length, which could not be checked; the canary "
-            "measures it on "
-            "real traffic"
+            "acceptance depends on chat template, system prompt and length, which could not be checked: the canary "
+            "measures it on real traffic"
         )
 
 
 @register_check(
     "C24",
     "LoRA",
-    rationale="the drafter is not adapted, so that adapted requests are likely to accept less",
+    rationale="adapters do not apply to the drafter: requests with an adapter probably accept fewer draft tokens",
     max_severity=Severity.WARNING,
-    source="vLLM config/vllm.py (0.33 refuses nothing); not measured",
+    source="vLLM config/vllm.py (0.33 rejects nothing); not measured",
 )
 def check_lora(inputs: PreflightInput) -> Iterable[CheckResult]:
     if inputs.arguments.enable_lora and inputs.speculative_config:
         yield warning(
-            "LoRA adapters are on, and the drafter knows none of them: adapted requests are likely to accept less",
-            "compare the acceptance length of adapted and plain requests",
+            "LoRA is enabled; adapters do not apply to the drafter: requests with an adapter probably accept fewer draft tokens",
+            "compare the acceptance length of requests with and without an adapter",
         )
     else:
-        yield pass_check("no LoRA adapters")
+        yield pass_check("LoRA is disabled")
 
 
 @register_check(
     "C29",
-    "GPUs for the parallelism",
-    rationale="an engine with fewer GPUs than ranks does not start, one with more pays for idle ones",
+    "GPU count",
+    rationale="an engine with fewer GPUs than ranks does not start; one with more has idle GPUs",
     max_severity=Severity.ERROR,
     source="vLLM config/parallel.py, world_size",
 )
 def check_gpu_count(inputs: PreflightInput) -> Iterable[CheckResult]:
     resource, required = inputs.gpu_resource, inputs.arguments.gpus_per_replica
-    parallelism = f"tensor x pipeline x data parallel = {required}"
+    parallelism = f"the engine needs {required} (tensor x pipeline x data parallel)"
     if inputs.gpu_count is None:
-        request = f"the pod asks for them by {resource}" if resource else "the pod asks for no GPUs"
-        yield info(f"{request}, and {parallelism}: whether that fits could not be checked")
+        request = f"the pod requests GPUs by {resource}" if resource else "the pod requests no GPUs"
+        yield info(f"{request}, and {parallelism}: the number could not be checked")
     elif inputs.gpu_count < required:
         yield error(
             f"the pod has {inputs.gpu_count} of {resource}, and {parallelism}",
-            f"set {resource} to {required} in the limits of the engine's resources, or lower the parallelism",
+            f"set {resource} to {required} in the limits of the engine's resources, or reduce the parallelism",
         )
     elif inputs.gpu_count > required:
         yield warning(f"the pod has {inputs.gpu_count} of {resource}, and {parallelism}", f"set {resource} to {required}")
     elif ".com/mig-" in resource and required > 1:
         yield warning(
-            f"{required} of {resource} for {parallelism}, and NCCL joins no two instances of MIG",
-            "use whole GPUs, or one instance without parallelism",
+            f"the pod has {inputs.gpu_count} of {resource}, and {parallelism}; NCCL cannot connect MIG instances",
+            "use complete GPUs, or one MIG instance without parallelism",
         )
     else:
-        yield pass_check(f"{inputs.gpu_count} of {resource} for {parallelism}")
+        yield pass_check(f"the pod has {inputs.gpu_count} of {resource}, and {parallelism}")
 
 
 @register_check(
     "C31",
-    "code of the drafter's repository",
+    "remote code",
     rationale="with --trust-remote-code the engine runs Python code that the drafter's config names, with the pod's rights",
     max_severity=Severity.WARNING,
     source="vLLM transformers_utils/config.py; auto_map of transformers",
@@ -249,22 +249,21 @@ def check_remote_code(inputs: PreflightInput) -> Iterable[CheckResult]:
     if inputs.drafter is None:
         yield skip("there is no drafter")
     elif not inputs.drafter.config.get("auto_map"):
-        yield pass_check("the drafter's config names none")
+        yield pass_check("the drafter's config has no auto_map")
     elif inputs.arguments.trust_remote_code:
         yield warning(
-            "the drafter's config has auto_map, and --trust-remote-code has the engine run what it names",
-            "read that code at the commit you pin, or take auto_map out: vLLM's EAGLE 3 classes do not need it",
+            "the drafter's config has auto_map, and with --trust-remote-code the engine runs the code that it names",
+            "review that code at the pinned commit, or remove auto_map: vLLM's EAGLE 3 classes do not need it",
         )
     else:
-        yield info("the drafter's config has auto_map, which vLLM does not follow without --trust-remote-code")
+        yield info("the drafter's config has auto_map, which vLLM ignores without --trust-remote-code")
 
 
 @register_check(
     "C33",
-    "sampled requests on CPU",
-    rationale="with a drafter vLLM's CPU backend verifies with uninitialised temperature, top_p and top_k: requests with a "
-    "temperature "
-    "above 0 get answers that are not the target's, and one with top_k can end the engine",
+    "sampling on CPU",
+    rationale="with a drafter, vLLM's CPU backend verifies with uninitialised temperature, top_p and top_k: requests with a "
+    "temperature above 0 get answers that differ from the target's, and one with top_k can crash the engine",
     max_severity=Severity.WARNING,
     source="vLLM issue 55005; vllm/utils/cpu_triton_utils.py, _expand_kernel_impl, 0.32 and 0.33; run on 0.32",
 )
@@ -274,21 +273,21 @@ def check_cpu_sampling(inputs: PreflightInput) -> Iterable[CheckResult]:
         return
     variable = next((name for name in sorted(inputs.environment) if name.startswith("VLLM_CPU_")), None)
     if not is_cpu_build(inputs.image, inputs.version) and variable is None:
-        yield pass_check("nothing says that the engine runs on CPU")
+        yield pass_check("the engine does not run on CPU, as far as the image, the version and the environment show")
         return
     cpu_evidence = (
         f"{variable} is set" if variable else f"the image is {inputs.image}" if inputs.image else f"vLLM is {inputs.version}"
     )
     oldest, newest = _CPU_SAMPLING_BUG_RELEASES
     if oldest.release <= inputs.version.release <= newest.release:
-        evidence = f"{cpu_evidence}, and vLLM {inputs.version} on CPU draws wrong answers at temperatures above 0 with a drafter"
+        evidence = f"{cpu_evidence}; with a drafter, vLLM {inputs.version} on CPU samples incorrectly at temperatures above 0"
     else:
         evidence = (
-            f"{cpu_evidence}, and whether vLLM {inputs.version} on CPU draws right with a drafter (vLLM issue 55005) is not known"
+            f"{cpu_evidence}; whether vLLM {inputs.version} on CPU samples correctly with a drafter (vLLM issue 55005) is unknown"
         )
     yield warning(
         evidence,
-        "send temperature 0 alone to this engine, run it without a drafter, or put a mend of vLLM issue 55005 into the image",
+        "send only requests with temperature 0, run without a drafter, or use an image with a fix of vLLM issue 55005",
     )
 
 

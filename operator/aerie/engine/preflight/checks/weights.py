@@ -25,8 +25,9 @@ _TENSOR_NAME_ROOTS = frozenset(
 
 @register_check(
     "C32",
-    "tensors are where the index says, once",
-    rationale="vLLM reads each file of the index whole: a tensor that none has is missing, and of one in two files it keeps the "
+    "weight files match the index",
+    rationale="vLLM reads each file of the index completely: a tensor in no file is missing, and of a tensor in two files "
+    "it keeps the "
     "last",
     max_severity=Severity.ERROR,
     source="vLLM 0.32 model_executor/model_loader/weight_utils.py, filter_duplicate_safetensors_files, "
@@ -39,28 +40,28 @@ def check_tensor_index(inputs: PreflightInput) -> Iterable[CheckResult]:
     ]
     yield from problems
     if not problems:
-        yield pass_check("each tensor is in one file, the one that an index names")
+        yield pass_check("each tensor is in exactly one file, the one in the index")
 
 
 def _check_tensor_files(role: str, checkpoint: Checkpoint) -> Iterable[CheckResult]:
     tensors = checkpoint.tensors
     if tensors is None:
-        yield info(f"the {role}'s weights are not safetensors: which file holds what could not be checked")
+        yield info(f"the {role}'s weights are not safetensors: the files could not be compared with the index")
         return
-    claim = f"the {role}'s index says that"
+    index = f"by the {role}'s index,"
     missing = [name for name in checkpoint.misindexed_tensors if name not in tensors]
     if missing:
         others = f" (nor {len(missing) - 1} more)" if len(missing) > 1 else ""
         yield error(
-            f"{claim} '{missing[0]}' is in {checkpoint.misindexed_tensors[missing[0]]}, and no file has it{others}",
-            "download it again: files or index are incomplete, or of another export",
+            f"{index} '{missing[0]}' is in {checkpoint.misindexed_tensors[missing[0]]}, but no file contains it{others}",
+            "download the files again: they or the index are incomplete, or from another export",
         )
     misplaced = [name for name in checkpoint.misindexed_tensors if name in tensors]
     if misplaced:
-        name, others = misplaced[0], f"; {len(misplaced) - 1} more are elsewhere too" if len(misplaced) > 1 else ""
+        name, others = misplaced[0], f"; {len(misplaced) - 1} more are misplaced" if len(misplaced) > 1 else ""
         yield info(
-            f"{claim} '{name}' is in {checkpoint.misindexed_tensors[name]}, and it is in {tensors[name].file}: vLLM reads both "
-            f"whole{others}"
+            f"{index} '{name}' is in {checkpoint.misindexed_tensors[name]}, but it is in {tensors[name].file}: vLLM reads both "
+            f"files{others}"
         )
     if checkpoint.duplicate_tensors:
         yield _duplicate_tensors_result(role, checkpoint.duplicate_tensors)
@@ -71,21 +72,22 @@ def _duplicate_tensors_result(role: str, duplicates: Mapping[str, tuple[TensorIn
     names = sorted(duplicates, key=lambda name: len({copy.shape for copy in duplicates[name]}) == 1)
     copies = duplicates[names[0]]
     *files, last_file = [copy.file for copy in copies]
-    others = f" (and files share {len(names) - 1} more)" if len(names) > 1 else ""
+    others = f" (and {len(names) - 1} more are duplicates)" if len(names) > 1 else ""
     evidence = (
-        f"the {role}'s files {', '.join(files)} and {last_file} {'both' if len(copies) == 2 else 'all'} hold '{names[0]}'{others}"
+        f"the {role}'s files {', '.join(files)} and {last_file} {'both' if len(copies) == 2 else 'all'} contain "
+        f"'{names[0]}'{others}"
     )
-    fix = "remove the file that is left over from another export"
+    fix = "remove the file of another export"
     if len({copy.shape for copy in copies}) > 1:
         shapes = " and ".join(str(list(copy.shape)) for copy in copies)
-        return error(f"{evidence}, in the shapes {shapes}, of which only one can be right", fix)
-    return warning(f"{evidence}, and vLLM keeps what it reads last", fix)
+        return error(f"{evidence}, with different shapes: {shapes}", fix)
+    return warning(f"{evidence}; vLLM keeps the one that it reads last", fix)
 
 
 @register_check(
     "C9",
-    "weights are those the config promises",
-    rationale="a missing fc_norm loads in silence (AL 1.58 instead of 2.51), a surplus one ends the start after a minute",
+    "weights match the config",
+    rationale="a missing fc_norm loads without an error (AL 1.58 instead of 2.51); with an extra one the engine fails to start",
     max_severity=Severity.ERROR,
     source="vLLM models/llama_eagle3.py, load_weights and compute_logits; measured on vLLM 0.32, K = 3",
 )
@@ -111,24 +113,23 @@ def check_weights_match_config(inputs: PreflightInput) -> Iterable[CheckResult]:
     ]
     yield from problems
     if not problems:
-        yield pass_check(f"{len(tensors)} tensors have the names and shapes that vLLM looks for")
+        yield pass_check(f"{len(tensors)} tensors have the names and shapes that vLLM expects")
 
 
 def _check_tensor_names(tensors: Mapping[str, TensorInfo]) -> Iterable[CheckResult]:
     prefixed = sorted(name for name in tensors if name.startswith("model."))
     if prefixed:
         yield error(
-            f"{len(prefixed)} tensors begin with 'model.' (the first is {prefixed[0]}), and vLLM puts another 'model.' "
-            "before them",
+            f"{len(prefixed)} of the tensors' names begin with 'model.' (the first is {prefixed[0]}), and vLLM adds another 'model.'",
             "export the drafter without that prefix",
         )
     if any(name.startswith("aux_norm_") for name in tensors):
         yield error(
-            "there are tensors aux_norm_*, an older name of SGLang's that vLLM does not know",
+            "there are tensors aux_norm_*, an older name in SGLang that vLLM does not support",
             "rename aux_norm_low, aux_norm_mid and aux_norm_high to fc_norm.0, fc_norm.1 and fc_norm.2",
         )
     elif unknown := sorted(name for name in tensors if name.partition(".")[0] not in _TENSOR_NAME_ROOTS and name not in prefixed):
-        yield error(f"vLLM's EAGLE 3 classes have nothing called {unknown[0]}, and the start ends there", _EXPORT_AGAIN)
+        yield error(f"vLLM's EAGLE 3 classes have no tensor {unknown[0]}: the engine fails to start", _EXPORT_AGAIN)
 
 
 def _check_fc(tensors: Mapping[str, TensorInfo], drafter: DrafterModel) -> Iterable[CheckResult]:
@@ -136,7 +137,7 @@ def _check_fc(tensors: Mapping[str, TensorInfo], drafter: DrafterModel) -> Itera
         return
     if "fc.weight" not in tensors:
         if not drafter.is_quantized:
-            yield error("fc.weight is missing, which joins the target's hidden states", _EXPORT_AGAIN)
+            yield error("fc.weight is missing, which combines the target's hidden states", _EXPORT_AGAIN)
         return
     if drafter.hidden_size and drafter.target_hidden_size and not drafter.is_quantized:
         expected = (drafter.hidden_size, drafter.expected_aux_hidden_states * drafter.target_hidden_size)
@@ -152,25 +153,25 @@ def _check_norms(tensors: Mapping[str, TensorInfo], drafter: DrafterModel) -> It
     missing = [name for name in required if name not in tensors]
     if missing and not present:
         yield error(
-            "fc_norm is true, and there is no tensor fc_norm.N.weight: these are EAGLE 3 weights with a 3.1 config; "
-            "vLLM loads them "
-            "without an error and norms with ones (AL 1.58 instead of 2.51 at K = 3)",
-            "set fc_norm and norm_output to false in the drafter's config.json, or use the weights that belong to it",
+            "fc_norm is true, but there is no tensor fc_norm.N.weight: these are EAGLE 3 weights with a 3.1 config; "
+            "vLLM loads them without an error and uses norms of ones (AL 1.58 instead of 2.51 at K = 3)",
+            "set fc_norm and norm_output to false in the drafter's config.json, or use the weights of that config",
         )
     elif missing:
         yield error(
-            f"fc_norm is true, and {', '.join(missing)} is missing of {drafter.expected_aux_hidden_states}", _EXPORT_AGAIN
+            f"fc_norm is true, but of its {drafter.expected_aux_hidden_states} norms {', '.join(missing)} is missing",
+            _EXPORT_AGAIN,
         )
     elif present and not drafter.fc_norm:
         yield error(
-            f"there are weights {present[0]} and fc_norm is not true in the drafter's config: vLLM's start ends with "
-            '"no module or '
-            'parameter named fc_norm" once the target is loaded',
-            "write fc_norm: true and norm_output: true into its config.json",
+            f"there is a tensor {present[0]}, but fc_norm is not true in the drafter's config: the engine loads the "
+            "target and then "
+            'fails with "no module or parameter named fc_norm"',
+            "set fc_norm: true and norm_output: true in its config.json",
         )
     elif surplus := [name for name in present if name not in required]:
         yield error(
-            f"{surplus[0]} is one norm too many for {drafter.expected_aux_hidden_states} auxiliary hidden states",
+            f"{surplus[0]} is an extra norm: there are {drafter.expected_aux_hidden_states} auxiliary hidden states",
             "correct eagle_aux_hidden_state_layer_ids and num_aux_hidden_states",
         )
     for name in present if drafter.target_hidden_size else ():
@@ -178,28 +179,28 @@ def _check_norms(tensors: Mapping[str, TensorInfo], drafter: DrafterModel) -> It
     if drafter.norm_before_fc != ("input_norm.weight" in tensors):
         state, article = ("true", "no") if drafter.norm_before_fc else ("not true", "a")
         yield error(
-            f"norm_before_fc is {state} and there is {article} tensor input_norm.weight; vLLM loads it all the same",
-            "make the config say what the drafter was trained with",
+            f"norm_before_fc is {state}, but there is {article} tensor input_norm.weight; vLLM loads the drafter nevertheless",
+            "set norm_before_fc as the drafter was trained",
         )
     if "norm.weight" not in tensors:
-        yield error("norm.weight is missing, the norm before lm_head", _EXPORT_AGAIN)
+        yield error("norm.weight, the norm before lm_head, is missing", _EXPORT_AGAIN)
 
 
 def _check_layer(tensors: Mapping[str, TensorInfo], drafter: DrafterModel) -> Iterable[CheckResult]:
     """Check the first layer. Its attention reads embedding and hidden state side by side: 2 x hidden size in."""
     names = {re.sub(r"^(midlayer|layers\.0)\.", "", name) for name in tensors if re.match(r"(midlayer|layers\.0)\.", name)}
     if not names:
-        yield error("there is no layer: neither midlayer.* nor layers.0.*", _EXPORT_AGAIN)
+        yield error("there is no layer (neither midlayer.* nor layers.0.*)", _EXPORT_AGAIN)
         return
     # The tensors of a quantised matrix are not called .weight.
     parts = {name.rpartition(".")[0] for name in names}
     if missing := [part for part in _required_layer_parts(drafter, parts) if part not in parts]:
         description = " and ".join(missing)
-        yield error(f"the layer has no {description}, and vLLM would use what its memory happens to hold", _EXPORT_AGAIN)
+        yield error(f"the layer has no {description}: vLLM would use uninitialised memory", _EXPORT_AGAIN)
     if drafter.family == "llama" and (surplus := parts & {"self_attn.q_norm", "self_attn.k_norm"}):
         yield error(
-            f"the layer has {min(surplus)}, which only vLLM's Qwen3 class knows, and the class is {drafter.architecture}",
-            "write Eagle3Qwen3ForCausalLM into architectures of its config.json",
+            f"the layer has {min(surplus)}, which only vLLM's Qwen3 class supports, and the class is {drafter.architecture}",
+            "set architectures in its config.json to Eagle3Qwen3ForCausalLM",
         )
     yield from _check_attention_shapes(tensors, drafter)
 
@@ -224,7 +225,7 @@ def _check_attention_shapes(tensors: Mapping[str, TensorInfo], drafter: DrafterM
         for name in (f"{prefix}.self_attn.q_a_proj.weight", f"{prefix}.self_attn.kv_a_proj_with_mqa.weight"):
             if name in tensors and tensors[name].shape[1:] != (input_size,):
                 shape = list(tensors[name].shape)
-                yield error(f"{name} has shape {shape}, and must read twice the hidden size, {input_size}", _EXPORT_AGAIN)
+                yield error(f"{name} has shape {shape}, and needs twice the hidden size, {input_size}, as input", _EXPORT_AGAIN)
 
 
 def _required_layer_parts(drafter: DrafterModel, actual_parts: Collection[str]) -> list[str]:
@@ -250,7 +251,7 @@ def _check_lm_head(tensors: Mapping[str, TensorInfo], drafter: DrafterModel, voc
             yield from _check_shape(tensors, "lm_head.weight", expected, "draft vocabulary x hidden size", fix)
     elif drafter.draft_vocab_size != vocab_size and not drafter.is_quantized:
         yield error(
-            f"lm_head.weight is missing, and the target's cannot stand in: it has {vocab_size} tokens and the drafter "
+            f"lm_head.weight is missing, and the target's does not fit: it has {vocab_size} tokens and the drafter "
             f"{drafter.draft_vocab_size}",
             _EXPORT_AGAIN,
         )
@@ -266,13 +267,13 @@ def _check_d2t(
     if "d2t" not in tensors:
         if draft_vocab_size != vocab_size:
             yield error(
-                f"d2t is missing, and the drafter has {draft_vocab_size} tokens where the target has {vocab_size}: every "
-                "drafted id would be wrong",
+                f"d2t is missing, but the drafter has {draft_vocab_size} tokens and the target {vocab_size}: every "
+                "draft token id would be wrong",
                 _EXPORT_AGAIN,
             )
         return
     if offsets is None:
-        yield info("the values of d2t could not be read, so that its range was not checked")
+        yield info("the values of d2t could not be read: its range was not checked")
         return
     if len(offsets) != draft_vocab_size:
         evidence = f"d2t has {len(offsets)} entries, and draft_vocab_size is {draft_vocab_size}"
@@ -291,17 +292,16 @@ def _check_d2t(
     )
     if outside is not None:
         are_target_ids = all(0 <= value < vocab_size for value in offsets) and all(a < b for a, b in itertools.pairwise(offsets))
-        hint = "; it looks like target ids, and vLLM expects offsets" if are_target_ids else ""
+        hint = "; d2t seems to contain target ids, but vLLM expects offsets" if are_target_ids else ""
         yield error(
-            f"d2t sends draft id {outside} to {target_ids[outside]}, and the target has ids 0 to {vocab_size - 1}{hint}",
-            "write d2t[i] = target id - i" if are_target_ids else "use the drafter that was trained for this target's vocabulary",
+            f"d2t maps draft id {outside} to {target_ids[outside]}, but the target has ids 0 to {vocab_size - 1}{hint}",
+            "set d2t[i] = target id - i" if are_target_ids else "use the drafter that was trained for this target's vocabulary",
         )
     elif duplicate is not None:
         target_id = target_ids[duplicate]
         yield error(
-            f"d2t sends draft ids {draft_id_by_target[target_id]} and {duplicate} both to {target_id}, and vLLM keeps the logit "
-            "of "
-            "one",
+            f"d2t maps draft ids {draft_id_by_target[target_id]} and {duplicate} both to {target_id}: vLLM keeps only one of "
+            "their logits",
             _EXPORT_AGAIN,
         )
 
@@ -311,4 +311,4 @@ def _check_shape(
 ) -> Iterable[CheckResult]:
     shape = tensors[name].shape
     if shape != expected:
-        yield error(f"{name} has shape {list(shape)}, and the config promises {list(expected)} ({meaning})", fix)
+        yield error(f"{name} has shape {list(shape)}, but by the config it is {list(expected)} ({meaning})", fix)
