@@ -44,6 +44,8 @@ def needs_apply(live: Mapping[str, Any] | None, desired: Mapping[str, Any]) -> b
 
 
 def _contains(live: Any, desired: Any, field: str = "") -> bool:
+    if live == desired:
+        return True  # the usual case of a part to which nobody has added anything: far cheaper than field by field
     if isinstance(desired, Mapping):
         if field in _QUANTITY_FIELDS:
             return isinstance(live, Mapping) and all(_quantities_equal(live.get(key), value) for key, value in desired.items())
@@ -53,7 +55,7 @@ def _contains(live: Any, desired: Any, field: str = "") -> bool:
         return _contains_list(live or [], desired, field)
     if field in _QUANTITY_FIELDS:
         return _quantities_equal(live, desired)
-    return bool(live == desired)
+    return False
 
 
 def _contains_list(live: Any, desired: Sequence[Any], field: str) -> bool:
