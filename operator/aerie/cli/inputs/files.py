@@ -20,10 +20,8 @@ def read_deployment(file: str) -> SpeculativeDeployment:
     """
     documents = [document for document in read_objects(file) if document.get("kind") == KIND]
     if len(documents) != 1:
-        count = f"holds {len(documents)} of them" if documents else "holds none"
-        raise CommandError(
-            f"{display_file_name(file)} must hold exactly one {KIND}, and {count}: give a file with the one to check."
-        )
+        count = f"contains {len(documents)}" if documents else "contains none"
+        raise CommandError(f"{display_file_name(file)} must contain exactly one {KIND}, but {count}: set a file with one.")
     return parse_deployment(documents[0])
 
 
@@ -35,7 +33,7 @@ def parse_deployment(document: dict[str, Any]) -> SpeculativeDeployment:
     return SpeculativeDeployment.from_dict(document, unknown_fields="forbid")
 
 
-CATALOG_HELP = "A ConfigMap with catalog entries of your own: its manifest, or the folder that it is mounted at."
+CATALOG_HELP = "ConfigMap with additional catalog entries: its manifest, or the folder that it is mounted at."
 
 
 def read_catalog(extension_file: str | None) -> DrafterCatalog:
@@ -53,7 +51,7 @@ def read_valid_catalog(extension_file: str | None) -> tuple[DrafterCatalog, list
         try:
             load_published_catalog().with_user_entries({name: text})
         except CatalogError as error:
-            problems.append(f"the catalog's entry {name} is left out: {error}")
+            problems.append(f"the catalog entry {name} is ignored: {error}")
             del entries[name]
     return load_published_catalog().with_user_entries(entries), problems
 
@@ -72,15 +70,17 @@ def _read_mounted_config_map(folder: Path) -> dict[str, str]:
         files = [path for path in sorted(folder.iterdir()) if not path.name.startswith("..") and path.is_file()]
         return {path.name: path.read_text(encoding="utf-8") for path in files}
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "a file of it is not text"
-        raise CommandError(f"{folder} cannot be read ({reason}): give the folder that a ConfigMap is mounted at.") from error
+        reason = error.strerror if isinstance(error, OSError) else "one of its files is not text"
+        raise CommandError(f"{folder} cannot be read ({reason}): set the folder that a ConfigMap is mounted at.") from error
 
 
 def _read_config_map_manifest(file: str) -> dict[str, str]:
     config_maps = [document for document in read_objects(file) if document.get("kind") == "ConfigMap"]
     data = config_maps[0].get("data") if len(config_maps) == 1 else None
     if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
-        raise CommandError(f"{file} must hold one ConfigMap whose data are texts, one per catalog entry: see docs/preflight.md.")
+        raise CommandError(
+            f"{file} must contain one ConfigMap whose data are strings, one per catalog entry: see docs/preflight.md."
+        )
     return data
 
 
@@ -102,19 +102,17 @@ def display_file_name(file: str) -> str:
     return "standard input" if file == "-" else file
 
 
-_BYTES_PER_UNIT = {"": 1, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
-          "mi": 2**20, "mib": 2**20, "gi": 2**30, "gib": 2**30, "ti": 2**40, "tib": 2**40}  # fmt: skip
-
-
 def parse_memory_bytes(text: str) -> int:
     """Return the bytes of `80GiB`, `80Gi`, `80g`, `85GB` or a plain number of at least 2^30. Raises CommandError."""
-    match = re.fullmatch(r"([0-9]{1,15}(?:[.][0-9]{1,9})?)\s*([A-Za-z]*)", text.strip())
-    if match is None or match[2].lower() not in _BYTES_PER_UNIT:
-        raise CommandError(f"--gpu-memory is '{text[:40]}': write the memory of one GPU like 80GiB.")
-    size = int(float(match[1]) * _BYTES_PER_UNIT[match[2].lower()])
+    from kubernetes.utils.quantity import parse_quantity  # the package takes as long to import as the command to run
+
+    match = re.fullmatch(r"([0-9]{1,15}(?:[.][0-9]{1,9})?)\s*(?:([mgt])(i?)b?)?", text.strip(), re.IGNORECASE | re.ASCII)
+    if match is None:
+        raise CommandError(f"--gpu-memory is '{text[:40]}': set the memory of one GPU, such as 80GiB.")
+    number, prefix, binary = (part or "" for part in match.groups())
+    size = int(parse_quantity(f"{number}{prefix.upper()}{binary.lower()}"))  # type: ignore[no-untyped-call]
     if size < 2**30:
         raise CommandError(
-            f"--gpu-memory is '{text[:40]}', which is {size} bytes, and a GPU has at least 1 GiB: write it with its unit, "
-            "like 80GiB."
+            f"--gpu-memory is '{text[:40]}', which is {size} bytes, but a GPU has at least 1 GiB: add the unit, such as 80GiB."
         )
     return size
