@@ -7,7 +7,7 @@
     ├── StartError          a part of the lab did not come up, or went away: port taken, disk full, component exited
     └── KubeError           the API server refused a request (status, reason and message kept)
 
-Guarantee: `str(error)` is a sentence for a person, and names the way out. Anything else that escapes is a defect.
+Guarantee: `str(error)` is a message for the user that names the fix. Any other exception that escapes is a defect.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class IsolationError(LabError):
 
 
 class StateError(LabError):
-    """A lab is asked for something that its present state does not allow."""
+    """A request that the lab's present state does not allow."""
 
 
 class StartError(LabError):

@@ -118,17 +118,17 @@ def _progress(log: Path) -> str:
 
 
 def _explain(family: BinaryFamily, status: int, log: Path) -> str:
-    """Why Go failed, and the way out, from what it wrote."""
+    """Return why Go failed, and the fix, from its output."""
     output = log.read_text(errors="replace")
     lowered = output.lower()
     # What go prints between package names and notes of progress; an error names its package in a line with #.
-    said = [line.strip() for line in output.splitlines() if " " in line and not line.startswith(("go: downloading", "#"))]
-    last = " / ".join(said[-2:])[-300:] or "it gave no reason"
+    messages = [line.strip() for line in output.splitlines() if " " in line and not line.startswith(("go: downloading", "#"))]
+    last = " / ".join(messages[-2:])[-300:] or "it gave no reason"
     if "no space left on device" in lowered:
         return f"the disk is full ({last}): free about {family.disk_gib} GiB, or {BINARIES_FOLDER_HINT}."
     if "checksum mismatch" in lowered or "security error" in lowered:
         return f"a downloaded module is not the one that go.sum names, so it was refused: see {log}."
-    if any(word in lowered for word in _UNREACHABLE_ERRORS):
+    if any(error in lowered for error in _UNREACHABLE_ERRORS):
         return (
             f"the Go module registry cannot be reached ({last}): connect, set GOPROXY to a reachable one, "
             f"or {BINARIES_FOLDER_HINT}."

@@ -56,10 +56,10 @@ def install_environment(
     *,
     base_folder: Path | None = None,
 ) -> dict[str, str]:
-    """Install `environment` into the new folder `home`, with the folder `work` for what is needed on the way.
+    """Install `environment` into the new `target_folder`, with `work_folder` for temporary files.
 
-    `base` is the folder of the environment that it stands on. Returns what it was made with, for the record. After a failure
-    `home` holds anything.
+    `base_folder` is the folder of its base environment. Returns the versions of its tools, for the record. After a failure the
+    content of `target_folder` is undefined.
     """
     _require_python_version(environment)
     beneath = overlay.find_base_packages(environment, base_folder) if base_folder else None
@@ -129,10 +129,10 @@ def _require_disk_space(environment: PythonEnvironment, work: Path) -> None:
 def _create_virtual_environment(environment: PythonEnvironment, home: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "venv", str(home)], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode != 0:
-        said = " / ".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-2:]) or "it gave no reason"
+        output = " / ".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-2:]) or "it gave no reason"
         raise BuildError(
             f"{environment.name} {environment.version} needs a virtual environment, and `{sys.executable} -m venv` failed "
-            f"({said}): install the venv module of this Python, or {_fallback_hint(environment)}."
+            f"({output}): install the venv module of this Python, or {_fallback_hint(environment)}."
         )
 
 
@@ -164,7 +164,7 @@ def install_addon(addon: Addon, folder: Path) -> None:
 
 
 def _check_addon(addon: Addon, environment: PythonEnvironment, home: Path) -> None:
-    """Call the add-on's function as the packages will: what does not know them says so now, and not at each start."""
+    """Call the add-on's function as the packages will, so that an unsuitable add-on fails now, not at each start."""
     call = f"import {addon.module}; {addon.module}.{addon.function}()"
     command = [str(home / "bin" / "python"), "-I", "-c", call]
     try:
@@ -172,12 +172,12 @@ def _check_addon(addon: Addon, environment: PythonEnvironment, home: Path) -> No
             command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_FIRST_RUN_TIMEOUT_SECONDS
         )
     except subprocess.TimeoutExpired:
-        said = f"it does not end within {_FIRST_RUN_TIMEOUT_SECONDS:.0f} s"
+        problem = f"it does not end within {_FIRST_RUN_TIMEOUT_SECONDS:.0f} s"
     else:
         if done.returncode == 0:
             return
-        said = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode} and gave no reason"])[-1]
-    raise BuildError(f"{environment.name} {environment.version} is refused by the lab's add-on {addon.module}: {said}")
+        problem = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode} and gave no reason"])[-1]
+    raise BuildError(f"{environment.name} {environment.version} is rejected by the lab's add-on {addon.module}: {problem}")
 
 
 def _progress(log: Path, site_packages: Path) -> str:
@@ -203,4 +203,4 @@ def _explain(environment: PythonEnvironment, failure: pip.PipFailure, log: Path)
         case pip.FailureCause.WRONG_HASH:
             return f"a downloaded package is not the one that the lock names, so it was refused: see {log}."
         case _:
-            return f"{failure.message}. All that pip said: {log}. Report this, or {_fallback_hint(environment)}."
+            return f"{failure.message}. Full output of pip: {log}. Report this, or {_fallback_hint(environment)}."

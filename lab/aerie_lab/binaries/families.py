@@ -27,7 +27,7 @@ class Binary:
     package: str
     """The Go package of its main function; empty for what is not built."""
     version_arguments: tuple[str, ...] | None = ("--version",)
-    """What makes it print its version, and do nothing else. None: that takes so long that a named one is not asked."""
+    """Arguments that make it only print its version. None: that takes too long to check a named one."""
 
     @property
     def built_name(self) -> str:
@@ -49,7 +49,7 @@ class BinaryFamily:
     tags: tuple[str, ...] = ()
     """Build tags."""
     manifests: tuple[str, ...] = ()
-    """Files of the module that are wanted too. They go below manifests/, with the last two parts of their path."""
+    """Further files of the module to copy. They go below manifests/, with the last two parts of their path."""
     to_release_version: Callable[[str], str] = str
     """Turns the module's version into the one that the binaries report."""
     disk_gib: int = 4
@@ -64,18 +64,18 @@ class BinaryFamily:
     @property
     def version(self) -> str:
         """The version that every binary of the family has to report, without a leading v."""
-        found = re.search(rf"^\s*(?:require\s+)?{re.escape(self.module)}\s+v(\S+)", self._go_mod(), re.MULTILINE)
-        if found is None:
+        match = re.search(rf"^\s*(?:require\s+)?{re.escape(self.module)}\s+v(\S+)", self._go_mod(), re.MULTILINE)
+        if match is None:
             raise BuildError(f"{self.sources / 'go.mod'} does not require {self.module}: the installation is damaged.")
-        return self.to_release_version(found[1])
+        return self.to_release_version(match[1])
 
     @property
     def min_go_version(self) -> str:
         """The oldest Go that may build the family: the `go` line of its go.mod."""
-        found = re.search(r"^go\s+(\S+)", self._go_mod(), re.MULTILINE)
-        if found is None:
+        match = re.search(r"^go\s+(\S+)", self._go_mod(), re.MULTILINE)
+        if match is None:
             raise BuildError(f"{self.sources / 'go.mod'} has no go line: the installation is damaged.")
-        return found[1]
+        return match[1]
 
     @property
     def linker_flags(self) -> str:
@@ -155,17 +155,17 @@ class PythonEnvironment:
     """Files below site-packages whose sizes are checked on use, beside the binaries."""
     addons: tuple[Addon, ...] = ()
     disk_gib: int = 1
-    """What an installation takes at most while it is under way: the packages, and what pip unpacks them from."""
+    """Maximum disk usage during an installation: the packages, and the archives that pip unpacks."""
     overlay: EnvironmentOverlay | None = None
     """The environment that it stands on; None when it stands alone."""
 
     @property
     def version(self) -> str:
         """The version of `distribution` in the lock."""
-        found = re.search(rf"^{re.escape(self.distribution)}==(\S+)", self.read_lock(), re.MULTILINE)
-        if found is None:
+        match = re.search(rf"^{re.escape(self.distribution)}==(\S+)", self.read_lock(), re.MULTILINE)
+        if match is None:
             raise BuildError(f"{self.lock} does not pin {self.distribution}: the installation is damaged.")
-        return found[1]
+        return match[1]
 
     @property
     def site_packages(self) -> str:

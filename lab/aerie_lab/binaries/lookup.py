@@ -4,7 +4,7 @@ A named folder (AERIE_LAB_BINARIES, or the parameter `ready`) is for a machine t
 builds. Guarantees: with one, nothing is compiled, and no binary is used that does not tell the pinned version. Envoy and
 vLLM may be absent from it: they come from Python packages anyway. A vLLM that is there is taken as it is, whatever its
 version or device: asking it takes as long as half a start. What stands on another environment (vllm-0.33) is never in the folder:
-it is asked for by its family, and its program has the name of the other's.
+it is requested by its family, and its program has the same name as the other's.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def ensure_family(
 ) -> Path:
     """The folder with all that `family` has, built first when it has to be. Raises BuildError."""
     members = _family_members(family)
-    named = _named_folder(family, binaries_folder)
-    if named is not None:
+    folder = _named_folder(family, binaries_folder)
+    if folder is not None:
         for member, version in members:
-            _check_named_binary(named, member, version)
-        _require_manifests(named, family)
-        return named
+            _check_named_binary(folder, member, version)
+        _require_manifests(folder, family)
+        return folder
     if family == ENVOY.name:
         return _find_packaged_envoy()
     built = store.ensure_build(RECIPES[family], report_progress)
@@ -51,7 +51,7 @@ def ensure_family(
 
 
 def find_family_folder(family: str, *, binaries_folder: Path | None = None) -> Path:
-    """As `ensure`, but never builds: raises BuildError when the family is not ready."""
+    """Return the folder of a family without building it. Raises BuildError when it is not ready."""
     _family_members(family)
     if (
         _named_folder(family, binaries_folder) is None
@@ -65,18 +65,19 @@ def find_family_folder(family: str, *, binaries_folder: Path | None = None) -> P
 def ensure_binary(name: str, report_progress: ProgressCallback = ignore_progress, *, binaries_folder: Path | None = None) -> Path:
     """The path of one binary; its family is built first when it has to be. Raises BuildError."""
     family, member, version = _find_member(name)
-    named = _named_folder(family, binaries_folder)
-    if named is not None:
-        return _check_named_binary(named, member, version)
+    folder = _named_folder(family, binaries_folder)
+    if folder is not None:
+        return _check_named_binary(folder, member, version)
     return ensure_family(family, report_progress) / name
 
 
 def find_installed_binary(name: str, *, binaries_folder: Path | None = None) -> Path | None:
-    """As `binary`, but never builds: None when it is not there. A wrong one in a named folder is still a BuildError."""
+    """Return the path of a binary without building it; None when it does not exist. Raises BuildError for a wrong one in a named
+    folder."""
     family, _, _ = _find_member(name)
-    named = _named_folder(family, binaries_folder)
-    if named is not None:
-        absent = not (named / name).exists()
+    folder = _named_folder(family, binaries_folder)
+    if folder is not None:
+        absent = not (folder / name).exists()
     else:
         absent = family in RECIPES and store.unusable_reason(RECIPES[family]) is not None
     return None if absent else ensure_binary(name, binaries_folder=binaries_folder)
@@ -94,10 +95,10 @@ def _family_members(family: str) -> list[tuple[Binary, str]]:
 def _find_member(name: str) -> tuple[str, Binary, str]:
     """The family of a binary, the binary, and its pinned version."""
     families = [family for family in FAMILY_NAMES if not _has_base_environment(family)]
-    found = {member.name: (family, member, version) for family in families for member, version in _family_members(family)}
-    if name not in found:
-        raise BuildError(f"'{name}' is no binary of the lab: use one of {', '.join(sorted(found))}.")
-    return found[name]
+    members = {member.name: (family, member, version) for family in families for member, version in _family_members(family)}
+    if name not in members:
+        raise BuildError(f"'{name}' is no binary of the lab: use one of {', '.join(sorted(members))}.")
+    return members[name]
 
 
 def _named_folder(family: str, binaries_folder: Path | None) -> Path | None:

@@ -31,10 +31,10 @@ def find_base_packages(environment: PythonEnvironment, base_folder: Path) -> Pat
         )
     packages = base_folder / over.base.site_packages
     package = packages / over.package
-    found = {path.relative_to(package).as_posix() for path in package.rglob("*.so")}
-    if found != set(over.compiled_files):
-        missing, more = sorted(set(over.compiled_files) - found), sorted(found - set(over.compiled_files))
-        differ = " and ".join(f"{word} {', '.join(names)}" for word, names in (("lacks", missing), ("also has", more)) if names)
+    compiled_files = {path.relative_to(package).as_posix() for path in package.rglob("*.so")}
+    if compiled_files != set(over.compiled_files):
+        missing, more = sorted(set(over.compiled_files) - compiled_files), sorted(compiled_files - set(over.compiled_files))
+        differ = " and ".join(f"{verb} {', '.join(names)}" for verb, names in (("lacks", missing), ("also has", more)) if names)
         raise BuildError(
             f"{name} runs with the compiled files that {over.base.name} {over.base_version} has on x86_64, and {package} "
             f"{differ}: use an x86_64 machine, or remove {base_folder} there and build {over.base.name} again."

@@ -29,7 +29,7 @@ class FailureCause(enum.Enum):
 
 @dataclass(frozen=True)
 class PipFailure:
-    """What went wrong."""
+    """A failed installation."""
 
     cause: FailureCause
     message: str
@@ -46,7 +46,7 @@ def install_lock(
     log_file: Path,
     on_heartbeat: Callable[[float], None],
 ) -> PipFailure | None:
-    """Install all of `lock` with the pip of `python`; None when that went well. `log` is written anew."""
+    """Install all of `lock` with the pip of `python`; return None on success. `log_file` is overwritten."""
     log_file.unlink(missing_ok=True)
     command = [str(python), "-m", "pip", "install", "--requirement", str(lock), *options]
     command += ["--require-hashes", "--no-deps", "--only-binary=:all:", "--no-input", "--retries=2"]
@@ -57,15 +57,15 @@ def install_lock(
 
 
 def classify_failure(output: str, status: int) -> PipFailure:
-    """What pip's output says about its exit status."""
+    """Return the failure that pip's output describes."""
     errors = [line.strip().removeprefix("ERROR: ") for line in output.splitlines() if line.startswith("ERROR")]
-    said = errors[0] if errors else f"pip ended with status {status} and gave no reason"
+    message = errors[0] if errors else f"pip ended with status {status} and gave no reason"
     if "No space left on device" in output:
-        return PipFailure(FailureCause.DISK, said)
+        return PipFailure(FailureCause.DISK, message)
     if "No module named pip" in output:
-        return PipFailure(FailureCause.NO_PIP, said)
-    if any(word in output for word in _UNREACHABLE_ERRORS):
-        return PipFailure(FailureCause.UNREACHABLE, said)
+        return PipFailure(FailureCause.NO_PIP, message)
+    if any(error in output for error in _UNREACHABLE_ERRORS):
+        return PipFailure(FailureCause.UNREACHABLE, message)
     if "DO NOT MATCH THE HASHES" in output:
-        return PipFailure(FailureCause.WRONG_HASH, said)
-    return PipFailure(FailureCause.OTHER, said)
+        return PipFailure(FailureCause.WRONG_HASH, message)
+    return PipFailure(FailureCause.OTHER, message)

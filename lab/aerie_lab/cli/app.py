@@ -40,7 +40,7 @@ app.command()(traffic)
 def _all(version: VersionOption = False) -> None: ...
 
 
-Name = Annotated[str, typer.Option("--name", help="Which lab; several can run side by side.", envvar="AERIE_LAB_NAME")]
+Name = Annotated[str, typer.Option("--name", help="Name of the lab; several can run at the same time.", envvar="AERIE_LAB_NAME")]
 _DEFAULTS = LabSettings()
 _FORWARDED_ARGUMENTS_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -59,13 +59,13 @@ def up(
     gateway_port: Annotated[int, typer.Option(help="The gateway's port on 127.0.0.1; 0: any.")] = 0,
     images: Annotated[list[Path] | None, typer.Option(help="A further image table (TOML); may be repeated.")] = None,
     simulated_vllm: Annotated[
-        bool, typer.Option("--simulated-vllm", help="Let vllm/vllm-openai be the simulator, not real vLLM on CPU.")
+        bool, typer.Option("--simulated-vllm", help="Run the simulator as vllm/vllm-openai instead of real vLLM on CPU.")
     ] = False,
     restart_backoff: Annotated[
         float, typer.Option(help="Seconds before a crashed container's first restart.")
     ] = _DEFAULTS.restart_backoff,
 ) -> None:
-    """Start a lab, and tell how to reach it."""
+    """Start a lab, and print its addresses."""
     lab = Lab.up(
         LabSettings(
             name=name,
@@ -99,7 +99,7 @@ def down(
     name: Name = _DEFAULTS.name,
     every: Annotated[bool, typer.Option("--all", help="All labs of this user.")] = False,
 ) -> None:
-    """End a lab and remove all of it; the built binaries stay in the cache."""
+    """Stop a lab and remove all of it; built binaries stay in the cache."""
     for each in cluster.list_lab_names() if every else [name]:
         print_progress(f"lab '{each}' is down" if take_down_lab(each, print_progress) else f"there is no lab '{each}'")
 
@@ -108,27 +108,27 @@ def down(
 def status(name: Name = _DEFAULTS.name, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
     """Show a lab's components, addresses and faults."""
     lab = Lab.find(name)
-    found = lab.status()
-    found |= {
+    document = lab.status()
+    document |= {
         "kubeconfig": str(lab.kubeconfig),
         "api_url": lab.api_url,
         "gateway_url": lab.gateway_url,
         "faults": [{"id": record.id, "fault": str(record)} for record in FaultInjector(lab).list_active()],
-        "containers": len(lab.call_agent("containers")) if found["components"]["node-agent"]["running"] else 0,
+        "containers": len(lab.call_agent("containers")) if document["components"]["node-agent"]["running"] else 0,
     }
     if as_json:
-        out.print_json(json.dumps(found))
+        out.print_json(json.dumps(document))
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("COMPONENT", "STATE", "RESTARTS", "LAST EXIT"):
         table.add_column(heading)
-    for component, part in found["components"].items():
+    for component, part in document["components"].items():
         state = "[green]running" if part["running"] else "[yellow]stopped by a fault" if part["stopped_by_fault"] else "[red]down"
         table.add_row(component, state, str(part["restarts"]), part["last_exit"])
     out.print(table)
     _print_addresses(lab)
-    err.print(f"up for {found['uptime']:.0f} s, {found['containers']} containers running")
-    for record in found["faults"]:
+    err.print(f"up for {document['uptime']:.0f} s, {document['containers']} containers running")
+    for record in document["faults"]:
         err.print(f"[yellow]fault {record['id']}:[/] {sanitize_text(record['fault'])}")
 
 
@@ -160,17 +160,17 @@ def _run_tool(tool: str, arguments: list[str]) -> None:
 
 @app.command()
 def logs(
-    component: Annotated[str, typer.Argument(help="A component of the lab, as `status` lists them, or supervisor.")],
+    component: Annotated[str, typer.Argument(help="A component that `status` lists, or supervisor.")],
     name: Name = _DEFAULTS.name,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the last lines.")] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the output.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Number of last lines.")] = 100,
 ) -> None:
     """Show the output of a component of the lab. (`aerie-lab kubectl logs` shows a pod's.)"""
     folder = lab_folder(name) / "logs"
     file = folder / f"{component}.log"
     if not file.exists():
-        known = ", ".join(sorted(path.stem for path in folder.glob("*.log"))) if folder.is_dir() else ""
-        raise StateError(f"'{component}' has no log in lab '{name}': {known or 'the lab is not up'}.")
+        components = ", ".join(sorted(path.stem for path in folder.glob("*.log"))) if folder.is_dir() else ""
+        raise StateError(f"'{component}' has no log in lab '{name}': {components or 'the lab is not up'}.")
     with file.open(errors="replace") as stream:
         for line in stream.readlines()[-lines:]:
             sys.stdout.write(line)
@@ -184,7 +184,7 @@ def logs(
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def shell(
-    command: Annotated[list[str] | None, typer.Argument(help="A command instead of an interactive shell.")] = None,
+    command: Annotated[list[str] | None, typer.Argument(help="Command to run instead of an interactive shell.")] = None,
     name: Name = _DEFAULTS.name,
     inside: Annotated[
         bool, typer.Option("--inside", help="In the lab's own network, where pods and services have their addresses.")
@@ -215,7 +215,7 @@ def build(
         ),
     ] = None,
 ) -> None:
-    """Build binaries ahead of time. A lab builds what it needs by itself, except vllm and vllm-0.33."""
+    """Build binaries ahead of time. A lab builds what it needs automatically, except vllm and vllm-0.33."""
     for family in families or DEFAULT_FAMILY_NAMES:
         if family not in FAMILY_NAMES:
             raise StateError(f"'{family}' is no family of binaries: one of {', '.join(FAMILY_NAMES)}.")

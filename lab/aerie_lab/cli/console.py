@@ -1,4 +1,4 @@
-"""The two consoles: what a program reads goes to `out`, notes for a person go to `err`."""
+"""The two consoles: `out` for output that programs read, `err` for notes to the user."""
 
 from __future__ import annotations
 

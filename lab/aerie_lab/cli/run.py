@@ -15,7 +15,7 @@ def run() -> int:
     except LabError as error:
         print_error(error)
         return EXIT_FAILED
-    except SystemExit as end:  # typer has said what was wrong with the arguments
+    except SystemExit as end:  # typer has printed the error in the arguments
         if end.code == EXIT_INTERRUPTED:
             err.print("interrupted; the next `aerie-lab up` or `down` clears what is left")
         return end.code if isinstance(end.code, int) else 0

@@ -1,6 +1,6 @@
-"""What a demo shows, for each kind of engine: a resource, a drafter that is better than its own, one that is worse, and traffic.
+"""Demo scenarios, one per kind of engine: a resource, a better drafter, a worse one, and traffic.
 
-Guarantee: the drafters are on the lab's Hub under these names and commits (tests/unit/hub). The words say what is simulated.
+Guarantee: the drafters are on the lab's Hub under these names and commits (tests/unit/hub). The texts state what is simulated.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ class DemoScenario:
     """One demo."""
 
     manifest: Path
-    """Of the resource, with the drafter that is served first."""
+    """Manifest of the resource, with its first drafter."""
     name: str
-    """The resource's, and the served model's."""
+    """Name of the resource and of the served model."""
     host: str
     target: str
     better_drafter: dict[str, str]
     worse_drafter: dict[str, str]
     question: str
     engines_description: str
-    """What the engines are, for the last words."""
+    """Description of the engines, for the summary."""
     requests_per_second: float
-    """Requests a second, in the mean."""
+    """Mean requests per second."""
     timeout_seconds: float
-    """Seconds within which a start or a rollout has to be over."""
+    """Timeout of a start or a rollout."""
     image_tables: tuple[Path, ...] = ()
     required_families: tuple[str, ...] = ("helm",)
-    """Built or installed before the lab comes up."""
+    """Binary families to build or install before the lab starts."""
     classes: Sequence[TrafficClass] = SHORT_TRAFFIC_CLASSES
     prompts_file: Path | None = None
-    """Questions of the traffic, one a line; without it filler of the classes' lengths."""
+    """Chats of the traffic, one a line; default: filler of the classes' lengths."""
 
     @property
     def chats(self) -> ChatList:

@@ -43,13 +43,13 @@ def remove_lab(folder: Path) -> None:
 
 def preserve_failed_logs(folder: Path) -> Path | None:
     """Move the logs of a failed start to where the next start does not remove them."""
-    kept = cache_folder() / "failed" / folder.name
+    preserved_logs = cache_folder() / "failed" / folder.name
     if not (folder / "logs").is_dir():
         return None
-    shutil.rmtree(kept, ignore_errors=True)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(folder / "logs", kept)
-    return kept
+    shutil.rmtree(preserved_logs, ignore_errors=True)
+    preserved_logs.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(folder / "logs", preserved_logs)
+    return preserved_logs
 
 
 def require_disk_space(folder: Path) -> None:

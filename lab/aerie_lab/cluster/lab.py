@@ -40,7 +40,7 @@ def _ignore_progress(line: str) -> None:
 
 
 class Lab:
-    """One running lab. Make it with `up`, or find it with `find`."""
+    """One running lab. Create it with `up`, or get it with `find`."""
 
     def __init__(self, folder: Path, settings: LabSettings) -> None:
         self.folder = folder
@@ -66,21 +66,21 @@ class Lab:
     def up(
         cls, settings: LabSettings, report_progress: ProgressCallback = _ignore_progress, *, end_with_caller: bool = False
     ) -> Self:
-        """Bring the lab up, or find it up already with these settings. Raises LabError.
+        """Start the lab, or return the running one if it has these settings. Raises LabError.
 
         With `end_with_caller` the lab ends with the calling process, however that ends; otherwise it outlives it.
         """
         folder = lab_folder(settings.name)
         with lab_lock(folder):
-            ImageTable([Path(file) for file in settings.image_tables])  # a table that cannot be read is told now
-            if process.find_lab_pid(folder) and (found := cls._find_complete(folder)):
-                if _comparable_settings(found.settings) != _comparable_settings(settings, found.settings):
+            ImageTable([Path(file) for file in settings.image_tables])  # an unreadable table is an error now, not in a pod
+            if process.find_lab_pid(folder) and (running_lab := cls._find_complete(folder)):
+                if _comparable_settings(running_lab.settings) != _comparable_settings(settings, running_lab.settings):
                     raise StateError(
                         f"lab '{settings.name}' is up with other settings: run `aerie-lab down --name {settings.name}` "
                         "first, or give another --name."
                     )
                 report_progress(f"lab '{settings.name}' is up already")
-                return found
+                return running_lab
             remove_lab(folder)
             for family in ("etcd", "kubernetes", *(("contour", "envoy") if settings.gateway else ())):
                 ensure_family(family, report_progress)
@@ -97,22 +97,22 @@ class Lab:
         except BaseException as error:
             with defer_signals():
                 process.kill_lab(folder)
-                kept = preserve_failed_logs(folder)
+                preserved_logs = preserve_failed_logs(folder)
                 remove_lab(folder)
-            if isinstance(error, LabError) and kept is not None:
-                raise StartError(f"{error}\nThe logs of this attempt are in {kept}.") from error
+            if isinstance(error, LabError) and preserved_logs is not None:
+                raise StartError(f"{error}\nThe logs of this attempt are in {preserved_logs}.") from error
             raise
 
     @classmethod
     def find(cls, name: str = "default") -> Self:
-        """The running lab of this name. Raises StateError when there is none."""
+        """Return the running lab of this name. Raises StateError when there is none."""
         folder = lab_folder(name)
         if not process.find_lab_pid(folder):
             raise StateError(f"lab '{name}' is not up: start it with `aerie-lab up --name {name}`.")
-        found = cls._find_complete(folder)
-        if found is None:
+        lab = cls._find_complete(folder)
+        if lab is None:
             raise StateError(f"lab '{name}' is half started: run `aerie-lab up --name {name}` to start it afresh.")
-        return found
+        return lab
 
     def down(self) -> None:
         """Take this lab down."""
@@ -120,14 +120,14 @@ class Lab:
 
     @classmethod
     def _find_complete(cls, folder: Path) -> Self | None:
-        """The lab in `folder` if it came up completely."""
+        """Return the lab in `folder` if its start was complete."""
         if not (folder / "complete").exists():
             return None
         return cls(folder, LabSettings.from_folder(folder))
 
     @classmethod
     def _start(cls, folder: Path, settings: LabSettings, report_progress: ProgressCallback, end_with_caller: bool) -> Self:
-        began = time.monotonic()
+        start_time = time.monotonic()
         caller_pipe = None
         if end_with_caller:
             # The writing end stays open in this process alone, and is closed with it, however it ends.
@@ -137,29 +137,29 @@ class Lab:
         finally:
             if caller_pipe is not None:
                 os.close(caller_pipe)
-        report_progress(f"up after {time.monotonic() - began:.1f} s")
+        report_progress(f"up after {time.monotonic() - start_time:.1f} s")
         return lab
 
     # -- use ----------------------------------------------------------------------------------------------------------
 
     def client(self) -> KubeClient:
-        """An asynchronous client of the API server, as the administrator."""
+        """Return an asynchronous client of the API server, as the administrator."""
         return KubeClient(self.api_url, self.folder / "certificates", "admin")
 
     def status(self) -> dict[str, Any]:
-        """The components, as the supervisor sees them."""
+        """Return the status of the components."""
         return read_supervisor_status(self.folder)
 
     def call_agent(self, verb: str, **fields: Any) -> Any:
-        """One request to the node agent (see node.agent)."""
+        """Send one request to the node agent (see node.agent)."""
         return control.send_request(self.folder / "agent.sock", verb, **fields)
 
     def call_supervisor(self, verb: str, **fields: Any) -> Any:
-        """One request to the supervisor (see aerie_lab.supervisor)."""
+        """Send one request to the supervisor (see aerie_lab.supervisor)."""
         return control.send_request(self.folder / "control.sock", verb, timeout=90, **fields)
 
     def environment(self) -> dict[str, str]:
-        """For tools on this machine: KUBECONFIG, GATEWAY (its address), and the lab's kubectl and helm first on PATH."""
+        """Return the environment for tools: KUBECONFIG, GATEWAY (its address), and the lab's kubectl and helm first on PATH."""
         folders = [str(ensure_binary(name).parent) for name in ("kubectl", "helm")]
         return {
             **os.environ,
@@ -169,11 +169,11 @@ class Lab:
         }
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        """Run kubectl against this lab; its standard output. Raises LabError with what it said."""
+        """Run kubectl against this lab, and return its standard output. Raises LabError with its error output."""
         return self._run_tool("kubectl", arguments, stdin, check)
 
     def helm(self, *arguments: str, check: bool = True) -> str:
-        """Run helm against this lab; its standard output. Raises LabError with what it said."""
+        """Run helm against this lab, and return its standard output. Raises LabError with its error output."""
         return self._run_tool("helm", arguments, None, check)
 
     def _run_tool(self, name: str, arguments: tuple[str, ...], stdin: str | None, check: bool) -> str:
@@ -196,23 +196,23 @@ class Lab:
 
 
 def take_down_lab(name: str, report_progress: ProgressCallback = _ignore_progress) -> bool:
-    """End the lab of this name and remove its folder; whether there was one."""
+    """Stop the lab of this name and remove its folder; return whether there was one."""
     folder = lab_folder(name)
     if not folder.exists():
         return False
     with lab_lock(folder):
-        found = process.find_lab_pid(folder)
-        if found is not None:
+        pid = process.find_lab_pid(folder)
+        if pid is not None:
             with contextlib.suppress(LabError):
                 control.send_request(folder / "control.sock", "stop", timeout=5)
-            if not process.wait_for_exit(found, _SHUTDOWN_TIMEOUT_SECONDS):
-                report_progress("the lab did not end by itself: killing it")
+            if not process.wait_for_exit(pid, _SHUTDOWN_TIMEOUT_SECONDS):
+                report_progress("the lab did not stop in time: killing it")
         remove_lab(folder)
     return True
 
 
 def _comparable_settings(settings: LabSettings, running_settings: LabSettings | None = None) -> dict[str, Any]:
-    """The settings for comparison; a port of 0 asks for any, so it agrees with the one that was found."""
+    """Return the settings for comparison; a port of 0 means any, so it equals that of the running lab."""
     document = settings.to_json()
     for name in ("api_port", "gateway_port"):
         if running_settings is not None and document[name] == 0:

@@ -2,8 +2,8 @@
 
     credentials ─► namespaces and process 1 ─► components healthy ─► gateway applied ─► nodes, account and gateway ready
 
-Guarantee: `start` returns a complete lab or raises a LabError that tells which part failed, with its last lines. What a
-failed start leaves is the caller's to clear.
+Guarantee: `start_lab` returns a complete lab or raises a LabError that names the failed part, with its last lines. The caller
+removes what a failed start leaves.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _START_TIMEOUT_SECONDS = 120.0
 
 
 def build_api_url(settings: LabSettings) -> str:
-    """Where the API server is reached from the machine."""
+    """Return the URL of the API server on this machine."""
     return f"https://127.0.0.1:{settings.api_port}"
 
 
 def read_supervisor_status(folder: Path) -> dict[str, Any]:
-    """What the supervisor tells of the components."""
-    found: dict[str, Any] = control.send_request(folder / "control.sock", "status")
-    return found
+    """Return the supervisor's status of the components."""
+    status: dict[str, Any] = control.send_request(folder / "control.sock", "status")
+    return status
 
 
 def start_lab(folder: Path, settings: LabSettings, report_progress: ProgressCallback, caller_pipe: int | None) -> LabSettings:
-    """Start a lab in the empty `folder`; its settings with the ports that it got.
+    """Start a lab in the empty `folder`, and return its settings with the chosen ports.
 
     The lab ends when the other end of `caller_pipe`, the reading end of a pipe, is closed.
     """
@@ -65,9 +65,9 @@ def start_lab(folder: Path, settings: LabSettings, report_progress: ProgressCall
         descriptors = {"--api": api.fileno()}
         settings = dataclasses.replace(settings, api_port=api.getsockname()[1])
         if settings.gateway:
-            door = stack.enter_context(_open_listener(settings.gateway_port, "--gateway-port"))
-            descriptors["--gateway"] = door.fileno()
-            settings = dataclasses.replace(settings, gateway_port=door.getsockname()[1])
+            gateway_listener = stack.enter_context(_open_listener(settings.gateway_port, "--gateway-port"))
+            descriptors["--gateway"] = gateway_listener.fileno()
+            settings = dataclasses.replace(settings, gateway_port=gateway_listener.getsockname()[1])
         if caller_pipe is not None:
             descriptors["--caller-pipe"] = caller_pipe
         (folder / "lab.json").write_text(json.dumps({"format": LAB_FILE_FORMAT, "settings": settings.to_json()}, indent=2))
@@ -106,11 +106,11 @@ def _write_credentials(folder: Path, settings: LabSettings) -> None:
 def _start_lab_process(folder: Path, settings: LabSettings, descriptors: dict[str, int]) -> None:
     command = [sys.executable, "-m", "aerie_lab.sandbox.world", str(folder), str(settings.nodes)]
     command += [sys.executable, "-m", "aerie_lab.supervisor", str(folder)]
-    command += [word for option, descriptor in descriptors.items() for word in (option, str(descriptor))]
+    command += [argument for option, descriptor in descriptors.items() for argument in (option, str(descriptor))]
     log = folder / "logs" / "supervisor.log"
     # A signal that takes the lab down waits for this program, which would outlive the command by a moment.
     with log.open("ab") as output, defer_signals():
-        made = subprocess.run(
+        completed = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -120,8 +120,8 @@ def _start_lab_process(folder: Path, settings: LabSettings, descriptors: dict[st
             check=False,
             cwd="/",
         )
-    if made.returncode != 0:
-        raise StartError(log.read_text(errors="replace").strip() or f"the lab's process ended ({made.returncode})")
+    if completed.returncode != 0:
+        raise StartError(log.read_text(errors="replace").strip() or f"the lab's process ended ({completed.returncode})")
 
 
 def _wait_for_components(folder: Path) -> None:
@@ -141,11 +141,11 @@ def _wait_for_components(folder: Path) -> None:
 
 
 async def _set_up_cluster(folder: Path, settings: LabSettings, report_progress: ProgressCallback) -> None:
-    """What a user expects of a fresh cluster: nodes, a default service account, the gateway."""
+    """Set up what a user expects of a new cluster: nodes, a default service account, the gateway."""
 
     async def nodes_ready(client: KubeClient) -> bool:
-        found = (await client.get(core_path("nodes")))["items"]
-        ready = [node for node in found if _is_condition_true(node, "Ready") and not node["spec"].get("taints")]
+        nodes = (await client.get(core_path("nodes")))["items"]
+        ready = [node for node in nodes if _is_condition_true(node, "Ready") and not node["spec"].get("taints")]
         return len(ready) == settings.nodes
 
     async with KubeClient(build_api_url(settings), folder / "certificates", "admin") as client:
@@ -175,7 +175,7 @@ async def _install_gateway(client: KubeClient, name: str) -> None:
 
 
 async def _apply_all(client: KubeClient, items: list[KubeObject]) -> None:
-    """Apply, and again what was refused because something else is not there yet: a definition is served with a delay."""
+    """Apply the objects, and retry those that were rejected for a missing object: a definition is served with a delay."""
     for attempt in range(100):
         outcome = await asyncio.gather(*(client.apply(item) for item in items), return_exceptions=True)
         failed = [(item, result) for item, result in zip(items, outcome, strict=True) if isinstance(result, BaseException)]

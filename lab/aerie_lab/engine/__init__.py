@@ -5,6 +5,6 @@ For demos, scale and statistics. It never proves an engine fact: what it claims 
 
     step        how long an engine step takes                    acceptance   how many drafted tokens are accepted
     replica     one engine: scheduler, batch, KV cache           counters     what vLLM counts, and when
-    workload    requests: classes, lengths, arrivals             page         the counters as a /metrics page
+    workload    requests: classes, lengths, arrivals             page         the counters as /metrics
     fleet       many replicas in virtual time                    server       one replica behind HTTP, in real time
 """

@@ -60,9 +60,9 @@ def _logistic(x: float) -> float:
 
 @cache
 def _logits(conditionals: tuple[float, ...], draft_tokens: int) -> tuple[float, ...]:
-    """Of the first `drafts` conditionals, the last one carried on."""
-    known = conditionals[:draft_tokens]
-    return tuple(map(_logit, known + (conditionals[-1],) * (draft_tokens - len(known))))
+    """Return the logits of the first `draft_tokens` conditionals; the last one is repeated."""
+    leading = conditionals[:draft_tokens]
+    return tuple(map(_logit, leading + (conditionals[-1],) * (draft_tokens - len(leading))))
 
 
 def _logit(q: float) -> float:
@@ -100,7 +100,7 @@ def expected_survival(acceptance: Acceptance, draft_tokens: int) -> FloatArray:
 
     A request with low acceptance needs more steps for its tokens, so it weighs more: with tau(z) the acceptance length of a
     request with effect z, the mean is over z with weight 1 / tau(z). Gauss-Hermite quadrature; the cut at a request's end,
-    of order drafts / tokens, is left out.
+    of order draft_tokens / tokens, is left out.
     """
     nodes, mass = _quadrature_nodes()
     survivals = np.array([acceptance.survival(draft_tokens, acceptance.spread * float(z)) for z in nodes])
@@ -123,22 +123,22 @@ def expected_length(acceptance: Acceptance, draft_tokens: int) -> float:
 def conditionals_from_lengths(lengths: Mapping[int, float]) -> tuple[float, ...]:
     """Conditionals from acceptance lengths by K (a published grid), equal ones where a K is skipped.
 
-    >>> [round(q, 3) for q in from_lengths({0: 1.0, 1: 1.8, 3: 2.88})]
+    >>> [round(q, 3) for q in conditionals_from_lengths({0: 1.0, 1: 1.8, 3: 2.88})]
     [0.8, 0.775, 0.775]
     """
-    found: list[float] = []
+    conditionals: list[float] = []
     survival, length = 1.0, 1.0
     for k, following in sorted(lengths.items()):
-        gap = k - len(found)
+        gap = k - len(conditionals)
         if gap <= 0:
             continue
         low, high = 0.0, 1.0
         for _ in range(60):
             q = (low + high) / 2
             low, high = (q, high) if survival * sum(q**i for i in range(1, gap + 1)) < following - length else (low, q)
-        found += [low] * gap
+        conditionals += [low] * gap
         survival, length = survival * low**gap, following
-    return tuple(found)
+    return tuple(conditionals)
 
 
 def conditionals_from_rates(rates: Sequence[float]) -> tuple[float, ...]:

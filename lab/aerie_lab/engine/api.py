@@ -1,9 +1,9 @@
 """Requests and answers as vLLM's OpenAI-compatible server reads and writes them: plain data, no I/O.
 
-Shapes and sentences were taken from answers of vLLM 0.32.0. An answer's text is made up: one word per token, the same words on
-every engine, as those of one target are; but where the drafter is one that changes answers, some are others (`Ask.changes`). Not
-offered: several answers to one request (n, best_of), several prompts in one request, log probabilities of chats, of streams and
-of prompts, tools, structured output.
+Shapes and messages were taken from answers of vLLM 0.32.0. An answer's text is generated: one word per token, the same words on
+every engine, as for one target. A drafter that changes answers changes some of them (`GenerationRequest.changes_token`). Not
+supported: several answers to one request (n, best_of), several prompts in one request, log probabilities of chats, of streams
+and of prompts, tools, structured output.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, Literal
 RequestKind = Literal["completion", "chat"]
 _TEXT = "the eyrie stands high above a river and watches over what comes up from below"
 _WORDS = _TEXT.split()
-_WORDS_TWICE = "".join(f" {word}" for word in _WORDS) * 2
-_WORD_OFFSETS = [0, *itertools.accumulate(len(word) + 1 for word in _WORDS * 2)]
+_WORDS_TWICE = "".join(f" {text}" for text in _WORDS) * 2
+_WORD_OFFSETS = [0, *itertools.accumulate(len(text) + 1 for text in _WORDS * 2)]
 _ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps would make one for every event
 MAX_LOGPROBS = 20
 """vLLM's default of --max-logprobs."""
@@ -50,7 +50,7 @@ class GenerationRequest:
     ignore_eos: bool
     greedy: bool = False
     logprobs: int | None = None
-    """How many likely tokens are told with each."""
+    """Number of likely tokens reported for each."""
     tokens_as_ids: bool = False
     """Whether log probabilities name tokens by their ids."""
     prompt_digest: bytes = b""
@@ -104,17 +104,20 @@ def parse_request(kind: RequestKind, raw: bytes, limits: RequestLimits) -> Gener
             param="input_tokens",
         )
     room = limits.max_model_len - tokens
-    wanted = body.get("max_completion_tokens") if kind == "chat" else None
-    wanted = wanted if wanted is not None else body.get("max_tokens", 16 if kind == "completion" else None)
-    if wanted is not None and (not isinstance(wanted, int) or wanted < 1):
-        raise ApiError(
-            400, f"max_tokens must be at least 1, got {wanted}. (parameter=max_tokens, value={wanted})", param="max_tokens"
-        )
-    if wanted is not None and wanted > limits.max_model_len:
+    requested_tokens = body.get("max_completion_tokens") if kind == "chat" else None
+    if requested_tokens is None:
+        requested_tokens = body.get("max_tokens", 16 if kind == "completion" else None)
+    if requested_tokens is not None and (not isinstance(requested_tokens, int) or requested_tokens < 1):
         raise ApiError(
             400,
-            f"max_tokens={wanted} cannot be greater than max_model_len={limits.max_model_len}. "
-            f"Please request fewer output tokens. (parameter=max_tokens, value={wanted})",
+            f"max_tokens must be at least 1, got {requested_tokens}. (parameter=max_tokens, value={requested_tokens})",
+            param="max_tokens",
+        )
+    if requested_tokens is not None and requested_tokens > limits.max_model_len:
+        raise ApiError(
+            400,
+            f"max_tokens={requested_tokens} cannot be greater than max_model_len={limits.max_model_len}. "
+            f"Please request fewer output tokens. (parameter=max_tokens, value={requested_tokens})",
             param="max_tokens",
         )
     options = body.get("stream_options") or {}
@@ -128,7 +131,7 @@ def parse_request(kind: RequestKind, raw: bytes, limits: RequestLimits) -> Gener
         model,
         tokens,
         segments,
-        min(room, wanted if wanted is not None else room),
+        min(room, requested_tokens if requested_tokens is not None else room),
         bool(body.get("stream")),
         bool(options.get("include_usage")),
         bool(body.get("ignore_eos")),
@@ -210,19 +213,20 @@ def _token_id(request: GenerationRequest, index: int, altered_share: float) -> i
 def _build_logprobs(request: GenerationRequest, count: int, altered_share: float) -> dict[str, list[Any]]:
     """The target's own, of all tokens: it holds the right word for the likeliest, and the next ones for less and less so."""
 
-    def named(token: int) -> str:
+    def token_text(token: int) -> str:
         return f"token_id:{token}" if request.tokens_as_ids else f" {_WORDS[token]}"
 
-    told: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+    logprobs: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
     for index in range(count):
-        given = _token_id(request, index, altered_share)
+        token_id = _token_id(request, index, altered_share)
         ranks = [(index + rank) % len(_WORDS) for rank in range(min(max(request.logprobs or 0, 2), len(_WORDS)))]
         likely = {token: -0.125 - 2.0 * rank for rank, token in enumerate(ranks)}
-        told["text_offset"].append(sum(map(len, told["tokens"])))
-        told["token_logprobs"].append(likely[given])
-        told["tokens"].append(named(given))
-        told["top_logprobs"].append({named(token): likely[token] for token in dict.fromkeys([given, *ranks[: request.logprobs]])})
-    return told
+        logprobs["text_offset"].append(sum(map(len, logprobs["tokens"])))
+        logprobs["token_logprobs"].append(likely[token_id])
+        logprobs["tokens"].append(token_text(token_id))
+        shown = dict.fromkeys([token_id, *ranks[: request.logprobs]])
+        logprobs["top_logprobs"].append({token_text(token): likely[token] for token in shown})
+    return logprobs
 
 
 def build_usage(prompt: int, generated: int) -> dict[str, int]:
@@ -286,7 +290,7 @@ def build_chunk(
 
 
 def encode_event(body: object) -> bytes:
-    """As an event of a stream."""
+    """Encode a document as an event of a stream."""
     return f"data: {_ENCODER.encode(body)}\n\n".encode()
 
 

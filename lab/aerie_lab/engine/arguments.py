@@ -87,33 +87,33 @@ def parse_simulator_arguments(argv: Sequence[str], version: str = NEWEST_VLLM_VE
     """
     argv = [*argv[1:]] if argv[:1] == ["serve"] else list(argv)
     parser = _build_parser(version)
-    found, unknown = parser.parse_known_args(_join_nested_options(_normalize_dashes(argv)))
+    namespace, unknown = parser.parse_known_args(_join_nested_options(_normalize_dashes(argv)))
     if unknown:
         sys.stderr.write(f"{_PROGRAM_USAGE}vllm: error: unrecognized arguments: {' '.join(unknown)}\n")
         raise SystemExit(2)
-    model = found.model or found.model_tag
+    model = namespace.model or namespace.model_tag
     if model is None:
         parser.error("the simulator needs a model: vllm serve MODEL")
-    speculation = found.speculative_config
+    speculation = namespace.speculative_config
     try:
         speculation = json.loads(speculation) if isinstance(speculation, str) else speculation
     except ValueError:
         parser.error(f"argument --speculative-config/-sc: Value {speculation} cannot be converted to <function loads>.")
     return SimulatorArguments(
         model=model,
-        served_model_names=tuple(found.served_model_name or [model]),
-        revision=found.revision,
-        host=found.host,
-        port=found.port if found.port is not None else 8000,
-        max_model_len=found.max_model_len,
-        max_num_seqs=_parse_optional_int(parser, "--max-num-seqs", found.max_num_seqs),
-        max_num_batched_tokens=_parse_optional_int(parser, "--max-num-batched-tokens", found.max_num_batched_tokens),
-        block_size=_parse_optional_int(parser, "--block-size", found.block_size),
-        num_gpu_blocks_override=_parse_optional_int(parser, "--num-gpu-blocks-override", found.num_gpu_blocks_override),
-        enable_prefix_caching=found.enable_prefix_caching is not False,
-        shutdown_timeout=_parse_optional_int(parser, "--shutdown-timeout", found.shutdown_timeout) or 0,
-        api_keys=tuple(found.api_key or ()),
-        disable_log_stats=found.disable_log_stats,
+        served_model_names=tuple(namespace.served_model_name or [model]),
+        revision=namespace.revision,
+        host=namespace.host,
+        port=namespace.port if namespace.port is not None else 8000,
+        max_model_len=namespace.max_model_len,
+        max_num_seqs=_parse_optional_int(parser, "--max-num-seqs", namespace.max_num_seqs),
+        max_num_batched_tokens=_parse_optional_int(parser, "--max-num-batched-tokens", namespace.max_num_batched_tokens),
+        block_size=_parse_optional_int(parser, "--block-size", namespace.block_size),
+        num_gpu_blocks_override=_parse_optional_int(parser, "--num-gpu-blocks-override", namespace.num_gpu_blocks_override),
+        enable_prefix_caching=namespace.enable_prefix_caching is not False,
+        shutdown_timeout=_parse_optional_int(parser, "--shutdown-timeout", namespace.shutdown_timeout) or 0,
+        api_keys=tuple(namespace.api_key or ()),
+        disable_log_stats=namespace.disable_log_stats,
         speculative_config=speculation,
     )
 
@@ -121,13 +121,14 @@ def parse_simulator_arguments(argv: Sequence[str], version: str = NEWEST_VLLM_VE
 def load_known_flags(version: str) -> tuple[list[dict[str, Any]], bool]:
     """The rows of the flags that vLLM `version` has, and whether its switches have inverses."""
     document = json.loads(resources.files("aerie_lab.engine").joinpath("vllm_flags.json").read_text())
-    asked = _parse_release(version)
+    requested_release = _parse_release(version)
     rows = [
         row
         for row in document["flags"]
-        if _parse_release(row.get("since", "0")) <= asked and ("until" not in row or asked < _parse_release(row["until"]))
+        if _parse_release(row.get("since", "0")) <= requested_release
+        and ("until" not in row or requested_release < _parse_release(row["until"]))
     ]
-    return rows, _parse_release(document["inverses_since"]) <= asked
+    return rows, _parse_release(document["inverses_since"]) <= requested_release
 
 
 def _parse_release(version: str) -> tuple[int, ...]:
@@ -174,18 +175,19 @@ def _parse_optional_int(parser: argparse.ArgumentParser, flag: str, value: str |
 def _normalize_dashes(words: list[str]) -> list[str]:
     """--max_model_len is --max-model-len."""
     return [
-        re.sub(r"(?<=--)[^.=]*", lambda m: m[0].replace("_", "-"), word, count=1) if word[:2] == "--" else word for word in words
+        re.sub(r"(?<=--)[^.=]*", lambda m: m[0].replace("_", "-"), argument, count=1) if argument[:2] == "--" else argument
+        for argument in words
     ]
 
 
 def _join_nested_options(words: list[str]) -> list[str]:
     """--speculative-config.method eagle3 is --speculative-config '{"method": "eagle3"}'."""
-    kept: list[str] = []
+    remaining: list[str] = []
     documents: dict[str, dict[str, Any]] = {}
     rest = iter(words)
-    for word in rest:
-        if not (match := re.fullmatch(r"(--?[a-z][a-z-]*)\.([\w.]+)(?:=(.*))?", word, re.DOTALL)):
-            kept.append(word)
+    for argument in rest:
+        if not (match := re.fullmatch(r"(--?[a-z][a-z-]*)\.([\w.]+)(?:=(.*))?", argument, re.DOTALL)):
+            remaining.append(argument)
             continue
         value = match[3] if match[3] is not None else next(rest, "")
         with contextlib.suppress(ValueError):
@@ -196,5 +198,5 @@ def _join_nested_options(words: list[str]) -> list[str]:
             inner = inner.setdefault(key, {})
         inner[last] = value
     for flag, document in documents.items():
-        kept += [flag, json.dumps(document)]
-    return kept
+        remaining += [flag, json.dumps(document)]
+    return remaining

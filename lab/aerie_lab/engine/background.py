@@ -1,6 +1,6 @@
 """Traffic beside something else: requests at a mean rate, from a thread of its own, cut into named stretches.
 
-Guarantee: nothing new is sent after the end of the block, and what was under way then is waited for.
+Guarantee: nothing new is sent after the end of the block, and requests that are open then are finished.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class BackgroundTraffic:
     def __exit__(self, *_: object) -> None:
         self._stop_event.set()
         self._thread.join(self._target.timeout_seconds)
-        if self.intervals:  # with what was still under way
+        if self.intervals:  # with the requests that were still open
             name, last = self.intervals.pop()
             self.intervals.append((name, TrafficReport(last.seconds, self.report.outcomes[self._reported_count() :])))
 

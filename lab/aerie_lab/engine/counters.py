@@ -88,10 +88,10 @@ class Histogram:
         return sum(self.counts)
 
     def copy(self) -> Self:
-        found = object.__new__(type(self))  # every scrape copies them all, and copy.copy is slow
-        found.bounds, found._edges, found._pending = self.bounds, self._edges, []
-        found._counts, found._total = self.counts.copy(), self._total
-        return found
+        copied = object.__new__(type(self))  # every scrape copies them all, and copy.copy is slow
+        copied.bounds, copied._edges, copied._pending = self.bounds, self._edges, []
+        copied._counts, copied._total = self.counts.copy(), self._total
+        return copied
 
     def observe(self, value: float, times: int = 1) -> None:
         """`times` observations of `value`; a value on an edge falls in the bucket that the edge closes."""
@@ -187,9 +187,9 @@ class Counters:
         self.request_params_n.observe(1)
 
     def copy(self) -> Self:
-        """As of now: what a scrape sees."""
-        found = copy.copy(self)
+        """Return a copy of the present values, as a scrape sees them."""
+        copied = copy.copy(self)
         for name, value in vars(self).items():
             if not isinstance(value, int | float | None):
-                setattr(found, name, value.copy())
-        return found
+                setattr(copied, name, value.copy())
+        return copied

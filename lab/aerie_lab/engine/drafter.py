@@ -1,4 +1,4 @@
-"""What vLLM would make of a drafter's files: refuse them as it does, or serve them with a higher or lower acceptance.
+"""vLLM's handling of a drafter's files: rejects them as vLLM does, or serves them with a higher or lower acceptance.
 
 Read are config.json and the headers of the safetensors files, never a weight. Each rule is one measured on vLLM 0.32.0 with
 EAGLE 3 and EAGLE 3.1 heads of a small target (docs/simulator.md):
@@ -28,7 +28,7 @@ __all__ = ["DrafterProfile", "EngineError", "inspect_drafter"]
 
 @dataclass(frozen=True)
 class DrafterProfile:
-    """What the simulator needs to know of a drafter that loads."""
+    """Properties of a drafter that loads."""
 
     method: str
     variant: str
@@ -36,9 +36,9 @@ class DrafterProfile:
     logit_shifts: tuple[float, ...] = (0.0,)
     """Shift of each position's conditional on the logit scale; later positions carry the last on."""
     acceptance_rates: tuple[float, ...] | None = None
-    """Per-position acceptance that the config names for the simulator, instead of the traffic classes'."""
+    """Per-position acceptance from the config, instead of that of the traffic classes."""
     altered_share: float = 0.0
-    """Share of the tokens that it changes, as the config says: the fault that no drafter may have."""
+    """Share of the tokens that it changes, from the config: a fault that no drafter may have."""
     max_positions: int | None = None
     """Beyond which it cannot draft, because vLLM does not extend the table of its RoPE; None for no bound."""
 
@@ -61,8 +61,8 @@ _EXTENDABLE_ROPE_TYPES = frozenset(("default", "linear", "llama3", "ntk", "propo
 def inspect_drafter(method: str, model: str, revision: str | None = None) -> DrafterProfile:
     """The drafter `model` as `method` would serve it. Raises EngineError where vLLM ends with exit status 1.
 
-    A model that is no path of this machine is a repository of the Hub. Where there is no Hub to ask, it is believed to be a
-    fitting EAGLE 3 head; weights whose names cannot be read are believed to be what the config says.
+    A model that is no path of this machine is a repository of the Hub. Without a Hub it is assumed to be a fitting EAGLE 3 head.
+    Weights whose names cannot be read are assumed to match the config.
     """
     folder = Path(model)
     files = read_hub_files(model, revision)
@@ -105,5 +105,5 @@ def inspect_drafter(method: str, model: str, revision: str | None = None) -> Dra
 def _read_max_positions(config: Mapping[str, Any]) -> int | None:
     """Return `DrafterProfile.max_positions`."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind, found = rope.get("rope_type") or rope.get("type") or "default", config.get("max_position_embeddings")
-    return int(found) if found and kind not in _EXTENDABLE_ROPE_TYPES else None
+    kind, max_positions = rope.get("rope_type") or rope.get("type") or "default", config.get("max_position_embeddings")
+    return int(max_positions) if max_positions and kind not in _EXTENDABLE_ROPE_TYPES else None

@@ -1,4 +1,4 @@
-"""Runs one replica by the clock: what is due is done, and whoever waits for tokens is told.
+"""Runs one replica by the clock: completes due steps, and notifies those who wait for tokens.
 
 The replica's steps end at their own times, however late the event loop looks: lateness delays answers by a millisecond or so and
 never adds up. Nothing here knows of HTTP.
@@ -19,7 +19,7 @@ class EngineStoppedError(Exception):
 
 
 class RequestHandle:
-    """One request in the engine, and what its waiter has been told of it."""
+    """One request in the engine, and the progress that was reported to its client."""
 
     def __init__(self, request: Request, stream: bool) -> None:
         self.request = request
@@ -76,7 +76,7 @@ class ReplicaDriver:
         return ticket
 
     def release(self, handle: RequestHandle) -> None:
-        """The client has gone, or has all it asked for."""
+        """Release a request whose client has disconnected or has its whole answer."""
         if self._handles.pop(handle.request.name, None) is not None and handle.request.finish_reason is None and not self.stopped:
             self.replica.abort(handle.request)
         self._update_idle()
@@ -93,7 +93,7 @@ class ReplicaDriver:
                 ticket.notify()
 
     def stop(self) -> None:
-        """The engine ends at once; whoever waits is told."""
+        """Stop the engine immediately, and notify all clients."""
         self.stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -101,7 +101,7 @@ class ReplicaDriver:
             ticket.notify(stopped=True)
 
     def freeze(self) -> None:
-        """The engine ends at once, and nobody is told: what is open stays open, without another token."""
+        """Stop the engine immediately without notice: open requests stay open and get no more tokens."""
         self.stopped = True
         if self._timer is not None:
             self._timer.cancel()

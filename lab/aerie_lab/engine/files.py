@@ -45,24 +45,24 @@ def read_hub_files(name: str, revision: str | None, environment: Mapping[str, st
 
     logging.getLogger("httpx").setLevel(logging.WARNING)  # an engine's log is read for other things
     try:
-        found = read_repository(name, revision, environment)
+        checkpoint = read_repository(name, revision, environment)
     except CheckpointError as error:
         raise EngineError(
             f"OSError: {name} is not a local folder and is not a valid model identifier listed on "
             f"'{environment.get('HF_ENDPOINT', 'https://huggingface.co')}/models'\n({error})"
         ) from error
-    return ModelFiles(found.config, None if found.tensors is None else frozenset(found.tensors))
+    return ModelFiles(checkpoint.config, None if checkpoint.tensors is None else frozenset(checkpoint.tensors))
 
 
 def read_model_config(folder: Path) -> Mapping[str, Any]:
     """config.json of a target in a folder. Raises EngineError."""
     try:
-        found: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         if not folder.exists():
             raise EngineError(_INVALID_REPOSITORY_MESSAGE.format(folder)) from error
         raise EngineError(f"ValueError: Invalid repository ID or local directory specified: '{folder}'.") from error
-    return found
+    return config
 
 
 def read_drafter_files(folder: Path) -> ModelFiles:

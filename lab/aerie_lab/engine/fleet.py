@@ -113,7 +113,7 @@ class SimulatedFleet:
         self.scrape_settings = scrape_settings
         self.seed = seed
         self.finished_requests: list[FinishedRequest] = []
-        """Of each pod, what has finished by its last scrape; at the end of a run all of it."""
+        """Requests of each pod that finished before its last scrape; at the end of a run all of them."""
         self.lost_requests = 0
         """Requests that a restart cut off, or that found no pod."""
         self.replicas = [self._create_replica(index, 0.0) for index in range(len(pods))]
@@ -183,7 +183,7 @@ class SimulatedFleet:
         name = str(turn.number)
         self._turns_by_request[index][name] = turn
         prompt = min(turn.prompt_tokens, self.pods[index].settings.max_model_len - 1)
-        # The model ends most answers by itself; `max_tokens` is what clients send, well above that.
+        # The model ends most answers before `max_tokens`, which clients set well above that.
         request = Request(name, prompt, 2 * turn.answer_tokens, acceptance, stop_after=turn.answer_tokens, segments=turn.segments)
         self.replicas[index].submit(request, turn.time)
 

@@ -1,4 +1,4 @@
-"""The part of vLLM's /metrics page that is not the engine's: the process, the interpreter, and the HTTP server.
+"""The part of vLLM's /metrics that is not the engine's: the process, the interpreter, and the HTTP server.
 
 Families as prometheus_client and prometheus-fastapi-instrumentator 8 write them for vLLM 0.32.0: page 1 of a running server.
 """

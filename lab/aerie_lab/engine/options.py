@@ -44,27 +44,27 @@ class SimulatorOptions:
     """Whether the drafter's form moves the acceptance; false when `acceptance` was measured with this very drafter."""
     drift: Drift = NO_DRIFT
     startup_seconds: float = 2.0
-    """Until the port opens. Real vLLM on CPU takes 20 s and more, on GPUs minutes."""
+    """Seconds until the port opens. Real vLLM takes 20 s and more on CPU, minutes on GPUs."""
     kv_tokens: int = 320_000
     """Tokens that the KV cache holds."""
     bytes_per_token: float = 4.0
     """Bytes of UTF-8 per token of a prompt that comes as text."""
     answer_tokens: float | None = None
-    """Mean number of tokens after which the model ends an answer by itself (geometric); None: it never does."""
+    """Mean number of tokens (geometric) after which the model ends an answer; None: it never does before max_tokens."""
     seed: int = 0
     version: str = NEWEST_VLLM_VERSION
     """Version of vLLM that /version reports, and whose flags are accepted. Default: that of the image's tag
     (`IMAGE_TAG_VARIABLE`)."""
     own_requests_per_second: float = 0.0
-    """Requests a second, in the mean, that the engine gets without a client: figures for a fleet that nobody sends traffic to."""
+    """Mean requests per second that the engine sends itself, so that a fleet without clients has metrics."""
     metrics_corruption: MetricsCorruption | None = None
     """How its metrics are corrupted; None: not (`metrics_corruption`)."""
     keep_alive_seconds: float = 5.0
-    """Seconds after which an idle connection is closed: 5 as with vLLM, whose variable for it goes before this."""
+    """Seconds after which an idle connection is closed: 5 as in vLLM, whose variable takes precedence."""
 
 
 def read_options(environment: Mapping[str, str] = os.environ) -> SimulatorOptions:
-    """The options that the three variables give. Raises StateError with what is wrong in them."""
+    """Return the options of the three variables. Raises StateError."""
     text = environment.get(OPTIONS_VARIABLE, "").strip()
     if text and not text.startswith("{"):
         try:
@@ -87,11 +87,11 @@ def read_options(environment: Mapping[str, str] = os.environ) -> SimulatorOption
 
 
 def parse_options(document: Mapping[str, Any]) -> SimulatorOptions:
-    """The options of a JSON object. Raises StateError."""
-    known = {each.name for each in fields(SimulatorOptions)} | {"speed"}
+    """Return the options of a JSON object. Raises StateError."""
+    names = {each.name for each in fields(SimulatorOptions)} | {"speed"}
     values = dict(document)
-    for unknown in sorted(values.keys() - known):
-        raise StateError(f"{OPTIONS_VARIABLE}: unknown field '{unknown}': one of {', '.join(sorted(known))}.")
+    for unknown in sorted(values.keys() - names):
+        raise StateError(f"{OPTIONS_VARIABLE}: unknown field '{unknown}': one of {', '.join(sorted(names))}.")
     try:
         speed = float(values.pop("speed", 1.0))
         if "step_time" in values:

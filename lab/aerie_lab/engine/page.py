@@ -1,4 +1,4 @@
-"""Writes what an engine has counted as vLLM's /metrics page: same families, types, help, labels and order as vLLM 0.32.0.
+"""Renders an engine's counters as vLLM's /metrics: same families, types, help, labels and order as vLLM 0.32.0.
 
 Taken from vllm/v1/metrics/loggers.py (PrometheusStatLogger) and v1/spec_decode/metrics.py, and from pages of a running server.
 The format is prometheus_client's: labels sorted, counters end in _total, every counter and histogram has a `_created` gauge.
@@ -35,8 +35,8 @@ def _value_reader(name: str) -> Callable[[Counters], FamilySamples]:
 
 def _histogram_reader(name: str) -> Callable[[Counters], Histogram]:
     def read(counters: Counters) -> Histogram:
-        found: Histogram = getattr(counters, name)
-        return found
+        histogram: Histogram = getattr(counters, name)
+        return histogram
 
     return read
 
@@ -309,16 +309,16 @@ def render_exposition(counters: Counters, model_name: str, created: float, cache
 def _render_family(family: MetricFamily, counters: Counters, model_name: str, created: float) -> Iterator[str]:
     name = f"vllm:{family.name}"
     common = (['engine="0"'] if family.engine_label else []) + [f'model_name="{escape_label_value(model_name)}"']
-    found = family.read(counters)
-    shown = f"{name}_total" if family.kind == "counter" else name
-    yield from family_header(shown, family.help, family.kind)
-    if isinstance(found, Histogram):
-        yield from render_histogram(name, found, common)
+    values = family.read(counters)
+    full_name = f"{name}_total" if family.kind == "counter" else name
+    yield from family_header(full_name, family.help, family.kind)
+    if isinstance(values, Histogram):
+        yield from render_histogram(name, values, common)
         rows = [""]
     else:
-        for extra, value in found.items():
-            yield f"{shown}{_render_labels(common, extra)} {format_number(value)}"
-        rows = list(found)
+        for extra, value in values.items():
+            yield f"{full_name}{_render_labels(common, extra)} {format_number(value)}"
+        rows = list(values)
     if family.kind != "gauge":
         yield from family_header(f"{name}_created", family.help, "gauge")
         for extra in rows:
@@ -352,7 +352,7 @@ def escape_label_value(text: str) -> str:
 
 
 def format_number(value: float) -> str:
-    """As prometheus_client writes a float, which is as Go does.
+    """Format a float as prometheus_client does, which is as Go does.
 
     >>> number(1.0), number(1795265030.25), number(math.inf)
     ('1.0', '1.79526503025e+09', '+Inf')

@@ -1,8 +1,8 @@
-"""How a request's next steps go, drawn ahead: what is accepted of it depends on no other request, only on its own drafts.
+"""A request's next steps, drawn in advance: its accepted tokens depend on its own drafts, and on no other request.
 
-So the steps of a batch are sums over its requests' paths, and the counts are the same however time is cut into calls. A path
-holds for one number of drafts: where that changes, the rest is thrown away and drawn anew, which changes no distribution, for
-nothing has happened yet that depends on it.
+So the steps of a batch are sums over its requests' sequences, and the counts are the same however time is cut into calls. A
+sequence holds for one number of drafts. When that changes, the rest is discarded and drawn again. This changes no distribution,
+because nothing that depends on the rest has happened yet.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StepSequence:
 def draw_step_sequence(
     random: np.random.Generator, survival: FloatArray, cached_tokens: int, remaining_tokens: int, max_steps: int
 ) -> StepSequence:
-    """The path of a request with `cached` tokens and `left` to come, to its end or for `most` steps.
+    """Draw the steps of a request with `cached_tokens`, and `remaining_tokens` to come, to its end or for `max_steps`.
 
     `survival` has S_1 >= S_2 >= ... of its drafts.
     """
@@ -46,7 +46,7 @@ def draw_step_sequence(
     if drafts:
         # One uniform number per step decides how many are accepted: as many as there are survivals above it.
         tokens = drafts + 1 - survival[::-1].searchsorted(random.random(steps), side="right")
-    else:  # chance decides nothing, and is not asked: steps that are booked one by one do not ask it either
+    else:  # draws no random numbers, as steps that are completed one by one draw none either
         tokens = np.ones(steps, dtype=np.int64)
     tokens[0] = cached_tokens  # before the first step
     emitted, tokens = tokens[1:], np.add.accumulate(tokens)

@@ -25,17 +25,17 @@ class PrefixCache:
 
     def match(self, segments: PromptSegments, max_tokens: int) -> int:
         """Tokens of the prompt that are cached, in whole blocks, at most `limit`."""
-        found, chain = 0, 0
+        matched, chain = 0, 0
         for key, tokens in segments:
             chain = hash((chain, key))
             held = self._tokens.pop(chain, None)
             if held is None:
                 break
             self._tokens[chain] = held
-            found += min(held, tokens)
+            matched += min(held, tokens)
             if held < tokens:
                 break
-        return min(found, max_tokens) // self.block_size * self.block_size
+        return min(matched, max_tokens) // self.block_size * self.block_size
 
     def insert(self, segments: PromptSegments) -> None:
         """The prompt's tokens are in the cache from now on, as far as they fit."""

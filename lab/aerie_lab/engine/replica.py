@@ -6,7 +6,7 @@
 
 The scheduling is vLLM 0.32.0's (vllm/v1/core/sched/scheduler.py, Scheduler.schedule), without async scheduling: running requests
 first, then waiting ones while tokens, sequences and KV blocks last; the last to come is preempted first. The number of
-drafted tokens is the one that the step before asked for. `advance(until)` ends every step that ends by then; requests may be
+draft tokens is the one that the previous step requested. `advance(until)` ends every step that ends by then; requests may be
 submitted before that, in order. The same object runs in virtual time (fleet) and, driven by the clock, behind HTTP (server).
 
 Steps in which all running requests decode make up nearly all of a day, so they are computed many at a time; the tests hold
@@ -261,8 +261,8 @@ class Replica:
         segments = request.segments
         if request.generated_tokens:  # preempted: its own answer is in the cache as well
             segments = [*segments, (request.name, request.generated_tokens)]
-        found = self.prefix_cache.match(segments, request.total_tokens - 1)
-        return max(found - self.settings.block_size, 0) if self.settings.drops_last_block and self._max_k else found
+        matched = self.prefix_cache.match(segments, request.total_tokens - 1)
+        return max(matched - self.settings.block_size, 0) if self.settings.drops_last_block and self._max_k else matched
 
     def _allocate(self, request: Request, tokens: int) -> bool:
         """KV blocks for `tokens` tokens of the request; False when there are not enough."""
@@ -443,7 +443,7 @@ class Replica:
             self._finish_requests(ended, finished)
         self._collect_arrivals()
         self._update_gauges()
-        # Either the next step of this kind is in flight, or what comes next has to be looked at.
+        # Either the next step of this kind is in flight, or the next step has to be scheduled.
         if done < steps and not self.waiting:
             self._step_noise.skip(done)
             step.end = ends.item(done)

@@ -1,4 +1,4 @@
-"""What an engine is asked for, and its limits: data of the replica's state machine."""
+"""Requests to an engine, and its limits: data of the replica's state machine."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Request:
     max_tokens: int
     acceptance: Acceptance
     stop_after: int | None = None
-    """The model ends its answer by itself after so many tokens; None: it goes on to `max_tokens`."""
+    """Tokens after which the model ends its answer; None: at `max_tokens`."""
     segments: PromptSegments = ()
     """The prompt as the prefix cache sees it."""
     arrival_time: float = 0.0

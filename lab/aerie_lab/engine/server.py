@@ -142,8 +142,8 @@ class SimulatorServer:
             reason, version = done.finish_reason or "", self.options.version
             body = api.build_response(ask, name, int(time.time()), done.generated_tokens, reason, version, self._altered_share)
             return web.json_response(body)
-        except ApiError as refusal:
-            return web.json_response(refusal.body, status=refusal.status)
+        except ApiError as api_error:
+            return web.json_response(api_error.body, status=api_error.status)
         except EngineStoppedError:
             error = ApiError(
                 500, "EngineCore encountered an issue. See stack trace (above) for the root cause.", "InternalServerError"
@@ -171,25 +171,25 @@ class SimulatorServer:
         request, created = handle.request, int(time.time())
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(http_request)
-        chunks, told, last = api.ChunkEncoder(ask, request.name, created, self._altered_share), 0, b""
+        chunks, sent_tokens, last = api.ChunkEncoder(ask, request.name, created, self._altered_share), 0, b""
         with contextlib.suppress(ConnectionError):
             if ask.kind == "chat":
                 await response.write(api.encode_event(api.build_first_chunk(ask, request.name, created)))
             try:
                 async for new in handle.progress():
                     if request.finish_reason is None:
-                        await response.write(chunks.encode(told, new))
+                        await response.write(chunks.encode(sent_tokens, new))
                     else:
                         reason = request.finish_reason
                         last = api.encode_event(
-                            api.build_chunk(ask, request.name, created, told, new, reason, self._altered_share)
+                            api.build_chunk(ask, request.name, created, sent_tokens, new, reason, self._altered_share)
                         )
-                    told += new
+                    sent_tokens += new
             except EngineStoppedError:
                 last = api.encode_event(_build_engine_dead_error().body)
             else:
                 if ask.include_usage:
-                    last += api.encode_event(api.build_usage_chunk(ask, request.name, created, told, self.options.version))
+                    last += api.encode_event(api.build_usage_chunk(ask, request.name, created, sent_tokens, self.options.version))
             await response.write_eof(last + b"data: [DONE]\n\n")
         return response
 

@@ -1,4 +1,4 @@
-"""From vLLM's arguments and the simulation's options to the engine that they describe, or to vLLM's refusal."""
+"""Builds the engine that vLLM's arguments and the simulation's options describe, or raises vLLM's error."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ class EngineSetup:
 
     settings: EngineSettings
     acceptance: Mapping[str, Acceptance]
-    """Per class of traffic, with what the drafter makes of it."""
+    """Acceptance per traffic class, with the drafter's effect."""
     drafter: DrafterProfile | None
     cache_config: dict[str, str]
     """Labels of vllm:cache_config_info."""
 
 
 def prepare_engine(arguments: SimulatorArguments, options: SimulatorOptions) -> EngineSetup:
-    """Raises EngineError where vLLM ends with exit status 1."""
+    """Return the engine. Raises EngineError where vLLM ends with exit status 1."""
     longest = _read_max_positions(arguments.model, arguments.revision)
     if arguments.max_model_len not in (None, -1) and longest is not None and arguments.max_model_len > longest:
         raise EngineError(
             f"Value error, User-specified max_model_len ({arguments.max_model_len}) is greater than the derived max_model_len "
             f"(max_position_embeddings={longest} or model_max_length=None in model's config.json)."
         )
-    asked = None if arguments.max_model_len == -1 else arguments.max_model_len
+    requested_length = None if arguments.max_model_len == -1 else arguments.max_model_len
     speculation = arguments.speculative_config
     drafter = _read_drafter(speculation) if speculation is not None else None
     block = arguments.block_size or 16
@@ -62,7 +62,7 @@ def prepare_engine(arguments: SimulatorArguments, options: SimulatorOptions) -> 
         settings = EngineSettings(
             max_num_seqs=arguments.max_num_seqs or 256,
             max_num_batched_tokens=arguments.max_num_batched_tokens or 8192,
-            max_model_len=_max_context_tokens(asked or longest or 32768, drafter, options.version),
+            max_model_len=_max_context_tokens(requested_length or longest or 32768, drafter, options.version),
             block_size=block,
             num_blocks=arguments.num_gpu_blocks_override or max(options.kv_tokens // block, 2),
             num_speculative_tokens=int(speculation["num_speculative_tokens"]) if speculation is not None else None,
@@ -79,8 +79,10 @@ def prepare_engine(arguments: SimulatorArguments, options: SimulatorOptions) -> 
 
 
 def _max_context_tokens(tokens: int, drafter: DrafterProfile | None, version: str) -> int:
-    """The longest request that is taken, where the model takes so many tokens: from 0.33 on no longer than the drafter's
-    positions, which vLLM says by a warning alone (`_limit_max_model_len_to_draft`)."""
+    """Return the context length of a model of so many tokens: from 0.33 on it is limited to the drafter's positions.
+
+    vLLM only logs a warning (`_limit_max_model_len_to_draft`).
+    """
     if (
         drafter is None
         or drafter.max_positions is None
@@ -97,13 +99,13 @@ def _max_context_tokens(tokens: int, drafter: DrafterProfile | None, version: st
 
 
 def _read_max_positions(model: str, revision: str | None) -> int | None:
-    """max_position_embeddings of the model; None where nobody can be asked."""
+    """Return max_position_embeddings of the model; None where neither files nor a Hub are available."""
     folder, files = Path(model), read_hub_files(model, revision)
     if files is None and not folder.is_absolute() and not folder.exists():
         return None
     config = read_model_config(folder) if files is None else files.config
-    found = config.get("text_config", config).get("max_position_embeddings")
-    return int(found) if found else None
+    max_positions = config.get("text_config", config).get("max_position_embeddings")
+    return int(max_positions) if max_positions else None
 
 
 def _read_drafter(speculation: dict[str, Any]) -> DrafterProfile:
@@ -131,7 +133,7 @@ def _read_drafter(speculation: dict[str, Any]) -> DrafterProfile:
 
 
 def _guess_method(path: str) -> str:
-    """Without a method vLLM guesses it from the model's path."""
+    """Return the method that vLLM guesses from the model's path."""
     return next((method for method in ("eagle3", "eagle") if method in path.lower()), "draft_model")
 
 
@@ -151,7 +153,7 @@ def _apply_drafter(drafter: DrafterProfile | None, acceptance: Acceptance) -> Ac
 
 
 def _build_cache_config(settings: EngineSettings) -> dict[str, str]:
-    """As vLLM 0.32.0 on CPU shows it; sizes are the simulation's."""
+    """Return the labels as vLLM 0.32.0 on CPU has them; sizes are the simulation's."""
     size = settings.num_blocks * settings.block_size
     return {
         "_block_size_resolved": "True",

@@ -1,10 +1,11 @@
-"""How long one engine step takes, as a pure function of what is in it.
+"""Duration of one engine step, as a pure function of its content.
 
     T(B, K, C, P) = fixed(B, K) + seconds_per_cached_token * C + seconds_per_prompt_token * P
 
-B decode requests, K drafted tokens each, C tokens of the batch in the KV cache, P prompt tokens computed in the step.
-`fixed` is either a formula (Formula) or a lookup in a published grid (Grid), so that what a tuner fits is not what it is
-judged by. Times are seconds. Not modelled: the host's own jitter beyond a log-normal factor, the network, compilation.
+B decode requests, K draft tokens each, C tokens of the batch in the KV cache, P prompt tokens computed in the step.
+`fixed` is either a formula (StepTimeFormula) or a lookup in a published grid (StepTimeGrid), so that a tuner is not evaluated
+with the model that it fits. Times are seconds. Not modelled: the host's own jitter beyond a log-normal factor, the network,
+compilation.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class StepTime(Protocol):
         ...
 
     def fixed_seconds(self, batch: int, draft_tokens: int) -> float:
-        """Seconds of a step with `batch` decode requests that verify `drafts` tokens each, cache and prefill apart."""
+        """Seconds of a step with `batch` decode requests that verify `draft_tokens` each, without cache and prefill."""
         ...
 
 
@@ -107,9 +108,9 @@ class StepTimeGrid:
     _cache: dict[tuple[int, int], float] = field(default_factory=dict, repr=False, compare=False)
 
     def fixed_seconds(self, batch: int, draft_tokens: int) -> float:
-        if (found := self._cache.get((batch, draft_tokens))) is None:
-            found = self._cache[batch, draft_tokens] = self._interpolate(batch, draft_tokens)
-        return found
+        if (seconds := self._cache.get((batch, draft_tokens))) is None:
+            seconds = self._cache[batch, draft_tokens] = self._interpolate(batch, draft_tokens)
+        return seconds
 
     def _interpolate(self, batch: int, draft_tokens: int) -> float:
         ks = tuple(self.step_seconds_by_k)
@@ -155,7 +156,7 @@ class ScaledStepTime:
 
 
 def _interpolate_linearly(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
-    """Piecewise linear through the points; outside as Grid says."""
+    """Interpolate linearly; extrapolate as StepTimeGrid describes."""
     right = min(max(bisect.bisect_left(xs, x), 1), len(xs) - 1)
     slope = (ys[right] - ys[right - 1]) / (xs[right] - xs[right - 1])
     if x > xs[-1]:

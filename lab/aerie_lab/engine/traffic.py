@@ -1,9 +1,9 @@
 """Sends real HTTP requests to an OpenAI-compatible server, checks every answer, and reports errors and latency percentiles.
 
-Open loop: requests start when an arrival process says so, however slow the server is. Closed loop: a fixed number of clients,
-each asking again as soon as it has its answer. A request is right when its status is 200, its stream ends with [DONE], and the
-server says that it generated as many tokens as were asked for. Prompts repeat what a prefix cache can find: the class's system
-prompt and the session's earlier turns.
+Open loop: an arrival process starts requests, however slow the server is. Closed loop: a fixed number of clients, each of which
+sends its next request as soon as it has its answer. A request is successful when its status is 200, its stream ends with [DONE],
+and the server reports the requested number of tokens. Prompts repeat what a prefix cache can match: the class's system prompt and
+the session's earlier turns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TrafficTarget:
     temperature: float = 0.0
     timeout_seconds: float = 300.0
     chats: Sequence[Sequence[Mapping[str, str]]] = ()
-    """Messages that are asked in turn, as chat completions, where what is said matters; else filler of the turn's length."""
+    """Messages to send in turn, as chat completions, where their content matters; otherwise filler of the turn's length."""
 
 
 MAX_ERROR_TEXT_CHARACTERS = 200
@@ -56,9 +56,9 @@ class RequestOutcome:
     time_to_first_token: float | None = None
     total_seconds: float = 0.0
     error_text: str = ""
-    """How the answer begins that was none: it tells a gateway's refusal from an engine's."""
+    """Beginning of the error's body: it distinguishes a gateway's error from an engine's."""
     end_time: float = field(default_factory=time.time, compare=False)
-    """In seconds of Unix time."""
+    """Unix time in seconds."""
 
     @property
     def seconds_per_token(self) -> float | None:
@@ -154,10 +154,10 @@ async def _send_and_record(report: TrafficReport, session: aiohttp.ClientSession
 
 async def send_request(session: aiohttp.ClientSession, target: TrafficTarget, turn: Turn) -> RequestOutcome:
     """Send one request and check its answer."""
-    path, asked = _build_request(target, turn)
+    path, prompt = _build_request(target, turn)
     body = {
         "model": target.model,
-        **asked,
+        **prompt,
         "max_tokens": turn.answer_tokens,
         "ignore_eos": True,
         "temperature": target.temperature,
@@ -171,9 +171,12 @@ async def send_request(session: aiohttp.ClientSession, target: TrafficTarget, tu
     try:
         async with session.post(f"{target.url}/v1/{path}", json=body, headers=headers) as answer:
             if answer.status != 200:
-                said = (await answer.text(errors="replace"))[:MAX_ERROR_TEXT_CHARACTERS]
+                error_text = (await answer.text(errors="replace"))[:MAX_ERROR_TEXT_CHARACTERS]
                 return RequestOutcome(
-                    turn.traffic_class.name, f"status {answer.status}", total_seconds=time.monotonic() - began, error_text=said
+                    turn.traffic_class.name,
+                    f"status {answer.status}",
+                    total_seconds=time.monotonic() - began,
+                    error_text=error_text,
                 )
             if not target.stream:
                 tokens = (await answer.json())["usage"]["completion_tokens"]
@@ -208,7 +211,7 @@ async def send_request(session: aiohttp.ClientSession, target: TrafficTarget, tu
 
 
 def _build_request(target: TrafficTarget, turn: Turn) -> tuple[str, dict[str, object]]:
-    """The end of the path that is asked, and what is asked there."""
+    """Return the end of the URL's path, and the prompt for it."""
     if target.chats:
         return "chat/completions", {"messages": target.chats[turn.number % len(target.chats)]}
     return "completions", {"prompt": build_prompt(turn, target.bytes_per_token)}

@@ -1,8 +1,8 @@
-"""Who asks for what, and when: classes of traffic, lengths, sessions and arrival processes, drawn from a seed.
+"""Workloads drawn from a seed: traffic classes, lengths, sessions and arrival processes.
 
 Used by the simulated fleet in virtual time and by the traffic generator over HTTP. Lengths are tokens, rates are requests per
-second, times are seconds. Not modelled: users who wait for an answer before they ask again; a session's next turn comes when
-the arrival process says so.
+second, times are seconds. Not modelled: users who wait for an answer before their next request. The arrival process
+alone determines the time of a session's next turn.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE, Acceptance
 from aerie_lab.engine.prefix import PromptSegments
 
 TimeArray = npt.NDArray[np.floating[Any]]
-_ARRIVAL_WINDOW_SECONDS = 3600.0  # seconds of arrivals drawn at once
+_ARRIVAL_WINDOW_SECONDS = 3600.0  # arrivals of so many seconds are drawn together
+_MAX_OPEN_SESSIONS = 64  # per class
 
 
 @dataclass(frozen=True)
 class LengthDistribution:
-    """A log-normal number of tokens, cut to [least, most]."""
+    """A log-normal number of tokens, clipped to [min_tokens, max_tokens]."""
 
     median: float
     spread: float = 0.0
@@ -34,12 +35,12 @@ class LengthDistribution:
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_tokens <= self.max_tokens or self.median <= 0 or self.spread < 0:
-            raise ValueError(f"{self}: give a median above 0, a spread of 0 or more, and 1 <= least <= most.")
+            raise ValueError(f"{self}: give a median above 0, a spread of 0 or more, and 1 <= min_tokens <= max_tokens.")
 
     def draw(self, random: np.random.Generator, count: int) -> list[int]:
         values = self.median * np.exp(self.spread * random.standard_normal(count))
-        found: list[int] = np.clip(np.rint(values), self.min_tokens, self.max_tokens).astype(int).tolist()
-        return found
+        lengths: list[int] = np.clip(np.rint(values), self.min_tokens, self.max_tokens).astype(int).tolist()
+        return lengths
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,11 @@ class TrafficClass:
     name: str
     acceptance: Acceptance
     prompt_lengths: LengthDistribution
-    """New tokens of a turn, without what the session and the system prompt bring along."""
+    """New tokens of a turn, without the history of the session and the system prompt."""
     answer_lengths: LengthDistribution
     share: float = 1.0
     system_prompt_tokens: int = 0
-    """Tokens of a system prompt that all requests of the class begin with."""
+    """Tokens of the system prompt that all requests of the class share."""
     mean_turns: float = 1.0
     """Mean number of turns of a session."""
 
@@ -88,7 +89,7 @@ class ArrivalProcess(Protocol):
     """An arrival process."""
 
     def draw_times(self, random: np.random.Generator, start: float, end: float) -> TimeArray:
-        """Arrival times in [start, end), ascending. Windows that follow one another are independent."""
+        """Return arrival times in [start, end), ascending. Consecutive windows are independent."""
         ...
 
 
@@ -123,7 +124,7 @@ class BurstArrivals:
 
 @dataclass(frozen=True)
 class DiurnalArrivals:
-    """rate * (1 + amplitude * cos(2 pi (t - peak) / day)): one peak a day."""
+    """mean_rate * (1 + amplitude * cos(2 pi (t - peak_seconds) / day_seconds)): one peak a day."""
 
     mean_rate: float
     amplitude: float = 0.7
@@ -135,8 +136,8 @@ class DiurnalArrivals:
         chance = (1 + self.amplitude * np.cos(2 * math.pi * (candidates - self.peak_seconds) / self.day_seconds)) / (
             1 + self.amplitude
         )
-        kept: TimeArray = candidates[random.random(len(candidates)) < chance]
-        return kept
+        times: TimeArray = candidates[random.random(len(candidates)) < chance]
+        return times
 
 
 class Turn(NamedTuple):
@@ -165,35 +166,35 @@ def generate_turns(
     seed: int = 0,
     max_session_tokens: int = 30_000,
 ) -> Iterator[Turn]:
-    """The requests in [start, end), in order of time. A session ends early when its history would pass `longest` tokens."""
+    """Yield the requests in [start, end), ordered by time. A session ends when it would exceed `max_session_tokens`."""
     random = np.random.default_rng(seed)
-    shares = np.array([kind.share for kind in classes])
+    shares = np.array([traffic_class.share for traffic_class in classes])
     open_sessions: list[list[_Session]] = [[] for _ in classes]
     number = sessions = 0
     while start < end:
         until = min(start + _ARRIVAL_WINDOW_SECONDS, end)
         times = arrivals.draw_times(random, start, until)
         start = until
-        kinds = random.choice(len(classes), len(times), p=shares / shares.sum()).tolist()
-        prompts = [iter(kind.prompt_lengths.draw(random, kinds.count(i))) for i, kind in enumerate(classes)]
-        answers = [iter(kind.answer_lengths.draw(random, kinds.count(i))) for i, kind in enumerate(classes)]
+        drawn: list[int] = random.choice(len(classes), len(times), p=shares / shares.sum()).tolist()
+        prompts = [iter(each.prompt_lengths.draw(random, drawn.count(i))) for i, each in enumerate(classes)]
+        answers = [iter(each.answer_lengths.draw(random, drawn.count(i))) for i, each in enumerate(classes)]
         picks = random.random((len(times), 2)).tolist()
-        for time, i, (again, which) in zip(times.tolist(), kinds, picks, strict=True):
-            kind, waiting = classes[i], open_sessions[i]
-            new, answer = next(prompts[i]), next(answers[i])
-            if waiting and again < 1 - 1 / kind.turns:
-                session = waiting[int(which * len(waiting))]
+        for time, i, (continues, which) in zip(times.tolist(), drawn, picks, strict=True):
+            traffic_class, sessions_of_class = classes[i], open_sessions[i]
+            new, answer, system = next(prompts[i]), next(answers[i]), traffic_class.system_prompt_tokens
+            if sessions_of_class and continues < 1 - 1 / traffic_class.mean_turns:
+                session = sessions_of_class[int(which * len(sessions_of_class))]
             else:
                 sessions += 1
                 session = _Session(sessions, 0)
-                if kind.turns > 1:
-                    waiting.append(session)
-                    if len(waiting) > 64:
-                        del waiting[0]
-            if kind.system + session.history + new + answer > max_session_tokens and session.history:
-                session.history = 0
-            own = session.history + new
-            segments = (((kind.name, kind.system),) if kind.system else ()) + ((session.number, own),)
-            yield Turn(number, time, kind, session.number, kind.system + own, answer, segments)
+                if traffic_class.mean_turns > 1:
+                    sessions_of_class.append(session)
+                    if len(sessions_of_class) > _MAX_OPEN_SESSIONS:
+                        del sessions_of_class[0]
+            if system + session.history_tokens + new + answer > max_session_tokens and session.history_tokens:
+                session.history_tokens = 0
+            own = session.history_tokens + new
+            segments = (((traffic_class.name, system),) if system else ()) + ((session.number, own),)
+            yield Turn(number, time, traffic_class, session.number, system + own, answer, segments)
             number += 1
-            session.history = own + answer
+            session.history_tokens = own + answer

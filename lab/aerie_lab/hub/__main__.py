@@ -11,6 +11,6 @@ from aerie_lab.sandbox.addresses import HUB_PORT
 from aerie_lab.settings import LabSettings
 
 if __name__ == "__main__":
-    tables = [Path(file) for file in LabSettings.from_folder(Path(sys.argv[1])).images]
+    tables = [Path(file) for file in LabSettings.from_folder(Path(sys.argv[1])).image_tables]
     with create_hub_server(load_repositories(tables), "0.0.0.0", HUB_PORT) as server:
         server.serve_forever()

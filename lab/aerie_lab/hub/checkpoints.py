@@ -4,7 +4,7 @@ A checkpoint without weights is for everything that looks before it loads: prefl
 headers of the safetensors files, and these are byte for byte what a checkpoint of that shape has, in files of its true size.
 Behind a header are zeros, of which a Hub hands out little at a time: an engine that would load them is refused instead.
 
-Guarantees: nothing is read from a folder before it is asked for; the same commit has the same files as long as its folder does.
+Guarantees: a folder's files are read only on request; the same commit has the same files as long as its folder does.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RepositoryFile:
     """How many bytes at its beginning somebody wrote; None: all."""
 
     def requests_weights(self, begin: int, end: int) -> bool:
-        """Whether more is asked for than anybody would who knows that there are no weights."""
+        """Whether the range is larger than any reader of headers needs."""
         if self.header_bytes is None:
             return False
         return self.header_bytes == 0 or end - max(begin, self.header_bytes) > MAX_ZERO_BYTES_PER_RESPONSE
@@ -50,17 +50,17 @@ class Repository:
     commit: str
     gated: bool
     files: Callable[[], Mapping[str, RepositoryFile]]
-    """By path. Raises OSError."""
+    """Files by path. Raises OSError."""
 
 
 def load_repositories(image_tables: Sequence[Path] = ()) -> dict[str, Repository]:
     """Those of the image tables of a lab, then the lab's own, by name; a name that comes twice is the first's."""
     own = resources.files("aerie_lab.hub").joinpath("checkpoints.toml")
     rows = [*ImageTable(image_tables).checkpoints, *tomllib.loads(own.read_text())["checkpoint"]]
-    found: dict[str, Repository] = {}
+    repositories: dict[str, Repository] = {}
     for row in rows:
-        found.setdefault(row["repository"], _build_repository(row, Path(str(own)).parent))
-    return found
+        repositories.setdefault(row["repository"], _build_repository(row, Path(str(own)).parent))
+    return repositories
 
 
 def _build_repository(row: Mapping[str, Any], base: Path) -> Repository:

@@ -1,11 +1,11 @@
-"""The HTTP interface of a Hugging Face Hub, as far as aerie.checkpoints, huggingface_hub and vLLM's loader ask for it.
+"""The HTTP interface of a Hugging Face Hub, as far as aerie.checkpoints, huggingface_hub and vLLM's loader use it.
 
     GET  /api/models/OWNER/NAME[/revision/REV]     commit and names of files
     GET  /api/models/OWNER/NAME/tree/REV[/PATH]    names and sizes
     POST /api/models/OWNER/NAME/paths-info/REV     the same of given paths
-    GET  /OWNER/NAME/resolve/REV/PATH              a file, or a range of it; HEAD tells about it
+    GET  /OWNER/NAME/resolve/REV/PATH              a file, or a range of it; HEAD describes it
 
-Refusals have the Hub's statuses and its header X-Error-Code, by which huggingface_hub tells them apart; X-Error-Message says
+Errors have the Hub's statuses and its header X-Error-Code, by which huggingface_hub distinguishes them; X-Error-Message states
 what this Hub has instead. Addresses and headers are those of huggingface_hub 2.4 (hf_api.py, file_download.py).
 Not offered: uploads, data sets, spaces, searches, Git.
 """
@@ -41,7 +41,7 @@ class HubServer(ThreadingHTTPServer):
         super().__init__((host, port), _HubRequestHandler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone, as one whose pod has ended, is no news."""
+        """Log nothing when a client has disconnected, as one does whose pod has ended."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -89,24 +89,24 @@ class _HubRequestHandler(BaseHTTPRequestHandler):
                 self._send_file(match[1], match[2], match[3])
             else:
                 raise _HubError(404, "EntryNotFound", f"the lab's Hub does not offer {path}")
-        except _HubError as refusal:
-            self._send_hub_error(refusal)
+        except _HubError as hub_error:
+            self._send_hub_error(hub_error)
         except FileNotFoundError as error:  # a row whose folder is not on this machine
             self._send_hub_error(_HubError(404, "EntryNotFound", str(error)))
 
-    # --- what is asked for --------------------------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------------------------------
 
     def _find_repository(self, name: str, revision: str, *, files: bool = False) -> Repository:
-        found = self.server.repositories.get(name)
+        repository = self.server.repositories.get(name)
         token = (self.headers.get("Authorization") or "").startswith("Bearer ")
-        if found is None:  # as the Hub has it, which does not tell strangers what exists
-            known = ", ".join(sorted(self.server.repositories))
-            raise _HubError(404 if token else 401, "RepoNotFound", f"the lab's Hub has no {name}, but {known}")
-        if revision not in ("main", found.commit):
-            raise _HubError(404, "RevisionNotFound", f"{name} has no {revision} here: its one commit is {found.commit}")
-        if files and found.gated and not token:
+        if repository is None:  # as the Hub has it, which does not tell strangers what exists
+            names = ", ".join(sorted(self.server.repositories))
+            raise _HubError(404 if token else 401, "RepoNotFound", f"the lab's Hub has no {name}, but {names}")
+        if revision not in ("main", repository.commit):
+            raise _HubError(404, "RevisionNotFound", f"{name} has no {revision} here: its one commit is {repository.commit}")
+        if files and repository.gated and not token:
             raise _HubError(401, "GatedRepo", f"{name} is gated: send a token. Any token will do in the lab")
-        return found
+        return repository
 
     def _send_repository_info(self, name: str, what: str, revision: str, folder: str) -> None:
         repository = self._find_repository(name, revision)
@@ -139,10 +139,10 @@ class _HubRequestHandler(BaseHTTPRequestHandler):
         repository = self._find_repository(match[1], match[2])
         files = repository.files()
         if (self.headers.get("Content-Type") or "").startswith("application/json"):
-            asked = json.loads(body)["paths"]
+            paths = json.loads(body)["paths"]
         else:
-            asked = parse_qs(body.decode()).get("paths", [])
-        self._send_json([_build_tree_entry(repository, name, files[name]) for name in asked if name in files])
+            paths = parse_qs(body.decode()).get("paths", [])
+        self._send_json([_build_tree_entry(repository, name, files[name]) for name in paths if name in files])
 
     def _send_file(self, name: str, revision: str, path: str) -> None:
         repository = self._find_repository(name, revision, files=True)
@@ -190,9 +190,9 @@ class _HubRequestHandler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(data)
 
-    def _send_hub_error(self, refusal: _HubError) -> None:
-        headers = {"X-Error-Code": refusal.code, "X-Error-Message": str(refusal)}
-        self._send_json({"error": str(refusal)}, refusal.status, headers)
+    def _send_hub_error(self, error: _HubError) -> None:
+        headers = {"X-Error-Code": error.code, "X-Error-Message": str(error)}
+        self._send_json({"error": str(error)}, error.status, headers)
 
 
 def _files_below(files: Mapping[str, RepositoryFile], folder: str) -> Iterator[tuple[str, RepositoryFile]]:

@@ -5,7 +5,7 @@
     POST /exit?code=N   answers, then exits with N
     GET  /wait?seconds=S   answers after S seconds, as a long completion would
 
-On SIGTERM it goes on serving what comes for `--drain` seconds, then finishes open requests and exits with 0.
+On SIGTERM it keeps serving new requests for `--drain` seconds, then finishes open requests and exits with 0.
 Standard library only, and little of it, so that sixty of them start quickly on two cores.
 """
 

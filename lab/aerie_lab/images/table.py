@@ -131,15 +131,15 @@ class ImageTable:
 
     def _fill_placeholders(self, text: str, reference: str) -> str:
         def value(match: re.Match[str]) -> str:
-            word = match[1]
-            if word == "python":
+            placeholder = match[1]
+            if placeholder == "python":
                 return sys.executable
-            if word == "python-folder":
+            if placeholder == "python-folder":
                 return str(Path(sys.executable).parent)
-            if word == "tag":
+            if placeholder == "tag":
                 return parse_tag(reference)
-            if word.startswith("binaries:"):
-                return str(self._find_binaries_folder(word.removeprefix("binaries:")))
+            if placeholder.startswith("binaries:"):
+                return str(self._find_binaries_folder(placeholder.removeprefix("binaries:")))
             raise AssertionError(f"{match[0]} was let through by _check_placeholders")
 
         return _PLACEHOLDER.sub(value, text)
@@ -188,6 +188,6 @@ def _check_value(where: str, value: Any, kind: type) -> None:
         shape = {"str": "a string", "list": "a list of strings", "dict": "a table of strings"}[kind.__name__]
         raise StateError(f"{where} is {value!r}: it must be {shape}.")
     for part in parts:
-        for word in _PLACEHOLDER.findall(part):
-            if word not in ("python", "python-folder", "tag") and not word.startswith("binaries:"):
-                raise StateError(f"{where}: unknown placeholder {{{word}}}: {_PLACEHOLDERS}.")
+        for placeholder in _PLACEHOLDER.findall(part):
+            if placeholder not in ("python", "python-folder", "tag") and not placeholder.startswith("binaries:"):
+                raise StateError(f"{where}: unknown placeholder {{{placeholder}}}: {_PLACEHOLDERS}.")

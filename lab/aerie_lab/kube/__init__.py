@@ -1,1 +1,1 @@
-"""The lab's client of the Kubernetes API: small, asynchronous, plain dicts (client.py, connector.py), and mirrors of lists."""
+"""The lab's client of the Kubernetes API: small, asynchronous, plain dicts (client.py, connector.py), and informers."""

@@ -1,7 +1,7 @@
 """A thin client of the Kubernetes API for the lab's own processes: paths and plain dicts in, plain dicts out.
 
 Why not the `kubernetes` package: the node agent plays a hundred kubelets in one process and must stay small and quick; it
-needs six verbs. Guarantees: every refusal is a KubeError with the server's own message; TLS is always verified.
+needs six verbs. Guarantees: every rejection is a KubeError with the server's own message; TLS is always verified.
 Not guaranteed: retries. The caller knows whether a repeat is safe.
 """
 
@@ -67,7 +67,7 @@ class KubeClient:
         timeout: float = 30.0,
         query: Mapping[str, str] | None = None,
     ) -> Any:
-        """One request. Raises KubeError for a refusal (status 0: the server could not be reached)."""
+        """Send one request. Raises KubeError for an error response (status 0: the server could not be reached)."""
         assert self._http is not None, "use the client as a context manager"
         try:
             async with self._http.request(

@@ -3,7 +3,7 @@
 aiohttp lets go of a connection whose answer was cut short, such as a watch's, at once, and TLS then says goodbye and waits for
 the other side to do so. Where the event loop ends before that, the socket is left to the garbage collector, which warns, at any
 later moment, in whatever runs then. Guarantee: after `close` every socket is closed, whether or not the server still answers. Not
-guaranteed: that of a request which another task has under way and does not give up.
+guaranteed: that of a request which another task has open and does not cancel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def build_tls_context(certificates: Path, client: str) -> ssl.SSLContext:
 
 
 class ApiServerConnector(aiohttp.TCPConnector):
-    """A session's connections, `limit` at a time (0: as many as are asked for)."""
+    """Connections of a session, at most `limit` at a time (0: unlimited)."""
 
     def __init__(self, context: ssl.SSLContext, limit: int) -> None:
         super().__init__(ssl=context, limit=limit, socket_factory=self._create_socket)
@@ -38,20 +38,20 @@ class ApiServerConnector(aiohttp.TCPConnector):
 
     def _create_socket(self, address: tuple[Any, ...]) -> socket.socket:
         family, kind, protocol, *_ = address
-        made = socket.socket(family, kind, protocol)
-        self._sockets.add(made)
-        return made
+        new_socket = socket.socket(family, kind, protocol)
+        self._sockets.add(new_socket)
+        return new_socket
 
     async def close(self, *, abort_ssl: bool = False) -> None:
         """Close all; what waits for the server's goodbye takes the end of the connection for it."""
         await super().close(abort_ssl=abort_ssl)
-        for one in self._open_sockets():
+        for open_socket in self._open_sockets():
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                open_socket.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
                 while self._open_sockets():
                     await asyncio.sleep(0.001)
 
     def _open_sockets(self) -> list[socket.socket]:
-        return [one for one in self._sockets if one.fileno() >= 0]
+        return [each for each in self._sockets if each.fileno() >= 0]

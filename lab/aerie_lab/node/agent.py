@@ -24,7 +24,7 @@ from aerie_lab import control
 from aerie_lab.errors import KubeError, StateError
 from aerie_lab.images.table import ImageTable
 from aerie_lab.kube.client import KubeClient, KubeObject, core_path, resource_path
-from aerie_lab.kube.mirror import Informer
+from aerie_lab.kube.informer import Informer
 from aerie_lab.node import api
 from aerie_lab.node.container import Container
 from aerie_lab.node.events import EventRecorder
@@ -80,11 +80,11 @@ class NodeAgent:
         )
         server = await control.serve_requests(self._folder / "agent.sock", {each.__name__: each for each in handlers})
         kubelet = await api.serve_kubelet_api(self._folder / "certificates", self._find_container)
-        keepers, parts = (
+        registrars, parts = (
             self._registrars.values(),
             (self._node_objects, self._services, self._endpoint_slices, self._events, self._proxy),
         )
-        tasks = [asyncio.create_task(keeper.run()) for keeper in keepers]
+        tasks = [asyncio.create_task(registrar.run()) for registrar in registrars]
         tasks += [asyncio.create_task(part.run()) for part in parts]
         tasks += [asyncio.create_task(self._watch_pods()), asyncio.create_task(_wait_for(stop))]
         try:
@@ -101,8 +101,8 @@ class NodeAgent:
 
     async def _watch_pods(self) -> None:
         await asyncio.to_thread(self._context.networks.remove_orphaned_interfaces)
-        await self._services.synced.wait()  # a container's environment tells of the services there are,
-        await self._endpoint_slices.synced.wait()  # and what runs in it reaches them at once
+        await self._services.synced.wait()  # a container's environment has the existing services,
+        await self._endpoint_slices.synced.wait()  # and its process can reach them immediately
         await self._proxy.initial_listeners_ready.wait()
         following = asyncio.create_task(self._pods.run())
         try:
@@ -113,7 +113,7 @@ class NodeAgent:
             following.cancel()
 
     def _remove_orphaned_folders(self) -> None:
-        """Remove what an agent that died left of pods that are gone by now."""
+        """Remove what a previous agent left of pods that no longer exist."""
         for folder in (self._folder / "pods", MEMORY_VOLUMES_FOLDER):
             for entry in folder.iterdir() if folder.is_dir() else ():
                 if entry.name not in self._workers:
@@ -123,8 +123,8 @@ class NodeAgent:
     # -- pods ---------------------------------------------------------------------------------------------------------
 
     def _on_pod_event(self, event_type: str, pod: KubeObject) -> None:
-        keeper = self._registrars.get(pod["spec"].get("nodeName", ""))
-        if keeper is None or keeper.is_silenced:  # a silenced node receives nothing either; `restore_node` catches up
+        registrar = self._registrars.get(pod["spec"].get("nodeName", ""))
+        if registrar is None or registrar.is_silenced:  # a silenced node receives nothing either; `restore_node` catches up
             return
         uid = pod["metadata"]["uid"]
         worker = self._workers.get(uid)
@@ -134,7 +134,7 @@ class NodeAgent:
         elif worker is not None:
             worker.update(pod)
         else:
-            worker = PodWorker(pod, keeper.node, self._context)
+            worker = PodWorker(pod, registrar.node, self._context)
             self._workers[uid] = worker
             task = asyncio.create_task(self._run_worker(worker))
             self._worker_tasks.add(task)
@@ -149,7 +149,7 @@ class NodeAgent:
             self._workers.pop(worker.uid, None)
 
     def _find_worker(self, namespace: str, pod: str) -> PodWorker | None:
-        """The pod of this name; the newest, while an older one is still on its way out."""
+        """Return the pod of this name; the newest, while an older one is still terminating."""
         return next((w for w in reversed(self._workers.values()) if w.name == (namespace, pod)), None)
 
     def _find_container(self, namespace: str, pod: str, container: str) -> Container | None:
@@ -163,7 +163,7 @@ class NodeAgent:
         return self._pods.synced.is_set()
 
     async def containers(self) -> list[dict[str, Any]]:
-        """Every running container: namespace, pod, container, pid (inside the lab), node."""
+        """Return every running container: namespace, pod, container, pid (inside the lab), node."""
         return [
             {"namespace": w.name[0], "pod": w.name[1], "container": name, "pid": c.process.pid, "node": w.node.name}
             for w in self._workers.values()
@@ -172,12 +172,12 @@ class NodeAgent:
         ]
 
     def _find_process(self, namespace: str, pod: str, container: str) -> ContainerProcess:
-        found = self._find_container(namespace, pod, container)
-        if found is None or found.process is None:
+        target = self._find_container(namespace, pod, container)
+        if target is None or target.process is None:
             running = [f"{c} of {n}/{p}" for n, p, c in self._running_container_names() if (n, p) == (namespace, pod)]
             hint = f"running there: {', '.join(running)}" if running else "that pod has no running container"
             raise StateError(f"no running container '{container}' in pod {namespace}/{pod}: {hint}.")
-        return found.process
+        return target.process
 
     def _running_container_names(self) -> list[tuple[str, str, str]]:
         return [(*w.name, n) for w in self._workers.values() for n, c in w.containers.items() if c.process is not None]
@@ -187,11 +187,11 @@ class NodeAgent:
         self._find_process(namespace, pod, container).signal(signal.SIGKILL)
 
     async def crash(self, namespace: str, pod: str, container: str, seconds: float | None) -> None:
-        """Let no run of a container last longer; None: no longer so."""
-        found = self._find_container(namespace, pod, container)
-        if found is None:
+        """Limit the duration of each run of a container; None: no limit."""
+        target = self._find_container(namespace, pod, container)
+        if target is None:
             raise StateError(f"there is no container '{container}' in pod {namespace}/{pod} of this lab.")
-        found.run_time_limit.set(seconds)
+        target.run_time_limit.set(seconds)
 
     async def freeze(self, namespace: str, pod: str, container: str) -> None:
         """SIGSTOP to all processes of a container."""
@@ -246,17 +246,17 @@ class NodeAgent:
 
     async def silence_node(self, node: str) -> None:
         """Receive and report nothing on this node; its pods keep running."""
-        keeper = self._find_registrar(node)
-        keeper.is_silenced = True
+        registrar = self._find_registrar(node)
+        registrar.is_silenced = True
         for worker in self._workers.values():
             if worker.node.name == node:
                 worker.pause_status_writes()
 
     async def restore_node(self, node: str) -> None:
         """End `silence_node`."""
-        keeper = self._find_registrar(node)
-        keeper.is_silenced = False
-        keeper.report_now()
+        registrar = self._find_registrar(node)
+        registrar.is_silenced = False
+        registrar.report_now()
         for worker in list(self._workers.values()):
             if worker.node.name == node:
                 worker.resume_status_writes()
@@ -268,8 +268,8 @@ class NodeAgent:
                 self._on_pod_event("MODIFIED", pod)
 
     def _on_node_event(self, event_type: str, node: KubeObject) -> None:
-        if keeper := self._registrars.get(node["metadata"]["name"]):
-            keeper.on_node_event(event_type, node)
+        if registrar := self._registrars.get(node["metadata"]["name"]):
+            registrar.on_node_event(event_type, node)
 
 
 async def _wait_for(event: asyncio.Event) -> None:
@@ -279,7 +279,7 @@ async def _wait_for(event: asyncio.Event) -> None:
 async def run_agent(folder: Path) -> None:
     """Run the agent of the lab in `folder`."""
     linux.become_subreaper()
-    if sys.version_info < (3, 12):  # later ones do this by themselves: no thread for each process that is waited for
+    if sys.version_info < (3, 12):  # later versions do so by default: no thread per process
         watcher = asyncio.PidfdChildWatcher()
         watcher.attach_loop(asyncio.get_running_loop())
         asyncio.set_child_watcher(watcher)
@@ -290,7 +290,7 @@ async def run_agent(folder: Path) -> None:
 
 
 async def _read_server_version(client: KubeClient) -> str:
-    """The API server's version, once it answers: the nodes say they are as old."""
+    """The API server's version, once it answers: the nodes report the same one."""
     while True:
         try:
             return str((await client.get("/version"))["gitVersion"])

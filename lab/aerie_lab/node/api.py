@@ -4,7 +4,7 @@
     GET /healthz
 
 Guarantees: only a client with a certificate of the lab's authority is answered. exec, attach and port-forward are not
-offered; the answer says so.
+offered; the response states that.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from aerie_lab.images.table import Image, ImageError, ImageTable
 from aerie_lab.kube.client import KubeObject
 from aerie_lab.node import probes
 from aerie_lab.node.environment import ConfigError, build_command_line, build_environment
-from aerie_lab.node.lifespan import RunTimeLimit
 from aerie_lab.node.logs import LogFile, read_container_log_tail
+from aerie_lab.node.run_time_limit import RunTimeLimit
 from aerie_lab.node.status import ContainerState, format_timestamp
 from aerie_lab.node.volumes import VolumeError
 from aerie_lab.sandbox.addresses import HUB_URL
@@ -81,7 +81,7 @@ class Container:
         self._folder = folder
         self._exec_count = 0
         self.run_time_limit = RunTimeLimit()
-        """For how long each run lasts, by a fault."""
+        """Limit of each run's duration, for a fault."""
 
     @property
     def process(self) -> ContainerProcess | None:
@@ -96,7 +96,7 @@ class Container:
         return self._folder / kind / self.state.name / f"{number}.log"
 
     def adopt_status(self, previous_status: KubeObject) -> None:
-        """Go on from the status that an agent wrote which is no more: with it ended what was running."""
+        """Continue from the status that a previous agent wrote; its processes ended with it."""
         state, self.state.restarts = previous_status["state"], previous_status["restartCount"]
         self.state.container_id = (previous_status.get("containerID") or "").removeprefix("lab://")
         ended = state.get("terminated") or previous_status["lastState"].get("terminated")
@@ -159,7 +159,7 @@ class Container:
         await self.exit_event.wait()
 
     def _terminate(self, process: ContainerProcess, grace: float) -> None:
-        """Begin to end the process; what has begun goes on by itself, and at most gets faster."""
+        """Begin to terminate the process; a termination in progress continues, and at most gets faster."""
         kill_at = time.monotonic() + grace
         if self._termination_task is None:
             self._kill_deadline, self._skip_grace = kill_at, grace <= 0
@@ -209,7 +209,7 @@ class Container:
     # -- one run ------------------------------------------------------------------------------------------------------
 
     async def _run_once(self) -> dict[str, Any] | None:
-        """From image to exit: the terminated state; None when stopped before a process was started."""
+        """Run the container once, and return its terminated state; None when stopped before a process was started."""
         launch = await self._wait_for_launch_spec()
         if launch is None or self._stop_event.is_set():
             return None
@@ -245,7 +245,7 @@ class Container:
         self._context.on_state_change()
         try:
             code = await process.wait()
-            # What the process wrote last is read before its end is told; a descendant cannot hold the pipe: it is dead too.
+            # The last output is read before the exit is reported; no descendant can hold the pipe, because all have ended.
             await asyncio.gather(*outputs)
         finally:
             process.signal(signal.SIGKILL)  # nothing happens unless this was cancelled
@@ -298,8 +298,8 @@ class Container:
         own = {"PATH": ":".join([*image.path_folders, _DEFAULT_PATH]), "HOSTNAME": self._context.hostname, "HOME": "/root"}
         if gathered.pop("hub"):
             own["HF_ENDPOINT"] = HUB_URL
-        known = build_environment(pod, self.spec, service_variables=gathered.pop("services"), **gathered)
-        command = build_command_line(self.spec, image.entrypoint, image.arguments, known)
+        variables = build_environment(pod, self.spec, service_variables=gathered.pop("services"), **gathered)
+        command = build_command_line(self.spec, image.entrypoint, image.arguments, variables)
         if not command:
             raise ConfigError("no command: neither the image nor the container names one")
         for kind in ("logs", "messages"):  # a kubelet keeps those of the run before, and no older ones
@@ -319,10 +319,10 @@ class Container:
         security = self.spec.get("securityContext") or {}
         return LaunchSpec(
             command=command,
-            environment=own | image.environment | known,
+            environment=own | image.environment | variables,
             working_directory=self.spec.get("workingDir") or "/",
             hostname=self._context.hostname,
-            mounts=mounts + self._context.build_mounts(self.spec, known),
+            mounts=mounts + self._context.build_mounts(self.spec, variables),
             read_only_root=bool(security.get("readOnlyRootFilesystem")),
             shared_memory=str(self._context.shared_memory),
         )
@@ -415,7 +415,7 @@ class Container:
         await _wait_initial_delay(began, probe)
         while judge.record(await self._probe_once("Liveness", probe)) is not False:
             await asyncio.sleep(probe.get("periodSeconds", 10))
-            if self._stop_event.is_set():  # a container on its way out is not asked whether it lives
+            if self._stop_event.is_set():  # a terminating container gets no liveness probes
                 return
         await self._kill_unhealthy(process, probe, "liveness")
 

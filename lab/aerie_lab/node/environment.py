@@ -148,18 +148,18 @@ def build_environment(
 
     Those of the image are not among them: a kubelet does not know them, so $(NAME) does not expand to them either.
     """
-    known = dict(service_variables)
+    variables = dict(service_variables)
     for source in container.get("envFrom") or []:
         for field, plural in (("configMapRef", "configmaps"), ("secretRef", "secrets")):
             if reference := source.get(field):
                 item = _find_referenced_object(lookup, plural, reference)
                 for key, raw in (decode_object_data(plural, item) if item else {}).items():
-                    known[(source.get("prefix") or "") + key] = raw.decode(errors="replace")
+                    variables[(source.get("prefix") or "") + key] = raw.decode(errors="replace")
     for entry in container.get("env") or []:
-        value = _resolve_env_value(entry, pod, container, known, lookup, status, node)
+        value = _resolve_env_value(entry, pod, container, variables, lookup, status, node)
         if value is not None:
-            known[entry["name"]] = value
-    return known
+            variables[entry["name"]] = value
+    return variables
 
 
 def _resolve_env_value(
@@ -202,7 +202,7 @@ def build_command_line(
 ) -> list[str]:
     """What is executed: `command` replaces entrypoint and arguments of the image, `args` its arguments."""
     command = [expand_variables(part, variables) for part in container.get("command") or []]
-    given = [expand_variables(part, variables) for part in container.get("args") or []]
+    arguments = [expand_variables(part, variables) for part in container.get("args") or []]
     if command:
-        return command + given
-    return image_entrypoint + (given or image_arguments)
+        return command + arguments
+    return image_entrypoint + (arguments or image_arguments)

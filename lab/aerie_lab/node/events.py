@@ -1,7 +1,7 @@
 """The node agent's Events, so that `kubectl describe` tells what a kubelet would tell.
 
 Guarantees: a repeat of the same event within ten minutes raises the count of the first one instead of adding an object;
-telling never delays or fails what is told about. Not guaranteed: that every event arrives when the API server is away.
+recording never delays or fails the caller. Not guaranteed: that every event arrives when the API server is away.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class EventRecorder:
         metadata = involved_object["metadata"]
         namespace = metadata.get("namespace", "default")
         key = (metadata["uid"], reason, container + message)
-        known = self._recent_events.get(key)
-        if known and moment - known[2] < _EVENT_MERGE_SECONDS:
-            name, count, _ = known
+        recent = self._recent_events.get(key)
+        if recent and moment - recent[2] < _EVENT_MERGE_SECONDS:
+            name, count, _ = recent
             self._recent_events[key] = (name, count + 1, moment)
             try:
                 await self._client.patch(

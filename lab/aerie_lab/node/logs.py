@@ -109,8 +109,8 @@ def read_container_log_tail(path: Path, lines: int) -> str:
         for part in (_rotated_path(path), path):
             if file := _open_if_exists(part):
                 raw += opened.enter_context(file).read()
-    found = raw.split(b"\n")[:-1][-lines:]
-    return "\n".join((_format_line(line, LogQuery()) or b"").decode(errors="replace").rstrip("\n") for line in found)
+    last_lines = raw.split(b"\n")[:-1][-lines:]
+    return "\n".join((_format_line(line, LogQuery()) or b"").decode(errors="replace").rstrip("\n") for line in last_lines)
 
 
 async def stream_log(path: Path, query: LogQuery, exit_event: asyncio.Event) -> AsyncIterator[bytes]:

@@ -2,10 +2,10 @@
 
     refused?  ─►  network, volumes  ─►  init containers in order  ─►  containers side by side  ─►  done, or deleted
        │               │ FailedMount: again
-       stays Pending with the fields it asked for and the lab does not have
+       stays Pending with the names of the unsupported fields
 
 Status is written by one task, which sends the latest state and never an older one after it. Guarantees: a deleted pod's
-processes are gone before the API object is; volumes and address are given back exactly once.
+processes end before the API object is removed; volumes and address are released exactly once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from aerie_lab.errors import KubeError
 from aerie_lab.images.table import ImageTable
 from aerie_lab.kube.client import STRATEGIC_MERGE_PATCH, KubeClient, KubeObject, core_path
-from aerie_lab.kube.mirror import Informer
+from aerie_lab.kube.informer import Informer
 from aerie_lab.node.container import Container, ContainerContext
 from aerie_lab.node.environment import build_service_variables
 from aerie_lab.node.events import EventRecorder
@@ -64,7 +64,7 @@ class AgentContext:
 
 
 class PodWorker:
-    """Runs one pod. `update` takes newer versions of the object; `run` returns when the pod is gone from the server.
+    """Runs one pod. `update` takes newer versions of the object; `run` returns when the pod was removed from the server.
 
     A pod that comes with a status was run by an agent that is no more: what had ended stays ended, the rest starts again.
     """
@@ -85,8 +85,8 @@ class PodWorker:
         self.containers = {c.state.name: c for c in (*self._init_containers, *self._main_containers)}
         self._was_finished = status.get("phase") in ("Succeeded", "Failed")
         if self._was_finished or not is_processless(pod):
-            for told in (*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])):
-                self.containers[told["name"]].adopt_status(told)
+            for previous_status in (*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])):
+                self.containers[previous_status["name"]].adopt_status(previous_status)
         if self._init_containers:
             for container in self._main_containers:
                 container.state.waiting = ("PodInitializing", "")
@@ -122,7 +122,7 @@ class PodWorker:
             self._deletion_requested.set()
 
     def on_object_removed(self) -> None:
-        """The object is gone from the server: end at once, if it was deleted by force, and tell nobody."""
+        """Handle the object's removal from the server: stop immediately if it was deleted by force, and write no status."""
         self._object_removed.set()
         self._deletion_requested.set()
         self._shorten_grace(0.0)
@@ -154,7 +154,7 @@ class PodWorker:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """From start to removal."""
+        """Run the pod from start to removal."""
         telling = asyncio.create_task(self._write_status_on_change())
         try:
             if not self._was_finished:
@@ -179,7 +179,7 @@ class PodWorker:
             await self._stop_containers()
             self._is_finished = True
         except asyncio.CancelledError:
-            self._status_writes_allowed.clear()  # the agent ends, not the pod: its successor goes on from what was told last
+            self._status_writes_allowed.clear()  # the agent ends, not the pod: its successor continues from the last status
             raise
         finally:
             await self._stop_containers(0.0)
@@ -195,7 +195,7 @@ class PodWorker:
             if is_processless(self.pod):
                 await self._run_processless()
             await self._run_containers(await self._set_up_pod())
-        except Exception as error:  # noqa: BLE001  a defect of the lab: the pod tells, and the other pods go on
+        except Exception as error:  # noqa: BLE001  a defect of the lab: the pod reports it, and the other pods continue
             _log.exception("pod %s/%s", *self.name)
             self._fail("LabFailure", f"the lab could not run this pod: {error}")
 
@@ -225,7 +225,7 @@ class PodWorker:
         return [container.state for container in self.containers.values()]
 
     async def _report_unsupported(self, fields: list[str]) -> None:
-        """Stay Pending and say why. Failing would make a ReplicaSet replace the pod for ever."""
+        """Stay Pending with the reason. Failing would make a ReplicaSet replace the pod for ever."""
         message = f"the lab's node agent does not offer {', '.join(fields)}: leave it out, or use a real cluster"
         for state in self._container_states():
             state.waiting = ("LabUnsupported", message)
@@ -295,7 +295,7 @@ class PodWorker:
         )
 
     async def _create_network(self, address: str) -> PodNetwork:
-        """The pod's network, once it can be made; it is known to `_give_back` whatever happens meanwhile."""
+        """The pod's network, once it can be made; `_release_resources` releases it whatever happens meanwhile."""
         while True:
             async with self._context.network_lock:
                 making = asyncio.create_task(asyncio.to_thread(self._context.networks.create, address))
@@ -322,12 +322,12 @@ class PodWorker:
         return {"podIP": address, "podIPs": address, "hostIP": self.node.address, "hostIPs": self.node.address}
 
     async def _read_environment_inputs(self, container: KubeObject) -> dict[str, Any]:
-        """What `environment` needs from the API server, fetched afresh for each start."""
+        """Return the inputs of `build_environment` from the API server, fetched again for each start."""
         namespace, spec = self.pod["metadata"]["namespace"], self.pod["spec"]
-        found: dict[tuple[str, str], KubeObject] = {}
+        objects: dict[tuple[str, str], KubeObject] = {}
         for plural, name in _environment_references(container):
             try:
-                found[plural, name] = await self._context.client.get(core_path(plural, namespace, name))
+                objects[plural, name] = await self._context.client.get(core_path(plural, namespace, name))
             except KubeError as error:
                 if error.status != 404:
                     raise
@@ -336,7 +336,7 @@ class PodWorker:
         return {
             "hub": (around["metadata"].get("labels") or {}).get(HUB_LABEL) == "true",
             "services": build_service_variables(self._context.services.objects.values(), namespace, links),
-            "lookup": lambda plural, name: found.get((plural, name)),
+            "lookup": lambda plural, name: objects.get((plural, name)),
             "status": self._downward_addresses(),
             "node": self.node.allocatable,
         }
@@ -394,7 +394,7 @@ class PodWorker:
                 _log.warning("pod %s/%s: %s", *self.name, error)
                 await asyncio.sleep(_API_RETRY_SECONDS)
 
-    # -- telling ------------------------------------------------------------------------------------------------------
+    # -- status -------------------------------------------------------------------------------------------------------
 
     async def _write_status_on_change(self) -> None:
         while True:
@@ -404,7 +404,7 @@ class PodWorker:
             try:
                 await self._write_status()
             except KubeError as error:
-                if error.status not in (404, 409):  # gone, or another pod of this name: the mirror will say so
+                if error.status not in (404, 409):  # removed, or another pod of this name: the informer will report it
                     _log.warning("pod %s/%s: %s", *self.name, error)
                     self._status_changed.set()
                     await asyncio.sleep(_API_RETRY_SECONDS)
@@ -436,7 +436,7 @@ def _parse_timestamp(moment: str) -> float:
 
 def _environment_references(container: KubeObject) -> set[tuple[str, str]]:
     """(plural, name) of each config map and secret that the container's environment names."""
-    found = set()
+    references = set()
     sources = list(container.get("envFrom") or [])
     sources += [entry["valueFrom"] for entry in container.get("env") or [] if entry.get("valueFrom")]
     for source in sources:
@@ -447,8 +447,8 @@ def _environment_references(container: KubeObject) -> set[tuple[str, str]]:
             ("secretKeyRef", "secrets"),
         ):
             if reference := source.get(field):
-                found.add((plural, reference["name"]))
-    return found
+                references.add((plural, reference["name"]))
+    return references
 
 
 async def _cancel_all(*tasks: asyncio.Task[Any]) -> None:

@@ -1,7 +1,7 @@
 """Asking a container how it is: startup, readiness and liveness probes with their thresholds.
 
-`run_probe` is one question; `Judge` is the thresholds as a small state machine, pure, so that it can be tested by example.
-Rules as a kubelet has them: success is any HTTP status from 200 to 399; a probe that times out has failed; HTTPS is asked
+`run_probe` is one question; `ProbeState` is the thresholds as a small state machine, pure, so that it can be tested by example.
+Rules as a kubelet has them: success is any HTTP status from 200 to 399; a probe that times out has failed; HTTPS is requested
 without verification, because a kubelet does so; redirects count as success and are not followed.
 """
 

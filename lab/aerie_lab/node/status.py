@@ -21,7 +21,7 @@ def format_timestamp(seconds: float) -> str:
 
 @dataclass
 class ContainerState:
-    """What is known of one container. Exactly one of waiting, running and terminated is told, in the order of the fields."""
+    """State of one container. Exactly one of waiting, running and terminated is reported, in the order of the fields."""
 
     name: str
     image: str
@@ -69,7 +69,7 @@ class ContainerState:
 
 @dataclass(frozen=True)
 class PodFacts:
-    """Everything beside the containers that a pod's status tells."""
+    """Facts of a pod's status apart from its containers."""
 
     pod: KubeObject
     node_address: str
@@ -102,38 +102,43 @@ def build_conditions(
     facts: PodFacts, current_phase: str, init: Sequence[ContainerState], main: Sequence[ContainerState], now: float
 ) -> list[KubeObject]:
     """The kubelet's conditions; lastTransitionTime moves only where the status differs from the one in `facts.pod`."""
-    known = {c["type"]: c for c in (facts.pod.get("status") or {}).get("conditions") or []}
+    conditions = {c["type"]: c for c in (facts.pod.get("status") or {}).get("conditions") or []}
     unready = [c.name for c in main if not c.ready]
     pending_init = [c.name for c in init if not (c.terminated and c.terminated["exitCode"] == 0)]
     finished = current_phase in ("Succeeded", "Failed")
     initialized = not pending_init
     if finished:
-        why = ("PodCompleted" if current_phase == "Succeeded" else "PodFailed", "")
+        unready_reason = ("PodCompleted" if current_phase == "Succeeded" else "PodFailed", "")
     else:
-        why = ("ContainersNotReady", f"containers with unready status: [{' '.join(unready)}]")
+        unready_reason = ("ContainersNotReady", f"containers with unready status: [{' '.join(unready)}]")
     containers_ready = not unready and not finished
     gates = [gate["conditionType"] for gate in facts.pod["spec"].get("readinessGates") or []]
-    closed = [gate for gate in gates if known.get(gate, {}).get("status") != "True"]
+    closed = [gate for gate in gates if conditions.get(gate, {}).get("status") != "True"]
     if containers_ready and closed:
-        ready_why = ("ReadinessGatesNotReady", "; ".join(f'corresponding condition of pod readiness gate "{g}" does not exist.'
-                     if g not in known else f'the status of pod readiness gate "{g}" is not "True"' for g in closed))  # fmt: skip
+        messages = (
+            f'the status of pod readiness gate "{gate}" is not "True"'
+            if gate in conditions
+            else f'corresponding condition of pod readiness gate "{gate}" does not exist.'
+            for gate in closed
+        )
+        ready_reason = ("ReadinessGatesNotReady", "; ".join(messages))
     else:
-        ready_why = why
-    wanted = [
+        ready_reason = unready_reason
+    desired = [
         ("PodReadyToStartContainers", facts.has_network and not finished, ("", "")),
         (
             "Initialized",
             initialized,
             ("ContainersNotInitialized", f"containers with incomplete status: [{' '.join(pending_init)}]"),
         ),
-        ("ContainersReady", containers_ready, why),
-        ("Ready", containers_ready and not closed, ready_why),
+        ("ContainersReady", containers_ready, unready_reason),
+        ("Ready", containers_ready and not closed, ready_reason),
         ("PodScheduled", True, ("", "")),
     ]
     result = []
-    for kind, is_true, (reason, message) in wanted:
+    for kind, is_true, (reason, message) in desired:
         status = "True" if is_true else "False"
-        previous = known.get(kind)
+        previous = conditions.get(kind)
         moved = previous is None or previous["status"] != status
         entry: KubeObject = {
             "type": kind,
@@ -175,21 +180,21 @@ def build_pod_status(facts: PodFacts, init: Sequence[ContainerState], main: Sequ
 
 
 def status_covers(current: object, desired: object) -> bool:
-    """Whether a status `known` to the API server says all that `wanted` says, so that nothing need be written.
+    """Return whether the API server's `current` status contains all of `desired`, so that nothing has to be written.
 
     Absent and empty are the same; a `state` or `lastState` must be the same kind; conditions of others do not count.
     """
     if isinstance(desired, dict):
-        found = current if isinstance(current, dict) else {}
+        existing = current if isinstance(current, dict) else {}
         for name, value in desired.items():
             if name == "conditions":
-                by_type = {entry["type"]: entry for entry in found.get(name) or []}
+                by_type = {entry["type"]: entry for entry in existing.get(name) or []}
                 if not all(status_covers(by_type.get(entry["type"]), entry) for entry in value):
                     return False
-            elif not status_covers(found.get(name), value):
+            elif not status_covers(existing.get(name), value):
                 return False
-            elif name in ("state", "lastState") and (found.get(name) or {}).keys() != value.keys():
-                return False  # the new kind is told, and the old one is told too
+            elif name in ("state", "lastState") and (existing.get(name) or {}).keys() != value.keys():
+                return False  # the status has another kind of state
         return True
     if isinstance(desired, list):
         entries = current if isinstance(current, list) else []

@@ -1,6 +1,6 @@
 """Which parts of a pod the lab honours, which it accepts without effect, and which it refuses. Data and one pure function.
 
-A field that is in neither list is refused with its path, so that nothing is passed over in silence when Kubernetes or a
+A field that is in neither list is rejected with its path, so that nothing is ignored silently when Kubernetes or a
 chart grows. What is accepted without effect is so because a process of this machine cannot tell the difference in a way
 that matters to a test (resource limits, identity), or because another component acts on it (scheduling, quotas).
 """
@@ -61,7 +61,7 @@ _IGNORED_FIELDS = {
 }  # fmt: skip
 
 PROCESSLESS_ANNOTATION = "lab.aerie.dev/processless"
-"""A pod with this annotation set to "true" is Ready at once and runs nothing: for tests of scale."""
+"""A pod with this annotation set to "true" is Ready immediately and runs nothing: for tests of scale."""
 
 
 def is_processless(pod: KubeObject) -> bool:
@@ -70,8 +70,8 @@ def is_processless(pod: KubeObject) -> bool:
 
 
 HUB_LABEL = "lab.aerie.dev/hub"
-"""A namespace with this label set to "true" is one with the Hub at hand: its containers find HF_ENDPOINT set, to the lab's Hub.
-Others reach it as one reaches a mirror, by what their own specs say."""
+"""Label of a namespace; with the value "true" its containers have HF_ENDPOINT set to the lab's Hub. Others need it in their
+specs."""
 
 PROCESSLESS_LOAD_SECONDS_ANNOTATION = "lab.aerie.dev/processless-load-seconds"
 """Seconds that a processless pod is not Ready, as an engine that loads its model."""
@@ -92,7 +92,7 @@ def read_processless_load_seconds(pod: KubeObject) -> float:
 
 
 def find_unsupported_fields(pod: KubeObject) -> list[str]:
-    """The paths of all fields of the pod that the lab does not honour; empty when it can run the pod as asked."""
+    """Return the paths of all fields of the pod that the lab does not support; empty when it can run the pod."""
     return list(_iterate_unsupported_fields(pod["spec"]))
 
 
@@ -117,7 +117,7 @@ def _iterate_unsupported_fields(spec: KubeObject) -> Iterator[str]:
 
 
 def _unknown_fields(kind: str, part: Mapping[str, Any] | None, where: str) -> Iterator[str]:
-    known = _SUPPORTED_FIELDS[kind] | _IGNORED_FIELDS[kind]
+    known_fields = _SUPPORTED_FIELDS[kind] | _IGNORED_FIELDS[kind]
     for field, value in (part or {}).items():
-        if field not in known and value not in (None, False, [], {}, ""):
+        if field not in known_fields and value not in (None, False, [], {}, ""):
             yield f"{where}.{field}"

@@ -6,7 +6,7 @@
 
 Files from config maps, secrets, the downward API and tokens are replaced together, by the rename of one link, as a kubelet
 does; `refresh` brings them up to date. Guarantees: what cannot be mounted is a VolumeError with the volume's name; all but
-hostPath, claims and images is gone after `remove`. Not guaranteed: sizeLimit of an emptyDir on disk.
+hostPath, claims and images is deleted by `remove`. Not guaranteed: sizeLimit of an emptyDir on disk.
 """
 
 from __future__ import annotations
@@ -190,9 +190,9 @@ class PodVolumes:
         return resolve_resource_reference(pod, {"name": reference.get("containerName", "")}, reference, self.node_allocatable)
 
     async def _request_token(self, pod: KubeObject, details: KubeObject, where: str) -> bytes:
-        known = self._tokens.get(where)
-        if known and time.monotonic() < known[1]:
-            return known[0]
+        cached = self._tokens.get(where)
+        if cached and time.monotonic() < cached[1]:
+            return cached[0]
         metadata = pod["metadata"]
         seconds = int(details.get("expirationSeconds") or 3600)
         account = pod["spec"].get("serviceAccountName") or "default"
@@ -233,17 +233,17 @@ def _mount_tmpfs(target: Path, size: str) -> Path:
 
 
 def _resolve_host_path(source: Mapping[str, Any]) -> Path:
-    found, kind = Path(source["path"]), source.get("type") or ""
+    path, kind = Path(source["path"]), source.get("type") or ""
     if kind == "DirectoryOrCreate":
-        found.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     elif kind == "FileOrCreate":
-        found.touch()
+        path.touch()
     elif kind not in ("", "Directory", "File", "Socket"):
         raise VolumeError(f"hostPath type '{kind}' is not offered by the lab")
     checks = {"Directory": Path.is_dir, "File": Path.is_file, "Socket": Path.is_socket}
-    if not checks.get(kind, Path.exists)(found):
-        raise VolumeError(f"hostPath {found} is not there{f' as a {kind}' if kind else ''}")
-    return found
+    if not checks.get(kind, Path.exists)(path):
+        raise VolumeError(f"hostPath {path} is not there{f' as a {kind}' if kind else ''}")
+    return path
 
 
 def _write_atomically(target: Path, files: VolumeFiles) -> None:
@@ -263,12 +263,12 @@ def _write_atomically(target: Path, files: VolumeFiles) -> None:
     pending = target / "..data_tmp"
     pending.symlink_to(fresh.name)
     os.replace(pending, current)
-    wanted = {Path(path).parts[0] for path in files}
-    for name in wanted:
+    top_level_names = {Path(path).parts[0] for path in files}
+    for name in top_level_names:
         if not (target / name).is_symlink():
             (target / name).symlink_to(f"..data/{name}")
     for entry in target.iterdir():
-        if entry.is_symlink() and not entry.name.startswith("..") and entry.name not in wanted:
+        if entry.is_symlink() and not entry.name.startswith("..") and entry.name not in top_level_names:
             entry.unlink()
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)

@@ -116,13 +116,13 @@ async def start_container(
         os.close(reported)
     answer = (await _read_pipe(report)).decode(errors="replace")
     await launcher.wait()
-    told = dict(line.split(" ", 1) for line in answer.splitlines())
-    if "pid" not in told:
+    launcher_report = dict(line.split(" ", 1) for line in answer.splitlines())
+    if "pid" not in launcher_report:
         raise LaunchError(f"the launcher failed (exit code {launcher.returncode})")
-    process = ContainerProcess(int(told["pid"]))
-    if "error" in told:
+    process = ContainerProcess(int(launcher_report["pid"]))
+    if "error" in launcher_report:
         await process.wait()
-        raise LaunchError(f"{told['error']} [command: {launch.command[0]}]")
+        raise LaunchError(f"{launcher_report['error']} [command: {launch.command[0]}]")
     return process
 
 
@@ -151,7 +151,7 @@ async def execute_in_container(
     except TimeoutError:
         return None, ""
     finally:
-        if child.returncode is None:  # too late, or not wanted any more: the container has ended
+        if child.returncode is None:  # timed out or cancelled, or the container has ended
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             await child.wait()

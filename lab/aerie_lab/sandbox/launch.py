@@ -79,7 +79,7 @@ def _make_working_directory(path: str) -> None:
     try:  # noqa: SIM105  contextlib would have to be imported
         os.makedirs(path, exist_ok=True)
     except OSError:
-        pass  # a read-only root: changing into it will say so
+        pass  # a read-only root: changing into it will fail with the reason
 
 
 def run_in_container(spec: dict[str, Any]) -> int:

@@ -6,7 +6,7 @@
                        └─ p2 ═══ eth0 10.244.0.3/16
 
 A pod binds 0.0.0.0 and its own 127.0.0.1 as on any cluster. A whole service range is local to the lab's namespace, so
-that a proxy may listen on any cluster IP without adding addresses. No packet can leave: there is no way out of the lab.
+that a proxy may listen on any cluster IP without adding addresses. No packet can leave: the lab has no route to the outside.
 Guarantees: a pod's namespace lives as long as its file descriptor or a process in it; nothing is written to /run/netns.
 Not guaranteed: IPv6, network policies, more than 1,000 pods with a network of their own (the bridge's port limit).
 """
@@ -100,13 +100,13 @@ class PodNetworks:
         """A new namespace that has `address`, joined to the bridge."""
         self._created_count += 1
         name = f"p{self._created_count}"
-        made: list[int] = []
+        namespace_fds: list[int] = []
         failure: list[BaseException] = []
 
         def inside() -> None:  # a thread of its own: a network namespace belongs to a thread
             try:
                 linux.unshare(linux.CLONE_NEWNET)
-                made.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+                namespace_fds.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
                 with IPRoute() as ip:
                     ip.link("add", ifname="eth0", kind="veth", peer={"ifname": name, "net_ns_fd": self._lab_namespace_fd})
                     for link in ("lo", "eth0"):
@@ -122,7 +122,7 @@ class PodNetworks:
         thread.start()
         thread.join()
         if failure:
-            for fd in made:
+            for fd in namespace_fds:
                 os.close(fd)
             raise OSError(0, f"cannot make the pod's network: {failure[0]}") from failure[0]
         try:
@@ -130,9 +130,9 @@ class PodNetworks:
                 link = _interface_index(ip, name)
                 ip.link("set", index=link, master=_interface_index(ip, _BRIDGE_INTERFACE), state="up")
         except (NetlinkError, IndexError) as error:
-            os.close(made[0])  # and with it the namespace and the cable
+            os.close(namespace_fds[0])  # and with it the namespace and the cable
             raise OSError(0, f"cannot connect the pod's network: {error}") from error
-        return PodNetwork(made[0], link, address)
+        return PodNetwork(namespace_fds[0], link, address)
 
     def remove(self, network: PodNetwork) -> None:
         """Drop the pod's cable and our hold on its namespace."""

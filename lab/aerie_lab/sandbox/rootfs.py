@@ -8,7 +8,7 @@ container, so that writes and mount points never reach the machine:
     /usr, /etc.. overlay(lower = the machine's folder, upper = tmpfs)     folders without mounts below
     /mnt ..      a folder of the above, where something is mounted below  (an overlay cannot cover a mount)
     /proc        the container's processes;  /dev, /run: small and fresh;  /sys and /proc/sys: the machine's, read-only
-    mountPath    bind mounts of the pod's volumes, read-only where asked
+    mountPath    bind mounts of the pod's volumes, read-only where requested
 
 Guarantees: nothing is written to the machine outside volumes; all mounts vanish with the container's last process.
 Not guaranteed: secrecy. A container reads what the lab's user can read; the lab is for trying, not for untrusted code.
@@ -93,11 +93,11 @@ def _mount_copy_on_write(path: str, root: str, mounted: list[str]) -> None:
 
 def _mount_file(path: str, target: str) -> None:
     """One file of a folder that no overlay covers: a copy when it is small, else the machine's own, read-only."""
-    found = os.lstat(path)
-    if stat.S_ISREG(found.st_mode) and found.st_size <= _MAX_COPIED_FILE_BYTES and os.access(path, os.R_OK):
+    metadata = os.lstat(path)
+    if stat.S_ISREG(metadata.st_mode) and metadata.st_size <= _MAX_COPIED_FILE_BYTES and os.access(path, os.R_OK):
         with open(path, "rb") as source, open(target, "wb") as copy:
             copy.write(source.read())
-        os.chmod(target, found.st_mode & 0o7777)
+        os.chmod(target, metadata.st_mode & 0o7777)
         return
     with open(target, "w"):
         pass

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aerie_lab.kube.client import KubeObject
-from aerie_lab.kube.mirror import ObjectKey, object_key
+from aerie_lab.kube.informer import ObjectKey, object_key
 from aerie_lab.relay import relay_connection
 
 _log = logging.getLogger(__name__)
@@ -32,11 +32,11 @@ def select_endpoints(slices: list[KubeObject], port_name: str) -> list[Endpoint]
         numbers = [p["port"] for p in part.get("ports") or [] if (p.get("name") or "") == port_name and p.get("port")]
         for endpoint in part.get("endpoints") or []:
             conditions = endpoint.get("conditions") or {}
-            found = [(address, number) for address in endpoint["addresses"] for number in numbers]
+            addresses = [(address, number) for address in endpoint["addresses"] for number in numbers]
             if conditions.get("ready") is not False:
-                ready += found
+                ready += addresses
             elif conditions.get("serving") and conditions.get("terminating"):
-                leaving += found
+                leaving += addresses
     return sorted(set(ready)) or sorted(set(leaving))
 
 
@@ -77,11 +77,11 @@ class ServiceProxy:
         while True:
             await self._services_changed.wait()
             self._services_changed.clear()
-            wanted = dict(self._desired_listeners())
-            for port in self._listeners.keys() - wanted.keys():
+            desired = dict(self._desired_listeners())
+            for port in self._listeners.keys() - desired.keys():
                 self._listeners.pop(port).close()
                 self._rotation.pop(port, None)
-            for port in wanted.keys() - self._listeners.keys():
+            for port in desired.keys() - self._listeners.keys():
                 try:
                     # A test may listen on a port of all addresses: requests for a service's address still come here.
                     carry = functools.partial(self._relay_to_endpoint, port)
@@ -91,15 +91,15 @@ class ServiceProxy:
             self.initial_listeners_ready.set()
 
     def _desired_listeners(self) -> Mapping[ServiceAddress, tuple[ObjectKey, str]]:
-        wanted: dict[ServiceAddress, tuple[ObjectKey, str]] = {}
+        desired: dict[ServiceAddress, tuple[ObjectKey, str]] = {}
         for key, service in self._services.items():
             address = service["spec"].get("clusterIP")
             if not address or address == "None" or service["spec"].get("type") == "ExternalName":
                 continue
             for port in service["spec"].get("ports") or []:
                 if port.get("protocol", "TCP") == "TCP":
-                    wanted[address, port["port"]] = (key, port.get("name") or "")
-        return wanted
+                    desired[address, port["port"]] = (key, port.get("name") or "")
+        return desired
 
     async def _relay_to_endpoint(self, port: ServiceAddress, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         target: Any = self._desired_listeners().get(port)

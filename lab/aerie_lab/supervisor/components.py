@@ -1,4 +1,4 @@
-"""The lab's own processes as data: command line, what it waits for, how its health is asked. Pure.
+"""The lab's own processes as data: command lines and health checks. Pure.
 
 The control plane is upstream's; only what one machine needs is set. Sources of the flags: the components' `--help`.
 Where a default is changed, the reason stands beside it.
@@ -28,12 +28,12 @@ class Component:
     health_url: str | None = None
     """URL that answers 200 when the component is ready; None: ready when running."""
     use_lab_certificates: bool = False
-    """Whether `health` is asked with the lab's certificates."""
+    """Whether `health_url` is requested with the lab's certificates."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
 def build_components(folder: Path, find_program: Callable[[str], Path]) -> list[Component]:
-    """The lab's processes in the order in which they start. `binary` finds a program by its name."""
+    """Return the lab's processes in their start order. `find_program` returns a program by its name."""
     certificates = folder / "certificates"
     configs = folder / "components"
     # The heap of an idle control plane is small: collecting it a little more often costs nothing and saves a third of it.

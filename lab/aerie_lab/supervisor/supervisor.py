@@ -7,7 +7,7 @@ Started by `up` through sandbox.world, so its end is the end of every process of
     control.sock            ──►  status, stop, restart, hold, resume
 
 Guarantees: a component that exits is started again after a second, and the count is kept; output of each is in
-logs/NAME.log. Not guaranteed: that pods survive the node agent. When it exits, its containers are gone with it.
+logs/NAME.log. Not guaranteed: that pods survive the node agent. When it exits, its containers end with it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""For tests against a lab: pytest fixtures (plugin.py) and a namespace with a few ways of waiting (namespace.py)."""
+"""Helpers of tests against a lab: pytest fixtures (plugin.py) and a namespace with waits (namespace.py)."""
 
 from aerie_lab.testing.namespace import Namespace, wait_until
 

@@ -1,9 +1,9 @@
-"""The simulator beside real vLLM on CPU: both started alike, the same traffic sent to both, and what each counted.
+"""Comparison of the simulator with real vLLM on CPU: equal arguments, equal traffic, and the counters of both.
 
-The simulator is configured from the real run: per-position acceptance and mean step time of that run, and how the step time grows
-with the batch from two calibration loads before it. So the figures test what the simulator makes of its parameters (scheduling,
-update rules, arithmetic of steps), not where the parameters come from. tests/vllm asserts them, `make bench NAME=engine` records
-them.
+The simulator is configured from the real run: per-position acceptance and mean step time of that run, and the growth of the step
+time with the batch from two calibration loads before it. So the measurements test what the simulator makes of its parameters
+(scheduling, update rules, arithmetic of steps), not where the parameters come from. tests/vllm asserts them, and
+`make bench NAME=engine` records them.
 
 Not guaranteed: that times agree while other work keeps the cores busy: the real engine's speed then changes within a run.
 """
@@ -62,12 +62,12 @@ class RunningEngine:
     def read_stable_samples(self) -> dict[str, float]:
         """The page's samples without labels, once they stand still: real vLLM books the last step's statistics after it has sent
         the last answer. Raises AssertionError where they do not in two minutes."""
-        found = sum_samples(self.read_metrics())
+        current = sum_samples(self.read_metrics())
         for _ in range(120):
             time.sleep(1.0)
-            before, found = found, sum_samples(self.read_metrics())
-            if found == before:
-                return found
+            before, current = current, sum_samples(self.read_metrics())
+            if current == before:
+                return current
         raise AssertionError("the page does not stand still: does somebody else ask this engine?")
 
     def run_load(self, clients: int, requests: int, answer_tokens: int, seed: int) -> tuple[dict[str, float], TrafficReport]:
@@ -75,22 +75,22 @@ class RunningEngine:
         kind = TrafficClass(
             "docs", CLASS_ACCEPTANCE["chat"], LengthDistribution(60, 0.4), LengthDistribution(answer_tokens, 0.4, max_tokens=400)
         )
-        made = list(itertools.islice(generate_turns([kind], PoissonArrivals(1.0), 0.0, math.inf, seed), requests))
+        turns = list(itertools.islice(generate_turns([kind], PoissonArrivals(1.0), 0.0, math.inf, seed), requests))
         before = self.read_stable_samples()
-        report = asyncio.run(run_closed_loop(TrafficTarget(self.url, "agreement"), iter(made), clients))
+        report = asyncio.run(run_closed_loop(TrafficTarget(self.url, "agreement"), iter(turns), clients))
         after = self.read_stable_samples()
         return {name: value - before.get(name, 0.0) for name, value in after.items()}, report
 
 
 def sum_samples(exposition: str) -> dict[str, float]:
     """What the engine counts: sums over labels, but for the draft position."""
-    found: dict[str, float] = {}
+    samples: dict[str, float] = {}
     for family in text_string_to_metric_families(exposition):
         for sample in family.samples:
             name = sample.name + (f"[{sample.labels['position']}]" if "position" in sample.labels else "")
             if sample.name.startswith("vllm:") and "le" not in sample.labels:
-                found[name] = found.get(name, 0.0) + sample.value
-    return found
+                samples[name] = samples.get(name, 0.0) + sample.value
+    return samples
 
 
 def build_command(kind: EngineKind, vllm_folder: Path, port: int, *arguments: str, model: Path | None = None) -> list[str]:
@@ -187,15 +187,15 @@ def run_agreement(vllm_folder: Path, folder: Path) -> AgreementRun:
     reports: dict[EngineKind, TrafficReport] = {}
     with start_engine("real", vllm_folder, folder, *words) as real:
         real.run_load(2, 4, 30, seed=0)  # first requests pay for lazily made state
-        one, _ = real.run_load(1, 16, 100, seed=1)
-        found, reports["real"] = real.run_load(4, 120, 120, seed=3)
+        one_client, _ = real.run_load(1, 16, 100, seed=1)
+        four_clients, reports["real"] = real.run_load(4, 120, 120, seed=3)
         eight, _ = real.run_load(8, 64, 100, seed=2)
         pages["real"] = real.read_metrics()
-    configured = build_simulator_options(one, found, eight)
+    configured = build_simulator_options(one_client, four_clients, eight)
     with start_engine("simulated", vllm_folder, folder, *words, options=configured) as simulated:
-        again, reports["simulated"] = simulated.run_load(4, 120, 120, seed=3)
+        simulated_samples, reports["simulated"] = simulated.run_load(4, 120, 120, seed=3)
         pages["simulated"] = simulated.read_metrics()
-    return AgreementRun(found, again, pages, reports, configured)
+    return AgreementRun(four_clients, simulated_samples, pages, reports, configured)
 
 
 def mean_step(samples: dict[str, float]) -> tuple[float, float]:

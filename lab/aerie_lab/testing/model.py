@@ -91,7 +91,7 @@ def _tokenizer(vocabulary: dict[str, int]) -> dict[str, Any]:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [{"id": vocabulary[word], "content": word, **special} for word in (_BEGIN, _END)],
+        "added_tokens": [{"id": vocabulary[token], "content": token, **special} for token in (_BEGIN, _END)],
         "normalizer": None,
         "pre_tokenizer": bytes_as_characters,
         "post_processor": None,

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def wait_until(check: Callable[[], T], description: str, *, timeout_seconds: float = 120.0, interval_seconds: float = 0.1) -> T:
-    """Call `look` until it returns something true, and return that. Raises AssertionError after `within` seconds."""
+    """Call `check` until it returns something true, and return that. Raises AssertionError after `timeout_seconds`."""
     deadline = time.monotonic() + timeout_seconds
     last: object = None
     while time.monotonic() < deadline:
@@ -55,19 +55,19 @@ class Namespace:
         self.lab.apply(*documents)
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        """kubectl in this namespace."""
+        """Run kubectl in this namespace."""
         return self.lab.kubectl("-n", self.name, *arguments, stdin=stdin)
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
-        """One object."""
-        found: dict[str, Any] = json.loads(self.kubectl("get", kind, name, "-o", "json"))
-        return found
+        """Return one object."""
+        document: dict[str, Any] = json.loads(self.kubectl("get", kind, name, "-o", "json"))
+        return document
 
     def list_all(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
-        """All objects of a kind."""
+        """Return all objects of a kind."""
         arguments = ["get", kind, "-o", "json", *(["-l", selector] if selector else [])]
-        found: list[dict[str, Any]] = json.loads(self.kubectl(*arguments))["items"]
-        return found
+        items: list[dict[str, Any]] = json.loads(self.kubectl(*arguments))["items"]
+        return items
 
     def exists(self, kind: str, name: str) -> bool:
         """Whether there is such an object."""
@@ -76,40 +76,40 @@ class Namespace:
     def wait_until(
         self, kind: str, name: str, check: Callable[[dict[str, Any]], object], description: str, *, timeout_seconds: float = 120.0
     ) -> dict[str, Any]:
-        """Wait until the object fulfils `check`; the object."""
-        seen: dict[str, Any] = {}
+        """Wait until the object fulfils `check`, and return it."""
+        last_object: dict[str, Any] = {}
 
-        def look() -> bool:
-            nonlocal seen
-            seen = self.get(kind, name)
-            return bool(check(seen))
+        def check_object() -> bool:
+            nonlocal last_object
+            last_object = self.get(kind, name)
+            return bool(check(last_object))
 
         try:
-            wait_until(look, description, timeout_seconds=timeout_seconds)
+            wait_until(check_object, description, timeout_seconds=timeout_seconds)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{json.dumps(seen.get('status'), indent=1)}") from None
-        return seen
+            raise AssertionError(f"{error}\n{json.dumps(last_object.get('status'), indent=1)}") from None
+        return last_object
 
     def wait_until_ready(self, pod: str, *, timeout_seconds: float = 120.0) -> dict[str, Any]:
-        """Wait until a pod is Ready; the pod."""
+        """Wait until a pod is Ready, and return it."""
         return self.wait_until("pod", pod, is_ready, f"pod {pod} Ready", timeout_seconds=timeout_seconds)
 
     def wait_until_phase(self, pod: str, phase: str, *, timeout_seconds: float = 120.0) -> dict[str, Any]:
-        """Wait until a pod is in `phase`; the pod."""
+        """Wait until a pod is in `phase`, and return it."""
         return self.wait_until(
             "pod", pod, lambda p: p["status"].get("phase") == phase, f"pod {pod} {phase}", timeout_seconds=timeout_seconds
         )
 
     def wait_until_deleted(self, kind: str, name: str, *, timeout_seconds: float = 120.0) -> None:
         """Wait until there is no such object."""
-        wait_until(lambda: not self.exists(kind, name), f"{kind} {name} gone", timeout_seconds=timeout_seconds)
+        wait_until(lambda: not self.exists(kind, name), f"{kind} {name} is deleted", timeout_seconds=timeout_seconds)
 
     def wait_for_rollout(self, deployment: str, *, timeout_seconds: float = 120.0) -> None:
         """Wait until a Deployment is rolled out."""
         self.kubectl("rollout", "status", f"deployment/{deployment}", f"--timeout={timeout_seconds:g}s")
 
     def events(self, name: str) -> list[tuple[str, str]]:
-        """(reason, message) of the events about an object."""
+        """Return (reason, message) of the events about an object."""
         return [(e["reason"], e["message"]) for e in self.list_all("events") if e["involvedObject"]["name"] == name]
 
 

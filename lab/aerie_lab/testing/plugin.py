@@ -57,22 +57,25 @@ def lab(report_progress: Callable[[str], None], lab_images: list[str]) -> Iterat
 
 @pytest.fixture
 def namespace(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Namespace]:
-    """A namespace of the test's own."""
-    with new_namespace(lab, request.node.name.removeprefix("test_")) as found:
-        yield found
+    """One namespace per test."""
+    with new_namespace(lab, request.node.name.removeprefix("test_")) as test_namespace:
+        yield test_namespace
 
 
 @contextlib.contextmanager
 def new_namespace(lab: Lab, label: str, *, use_hub: bool = True) -> Iterator[Namespace]:
-    """A namespace named after `label`; gone, with the faults made through it, at the end. `hub`: whether the Hub is at hand."""
+    """Create a namespace named after `label`, and delete it with its faults at the end.
+
+    `use_hub`: containers in it have HF_ENDPOINT set to the lab's Hub.
+    """
     words = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
     name = f"{words[:40].strip('-')}-{os.urandom(2).hex()}"
     labels = {HUB_LABEL: "true"} if use_hub else {}
     lab.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
-    found = Namespace(lab, name)
+    created = Namespace(lab, name)
     try:
-        found.wait_until("serviceaccount", "default", lambda _: True, "the default service account")
-        yield found
+        created.wait_until("serviceaccount", "default", lambda _: True, "the default service account")
+        yield created
     finally:
-        found.faults.undo_all()
+        created.faults.undo_all()
         lab.kubectl("delete", "namespace", name, "--wait=false")

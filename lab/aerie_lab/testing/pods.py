@@ -47,15 +47,15 @@ def config_map(name: str, **data: str) -> Object:
 def find_container_status(item: Object, name: str = "main") -> Object:
     """The status of one container of a pod, init containers included. Raises LabError where none was written yet."""
     status = item["status"]
-    for found in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):
-        if found["name"] == name:
-            one: Object = found
-            return one
+    for container_status in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):
+        if container_status["name"] == name:
+            result: Object = container_status
+            return result
     raise LabError(f"container {name} has no status yet")
 
 
 def read_termination_message(item: Object, name: str = "main") -> str:
-    """What a container that has ended left in its termination message."""
+    """Return the termination message of a container that has ended."""
     text: str = find_container_status(item, name)["state"]["terminated"].get("message", "")
     return text
 

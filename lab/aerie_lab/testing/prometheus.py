@@ -26,7 +26,7 @@ ScrapedPages = Sequence[tuple[float, bytes | str]]
 
 
 def build_range_response(pods: Mapping[str, ScrapedPages], *, include_up: bool = True, **target: str) -> dict[str, Any]:
-    """What a server says to a query for a range, that has scraped these pages; `target`: its labels besides."""
+    """Return the response to a range query of a server that scraped these pages; `target`: further labels."""
     series: dict[tuple[tuple[str, str], ...], list[list[Any]]] = {}
     for pod, scrapes in pods.items():
         own = {"namespace": "default", "pod": pod, "job": "engines", "instance": f"{pod}:8000", **target}
@@ -40,19 +40,22 @@ def build_range_response(pods: Mapping[str, ScrapedPages], *, include_up: bool =
 
 @functools.lru_cache(maxsize=16)
 def _samples(page: str) -> list[tuple[dict[str, str], str]]:
-    found = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
-    return [({**one.labels, "__name__": one.name}, floatToGoString(one.value)) for one in found]  # type: ignore[no-untyped-call]
+    return [
+        ({**sample.labels, "__name__": sample.name}, floatToGoString(sample.value))  # type: ignore[no-untyped-call]
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    ]
 
 
 def merge_responses(*responses: dict[str, Any]) -> bytes:
-    """Several answers as one."""
-    result = [one for found in responses for one in found["data"]["result"]]
+    """Merge several responses."""
+    result = [series for response in responses for series in response["data"]["result"]]
     return json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}}).encode()
 
 
 @contextlib.contextmanager
 def run_prometheus(folder: Path, pods: Mapping[str, str], scrape_interval: str = "1s") -> Iterator[str]:
-    """A Prometheus on a free port of this machine that scrapes the pods (host:port, by name); its URL. Its log is in `folder`."""
+    """Run a Prometheus on a free port that scrapes the pods (host:port, by name); yields its URL. Its log is in `folder`."""
     scrape = [{"targets": [address], "labels": {"pod": pod, "namespace": "default"}} for pod, address in pods.items()]
     config = {
         "global": {"scrape_interval": scrape_interval, "scrape_timeout": scrape_interval},
@@ -82,8 +85,8 @@ def _find_address(log: Path, running: subprocess.Popen[bytes]) -> str | None:
     text = log.read_text(errors="replace")
     if running.poll() is not None:
         raise RuntimeError(f"Prometheus has ended: {text[-2000:]}")
-    found = re.search(r'msg="Listening on" .*?address=(127\.0\.0\.1:\d+)', text)
-    return f"http://{found[1]}" if found else None
+    match = re.search(r'msg="Listening on" .*?address=(127\.0\.0\.1:\d+)', text)
+    return f"http://{match[1]}" if match else None
 
 
 def _is_ready(url: str) -> bool:

@@ -54,8 +54,8 @@ class ApiCall:
     @classmethod
     def from_request(cls, method: str, path: str, *, watch: bool = False) -> ApiCall:
         """The call that a request makes."""
-        found = _RESOURCE_PATH.match(path)
-        plural, namespace, name, sub = found.group("plural", "namespace", "name", "sub") if found else ("", "", "", "")
+        match = _RESOURCE_PATH.match(path)
+        plural, namespace, name, sub = match.group("plural", "namespace", "name", "sub") if match else ("", "", "", "")
         reads = "watch" if watch else "get" if name or not plural else "list"
         verb = _VERBS.get(method, reads)
         return cls(verb, f"{plural}/{sub}" if sub else plural or "", namespace or "", name or "")
@@ -151,7 +151,7 @@ class ProxyEndpoint:
         return path
 
     def break_watches(self) -> int:
-        """Break all watches under way, as a load balancer or a restarted API server does; how many there were."""
+        """Break all open watches, as a load balancer or a restarted API server does; return their number."""
 
         async def cut() -> int:
             streams = list(self._watch_tasks)

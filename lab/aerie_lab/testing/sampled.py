@@ -5,8 +5,8 @@ same target without one: the same prompts and settings, hundreds of short answer
 
     samples of two engines ─► chi-square of tokens by position and of neighbours ─► p-value by permutation
 
-Guarantees: the p-value is exact whatever the counts, because answers change sides by chance instead of a table being looked up;
-it is at least 1 / (PERMUTATIONS + 1). Each request has a seed of its own, derived from its identity: with one seed for all, model
+Guarantees: the p-value is exact whatever the counts, because answers are permuted between the engines instead of using a table;
+it is at least 1 / (NUM_PERMUTATIONS + 1). Each request has its own seed, derived from its identity: with one seed for all, model
 runner V1 gives every request the same stream of random numbers, and answers are not independent. Not guaranteed: that a
 difference is seen that neither tokens by position nor pairs of neighbours show.
 """
@@ -28,19 +28,19 @@ from aerie_lab.testing.agreement import START_TIMEOUT_SECONDS, RunningEngine
 
 NUM_PERMUTATIONS = 9999
 MAX_FREQUENT_CELLS = 24
-"""The most frequent values of a feature have a cell of their own; the others share the last."""
+"""The most frequent values of a feature have their own cell; the others share the last."""
 MAX_CONCURRENT_REQUESTS = 12
-"""Requests under way at a time: fewer than `agreement.command` lets into one batch."""
+"""Fewer than `agreement.build_command` allows in one batch."""
 UNPATCHED_ENVIRONMENT = {"VLLM_PLUGINS": ""}
-"""The environment of an engine as it was released, without the lab's mend of its sampling (aerie_lab.binaries.addons)."""
+"""The environment of an engine as it was released, without the lab's fix of its sampling (aerie_lab.binaries.addons)."""
 
 Message = Mapping[str, str]
 
 
 def derive_seed(*identity: object) -> int:
-    """A request's seed, from what tells it from all others: 31 bits of SHA-256.
+    """Return a request's seed from its identity: 31 bits of SHA-256.
 
-    >>> seed("off", 1) == seed("off", 1), seed("off", 1) == seed("off", 2)
+    >>> derive_seed("off", 1) == derive_seed("off", 1), derive_seed("off", 1) == derive_seed("off", 2)
     (True, False)
     """
     digest = hashlib.sha256("/".join(map(str, identity)).encode()).digest()
@@ -60,7 +60,7 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class ChatAnswer:
-    """What came back."""
+    """The answer to a ChatRequest."""
 
     token_ids: tuple[int, ...]
     """Ids; the token that ended the answer is among them."""
@@ -69,7 +69,7 @@ class ChatAnswer:
 
 
 def send_requests(engine: RunningEngine, requests: Sequence[ChatRequest]) -> list[ChatAnswer]:
-    """All answers, in the order of the requests."""
+    """Send all requests, and return their answers in the same order."""
     return asyncio.run(_send_all(engine.url, requests))
 
 
@@ -77,12 +77,12 @@ async def _send_all(url: str, requests: Sequence[ChatRequest]) -> list[ChatAnswe
     limit = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
     async with httpx.AsyncClient(base_url=url, timeout=START_TIMEOUT_SECONDS) as client:
 
-        async def one(request: ChatRequest) -> ChatAnswer:
+        async def send_one(request: ChatRequest) -> ChatAnswer:
             async with limit:
                 return _parse_answer(await client.post("/v1/chat/completions", json=_build_body(request)))
 
         async with asyncio.TaskGroup() as group:  # one that fails ends the others, before the client is closed
-            answers = [group.create_task(one(request)) for request in requests]
+            answers = [group.create_task(send_one(request)) for request in requests]
         return [answer.result() for answer in answers]
 
 
@@ -103,8 +103,8 @@ def _parse_answer(response: httpx.Response) -> ChatAnswer:
     (choice,) = body["choices"]
     tokens = tuple(choice["token_ids"])
     assert len(tokens) == body["usage"]["completion_tokens"], body
-    told = (body.get("metrics") or {}).get("speculative_decoding") or {}
-    return ChatAnswer(tokens, int(told.get("num_spec_steps", 0)))
+    metrics = (body.get("metrics") or {}).get("speculative_decoding") or {}
+    return ChatAnswer(tokens, int(metrics.get("num_spec_steps", 0)))
 
 
 # --------------------------------------------------------------------------------------------------------- the distribution
@@ -116,7 +116,7 @@ SAMPLING_SETTINGS: tuple[Mapping[str, float], ...] = (
 )
 """Kinds of requests, all in one batch: each setting is spread over the request's own draft tokens, and no other's."""
 UNFILTERED_SAMPLING_SETTINGS = SAMPLING_SETTINGS[:2]
-"""Those that the engine survives as it was released: with top_k or top_p it may end, reading beyond the vocabulary."""
+"""Settings that do not crash the engine as it was released: with top_k or top_p it may read beyond the vocabulary and end."""
 SHORT_ANSWER_TOKENS = 6
 """Tokens of an answer: the first comes without a draft."""
 
@@ -127,28 +127,29 @@ def build_mixed_requests(
     requests_per_kind: int,
     sampling_settings: Sequence[Mapping[str, float]],
 ) -> list[ChatRequest]:
-    """`each` requests of every kind, with a prompt for each kind, and a greedy one of another prompt after every sixth.
+    """Build `requests_per_kind` requests of every kind, each kind with one prompt, and a greedy one of another prompt after every
+    sixth.
 
-    `name`: of the engine; two engines share no seed.
+    Two engines, by their `engine_name`, share no seed.
     """
-    found: list[ChatRequest] = []
+    requests: list[ChatRequest] = []
     for index in range(requests_per_kind):
         for kind, sampling in enumerate(sampling_settings):
-            found.append(ChatRequest(prompts[kind], SHORT_ANSWER_TOKENS, sampling, derive_seed(engine_name, kind, index)))
-            if len(found) % 7 == 6:
-                prompt = prompts[len(found) // 7 % len(prompts)]
-                found.append(
+            requests.append(ChatRequest(prompts[kind], SHORT_ANSWER_TOKENS, sampling, derive_seed(engine_name, kind, index)))
+            if len(requests) % 7 == 6:
+                prompt = prompts[len(requests) // 7 % len(prompts)]
+                requests.append(
                     ChatRequest(prompt, 4 * SHORT_ANSWER_TOKENS, {"temperature": 0.0}, derive_seed(engine_name, "greedy", index))
                 )
-    return found
+    return requests
 
 
 @dataclass(frozen=True)
 class EngineSamples:
-    """The answers of one engine to `mixed`."""
+    """The answers of one engine to `build_mixed_requests`."""
 
     sampled_tokens: tuple[NDArray[np.int64], ...]
-    """By kind, in the order of SAMPLINGS, token ids [answers, SHORT]; -1 past an answer's end."""
+    """Tokens by kind, in the order of SAMPLING_SETTINGS, token ids [answers, SHORT_ANSWER_TOKENS]; -1 past an answer's end."""
     greedy_answers: tuple[tuple[int, ...], ...]
 
 
@@ -159,54 +160,56 @@ def sample_engine(
     requests_per_kind: int,
     sampling_settings: Sequence[Mapping[str, float]] = SAMPLING_SETTINGS,
 ) -> EngineSamples:
-    """Ask `mixed`, and sort the answers. `kinds`: all or the first ones."""
+    """Send `build_mixed_requests`, and group the answers. `sampling_settings`: all or the first ones."""
     requests = build_mixed_requests(engine_name, prompts, requests_per_kind, sampling_settings)
     answers = send_requests(engine, requests)
     drawn = []
     for sampling in sampling_settings:
-        some = [
+        token_ids = [
             answer.token_ids for request, answer in zip(requests, answers, strict=True) if request.sampling_settings == sampling
         ]
-        drawn.append(np.array([[*tokens, *[-1] * (SHORT_ANSWER_TOKENS - len(tokens))] for tokens in some], dtype=np.int64))
+        drawn.append(np.array([[*tokens, *[-1] * (SHORT_ANSWER_TOKENS - len(tokens))] for tokens in token_ids], dtype=np.int64))
     greedy = [a.token_ids for request, a in zip(requests, answers, strict=True) if request.sampling_settings["temperature"] == 0]
     return EngineSamples(tuple(drawn), tuple(greedy))
 
 
 def permutation_p_value(first: EngineSamples, second: EngineSamples) -> float:
-    """Probability of a difference at least as large between two engines that draw alike, over the kinds that both were asked."""
+    """Return the probability of a difference at least as large between equal engines, over the kinds that both have."""
     generator = np.random.default_rng(derive_seed("permutations"))
     observed, drawn = 0.0, np.zeros(NUM_PERMUTATIONS)
-    for mine, theirs in zip(first.sampled_tokens, second.sampled_tokens, strict=False):
-        seen, chance = chi_square(mine, theirs, generator)
-        observed, drawn = observed + seen, drawn + chance
+    for first_tokens, second_tokens in zip(first.sampled_tokens, second.sampled_tokens, strict=False):
+        statistic, permuted = chi_square(first_tokens, second_tokens, generator)
+        observed, drawn = observed + statistic, drawn + permuted
     return float((1 + np.count_nonzero(drawn >= observed * (1 - 1e-9))) / (NUM_PERMUTATIONS + 1))
 
 
 def chi_square(
     first: NDArray[np.int64], second: NDArray[np.int64], generator: np.random.Generator
 ) -> tuple[float, NDArray[np.float64]]:
-    """The statistic, summed over features, and as it is where answers change sides by chance, [PERMUTATIONS].
+    """Return the statistic, summed over features, and its values under permutation, [NUM_PERMUTATIONS].
 
-    `one`, `other`: token ids [answers, positions]. A feature is a position from the second on, or two neighbours.
+    `first`, `second`: token ids [answers, positions]. A feature is a position from the second on, or two neighbours.
     """
     together = np.concatenate([first, second])
     cells = np.concatenate([_one_hot_cells(values) for values in _iterate_features(together)], axis=1)
     total = cells.sum(axis=0)
     share = len(first) / len(together)
 
-    def statistic(mine: NDArray[np.float64]) -> NDArray[np.float64]:
+    def statistic(side: NDArray[np.float64]) -> NDArray[np.float64]:
         # The other side's difference is the same with the other sign: both terms of a 2 x cells table in one.
-        found: NDArray[np.float64] = ((mine - share * total) ** 2 / (share * (1 - share) * total)).sum(axis=1)
-        return found
+        result: NDArray[np.float64] = ((side - share * total) ** 2 / (share * (1 - share) * total)).sum(axis=1)
+        return result
 
     observed = float(statistic(cells[: len(first)].sum(axis=0, keepdims=True))[0])
     return observed, np.concatenate([statistic(sides @ cells) for sides in _permute_sides(len(first), len(together), generator)])
 
 
-def _permute_sides(one: int, together: int, generator: np.random.Generator, block: int = 101) -> Iterator[NDArray[np.float64]]:
-    """Blocks of permutations, [block, answers]: 1 where an answer falls on the first side."""
+def _permute_sides(
+    first_count: int, together: int, generator: np.random.Generator, block: int = 101
+) -> Iterator[NDArray[np.float64]]:
+    """Yield blocks of permutations, [block, answers]: 1 where an answer is on the first side."""
     sides = np.zeros((block, together))
-    sides[:, :one] = 1
+    sides[:, :first_count] = 1
     for _ in range(NUM_PERMUTATIONS // block):
         yield generator.permuted(sides, axis=1)
 
@@ -218,14 +221,14 @@ def _iterate_features(tokens: NDArray[np.int64]) -> Iterator[list[tuple[int, ...
 
 
 def _one_hot_cells(values: list[tuple[int, ...]]) -> NDArray[np.float64]:
-    """One cell of each row is 1, [answers, cells]: that of its value, or of all rare values. Cells that none has are left out."""
-    often = {value: place for place, (value, _) in enumerate(Counter(values).most_common(MAX_FREQUENT_CELLS))}
-    made = np.zeros((len(values), MAX_FREQUENT_CELLS + 1))
-    made[np.arange(len(values)), [often.get(value, MAX_FREQUENT_CELLS) for value in values]] = 1
-    return made[:, made.any(axis=0)]
+    """Return one-hot rows, [answers, cells]: a cell per frequent value, one for all rare values, no empty cells."""
+    frequent = {value: place for place, (value, _) in enumerate(Counter(values).most_common(MAX_FREQUENT_CELLS))}
+    cells = np.zeros((len(values), MAX_FREQUENT_CELLS + 1))
+    cells[np.arange(len(values)), [frequent.get(value, MAX_FREQUENT_CELLS) for value in values]] = 1
+    return cells[:, cells.any(axis=0)]
 
 
 def greedy_agreement(first: EngineSamples, second: EngineSamples) -> float:
-    """Share of the greedy answers, among sampled ones in their batch, that are equal token for token."""
+    """Return the share of greedy answers, sent in batches with sampled ones, that are equal token for token."""
     pairs = list(zip(first.greedy_answers, second.greedy_answers, strict=True))
-    return sum(mine == theirs for mine, theirs in pairs) / len(pairs)
+    return sum(first_answer == second_answer for first_answer, second_answer in pairs) / len(pairs)

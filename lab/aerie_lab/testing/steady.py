@@ -1,10 +1,10 @@
-"""Real engines under a load of a constant batch, what they count in windows of it, and what the tuner makes of that.
+"""Real engines under a constant batch, their counters in windows of it, and the tuner's decision from them.
 
-    answers under way, always as many ─► pages ─► windows in which nothing begins or ends ─► telemetry ─► decision
+    constant number of open requests ─► scrapes ─► windows in which no request begins or ends ─► telemetry ─► decision
 
-So the draft tokens per draft can be compared with the setting without a margin; the batch is known but for the few steps by which
-two counters of one page may lie apart. A window lasts for a number of steps, never for a time, and windows are taken until they
-are enough for a decision: what is shown does not depend on how fast the machine is. tests/vllm asserts it, `make bench
+So the draft tokens per draft can be compared with the setting without a margin; the batch is known except for the few steps by
+which two counters of one scrape may differ. A window lasts for a number of steps, never for a time, and windows are measured
+until they are enough for a decision: the result does not depend on the speed of the machine. tests/vllm asserts it, `make bench
 NAME=tuning_vllm` records it.
 
 Not guaranteed: that step times agree while other work keeps the cores busy. Engines that are compared are measured in turn, so
@@ -47,29 +47,29 @@ OTHER_SETTING = Static(1)
 SCHEDULE_SETTING = Schedule((ScheduleTier(1, 2, 3), ScheduleTier(3, 8, 1)), max_tokens=3)
 BATCH_SIZES = (1, 2, 4, 8)
 MIN_WINDOW_STEPS = 60
-"""Engine steps of a window at least: a few more than the tuner asks of one."""
+"""Minimum of engine steps in a window: a few more than the tuner requires."""
 WINDOWS_PER_SET = 2
-"""Of a batch, at a time: few, so that a slow minute of the machine does not fall on one batch of one engine alone."""
+"""Windows of one batch in one set: few, so that a slow minute of the machine does not affect one batch of one engine alone."""
 MIN_ROUNDS, MAX_ROUNDS = 5, 24
-"""So often all batches are measured, and at most for a decision."""
+"""How often all batches are measured, and the maximum for a decision."""
 ANSWER_TOKENS = 1500
-"""Tokens of an answer: with any of the prompts below the context's end, and left before they are all there."""
+"""Tokens of an answer: with any prompt within the context, and never all generated before the window ends."""
 MAX_SPECULATIVE_TOKENS = 7
-"""The most draft tokens that the tuner may choose."""
+"""Maximum number of draft tokens that the tuner may select."""
 TELEMETRY_SCALE = TelemetryScale(block=1.0, cell=3600.0, warm=0.0)
 """Short blocks, because the load is always the same."""
 _MODEL_RUNNER_ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
-"""What vLLM decides by itself where there is no Triton, as on CPU; the tuner is told."""
+"""vLLM's own choice without Triton, as on CPU; the tuner gets it as environment."""
 
 
 @dataclass(frozen=True)
 class CounterWindow:
-    """What an engine counted while its batch stood still."""
+    """Counters of an engine while its batch was constant."""
 
     end: float
-    """Seconds of Unix time."""
+    """Unix time in seconds."""
     engine_age_seconds: float
-    """Seconds that the engine had run for at its beginning."""
+    """Age of the engine at the window's beginning."""
     counters: Counters
 
 
@@ -82,83 +82,83 @@ class MeasuredEngine:
     windows: dict[int, list[CounterWindow]] = field(default_factory=dict)
 
     def measure(self, batch: int) -> None:
-        """Take more windows of the batch."""
+        """Measure more windows of the batch."""
         self.windows.setdefault(batch, []).extend(asyncio.run(_measure_windows(self.engine.url, batch)))
 
     def seconds_per_token(self, batch: int) -> float:
-        """A user's, over all windows of the batch: what the tuner's figures are means of, slow moments included."""
-        counted = [window.counters for window in self.windows[batch]]
-        return sum(one.step_seconds for one in counted) / sum(one.generation_tokens for one in counted)
+        """Return a user's time per token over all windows of the batch, slow moments included, as the tuner has it."""
+        counters = [window.counters for window in self.windows[batch]]
+        return sum(each.step_seconds for each in counters) / sum(each.generation_tokens for each in counters)
 
     def median_seconds_per_token(self, batch: int) -> float:
-        """A user's in the middle one of the batch's windows: one in which the machine did something else does not count."""
-        counted = [window.counters for window in self.windows[batch]]
-        return median(one.step_seconds / one.generation_tokens for one in counted)
+        """Return a user's time per token in the median window of the batch: it ignores windows with other load on the machine."""
+        counters = [window.counters for window in self.windows[batch]]
+        return median(each.step_seconds / each.generation_tokens for each in counters)
 
 
 @contextlib.contextmanager
 def start_engines(vllm_folder: Path, folder: Path, settings: Sequence[SpeculationSetting]) -> Iterator[list[MeasuredEngine]]:
-    """Real vLLM with the bundle's target and its EAGLE 3.1 drafter, one for each setting as Aerie writes it, started together."""
+    """Start real vLLM with the bundle's target and its EAGLE 3.1 drafter, one engine per setting, with Aerie's arguments."""
     with contextlib.ExitStack() as stack:
-        made = [start_engine("real", vllm_folder, folder, *build_engine_arguments(setting)) for setting in settings]
-        with ThreadPoolExecutor(len(made)) as pool:
-            engines = list(pool.map(stack.enter_context, made))
-        for one in engines:
-            one.load(4, 8, 30, seed=0)  # first requests pay for lazily made state
+        contexts = [start_engine("real", vllm_folder, folder, *build_engine_arguments(setting)) for setting in settings]
+        with ThreadPoolExecutor(len(contexts)) as pool:
+            engines = list(pool.map(stack.enter_context, contexts))
+        for engine in engines:
+            engine.run_load(4, 8, 30, seed=0)  # the first requests are slower: lazy initialization
         yield [MeasuredEngine(*each) for each in zip(engines, settings, strict=True)]
 
 
 def build_engine_arguments(setting: SpeculationSetting) -> list[str]:
-    """The arguments by which Aerie gives an engine the setting."""
+    """Return the arguments with which Aerie sets an engine's speculation setting."""
     drafter = command_line.DrafterArguments(str(BUNDLE_FOLDER / "eagle31"))
     config = command_line.build_speculative_config(setting, drafter, VLLM_VERSION, arguments.EngineArguments())
     return [] if config is None else ["--speculative-config", json.dumps(config)]
 
 
 async def _measure_windows(url: str, batch: int) -> list[CounterWindow]:
-    found: list[CounterWindow] = []
+    windows: list[CounterWindow] = []
     async with httpx.AsyncClient(base_url=url, timeout=START_TIMEOUT_SECONDS) as client:
-        while len(found) < WINDOWS_PER_SET:
-            found += await _measure_set(client, batch, WINDOWS_PER_SET - len(found))
-    return found
+        while len(windows) < WINDOWS_PER_SET:
+            windows += await _measure_set(client, batch, WINDOWS_PER_SET - len(windows))
+    return windows
 
 
 async def _measure_set(client: httpx.AsyncClient, batch: int, count: int) -> list[CounterWindow]:
-    """Windows of one set of answers: as many as are wanted, or as there is time for before the first of the answers ends."""
+    """Measure windows during one set of answers: `count`, or as many as fit before the first answer ends."""
     before = await _scrape(client)
     answers = [asyncio.create_task(client.post("/v1/completions", json=_build_request(index))) for index in range(batch)]
-    found: list[CounterWindow] = []
-    begun: tuple[float, Sample] | None = None
+    windows: list[CounterWindow] = []
+    start: tuple[float, Sample] | None = None
     try:
-        while len(found) < count and not any(answer.done() for answer in answers):
+        while len(windows) < count and not any(answer.done() for answer in answers):
             now, sample = time.time(), await _scrape(client)
             if not _is_batch_constant(before, sample, batch):
-                begun = None
-            elif begun is None:
-                begun = now, sample
+                start = None
+            elif start is None:
+                start = now, sample
             else:
-                counted = diff_samples(begun[1], sample)
-                assert isinstance(counted, Counters), counted
-                if counted.iterations >= MIN_WINDOW_STEPS:
-                    found.append(CounterWindow(now, begun[0] - (sample.process_start_time or 0.0), counted))
-                    begun = now, sample
+                counters = diff_samples(start[1], sample)
+                assert isinstance(counters, Counters), counters
+                if counters.iterations >= MIN_WINDOW_STEPS:
+                    windows.append(CounterWindow(now, start[0] - (sample.process_start_time or 0.0), counters))
+                    start = now, sample
             await asyncio.sleep(0.05)
     finally:
         for answer in answers:
-            answer.cancel()  # the engine sees that its client has gone
-        ended = await asyncio.gather(*answers, return_exceptions=True)
-    for one in ended:  # a connection lost on busy cores costs the set: an engine that is gone fails the next scrape
-        if isinstance(one, BaseException) and not isinstance(one, asyncio.CancelledError | httpx.ReadError):
-            raise one
-        assert not isinstance(one, httpx.Response) or one.status_code == 200, one.text
-    return found
+            answer.cancel()  # the engine notices that its client has disconnected
+        results = await asyncio.gather(*answers, return_exceptions=True)
+    for result in results:  # a connection lost on busy cores only ends the set: if the engine has ended, the next scrape fails
+        if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError | httpx.ReadError):
+            raise result
+        assert not isinstance(result, httpx.Response) or result.status_code == 200, result.text
+    return windows
 
 
 def _build_request(index: int) -> dict[str, object]:
-    """Sampled, because greedy answers of this length end in loops, of which any drafter guesses the rest."""
+    """Return a sampled request: greedy answers of this length end in loops, whose rest any drafter predicts."""
     prompt = f"{index}. The module is"
-    drawn = {"temperature": 0.8, "seed": derive_seed("steady", index)}
-    return {"model": "agreement", "prompt": prompt, "max_tokens": ANSWER_TOKENS, "ignore_eos": True, **drawn}
+    sampling = {"temperature": 0.8, "seed": derive_seed("steady", index)}
+    return {"model": "agreement", "prompt": prompt, "max_tokens": ANSWER_TOKENS, "ignore_eos": True, **sampling}
 
 
 async def _scrape(client: httpx.AsyncClient) -> Sample:
@@ -166,74 +166,73 @@ async def _scrape(client: httpx.AsyncClient) -> Sample:
 
 
 def _is_batch_constant(before: Sample, now: Sample, batch: int) -> bool:
-    """Whether all answers that were asked for have begun, none has ended, and none of an earlier set still runs."""
-    begun = now.counters.first_tokens - before.counters.first_tokens == batch
-    return begun and now.gauges.running_requests == batch and now.counters.finished == before.counters.finished
+    """Whether all requested answers have begun, none has ended, and none of an earlier set still runs."""
+    all_begun = now.counters.first_tokens - before.counters.first_tokens == batch
+    return all_begun and now.gauges.running_requests == batch and now.counters.finished == before.counters.finished
 
 
 # ---------------------------------------------------------------------------------------------------------------- the tuner
 @dataclass(frozen=True)
 class TunerResult:
-    """What the tuner says of some engines' windows."""
+    """The tuner's decision for some engines, and its explanation."""
 
     decision: TuningDecision
     explanation: str
 
 
 def run_tuner(engines: Sequence[MeasuredEngine]) -> TunerResult:
-    """Of these engines as the replicas of one fleet whose setting is that of the first, as of the first one's newest window."""
-    told = TuningTelemetry(scale=TELEMETRY_SCALE)
-    readings = [
-        ReplicaWindow(str(one.setting), window.end, one.setting, window.counters, window.engine_age_seconds)
-        for one in engines
-        for windows in one.windows.values()
+    """Decide for these engines as replicas of one fleet with the first engine's setting, at the end of its newest window."""
+    telemetry = TuningTelemetry(scale=TELEMETRY_SCALE)
+    replica_windows = [
+        ReplicaWindow(str(engine.setting), window.end, engine.setting, window.counters, window.engine_age_seconds)
+        for engine in engines
+        for windows in engine.windows.values()
         for window in windows
     ]
-    for reading in sorted(readings, key=lambda each: each.end):
-        told.add(reading)
-    known = EngineConfig(
+    for replica_window in sorted(replica_windows, key=lambda each: each.end):
+        telemetry.add(replica_window)
+    config = EngineConfig(
         VLLM_VERSION, arguments.parse_arguments(["--enforce-eager"]), environment=_MODEL_RUNNER_ENVIRONMENT, is_moe=False
     )
     newest = max(window.end for windows in engines[0].windows.values() for window in windows)
-    situation = TuningContext(known, engines[0].setting, MAX_SPECULATIVE_TOKENS, len(engines), newest)
-    decision = decide_setting(told, situation, TuningPolicy(), seed=1)
-    return TunerResult(decision, explain_decision(decision, told, situation, TuningPolicy()))
+    context = TuningContext(config, engines[0].setting, MAX_SPECULATIVE_TOKENS, len(engines), newest)
+    decision = decide_setting(telemetry, context, TuningPolicy(), seed=1)
+    return TunerResult(decision, explain_decision(decision, telemetry, context, TuningPolicy()))
 
 
 def measure_until_decided(engines: Sequence[MeasuredEngine]) -> TunerResult:
-    """Measure the engines in turn, until the tuner has figures enough to decide on; its decision."""
+    """Measure the engines in turn until the tuner has enough data to decide; return its result."""
     measure_in_turn(engines, MIN_ROUNDS)
-    found, rounds = run_tuner(engines), MIN_ROUNDS
-    while found.decision.action is TuningAction.INSUFFICIENT and rounds < MAX_ROUNDS:
+    result, rounds = run_tuner(engines), MIN_ROUNDS
+    while result.decision.action is TuningAction.INSUFFICIENT and rounds < MAX_ROUNDS:
         measure_in_turn(engines, 1)
-        found, rounds = run_tuner(engines), rounds + 1
-    return found
+        result, rounds = run_tuner(engines), rounds + 1
+    return result
 
 
 def measure_in_turn(engines: Sequence[MeasuredEngine], rounds: int) -> None:
-    """More windows of all engines at all batches."""
+    """Measure more windows of all engines at all batches."""
     for batch in BATCH_SIZES * rounds:
-        for one in reversed(engines):  # the first one last: what is newest is of the setting that runs
-            one.measure(batch)
+        for engine in reversed(engines):  # the first one last: the newest windows are of the current setting
+            engine.measure(batch)
 
 
 @dataclass(frozen=True)
 class SteadyReport:
-    """All that was measured."""
+    """All measurements, and the tuner's result."""
 
     engines: dict[SpeculationSetting, MeasuredEngine]
     tuner_result: TunerResult
-    """With the figures of the engines that ran the current setting, and no speculation."""
+    """Result from the engines with the current setting and without speculation."""
 
     @property
     def mean_gain(self) -> dict[int, float]:
-        """By batch, how many more tokens a user got in the same time without speculation: over all windows, as the tuner has
-        them."""
+        """Relative change of a user's time per token by the current setting, per batch, over all windows as the tuner has."""
         return self._gain(MeasuredEngine.seconds_per_token)
 
     @property
     def median_gain(self) -> dict[int, float]:
-        """The same of each one's middle window."""
+        """The same in the median windows."""
         return self._gain(MeasuredEngine.median_seconds_per_token)
 
     def _gain(self, seconds: Callable[[MeasuredEngine, int], float]) -> dict[int, float]:
@@ -242,22 +241,22 @@ class SteadyReport:
 
     @property
     def forecast_quantiles(self) -> dict[int, tuple[float, float, float]]:
-        """The same as the tuner has it, at the batch of its load that is nearest: the 5 %, 50 % and 95 % points."""
-        drawn = self.tuner_result.decision.evidence.forecast
-        assert drawn is not None, self.tuner_result.explanation
-        gains = drawn.token_seconds(CURRENT_SETTING) / drawn.token_seconds(Off()) - 1
-        columns = {batch: int(np.abs(np.log(drawn.load.batches / batch)).argmin()) for batch in BATCH_SIZES}
-        found = {batch: quantiles(gains[:, column], 0.05, 0.5, 0.95) for batch, column in columns.items()}
-        return {batch: (low, middle, high) for batch, (low, middle, high) in found.items()}
+        """The same as the tuner forecasts it, at the nearest batch of its load: the 5 %, 50 % and 95 % quantiles."""
+        forecast = self.tuner_result.decision.evidence.forecast
+        assert forecast is not None, self.tuner_result.explanation
+        gains = forecast.token_seconds(CURRENT_SETTING) / forecast.token_seconds(Off()) - 1
+        columns = {batch: int(np.abs(np.log(forecast.load.batches / batch)).argmin()) for batch in BATCH_SIZES}
+        points = {batch: quantiles(gains[:, column], 0.05, 0.5, 0.95) for batch, column in columns.items()}
+        return {batch: (low, middle, high) for batch, (low, middle, high) in points.items()}
 
 
 def run_steady(vllm_folder: Path, folder: Path) -> SteadyReport:
-    """Two engines at a time, which is what two cores and 8 GiB hold. Takes five minutes on an idle machine."""
+    """Measure two engines at a time, which fit in two cores and 8 GiB. Takes five minutes on an idle machine."""
     engines: dict[SpeculationSetting, MeasuredEngine] = {}
     with start_engines(vllm_folder, folder, [CURRENT_SETTING, Off()]) as pair:
-        found = measure_until_decided(pair)
-        engines |= {one.setting: one for one in pair}
+        tuner_result = measure_until_decided(pair)
+        engines |= {engine.setting: engine for engine in pair}
     with start_engines(vllm_folder, folder, [OTHER_SETTING, SCHEDULE_SETTING]) as pair:
         measure_in_turn(pair, MIN_ROUNDS)
-        engines |= {one.setting: one for one in pair}
-    return SteadyReport(engines, found)
+        engines |= {engine.setting: engine for engine in pair}
+    return SteadyReport(engines, tuner_result)

@@ -132,8 +132,11 @@ def test_a_base_of_another_key_is_another_environment(base: PythonEnvironment, a
     ("change", "reason"),
     [
         ({"base_version": "0.9.0"}, r"runs with the compiled files of engine 0\.9\.0, and .*engine\.txt pins 1\.0\.0"),
-        ({"compiled": ("k.so", "fast.so")}, r"has on x86_64, and .*/engine lacks fast\.so: use an x86_64 machine, or remove"),
-        ({"compiled": ("fast.so",)}, r"/engine lacks fast\.so and also has k\.so:"),
+        (
+            {"compiled_files": ("k.so", "fast.so")},
+            r"has on x86_64, and .*/engine lacks fast\.so: use an x86_64 machine, or remove",
+        ),
+        ({"compiled_files": ("fast.so",)}, r"/engine lacks fast\.so and also has k\.so:"),
     ],
 )
 def test_a_base_that_does_not_fit_is_refused_before_anything_is_made(

@@ -61,7 +61,7 @@ entrypoint = ["any"]
     )
     image = table.resolve_image("aerie.dev/lab/echo:7")
     assert image.entrypoint == [sys.executable, f"{Path(sys.executable).parent}/x", "/built/etcd/etcd"]
-    assert (image.arguments, image.path, image.environment) == (["--flag"], ["/built/etcd"], {"WHERE": "/built/etcd"})
+    assert (image.arguments, image.path_folders, image.environment) == (["--flag"], ["/built/etcd"], {"WHERE": "/built/etcd"})
     assert table.resolve_image("docker.io/team/model@sha256:00").entrypoint == ["team"]
     assert table.resolve_image("quay.example/any-registry/x:1").entrypoint == ["any"]
     assert table.resolve_image("aerie.dev/lab/shell").entrypoint == ["/bin/sh"]

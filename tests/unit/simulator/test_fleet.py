@@ -52,12 +52,14 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 
 def test_lost_scrapes_are_none() -> None:
-    scrapes = list(fleet(pod("a"), scraping=ScrapeSettings(interval_seconds=5.0, loss_probability=0.3)).run(1500.0))
+    scrapes = list(fleet(pod("a"), scrape_settings=ScrapeSettings(interval_seconds=5.0, loss_probability=0.3)).run(1500.0))
     assert sum(s.counters is None for s in scrapes) / len(scrapes) == pytest.approx(0.3, abs=0.08)
 
 
 def test_a_restart_resets_counters_cuts_requests_and_moves_traffic() -> None:
-    made = fleet(pod("a", restarts=(PodRestart(300.0, 100.0),)), pod("b"), scraping=ScrapeSettings(10.0, delay_sd_seconds=0.0))
+    made = fleet(
+        pod("a", restarts=(PodRestart(300.0, 100.0),)), pod("b"), scrape_settings=ScrapeSettings(10.0, delay_sd_seconds=0.0)
+    )
     scrapes = list(made.run(600.0))
     a = [(s.time, s.counters.generation_tokens if s.counters else None) for s in scrapes if s.pod == "a"]
     assert all((tokens is None) == (300 <= time < 400) for time, tokens in a)
@@ -92,14 +94,14 @@ def test_weights_are_shares_of_the_traffic(routing: Routing) -> None:
 
 
 def test_the_least_loaded_pod_is_chosen() -> None:
-    made = fleet(pod("fast"), pod("slow", slowness=4.0), routing="least", rate=6.0)
+    made = fleet(pod("fast"), pod("slow", step_time_factor=4.0), routing="least", rate=6.0)
     list(made.run(300.0))
     counts = Counter(finished.pod for finished in made.finished_requests)
     assert counts["fast"] > 1.5 * counts["slow"]
 
 
 def test_a_better_drafter_and_a_slower_pod_show_in_the_counters() -> None:
-    made = fleet(pod("a"), pod("better", shift=0.5), pod("slow", slowness=1.5), rate=3.0, routing="random")
+    made = fleet(pod("a"), pod("better", logit_shift=0.5), pod("slow", step_time_factor=1.5), rate=3.0, routing="random")
     list(made.run(1500.0))
     a, better, slow = (replica.counters for replica in made.replicas)
     assert length(a) == pytest.approx(expected_length(KIND.acceptance, 3), rel=0.03)

@@ -73,7 +73,7 @@ limits = st.fixed_dictionaries(
         "num_blocks": st.sampled_from([33, 60, 1000]),
         "max_model_len": st.sampled_from([410, 512]),
         "num_speculative_tokens": st.sampled_from([None, 1, 3]),
-        "schedule": st.sampled_from([None, ((1, 2, 3), (3, 8, 1)), ((1, 4, 2), (5, 8, 0))]),
+        "k_schedule": st.sampled_from([None, ((1, 2, 3), (3, 8, 1)), ((1, 4, 2), (5, 8, 0))]),
         "drops_last_block": st.booleans(),
     }
 )
@@ -113,7 +113,7 @@ WITHOUT_DRAFTS = ((0.0, 1, 4, SURE), (0.0, 1, 10, Acceptance((0.7,), 1.0)), *[(0
         "num_blocks": 33,
         "max_model_len": 410,
         "num_speculative_tokens": 1,
-        "schedule": ((1, 4, 2), (5, 8, 0)),
+        "k_schedule": ((1, 4, 2), (5, 8, 0)),
         "drops_last_block": False,
     },
     cuts=[],
@@ -174,7 +174,7 @@ def test_with_requests_that_come_and_go_the_laws_of_acceptance_and_step_time_are
     # The median step is the same for any batch, and two edges of the buckets are near it.
     replica = engine(
         step_time=StepTimeFormula(base_seconds=0.03, seconds_per_token=0.0, log_sd=noise),
-        schedule=((1, 3, 3), (4, 256, 2)),
+        k_schedule=((1, 3, 3), (4, 256, 2)),
         seed=2,
     )
     now = 0.0
@@ -253,7 +253,7 @@ def test_prompts_are_prefilled_in_chunks_that_return_nothing() -> None:
 
 def test_a_fully_cached_prompt_brings_dummy_drafts_with_a_static_k_only() -> None:
     for schedule, dummies in ((None, 1), (((1, 64, 3),), 0)):
-        replica = engine(drops_last_block=False, schedule=schedule)
+        replica = engine(drops_last_block=False, k_schedule=schedule)
         prompt = (("p", 33),)
         replica.submit(request("a", 33, 1, ALL, segments=prompt), 0.0)
         replica.advance(math.inf)
@@ -275,7 +275,7 @@ def test_an_eagle_drafter_costs_the_last_cached_block() -> None:
 
 
 def test_a_schedule_drafts_by_the_batch_of_the_step_before() -> None:
-    replica = engine(schedule=((1, 1, 3), (2, 8, 1)))
+    replica = engine(k_schedule=((1, 1, 3), (2, 8, 1)))
     replica.submit(request("a", tokens=41, acceptance=NONE), 0.0)
     replica.advance(0.1)
     for name in "bc":

@@ -1,6 +1,6 @@
 """A local copy of one collection, kept current by list and watch, as client-go's reflector does.
 
-Guarantees: `on_change` sees every object once after each list and once for each later event; an object that vanished
+Guarantees: `on_event` receives every object once after each list and once for each later event; an object that vanished
 while the watch was down is reported as DELETED after the next list; any failure is retried for ever, with a pause.
 Not guaranteed: every intermediate version. Only the latest one counts.
 """
@@ -25,7 +25,7 @@ def object_key(item: KubeObject) -> ObjectKey:
 
 
 class Informer:
-    """Follows the collection at `where`; `objects` is its content by key."""
+    """Follows the collection at `url_path`; `objects` is its content by key."""
 
     def __init__(self, client: KubeClient, url_path: str, on_event: Callable[[str, KubeObject], None], **selectors: str) -> None:
         self._client = client
@@ -47,21 +47,21 @@ class Informer:
                     await asyncio.sleep(0.5)
 
     async def _relist(self) -> str:
-        found = await self._client.get(self._url_path, **self._selectors)
-        kind, version = found["kind"].removesuffix("List"), found["apiVersion"]
-        current = {object_key(item): {"kind": kind, "apiVersion": version, **item} for item in found["items"]}
-        for key, known in list(self.objects.items()):
+        collection = await self._client.get(self._url_path, **self._selectors)
+        kind, version = collection["kind"].removesuffix("List"), collection["apiVersion"]
+        current = {object_key(item): {"kind": kind, "apiVersion": version, **item} for item in collection["items"]}
+        for key, previous in list(self.objects.items()):
             # Another uid under the same name: the one was deleted and the other made while nobody watched.
-            if key not in current or _uid(current[key]) != _uid(known):
+            if key not in current or _uid(current[key]) != _uid(previous):
                 del self.objects[key]
-                self._notify("DELETED", known)
+                self._notify("DELETED", previous)
         for key, item in current.items():
             before = self.objects.get(key)
             self.objects[key] = item
             if before is None or before["metadata"]["resourceVersion"] != item["metadata"]["resourceVersion"]:
                 self._notify("ADDED" if before is None else "MODIFIED", item)
         self.synced.set()
-        resource_version: str = found["metadata"]["resourceVersion"]
+        resource_version: str = collection["metadata"]["resourceVersion"]
         return resource_version
 
     async def _watch(self, version: str) -> None:

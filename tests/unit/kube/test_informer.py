@@ -1,4 +1,4 @@
-"""A mirror tells of every change, whether it saw it happen or found it later."""
+"""The informer reports every change, whether it received the event or a later list shows it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aerie_lab.errors import KubeError
-from aerie_lab.kube.mirror import Informer
+from aerie_lab.kube.informer import Informer
 
 
 def item(name: str, uid: str, version: int) -> dict[str, Any]:

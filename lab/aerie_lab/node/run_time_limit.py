@@ -1,6 +1,6 @@
-"""For how long a run of a container lasts at most: by the fault `crash`, for containers that end again and again.
+"""Limit of the duration of a container's runs, for the fault `crash`.
 
-Guarantee: a change holds at once, for the run under way too, counted from its start. Not guaranteed: anything after the agent
+Guarantee: a change applies immediately, also to the current run, counted from its start. Not guaranteed: anything after the agent
 has ended, with which all its containers end.
 """
 
@@ -12,14 +12,14 @@ import time
 
 
 class RunTimeLimit:
-    """Of the runs of one container; without bound until it is set."""
+    """Limit of the runs of one container; none until it is set."""
 
     def __init__(self) -> None:
         self._seconds: float | None = None
         self._change_event = asyncio.Event()
 
     def set(self, seconds: float | None) -> None:
-        """From now on; None: without bound."""
+        """Set the limit from now on; None: no limit."""
         self._seconds = seconds
         self._change_event.set()
 

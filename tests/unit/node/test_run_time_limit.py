@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from aerie_lab.node.lifespan import RunTimeLimit
+from aerie_lab.node.run_time_limit import RunTimeLimit
 
 
 def runs(of: RunTimeLimit, then: Callable[[], None] = lambda: None, count: int = 1) -> list[float]:
