@@ -128,7 +128,7 @@ def one(folder: Path, kind: str, seed: int) -> dict[str, Any]:
         },
         "data": {"train": [str(folder / "answers.jsonl")], "max_length": LENGTH, "packing": True},
         "loss": {"horizon": 3},
-        "optimizer": {"learning_rate": 1e-3, "warmup": 0.05, "epochs": EPOCHS, "rows": 8, "seed": seed},
+        "optimizer": {"learning_rate": 1e-3, "warmup_ratio": 0.05, "epochs": EPOCHS, "batch_size_per_process": 8, "seed": seed},
         "output": {"folder": str(output), "evaluate_every": 40},
     }
     build_trainer(parse_settings(settings, "the benchmark's settings")).run()
@@ -140,11 +140,11 @@ def one(folder: Path, kind: str, seed: int) -> dict[str, Any]:
         "al_k7": evaluate_texts(pair, answered["plain"], 7).acceptance_length,
         "al_k7_template_shift": evaluate_texts(pair, answered["shifted"], 7).acceptance_length,
         "al_k7_length_x4": evaluate_texts(pair, answered["long"], 7).acceptance_length,
-        "norm_ratio_k8": drift.norm_ratio,
-        "norm": drift.norm,
-        "sink": drift.sink,
-        "own": drift.own,
-        "accepted": drift.accepted,
+        "norm_ratio_k8": drift.state_norm_ratio,
+        "norm": drift.state_norm,
+        "sink": drift.first_token_attention,
+        "own": drift.draft_token_attention,
+        "accepted": drift.cumulative_acceptance,
     }
 
 

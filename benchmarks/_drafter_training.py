@@ -93,7 +93,7 @@ def ours(shape: dict[str, int], tokens: Tensor, aux: Tensor, final: Tensor) -> t
 
     def loss() -> Tensor:
         outcome = test(batch)
-        mean: Tensor = outcome.total / outcome.tally.positions
+        mean: Tensor = outcome.weighted_sum / outcome.metrics.position_count
         return mean
 
     return drafter, loss

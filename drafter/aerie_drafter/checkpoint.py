@@ -45,6 +45,9 @@ from aerie_drafter.weights import (
 )
 
 _METADATA_PREFIX = "eagle."
+_METADATA_KEYS = {"training_data": "data", "training_horizon": "horizon", "written_by": "code"}
+"""Keys of provenance fields that have another name in the metadata. Prefix and keys stay as they are: published checkpoints and
+the shipped bundle contain them, preflight reads them, and they say what the file is, an EAGLE drafter."""
 EMBEDDING_TENSOR = "embed_tokens.weight"
 
 
@@ -56,44 +59,47 @@ class Provenance:
     """Name or folder of the target."""
     target_digest: str = ""
     """`digest` of the target's folder."""
-    data: str = ""
-    """What it was trained on, in words or as a digest."""
-    horizon: int | None = None
-    """Steps of training-time test."""
-    code: str = ""
-    """Version of the code that wrote it."""
+    training_data: str = ""
+    """Names and digest of the training data."""
+    training_horizon: int | None = None
+    """Number of unrolled steps of training-time test."""
+    written_by: str = ""
+    """Program and version that wrote the checkpoint."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """What else is to be kept, by name."""
+    """Additional values by name."""
 
     @classmethod
     def from_mapping(cls, fields: Provenance | Mapping[str, Any]) -> Provenance:
-        """From a mapping: fields by their names, everything else a note."""
+        """Convert a mapping: values by the names of the fields; every other value is a note."""
         if isinstance(fields, Provenance):
             return fields
-        names = {one.name for one in dataclasses.fields(cls)} - {"notes"}
+        names = {each.name for each in dataclasses.fields(cls)} - {"notes"}
         notes = {**fields.get("notes", {}), **{k: str(v) for k, v in fields.items() if k not in names and k != "notes"}}
-        horizon = fields.get("horizon")
-        texts = {name: str(fields[name]) for name in names - {"horizon"} if name in fields}
-        return cls(**texts, horizon=None if horizon is None else int(horizon), notes=notes)
+        horizon = fields.get("training_horizon")
+        texts = {name: str(fields[name]) for name in names - {"training_horizon"} if name in fields}
+        return cls(**texts, training_horizon=None if horizon is None else int(horizon), notes=notes)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the known values by name, the notes beside the fields."""
+        fields = {name: value for name, value in vars(self).items() if name != "notes"}
+        return {name: value for name, value in {**fields, **self.notes, **fields}.items() if value not in ("", None)}
 
     def to_metadata(self) -> dict[str, str]:
-        """Text by key, as safetensors wants it."""
-        known = {
-            "target": self.target,
-            "target_digest": self.target_digest,
-            "data": self.data,
-            "horizon": "" if self.horizon is None else str(self.horizon),
-            "code": self.code or f"aerie {packages.version('aerie-drafter')}",
+        """Return the metadata of a safetensors file."""
+        values = {**self.to_mapping(), "written_by": self.written_by or f"aerie {packages.version('aerie-drafter')}"}
+        return {"format": "pt"} | {
+            _METADATA_PREFIX + _METADATA_KEYS.get(name, name): str(value) for name, value in values.items()
         }
-        return {"format": "pt"} | {_METADATA_PREFIX + name: text for name, text in {**self.notes, **known}.items() if text}
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Provenance:
-        """What `to_metadata` wrote; empty for another project's file."""
-        given = {key.removeprefix(_METADATA_PREFIX): text for key, text in metadata.items() if key.startswith(_METADATA_PREFIX)}
-        if not given.get("horizon", "0").isdecimal():
-            given["horizon in words"] = given.pop("horizon")
-        return cls.from_mapping(given)
+        """Read what `to_metadata` wrote; empty for another project's file."""
+        names = {key: name for name, key in _METADATA_KEYS.items()}
+        keys = [key for key in metadata if key.startswith(_METADATA_PREFIX)]
+        values = {names.get(name := key.removeprefix(_METADATA_PREFIX), name): metadata[key] for key in keys}
+        if not values.get("training_horizon", "0").isdecimal():
+            values["horizon in words"] = values.pop("training_horizon")
+        return cls.from_mapping(values)
 
 
 @contextmanager

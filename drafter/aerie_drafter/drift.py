@@ -1,16 +1,11 @@
-"""How a drafter changes as it drafts on by itself: three drift numbers and the acceptance of each step.
+"""Drift of a drafter over its steps: state norm, attention to the first and to its own tokens, and acceptance.
 
 Attention drift ("Attention Drift: What Autoregressive Speculative Decoding Models Learn", arXiv 2605.09992): in EAGLE 3 the
-state that is fed back grows from step to step, and attention moves from the first token of the text, the sink, to the tokens
-that the drafter made itself. EAGLE 3.1 feeds back the state after the final norm, which holds its size.
+state that is fed back grows from step to step, and attention moves from the first token of the text (the attention sink) to the
+drafter's own tokens. EAGLE 3.1 feeds back the state after the final norm, whose size stays constant.
 
-    norm        mean length of the state that the step feeds to the next
-    sink        mean attention mass on the first token of the text, over heads
-    own         mean attention mass on the tokens that the drafter made itself; 0 in step 1, which reads a token of the target
-    accepted    share of drafts whose tokens 1..k are all accepted
-
-All columns of an answer draft at once, each from its own tokens; every column whose K drafted tokens the text can confirm or
-refuse counts alike. `accepted` is therefore the mean over columns, not over the columns that a server would visit.
+All columns of an answer draft at once, each from its own tokens. Every column counts whose K draft tokens the text can confirm or
+reject. `cumulative_acceptance` is therefore the mean over all columns, not over those that a server would visit.
 """
 
 from __future__ import annotations
@@ -35,45 +30,49 @@ class DriftProfile:
     """Means per step 1..K over `columns` columns."""
 
     columns: int
-    norm: list[float]
-    sink: list[float]
-    own: list[float]
-    accepted: list[float]
+    state_norm: list[float]
+    """Mean norm of the state that the step feeds to the next."""
+    first_token_attention: list[float]
+    """Mean attention mass on the first token of the text, over heads."""
+    draft_token_attention: list[float]
+    """Mean attention mass on the drafter's own tokens; 0 in step 1, which reads a token of the target."""
+    cumulative_acceptance: list[float]
+    """Share of drafts whose tokens 1..k are all accepted."""
 
     @property
-    def norm_ratio(self) -> float:
-        """Length of the fed-back state in the last step over that in the first; about 1 where nothing drifts."""
-        return self.norm[-1] / self.norm[0]
+    def state_norm_ratio(self) -> float:
+        """Norm of the state in the last step divided by that in the first; about 1 without drift."""
+        return self.state_norm[-1] / self.state_norm[0]
 
 
 class _DriftStep(NamedTuple):
-    """Of one step, [batch, columns] each."""
+    """Values of one step, [batch, columns] each, in the order of DriftProfile."""
 
-    norm: Tensor
-    sink: Tensor
-    own: Tensor
+    state_norm: Tensor
+    first_token_attention: Tensor
+    draft_token_attention: Tensor
     is_accepted: Tensor
 
 
 @torch.no_grad()
 def compute_drift_steps(drafter: Drafter, tokens: Tensor, aux_hidden_states: Tensor, k: int) -> list[_DriftStep]:
-    """The numbers of every column of `tokens` [batch, length], for k steps."""
-    memory, columns = UnrolledCache(), tokens.shape[1] - 1
+    """Compute k steps from every column of `tokens` [batch, length]."""
+    kv_cache, columns = UnrolledCache(), tokens.shape[1] - 1
     read, hidden = tokens[:, 1:], drafter.fuse_aux_hidden_states(aux_hidden_states[:, :-1])
-    ahead = torch.nn.functional.pad(tokens[:, 2:], (0, k + 1), value=-1)
-    agrees = torch.ones_like(read, dtype=torch.bool)
-    found = []
+    expected_tokens = torch.nn.functional.pad(tokens[:, 2:], (0, k + 1), value=-1)
+    is_accepted = torch.ones_like(read, dtype=torch.bool)
+    steps = []
     for step in range(k):
-        normed, hidden = drafter(read, hidden, memory)
+        normed, hidden = drafter(read, hidden, kv_cache)
         read = drafter.argmax_tokens(normed)
-        agrees = agrees & (read == ahead[:, step : step + columns])
-        sink, own = compute_attention_masses(memory)
-        found.append(_DriftStep(hidden.norm(dim=-1), sink, own, agrees))
-    return found
+        is_accepted = is_accepted & (read == expected_tokens[:, step : step + columns])
+        sink, own = compute_attention_masses(kv_cache)
+        steps.append(_DriftStep(hidden.norm(dim=-1), sink, own, is_accepted))
+    return steps
 
 
 def compute_attention_masses(kv_cache: UnrolledCache) -> tuple[Tensor, Tensor]:
-    """Attention mass of the latest step on the first token and on the later steps' tokens: mean over heads, [batch, columns]."""
+    """Return the attention mass of the last step on the first token and on draft tokens: mean over heads, [batch, columns]."""
     query, first, logsum = kv_cache.last_query, kv_cache.first_keys, kv_cache.last_logsum
     if query is None or first is None or logsum is None:
         raise ValueError("nothing has been attended yet.")
@@ -88,36 +87,35 @@ def compute_attention_masses(kv_cache: UnrolledCache) -> tuple[Tensor, Tensor]:
 def measure_drift(
     pair: ModelPair, answered_texts: Sequence[AnsweredText], k: int = DEFAULT_DRIFT_STEPS, batch_size: int = 16
 ) -> DriftProfile:
-    """Drift of a drafter over answered texts (`aerie_drafter.evaluate.offline.texts`). Raises ValueError where no column counts."""
-    sums, counted = torch.zeros(4, k, dtype=torch.float64), 0
+    """Measure drift over answered texts (`evaluate.offline.answer_prompts`). Raises ValueError if no column counts."""
+    sums, column_count = torch.zeros(4, k, dtype=torch.float64), 0
     ordered = sorted(answered_texts, key=lambda text: len(text.tokens))
     for begin in range(0, len(ordered), batch_size):
-        some = ordered[begin : begin + batch_size]
-        tokens = torch.nn.utils.rnn.pad_sequence([text.tokens for text in some], batch_first=True, padding_value=0)
+        batch = ordered[begin : begin + batch_size]
+        tokens = torch.nn.utils.rnn.pad_sequence([text.tokens for text in batch], batch_first=True, padding_value=0)
         tokens = tokens.to(pair.target.device)
         column = torch.arange(tokens.shape[1] - 1, device=tokens.device)
-        first = torch.tensor([[text.prompt_length - 1] for text in some], device=tokens.device)
-        last = torch.tensor([[len(text.tokens) - 2 - k] for text in some], device=tokens.device)
+        first = torch.tensor([[text.prompt_length - 1] for text in batch], device=tokens.device)
+        last = torch.tensor([[len(text.tokens) - 2 - k] for text in batch], device=tokens.device)
         used = (column >= first) & (column <= last)
-        counted += int(used.sum())
+        column_count += int(used.sum())
         for number, step in enumerate(compute_drift_steps(pair.drafter, tokens, pair.target(tokens).aux_hidden_states, k)):
             sums[:, number] += torch.stack([part[used].double().sum() for part in step]).cpu()
-    if not counted:
+    if not column_count:
         raise ValueError(f"no answer is longer than {k} tokens.")
-    norm, sink, own, accepted = (sums / counted).tolist()
-    return DriftProfile(counted, norm, sink, own, accepted)
+    return DriftProfile(column_count, *(sums / column_count).tolist())
 
 
 def plot_drift(drift_by_drafter: dict[str, DriftProfile], file: Path) -> None:
-    """Draw the four numbers of some drafters over the step; the file's ending says the form (svg, png)."""
+    """Plot the four values of each drafter over the steps. The file's suffix selects the format (svg, png)."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     panels = (
-        ("norm", "length of the fed-back state"),
-        ("sink", "attention on the first token"),
-        ("own", "attention on own tokens"),
-        ("accepted", "drafts accepted up to here"),
+        ("state_norm", "norm of the fed-back state"),
+        ("first_token_attention", "attention on the first token"),
+        ("draft_token_attention", "attention on own tokens"),
+        ("cumulative_acceptance", "drafts accepted up to here"),
     )
     with mpl.rc_context({"svg.hashsalt": "drift", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(10, 2.9), layout="constrained")

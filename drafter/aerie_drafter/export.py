@@ -189,8 +189,8 @@ def render_model_card(
             f"{name}={str(getattr(config, name)).lower()}"
             for name in ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual")
         ),
-        "trained on": provenance.data or "not recorded",
-        "training horizon": provenance.horizon or "not recorded",
+        "trained on": provenance.training_data or "not recorded",
+        "training horizon": provenance.training_horizon or "not recorded",
         "written by": provenance.to_metadata()["eagle.code"],
         "weights": f"{size:.1f} MiB, {weights_digest}",
         **provenance.notes,

@@ -52,7 +52,7 @@ class CheckpointReport:
     @property
     def summary(self) -> str:
         """One sentence."""
-        kind = self.facts.get("kind", "A drafter that cannot be read")
+        kind = self.facts.get("eagle_version", "A drafter that cannot be read")
         about = f" for {self.facts['target']}" if "target" in self.facts else ""
         if not self.problems:
             return f"{kind}{about}: no problem found."
@@ -63,9 +63,9 @@ class CheckpointReport:
         return {
             "folder": str(self.folder),
             "ok": not self.problems,
-            "verdict": self.summary,
+            "summary": self.summary,
             **self.facts,
-            "remarks": self.findings,
+            "findings": self.findings,
             "problems": self.problems,
         }
 
@@ -141,7 +141,7 @@ def _add_config_facts(report: CheckpointReport, config: DrafterConfig, header: W
     floats = {name: entry for name, entry in header.tensors.items() if entry.dtype not in ("I64", "I32", "BOOL")}
     numbers = sum(torch.Size(entry.shape).numel() for name, entry in floats.items() if not name.endswith(EMBEDDING_TENSOR))
     report.facts |= {
-        "kind": config.eagle_version,
+        "eagle_version": config.eagle_version,
         "family": config.family.value,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -156,10 +156,10 @@ def _add_config_facts(report: CheckpointReport, config: DrafterConfig, header: W
         "rope": dict(config.rope),
         **{name: getattr(config, name) for name in ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual")},
         "parameters_without_embedding": numbers,
-        "types": sorted({entry.dtype for entry in floats.values()}),
-        "bytes": sum(entry.end_offset - entry.begin_offset for entry in header.tensors.values()),
-        "own_embedding": find_embedding_name(header) is not None,
-        "first_vllm": min_vllm_version(
+        "weight_types": sorted({entry.dtype for entry in floats.values()}),
+        "weight_bytes": sum(entry.end_offset - entry.begin_offset for entry in header.tensors.values()),
+        "has_own_embedding": find_embedding_name(header) is not None,
+        "min_vllm_version": min_vllm_version(
             config, ExportFormat.SPECULATORS if origin is CheckpointOrigin.SPECULATORS else ExportFormat.VLLM
         ),
     }
@@ -236,15 +236,7 @@ def _check_embedding(report: CheckpointReport, config: DrafterConfig, header: We
 
 
 def _check_provenance(report: CheckpointReport, provenance: Provenance, target: TargetConfig | None, *, digests: bool) -> None:
-    known = {
-        "target": provenance.target,
-        "target_digest": provenance.target_digest,
-        "data": provenance.data,
-        "horizon": provenance.horizon,
-        "code": provenance.code,
-        **provenance.notes,
-    }
-    report.facts["provenance"] = {name: value for name, value in known.items() if value not in ("", None)}
+    report.facts["provenance"] = provenance.to_mapping()
     if not (digests and target is not None and provenance.target_digest):
         return
     found = checkpoints.compute_model_digest(target.folder)

@@ -54,11 +54,13 @@ def command(
             raise DataError(f"{prompts}: {error}") from error
     if output is ResultFormat.JSON:
         out.print_json(
-            json.dumps({name: {**dataclasses.asdict(each), "norm_ratio": each.norm_ratio} for name, each in found.items()})
+            json.dumps(
+                {name: {**dataclasses.asdict(each), "state_norm_ratio": each.state_norm_ratio} for name, each in found.items()}
+            )
         )
     else:
         for name, each in found.items():
-            out.print(f"{sanitize_text(name)}: norm ratio {each.norm_ratio:.2f}, {each.columns} columns")
+            out.print(f"{sanitize_text(name)}: state norm ratio {each.state_norm_ratio:.2f}, {each.columns} columns")
             out.print(build_drift_table(each))
     if plot_file is not None:
         plot_drift(found, plot_file)
@@ -67,10 +69,12 @@ def command(
 
 def build_drift_table(drift: DriftProfile) -> Table:
     """A row for each step."""
-    made = Table(box=None, pad_edge=False)
-    for name in ("STEP", "NORM", "SINK", "OWN TOKENS", "ACCEPTED"):
-        made.add_column(name, justify="right")
-    rows = zip(drift.norm, drift.sink, drift.own, drift.accepted, strict=True)
-    for step, (norm, sink, own, accepted) in enumerate(rows, start=1):
-        made.add_row(str(step), f"{norm:.2f}", f"{sink:.3f}", f"{own:.3f}", f"{accepted:.3f}")
-    return made
+    table = Table(box=None, pad_edge=False)
+    for name in ("STEP", "STATE NORM", "FIRST TOKEN", "OWN TOKENS", "ACCEPTED"):
+        table.add_column(name, justify="right")
+    rows = zip(
+        drift.state_norm, drift.first_token_attention, drift.draft_token_attention, drift.cumulative_acceptance, strict=True
+    )
+    for step, (norm, *shares) in enumerate(rows, start=1):
+        table.add_row(str(step), f"{norm:.2f}", *(f"{share:.3f}" for share in shares))
+    return table

@@ -41,7 +41,9 @@ def command(
             trainer = build_trainer(chosen, processes=mine, reporter=report, log_progress=err.print)
             if trainer.resume():
                 err.print(f"going on after step {trainer.progress.step} of {trainer.total_steps}")
-            place = trainer.run()
+            progress = trainer.run()
     best = sanitize_text(str(chosen.output.folder / "best"))
-    out.print(f"{best}: acceptance length {place.best:.3f} at {chosen.output.tokens} tokens, on held-out text")
+    out.print(
+        f"{best}: acceptance length {progress.best_acceptance_length:.3f} at {chosen.output.num_speculative_tokens} tokens, on held-out text"
+    )
     err.print(f"make of it what vLLM serves with: aerie-drafter export {best} FOLDER")

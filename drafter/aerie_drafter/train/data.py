@@ -29,8 +29,8 @@ from aerie_drafter.errors import DataError
 from aerie_drafter.weights import write_tensors
 
 CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
-_CACHE_FORMAT_VERSION = "2"
-"""Part of the cache's key: another number when the same input gives other tokens."""
+_CACHE_FORMAT_VERSION = "3"
+"""Part of the cache's key; increased when the file's tensors change or the same input gives other tokens."""
 
 ChatMessage = Mapping[str, Any]
 
@@ -251,9 +251,9 @@ def load_corpus(
     if kept is not None:
         tensors = {
             "tokens": corpus.tokens,
-            "counted": corpus.loss_mask,
-            "ends": corpus.end_offsets,
-            "dropped": torch.tensor([dropped]),
+            "loss_mask": corpus.loss_mask,
+            "end_offsets": corpus.end_offsets,
+            "dropped_conversations": torch.tensor([dropped]),
         }
         with files.replace_folder(kept, lambda _: True) as folder:
             write_tensors(folder / "corpus.safetensors", tensors, {})
@@ -262,10 +262,10 @@ def load_corpus(
 
 def _read_cached_corpus(folder: Path) -> Corpus | None:
     try:
-        found = load_file(folder / "corpus.safetensors")
-        return Corpus(found["tokens"], found["counted"], found["ends"], int(found["dropped"][0]))
+        cached = load_file(folder / "corpus.safetensors")
+        return Corpus(cached["tokens"], cached["loss_mask"], cached["end_offsets"], int(cached["dropped_conversations"][0]))
     except (OSError, SafetensorError, KeyError):
-        return None  # not there, or cut off by hand: made anew
+        return None  # missing or damaged: recreate it
 
 
 def _compute_cache_digest(paths: Sequence[Path], tokenizer: Any, max_length: int) -> str:

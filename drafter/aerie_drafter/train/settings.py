@@ -36,11 +36,11 @@ class TargetSettings(_SettingsGroup):
         default="auto", description="Of the target's weights. auto: bfloat16 on GPU, float32 on CPU."
     )
     shard: bool = Field(default=False, description="Spread the target's layers over all processes (FSDP); needs torchrun.")
-    states: Path | None = Field(
+    hidden_states: Path | None = Field(
         default=None,
         description="Folder of hidden states written by vLLM's extract_hidden_states; without it the target runs here.",
     )
-    state_layers: tuple[int, ...] | None = Field(
+    hidden_state_layer_ids: tuple[int, ...] | None = Field(
         default=None,
         description="Layers in those files, in vLLM's order. Default: the auxiliary layers, then the number of layers.",
     )
@@ -49,7 +49,7 @@ class TargetSettings(_SettingsGroup):
 class DrafterSettings(_SettingsGroup):
     """What is trained. Sizes that are not named are the target's."""
 
-    start: Path | None = Field(
+    initial_checkpoint: Path | None = Field(
         default=None, description="Checkpoint to go on from; everything else of this group then comes from it."
     )
     family: Literal["llama", "qwen3", "deepseek_v2"] | None = Field(
@@ -95,20 +95,20 @@ class LossSettings(_SettingsGroup):
     horizon: int = Field(
         default=7, ge=1, le=32, description="Steps that are unrolled; at least the num_speculative_tokens to be served."
     )
-    decay: float = Field(default=0.8, gt=0, le=1, description="Weight of step i is decay^i.")
+    step_decay: float = Field(default=0.8, gt=0, le=1, description="The loss of step i is weighted with step_decay^i.")
 
 
 class OptimizerSettings(_SettingsGroup):
     """AdamW, warm-up, then half a cosine down to zero."""
 
     learning_rate: float = Field(default=1e-4, gt=0, description="At the end of the warm-up.")
-    warmup: float = Field(default=0.015, ge=0, lt=1, description="Share of all steps.")
+    warmup_ratio: float = Field(default=0.015, ge=0, lt=1, description="Share of all steps.")
     weight_decay: float = Field(default=0.0, ge=0, description="Of AdamW.")
     betas: tuple[float, float] = Field(default=(0.9, 0.95), description="Of AdamW.")
-    clip: float = Field(default=0.5, gt=0, description="Largest norm of the gradient.")
+    max_grad_norm: float = Field(default=0.5, gt=0, description="Largest norm of the gradient.")
     epochs: PositiveCount = Field(default=2, description="Times that the data is gone through.")
-    rows: PositiveCount = Field(default=4, description="Rows of a batch, per process.")
-    accumulate: PositiveCount = Field(default=1, description="Batches per step of the optimizer.")
+    batch_size_per_process: PositiveCount = Field(default=4, description="Rows of a batch, per process.")
+    gradient_accumulation_steps: PositiveCount = Field(default=1, description="Batches per step of the optimizer.")
     precision: Literal["auto", "bfloat16", "float32"] = Field(
         default="auto", description="Of the arithmetic; weights are float32. auto: bfloat16 on GPU, float32 on CPU."
     )
@@ -122,8 +122,10 @@ class OutputSettings(_SettingsGroup):
     evaluate_every: PositiveCount = Field(
         default=500, description="Steps between measurements on the held-out data, each followed by a save."
     )
-    tokens: PositiveCount = Field(default=3, description="num_speculative_tokens of these measurements; at most loss.horizon.")
-    held_out_limit: PositiveCount = Field(default=256, description="Conversations measured at most.")
+    num_speculative_tokens: PositiveCount = Field(
+        default=3, description="num_speculative_tokens of these measurements; at most loss.horizon."
+    )
+    max_held_out_conversations: PositiveCount = Field(default=256, description="Conversations measured at most.")
 
 
 class TrainingSettings(_SettingsGroup):
@@ -138,19 +140,19 @@ class TrainingSettings(_SettingsGroup):
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
-        if self.output.tokens > self.loss.horizon:
+        if self.output.num_speculative_tokens > self.loss.horizon:
             raise ValueError(
-                f"output.tokens is {self.output.tokens}, and loss.horizon {self.loss.horizon}: a measurement takes as many "
+                f"output.num_speculative_tokens is {self.output.num_speculative_tokens}, and loss.horizon {self.loss.horizon}: a measurement takes as many "
                 "steps as the unroll has at most"
             )
-        if self.drafter.fc_norm and self.drafter.norm_before_fc and self.drafter.start is None:
+        if self.drafter.fc_norm and self.drafter.norm_before_fc and self.drafter.initial_checkpoint is None:
             raise ValueError("drafter.fc_norm and drafter.norm_before_fc are both true; set one of them to false")
-        if self.target.states is not None and self.data.packing:
+        if self.target.hidden_states is not None and self.data.packing:
             raise ValueError(
-                "data.packing is true, and target.states names files, which hold one conversation each; set it to false"
+                "data.packing is true, and target.hidden_states names files, which hold one conversation each; set it to false"
             )
-        if self.target.states is not None and self.target.shard:
-            raise ValueError("target.shard is true, and with target.states no target runs here; set it to false")
+        if self.target.hidden_states is not None and self.target.shard:
+            raise ValueError("target.shard is true, and with target.hidden_states no target runs here; set it to false")
         return self
 
 

@@ -95,15 +95,15 @@ def _load_target(
     device = processes.device
     names = {"auto": torch.bfloat16 if device.type == "cuda" else torch.float32}
     dtype = names.get(target.dtype) or getattr(torch, target.dtype)
-    if target.states is not None:
+    if target.hidden_states is not None:
         folder = Path(target.model)
         if not folder.is_dir():
-            raise TargetError(f"target.model {target.model}: with target.states a folder is expected, and this is none.")
-        frame, states = load_target_parts(folder, dtype, device), target.states
+            raise TargetError(f"target.model {target.model}: with target.hidden_states a folder is expected, and this is none.")
+        frame, states = load_target_parts(folder, dtype, device), target.hidden_states
         last = int(frame.config.num_hidden_layers)
 
         def from_files(config: DrafterConfig) -> HiddenStateSource:
-            layers = target.state_layers or tuple(dict.fromkeys((*config.aux_layer_ids, last)))
+            layers = target.hidden_state_layer_ids or tuple(dict.fromkeys((*config.aux_layer_ids, last)))
             return HiddenStateFiles(states, frame, config.aux_layer_ids, layers)
 
         return frame, from_files
@@ -115,14 +115,14 @@ def _load_target(
 
 
 def _load_or_create_drafter(settings: TrainingSettings, frame: TargetParts, corpus: Corpus) -> Drafter:
-    start = settings.drafter.start
+    start = settings.drafter.initial_checkpoint
     if start is not None:
         local = Path(settings.target.model)
         drafter = checkpoint.load_drafter(start, target=local if local.is_dir() else None).float()
         found, wanted = tuple(drafter.embed_tokens.weight.shape), tuple(frame.embedding.shape)
         if found != wanted or drafter.config.target_hidden_size != wanted[1]:
             raise TargetError(
-                f"drafter.start {start}: its embedding is {found[0]} x {found[1]}, the target's {wanted[0]} x {wanted[1]}: it is "
+                f"drafter.initial_checkpoint {start}: its embedding is {found[0]} x {found[1]}, the target's {wanted[0]} x {wanted[1]}: it is "
                 "for another target."
             )
         return drafter
@@ -173,8 +173,8 @@ def _build_provenance(settings: TrainingSettings) -> Provenance:
     return Provenance(
         target=settings.target.model,
         target_digest=digest,
-        data=f"{names} (sha256:{total.hexdigest()})",
-        horizon=settings.loss.horizon,
+        training_data=f"{names} (sha256:{total.hexdigest()})",
+        training_horizon=settings.loss.horizon,
     )
 
 

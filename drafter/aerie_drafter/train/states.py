@@ -133,7 +133,7 @@ class HiddenStateFiles:
             if shape[1:] != self.layers_and_hidden_size:
                 raise DataError(
                     f"{file}: hidden_states is {' x '.join(map(str, shape))}; expected is tokens x {self.layers_and_hidden_size[0]} layers x "
-                    f"{self.layers_and_hidden_size[1]}: state_layers or the target is another."
+                    f"{self.layers_and_hidden_size[1]}: hidden_state_layer_ids or the target is another."
                 )
         return files
 

@@ -83,14 +83,14 @@ class NullReporter:
 
 @dataclass
 class TrainingProgress:
-    """Where a training stands: the step it has done, and the batch that comes next."""
+    """Steps done so far, and the batch that comes next."""
 
     step: int = 0
     epoch: int = 0
-    batch: int = 0
-    best: float = 0.0
-    measured: list[tuple[int, float]] = field(default_factory=list)
-    """(step, acceptance length) of every measurement."""
+    next_batch: int = 0
+    best_acceptance_length: float = 0.0
+    evaluations: list[tuple[int, float]] = field(default_factory=list)
+    """(step, acceptance length) of every evaluation."""
 
 
 class Trainer:
@@ -111,17 +111,20 @@ class Trainer:
     ) -> None:
         self.processes = processes or Processes()
         self.settings, self.hidden_state_source, self.corpus, self.held_out = settings, hidden_state_source, corpus, held_out
-        self.provenance, self.reporter = provenance or Provenance(horizon=settings.loss.horizon), reporter or NullReporter()
+        self.provenance, self.reporter = (
+            provenance or Provenance(training_horizon=settings.loss.horizon),
+            reporter or NullReporter(),
+        )
         self.output_folder = settings.output.folder
         device = self.processes.device
         self.drafter = drafter.to(device)
-        self.loss = TrainingTimeTest(self.drafter, target_lm_head, horizon=settings.loss.horizon, decay=settings.loss.decay)
+        self.loss = TrainingTimeTest(self.drafter, target_lm_head, horizon=settings.loss.horizon, decay=settings.loss.step_decay)
         parameters = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
         how = settings.optimizer
         self.optimizer = torch.optim.AdamW(parameters, lr=how.learning_rate, betas=how.betas, weight_decay=how.weight_decay)
         self.compute_dtype = _resolve_compute_dtype(how.precision, device)
         self.progress = TrainingProgress()
-        self.rows_per_batch = how.rows * self.processes.world_size
+        self.rows_per_batch = how.batch_size_per_process * self.processes.world_size
         self.packed_row_tokens = settings.data.max_length if settings.data.packing else None
         if self.packed_row_tokens is not None and not hidden_state_source.supports_packing:
             raise ConfigError("data.packing is true, and states from files are of one conversation each; set it to false.")
@@ -130,8 +133,8 @@ class Trainer:
         self.total_steps = sum(per_epoch)
         if min(per_epoch) == 0:
             raise TrainingError(
-                f"the data makes fewer rows than one step takes ({self.rows_per_batch} rows x {how.accumulate} batches): give more data, "
-                "or lower optimizer.rows or optimizer.accumulate."
+                f"the data makes fewer rows than one step takes ({self.rows_per_batch} rows x {how.gradient_accumulation_steps} batches): give more data, "
+                "or lower optimizer.batch_size_per_process or optimizer.gradient_accumulation_steps."
             )
 
     def run(self) -> TrainingProgress:
@@ -143,21 +146,21 @@ class Trainer:
         if processes.world_size > 1:
             module = DistributedDataParallel(self.loss, broadcast_buffers=False)
         self.drafter.train()
-        place, size = self.progress, self.settings.optimizer.accumulate
-        for epoch in range(place.epoch, self.settings.optimizer.epochs):
+        progress, size = self.progress, self.settings.optimizer.gradient_accumulation_steps
+        for epoch in range(progress.epoch, self.settings.optimizer.epochs):
             batches = self._plan_epoch(epoch)
-            for at in range(place.batch, self._count_optimizer_steps(len(batches)) * size, size):
+            for at in range(progress.next_batch, self._count_optimizer_steps(len(batches)) * size, size):
                 news = self._train_step(module, batches[at : at + size])
-                place.step, place.batch = place.step + 1, at + size
+                progress.step, progress.next_batch = progress.step + 1, at + size
                 if processes.is_main:
                     self.reporter.on_step(news)
-                if place.step % self.settings.output.evaluate_every == 0 or place.step == self.total_steps:
+                if progress.step % self.settings.output.evaluate_every == 0 or progress.step == self.total_steps:
                     self._measure_and_save()
-            place.epoch, place.batch = epoch + 1, 0
+            progress.epoch, progress.next_batch = epoch + 1, 0
         return self.progress
 
     def _count_optimizer_steps(self, batches: int) -> int:
-        return batches // self.settings.optimizer.accumulate
+        return batches // self.settings.optimizer.gradient_accumulation_steps
 
     def _plan_epoch(self, epoch: int) -> list[tuple[BatchRow, ...]]:
         return plan_batches(
@@ -170,13 +173,13 @@ class Trainer:
 
     def _train_step(self, module: Any, batches: Sequence[Sequence[BatchRow]]) -> StepReport:
         processes, how = self.processes, self.settings.optimizer
-        rate = scheduled_learning_rate(self.progress.step, self.total_steps, how.warmup, how.learning_rate)
+        rate = scheduled_learning_rate(self.progress.step, self.total_steps, how.warmup_ratio, how.learning_rate)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         tally, tokens = TrainingMetrics.zero(self.settings.loss.horizon, processes.device), 0
         total = torch.zeros((), dtype=torch.float64, device=processes.device)
         for index, rows in enumerate(batches):
-            mine = rows[processes.rank * how.rows : (processes.rank + 1) * how.rows]
+            mine = rows[processes.rank * how.batch_size_per_process : (processes.rank + 1) * how.batch_size_per_process]
             tokens += sum(self.conversation_lengths[one] for row in rows for one in row)
             later = index + 1 < len(batches) and processes.world_size > 1
             with module.no_sync() if later else contextlib.nullcontext():
@@ -190,7 +193,7 @@ class Trainer:
         positions = max(tally.position_count, 1.0)
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         torch._foreach_mul_([one.grad for one in parameters if one.grad is not None], processes.world_size / positions)
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, how.clip))
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, how.max_grad_norm))
         if not math.isfinite(norm):
             raise TrainingError(
                 f"step {self.progress.step + 1}: the gradient is {norm}; `last` is of an earlier step: lower "
@@ -198,8 +201,10 @@ class Trainer:
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        place = self.progress
-        return StepReport(place.step + 1, self.total_steps, place.epoch, float(total) / positions, norm, rate, tokens, tally)
+        progress = self.progress
+        return StepReport(
+            progress.step + 1, self.total_steps, progress.epoch, float(total) / positions, norm, rate, tokens, tally
+        )
 
     def _compute_loss(self, module: Any, corpus: Corpus, rows: Sequence[BatchRow]) -> LossOutput:
         device = self.processes.device
@@ -214,8 +219,8 @@ class Trainer:
     @torch.no_grad()
     def measure_acceptance(self) -> tuple[float, TrainingMetrics]:
         """(acceptance length, tally) on the held-out data, over all processes."""
-        processes, rows = self.processes, self.settings.optimizer.rows
-        some = range(min(len(self.held_out), self.settings.output.held_out_limit))
+        processes, rows = self.processes, self.settings.optimizer.batch_size_per_process
+        some = range(min(len(self.held_out), self.settings.output.max_held_out_conversations))
         batches = [[(index,) for index in some[at : at + rows]] for at in range(0, len(some), rows)]
         tally = TrainingMetrics.zero(self.settings.loss.horizon, processes.device)
         walked = torch.zeros(2, dtype=torch.float64, device=processes.device)
@@ -228,7 +233,8 @@ class Trainer:
                 _, counted = assemble_batch(self.held_out, batch)
                 tally += outcome.metrics
                 walked += torch.tensor(
-                    simulate_speculation(outcome.argmax_matches, counted, self.settings.output.tokens), dtype=torch.float64
+                    simulate_speculation(outcome.argmax_matches, counted, self.settings.output.num_speculative_tokens),
+                    dtype=torch.float64,
                 ).to(walked.device)
         processes.all_reduce(tally.sums)
         emitted, steps = processes.all_reduce(walked).tolist()
@@ -236,16 +242,16 @@ class Trainer:
 
     def _measure_and_save(self) -> None:
         length, tally = self.measure_acceptance()
-        best = length > self.progress.best
-        self.progress.best = max(self.progress.best, length)
-        self.progress.measured.append((self.progress.step, length))
+        best = length > self.progress.best_acceptance_length
+        self.progress.best_acceptance_length = max(self.progress.best_acceptance_length, length)
+        self.progress.evaluations.append((self.progress.step, length))
         if self.processes.is_main:
             self.reporter.on_evaluation(EvaluationReport(self.progress.step, length, best, tally))
             if best:
                 notes = {
                     "step": str(self.progress.step),
                     "acceptance_length": f"{length:.4f}",
-                    "tokens": str(self.settings.output.tokens),
+                    "tokens": str(self.settings.output.num_speculative_tokens),
                 }
                 origin = dataclasses.replace(self.provenance, notes=notes)
                 checkpoint.save_checkpoint(self.output_folder / "best", self.drafter, origin)
@@ -258,9 +264,9 @@ class Trainer:
 
     def _training_state(self) -> dict[str, Any]:
         return {
-            "place": vars(self.progress),
+            "progress": vars(self.progress),
             "optimizer": self.optimizer.state_dict(),
-            "same": self._resume_requirements(),
+            "requirements": self._resume_requirements(),
         }
 
     def _resume_requirements(self) -> dict[str, Any]:
@@ -281,12 +287,13 @@ class Trainer:
         found = checkpoint.read_checkpoint(folder)
         try:
             state = torch.load(folder / TRAINING_STATE_FILE, map_location=self.processes.device, weights_only=True)
-            place, same, optimizer = TrainingProgress(**state["place"]), state["same"], state["optimizer"]
+            progress, optimizer = TrainingProgress(**state["progress"]), state["optimizer"]
+            requirements = state["requirements"]
         except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
             raise TrainingError(
                 f"{folder / TRAINING_STATE_FILE}: no state of a training ({error}); name another output.folder."
             ) from error
-        differing = _find_first_difference(same, self._resume_requirements())
+        differing = _find_first_difference(requirements, self._resume_requirements())
         if differing is not None:
             name, before, now = differing
             raise TrainingError(
@@ -297,7 +304,7 @@ class Trainer:
             raise TrainingError(f"{folder}: its drafter has another shape than these settings say; name another output.folder.")
         self.drafter.load_state_dict({**self.drafter.state_dict(), **found.tensors})  # the embedding is the target's
         self.optimizer.load_state_dict(optimizer)
-        self.progress = place
+        self.progress = progress
         return True
 
 

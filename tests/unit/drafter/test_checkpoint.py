@@ -49,7 +49,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_what_is_saved_comes_back(tmp_path: Path, kind: str, dtype: torch.dtype | None) -> None:
     drafter = small(**KINDS[kind])
-    save_checkpoint(tmp_path / "d", drafter, Provenance(target="t", horizon=3, notes={"seed": "1"}), dtype=dtype)
+    save_checkpoint(tmp_path / "d", drafter, Provenance(target="t", training_horizon=3, notes={"seed": "1"}), dtype=dtype)
     back = load_drafter(tmp_path / "d")
     assert back.config == drafter.config
     expected = drafter.to(dtype or torch.float32).state_dict()
@@ -73,7 +73,7 @@ def test_names_are_those_that_vllm_loads(tmp_path: Path) -> None:
 
 
 def test_same_drafter_same_bytes_and_digest(tmp_path: Path) -> None:
-    provenance = Provenance(target="t", data="d", horizon=3, notes={str(i): "x" for i in range(8)})
+    provenance = Provenance(target="t", training_data="d", training_horizon=3, notes={str(i): "x" for i in range(8)})
     for name in ("a", "b"):
         save_checkpoint(tmp_path / name, small(), provenance)
     for name in ("config.json", "model.safetensors"):
@@ -90,12 +90,14 @@ def test_same_drafter_same_bytes_and_digest(tmp_path: Path) -> None:
 
 
 def test_provenance_is_kept(tmp_path: Path) -> None:
-    given = Provenance(target="t", target_digest="sha256:1", data="books", horizon=3, code="v", notes={"seed": "7"})
+    given = Provenance(
+        target="t", target_digest="sha256:1", training_data="books", training_horizon=3, written_by="v", notes={"seed": "7"}
+    )
     save_checkpoint(tmp_path / "d", small(), given)
     assert checkpoint.read_provenance(tmp_path / "d") == given
-    save_checkpoint(tmp_path / "d", small(), {"target": "t", "horizon": 4, "seed": 8})
+    save_checkpoint(tmp_path / "d", small(), {"target": "t", "training_horizon": 4, "seed": 8})
     back = checkpoint.read_provenance(tmp_path / "d")
-    assert (back.horizon, back.notes, back.code.split()[0]) == (4, {"seed": "8"}, "aerie")
+    assert (back.training_horizon, back.notes, back.written_by.split()[0]) == (4, {"seed": "8"}, "aerie")
 
 
 def test_embedding_of_the_target(tmp_path: Path) -> None:
@@ -313,7 +315,7 @@ def test_a_kill_at_any_time_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
         "ones = [small(norm_output=norm_output, hidden_size=64) for norm_output in (True, False)]\n"
         "while True:\n"
         "    for one in ones:\n"
-        f"        save(Path({str(folder)!r}), one, {{}})\n"
+        f"        save_checkpoint(Path({str(folder)!r}), one, {{}})\n"
         "        print('saved', flush=True)\n"
     )
     for saves in (3, 8):

@@ -58,7 +58,7 @@ def outputs(drafter: Drafter) -> tuple[Tensor, Tensor]:
     aux, memory = torch.randn(1, 6, width, generator=generator), DecodingCache()
     tokens = torch.randint(0, 40, (1, 6), generator=generator)
     first = drafter(tokens, drafter.fuse_aux_hidden_states(aux), memory)
-    second = drafter(tokens[:, -1:], first.feedback[:, -1:], memory)
+    second = drafter(tokens[:, -1:], first.next_hidden[:, -1:], memory)
     return torch.cat([drafter.logits(first.normed), drafter.logits(second.normed)], dim=1), drafter.draft_token_ids
 
 
@@ -265,13 +265,13 @@ def test_nemo(tmp_path: Path) -> None:
 )
 def test_speculators_round_trip(tmp_path: Path, given: dict[str, Any]) -> None:
     drafter = random(**given)
-    save_checkpoint(tmp_path / "a", drafter, {"target": "some/target", "horizon": 3})
+    save_checkpoint(tmp_path / "a", drafter, {"target": "some/target", "training_horizon": 3})
     export_checkpoint(tmp_path / "a", tmp_path / "b", export_format=ExportFormat.SPECULATORS, num_speculative_tokens=4)
     found = import_checkpoint(tmp_path / "b", tmp_path / "c", ConversionOverrides())
     assert found.origin is CheckpointOrigin.SPECULATORS
     assert load_drafter(tmp_path / "c").config == drafter.config
     assert same(load_drafter(tmp_path / "c"), drafter)
-    assert found.checkpoint.provenance.horizon == 3
+    assert found.checkpoint.provenance.training_horizon == 3
 
 
 def speculators(tmp_path: Path, change: Callable[[dict[str, Any]], None], drafter: Drafter | None = None) -> Path:

@@ -34,7 +34,11 @@ def make(**given: Any) -> Drafter:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    save_checkpoint(tmp_path / "trained", make(), Provenance(target="some/target", data="books", horizon=3, notes={"seed": "7"}))
+    save_checkpoint(
+        tmp_path / "trained",
+        make(),
+        Provenance(target="some/target", training_data="books", training_horizon=3, notes={"seed": "7"}),
+    )
     return tmp_path / "trained"
 
 
@@ -49,7 +53,7 @@ def test_vllm_form(trained: Path, tmp_path: Path) -> None:
     assert [config[name] for name in switches] == [True, True, False, False]
     state = make().state_dict()
     assert all(torch.equal(tensor, state[name]) for name, tensor in load_drafter(tmp_path / "out").state_dict().items())
-    assert checkpoint.read_provenance(tmp_path / "out").horizon == 3
+    assert checkpoint.read_provenance(tmp_path / "out").training_horizon == 3
 
 
 def test_the_card(trained: Path, tmp_path: Path) -> None:

@@ -47,7 +47,9 @@ def target(tmp_path: Path) -> Path:
 def good(tmp_path: Path, target: Path) -> Path:
     made = drafter()
     save_checkpoint(
-        tmp_path / "d", made, Provenance(target="t", target_digest=compute_model_digest(target), horizon=3, notes={"seed": "1"})
+        tmp_path / "d",
+        made,
+        Provenance(target="t", target_digest=compute_model_digest(target), training_horizon=3, notes={"seed": "1"}),
     )
     return tmp_path / "d"
 
@@ -71,11 +73,11 @@ def test_a_good_one(good: Path, target: Path) -> None:
     assert facts["aux_layer_ids"] == [2, 4, 5]
     assert facts["embedding"] == "its own, equal to the target's"
     assert facts["d2t"] == "20 of 40 tokens"
-    assert facts["provenance"]["horizon"] == 3
+    assert facts["provenance"]["training_horizon"] == 3
     assert facts["provenance"]["seed"] == "1"
     parameters = sum(one.numel() for name, one in drafter().named_parameters() if name != "embed_tokens.weight")
     assert facts["parameters_without_embedding"] == parameters
-    assert facts["bytes"] == 4 * (parameters + 40 * 16) + 20 * 8 + 40
+    assert facts["weight_bytes"] == 4 * (parameters + 40 * 16) + 20 * 8 + 40
 
 
 def test_without_a_target(good: Path) -> None:
@@ -171,7 +173,7 @@ def test_speculators_form(good: Path, target: Path, tmp_path: Path) -> None:
     export_checkpoint(good, tmp_path / "s", export_format=ExportFormat.SPECULATORS, target=str(target))
     report = inspect_checkpoint(tmp_path / "s", target)
     assert report.problems == []
-    assert (report.facts["origin"], report.facts["first_vllm"]) == ("speculators", "0.25.0")
+    assert (report.facts["origin"], report.facts["min_vllm_version"]) == ("speculators", "0.25.0")
 
 
 def test_unreadable_configuration(good: Path) -> None:

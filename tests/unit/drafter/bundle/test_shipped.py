@@ -81,7 +81,7 @@ def test_the_walk_equals_the_loop_and_speculation_loses_nothing(answered: list[A
 
 def test_eagle31_holds_the_size_of_its_state(answered: list[AnsweredText]) -> None:
     ratios = {
-        name: measure_drift(ModelPair.load(find_bundle_path("target"), find_bundle_path(name)), answered).norm_ratio
+        name: measure_drift(ModelPair.load(find_bundle_path("target"), find_bundle_path(name)), answered).state_norm_ratio
         for name in DRAFTERS[:2]
     }
     assert ratios["eagle31"] == pytest.approx(1.0, abs=0.1)

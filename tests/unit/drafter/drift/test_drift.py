@@ -92,7 +92,7 @@ def test_measure_counts_the_columns_that_the_text_decides() -> None:
     # Columns prompt - 1 .. length - 2 - k: 2..9 and 1..4.
     assert drift.columns == 8 + 4
     alone = [measure_drift(found, [text], k=3) for text in texts]
-    for name in ("norm", "sink", "own", "accepted"):
+    for name in ("state_norm", "first_token_attention", "draft_token_attention", "cumulative_acceptance"):
         for step in range(3):
             mean = (8 * getattr(alone[0], name)[step] + 4 * getattr(alone[1], name)[step]) / 12
             assert getattr(drift, name)[step] == pytest.approx(mean, rel=1e-5)

@@ -36,7 +36,7 @@ def test_the_walk_counts_what_a_token_by_token_loop_counts(make_pair: Callable[.
         texts = answer_batch(target, PROMPTS, max_tokens=24, extra_tokens=k, end_tokens=ends)
         for prompt, text in zip(PROMPTS, texts, strict=True):
             tokens = text.tokens.unsqueeze(0)
-            [lengths] = compute_accepted_lengths(drafter, tokens, target(tokens).aux, k).tolist()
+            [lengths] = compute_accepted_lengths(drafter, tokens, target(tokens).aux_hidden_states, k).tolist()
             emitted, counted = decode_speculatively(target, drafter, prompt, k, 24, ends, TokenSampler())
             assert emitted == text.tokens[text.prompt_length : text.answer_end].tolist()
             assert count_acceptance(lengths, text, k) == counted
@@ -66,7 +66,9 @@ def test_drawn_texts_are_walked_as_they_are_served(make_pair: Callable[..., Any]
         target, [PROMPTS[1]] * 150, max_tokens=20, extra_tokens=k, end_tokens=frozenset(), temperature=0.7, generator=draw
     ):
         tokens = text.tokens.unsqueeze(0)
-        walked += count_acceptance(compute_accepted_lengths(drafter, tokens, target(tokens).aux, k)[0].tolist(), text, k)
+        walked += count_acceptance(
+            compute_accepted_lengths(drafter, tokens, target(tokens).aux_hidden_states, k)[0].tolist(), text, k
+        )
     sampling = TokenSampler(0.7, generator=draw)
     for _ in range(40):
         looped += decode_speculatively(target, drafter, PROMPTS[1], k, 20, frozenset(), sampling)[1]

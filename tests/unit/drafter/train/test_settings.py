@@ -33,7 +33,7 @@ def test_the_commented_file_says_every_field_and_reads_back_as_the_defaults(tmp_
 
 def test_defaults_are_the_recipe() -> None:
     settings = parse_settings(LEAST, "least")
-    assert (settings.loss.horizon, settings.loss.decay, settings.optimizer.clip) == (7, 0.8, 0.5)
+    assert (settings.loss.horizon, settings.loss.step_decay, settings.optimizer.max_grad_norm) == (7, 0.8, 0.5)
     assert settings.drafter.fc_norm
     assert settings.drafter.norm_output
     assert not settings.drafter.norm_before_fc
@@ -42,7 +42,7 @@ def test_defaults_are_the_recipe() -> None:
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        (with_field("loss.horzion", 3), "f: loss.horzion is no field; known are horizon, decay."),
+        (with_field("loss.horzion", 3), "f: loss.horzion is no field; known are horizon, step_decay."),
         ({**LEAST, "extra": 1}, "f: extra is no field; known are target, drafter, data, loss, optimizer, output."),
         (with_field("loss.horizon", 0), "f: loss.horizon is 0: input should be greater than or equal to 1."),
         (with_field("optimizer.learning_rate", "fast"), "f: optimizer.learning_rate is 'fast': input should be a valid number"),
@@ -51,13 +51,13 @@ def test_defaults_are_the_recipe() -> None:
             {"target": {}, "data": {"train": ["a"]}, "output": {"folder": "o"}},
             "f: target.model is missing; `aerie-drafter train --init`",
         ),
-        (with_field("output.tokens", 8), "f: output.tokens is 8, and loss.horizon 7"),
+        (with_field("output.num_speculative_tokens", 8), "f: output.num_speculative_tokens is 8, and loss.horizon 7"),
         (with_field("drafter.norm_before_fc", True), "f: drafter.fc_norm and drafter.norm_before_fc are both true"),
         (
-            {**LEAST, "target": {"model": "t", "states": "s"}, "data": {"train": ["a"], "packing": True}},
+            {**LEAST, "target": {"model": "t", "hidden_states": "s"}, "data": {"train": ["a"], "packing": True}},
             "f: data.packing is true, and target.states names files",
         ),
-        ({**LEAST, "target": {"model": "t", "states": "s", "shard": True}}, "f: target.shard is true"),
+        ({**LEAST, "target": {"model": "t", "hidden_states": "s", "shard": True}}, "f: target.shard is true"),
     ],
 )
 def test_a_fault_is_one_sentence_with_field_and_value(raw: dict[str, Any], said: str) -> None:

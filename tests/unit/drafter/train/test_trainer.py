@@ -55,7 +55,7 @@ def settings_of(tmp_path: Path, target_folder: Path, write_conversations: Write)
             "drafter": {"draft_vocab_size": 48},
             "data": {"train": [str(path)], "held_out_share": 0.2},
             "loss": {"horizon": 3},
-            "optimizer": {"epochs": 2, "rows": 2, "learning_rate": 3e-3},
+            "optimizer": {"epochs": 2, "batch_size_per_process": 2, "learning_rate": 3e-3},
             "output": {"folder": str(tmp_path / output), "evaluate_every": 4},
         }
         for name, value in fields.items():
@@ -71,16 +71,16 @@ Make = Callable[..., TrainingSettings]
 
 def test_a_training_learns_and_keeps_the_best_and_the_last(settings_of: Make) -> None:
     settings, listener = settings_of(optimizer__epochs=6), Listener()
-    place = build_trainer(settings, reporter=listener).run()
-    assert place.step == len(listener.steps) == listener.steps[0].total_steps
+    progress = build_trainer(settings, reporter=listener).run()
+    assert progress.step == len(listener.steps) == listener.steps[0].total_steps
     assert listener.steps[-1].loss < listener.steps[0].loss / 3
-    assert place.best == max(news.acceptance_length for news in listener.evaluations)
+    assert progress.best_acceptance_length == max(report.acceptance_length for report in listener.evaluations)
     best = checkpoint.load_drafter(settings.output.folder / "best")
     assert best.config.eagle_version == "EAGLE 3.1"
     provenance = checkpoint.read_provenance(settings.output.folder / "best")
-    assert provenance.horizon == 3
+    assert provenance.training_horizon == 3
     assert provenance.target_digest.startswith("sha256:")
-    assert provenance.notes["acceptance_length"] == f"{place.best:.4f}"
+    assert provenance.notes["acceptance_length"] == f"{progress.best_acceptance_length:.4f}"
 
 
 def test_a_new_drafter_begins_as_the_target_where_it_can(settings_of: Make, target_of: Callable[..., Any]) -> None:
@@ -95,7 +95,7 @@ def test_a_new_drafter_begins_as_the_target_where_it_can(settings_of: Make, targ
 def test_the_same_settings_give_the_same_bits(settings_of: Make, *, packing: bool) -> None:
     digests = []
     for name in ("one", "two"):
-        settings = settings_of(name, data__packing=packing, data__max_length=96, optimizer__accumulate=2)
+        settings = settings_of(name, data__packing=packing, data__max_length=96, optimizer__gradient_accumulation_steps=2)
         build_trainer(settings).run()
         digests.append(checkpoint.compute_model_digest(settings.output.folder / "last"))
     assert digests[0] == digests[1]
@@ -130,7 +130,10 @@ def run_child(program: str, settings: TrainingSettings, folder: Path, *command: 
 
 
 def test_a_killed_training_goes_on_to_the_same_bits(settings_of: Make, tmp_path: Path) -> None:
-    whole, killed = settings_of("whole", optimizer__accumulate=1), settings_of("killed", optimizer__accumulate=1)
+    whole, killed = (
+        settings_of("whole", optimizer__gradient_accumulation_steps=1),
+        settings_of("killed", optimizer__gradient_accumulation_steps=1),
+    )
     build_trainer(whole).run()
     ended = run_child(_CHILD, killed, tmp_path)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
@@ -146,7 +149,14 @@ def test_a_killed_training_goes_on_to_the_same_bits(settings_of: Make, tmp_path:
 
 def test_the_measure_that_chooses_is_the_acceptance_length_of_serving(settings_of: Make) -> None:
     """On answers that the target gave greedily, the walk counts the drafts and tokens that `aerie_drafter.evaluate` counts."""
-    trainer = build_trainer(settings_of(optimizer__epochs=20, optimizer__rows=4, drafter__draft_vocab_size=264, output__tokens=3))
+    trainer = build_trainer(
+        settings_of(
+            optimizer__epochs=20,
+            optimizer__batch_size_per_process=4,
+            drafter__draft_vocab_size=264,
+            output__num_speculative_tokens=3,
+        )
+    )
     target = trainer.settings.target.model
     model = load_model(target, None, torch.float32, torch.device("cpu"))
     pair = ModelPair(TargetRunner(model, trainer.drafter.config.aux_layer_ids), load_tokenizer(target, None), trainer.drafter)
@@ -178,8 +188,8 @@ def test_a_finished_training_started_again_changes_nothing(settings_of: Make) ->
 
 def test_other_settings_do_not_go_on_with_a_training(settings_of: Make) -> None:
     build_trainer(settings_of()).run()
-    with pytest.raises(TrainingError, match=r"last: that training had loss.decay 0.8, and now it is 0.5; name another"):
-        build_trainer(settings_of(loss__decay=0.5)).run()
+    with pytest.raises(TrainingError, match=r"last: that training had loss.step_decay 0.8, and now it is 0.5; name another"):
+        build_trainer(settings_of(loss__step_decay=0.5)).run()
 
 
 _FULL = """
@@ -220,9 +230,14 @@ def test_accumulated_batches_are_one_larger_batch(settings_of: Make) -> None:
     losses = []
     for name, rows, accumulate in (("one", 4, 1), ("two", 2, 2)):
         listener = Listener()
-        fields = {"optimizer__rows": rows, "optimizer__accumulate": accumulate, "data__packing": True, "data__max_length": 64}
+        fields = {
+            "optimizer__batch_size_per_process": rows,
+            "optimizer__gradient_accumulation_steps": accumulate,
+            "data__packing": True,
+            "data__max_length": 64,
+        }
         build_trainer(settings_of(name, **fields), reporter=listener).run()
-        losses.append([news.loss for news in listener.steps])
+        losses.append([report.loss for report in listener.steps])
     # Packed rows come in one order, so the same rows make a step either way.
     assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-5)  # float32 sums, in batches of other shapes
 
@@ -250,17 +265,17 @@ with processes.join_process_group() as group:
 
 def test_two_processes_are_one_with_twice_the_rows_also_with_a_sharded_target(settings_of: Make, tmp_path: Path) -> None:
     listener = Listener()
-    alone = settings_of("alone", optimizer__rows=4, optimizer__epochs=1)
+    alone = settings_of("alone", optimizer__batch_size_per_process=4, optimizer__epochs=1)
     build_trainer(alone, reporter=listener).run()
-    both = settings_of("both", optimizer__rows=2, optimizer__epochs=1)
+    both = settings_of("both", optimizer__batch_size_per_process=2, optimizer__epochs=1)
     ended = run_child(_TWO, both, tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     assert ended.returncode == 0, ended.stderr
     found = [tuple(map(float, line.split()[1:])) for line in ended.stdout.splitlines() if line.startswith("loss ")]
     count = len(listener.steps)
     assert len(found) == 2 * count
     for part in (found[:count], found[count:]):
-        assert [loss for loss, _ in part] == pytest.approx([news.loss for news in listener.steps], rel=1e-4)
-        assert [norm for _, norm in part] == pytest.approx([news.gradient_norm for news in listener.steps], rel=1e-3)
+        assert [loss for loss, _ in part] == pytest.approx([report.loss for report in listener.steps], rel=1e-4)
+        assert [norm for _, norm in part] == pytest.approx([report.gradient_norm for report in listener.steps], rel=1e-3)
     target = Path(both.target.model)
     one = checkpoint.load_drafter(alone.output.folder / "last", target=target)
     for shard in (False, True):
@@ -281,10 +296,10 @@ def test_states_from_files_train_as_the_target_does(
         hidden = source.fetch_hidden_states(tokens.unsqueeze(0)).aux_hidden_states[0].view(len(tokens), 3, -1).contiguous()
         save_file({"token_ids": tokens, "hidden_states": hidden}, folder / f"{index}.safetensors")
     losses = []
-    for settings in (inside, settings_of("files", target__states=str(folder))):
+    for settings in (inside, settings_of("files", target__hidden_states=str(folder))):
         listener = Listener()
         build_trainer(settings, reporter=listener).run()
-        losses.append([news.loss for news in listener.steps])
+        losses.append([report.loss for report in listener.steps])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-5)  # float32 sums, in batches of other shapes
 
 
@@ -292,7 +307,7 @@ def test_a_training_from_a_checkpoint_keeps_its_shape(settings_of: Make) -> None
     first = settings_of("first", drafter__fc_norm=False, drafter__norm_output=False)
     build_trainer(first).run()
     best = first.output.folder / "best"
-    second = build_trainer(settings_of("second", drafter__start=str(best)))
+    second = build_trainer(settings_of("second", drafter__initial_checkpoint=str(best)))
     assert second.drafter.config.eagle_version == "EAGLE 3"
     assert torch.equal(second.drafter.fc.weight, checkpoint.load_drafter(best).fc.weight)
 
@@ -300,14 +315,14 @@ def test_a_training_from_a_checkpoint_keeps_its_shape(settings_of: Make) -> None
 @pytest.mark.parametrize(
     ("fields", "kind", "said"),
     [
-        ({"optimizer__rows": 40}, TrainingError, r"fewer rows than one step takes \(40 rows x 1 batches\)"),
+        ({"optimizer__batch_size_per_process": 40}, TrainingError, r"fewer rows than one step takes \(40 rows x 1 batches\)"),
         ({"data__train": ["none.jsonl"]}, DataError, "none.jsonl: cannot be read"),
         ({"target__model": "/none"}, TargetError, "target.model /none: its tokenizer cannot be loaded"),
         ({"target__shard": True}, ConfigError, "target.shard is true, and this is one process: start it with torchrun"),
         ({"drafter__aux_layer_ids": [2, 9]}, TargetError, "aux_layer_ids names layer 9, and the target has 6"),
         ({"drafter__draft_vocab_size": 300}, ConfigError, "draft_vocab_size 300 is larger than vocab_size 264"),
         ({"drafter__family": "deepseek_v2"}, TargetError, "the target's configuration has no kv_lora_rank"),
-        ({"drafter__start": "/none"}, CheckpointError, "/none"),
+        ({"drafter__initial_checkpoint": "/none"}, CheckpointError, "/none"),
         ({"data__chat_template": "/none"}, ConfigError, "data.chat_template /none: cannot be read"),
     ],
 )

@@ -141,8 +141,8 @@ def test_loss_and_all_gradients_equal_the_naive_unroll(variant: str, slice_eleme
     found.total.backward()
 
     torch.testing.assert_close(found.total, expected, rtol=1e-10, atol=1e-10)
-    assert found.tally.values[0].tolist() == counts
-    assert torch.equal(found.agreed, agreed)
+    assert found.metrics.sums[0].tolist() == counts
+    assert torch.equal(found.argmax_matches, agreed)
     for name, parameter in drafter.named_parameters():
         if parameter.requires_grad:
             torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-9, atol=1e-10, msg=name)
@@ -183,8 +183,8 @@ def test_a_batch_with_nothing_counted_has_loss_and_gradients_of_zero() -> None:
     found = TrainingTimeTest(drafter, teacher, horizon=3)(batch)
     found.total.backward()
     assert found.total.item() == 0
-    assert found.tally.positions == 0
-    assert found.tally.conditional == [0, 0, 0]
+    assert found.metrics.position_count == 0
+    assert found.metrics.conditional_acceptance == [0, 0, 0]
     assert all(p.grad is not None and not p.grad.any() for p in drafter.parameters() if p.requires_grad)
 
 
@@ -238,10 +238,10 @@ def test_position_shifts_by_hand() -> None:
     found = TrainingTimeTest(echo, torch.eye(2), horizon=2, decay=0.5)(batch)  # type: ignore[arg-type]
     assert echo.read == [[1, 1, 0, 1], [1, 0, 1, 0]]
     assert found.total.item() == pytest.approx(2.5110, abs=1e-4)
-    assert found.tally.positions == 2
-    assert found.agreed[:, 0].tolist() == [[False, True, False, False], [True, False, False, False]]
-    assert found.tally.conditional == [0.5, 0.0]
-    assert found.tally.unconditional == [0.5, 0.0]
+    assert found.metrics.position_count == 2
+    assert found.argmax_matches[:, 0].tolist() == [[False, True, False, False], [True, False, False, False]]
+    assert found.metrics.conditional_acceptance == [0.5, 0.0]
+    assert found.metrics.cumulative_acceptance == [0.5, 0.0]
 
 
 def test_survival_counts_only_columns_whose_steps_are_all_counted() -> None:
@@ -278,7 +278,7 @@ def test_in_bfloat16_the_loss_is_about_the_same(variant: str) -> None:
     rounded = TrainingBatch(
         batch.tokens, batch.loss_mask, batch.aux_hidden_states.bfloat16(), batch.final_hidden_states.bfloat16()
     )
-    expected = TrainingTimeTest(drafter, teacher.float(), horizon=4)(exact).total.item()
+    expected = TrainingTimeTest(drafter, teacher.float(), horizon=4)(exact).weighted_sum.item()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = TrainingTimeTest(drafter, teacher.bfloat16(), horizon=4)(rounded)
     found.total.backward()
@@ -295,6 +295,6 @@ def test_the_order_of_the_draft_vocabulary_changes_nothing() -> None:
     other.d2t = drafter.draft_token_ids[order] - torch.arange(settings.draft_vocab_size)
     batch, teacher = batch_of(settings, rows=8, length=20)
     expected, found = (TrainingTimeTest(one, teacher)(batch) for one in (drafter, other))
-    assert expected.agreed.any()
-    assert torch.equal(found.agreed, expected.agreed)
+    assert expected.argmax_matches.any()
+    assert torch.equal(found.argmax_matches, expected.argmax_matches)
     torch.testing.assert_close(found.total, expected.total)
