@@ -47,7 +47,7 @@ def build_http_route(resource: SpeculativeDeployment, weights: Mapping[str, int]
     """
     gateway = resource.spec.rollout.traffic.gateway
     if gateway is None:
-        raise ValueError(f"{resource.metadata.name} has no gateway: a route belongs to rollout.traffic.mode Gateway.")
+        raise ValueError(f"{resource.metadata.name} has no gateway: only rollout.traffic.mode Gateway has a route.")
     name = resource.metadata.name
     backend_refs = build_backend_refs({f"{name}-{arm}": weight for arm, weight in weights.items()})
     parent_refs = [parent.to_dict() for parent in gateway.parent_refs]

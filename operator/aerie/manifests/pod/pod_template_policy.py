@@ -30,29 +30,29 @@ def check_merged_pod_spec(base_spec: Mapping[str, Any], merged_spec: Mapping[str
 def _find_problems(base_spec: Mapping[str, Any], merged_spec: Mapping[str, Any]) -> Iterator[str]:
     if merged_spec.get("restartPolicy", "Always") != "Always":
         policy = merged_spec["restartPolicy"]
-        yield f"{_POD_SPEC_FIELD}.restartPolicy is {policy}, and engines are restarted always: leave it out."
+        yield f"{_POD_SPEC_FIELD}.restartPolicy is {policy}, but engines are always restarted: leave it out."
     before, after = _find_engine_container(base_spec), _find_engine_container(merged_spec)
     if after is None or before is None:
         yield (
-            f"{_POD_SPEC_FIELD}.containers removes the container {naming.ENGINE_CONTAINER}, which is the engine: "
+            f"{_POD_SPEC_FIELD}.containers removes the container {naming.ENGINE_CONTAINER}, which runs the engine: "
             "change it instead."
         )
         return
     if after.get("args") != before["args"]:
         yield (
-            f"{_ENGINE_CONTAINER_FIELD}.args would replace those by which the engine gets its model and drafter: "
+            f"{_ENGINE_CONTAINER_FIELD}.args would replace the arguments that give the engine its model and drafter: "
             "write spec.engine.args."
         )
     if after.get("image") != before["image"]:
-        yield f"{_ENGINE_CONTAINER_FIELD}.image hides the engine's version: write spec.engine.image."
+        yield f"{_ENGINE_CONTAINER_FIELD}.image hides the version of vLLM: write spec.engine.image."
     engine_ports = [port for port in after.get("ports") or [] if port.get("name") == naming.ENGINE_PORT_NAME]
     if engine_ports != before["ports"]:
         yield (
             f"{_ENGINE_CONTAINER_FIELD}.ports changes the port {naming.ENGINE_PORT} named {naming.ENGINE_PORT_NAME}, "
-            "by which Services, probes and metrics find the engine: give other ports other names and numbers."
+            "by which Services, probes and metrics find the engine: use other names and numbers for other ports."
         )
     for probe, consequence in (
-        ("readinessProbe", "requests would go to engines that still load"),
+        ("readinessProbe", "engines would get requests while they load"),
         ("startupProbe", "engines would be killed while they load"),
     ):
         if probe not in after:
@@ -62,8 +62,8 @@ def _find_problems(base_spec: Mapping[str, Any], merged_spec: Mapping[str, Any])
             )
     if _model_mounts_and_volumes(base_spec, before) != _model_mounts_and_volumes(merged_spec, after):
         yield (
-            f"{_POD_SPEC_FIELD} changes the volumes or mounts of the model's files, which preflight has not seen: write "
-            "spec.model.source or spec.drafter.source, and give other volumes other names and folders."
+            f"{_POD_SPEC_FIELD} changes the volumes or mounts of the model's files, which preflight does not check: write "
+            "spec.model.source or spec.drafter.source, and use other names and folders for other volumes."
         )
 
 
