@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ALLOW_LIST = "scripts/words_allowed.txt"
 
-CODE_FOLDER = "operator/aerie"
+CODE_FOLDERS = ("operator/aerie", "lab/aerie_lab")
 PUBLIC_MODELS_FOLDER = "operator/aerie/api"
 """Folder of the pydantic models whose docstrings are public text, the CRD's descriptions: their phrases are not checked."""
 PUBLIC_MODEL_BASE = "BaseModel"
@@ -344,7 +344,7 @@ def find_violations(root: Path) -> list[Violation]:
     """Return all violations of a working tree, without its allow-list."""
     public_models = find_public_models(root)
     violations: list[Violation] = []
-    for path in sorted((root / CODE_FOLDER).rglob("*.py")):
+    for path in sorted(path for folder in CODE_FOLDERS for path in (root / folder).rglob("*.py")):
         relative_path = path.relative_to(root).as_posix()
         is_api = relative_path.startswith(f"{PUBLIC_MODELS_FOLDER}/")
         violations += check_code(relative_path, path.read_text(), public_models if is_api else frozenset())

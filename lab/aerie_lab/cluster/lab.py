@@ -22,10 +22,11 @@ from typing import Any, Self
 
 from aerie_lab import control
 from aerie_lab.binaries import ensure_binary, ensure_family
+from aerie_lab.binaries.commands import ProgressCallback
 from aerie_lab.cluster import process
 from aerie_lab.cluster.ending import clean_up_on_signal, defer_signals
 from aerie_lab.cluster.folder import lab_lock, preserve_failed_logs, remove_lab, require_disk_space
-from aerie_lab.cluster.start import ProgressCallback, build_api_url, read_supervisor_status, start_lab
+from aerie_lab.cluster.start import build_api_url, read_supervisor_status, start_lab
 from aerie_lab.errors import LabError, StartError, StateError
 from aerie_lab.images.table import ImageTable
 from aerie_lab.kube.client import KubeClient, KubeObject

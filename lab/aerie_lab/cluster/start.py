@@ -26,6 +26,7 @@ import yaml
 
 from aerie_lab import control, gateway
 from aerie_lab.binaries import ensure_family
+from aerie_lab.binaries.commands import ProgressCallback
 from aerie_lab.cluster import process
 from aerie_lab.cluster.certificates import Authority, write_kubeconfig
 from aerie_lab.cluster.ending import defer_signals
@@ -37,7 +38,6 @@ from aerie_lab.settings import LAB_FILE_FORMAT, LabSettings
 from aerie_lab.supervisor.components import API_SERVER_PORT, build_scheduler_configuration
 from aerie_lab.supervisor.supervisor import read_log_tail
 
-ProgressCallback = Callable[[str], None]
 _START_TIMEOUT_SECONDS = 120.0
 
 

