@@ -321,7 +321,7 @@ class RolloutSpec(ResourceModel):
     disruption: DisruptionSpec = DisruptionSpec()
     progress_deadline: Annotated[timedelta, DurationRange("1m", "24h")] = timedelta(minutes=30)
     """Time in which a new pod has to become ready, including download and loading of the model. A pod that has not been ready for
-    so long is late. A late canary fails. During ramp and promotion, more than 5 % of late pods, and more than one, roll the
-    canary back; fewer do not block it. The duration of a whole step has no limit."""
+    so long is late. A late canary fails. During ramp and promotion the canary is rolled back if late pods are more than 5 % and
+    more than one; fewer do not block it. The duration of a whole step has no limit."""
     paused: bool = False
     """Whether Aerie changes nothing, and only reports the state. A canary in progress keeps its pods and its traffic."""

@@ -157,7 +157,7 @@ class TargetSpec(ResourceModel):
     """Name by which clients request the model. Default: the name of the resource."""
 
     source: ModelSource
-    """Source of the target's files."""
+    """Source of the target's files: exactly one of three."""
 
 
 class DrafterSpec(ResourceModel):
@@ -167,4 +167,4 @@ class DrafterSpec(ResourceModel):
     """Speculation method of the engine. EAGLE 3 and EAGLE 3.1 are both `eagle3`: the drafter's own config distinguishes them."""
 
     source: ModelSource
-    """Source of the drafter's files."""
+    """Source of the drafter's files: exactly one of three."""

@@ -5,11 +5,11 @@ termination message holds the preflight result. Each revision has one Job, which
 ConfigMap of the same name keeps the result too, so that it outlives the Job's pods, which anybody may clean up.
 
 Guarantees: the pod fits Pod Security's profile `restricted` wherever the engine's volumes do, with every volume that a source
-can have. It sets requests and limits for everything that a quota can require. The usual meshes are told to inject nothing. It
-reads the Hub the way the engine does (preflight_environment.py). Its images are pulled with the secrets of the operator's
-options and of the engine's podTemplate; without any, with those of the engine's service account. The Job waits for a node, an
-image or a permission for as long as these are missing. `ACTIVE_DEADLINE_SECONDS` only ends leftovers, such as an injected
-container that never ends. The operator limits the container's running time (rollout/revision/preflight_result.py). Not
+can have. It sets requests and limits for everything that a quota can require. Istio and Linkerd are configured to inject
+nothing. It reads the Hub the way the engine does (preflight_environment.py). Its images are pulled with the secrets of the
+operator's options and of the engine's podTemplate; without any, with those of the engine's service account. The Job waits for a
+node, an image or a permission for as long as these are missing. `ACTIVE_DEADLINE_SECONDS` only ends what remains, such as an
+injected container that never ends. The operator limits the container's running time (rollout/revision/preflight_result.py). Not
 guaranteed: that the cluster accepts the pod; the reason for a rejection is shown to the user.
 """
 

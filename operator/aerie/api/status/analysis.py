@@ -48,8 +48,8 @@ class AnalysisStatus(ResourceModel):
     """Differences in hardware between the compared pods, by the labels of their nodes. Latency, tokens per busy second and
     preemptions are then not compared. Absent if the hardware is the same, or unknown."""
     calibration_blocks: Count | None = None
-    """Blocks in which stable pods were counted before the analysis began, each pod by itself. They show the dispersion of metrics
-    between equal pods. Absent below 120 blocks: the bounds then follow from conservative defaults, and are wider."""
+    """Blocks in which stable pods were counted before the analysis began, each pod separately. They show the dispersion of
+    metrics between equal pods. Absent below 120 blocks: the bounds then follow from conservative defaults, and are wider."""
     variance_inflation: float | None = None
     """Number of blocks of the first metric that count as one independent block, because neighbouring blocks are correlated; 3 is
     the conservative default."""

@@ -132,7 +132,7 @@ class CanaryArm(Arm):
 
 
 class PreviousArm(Arm):
-    """The revision before the stable one, while pods of it are retained after the promotion."""
+    """The previous revision, while pods of it are retained after the promotion of the stable one."""
 
     phase: Literal["Monitoring", "Verifying"] = "Monitoring"
     """Monitoring: its pods get no requests. Verifying: they do, because tokens per step have decreased since the promotion."""

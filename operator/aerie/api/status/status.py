@@ -77,7 +77,7 @@ class Status(ResourceModel):
     canary: CanaryArm | None = None
     """The revision under analysis, if there is one; also the first revision, until its pods are ready."""
     previous: PreviousArm | None = None
-    """The revision before the stable one, while pods of it are retained for an immediate rollback."""
+    """The previous revision, while pods of it are retained for an immediate rollback."""
     queue: QueueStatus | None = None
     """The rollout or trial that waits for a free slot, if there is one."""
     analysis: AnalysisStatus | None = None
