@@ -39,7 +39,7 @@ def read_yaml_documents(file: str) -> list[Any]:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise YamlDocumentError(f"{display_name} cannot be read ({reason}): give a YAML file.") from None
     if len(data) > MAX_FILE_BYTES:
-        raise YamlDocumentError(f"{display_name} has more than {MAX_FILE_BYTES >> 20} MiB: give a file with the manifest alone.")
+        raise YamlDocumentError(f"{display_name} has more than {MAX_FILE_BYTES >> 20} MiB: give a file with only the manifest.")
     try:
         return _load_documents(text)
     except (yaml.YAMLError, ValueError) as error:
@@ -98,9 +98,9 @@ class _JsonLoader(yaml.SafeLoader):
         keys: set[str] = set()
         for key, _ in mapping.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key is a list or a table", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, "a key is a list or an object", key.start_mark)
             if key.value in keys:
-                raise yaml.constructor.ConstructorError(None, None, f"the key '{key.value[:80]}' stands twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"the key '{key.value[:80]}' occurs twice", key.start_mark)
             if key.tag != "tag:yaml.org,2002:merge":
                 key.tag = "tag:yaml.org,2002:str"  # as in JSON
             keys.add(key.value)
@@ -112,13 +112,13 @@ def _construct_int(loader: _JsonLoader, node: yaml.ScalarNode) -> int:
         len(node.value) > 4 * _INTEGER_BITS
         or not -(2**_INTEGER_BITS) <= (number := loader.construct_yaml_int(node)) < 2**_INTEGER_BITS
     ):
-        raise yaml.constructor.ConstructorError(None, None, "a whole number has more than 64 bits", node.start_mark)
+        raise yaml.constructor.ConstructorError(None, None, "an integer has more than 64 bits", node.start_mark)
     return int(number)
 
 
 def _construct_float(loader: _JsonLoader, node: yaml.ScalarNode) -> int | float:
     if not math.isfinite(number := loader.construct_yaml_float(node)):
-        raise yaml.constructor.ConstructorError(None, None, f"{node.value[:80]} is no finite number", node.start_mark)
+        raise yaml.constructor.ConstructorError(None, None, f"{node.value[:80]} is not a finite number", node.start_mark)
     return (
         int(number) if number.is_integer() and abs(number) < 2**_INTEGER_BITS else float(number)
     )  # 2.0 is 2, as in Kubernetes' JSON
@@ -139,7 +139,7 @@ def _count_expanded_values(root: yaml.Node, limit: int) -> int:
         key = id(node)
         if key in sizes:
             if sizes[key] == 0:
-                raise yaml.constructor.ConstructorError(None, None, "a value holds itself", node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, "a value contains itself", node.start_mark)
             return sizes[key]
         sizes[key] = 0
         children = node.value if isinstance(node, yaml.CollectionNode) else ()
@@ -155,4 +155,4 @@ def _count_expanded_values(root: yaml.Node, limit: int) -> int:
 
 
 def _too_many_values_error() -> yaml.YAMLError:
-    return yaml.YAMLError(f"it has more than {MAX_DOCUMENT_VALUES} values, aliases put in")
+    return yaml.YAMLError(f"it has more than {MAX_DOCUMENT_VALUES} values after its aliases are expanded")

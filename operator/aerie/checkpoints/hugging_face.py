@@ -130,7 +130,7 @@ class HubClient:
             raise HubError(f"{error} Or {_NOT_A_HUB_HINT}") from error
         commit, siblings = listing.get("sha"), listing.get("siblings")
         if not isinstance(commit, str) or not isinstance(siblings, list):
-            raise HubError(f"{address} names no commit and no files: {_NOT_A_HUB_HINT}")
+            raise HubError(f"the response of {address} has no commit and no files: {_NOT_A_HUB_HINT}")
         files = {str(entry.get("rfilename")) for entry in siblings if isinstance(entry, dict)}
         download.name = f"{repository}@{commit}"
         base = f"{self._endpoint}/{quote(repository)}/resolve/{quote(commit, safe='')}"
@@ -185,7 +185,7 @@ class _Download:
     def fetch_file(self, address: str, max_bytes: int) -> bytes:
         data, size = self._request(address, None, max_bytes)
         if size > max_bytes:
-            raise CheckpointError(f"{self.name}: {address} has {size} bytes, and {max_bytes} is the most: is this a model?")
+            raise CheckpointError(f"{self.name}: {address} has {size} bytes, more than the limit {max_bytes}: is this a model?")
         return data
 
     def fetch_range(self, address: str, start: int, count: int) -> tuple[bytes, int]:
@@ -212,7 +212,7 @@ class _Download:
                 self._hub._sleep(min(pause, MAX_RETRY_DELAY_SECONDS))
                 self._check_deadline(address)
         raise HubError(
-            f"{self.name}: {address} failed {MAX_REQUEST_ATTEMPTS} times, at last with: {problem}: "
+            f"{self.name}: {address} failed {MAX_REQUEST_ATTEMPTS} times, the last time with: {problem}: "
             "try again later, set HF_ENDPOINT to a mirror, or give a local folder."
         )
 
@@ -242,7 +242,7 @@ class _Download:
             error_type = HubRejectionError if response.status_code in (401, 403, 404) else HubError
             raise error_type(f"{self.name}: {address} answered HTTP {response.status_code}: {_suggest_fix(response)}")
         if response.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "text/html":
-            raise HubError(f"{self.name}: {address} answered with a page for people, as proxies do: {_NOT_A_HUB_HINT}")
+            raise HubError(f"{self.name}: {address} answered with an HTML page, as proxies do: {_NOT_A_HUB_HINT}")
 
     def _read_body(self, response: httpx.Response, address: str, count: int) -> bytearray:
         """Read at least `count` bytes of the body, or all of it, within budget and deadline."""
@@ -314,6 +314,4 @@ def _build_ssl_context(environment: Mapping[str, str]) -> ssl.SSLContext | None:
         is_directory = Path(path).is_dir()
         return ssl.create_default_context(cafile=None if is_directory else path, capath=path if is_directory else None)
     except OSError as error:
-        raise HubError(
-            f"{name} is {path}, which holds no certificates that can be read ({error}): correct it, or mount them."
-        ) from error
+        raise HubError(f"{name} is {path}, which has no readable certificates ({error}): correct it, or mount them.") from error

@@ -43,7 +43,7 @@ class Clock:
         if abs(ahead) > _MIN_CORRECTED_OFFSET:
             self._wall, self._logged_offset = self._wall - ahead, self._logged_offset + ahead
             _log.warning(
-                "the machine's clock is %+.0f s off that of the API server, by which Aerie goes until it restarts",
+                "the machine's clock is %+.0f s off the API server's clock; Aerie uses the API server's time until it restarts",
                 ahead.total_seconds(),
             )
 
@@ -54,7 +54,7 @@ class Clock:
         if abs(offset - self._logged_offset) > _MIN_LOGGED_JUMP:
             self._logged_offset = offset
             _log.warning(
-                "the machine's clock has jumped; it is %+.0f s off the one that Aerie goes by until it restarts",
+                "the machine's clock has jumped; it is now %+.0f s off the clock that Aerie uses until it restarts",
                 offset.total_seconds(),
             )
         return now

@@ -22,7 +22,7 @@ from aerie.rollout.facts.concurrency import (
 )
 
 RolloutCounts = Mapping[tuple[str, str], int]
-"""Number of rollouts and trials, by purpose and by state: UnderWay or Queued."""
+"""Number of rollouts and trials, by purpose and by state: Active or Queued."""
 
 
 class ConcurrencyLimiter:
@@ -79,7 +79,7 @@ class ConcurrencyLimiter:
         self._slot_allocation = allocate_slots(self._claims, previous.limits)
         for resource_name in sorted(self._slot_allocation.granted_resources - previous.granted_resources):
             self._enqueue(NamespacedName(*resource_name))
-        counts = {(purpose, state): 0 for purpose in ("Rollout", "Trial") for state in ("UnderWay", "Queued")}
+        counts = {(purpose, state): 0 for purpose in ("Rollout", "Trial") for state in ("Active", "Queued")}
         for claim in self._claims.values():
-            counts[claim.purpose, "UnderWay" if claim.holds_slot else "Queued"] += 1
+            counts[claim.purpose, "Active" if claim.holds_slot else "Queued"] += 1
         self._record_counts(counts)

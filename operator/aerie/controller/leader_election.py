@@ -81,7 +81,7 @@ class LeaderElector:
         lost = asyncio.Event()
         acquired_at = await self._acquire()
         self._leader_until = acquired_at + self._timing.lease_duration_seconds - self._timing.safety_margin_seconds
-        renewal = asyncio.create_task(self._renew(acquired_at, lost), name="lease")
+        renewal = asyncio.create_task(self._renew(acquired_at, lost), name="lease-renewal")
         try:
             yield lost
         finally:
@@ -95,7 +95,7 @@ class LeaderElector:
         """Wait for the lease, and return when it was requested."""
         while True:
             if (requested_at := await self._try_acquire_or_renew()) is not None:
-                _log.info("%s leads", self.identity)
+                _log.info("%s is the leader", self.identity)
                 return requested_at
             await asyncio.sleep(self._timing.retry_period_seconds)
 
@@ -113,7 +113,7 @@ class LeaderElector:
                 self._leader_until = renewed_at + timing.lease_duration_seconds - timing.safety_margin_seconds
                 continue
             if self._held_lease is None or _loop_time() >= deadline:
-                _log.error("%s leads no longer: the lease could not be renewed", self.identity)
+                _log.error("%s is no longer the leader: the Lease could not be renewed", self.identity)
                 lost.set()
                 return
             delay = timing.failed_renewal_retry_seconds
@@ -123,10 +123,10 @@ class LeaderElector:
         try:
             return await self._acquire_or_renew()
         except TimeoutError:
-            _log.warning("the lease: no answer within %g s", self._timing.request_timeout_seconds)
+            _log.warning("the API server did not answer a Lease request within %g s", self._timing.request_timeout_seconds)
         except ApiError as error:
             if error.status != 409:  # somebody else was quicker
-                _log.warning("the lease: %s", error)
+                _log.warning("the Lease could not be read or written: %s", error)
         return None
 
     async def _acquire_or_renew(self) -> float | None:
@@ -175,7 +175,7 @@ class LeaderElector:
             async with asyncio.timeout(self._timing.request_timeout_seconds):
                 await self._lease_client.replace(released_lease)
         except (ApiError, TimeoutError) as error:
-            _log.info("the lease could not be given back, and runs out by itself: %s", error)
+            _log.info("the Lease could not be released and will expire: %s", error)
 
     def _build_lease(self, current_lease: ObjectDict | None) -> ObjectDict:
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -45,86 +45,93 @@ class OperatorMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._api_calls = Counter(
-            "aerie_api_calls", "Calls of the API server, by verb and status or error.", ["verb", "code"], registry=self.registry
+            "aerie_kube_api_requests",
+            "Requests to the API server, by verb and status code or error.",
+            ["verb", "code"],
+            registry=self.registry,
         )
         self._api_call_seconds = Histogram(
-            "aerie_api_call_seconds",
-            "Length of calls of the API server.",
+            "aerie_kube_api_request_duration_seconds",
+            "Duration of requests to the API server.",
             ["verb"],
             buckets=_DURATION_BUCKETS_SECONDS,
             registry=self.registry,
         )
         self._queue_wait_seconds = Histogram(
-            "aerie_queue_wait_seconds",
-            "Time from an event to the pass that it caused.",
+            "aerie_workqueue_queue_duration_seconds",
+            "Time that a resource waits in the work queue until its reconcile starts.",
             buckets=_DURATION_BUCKETS_SECONDS,
             registry=self.registry,
         )
         self._reconcile_seconds = Histogram(
-            "aerie_reconcile_seconds",
-            "Length of passes, by outcome.",
+            "aerie_reconcile_duration_seconds",
+            "Duration of reconciles, by outcome: done, conflict, failed.",
             ["outcome"],
             buckets=_DURATION_BUCKETS_SECONDS,
             registry=self.registry,
         )
-        self._queue_depth = Gauge("aerie_queue_depth", "Resources that wait for a pass.", registry=self.registry)
-        self._leader = Gauge("aerie_leading", "1 while this operator acts, 0 while it stands by.", registry=self.registry)
+        self._queue_depth = Gauge(
+            "aerie_workqueue_depth", "Resources that wait in the work queue for a reconcile.", registry=self.registry
+        )
+        self._leader = Gauge(
+            "aerie_leader", "1 while this operator is the leader, 0 while it is on standby.", registry=self.registry
+        )
         self._event_loop_lag = Histogram(
-            "aerie_loop_lag_seconds",
-            "How late the event loop runs what is due.",
+            "aerie_event_loop_lag_seconds",
+            "Delay with which the event loop runs a callback that is due.",
             buckets=_LAG_BUCKETS_SECONDS,
             registry=self.registry,
         )
         self._scrape_seconds = Histogram(
-            "aerie_scrape_seconds",
-            "Length of readings of engines' metrics.",
+            "aerie_scrape_duration_seconds",
+            "Duration of scrapes of engine metrics.",
             buckets=_DURATION_BUCKETS_SECONDS,
             registry=self.registry,
         )
         self._scrape_failures = Counter(
-            "aerie_scrape_failures", "Readings of engines' metrics that failed, by reason.", ["reason"], registry=self.registry
+            "aerie_scrape_failures", "Failed scrapes of engine metrics, by reason.", ["reason"], registry=self.registry
         )
         self._notifications = Counter(
-            "aerie_notices",
-            "Notices of rollouts, by outcome: sent, or why lost: too many waited (full), the endpoint refused it, or did not "
-            "take it in time (expired).",
+            "aerie_notifications",
+            "Notifications of rollouts, by outcome. sent: accepted by the endpoint. Lost: queue_full (too many were pending), "
+            "rejected (by the endpoint), expired (not accepted in time), error (defect of Aerie).",
             ["outcome"],
             registry=self.registry,
         )
         self._decisions = Counter(
             "aerie_tuning_decisions",
-            "Decisions on speculation settings, by outcome: hold, change, explore, insufficient; nothing where no requests came, "
-            "outdated where the engines have changed meanwhile, failed.",
+            "Decisions on speculation settings, by outcome: hold, change, explore, insufficient (too few windows), no_data (no "
+            "usable window since the last decision), superseded (the engines changed meanwhile), failed.",
             ["outcome"],
             registry=self.registry,
         )
         self._decision_seconds = Histogram(
-            "aerie_tuning_decision_seconds",
-            "Length of decisions on speculation settings, the start of their process among it.",
+            "aerie_tuning_decision_duration_seconds",
+            "Duration of decisions on speculation settings, including the start of the worker process.",
             buckets=_DURATION_BUCKETS_SECONDS,
             registry=self.registry,
         )
         self._list_failures = Gauge(
             "aerie_list_failed",
-            "1 while the kind cannot be listed in the namespace (none: in all), 0 when it can again.",
+            "1 while the kind cannot be listed in the namespace (empty: all namespaces), 0 when it can be listed again.",
             ["kind", "namespace"],
             registry=self.registry,
         )
         self._resources_held = Gauge(
             "aerie_resources_held",
-            "Resources that are left as they are, or whose rollout is held, because they cannot be read or listed.",
+            "Resources on hold because they cannot be read or listed: they are left unchanged, or start no rollout.",
             ["reason"],
             registry=self.registry,
         )
         self._dropped_fields = Gauge(
             "aerie_status_fields_dropped",
-            "Fields and values of the status that the installed CustomResourceDefinition does not have.",
+            "Fields and values of the status that the API server drops because the CustomResourceDefinition lacks them.",
             registry=self.registry,
         )
         self._rollouts = Gauge(
             "aerie_rollouts",
-            "Rollouts, and trials of speculation settings, that are under way and wait for nobody (UnderWay), or wait for their "
-            "turn (Queued).",
+            "Rollouts, and trials of speculation settings, that are in progress (Active) or wait for a slot (Queued). Those that "
+            "wait for a user are not counted.",
             ["purpose", "state"],
             registry=self.registry,
         )
@@ -194,7 +201,7 @@ class OperatorMetrics:
     def record_tuning_decision(self, outcome: str, seconds: float) -> None:
         """Record a finished decision on a speculation setting."""
         self._decisions.labels(outcome).inc()
-        if outcome != "nothing":
+        if outcome != "no_data":
             self._decision_seconds.observe(seconds)
 
     def set_leader(self, is_leader: bool) -> None:
@@ -227,7 +234,7 @@ class OperatorMetrics:
             return True, "ready"
         is_unable_to_list = self.cache_sync.is_unable_to_list()
         return not is_unable_to_list, "\n".join(
-            ["nothing can be listed" if is_unable_to_list else "ready", *self.cache_sync.list_errors()]
+            ["no SpeculativeDeployment can be listed" if is_unable_to_list else "ready", *self.cache_sync.list_errors()]
         )
 
     async def serve(self, health_port: int, metrics_port: int) -> list[web.AppRunner]:
@@ -238,7 +245,7 @@ class OperatorMetrics:
 
         async def healthz(_: web.Request) -> web.Response:
             return _build_health_response(
-                self.is_alive(), "alive", f"nothing has gone on for {HEARTBEAT_TIMEOUT_SECONDS:g} s, and something should"
+                self.is_alive(), "alive", f"no progress for {HEARTBEAT_TIMEOUT_SECONDS:g} s although work is pending"
             )
 
         async def readyz(_: web.Request) -> web.Response:

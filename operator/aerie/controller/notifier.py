@@ -68,7 +68,7 @@ class Webhook:
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise WebhookError("the address of notices has to begin with http:// or https:// and name a host.")
+            raise WebhookError("the webhook URL must begin with http:// or https:// and contain a host.")
         self.read_headers()
 
     def read_headers(self) -> dict[str, str]:
@@ -78,13 +78,13 @@ class Webhook:
         try:
             lines = self.headers_file.read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise WebhookError(f"the file {self.headers_file} with headers for notices cannot be read: {error}.") from None
+            raise WebhookError(f"the file {self.headers_file} with headers of the webhook cannot be read: {error}.") from None
         headers = {}
         for line in filter(str.strip, lines):
             name, colon, value = line.partition(":")
             if not colon or not name.strip().isascii() or not value.strip():
                 raise WebhookError(
-                    f"the file {self.headers_file} has a line that is no header: write `Name: value`."
+                    f"the file {self.headers_file} has a line that is not a header: write `Name: value`."
                 )  # the line itself may be a secret
             headers[name.strip()] = value.strip()
         return headers
@@ -144,7 +144,7 @@ class Notifier:
 
     def _enqueue(self, notification: Notification) -> None:
         if len(self._pending) >= MAX_PENDING_NOTIFICATIONS:
-            self._drop(notification, "full", f"{MAX_PENDING_NOTIFICATIONS} others wait")
+            self._drop(notification, "queue_full", f"{MAX_PENDING_NOTIFICATIONS} notifications are pending")
             return
         self._pending.append(_PendingNotification(notification, asyncio.get_running_loop().time() + DELIVERY_TIMEOUT_SECONDS))
         self._pending_added.set()
@@ -163,7 +163,7 @@ class Notifier:
                     try:
                         await self._deliver(http_client, self.webhook, pending)
                     except Exception:  # noqa: BLE001 - one notification must not stop the others
-                        _log.exception("notice %s ended with an error of Aerie's own", pending.notification.id)
+                        _log.exception("notification %s failed with an internal error", pending.notification.id)
                         self.record_outcome("error")
                     self._pending.popleft()
 
@@ -192,19 +192,19 @@ class Notifier:
                     return
                 cause = f"status {code}"
                 if code < 500 and code not in _RETRYABLE_STATUS_CODES:
-                    self._drop(pending.notification, "refused", cause)
+                    self._drop(pending.notification, "rejected", cause)
                     return
             except (httpx.HTTPError, TimeoutError, WebhookError) as error:
                 cause = str(error) or type(error).__name__
             if loop.time() + delay >= pending.deadline:
                 self._drop(pending.notification, "expired", cause)
                 return
-            _log.info("notice %s was not taken (%s); again in %g s", pending.notification.id, cause, delay)
+            _log.info("notification %s was not accepted (%s); retrying in %g s", pending.notification.id, cause, delay)
             await asyncio.sleep(delay)
             delay = min(MAX_DELIVERY_RETRY_SECONDS, 2 * delay)
 
     def _drop(self, notification: Notification, outcome: str, cause: str) -> None:
-        _log.warning("notice %s is lost: %s", notification.id, cause)
+        _log.warning("notification %s is lost: %s", notification.id, cause)
         self.record_outcome(outcome)
 
 

@@ -112,13 +112,13 @@ class Reconciler:
                 outcome = "conflict" if error.status == 409 else "failed"
                 seconds = self.queue.add_rate_limited(key)
                 level = logging.INFO if outcome == "conflict" else logging.WARNING
-                _log.log(level, "%s: %s; again in %.1f s", key, error, seconds)
+                _log.log(level, "%s: %s; retrying in %.1f s", key, error, seconds)
             except ResourceError as error:
                 self.queue.add_rate_limited(key)
-                _log.error("%s has come to be what cannot be read: %s", key, error)
+                _log.error("%s cannot be read: %s", key, error)
             except Exception:  # noqa: BLE001 - a fault with one resource must not end the worker
                 self.queue.add_rate_limited(key)
-                _log.exception("%s: the pass ended with an error of Aerie's own", key)
+                _log.exception("%s: the reconcile failed with an internal error", key)
             finally:
                 self.metrics.record_reconcile(outcome, asyncio.get_running_loop().time() - started)
                 self.queue.done(key, REST_SECONDS_PER_OBJECT * self.cache.count_objects(key))

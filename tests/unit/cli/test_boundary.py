@@ -74,7 +74,7 @@ def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
         ("AERIE catalog | true; exit ${PIPESTATUS[0]}", 141, ""),
         ("AERIE preflight -f - <&-", 2, "error: standard input cannot be read (Bad file descriptor): give a YAML file.\n"),
         ("AERIE catalog example/none 2>&-", 1, ""),
-        ("AERIE preflight -f /dev/zero", 2, "error: /dev/zero has more than 4 MiB: give a file with the manifest alone.\n"),
+        ("AERIE preflight -f /dev/zero", 2, "error: /dev/zero has more than 4 MiB: give a file with only the manifest.\n"),
         (f"{BIN}/kubectl-aerie tune explain chat --kubeconfig /none", 2, "error: no cluster is known"),
         (f"{BIN}/aerie-drafter evaluate", 2, "Usage: aerie-drafter evaluate"),
         (f"{BIN}/aerie-drafter train /none.yaml", 2, "error: /none.yaml cannot be read"),

@@ -65,7 +65,7 @@ def test_nothing_but_a_lease_is_written_by_an_operator_whose_lease_has_run_out()
         cluster = Cluster(cast("ApiClient", Unreachable()))
         cluster.may_write = lambda: False
         for verb, path in (("PATCH", "/api/v1/namespaces/a/services/b"), ("DELETE", "/api/v1/x"), ("POST", "/api/v1/events")):
-            with pytest.raises(ApiError, match="the Lease has run out") as caught:
+            with pytest.raises(ApiError, match="the Lease has expired") as caught:
                 await cluster.request(verb, path)
             assert caught.value.status is None
         for verb, path in (("GET", "/api/v1/services"), ("PUT", LEASES.path("aerie", "operator"))):

@@ -43,13 +43,13 @@ def test_a_new_leader_knows_of_all_before_its_first_decision() -> None:
     fleet = Fleet(going("a"), waiting("b", 2), waiting("c", 1))
     assert not any(map(fleet.may_begin, "abc"))
     assert fleet.counts == {
-        ("Rollout", "UnderWay"): 1,
+        ("Rollout", "Active"): 1,
         ("Rollout", "Queued"): 2,
-        ("Trial", "UnderWay"): 0,
+        ("Trial", "Active"): 0,
         ("Trial", "Queued"): 0,
     }
     fleet.allotter.load_claims(list)
-    assert fleet.counts["Rollout", "UnderWay"] == 1, "once"
+    assert fleet.counts["Rollout", "Active"] == 1, "once"
 
 
 def test_who_is_next_is_looked_at_when_a_slot_is_free() -> None:

@@ -80,7 +80,7 @@ def test_a_refusal_is_told_once_and_nothing_is_asked_for_an_hour(run: Run, caplo
         server.error = None
         await asyncio.sleep(FORBIDDEN_RETRY_SECONDS + 1)
         assert await known.refresh(["a"])
-        assert "may be read now" in caplog.text
+        assert "can be read now" in caplog.text
 
     with caplog.at_level(logging.INFO, logger=nodes.__name__):
         run(work())

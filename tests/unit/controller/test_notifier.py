@@ -127,7 +127,7 @@ def test_what_is_refused_is_lost_and_keeps_nobody_waiting() -> None:
             world, _ = canarying("Starting")
             look(notifier, world)
             await until(lambda: counts.total() == 2)
-            assert counts == {"refused": 1, "sent": 1}
+            assert counts == {"rejected": 1, "sent": 1}
 
     asyncio.run(run())
 
@@ -154,7 +154,7 @@ def test_more_than_may_wait_is_lost_at_once(monkeypatch: pytest.MonkeyPatch) -> 
         notifier = Notifier(Webhook("http://nobody.example"), lambda outcome: counts.update([outcome]))  # and nobody sends
         world, _ = canarying("Starting")
         look(notifier, world)
-        assert counts == {"full": 1}
+        assert counts == {"queue_full": 1}
 
     asyncio.run(run())
 
@@ -183,11 +183,11 @@ def test_without_a_hook_nothing_is_kept() -> None:
 
 
 def test_a_hook_that_cannot_be_is_refused_without_its_secrets(tmp_path: Path) -> None:
-    with pytest.raises(WebhookError, match="begin with http:// or https:// and name a host"):
+    with pytest.raises(WebhookError, match="must begin with http:// or https://"):
         Webhook("chat.example.com/secret")
     with pytest.raises(WebhookError, match="cannot be read"):
         Webhook("http://chat.example.com", tmp_path / "nothing")
     (tmp_path / "headers").write_text("secret")
-    with pytest.raises(WebhookError, match="a line that is no header") as refusal:
+    with pytest.raises(WebhookError, match="a line that is not a header") as refusal:
         Webhook("http://chat.example.com", tmp_path / "headers")
     assert "secret" not in str(refusal.value)

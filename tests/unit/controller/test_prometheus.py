@@ -28,6 +28,7 @@ from aerie.engine.metrics.promql import PrometheusScrape
 from aerie.rollout.facts.arm_metrics import ArmMetrics
 from aerie.rollout.facts.snapshot import Snapshot
 from aerie_lab.testing.prometheus import build_range_response
+from tests.golden import Messages
 
 from .scraped import AFTER, BEFORE, FIGURES, Reader, deployment, pod, resource
 
@@ -84,7 +85,8 @@ def test_pods_are_asked_for_a_few_at_a_time_by_the_labels_that_the_resource_name
         assert list(found) == names
         assert [isinstance(one, PrometheusScrape) for one in found.values()].count(True) == 3
         assert found["chat-1"] == (
-            f"has no sample at {URL}/select/ in the last 30 s, by the labels kube_namespace=default, pod=<its name>, cluster=west"
+            f"has no sample at {URL}/select/ in the last 30 s "
+            "with the labels kube_namespace=default, pod=<its name>, cluster=west"
         )
         assert calls == [("POST", f"{URL}/select/api/v1/query", number, 30.0) for number in (PODS_PER_QUERY, PODS_PER_QUERY, 1)]
 
@@ -186,9 +188,9 @@ def test_only_servers_that_the_operator_allows_are_asked(run: Run, allowed: tupl
         if allows:
             await asking
         else:
-            says = f"^{re.escape(address)} is none of the addresses that this operator may ask: write one of them in spec.metrics"
-            with pytest.raises(ScrapeError, match=says) as failure:
+            with pytest.raises(ScrapeError) as failure:
                 await asking
+            assert str(failure.value).startswith(f"{address} ")
             assert failure.value.reason == "forbidden"
         assert bool(asked) == allows
 
@@ -211,33 +213,29 @@ def test_a_reading_of_a_slow_server_ends(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "says"),
+    ("status", "body", "name"),
     [
-        (401, b"Unauthorized", "status 401: name a token for this address in the chart value prometheus.tokens"),
-        (403, b"", "status 403: name a token"),
-        (
-            302,
-            b"",
-            "status 302: spec.metrics.source.prometheus.address has to be where /api/v1/query of a Prometheus server begins",
-        ),
-        (404, b"404 page not found", "status 404: spec.metrics.source.prometheus.address has to be where"),
-        (422, b'{"errorType": "execution", "error": "too many samples"}', "status 422 (execution): correct spec.metrics.source"),
-        (422, b'{"errorType": "root-password: hunter2", "error": "x"}', "status 422: correct spec.metrics.source"),
-        (503, b'{"errorType": ["x"], "error": ["x"]}', "status 503: see to the server"),
-        (503, b"[" * 100_000, "status 503: see to the server"),
+        (401, b"Unauthorized", "status 401"),
+        (403, b"", "status 403"),
+        (302, b"", "status 302"),
+        (404, b"404 page not found", "status 404"),
+        (422, b'{"errorType": "execution", "error": "too many samples"}', "status 422 with a known type"),
+        (422, b'{"errorType": "root-password: hunter2", "error": "x"}', "status 422 with an unknown type"),
+        (503, b'{"errorType": ["x"], "error": ["x"]}', "status 503"),
+        (503, b"[" * 100_000, "status 503"),
     ],
 )
-def test_a_status_is_told_with_the_way_out(run: Run, status: int, body: bytes, says: str) -> None:
+def test_a_status_is_told_with_the_way_out(run: Run, messages: Messages, status: int, body: bytes, name: str) -> None:
     async def story() -> None:
         with pytest.raises(ScrapeError) as failure:
             await ask(answers(status, body, location="http://elsewhere.example/"), "chat-0")
-        assert str(failure.value).startswith(f"{URL}/api/v1/query answered with {says}")
+        messages.check(name, str(failure.value))
         assert failure.value.reason == "status"
 
     run(story())
 
 
-def test_servers_that_are_away_slow_endless_or_something_else(run: Run) -> None:
+def test_servers_that_are_away_slow_endless_or_something_else(run: Run, messages: Messages) -> None:
     async def silent(_: httpx.Request) -> httpx.Response:
         await asyncio.sleep(10 * HTTP_RESPONSE_TIMEOUT_SECONDS)
         raise AssertionError
@@ -246,25 +244,17 @@ def test_servers_that_are_away_slow_endless_or_something_else(run: Run) -> None:
         raise httpx.ConnectError("nobody listens")
 
     cases = [
-        (
-            httpx.MockTransport(silent),
-            "timeout",
-            "did not answer in time: correct spec.metrics.source.prometheus.address, or let",
-        ),
-        (httpx.MockTransport(refuses), "unreachable", "cannot be reached: nobody listens: correct spec.metrics.source"),
-        (
-            answers(200, b" " * (MAX_HTTP_RESPONSE_BYTES + 1)),
-            "too_large",
-            f"answered with more than {MAX_HTTP_RESPONSE_BYTES} bytes",
-        ),
-        (answers(200, b"<html>"), "broken", "answered with what is no answer of Prometheus: spec.metrics.source"),
+        (httpx.MockTransport(silent), "timeout"),
+        (httpx.MockTransport(refuses), "unreachable"),
+        (answers(200, b" " * (MAX_HTTP_RESPONSE_BYTES + 1)), "too_large"),
+        (answers(200, b"<html>"), "invalid_response"),
     ]
 
     async def story() -> None:
-        for transport, reason, says in cases:
+        for transport, reason in cases:
             with pytest.raises(ScrapeError) as failure:
                 await ask(transport, "chat-0")
-            assert says in str(failure.value)
+            messages.check(reason, str(failure.value))
             assert URL in str(failure.value)
             assert failure.value.reason == reason
 
@@ -360,7 +350,7 @@ def test_figures_come_from_the_server_and_no_pod_is_read(run: Run) -> None:
     run(story())
 
 
-def test_a_scrape_that_was_seen_before_is_no_reading(run: Run) -> None:
+def test_a_scrape_that_was_seen_before_is_no_reading(run: Run, messages: Messages) -> None:
     async def story() -> None:
         server = Server(every=60)
         follower = Follower(server)
@@ -372,10 +362,7 @@ def test_a_scrape_that_was_seen_before_is_no_reading(run: Run) -> None:
             read_at.add(follower.scraper._scrape_targets[NamespacedName("default", "chat-r1-hash-0")].last_sample_at)
         assert len(server.calls) >= 19
         assert len(read_at) <= 7  # one for each scrape, and nought before the first
-        assert follower.scraper.metrics_source_error(key) == (
-            f"{URL} scrapes the pods each 60 s, and spec.metrics.scrapeInterval is 15 s, by which blocks are counted: raise it to the "
-            "time between two scrapes"
-        )
+        messages.check("Prometheus scrapes too rarely", follower.scraper.metrics_source_error(key) or "")
         server.every = 15
         await follower.for_(100)
         assert follower.scraper.metrics_source_error(key) == ""
@@ -488,7 +475,7 @@ def test_a_resource_without_pods_asks_nobody(run: Run) -> None:
     run(story())
 
 
-def test_a_server_that_is_not_allowed_is_a_trouble_of_its_resource_and_is_not_asked(run: Run) -> None:
+def test_a_server_that_is_not_allowed_is_a_trouble_of_its_resource_and_is_not_asked(run: Run, messages: Messages) -> None:
     async def story() -> None:
         server = Server()
         follower = Follower(server, PrometheusAccess(allowed_addresses=("http://other.example",)))
@@ -496,6 +483,6 @@ def test_a_server_that_is_not_allowed_is_a_trouble_of_its_resource_and_is_not_as
         await follower.for_(300)
         assert server.calls == []
         assert set(follower.ends) == {"forbidden"}
-        assert "is none of the addresses that this operator may ask" in str(follower.scraper.metrics_source_error(key))
+        messages.check("address not allowed", follower.scraper.metrics_source_error(key) or "")
 
     run(story())

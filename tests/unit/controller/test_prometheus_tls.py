@@ -121,12 +121,12 @@ def test_a_server_that_cannot_show_who_it_is_gets_nothing(
         with pytest.raises(ScrapeError, match=said) as error:
             asked(there, PrometheusAccess({there.address: token}, files[known]))
         assert error.value.reason == "unreachable"
-        assert "name the server's authority in the chart value prometheus.authorities" in str(error.value)
+        assert "the chart value prometheus.caBundle" in str(error.value)
         assert server.tokens == []
 
 
 def test_authorities_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     file = tmp_path / "ca.crt"
     file.write_text("none")
-    with pytest.raises(ScrapeError, match=rf"the certificate authorities in {file} cannot be read"):
+    with pytest.raises(ScrapeError, match=rf"the CA certificates in {file} cannot be read"):
         asked(PrometheusSource(address="https://127.0.0.1:9"), PrometheusAccess(ca_file=file))

@@ -470,7 +470,10 @@ def test_a_kind_that_cannot_be_listed_keeps_no_other_one_from_its_repair(run: Ru
 NEWER = [
     ("phase", "Charming"),
     ("canary", {"revision": "x", "change": "y", "phase": "Charming", "startTime": "2026-11-21T12:00:00Z"}),
-    ("rolloutHistory", [{"revision": "x", "change": "y", "result": "Adopted", "message": "z", "startTime": 1, "completionTime": 2}]),
+    (
+        "rolloutHistory",
+        [{"revision": "x", "change": "y", "result": "Adopted", "message": "z", "startTime": 1, "completionTime": 2}],
+    ),
     ("replicas", "many"),
 ]
 

@@ -283,7 +283,7 @@ def test_pages_that_are_none_are_counted_and_end_nothing(run: Run) -> None:
         follower.scraper = Scraper(follower._tell, follower._count, httpx.MockTransport(answer))
         key = follower.follow(resource(), pod(), pod(1, address="10.0.0.2"))
         await follower.for_(200)
-        assert follower.ends["unreadable"] >= 2
+        assert follower.ends["invalid_exposition"] >= 2
         assert follower.ends["done"] >= 3
         assert follower.scraper.metrics_by_deployment(key) == {"chat-r1": ArmMetrics()}
 

@@ -30,6 +30,7 @@ from aerie.tuning.recommendation import Recommendation
 from aerie.tuning.telemetry import TelemetryScale, TuningTelemetry
 from aerie.tuning.worker.codec import pack_telemetry
 from aerie.tuning.worker.protocol import DecisionRequest, DecisionResponse
+from tests.golden import Messages
 from tests.unit.controller.conftest import Run
 from tests.unit.controller.scraped import deployment, pod
 from tests.unit.tuning.windows import K3, window
@@ -165,8 +166,8 @@ def test_it_decides_once_an_interval_on_all_that_came_since(run: Run) -> None:
         async with Story() as one:
             one.follow(resource())
             await one.traffic(2.5 * INTERVAL)
-            assert [order.current for order in one.decider.orders] == [Static(3)] * 2
-            first, second = (order.since for order in one.decider.orders)
+            assert [order.current_setting for order in one.decider.orders] == [Static(3)] * 2
+            first, second = (order.new_telemetry for order in one.decider.orders)
             whole = one.decider.orders[1].merged_telemetry()
             windows = sum(cell.windows for cell in whole.cells.values())
             assert windows == sum(cell.windows for part in (first, second) for cell in part.cells.values())
@@ -189,7 +190,9 @@ def test_a_canary_on_spare_gpus_takes_no_replica_and_another_does(run: Run) -> N
                 rollout = of.spec.rollout.model_copy(update={"canary": CanarySpec.from_dict(canary)})
                 one.follow(of.model_copy(update={"spec": of.spec.model_copy(update={"rollout": rollout})}))
                 await one.traffic(1.2 * INTERVAL)
-                assert [order.lent for order in one.decider.orders] == [lent], "of two replicas one stays in any case"
+                assert [order.borrowed_replicas for order in one.decider.orders] == [lent], (
+                    "of two replicas one stays in any case"
+                )
 
     run(story())
 
@@ -207,7 +210,7 @@ def test_what_a_canary_has_taught_is_decided_on_at_once(run: Run) -> None:
             said = {"current": SETTING, "trials": [trial | ended], "explorationTimes": [now.isoformat()]}
             one.follow(resource(speculation=said))
             await one.traffic(0.2 * INTERVAL)
-            assert [order.history.explored for order in one.decider.orders] == [(), (now.timestamp(),)]
+            assert [order.history.exploration_times for order in one.decider.orders] == [(), (now.timestamp(),)]
             await one.traffic(INTERVAL)
             assert len(one.decider.orders) == 3, "and then once an interval, as before"
 
@@ -219,7 +222,7 @@ def test_while_a_canary_explores_it_is_decided_again_and_again(run: Run) -> None
         async with Story() as one:
             one.follow(resource())
             await one.traffic(1.3 * INTERVAL)
-            assert [order.exploring for order in one.decider.orders] == [None]
+            assert [order.explored_setting for order in one.decider.orders] == [None]
             now = one.tuner._clock.now().isoformat()
             setting = SETTING | {"numSpeculativeTokens": 5}
             trial = {"setting": setting, "purpose": "Explore", "revision": "r2", "specRevision": "r1", "startTime": now}
@@ -230,10 +233,10 @@ def test_while_a_canary_explores_it_is_decided_again_and_again(run: Run) -> None
             assert len(one.decider.orders) == 1
             one.follow(resource(speculation=said, canary=canary | {"phase": "Analyzing"}))
             await one.traffic(0.45 * INTERVAL)
-            assert [order.exploring for order in one.decider.orders[1:]] == [Static(5)] * 4
+            assert [order.explored_setting for order in one.decider.orders[1:]] == [Static(5)] * 4
             one.follow(resource(speculation=said | {"trial": trial | {"purpose": "Improve"}}, canary=canary))
             await one.traffic(1.2 * INTERVAL)
-            assert [order.exploring for order in one.decider.orders[5:]] == [None, None]
+            assert [order.explored_setting for order in one.decider.orders[5:]] == [None, None]
 
     run(story())
 
@@ -252,19 +255,25 @@ def test_what_it_asks_with(run: Run) -> None:
             one.follow(resource(args=("--max-num-seqs=64",), more=more, speculation=told))
             await one.traffic(700.0, waiting=3.0)
             (order,) = one.decider.orders
-            assert (order.revision, order.most, order.replicas, order.waiting, order.lent) == ("r1", 5, 2, 3.0, 0)
+            assert (
+                order.revision,
+                order.max_speculative_tokens,
+                order.replicas,
+                order.queued_requests,
+                order.borrowed_replicas,
+            ) == ("r1", 5, 2, 3.0, 0)
             assert (order.engine.version, order.engine.arguments) == ("0.33.0", ("--max-num-seqs=64",))
-            assert (order.policy.cooldown, order.policy.cooldown_after_rollback) == (3600.0, 4 * 3600.0)
-            assert (order.policy.canary, order.horizon, order.scale) == (
+            assert (order.policy.cooldown_seconds, order.policy.cooldown_after_rollback_seconds) == (3600.0, 4 * 3600.0)
+            assert (order.policy.exploration_seconds, order.horizon, order.scale) == (
                 600.0,
                 12 * 3600.0,
                 TelemetryScale.from_decision_interval(600.0, 12 * 3600.0),
             )
             assert order.objectives.time_per_output_token == pytest.approx(0.04)
-            assert order.history.changed == datetime(2026, 10, 31, tzinfo=UTC).timestamp()
+            assert order.history.changed_at == datetime(2026, 10, 31, tzinfo=UTC).timestamp()
             back = DecisionRequest.from_line(order.to_line())
-            assert replace(back, since=order.since) == order
-            assert back.since.cells.keys() == order.since.cells.keys()
+            assert replace(back, new_telemetry=order.new_telemetry) == order
+            assert back.new_telemetry.cells.keys() == order.new_telemetry.cells.keys()
 
     run(story())
 
@@ -295,9 +304,9 @@ def test_a_new_operator_goes_on_from_what_is_written(run: Run) -> None:
                 assert two.advice == one.advice
                 await two.traffic(1.3 * INTERVAL)
                 (order,) = two.decider.orders
-                assert order.kept
+                assert order.packed_telemetry
                 assert sum(cell.windows for cell in order.merged_telemetry().cells.values()) > sum(
-                    cell.windows for cell in order.since.cells.values()
+                    cell.windows for cell in order.new_telemetry.cells.values()
                 )
             async with Story() as stranger:
                 stranger.children = dict(one.children)
@@ -317,13 +326,13 @@ def test_without_requests_nothing_is_decided_and_nothing_held(run: Run) -> None:
             assert one.advice.action == "Insufficient"
             assert "no requests" in one.advice.reason
             assert len(one.told) == 1, "what says nothing new causes no pass"
-            assert one.ends == {"nothing": 3}
+            assert one.ends == {"no_data": 3}
             assert one.tuner._sessions[CHAT].pending_telemetry is None
 
     run(story())
 
 
-def test_when_nothing_can_be_read_the_advice_says_why(run: Run) -> None:
+def test_when_nothing_can_be_read_the_advice_says_why(run: Run, messages: Messages) -> None:
     async def story() -> None:
         async with Story() as one:
             one.decider.action = "Change"
@@ -333,9 +342,7 @@ def test_when_nothing_can_be_read_the_advice_says_why(run: Run) -> None:
             one.silence = "http://prometheus:9090 cannot be reached."
             await asyncio.sleep(2 * INTERVAL)
             assert one.advice.action == "Insufficient"
-            assert one.advice.reason == (
-                "nothing was read of the pods in the last interval: http://prometheus:9090 cannot be reached."
-            )
+            messages.check("no metrics", one.advice.reason)
             kept = one.tuner.tuning_record(CHAT, "uid-chat")
             assert kept is not None, "what was counted before stays"
 
@@ -343,14 +350,13 @@ def test_when_nothing_can_be_read_the_advice_says_why(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("counted", "reason"),
+    ("counted", "name"),
     [
-        (window(Static(5), 8.0, 0.01), "built for 5 draft tokens"),
-        (window(Off(), 8.0, 0.01), "does not count drafts"),
+        (window(Static(5), 8.0, 0.01), "K changed by hand"),
+        (window(Off(), 8.0, 0.01), "speculation switched off by hand"),
     ],
-    ids=["K changed by hand", "speculation switched off by hand"],
 )
-def test_an_engine_that_runs_something_else_is_no_evidence(run: Run, counted: Counters, reason: str) -> None:
+def test_an_engine_that_runs_something_else_is_no_evidence(run: Run, messages: Messages, counted: Counters, name: str) -> None:
     async def story() -> None:
         async with Story() as one:
             one.follow(resource())
@@ -358,12 +364,12 @@ def test_an_engine_that_runs_something_else_is_no_evidence(run: Run, counted: Co
             await one.traffic(1.2 * INTERVAL, counted)
             assert one.decider.orders == []
             assert one.advice.action == "Insufficient"
-            assert reason in one.advice.reason
+            messages.check(name, one.advice.reason)
 
     run(story())
 
 
-def test_restarts_and_gaps_are_left_out_and_counted(run: Run) -> None:
+def test_restarts_and_gaps_are_left_out_and_counted(run: Run, messages: Messages) -> None:
     async def story() -> None:
         async with Story() as one:
             one.follow(resource())
@@ -375,10 +381,10 @@ def test_restarts_and_gaps_are_left_out_and_counted(run: Run) -> None:
             await asyncio.sleep(301.0)
             await one.traffic(600.0, run="c2")
             (order,) = one.decider.orders
-            assert order.since.excluded_windows == {
-                "between two scrapes the engine began anew, or its counters fell.": 2,
-                "the pod was not read for more than five intervals.": 1,
-            }
+            (restart, restarts), (gap, gaps) = order.new_telemetry.excluded_windows.most_common()
+            assert (restarts, gaps) == (2, 1)
+            messages.check("window over a restart", restart)
+            messages.check("window over a gap", gap)
 
     run(story())
 
@@ -389,7 +395,7 @@ def test_short_windows_are_put_together(run: Run) -> None:
             one.follow(resource())
             await one.traffic(1.2 * INTERVAL, window(K3, 8.0, 0.01, seconds=5.0), every=5.0)
             (order,) = one.decider.orders
-            windows = sum(cell.windows for cell in order.since.cells.values())
+            windows = sum(cell.windows for cell in order.new_telemetry.cells.values())
             assert 150 <= windows <= 200, "of ten seconds each"
 
     run(story())
@@ -401,7 +407,7 @@ def test_without_a_record_of_the_engines_nothing_is_known(run: Run) -> None:
             one.tuner.track(CHAT, Snapshot(resource(), (deployment(),), pods=(pod(),)), resource().status or Status())
             await one.traffic(1.2 * INTERVAL)
             assert one.decider.orders == []
-            assert one.advice.reason.startswith("no record tells what the engines")
+            assert one.advice.reason.startswith("there is no record of the engines")
 
     run(story())
 
@@ -427,8 +433,8 @@ def test_a_canary_on_another_gpu_teaches_nothing_of_its_setting(run: Run, unlike
                 one.hear(wide, group="chat-r2")
                 await asyncio.sleep(60.0)
             (order,) = one.decider.orders
-            assert {str(block.setting) for block in order.since.blocks()} == settings
-            assert any("control" in key.replica for key in order.since.cells) == (unlike is None)
+            assert {str(block.setting) for block in order.new_telemetry.blocks()} == settings
+            assert any("control" in key.replica for key in order.new_telemetry.cells) == (unlike is None)
 
     run(story())
 
@@ -456,8 +462,8 @@ def test_only_arms_that_differ_in_their_setting_alone_count(run: Run) -> None:
                     one.hear(wide, group="chat-r2")
                     await asyncio.sleep(60.0)
                 (order,) = one.decider.orders
-                assert {str(block.setting) for block in order.since.blocks()} == ({"3", "5"} if settings == 2 else {"3"})
-                assert {key.replica for key in order.since.cells} >= {"chat-r1-hash-0"}
+                assert {str(block.setting) for block in order.new_telemetry.blocks()} == ({"3", "5"} if settings == 2 else {"3"})
+                assert {key.replica for key in order.new_telemetry.cells} >= {"chat-r1-hash-0"}
 
     run(story())
 
@@ -494,7 +500,7 @@ def test_a_decision_that_fails_is_tried_again_on_all_that_was_counted(run: Run) 
             one.decider.broken = ""
             await one.traffic(0.5 * INTERVAL)
             assert one.ends["hold"] == 1
-            windows = sum(cell.windows for cell in one.decider.orders[-1].since.cells.values())
+            windows = sum(cell.windows for cell in one.decider.orders[-1].new_telemetry.cells.values())
             assert windows >= 30, "those of the failed tries are among them"
 
     run(story())
@@ -558,9 +564,11 @@ def test_a_process_decides_and_ends_when_nothing_is_asked() -> None:
             assert process is not None
             async with asyncio.timeout(300.0):
                 assert await process.wait() == 0, "it ends with its input"
-            again = await decider.request_decision(order(kept=first.packed_telemetry, since=TuningTelemetry()))
+            again = await decider.request_decision(
+                order(packed_telemetry=first.packed_telemetry, new_telemetry=TuningTelemetry())
+            )
             assert again.recommendation == first.recommendation, "the same telemetry, from its text"
-            few = await decider.request_decision(order(since=TuningTelemetry()))
+            few = await decider.request_decision(order(new_telemetry=TuningTelemetry()))
             assert few.recommendation.action == "Insufficient"
             with pytest.raises(TuningWorkerError, match="failed: "):
                 await decider.request_decision(order(engine=replace(order().engine, version="none")))
@@ -574,8 +582,8 @@ def test_a_process_decides_and_ends_when_nothing_is_asked() -> None:
     ("program", "message"),
     [
         ("import sys; sys.stdin.readline(); print('nonsense')", "failed"),
-        ("import sys; sys.exit(3)", "failed|cannot be run"),
-        ("import time; time.sleep(600)", "no answer came within"),
+        ("import sys; sys.exit(3)", "failed|cannot be started"),
+        ("import time; time.sleep(600)", "did not respond within"),
         ("import sys; sys.stdin.readline(); sys.stdout.write('x' * 5_000_000); sys.stdout.flush()", "failed"),
     ],
     ids=["talks nonsense", "ends", "hangs", "does not stop talking"],
@@ -584,7 +592,7 @@ def test_a_process_that_does_not_answer_as_it_should_is_killed(program: str, mes
     async def story() -> None:
         decider = TuningWorkerClient((sys.executable, "-c", program), timeout_seconds=1.0 if "sleep" in program else 300.0)
         with pytest.raises(TuningWorkerError, match=message):
-            await decider.request_decision(order(since=TuningTelemetry()))
+            await decider.request_decision(order(new_telemetry=TuningTelemetry()))
         assert decider._process is None
 
     in_real_time(story())
@@ -592,8 +600,8 @@ def test_a_process_that_does_not_answer_as_it_should_is_killed(program: str, mes
 
 def test_a_command_that_is_none_is_told() -> None:
     async def story() -> None:
-        with pytest.raises(TuningWorkerError, match="cannot be run"):
-            await TuningWorkerClient(("/nonexistent",)).request_decision(order(since=TuningTelemetry()))
+        with pytest.raises(TuningWorkerError, match="cannot be started"):
+            await TuningWorkerClient(("/nonexistent",)).request_decision(order(new_telemetry=TuningTelemetry()))
 
     in_real_time(story())
 
@@ -616,11 +624,11 @@ def test_what_has_failed_and_what_a_trial_takes_goes_with_the_order(run: Run) ->
             one.follow(resource(speculation=said))
             await one.traffic(1.3 * INTERVAL)
             (found,) = one.decider.orders
-            assert (found.extra, found.history.failed) == (2, 2)
-            (failed,) = found.failed
-            assert (failed.setting, failed.measured) == (Static(5), False)
-            assert failed.until == (T0 + timedelta(hours=48)).timestamp()
-            assert DecisionRequest.from_line(found.to_line()).failed == found.failed
+            assert (found.surge_pods, found.history.consecutive_failures) == (2, 2)
+            (failed,) = found.failed_trials
+            assert (failed.setting, failed.was_compared) == (Static(5), False)
+            assert failed.backoff_until == (T0 + timedelta(hours=48)).timestamp()
+            assert DecisionRequest.from_line(found.to_line()).failed_trials == found.failed_trials
 
     run(story())
 

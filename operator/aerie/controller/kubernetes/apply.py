@@ -152,4 +152,4 @@ async def _post_event(cluster: Cluster, document: ObjectDict, event: Event, now:
             }
         )
     except ApiError as error:
-        _log.warning("the event %s could not be posted: %s", event.reason, error)
+        _log.warning("event %s could not be posted: %s", event.reason, error)

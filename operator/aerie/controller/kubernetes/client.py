@@ -255,7 +255,7 @@ class Cluster:
         raw = await self._request_raw(verb, path, query or [], body, content_type, timeout_seconds, accept)
         document = _parse_object(raw.decode(errors="replace"))
         if document is None:
-            raise ApiError(200, "NoObject", f"the answer to {verb} {path} is no object of Kubernetes: {_PROXY_HINT}")
+            raise ApiError(200, "NoObject", f"the response to {verb} {path} is not a Kubernetes object: {_PROXY_HINT}")
         return document
 
     def server_time(self) -> tuple[datetime, float] | None:
@@ -277,7 +277,7 @@ class Cluster:
         accept: str = ACCEPT_JSON,
     ) -> bytes:
         if verb != "GET" and f"/{LEASES.plural}" not in path and not self.may_write():
-            raise ApiError(None, "Fenced", "the Lease has run out by this operator's own clock, so nothing is written")
+            raise ApiError(None, "Fenced", "the Lease has expired by this operator's own clock, so nothing is written")
         started, code = time.monotonic(), "none"
         try:
             arguments = await self._client.param_serialize(
@@ -319,7 +319,7 @@ def _build_api_error(status: int, body: str | bytes | None, headers: Mapping[str
     )
 
 
-_PROXY_HINT = "a proxy may stand between, or the address is not that of an API server"
+_PROXY_HINT = "there may be a proxy in between, or the address is not that of an API server"
 
 
 def _describe_non_json_body(text: str) -> str:

@@ -100,4 +100,4 @@ class CrdVersionMonitor:
         if missing_fields:
             _log.error("%s", self.problem)
         else:
-            _log.warning("the CustomResourceDefinition has all fields of this operator now")
+            _log.warning("the CustomResourceDefinition now has all fields of this operator")

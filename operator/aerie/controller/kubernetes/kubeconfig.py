@@ -66,10 +66,10 @@ async def create_api_client(selection: KubeconfigSelection) -> tuple[ApiClient, 
         raise
     except ConfigException as error:
         reason = str(error).removeprefix("Invalid kube-config file. ").rstrip(".")
-        raise ConnectError(f"{paths} cannot be used ({reason}): choose a context that it has, or correct it.") from error
+        raise ConnectError(f"{paths} cannot be used ({reason}): choose one of its contexts, or correct it.") from error
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".rstrip(".")
-        raise ConnectError(f"{paths} cannot be used ({reason}): correct it; `kubectl config view` shows what it says.") from error
+        raise ConnectError(f"{paths} cannot be used ({reason}): correct it; `kubectl config view` shows its content.") from error
 
 
 def _find_kubeconfig_files(selection: KubeconfigSelection) -> list[str]:
@@ -77,7 +77,7 @@ def _find_kubeconfig_files(selection: KubeconfigSelection) -> list[str]:
     files = [str(Path(path).expanduser()) for path in path_list.split(":") if path]
     existing_files = [path for path in files if Path(path).exists()]
     if not existing_files:
-        raise ConnectError(f"no cluster is known, because there is no kubeconfig {':'.join(files)}: set KUBECONFIG to one.")
+        raise ConnectError(f"there is no kubeconfig at {':'.join(files)}: set KUBECONFIG to one.")
     return existing_files
 
 
@@ -89,10 +89,10 @@ def _check_kubeconfig(file: str) -> None:
         raise ConnectError(str(error).replace("give a YAML file", "set KUBECONFIG to a kubeconfig")) from None
     if len(documents) != 1 or not isinstance(documents[0], dict):
         content = f"a {type(documents[0]).__name__}" if len(documents) == 1 and documents[0] is not None else "empty"
-        raise ConnectError(f"{file} is no kubeconfig (it is {content}): set KUBECONFIG to one.")
+        raise ConnectError(f"{file} is not a kubeconfig (it is {content}): set KUBECONFIG to one.")
     for name in ("clusters", "contexts", "users"):
         if not isinstance(documents[0].get(name) or [], list):
-            raise ConnectError(f"{file} is no kubeconfig ({name} is no list): set KUBECONFIG to one.")
+            raise ConnectError(f"{file} is not a kubeconfig ({name} is not a list): set KUBECONFIG to one.")
 
 
 @contextmanager

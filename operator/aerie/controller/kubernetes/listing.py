@@ -222,7 +222,7 @@ class Lister:
             state.next_attempt = asyncio.get_running_loop().time() + LIST_BACKOFF.delay(state.failures)
             if state.error is None or (state.error.status, state.error.reason) != (error.status, error.reason):
                 state.error = error
-                _log.warning("%s; it is tried again and again, and what depends on it waits", state.message)
+                _log.warning("%s; the list is retried, and the resources that depend on it wait", state.message)
         else:
             if state.error is not None:
                 _log.warning("%ss of %s can be listed again", state.kind.kind, state.scope)
@@ -264,7 +264,7 @@ class Lister:
         pages = self._cluster.list_pages(state.kind, state.namespace, CACHED_KIND_SELECTORS[state.kind], wait_before_retry)
         async for page, version in pages:  # all pages are of one version
             if not page_count and version is not None and relist.begin(version):
-                _log.warning("%ss of %s are older than they were: all is believed anew", state.kind.kind, state.scope)
+                _log.warning("%ss of %s are older than in the previous list: the cache is replaced", state.kind.kind, state.scope)
             page_count, attempts = page_count + 1, 0
             self._metrics.record_heartbeat()
             for item in page:

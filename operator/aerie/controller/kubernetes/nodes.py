@@ -71,7 +71,7 @@ class NodeLabelCache:
             return False
         if self._is_forbidden:
             self._is_forbidden = False
-            _log.info("nodes may be read now: canary and control on unlike GPUs are noticed")
+            _log.info("nodes can be read now: different GPUs of canary and control are detected")
         node_labels = (metadata or {}).get("labels") or {}
         labels = {label: str(node_labels[label]) for label in GPU_PRODUCT_LABELS if label in node_labels}
         changed = self._labels.get(name) != labels
@@ -89,11 +89,11 @@ class NodeLabelCache:
             FORBIDDEN_RETRY_SECONDS if is_forbidden else NODE_ERROR_RETRY_SECONDS
         )
         if not is_forbidden:
-            _log.warning("hardware of nodes: %s; again in %.0f s", error, NODE_ERROR_RETRY_SECONDS)
+            _log.warning("labels of nodes cannot be read: %s; retrying in %.0f s", error, NODE_ERROR_RETRY_SECONDS)
         elif not self._is_forbidden:
             self._is_forbidden = True
             _log.warning(
-                "Canary and control on unlike GPUs are not noticed, because the operator may not read nodes: %s. Give its "
+                "different GPUs of canary and control are not detected, because the operator may not read nodes: %s. Grant its "
                 "service account the right to get nodes; the chart does so with rbac.nodes, where `namespaces` is empty.",
                 str(error).rstrip("."),
             )

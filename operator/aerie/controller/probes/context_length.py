@@ -115,13 +115,13 @@ class ContextLengthProber:
             query.is_finished = True
             known_lengths = [length for length in others if length is not None]
             if canary is None or len(known_lengths) < len(others):
-                _log.info("%s: its engines do not say how long a request they take", key)
+                _log.info("%s: its engines do not report their context length", key)
                 return
             query.lengths = ContextLengths(canary, min(known_lengths))
             if self._queries.get(key) is query:
                 self._enqueue(key)
         except Exception:  # noqa: BLE001 - one resource's engines must not stop the queries of the others
-            _log.exception("%s: the question for context lengths ended with an error of Aerie's own", key)
+            _log.exception("%s: the query of context lengths failed with an internal error", key)
         finally:
             self._queue.done(key)
             self._slots.release()

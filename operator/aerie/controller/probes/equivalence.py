@@ -83,9 +83,9 @@ async def send_prompt(http_client: httpx.AsyncClient, url: str, request_body: by
     except (TimeoutError, httpx.TimeoutException) as error:
         raise ProbeError(f"{url} did not answer in time") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ProbeError(f"{url} cannot be reached, or does not answer as a server of HTTP does") from error
+        raise ProbeError(f"{url} cannot be reached, or its response is not valid HTTP") from error
     if response.status_code in (401, 403):
-        raise ProbeError("the engines ask for an API key, and Aerie has none", is_final=True)
+        raise ProbeError("the engines require an API key, and Aerie has none", is_final=True)
     if response.status_code != 200:
         error_type = completions.read_error_type(bytes(body))
         message = f"{url} answered with status {response.status_code}" + (f" ({error_type})" if error_type else "")
@@ -93,7 +93,7 @@ async def send_prompt(http_client: httpx.AsyncClient, url: str, request_body: by
     try:
         return completions.parse_completion(bytes(body))
     except CompletionError as error:
-        raise ProbeError(f"{url} does not answer as vLLM does: {error}", is_final=True) from error
+        raise ProbeError(f"the response of {url} is not that of vLLM: {error}", is_final=True) from error
 
 
 # ------------------------------------------------------------------------------------------------------------------- requests
@@ -296,7 +296,7 @@ class EquivalenceProber:
         except ProbeError as error:
             probe.record_failure(prompt, error)
             if probe.consecutive_failures == 1:
-                _log.info("%s: greedy answers: %s", key, error)
+                _log.info("%s: output equivalence: %s", key, error)
         except Exception:  # noqa: BLE001 - one resource's engines must not stop the probes of the others
-            probe.record_failure(prompt, ProbeError("Aerie has a fault of its own, see its log"))
-            _log.exception("%s: greedy answers ended with an error of Aerie's own", key)
+            probe.record_failure(prompt, ProbeError("Aerie had an internal error, see its log"))
+            _log.exception("%s: the output-equivalence probe failed with an internal error", key)

@@ -46,10 +46,10 @@ class LimitedHttpTransport(httpx.AsyncBaseTransport):
             return httpx.Response(status, headers=headers, stream=_ResponseStream(writer, _read_body(reader, headers)))
         except asyncio.LimitOverrunError:
             writer.transport.abort()
-            raise httpx.RemoteProtocolError("its head is too long", request=request) from None
+            raise httpx.RemoteProtocolError("the response head is too long", request=request) from None
         except (OSError, EOFError):
             writer.transport.abort()
-            raise httpx.ReadError("the connection ended before the answer", request=request) from None
+            raise httpx.ReadError("the connection ended before the response", request=request) from None
         except BaseException:
             writer.transport.abort()
             raise
@@ -57,7 +57,7 @@ class LimitedHttpTransport(httpx.AsyncBaseTransport):
     async def _connect(self, request: httpx.Request) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         url, uses_tls = request.url, request.url.scheme == "https"
         if uses_tls and self._tls_context is None:
-            raise httpx.UnsupportedProtocol("https needs authorities", request=request)
+            raise httpx.UnsupportedProtocol("https needs CA certificates", request=request)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
                 return await asyncio.open_connection(
@@ -83,9 +83,9 @@ class _ResponseStream(httpx.AsyncByteStream):
             async for chunk in self._chunks:
                 yield chunk
         except (OSError, EOFError):
-            raise httpx.ReadError("the connection ended in the middle of the answer") from None
+            raise httpx.ReadError("the connection ended in the middle of the response") from None
         except asyncio.LimitOverrunError:
-            raise httpx.RemoteProtocolError("its chunks are none") from None
+            raise httpx.RemoteProtocolError("a chunk is malformed") from None
 
     async def aclose(self) -> None:
         self._writer.transport.abort()
@@ -101,9 +101,9 @@ def _parse_response_head(head: bytes) -> tuple[int, httpx.Headers]:
     status_line, *lines = head[:-4].split(b"\r\n", MAX_HEADER_LINES + 1)
     status = _STATUS_LINE.fullmatch(status_line)
     if status is None:
-        raise httpx.RemoteProtocolError("its first line is no final status of HTTP")
+        raise httpx.RemoteProtocolError("the first line is not a final HTTP status")
     if len(lines) > MAX_HEADER_LINES:
-        raise httpx.RemoteProtocolError("its headers are too many")
+        raise httpx.RemoteProtocolError("there are too many headers")
     pairs = [line.partition(b":") for line in lines]
     return int(status[1]), httpx.Headers([(name.strip(), value.strip()) for name, _, value in pairs])
 
@@ -111,12 +111,12 @@ def _parse_response_head(head: bytes) -> tuple[int, httpx.Headers]:
 async def _read_body(reader: asyncio.StreamReader, headers: httpx.Headers) -> AsyncIterator[bytes]:
     if "transfer-encoding" in headers:
         if headers["transfer-encoding"].lower() != "chunked":
-            raise httpx.RemoteProtocolError("its transfer encoding is none that is known")
+            raise httpx.RemoteProtocolError("the transfer encoding is unknown")
         async for chunk in _read_chunked_body(reader):
             yield chunk
     elif "content-length" in headers:
         if not _CONTENT_LENGTH.fullmatch(headers["content-length"]):
-            raise httpx.RemoteProtocolError("its length is no number")
+            raise httpx.RemoteProtocolError("the content length is not a number")
         async for chunk in _read_exactly(reader, int(headers["content-length"])):
             yield chunk
     else:
@@ -139,12 +139,12 @@ async def _read_chunked_body(reader: asyncio.StreamReader) -> AsyncIterator[byte
             await asyncio.sleep(0)  # reads of buffered data do not yield
         size_line = _CHUNK_SIZE_LINE.fullmatch(await reader.readuntil(b"\r\n"))
         if size_line is None:
-            raise httpx.RemoteProtocolError("its chunks are none")
+            raise httpx.RemoteProtocolError("a chunk is malformed")
         chunk_size = int(size_line[1], 16)
         if chunk_size == 0:
             return
         async for chunk in _read_exactly(reader, chunk_size):
             yield chunk
         if await reader.readexactly(2) != b"\r\n":
-            raise httpx.RemoteProtocolError("its chunks are none")
-    raise httpx.RemoteProtocolError("its chunks are too many")
+            raise httpx.RemoteProtocolError("a chunk is malformed")
+    raise httpx.RemoteProtocolError("there are too many chunks")

@@ -26,7 +26,7 @@ MAX_HTTP_RESPONSE_BYTES = 2 * 1024 * 1024
 class ScrapeError(Exception):
     """Error of a request that gave no usable answer.
 
-    `reason` is one of timeout, unreachable, broken, status, too_large, token, forbidden.
+    `reason` is one of timeout, unreachable, invalid_response, status, too_large, credentials, forbidden.
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -72,7 +72,7 @@ async def send_request(
             http_client.stream(method, url, headers=headers, data=form) as response,
         ):
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise ScrapeError("broken", f"{url} answered in an encoding that was not asked for")
+                raise ScrapeError("invalid_response", f"{url} answered in an encoding that was not requested")
             body = bytearray()
             async for chunk in response.aiter_raw():
                 body += chunk
@@ -85,4 +85,4 @@ async def send_request(
         raise ScrapeError("unreachable", f"{url} cannot be reached: {error}") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         # The library's message may quote the answer.
-        raise ScrapeError("broken", f"{url} did not answer as a server of HTTP does") from error
+        raise ScrapeError("invalid_response", f"{url} did not answer with valid HTTP") from error

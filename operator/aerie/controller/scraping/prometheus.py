@@ -94,7 +94,7 @@ class PrometheusClient:
         """
         if not self._access.allows(server.address):
             message = (
-                f"{server.address} is none of the addresses that this operator may ask: write one of them in "
+                f"{server.address} is not an address that this operator may query: use an allowed one in "
                 f"{PROMETHEUS_FIELD_PATH}.address"
             )
             raise ScrapeError(
@@ -104,13 +104,13 @@ class PrometheusClient:
         seconds = max(MIN_QUERY_RANGE_SECONDS, QUERY_RANGE_INTERVALS * interval)
         labels = {**server.match_labels, server.namespace_label: namespace}
         missing_message = (
-            f"has no sample at {server.address} in the last {seconds:g} s, by the labels {_format_labels(server, namespace)}"
+            f"has no sample at {server.address} in the last {seconds:g} s with the labels {_format_labels(server, namespace)}"
         )
         for offset in range(0, len(pods), PODS_PER_QUERY):
             if loop.time() - started > MAX_POLL_SECONDS:
                 raise ScrapeError(
                     "timeout",
-                    f"{server.address} took more than {MAX_POLL_SECONDS:g} s for {PROMETHEUS_FIELD_PATH}: see to the server",
+                    f"{server.address} took more than {MAX_POLL_SECONDS:g} s for {PROMETHEUS_FIELD_PATH}: check the server",
                 )
             query_pods = pods[offset : offset + PODS_PER_QUERY]
             async with self._query_slots:
@@ -121,7 +121,8 @@ class PrometheusClient:
                     await asyncio.sleep(len(response) / PROMETHEUS_PARSE_BYTES_PER_SECOND)
             except PrometheusResponseError as error:
                 raise ScrapeError(
-                    "broken", f"{server.address} {error}: {PROMETHEUS_FIELD_PATH}.address has to be a Prometheus server"
+                    "invalid_response",
+                    f"{server.address} {error}: {PROMETHEUS_FIELD_PATH}.address must be a Prometheus server",
                 ) from None
             yield {pod: scrapes.get(pod, missing_message) for pod in query_pods}
 
@@ -132,7 +133,9 @@ class PrometheusClient:
             try:
                 headers["Authorization"] = f"Bearer {path.read_text().strip()}"
             except OSError as error:
-                raise ScrapeError("token", f"the token for {address} cannot be read from {path}: {error.strerror}") from error
+                raise ScrapeError(
+                    "credentials", f"the token for {address} cannot be read from {path}: {error.strerror}"
+                ) from error
         try:
             status, body = await send_request(self._client(url), "POST", url, headers, {"query": promql})
         except ScrapeError as error:
@@ -143,7 +146,7 @@ class PrometheusClient:
                 )
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):
                     fix = (
-                        "name the server's authority in the chart value prometheus.authorities, or correct "
+                        "add the server's CA certificate to the chart value prometheus.caBundle, or correct "
                         f"{PROMETHEUS_FIELD_PATH}.address"
                     )
                 raise ScrapeError(error.reason, f"{error}: {fix}") from error
@@ -160,8 +163,8 @@ class PrometheusClient:
                 try:
                     tls_context = httpx.create_ssl_context(verify=_load_ca_bundle(self._access.ca_file), trust_env=False)
                 except (OSError, ssl.SSLError) as error:
-                    message = f"the certificate authorities in {self._access.ca_file} cannot be read: {error}"
-                    raise ScrapeError("token", message) from error
+                    message = f"the CA certificates in {self._access.ca_file} cannot be read: {error}"
+                    raise ScrapeError("credentials", message) from error
             self._clients[scheme] = create_http_client(self._transport, tls_context)
         return self._clients[scheme]
 
@@ -205,9 +208,10 @@ def _describe_error_response(status: int, body: bytes) -> str:
         case 400 | 422:
             return f"{error_type}: correct {PROMETHEUS_FIELD_PATH}"
         case 301 | 302 | 303 | 307 | 308 | 404 | 405:
-            return f"{error_type}: {PROMETHEUS_FIELD_PATH}.address has to be where /api/v1/query of a Prometheus server begins"
+            fix = "must be the address of a Prometheus server, without /api/v1/query"
+            return f"{error_type}: {PROMETHEUS_FIELD_PATH}.address {fix}"
         case _:
-            return f"{error_type}: see to the server"
+            return f"{error_type}: check the server"
 
 
 @dataclass(eq=False)

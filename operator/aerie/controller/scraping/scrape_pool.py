@@ -169,13 +169,13 @@ def find_metrics_source_error(
     """
     for name, reason in missing.items():
         if targets[name].failures >= MISSING_SAMPLE_LIMIT:
-            return "absent", f"pod {name} {reason}"
+            return "no_sample", f"pod {name} {reason}"
     if poll.interval == poll.rollout_interval and poll.min_scrape_gap_seconds > MAX_SCRAPE_AGE_INTERVALS * poll.rollout_interval:
         message = (
-            f"{poll.server.address} scrapes the pods each {poll.min_scrape_gap_seconds:.0f} s, and spec.metrics.scrapeInterval is "
-            f"{poll.rollout_interval:g} s"
+            f"{poll.server.address} scrapes the pods every {poll.min_scrape_gap_seconds:.0f} s, "
+            f"but spec.metrics.scrapeInterval is {poll.rollout_interval:g} s"
         )
-        return "sparse", f"{message}, by which blocks are counted: raise it to the time between two scrapes"
+        return "scrape_interval_too_long", f"{message}, and blocks are counted with it: raise it to the time between two scrapes"
     return None
 
 

@@ -293,7 +293,7 @@ class Scraper:
             outcome, message = error.reason, str(error)
         except Exception:  # noqa: BLE001 - one pod's metrics must not stop the scrapes of the others
             outcome = "error"
-            _log.exception("pod %s: its page ended the reading with an error of Aerie's own", name)
+            _log.exception("pod %s: the scrape failed with an internal error", name)
         scrape_target.last_duration_seconds = loop.time() - started
         self._record_scrape(outcome, scrape_target.last_duration_seconds)
         record_scrape_outcome(name, scrape_target, outcome, message)
@@ -324,7 +324,7 @@ class Scraper:
             sample = parse_sample()
         except ExpositionError as error:
             scrape_target.invalid_samples, scrape_target.invalid_reason = scrape_target.invalid_samples + 1, str(error)
-            return "unreadable", str(error)
+            return "invalid_exposition", str(error)
         if sample.process_start_time is None:
             # With several API servers, or the front end in Rust, it is missing. The container's start time replaces it.
             sample = replace(sample, process_start_time=endpoint.started_at)
@@ -368,7 +368,7 @@ class Scraper:
         except Exception:  # noqa: BLE001 - one resource's server must not stop the polls of the others
             outcome = "error"
             poll.failures += 1
-            _log.exception("%s: an answer of %s ended the reading with an error of Aerie's own", key, poll.server.address)
+            _log.exception("%s: the poll of %s failed with an internal error", key, poll.server.address)
         poll.last_duration_seconds = loop.time() - started
         self._record_scrape(outcome, poll.last_duration_seconds)
         if self._polls.get(key) is not poll:
@@ -385,7 +385,7 @@ class Scraper:
     ) -> float:
         """Record the server's result for the pod. Return the seconds between its last two scrapes, or 0 without a new one."""
         if isinstance(result, str):
-            record_scrape_outcome(name, scrape_target, "absent", result)
+            record_scrape_outcome(name, scrape_target, "no_sample", result)
             return 0.0
         if result.timestamp <= scrape_target.prometheus_scraped_at:  # the same scrape as before: no new sample
             return 0.0

@@ -127,17 +127,17 @@ class TuningSession:
         if last_scrape is None:
             return
         if last_scrape.run_id != endpoint.run_id or isinstance(window := diff_samples(last_scrape.sample, sample), CounterReset):
-            self._ensure_telemetry().record_exclusion("between two scrapes the engine began anew, or its counters fell.")
+            self._ensure_telemetry().record_exclusion("between two scrapes the engine restarted, or its counters decreased.")
             return
         if sampled_at - last_scrape.sampled_at > MAX_TUNING_WINDOW_INTERVALS * interval:
-            self._ensure_telemetry().record_exclusion("the pod was not read for more than five intervals.")
+            self._ensure_telemetry().record_exclusion("the pod was not scraped for more than five intervals.")
             return
         if not window.request_steps and not window.first_tokens:
             return
         engine_started_at = (
             sample.process_start_time
             if sample.process_start_time is not None
-            else last_scrape.sampled_at - 2 * self.inputs.scale.warm
+            else last_scrape.sampled_at - 2 * self.inputs.scale.warm_up_seconds
         )
         self._ensure_telemetry().add(ReplicaWindow(pod, sampled_at, setting, window, last_scrape.sampled_at - engine_started_at))
 
@@ -225,14 +225,14 @@ def _build_tuning_history(speculation_status: SpeculationStatus | None) -> Trial
     if speculation_status is None:
         return TrialHistory()
     return TrialHistory(
-        changed=_to_timestamp(speculation_status.last_change_time),
-        rolled_back=_to_timestamp(speculation_status.last_rollback_time),
-        failed=speculation_status.consecutive_failures or 0,
-        undecided=_last_trial_ended_at(speculation_status, "Inconclusive"),
-        undecided_times=max(1, sum(trial.result == "Inconclusive" for trial in speculation_status.trials)),
-        tried=_to_timestamp(find_last_unsuccessful_start(speculation_status)),
-        speculated=_to_timestamp(speculation_status.last_speculation_time),
-        explored=tuple(explored_at.timestamp() for explored_at in speculation_status.exploration_times),
+        changed_at=_to_timestamp(speculation_status.last_change_time),
+        rolled_back_at=_to_timestamp(speculation_status.last_rollback_time),
+        consecutive_failures=speculation_status.consecutive_failures or 0,
+        inconclusive_at=_last_trial_ended_at(speculation_status, "Inconclusive"),
+        inconclusive_count=max(1, sum(trial.result == "Inconclusive" for trial in speculation_status.trials)),
+        trial_started_at=_to_timestamp(find_last_unsuccessful_start(speculation_status)),
+        last_drafted_at=_to_timestamp(speculation_status.last_speculation_time),
+        exploration_times=tuple(explored_at.timestamp() for explored_at in speculation_status.exploration_times),
     )
 
 

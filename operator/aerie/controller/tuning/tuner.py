@@ -162,7 +162,7 @@ class Tuner:
             session.pending_telemetry = None
         if previous.interval != inputs.interval:
             self._queue.add_after(key, inputs.interval)
-        if previous.history.explored != inputs.history.explored or (
+        if previous.history.exploration_times != inputs.history.exploration_times or (
             inputs.explored_setting is not None and previous.explored_setting is None
         ):
             # The results of a canary may lead to a change.
@@ -181,10 +181,10 @@ class Tuner:
             self._queue.add_after(key, _decision_delay(session.inputs))
         except TuningWorkerError as error:
             seconds = self._queue.add_rate_limited(key)
-            _log.warning("%s: no decision on its speculation setting: %s; again in %.0f s", key, error, seconds)
+            _log.warning("%s: no decision on its speculation setting: %s; retrying in %.0f s", key, error, seconds)
         except Exception:  # noqa: BLE001 - a fault with one resource must not stop the decisions of the others
             self._queue.add_rate_limited(key)
-            _log.exception("%s: the decision on its speculation setting ended with an error of Aerie's own", key)
+            _log.exception("%s: the decision on its speculation setting failed with an internal error", key)
         self._record_decision(outcome, asyncio.get_running_loop().time() - started)
         if self._sessions.get(key) is session and (
             session.tuning_record is not previous_record
@@ -199,7 +199,7 @@ class Tuner:
         reason = self._insufficient_data_reason(key, session, telemetry, sample_count)
         if reason or telemetry is None:
             session.recommendation = Recommendation(session.inputs.revision, now, "Insufficient", None, None, reason)
-            return "nothing"
+            return "no_data"
         inputs, request = session.inputs, _build_decision_request(session, telemetry, now)
         try:
             response = await self._worker.request_decision(request)
@@ -208,10 +208,10 @@ class Tuner:
                 session.restore_telemetry(telemetry)
             raise
         if (session.inputs.engine_family, session.inputs.scale) != (inputs.engine_family, inputs.scale):
-            return "outdated"
+            return "superseded"
         session.recommendation = response.recommendation
         session.tuning_record = _build_tuning_record(inputs, response, now)
-        _log.info("%s: tuning says %s: %s", key, response.recommendation.action, response.recommendation.reason)
+        _log.info("%s: tuning recommends %s: %s", key, response.recommendation.action, response.recommendation.reason)
         return response.recommendation.action.lower()
 
     def _insufficient_data_reason(
@@ -220,15 +220,15 @@ class Tuner:
         """Return why there is not enough data for a decision; empty when there is."""
         inputs = session.inputs
         if inputs.current_setting is None or inputs.engine is None:
-            return "no record tells what the engines of the stable revision are: it comes with the next revision."
+            return "there is no record of the engines of the stable revision; the next revision will have one."
         if sample_count == 0:
-            return f"nothing was read of the pods in the last interval{_format_cause(self._unavailable_reason(key))}"
+            return f"no metrics of the pods were read in the last interval{_format_cause(self._unavailable_reason(key))}"
         if telemetry is None:
             return "there were no requests in the last interval, so there is nothing to decide on."
         if telemetry.newest_window_end is not None and any(True for _ in telemetry.blocks()):
             return ""
         exclusion_reason, _ = telemetry.excluded_windows.most_common(1)[0]
-        return f"of the last interval nothing counts: {exclusion_reason}"
+        return f"all windows of the last interval are excluded: {exclusion_reason}"
 
 
 def _decision_delay(inputs: TuningInputs) -> float:
@@ -253,31 +253,31 @@ def _build_decision_request(session: TuningSession, telemetry: TuningTelemetry, 
     assert inputs.engine is not None
     policy = replace(
         policy,
-        cooldown=inputs.cooldown,
-        cooldown_after_rollback=COOLDOWNS_AFTER_ROLLBACK * inputs.cooldown,
-        reload=session.startup_seconds or policy.reload,
-        canary=inputs.interval,
-        probe=inputs.horizon,
+        cooldown_seconds=inputs.cooldown,
+        cooldown_after_rollback_seconds=COOLDOWNS_AFTER_ROLLBACK * inputs.cooldown,
+        reload_seconds=session.startup_seconds or policy.reload_seconds,
+        exploration_seconds=inputs.interval,
+        probe_interval_seconds=inputs.horizon,
     )
     return DecisionRequest(
         revision=inputs.revision,
         now=now,
-        current=inputs.current_setting,
+        current_setting=inputs.current_setting,
         engine=inputs.engine,
-        most=inputs.max_speculative_tokens,
+        max_speculative_tokens=inputs.max_speculative_tokens,
         replicas=inputs.replicas,
-        waiting=session.queued_requests,
-        lent=inputs.borrowed_replicas,
-        extra=inputs.surge_pods,
-        failed=inputs.failed_settings,
-        exploring=inputs.explored_setting,
+        queued_requests=session.queued_requests,
+        borrowed_replicas=inputs.borrowed_replicas,
+        surge_pods=inputs.surge_pods,
+        failed_trials=inputs.failed_settings,
+        explored_setting=inputs.explored_setting,
         objectives=inputs.objectives,
         history=inputs.history,
         policy=policy,
         horizon=inputs.horizon,
         scale=inputs.scale,
-        kept=session.tuning_record.telemetry if session.tuning_record is not None else "",
-        since=telemetry,
+        packed_telemetry=session.tuning_record.telemetry if session.tuning_record is not None else "",
+        new_telemetry=telemetry,
     )
 
 

@@ -56,13 +56,13 @@ class TuningWorkerClient:
             response = DecisionResponse.from_line(line)
         except TimeoutError:
             await self.close()
-            raise TuningWorkerError(f"no answer came within {self._timeout_seconds:g} s") from None
+            raise TuningWorkerError(f"the tuning worker did not respond within {self._timeout_seconds:g} s") from None
         except OSError as error:
             await self.close()
-            raise TuningWorkerError(f"the process that decides cannot be run: {error}") from error
+            raise TuningWorkerError(f"the tuning worker cannot be started: {error}") from error
         except ValueError as error:  # also a line that is too long
             await self.close()
-            raise TuningWorkerError(f"the process that decides failed: {error}") from error
+            raise TuningWorkerError(f"the tuning worker failed: {error}") from error
         except asyncio.CancelledError:
             await self.close()
             raise
