@@ -39,6 +39,11 @@ from aerie_lab.settings import LabSettings
 
 _log = logging.getLogger(__name__)
 API_SERVER_URL = "https://127.0.0.1:6443"
+AGENT_VERBS = (
+    *("ready", "containers", "kill", "crash", "freeze", "resume", "disconnect", "reconnect"),
+    *("silence_node", "restore_node", "corrupt_metrics"),
+)
+"""Requests on agent.sock: each is the method of that name."""
 
 
 class NodeAgent:
@@ -74,11 +79,7 @@ class NodeAgent:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        handlers = (
-            *(self.ready, self.containers, self.kill, self.crash, self.freeze, self.resume),
-            *(self.disconnect, self.reconnect, self.silence_node, self.restore_node, self.corrupt_metrics),
-        )
-        server = await control.serve_requests(self._folder / "agent.sock", {each.__name__: each for each in handlers})
+        server = await control.serve_requests(self._folder / "agent.sock", {verb: getattr(self, verb) for verb in AGENT_VERBS})
         kubelet = await api.serve_kubelet_api(self._folder / "certificates", self._find_container)
         registrars, parts = (
             self._registrars.values(),

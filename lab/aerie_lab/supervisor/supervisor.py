@@ -33,6 +33,8 @@ from aerie_lab.supervisor.components import API_SERVER_PORT, GATEWAY_SERVICE_IP,
 
 _START_TIMEOUT_SECONDS = 60.0
 _RESTART_DELAY_SECONDS = 1.0
+SUPERVISOR_VERBS = ("status", "stop", "restart", "stop_component", "resume_component")
+"""Requests on control.sock: each is the method of that name."""
 
 
 @dataclass
@@ -67,13 +69,7 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGCHLD, self._reap_orphans)
         server = await control.serve_requests(
             self.folder / "control.sock",
-            {
-                "status": self.status,
-                "stop": self.stop,
-                "restart": self.restart,
-                "stop_component": self.stop_component,
-                "resume_component": self.resume_component,
-            },
+            {verb: getattr(self, verb) for verb in SUPERVISOR_VERBS},
         )
         forwards = [await _forward_connections(api_listener, "127.0.0.1", API_SERVER_PORT)]
         if gateway_listener is not None:
