@@ -121,7 +121,7 @@ def test_a_worse_canary_loses_its_traffic_and_then_its_pods_and_is_not_tried_aga
     assert world.replicas() == {f"chat-{old}": 2}
     assert world.status["phase"] == "RolledBack"
     assert last(world)["result"] == "RolledBack"
-    messages.check("rolled back", world.message("Progressing"))
+    messages.check("rolled back", masked(world.message("Progressing"), NEW=new))
     before = world.status["analysis"]
     assert world.condition("Ready") == ("True", "AllPodsReady")
     world.annotate(retry="now")

@@ -10,6 +10,7 @@ import itertools
 import json
 import pickle
 import random
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -395,10 +396,10 @@ def side(length: float, drafts: float = 2000, seconds: float = 50) -> ArmCounts:
 
 
 def masked(text: str, **revisions: str) -> str:
-    """The text with names in place of these revisions, which change with every template of a pod."""
+    """The text with names in place of these and all other revisions, which change with every template of a pod."""
     for name, revision in revisions.items():
         text = text.replace(revision, name)
-    return text
+    return re.sub(r"\b[0-9a-f]{10}\b", "REVISION", text)
 
 
 def told(odd: int, usual: int = 0, asked: int = 24) -> EquivalenceResult:

@@ -222,7 +222,7 @@ def _end_canary(
     if state_transition.end_state == "Failed" and fleet.waits_only_for_control:
         reason = f"{reason} The canary's pods are ready; those of its control, of stable revision {stable.revision}, are not."
     if state_transition.end_state == "Failed" and pod_failure is not None:
-        reason = f"{reason} {pod_failure.message[:1].upper()}{pod_failure.message[1:]}"
+        reason = f"{reason} {pod_failure.message[:1].upper()}{pod_failure.message[1:].rstrip('.')}."
     elif state_transition.end_state == "Failed" and (route_rejection := route_rejection_message(snapshot)):
         reason = (
             f"{route_rejection} This lasted for spec.rollout.progressDeadline ({duration.format_duration(progress_deadline)})."

@@ -3,8 +3,8 @@
     controller: windows ─► decision, each interval ─► TuningRecord ─┬─► write due? ─► ConfigMap ─► read by the next operator
                                                                     └─► Recommendation
 
-The record is written after each decision: once in spec.speculation.tuning.interval while there are requests, and before the
-canary that the decision may request. A crash loses the windows of one interval.
+The record is written after each decision: once in spec.speculation.tuning.decisionInterval while there are requests, and before
+the canary that the decision may request. A crash loses the windows of one interval.
 
 Guarantee: pure. The ConfigMap belongs to the resource and is not part of it: a write changes neither spec nor status.
 """

@@ -1,0 +1,95 @@
+"""The condition SpeculationTuned: what tuning does, waits for or recommends."""
+
+from __future__ import annotations
+
+from aerie.api.status import Arm, SpeculationStatus, Status, Trial
+from aerie.engine.speculation import describe_setting
+from aerie.rollout.children.tuning_record import find_drafting_obstacle
+from aerie.rollout.conditions import TUNED, ConditionUpdate
+from aerie.rollout.facts.snapshot import Snapshot
+from aerie.rollout.progression import Progression
+from aerie.rollout.revision.desired import read_status_setting
+from aerie.rollout.trials.effective_setting import EffectiveSetting, TrialDecision
+from aerie.tuning.recommendation import Recommendation
+
+_REASON_BY_ACTION = {
+    "Insufficient": "InsufficientData",
+    "Hold": "Optimal",
+    "Change": "Recommended",
+    "Explore": "ExplorationRecommended",
+}
+_STICKY_REASONS = (*_REASON_BY_ACTION.values(), "CannotProbe", "Cooldown", "InsufficientCapacity", "SettingRejected")
+
+
+def build_tuned_condition(
+    snapshot: Snapshot,
+    effective: EffectiveSetting,
+    trial_decision: TrialDecision,
+    progression: Progression,
+    speculation_status: SpeculationStatus,
+    previous_status: Status,
+    stable: Arm,
+    recommendation: Recommendation | None,
+) -> ConditionUpdate | None:
+    mode = snapshot.resource.spec.speculation.tuning.mode
+    previous_condition = next((condition for condition in previous_status.conditions if condition.type == TUNED), None)
+    if mode == "Off":
+        return ConditionUpdate(
+            TUNED, "False", "Off", "Tuning is off (spec.speculation.tuning.mode); using spec.speculation.numSpeculativeTokens."
+        )
+    if effective.exceeded_bound and speculation_status.applied is not None:
+        setting = describe_setting(read_status_setting(speculation_status.applied.setting))
+        message = (
+            f"{setting} is no longer applied: {effective.exceeded_bound}. "
+            f"A rollout replaces it with the spec's {describe_setting(effective.setting)}."
+        )
+        return ConditionUpdate(TUNED, "False", "SettingVoid", message)
+    if speculation_status.trial is not None:
+        return ConditionUpdate(TUNED, "False", "Trial", _build_trial_message(speculation_status.trial))
+    if obstacle := find_drafting_obstacle(snapshot.resource):
+        return ConditionUpdate(TUNED, "False", "NoDrafts", obstacle)
+    if recommendation is None and previous_condition is None:
+        return None
+    if (
+        progression.phase == "Paused"
+        or progression.canary is not None
+        or progression.phase in ("Preflight", "RolledBack", "Failed")
+    ):
+        message = "Tuning is waiting: a rollout is in progress, or the desired revision is not the stable one."
+        return ConditionUpdate(TUNED, "False", "RolloutInProgress", message)
+    if trial_decision.reason:
+        return ConditionUpdate(TUNED, "False", trial_decision.reason, trial_decision.message)
+    if recommendation is not None:
+        return _build_recommendation_condition(recommendation, mode, speculation_status)
+    if (
+        previous_condition is not None
+        and previous_condition.reason in _STICKY_REASONS
+        and previous_status.stable is not None
+        and previous_status.stable.revision == stable.revision
+    ):
+        return ConditionUpdate(TUNED, previous_condition.status, previous_condition.reason, previous_condition.message)
+    return ConditionUpdate(TUNED, "False", "InsufficientData", f"No decision yet for revision {stable.revision}.")
+
+
+def _build_recommendation_condition(
+    recommendation: Recommendation, mode: str, speculation_status: SpeculationStatus
+) -> ConditionUpdate:
+    message = speculation_status.message or recommendation.reason
+    if recommendation.blocked_reason:
+        return ConditionUpdate(TUNED, "False", recommendation.blocked_reason, message)
+    if recommendation.action == "Change" and mode == "Recommend":
+        message = f"{message} Not applied: spec.speculation.tuning.mode is Recommend."
+    if recommendation.action == "Hold" and speculation_status.recommended is not None:  # a pause delays it
+        return ConditionUpdate(TUNED, "False", "Cooldown" if mode == "Auto" else "Recommended", message)
+    return ConditionUpdate(
+        TUNED, "True" if recommendation.action == "Hold" else "False", _REASON_BY_ACTION[recommendation.action], message
+    )
+
+
+def _build_trial_message(trial: Trial) -> str:
+    setting = describe_setting(read_status_setting(trial.setting))
+    if trial.purpose == "Explore":
+        return f"Exploration: a canary with {setting} is measured and not promoted, so that the next decision has more data."
+    predicted_gain = trial.predicted
+    gain = f" (predicted gain {100 * predicted_gain.estimate:.1f} %)" if predicted_gain is not None else ""
+    return f"Trial of {setting}{gain}: it is rolled back unless its canary proves it."
