@@ -13,7 +13,7 @@ from aerie_lab.errors import KubeError
 Changes = Mapping[str, Any]
 Offer = Callable[..., dict[str, Any]]
 
-NO_DURATION = "no duration: write whole numbers with h, m, s or ms, such as 30s, 5m or 1h30m"
+NOT_A_DURATION = "not a duration: write whole numbers with h, m, s or ms, such as 30s, 5m or 1h30m"
 # Each duration with its bounds, one value beyond each, and one that all rules take.
 DURATIONS = [
     ("speculation.tuning.slo.timePerOutputToken", "1ms", "1m", "61s", "40ms"),
@@ -60,7 +60,7 @@ def refusal(offer: Offer, changes: Changes) -> str:
 @pytest.mark.parametrize(("path", "shortest", "longest", "beyond", "taken"), DURATIONS)
 def test_a_duration(offer: Offer, path: str, shortest: str, longest: str, beyond: str, taken: str) -> None:
     message = refusal(offer, {path: "5 minutes"})
-    assert message.endswith(f'spec.{path}: Invalid value: "5 minutes": {NO_DURATION}'), message
+    assert message.endswith(f'spec.{path}: Invalid value: "5 minutes": {NOT_A_DURATION}'), message
     assert f'spec.{path}: Invalid value: "{beyond}": write a duration from {shortest} to {longest}' in refusal(
         offer, {path: beyond}
     )
@@ -135,7 +135,7 @@ def test_every_duration_is_here(crd: dict[str, Any]) -> None:
 
 
 def _durations(node: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    if any(rule["message"] == NO_DURATION for rule in node.get("x-kubernetes-validations", [])):
+    if any(rule["message"] == NOT_A_DURATION for rule in node.get("x-kubernetes-validations", [])):
         yield path.removeprefix(".")
     for name, child in node.get("properties", {}).items():
         yield from _durations(child, f"{path}.{name}")
@@ -150,6 +150,6 @@ def test_the_server_and_python_agree_on_what_a_duration_is(offer: Offer, text: s
     try:
         duration.parse_duration(text)
     except ValueError:
-        assert NO_DURATION in refusal(offer, {"rollout.canary.stepDuration": text})
+        assert NOT_A_DURATION in refusal(offer, {"rollout.canary.stepDuration": text})
     else:
         assert offer({"rollout.canary.stepDuration": text})["spec"]["rollout"]["canary"]["stepDuration"] == text

@@ -1,4 +1,4 @@
-"""Durations: what is read is what is written, and what is no duration is refused with a sentence."""
+"""Durations: what is written reads back, and any other text is rejected with a message."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def _format_error(detail: ErrorDetails) -> str:
     if detail["type"] == "missing":
         return f"{field} is missing."
     if detail["type"] == "extra_forbidden":
-        return f"{field} is no field of the resource: correct its name, or remove it."
+        return f"{field} is not a field of the resource: correct its name, or remove it."
     reason = detail["msg"].removeprefix("Value error, ")
     reason = reason if len(reason) <= 500 else reason[:499] + "…"
     if detail["type"] == "value_error":
@@ -150,7 +150,7 @@ class DurationRange:
     def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> JsonObject:
         well_formed = ValidationRule(
             f"self.matches('{duration.DURATION_PATTERN}')",
-            "no duration: write whole numbers with h, m, s or ms, such as 30s, 5m or 1h30m",
+            "not a duration: write whole numbers with h, m, s or ms, such as 30s, 5m or 1h30m",
         )
         within_range = ValidationRule(
             f"{cel_any_malformed_duration('self')} || (duration(self) >= duration('{self.minimum}') "
@@ -168,7 +168,7 @@ class DurationRange:
     def _validate(self, value: object) -> timedelta:
         parsed = duration.parse_duration(value) if isinstance(value, str) else value
         if not isinstance(parsed, timedelta):
-            raise ValueError(f"{_VALUE_REPR.repr(value)} is no duration: write it as a string, such as 30s, 5m or 1h30m")
+            raise ValueError(f"{_VALUE_REPR.repr(value)} is not a duration: write it as a string, such as 30s, 5m or 1h30m")
         if not duration.parse_duration(self.minimum) <= parsed <= duration.parse_duration(self.maximum):
             raise ValueError(f"{value} is out of range: write a duration from {self.minimum} to {self.maximum}")
         return parsed

@@ -39,7 +39,7 @@ def parse_duration(text: str) -> timedelta:
     datetime.timedelta(seconds=5400)
     """
     if _DURATION.fullmatch(text) is None:
-        raise ValueError(f"{text!r} is no duration: write whole numbers with h, m, s or ms, such as 30s, 5m or 1h30m")
+        raise ValueError(f"{text!r} is not a duration: write whole numbers with h, m, s or ms, such as 30s, 5m or 1h30m")
     return sum((int(number) * _UNIT_LENGTHS[unit] for number, unit in _DURATION_PART.findall(text)), timedelta())
 
 

@@ -119,7 +119,7 @@ def _type_error_message(value: Any, schema: JsonObject) -> str:
 def _find_bound_errors(value: Any, schema: JsonObject) -> Iterator[str]:
     """Yield the errors of a value that has the right type."""
     if "enum" in schema and value not in schema["enum"]:
-        yield f"has a value that is not known: write one of {', '.join(map(str, schema['enum']))}"
+        yield f"has an unknown value: write one of {', '.join(map(str, schema['enum']))}"
     if (
         isinstance(value, str)
         and "pattern" in schema
