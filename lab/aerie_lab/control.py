@@ -1,9 +1,9 @@
-"""Questions and answers between the lab's processes, over a unix socket: one JSON object a line, one line an answer.
+"""Requests and responses between the lab's processes over a unix socket: one JSON object per line.
 
-    {"verb": "restart", "component": "etcd"}   ->   {"ok": ...}   or   {"error": "a sentence"}
+    {"verb": "restart", "component": "etcd"}   ->   {"ok": ...}   or   {"error": "a message"}
 
 A unix socket is used because it is reachable from both sides of the lab's network namespace, and because its file mode
-keeps other users out. Guarantee: a handler's LabError reaches the caller as the same sentence; its answer is JSON.
+keeps other users out. Guarantee: a handler's LabError reaches the caller with the same message; its response is JSON.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def send_request(socket_path: Path, verb: str, *, timeout: float = 30.0, **field
             with connection.makefile("rb") as stream:
                 line = stream.readline()
     except OSError as error:
-        raise StateError(f"nothing answers at {socket_path} ({error}): is the lab up? `aerie-lab status` tells.") from error
+        raise StateError(
+            f"nothing listens at {socket_path} ({error}): check with `aerie-lab status` whether the lab is up."
+        ) from error
     if not line:
         raise StateError(f"{socket_path} closed without an answer to '{verb}'.")
     answer = json.loads(line)

@@ -149,9 +149,9 @@ def test_delete_and_put_back(namespace: Namespace) -> None:
 def test_what_is_not_there_is_named(namespace: Namespace) -> None:
     with pytest.raises(LabError, match=r"no running container 'x' in pod default/none"):
         namespace.faults.freeze("none", "x")
-    with pytest.raises(LabError, match="'node-9' is no node of this lab: one of node-1, node-2"):
+    with pytest.raises(LabError, match="'node-9' is not a node of this lab: choose one of node-1, node-2"):
         namespace.faults.silence_node("node-9")
-    with pytest.raises(LabError, match="'nginx' is no component of the lab: one of etcd"):
+    with pytest.raises(LabError, match="'nginx' is not a component of the lab: choose one of etcd"):
         namespace.faults.restart("nginx")
     with pytest.raises(StateError, match="there is no fault 99"):
         namespace.faults.undo(99)

@@ -127,7 +127,7 @@ def _explain(family: BinaryFamily, status: int, log: Path) -> str:
     if "no space left on device" in lowered:
         return f"the disk is full ({last}): free about {family.disk_gib} GiB, or {BINARIES_FOLDER_HINT}."
     if "checksum mismatch" in lowered or "security error" in lowered:
-        return f"a downloaded module is not the one that go.sum names, so it was refused: see {log}."
+        return f"a downloaded module does not match its hash in go.sum: see {log}."
     if any(error in lowered for error in _UNREACHABLE_ERRORS):
         return (
             f"the Go module registry cannot be reached ({last}): connect, set GOPROXY to a reachable one, "
@@ -135,6 +135,7 @@ def _explain(family: BinaryFamily, status: int, log: Path) -> str:
         )
     if status < 0 or "signal: killed" in lowered:
         return (
-            f"Go was killed, most likely for want of memory ({last}): free some, or {BINARIES_FOLDER_HINT}. All it said: {log}."
+            f"Go was killed, probably because memory was exhausted ({last}): free some memory, or {BINARIES_FOLDER_HINT}. "
+            f"Full output: {log}."
         )
-    return f"{last}. All it said: {log}. Report this, or {BINARIES_FOLDER_HINT}."
+    return f"{last}. Full output: {log}. Report this, or {BINARIES_FOLDER_HINT}."

@@ -201,6 +201,6 @@ def _explain(environment: PythonEnvironment, failure: pip.PipFailure, log: Path)
                 f"{_fallback_hint(environment)}."
             )
         case pip.FailureCause.WRONG_HASH:
-            return f"a downloaded package is not the one that the lock names, so it was refused: see {log}."
+            return f"a downloaded package does not match its hash in the lock: see {log}."
         case _:
             return f"{failure.message}. Full output of pip: {log}. Report this, or {_fallback_hint(environment)}."

@@ -28,7 +28,7 @@ def find_version_problem(
     except OSError as error:
         return f"cannot be used ({error.strerror})"
     if arguments is None:
-        return None if binary.is_file() and os.access(binary, os.X_OK) else "cannot be run (it is no executable file)"
+        return None if binary.is_file() and os.access(binary, os.X_OK) else "cannot be run (it is not an executable file)"
     reported_version, problem = _read_version(binary, arguments, state.st_mtime_ns, state.st_size, timeout_seconds)
     if problem:
         return problem
@@ -53,6 +53,6 @@ def _read_version(binary: Path, arguments: tuple[str, ...], mtime: int, size: in
     except OSError as error:
         return "", f"cannot be run ({error.strerror})"
     except subprocess.TimeoutExpired:
-        return "", f"does not tell its version within {timeout_seconds:.0f} s"
+        return "", f"does not report its version within {timeout_seconds:.0f} s"
     match = _VERSION_PATTERN.search(f"{done.stdout}\n{done.stderr}")
-    return (match[1], "") if match else ("", "tells no version")
+    return (match[1], "") if match else ("", "reports no version")

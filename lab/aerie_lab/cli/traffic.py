@@ -53,7 +53,7 @@ def traffic(
     answer: Annotated[int | None, typer.Option(help="Median answer tokens of every class.")] = None,
     host: Annotated[str | None, typer.Option(help="Host header, for the lab's gateway.")] = None,
     bytes_per_token: Annotated[float, typer.Option(help="Bytes of text per token of the server's tokenizer.")] = 4.0,
-    stream: Annotated[bool, typer.Option(help="Ask for streams.")] = True,
+    stream: Annotated[bool, typer.Option(help="Request streaming responses.")] = True,
     timeout: Annotated[float, typer.Option(help="Seconds after which a client gives up.", min=0.001)] = 300.0,
     seed: Annotated[int, typer.Option(help="The same seed sends the same requests.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,

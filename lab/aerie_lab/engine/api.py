@@ -93,7 +93,9 @@ def parse_request(kind: RequestKind, raw: bytes, limits: RequestLimits) -> Gener
         raise ApiError(400, "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding.")
     for name, least in (("n", 1), ("best_of", 1)):
         if body.get(name, least) not in (least, None):
-            raise ApiError(400, f"{name}={body[name]} is not offered by the simulator: send one request per answer.", param=name)
+            raise ApiError(
+                400, f"{name}={body[name]} is not supported by the simulator: send one request per answer.", param=name
+            )
     tokens, segments = _parse_prompt(kind, body, limits)
     if tokens >= limits.max_model_len:
         raise ApiError(

@@ -82,7 +82,7 @@ def read_options(environment: Mapping[str, str] = os.environ) -> SimulatorOption
         try:
             return replace(options, keep_alive_seconds=float(int(seconds)))
         except ValueError as error:
-            raise StateError(f"{KEEP_ALIVE_VARIABLE} is '{seconds}': a whole number of seconds, please.") from error
+            raise StateError(f"{KEEP_ALIVE_VARIABLE} is '{seconds}': it must be a whole number of seconds.") from error
     return options
 
 

@@ -238,11 +238,11 @@ class NodeAgent:
                 if response.status != 200:
                     raise StateError(f"pod {namespace}/{pod} is no simulated engine, or: {(await response.text()).strip()}")
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise StateError(f"pod {namespace}/{pod} does not answer at {url}: {error}.") from error
+            raise StateError(f"pod {namespace}/{pod} does not respond at {url}: {error}.") from error
 
     def _find_registrar(self, node: str) -> NodeRegistrar:
         if node not in self._registrars:
-            raise StateError(f"'{node}' is no node of this lab: one of {', '.join(self._registrars)}.")
+            raise StateError(f"'{node}' is not a node of this lab: choose one of {', '.join(self._registrars)}.")
         return self._registrars[node]
 
     async def silence_node(self, node: str) -> None:

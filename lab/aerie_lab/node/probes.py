@@ -73,7 +73,7 @@ async def run_probe(probe: KubeObject, container: KubeObject, address: str, exec
             writer.close()
             return True, ""
     except TimeoutError:
-        return False, f"no answer within {timeout:g}s"
+        return False, f"no response within {timeout:g}s"
     except (OSError, ValueError) as error:
         return False, str(error)
 
@@ -95,7 +95,7 @@ async def http_get(request: dict[str, Any], container: KubeObject, address: str)
         writer.write("\r\n".join(lines).encode())
         status_line = (await reader.readline()).decode("latin-1").split(" ", 2)
         if len(status_line) < 2 or not status_line[1].isdigit():
-            raise ValueError("the answer is not HTTP")
+            raise ValueError("the response is not HTTP")
         return int(status_line[1])
     finally:
         writer.close()

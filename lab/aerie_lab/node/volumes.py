@@ -242,7 +242,7 @@ def _resolve_host_path(source: Mapping[str, Any]) -> Path:
         raise VolumeError(f"hostPath type '{kind}' is not offered by the lab")
     checks = {"Directory": Path.is_dir, "File": Path.is_file, "Socket": Path.is_socket}
     if not checks.get(kind, Path.exists)(path):
-        raise VolumeError(f"hostPath {path} is not there{f' as a {kind}' if kind else ''}")
+        raise VolumeError(f"hostPath {path} does not exist{f' as a {kind}' if kind else ''}")
     return path
 
 

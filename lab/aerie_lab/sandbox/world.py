@@ -51,7 +51,7 @@ def mount_proc_and_run() -> None:
         linux.mount("tmpfs", "/run", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=755")
     except OSError as error:
         raise IsolationError(
-            f"the kernel refuses a mount inside the lab's namespaces ({error}): inside a container, start it with "
+            f"the kernel rejects a mount inside the lab's namespaces ({error}): inside a container, start it with "
             "--privileged, or with --security-opt systempaths=unconfined and seccomp that allows mount."
         ) from error
 

@@ -207,7 +207,7 @@ class Supervisor:
 
     def _find_process(self, component: str) -> _ComponentProcess:
         if component not in self._processes:
-            raise StateError(f"'{component}' is no component of the lab: one of {', '.join(self._processes)}.")
+            raise StateError(f"'{component}' is not a component of the lab: choose one of {', '.join(self._processes)}.")
         return self._processes[component]
 
     async def restart(self, component: str) -> None:

@@ -68,7 +68,7 @@ class RunningEngine:
             before, current = current, sum_samples(self.read_metrics())
             if current == before:
                 return current
-        raise AssertionError("the page does not stand still: does somebody else ask this engine?")
+        raise AssertionError("the metrics keep changing: does another client use this engine?")
 
     def run_load(self, clients: int, requests: int, answer_tokens: int, seed: int) -> tuple[dict[str, float], TrafficReport]:
         """Closed-loop traffic; what it added to the page, by sample without labels, and what the clients saw."""

@@ -102,9 +102,9 @@ def test_environment_is_installed_once_and_runs(
         ),
         (
             pip.FailureCause.WRONG_HASH,
-            "a downloaded package is not the one that the lock names, so it was refused: see .*tiny.log",
+            "a downloaded package does not match its hash in the lock: see .*tiny.log",
         ),
-        (pip.FailureCause.OTHER, "No matching distribution found for x==1. All that pip said: .*tiny.log"),
+        (pip.FailureCause.OTHER, "No matching distribution found for x==1. Full output of pip: .*tiny.log"),
     ],
 )
 def test_failure_is_one_sentence_and_leaves_nothing(
@@ -139,7 +139,7 @@ def test_program_that_does_not_run_is_not_declared_complete(
 
     monkeypatch.setattr(pip, "install_lock", install)
     unposed = dataclasses.replace(tiny_environment, alias_distribution="")
-    with pytest.raises(BuildError, match=r"tiny 1\.2\.3 is installed, but tells no version: report this"):
+    with pytest.raises(BuildError, match=r"tiny 1\.2\.3 is installed, but reports no version: report this"):
         store.ensure_build(unposed, print)
     assert store.unusable_reason(unposed) == "it has not been built"
 

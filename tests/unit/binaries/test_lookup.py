@@ -55,7 +55,7 @@ def test_wrong_version_is_named(ready: Path) -> None:
     ("spoil", "reason"),
     [
         (lambda path: path.unlink(), "cannot be used (No such file or directory)"),
-        (lambda path: path.write_text("#!/bin/sh\necho hello\n"), "tells no version"),
+        (lambda path: path.write_text("#!/bin/sh\necho hello\n"), "reports no version"),
         (lambda path: path.write_bytes(b"\x7fELF truncated"), "cannot be run (Exec format error)"),
         (lambda path: path.chmod(0o644), "cannot be run (Permission denied)"),
     ],

@@ -158,7 +158,7 @@ def test_a_base_that_does_not_fit_is_refused_before_anything_is_made(
 def test_a_release_that_the_base_s_addon_does_not_know_is_refused(base: PythonEnvironment, wheels: Wheels) -> None:
     other = over(base, wheels, "3.0.0")
     with pytest.raises(
-        BuildError, match=r"^engine-2 3\.0\.0 is refused by the lab's add-on addon_of_lab: .*3\.0\.0 is not known$"
+        BuildError, match=r"^engine-2 3\.0\.0 is rejected by the lab's add-on addon_of_lab: .*3\.0\.0 is not known$"
     ):
         store.ensure_build(other, print)
     assert store.unusable_reason(other) == "it has not been built"

@@ -63,7 +63,7 @@ async def _unused(command: Sequence[str], timeout: float) -> tuple[int | None, s
         (b"HTTP/1.1 404 Not Found\r\n\r\n", False, "statuscode: 404"),
         (b"hello\r\n", False, "not HTTP"),
         (b"", False, "not HTTP"),
-        (None, False, "no answer within 2s"),
+        (None, False, "no response within 2s"),
     ],
 )
 def test_http(answer: bytes | None, good: bool, problem: str) -> None:

@@ -74,7 +74,7 @@ REFUSALS: list[tuple[dict[str, Any], int, str]] = [
     ({"min_p": 0.5}, 400, "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding."),
     ({"prompt": ""}, 400, "Either prompt or prompt_embeds must be provided and non-empty."),
     ({"prompt": "x" * 5000}, 400, "This model's maximum context length is 1024 tokens."),
-    ({"n": 2}, 400, "n=2 is not offered by the simulator"),
+    ({"n": 2}, 400, "n=2 is not supported by the simulator"),
 ]
 
 
