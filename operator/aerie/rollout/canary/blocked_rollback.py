@@ -68,26 +68,40 @@ def reverse_blocked_rollback(
         ready_time=canary_arm.start_time,
         step_start_time=now,
     )
-    ready_canary_pods = fleet.canary.counts.ready
-    if has_third_revision and (was_reversed_before or not ready_canary_pods):
-        has_canary_more_ready_pods = _count_ready_pods(snapshot, canary_arm.revision) > _count_ready_pods(
-            snapshot, stable.revision
-        )
-        retained_arm, abandoned_arm = (canary_arm, stable) if has_canary_more_ready_pods else (stable, canary_arm)
-        message = (
-            f"{_DEADLINE_MESSAGE}, and revision {abandoned_arm.revision} cannot replace {retained_arm.revision}: "
-            f"revision {desired.revision} follows."
-        )
-        abandoned_canary = leaving_canary.model_copy(update={**dict(_to_plain_arm(abandoned_arm)), "change": canary_arm.change})
-        outcome = build_outcome(abandoned_canary, "Failed", message, status, None, now).model_copy(
-            update={"reversal_cause": "Abandoned"}
-        )
-        condition = ConditionUpdate(PROGRESSING, "True", "RollingBack", message)
-        rollback = CanaryTransition(
-            None, ArmReplicas(snapshot.resource.spec.replicas), {"stable": TOTAL_WEIGHT}, condition, None, outcome, timedelta(0)
-        )
-        return RollbackReversal(_to_plain_arm(retained_arm), rollback)
-    message = f"{_DEADLINE_MESSAGE}. Revision {canary_arm.revision}, with {ready_canary_pods} ready pods, becomes the stable one."
+    if has_third_revision and (was_reversed_before or not fleet.canary.counts.ready):
+        return _abandon_revision(snapshot, desired, stable, canary_arm, leaving_canary, now)
+    return _replace_stable_revision(snapshot, canary_arm, leaving_canary, fleet, now)
+
+
+def _abandon_revision(
+    snapshot: Snapshot, desired: DesiredRevision, stable: Arm, canary_arm: CanaryArm, leaving_canary: CanaryArm, now: datetime
+) -> RollbackReversal:
+    """Return the reversal that removes the revision with fewer ready pods, so that a third revision can follow."""
+    has_canary_more_ready_pods = _count_ready_pods(snapshot, canary_arm.revision) > _count_ready_pods(snapshot, stable.revision)
+    retained_arm, abandoned_arm = (canary_arm, stable) if has_canary_more_ready_pods else (stable, canary_arm)
+    message = (
+        f"{_DEADLINE_MESSAGE}, and revision {abandoned_arm.revision} cannot replace {retained_arm.revision}: "
+        f"revision {desired.revision} follows."
+    )
+    abandoned_canary = leaving_canary.model_copy(update={**dict(_to_plain_arm(abandoned_arm)), "change": canary_arm.change})
+    status = snapshot.resource.status or Status()
+    outcome = build_outcome(abandoned_canary, "Failed", message, status, None, now).model_copy(
+        update={"reversal_cause": "Abandoned"}
+    )
+    condition = ConditionUpdate(PROGRESSING, "True", "RollingBack", message)
+    rollback = CanaryTransition(
+        None, ArmReplicas(snapshot.resource.spec.replicas), {"stable": TOTAL_WEIGHT}, condition, None, outcome, timedelta(0)
+    )
+    return RollbackReversal(_to_plain_arm(retained_arm), rollback)
+
+
+def _replace_stable_revision(
+    snapshot: Snapshot, canary_arm: CanaryArm, leaving_canary: CanaryArm, fleet: RolloutPods, now: datetime
+) -> RollbackReversal:
+    """Return the reversal that makes the canary's revision stable, and rolls back the former stable one."""
+    ready_pods = fleet.canary.counts.ready
+    message = f"{_DEADLINE_MESSAGE}. Revision {canary_arm.revision}, with {ready_pods} ready pods, becomes the stable one."
+    status = snapshot.resource.status or Status()
     outcome = build_outcome(leaving_canary, "Failed", message, status, None, now).model_copy(
         update={"reversal_cause": "StableUnavailable"}
     )

@@ -428,7 +428,7 @@ def read_stalled_since(canary_arm: CanaryArm) -> datetime | None:
 def _build_waiting(
     canary_before: CanaryArm, canary_after: CanaryArm, fleet: RolloutPods, arms: ArmReplicas, now: datetime
 ) -> ReadinessProgress | None:
-    """Return the readiness that `canary_after` waits for. Its `since` is now where the phase or the step has changed, or where
+    """Return the readiness that `canary_after` waits for. Its start time is now where the phase or the step has changed, or where
     more pods are ready than ever before."""
     awaited_arms = (fleet.stable,) if canary_after.phase == "RollingBack" else (fleet.canary, fleet.control)
     ready_pods = sum(arm_pods.counts.ready for arm_pods in awaited_arms)

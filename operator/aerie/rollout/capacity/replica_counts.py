@@ -3,7 +3,7 @@
     Starting … AwaitingApproval   stable  canary  control     the canary's and the control's pods are equal in number
     Ramping, Promoting            stable▼ canary▲             the control's capacity goes to the canary
     RollingBack                   stable▲ canary▼
-    Watching, Rechecking          stable  previous            in the capacity that canary and control had
+    Monitoring, Verifying         stable  previous            in the capacity that canary and control had
 
 There are two sources of capacity. `Surge`: canary and control come on top of the stable pods, and no more than that ever does;
 stable pods are removed only where the canary's have replaced them and are ready. `Reuse`: no pod on top; the stable arm makes

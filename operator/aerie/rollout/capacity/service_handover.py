@@ -10,7 +10,7 @@ another selector a moment ago is then one without pods, whose share the gateway 
                       10 s later                            all to NAME-canary, the same pods
                       NAME-stable ─► previous pods          unchanged
                       10 s later                            the weights of the rollback
-    Rechecking        NAME-previous is created              all to NAME-stable
+    Verifying         NAME-previous is created              all to NAME-stable
                       10 s later                            weights by pods
 
 None of these is a state of the rollout. Each reconcile compares the live objects with the desired ones, and takes the next

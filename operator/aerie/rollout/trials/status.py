@@ -21,8 +21,10 @@ from aerie.api.status import (
     Arm,
     MetricComparison,
     PerformanceGain,
+    RolloutOutcome,
     SpeculationStatus,
     Status,
+    Trial,
     TrialRecord,
     TrialResult,
 )
@@ -160,19 +162,7 @@ def _with_trial_end(
     result: TrialResult = outcome.result if outcome is not None else "Failed" if effective.abandoned_reason else "Superseded"
     if result == "RolledBack" and progression.analysis is not None and progression.analysis.verdict == "Inconclusive":
         result = "Inconclusive"
-    assert previous_status.stable is not None
-    assert previous_status.stable.setting is not None
-    record = TrialRecord(
-        from_setting=previous_status.stable.setting,
-        to_setting=trial.setting,
-        purpose=trial.purpose,
-        result=result,
-        revision=trial.revision,
-        predicted=trial.predicted,
-        measured=compute_measured_gain(outcome.comparisons) if outcome is not None else None,
-        start_time=trial.start_time,
-        completion_time=now,
-    )
+    record = _build_trial_record(previous_status, trial, result, outcome, now)
     update: dict[str, Any] = {"trial": None, "trials": [record, *speculation_status.trials][:MAX_TRIAL_RECORDS]}
     failure_reason = failures.classify_failure(result, outcome, progression.analysis)
     if failure_reason in ("Regressed", "Failed"):
@@ -193,6 +183,24 @@ def _with_trial_end(
         speculation_status, snapshot, previous_status, trial, promoted=result == "Promoted", now=now
     )
     return speculation_status.model_copy(update=update)
+
+
+def _build_trial_record(
+    previous_status: Status, trial: Trial, result: TrialResult, outcome: RolloutOutcome | None, now: datetime
+) -> TrialRecord:
+    assert previous_status.stable is not None
+    assert previous_status.stable.setting is not None
+    return TrialRecord(
+        from_setting=previous_status.stable.setting,
+        to_setting=trial.setting,
+        purpose=trial.purpose,
+        result=result,
+        revision=trial.revision,
+        predicted=trial.predicted,
+        measured=compute_measured_gain(outcome.comparisons) if outcome is not None else None,
+        start_time=trial.start_time,
+        completion_time=now,
+    )
 
 
 def _with_reverted_promotion(
