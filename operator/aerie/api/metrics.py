@@ -54,8 +54,8 @@ class PrometheusSource(ResourceModel):
             ),
         ),
     ] = Field(default_factory=dict)
-    """Further labels of the series, if the pod's name alone is ambiguous: the cluster, if one server has several, or the job, if
-    two scrape the pods."""
+    """Further labels of the series, if the pod's name alone is ambiguous. Examples: the cluster, if one server has several, or
+    the job, if two scrape the pods."""
 
 
 class MetricsSource(ResourceModel):
@@ -68,9 +68,9 @@ class MetricsSpec(ResourceModel):
     """Source of the engines' metrics, and interval of their scrapes."""
 
     scrape_interval: Annotated[timedelta, DurationRange("1s", "5m")] = timedelta(seconds=15)
-    """Time between two scrapes of a pod during a rollout. Other pods are scraped four times less often, at most a minute apart,
-    but twice in a block of rollout.analysis, for the metrics in the status and the calibration on stable pods. The interval
-    doubles until there are at most 100 replicas for each second of it: 1,000 replicas are scraped at most every 10 s. If source
-    names a server, it must not be shorter than the server's own scrape interval."""
+    """Time between two scrapes of a pod during a rollout. Other pods are scraped four times less often, but at least once a
+    minute and twice in a block of rollout.analysis. Their metrics are for the status and for the calibration on stable pods. The
+    interval doubles until there are at most 100 replicas for each second of it: 1,000 replicas are scraped at most every 10 s. If
+    source names a server, it must not be shorter than the server's own scrape interval."""
     source: MetricsSource | None = None
     """Source of the metrics. Default: the pods' own /metrics."""

@@ -124,5 +124,5 @@ class PodTemplate(ResourceModel):
     """Labels and annotations to add."""
     spec: Annotated[dict[str, Any], Field(json_schema_extra=_POD_SPEC_SCHEMA)] = Field(default_factory=dict)
     """Any fields of a pod's spec: nodeSelector, tolerations, affinity, volumes, serviceAccountName, further containers... They
-    are merged as `kubectl patch` merges: an entry of a named list changes the entry of the same name, and the engine's container
-    has the name engine. The conditions show the API server's answer if it rejects the pod."""
+    are merged as `kubectl patch` merges: an entry of a named list changes the entry of the same name. The engine's container has
+    the name engine. The conditions show the API server's answer if it rejects the pod."""

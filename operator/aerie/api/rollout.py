@@ -153,8 +153,8 @@ class AnalysisSpec(ResourceModel):
     with little traffic, raise it. Significantly more failures than the control's roll back, whatever the margin."""
     output_equivalence: Literal["Enabled", "Disabled"] = "Enabled"
     """Enabled: the engines get a few short prompts at temperature 0, to verify that the canary's drafter does not change outputs.
-    One pod each of canary, control and stable gets 24 prompts with answers of at most 64 tokens, during the warm-up if that is
-    long enough. Disabled: the engines get no requests except the clients'."""
+    One pod each of canary, control and stable gets 24 prompts with answers of at most 64 tokens. They are sent during the warm-up
+    if that is long enough. Disabled: the engines get no requests except the clients'."""
     on_inconclusive: Literal["Hold", "Rollback"] = "Hold"
     """Behaviour at maxDuration without a verdict. Hold: canary and control keep their traffic until the annotation
     aerie.dev/promote or aerie.dev/rollback is set, with the canary's revision as its value. Rollback: the canary is rolled back.
@@ -321,7 +321,7 @@ class RolloutSpec(ResourceModel):
     disruption: DisruptionSpec = DisruptionSpec()
     progress_deadline: Annotated[timedelta, DurationRange("1m", "24h")] = timedelta(minutes=30)
     """Time in which a new pod has to become ready, including download and loading of the model. A pod that has not been ready for
-    so long is late. A late canary fails. During ramp and promotion the canary is rolled back if late pods are more than 5 % and
-    more than one; fewer do not block it. The duration of a whole step has no limit."""
+    so long is late. A late canary fails. During ramp and promotion the canary is rolled back if more than one pod and more than 5
+    % are late; fewer do not block it. The duration of a whole step has no limit."""
     paused: bool = False
     """Whether Aerie changes nothing, and only reports the state. A canary in progress keeps its pods and its traffic."""

@@ -124,8 +124,8 @@ class TuningSavings(ResourceModel):
     saved: float = 0.0
     """Savings of applied settings against spec.speculation.numSpeculativeTokens, by the measurements of their canaries."""
     spent: float = 0.0
-    """Costs of trials: each hour of each canary, control and retained pod beyond spec.replicas, and the loading time of pods that
-    took the place of replicas."""
+    """Costs of trials: each hour of each canary, control and retained pod beyond spec.replicas, and the loading time of pods in
+    place of replicas."""
     net: float = 0.0
     """Savings minus costs."""
     current_rate: float = 0.0
