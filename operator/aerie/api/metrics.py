@@ -68,9 +68,10 @@ class MetricsSpec(ResourceModel):
     """Source of the engines' metrics, and interval of their scrapes."""
 
     scrape_interval: Annotated[timedelta, DurationRange("1s", "5m")] = timedelta(seconds=15)
-    """Time between two scrapes of a pod during a rollout. Other pods are scraped four times less often, but at least once a
-    minute and twice in a block of rollout.analysis. Their metrics are for the status and for the calibration on stable pods. The
-    interval doubles until there are at most 100 replicas for each second of it: 1,000 replicas are scraped at most every 10 s. If
-    source names a server, it must not be shorter than the server's own scrape interval."""
+    """Time between two scrapes of a pod during a rollout. Other pods are scraped up to four times less often: at most a minute
+    apart if the interval is shorter, and at least twice in a block of rollout.analysis. Their metrics are for the status and for
+    the calibration on stable pods. The interval doubles until there are at most 100 replicas for each second of it: 1,000
+    replicas are scraped at most every 10 s. If source names a server, it must not be shorter than the server's own scrape
+    interval."""
     source: MetricsSource | None = None
     """Source of the metrics. Default: the pods' own /metrics."""
