@@ -1,8 +1,8 @@
 """A drafter on disk: a folder with config.json and model.safetensors, exactly what `vllm serve` takes.
 
 Guarantees: saving gives the same bytes for the same drafter, and replaces an earlier checkpoint whole or not at all; loading
-gives the saved tensors bit for bit, or raises one sentence that names the file, the key, what was found and what was expected.
-Not guaranteed: that the drafter fits a certain target; `aerie_drafter.inspect` says that.
+returns the saved tensors bit for bit, or raises an error with the file, the key, the actual and the expected value.
+Not guaranteed: that the drafter fits a certain target; `aerie_drafter.inspect` checks that.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ EMBEDDING_TENSOR = "embed_tokens.weight"
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a drafter comes from; kept in the metadata of model.safetensors. An empty field is not known."""
+    """Origin of a drafter, stored in the metadata of model.safetensors. An empty field is unknown."""
 
     target: str = ""
     """Name or folder of the target."""
     target_digest: str = ""
-    """`digest` of the target's folder."""
+    """`compute_model_digest` of the target's folder."""
     training_data: str = ""
     """Names and digest of the training data."""
     training_horizon: int | None = None
@@ -70,7 +70,7 @@ class Provenance:
 
     @classmethod
     def from_mapping(cls, fields: Provenance | Mapping[str, Any]) -> Provenance:
-        """Convert a mapping: values by the names of the fields; every other value is a note."""
+        """Convert a mapping with the names of the fields; every other value becomes a note."""
         if isinstance(fields, Provenance):
             return fields
         names = {each.name for each in dataclasses.fields(cls)} - {"notes"}
@@ -104,9 +104,9 @@ class Provenance:
 
 @contextmanager
 def replace_checkpoint(folder: Path) -> Iterator[Path]:
-    """An empty folder that replaces the checkpoint `folder` when the block ends well. Raises CheckpointError.
+    """Yield an empty folder that replaces the checkpoint `folder` when the block ends without an error. Raises CheckpointError.
 
-    For whoever writes more than `save` does: `write` the drafter into it, and further files beside.
+    For callers that write more files than `save_checkpoint` does.
     """
     with files.replace_folder(folder, _is_aerie_checkpoint) as new:
         yield new
@@ -114,11 +114,11 @@ def replace_checkpoint(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class DrafterCheckpoint:
-    """The pieces of a checkpoint."""
+    """Content of a checkpoint."""
 
     config: DrafterConfig
     tensors: Mapping[str, Tensor]
-    """By the names of Drafter's own state; the embedding and the mapping between vocabularies may be absent."""
+    """Tensors by the names of Drafter's state; the embedding and the mapping between vocabularies may be absent."""
     provenance: Provenance = field(default_factory=Provenance)
 
 
@@ -130,16 +130,16 @@ def save_checkpoint(
     include_embedding: bool = True,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Make `folder` the drafter's checkpoint, replacing an earlier one. Raises CheckpointError.
+    """Save the drafter to `folder`, replacing an earlier checkpoint. Raises CheckpointError.
 
-    Without `embeddings` vLLM shares the target's. `dtype` is that of all weights; None keeps each as it is.
+    Without `include_embedding` vLLM shares the target's. `dtype` applies to all weights; None keeps their types.
     """
     with replace_checkpoint(folder) as new:
         write_checkpoint(new, build_checkpoint(drafter, provenance), include_embedding=include_embedding, dtype=dtype)
 
 
 def build_checkpoint(drafter: Drafter, provenance: Provenance | Mapping[str, Any]) -> DrafterCheckpoint:
-    """What a checkpoint of the drafter holds; the tensors are the drafter's own, not copies."""
+    """Return the content of the drafter's checkpoint. Its tensors are the drafter's own, not copies."""
     tensors = {name: tensor.detach() for name, tensor in drafter.state_dict().items()}
     return DrafterCheckpoint(drafter.config, tensors, Provenance.from_mapping(provenance))
 
@@ -147,7 +147,7 @@ def build_checkpoint(drafter: Drafter, provenance: Provenance | Mapping[str, Any
 def write_checkpoint(
     folder: Path, checkpoint: DrafterCheckpoint, *, include_embedding: bool = True, dtype: torch.dtype | None = None
 ) -> None:
-    """The two files into an existing folder, in place; see `save`. Raises CheckpointError, OSError."""
+    """Write config.json and model.safetensors to an existing folder, in place. Raises CheckpointError, OSError."""
     tensors = build_serving_tensors(checkpoint, include_embedding=include_embedding, dtype=dtype)
     config = checkpoint.config.to_vllm_config() | {"dtype": str(tensors["fc.weight"].dtype).removeprefix("torch.")}
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -157,10 +157,10 @@ def write_checkpoint(
 def build_serving_tensors(
     checkpoint: DrafterCheckpoint, *, include_embedding: bool, dtype: torch.dtype | None
 ) -> dict[str, Tensor]:
-    """Tensors by the names that vLLM loads; the mapping between vocabularies only where they differ. Raises CheckpointError."""
+    """Return the tensors that vLLM loads; d2t and t2d only if the vocabularies differ. Raises CheckpointError."""
     left_out = set() if include_embedding else {EMBEDDING_TENSOR}
     if checkpoint.config.draft_vocab_size == checkpoint.config.vocab_size:
-        left_out |= {"d2t", "t2d"}  # vLLM has no place for a mapping that maps nothing
+        left_out |= {"d2t", "t2d"}  # vLLM does not accept an identity mapping
     tensors = {
         name: tensor.to(dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype)
         for name, tensor in checkpoint.tensors.items()
@@ -168,25 +168,24 @@ def build_serving_tensors(
     }
     for name, tensor in tensors.items():
         if not is_finite(tensor):
-            raise CheckpointError(f"{name} holds NaN or infinity: the drafter is not saved.")
+            raise CheckpointError(f"{name} contains NaN or infinity: the drafter is not saved.")
     return tensors
 
 
 def load_drafter(folder: Path, *, target: Path | None = None) -> Drafter:
-    """The drafter of a checkpoint. Raises CheckpointError, ConfigError.
+    """Load the drafter of a checkpoint. Raises CheckpointError, ConfigError.
 
-    A checkpoint without an embedding takes it from the target's folder. Weights keep their type; where they have several,
-    all get that of `fc.weight`.
+    The embedding of a checkpoint without one is read from the target's folder. All weights get the type of `fc.weight`.
     """
-    found = read_checkpoint(folder)
-    if EMBEDDING_TENSOR not in found.tensors:
-        embedding = read_target_embedding(found.config, target, folder)
-        found = dataclasses.replace(found, tensors={**found.tensors, EMBEDDING_TENSOR: embedding})
-    return build_drafter(found)
+    checkpoint = read_checkpoint(folder)
+    if EMBEDDING_TENSOR not in checkpoint.tensors:
+        embedding = read_target_embedding(checkpoint.config, target, folder)
+        checkpoint = dataclasses.replace(checkpoint, tensors={**checkpoint.tensors, EMBEDDING_TENSOR: embedding})
+    return build_drafter(checkpoint)
 
 
 def read_checkpoint(folder: Path) -> DrafterCheckpoint:
-    """The pieces of a checkpoint, checked; t2d is there whenever d2t is. Raises CheckpointError, ConfigError."""
+    """Read and validate the content of a checkpoint; t2d is present if d2t is. Raises CheckpointError, ConfigError."""
     config = read_drafter_config(folder)
     header = read_headers(folder)
     _raise_first_error(
@@ -202,10 +201,10 @@ def read_checkpoint(folder: Path) -> DrafterCheckpoint:
 
 
 def build_drafter(checkpoint: DrafterCheckpoint) -> Drafter:
-    """The drafter of pieces that have been checked and include an embedding."""
+    """Build the drafter from valid content with an embedding."""
     config, tensors = checkpoint.config, checkpoint.tensors
     dtype = tensors["fc.weight"].dtype
-    with torch.device("meta"):  # nothing is drawn at random only to be overwritten
+    with torch.device("meta"):  # skip the random initialization, which is overwritten
         drafter = Drafter(config)
     d2t = tensors.get("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
     weights = {name: tensor.to(dtype) for name, tensor in tensors.items() if tensor.is_floating_point()}
@@ -214,80 +213,81 @@ def build_drafter(checkpoint: DrafterCheckpoint) -> Drafter:
 
 
 def build_t2d(config: DrafterConfig, d2t: Tensor) -> Tensor:
-    """Which tokens of the target the draft vocabulary holds (t2d), [vocab_size]."""
-    found = torch.zeros(config.vocab_size, dtype=torch.bool)
-    found[d2t.long() + torch.arange(len(d2t))] = True
-    return found
+    """Return t2d: which tokens of the target are in the draft vocabulary, [vocab_size]."""
+    t2d = torch.zeros(config.vocab_size, dtype=torch.bool)
+    t2d[d2t.long() + torch.arange(len(d2t))] = True
+    return t2d
 
 
 def read_drafter_config(folder: Path) -> DrafterConfig:
-    """The configuration of a checkpoint. Raises CheckpointError, ConfigError, both naming the file."""
+    """Read the configuration of a checkpoint. Raises CheckpointError, ConfigError, both with the file."""
     raw = read_json(folder / CONFIG_FILE)
     if raw.get("quantization_config"):
-        raise ConfigError(f"{folder / CONFIG_FILE}: quantization_config is there: quantised drafters cannot be read here.")
+        raise ConfigError(f"{folder / CONFIG_FILE}: quantization_config is set: quantized drafters are not supported.")
     try:
         config = DrafterConfig.from_vllm_config(raw)
-        expected_tensor_shapes(config)  # also reads the rope parameters
+        expected_tensor_shapes(config)  # also validates the rope parameters
     except (ConfigError, *MALFORMED_VALUE_ERRORS) as error:
         raise ConfigError(f"{folder / CONFIG_FILE}: {format_error(error)}") from None
     return config
 
 
 def canonical_tensor_name(name: str) -> str:
-    """A tensor's name in this package; vLLM takes `layers.0.` and `midlayer.` alike."""
+    """Return the name of a tensor in this package; vLLM accepts both `layers.0.` and `midlayer.`."""
     return "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
 
 
 def read_finite_tensors(header: WeightsHeader) -> dict[str, Tensor]:
-    """All tensors of a header, by their names there, in full precision and every one finite. Raises CheckpointError."""
+    """Read all tensors of a header. Raises CheckpointError for quantized tensors and for values that are not finite."""
     for name, entry in header.tensors.items():
         if entry.dtype not in ("F64", "F32", "F16", "BF16", "I64", "I32", "BOOL"):
-            raise CheckpointError(f"{entry.file}: {name} is of type {entry.dtype}: quantised drafters cannot be read here.")
+            raise CheckpointError(f"{entry.file}: {name} is of type {entry.dtype}: quantized drafters are not supported.")
     tensors = read_tensors(header)
     for name, tensor in tensors.items():
         if not is_finite(tensor):
-            raise CheckpointError(f"{header.tensors[name].file}: {name} holds NaN or infinity; take an earlier checkpoint.")
+            raise CheckpointError(f"{header.tensors[name].file}: {name} contains NaN or infinity; use an earlier checkpoint.")
     return tensors
 
 
 def read_target_embedding(config: DrafterConfig, target: Path | None, folder: Path) -> Tensor:
-    """The target's token embedding, [vocab_size, hidden_size]. Raises CheckpointError."""
+    """Read the target's token embedding, [vocab_size, hidden_size]. Raises CheckpointError."""
     if target is None:
         raise CheckpointError(
-            f"{folder / WEIGHTS_FILE}: {EMBEDDING_TENSOR} is not in it, because the target's is shared: give the target's folder too."
+            f"{folder / WEIGHTS_FILE}: {EMBEDDING_TENSOR} is missing, because the target's is shared: "
+            "set the target's folder too."
         )
     header = read_headers(target)
     name = find_embedding_name(header)
     if name is None:
-        raise CheckpointError(f"{target}: no tensor of it is called embed_tokens.weight.")
-    found, wanted = header.shapes[name], (config.vocab_size, config.hidden_size)
-    if found != wanted:
+        raise CheckpointError(f"{target}: it has no tensor embed_tokens.weight.")
+    shape, expected = header.shapes[name], (config.vocab_size, config.hidden_size)
+    if shape != expected:
         raise CheckpointError(
-            f"{header.tensors[name].file}: {name} has shape {found[0]} x {found[1]}, and the drafter in {folder} needs "
-            f"{wanted[0]} x {wanted[1]}: it is for another target."
+            f"{header.tensors[name].file}: {name} has shape {shape[0]} x {shape[1]}, and the drafter in {folder} needs "
+            f"{expected[0]} x {expected[1]}: it was trained for another target."
         )
     return read_tensors(header, [name])[name]
 
 
 def read_provenance(folder: Path) -> Provenance:
-    """Where a checkpoint comes from; empty fields where it does not say. Raises CheckpointError."""
+    """Read the provenance of a checkpoint; unknown fields are empty. Raises CheckpointError."""
     return Provenance.from_metadata(read_headers(folder).metadata)
 
 
 def compute_model_digest(folder: Path) -> str:
-    """`sha256:...` of a model's configuration and weights: names, types, shapes, bytes. For drafters and targets.
+    """Compute `sha256:...` of the configuration and weights (names, types, shapes, bytes) of a drafter or target.
 
-    Independent of provenance, file times, the order of keys and how tensors are spread over files. Raises CheckpointError.
+    It does not depend on provenance, file times, the order of keys and the files of the tensors. Raises CheckpointError.
     """
     total = hashlib.sha256(json.dumps(read_json(folder / CONFIG_FILE), sort_keys=True, separators=(",", ":")).encode())
     for name, entry in sorted(read_headers(folder).tensors.items()):
         total.update(json.dumps([name, entry.dtype, entry.shape]).encode())
         with entry.file.open("rb") as stream:
             stream.seek(entry.begin_offset)
-            left = entry.end_offset - entry.begin_offset
-            while left and (part := stream.read(min(left, 1 << 20))):
+            remaining = entry.end_offset - entry.begin_offset
+            while remaining and (part := stream.read(min(remaining, 1 << 20))):
                 total.update(part)
-                left -= len(part)
+                remaining -= len(part)
     return f"sha256:{total.hexdigest()}"
 
 
@@ -298,6 +298,6 @@ def _is_aerie_checkpoint(folder: Path) -> bool:
         return False
 
 
-def _raise_first_error(file: Path, faults: Iterable[str]) -> None:
-    for fault in faults:
-        raise CheckpointError(f"{file}: {fault}")
+def _raise_first_error(file: Path, errors: Iterable[str]) -> None:
+    for message in errors:
+        raise CheckpointError(f"{file}: {message}")

@@ -1,6 +1,6 @@
-"""What the tensors of a checkpoint have to be, said in sentences: pure functions over names, shapes and values.
+"""Validation of a checkpoint's tensors: pure functions over names, shapes and values that return error messages.
 
-`checkpoint.load` raises the first sentence, `inspect` prints all of them. Names and shapes are those that vLLM loads:
+`checkpoint.read_checkpoint` raises the first error, `inspect` reports all of them. Names and shapes are those that vLLM loads:
 llama_eagle3.py, qwen3_eagle3.py and deepseek_eagle3.py of vLLM 0.33.
 """
 
@@ -18,89 +18,87 @@ from aerie_drafter.model import Drafter
 TensorShape = tuple[int, ...]
 
 MALFORMED_VALUE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, StrictDataclassError)
-"""What is raised where a configuration holds values of a kind that nobody expects."""
+"""Exceptions that values of unexpected types in a configuration raise."""
 
 
 def format_error(error: Exception) -> str:
-    """What such an error, or one of this package's, says in one line."""
+    """Return the message of an error in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return f"{lines[-1]} is missing" if isinstance(error, KeyError) else lines[-1]
 
 
 def expected_tensor_shapes(config: DrafterConfig) -> dict[str, TensorShape]:
-    """Shape by name of every tensor of such a drafter, all optional ones included."""
+    """Return the shape of each tensor of a drafter by name, with the optional ones."""
     with torch.device("meta"):
         return {name: tuple(tensor.shape) for name, tensor in Drafter(config).state_dict().items()}
 
 
 def optional_tensor_names(config: DrafterConfig) -> set[str]:
-    """Tensors that may be absent: the embedding is then the target's, t2d follows from d2t, a full vocabulary has neither."""
+    """Return the tensors that may be absent: a shared embedding, t2d (it follows from d2t), and both for a full vocabulary."""
     full = config.draft_vocab_size == config.vocab_size
     return {"embed_tokens.weight", "t2d"} | ({"d2t"} if full else set())
 
 
 def find_shape_errors(config: DrafterConfig, shapes: Mapping[str, TensorShape]) -> list[str]:
-    """How the names and shapes `found` contradict the configuration, a sentence each without the file's name."""
+    """Return where names and shapes contradict the configuration; messages without the file's name."""
     expected = expected_tensor_shapes(config)
     missing = [name for name in expected if name not in shapes and name not in optional_tensor_names(config)]
-    extra = [name for name in shapes if name not in expected]
-    faults, explained = _find_norm_switch_errors(config, missing, extra)
-    if extra and all(name.startswith("model.") for name in extra if name not in explained):
-        prefixed = next((name for name in extra if name not in explained), None)
+    unexpected = [name for name in shapes if name not in expected]
+    errors, explained = _find_norm_switch_errors(config, missing, unexpected)
+    if unexpected and all(name.startswith("model.") for name in unexpected if name not in explained):
+        prefixed = next((name for name in unexpected if name not in explained), None)
         if prefixed is not None:
-            fault = f"{prefixed} has the prefix `model.`, which vLLM adds once more and then does not find"
-            return [f"{fault}; bring the checkpoint in with `aerie-drafter convert`."]
+            message = f"{prefixed} has the prefix `model.`, which vLLM adds again and then does not find"
+            return [f"{message}; import the checkpoint with `aerie-drafter convert`."]
     for name in missing:
         if name not in explained:
-            faults.append(f"{name} is missing; expected is a tensor of shape {_format_shape(expected[name])}.")
-    for name in extra:
+            errors.append(f"{name} is missing; expected: a tensor of shape {_format_shape(expected[name])}.")
+    for name in unexpected:
         if name not in explained:
-            faults.append(
-                f"{name} is a tensor that a drafter of this configuration does not have; `aerie-drafter convert` may know it."
-            )
+            errors.append(f"{name} is not a tensor of this configuration; `aerie-drafter convert` may be able to convert it.")
     for name, shape in shapes.items():
         if name in expected and shape != expected[name]:
-            faults.append(
+            errors.append(
                 f"{name} has shape {_format_shape(shape)}, and the configuration makes it {_format_shape(expected[name])}."
             )
-    return faults
+    return errors
 
 
 def _find_norm_switch_errors(config: DrafterConfig, missing: list[str], extra: list[str]) -> tuple[list[str], set[str]]:
-    """Sentences on norm switches that contradict the weights, and the tensors that they explain."""
-    faults: list[str] = []
+    """Return messages about norm switches that contradict the weights, and the tensors that they explain."""
+    errors: list[str] = []
     explained: set[str] = set()
     for switch, prefix in (("fc_norm", "fc_norm."), ("norm_before_fc", "input_norm.")):
-        lacking = [name for name in missing if name.startswith(prefix)]
-        beyond = [name for name in extra if name.startswith(prefix)]
-        if getattr(config, switch) and lacking:
-            faults.append(
-                f"{lacking[0]} is missing, and the configuration has {switch} true: one of the two is wrong; only the one who "
-                "trained it can say which."
+        missing_norms = [name for name in missing if name.startswith(prefix)]
+        extra_norms = [name for name in extra if name.startswith(prefix)]
+        if getattr(config, switch) and missing_norms:
+            errors.append(
+                f"{missing_norms[0]} is missing, and the configuration has {switch} true: one of the two is wrong, and only "
+                "the training settings tell which."
             )
-            explained |= set(lacking)
-        elif not getattr(config, switch) and beyond:
-            faults.append(
-                f"{beyond[0]} is there, and the configuration has {switch} false, so vLLM would not apply it: "
+            explained |= set(missing_norms)
+        elif not getattr(config, switch) and extra_norms:
+            errors.append(
+                f"{extra_norms[0]} exists, and the configuration has {switch} false, so vLLM would not apply it: "
                 f"set {switch} to true if the drafter was trained with it."
             )
-            explained |= set(beyond)
-        elif beyond:
-            faults.append(
-                f"{beyond[0]} is there, and the configuration has {len(config.aux_layer_ids)} auxiliary layers: "
-                "name in eagle_aux_hidden_state_layer_ids all layers that it was trained on."
+            explained |= set(extra_norms)
+        elif extra_norms:
+            errors.append(
+                f"{extra_norms[0]} exists, and the configuration has {len(config.aux_layer_ids)} auxiliary layers: "
+                "list all layers that it was trained on in eagle_aux_hidden_state_layer_ids."
             )
-            explained |= set(beyond)
-    return faults, explained
+            explained |= set(extra_norms)
+    return errors, explained
 
 
 def find_vocabulary_mapping_errors(config: DrafterConfig, d2t: Tensor, t2d: Tensor | None) -> list[str]:
-    """How the draft vocabulary is wrong; `d2t` [draft_vocab_size], `t2d` [vocab_size] or None.
+    """Return errors of the draft vocabulary; `d2t` [draft_vocab_size], `t2d` [vocab_size] or None.
 
-    Tokens may stand in any order: vLLM scatters the logits by d2t, so that each needs a place of its own and no more.
+    Tokens may have any order: vLLM scatters the logits by d2t, so each only needs a token of its own.
     """
     if d2t.is_floating_point() or d2t.dtype == torch.bool:
-        return [f"d2t holds {d2t.dtype}; whole numbers are expected."]
+        return [f"d2t contains {d2t.dtype}; expected: integers."]
     size = config.vocab_size
     if len(d2t) == size and d2t.any():
         return [f"d2t moves tokens, and draft_vocab_size and vocab_size are both {size}: one of the sizes is wrong."]
@@ -108,13 +106,13 @@ def find_vocabulary_mapping_errors(config: DrafterConfig, d2t: Tensor, t2d: Tens
     outside = torch.nonzero((tokens < 0) | (tokens >= size)).flatten()
     if len(outside):
         at = int(outside[0])
-        sends = f"d2t sends draft id {at} to token {int(tokens[at])}, and the target's vocabulary is 0 to {size - 1}."
-        return [f"{sends} d2t is an offset: token of the target = draft id + d2t[draft id]."]
-    reached, uses = torch.unique(tokens, return_counts=True)  # as many as the file has, whatever size the configuration says
+        mapping = f"d2t maps draft id {at} to token {int(tokens[at])}, and the target's vocabulary is 0 to {size - 1}."
+        return [f"{mapping} d2t is an offset: token of the target = draft id + d2t[draft id]."]
+    reached, uses = torch.unique(tokens, return_counts=True)  # the size of the file's d2t, not of the configuration
     if (uses > 1).any():
         token = int(reached[uses > 1][0])
         first, second = torch.nonzero(tokens == token).flatten()[:2].tolist()
-        return [f"d2t sends draft ids {first} and {second} both to token {token}, and vLLM keeps the logit of one."]
+        return [f"d2t maps draft ids {first} and {second} both to token {token}, and vLLM keeps only one of the logits."]
     if t2d is None:
         return []
     if len(t2d) != size:
@@ -123,7 +121,7 @@ def find_vocabulary_mapping_errors(config: DrafterConfig, d2t: Tensor, t2d: Tens
     expected[reached] = True
     if len(wrong := torch.nonzero(expected != t2d.bool()).flatten()):
         at = int(wrong[0])
-        return [f"t2d says {bool(t2d[at])} for token {at}, and by d2t it is {bool(expected[at])}."]
+        return [f"t2d is {bool(t2d[at])} for token {at}, but {bool(expected[at])} according to d2t."]
     return []
 
 

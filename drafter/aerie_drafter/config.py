@@ -1,8 +1,8 @@
-"""What a drafter is: sizes, auxiliary layers, and the four norm switches that tell EAGLE 3 and EAGLE 3.1 apart.
+"""Configuration of a drafter: sizes, auxiliary layers, and the four norm switches that distinguish EAGLE 3 and EAGLE 3.1.
 
-Guarantees: a DrafterConfig is consistent in itself, or constructing it raises ConfigError; `to_serving` writes every key
-that any vLLM from 0.22 on reads, explicitly, because each reader has other defaults. Not guaranteed: that the drafter fits
-a certain target; `aerie_drafter.inspect` says that.
+Guarantees: a DrafterConfig is consistent, or its construction raises ConfigError. `to_vllm_config` writes every key that any
+vLLM from 0.22 on reads, because each version has other defaults. Not guaranteed: that the drafter fits a certain target;
+`aerie_drafter.inspect` checks that.
 
 Source of keys and defaults: vLLM 0.32 and 0.33, model_executor/models/{llama,qwen3,deepseek}_eagle3.py and
 transformers_utils/configs/speculators/algos.py.
@@ -32,7 +32,7 @@ ARCHITECTURE_BY_FAMILY = {
     DrafterFamily.QWEN3: "Eagle3Qwen3ForCausalLM",
     DrafterFamily.MLA: "Eagle3DeepseekV2ForCausalLM",
 }
-"""The name that is written for a family."""
+"""Written architecture name of each family."""
 
 FAMILY_BY_ARCHITECTURE = {
     "LlamaForCausalLMEagle3": DrafterFamily.LLAMA,
@@ -41,10 +41,10 @@ FAMILY_BY_ARCHITECTURE = {
     "Eagle3DeepseekV2ForCausalLM": DrafterFamily.MLA,
     "Eagle3DeepseekV3ForCausalLM": DrafterFamily.MLA,
 }
-"""The names that are read."""
+"""Accepted architecture names."""
 
 MAX_VOCAB_SIZE = 2**24
-"""Tokens; the largest published vocabularies have some 262,000. Masks of this size are made, so a file may not choose any."""
+"""Tokens; the largest published vocabularies have some 262,000. Tensors of this size are allocated, so it is limited."""
 
 
 @dataclass(frozen=True)
@@ -97,16 +97,16 @@ class DrafterConfig:
         for name in sizes.split():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name} is {value!r}: it has to be a whole number of at least 1.")
+                raise ConfigError(f"{name} is {value!r}: must be an integer of at least 1.")
         ids = self.aux_layer_ids
         if not ids or list(ids) != sorted(set(ids)) or ids[0] < 0:
             raise ConfigError(
-                f"eagle_aux_hidden_state_layer_ids is {list(ids)}: it has to name at least one layer, ascending, each once "
+                f"eagle_aux_hidden_state_layer_ids is {list(ids)}: must list at least one layer, ascending, each once "
                 "(vLLM sorts them, so another order would exchange the parts of fc)."
             )
         if self.vocab_size > MAX_VOCAB_SIZE:
             raise ConfigError(
-                f"vocab_size is {self.vocab_size}: it has to be at most {MAX_VOCAB_SIZE}. Write that of the target's config.json."
+                f"vocab_size is {self.vocab_size}: must be at most {MAX_VOCAB_SIZE}. Use that of the target's config.json."
             )
         if self.draft_vocab_size > self.vocab_size:
             raise ConfigError(f"draft_vocab_size {self.draft_vocab_size} is larger than vocab_size {self.vocab_size}.")
@@ -118,40 +118,42 @@ class DrafterConfig:
         if self.family is not DrafterFamily.QWEN3 and self.hidden_size % self.num_attention_heads:
             raise ConfigError(
                 f"hidden_size {self.hidden_size} is no multiple of num_attention_heads {self.num_attention_heads}: transformers, "
-                f"with which vLLM reads a {self.family.value} configuration, refuses that whatever head_dim is."
+                f"with which vLLM reads a {self.family.value} configuration, rejects that for any head_dim."
             )
         if self.fc_norm and self.norm_before_fc:
             raise ConfigError("fc_norm and norm_before_fc are both true: vLLM would apply both norms; set one of them to false.")
         if (self.family is DrafterFamily.MLA) != (self.mla is not None):
-            raise ConfigError(f"the sizes of latent attention go with family deepseek_v2, and this is {self.family.value}.")
+            raise ConfigError(f"the sizes of latent attention require family deepseek_v2, but it is {self.family.value}.")
         if self.mla is not None:
             self._check_latent_attention(self.mla)
-        kind, known = self.rope.get("rope_type", "default"), ("default", "linear", "llama3", "yarn")
-        if kind not in known:
-            raise ConfigError(f"rope_type is {kind!r}: this package knows {', '.join(known)}.")
+        rope_type, supported = self.rope.get("rope_type", "default"), ("default", "linear", "llama3", "yarn")
+        if rope_type not in supported:
+            raise ConfigError(f"rope_type is {rope_type!r}: supported: {', '.join(supported)}.")
         if self.rope.get("partial_rotary_factor", 1.0) != 1.0:
             raise ConfigError(
-                f"partial_rotary_factor is {self.rope['partial_rotary_factor']!r}: this package turns whole heads; leave it out."
+                f"partial_rotary_factor is {self.rope['partial_rotary_factor']!r}: only whole heads are rotated; omit it."
             )
 
     def _check_latent_attention(self, mla: MlaDims) -> None:
-        """Refuse what vLLM 0.32 cannot load or read otherwise (deepseek_eagle3.py, deepseek_v2.py)."""
+        """Reject what vLLM 0.32 cannot load or reads differently (deepseek_eagle3.py, deepseek_v2.py)."""
         for name, value in dataclasses.asdict(mla).items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 why = " (vLLM's drafter always has low-rank queries)" if name == "q_lora_rank" else ""
-                raise ConfigError(f"{name} is {value!r}: it has to be a whole number of at least 1{why}.")
+                raise ConfigError(f"{name} is {value!r}: must be an integer of at least 1{why}.")
         if self.norm_before_fc:
-            raise ConfigError("norm_before_fc is true: vLLM's drafter with latent attention has no such norm; use fc_norm.")
+            raise ConfigError(
+                "norm_before_fc is true: vLLM's drafter with latent attention does not have this norm; use fc_norm."
+            )
         kind = self.rope.get("rope_type", "default")
         if kind not in ("default", "yarn") or self.rope.get("attention_factor") is not None:
             raise ConfigError(
-                f"rope_parameters is {dict(self.rope)}: with latent attention vLLM takes every rope_type but default for yarn as "
-                "DeepSeek has it; use default, or yarn with mscale and mscale_all_dim in place of attention_factor."
+                f"rope_parameters is {dict(self.rope)}: with latent attention vLLM treats every rope_type except default as "
+                "DeepSeek's yarn; use default, or yarn with mscale and mscale_all_dim in place of attention_factor."
             )
 
     @property
     def eagle_version(self) -> str:
-        """`EAGLE 3.1`, `EAGLE 3`, or what of 3.1 is switched on."""
+        """Return `EAGLE 3.1`, `EAGLE 3`, or EAGLE 3 with the enabled switches of 3.1."""
         if self.norm_output and (self.fc_norm or self.norm_before_fc):
             return "EAGLE 3.1"
         if not (self.norm_output or self.fc_norm or self.norm_before_fc):
@@ -160,7 +162,7 @@ class DrafterConfig:
         return "EAGLE 3 with " + " and ".join(switches)
 
     def to_vllm_config(self) -> dict[str, Any]:
-        """The config.json that vLLM serves, every switch explicit and the auxiliary layers in all three places it looks."""
+        """Return the config.json for vLLM: every switch explicit, and the auxiliary layers in all three places that vLLM reads."""
         heads: dict[str, Any] = {"head_dim": self.head_dim} if self.mla is None else dataclasses.asdict(self.mla)
         return {
             "architectures": [ARCHITECTURE_BY_FAMILY[self.family]],
@@ -196,20 +198,18 @@ class DrafterConfig:
     def from_vllm_config(cls, config: Mapping[str, Any]) -> DrafterConfig:
         """Read a config.json as vLLM would, with its defaults and transformers' (Qwen3Config's heads). Raises ConfigError.
 
-        Where the auxiliary layers are named nowhere, vLLM takes (2, L // 2, L - 3) of a target with L layers; that needs
-        the target, so here it is an error.
+        If no auxiliary layers are configured, vLLM uses (2, L // 2, L - 3) of a target with L layers. That requires the
+        target, so it is an error here.
         """
         names = config.get("architectures") or []
-        known = [FAMILY_BY_ARCHITECTURE[name] for name in names if name in FAMILY_BY_ARCHITECTURE]
-        if not known:
-            raise ConfigError(
-                f"architectures is {names!r}: this package knows {', '.join(FAMILY_BY_ARCHITECTURE)}; for another one use the tool it came from."
-            )
-        family = known[0]
+        families = [FAMILY_BY_ARCHITECTURE[name] for name in names if name in FAMILY_BY_ARCHITECTURE]
+        if not families:
+            raise ConfigError(f"architectures is {names!r}: supported: {', '.join(FAMILY_BY_ARCHITECTURE)}.")
+        family = families[0]
         if config.get("num_hidden_layers", 1) != 1:
-            raise ConfigError(f"num_hidden_layers is {config['num_hidden_layers']}: this package has drafters of one layer.")
+            raise ConfigError(f"num_hidden_layers is {config['num_hidden_layers']}: only drafters of one layer are supported.")
         if config.get("attention_bias"):
-            raise ConfigError("attention_bias is true: this package has drafters without bias in attention.")
+            raise ConfigError("attention_bias is true: bias in attention is not supported.")
         nested = config.get("eagle_config") or {}
         ids = config.get("eagle_aux_hidden_state_layer_ids") or nested.get("eagle_aux_hidden_state_layer_ids")
         if not ids:
@@ -220,7 +220,7 @@ class DrafterConfig:
 
         def need(name: str) -> int:
             if not isinstance(config.get(name), int):
-                raise ConfigError(f"{name} is {config.get(name)!r}: a whole number is expected.")
+                raise ConfigError(f"{name} is {config.get(name)!r}: expected: an integer.")
             return int(config[name])
 
         hidden, heads, vocabulary = need("hidden_size"), need("num_attention_heads"), need("vocab_size")

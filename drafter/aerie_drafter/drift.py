@@ -58,16 +58,16 @@ class _DriftStep(NamedTuple):
 def compute_drift_steps(drafter: Drafter, tokens: Tensor, aux_hidden_states: Tensor, k: int) -> list[_DriftStep]:
     """Compute k steps from every column of `tokens` [batch, length]."""
     kv_cache, columns = UnrolledCache(), tokens.shape[1] - 1
-    read, hidden = tokens[:, 1:], drafter.fuse_aux_hidden_states(aux_hidden_states[:, :-1])
+    input_tokens, hidden = tokens[:, 1:], drafter.fuse_aux_hidden_states(aux_hidden_states[:, :-1])
     expected_tokens = torch.nn.functional.pad(tokens[:, 2:], (0, k + 1), value=-1)
-    is_accepted = torch.ones_like(read, dtype=torch.bool)
+    is_accepted = torch.ones_like(input_tokens, dtype=torch.bool)
     steps = []
     for step in range(k):
-        normed, hidden = drafter(read, hidden, kv_cache)
-        read = drafter.argmax_tokens(normed)
-        is_accepted = is_accepted & (read == expected_tokens[:, step : step + columns])
-        sink, own = compute_attention_masses(kv_cache)
-        steps.append(_DriftStep(hidden.norm(dim=-1), sink, own, is_accepted))
+        normed, hidden = drafter(input_tokens, hidden, kv_cache)
+        input_tokens = drafter.argmax_tokens(normed)
+        is_accepted = is_accepted & (input_tokens == expected_tokens[:, step : step + columns])
+        first_token_mass, draft_tokens_mass = compute_attention_masses(kv_cache)
+        steps.append(_DriftStep(hidden.norm(dim=-1), first_token_mass, draft_tokens_mass, is_accepted))
     return steps
 
 

@@ -1,18 +1,18 @@
-"""The errors of the drafter's package; every message is one sentence that names the place, what was found and the way out.
+"""Exceptions of the package. Every message contains the location, the actual value and the fix.
 
-EagleError
+DrafterError
  ├─ ConfigError       a drafter's configuration contradicts itself or names what does not exist
- ├─ CheckpointError   files or tensors are missing, cut off, of a wrong shape, or not numbers
+ ├─ CheckpointError   files or tensors are missing, truncated, of a wrong shape, or not numbers
  ├─ TargetError       the drafter does not fit the target, or the target cannot be used
  ├─ DataError         training or evaluation data cannot be used
- └─ TrainingError     a training cannot start, go on, or save
+ └─ TrainingError     a training cannot start, resume, or save
 """
 
 from __future__ import annotations
 
 
 class DrafterError(Exception):
-    """Base of all; the command line prints the message and ends with status 2."""
+    """Base class; the command line prints the message and exits with status 2."""
 
 
 class ConfigError(DrafterError):
@@ -20,7 +20,7 @@ class ConfigError(DrafterError):
 
 
 class CheckpointError(DrafterError):
-    """Files or tensors are missing, cut off, of a wrong shape, or not numbers."""
+    """Files or tensors are missing, truncated, of a wrong shape, or not numbers."""
 
 
 class TargetError(DrafterError):
@@ -32,4 +32,4 @@ class DataError(DrafterError):
 
 
 class TrainingError(DrafterError):
-    """A training cannot start, go on, or save."""
+    """A training cannot start, resume, or save."""

@@ -1,11 +1,11 @@
-"""Makes of a checkpoint what an engine serves: vLLM's own form, or that of the speculators library, each with a model card.
+"""Export of a checkpoint for serving: in vLLM's own format or that of the speculators library, with a model card.
 
-Guarantees: the serving form is a checkpoint that `aerie_drafter.checkpoint` reads back; every switch is written, whatever its value,
-because vLLM's default for norm_before_residual is false and its default for a speculators configuration without it is true.
-Not guaranteed: that the drafter fits the target; `aerie-drafter inspect --target` says that.
+Guarantees: `aerie_drafter.checkpoint` can read vLLM's format again. Every switch is written, because the default of
+norm_before_residual is false in vLLM's own format and true in a speculators configuration. Not guaranteed: that the drafter fits
+the target; `aerie-drafter inspect --target` checks that.
 
 Sources: vLLM 0.33, transformers_utils/configs/speculators/{base,algos}.py; speculators 0.9.0, config.py, models/eagle3/config.py.
-First releases that serve a form: vLLM pull requests 42764, 43482 and 46488.
+First releases that serve a format: vLLM pull requests 42764, 43482 and 46488.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from aerie_drafter.errors import CheckpointError, ConfigError
 from aerie_drafter.weights import CONFIG_FILE, WEIGHTS_FILE, read_json, write_tensors
 
 SPECULATORS_VERSION = "0.9.0"
-"""The release of the speculators library whose form is written."""
+"""Release of the speculators library whose format is written."""
 
 
 class ExportFormat(Enum):
-    """How the configuration is written and the layer is called."""
+    """Format of the configuration, and name of the layer."""
 
     VLLM = "vllm"
     SPECULATORS = "speculators"
@@ -38,13 +38,13 @@ class ExportFormat(Enum):
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What the model card says beyond what the checkpoint itself does."""
+    """Values of the model card that are not in the checkpoint."""
 
     name: str
     target: str
-    """Name or folder of the target, as `vllm serve` takes it."""
+    """Name or folder of the target, as for `vllm serve`."""
     num_speculative_tokens: int = 3
-    """num_speculative_tokens (K) to serve it with."""
+    """Recommended num_speculative_tokens (K)."""
     acceptance_length: float | None = None
     """Mean tokens per verification at that K, bonus token included."""
     measured_on: str = ""
@@ -62,28 +62,29 @@ def export_checkpoint(
     include_embedding: bool = True,
     dtype: torch.dtype | None = None,
 ) -> ModelCard:
-    """Write the checkpoint `source` to `folder` in the form asked for, with README.md. Raises CheckpointError, ConfigError.
+    """Write the checkpoint `source` to `folder` in a serving format, with README.md. Raises CheckpointError, ConfigError.
 
-    `target` is that of the checkpoint's provenance where it is not given. Without `embeddings` vLLM shares the target's.
+    `target` defaults to that of the checkpoint's provenance. Without `include_embedding` vLLM shares the target's.
     """
     if num_speculative_tokens < 1:
-        raise ConfigError(f"tokens is {num_speculative_tokens}: a drafter proposes at least 1.")
+        raise ConfigError(f"num_speculative_tokens is {num_speculative_tokens}: must be at least 1.")
     if acceptance_length is not None and not 1 <= acceptance_length <= num_speculative_tokens + 1:
         raise ConfigError(
-            f"acceptance_length is {acceptance_length}: with {num_speculative_tokens} tokens it is between 1 and {num_speculative_tokens + 1}."
+            f"acceptance_length is {acceptance_length}: must be between 1 and {num_speculative_tokens + 1} for "
+            f"num_speculative_tokens {num_speculative_tokens}."
         )
-    found = checkpoints.read_checkpoint(source)
-    found = replace(found, provenance=replace(found.provenance, target=target or found.provenance.target))
-    card = ModelCard(folder.resolve().name, found.provenance.target, num_speculative_tokens, acceptance_length, measured_on)
+    checkpoint = checkpoints.read_checkpoint(source)
+    checkpoint = replace(checkpoint, provenance=replace(checkpoint.provenance, target=target or checkpoint.provenance.target))
+    card = ModelCard(folder.resolve().name, checkpoint.provenance.target, num_speculative_tokens, acceptance_length, measured_on)
     if not card.target:
-        raise ConfigError(f"{source / WEIGHTS_FILE}: says nothing of its target; name it.")
+        raise ConfigError(f"{source / WEIGHTS_FILE}: its target is unknown; set it.")
     with checkpoints.replace_checkpoint(folder) as new:
         if export_format is ExportFormat.VLLM:
-            checkpoints.write_checkpoint(new, found, include_embedding=include_embedding, dtype=dtype)
+            checkpoints.write_checkpoint(new, checkpoint, include_embedding=include_embedding, dtype=dtype)
         else:
-            write_speculators_checkpoint(new, found, card, include_embedding=include_embedding, dtype=dtype)
+            write_speculators_checkpoint(new, checkpoint, card, include_embedding=include_embedding, dtype=dtype)
         (new / "README.md").write_text(
-            render_model_card(found, card, export_format, checkpoints.compute_model_digest(new), new), encoding="utf-8"
+            render_model_card(checkpoint, card, export_format, checkpoints.compute_model_digest(new), new), encoding="utf-8"
         )
     return card
 
@@ -91,7 +92,7 @@ def export_checkpoint(
 def write_speculators_checkpoint(
     folder: Path, checkpoint: DrafterCheckpoint, card: ModelCard, *, include_embedding: bool, dtype: torch.dtype | None
 ) -> None:
-    """The two files of the speculators form into an existing folder. Raises CheckpointError, ConfigError, OSError."""
+    """Write the two files in speculators format to an existing folder. Raises CheckpointError, ConfigError, OSError."""
     tensors = checkpoints.build_serving_tensors(checkpoint, include_embedding=include_embedding, dtype=dtype)
     config = build_speculators_config(checkpoint.config, card, read_verifier_architectures(card.target))
     config["dtype"] = str(tensors["fc.weight"].dtype).removeprefix("torch.")
@@ -101,15 +102,17 @@ def write_speculators_checkpoint(
 
 
 def build_speculators_config(config: DrafterConfig, card: ModelCard, architectures: list[str]) -> dict[str, Any]:
-    """config.json of the speculators form. Raises ConfigError for a drafter that this form does not have."""
+    """Return the config.json in speculators format. Raises ConfigError for a drafter that the format does not support."""
     if config.family is DrafterFamily.MLA:
-        raise ConfigError("the speculators form has no latent attention (vLLM: `Unsupported model_type`); use the form vllm.")
+        raise ConfigError(
+            "the speculators format does not support latent attention (vLLM: `Unsupported model_type`); use the format vllm."
+        )
     serving = config.to_vllm_config()
     ids = serving["eagle_aux_hidden_state_layer_ids"]
     layer_keys = (
         "model_type hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size "
         "max_position_embeddings hidden_act rms_norm_eps rope_parameters attention_bias tie_word_embeddings "
-        # vLLM's classes look for the number of layers here, and assume 3 where it is missing.
+        # vLLM's classes read the number of layers here, and default to 3.
         "num_aux_hidden_states eagle_config"
     )
     return {
@@ -138,26 +141,26 @@ def build_speculators_config(config: DrafterConfig, card: ModelCard, architectur
 
 
 def read_verifier_architectures(target: str) -> list[str]:
-    """`architectures` of a target that is a folder here; nothing of one that is only a name."""
+    """Return `architectures` of a target in a local folder; empty for a name."""
     try:
-        found = read_json(Path(target) / CONFIG_FILE).get("architectures")
+        architectures = read_json(Path(target) / CONFIG_FILE).get("architectures")
     except CheckpointError:
         return []
-    return [str(name) for name in found] if isinstance(found, list) else []
+    return [str(name) for name in architectures] if isinstance(architectures, list) else []
 
 
 def min_vllm_version(config: DrafterConfig, export_format: ExportFormat) -> str:
-    """The first vLLM release that serves such a drafter rightly (an earlier one may drop a switch without a word)."""
-    switched = config.fc_norm or config.norm_output
-    if export_format is ExportFormat.SPECULATORS and switched:
+    """Return the first vLLM release that serves such a drafter correctly (earlier ones may silently ignore a switch)."""
+    has_eagle31_switch = config.fc_norm or config.norm_output
+    if export_format is ExportFormat.SPECULATORS and has_eagle31_switch:
         return "0.25.0"
     if config.family is DrafterFamily.QWEN3:
         return "0.24.0"
-    return "0.23.0" if config.family is DrafterFamily.MLA and switched else "0.22.0"
+    return "0.23.0" if config.family is DrafterFamily.MLA and has_eagle31_switch else "0.22.0"
 
 
 def build_serve_command(card: ModelCard, drafter_path: str) -> str:
-    """How vLLM is started with the drafter; the method is named, because vLLM otherwise guesses it from the path."""
+    """Return the command that serves the drafter. It sets the method, which vLLM otherwise guesses from the path."""
     speculative = json.dumps({"method": "eagle3", "model": drafter_path, "num_speculative_tokens": card.num_speculative_tokens})
     return f"vllm serve {card.target} --speculative-config '{speculative}'"
 
@@ -165,11 +168,11 @@ def build_serve_command(card: ModelCard, drafter_path: str) -> str:
 def render_model_card(
     checkpoint: DrafterCheckpoint, card: ModelCard, export_format: ExportFormat, weights_digest: str, export_folder: Path
 ) -> str:
-    """The model card, README.md; `written` is the folder with the weights that it is about."""
+    """Render the model card, README.md; `export_folder` contains the exported weights."""
     config, provenance = checkpoint.config, checkpoint.provenance
     size = (export_folder / WEIGHTS_FILE).stat().st_size / 2**20
     parameters = sum(
-        one.numel() for name, one in checkpoint.tensors.items() if one.is_floating_point() and name != EMBEDDING_TENSOR
+        tensor.numel() for name, tensor in checkpoint.tensors.items() if tensor.is_floating_point() and name != EMBEDDING_TENSOR
     )
     length = "not measured"
     if card.acceptance_length is not None:

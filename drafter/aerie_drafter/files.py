@@ -1,10 +1,9 @@
-"""Replaces a whole folder at once, so that a full disk or a kill never costs what was there before.
+"""Atomic replacement of a folder, so that a full disk or a kill never destroys the previous content.
 
-Guarantee: `replacing(folder)` gives an empty folder beside it to write into; only when the block has ended, and everything is
-on the disk, does it take the old one's name, on Linux in one step (renameat2 with RENAME_EXCHANGE). Any error or kill before
-that leaves the old folder as it was; what a kill leaves behind is removed by the next call. Not guaranteed: two processes
-replacing one folder at the same time; and where the file system cannot exchange two names, a kill between two renames leaves
-the old folder under the name `.NAME.previous`.
+Guarantee: `replace_folder` yields an empty folder beside the old one. It takes the old one's name only after the block has ended
+and everything is synced to disk, on Linux in one step (renameat2 with RENAME_EXCHANGE). An error or kill before that does not
+change the old folder; the next call removes the leftovers of a kill. Not guaranteed: two processes that replace a folder at the
+same time. If the file system cannot exchange two names, a kill between two renames leaves the old folder as `.NAME.previous`.
 """
 
 from __future__ import annotations
@@ -21,15 +20,13 @@ from aerie_drafter.errors import CheckpointError
 
 @contextlib.contextmanager
 def replace_folder(folder: Path, is_replaceable: Callable[[Path], bool]) -> Iterator[Path]:
-    """An empty folder that takes the place of `folder` when the block ends without an error. Raises CheckpointError.
+    """Yield an empty folder that replaces `folder` when the block ends without an error. Raises CheckpointError.
 
-    An existing folder is replaced only if it is empty or `owned(folder)` says that its content may go.
+    A folder with content is replaced only if `is_replaceable(folder)`.
     """
-    folder = folder.resolve()  # a link stays, and what it names is replaced
+    folder = folder.resolve()  # keep a link, and replace its target
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not is_replaceable(folder))):
-        raise CheckpointError(
-            f"{folder}: holds something that no aerie-drafter command wrote; choose a folder that is new or empty."
-        )
+        raise CheckpointError(f"{folder}: contains files that aerie-drafter did not write; choose a new or empty folder.")
     new = folder.with_name(f".{folder.name}.writing")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -42,8 +39,8 @@ def replace_folder(folder: Path, is_replaceable: Callable[[Path], bool]) -> Iter
         _swap_into_place(new, folder)
         _fsync(folder.parent)
     except OSError as error:
-        kept = "; the earlier one is untouched" if folder.exists() else ""
-        raise CheckpointError(f"{folder}: cannot be written ({error.strerror or error}){kept}.") from error
+        note = "; the previous one is unchanged" if folder.exists() else ""
+        raise CheckpointError(f"{folder}: cannot be written ({error.strerror or error}){note}.") from error
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
@@ -67,8 +64,8 @@ def _swap_into_place(new: Path, folder: Path) -> None:
         shutil.rmtree(old)
 
 
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names in one step; False where the system or the file system has no such call."""
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two names in one step; False if the system or file system does not support it."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of linux/fs.h
-    return call is not None and call(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
+    current_folder, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of linux/fs.h
+    return call is not None and call(current_folder, os.fsencode(first), current_folder, os.fsencode(second), exchange) == 0

@@ -1,7 +1,7 @@
-"""What a checkpoint is, and whether it fits a target: from config.json and headers, plus the few tensors that have to be read.
+"""Description of a checkpoint, and whether it fits a target, from config.json, headers and a few tensors.
 
-Guarantee: a report lists every fault that was found, each a sentence with the way out; nothing is written. What cannot be told
-from files is not claimed: norm_output has no weights, so whether a drafter was trained with it is only known from who trained it.
+Guarantee: a report lists every detected problem with its fix; nothing is written. The report claims nothing that files do not
+show: norm_output has no weights, so only the training settings tell whether a drafter was trained with it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from aerie_drafter.weights import (
 )
 
 _VLLM_READABLE_ORIGINS = (CheckpointOrigin.AERIE, CheckpointOrigin.OTHER, CheckpointOrigin.SPECULATORS)
-"""Origins whose form vLLM reads as it was meant."""
+"""Origins whose format vLLM reads as intended."""
 
 
 @dataclass
 class CheckpointReport:
-    """What was found; `facts` are words and numbers by name, `problems` and `remarks` sentences."""
+    """Result of an inspection: facts by name, and messages."""
 
     folder: Path
     facts: dict[str, Any] = field(default_factory=dict)
@@ -51,15 +51,15 @@ class CheckpointReport:
 
     @property
     def summary(self) -> str:
-        """One sentence."""
-        kind = self.facts.get("eagle_version", "A drafter that cannot be read")
+        """Return the result in one sentence."""
+        kind = self.facts.get("eagle_version", "Unreadable drafter")
         about = f" for {self.facts['target']}" if "target" in self.facts else ""
         if not self.problems:
             return f"{kind}{about}: no problem found."
         return f"{kind}{about}: {len(self.problems)} problem{'s' if len(self.problems) > 1 else ''}."
 
     def to_json(self) -> dict[str, Any]:
-        """For programs; `ok` is false when there is a problem."""
+        """Return the report for programs; `ok` is false if there is a problem."""
         return {
             "folder": str(self.folder),
             "ok": not self.problems,
@@ -71,13 +71,13 @@ class CheckpointReport:
 
 
 def inspect_checkpoint(folder: Path, target: Path | None = None, *, compare_digests: bool = False) -> CheckpointReport:
-    """Look at a checkpoint, and at how it fits a target's folder. Raises CheckpointError where there is none to look at.
+    """Inspect a checkpoint, and whether it fits a target. Raises CheckpointError if there is no checkpoint.
 
-    With `digests` the target's weights are read to compare them with those that the drafter was trained for.
+    `compare_digests` reads the target's weights to compare them with those that the drafter was trained for.
     """
     if (folder / PICKLED_WEIGHTS_FILE).exists() and not list(folder.glob("*.safetensors*")):
         raise CheckpointError(
-            f"{folder / PICKLED_WEIGHTS_FILE}: vLLM loads no pickled drafter by itself; bring it in with `aerie-drafter convert`."
+            f"{folder / PICKLED_WEIGHTS_FILE}: vLLM does not load pickled drafters; import it with `aerie-drafter convert`."
         )
     raw, header = read_json(folder / CONFIG_FILE), read_headers(folder)
     report = CheckpointReport(folder)
@@ -87,7 +87,7 @@ def inspect_checkpoint(folder: Path, target: Path | None = None, *, compare_dige
     except MALFORMED_VALUE_ERRORS as error:
         raise CheckpointError(f"{folder / CONFIG_FILE}: {format_error(error)}") from None
     report.facts["origin"] = origin.value
-    report.findings.append(f"Taken to be from {origin.value}: {evidence}.")
+    report.findings.append(f"Detected as a checkpoint of {origin.value}: {evidence}.")
     config = _check_config(report, raw, header, origin, facts)
     if config is not None:
         _add_config_facts(report, config, header, origin)
@@ -103,14 +103,16 @@ def inspect_checkpoint(folder: Path, target: Path | None = None, *, compare_dige
 def _check_config(
     report: CheckpointReport, raw: Mapping[str, Any], header: WeightsHeader, origin: CheckpointOrigin, target: TargetConfig | None
 ) -> DrafterConfig | None:
-    """The configuration as the origin meant it; its faults, and those of names and shapes."""
+    """Return the configuration in the origin's meaning; report its errors, and those of names and shapes."""
     shapes: dict[str, Tensor] = {
         name: torch.empty(entry.shape, dtype=torch.bool if entry.dtype == "BOOL" else torch.float32, device="meta")
         for name, entry in header.tensors.items()
     }
-    wishes = ConversionOverrides(target_layer_count=target.layer_count if target else None)
+    overrides = ConversionOverrides(target_layer_count=target.layer_count if target else None)
     if origin in (CheckpointOrigin.AERIE, CheckpointOrigin.OTHER):
-        wishes = ConversionOverrides(target_layer_count=wishes.target_layer_count, layer_id_convention=LayerIdConvention.INPUTS)
+        overrides = ConversionOverrides(
+            target_layer_count=overrides.target_layer_count, layer_id_convention=LayerIdConvention.INPUTS
+        )
     else:
         try:
             shapes, findings = rename_tensors(shapes)
@@ -120,19 +122,19 @@ def _check_config(
         report.findings += findings
     try:
         config, findings = convert_config(
-            raw, shapes, origin, wishes, has_vllm_tensor_names=any("layers.0." in name for name in header.tensors)
+            raw, shapes, origin, overrides, has_vllm_tensor_names=any("layers.0." in name for name in header.tensors)
         )
-        found = {canonical_tensor_name(name): tuple(tensor.shape) for name, tensor in shapes.items()}
-        faults = find_shape_errors(config, found)
+        shape_by_name = {canonical_tensor_name(name): tuple(tensor.shape) for name, tensor in shapes.items()}
+        errors = find_shape_errors(config, shape_by_name)
     except (ConfigError, *MALFORMED_VALUE_ERRORS) as error:
         report.problems.append(f"{report.folder / CONFIG_FILE}: {format_error(error)}")
         return None
     report.findings += findings
-    report.problems += [f"{report.folder / WEIGHTS_FILE}: {fault}" for fault in faults]
+    report.problems += [f"{report.folder / WEIGHTS_FILE}: {message}" for message in errors]
     if origin not in _VLLM_READABLE_ORIGINS:
         report.problems.append(
-            f"{report.folder}: is in the form of {origin.value}, which vLLM reads otherwise or not at all; "
-            "bring it in with `aerie-drafter convert`."
+            f"{report.folder}: has the format of {origin.value}, which vLLM reads differently or not at all; "
+            "import it with `aerie-drafter convert`."
         )
     return config
 
@@ -166,72 +168,75 @@ def _add_config_facts(report: CheckpointReport, config: DrafterConfig, header: W
 
 
 def _check_vllm_keys(report: CheckpointReport, raw: Mapping[str, Any], config: DrafterConfig, origin: CheckpointOrigin) -> None:
-    """Keys that some vLLM looks for in one place only (vLLM 0.33: v1/worker/gpu, model_executor/models/llama_eagle3.py)."""
+    """Check keys that some vLLM reads in one place only (vLLM 0.33: v1/worker/gpu, model_executor/models/llama_eagle3.py)."""
     if origin is not CheckpointOrigin.OTHER:
         return
     name, count = "eagle_aux_hidden_state_layer_ids", len(config.aux_layer_ids)
     if not raw.get(name):
         report.problems.append(
-            f"{report.folder / CONFIG_FILE}: {name} is not at the top level, so vLLM's V2 runner takes (2, L // 2, L - 3) whatever "
-            "eagle_config says; `aerie-drafter export` writes it in all places."
+            f"{report.folder / CONFIG_FILE}: {name} is not at the top level, so vLLM's V2 runner uses (2, L // 2, L - 3) "
+            "despite eagle_config; `aerie-drafter export` writes it in all places."
         )
     if count != 3 and not raw.get("num_aux_hidden_states") and not (raw.get("eagle_config") or {}).get(name):
         report.problems.append(
-            f"{report.folder / CONFIG_FILE}: num_aux_hidden_states is missing, and vLLM assumes 3 where there are {count}; "
+            f"{report.folder / CONFIG_FILE}: num_aux_hidden_states is missing, and vLLM assumes 3 instead of {count}; "
             "`aerie-drafter export` writes it."
         )
 
 
 def _check_target_fit(report: CheckpointReport, config: DrafterConfig, target: TargetConfig) -> None:
-    where = target.folder / CONFIG_FILE
+    location = target.folder / CONFIG_FILE
     report.facts["target"] = str(target.folder)
     pairs = (
         ("target_hidden_size", config.target_hidden_size, "hidden_size", target.hidden_size),
         ("vocab_size", config.vocab_size, "vocab_size", target.vocab_size),
     )
-    for ours, found, theirs, expected in pairs:
-        if found != expected:
+    for drafter_key, actual, target_key, expected in pairs:
+        if actual != expected:
             report.problems.append(
-                f"{where}: {theirs} is {expected}, and the drafter's {ours} is {found}: it was trained for another target."
+                f"{location}: {target_key} is {expected}, and the drafter's {drafter_key} is {actual}: it was trained for another target."
             )
     if config.aux_layer_ids[-1] > target.layer_count:
         report.problems.append(
-            f"{where}: num_hidden_layers is {target.layer_count}, and the drafter reads layer {config.aux_layer_ids[-1]}: "
+            f"{location}: num_hidden_layers is {target.layer_count}, and the drafter reads layer {config.aux_layer_ids[-1]}: "
             "it was trained for another target."
         )
-    longest = target.max_position_embeddings
-    if longest is not None and config.max_position_embeddings < longest:
-        positions = f"It was trained for {config.max_position_embeddings} positions and the target takes {longest}"
+    target_positions = target.max_position_embeddings
+    if target_positions is not None and config.max_position_embeddings < target_positions:
+        positions = f"It was trained for {config.max_position_embeddings} positions and the target supports {target_positions}"
         report.findings.append(
-            f"{positions}: vLLM up to 0.26 fails or proposes nonsense past the smaller one, later ones raise the drafter's or, "
-            "with yarn, lower the engine's; measure acceptance on long texts."
+            f"{positions}: past the smaller one vLLM up to 0.26 fails or drafts nonsense; later versions raise the drafter's "
+            "limit or, with yarn, lower the engine's; evaluate acceptance on long texts."
         )
 
 
 def _check_embedding(report: CheckpointReport, config: DrafterConfig, header: WeightsHeader, target: TargetConfig) -> None:
     try:
-        theirs = read_headers(target.folder)
+        target_header = read_headers(target.folder)
     except CheckpointError as error:
-        report.findings.append(f"The target's weights are not compared: {error}")
+        report.findings.append(f"The target's weights were not compared: {error}")
         return
-    name, own = find_embedding_name(theirs), find_embedding_name(header)
-    if name is None:
-        report.findings.append(f"The target's weights are not compared: {target.folder} has no embed_tokens.weight.")
+    target_name, own_name = find_embedding_name(target_header), find_embedding_name(header)
+    if target_name is None:
+        report.findings.append(f"The target's weights were not compared: {target.folder} has no embed_tokens.weight.")
         return
-    if theirs.shapes[name][-1] != config.hidden_size and own is None:
+    if target_header.shapes[target_name][-1] != config.hidden_size and own_name is None:
         report.problems.append(
-            f"{report.folder / WEIGHTS_FILE}: {EMBEDDING_TENSOR} is not in it, and the target's is {theirs.shapes[name][-1]} wide where the "
-            f"drafter needs {config.hidden_size}: put the drafter's own in."
+            f"{report.folder / WEIGHTS_FILE}: {EMBEDDING_TENSOR} is not in it, and the target's is {target_header.shapes[target_name][-1]} wide where the "
+            f"drafter needs {config.hidden_size}: include the drafter's own."
         )
-    if own is None:
+    if own_name is None:
         report.facts["embedding"] = "the target's, shared"
         return
-    ours, other = read_tensors(header, [own])[own], read_tensors(theirs, [name])[name]
-    equal = ours.shape == other.shape and torch.equal(ours, other.to(ours.dtype))
-    report.facts["embedding"] = "its own, equal to the target's" if equal else "its own, unlike the target's"
+    embedding, target_embedding = (
+        read_tensors(header, [own_name])[own_name],
+        read_tensors(target_header, [target_name])[target_name],
+    )
+    equal = embedding.shape == target_embedding.shape and torch.equal(embedding, target_embedding.to(embedding.dtype))
+    report.facts["embedding"] = "its own, equal to the target's" if equal else "its own, different from the target's"
     if equal:
         report.findings.append(
-            "Its embedding is the target's: `aerie-drafter export --no-embeddings` leaves it out, and vLLM shares it."
+            "Its embedding equals the target's: `aerie-drafter export --no-embeddings` omits it, and vLLM shares the target's."
         )
 
 
@@ -239,30 +244,30 @@ def _check_provenance(report: CheckpointReport, provenance: Provenance, target: 
     report.facts["provenance"] = provenance.to_mapping()
     if not (digests and target is not None and provenance.target_digest):
         return
-    found = checkpoints.compute_model_digest(target.folder)
-    if found != provenance.target_digest:
+    digest = checkpoints.compute_model_digest(target.folder)
+    if digest != provenance.target_digest:
         report.problems.append(
-            f"{target.folder}: its digest is {found}, and the drafter was trained for {provenance.target_digest}: other weights, "
-            "so measure acceptance before you serve it."
+            f"{target.folder}: its digest is {digest}, and the drafter was trained for {provenance.target_digest}: other weights, "
+            "so evaluate acceptance before you serve it."
         )
 
 
 def _check_values(report: CheckpointReport, config: DrafterConfig | None, header: WeightsHeader) -> None:
-    """Faults of the numbers themselves, a tensor at a time."""
+    """Check the values, one tensor at a time."""
     for name, entry in header.tensors.items():
         if entry.dtype in ("F64", "F32", "F16", "BF16") and not is_finite(read_tensors(header, [name])[name]):
-            report.problems.append(f"{entry.file}: {name} holds NaN or infinity; take an earlier checkpoint.")
+            report.problems.append(f"{entry.file}: {name} contains NaN or infinity; use an earlier checkpoint.")
     if config is None or "d2t" not in header.tensors or header.shapes["d2t"] != (config.draft_vocab_size,):
         return
     mapping = read_tensors(header, [name for name in ("d2t", "t2d") if name in header.tensors])
     t2d = mapping.get("t2d")
-    faults = find_vocabulary_mapping_errors(
+    errors = find_vocabulary_mapping_errors(
         config, mapping["d2t"], t2d if t2d is not None and t2d.shape == (config.vocab_size,) else None
     )
-    report.facts["d2t"] = "faulty" if faults else f"{config.draft_vocab_size} of {config.vocab_size} tokens"
-    report.problems += [f"{report.folder / WEIGHTS_FILE}: {fault}" for fault in faults]
+    report.facts["d2t"] = "invalid" if errors else f"{config.draft_vocab_size} of {config.vocab_size} tokens"
+    report.problems += [f"{report.folder / WEIGHTS_FILE}: {message}" for message in errors]
     if config.draft_vocab_size == config.vocab_size:
         report.problems.append(
-            f"{report.folder / WEIGHTS_FILE}: d2t is there, and the draft vocabulary is the target's: vLLM has no place for it; "
-            "`aerie-drafter convert` leaves it out."
+            f"{report.folder / WEIGHTS_FILE}: d2t exists, and the draft vocabulary is the target's: vLLM cannot load it; "
+            "`aerie-drafter convert` omits it."
         )

@@ -1,6 +1,6 @@
-"""What a drafter has to know of its target, read from the target's folder without loading it.
+"""Configuration of a target that a drafter depends on, read from the target's folder without loading it.
 
-Not read: weights, except the header that says where the embedding is; and nothing over the network.
+Not read: weights, and nothing over the network.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aerie_drafter.weights import CONFIG_FILE, read_json
 
 @dataclass(frozen=True)
 class TargetConfig:
-    """Sizes from a target's config.json."""
+    """Sizes in a target's config.json."""
 
     folder: Path
     layer_count: int
@@ -26,24 +26,22 @@ class TargetConfig:
 
     @classmethod
     def read(cls, folder: Path) -> TargetConfig:
-        """From a folder with config.json; of a multimodal target, its text model. Raises CheckpointError, TargetError."""
+        """Read config.json in a folder; of a multimodal target, that of its text model. Raises CheckpointError, TargetError."""
         raw = read_json(folder / CONFIG_FILE)
         text: dict[str, Any] = raw["text_config"] if isinstance(raw.get("text_config"), dict) else raw
 
         def need(name: str) -> int:
             value = text.get(name)
             if not isinstance(value, int):
-                raise TargetError(
-                    f"{folder / CONFIG_FILE}: {name} is {value!r}: a whole number is expected, so this is no target."
-                )
+                raise TargetError(f"{folder / CONFIG_FILE}: {name} is {value!r}: expected: an integer; this is not a target.")
             return value
 
-        longest = text.get("max_position_embeddings")
+        max_positions = text.get("max_position_embeddings")
         return cls(
             folder,
             layer_count=need("num_hidden_layers"),
             hidden_size=need("hidden_size"),
             vocab_size=need("vocab_size"),
-            max_position_embeddings=longest if isinstance(longest, int) else None,
+            max_position_embeddings=max_positions if isinstance(max_positions, int) else None,
             architectures=tuple(map(str, raw.get("architectures") or ())),
         )

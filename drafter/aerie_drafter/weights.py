@@ -1,8 +1,8 @@
-"""Files of weights: what they hold without reading it, and reading and writing it, with faults that name the file.
+"""Weight files: their headers, and reading and writing of tensors. Errors contain the file.
 
-Guarantees: the same tensors and metadata always give the same bytes (the safetensors library orders metadata at random); a
-header is believed only if it fits the file's size, so a cut-off file is found before any tensor is read. Not read: anything
-but safetensors; `aerie_drafter.convert` takes in pickled files. Format: https://github.com/huggingface/safetensors, "Format".
+Guarantees: the same tensors and metadata always result in the same bytes (the safetensors library orders metadata at random). A
+header is valid only if it fits the file's size, so a truncated file is detected before any tensor is read. Not read: formats
+other than safetensors; `aerie_drafter.convert` imports pickled files. Format: https://github.com/huggingface/safetensors, "Format".
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ CONFIG_FILE = "config.json"
 
 
 class TensorEntry(NamedTuple):
-    """A tensor in a file; `begin` and `end` are its bytes there."""
+    """Location of a tensor: its bytes in the file are `begin_offset` to `end_offset`."""
 
     dtype: str
-    """As safetensors names it: F32, BF16, I64, BOOL, ..."""
+    """Type by its safetensors name: F32, BF16, I64, BOOL, ..."""
     shape: tuple[int, ...]
     file: Path
     begin_offset: int
@@ -38,34 +38,34 @@ class TensorEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightsHeader:
-    """What one or several files of weights hold."""
+    """Headers of one or several weight files."""
 
     tensors: Mapping[str, TensorEntry]
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape by name."""
+        """Return the shapes by name."""
         return {name: entry.shape for name, entry in self.tensors.items()}
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object from a JSON file. Raises CheckpointError."""
+    """Read an object from a JSON file. Raises CheckpointError."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing.") from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}).") from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: no JSON ({error}).") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: an object is expected, and this is a {type(found).__name__}.")
-    return found
+        raise CheckpointError(f"{path}: invalid JSON ({error}).") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected: an object, not a {type(value).__name__}.")
+    return value
 
 
 def read_header(file: Path) -> WeightsHeader:
-    """What a safetensors file holds. Raises CheckpointError."""
+    """Read the header of a safetensors file. Raises CheckpointError."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -79,36 +79,38 @@ def read_header(file: Path) -> WeightsHeader:
         listed = json.loads(raw)
         metadata = listed.pop("__metadata__", {})
         begin = 8 + length
-        tensors = {name: _parse_tensor_entry(one, file, begin) for name, one in sorted(listed.items())}
+        tensors = {name: _parse_tensor_entry(entry, file, begin) for name, entry in sorted(listed.items())}
         metadata = {str(key): str(text) for key, text in metadata.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(
-            f"{file}: no safetensors header in its first bytes ({size} bytes in all): the file is cut off or of another kind; "
-            "fetch it again."
+            f"{file}: no safetensors header ({size} bytes in total): the file is truncated or of another format; "
+            "download it again."
         ) from None
     expected = max((entry.end_offset for entry in tensors.values()), default=begin)
     if size != expected:
-        fault = "cut off" if size < expected else "longer than its header says"
-        raise CheckpointError(f"{file}: {fault}: {size} bytes found, {expected} expected; fetch it again.")
+        problem = "truncated" if size < expected else "longer than its header states"
+        raise CheckpointError(f"{file}: {problem}: {size} bytes found, {expected} expected; download it again.")
     return WeightsHeader(tensors, metadata)
 
 
 def _parse_tensor_entry(listed: dict[str, Any], file: Path, start: int) -> TensorEntry:
     shape, (begin, end) = listed["shape"], listed["data_offsets"]
     if any(not isinstance(number, int) or not 0 <= number < 2**63 for number in [*shape, begin, end]) or begin > end:
-        raise ValueError("no place in the file")
+        raise ValueError("invalid offsets")
     return TensorEntry(str(listed["dtype"]), tuple(shape), file, start + begin, start + end)
 
 
 def read_headers(folder: Path) -> WeightsHeader:
-    """What the safetensors of a model's folder hold, in one file or in several with an index. Raises CheckpointError."""
+    """Read the headers of a model's safetensors, one file or several with an index. Raises CheckpointError."""
     if (folder / WEIGHTS_FILE).exists() or not (folder / WEIGHTS_INDEX_FILE).exists():
         if not folder.is_dir():
-            raise CheckpointError(f"{folder}: no such folder.")
+            raise CheckpointError(f"{folder}: the folder does not exist.")
         return read_header(folder / WEIGHTS_FILE)
     index = read_json(folder / WEIGHTS_INDEX_FILE).get("weight_map")
     if not isinstance(index, dict) or not all(map(_is_file_name, index.values())):
-        raise CheckpointError(f"{folder / WEIGHTS_INDEX_FILE}: weight_map is missing, or does not name files of this folder.")
+        raise CheckpointError(
+            f"{folder / WEIGHTS_INDEX_FILE}: weight_map is missing, or contains names that are not files of this folder."
+        )
     tensors: dict[str, TensorEntry] = {}
     metadata: dict[str, str] = {}
     for name in sorted(set(index.values())):
@@ -117,9 +119,7 @@ def read_headers(folder: Path) -> WeightsHeader:
         metadata |= part.metadata
     absent = sorted(set(index) - set(tensors))
     if absent:
-        raise CheckpointError(
-            f"{folder / index[absent[0]]}: {absent[0]} is missing, and {WEIGHTS_INDEX_FILE} says that it is there."
-        )
+        raise CheckpointError(f"{folder / index[absent[0]]}: {absent[0]} is missing, although {WEIGHTS_INDEX_FILE} lists it.")
     return WeightsHeader(dict(sorted(tensors.items())), metadata)
 
 
@@ -128,20 +128,20 @@ def _is_file_name(name: object) -> bool:
 
 
 def read_tensors(header: WeightsHeader, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """The tensors named, or all. Raises CheckpointError."""
-    wanted = sorted(header.tensors if names is None else names)
-    found: dict[str, Tensor] = {}
-    for file in sorted({header.tensors[name].file for name in wanted}):
+    """Read the named tensors, or all. Raises CheckpointError."""
+    selected = sorted(header.tensors if names is None else names)
+    tensors: dict[str, Tensor] = {}
+    for file in sorted({header.tensors[name].file for name in selected}):
         try:
             with safe_open(file, framework="pt") as opened:
-                found |= {name: opened.get_tensor(name) for name in wanted if header.tensors[name].file == file}
+                tensors |= {name: opened.get_tensor(name) for name in selected if header.tensors[name].file == file}
         except (SafetensorError, OSError, RuntimeError, ValueError, TypeError) as error:
             raise CheckpointError(f"{file}: cannot be read ({str(error).splitlines()[0]}).") from error
-    return found
+    return tensors
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file whose bytes depend on nothing but the arguments. Raises OSError."""
+    """Write a safetensors file; its bytes depend only on the arguments. Raises OSError."""
     raw = to_bytes({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     length = int.from_bytes(raw[:8], "little")
     listed = json.loads(raw[8 : 8 + length])
@@ -153,11 +153,11 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def find_embedding_name(header: WeightsHeader) -> str | None:
-    """The name of a model's token embedding, wherever a wrapper put it."""
+    """Return the name of a model's token embedding, with any prefix."""
     named = [name for name in header.tensors if name == "embed_tokens.weight" or name.endswith(".embed_tokens.weight")]
     return min(named, key=len) if named else None
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether no element is NaN or infinite."""
+    """Return whether no element is NaN or infinite."""
     return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())

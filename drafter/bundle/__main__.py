@@ -43,10 +43,10 @@ def main() -> None:
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     os.chdir(work)  # paths in what is written are relative to it
-    begun = time.monotonic()
-    found, texts = corpus.items(), corpus.plain()
-    loss = train_target(Path("target"), found, texts)
-    answers.write_answers(Path(), Path("target"), found)
+    start = time.monotonic()
+    items, texts = corpus.items(), corpus.plain()
+    loss = train_target(Path("target"), items, texts)
+    answers.write_answers(Path(), Path("target"), items)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(train_drafter, DRAFTERS))
     trained = {name: Path("training", name, "best") for name in DRAFTERS}
@@ -60,13 +60,13 @@ def main() -> None:
             measured_on="the bundle's prompts.jsonl, greedy",
             include_embedding=False,
         )
-    made = registry.make(DRAFTERS, measured, corpus.digest(found, texts), loss)
-    registry.write(made, Path("registry.json"))
-    console.out.print(registry.compare(made, HERE / "registry.json"))
+    manifest = registry.make(DRAFTERS, measured, corpus.digest(items, texts), loss)
+    registry.write(manifest, Path("registry.json"))
+    console.out.print(registry.compare(manifest, HERE / "registry.json"))
     out.mkdir(parents=True, exist_ok=True)
     for part in PARTS:
         put(work / part, out / part)
-    console.err.print(f"{out}: done in {(time.monotonic() - begun) / 60:.0f} minutes")
+    console.err.print(f"{out}: done in {(time.monotonic() - start) / 60:.0f} minutes")
 
 
 def train_drafter(name: str) -> None:
@@ -81,15 +81,15 @@ def train_drafter(name: str) -> None:
     console.err.print(f"{name}: trained")
 
 
-def put(source: Path, place: Path) -> None:
+def put(source: Path, destination: Path) -> None:
     """Replace `place` with a copy of `source`."""
-    if place.is_dir():
-        shutil.rmtree(place)
+    if destination.is_dir():
+        shutil.rmtree(destination)
     if source.is_dir():
-        shutil.copytree(source, place)
+        shutil.copytree(source, destination)
     else:
-        shutil.copyfile(source, place)
-    for file in place.rglob("*"):
+        shutil.copyfile(source, destination)
+    for file in destination.rglob("*"):
         file.chmod(0o644)  # some libraries write weights for the owner alone
 
 

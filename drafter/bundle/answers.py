@@ -18,21 +18,21 @@ FEW = 500
 TEMPERATURE, MAX_TOKENS, BATCH, SEED = 0.8, 128, 96, 20260512
 
 
-def write_answers(folder: Path, target: Path, found: list[Item], every: int = 1) -> None:
+def write_answers(folder: Path, target: Path, items: list[Item], every: int = 1) -> None:
     """Write answers.jsonl, few.jsonl (its first FEW lines, for the weak drafter) and prompts.jsonl (held out) into `folder`.
 
     `target` is the target's folder; of the questions to learn from one in `every` is asked, twice.
     """
-    learned, kept = ([item for item in found if item.held_out is out] for out in (False, True))
-    asked = [item.question for item in learned[::every]]
-    pairs = list(zip(asked * 2, answer_all(target, asked, 0.0) + answer_all(target, asked, TEMPERATURE), strict=True))
+    training_items, held_out = ([item for item in items if item.held_out is out] for out in (False, True))
+    questions = [item.question for item in training_items[::every]]
+    pairs = list(zip(questions * 2, answer_all(target, questions, 0.0) + answer_all(target, questions, TEMPERATURE), strict=True))
     order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(SEED)).tolist()
     lines = [json.dumps({"prompt": pairs[at][0], "response": pairs[at][1]}) + "\n" for at in order if pairs[at][1].strip()]
     (folder / "answers.jsonl").write_text("".join(lines))
     (folder / "few.jsonl").write_text("".join(lines[:FEW]))
     prompts = [
         {"category": item.category, "messages": [{"role": "user", "content": item.question}]}
-        for item in sorted(kept, key=lambda item: item.category)
+        for item in sorted(held_out, key=lambda item: item.category)
     ]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
 
@@ -41,23 +41,23 @@ def answer_all(target_folder: Path, questions: list[str], temperature: float) ->
     """The target's answers."""
     tokenizer = load_tokenizer(str(target_folder), None)
     target = TargetRunner(load_model(str(target_folder), None, torch.float32, torch.device("cpu")), (1,))
-    draw = torch.Generator().manual_seed(SEED)
+    generator = torch.Generator().manual_seed(SEED)
     ids = [_encode(tokenizer, question) for question in questions]
-    order = sorted(range(len(ids)), key=lambda at: len(ids[at]))
+    order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
     texts = [""] * len(ids)
     for begin in range(0, len(order), BATCH):
-        some = order[begin : begin + BATCH]
-        given = answer_batch(
+        batch = order[begin : begin + BATCH]
+        answers = answer_batch(
             target,
-            [ids[at] for at in some],
+            [ids[index] for index in batch],
             max_tokens=MAX_TOKENS,
             extra_tokens=0,
             end_tokens=frozenset({tokenizer.eos_token_id}),
             temperature=temperature,
-            generator=draw,
+            generator=generator,
         )
-        for at, text in zip(some, given, strict=True):
-            texts[at] = tokenizer.decode(text.tokens[text.prompt_length : text.answer_end], skip_special_tokens=True)
+        for index, text in zip(batch, answers, strict=True):
+            texts[index] = tokenizer.decode(text.tokens[text.prompt_length : text.answer_end], skip_special_tokens=True)
     err.print(f"answers: {len(texts)} at temperature {temperature}")
     return texts
 

@@ -62,10 +62,10 @@ class Item:
 
 def items() -> list[Item]:
     """All documented things, in a fixed order. Raises DataError when this Python lacks a module's source."""
-    found = [item for module in MODULES.split() for item in _of_module(module)]
-    found += [_item("topic", f"`{name}`", text) for name, text in _topics().items()]
-    first = {item.question: item for item in reversed(found)}  # a question that comes twice keeps its first answer
-    return [item for item in found if len(item.answer) >= 20 and first[item.question] is item]
+    result = [item for module in MODULES.split() for item in _of_module(module)]
+    result += [_item("topic", f"`{name}`", text) for name, text in _topics().items()]
+    first = {item.question: item for item in reversed(result)}  # a question that comes twice keeps its first answer
+    return [item for item in result if len(item.answer) >= 20 and first[item.question] is item]
 
 
 def plain() -> list[str]:

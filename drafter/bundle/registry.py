@@ -29,11 +29,11 @@ SERVE = (
 
 def measure(target: Path, drafter: Path, prompts: Path) -> dict[str, Any]:
     """Acceptance length and acceptance per position over all prompts, greedy, and AL by category."""
-    found = acceptance_to_json(
+    acceptance = acceptance_to_json(
         evaluate_prompts(ModelPair.load(target, drafter), read_prompts(prompts), EvaluationOptions(num_speculative_tokens=TOKENS))
     )
-    total = found.pop("total")
-    by_category = {name: round(numbers["acceptance_length"], 3) for name, numbers in found.items()}
+    total = acceptance.pop("total")
+    by_category = {name: round(numbers["acceptance_length"], 3) for name, numbers in acceptance.items()}
     err.print(f"{drafter}: AL {total['acceptance_length']:.3f} {by_category}")
     return {
         "acceptance_length": round(total["acceptance_length"], 3),
@@ -82,15 +82,15 @@ def digests(registry: dict[str, Any]) -> dict[str, str]:
         "corpus": registry["corpus"]["sha256"],
         "tokenizer": target["tokenizer_sha256"],
         "target": target["digest"],
-        **{name: each["digest"] for name, each in registry["drafters"].items()},
+        **{name: entry["digest"] for name, entry in registry["drafters"].items()},
     }
 
 
-def compare(made: dict[str, Any], committed: Path) -> str:
+def compare(manifest: dict[str, Any], committed: Path) -> str:
     """A line for each part: its digest, and whether the committed bundle has the same."""
     before = digests(json.loads(committed.read_text())) if committed.is_file() else {}
     lines = []
-    for part, value in digests(made).items():
+    for part, value in digests(manifest).items():
         verdict = ("same" if before.get(part) == value else "differs") if before else "new"
         lines.append(f"{part:10} {value.removeprefix('sha256:')[:16]}  {verdict}")
     return "\n".join(lines)

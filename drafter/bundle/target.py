@@ -96,14 +96,14 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     return model
 
 
-def train_target(folder: Path, found: list[Item], texts: list[str], phases: Sequence[tuple[int, int, int]] = PHASES) -> float:
+def train_target(folder: Path, items: list[Item], texts: list[str], phases: Sequence[tuple[int, int, int]] = PHASES) -> float:
     """Train and save tokenizer and target into `folder`; returns the mean loss over the last hundred steps, nats per token."""
-    learned = [item for item in found if not item.held_out]
-    tokenizer = make_tokenizer([text for item in learned for text in (item.question, item.answer)] + texts)
+    training_items = [item for item in items if not item.held_out]
+    tokenizer = make_tokenizer([text for item in training_items for text in (item.question, item.answer)] + texts)
     model = new_model(tokenizer)
     optimizer = torch.optim.AdamW(parameter_groups(model), lr=0.0, betas=(0.9, 0.95), fused=True)
     total, losses = sum(steps for steps, _, _ in phases), []
-    for step, batch in enumerate(batches(tokenizer, learned, texts, phases)):
+    for step, batch in enumerate(batches(tokenizer, training_items, texts, phases)):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, total)
         loss = model(input_ids=batch, labels=batch, use_cache=False).loss
@@ -153,16 +153,16 @@ def batches(
 
 def _stream(tokenizer: PreTrainedTokenizerFast, learned: list[Item], texts: list[str]) -> Iterator[list[int]]:
     """Documents without end: conversations of one to four questions, and pieces of the plain texts."""
-    draw = random.Random(SEED)  # noqa: S311 (an order, no secret)
+    generator = random.Random(SEED)  # noqa: S311 (an order, no secret)
     while True:
         documents: list[str] = []
-        order = draw.sample(learned, len(learned))
+        order = generator.sample(learned, len(learned))
         while order:
-            turns = min(draw.choice((1, 1, 2, 4)), len(order))
+            turns = min(generator.choice((1, 1, 2, 4)), len(order))
             messages = [message for _ in range(turns) for message in exchange(order.pop())]
             documents.append(str(tokenizer.apply_chat_template(messages, tokenize=False)))
         documents += [BEGIN + text + END for text in texts]
-        draw.shuffle(documents)
+        generator.shuffle(documents)
         yield from tokenizer(documents, add_special_tokens=False, verbose=False)["input_ids"]
 
 

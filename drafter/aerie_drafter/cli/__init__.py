@@ -1,7 +1,7 @@
-"""The command line `aerie-drafter`. Whatever cannot be done is one sentence on standard error; exit statuses: `aerie.boundary`.
+"""The command line `aerie-drafter`. A failure is one message on standard error; exit statuses: `aerie.boundary`.
 
-A command is a module of this package with a function `command`, and a line in COMMANDS. Only the module of the command that
-was named is imported, so `aerie-drafter --help` is quick and a command may import what it likes at its top.
+A command is a module of this package with a function `command`, and an entry in COMMAND_SUMMARIES. Only the requested command
+is imported, so `aerie-drafter --help` is fast, and a command can import slow packages at module level.
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ from aerie.terminal import VersionOption, print_error
 from aerie_drafter.errors import DrafterError
 
 COMMAND_SUMMARIES = {
-    "convert": "Bring in another project's checkpoint, as what vLLM serves.",
-    "drift": "Show how a drafter drifts step by step: state, attention, acceptance.",
-    "evaluate": "Measure acceptance length by category, of a drafter and its target or of a running vLLM.",
-    "export": "Make of a checkpoint what vLLM serves, with a model card.",
-    "generate": "Let the target answer the prompts of a file: what a drafter is best trained on.",
-    "inspect": "Tell what a checkpoint is, and whether it fits a target.",
-    "train": "Train a drafter, or go on with a training that was stopped.",
+    "convert": "Import another project's checkpoint in the format that vLLM serves.",
+    "drift": "Measure the drift of a drafter over its steps: state, attention, acceptance.",
+    "evaluate": "Measure acceptance length by category, with a drafter and its target or with a running vLLM.",
+    "export": "Export a checkpoint for serving with vLLM, with a model card.",
+    "generate": "Generate training data: the target's answers to the prompts of a file.",
+    "inspect": "Describe a checkpoint, and check whether it fits a target.",
+    "train": "Train a drafter, or resume a training.",
 }
-"""What `aerie-drafter --help` says of each."""
+"""Summary of each command in `aerie-drafter --help`."""
 
 
 def main() -> None:
-    """Entry point."""
+    """Run `aerie-drafter` as this process."""
     run_process("aerie-drafter", "drafter", lambda: lambda: run_cli(sys.argv[1:]))
 
 
 def run_cli(arguments: Sequence[str]) -> int:
-    """The exit status of `aerie-drafter` with these arguments."""
+    """Run a command line and return its exit status."""
     try:
-        build_app(next((one for one in arguments if not one.startswith("-")), None))(arguments, prog_name="aerie-drafter")
+        build_app(next((argument for argument in arguments if not argument.startswith("-")), None))(
+            arguments, prog_name="aerie-drafter"
+        )
     except DrafterError as error:
         print_error(error)
         return EXIT_FAILED
@@ -46,13 +48,13 @@ def run_cli(arguments: Sequence[str]) -> int:
 
 
 def build_app(command_name: str | None) -> typer.Typer:
-    """The commands: the one that is named as it is, the others as a line of help."""
+    """Return the app: the named command in full, the others as a line of help."""
     app = typer.Typer(
         no_args_is_help=True,
         add_completion=False,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
-        help="EAGLE 3 and EAGLE 3.1 drafters: train them, judge them, and make of them what vLLM serves.",
+        help="Train, evaluate, convert and export EAGLE 3 and EAGLE 3.1 drafters for vLLM.",
     )
     app.callback()(_root_callback)
     for name, line in COMMAND_SUMMARIES.items():
@@ -67,4 +69,4 @@ def _root_callback(version: VersionOption = False) -> None: ...
 
 
 def _placeholder_command() -> None:
-    """Nothing: stands for commands that were not named."""
+    """Stand for a command that was not requested."""

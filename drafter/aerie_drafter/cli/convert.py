@@ -16,34 +16,34 @@ from aerie_drafter.errors import ConfigError
 
 def command(
     source: Annotated[Path, typer.Argument(help="Another project's checkpoint: a folder with config.json and weights.")],
-    folder: Annotated[Path, typer.Argument(help="The folder to write; an earlier conversion in it is replaced.")],
-    target: Annotated[Path | None, typer.Option(help="The target's folder, where its number of layers is needed.")] = None,
-    target_name: Annotated[str, typer.Option(help="What the checkpoint is to call its target; default: the folder.")] = "",
-    origin: Annotated[CheckpointOrigin | None, typer.Option(help="The project that wrote it; default: found out.")] = None,
-    layers: Annotated[str, typer.Option(help="Auxiliary layers as vLLM counts them, such as 2,16,29.")] = "",
+    folder: Annotated[Path, typer.Argument(help="Output folder; an earlier conversion is replaced.")],
+    target: Annotated[Path | None, typer.Option(help="Folder of the target; needed if its number of layers decides.")] = None,
+    target_name: Annotated[str, typer.Option(help="Name of the target in the checkpoint. Default: the folder.")] = "",
+    origin: Annotated[CheckpointOrigin | None, typer.Option(help="Project that wrote the checkpoint. Default: detected.")] = None,
+    layers: Annotated[str, typer.Option(help="Auxiliary layers in vLLM's numbering, such as 2,16,29.")] = "",
     layer_ids: Annotated[
-        LayerIdConvention, typer.Option(help="Whether its layer ids are inputs or outputs of layers.")
+        LayerIdConvention, typer.Option(help="Whether layer ids of the checkpoint name inputs or outputs of layers.")
     ] = LayerIdConvention.AUTO,
-    trained: Annotated[datetime | None, typer.Option(help="Day of training, for SpecForge.", formats=["%Y-%m-%d"])] = None,
+    trained: Annotated[datetime | None, typer.Option(help="Date of the training, for SpecForge.", formats=["%Y-%m-%d"])] = None,
     norm_output: Annotated[
-        bool | None, typer.Option("--norm-output/--no-norm-output", help="How it was trained, if you know.")
+        bool | None, typer.Option("--norm-output/--no-norm-output", help="Whether it was trained with norm_output, if known.")
     ] = None,
-    full_attention: Annotated[bool, typer.Option(help="Take in one with a sliding window as one without.")] = False,
+    full_attention: Annotated[bool, typer.Option(help="Convert a drafter with a sliding window to one without.")] = False,
 ) -> None:
-    """Bring in another project's checkpoint, as what vLLM serves."""
+    """Import another project's checkpoint in the format that vLLM serves."""
     try:
-        named = tuple(int(one) for one in layers.split(",")) if layers else None
+        aux_layer_ids = tuple(int(number) for number in layers.split(",")) if layers else None
     except ValueError:
-        raise ConfigError(f"--layers is {layers!r}: whole numbers with commas between are expected.") from None
-    wishes = ConversionOverrides(
+        raise ConfigError(f"--layers is {layers!r}: expected: integers separated by commas.") from None
+    overrides = ConversionOverrides(
         origin=origin,
-        aux_layer_ids=named,
+        aux_layer_ids=aux_layer_ids,
         layer_id_convention=layer_ids,
         training_date=trained.date() if trained else None,
         norm_output=norm_output,
         assume_full_attention=full_attention,
     )
-    found = import_checkpoint(source, folder, wishes, target=target, target_name=target_name)
-    for finding in found.findings:
+    conversion = import_checkpoint(source, folder, overrides, target=target, target_name=target_name)
+    for finding in conversion.findings:
         err.print(sanitize_text(finding))
-    out.print(f"{sanitize_text(str(folder))}: {found.checkpoint.config.eagle_version}, from {found.origin.value}")
+    out.print(f"{sanitize_text(str(folder))}: {conversion.checkpoint.config.eagle_version}, from {conversion.origin.value}")

@@ -22,53 +22,56 @@ from aerie_drafter.evaluate.prompts import read_prompts
 
 
 def command(
-    drafter: Annotated[Path, typer.Argument(help="A drafter's folder.")],
-    other: Annotated[Path | None, typer.Argument(help="Another one for the same target, beside it.")] = None,
+    drafter: Annotated[Path, typer.Argument(help="Folder of a drafter.")],
+    other: Annotated[Path | None, typer.Argument(help="Second drafter for the same target, to compare.")] = None,
     *,
-    target: Annotated[Path, typer.Option(help="The target's folder.")],
+    target: Annotated[Path, typer.Option(help="Folder of the target.")],
     prompts: Annotated[Path, typer.Option(help="JSON lines: messages, turns, prompt or text.")],
-    tokens: Annotated[int, typer.Option("-k", "--tokens", min=2, max=32, help="Steps.")] = DEFAULT_DRIFT_STEPS,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Longest answer, tokens.")] = 128,
-    plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw it too: a file ending in .svg or .png.")] = None,
-    device: Annotated[str, typer.Option(help="Where target and drafter run.")] = "cpu",
-    output: Annotated[ResultFormat, typer.Option("-o", "--output", help="Form of the result.")] = ResultFormat.TABLE,
+    tokens: Annotated[int, typer.Option("-k", "--tokens", min=2, max=32, help="Number of steps.")] = DEFAULT_DRIFT_STEPS,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Maximum tokens of an answer.")] = 128,
+    plot_file: Annotated[Path | None, typer.Option("--plot", help="Also write a plot: a file ending in .svg or .png.")] = None,
+    device: Annotated[str, typer.Option(help="Device of target and drafter.")] = "cpu",
+    output: Annotated[ResultFormat, typer.Option("-o", "--output", help="Output format.")] = ResultFormat.TABLE,
 ) -> None:
-    """Show how a drafter drifts step by step: size of its state, attention on the first and on its own tokens, acceptance."""
+    """Measure the drift of a drafter over its steps: state norm, attention to the first and to its own tokens, acceptance."""
     if plot_file is not None and plot_file.suffix not in (".svg", ".png"):
-        raise ConfigError(f"--plot is {plot_file}: a file ending in .svg or .png is expected.")
+        raise ConfigError(f"--plot is {plot_file}: expected: a file ending in .svg or .png.")
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    given = read_prompts(prompts)
-    found: dict[str, DriftProfile] = {}
-    answered = None
+    all_prompts = read_prompts(prompts)
+    profiles: dict[str, DriftProfile] = {}
+    answered_texts = None
     for folder in (drafter, other) if other is not None else (drafter,):
         pair = ModelPair.load(target, folder, device=device)
-        if answered is None:
-            ids = [prompt.encode(pair.tokenizer) for prompt in given]
-            err.print(f"the target answers {len(ids)} prompts")
-            answered = answer_prompts(pair, ids, EvaluationOptions(tokens, max_tokens))
+        if answered_texts is None:
+            ids = [prompt.encode(pair.tokenizer) for prompt in all_prompts]
+            err.print(f"generating the target's answers to {len(ids)} prompts")
+            answered_texts = answer_prompts(pair, ids, EvaluationOptions(tokens, max_tokens))
         try:
-            found[f"{folder.resolve().name} ({read_drafter_config(folder).eagle_version})"] = measure_drift(
-                pair, answered, tokens
+            profiles[f"{folder.resolve().name} ({read_drafter_config(folder).eagle_version})"] = measure_drift(
+                pair, answered_texts, tokens
             )
         except ValueError as error:
             raise DataError(f"{prompts}: {error}") from error
     if output is ResultFormat.JSON:
         out.print_json(
             json.dumps(
-                {name: {**dataclasses.asdict(each), "state_norm_ratio": each.state_norm_ratio} for name, each in found.items()}
+                {
+                    name: {**dataclasses.asdict(profile), "state_norm_ratio": profile.state_norm_ratio}
+                    for name, profile in profiles.items()
+                }
             )
         )
     else:
-        for name, each in found.items():
-            out.print(f"{sanitize_text(name)}: state norm ratio {each.state_norm_ratio:.2f}, {each.columns} columns")
-            out.print(build_drift_table(each))
+        for name, profile in profiles.items():
+            out.print(f"{sanitize_text(name)}: state norm ratio {profile.state_norm_ratio:.2f}, {profile.columns} columns")
+            out.print(build_drift_table(profile))
     if plot_file is not None:
-        plot_drift(found, plot_file)
-        err.print(f"{sanitize_text(str(plot_file))} is written")
+        plot_drift(profiles, plot_file)
+        err.print(f"wrote {sanitize_text(str(plot_file))}")
 
 
 def build_drift_table(drift: DriftProfile) -> Table:
-    """A row for each step."""
+    """Return a table with a row per step."""
     table = Table(box=None, pad_edge=False)
     for name in ("STEP", "STATE NORM", "FIRST TOKEN", "OWN TOKENS", "ACCEPTED"):
         table.add_column(name, justify="right")

@@ -24,23 +24,27 @@ class WeightPrecision(Enum):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """torch's; None to keep each as it is."""
-        found: torch.dtype | None = None if self is WeightPrecision.KEEP else getattr(torch, self.value)
-        return found
+        """Return the PyTorch type; None keeps the type of each tensor."""
+        dtype: torch.dtype | None = None if self is WeightPrecision.KEEP else getattr(torch, self.value)
+        return dtype
 
 
 def command(
-    checkpoint: Annotated[Path, typer.Argument(help="A drafter's folder, as training wrote it.")],
-    folder: Annotated[Path, typer.Argument(help="The folder to write; an earlier export in it is replaced.")],
-    target: Annotated[str, typer.Option(help="The target's name or folder; default: what the checkpoint says.")] = "",
-    form: Annotated[ExportFormat, typer.Option(help="vLLM's own form, or that of the speculators library.")] = ExportFormat.VLLM,
+    checkpoint: Annotated[Path, typer.Argument(help="Folder of a trained drafter.")],
+    folder: Annotated[Path, typer.Argument(help="Output folder; an earlier export is replaced.")],
+    target: Annotated[str, typer.Option(help="Name or folder of the target. Default: that of the checkpoint.")] = "",
+    form: Annotated[
+        ExportFormat, typer.Option(help="Format: vLLM's own, or that of the speculators library.")
+    ] = ExportFormat.VLLM,
     tokens: Annotated[int, typer.Option(help="num_speculative_tokens to recommend.")] = 3,
-    acceptance_length: Annotated[float | None, typer.Option(help="Measured at that many tokens; for the model card.")] = None,
-    measured_on: Annotated[str, typer.Option(help="On what it was measured.")] = "",
-    embeddings: Annotated[bool, typer.Option(help="Write the embedding too; without it vLLM shares the target's.")] = True,
+    acceptance_length: Annotated[
+        float | None, typer.Option(help="Acceptance length measured with that setting, for the model card.")
+    ] = None,
+    measured_on: Annotated[str, typer.Option(help="Data of that measurement.")] = "",
+    embeddings: Annotated[bool, typer.Option(help="Include the embedding; without it vLLM shares the target's.")] = True,
     dtype: Annotated[WeightPrecision, typer.Option(help="Type of the weights.")] = WeightPrecision.KEEP,
 ) -> None:
-    """Make of a checkpoint what vLLM serves, with a model card."""
+    """Export a checkpoint for serving with vLLM, with a model card."""
     card = export_checkpoint(
         checkpoint,
         folder,
@@ -52,5 +56,5 @@ def command(
         include_embedding=embeddings,
         dtype=dtype.dtype,
     )
-    err.print(f"{sanitize_text(str(folder))} is written; serve it with")
+    err.print(f"wrote {sanitize_text(str(folder))}; serve it with")
     out.print(sanitize_text(build_serve_command(card, str(folder.resolve()))))

@@ -20,19 +20,19 @@ from aerie_drafter.train.states import load_model, load_tokenizer
 def command(
     target: Annotated[str, typer.Argument(help="Folder or Hugging Face repository of the target.")],
     source: Annotated[Path, typer.Argument(help="Conversations, one JSON object per line; the assistant's turns are replaced.")],
-    output: Annotated[Path, typer.Argument(help="The file to write; one of a run that was stopped is continued.")],
+    output: Annotated[Path, typer.Argument(help="Output file; an interrupted run is resumed.")],
     revision: Annotated[str | None, typer.Option(help="Commit of the repository.")] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Conversations answered at a time.")] = 8,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 1024,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the chances that is drawn from.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    rows: Annotated[int, typer.Option(min=1, help="Batch size.")] = 8,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of an answer.")] = 1024,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Nucleus sampling: cumulative probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
 ) -> None:
-    """Let the target answer the prompts of a file: what a drafter is best trained on."""
+    """Generate training data: the target's answers to the prompts of a file."""
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer = load_tokenizer(target, revision)
     if not tokenizer.chat_template:
-        raise ConfigError(f"{target}: its tokenizer has no chat template, so it cannot be asked; add one to the target's folder.")
+        raise ConfigError(f"{target}: its tokenizer has no chat template; add one to the target's folder.")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = load_model(target, revision, torch.bfloat16 if device.type == "cuda" else torch.float32, device).eval()
     total = sum(1 for _ in read_conversations(source))
@@ -47,4 +47,4 @@ def command(
             batch_size=rows,
             on_progress=lambda count: bar.update(task, completed=count),
         )
-    out.print(f"{output}: {total} conversations, {written} of them answered now", markup=False)
+    out.print(f"{output}: {total} conversations, {written} of them new", markup=False)

@@ -15,12 +15,12 @@ from aerie_drafter.inspect import inspect_checkpoint
 
 
 def command(
-    checkpoint: Annotated[Path, typer.Argument(help="A drafter's folder.")],
-    target: Annotated[Path | None, typer.Option(help="The folder of the target it is to fit.")] = None,
+    checkpoint: Annotated[Path, typer.Argument(help="Folder of a drafter.")],
+    target: Annotated[Path | None, typer.Option(help="Folder of the target to check against.")] = None,
     digests: Annotated[bool, typer.Option("--digests", help="Read the target's weights and compare digests.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Output as JSON.")] = False,
 ) -> None:
-    """Tell what a checkpoint is and whether it fits a target; exit status 1 when there is a problem."""
+    """Describe a checkpoint, and check whether it fits a target; exit status 1 if there is a problem."""
     report = inspect_checkpoint(checkpoint, target, compare_digests=digests)
     if as_json:
         out.print_json(json.dumps(report.to_json()))
@@ -32,8 +32,8 @@ def command(
             for key, inner in value.items() if name == "provenance" else [("", value)]:
                 table.add_row(sanitize_text(f"{name} {key}".replace("_", " ").strip()), sanitize_text(_format_value(inner)))
         out.print(table)
-        for remark in report.findings:
-            out.print(f"[dim]-[/] {sanitize_text(remark)}")
+        for finding in report.findings:
+            out.print(f"[dim]-[/] {sanitize_text(finding)}")
         for problem in report.problems:
             out.print(f"[bold red]problem:[/] {sanitize_text(problem)}")
         out.print(f"[bold]{sanitize_text(report.summary)}[/]")

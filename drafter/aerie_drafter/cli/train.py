@@ -20,30 +20,32 @@ from aerie_drafter.train.trainer import NullReporter
 
 
 def command(
-    settings: Annotated[Path | None, typer.Argument(help="The YAML file that says what is trained, on what and how.")] = None,
-    init: Annotated[bool, typer.Option("--init", help="Print such a file, every field with its meaning, and end.")] = False,
+    settings: Annotated[Path | None, typer.Argument(help="YAML file with the settings of the training.")] = None,
+    init: Annotated[
+        bool, typer.Option("--init", help="Print a settings file with all fields, their meanings and defaults.")
+    ] = False,
 ) -> None:
-    """Train a drafter, or go on with a training that was stopped; on several devices with torchrun -m aerie_drafter.cli train FILE."""
+    """Train a drafter, or resume a training; on several devices: torchrun -m aerie_drafter.cli train FILE."""
     if init:
         out.print(render_default_yaml(), markup=False, end="")
         return
     if settings is None:
-        raise ConfigError("no settings are named: `aerie-drafter train --init > train.yaml` writes a file to start from.")
-    chosen = read_settings(settings)
+        raise ConfigError("no settings file: `aerie-drafter train --init > train.yaml` writes one to start from.")
+    training = read_settings(settings)
     # Norms keep float32 weights under bfloat16, and PyTorch says once that it has no fused form for that.
     warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    with processes.join_process_group() as mine:
-        if not mine.is_main:
-            build_trainer(chosen, processes=mine, reporter=NullReporter()).run()
+    with processes.join_process_group() as group:
+        if not group.is_main:
+            build_trainer(training, processes=group, reporter=NullReporter()).run()
             return
-        with ConsoleReporter(err) as report:
-            trainer = build_trainer(chosen, processes=mine, reporter=report, log_progress=err.print)
+        with ConsoleReporter(err) as reporter:
+            trainer = build_trainer(training, processes=group, reporter=reporter, log_progress=err.print)
             if trainer.resume():
-                err.print(f"going on after step {trainer.progress.step} of {trainer.total_steps}")
+                err.print(f"resuming after step {trainer.progress.step} of {trainer.total_steps}")
             progress = trainer.run()
-    best = sanitize_text(str(chosen.output.folder / "best"))
+    best = sanitize_text(str(training.output.folder / "best"))
     out.print(
-        f"{best}: acceptance length {progress.best_acceptance_length:.3f} at {chosen.output.num_speculative_tokens} tokens, on held-out text"
+        f"{best}: acceptance length {progress.best_acceptance_length:.3f} at {training.output.num_speculative_tokens} tokens, on held-out text"
     )
-    err.print(f"make of it what vLLM serves with: aerie-drafter export {best} FOLDER")
+    err.print(f"export it for vLLM: aerie-drafter export {best} FOLDER")

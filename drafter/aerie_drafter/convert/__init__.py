@@ -1,11 +1,11 @@
-"""Brings in another project's EAGLE 3 or 3.1 checkpoint, as what vLLM serves.
+"""Import of another project's EAGLE 3 or 3.1 checkpoint into the format that vLLM serves.
 
-    read      config.json and weights, whichever of the three ways they were saved in
-    names     that project's tensor names, in vLLM's
-    settings  that project's configuration, with its own defaults and its own way to count layers, in vLLM's
+    read      config.json and weights, in each of three file formats
+    names     tensor names of other projects, as vLLM's
+    settings  configurations of other projects, with their defaults and layer numbering, as vLLM's
 
-Guarantees: no weight is changed; whatever was assumed is said as a finding; what cannot be known from the files and matters
-(which layers, which feedback) is asked for, not guessed. Not guaranteed: that the checkpoint is any good; measure it.
+Guarantees: no weight is changed; every assumption is reported as a finding; what the files do not contain and matters (layers,
+feedback) is required from the user, not guessed. Not guaranteed: the quality of the checkpoint; evaluate it.
 """
 
 from aerie.engine.models.origin import CheckpointOrigin

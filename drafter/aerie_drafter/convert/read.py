@@ -1,6 +1,6 @@
-"""Reads a checkpoint however it was saved: one safetensors file, several with an index, or a pickled pytorch_model.bin.
+"""Checkpoints of other projects: one safetensors file, several with an index, or a pickled pytorch_model.bin.
 
-Guarantee: nothing in a pickled file is executed (torch.load with weights_only); it may hold tensors and plain containers.
+Guarantee: nothing in a pickled file is executed (torch.load with weights_only); it may contain tensors and plain containers.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ PICKLED_WEIGHTS_FILE = "pytorch_model.bin"
 
 @dataclass(frozen=True)
 class SourceCheckpoint:
-    """A checkpoint as another project left it."""
+    """Content of another project's checkpoint."""
 
     folder: Path
     config: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, str]
     weights_file: Path
-    """Where faults of the weights are said to be."""
+    """File that errors of the weights refer to."""
 
 
 def read_source_checkpoint(folder: Path) -> SourceCheckpoint:
-    """Raises CheckpointError."""
+    """Read config.json and the weights of a folder, without conversion. Raises CheckpointError."""
     config = read_json(folder / CONFIG_FILE)
     if (
         not (folder / WEIGHTS_FILE).exists()
@@ -49,15 +49,17 @@ def read_source_checkpoint(folder: Path) -> SourceCheckpoint:
 
 
 def read_pickled_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a pickled file. Raises CheckpointError."""
+    """Read the tensors of a pickled file. Raises CheckpointError."""
     try:
-        found = torch.load(file, map_location="cpu", weights_only=True)
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, LookupError, AttributeError, TypeError) as error:
-        reason = (str(error).splitlines() or ["it ends too soon"])[0]
-        raise CheckpointError(f"{file}: cannot be read as tensors only ({reason}); fetch it again, or as safetensors.") from None
-    if not isinstance(found, dict) or not all(isinstance(one, Tensor) for one in found.values()):
-        raise CheckpointError(f"{file}: a dictionary of tensors is expected.")
-    for name, tensor in found.items():
+        reason = (str(error).splitlines() or ["it is truncated"])[0]
+        raise CheckpointError(
+            f"{file}: cannot be read as tensors only ({reason}); download it again, or as safetensors."
+        ) from None
+    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise CheckpointError(f"{file}: expected: a dictionary of tensors.")
+    for name, tensor in tensors.items():
         if not is_finite(tensor):
-            raise CheckpointError(f"{file}: {name} holds NaN or infinity; take an earlier checkpoint.")
-    return {str(name): tensor for name, tensor in found.items()}
+            raise CheckpointError(f"{file}: {name} contains NaN or infinity; use an earlier checkpoint.")
+    return {str(name): tensor for name, tensor in tensors.items()}

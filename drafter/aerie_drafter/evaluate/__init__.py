@@ -1,11 +1,11 @@
-"""How much of what a drafter proposes its target accepts: acceptance length (AL) and acceptance per position, by category.
+"""Acceptance of a drafter's tokens by its target: acceptance length (AL) and acceptance per position, by category.
 
-    prompts ─► answers ─► acceptance      greedy drafts, all columns of a text at once: the walk a server would take
-          └──► speculation                token by token, with exact rejection sampling: the reference, and sampled drafts
+    prompts ─► answers ─► acceptance      greedy drafts, all columns of a text at once, visited as by a server
+          └──► speculation                token by token, with exact rejection sampling: reference, and sampled drafts
           └──► server                     a running vLLM, by the counters of its /metrics
 
-AL is the mean number of tokens that one verification step emits, its bonus token included: 1 + accepted / drafts, as vLLM's
-counters and SPEED-Bench (arXiv 2604.09557) have it. 1 means that nothing was accepted.
+AL is the mean number of tokens that one verification step emits, its bonus token included: 1 + accepted / drafts, as in vLLM's
+counters and SPEED-Bench (arXiv 2604.09557). 1 means that nothing was accepted.
 """
 
 from aerie_drafter.evaluate.acceptance import AcceptanceCounts

@@ -1,4 +1,4 @@
-"""The target's own answers, many prompts at a time, each going on for some tokens beyond its end (acceptance.py says why)."""
+"""Batched generation of the target's answers, each with some tokens beyond its end (see acceptance.py)."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def answer_batch(
     temperature: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> list[AnsweredText]:
-    """Let the target answer each prompt (token ids), greedily or, with `temperature`, drawing from `generator`.
+    """Generate the target's answer to each prompt (token ids): greedy, or sampled at `temperature` with `generator`.
 
-    An answer ends with the first of `end_tokens` or after `max_tokens`; `beyond` tokens more are kept.
+    An answer ends with the first of `end_tokens` or after `max_tokens`; `extra_tokens` more are included.
     """
     longest = max(len(prompt) for prompt in prompts)
     tokens = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=target.device)
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=target.device)
-    cache, read = DynamicCache(), tokens
-    ends = [0] * len(prompts)  # 0: still going
+    cache, input_tokens = DynamicCache(), tokens
+    ends = [0] * len(prompts)  # 0: not ended
     for number in range(max_tokens + extra_tokens):
-        logits = target(read, cache, mask).logits[:, -1]
-        read = choose_tokens(logits, temperature, generator).unsqueeze(-1)
-        tokens = torch.cat([tokens, read], dim=-1)
+        logits = target(input_tokens, cache, mask).logits[:, -1]
+        input_tokens = choose_tokens(logits, temperature, generator).unsqueeze(-1)
+        tokens = torch.cat([tokens, input_tokens], dim=-1)
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
-        for row, token in enumerate(read[:, 0].tolist()):
+        for row, token in enumerate(input_tokens[:, 0].tolist()):
             if not ends[row] and (token in end_tokens or number + 1 == max_tokens):
                 ends[row] = number + 1
         if all(ends) and number + 1 >= max(ends) + extra_tokens:
@@ -51,7 +51,7 @@ def answer_batch(
 
 
 def choose_tokens(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
-    """One token per row of [rows, vocabulary]: the likeliest, or drawn at `temperature`."""
+    """Return a token per row of [rows, vocabulary]: the most likely one, or one sampled at `temperature`."""
     if temperature == 0:
         return logits.argmax(-1)
     return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]

@@ -1,14 +1,13 @@
-"""Speculative decoding token by token, with exact rejection sampling: the reference that the rest is held to.
+"""Speculative decoding token by token with exact rejection sampling: the reference implementation.
 
-    draft K tokens from the drafter ─► one pass of the target over them ─► accept a prefix, and one token more
+    draft K tokens with the drafter ─► one pass of the target over them ─► accept a prefix, plus one token
 
-Verification is that of Leviathan, Kalman and Matias (arXiv 2211.17192, algorithm 1): a drafted token x with the drafter's
-probability q(x) is accepted with min(1, p(x) / q(x)); the first that is not is replaced by a draw from max(0, p - q),
-normalised; after K accepted tokens one more is drawn from p. A greedy draft has q(x) = 1, so that the same rule accepts x
-exactly where the target's own draw is x.
+Verification is that of Leviathan, Kalman and Matias (arXiv 2211.17192, algorithm 1): a draft token x with the drafter's
+probability q(x) is accepted with probability min(1, p(x) / q(x)). The first rejected token is replaced by a sample from
+max(0, p - q), normalized. After K accepted tokens one more is sampled from p. A greedy draft has q(x) = 1.
 
-Guarantee: the emitted text is distributed as the target's own; at temperature 0 it is the target's greedy text, to the
-rounding of the target's passes over several tokens. One text at a time: this is for being right, not for being quick.
+Guarantee: the emitted text is distributed as the target's own; at temperature 0 it is the target's greedy text, up to
+rounding in passes over several tokens. One text at a time: correctness comes before speed.
 """
 
 from __future__ import annotations
@@ -26,35 +25,35 @@ from aerie_drafter.model import DecodingCache, Drafter
 
 @dataclass(frozen=True)
 class TokenSampler:
-    """How tokens are chosen."""
+    """Sampling of the target and the drafter."""
 
     temperature: float = 0.0
-    """Of the target; 0 is greedy."""
+    """Temperature of the target; 0 is greedy."""
     sampled_drafts: bool = False
-    """Drafts are drawn at the same temperature instead of being the drafter's likeliest tokens (vLLM's default)."""
+    """Draft tokens are sampled at the same temperature instead of being the most likely ones (vLLM's default)."""
     generator: torch.Generator | None = None
 
     def distribution(self, logits: Tensor) -> Tensor:
-        """Probabilities [..., vocabulary] in float64."""
+        """Return the probabilities [..., vocabulary] in float64."""
         if self.temperature == 0:
             return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
         return (logits.double() / self.temperature).softmax(-1)
 
     def sample_token(self, probabilities: Tensor) -> int:
-        """A token from [vocabulary]."""
+        """Sample a token from [vocabulary]."""
         return int(torch.multinomial(probabilities, 1, generator=self.generator))
 
     def sample_uniform(self) -> float:
-        """In [0, 1)."""
+        """Sample a number in [0, 1)."""
         return float(torch.rand((), dtype=torch.float64, generator=self.generator))
 
 
 def verify_draft(
     draft_tokens: list[int], draft_distributions: Tensor, target_distributions: Tensor, sampler: TokenSampler
 ) -> list[int]:
-    """The tokens that a verification emits: the accepted ones and one more.
+    """Return the tokens that a verification emits: the accepted ones and one more.
 
-    `proposed` [K, vocabulary] are the distributions that `drafted` was drawn from, `wanted` [K + 1, vocabulary] the target's.
+    The draft tokens were sampled from `draft_distributions` [K, vocabulary]; `target_distributions` is [K + 1, vocabulary].
     """
     for position, token in enumerate(draft_tokens):
         p, q = target_distributions[position], draft_distributions[position]
@@ -73,52 +72,52 @@ def decode_speculatively(
     end_tokens: frozenset[int],
     sampler: TokenSampler,
 ) -> tuple[list[int], AcceptanceCounts]:
-    """(the answer, the counters) for one prompt; the answer ends with the first of `end_tokens` or after `max_tokens`."""
-    cache, memory = DynamicCache(), DecodingCache()
-    seen = target(torch.tensor([prompt_tokens], device=target.device), cache)
-    tokens = [*prompt_tokens, sampler.sample_token(sampler.distribution(seen.logits[0, -1]))]
-    aux, committed = seen.aux_hidden_states, 0
+    """Return (answer, counters) for one prompt; the answer ends with the first of `end_tokens` or after `max_tokens`."""
+    cache, kv_cache = DynamicCache(), DecodingCache()
+    output = target(torch.tensor([prompt_tokens], device=target.device), cache)
+    tokens = [*prompt_tokens, sampler.sample_token(sampler.distribution(output.logits[0, -1]))]
+    aux, committed = output.aux_hidden_states, 0
     drafts, accepted = 0, [0] * k
     while not _find_answer_end(tokens, len(prompt_tokens), max_tokens, end_tokens):
-        # Columns committed .. len(tokens) - 2 are new: each reads the next token and the target's state of its own.
+        # Columns committed .. len(tokens) - 2 are new: each reads the next token and its own state of the target.
         new = torch.tensor([tokens[committed + 1 :]], device=target.device)
-        drafted, proposed = _propose_draft(drafter, memory, new, aux, k, sampler)
+        drafted, proposed = _propose_draft(drafter, kv_cache, new, aux, k, sampler)
         committed = len(tokens) - 1
-        seen = target(torch.tensor([[tokens[-1], *drafted]], device=target.device), cache)
-        emitted = verify_draft(drafted, proposed, sampler.distribution(seen.logits[0]), sampler)
+        output = target(torch.tensor([[tokens[-1], *drafted]], device=target.device), cache)
+        emitted = verify_draft(drafted, proposed, sampler.distribution(output.logits[0]), sampler)
         drafts += 1
         for position in range(len(emitted) - 1):
             accepted[position] += 1
         tokens += emitted
-        aux = seen.aux_hidden_states[:, : len(emitted)]
+        aux = output.aux_hidden_states[:, : len(emitted)]
         if len(emitted) <= k:
-            cache.crop(len(emitted) - k - 1)  # what was refused
+            cache.crop(len(emitted) - k - 1)  # rejected tokens
     length = _find_answer_end(tokens, len(prompt_tokens), max_tokens, end_tokens)
     return tokens[len(prompt_tokens) : length], AcceptanceCounts(drafts, tuple(accepted))
 
 
 def _propose_draft(
-    drafter: Drafter, memory: DecodingCache, new: Tensor, aux: Tensor, k: int, sampling: TokenSampler
+    drafter: Drafter, kv_cache: DecodingCache, new: Tensor, aux: Tensor, k: int, sampler: TokenSampler
 ) -> tuple[list[int], Tensor]:
-    """k tokens and the distributions they are from, [k, vocabulary], after committing the columns of `new`."""
-    memory.discard_uncommitted()
-    normed, hidden = drafter(new, drafter.fuse_aux_hidden_states(aux), memory)
-    memory.commit()
+    """Commit the columns of `new`, and return k tokens with their distributions, [k, vocabulary]."""
+    kv_cache.discard_uncommitted()
+    normed, hidden = drafter(new, drafter.fuse_aux_hidden_states(aux), kv_cache)
+    kv_cache.commit()
     normed, hidden = normed[:, -1:], hidden[:, -1:]
     drafted: list[int] = []
     proposed = torch.zeros(k, drafter.config.vocab_size, dtype=torch.float64, device=new.device)
     for position in range(k):
         if position:
-            normed, hidden = drafter(torch.tensor([drafted[-1:]], device=new.device), hidden, memory)
-        greedy = TokenSampler() if not sampling.sampled_drafts else sampling
-        proposed[position, drafter.draft_token_ids] = greedy.distribution(drafter.logits(normed)[0, 0])
-        drafted.append(sampling.sample_token(proposed[position]))
+            normed, hidden = drafter(torch.tensor([drafted[-1:]], device=new.device), hidden, kv_cache)
+        draft_sampler = TokenSampler() if not sampler.sampled_drafts else sampler
+        proposed[position, drafter.draft_token_ids] = draft_sampler.distribution(drafter.logits(normed)[0, 0])
+        drafted.append(sampler.sample_token(proposed[position]))
     return drafted, proposed
 
 
-def _find_answer_end(tokens: list[int], prompt: int, max_tokens: int, end_tokens: frozenset[int]) -> int:
-    """The place after the answer's last token; 0 while it goes on."""
-    for place in range(prompt, min(len(tokens), prompt + max_tokens)):
-        if tokens[place] in end_tokens or place + 1 == prompt + max_tokens:
-            return place + 1
+def _find_answer_end(tokens: list[int], prompt_length: int, max_tokens: int, end_tokens: frozenset[int]) -> int:
+    """Return the index after the last token of the answer; 0 if it has not ended."""
+    for index in range(prompt_length, min(len(tokens), prompt_length + max_tokens)):
+        if tokens[index] in end_tokens or index + 1 == prompt_length + max_tokens:
+            return index + 1
     return 0

@@ -1,8 +1,7 @@
-"""The target as evaluation needs it: next-token logits and auxiliary states of a Hugging Face causal language model.
+"""The target for evaluation: next-token logits and auxiliary states of a Hugging Face causal language model.
 
 Auxiliary layer k is the input of decoder layer k; with k = the number of layers, the output of the last one before the final
-norm. That is what vLLM hands to a drafter (`eagle_aux_hidden_state_layer_ids`), and not what `output_hidden_states` gives for
-the last id.
+norm. vLLM gives these states to a drafter (`eagle_aux_hidden_state_layer_ids`). `output_hidden_states` differs in the last id.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from aerie_drafter.train.states import get_text_decoder
 
 
 class TargetOutput(NamedTuple):
-    """What the target makes of tokens."""
+    """Output of the target for tokens."""
 
     logits: Tensor
     """[batch, length, vocabulary] of the next token."""
@@ -28,24 +27,24 @@ class TargetOutput(NamedTuple):
 
 
 class TargetRunner:
-    """A causal language model of `transformers`, frozen."""
+    """A frozen causal language model of `transformers`."""
 
     def __init__(self, model: Any, aux_layer_ids: Sequence[int]) -> None:
-        """Raises TargetError for a model of another build, or layers that it has not."""
+        """Raises TargetError for an unsupported model, or for layers that it does not have."""
         self.model = model.eval()
         self.device = torch.device(model.device)
-        inner = get_text_decoder(model)
-        places = [*inner.layers, inner.norm]
-        if max(aux_layer_ids) >= len(places):
+        decoder = get_text_decoder(model)
+        modules = [*decoder.layers, decoder.norm]
+        if max(aux_layer_ids) >= len(modules):
             raise TargetError(
-                f"the drafter reads layer {max(aux_layer_ids)}, and the target has {len(places) - 1}: "
-                "it was trained for another one."
+                f"the drafter reads layer {max(aux_layer_ids)}, and the target has {len(modules) - 1}: "
+                "it was trained for another target."
             )
-        self._aux_modules = [places[number] for number in sorted(aux_layer_ids)]
+        self._aux_modules = [modules[number] for number in sorted(aux_layer_ids)]
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor, cache: Any = None, attention_mask: Tensor | None = None) -> TargetOutput:
-        """Run [batch, length]; with `cache` after what it holds. `mask` [batch, held + length] is 0 for padding before a text."""
+        """Run [batch, length] after the content of `cache`. `attention_mask` [batch, cached + length] is 0 for padding on the left."""
         positions = None if attention_mask is None else (attention_mask.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
         with self._capture_aux_states() as states:
             output = self.model(
@@ -61,10 +60,10 @@ class TargetRunner:
     def _capture_aux_states(self) -> Iterator[list[Tensor]]:
         states: list[Tensor] = []
 
-        def keep(_: nn.Module, positional: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        def hook(_: nn.Module, positional: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
             states.append(positional[0] if positional else named["hidden_states"])
 
         with ExitStack() as stack:
-            for place in self._aux_modules:
-                stack.callback(place.register_forward_pre_hook(keep, with_kwargs=True).remove)
+            for module in self._aux_modules:
+                stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
             yield states

@@ -1,8 +1,8 @@
-"""The drafter as a PyTorch module, in the meaning that vLLM serves.
+"""The drafter as a PyTorch module, with the semantics of vLLM.
 
-drafter     what is computed in one step, and what is fed to the next
+drafter     computation of one step, and the state that is fed to the next
 attention   attention over a step's keys and the keys of later steps, without the unrolled mask
-memory      which keys a step sees: in training (all columns at once) and in drafting (token by token)
+memory      KV caches: for training (all columns at once) and for drafting (token by token)
 layers      the attention forms (Llama, Qwen3, MLA), MLP and rotary positions
 """
 

@@ -1,6 +1,6 @@
 """Attention of training-time test (TTT): one softmax over a causal block of keys and the diagonals of later steps.
 
-Column t of step 0 holds what the drafter knows after token t + 1. In step i every column goes on by itself: its query sees
+Column t of step 0 contains what the drafter knows after token t + 1. In step i every column continues on its own: its query sees
 
     keys of step 0      steps 1..i
     j <= t, causal      only column t of each: the diagonal
@@ -31,14 +31,14 @@ _aten = torch.ops.aten
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, tuple[Any, ...]]:
-    """Causal attention by the device's fused kernel: (output, what its backward needs); the first of the latter is the log-sum.
+    """Compute causal attention with the device's fused kernel: (output, state for its backward), the latter beginning with the log-sum.
 
     All of shape [batch, heads, length, size]; the log-sum is [batch, heads, length] in float32 or better.
     """
     if query.device.type == "cpu":
         output, logsum = _aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True, scale=scale)
         return output, (logsum,)
-    # CUDA's flash kernel takes 16-bit numbers only, which is what trainings on GPU use.
+    # CUDA's flash kernel supports 16-bit numbers only, which trainings on GPU use.
     output, logsum, *rest = _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True, False, scale=scale)
     return output, (logsum, *rest[:6])
 
@@ -53,14 +53,14 @@ def causal_attention_backward(
     saved_state: tuple[Any, ...],
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value for `output` and `logsum`, which may be those of a joint softmax."""
+    """Return the gradients of query, key and value for `output` and `logsum`, which may be those of a joint softmax."""
     if query.device.type == "cpu":
-        found: tuple[Tensor, Tensor, Tensor] = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        gradients: tuple[Tensor, Tensor, Tensor] = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             output_grad, query, key, value, output, logsum, 0.0, True, scale=scale
         )
-        return found
+        return gradients
     cumulative_q, cumulative_k, longest_q, longest_k, seed, offset = saved_state
-    on_gpu: tuple[Tensor, Tensor, Tensor] = _aten._scaled_dot_product_flash_attention_backward(
+    gpu_gradients: tuple[Tensor, Tensor, Tensor] = _aten._scaled_dot_product_flash_attention_backward(
         output_grad,
         query,
         key,
@@ -77,7 +77,7 @@ def causal_attention_backward(
         offset,
         scale=scale,
     )
-    return on_gpu
+    return gpu_gradients
 
 
 class _JointAttention(torch.autograd.Function):
@@ -105,9 +105,9 @@ class _JointAttention(torch.autograd.Function):
         mean = (grad * output).sum(-1)
         to_keys, to_values = [], []
         for score, k, v in zip(scores, keys, values, strict=True):
-            chance = (score - logsum).exp().to(grad.dtype)
-            to_values.append(chance.unsqueeze(-1) * grad)
-            to_score = (chance * ((grad * v).sum(-1) - mean) * ctx.scale).unsqueeze(-1)
+            probability = (score - logsum).exp().to(grad.dtype)
+            to_values.append(probability.unsqueeze(-1) * grad)
+            to_score = (probability * ((grad * v).sum(-1) - mean) * ctx.scale).unsqueeze(-1)
             to_query = to_query + to_score * k
             to_keys.append(to_score * query)
         return None, to_query, to_key, to_value, *to_keys, *to_values
@@ -116,10 +116,10 @@ class _JointAttention(torch.autograd.Function):
 def joint_attention(
     query: Tensor, key: Tensor, value: Tensor, later_keys: Sequence[Tensor], later_values: Sequence[Tensor], scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Attention of one unrolled step: (output, log-sum of the visible scores, without gradient).
+    """Compute attention of one unrolled step: (output, log-sum of the visible scores, without gradient).
 
     Every tensor is [batch, heads, length, size] with one size; the log-sum is [batch, heads, length]. `key` and `value` are
     those of step 0, `later_*` those of steps 1 to the query's own.
     """
-    found: tuple[Tensor, Tensor] = _JointAttention.apply(scale, query, key, value, *later_keys, *later_values)  # type: ignore[no-untyped-call]
-    return found
+    output: tuple[Tensor, Tensor] = _JointAttention.apply(scale, query, key, value, *later_keys, *later_values)  # type: ignore[no-untyped-call]
+    return output

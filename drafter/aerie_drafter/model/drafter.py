@@ -25,10 +25,10 @@ from aerie_drafter.model.memory import KeyValueCache
 
 
 class DrafterOutput(NamedTuple):
-    """What one step gives, both [batch, length, hidden]."""
+    """Output of one step, both [batch, length, hidden]."""
 
     normed_hidden: Tensor
-    """After the final norm: what `logits` reads."""
+    """State after the final norm, the input of `logits`."""
     next_hidden: Tensor
     """The hidden state of the next step."""
 
@@ -48,7 +48,7 @@ class DrafterLayer(nn.Module):
         self.mlp = Mlp(hidden, config.intermediate_size)
 
     def forward(self, embedded: Tensor, hidden: Tensor, kv_cache: KeyValueCache) -> Tensor:
-        """The state before the final norm, [batch, length, hidden]."""
+        """Return the state before the final norm, [batch, length, hidden]."""
         normed = self.hidden_norm(hidden)
         residual = normed if self.norm_before_residual else hidden
         both = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
@@ -84,21 +84,21 @@ class Drafter(nn.Module):
         self.register_buffer("t2d", reachable)
 
     def set_draft_vocabulary(self, token_ids: Tensor) -> None:
-        """Make the draft vocabulary `tokens`: ids of the target, ascending, [draft_vocab_size]. Raises ValueError."""
+        """Set the draft vocabulary: ids of the target, ascending, [draft_vocab_size]. Raises ValueError."""
         size, last = self.config.draft_vocab_size, self.config.vocab_size
         if token_ids.shape != (size,) or (token_ids[1:] <= token_ids[:-1]).any() or token_ids[0] < 0 or token_ids[-1] >= last:
-            raise ValueError(f"the draft vocabulary has to be {size} ids below {last}, ascending, each once.")
+            raise ValueError(f"the draft vocabulary must be {size} ids below {last}, ascending, each once.")
         self.d2t = token_ids.to(self.d2t.device) - torch.arange(size, device=self.d2t.device)
         self.t2d = torch.zeros_like(self.t2d)
         self.t2d[token_ids] = True
 
     @property
     def draft_token_ids(self) -> Tensor:
-        """Ids of the target that the draft vocabulary holds, by draft id, [draft_vocab_size]."""
+        """Return the target's ids of the draft vocabulary, by draft id, [draft_vocab_size]."""
         return self.d2t + torch.arange(self.config.draft_vocab_size, device=self.d2t.device)
 
     def fuse_aux_hidden_states(self, aux_hidden_states: Tensor) -> Tensor:
-        """The target's auxiliary states side by side, lowest layer first, [..., parts x target_hidden], to [..., hidden]."""
+        """Project the concatenated auxiliary states, lowest layer first, [..., parts x target_hidden], to [..., hidden]."""
         if self.input_norm is not None:
             aux_hidden_states = self.input_norm(aux_hidden_states)
         if self.fc_norm is not None:
@@ -108,21 +108,21 @@ class Drafter(nn.Module):
         return fused
 
     def forward(self, tokens: Tensor, hidden: Tensor, kv_cache: KeyValueCache) -> DrafterOutput:
-        """One step for `tokens` [batch, length] and `hidden` [batch, length, hidden].
+        """Compute one step for `tokens` [batch, length] and `hidden` [batch, length, hidden].
 
-        In the first step column t holds token t + 1 and the fused state of t; what it gives predicts token t + 2. In a later
-        step it holds the next token and the feedback of the step before.
+        In the first step column t contains token t + 1 and the fused state of t; its output predicts token t + 2. In a later
+        step it contains the next token and the `next_hidden` of the previous step.
         """
         output = self.midlayer(self.embed_tokens(tokens), hidden, kv_cache)
         normed = self.norm(output)
         return DrafterOutput(normed, normed if self.config.norm_output else output)
 
     def logits(self, normed_hidden: Tensor) -> Tensor:
-        """Logits over the draft vocabulary, [..., draft_vocab_size]."""
-        found: Tensor = self.lm_head(normed_hidden)
-        return found
+        """Return the logits over the draft vocabulary, [..., draft_vocab_size]."""
+        logits: Tensor = self.lm_head(normed_hidden)
+        return logits
 
     def argmax_tokens(self, normed_hidden: Tensor) -> Tensor:
-        """The likeliest token per column, as ids of the target, [...]."""
+        """Return the most likely token per column, as ids of the target, [...]."""
         best = self.logits(normed_hidden).argmax(dim=-1)
         return best + self.d2t[best]

@@ -20,14 +20,14 @@ from aerie_drafter.model.memory import KeyValueCache
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotary positions (RoFormer, arXiv 2104.09864) on the last axis; halves or, `interleaved`, neighbours turn together."""
+    """Rotary positions (RoFormer, arXiv 2104.09864) on the last axis; pairs are halves or, if `interleaved`, neighbors."""
 
     inverse_frequencies: Tensor
 
     def __init__(self, config: DrafterConfig, head_dim: int, *, interleaved: bool) -> None:
         super().__init__()
         self.interleaved = interleaved
-        with torch.device("cpu"):  # real numbers also in a module that is made on the meta device
+        with torch.device("cpu"):  # real values also in a module on the meta device
             inverse_frequencies, self.attention_scaling = compute_rotary_frequencies(config, head_dim)
         self.register_buffer("inverse_frequencies", inverse_frequencies, persistent=False)
 
@@ -43,31 +43,31 @@ class RotaryEmbedding(nn.Module):
 
 
 def compute_rotary_frequencies(config: DrafterConfig, head_dim: int) -> tuple[Tensor, float]:
-    """(inverse frequencies [size / 2], factor of cosine and sine) for the configuration's rope type."""
+    """Return (inverse frequencies [head_dim / 2], factor of cosine and sine) for the configuration's rope type."""
     rope = dict(config.rope)
-    kind = str(rope.get("rope_type", "default"))
+    rope_type = str(rope.get("rope_type", "default"))
     theta = float(rope.get("rope_theta", 10000.0))
-    plain = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    if kind == "default":
-        return plain, 1.0
+    default_frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    if rope_type == "default":
+        return default_frequencies, 1.0
     if config.mla is not None:
-        rope.pop("truncate", None)  # vLLM's form for DeepSeek does not know it
-    described = LlamaConfig(
+        rope.pop("truncate", None)  # vLLM's implementation for DeepSeek does not have it
+    rope_config = LlamaConfig(
         hidden_size=head_dim,  # one head of that size: all that the frequencies depend on
         num_attention_heads=1,
         head_dim=head_dim,
         max_position_embeddings=config.max_position_embeddings,
         rope_parameters=rope,
     )
-    described.rope_parameters = rope  # as it is: reading a configuration may move keys
-    found, factor = ROPE_INIT_FUNCTIONS[kind](described, torch.device("cpu"))
+    rope_config.rope_parameters = rope  # unchanged: the constructor may move keys
+    frequencies, factor = ROPE_INIT_FUNCTIONS[rope_type](rope_config, torch.device("cpu"))
     if config.mla is not None:
         factor = yarn_magnitude(rope, "mscale", 1.0) / yarn_magnitude(rope, "mscale_all_dim", 0.0)
-    return found.to(torch.float32), float(factor)
+    return frequencies.to(torch.float32), float(factor)
 
 
 def yarn_magnitude(rope: Mapping[str, Any], key: str, default: float) -> float:
-    """DeepSeek's correction for YaRN (modeling_deepseek.py `yarn_get_mscale`), with that key's weight; else 1."""
+    """Return DeepSeek's correction for YaRN (modeling_deepseek.py `yarn_get_mscale`) with the weight `key`; 1 without YaRN."""
     factor = float(rope.get("factor", 1.0))
     if rope.get("rope_type") != "yarn" or factor <= 1.0:
         return 1.0
@@ -80,18 +80,18 @@ class GroupedAttention(nn.Module):
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        wide = 2 * config.hidden_size
-        self.q_proj = nn.Linear(wide, self.num_heads * self.head_dim, bias=False)
-        self.k_proj = nn.Linear(wide, self.num_kv_heads * self.head_dim, bias=False)
-        self.v_proj = nn.Linear(wide, self.num_kv_heads * self.head_dim, bias=False)
+        input_size = 2 * config.hidden_size
+        self.q_proj = nn.Linear(input_size, self.num_heads * self.head_dim, bias=False)
+        self.k_proj = nn.Linear(input_size, self.num_kv_heads * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(input_size, self.num_kv_heads * self.head_dim, bias=False)
         self.o_proj = nn.Linear(self.num_heads * self.head_dim, config.hidden_size, bias=False)
         self.rotary = RotaryEmbedding(config, self.head_dim, interleaved=False)
-        normed = config.family is DrafterFamily.QWEN3
-        self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps) if normed else None
-        self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps) if normed else None
+        has_norms = config.family is DrafterFamily.QWEN3
+        self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps) if has_norms else None
+        self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps) if has_norms else None
 
     def forward(self, x: Tensor, kv_cache: KeyValueCache) -> Tensor:
-        """[batch, length, 2 hidden] to [batch, length, hidden]."""
+        """Attend with [batch, length, 2 hidden]; returns [batch, length, hidden]."""
         batch, length, _ = x.shape
         query = self.q_proj(x).view(batch, length, self.num_heads, self.head_dim).transpose(1, 2)
         key = self.k_proj(x).view(batch, length, self.num_kv_heads, self.head_dim).transpose(1, 2)
@@ -114,11 +114,11 @@ class LatentAttention(nn.Module):
         super().__init__()
         self.num_heads, self.dims = config.num_attention_heads, dims
         self.head_dim = dims.qk_nope_head_dim + dims.qk_rope_head_dim
-        wide, eps = 2 * config.hidden_size, config.rms_norm_eps
-        self.q_a_proj = nn.Linear(wide, dims.q_lora_rank, bias=False)
+        input_size, eps = 2 * config.hidden_size, config.rms_norm_eps
+        self.q_a_proj = nn.Linear(input_size, dims.q_lora_rank, bias=False)
         self.q_a_layernorm = nn.RMSNorm(dims.q_lora_rank, eps=eps)
         self.q_b_proj = nn.Linear(dims.q_lora_rank, self.num_heads * self.head_dim, bias=False)
-        self.kv_a_proj_with_mqa = nn.Linear(wide, dims.kv_lora_rank + dims.qk_rope_head_dim, bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(input_size, dims.kv_lora_rank + dims.qk_rope_head_dim, bias=False)
         self.kv_a_layernorm = nn.RMSNorm(dims.kv_lora_rank, eps=eps)
         self.kv_b_proj = nn.Linear(dims.kv_lora_rank, self.num_heads * (dims.qk_nope_head_dim + dims.v_head_dim), bias=False)
         self.o_proj = nn.Linear(self.num_heads * dims.v_head_dim, config.hidden_size, bias=False)
@@ -126,7 +126,7 @@ class LatentAttention(nn.Module):
         self.attention_scale = self.head_dim**-0.5 * yarn_magnitude(config.rope, "mscale_all_dim", 0.0) ** 2
 
     def forward(self, x: Tensor, kv_cache: KeyValueCache) -> Tensor:
-        """[batch, length, 2 hidden] to [batch, length, hidden]."""
+        """Attend with [batch, length, 2 hidden]; returns [batch, length, hidden]."""
         batch, length, _ = x.shape
         dims = self.dims
         query = (
@@ -140,7 +140,7 @@ class LatentAttention(nn.Module):
         query = torch.cat([plain, self.rotary(turned, positions)], dim=-1)
         shared = self.rotary(shared.unsqueeze(1), positions).expand(-1, self.num_heads, -1, -1)
         key = torch.cat([key, shared], dim=-1)
-        # The fused kernels take one size for all three; zeros in the value change nothing.
+        # The fused kernels require one size for all three; zeros in the value change nothing.
         wider = nn.functional.pad(value, (0, self.head_dim - dims.v_head_dim)) if dims.v_head_dim < self.head_dim else value
         output = kv_cache.attend(query, key, wider, self.attention_scale)[..., : dims.v_head_dim]
         projected: Tensor = self.o_proj(output.transpose(1, 2).reshape(batch, length, -1))
@@ -148,7 +148,7 @@ class LatentAttention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """SwiGLU (arXiv 2002.05202)."""
+    """MLP with SwiGLU (arXiv 2002.05202)."""
 
     def __init__(self, hidden: int, intermediate: int) -> None:
         super().__init__()
@@ -157,6 +157,6 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(intermediate, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., hidden] to [..., hidden]."""
+        """Apply the layer to [..., hidden]."""
         output: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
         return output

@@ -1,11 +1,11 @@
-"""Which keys a drafter's step sees. Two forms with one interface: `positions` and `attend`.
+"""KV caches of a drafter: two implementations with one interface, `positions` and `attend`.
 
-    Unroll     every column of a text drafts on by itself, all at once: training, parallel evaluation, drift
-    Decoding   one text token by token, as in serving: columns are committed, drafted tokens are forgotten again
+    UnrolledCache    every column of a text drafts on its own, all at once: training, parallel evaluation, drift
+    DecodingCache    one text token by token, as in serving: columns are committed, draft tokens are discarded
 
-Guarantee: for the same text both give a step the same keys at the same positions: those of committed columns, made from the
-target's states, and those of the tokens drafted since. Positions are vLLM's: column t, which holds token t + 1 and the
-target's state at t, stands at t; each drafted token one further.
+Guarantee: for the same text both provide a step with the same keys at the same positions: those of committed columns, computed
+from the target's states, and those of the draft tokens since. Positions are vLLM's: column t, with token t + 1 and the target's
+state at t, has position t; each draft token has the next one.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from aerie_drafter.model.attention import joint_attention
 
 
 class KeyValueCache(Protocol):
-    """What a layer's attention asks for."""
+    """Interface of a KV cache for a layer's attention."""
 
     def positions(self, length: int, device: torch.device) -> Tensor:
-        """Rotary positions of the columns of this call, [length]."""
+        """Return the rotary positions of the columns of this call, [length]."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Attention of [batch, heads, length, size] over what this call may see; remembers key and value."""
+        """Add key and value, and compute attention of [batch, heads, length, size] over the visible entries."""
 
 
 class UnrolledCache:
-    """Memory of training-time test: call once per step, in order, with all columns.
+    """KV cache of training-time test: call once per step, in order, with all columns.
 
-    `first`, `later`: keys of step 0 and of the later steps; `logsum` and `query`: of the latest step, for `aerie_drafter.drift`.
+    `first_keys` and `later_keys` are those of step 0 and of later steps; `last_query` and `last_logsum` those of the last step. They
+    are public for `aerie_drafter.drift`.
     """
 
     def __init__(self) -> None:
@@ -59,7 +60,7 @@ class UnrolledCache:
 
 
 class DecodingCache:
-    """Memory of serving. `begin()` before a draft forgets drafted tokens; the next call then brings the columns that are new."""
+    """KV cache of serving. Call `discard_uncommitted` before a draft; the next step then adds the new columns."""
 
     def __init__(self) -> None:
         self._keys: Tensor | None = None
@@ -67,12 +68,12 @@ class DecodingCache:
         self._committed_length = 0
 
     def discard_uncommitted(self) -> None:
-        """Forget what was drafted since the last commit."""
+        """Discard the draft tokens since the last commit."""
         if self._keys is not None and self._values is not None:
             self._keys, self._values = self._keys[:, :, : self._committed_length], self._values[:, :, : self._committed_length]
 
     def commit(self) -> None:
-        """Keep all that has been seen so far."""
+        """Keep all entries so far."""
         self._committed_length = 0 if self._keys is None else self._keys.shape[2]
 
     def positions(self, length: int, device: torch.device) -> Tensor:

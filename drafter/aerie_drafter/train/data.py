@@ -111,8 +111,8 @@ def parse_conversation(line: str, location: str) -> list[ChatMessage]:
         return [{"role": role, "content": record[name]} for role, name in turns]
     messages = record.get("messages")
     if "messages" not in record:
-        found = ", ".join(record) or "nothing"
-        raise DataError(f"{location}: `messages`, or `prompt` with or without `response`, are expected; found is {found}.")
+        keys = ", ".join(record) or "nothing"
+        raise DataError(f"{location}: `messages`, or `prompt` with or without `response`, are expected; found is {keys}.")
     if not isinstance(messages, list) or not messages:
         raise DataError(f"{location}: messages is {_describe_json_type(messages)}; a list of at least one message is expected.")
     for index, message in enumerate(messages):
@@ -168,34 +168,38 @@ def render_conversation(tokenizer: Any, messages: Sequence[ChatMessage], locatio
             raise DataError(f"{location}: the chat template refuses the conversation: {error}") from error
         return str(text)
 
-    whole = rendered(len(messages), prompt=False)
+    full_text = rendered(len(messages), prompt=False)
     spans = []
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before = rendered(index, prompt=True)
-        if not whole.startswith(before):
+        prefix = rendered(index, prompt=True)
+        if not full_text.startswith(prefix):
             raise DataError(
                 f"{location}: messages[{index}]: the chat template, asked for what comes before it with a generation prompt, does "
                 "not give the beginning of the whole conversation, so where the assistant begins is not known; give the "
                 "conversation's turns as lines of their own."
             )
-        end = _find_turn_end(tokenizer, whole, len(before), str(message.get("content") or "").strip())
+        end = _find_turn_end(tokenizer, full_text, len(prefix), str(message.get("content") or "").strip())
         if end is None:
-            upto = rendered(index + 1, prompt=False)
-            end = len(upto) if whole.startswith(upto) else _find_next_special_token_end(tokenizer, whole, len(before))
+            turn_text = rendered(index + 1, prompt=False)
+            end = (
+                len(turn_text)
+                if full_text.startswith(turn_text)
+                else _find_next_special_token_end(tokenizer, full_text, len(prefix))
+            )
         if end is None:
             raise DataError(f"{location}: messages[{index}]: the chat template changes its content; where it ends is not known.")
-        spans.append((len(before), end))
-    return whole, spans
+        spans.append((len(prefix), end))
+    return full_text, spans
 
 
 def _find_turn_end(tokenizer: Any, text: str, begin: int, content: str) -> int | None:
     """Behind `content`, found from `begin` on, and the special token that follows; None where it is not there as it is."""
-    found = text.find(content, begin) if content else -1
-    if found < 0:
+    content_begin = text.find(content, begin) if content else -1
+    if content_begin < 0:
         return None
-    end = found + len(content)
+    end = content_begin + len(content)
     rest = text[end:]
     after = rest.lstrip()
     for token in sorted(_special_tokens(tokenizer), key=len, reverse=True):
@@ -206,9 +210,9 @@ def _find_turn_end(tokenizer: Any, text: str, begin: int, content: str) -> int |
 
 def _find_next_special_token_end(tokenizer: Any, text: str, begin: int) -> int | None:
     """Behind the first special token from `begin` on."""
-    places = [(text.find(token, begin), len(token)) for token in map(str, tokenizer.all_special_tokens)]
-    found = [(place, length) for place, length in places if place >= 0]
-    return sum(min(found)) if found else None
+    candidates = [(text.find(token, begin), len(token)) for token in map(str, tokenizer.all_special_tokens)]
+    matches = [(index, length) for index, length in candidates if index >= 0]
+    return sum(min(matches)) if matches else None
 
 
 def _special_tokens(tokenizer: Any) -> set[str]:
@@ -230,32 +234,32 @@ def load_corpus(
     """
     if not getattr(tokenizer, "chat_template", None):
         raise DataError("the target's tokenizer has no chat template: name a file of one as data.chat_template.")
-    kept = None if cache_folder is None else cache_folder / f"tokens-{_compute_cache_digest(paths, tokenizer, max_length)}"
-    if kept is not None and (found := _read_cached_corpus(kept)) is not None:
-        return found
+    cache_entry = None if cache_folder is None else cache_folder / f"tokens-{_compute_cache_digest(paths, tokenizer, max_length)}"
+    if cache_entry is not None and (cached := _read_cached_corpus(cache_entry)) is not None:
+        return cached
     parts: list[tuple[Tensor, Tensor]] = []
-    dropped = 0
+    dropped_conversations = 0
     for path in paths:
         for number, messages in read_conversations(path):
-            tokens, counted = encode_conversation(tokenizer, messages, f"{path}:{number}")
-            if any(counted[2:max_length]):  # the first two tokens are predicted by no column
-                parts.append((torch.tensor(tokens[:max_length]), torch.tensor(counted[:max_length])))
+            tokens, mask = encode_conversation(tokenizer, messages, f"{path}:{number}")
+            if any(mask[2:max_length]):  # the first two tokens are predicted by no column
+                parts.append((torch.tensor(tokens[:max_length]), torch.tensor(mask[:max_length])))
             else:
-                dropped += 1
+                dropped_conversations += 1
             if log_progress is not None and len(parts) % 1000 == 0 and parts:
                 log_progress(f"{len(parts)} conversations tokenised")
     if not parts:
         files_named = ", ".join(map(str, paths))
         raise DataError(f"{files_named}: no conversation with an assistant's token in its first {max_length} tokens.")
-    corpus = Corpus.from_conversations(parts, dropped)
-    if kept is not None:
+    corpus = Corpus.from_conversations(parts, dropped_conversations)
+    if cache_entry is not None:
         tensors = {
             "tokens": corpus.tokens,
             "loss_mask": corpus.loss_mask,
             "end_offsets": corpus.end_offsets,
-            "dropped_conversations": torch.tensor([dropped]),
+            "dropped_conversations": torch.tensor([dropped_conversations]),
         }
-        with files.replace_folder(kept, lambda _: True) as folder:
+        with files.replace_folder(cache_entry, lambda _: True) as folder:
             write_tensors(folder / "corpus.safetensors", tensors, {})
     return corpus
 
@@ -294,18 +298,25 @@ def plan_batches(
     batch waits for another epoch's order.
     """
     order = list(range(len(lengths)))
-    draw = random.Random(f"{seed} {epoch}")  # noqa: S311 (an order, no secret)
-    draw.shuffle(order)
+    generator = random.Random(f"{seed} {epoch}")  # noqa: S311 (an order, no secret)
+    generator.shuffle(order)
     if packed_row_tokens is not None:
-        filled = _pack_rows(lengths, order, packed_row_tokens)
-        return [tuple(filled[at : at + rows_per_batch]) for at in range(0, len(filled) - rows_per_batch + 1, rows_per_batch)]
-    near = 64 * rows_per_batch  # sorted only among near neighbours, so that what comes together differs between epochs
-    order = [index for at in range(0, len(order), near) for index in sorted(order[at : at + near], key=lambda i: lengths[i])]
-    batches: list[tuple[BatchRow, ...]] = [
-        tuple((index,) for index in order[at : at + rows_per_batch])
-        for at in range(0, len(order) - rows_per_batch + 1, rows_per_batch)
+        packed_rows = _pack_rows(lengths, order, packed_row_tokens)
+        return [
+            tuple(packed_rows[begin : begin + rows_per_batch])
+            for begin in range(0, len(packed_rows) - rows_per_batch + 1, rows_per_batch)
+        ]
+    window = 64 * rows_per_batch  # sorted only among near neighbours, so that what comes together differs between epochs
+    order = [
+        index
+        for begin in range(0, len(order), window)
+        for index in sorted(order[begin : begin + window], key=lambda i: lengths[i])
     ]
-    draw.shuffle(batches)
+    batches: list[tuple[BatchRow, ...]] = [
+        tuple((index,) for index in order[begin : begin + rows_per_batch])
+        for begin in range(0, len(order) - rows_per_batch + 1, rows_per_batch)
+    ]
+    generator.shuffle(batches)
     return batches
 
 
@@ -332,14 +343,14 @@ def assemble_batch(corpus: Corpus, rows: Sequence[BatchRow]) -> tuple[Tensor, Te
     parts = [[corpus[index] for index in row] for row in rows]
     longest = max(sum(len(tokens) for tokens, _ in row) for row in parts)
     tokens = torch.zeros(len(rows), longest, dtype=torch.long)
-    counted = torch.zeros(len(rows), longest, dtype=torch.bool)
-    for at, row in enumerate(parts):
+    loss_mask = torch.zeros(len(rows), longest, dtype=torch.bool)
+    for row_index, row in enumerate(parts):
         begin = 0
-        for one, marks in row:
-            tokens[at, begin : begin + len(one)] = one
-            counted[at, begin : begin + len(one)] = marks
-            begin += len(one)
-    return tokens, counted
+        for conversation, mask in row:
+            tokens[row_index, begin : begin + len(conversation)] = conversation
+            loss_mask[row_index, begin : begin + len(conversation)] = mask
+            begin += len(conversation)
+    return tokens, loss_mask
 
 
 def most_frequent_tokens(corpus: Corpus, draft_vocab_size: int, vocab_size: int) -> Tensor:

@@ -47,21 +47,21 @@ def generate_answers(
 
     `report` is told how many lines are there after each batch.
     """
-    asked = [(number, _with_answer_turn(messages)) for number, messages in read_conversations(source)]
-    done = _keep_complete_batches(output, batch_size, asked, source)
+    conversations = [(number, _with_answer_turn(messages)) for number, messages in read_conversations(source)]
+    done = _keep_complete_batches(output, batch_size, conversations, source)
     written = 0
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("a", encoding="utf-8") as stream:
-        for at in range(done, len(asked), batch_size):
-            part = asked[at : at + batch_size]
+        for at in range(done, len(conversations), batch_size):
+            batch = conversations[at : at + batch_size]
             torch.manual_seed(parameters.seed + at)  # a batch draws the same wherever the run began
-            answered = _answer_batch(model, tokenizer, part, parameters, source)
+            answered = _answer_batch(model, tokenizer, batch, parameters, source)
             stream.write("".join(json.dumps({"messages": messages}, ensure_ascii=False) + "\n" for messages in answered))
             stream.flush()
             os.fsync(stream.fileno())
             written += len(answered)
             if on_progress is not None:
-                on_progress(at + len(part))
+                on_progress(at + len(batch))
     return written
 
 
@@ -70,7 +70,7 @@ def _with_answer_turn(messages: list[ChatMessage]) -> list[ChatMessage]:
     return messages if messages[-1]["role"] == "assistant" else [*messages, {"role": "assistant", "content": ""}]
 
 
-def _keep_complete_batches(output: Path, rows: int, asked: Sequence[tuple[int, list[ChatMessage]]], source: Path) -> int:
+def _keep_complete_batches(output: Path, rows: int, conversations: Sequence[tuple[int, list[ChatMessage]]], source: Path) -> int:
     """Lines of an earlier run to keep: whole batches; the file is cut to them. Raises DataError."""
     if not output.exists():
         return 0
@@ -78,17 +78,17 @@ def _keep_complete_batches(output: Path, rows: int, asked: Sequence[tuple[int, l
         lines = stream.read().splitlines(keepends=True)
         if lines and not lines[-1].endswith(b"\n"):
             lines.pop()
-        if len(lines) > len(asked):
+        if len(lines) > len(conversations):
             raise DataError(
-                f"{output}: has {len(lines)} lines, and only {len(asked)} are asked for; it is of another run: name a new file."
+                f"{output}: has {len(lines)} lines, and only {len(conversations)} are asked for; it is of another run: name a new file."
             )
-        for index, (line, (number, messages)) in enumerate(zip(lines, asked, strict=False), start=1):
+        for index, (line, (number, messages)) in enumerate(zip(lines, conversations, strict=False), start=1):
             answered = parse_conversation(line.decode("utf-8", "replace"), f"{output}:{index}")
             if _prompt_messages(answered) != _prompt_messages(messages):
                 raise DataError(f"{output}:{index}: answers another conversation than {source}:{number}; name a new file.")
-        kept = len(lines) if len(lines) == len(asked) else len(lines) - len(lines) % rows
-        stream.truncate(sum(map(len, lines[:kept])))
-    return kept
+        kept_lines = len(lines) if len(lines) == len(conversations) else len(lines) - len(lines) % rows
+        stream.truncate(sum(map(len, lines[:kept_lines])))
+    return kept_lines
 
 
 def _prompt_messages(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
@@ -96,53 +96,55 @@ def _prompt_messages(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def _answer_batch(
-    model: Any, tokenizer: Any, asked: Sequence[tuple[int, list[ChatMessage]]], sampling: GenerationParameters, source: Path
+    model: Any, tokenizer: Any, batch: Sequence[tuple[int, list[ChatMessage]]], parameters: GenerationParameters, source: Path
 ) -> list[list[ChatMessage]]:
     """The conversations of one batch with the target's turns, turn after turn."""
-    whole = [messages for _, messages in asked]
-    done: list[list[ChatMessage]] = [[] for _ in whole]
+    conversations = [messages for _, messages in batch]
+    answered: list[list[ChatMessage]] = [[] for _ in conversations]
     while True:
-        waiting = []
-        for index, messages in enumerate(whole):
-            while len(done[index]) < len(messages) and messages[len(done[index])]["role"] != "assistant":
-                done[index].append(messages[len(done[index])])
-            if len(done[index]) < len(messages):
-                waiting.append(index)
-        if not waiting:
-            return done
+        pending = []
+        for index, messages in enumerate(conversations):
+            while len(answered[index]) < len(messages) and messages[len(answered[index])]["role"] != "assistant":
+                answered[index].append(messages[len(answered[index])])
+            if len(answered[index]) < len(messages):
+                pending.append(index)
+        if not pending:
+            return answered
         try:
             prompts = [
-                tokenizer.apply_chat_template(done[index], tokenize=False, add_generation_prompt=True) for index in waiting
+                tokenizer.apply_chat_template(answered[index], tokenize=False, add_generation_prompt=True) for index in pending
             ]
         except Exception as error:
-            raise DataError(f"{source}:{asked[waiting[0]][0]}: the chat template refuses a conversation: {error}") from error
-        for index, text in zip(waiting, complete_prompts(model, tokenizer, prompts, sampling), strict=True):
-            done[index].append({"role": "assistant", "content": text})
+            raise DataError(f"{source}:{batch[pending[0]][0]}: the chat template refuses a conversation: {error}") from error
+        for index, text in zip(pending, complete_prompts(model, tokenizer, prompts, parameters), strict=True):
+            answered[index].append({"role": "assistant", "content": text})
 
 
 def complete_prompts(model: Any, tokenizer: Any, prompts: Sequence[str], parameters: GenerationParameters) -> list[str]:
     """The target's continuation of each prompt, up to the end of its turn."""
     encoded = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
     longest = max(map(len, encoded))
-    stop = _end_token_ids(model, tokenizer)
-    filler = next(iter(sorted(stop)), 0)
-    tokens = torch.tensor([[filler] * (longest - len(one)) + one for one in encoded], device=model.device)
-    seen = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in encoded], device=model.device)
+    end_ids = _end_token_ids(model, tokenizer)
+    pad_id = next(iter(sorted(end_ids)), 0)
+    tokens = torch.tensor([[pad_id] * (longest - len(prompt_ids)) + prompt_ids for prompt_ids in encoded], device=model.device)
+    attention_mask = torch.tensor(
+        [[0] * (longest - len(prompt_ids)) + [1] * len(prompt_ids) for prompt_ids in encoded], device=model.device
+    )
     sampled = parameters.temperature > 0
-    how: dict[str, Any] = {"temperature": parameters.temperature, "top_p": parameters.top_p, "top_k": 0} if sampled else {}
+    sampling: dict[str, Any] = {"temperature": parameters.temperature, "top_p": parameters.top_p, "top_k": 0} if sampled else {}
     with torch.no_grad():
-        found = model.generate(
+        output = model.generate(
             input_ids=tokens,
-            attention_mask=seen,
+            attention_mask=attention_mask,
             max_new_tokens=parameters.max_tokens,
             do_sample=sampled,
-            eos_token_id=sorted(stop) or None,
-            pad_token_id=filler,
-            **how,
+            eos_token_id=sorted(end_ids) or None,
+            pad_token_id=pad_id,
+            **sampling,
         )
     texts = []
-    for row in found[:, longest:].tolist():
-        end = next((place for place, token in enumerate(row) if token in stop), len(row))
+    for row in output[:, longest:].tolist():
+        end = next((index for index, token in enumerate(row) if token in end_ids), len(row))
         texts.append(str(tokenizer.decode(row[:end], skip_special_tokens=True)))
     return texts
 

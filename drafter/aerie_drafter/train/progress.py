@@ -53,9 +53,9 @@ class ConsoleReporter:
 
     def on_evaluation(self, evaluation: EvaluationReport) -> None:
         """Prints a line."""
-        said = f"step {evaluation.step}: acceptance length {evaluation.acceptance_length:.3f} on held-out text"
-        each = _format_percents(evaluation.metrics.conditional_acceptance)
-        self.console.print(f"{said}, accepted per position {each}" + (", the best so far" if evaluation.is_best else ""))
+        line = f"step {evaluation.step}: acceptance length {evaluation.acceptance_length:.3f} on held-out text"
+        percents = _format_percents(evaluation.metrics.conditional_acceptance)
+        self.console.print(f"{line}, accepted per position {percents}" + (", the best so far" if evaluation.is_best else ""))
 
 
 def _format_percents(shares: Sequence[float]) -> str:

@@ -179,13 +179,13 @@ def parse_settings(raw: dict[str, Any], location: str) -> TrainingSettings:
 
 def _format_validation_error(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
-    place = [str(part) for part in first["loc"]]
-    name, message = ".".join(place), str(first["msg"]).removeprefix("Value error, ")
-    if not place:
+    location = [str(part) for part in first["loc"]]
+    name, message = ".".join(location), str(first["msg"]).removeprefix("Value error, ")
+    if not location:
         return message
     if first["type"] == "extra_forbidden":
-        known = _field_names(place[:-1])
-        return f"{name} is no field; " + (f"known are {', '.join(known)}" if known else "leave it out")
+        known_fields = _field_names(location[:-1])
+        return f"{name} is no field; " + (f"known are {', '.join(known_fields)}" if known_fields else "leave it out")
     if first["type"] == "missing":
         return f"{name} is missing; `aerie-drafter train --init` prints a file with every field"
     return f"{name} is {first['input']!r}: {message[:1].lower()}{message[1:]}"
@@ -214,5 +214,5 @@ def render_default_yaml() -> str:
 
 def _to_plain_value(value: Any) -> Any:
     if isinstance(value, tuple):
-        return [_to_plain_value(one) for one in value]
+        return [_to_plain_value(item) for item in value]
     return str(value) if isinstance(value, Path) else value

@@ -55,12 +55,12 @@ def build_trainer(
     if processes.is_main:
         processes.barrier()
     log_progress("loading the target")
-    frame, source_of = _load_target(settings, processes)
-    drafter = _load_or_create_drafter(settings, frame, corpus)
+    target_parts, create_source = _load_target(settings, processes)
+    drafter = _load_or_create_drafter(settings, target_parts, corpus)
     return Trainer(
         drafter,
-        source_of(drafter.config),
-        frame.lm_head,
+        create_source(drafter.config),
+        target_parts.lm_head,
         corpus,
         held_out,
         settings,
@@ -74,18 +74,18 @@ def load_corpora(
     settings: DataSettings, tokenizer: object, seed: int, log_progress: Callable[[str], None] | None = None
 ) -> tuple[Corpus, Corpus]:
     """(what is learnt from, what is held out). Raises DataError."""
-    everything = data.load_corpus(
+    corpus = data.load_corpus(
         settings.train, tokenizer, max_length=settings.max_length, cache_folder=settings.cache, log_progress=log_progress
     )
     if settings.held_out:
-        kept = data.load_corpus(settings.held_out, tokenizer, max_length=settings.max_length, cache_folder=settings.cache)
-        return everything, kept
-    if len(everything) < 2:
+        held_out = data.load_corpus(settings.held_out, tokenizer, max_length=settings.max_length, cache_folder=settings.cache)
+        return corpus, held_out
+    if len(corpus) < 2:
         raise DataError("data.train: one conversation only, so none can be held out; name data.held_out.")
-    order = list(range(len(everything)))
+    order = list(range(len(corpus)))
     random.Random(f"held out {seed}").shuffle(order)  # noqa: S311 (an order, no secret)
     count = max(1, round(len(order) * settings.held_out_share))
-    return everything.select(sorted(order[count:])), everything.select(sorted(order[:count]))
+    return corpus.select(sorted(order[count:])), corpus.select(sorted(order[:count]))
 
 
 def _load_target(
@@ -99,45 +99,48 @@ def _load_target(
         folder = Path(target.model)
         if not folder.is_dir():
             raise TargetError(f"target.model {target.model}: with target.hidden_states a folder is expected, and this is none.")
-        frame, states = load_target_parts(folder, dtype, device), target.hidden_states
-        last = int(frame.config.num_hidden_layers)
+        target_parts, states_folder = load_target_parts(folder, dtype, device), target.hidden_states
+        last = int(target_parts.config.num_hidden_layers)
 
-        def from_files(config: DrafterConfig) -> HiddenStateSource:
+        def create_file_source(config: DrafterConfig) -> HiddenStateSource:
             layers = target.hidden_state_layer_ids or tuple(dict.fromkeys((*config.aux_layer_ids, last)))
-            return HiddenStateFiles(states, frame, config.aux_layer_ids, layers)
+            return HiddenStateFiles(states_folder, target_parts, config.aux_layer_ids, layers)
 
-        return frame, from_files
+        return target_parts, create_file_source
     model = load_model(target.model, target.revision, dtype, torch.device("cpu") if target.shard else device)
-    frame = extract_target_parts(model)
+    target_parts = extract_target_parts(model)
     if target.shard:
-        frame = _shard_target(model, frame, processes)
-    return frame, lambda config: InProcessTarget(model, config.aux_layer_ids)
+        target_parts = _shard_target(model, target_parts, processes)
+    return target_parts, lambda config: InProcessTarget(model, config.aux_layer_ids)
 
 
-def _load_or_create_drafter(settings: TrainingSettings, frame: TargetParts, corpus: Corpus) -> Drafter:
-    start = settings.drafter.initial_checkpoint
-    if start is not None:
-        local = Path(settings.target.model)
-        drafter = checkpoint.load_drafter(start, target=local if local.is_dir() else None).float()
-        found, wanted = tuple(drafter.embed_tokens.weight.shape), tuple(frame.embedding.shape)
-        if found != wanted or drafter.config.target_hidden_size != wanted[1]:
+def _load_or_create_drafter(settings: TrainingSettings, target_parts: TargetParts, corpus: Corpus) -> Drafter:
+    initial_checkpoint = settings.drafter.initial_checkpoint
+    if initial_checkpoint is not None:
+        target_folder = Path(settings.target.model)
+        drafter = checkpoint.load_drafter(initial_checkpoint, target=target_folder if target_folder.is_dir() else None).float()
+        shape, expected = tuple(drafter.embed_tokens.weight.shape), tuple(target_parts.embedding.shape)
+        if shape != expected or drafter.config.target_hidden_size != expected[1]:
             raise TargetError(
-                f"drafter.initial_checkpoint {start}: its embedding is {found[0]} x {found[1]}, the target's {wanted[0]} x {wanted[1]}: it is "
+                f"drafter.initial_checkpoint {initial_checkpoint}: its embedding is {shape[0]} x {shape[1]}, the target's {expected[0]} x {expected[1]}: it is "
                 "for another target."
             )
         return drafter
-    config = build_drafter_config(settings.drafter, frame.config)
-    if tuple(frame.embedding.shape) != (config.vocab_size, config.hidden_size):
+    config = build_drafter_config(settings.drafter, target_parts.config)
+    if tuple(target_parts.embedding.shape) != (config.vocab_size, config.hidden_size):
         raise TargetError(
-            f"the target's embedding is {tuple(frame.embedding.shape)}, and its configuration says vocab_size "
+            f"the target's embedding is {tuple(target_parts.embedding.shape)}, and its configuration says vocab_size "
             f"{config.vocab_size} and hidden_size {config.hidden_size}."
         )
     return create_drafter(
-        config, frame, data.most_frequent_tokens(corpus, config.draft_vocab_size, config.vocab_size), settings.optimizer.seed
+        config,
+        target_parts,
+        data.most_frequent_tokens(corpus, config.draft_vocab_size, config.vocab_size),
+        settings.optimizer.seed,
     )
 
 
-def _shard_target(model: object, frame: TargetParts, processes: Processes) -> TargetParts:
+def _shard_target(model: object, target_parts: TargetParts, processes: Processes) -> TargetParts:
     """Spread the target's layers over all processes; embedding, norm and lm_head stay whole in each. The frame moved along."""
     if processes.world_size < 2:
         raise ConfigError("target.shard is true, and this is one process: start it with torchrun, or set it to false.")
@@ -145,15 +148,15 @@ def _shard_target(model: object, frame: TargetParts, processes: Processes) -> Ta
 
     from aerie_drafter.train.states import get_text_decoder
 
-    inner = get_text_decoder(model)
+    decoder = get_text_decoder(model)
     mesh = dist.device_mesh.init_device_mesh(processes.device.type, (processes.world_size,))
-    for layer in inner.layers:
+    for layer in decoder.layers:
         fully_shard(layer, mesh=mesh)
-    for name, child in inner.named_children():
+    for name, child in decoder.named_children():
         if name != "layers":
             child.to(processes.device)
-    head = frame.lm_head.to(processes.device)
-    return TargetParts(frame.config, frame.embedding.to(processes.device), head, inner.norm)
+    head = target_parts.lm_head.to(processes.device)
+    return TargetParts(target_parts.config, target_parts.embedding.to(processes.device), head, decoder.norm)
 
 
 def _build_provenance(settings: TrainingSettings) -> Provenance:

@@ -75,19 +75,19 @@ class InProcessTarget:
 
 
 @contextmanager
-def _capture_inputs(modules: Sequence[nn.Module], wanted: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+def _capture_inputs(modules: Sequence[nn.Module], layer_ids: Sequence[int]) -> Iterator[dict[int, Tensor]]:
     """The hidden states that go into these modules while the block runs."""
-    seen: dict[int, Tensor] = {}
+    states: dict[int, Tensor] = {}
 
     def keep(layer: int) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            seen[layer] = args[0] if args else kwargs["hidden_states"]
+            states[layer] = args[0] if args else kwargs["hidden_states"]
 
         return hook
 
-    handles = [modules[layer].register_forward_pre_hook(keep(layer), with_kwargs=True) for layer in wanted]
+    handles = [modules[layer].register_forward_pre_hook(keep(layer), with_kwargs=True) for layer in layer_ids]
     try:
-        yield seen
+        yield states
     finally:
         for handle in handles:
             handle.remove()
@@ -119,11 +119,11 @@ class HiddenStateFiles:
         self.layers_and_hidden_size = (len(stored_layer_ids), int(target_parts.config.hidden_size))
         self.file_by_token_digest = self._index_files(sorted(folder.glob("**/*.safetensors")))
 
-    def _index_files(self, found: Sequence[Path]) -> dict[str, Path]:
-        if not found:
+    def _index_files(self, paths: Sequence[Path]) -> dict[str, Path]:
+        if not paths:
             raise DataError(f"{self.folder}: no *.safetensors in it; name the folder that vLLM's shared_storage_path named.")
         files = {}
-        for file in found:
+        for file in paths:
             try:
                 with safe_open(file, framework="pt") as opened:
                     files[compute_token_digest(opened.get_tensor("token_ids"))] = file
@@ -141,7 +141,7 @@ class HiddenStateFiles:
     def fetch_hidden_states(self, tokens: Tensor, conversations_by_row: Sequence[Sequence[Tensor]]) -> TargetHiddenStates:
         """Rows of one conversation each."""
         layers, hidden = self.layers_and_hidden_size
-        whole: Tensor | None = None
+        states: Tensor | None = None
         for at, (conversation,) in enumerate(conversations_by_row):
             file = self.file_by_token_digest.get(compute_token_digest(conversation))
             if file is None:
@@ -150,13 +150,13 @@ class HiddenStateFiles:
                     f"with {conversation[:8].tolist()}; write the states of the same data, chat template and max_length."
                 )
             with safe_open(file, framework="pt") as opened:
-                found = opened.get_tensor("hidden_states")
-            if whole is None:
-                whole = torch.zeros(*tokens.shape, layers, hidden, dtype=found.dtype, device=tokens.device)
-            whole[at, : len(found)] = found.to(whole.device)
-        if whole is None:
+                stored = opened.get_tensor("hidden_states")
+            if states is None:
+                states = torch.zeros(*tokens.shape, layers, hidden, dtype=stored.dtype, device=tokens.device)
+            states[at, : len(stored)] = stored.to(states.device)
+        if states is None:
             raise DataError(f"{self.folder}: asked for the states of no conversation.")
-        return TargetHiddenStates(whole[:, :, self.aux_indices].flatten(2), self.final_norm(whole[:, :, self.final_index]))
+        return TargetHiddenStates(states[:, :, self.aux_indices].flatten(2), self.final_norm(states[:, :, self.final_index]))
 
 
 def compute_token_digest(tokens: Tensor) -> str:
@@ -223,19 +223,21 @@ def load_target_parts(folder: Path, dtype: torch.dtype, device: torch.device) ->
         names.setdefault(id(parameter), []).append(name)
     for module in (model.get_input_embeddings(), model.get_output_embeddings(), get_text_decoder(model).norm):
         for name, parameter in list(module.named_parameters()):
-            known = names[id(parameter)]
-            stored = next((one for one in known if one in header.tensors), None)
+            tensor_names = names[id(parameter)]
+            stored = next((alias for alias in tensor_names if alias in header.tensors), None)
             if stored is None:
-                raise TargetError(f"{folder}: its weights have no {known[0]}; give the folder of the target itself.")
+                raise TargetError(f"{folder}: its weights have no {tensor_names[0]}; give the folder of the target itself.")
             tensor = read_tensors(header, [stored])[stored].to(device=device, dtype=dtype)
             module.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
     return extract_target_parts(model)
 
 
-def _check_layers(aux_layer_ids: Sequence[int], layers: int) -> None:
-    beyond = [layer for layer in aux_layer_ids if not 0 <= layer <= layers]
-    if beyond:
-        raise TargetError(f"aux_layer_ids names layer {beyond[0]}, and the target has {layers}: 0 to {layers} can be read.")
+def _check_layers(aux_layer_ids: Sequence[int], layer_count: int) -> None:
+    invalid = [layer for layer in aux_layer_ids if not 0 <= layer <= layer_count]
+    if invalid:
+        raise TargetError(
+            f"aux_layer_ids names layer {invalid[0]}, and the target has {layer_count}: 0 to {layer_count} can be read."
+        )
 
 
 def _first_line(error: Exception) -> str:

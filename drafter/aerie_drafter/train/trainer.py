@@ -120,20 +120,25 @@ class Trainer:
         self.drafter = drafter.to(device)
         self.loss = TrainingTimeTest(self.drafter, target_lm_head, horizon=settings.loss.horizon, decay=settings.loss.step_decay)
         parameters = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
-        how = settings.optimizer
-        self.optimizer = torch.optim.AdamW(parameters, lr=how.learning_rate, betas=how.betas, weight_decay=how.weight_decay)
-        self.compute_dtype = _resolve_compute_dtype(how.precision, device)
+        optimizer_settings = settings.optimizer
+        self.optimizer = torch.optim.AdamW(
+            parameters,
+            lr=optimizer_settings.learning_rate,
+            betas=optimizer_settings.betas,
+            weight_decay=optimizer_settings.weight_decay,
+        )
+        self.compute_dtype = _resolve_compute_dtype(optimizer_settings.precision, device)
         self.progress = TrainingProgress()
-        self.rows_per_batch = how.batch_size_per_process * self.processes.world_size
+        self.rows_per_batch = optimizer_settings.batch_size_per_process * self.processes.world_size
         self.packed_row_tokens = settings.data.max_length if settings.data.packing else None
         if self.packed_row_tokens is not None and not hidden_state_source.supports_packing:
             raise ConfigError("data.packing is true, and states from files are of one conversation each; set it to false.")
         self.conversation_lengths = corpus.lengths
-        per_epoch = [self._count_optimizer_steps(len(self._plan_epoch(epoch))) for epoch in range(how.epochs)]
+        per_epoch = [self._count_optimizer_steps(len(self._plan_epoch(epoch))) for epoch in range(optimizer_settings.epochs)]
         self.total_steps = sum(per_epoch)
         if min(per_epoch) == 0:
             raise TrainingError(
-                f"the data makes fewer rows than one step takes ({self.rows_per_batch} rows x {how.gradient_accumulation_steps} batches): give more data, "
+                f"the data makes fewer rows than one step takes ({self.rows_per_batch} rows x {optimizer_settings.gradient_accumulation_steps} batches): give more data, "
                 "or lower optimizer.batch_size_per_process or optimizer.gradient_accumulation_steps."
             )
 
@@ -149,11 +154,11 @@ class Trainer:
         progress, size = self.progress, self.settings.optimizer.gradient_accumulation_steps
         for epoch in range(progress.epoch, self.settings.optimizer.epochs):
             batches = self._plan_epoch(epoch)
-            for at in range(progress.next_batch, self._count_optimizer_steps(len(batches)) * size, size):
-                news = self._train_step(module, batches[at : at + size])
-                progress.step, progress.next_batch = progress.step + 1, at + size
+            for begin in range(progress.next_batch, self._count_optimizer_steps(len(batches)) * size, size):
+                report = self._train_step(module, batches[begin : begin + size])
+                progress.step, progress.next_batch = progress.step + 1, begin + size
                 if processes.is_main:
-                    self.reporter.on_step(news)
+                    self.reporter.on_step(report)
                 if progress.step % self.settings.output.evaluate_every == 0 or progress.step == self.total_steps:
                     self._measure_and_save()
             progress.epoch, progress.next_batch = epoch + 1, 0
@@ -172,89 +177,96 @@ class Trainer:
         )
 
     def _train_step(self, module: Any, batches: Sequence[Sequence[BatchRow]]) -> StepReport:
-        processes, how = self.processes, self.settings.optimizer
-        rate = scheduled_learning_rate(self.progress.step, self.total_steps, how.warmup_ratio, how.learning_rate)
+        processes, optimizer_settings = self.processes, self.settings.optimizer
+        rate = scheduled_learning_rate(
+            self.progress.step, self.total_steps, optimizer_settings.warmup_ratio, optimizer_settings.learning_rate
+        )
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        tally, tokens = TrainingMetrics.zero(self.settings.loss.horizon, processes.device), 0
+        metrics, tokens = TrainingMetrics.zero(self.settings.loss.horizon, processes.device), 0
         total = torch.zeros((), dtype=torch.float64, device=processes.device)
         for index, rows in enumerate(batches):
-            mine = rows[processes.rank * how.batch_size_per_process : (processes.rank + 1) * how.batch_size_per_process]
-            tokens += sum(self.conversation_lengths[one] for row in rows for one in row)
+            own_rows = rows[
+                processes.rank * optimizer_settings.batch_size_per_process : (processes.rank + 1)
+                * optimizer_settings.batch_size_per_process
+            ]
+            tokens += sum(self.conversation_lengths[index] for row in rows for index in row)
             later = index + 1 < len(batches) and processes.world_size > 1
             with module.no_sync() if later else contextlib.nullcontext():
-                outcome = self._compute_loss(module, self.corpus, mine)
-                outcome.weighted_sum.backward()  # type: ignore[no-untyped-call]
-            tally += outcome.metrics
-            total += outcome.weighted_sum.detach()
-        processes.all_reduce(tally.sums)
+                loss = self._compute_loss(module, self.corpus, own_rows)
+                loss.weighted_sum.backward()  # type: ignore[no-untyped-call]
+            metrics += loss.metrics
+            total += loss.weighted_sum.detach()
+        processes.all_reduce(metrics.sums)
         processes.all_reduce(total)
         # The loss is a mean over all counted positions of all processes; DistributedDataParallel has divided by their number.
-        positions = max(tally.position_count, 1.0)
+        positions = max(metrics.position_count, 1.0)
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        torch._foreach_mul_([one.grad for one in parameters if one.grad is not None], processes.world_size / positions)
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, how.max_grad_norm))
+        torch._foreach_mul_(
+            [parameter.grad for parameter in parameters if parameter.grad is not None], processes.world_size / positions
+        )
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, optimizer_settings.max_grad_norm))
         if not math.isfinite(norm):
             raise TrainingError(
                 f"step {self.progress.step + 1}: the gradient is {norm}; `last` is of an earlier step: lower "
-                f"optimizer.learning_rate ({how.learning_rate}) or look for broken data."
+                f"optimizer.learning_rate ({optimizer_settings.learning_rate}) or look for broken data."
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         progress = self.progress
         return StepReport(
-            progress.step + 1, self.total_steps, progress.epoch, float(total) / positions, norm, rate, tokens, tally
+            progress.step + 1, self.total_steps, progress.epoch, float(total) / positions, norm, rate, tokens, metrics
         )
 
     def _compute_loss(self, module: Any, corpus: Corpus, rows: Sequence[BatchRow]) -> LossOutput:
         device = self.processes.device
-        tokens, counted = assemble_batch(corpus, rows)
+        tokens, loss_mask = assemble_batch(corpus, rows)
         tokens = tokens.to(device)
         states = self.hidden_state_source.fetch_hidden_states(tokens, [[corpus[index][0] for index in row] for row in rows])
-        batch = TrainingBatch(tokens, counted.to(device), states.aux_hidden_states, states.final_hidden_states)
+        batch = TrainingBatch(tokens, loss_mask.to(device), states.aux_hidden_states, states.final_hidden_states)
         with torch.autocast(device.type, dtype=self.compute_dtype, enabled=self.compute_dtype is not torch.float32):
-            found: LossOutput = module(batch)
-        return found
+            loss: LossOutput = module(batch)
+        return loss
 
     @torch.no_grad()
     def measure_acceptance(self) -> tuple[float, TrainingMetrics]:
         """(acceptance length, tally) on the held-out data, over all processes."""
         processes, rows = self.processes, self.settings.optimizer.batch_size_per_process
-        some = range(min(len(self.held_out), self.settings.output.max_held_out_conversations))
-        batches = [[(index,) for index in some[at : at + rows]] for at in range(0, len(some), rows)]
-        tally = TrainingMetrics.zero(self.settings.loss.horizon, processes.device)
-        walked = torch.zeros(2, dtype=torch.float64, device=processes.device)
+        indices = range(min(len(self.held_out), self.settings.output.max_held_out_conversations))
+        batches = [[(index,) for index in indices[at : at + rows]] for at in range(0, len(indices), rows)]
+        metrics = TrainingMetrics.zero(self.settings.loss.horizon, processes.device)
+        totals = torch.zeros(2, dtype=torch.float64, device=processes.device)
         for turn in range(math.ceil(len(batches) / processes.world_size)):
             index = turn * processes.world_size + processes.rank
             # A process without a batch of its own goes along with one that is counted elsewhere: a sharded target needs all.
             batch = batches[index % len(batches)]
-            outcome = self._compute_loss(self.loss, self.held_out, batch)
+            loss = self._compute_loss(self.loss, self.held_out, batch)
             if index < len(batches):
-                _, counted = assemble_batch(self.held_out, batch)
-                tally += outcome.metrics
-                walked += torch.tensor(
-                    simulate_speculation(outcome.argmax_matches, counted, self.settings.output.num_speculative_tokens),
+                _, loss_mask = assemble_batch(self.held_out, batch)
+                metrics += loss.metrics
+                totals += torch.tensor(
+                    simulate_speculation(loss.argmax_matches, loss_mask, self.settings.output.num_speculative_tokens),
                     dtype=torch.float64,
-                ).to(walked.device)
-        processes.all_reduce(tally.sums)
-        emitted, steps = processes.all_reduce(walked).tolist()
-        return emitted / max(steps, 1.0), tally
+                ).to(totals.device)
+        processes.all_reduce(metrics.sums)
+        emitted, steps = processes.all_reduce(totals).tolist()
+        return emitted / max(steps, 1.0), metrics
 
     def _measure_and_save(self) -> None:
-        length, tally = self.measure_acceptance()
-        best = length > self.progress.best_acceptance_length
+        length, metrics = self.measure_acceptance()
+        is_best = length > self.progress.best_acceptance_length
         self.progress.best_acceptance_length = max(self.progress.best_acceptance_length, length)
         self.progress.evaluations.append((self.progress.step, length))
         if self.processes.is_main:
-            self.reporter.on_evaluation(EvaluationReport(self.progress.step, length, best, tally))
-            if best:
+            self.reporter.on_evaluation(EvaluationReport(self.progress.step, length, is_best, metrics))
+            if is_best:
                 notes = {
                     "step": str(self.progress.step),
                     "acceptance_length": f"{length:.4f}",
                     "tokens": str(self.settings.output.num_speculative_tokens),
                 }
-                origin = dataclasses.replace(self.provenance, notes=notes)
-                checkpoint.save_checkpoint(self.output_folder / "best", self.drafter, origin)
+                provenance = dataclasses.replace(self.provenance, notes=notes)
+                checkpoint.save_checkpoint(self.output_folder / "best", self.drafter, provenance)
             with checkpoint.replace_checkpoint(self.output_folder / "last") as folder:
                 checkpoint.write_checkpoint(
                     folder, checkpoint.build_checkpoint(self.drafter, self.provenance), include_embedding=False
@@ -271,9 +283,9 @@ class Trainer:
 
     def _resume_requirements(self) -> dict[str, Any]:
         """What has to be the same for a training to go on."""
-        kept = self.settings.model_dump(mode="json", include={"drafter", "data", "loss", "optimizer"})
+        settings = self.settings.model_dump(mode="json", include={"drafter", "data", "loss", "optimizer"})
         return {
-            **kept,
+            **settings,
             "processes": self.processes.world_size,
             "conversations": len(self.corpus),
             "tokens": len(self.corpus.tokens),
@@ -284,7 +296,7 @@ class Trainer:
         folder = self.output_folder / "last"
         if not folder.exists():
             return False
-        found = checkpoint.read_checkpoint(folder)
+        saved = checkpoint.read_checkpoint(folder)
         try:
             state = torch.load(folder / TRAINING_STATE_FILE, map_location=self.processes.device, weights_only=True)
             progress, optimizer = TrainingProgress(**state["progress"]), state["optimizer"]
@@ -300,9 +312,9 @@ class Trainer:
                 f"{folder}: that training had {name} {before!r}, and now it is {now!r}; name another output.folder, "
                 "or set it back to go on."
             )
-        if found.config != self.drafter.config:
+        if saved.config != self.drafter.config:
             raise TrainingError(f"{folder}: its drafter has another shape than these settings say; name another output.folder.")
-        self.drafter.load_state_dict({**self.drafter.state_dict(), **found.tensors})  # the embedding is the target's
+        self.drafter.load_state_dict({**self.drafter.state_dict(), **saved.tensors})  # the embedding is the target's
         self.optimizer.load_state_dict(optimizer)
         self.progress = progress
         return True
@@ -327,9 +339,9 @@ def _resolve_compute_dtype(name: str, device: torch.device) -> torch.dtype:
 def _find_first_difference(before: Any, now: Any, name: str = "") -> tuple[str, Any, Any] | None:
     """The first place where two settings differ."""
     if isinstance(before, dict) and isinstance(now, dict):
-        for one in sorted({*before, *now}):
-            inner = f"{name}.{one}" if name else one
-            if (found := _find_first_difference(before.get(one), now.get(one), inner)) is not None:
-                return found
+        for key in sorted({*before, *now}):
+            inner = f"{name}.{key}" if name else key
+            if (difference := _find_first_difference(before.get(key), now.get(key), inner)) is not None:
+                return difference
         return None
     return None if before == now else (name, before, now)

@@ -122,15 +122,15 @@ class TrainingTimeTest(nn.Module):
         """The loss of a batch; with gradients off, only the figures."""
         drafter, horizon = self.drafter, self.horizon
         states = unroll_drafter(drafter, batch.tokens, batch.aux_hidden_states, horizon)
-        rows, places = _loss_positions(batch.loss_mask)
-        total, counts, divergence, agreed = _SlicedKlLoss.apply(  # type: ignore[no-untyped-call]
+        rows, positions = _loss_positions(batch.loss_mask)
+        total, counts, divergence, argmax_matches = _SlicedKlLoss.apply(  # type: ignore[no-untyped-call]
             _LossInputs(
                 final_hidden_states=batch.final_hidden_states,
                 target_lm_head=self.target_lm_head,
                 draft_token_ids=drafter.draft_token_ids,
                 t2d=drafter.t2d,
                 rows=rows,
-                positions=places,
+                positions=positions,
                 step_weights=tuple(self.decay**step for step in range(horizon)),
                 slice_elements=self.slice_elements,
                 needs_gradients=torch.is_grad_enabled(),
@@ -138,8 +138,8 @@ class TrainingTimeTest(nn.Module):
             drafter.lm_head.weight,
             *states,
         )
-        values = torch.cat([torch.stack([counts, divergence]), count_surviving_columns(agreed, batch.loss_mask)])
-        return LossOutput(total, TrainingMetrics(values), agreed)
+        sums = torch.cat([torch.stack([counts, divergence]), count_surviving_columns(argmax_matches, batch.loss_mask)])
+        return LossOutput(total, TrainingMetrics(sums), argmax_matches)
 
 
 def unroll_drafter(drafter: Drafter, tokens: Tensor, aux_hidden_states: Tensor, horizon: int) -> list[Tensor]:
@@ -147,12 +147,12 @@ def unroll_drafter(drafter: Drafter, tokens: Tensor, aux_hidden_states: Tensor, 
 
     Columns that run out of text read token 0; nothing but their own later steps sees them.
     """
-    memory, columns = UnrolledCache(), tokens.shape[1] - 1
+    kv_cache, columns = UnrolledCache(), tokens.shape[1] - 1
     hidden = drafter.fuse_aux_hidden_states(aux_hidden_states[:, :-1].to(drafter.fc.weight.dtype))
-    ahead = nn.functional.pad(tokens, (0, horizon))
+    padded_tokens = nn.functional.pad(tokens, (0, horizon))
     states = []
     for step in range(horizon):
-        normed, hidden = drafter(ahead[:, 1 + step : 1 + step + columns], hidden, memory)
+        normed, hidden = drafter(padded_tokens[:, 1 + step : 1 + step + columns], hidden, kv_cache)
         states.append(normed)
     return states
 
@@ -177,16 +177,18 @@ def simulate_speculation(argmax_matches: Tensor, loss_mask: Tensor, num_speculat
     """
     emitted = steps = 0
     lengths = argmax_matches[:num_speculative_tokens].long().cumprod(0).sum(0).tolist()
-    for row, marks in zip(lengths, loss_mask.tolist(), strict=True):
-        place = 2  # the token that the next verification emits first; column t drafts token t + 2
-        while place < len(marks):
-            if not (marks[place] and marks[place - 1]):
-                place += 1
+    for row, mask in zip(lengths, loss_mask.tolist(), strict=True):
+        position = 2  # the token that the next verification emits first; column t drafts token t + 2
+        while position < len(mask):
+            if not (mask[position] and mask[position - 1]):
+                position += 1
                 continue
-            left = 1
-            while left <= row[place - 2] and place + left < len(marks) and marks[place + left]:
-                left += 1
-            emitted, steps, place = emitted + left, steps + 1, place + left
+            emitted_tokens = 1
+            while (
+                emitted_tokens <= row[position - 2] and position + emitted_tokens < len(mask) and mask[position + emitted_tokens]
+            ):
+                emitted_tokens += 1
+            emitted, steps, position = emitted + emitted_tokens, steps + 1, position + emitted_tokens
     return emitted, steps
 
 
@@ -217,62 +219,68 @@ class _SlicedKlLoss(torch.autograd.Function):
     def forward(ctx: Any, fixed: _LossInputs, head: Tensor, *states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         batch, columns, _ = states[0].shape
         device, horizon = head.device, len(states)
-        kind = device.type
-        compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.dtype
-        exact = torch.promote_types(head.dtype, torch.float32)
-        weight = head.to(compute)
-        whole = len(fixed.draft_token_ids) == len(fixed.t2d)
+        device_type = device.type
+        compute_dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else head.dtype
+        accumulation_dtype = torch.promote_types(head.dtype, torch.float32)
+        weight = head.to(compute_dtype)
+        is_full_vocabulary = len(fixed.draft_token_ids) == len(fixed.t2d)
         draft_ids = torch.zeros(len(fixed.t2d), dtype=torch.long, device=device)  # by token; 0 for those outside
         draft_ids[fixed.draft_token_ids] = torch.arange(len(fixed.draft_token_ids), device=device)
         flat = [state.reshape(batch * columns, -1) for state in states]
         to_states = [torch.zeros_like(state) for state in flat] if fixed.needs_gradients else []
-        to_head = torch.zeros_like(head, dtype=exact) if fixed.needs_gradients else None
-        total = torch.zeros((), dtype=exact, device=device)
+        to_head = torch.zeros_like(head, dtype=accumulation_dtype) if fixed.needs_gradients else None
+        total = torch.zeros((), dtype=accumulation_dtype, device=device)
         counts = torch.zeros(horizon, dtype=torch.float64, device=device)
         divergence = torch.zeros(horizon, dtype=torch.float64, device=device)
-        agreed = torch.zeros(horizon, batch * columns + 1, dtype=torch.bool, device=device)  # the last takes what is no column
+        argmax_matches = torch.zeros(
+            horizon, batch * columns + 1, dtype=torch.bool, device=device
+        )  # the last takes what is no column
         size = max(1, fixed.slice_elements // len(fixed.t2d))
-        with torch.autocast(kind, enabled=False):
-            for rows, places in zip(torch.split(fixed.rows, size), torch.split(fixed.positions, size), strict=True):
-                taught = (fixed.final_hidden_states[rows, places].to(fixed.target_lm_head.dtype) @ fixed.target_lm_head.T).to(
-                    exact
-                )
-                best = taught.argmax(-1)
-                inside = fixed.t2d[best]
-                if not whole:
-                    taught = taught[:, fixed.draft_token_ids]
-                chance = taught.softmax(-1)
+        with torch.autocast(device_type, enabled=False):
+            for rows, positions in zip(torch.split(fixed.rows, size), torch.split(fixed.positions, size), strict=True):
+                target_logits = (
+                    fixed.final_hidden_states[rows, positions].to(fixed.target_lm_head.dtype) @ fixed.target_lm_head.T
+                ).to(accumulation_dtype)
+                best = target_logits.argmax(-1)
+                in_draft_vocabulary = fixed.t2d[best]
+                if not is_full_vocabulary:
+                    target_logits = target_logits[:, fixed.draft_token_ids]
+                target_probabilities = target_logits.softmax(-1)
                 # The log of the sum of exponentials, from what the likeliest token got.
-                entropy = taught.amax(-1) - chance.amax(-1).log() - torch.linalg.vecdot(chance, taught)
-                del taught
-                known = draft_ids[best].unsqueeze(-1)
+                entropy = (
+                    target_logits.amax(-1)
+                    - target_probabilities.amax(-1).log()
+                    - torch.linalg.vecdot(target_probabilities, target_logits)
+                )
+                del target_logits
+                draft_id = draft_ids[best].unsqueeze(-1)
                 for step, state in enumerate(flat):
-                    valid = places >= step + 1
-                    column = rows * columns + (places - 1 - step).clamp(min=0)  # those clamped weigh nothing
-                    read = state[column].to(compute)
-                    logits = (read @ weight.T).to(exact)
+                    valid = positions >= step + 1
+                    column = rows * columns + (positions - 1 - step).clamp(min=0)  # those clamped weigh nothing
+                    inputs = state[column].to(compute_dtype)
+                    logits = (inputs @ weight.T).to(accumulation_dtype)
                     top = logits.amax(-1, keepdim=True)
-                    agrees = (logits.gather(-1, known) == top).squeeze(-1) & inside
-                    agreed[step, column.masked_fill(~valid, batch * columns)] = agrees
-                    cross = torch.linalg.vecdot(chance, logits)
+                    matches = (logits.gather(-1, draft_id) == top).squeeze(-1) & in_draft_vocabulary
+                    argmax_matches[step, column.masked_fill(~valid, batch * columns)] = matches
+                    cross = torch.linalg.vecdot(target_probabilities, logits)
                     total_chance = logits.sub_(top).exp_().sum(-1, keepdim=True)
-                    apart = (top + total_chance.log()).squeeze(-1) - cross - entropy
-                    used = (inside & valid).to(exact)
-                    counts[step] += used.sum()
-                    apart = (apart * used).sum()
-                    divergence[step] += apart
-                    total += fixed.step_weights[step] * apart
+                    kl = (top + total_chance.log()).squeeze(-1) - cross - entropy
+                    mask = (in_draft_vocabulary & valid).to(accumulation_dtype)
+                    counts[step] += mask.sum()
+                    kl = (kl * mask).sum()
+                    divergence[step] += kl
+                    total += fixed.step_weights[step] * kl
                     if to_head is not None:
-                        grad = logits.div_(total_chance).sub_(chance)
-                        grad = grad.mul_((used * fixed.step_weights[step]).unsqueeze(-1)).to(compute)
+                        grad = logits.div_(total_chance).sub_(target_probabilities)
+                        grad = grad.mul_((mask * fixed.step_weights[step]).unsqueeze(-1)).to(compute_dtype)
                         to_states[step].index_add_(0, column, (grad @ weight).to(state.dtype))
-                        _add_product(to_head, grad.T, read)
+                        _add_product(to_head, grad.T, inputs)
         if to_head is not None:
             ctx.save_for_backward(to_head.to(head.dtype), *to_states)
             ctx.shape = states[0].shape
-        agreed = agreed[:, :-1].reshape(horizon, batch, columns)
-        ctx.mark_non_differentiable(counts, divergence, agreed)
-        return total, counts, divergence, agreed
+        argmax_matches = argmax_matches[:, :-1].reshape(horizon, batch, columns)
+        ctx.mark_non_differentiable(counts, divergence, argmax_matches)
+        return total, counts, divergence, argmax_matches
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:

@@ -59,7 +59,7 @@ def outputs(drafter: Drafter) -> tuple[Tensor, Tensor]:
     tokens = torch.randint(0, 40, (1, 6), generator=generator)
     first = drafter(tokens, drafter.fuse_aux_hidden_states(aux), memory)
     second = drafter(tokens[:, -1:], first.next_hidden[:, -1:], memory)
-    return torch.cat([drafter.logits(first.normed), drafter.logits(second.normed)], dim=1), drafter.draft_token_ids
+    return torch.cat([drafter.logits(first.normed_hidden), drafter.logits(second.normed_hidden)], dim=1), drafter.draft_token_ids
 
 
 def same(one: Drafter, other: Drafter) -> bool:

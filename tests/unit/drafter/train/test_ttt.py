@@ -196,7 +196,7 @@ class Echo(torch.nn.Module):
         self.fc = torch.nn.Linear(1, 1, bias=False)
         self.lm_head = torch.nn.Linear(2, 2, bias=False)
         torch.nn.init.eye_(self.lm_head.weight)
-        self.draft_tokens = torch.arange(2)
+        self.draft_token_ids = torch.arange(2)
         self.t2d = torch.ones(2, dtype=torch.bool)
         self.read: list[list[int]] = []
 
