@@ -13,8 +13,10 @@ import contextlib
 import gc
 import logging
 import signal
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from aerie.controller.clock import Clock
 from aerie.controller.kubernetes import watches
@@ -87,8 +89,8 @@ async def run_operator(options: OperatorOptions) -> int:
     cluster = await Cluster.connect(metrics.record_api_call)
     runners = await metrics.serve(options.health_port, options.metrics_port)
     queue = WorkQueue()
-    monitor_task = asyncio.create_task(metrics.monitor_event_loop(lambda: len(queue)), name="telemetry")
-    gc_task = asyncio.create_task(_collect_garbage(), name="collector")
+    monitor_task = asyncio.create_task(metrics.monitor_event_loop(lambda: len(queue)), name="event-loop-monitor")
+    gc_task = asyncio.create_task(_collect_garbage(), name="garbage-collector")
     try:
         metrics.ready = True  # standby counts as ready: it is the purpose of the second replica
         if options.dry_run:
@@ -142,47 +144,49 @@ async def _run_as_leader(
     reconciler = _build_reconciler(options, cluster, cache, queue, metrics, lister)
     metrics.set_leader(True)
     metrics.cache_sync = lister
-    watch_stop, is_watching = asyncio.Event(), asyncio.Event()
+    watches_stop, watches_started = asyncio.Event(), asyncio.Event()
 
-    async def watch() -> None:
+    async def run_watches() -> None:
         # The first reconciles come first. Kopf lists at its start, which makes up for changes of the meantime.
         await lister.synced.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_INITIAL_RECONCILE_TIMEOUT_SECONDS):
                 await queue.wait_until_empty()
-        is_watching.set()
-        await watches.run_watches(cache, options.namespaces, watch_stop, lister.relist_requested)
+        watches_started.set()
+        await watches.run_watches(cache, options.namespaces, watches_stop, lister.relist_requested)
 
-    async def work() -> None:
+    async def run_worker() -> None:
         await lister.synced.wait()
         await reconciler.run_worker()
 
-    watch_task = asyncio.create_task(watch(), name="watch")
-    background_tasks = [
-        asyncio.create_task(lister.run(), name="lister"),
-        asyncio.create_task(reconciler.crd_monitor.run(cluster), name="definition"),
-        asyncio.create_task(reconciler.scraper.run(), name="scraper"),
-        asyncio.create_task(reconciler.equivalence_prober.run(), name="prober"),
-        asyncio.create_task(reconciler.context_length_prober.run(), name="contexts"),
-        asyncio.create_task(reconciler.tuner.run(), name="tuner"),
-    ]
-    notifier_task = asyncio.create_task(reconciler.notifier.run(), name="notifier")
-    workers = [asyncio.create_task(work(), name=f"worker-{number}") for number in range(WORKER_COUNT)]
-    required_tasks = [watch_task, *background_tasks, *workers]
-    stop_tasks = [asyncio.create_task(stop.wait()), asyncio.create_task(lost.wait())]
+    watches_task = asyncio.create_task(run_watches(), name="watches")
+    background_tasks = _create_tasks(
+        {
+            "lister": lister.run(),
+            "crd-version-monitor": reconciler.crd_monitor.run(cluster),
+            "scraper": reconciler.scraper.run(),
+            "equivalence-prober": reconciler.equivalence_prober.run(),
+            "context-length-prober": reconciler.context_length_prober.run(),
+            "tuner": reconciler.tuner.run(),
+        }
+    )
+    workers = _create_tasks({f"worker-{number}": run_worker() for number in range(WORKER_COUNT)})
+    required_tasks = [watches_task, *background_tasks, *workers]
+    # The next leader sends the pending notifications, so the notifier is cancelled at the end like the events.
+    other_tasks = _create_tasks({"stop": stop.wait(), "lost": lost.wait(), "notifier": reconciler.notifier.run()})
     try:
-        await asyncio.wait({*required_tasks, *stop_tasks}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({*required_tasks, *other_tasks[:2]}, return_when=asyncio.FIRST_COMPLETED)
         for task in required_tasks:
             if task.done():
                 task.result()  # raises the error that ended it
-                if task is not watch_task:  # Kopf handles the signals itself, and ends without an error only on them
-                    raise RuntimeError(f"{task.get_name()} has ended by itself")
+                if task is not watches_task:  # Kopf handles the signals itself, and ends without an error only on them
+                    raise RuntimeError(f"the task {task.get_name()} has ended unexpectedly")
         return 1 if lost.is_set() else 0
     finally:
         metrics.set_leader(False)
-        watch_stop.set()
-        if not is_watching.is_set():
-            watch_task.cancel()
+        watches_stop.set()
+        if not watches_started.is_set():
+            watches_task.cancel()
         for task in background_tasks:
             task.cancel()
         if lost.is_set():  # no further call is allowed
@@ -190,11 +194,15 @@ async def _run_as_leader(
                 worker.cancel()
         else:
             await _drain_workers(queue, workers)
-        for ending_task in (*stop_tasks, notifier_task):  # the next leader sends the pending notifications
-            ending_task.cancel()
-        await asyncio.wait({watch_task}, timeout=_SHUTDOWN_TIMEOUT_SECONDS)
-        watch_task.cancel()
-        await asyncio.gather(*required_tasks, *stop_tasks, return_exceptions=True)
+        for task in other_tasks:
+            task.cancel()
+        await asyncio.wait({watches_task}, timeout=_SHUTDOWN_TIMEOUT_SECONDS)
+        watches_task.cancel()
+        await asyncio.gather(*required_tasks, *other_tasks, return_exceptions=True)
+
+
+def _create_tasks(coroutines_by_name: Mapping[str, Coroutine[Any, Any, Any]]) -> list[asyncio.Task[Any]]:
+    return [asyncio.create_task(coroutine, name=name) for name, coroutine in coroutines_by_name.items()]
 
 
 def _build_reconciler(
@@ -230,7 +238,7 @@ def _build_reconciler(
     )
 
 
-async def _drain_workers(queue: WorkQueue, workers: list[asyncio.Task[None]]) -> None:
+async def _drain_workers(queue: WorkQueue, workers: list[asyncio.Task[Any]]) -> None:
     """Let reconciles in progress finish, and start no other."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_SHUTDOWN_TIMEOUT_SECONDS):

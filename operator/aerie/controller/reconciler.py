@@ -23,8 +23,10 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import Protocol
 
 from aerie.api import ResourceError
+from aerie.api.status import Status
 from aerie.controller.clock import Clock
 from aerie.controller.concurrency import ConcurrencyLimiter
 from aerie.controller.kubernetes.apply import apply_plan, build_status_to_write, has_changes
@@ -65,6 +67,16 @@ A reconcile that writes occupies the event loop for 0.5 ms per object, any other
 """
 MIN_REPORTED_RECONCILE_FAILURES = 3
 """Failed reconciles in a row after which the status reports the API server's answer."""
+
+
+class ResourceTracker(Protocol):
+    """Part of the operator that measures resources in the background, between their reconciles."""
+
+    def track(self, key: NamespacedName, snapshot: Snapshot, status: Status) -> None:
+        """Measure the resource from now on, according to its snapshot and status."""
+
+    def forget(self, key: NamespacedName) -> None:
+        """Drop the state of a resource that was deleted."""
 
 
 @dataclass
@@ -197,13 +209,9 @@ class Reconciler:
 
     def _forget_resource(self, key: NamespacedName) -> None:
         """Drop the state of a resource that was or is being deleted."""
-        self.scraper.forget(key)
-        self.notifier.forget(key)
-        self.equivalence_prober.forget(key)
-        self.context_length_prober.forget(key)
-        self.tuner.forget(key)
+        for part in (*self._trackers(), self.notifier, self.crd_monitor):
+            part.forget(key)
         self.metrics.set_hold_reason(str(key), "")
-        self.crd_monitor.forget(key)
         self.concurrency_limiter.update_claim(key, None)
 
     async def _decide_plan(self, snapshot: Snapshot) -> ReconcilePlan:
@@ -243,11 +251,12 @@ class Reconciler:
             _log.error("%s: %s", key, condition.message)
             self.cache.put(await self.cluster.replace_status(live, build_status(live)))
 
+    def _trackers(self) -> tuple[ResourceTracker, ...]:
+        return self.scraper, self.equivalence_prober, self.context_length_prober, self.tuner
+
     def _track(self, key: NamespacedName, snapshot: Snapshot, plan: ReconcilePlan) -> None:
-        self.scraper.track(key, snapshot, plan.status)
-        self.equivalence_prober.track(key, snapshot, plan.status)
-        self.context_length_prober.track(key, snapshot, plan.status)
-        self.tuner.track(key, snapshot, plan.status)
+        for tracker in self._trackers():
+            tracker.track(key, snapshot, plan.status)
 
     def _add_measurements(self, key: NamespacedName, snapshot: Snapshot, gaps: CacheGaps) -> Snapshot:
         scraper, uid = self.scraper, snapshot.resource.metadata.uid

@@ -52,7 +52,7 @@ def test_a_refusal_says_when_to_come_back(headers: dict[str, str], seconds: floa
             cluster = Cluster(ApiClient(Configuration(host=address)))
             try:
                 with pytest.raises(ApiError) as caught:
-                    await cluster.list_all(SERVICES, None)
+                    await cluster.request("GET", SERVICES.path(None))
             finally:
                 await cluster.close()
         assert (caught.value.status, caught.value.retry_after_seconds) == (429, seconds)
@@ -100,7 +100,7 @@ def test_an_answer_tells_the_time_of_the_api_server(header: str, date: datetime 
             cluster = Cluster(ApiClient(Configuration(host=address)))
             assert cluster.server_time() is None
             try:
-                await cluster.list_all(SERVICES, None)
+                await cluster.request("GET", SERVICES.path(None))
             finally:
                 await cluster.close()
         found = cluster.server_time()

@@ -167,7 +167,7 @@ def test_a_kind_that_cannot_be_listed_concerns_those_alone_that_may_have_some(ru
     async def work() -> None:
         async with Listing(api) as at:
             await at.lists.synced.wait()
-            assert len(at.mirror) == 2
+            assert len(at.mirror._entries) == 2
             assert not at.lists.find_gaps(resource("a")).errors_by_kind, "without a gateway there are no routes"
             assert at.lists.find_gaps(resource("a")).skipped_kinds == {"HTTPRoute"}
             assert at.lists.find_gaps(resource("a", gateway=True)).is_pending, "it may be a hiccup"
@@ -196,7 +196,7 @@ def test_a_list_that_fails_after_it_has_ended_well_is_told_when_it_goes_on_faili
             assert not at.lists.find_gaps(resource("a")).errors_by_kind, "watches go on, and what matters is read live"
             await asyncio.sleep(10)
             assert set(at.lists.find_gaps(resource("a")).errors_by_kind) == {"Deployment"}
-            assert len(at.mirror) == 2, "what did not come in a list that failed is not gone"
+            assert len(at.mirror._entries) == 2, "what did not come in a list that failed is not gone"
 
     run(work())
 
@@ -233,7 +233,7 @@ def test_the_first_lists_of_a_large_cluster_are_no_sign_of_death(run: Run) -> No
                 assert at.telemetry.is_alive()
             assert asyncio.get_running_loop().time() > 8 * 130 * 2
             assert len(api.asked) < 8 * 130 + 30, "a page that failed is asked for again, and not the whole list"
-            assert len(at.mirror) == 2
+            assert len(at.mirror._entries) == 2
 
     run(work())
 

@@ -81,10 +81,6 @@ class ObjectCache:
         An object that is older and was not in it is deleted.
         """
 
-    def __len__(self) -> int:
-        """Return the number of objects of all kinds."""
-        return len(self._entries)
-
     # ------------------------------------------------------------------------------------------------------------- reading
     def get_resource(self, key: NamespacedName) -> ObjectDict | None:
         """Return the resource itself, or None when it is not cached."""

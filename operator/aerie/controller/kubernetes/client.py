@@ -137,10 +137,6 @@ class Cluster:
         metadata: ObjectDict = item["metadata"]
         return metadata
 
-    async def list_all(self, kind: ResourceKind, namespace: str | None, selector: str = "") -> list[ObjectDict]:
-        """Return all objects that the label selector matches; none where the cluster does not know the kind."""
-        return [item async for page, _ in self.list_pages(kind, namespace, selector) for item in page]
-
     async def list_pages(
         self, kind: ResourceKind, namespace: str | None, selector: str = "", on_page_error: PageErrorHandler = _raise_page_error
     ) -> AsyncIterator[tuple[list[ObjectDict], str | None]]:
