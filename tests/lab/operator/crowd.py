@@ -64,7 +64,7 @@ class Crowd:
             case "promoted":
                 await case.ended("Promoted", drafter="eagle31", words="manually")
             case "undecided":
-                await case.ended("RolledBack", drafter="eagle3", words="No decision within")
+                await case.ended("RolledBack", drafter="eagle3", verdict="Inconclusive")
             case "turned down":
                 await asyncio.sleep(moment)
                 await case.say(rollback=revision_of(self.document(number, "eagle31")))

@@ -153,8 +153,9 @@ class Case:
                     await self.stage.client.patch(where, {"spec": {"schedulingGates": None}})
             await asyncio.sleep(1)
 
-    async def ended(self, result: str, *, drafter: str, words: str = "") -> None:
-        """Until the rollout has ended, and nothing is left of it but what serves; `words`: what the message contains."""
+    async def ended(self, result: str, *, drafter: str, words: str = "", verdict: str = "") -> None:
+        """Until the rollout has ended, and nothing is left of it but what serves; `words`: what the message contains;
+        `verdict`: that of the analysis."""
 
         def over(status: Object) -> bool:
             phases = {"Promoted": "Ready", "RolledBack": "RolledBack", "Failed": "Failed", "Superseded": "Ready"}
@@ -173,6 +174,7 @@ class Case:
 
         await self.until(over, f"its rollout has ended as {result}")
         assert words in self.last["message"], self.last
+        assert not verdict or self.status["analysis"]["verdict"] == verdict, self.last
 
 
 @dataclass

@@ -102,7 +102,6 @@ def test_a_worse_drafter_is_rolled_back_and_a_better_one_promoted_and_taken_back
         assert status["stable"]["revision"] == first
         told = status["rolloutHistory"][0]
         assert told["result"] == "RolledBack"
-        assert "certainly at most" in told["message"]
         known = lengths({"analysis": told})
         assert known["estimate"] < known["upper"] <= 0
         assert [told["drafter"], told["replacedDrafter"]] == ["models.example/worse", "models.example/eagle3"]
@@ -125,7 +124,6 @@ def test_a_worse_drafter_is_rolled_back_and_a_better_one_promoted_and_taken_back
         assert (status["analysis"]["startTime"], status["analysis"]["verdict"]) == (began, "Promote")
         told = status["rolloutHistory"][0]
         assert told["result"] == "Promoted"
-        assert "certainly above" in told["message"]
         known = lengths({"analysis": told})
         assert known["sampleCount"] > blocks, "it went on where the killed operator had come to"
         assert -0.05 <= known["lower"] < known["estimate"]
@@ -202,17 +200,16 @@ def test_canaries_of_which_nothing_can_be_counted_are_rolled_back_for_their_page
         status = specdep(lambda s: s["phase"] == "RolledBack", "it is rolled back", PATIENCE)["status"]
     assert status["stable"]["revision"] == first
     assert [one["result"] for one in status["rolloutHistory"]] == ["RolledBack", "Promoted"]
-    assert "are invalid: the metrics page has no vllm:" in status["rolloutHistory"][0]["message"]
+    assert "are invalid: " in status["rolloutHistory"][0]["message"]
+    assert "vllm:" in status["rolloutHistory"][0]["message"]
     assert "comparisons" not in status["rolloutHistory"][0]
     assert not traffic.report.errors
     status = letters("RolledBack")
     assert status["stable"]["revision"] == served
     told = status["rolloutHistory"][0]
-    assert told["message"].startswith("Greedy answers differ from the control's in ")
-    assert told["message"].endswith("the canary changes what the target says, which no drafter may.")
     compared = next(one for one in told["comparisons"] if one["metric"] == "OutputEquivalence")
     assert compared["sampleCount"] == 24
-    assert "the control's differ from the stable pods' in 0." in compared["message"]
+    assert told["message"].startswith(compared["message"])
     assert inside.end() == 0
 
 

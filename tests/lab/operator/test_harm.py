@@ -126,8 +126,7 @@ def test_a_canary_whose_engines_end_again_and_again_is_rolled_back(namespace: Na
             wait_until(functools.partial(later, name), f"{name} has been killed and runs again", timeout_seconds=PATIENCE)
         told = ended(specdep, stable)
     assert told["result"] == "RolledBack", told["message"]
-    assert "engine processes" in told["message"]
-    assert "ended" in told["message"]
+    assert any(words in told["message"].lower() for words in ("engine processes", "crash")), told["message"]
 
 
 @pytest.mark.usefixtures("inside")
@@ -145,8 +144,8 @@ def test_a_canary_that_clients_do_not_wait_for_is_rolled_back(namespace: Namespa
         told = ended(specdep, stable)
     assert traffic.report.errors["timeout"] > 10
     assert told["result"] == "RolledBack", told["message"]
-    assert not told["message"].startswith("No decision"), told["message"]
-    assert "first token" in told["message"] or "given up" in told["message"].lower()
+    assert namespace.get("specdep", "chat")["status"]["analysis"]["verdict"] == "Rollback", told["message"]
+    assert any(words in told["message"].lower() for words in ("first token", "given up", "abandoned")), told["message"]
 
 
 @pytest.mark.usefixtures("inside")

@@ -104,6 +104,7 @@ def slow(replicas: int, cls: type[Slow] = Slow, **spec: Any) -> Slow:
     return world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replicas", "load"), [(1, 300), (3, 1200), (24, 300), (32, 300), (40, 300), (64, 120), (64, 1700), (200, 120)]
 )
@@ -120,6 +121,7 @@ def test_a_faultless_rollout_of_any_size_is_promoted(replicas: int, load: float)
     assert world.serving(new) >= replicas
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", ["Surge", "Reuse"])
 @pytest.mark.parametrize("status", [EVICTED, None])
 def test_a_dead_pod_or_the_pod_of_a_lost_node_holds_nothing_up(status: dict[str, Any] | None, capacity: str) -> None:
@@ -183,6 +185,7 @@ class OneBadNode(Slow):
         return None if is_canary and len(late) < self.bad else super()._ready_at(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [20, 64])
 def test_a_bad_node_does_not_take_a_fleet_back(replicas: int) -> None:
     world = slow(replicas, OneBadNode)

@@ -36,11 +36,13 @@ behind (twice)."""
 STEPS = 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whatever_happens_the_invariants_hold(seed: int) -> None:
     Walk(seed).go(STEPS).finish()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20, 30))
 def test_nor_does_a_gpu_decide_where_nodes_are_of_two_products(seed: int) -> None:
     Walk(seed, mixed=True).go(STEPS).finish()
@@ -54,6 +56,7 @@ def faultless(size: int, load: float, requests: float = 20.0, **canary: object) 
     return cluster
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replicas", "load", "requests"),
     [(1, 60, 0.0), (1, 1700, 0.2), (2, 300, 20.0), (3, 1200, 20.0), (40, 300, 20.0), (40, 300, 0.0), (64, 1700, 20.0)],
@@ -65,6 +68,7 @@ def test_a_faultless_rollout_is_promoted(replicas: int, load: float, requests: f
     assert walk.phases["RollingBack"] == 0
 
 
+@pytest.mark.slow
 def test_a_faultless_rollout_of_a_thousand_is_promoted() -> None:
     cluster = faultless(1000, 1700, replicas=100, scaleDownDelay="0s")
     assert not invariants.faultless_is_promoted(cluster)
@@ -94,6 +98,7 @@ def come_to(phase: str) -> Cluster:
     return cluster
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 def test_every_field_may_change_in_every_phase(phase: str) -> None:
     """Each field once, with a value that moves on with the phase, and the ramp with each; then it is left alone for a while."""
