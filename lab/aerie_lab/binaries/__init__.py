@@ -1,14 +1,14 @@
 """The lab's binaries: pinned builds of Kubernetes, etcd, Helm, Contour and Prometheus, the packaged Envoy, and vLLM.
 
-lookup       what callers use: ensure, folder_of, binary, installed
-store        where builds lie; one build at a time, complete or not there
-build        go build, and what went wrong with it
-toolchain    a Go that is new enough
+lookup       the functions for callers
+store        folders of builds; one build at a time, complete or absent
+build        go build, and the reason of its failure
+toolchain    a Go toolchain that is new enough
 environment  a virtual environment of pinned Python packages
 overlay      one release's Python over another environment's compiled files
-pip          one pip install of pinned packages, and what went wrong with it
-commands     one long command: watched, and stopped with its children
-proof        which version a binary tells
+pip          one pip install of pinned packages, and the reason of its failure
+commands     one long command: supervised, and stopped with its children
+version_check  the version that a binary reports
 families     the recipes, as data; modules/ and *.txt have the pins
 """
 

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from aerie_lab.binaries import commands, proof, toolchain
+from aerie_lab.binaries import commands, toolchain, version_check
 from aerie_lab.binaries.commands import ProgressCallback
 from aerie_lab.binaries.families import BinaryFamily, manifest_path
 from aerie_lab.binaries.toolchain import BINARIES_FOLDER_HINT, GoToolchain
@@ -66,7 +66,7 @@ def build_family(
         raise BuildError(f"{family.name} {family.version} cannot be built: {_explain(family, status, log_file)}")
     for binary in family.binaries:
         (output_folder / binary.built_name).rename(output_folder / binary.name)
-        if problem := proof.find_version_problem(output_folder / binary.name, binary.version_arguments, family.version):
+        if problem := version_check.find_version_problem(output_folder / binary.name, binary.version_arguments, family.version):
             raise BuildError(f"the {binary.name} built from {family.sources} {problem}, not {family.version}: report this.")
     _copy_manifests(family, go, module, output_folder)
     return {"go": go.version}

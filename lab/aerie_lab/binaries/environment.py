@@ -21,7 +21,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from aerie_lab.binaries import overlay, pip, proof
+from aerie_lab.binaries import overlay, pip, version_check
 from aerie_lab.binaries.commands import ProgressCallback
 from aerie_lab.binaries.families import Addon, PythonEnvironment
 from aerie_lab.errors import BuildError
@@ -94,7 +94,9 @@ def install_environment(
     report_progress(f"{environment.name}: trying it")
     for binary in environment.binaries:
         program = target_folder / "bin" / binary.name
-        if problem := proof.find_version_problem(program, ("--version",), environment.version, _FIRST_RUN_TIMEOUT_SECONDS):
+        if problem := version_check.find_version_problem(
+            program, ("--version",), environment.version, _FIRST_RUN_TIMEOUT_SECONDS
+        ):
             raise BuildError(f"{binary.name} {environment.version} is installed, but {problem}: report this, with {log_file}.")
     for addon in (*environment.addons, *(environment.overlay.base.addons if environment.overlay else ())):
         _check_addon(addon, environment, target_folder)

@@ -15,7 +15,7 @@ import os
 import sys
 from pathlib import Path
 
-from aerie_lab.binaries import proof, store
+from aerie_lab.binaries import store, version_check
 from aerie_lab.binaries.commands import ProgressCallback
 from aerie_lab.binaries.families import ENVIRONMENTS, ENVOY, ENVOY_VERSION, FAMILIES, RECIPES, Binary, manifest_path
 from aerie_lab.errors import BuildError
@@ -122,7 +122,7 @@ def _has_base_environment(family: str) -> bool:
 
 def _check_named_binary(folder: Path, member: Binary, version: str) -> Path:
     path = folder / member.name
-    if problem := proof.find_version_problem(path, member.version_arguments, version):
+    if problem := version_check.find_version_problem(path, member.version_arguments, version):
         raise BuildError(
             f"{path} {problem}, and the lab needs version {version}: put that there, or unset {BINARIES_VARIABLE} to build it."
         )

@@ -1,12 +1,12 @@
-"""A lab for its users: bring it up, use it, take it down. The command line and the test fixtures are thin over this.
+"""The API of labs: start, use, stop. The command line and the test fixtures are thin layers over it.
 
     with Lab.up(LabSettings(name="try")) as lab:
         lab.kubectl("get", "nodes")
 
 Guarantees: `up` returns a cluster whose nodes are Ready and whose gateway is programmed, or raises a LabError with nothing
-left running; `down` leaves no process, namespace, mount or file outside the cache; SIGTERM in the block, or in `up`, takes the
-lab down before it ends the process (see ending). Not guaranteed: that a lab survives a restart of the machine. The next `up` or
-`down` clears what is left of it.
+left running; `down` leaves no process, namespace, mount or file outside the cache; SIGTERM in the block, or in `up`, stops the
+lab before it ends the process (see signal_cleanup). Not guaranteed: that a lab survives a restart of the machine. The next `up`
+or `down` removes its remains.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from aerie_lab import control
 from aerie_lab.binaries import ensure_binary, ensure_family
 from aerie_lab.binaries.commands import ProgressCallback
 from aerie_lab.cluster import process
-from aerie_lab.cluster.ending import clean_up_on_signal, defer_signals
 from aerie_lab.cluster.folder import lab_lock, preserve_failed_logs, remove_lab, require_disk_space
+from aerie_lab.cluster.signal_cleanup import clean_up_on_signal, defer_signals
 from aerie_lab.cluster.start import build_api_url, read_supervisor_status, start_lab
 from aerie_lab.errors import LabError, StartError, StateError
 from aerie_lab.images.table import ImageTable

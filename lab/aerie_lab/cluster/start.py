@@ -29,7 +29,7 @@ from aerie_lab.binaries import ensure_family
 from aerie_lab.binaries.commands import ProgressCallback
 from aerie_lab.cluster import process
 from aerie_lab.cluster.certificates import Authority, write_kubeconfig
-from aerie_lab.cluster.ending import defer_signals
+from aerie_lab.cluster.signal_cleanup import defer_signals
 from aerie_lab.errors import KubeError, StartError, StateError
 from aerie_lab.kube.client import KubeClient, KubeObject, core_path, resource_path
 from aerie_lab.node.support import HUB_LABEL

@@ -29,11 +29,11 @@ import numpy as np
 
 from aerie_lab.engine.acceptance import NO_DRIFT, Drift, FloatArray
 from aerie_lab.engine.counters import Counters
-from aerie_lab.engine.jitter import StepTimeNoise
-from aerie_lab.engine.path import StepSequence, draw_step_sequence
 from aerie_lab.engine.prefix import PrefixCache
 from aerie_lab.engine.request import EngineSettings, Request
 from aerie_lab.engine.step import StepTime
+from aerie_lab.engine.step_noise import StepTimeNoise
+from aerie_lab.engine.step_sequence import StepSequence, draw_step_sequence
 
 _STEPS_PER_DRAW = 256  # steps of a request that are drawn at once
 _STEPS_PER_DRAW_WITH_DRIFT = 64  # the same where acceptance drifts: the drift is held fixed for as long

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from aerie_lab.engine.acceptance import Acceptance, FloatArray
-from aerie_lab.engine.path import StepSequence
 from aerie_lab.engine.prefix import PromptSegments
+from aerie_lab.engine.step_sequence import StepSequence
 
 _UNSET_TIME = math.nan
 

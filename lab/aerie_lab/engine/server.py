@@ -3,7 +3,7 @@
     start-up: the port is closed --> serving --SIGTERM--> draining or cut off --> exit 0
                                             --SIGUSR1--> as when an engine process of vLLM dies: 503, then exit
 
-What each of these does is what vLLM 0.32.0 was measured to do (docs/simulator.md). Metrics are those of `page` and `http_page`.
+Each state behaves as measured on vLLM 0.32.0 (docs/simulator.md). Metrics are those of `exposition` and `http_exposition`.
 POST /simulator/metrics-corruption with `{"corruption": NAME or null}` is the simulator's own: it determines what /metrics exposes
 from then on (`metrics_corruption`).
 """
@@ -26,10 +26,10 @@ from aerie_lab.engine.api import ApiError
 from aerie_lab.engine.arguments import SimulatorArguments, parse_simulator_arguments
 from aerie_lab.engine.drafter import EngineError
 from aerie_lab.engine.driver import EngineStoppedError, ReplicaDriver, RequestHandle
-from aerie_lab.engine.http_page import HttpCounters, render_process_metrics
+from aerie_lab.engine.exposition import render_exposition
+from aerie_lab.engine.http_exposition import HttpCounters, render_process_metrics
 from aerie_lab.engine.metrics_corruption import MetricsCorruptor, parse_corruption
 from aerie_lab.engine.options import SimulatorOptions, read_options
-from aerie_lab.engine.page import render_exposition
 from aerie_lab.engine.replica import Replica
 from aerie_lab.engine.request import Request
 from aerie_lab.engine.setup import EngineSetup, prepare_engine
@@ -38,11 +38,10 @@ from aerie_lab.errors import StateError
 
 _UNCOUNTED_PATHS = ("/metrics", "/health", "/load", "/ping", "/version", "/server_info", "/simulator/metrics-corruption")
 _WATCHDOG_INTERVAL_SECONDS = 5.0
-"""Every so many seconds vLLM looks whether its engine is dead (vllm/entrypoints/launchers/launcher.py); a request that fails for
-that reason makes it look at once."""
+"""Interval in which vLLM checks whether its engine is dead (vllm/entrypoints/launchers/launcher.py)."""
 
 _PROCESS_END_SECONDS = 1.5
-"""Seconds that vLLM's processes take to end once the port is closed."""
+"""Seconds that vLLM's processes take to end after the port is closed."""
 
 log = logging.getLogger("aerie_lab.engine")
 

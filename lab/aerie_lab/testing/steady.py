@@ -56,7 +56,7 @@ ANSWER_TOKENS = 1500
 """Tokens of an answer: with any prompt within the context, and never all generated before the window ends."""
 MAX_SPECULATIVE_TOKENS = 7
 """Maximum number of draft tokens that the tuner may select."""
-TELEMETRY_SCALE = TelemetryScale(block=1.0, cell=3600.0, warm=0.0)
+TELEMETRY_SCALE = TelemetryScale(block_seconds=1.0, cell_seconds=3600.0, warm_up_seconds=0.0)
 """Short blocks, because the load is always the same."""
 _MODEL_RUNNER_ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 """vLLM's own choice without Triton, as on CPU; the tuner gets it as environment."""

@@ -222,7 +222,7 @@ def test_vllm_of_a_named_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: p
     ready.mkdir()
     assert lookup.ensure_family("vllm", binaries_folder=ready) == tmp_path / "vllm" / "bin"  # absent from the folder
     shutil.copyfile("/bin/sh", ready / "vllm")
-    with pytest.raises(BuildError, match=r"ready/vllm cannot be run \(it is no executable file\)"):
+    with pytest.raises(BuildError, match=r"ready/vllm cannot be run \(it is not an executable file\)"):
         lookup.ensure_family("vllm", binaries_folder=ready)
     (ready / "vllm").chmod(0o755)
     assert (

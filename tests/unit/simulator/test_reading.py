@@ -12,8 +12,8 @@ from aerie.engine.metrics.exposition import parse_exposition
 from aerie.engine.metrics.sample import CounterReset, Counters, Sample, diff_samples
 from aerie.engine.speculation import Schedule, ScheduleTier, Static
 from aerie_lab.engine.acceptance import Acceptance, expected_length, expected_survival
+from aerie_lab.engine.exposition import render_exposition
 from aerie_lab.engine.fleet import PodRestart, ScrapeSettings, SimulatedFleet, SimulatedPod
-from aerie_lab.engine.page import render_exposition
 from aerie_lab.engine.replica import Replica
 from aerie_lab.engine.request import EngineSettings, Request
 from aerie_lab.engine.step import STEP_TIME_FORMULAS

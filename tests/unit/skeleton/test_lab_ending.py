@@ -10,7 +10,7 @@ import pytest
 
 HEAD = """
 import os, signal, sys
-from aerie_lab.cluster.ending import clean_up_on_signal, defer_signals
+from aerie_lab.cluster.signal_cleanup import clean_up_on_signal, defer_signals
 
 def say(text):
     print(text, flush=True)

@@ -14,8 +14,8 @@ from aerie.engine.speculation import Off, Static
 from aerie.tuning.models.step_time import StepTimeModel, fit_step_time
 from aerie.tuning.telemetry import ReplicaWindow, TuningTelemetry
 from aerie_lab.engine.acceptance import Acceptance
+from aerie_lab.engine.exposition import render_exposition
 from aerie_lab.engine.fleet import SimulatedFleet, SimulatedPod
-from aerie_lab.engine.page import render_exposition
 from aerie_lab.engine.request import EngineSettings
 from aerie_lab.engine.step import STEP_TIME_FORMULAS, StepTimeFormula
 from aerie_lab.engine.workload import DiurnalArrivals, LengthDistribution, TrafficClass

@@ -15,11 +15,12 @@ from aerie.cli.app import run_command_line
 from aerie.cli.console import CommandError
 from aerie.cli.inputs.recorded import read_recording
 from aerie_lab.engine.acceptance import Acceptance
+from aerie_lab.engine.exposition import render_exposition
 from aerie_lab.engine.fleet import SimulatedFleet, SimulatedPod
-from aerie_lab.engine.page import render_exposition
 from aerie_lab.engine.request import EngineSettings
 from aerie_lab.engine.step import StepTimeFormula
 from aerie_lab.engine.workload import DiurnalArrivals, LengthDistribution, TrafficClass
+from tests.golden import Messages
 
 
 @pytest.fixture(scope="module")
@@ -91,20 +92,21 @@ def test_too_little_is_an_answer_of_its_own(pages: Path, tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("case", "content"),
     [
-        ("", "holds no scrape"),
-        ("nonsense\n", "line 1 cannot be read"),
-        ('{"time": 1, "replica": "a"}\n', "line 1 has no 'page'"),
-        ('{"time": 1, "replica": "a", "page": "# half a pa"}\n', "the connection was cut"),
-        ('{"data": {"resultType": "matrix", "result": [{"metric": {}, "values": []}]}}', "is no matrix of series"),
+        ("empty", ""),
+        ("no JSON", "nonsense\n"),
+        ("no page", '{"time": 1, "replica": "a"}\n'),
+        ("half a page", '{"time": 1, "replica": "a", "page": "# half a pa"}\n'),
+        ("no matrix", '{"data": {"resultType": "matrix", "result": [{"metric": {}, "values": []}]}}'),
     ],
 )
-def test_a_file_of_another_kind_is_refused_with_the_way_out(tmp_path: Path, content: str, sentence: str) -> None:
+def test_a_file_of_another_kind_is_refused_with_the_way_out(tmp_path: Path, case: str, content: str, messages: Messages) -> None:
     file = tmp_path / "metrics"
     file.write_text(content)
-    with pytest.raises(CommandError, match=re.escape(sentence)):
+    with pytest.raises(CommandError) as error:
         read_recording(file)
+    messages.check(f"recording: {case}", str(error.value).replace(str(file), "FILE"))
 
 
 @pytest.mark.parametrize("schedule", ["1-8", "1-8:3,20-30:1", "1-8:9"])

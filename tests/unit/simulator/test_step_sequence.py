@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aerie_lab.engine.acceptance import Acceptance
-from aerie_lab.engine.path import draw_step_sequence
+from aerie_lab.engine.step_sequence import draw_step_sequence
 
 
 @given(
