@@ -1,10 +1,9 @@
 """A fleet that tunes itself: the tuner's own code, fed window by window, and what it says done.
 
-`aerie.tuning.telemetry` gets one reading a replica every five minutes, `aerie.tuning.decision.recommend` is asked every half hour, with each
-reading while a canary explores, and once when it has; then comes a canary (`_tuning_fleet_trial`), and a roll. While any other
-canary, a roll or a cooldown is under way no decision is asked for, since none could be acted on; in the pause after a trial that
-failed, which ends with its traffic, and after six hours in which nothing was done it is asked every hour, unless the acceptance
-length has moved by 3 %.
+`aerie.tuning.telemetry` gets one window of a replica every five minutes. `aerie.tuning.decision.recommend` decides every half
+hour, with each window while a canary explores, and once after it; then follow a canary (`_tuning_fleet_trial`) and a rollout.
+There is no decision during any other canary, a rollout or a cooldown. In the pause after a failed trial, which ends with its
+traffic, and after six hours without a change there is one every hour, unless the acceptance length has moved by 3 %.
 
 A reading of five minutes is the mean of the twenty that a scraper would have taken, and weighs as many in the fit
 (`_as_scraped`); only how the batch moved within them is lost.
@@ -78,7 +77,7 @@ def tuned(world: World, seed: int, *, surge: bool = True) -> Outcome:
             telemetry, fed, changed, history = TuningTelemetry(), world.fresh, world.fresh, TrialHistory()
         _feed(telemetry, world, fleet, fed, tick, edges, random)
         fed, now = tick, _EPOCH + tick * TICK
-        if tick < free or replace(history, rolled_back=None, undecided=None).change_pause_reason(now, policy):
+        if tick < free or replace(history, rolled_back_at=None, inconclusive_at=None).change_pause_reason(now, policy):
             continue
         quiet = tick - max(free, changed) > QUIET or history.change_pause_reason(now, policy) is not None
         length = float(lengths(world.survivals[tick])[3])
@@ -92,8 +91,8 @@ def tuned(world: World, seed: int, *, surge: bool = True) -> Outcome:
         found.inside += _covered(decision, world, current, max(changed, tick - DAY), tick)
         if decision.action not in (TuningAction.CHANGE, TuningAction.EXPLORE) or decision.setting is None:
             continue
-        explore = policy.canary if decision.action is TuningAction.EXPLORE else 0.0
-        if explore and history.explored and now < history.explored[0] + policy.cooldown:
+        explore = policy.exploration_seconds if decision.action is TuningAction.EXPLORE else 0.0
+        if explore and history.exploration_times and now < history.exploration_times[0] + policy.cooldown_seconds:
             continue  # as the operator does (`rollout.tuned`)
         for place, setting in zip(fleet.arms, (decision.setting, current), strict=True):
             fleet.reload(place, tick, setting)
@@ -131,7 +130,7 @@ def tuned(world: World, seed: int, *, surge: bool = True) -> Outcome:
                 fleet.runs[0, ended:] = fleet.settings.index(decision.setting)
                 fleet.withdraw(free, decision.setting)
             current, changed = decision.setting, tick
-            history = replace(history, changed=_EPOCH + free * TICK, speculated=_EPOCH + free * TICK)
+            history = replace(history, changed_at=_EPOCH + free * TICK, last_drafted_at=_EPOCH + free * TICK)
         else:
             free = fleet.withdraw(ended, current)
             taught = free if explore else taught
@@ -141,15 +140,15 @@ def tuned(world: World, seed: int, *, surge: bool = True) -> Outcome:
 
 def _with_end(history: TrialHistory, trials: list[Trial], at: float) -> TrialHistory:
     """After a trial that was not promoted."""
-    history, began = replace(history, speculated=at), _EPOCH + trials[-1].tick * TICK
+    history, began = replace(history, last_drafted_at=at), _EPOCH + trials[-1].tick * TICK
     match trials[-1].result:
         case "Explored":
-            return replace(history, explored=(at, *history.explored)[:MAX_TRIAL_RECORDS])
+            return replace(history, exploration_times=(at, *history.exploration_times)[:MAX_TRIAL_RECORDS])
         case "Rollback":
-            return replace(history, rolled_back=at, tried=began)
+            return replace(history, rolled_back_at=at, trial_started_at=began)
         case _:
             times = sum(one.result == "Inconclusive" for one in trials[-MAX_TRIAL_RECORDS:])  # as many as a status has
-            return replace(history, undecided=at, undecided_times=times, tried=began)
+            return replace(history, inconclusive_at=at, inconclusive_count=times, trial_started_at=began)
 
 
 def _edges(world: World) -> tuple[float, ...]:

@@ -49,13 +49,13 @@ class Recommendation:
         """Return the recommendation as a JSON object."""
         return {
             "revision": self.revision,
-            "at": self.decision_time,
+            "decision_time": self.decision_time,
             "action": self.action,
             "setting": None if self.setting is None else setting_to_dict(self.setting),
-            "gain": None if self.predicted_gain is None else list(self.predicted_gain),
+            "predicted_gain": None if self.predicted_gain is None else list(self.predicted_gain),
             "reason": self.reason,
-            "obstacle": self.blocked_reason,
-            "since": self.traffic_changed_at,
+            "blocked_reason": self.blocked_reason,
+            "traffic_changed_at": self.traffic_changed_at,
         }
 
     @classmethod
@@ -64,11 +64,11 @@ class Recommendation:
         try:
             setting = None if document["setting"] is None else setting_from_dict(document["setting"])
             gain = None
-            if document["gain"] is not None:
-                low, median, high = document["gain"]
+            if document["predicted_gain"] is not None:
+                low, median, high = document["predicted_gain"]
                 gain = (float(low), float(median), float(high))
-            traffic_changed_at = None if document.get("since") is None else float(document["since"])
-            revision, decision_time, action = str(document["revision"]), float(document["at"]), document["action"]
+            traffic_changed_at = None if document["traffic_changed_at"] is None else float(document["traffic_changed_at"])
+            revision, decision_time, action = str(document["revision"]), float(document["decision_time"]), document["action"]
             recommendation = cls(
                 revision,
                 decision_time,
@@ -76,11 +76,11 @@ class Recommendation:
                 setting,
                 gain,
                 str(document["reason"]),
-                str(document.get("obstacle", "")),
+                str(document["blocked_reason"]),
                 traffic_changed_at,
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise RecommendationError(f"this is no advice of a tuner ({type(error).__name__}: {error}).") from None
+            raise RecommendationError(f"this is no recommendation of the tuner ({type(error).__name__}: {error}).") from None
         recommendation.validate()
         return recommendation
 
@@ -88,12 +88,14 @@ class Recommendation:
         """Raise RecommendationError if the fields contradict each other."""
         if self.action not in get_args(RecommendedAction):
             raise RecommendationError(
-                f"an advice's action is one of {', '.join(get_args(RecommendedAction))}, not {self.action!r}."
+                f"the action of a recommendation is one of {', '.join(get_args(RecommendedAction))}, not {self.action!r}."
             )
         if self.action in ("Change", "Explore") and self.setting is None:
-            raise RecommendationError(f"an advice with the action {self.action} names a setting.")
+            raise RecommendationError(f"a recommendation with the action {self.action} needs a setting.")
         if self.predicted_gain is not None and not all(map(math.isfinite, self.predicted_gain)):
-            raise RecommendationError(f"a gain is three finite numbers (5 %, 50 %, 95 %), not {self.predicted_gain}.")
+            raise RecommendationError(
+                f"a predicted gain has three finite numbers (5 %, 50 % and 95 % quantiles), not {self.predicted_gain}."
+            )
 
 
 def setting_to_dict(setting: SpeculationSetting) -> dict[str, Any]:

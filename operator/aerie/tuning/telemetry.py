@@ -50,9 +50,9 @@ _MIN_DRAFT_LENGTH_SHARE = 0.5
 class TelemetryScale:
     """Lengths of a block, of a cell and of an engine's warm-up, in seconds."""
 
-    block: float = BLOCK_SECONDS
-    cell: float = CELL_SECONDS
-    warm: float = WARM_UP_SECONDS
+    block_seconds: float = BLOCK_SECONDS
+    cell_seconds: float = CELL_SECONDS
+    warm_up_seconds: float = WARM_UP_SECONDS
     """Age of an engine from which on its steps count: by then its graphs are captured and its caches filled."""
 
     @classmethod
@@ -84,27 +84,27 @@ class StepCell:
     windows: int = 0
     request_steps: float = 0.0
     step_seconds: float = 0.0
-    batch: float = 0.0
-    prefill: float = 0.0
-    drafted: float = 0.0
+    batch_sum: float = 0.0
+    prefill_sum: float = 0.0
+    draft_tokens_sum: float = 0.0
 
     def add(self, request_steps: float, seconds: float, batch: float, prefill: float, draft_tokens: float) -> None:
         """Add one window: its request-steps, and its means per step (seconds, batch, prefill tokens, draft tokens)."""
         self.windows += 1
         self.request_steps += request_steps
         self.step_seconds += request_steps * seconds
-        self.batch += request_steps * batch
-        self.prefill += request_steps * prefill
-        self.drafted += request_steps * draft_tokens
+        self.batch_sum += request_steps * batch
+        self.prefill_sum += request_steps * prefill
+        self.draft_tokens_sum += request_steps * draft_tokens
 
     def merge(self, other: StepCell) -> None:
         """Add another cell's sums."""
         self.windows += other.windows
         self.request_steps += other.request_steps
         self.step_seconds += other.step_seconds
-        self.batch += other.batch
-        self.prefill += other.prefill
-        self.drafted += other.drafted
+        self.batch_sum += other.batch_sum
+        self.prefill_sum += other.prefill_sum
+        self.draft_tokens_sum += other.draft_tokens_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class TuningTelemetry:
         self.advance_to(replica_window.end)
         reason = implausible_reason(counters) or setting_mismatch_reason(counters, replica_window.setting)
         if reason is None:
-            self.add_to_block(int(replica_window.end // self.scale.block), replica_window.setting, counters)
+            self.add_to_block(int(replica_window.end // self.scale.block_seconds), replica_window.setting, counters)
             reason = self._step_time_exclusion_reason(replica_window)
         if reason is not None:
             self.record_exclusion(reason)
@@ -171,7 +171,7 @@ class TuningTelemetry:
     def blocks(self) -> Iterator[TelemetryBlock]:
         """Yield all blocks, the oldest first."""
         for (slot, setting), counters in sorted(self._blocks.items(), key=lambda item: (item[0][0], str(item[0][1]))):
-            yield TelemetryBlock(slot * self.scale.block, setting, counters)
+            yield TelemetryBlock(slot * self.scale.block_seconds, setting, counters)
 
     def record_exclusion(self, reason: str, windows: int = 1) -> None:
         """Count windows that are in no cell, by reason."""
@@ -184,7 +184,7 @@ class TuningTelemetry:
         Raises ValueError for another block length.
         """
         if later.scale != self.scale:
-            raise ValueError(f"blocks of {later.scale.block:g} s and of {self.scale.block:g} s do not add up.")
+            raise ValueError(f"blocks of {later.scale.block_seconds:g} s and of {self.scale.block_seconds:g} s do not add up.")
         for (slot, setting), counters in later._blocks.items():
             self.add_to_block(slot, setting, counters)
         for cell_key, cell in later.cells.items():
@@ -198,7 +198,8 @@ class TuningTelemetry:
         if end <= self._newest_window_end:
             return
         enters_new_block = (
-            not math.isfinite(self._newest_window_end) or end // self.scale.block > self._newest_window_end // self.scale.block
+            not math.isfinite(self._newest_window_end)
+            or end // self.scale.block_seconds > self._newest_window_end // self.scale.block_seconds
         )
         self._newest_window_end = end
         if enters_new_block:
@@ -218,7 +219,7 @@ class TuningTelemetry:
         batch = counters.request_steps / counters.iterations
         prefill = counters.computed_prompt_tokens / counters.iterations
         draft_tokens = counters.speculation.draft_tokens / counters.request_steps if counters.speculation else 0.0
-        slot = int(replica_window.end // self.scale.cell)
+        slot = int(replica_window.end // self.scale.cell_seconds)
         key = StepCellKey(slot, replica_window.replica, setting, batch_bin(batch), int(math.log2(1 + prefill) / 2))
         cell = self.cells.get(key)
         if cell is None:
@@ -236,8 +237,8 @@ class TuningTelemetry:
             )
         if isinstance(replica_window.setting, Adaptive):
             return "adaptive verification trims drafts on the device, so what a step verified is not known."
-        if replica_window.engine_age_seconds < self.scale.warm:
-            return f"the engine was younger than {_format_duration(self.scale.warm)}."
+        if replica_window.engine_age_seconds < self.scale.warm_up_seconds:
+            return f"the engine was younger than {_format_duration(self.scale.warm_up_seconds)}."
         if counters.preemptions > 0:
             return "requests were preempted for want of KV cache."
         if counters.iterations < MIN_WINDOW_ITERATIONS or counters.request_steps < MIN_WINDOW_ITERATIONS:
@@ -247,8 +248,8 @@ class TuningTelemetry:
         return None
 
     def _drop_expired(self) -> None:
-        oldest_time, cell_seconds = self._newest_window_end - self.horizon, self.scale.cell
-        for slot, setting in [key for key in self._blocks if key[0] < oldest_time // self.scale.block]:
+        oldest_time, cell_seconds = self._newest_window_end - self.horizon, self.scale.cell_seconds
+        for slot, setting in [key for key in self._blocks if key[0] < oldest_time // self.scale.block_seconds]:
             del self._blocks[slot, setting]
         if self._oldest_cell_slot < oldest_time // cell_seconds:
             self._oldest_cell_slot = oldest_time // cell_seconds

@@ -552,6 +552,7 @@ def in_real_time(work: Any) -> None:
     asyncio.run(work)
 
 
+@pytest.mark.slow
 def test_a_process_decides_and_ends_when_nothing_is_asked() -> None:
     async def story() -> None:
         decider = TuningWorkerClient(timeout_seconds=300.0, idle_timeout_seconds=0.0)

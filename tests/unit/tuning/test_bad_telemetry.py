@@ -158,7 +158,7 @@ def test_garbage_never_raises_and_never_acts(
     kept = TuningTelemetry()
     for one in found:
         kept.add(one)
-    decision = decided(kept, situation(current, waiting=waiting, replicas=replicas))
+    decision = decided(kept, situation(current, queued_requests=waiting, replicas=replicas))
     if decision.action is not TuningAction.INSUFFICIENT:  # while off one may ask, and then only where the engines are heard of
         assert current == Off()
         assert decision.action is not TuningAction.CHANGE

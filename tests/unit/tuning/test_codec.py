@@ -53,7 +53,7 @@ def assert_alike(mine: TuningTelemetry, theirs: TuningTelemetry) -> None:
     for key, cell in mine.cells.items():
         other = theirs.cells[key]
         assert cell.windows == other.windows
-        for name in ("request_steps", "step_seconds", "batch", "prefill", "drafted"):
+        for name in ("request_steps", "step_seconds", "batch_sum", "prefill_sum", "draft_tokens_sum"):
             assert getattr(cell, name) == pytest.approx(getattr(other, name), rel=1e-5)
     for block, counterpart in zip(mine.blocks(), theirs.blocks(), strict=True):
         assert (block.start, block.setting) == (counterpart.start, counterpart.setting)
@@ -97,7 +97,7 @@ def test_parts_add_up_to_the_whole(earlier: list[ReplicaWindow], later: list[Rep
 
 def test_parts_of_another_scale_do_not_add_up() -> None:
     with pytest.raises(ValueError, match="do not add up"):
-        TuningTelemetry().merge(TuningTelemetry(scale=TelemetryScale(block=10.0)))
+        TuningTelemetry().merge(TuningTelemetry(scale=TelemetryScale(block_seconds=10.0)))
 
 
 # ----------------------------------------------------------------------------------------------------------- what does not

@@ -23,7 +23,7 @@ ENGINE = EngineConfig(Version.parse("0.33.0"), EngineArguments(data_parallel=2, 
 """Data parallel, so that fixed settings are all there is."""
 GOOD = (0.9, 0.88, 0.88, 0.88, 0.88, 0.88, 0.88)
 BAD = (0.25, 0.2, 0.2)
-SURE = TuningPolicy(better=0.99)
+SURE = TuningPolicy(min_probability_better=0.99)
 """So that what is likely is not yet enough for a change."""
 
 
@@ -95,9 +95,9 @@ def test_the_same_seed_gives_the_same_decision(better_with_more: TuningTelemetry
 @pytest.mark.parametrize(
     ("history", "what"),
     [
-        (TrialHistory(changed=99 * HOUR), "the setting was changed 1.0 h ago: the next change may come in 5.0 h"),
-        (TrialHistory(rolled_back=90 * HOUR), "a change was taken back 10.0 h ago: the next change may come in 14.0 h"),
-        (TrialHistory(undecided=99 * HOUR), "a canary ended undecided 1.0 h ago: the next change may come in 5.0 h"),
+        (TrialHistory(changed_at=99 * HOUR), "the setting was changed 1.0 h ago: the next change may come in 5.0 h"),
+        (TrialHistory(rolled_back_at=90 * HOUR), "a change was taken back 10.0 h ago: the next change may come in 14.0 h"),
+        (TrialHistory(inconclusive_at=99 * HOUR), "a canary ended undecided 1.0 h ago: the next change may come in 5.0 h"),
     ],
 )
 def test_a_cooldown_holds_back_what_is_better(better_with_more: TuningTelemetry, history: TrialHistory, what: str) -> None:
@@ -114,7 +114,10 @@ def test_a_setting_that_breaks_an_objective_is_not_proposed(better_with_more: Tu
     found = decided(better_with_more, tight)
     assert found.action is TuningAction.HOLD
     assert all(one.latencies.probability_met < 0.95 for one in found.predictions)
-    assert "the objectives hold with" in next(one for one in found.predictions if one.setting == Static(7)).rejection_reason
+    assert (
+        "the objectives are met with a probability of"
+        in next(one for one in found.predictions if one.setting == Static(7)).rejection_reason
+    )
 
 
 def test_speculation_that_loses_is_turned_off() -> None:
@@ -145,7 +148,11 @@ def test_a_canary_explores_at_the_batches_that_were_seen_and_keeps_the_current_s
 
     # What it has shown is known: another number of tokens is explored next, if any.
     more = telemetry([K3, found.setting], cheap, spread(1, 60, 60), GOOD)
-    again = decided(more, situation(K3, engine=SCHEDULING, exploring=None), replace(SURE, better=0.9999999, least_gain=10.0))
+    again = decided(
+        more,
+        situation(K3, engine=SCHEDULING, explored_setting=None),
+        replace(SURE, min_probability_better=0.9999999, min_gain=10.0),
+    )
     assert again.setting is None or max_speculative_tokens(again.setting) != seen.tokens
 
 
@@ -153,13 +160,13 @@ def test_after_a_schedule_that_never_served_none_explores_and_the_same_tokens_ar
     data = telemetry([K3], cheap, spread(1, 60, 60), GOOD)
     first = decided(data, situation(K3, engine=SCHEDULING), SURE).setting
     assert isinstance(first, Schedule)
-    crashed = FailedTrial(first, 101 * HOUR, 99 * HOUR, measured=False)
-    found = decided(data, situation(K3, engine=SCHEDULING, failed=(crashed,)), SURE)
+    crashed = FailedTrial(first, 101 * HOUR, 99 * HOUR, was_compared=False)
+    found = decided(data, situation(K3, engine=SCHEDULING, failed_trials=(crashed,)), SURE)
     assert found.action is TuningAction.EXPLORE
     assert isinstance(found.setting, Static)
     assert found.setting.tokens != max_speculative_tokens(first)
-    slower = replace(crashed, measured=True, began=100 * HOUR)
-    found = decided(data, situation(K3, engine=SCHEDULING, failed=(slower,)), SURE)
+    slower = replace(crashed, was_compared=True, trial_started_at=100 * HOUR)
+    found = decided(data, situation(K3, engine=SCHEDULING, failed_trials=(slower,)), SURE)
     assert isinstance(found.setting, Schedule)
     assert max_speculative_tokens(found.setting) != max_speculative_tokens(first)
 
@@ -168,40 +175,43 @@ def test_after_a_schedule_that_never_served_none_explores_and_the_same_tokens_ar
     ("changes", "reason"),
     [
         ({"replicas": 2}, "there are 2 replicas, and 3 are needed"),
-        ({"waiting": 7.0}, "7 requests wait"),
-        ({"history": TrialHistory(changed=99 * HOUR)}, "the setting was changed 1.0 h ago"),
+        ({"queued_requests": 7.0}, "7 requests wait"),
+        ({"history": TrialHistory(changed_at=99 * HOUR)}, "the setting was changed 1.0 h ago"),
         ({"objectives": LatencyObjectives(time_per_output_token=0.0036)}, "too near its objective"),
     ],
 )
 def test_nothing_is_explored_at_the_users_cost(changes: dict[str, object], reason: str) -> None:
     data = telemetry([K3], cheap, spread(1, 60, 60), GOOD)
-    found = decided(data, situation(K3, **changes), replace(SURE, urgent=1.0))
+    found = decided(data, situation(K3, **changes), replace(SURE, urgent_exploration_value=1.0))
     assert found.action is TuningAction.HOLD
     assert reason in found.reason
 
 
 def test_what_is_worth_far_more_than_the_wait_is_explored_though_requests_wait() -> None:
     data = telemetry([K3], cheap, spread(1, 60, 60), GOOD)
-    found = decided(data, situation(K3, waiting=7.0), SURE)
+    found = decided(data, situation(K3, queued_requests=7.0), SURE)
     assert found.action is TuningAction.EXPLORE
-    assert found.exploration_value - found.exploration_cost > SURE.urgent
-    assert decided(data, situation(K3, waiting=7.0, replicas=2), SURE).action is TuningAction.HOLD
+    assert found.exploration_value - found.exploration_cost > SURE.urgent_exploration_value
+    assert decided(data, situation(K3, queued_requests=7.0, replicas=2), SURE).action is TuningAction.HOLD
 
 
 def test_a_request_each_may_wait_for_the_next_step() -> None:
     data = telemetry([K3], cheap, spread(1, 60, 60), GOOD)
-    busy, usual = (decided(data, situation(K3, waiting=waiting), replace(SURE, urgent=1.0)).action for waiting in (5.0, 4.0))
+    busy, usual = (
+        decided(data, situation(K3, queued_requests=waiting), replace(SURE, urgent_exploration_value=1.0)).action
+        for waiting in (5.0, 4.0)
+    )
     assert (busy, usual) == (TuningAction.HOLD, TuningAction.EXPLORE)
 
 
 def test_a_canary_that_explores_is_kept_where_its_setting_is_likely_to_be_better() -> None:
     data = telemetry([K3, Static(7)], cheap, spread(1, 60, 60), GOOD)
-    strict = TuningPolicy(better=0.9999999, least_gain=10.0)
+    strict = TuningPolicy(min_probability_better=0.9999999, min_gain=10.0)
     assert decided(data, situation(K3), strict).action is not TuningAction.CHANGE
-    found = decided(data, situation(K3, exploring=Static(7)), strict)
+    found = decided(data, situation(K3, explored_setting=Static(7)), strict)
     assert (found.action, found.setting) == (TuningAction.CHANGE, Static(7))
     assert "The canary that explores with it may prove it" in found.reason
-    other = decided(data, situation(K3, exploring=Static(2)), strict)
+    other = decided(data, situation(K3, explored_setting=Static(2)), strict)
     assert other.action is TuningAction.HOLD, "no second canary beside the first"
 
 
@@ -209,7 +219,7 @@ def test_what_does_not_show_at_the_load_of_the_hour_waits_for_another_one() -> N
     """A day with a quiet night: with many requests in a step fewer tokens are far better, with few worse."""
     busy, quiet = 20 * spread(30, 90, 60), 2 * spread(1, 2, 60)
     data = telemetry([K3, Static(1)], dear, [*quiet, *busy, *quiet], (0.9, 0.85, 0.8), end=100 * HOUR)
-    only = TuningPolicy(least_value=1.0)
+    only = TuningPolicy(min_exploration_value=1.0)
     found = decided(data, situation(K3, engine=SCHEDULING), only)
     assert found.action is TuningAction.HOLD, found.reason
     assert found.setting is not None
@@ -221,16 +231,16 @@ def test_what_does_not_show_at_the_load_of_the_hour_waits_for_another_one() -> N
 def test_a_canary_explores_where_the_replicas_that_stay_can_bear_the_load() -> None:
     """With 2 of 4 out, the others have twice the requests: at 40 in a step that is more than they can do."""
     quiet, busy = (telemetry([K3], dear, spread(low, 3 * low, 60), end=100 * HOUR) for low in (1, 20))
-    policy = TuningPolicy(better=0.99, least_value=-1.0, urgent=1.0)
+    policy = TuningPolicy(min_probability_better=0.99, min_exploration_value=-1.0, urgent_exploration_value=1.0)
     spared = decided(busy, situation(K3), policy)
     assert spared.action is TuningAction.EXPLORE
-    found = decided(busy, situation(K3, lent=2), policy)
+    found = decided(busy, situation(K3, borrowed_replicas=2), policy)
     assert found.action is TuningAction.HOLD
     assert re.search(
         r"while 2 of 4 replicas load, each token would take (\d+ % longer|too long): at a quieter hour", found.reason
     )
-    assert decided(quiet, situation(K3, lent=1), policy).action is TuningAction.EXPLORE
-    assert decided(quiet, situation(K3, lent=4), policy).action is TuningAction.HOLD
+    assert decided(quiet, situation(K3, borrowed_replicas=1), policy).action is TuningAction.EXPLORE
+    assert decided(quiet, situation(K3, borrowed_replicas=4), policy).action is TuningAction.HOLD
 
 
 @pytest.mark.parametrize(
@@ -239,7 +249,7 @@ def test_a_canary_explores_where_the_replicas_that_stay_can_bear_the_load() -> N
 )
 def test_canaries_explore_ever_more_seldom_until_the_setting_is_changed(changed: float | None, before: int, pause: int) -> None:
     explored = (100 * HOUR, *((30 - 5 * index) * HOUR for index in range(before)))
-    history = TrialHistory(explored=explored, changed=None if changed is None else changed * HOUR)
+    history = TrialHistory(exploration_times=explored, changed_at=None if changed is None else changed * HOUR)
     due = 100 * HOUR + pause * 24 * HOUR
     assert "the next may in" in (
         history.exploration_pause_reason(due - 1, TuningPolicy(), urgent=False, untested_direction=False) or ""
@@ -249,7 +259,7 @@ def test_canaries_explore_ever_more_seldom_until_the_setting_is_changed(changed:
 
 
 def test_where_nothing_was_tried_yet_a_canary_explores_soon_after_the_other_or_in_its_time() -> None:
-    history = TrialHistory(explored=(0.0, -30 * HOUR))
+    history = TrialHistory(exploration_times=(0.0, -30 * HOUR))
     may = [
         history.exploration_pause_reason(hours * HOUR, TuningPolicy(), urgent=False, untested_direction=True) is None
         for hours in (5, 6, 11, 12, 47, 48)
@@ -258,23 +268,23 @@ def test_where_nothing_was_tried_yet_a_canary_explores_soon_after_the_other_or_i
 
 
 def test_what_lies_on_the_other_side_is_not_what_a_canary_has_shown() -> None:
-    history = TrialHistory(explored=(93 * HOUR, 20 * HOUR))
+    history = TrialHistory(exploration_times=(93 * HOUR, 20 * HOUR))
     below = telemetry([K3, Static(2)], cheap, spread(1, 60, 60), GOOD)
-    found = decided(below, situation(K3, history=history), replace(SURE, urgent=1.0))
+    found = decided(below, situation(K3, history=history), replace(SURE, urgent_exploration_value=1.0))
     assert found.action is TuningAction.EXPLORE
     assert found.setting is not None
     assert max_speculative_tokens(found.setting) > 3
     above = telemetry([K3, Static(4)], cheap, spread(1, 60, 60), GOOD)
-    found = decided(above, situation(K3, history=history), replace(SURE, urgent=1.0, least_gain=0.3))
+    found = decided(above, situation(K3, history=history), replace(SURE, urgent_exploration_value=1.0, min_gain=0.3))
     assert found.action is TuningAction.HOLD
     assert "one explored 7.0 h ago" in found.reason
 
 
 def test_while_off_a_canary_asks_for_acceptance_again_once_a_day() -> None:
     data = telemetry([Off()], dear, spread(1, 60, 60))
-    late = decided(data, situation(Off(), history=TrialHistory(speculated=70 * HOUR)))
+    late = decided(data, situation(Off(), history=TrialHistory(last_drafted_at=70 * HOUR)))
     assert (late.action, late.setting) == (TuningAction.EXPLORE, K3)
-    early = decided(data, situation(Off(), history=TrialHistory(speculated=90 * HOUR)))
+    early = decided(data, situation(Off(), history=TrialHistory(last_drafted_at=90 * HOUR)))
     assert early.action is TuningAction.HOLD
     assert "again in 14.0 h" in early.reason
 
@@ -283,32 +293,34 @@ def test_while_off_a_canary_asks_for_acceptance_again_once_a_day() -> None:
 def test_a_small_fleet_asks_again_where_the_canary_needs_no_replica(replicas: int) -> None:
     data = telemetry([Off()], dear, spread(1, 60, 60))
     assert decided(data, situation(Off(), replicas=replicas)).action is TuningAction.EXPLORE
-    lending = decided(data, situation(Off(), replicas=replicas, lent=1))
+    lending = decided(data, situation(Off(), replicas=replicas, borrowed_replicas=1))
     assert (lending.action, lending.blocked_reason) == (TuningAction.HOLD, "CannotProbe")
     assert "capacity: Surge" in lending.reason
 
 
 def test_speculation_is_not_turned_off_where_no_canary_could_ask_for_it_again() -> None:
     data = telemetry([K3, Static(1)], dear, spread(4, 100, 60), BAD)
-    found = decided(data, situation(K3, replicas=2, lent=1))
+    found = decided(data, situation(K3, replicas=2, borrowed_replicas=1))
     assert (found.action, found.setting, found.blocked_reason) == (TuningAction.HOLD, Off(), "CannotProbe")
     assert "spec.speculation.numSpeculativeTokens: 0 to turn it off for good" in found.reason
 
 
 def test_a_setting_that_has_failed_lately_is_left_alone_and_the_next_best_is_tried(better_with_more: TuningTelemetry) -> None:
-    failed = FailedTrial(Static(7), 101 * HOUR, 99 * HOUR, measured=False)
-    found = decided(better_with_more, situation(K3, failed=(failed,)))
+    failed = FailedTrial(Static(7), 101 * HOUR, 99 * HOUR, was_compared=False)
+    found = decided(better_with_more, situation(K3, failed_trials=(failed,)))
     assert found.action in (TuningAction.CHANGE, TuningAction.EXPLORE)
     assert found.setting not in (K3, Static(7))
     (seven,) = (one for one in found.predictions if one.setting == Static(7))
     assert seven.rejection_reason == "its trials have failed, and it may be tried again in 1.0 h."
-    over = replace(failed, until=99.9 * HOUR)
-    assert decided(better_with_more, situation(K3, failed=(over,))).setting == Static(7)
+    over = replace(failed, backoff_until=99.9 * HOUR)
+    assert decided(better_with_more, situation(K3, failed_trials=(over,))).setting == Static(7)
 
 
 @pytest.mark.parametrize(("times", "hours"), [(1, 24), (2, 48), (5, 384)])
 def test_the_pause_after_failures_in_a_row_doubles(better_with_more: TuningTelemetry, times: int, hours: int) -> None:
-    history = TrialHistory(rolled_back=(100 - hours + 1) * HOUR, failed=times, tried=(99 - hours) * HOUR)
+    history = TrialHistory(
+        rolled_back_at=(100 - hours + 1) * HOUR, consecutive_failures=times, trial_started_at=(99 - hours) * HOUR
+    )
     found = decided(better_with_more, situation(K3, history=history))
     assert found.action is TuningAction.HOLD
     assert "may come in 1.0 h" in found.reason
@@ -323,7 +335,11 @@ def test_a_canary_explores_only_with_what_is_likely_to_keep_the_objectives(objec
     data = telemetry([K3], dear_with_load, spread(2, 30, 60), GOOD)
     assert decided(data, situation(K3), SURE).action is TuningAction.EXPLORE
     found = decided(data, situation(K3, objectives=objectives), SURE)
-    slow = {one.setting for one in found.predictions if one.latencies.probability_no_worse < SURE.explores}
+    slow = {
+        one.setting
+        for one in found.predictions
+        if one.latencies.probability_no_worse < SURE.min_exploration_objective_probability
+    }
     assert slow, "some candidate is likely to break it"
     assert found.action is not TuningAction.EXPLORE or found.setting not in slow
 
@@ -335,7 +351,7 @@ def test_pods_beyond_the_replicas_have_to_be_paid_back() -> None:
         > TuningPolicy().required_pessimistic_gain()
     )
     data = telemetry([K3], cheap, spread(1, 60, 60), GOOD)
-    few, none = (decided(data, situation(K3, extra=extra), SURE) for extra in (2, 0))
+    few, none = (decided(data, situation(K3, surge_pods=extra), SURE) for extra in (2, 0))
     assert few.exploration_cost > none.exploration_cost
 
 
@@ -417,7 +433,7 @@ def test_what_is_better_at_night_must_not_break_the_objective_at_noon() -> None:
     assert seven.worst_extrapolated_gain > -0.02, "at twice the load it is no worse"
     assert seven.latencies.time_per_output_token[1] < 0.6 * (limit.time_per_output_token or 0.0)
     assert seven.latencies.probability_met < 0.95
-    assert "the objectives hold with" in seven.rejection_reason
+    assert "the objectives are met with a probability of" in seven.rejection_reason
     text = explain_decision(found, night, situation(K3, objectives=limit), TuningPolicy())
     assert "has to hold at the largest load too" in text
     assert "objectives" not in explain_decision(found, night, situation(K3), TuningPolicy()).partition("A change is tried")[2]
@@ -427,7 +443,7 @@ def test_what_is_better_at_night_must_not_break_the_objective_at_noon() -> None:
 
 def test_fewer_tokens_for_a_busy_hour_are_for_its_batches_alone() -> None:
     busy = telemetry([Static(7), K3], lambda batch, tokens: 4e-3 + dear_with_load(batch, tokens), spread(22, 60, 60), GOOD)
-    found = decided(busy, situation(Static(7), engine=SCHEDULING), TuningPolicy(least_value=1.0))
+    found = decided(busy, situation(Static(7), engine=SCHEDULING), TuningPolicy(min_exploration_value=1.0))
     assert found.action is TuningAction.CHANGE
     assert isinstance(found.setting, Schedule)
     assert found.setting.tokens_at(10) == 7

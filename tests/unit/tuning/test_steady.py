@@ -85,12 +85,12 @@ class World:
             assert decision.setting is not None
             self.canaries.append(decision.setting)
             self.run(0.5, decision.setting)
-            self.history = replace(self.history, explored=(self.now, *self.history.explored))
+            self.history = replace(self.history, exploration_times=(self.now, *self.history.exploration_times))
         elif decision.action is TuningAction.CHANGE:
             assert decision.setting is not None
             self.changes.append(decision.setting)
             self.current = decision.setting
-            self.history = replace(self.history, changed=self.now)
+            self.history = replace(self.history, changed_at=self.now)
         return decision
 
     def gain(self, setting: SpeculationSetting, over: SpeculationSetting, load: LoadDistribution | None = None) -> float:
@@ -105,6 +105,7 @@ class World:
         return per_token(over) / per_token(setting) - 1
 
 
+@pytest.mark.slow
 def test_what_a_canary_showed_decides() -> None:
     world = World(cheap, DEEP, seed=1)
     world.run(2.0)
@@ -123,11 +124,12 @@ def test_what_a_canary_showed_decides() -> None:
     assert predicted.gain[0] - 0.02 < truth < predicted.gain[3] + 0.02
 
 
+@pytest.mark.slow
 def test_a_canary_that_shows_no_gain_changes_nothing() -> None:
     world = World(settled, SHALLOW, seed=2)
     world.run(2.0)
     world.run(0.5, Static(5))
-    world.history = replace(world.history, explored=(world.now,))
+    world.history = replace(world.history, exploration_times=(world.now,))
     found = world.decided()
     assert found.action is TuningAction.HOLD, found.reason
     five = next(one for one in found.predictions if one.setting == Static(5))
@@ -135,6 +137,7 @@ def test_a_canary_that_shows_no_gain_changes_nothing() -> None:
     assert five.gain[0] - 0.02 < world.gain(Static(5), K3, found.evidence.forecast.load) < five.gain[3] + 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 50, 10))
 def test_steady_traffic_is_changed_once_and_explored_once_a_day(first: int) -> None:
     """But for one in ten at most, which gets to what is right in two steps."""
@@ -153,6 +156,7 @@ def test_steady_traffic_is_changed_once_and_explored_once_a_day(first: int) -> N
     assert all(len(changes) <= 2 and len(canaries) <= 2 for _, changes, canaries in more), more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 50, 10))
 def test_the_right_setting_is_left_alone(first: int) -> None:
     for seed in range(first, first + 10):
@@ -163,6 +167,7 @@ def test_the_right_setting_is_left_alone(first: int) -> None:
         assert world.changes == [], seed
 
 
+@pytest.mark.slow
 def test_the_load_of_now_decides_after_it_changed() -> None:
     def dear(batch: float, tokens: float) -> float:
         return 8e-3 + 4e-4 * tokens + 1.5e-4 * batch * (tokens + 1)
@@ -185,6 +190,7 @@ def test_the_load_of_now_decides_after_it_changed() -> None:
     assert busy.setting in (Off(), Static(1))
 
 
+@pytest.mark.slow
 def test_acceptance_of_before_a_change_is_not_taken_for_now() -> None:
     world = World(cheap, DEEP, seed=4)
     world.run(2.0)

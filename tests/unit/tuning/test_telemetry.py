@@ -30,9 +30,9 @@ def test_a_cell_has_the_sums_of_its_windows() -> None:
     ((key, cell),) = telemetry.cells.items()
     assert (key.replica, key.setting, key.batch_bin) == ("a", K3, batch_bin(8.0))
     assert cell.windows == 2
-    assert cell.batch / cell.request_steps == pytest.approx(8.05, abs=0.01)
+    assert cell.batch_sum / cell.request_steps == pytest.approx(8.05, abs=0.01)
     assert cell.step_seconds / cell.request_steps == pytest.approx(0.01)
-    assert cell.drafted / cell.request_steps == pytest.approx(3)
+    assert cell.draft_tokens_sum / cell.request_steps == pytest.approx(3)
 
 
 def test_blocks_are_sums_over_replicas() -> None:
@@ -126,7 +126,7 @@ def test_a_window_without_a_request_costs_nothing() -> None:
 def test_the_lengths_follow_from_how_often_is_decided_and_how_far_back_is_looked() -> None:
     assert TelemetryScale.from_decision_interval(1800.0, 24 * HOUR) == TelemetryScale()
     assert TelemetryScale.from_decision_interval(60.0, 600.0) == TelemetryScale(10.0, 100.0, 20.0)
-    assert TelemetryScale.from_decision_interval(300.0, 24 * HOUR).block == 300.0, "no more than 288 blocks"
+    assert TelemetryScale.from_decision_interval(300.0, 24 * HOUR).block_seconds == 300.0, "no more than 288 blocks"
     assert TelemetryScale.from_decision_interval(6 * HOUR, 168 * HOUR) == TelemetryScale(HOUR, 28 * HOUR, 600.0)
 
 

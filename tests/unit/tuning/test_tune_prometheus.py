@@ -29,6 +29,7 @@ from aerie.cli.inputs.recorded import read_recording
 from aerie.engine.metrics.exposition import parse_exposition
 from aerie.engine.metrics.sample import Sample
 from aerie_lab.testing.prometheus import build_range_response, merge_responses
+from tests.golden import Messages
 
 TOLD: dict[str, Any] = json.loads(gzip.decompress((Path(__file__).parent / "data/prometheus-3.15.json.gz").read_bytes()))
 PAGES = {pod: parse_exposition(page.encode()) for pod, page in TOLD["pages"].items()}
@@ -201,48 +202,34 @@ def test_a_manifest_names_pods_namespace_and_labels_and_options_come_before_it(t
 
 # --------------------------------------------------------------------------------------------------------------- what goes wrong
 @pytest.mark.parametrize(
-    ("status", "body", "says"),
+    ("case", "status", "body"),
     [
-        (401, "", "status 401: give it a token with --prometheus-token FILE."),
-        (
-            400,
-            TOLD["bad"],
-            '(invalid parameter "query": 1:2: parse error: error parsing regexp: missing closing ): `(`): correct',
-        ),
-        (422, '{"error": "query processing would load too many samples"}', "too many samples): ask for less with --since"),
-        (302, "", "status 302: it has to be the address below which /api/v1/query_range of a Prometheus server is."),
-        (404, "404 page not found", "status 404: it has to be the address"),
-        (503, "", "status 503: see to the server."),
-        (200, "<html>", "answered with what is no answer of Prometheus: give the address of a Prometheus server."),
-        (200, json.dumps(TOLD["query_range"]), "give the address of a Prometheus server."),
-        (
-            200,
-            '{"status": "success", "data": {"resultType": "vector", "result": []}}',
-            "of pod=~chat-.*, namespace=default: correct",
-        ),
-        (
-            200,
-            '{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}}]}}',
-            "give the address of a Prometheus server.",
-        ),
+        ("no token", 401, ""),
+        ("no regular expression", 400, TOLD["bad"]),
+        ("too many samples", 422, '{"error": "query processing would load too many samples"}'),
+        ("redirected", 302, ""),
+        ("not found", 404, "404 page not found"),
+        ("unavailable", 503, ""),
+        ("HTML", 200, "<html>"),
+        ("another query's response", 200, json.dumps(TOLD["query_range"])),
+        ("no pods", 200, '{"status": "success", "data": {"resultType": "vector", "result": []}}'),
+        ("no values", 200, '{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}}]}}'),
     ],
 )
-def test_a_server_of_no_use_is_told_with_the_way_out(status: int, body: str, says: str) -> None:
+def test_a_server_of_no_use_is_told_with_the_way_out(case: str, status: int, body: str, messages: Messages) -> None:
     with served(lambda *_: (status, body)) as url:
         told = fails(PrometheusQueryConfig(url, "chat-.*", "default"))
     assert told.startswith(f"--prometheus {url} ")
-    assert says in told
+    messages.check(f"server: {case}", re.sub(r"\d{4}-[-:T0-9]+Z", "TIME", told.replace(url, "URL")))
 
 
-def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits(monkeypatch: pytest.MonkeyPatch, messages: Messages) -> None:
     many = [{"metric": {"pod": f"chat-{number}"}, "value": [0, "1"]} for number in range(prometheus.MAX_PODS + 1)]
     body = json.dumps({"status": "success", "data": {"resultType": "vector", "result": many}})
     with served(lambda *_: (200, body)) as url:
-        assert (
-            fails(PrometheusQueryConfig(url, "chat-.*")) == "--pods chat-.* names 501 pods: name 500 at most, of one deployment."
-        )
-        monkeypatch.setattr(prometheus, "LARGEST", 1000)
-        assert "answered with more than 0 MiB: narrow --pods or --label." in fails(PrometheusQueryConfig(url, "chat-.*"))
+        messages.check("too many pods", fails(PrometheusQueryConfig(url, "chat-.*")))
+        monkeypatch.setattr(prometheus, "MAX_RESPONSE_BYTES", 1000)
+        messages.check("too large a response", fails(PrometheusQueryConfig(url, "chat-.*")).replace(url, "URL"))
     assert "cannot be reached" in fails(PrometheusQueryConfig(url, "chat-.*"))
     waits = threading.Event()
 
@@ -250,39 +237,31 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         waits.wait()
         return 200, ""
 
-    monkeypatch.setattr(prometheus, "SECONDS", 0.1)
+    monkeypatch.setattr(prometheus, "REQUEST_TIMEOUT_SECONDS", 0.1)
     with served(silent) as url:
         try:
-            assert fails(PrometheusQueryConfig(url, "chat-.*")).endswith(
-                "did not answer within 0.1 s: correct it, or ask for less with --since."
-            )
+            messages.check("no response in time", fails(PrometheusQueryConfig(url, "chat-.*")).replace(url, "URL"))
         finally:
             waits.set()
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("case", "options"),
     [
-        ([], "give --metrics FILE or --prometheus URL"),
-        (["--metrics", "a", "--prometheus", "http://b"], "give --metrics FILE or --prometheus URL"),
-        (["--prometheus", "http://b"], "--prometheus needs to be told whose metrics: give --pods 'chat-.*' or -f MANIFEST."),
-        (["--prometheus", "b:9090", "--pods", "a"], "--prometheus is b:9090: write it as http://HOST:PORT"),
-        (["--prometheus", "http://b", "--pods", "("], "--pods is (, which is no regular expression"),
-        (["--prometheus", "http://b", "--pods", "a", "--label", "job"], "--label is job: write it as NAME=VALUE"),
-        (["--prometheus", "http://b", "--pods", "a", "--since", "1d"], "--since: '1d' is no duration"),
-        (["--prometheus", "http://b", "--pods", "a", "--since", "25h"], "--since is 25h: it has to be from 15s to 24h"),
-        (
-            ["--prometheus", "http://b", "--pods", "a", "--prometheus-token", "/nowhere"],
-            "--prometheus-token /nowhere cannot be read",
-        ),
-        (
-            ["--prometheus", "https://b", "--pods", "a", "--prometheus-ca", "/nowhere"],
-            "--prometheus-ca /nowhere cannot be read (No",
-        ),
+        ("no source", []),
+        ("two sources", ["--metrics", "a", "--prometheus", "http://b"]),
+        ("no pods", ["--prometheus", "http://b"]),
+        ("no URL", ["--prometheus", "b:9090", "--pods", "a"]),
+        ("pods are no regular expression", ["--prometheus", "http://b", "--pods", "("]),
+        ("no label", ["--prometheus", "http://b", "--pods", "a", "--label", "job"]),
+        ("no duration", ["--prometheus", "http://b", "--pods", "a", "--since", "1d"]),
+        ("too long", ["--prometheus", "http://b", "--pods", "a", "--since", "25h"]),
+        ("unreadable token", ["--prometheus", "http://b", "--pods", "a", "--prometheus-token", "/nowhere"]),
+        ("unreadable CA", ["--prometheus", "https://b", "--pods", "a", "--prometheus-ca", "/nowhere"]),
     ],
 )
 def test_a_command_line_that_asks_for_nothing_is_refused(
-    options: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    case: str, options: list[str], messages: Messages, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command_line(["tune", "offline", *options]) == 2
-    assert says in capsys.readouterr().err
+    messages.check(f"options: {case}", capsys.readouterr().err)

@@ -44,7 +44,7 @@ MAX_SCRAPE_WINDOW_SECONDS = 300.0
 
 _PROMETHEUS_HELP_PANEL = "Metrics from a Prometheus server"
 
-app = typer.Typer(no_args_is_help=True, help="What speculation setting an engine should have, from its metrics.")
+app = typer.Typer(no_args_is_help=True, help="Recommend speculation settings from the metrics of engines.")
 app.command(name="explain")(explain_command)
 
 
@@ -64,53 +64,53 @@ class _EngineContext:
 @app.command()
 def offline(
     metrics: Annotated[
-        Path | None, typer.Option(help="Recorded metrics: lines of JSON with pages, or an answer of query_range.")
+        Path | None, typer.Option(help="File with recorded metrics: JSON lines with scrapes, or a response of query_range.")
     ] = None,
     file: Annotated[
         str | None,
-        typer.Option("-f", "--file", help="Manifest of the SpeculativeDeployment that was recorded; -: standard input."),
+        typer.Option("-f", "--file", help="Manifest of the recorded SpeculativeDeployment; -: standard input."),
     ] = None,
-    vllm: Annotated[str | None, typer.Option(help="vLLM version, instead of the image's.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, max=15, help="Most draft tokens to choose from.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="The engines ran a schedule, like 1-8:5,9-64:3.")] = None,
-    adaptive: Annotated[bool, typer.Option("--adaptive", help="The engines ran with adaptive verification.")] = False,
+    vllm: Annotated[str | None, typer.Option(help="vLLM version instead of the image's.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, max=15, help="Maximum number of draft tokens to consider.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="Schedule of the recorded engines, such as 1-8:5,9-64:3.")] = None,
+    adaptive: Annotated[bool, typer.Option("--adaptive", help="The recorded engines used adaptive verification.")] = False,
     experts: Annotated[bool | None, typer.Option("--experts/--dense", help="Whether the target is a mixture of experts.")] = None,
-    output: Annotated[OutputFormat, typer.Option("-o", "--output", help="How to print the decision.")] = OutputFormat.TEXT,
-    seed: Annotated[int, typer.Option(help="Seed of the draws: the same metrics and seed give the same answer.")] = 1,
+    output: Annotated[OutputFormat, typer.Option("-o", "--output", help="Output format.")] = OutputFormat.TEXT,
+    seed: Annotated[int, typer.Option(help="Random seed: equal metrics and seed give equal results.")] = 1,
     prometheus: Annotated[
         str | None, typer.Option(help="URL of the server, such as http://localhost:9090.", rich_help_panel=_PROMETHEUS_HELP_PANEL)
     ] = None,
     pods: Annotated[
         str | None,
         typer.Option(
-            help="Regular expression of the pods' names. Default: the manifest's.", rich_help_panel=_PROMETHEUS_HELP_PANEL
+            help="Regular expression for pod names. Default: from the manifest.", rich_help_panel=_PROMETHEUS_HELP_PANEL
         ),
     ] = None,
     namespace: Annotated[
         str | None,
-        typer.Option(help="Their namespace. Default: the manifest's, else any.", rich_help_panel=_PROMETHEUS_HELP_PANEL),
+        typer.Option(help="Namespace of the pods. Default: from the manifest, else any.", rich_help_panel=_PROMETHEUS_HELP_PANEL),
     ] = None,
-    since: Annotated[str, typer.Option(help="How far to look back, up to 24h.", rich_help_panel=_PROMETHEUS_HELP_PANEL)] = "24h",
+    since: Annotated[str, typer.Option(help="Period before now, up to 24h.", rich_help_panel=_PROMETHEUS_HELP_PANEL)] = "24h",
     label: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=VALUE: further label of the series; may be repeated.", rich_help_panel=_PROMETHEUS_HELP_PANEL),
+        typer.Option(help="NAME=VALUE: additional label of the series; repeatable.", rich_help_panel=_PROMETHEUS_HELP_PANEL),
     ] = None,
     pod_label: Annotated[
         str | None,
-        typer.Option(help="Label that holds the name of the pod. Default: pod.", rich_help_panel=_PROMETHEUS_HELP_PANEL),
+        typer.Option(help="Label with the name of the pod. Default: pod.", rich_help_panel=_PROMETHEUS_HELP_PANEL),
     ] = None,
     prometheus_token: Annotated[
         Path | None, typer.Option(help="File with a bearer token for the server.", rich_help_panel=_PROMETHEUS_HELP_PANEL)
     ] = None,
     prometheus_ca: Annotated[
         Path | None,
-        typer.Option(help="File with the authorities of a server with https.", rich_help_panel=_PROMETHEUS_HELP_PANEL),
+        typer.Option(help="PEM file with CA certificates for the server.", rich_help_panel=_PROMETHEUS_HELP_PANEL),
     ] = None,
 ) -> None:
-    """Say what num_speculative_tokens should be, with the expected gain, from metrics of running engines.
+    """Recommend num_speculative_tokens with the expected gain, from metrics of running engines.
 
-    The metrics are a file's (--metrics) or a Prometheus server's (--prometheus). A fixed K is read off them. Exit status: 0 there
-    is an answer, 1 the metrics do not identify one, 2 it could not be done.
+    The metrics come from a file (--metrics) or a Prometheus server (--prometheus), and contain the current fixed K. Exit status:
+    0 with a recommendation, 1 if the metrics are insufficient, 2 after an error.
     """
     from aerie.tuning.decision.explain import decision_to_json, explain_decision
     from aerie.tuning.decision.policy import TuningPolicy
@@ -118,7 +118,7 @@ def offline(
     from aerie.tuning.decision.types import TuningAction
 
     if (metrics is None) == (prometheus is None):
-        raise CommandError("the metrics have to come from one place: give --metrics FILE or --prometheus URL.")
+        raise CommandError("exactly one source of metrics is needed: set --metrics FILE or --prometheus URL.")
     resource = read_deployment(file) if file is not None else None
     engine_context = _resolve_engine_context(resource, vllm, max_tokens)
     if prometheus is None:
@@ -140,7 +140,7 @@ def offline(
     policy = TuningPolicy()
     decision = decide_setting(telemetry, tuning_context, policy, seed)
     for reason, count in recording.skip_counts.most_common(3):
-        err.print(f"[yellow]note:[/] {count} scrapes were left out: {sanitize_text(reason)}")
+        err.print(f"[yellow]note:[/] {count} scrapes were skipped: {sanitize_text(reason)}")
     if output is OutputFormat.JSON:
         typer.echo(json.dumps(decision_to_json(decision), indent=2))
     else:
@@ -163,18 +163,18 @@ def _query_config_from_manifest(address: str, resource: SpeculativeDeployment | 
 
 def _check_pod_pattern(text: str) -> str:
     if not text:
-        raise CommandError("--prometheus needs to be told whose metrics: give --pods 'chat-.*' or -f MANIFEST.")
+        raise CommandError("--prometheus needs a selection of pods: set --pods 'chat-.*' or -f MANIFEST.")
     try:
         re.compile(text)
     except re.error as error:
-        raise CommandError(f"--pods is {text}, which is no regular expression ({error}): write it like 'chat-.*'.") from None
+        raise CommandError(f"--pods is {text}, which is not a regular expression ({error}): use the form 'chat-.*'.") from None
     return text
 
 
 def _parse_label(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not separator or not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name):
-        raise CommandError(f"--label is {text}: write it as NAME=VALUE, such as job=vllm.")
+        raise CommandError(f"--label is {text}: use the form NAME=VALUE, such as job=vllm.")
     return name, value
 
 
@@ -264,7 +264,7 @@ def _build_tuning_inputs(
             _to_seconds(engine_context.time_to_first_token),
             engine_context.percentile,
         ),
-        history=TrialHistory(speculated=last_speculation_time),
+        history=TrialHistory(last_drafted_at=last_speculation_time),
         queued_requests=sum(last_scrapes[replica][1].gauges.waiting_requests or 0.0 for replica in live_replicas),
     )
     return telemetry, context
@@ -273,9 +273,9 @@ def _build_tuning_inputs(
 def _diff_scrapes(previous: tuple[float, Sample], current: tuple[float, Sample]) -> Counters | str:
     """Return the window between two scrapes (time, sample) of a replica, or why it is excluded."""
     if current[0] - previous[0] > MAX_SCRAPE_WINDOW_SECONDS:
-        return f"more than {MAX_SCRAPE_WINDOW_SECONDS / 60:.0f} minutes lay between two scrapes."
+        return f"more than {MAX_SCRAPE_WINDOW_SECONDS / 60:.0f} minutes between two scrapes."
     window = diff_samples(previous[1], current[1])
-    return "the engine was restarted between two scrapes." if isinstance(window, CounterReset) else window
+    return "the engine restarted between two scrapes." if isinstance(window, CounterReset) else window
 
 
 def _infer_setting(sample: Sample, schedule: str | None, adaptive: bool) -> SpeculationSetting:
@@ -293,10 +293,10 @@ def _parse_schedule(text: str, max_speculative_tokens: int) -> Schedule:
     try:
         tiers = tuple(ScheduleTier(int(match[1]), int(match[2]), int(match[3])) for match in parts if match)
         if len(tiers) != len(parts):
-            raise SpeculationSettingError(f"'{text}' is no schedule.")
+            raise SpeculationSettingError(f"'{text}' is not a schedule.")
         return Schedule(tiers, max_speculative_tokens)
     except SpeculationSettingError as error:
-        raise CommandError(f"--schedule: {error} Write it like 1-8:5,9-64:3, as the engines have it.") from None
+        raise CommandError(f"--schedule: {error} Use the form 1-8:5,9-64:3, with the values of the engines.") from None
 
 
 def _to_seconds(time: timedelta | None) -> float | None:

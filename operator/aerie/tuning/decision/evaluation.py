@@ -61,7 +61,7 @@ class CandidateEvaluation:
         settings: list[SpeculationSetting] = [*candidates.fixed_settings, *candidates.adaptive_settings]
         if (
             candidates.supports_schedules
-            and (schedule := forecast.build_schedule(context.engine, current, policy.worst_fifth)) is not None
+            and (schedule := forecast.build_schedule(context.engine, current, policy.max_worst_fifth_loss)) is not None
         ):
             settings.append(schedule)
         settings += [
@@ -79,7 +79,7 @@ class CandidateEvaluation:
         ]
         predictions.sort(key=lambda prediction: (-prediction.gain[1], str(prediction.setting)))
         measured = frozenset(
-            int(draft_tokens_by_batch(key.setting, np.array([cell.batch / cell.request_steps]))[0])
+            int(draft_tokens_by_batch(key.setting, np.array([cell.batch_sum / cell.request_steps]))[0])
             for key, cell in telemetry.cells.items()
         )
         recent_load = estimate_recent_load(telemetry.cells, recent_blocks, context.now - HOUR)
@@ -99,7 +99,7 @@ class CandidateEvaluation:
     def is_drafter_ineffective(self) -> bool:
         """True if hardly any draft token is accepted."""
         current = self.prediction_for(self.context.current_setting)
-        return not isinstance(current.setting, Off) and current.acceptance_length < self.policy.useless_length
+        return not isinstance(current.setting, Off) and current.acceptance_length < self.policy.ineffective_acceptance_length
 
     def prediction_for(self, setting: SpeculationSetting) -> CandidatePrediction:
         """Return the prediction of a setting; the setting has to be a candidate."""
@@ -142,7 +142,7 @@ def _predict_candidate(
 ) -> CandidatePrediction:
     """Return the forecast of one candidate from its draws of the gain."""
     current = context.current_setting
-    low, pessimistic, median, high = quantiles(gain, 0.05, policy.pessimism, 0.5, 0.95)
+    low, pessimistic, median, high = quantiles(gain, 0.05, policy.pessimistic_quantile, 0.5, 0.95)
     headroom_forecast = None if extrapolation is None else extrapolation.headroom_forecast
     return CandidatePrediction(
         setting=setting,
@@ -180,14 +180,18 @@ def _build_guarded_schedules(
             continue
         first, last = 1, math.inf
         if extrapolation is not None:
-            is_worse_below, is_worse_above = extrapolation.range_forecast.gain_by_batch(setting, current) < -policy.worst_fifth
+            is_worse_below, is_worse_above = (
+                extrapolation.range_forecast.gain_by_batch(setting, current) < -policy.max_worst_fifth_loss
+            )
             is_worse_above |= (
                 extrapolation.headroom_forecast.probability_within_by_batch(setting, current, max_seconds).min()
-                < policy.certainty
+                < policy.min_objective_probability
             )
             first = max(1, int(batches[0])) if is_worse_below else first
             last = float(batches[-1]) if is_worse_above else last
-        slow_indices = np.flatnonzero(forecast.probability_within_by_batch(setting, current, max_seconds) < policy.certainty)
+        slow_indices = np.flatnonzero(
+            forecast.probability_within_by_batch(setting, current, max_seconds) < policy.min_objective_probability
+        )
         if len(slow_indices):
             last = float(batches[slow_indices[0] - 1]) if slow_indices[0] > 0 else 0.0
         if (first > 1 or last < math.inf) and last > first:

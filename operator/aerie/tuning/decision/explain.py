@@ -74,7 +74,7 @@ def _evidence(decision: TuningDecision, telemetry: TuningTelemetry) -> Iterator[
 
 
 def _acceptance_lines(acceptance: AcceptanceModel, change: ChangePoint | None, telemetry: TuningTelemetry) -> Iterator[str]:
-    block_seconds, count = telemetry.scale.block, acceptance.block_count
+    block_seconds, count = telemetry.scale.block_seconds, acceptance.block_count
     hours = count * block_seconds / HOUR
     length = f"{block_seconds / 60:.0f} minutes" if block_seconds >= 120 else f"{block_seconds:.0f} s"
     yield f"  acceptance   {_format_count(acceptance.draft_count)} drafts in {count} blocks of {length} ({hours:.1f} h)"
@@ -138,10 +138,10 @@ def _candidate_table(decision: TuningDecision, context: TuningContext, policy: T
     )
     is_extrapolated = any(prediction.worst_extrapolated_gain is not None for prediction in decision.predictions)
     extrapolation = ", nor at the least or the most that may come," if is_extrapolated else ""
-    max_loss = f"{100 * policy.worst_fifth:.0f} %"
+    max_loss = f"{100 * policy.max_worst_fifth_loss:.0f} %"
     yield f"  In no fifth of the load{extrapolation} may it lose more than {max_loss} against the current setting."
     if has_objectives:
-        yield f"  The objectives have to hold with {100 * policy.certainty:.0f} %."
+        yield f"  The objectives have to hold with {100 * policy.min_objective_probability:.0f} %."
     if objectives.time_per_output_token is not None:
         yield "  That of the time per output token has to hold at the largest load too, unless it is no longer there than now."
     if decision.exploration_value > 0:
@@ -191,30 +191,34 @@ def decision_to_json(decision: TuningDecision) -> dict[str, object]:
         "action": decision.action.value,
         "reason": decision.reason,
         "setting": None if decision.setting is None else str(decision.setting),
-        "missing": list(decision.missing_data),
-        "regimes": {
-            name: None if change is None else {"since": change.timestamp, "what": change.description}
+        "missingData": list(decision.missing_data),
+        "changePoints": {
+            name: None if change is None else {"time": change.timestamp, "description": change.description}
             for name, change in (
                 ("acceptance", decision.evidence.change_points.acceptance),
                 ("load", decision.evidence.change_points.load),
             )
         },
-        "explore": {"value": round(decision.exploration_value, 5), "cost": round(decision.exploration_cost, 5)},
+        "exploration": {"value": round(decision.exploration_value, 5), "cost": round(decision.exploration_cost, 5)},
         "candidates": [
             {
                 "setting": str(prediction.setting),
                 "gain": dict(zip(("p5", "p20", "p50", "p95"), (round(gain, 5) for gain in prediction.gain), strict=True)),
-                "better": round(prediction.probability_better, 4),
-                "worstFifth": round(prediction.worst_fifth_gain, 5),
-                "unseen": None if prediction.worst_extrapolated_gain is None else round(prediction.worst_extrapolated_gain, 5),
+                "probabilityBetter": round(prediction.probability_better, 4),
+                "worstFifthGain": round(prediction.worst_fifth_gain, 5),
+                "worstExtrapolatedGain": None
+                if prediction.worst_extrapolated_gain is None
+                else round(prediction.worst_extrapolated_gain, 5),
                 "acceptanceLength": round(prediction.acceptance_length, 4),
                 "timePerOutputToken": round(prediction.latencies.time_per_output_token[0], 6),
-                "objectivesHold": round(prediction.latencies.probability_met, 4),
-                "whyNot": prediction.rejection_reason,
+                "probabilityObjectivesMet": round(prediction.latencies.probability_met, 4),
+                "rejectionReason": prediction.rejection_reason,
             }
             for prediction in decision.predictions
         ],
-        "leftOut": [{"setting": candidate.label, "why": candidate.reason} for candidate in decision.excluded_candidates],
+        "excludedCandidates": [
+            {"setting": candidate.label, "reason": candidate.reason} for candidate in decision.excluded_candidates
+        ],
     }
 
 

@@ -60,20 +60,21 @@ CANNOT_PROBE_REASON = "CannotProbe"
 
 def probe_blocked_message(context: TuningContext, policy: TuningPolicy) -> str:
     """Return why no canary could ever measure acceptance again, with the fix, as the end of a sentence; empty if one could."""
-    if context.borrowed_replicas == 0 or context.replicas >= policy.least_replicas:
+    if context.borrowed_replicas == 0 or context.replicas >= policy.min_replicas:
         return ""
     return (
-        f"no canary could ask for acceptance again: there are {context.replicas} replicas, and {policy.least_replicas} are "
-        "needed to spare one. Write spec.rollout.canary.capacity: Surge, or spec.speculation.numSpeculativeTokens: 0 to turn it off for good."
+        f"no canary could measure acceptance again: {context.replicas} of the {policy.min_replicas} replicas needed to spare one "
+        "are there. Set spec.rollout.canary.capacity: Surge, or spec.speculation.numSpeculativeTokens: 0 to turn speculation off "
+        "permanently."
     )
 
 
 def decide_while_off(context: TuningContext, policy: TuningPolicy) -> TuningDecision:
     """Return the decision while speculation is off, when nothing measures the gain from drafts."""
-    speculated_at = context.history.speculated
+    speculated_at = context.history.last_drafted_at
     setting = Static(min(3, max(context.max_speculative_tokens, 1)))
-    if speculated_at is not None and context.now < speculated_at + policy.probe:
-        hours = (speculated_at + policy.probe - context.now) / HOUR
+    if speculated_at is not None and context.now < speculated_at + policy.probe_interval_seconds:
+        hours = (speculated_at + policy.probe_interval_seconds - context.now) / HOUR
         return TuningDecision(TuningAction.HOLD, f"speculation is off, and acceptance is asked for again in {hours:.1f} h.")
     if probe_blocked := probe_blocked_message(context, policy):
         return TuningDecision(TuningAction.HOLD, f"speculation is off, and {probe_blocked}", blocked_reason=CANNOT_PROBE_REASON)
@@ -108,7 +109,7 @@ def decide_exploration(evaluation: CandidateEvaluation, best: CandidatePredictio
     if canary is None:
         return TuningDecision(TuningAction.HOLD, reason)
     hold = TuningDecision(TuningAction.HOLD, reason, exploration_value=canary.value, exploration_cost=canary.cost)
-    if canary.net_value < evaluation.policy.least_value:
+    if canary.net_value < evaluation.policy.min_exploration_value:
         return hold
     benefit = f"{_capitalize(canary.value_message)} and cost {100 * canary.cost:.2f} %"
     if blocked_reason := pause_reason or exploration_blocked_reason(evaluation, canary):
@@ -135,7 +136,7 @@ def exploration_blocked_reason(evaluation: CandidateEvaluation, canary: Explorat
     context, policy = evaluation.context, evaluation.policy
     if context.explored_setting is not None:
         return "one explores already."
-    urgent = canary.net_value >= policy.urgent
+    urgent = canary.net_value >= policy.urgent_exploration_value
     queue_context = replace(context, queued_requests=0.0) if urgent else context
     untested = _is_untested_direction(evaluation, canary.setting)
     pause_reason = context.history.exploration_pause_reason(context.now, policy, urgent=urgent, untested_direction=untested)
@@ -165,8 +166,8 @@ def _is_untested_direction(evaluation: CandidateEvaluation, setting: Speculation
 
 def _no_spare_replica_reason(context: TuningContext, policy: TuningPolicy) -> str | None:
     """Return why no replica can be spared for a canary; None if one can."""
-    if context.replicas < policy.least_replicas:
-        return f"there are {context.replicas} replicas, and {policy.least_replicas} are needed to spare one."
+    if context.replicas < policy.min_replicas:
+        return f"there are {context.replicas} replicas, and {policy.min_replicas} are needed to spare one."
     return _queue_reason(context)
 
 
@@ -184,7 +185,10 @@ def _is_informative(setting: SpeculationSetting, evaluation: CandidateEvaluation
         return False
     if evaluation.context.is_in_backoff(setting) or evaluation.context.has_backoff_with_tokens(max_speculative_tokens(setting)):
         return False
-    return evaluation.prediction_for(setting).latencies.probability_no_worse >= evaluation.policy.explores
+    return (
+        evaluation.prediction_for(setting).latencies.probability_no_worse
+        >= evaluation.policy.min_exploration_objective_probability
+    )
 
 
 def _evaluate_canary(evaluation: CandidateEvaluation, setting: SpeculationSetting, pending_gain: float) -> ExplorationCanary:
@@ -195,17 +199,19 @@ def _evaluate_canary(evaluation: CandidateEvaluation, setting: SpeculationSettin
     expected = observables @ np.linalg.lstsq(observables, gains, rcond=None)[0]
     residual_sd = (gains - expected).std(axis=0)
     normal = statistics.NormalDist()
-    pessimistic = expected + normal.inv_cdf(policy.pessimism) * residual_sd
+    pessimistic = expected + normal.inv_cdf(policy.pessimistic_quantile) * residual_sd
     is_proposed = (
         (expected >= evaluation.required_median_gain)
         & (pessimistic >= evaluation.required_pessimistic_gain)
-        & (expected >= normal.inv_cdf(policy.better) * residual_sd)
+        & (expected >= normal.inv_cdf(policy.min_probability_better) * residual_sd)
     )
     value = float(np.where(is_proposed, expected, 0.0).max(axis=1).mean()) - pending_gain
     share = 1 / max(evaluation.context.replicas, 1)
     loss = max(0.0, -float(evaluation.gains[setting].mean()))
-    cost = (share * (2 * policy.reload + policy.canary * loss) + 2 * policy.canary * pending_gain) / policy.horizon
-    cost += evaluation.context.surge_share * (policy.reload + policy.canary) / policy.payback
+    cost = (
+        share * (2 * policy.reload_seconds + policy.exploration_seconds * loss) + 2 * policy.exploration_seconds * pending_gain
+    ) / policy.horizon_seconds
+    cost += evaluation.context.surge_share * (policy.reload_seconds + policy.exploration_seconds) / policy.surge_payback_seconds
     return ExplorationCanary(setting, value, cost)
 
 

@@ -104,7 +104,7 @@ def estimate_load(
     relevant = all_blocks if change_points is None else summarize_block_loads(change_points.load_blocks(blocks))
     is_long = bool(all_blocks) and all_blocks[-1].start - all_blocks[0].start > 1.5 * DAY
     if not relevant or (len(relevant) == len(all_blocks) and not is_long):
-        return _bin_load((key.batch_bin, cell.batch / cell.request_steps, cell.request_steps) for key, cell in cells.items())
+        return _bin_load((key.batch_bin, cell.batch_sum / cell.request_steps, cell.request_steps) for key, cell in cells.items())
     return _spread_block_loads(weight_next_day(relevant), _within_block_variance(cells, all_blocks))
 
 
@@ -119,7 +119,7 @@ def estimate_recent_load(
 
 def _within_block_variance(cells: Mapping[StepCellKey, StepCell], block_loads: Sequence[BlockLoad]) -> float:
     """Return the variance of the batch's logarithm within a block."""
-    cell_batches = np.array([(cell.batch / cell.request_steps, cell.request_steps) for cell in cells.values()])
+    cell_batches = np.array([(cell.batch_sum / cell.request_steps, cell.request_steps) for cell in cells.values()])
     block_batches = np.array([(block_load.batch, block_load.request_steps) for block_load in block_loads])
     return max(0.0, _log_variance(cell_batches) - _log_variance(block_batches))
 

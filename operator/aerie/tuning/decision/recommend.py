@@ -116,7 +116,7 @@ def _build_forecasts(
 
 def _stale_telemetry_message(blocks: Sequence[TelemetryBlock], telemetry: TuningTelemetry, context: TuningContext) -> str | None:
     """Return why the windows are no evidence of the current setting; None if they are."""
-    current, block_seconds = context.current_setting, telemetry.scale.block
+    current, block_seconds = context.current_setting, telemetry.scale.block_seconds
     ends = [block.start + block_seconds for block in blocks if block.setting == current]
     if not ends:
         return f"no window of {describe_setting(current)} was counted, which is what the engines are set to."
@@ -133,17 +133,22 @@ def _current_history(history: TrialHistory, changes: ChangePoints) -> TrialHisto
     """Return the history without results from other traffic: explorations, inconclusive trials, and rollbacks."""
     if changes.acceptance is not None:
         history = replace(
-            history, explored=tuple(timestamp for timestamp in history.explored if timestamp >= changes.acceptance.timestamp)
+            history,
+            exploration_times=tuple(
+                timestamp for timestamp in history.exploration_times if timestamp >= changes.acceptance.timestamp
+            ),
         )
-    last_ended = max(history.rolled_back or 0.0, history.undecided or 0.0)
-    if not history.failed and (history.tried or last_ended) < (changes.newest_timestamp or 0.0):
-        history = replace(history, rolled_back=None, undecided=None, undecided_times=1)
+    last_ended = max(history.rolled_back_at or 0.0, history.inconclusive_at or 0.0)
+    if not history.consecutive_failures and (history.trial_started_at or last_ended) < (changes.newest_timestamp or 0.0):
+        history = replace(history, rolled_back_at=None, inconclusive_at=None, inconclusive_count=1)
     return history
 
 
 def _current_failures(failed_trials: tuple[FailedTrial, ...], changes: ChangePoints) -> tuple[FailedTrial, ...]:
     """Return the failed trials without settings that were found worse on other traffic."""
-    return tuple(trial for trial in failed_trials if not trial.measured or trial.began >= (changes.newest_timestamp or 0.0))
+    return tuple(
+        trial for trial in failed_trials if not trial.was_compared or trial.trial_started_at >= (changes.newest_timestamp or 0.0)
+    )
 
 
 def _lending_slowdown(
@@ -212,7 +217,11 @@ def _decide_change(best: CandidatePrediction, evaluation: CandidateEvaluation, p
     if pause_reason:
         return TuningDecision(TuningAction.HOLD, f"{reason} But {pause_reason}", setting)
     canary = select_canary(evaluation, pending_gain=float(evaluation.gains[setting].mean()))
-    if canary is not None and canary.net_value >= policy.least_value and exploration_blocked_reason(evaluation, canary) is None:
+    if (
+        canary is not None
+        and canary.net_value >= policy.min_exploration_value
+        and exploration_blocked_reason(evaluation, canary) is None
+    ):
         return TuningDecision(
             TuningAction.EXPLORE,
             f"{reason} Before it is changed, {canary.value_message} more and cost {100 * canary.cost:.2f} %.",
@@ -220,7 +229,7 @@ def _decide_change(best: CandidatePrediction, evaluation: CandidateEvaluation, p
             exploration_value=canary.value,
             exploration_cost=canary.cost,
         )
-    if (recent_gain := evaluation.recent_gain(setting)) < policy.shown * evaluation.required_median_gain:
+    if (recent_gain := evaluation.recent_gain(setting)) < policy.recent_gain_fraction * evaluation.required_median_gain:
         wait = f"At the load of the last hour that would be {100 * recent_gain:+.1f} %: a canary waits for one at which it shows."
         return TuningDecision(TuningAction.HOLD, f"{reason} {wait}", setting)
     return TuningDecision(TuningAction.CHANGE, reason, setting)
@@ -237,18 +246,22 @@ def _select_candidate(evaluation: CandidateEvaluation) -> CandidatePrediction:
     eligible = [
         prediction
         for prediction in evaluation.predictions
-        if prediction.latencies.probability_met >= policy.certainty
+        if prediction.latencies.probability_met >= policy.min_objective_probability
         and not evaluation.context.is_in_backoff(prediction.setting)
-        and prediction.worst_fifth_gain >= -policy.worst_fifth
-        and (prediction.worst_extrapolated_gain is None or prediction.worst_extrapolated_gain >= -policy.worst_fifth)
+        and prediction.worst_fifth_gain >= -policy.max_worst_fifth_loss
+        and (prediction.worst_extrapolated_gain is None or prediction.worst_extrapolated_gain >= -policy.max_worst_fifth_loss)
     ]
     fixed = [prediction for prediction in eligible if isinstance(prediction.setting, Off | Static)]
     best = eligible[0] if eligible else current
     explored = next((prediction for prediction in eligible if prediction.setting == evaluation.context.explored_setting), None)
-    if explored is not None and _is_worth_trial(explored, evaluation) and explored.gain[1] >= best.gain[1] - policy.simpler:
+    if (
+        explored is not None
+        and _is_worth_trial(explored, evaluation)
+        and explored.gain[1] >= best.gain[1] - policy.complexity_penalty
+    ):
         return explored
     is_complex_change = isinstance(best.setting, Schedule | Adaptive) and best.setting != current.setting
-    if is_complex_change and fixed and best.gain[1] < fixed[0].gain[1] + policy.simpler:
+    if is_complex_change and fixed and best.gain[1] < fixed[0].gain[1] + policy.complexity_penalty:
         return fixed[0]
     return best
 
@@ -258,24 +271,32 @@ def _is_worth_trial(prediction: CandidatePrediction, evaluation: CandidateEvalua
     proven."""
     policy = evaluation.policy
     if prediction.setting == evaluation.context.explored_setting:
-        return prediction.gain[2] >= evaluation.required_pessimistic_gain and prediction.probability_better >= policy.better
+        return (
+            prediction.gain[2] >= evaluation.required_pessimistic_gain
+            and prediction.probability_better >= policy.min_probability_better
+        )
     return (
         prediction.gain[2] >= evaluation.required_median_gain
         and prediction.gain[1] >= evaluation.required_pessimistic_gain
-        and prediction.probability_better >= policy.better
+        and prediction.probability_better >= policy.min_probability_better
     )
 
 
 def _is_speculation_harmful(off: CandidatePrediction, evaluation: CandidateEvaluation) -> bool:
     """Return whether no speculation is the best with enough certainty to turn speculation off."""
-    if off.latencies.probability_met < evaluation.policy.certainty and evaluation.context.objectives != LatencyObjectives():
+    if (
+        off.latencies.probability_met < evaluation.policy.min_objective_probability
+        and evaluation.context.objectives != LatencyObjectives()
+    ):
         return False
     if evaluation.is_drafter_ineffective and off.probability_better >= 0.5:
         return True
-    if off.worst_fifth_gain < -evaluation.policy.worst_fifth or off.gain[2] < evaluation.required_pessimistic_gain:
+    if off.worst_fifth_gain < -evaluation.policy.max_worst_fifth_loss or off.gain[2] < evaluation.required_pessimistic_gain:
         return False
     drafting_gains = [gain for setting, gain in evaluation.gains.items() if not isinstance(setting, Off)]
-    return float((evaluation.gains[Off()] > np.max(drafting_gains, axis=0)).mean()) >= evaluation.policy.off_certainty
+    return (
+        float((evaluation.gains[Off()] > np.max(drafting_gains, axis=0)).mean()) >= evaluation.policy.min_probability_off_better
+    )
 
 
 def _with_rejection_reason(
@@ -288,22 +309,23 @@ def _with_rejection_reason(
     ):
         return prediction
     if evaluation.context.is_in_backoff(prediction.setting):
-        until = next(trial.until for trial in evaluation.context.failed_trials if trial.setting == prediction.setting)
+        until = next(trial.backoff_until for trial in evaluation.context.failed_trials if trial.setting == prediction.setting)
         reason = f"its trials have failed, and it may be tried again in {(until - evaluation.context.now) / HOUR:.1f} h."
-    elif prediction.latencies.probability_met < policy.certainty:
-        reason = (
-            f"the objectives hold with {100 * prediction.latencies.probability_met:.0f} %, not {100 * policy.certainty:.0f} %."
-        )
+    elif prediction.latencies.probability_met < policy.min_objective_probability:
+        probability, required = 100 * prediction.latencies.probability_met, 100 * policy.min_objective_probability
+        reason = f"the objectives are met with a probability of {probability:.0f} %, {required:.0f} % is required."
     elif prediction.probability_better < 0.5:
         reason = "it is worse."
-    elif prediction.worst_fifth_gain < -policy.worst_fifth:
+    elif prediction.worst_fifth_gain < -policy.max_worst_fifth_loss:
         loss = -100 * prediction.worst_fifth_gain
-        reason = f"in a fifth of the load it loses {loss:.1f} %, and {100 * policy.worst_fifth:.0f} % is the most."
-    elif prediction.worst_extrapolated_gain is not None and prediction.worst_extrapolated_gain < -policy.worst_fifth:
+        reason = f"in a fifth of the load it loses {loss:.1f} %, and {100 * policy.max_worst_fifth_loss:.0f} % is the most."
+    elif prediction.worst_extrapolated_gain is not None and prediction.worst_extrapolated_gain < -policy.max_worst_fifth_loss:
         loss = -100 * prediction.worst_extrapolated_gain
         reason = f"at the least or the most load that may come it loses {loss:.1f} %: less than a day of it is known."
-    elif prediction.probability_better < policy.better:
-        reason = f"it is better with {100 * prediction.probability_better:.0f} %, not {100 * policy.better:.0f} %."
+    elif prediction.probability_better < policy.min_probability_better:
+        reason = (
+            f"it is better with {100 * prediction.probability_better:.0f} %, not {100 * policy.min_probability_better:.0f} %."
+        )
     elif prediction.gain[2] < evaluation.required_median_gain:
         required_gain = 100 * evaluation.required_median_gain
         reason = f"its gain is {100 * prediction.gain[2]:.1f} %, and a change is made for {required_gain:.1f} %."

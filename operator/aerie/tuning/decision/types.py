@@ -66,11 +66,11 @@ class TuningContext:
     @property
     def is_schedule_in_backoff(self) -> bool:
         """True if a schedule never became ready and no schedule may be tried yet."""
-        return any(isinstance(trial.setting, Schedule) and not trial.measured for trial in self._trials_in_backoff)
+        return any(isinstance(trial.setting, Schedule) and not trial.was_compared for trial in self._trials_in_backoff)
 
     @property
     def _trials_in_backoff(self) -> tuple[FailedTrial, ...]:
-        return tuple(trial for trial in self.failed_trials if self.now < trial.until)
+        return tuple(trial for trial in self.failed_trials if self.now < trial.backoff_until)
 
 
 @dataclass(frozen=True)

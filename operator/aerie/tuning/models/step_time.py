@@ -197,7 +197,7 @@ class _CellColumns:
         )
         sums = np.array(
             [
-                (cell.windows, cell.request_steps, cell.step_seconds, cell.batch, cell.prefill, cell.drafted)
+                (cell.windows, cell.request_steps, cell.step_seconds, cell.batch_sum, cell.prefill_sum, cell.draft_tokens_sum)
                 for cell in cells.values()
             ]
         )

@@ -34,7 +34,7 @@ _SCALAR_COUNTERS = (
     *("generation_tokens", "prompt_tokens", "computed_prompt_tokens", "prefix_cache_queries", "prefix_cache_hits"),
     *("preemptions", "request_steps", "step_seconds", "iterations", "queued_requests", "queue_seconds"),
 )
-_CELL_SUMS = ("windows", "request_steps", "step_seconds", "batch", "prefill", "drafted")
+_CELL_SUMS = ("windows", "request_steps", "step_seconds", "batch_sum", "prefill_sum", "draft_tokens_sum")
 
 T = TypeVar("T")
 
@@ -46,7 +46,11 @@ def telemetry_to_json(telemetry: TuningTelemetry) -> dict[str, Any]:
     edges: dict[tuple[float, ...], int] = {}
     scale = telemetry.scale
     blocks = [
-        [round(block.start / scale.block), _intern_index(settings, block.setting), *_counters_to_row(block.counters, edges)]
+        [
+            round(block.start / scale.block_seconds),
+            _intern_index(settings, block.setting),
+            *_counters_to_row(block.counters, edges),
+        ]
         for block in telemetry.blocks()
     ]
     cells = [
@@ -64,7 +68,7 @@ def telemetry_to_json(telemetry: TuningTelemetry) -> dict[str, Any]:
     ]
     return {
         "version": TELEMETRY_FORMAT_VERSION,
-        "scale": [scale.block, scale.cell, scale.warm],
+        "scale": [scale.block_seconds, scale.cell_seconds, scale.warm_up_seconds],
         "newest": telemetry.newest_window_end,
         "settings": [setting_to_dict(setting) for setting in settings],
         "replicas": list(replicas),
@@ -77,7 +81,11 @@ def telemetry_to_json(telemetry: TuningTelemetry) -> dict[str, Any]:
 def telemetry_from_json(document: Any, horizon: float, scale: TelemetryScale, api_servers: int = 1) -> TuningTelemetry:
     """Parse the result of `telemetry_to_json`. Raises ValueError, LookupError or TypeError for anything else, and for another
     scale."""
-    if document["version"] != TELEMETRY_FORMAT_VERSION or document["scale"] != [scale.block, scale.cell, scale.warm]:
+    if document["version"] != TELEMETRY_FORMAT_VERSION or document["scale"] != [
+        scale.block_seconds,
+        scale.cell_seconds,
+        scale.warm_up_seconds,
+    ]:
         raise ValueError("it is of another version, or of another scale.")
     telemetry = TuningTelemetry(horizon, api_servers, scale)
     settings = [setting_from_dict(setting) for setting in document["settings"]]

@@ -41,17 +41,17 @@ def handle_request(request: DecisionRequest) -> DecisionResponse:
     telemetry = request.merged_telemetry()
     context = TuningContext(
         engine=parse_engine_config(request.engine),
-        current_setting=request.current,
-        max_speculative_tokens=request.most,
+        current_setting=request.current_setting,
+        max_speculative_tokens=request.max_speculative_tokens,
         replicas=request.replicas,
         now=request.now,
         objectives=request.objectives,
         history=request.history,
-        queued_requests=request.waiting,
-        borrowed_replicas=request.lent,
-        surge_pods=request.extra,
-        failed_trials=request.failed,
-        explored_setting=request.exploring,
+        queued_requests=request.queued_requests,
+        borrowed_replicas=request.borrowed_replicas,
+        surge_pods=request.surge_pods,
+        failed_trials=request.failed_trials,
+        explored_setting=request.explored_setting,
     )
     decision = decide_setting(telemetry, context, request.policy, zlib.crc32(request.revision.encode()))
     recommendation = Recommendation(
@@ -76,7 +76,7 @@ def parse_engine_config(facts: EngineFacts) -> EngineConfig:
         arguments.parse_arguments(list(facts.arguments)),
         facts.method,
         facts.environment,
-        is_moe=facts.experts,
+        is_moe=facts.is_moe,
     )
 
 

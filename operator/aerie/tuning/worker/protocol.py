@@ -21,6 +21,12 @@ from aerie.tuning.recommendation import Recommendation, RecommendationError, set
 from aerie.tuning.telemetry import TelemetryScale, TuningTelemetry
 from aerie.tuning.worker.codec import telemetry_from_json, telemetry_to_json, unpack_telemetry
 
+_PLAIN_FIELDS = (
+    *("revision", "now", "max_speculative_tokens", "replicas", "queued_requests", "borrowed_replicas", "surge_pods", "horizon"),
+    "packed_telemetry",
+)
+"""Fields of a request that JSON takes as they are."""
+
 
 @dataclass(frozen=True)
 class EngineFacts:
@@ -30,7 +36,7 @@ class EngineFacts:
     arguments: tuple[str, ...] = ()
     method: str = "eagle3"
     environment: Mapping[str, str] = field(default_factory=dict)
-    experts: bool | None = None
+    is_moe: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -39,39 +45,36 @@ class DecisionRequest:
 
     revision: str
     now: float
-    current: SpeculationSetting
+    current_setting: SpeculationSetting
     engine: EngineFacts
-    most: int
+    max_speculative_tokens: int
     replicas: int
-    waiting: float
-    lent: int
-    extra: int
-    failed: tuple[FailedTrial, ...]
-    exploring: SpeculationSetting | None
+    queued_requests: float
+    borrowed_replicas: int
+    surge_pods: int
+    failed_trials: tuple[FailedTrial, ...]
+    explored_setting: SpeculationSetting | None
     objectives: LatencyObjectives
     history: TrialHistory
     policy: TuningPolicy
     horizon: float
     scale: TelemetryScale
-    kept: str
+    packed_telemetry: str
     """Telemetry that the previous response packed; empty without one."""
-    since: TuningTelemetry
+    new_telemetry: TuningTelemetry
     """Telemetry measured since then."""
 
     def to_line(self) -> str:
         """Return the request as one line."""
         document = {
-            **{
-                name: getattr(self, name)
-                for name in ("revision", "now", "most", "replicas", "waiting", "lent", "extra", "horizon", "kept")
-            },
+            **{name: getattr(self, name) for name in _PLAIN_FIELDS},
             **{name: asdict(getattr(self, name)) for name in ("engine", "objectives", "history", "policy", "scale")},
-            "current": setting_to_dict(self.current),
-            "exploring": None if self.exploring is None else setting_to_dict(self.exploring),
-            "failed": [asdict(trial) | {"setting": setting_to_dict(trial.setting)} for trial in self.failed],
-            "since": telemetry_to_json(self.since),
-            "leftOut": dict(self.since.excluded_windows),
-            "apiServers": self.since.api_servers,
+            "current_setting": setting_to_dict(self.current_setting),
+            "explored_setting": None if self.explored_setting is None else setting_to_dict(self.explored_setting),
+            "failed_trials": [asdict(trial) | {"setting": setting_to_dict(trial.setting)} for trial in self.failed_trials],
+            "new_telemetry": telemetry_to_json(self.new_telemetry),
+            "excluded_windows": dict(self.new_telemetry.excluded_windows),
+            "api_servers": self.new_telemetry.api_servers,
         }
         return json.dumps(document, separators=(",", ":"))
 
@@ -79,39 +82,43 @@ class DecisionRequest:
     def from_line(cls, line: str | bytes) -> DecisionRequest:
         """Parse the result of `to_line`. Raises ValueError, LookupError or TypeError."""
         document = json.loads(line)
-        scale, horizon, api_servers = TelemetryScale(**document["scale"]), float(document["horizon"]), int(document["apiServers"])
-        new_telemetry = telemetry_from_json(document["since"], horizon, scale, api_servers)
-        new_telemetry.excluded_windows.update(document["leftOut"])
+        scale, horizon, api_servers = (
+            TelemetryScale(**document["scale"]),
+            float(document["horizon"]),
+            int(document["api_servers"]),
+        )
+        new_telemetry = telemetry_from_json(document["new_telemetry"], horizon, scale, api_servers)
+        new_telemetry.excluded_windows.update(document["excluded_windows"])
         engine = document["engine"]
         return cls(
             revision=document["revision"],
             now=document["now"],
-            current=setting_from_dict(document["current"]),
+            current_setting=setting_from_dict(document["current_setting"]),
             engine=EngineFacts(**{**engine, "arguments": tuple(engine["arguments"])}),
-            most=document["most"],
+            max_speculative_tokens=document["max_speculative_tokens"],
             replicas=document["replicas"],
-            waiting=document["waiting"],
-            lent=document["lent"],
-            extra=document["extra"],
-            failed=tuple(
-                FailedTrial(**{**trial, "setting": setting_from_dict(trial["setting"])}) for trial in document["failed"]
+            queued_requests=document["queued_requests"],
+            borrowed_replicas=document["borrowed_replicas"],
+            surge_pods=document["surge_pods"],
+            failed_trials=tuple(
+                FailedTrial(**{**trial, "setting": setting_from_dict(trial["setting"])}) for trial in document["failed_trials"]
             ),
-            exploring=None if document["exploring"] is None else setting_from_dict(document["exploring"]),
+            explored_setting=None if document["explored_setting"] is None else setting_from_dict(document["explored_setting"]),
             objectives=LatencyObjectives(**document["objectives"]),
-            history=TrialHistory(**document["history"] | {"explored": tuple(document["history"]["explored"])}),
+            history=TrialHistory(**document["history"] | {"exploration_times": tuple(document["history"]["exploration_times"])}),
             policy=TuningPolicy(**document["policy"]),
             horizon=horizon,
             scale=scale,
-            kept=document["kept"],
-            since=new_telemetry,
+            packed_telemetry=document["packed_telemetry"],
+            new_telemetry=new_telemetry,
         )
 
     def merged_telemetry(self) -> TuningTelemetry:
         """Return both parts of the telemetry, merged."""
-        telemetry = unpack_telemetry(self.kept, self.horizon, self.scale, self.since.api_servers)
+        telemetry = unpack_telemetry(self.packed_telemetry, self.horizon, self.scale, self.new_telemetry.api_servers)
         if telemetry is None:
-            return self.since
-        telemetry.merge(self.since)
+            return self.new_telemetry
+        telemetry.merge(self.new_telemetry)
         return telemetry
 
 
@@ -126,7 +133,11 @@ class DecisionResponse:
 
     def to_line(self) -> str:
         """Return the response as one line."""
-        document = {"advice": self.recommendation.to_dict(), "explanation": self.explanation, "telemetry": self.packed_telemetry}
+        document = {
+            "recommendation": self.recommendation.to_dict(),
+            "explanation": self.explanation,
+            "packed_telemetry": self.packed_telemetry,
+        }
         return json.dumps(document, separators=(",", ":"))
 
     @classmethod
@@ -136,6 +147,10 @@ class DecisionResponse:
             document: Mapping[str, Any] = json.loads(line)
             if "error" in document:
                 raise ValueError(str(document["error"]))
-            return cls(Recommendation.from_dict(document["advice"]), str(document["explanation"]), str(document["telemetry"]))
+            return cls(
+                Recommendation.from_dict(document["recommendation"]),
+                str(document["explanation"]),
+                str(document["packed_telemetry"]),
+            )
         except (LookupError, TypeError, RecommendationError) as error:
             raise ValueError(f"it is no answer: {error}") from None
