@@ -2,7 +2,7 @@
 
     status  meaning
     0       success
-    1       the answer is no: rejected, or no result
+    1       negative result: rejected, or nothing found
     2       the command failed: a wrong call, an unreadable file, no such cluster, a full disk
     70      a defect of the command itself
     130     interrupted
@@ -26,7 +26,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn, TextIO
 
-EXIT_REFUSED, EXIT_FAILED, EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, EXIT_OUTPUT_CLOSED = 1, 2, 70, 130, 141
+EXIT_REJECTED, EXIT_FAILED, EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, EXIT_OUTPUT_CLOSED = 1, 2, 70, 130, 141
 TRACEBACK_VARIABLE = "AERIE_TRACEBACK"
 """Environment variable that enables tracebacks."""
 _OWN_PACKAGES = ("aerie", "aerie_drafter", "aerie_lab")
@@ -87,7 +87,7 @@ def run_to_exit_status(command_name: str, extra: str, command: Callable[[], int]
         resource = error.filename if isinstance(error.filename, str | bytes) else "a file or a connection"
         return _report_failure(EXIT_FAILED, f"{os.fsdecode(resource)} cannot be used ({error.strerror or error})")
     except MemoryError:
-        return _report_failure(EXIT_FAILED, "there is not enough memory for this")
+        return _report_failure(EXIT_FAILED, "there is not enough memory for this command")
     except BaseException as error:  # noqa: BLE001 - the boundary: only the interpreter is above it, with a traceback and status 1
         return _report_defect(command_name, error)
 

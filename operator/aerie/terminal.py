@@ -37,6 +37,6 @@ def _show_version(is_requested: bool) -> None:
 
 
 VersionOption = Annotated[
-    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end.")
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
 ]
 """Option `--version` of a whole command line."""

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from aerie.boundary import EXIT_REFUSED
+from aerie.boundary import EXIT_REJECTED
 from aerie.terminal import sanitize_text
 from aerie_lab.cli.console import err, out
 from aerie_lab.engine.traffic import TrafficReport, TrafficTarget, run_closed_loop, run_open_loop
@@ -84,7 +84,7 @@ def traffic(
     _print_report(report, as_json)
     if report.errors:
         err.print(sanitize_text(f"{report.errors.total()} of {len(report.outcomes)} requests failed: {dict(report.errors)}."))
-        raise typer.Exit(EXIT_REFUSED)
+        raise typer.Exit(EXIT_REJECTED)
 
 
 def _print_report(report: TrafficReport, as_json: bool) -> None:

@@ -23,7 +23,7 @@ from aerie.engine.models.checkpoint import (
 INDEX_FILE_NAME = "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth")
 MAX_D2T_BYTES = 16 * 2**20
-"""The most bytes of d2t: 2 M tokens."""
+"""Maximum bytes of d2t: 2 M tokens."""
 
 
 def read_checkpoint_directory(directory: Path, name: str | None = None) -> Checkpoint:

@@ -48,7 +48,7 @@ def read_cached_repository(repository: str, revision: str | None, environment: M
             raise
         # The user has to provide the missing files, because the engine is offline too.
         raise HubRejectionError(
-            f"{error} The Hub is not asked, because HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set: download {repository} at "
+            f"{error} The Hub is not accessed, because HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set: download {repository} at "
             f"{revision} into the cache, whose folder is {hub_cache_directory(environment)}, or mount the volume that has it and "
             "set HF_HOME."
         ) from error

@@ -9,7 +9,7 @@ It makes no decision about a rollout. Those are made in aerie.rollout, which is 
     work_queue            resources to reconcile, each once, with back-off per resource; fair_queue shares its turns
     leader_election       of several operators, one acts
     concurrency           how many rollouts and trials may be in progress at the same time
-    notifier              CloudEvents about rollouts, by POST
+    notifier              CloudEvents about rollouts, by HTTP POST
     metrics               metrics of the operator itself, liveness and readiness
     clock                 the time of day without jumps
     kubernetes.client     the API server, with plain dictionaries
@@ -18,6 +18,9 @@ It makes no decision about a rollout. Those are made in aerie.rollout, which is 
     kubernetes.listing    lists of each kind in each namespace go into the cache; reports what cannot be listed
     kubernetes.observe    the snapshot of one resource: from the cache, or live before anything is written
     kubernetes.apply      carries out a plan: server-side apply, deletions, then the status
+    kubernetes.nodes      labels of nodes that identify their hardware
+    kubernetes.job_events  why a Job has no pod
+    kubernetes.kubeconfig  credentials for the API server
     kubernetes.crd_version  whether the installed CustomResourceDefinition is as new as the operator
     scraping              engines' metrics, read in the background
     collection            blocks for analyses and for the calibration

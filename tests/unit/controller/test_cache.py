@@ -59,7 +59,7 @@ def test_a_resource_and_what_belongs_to_it_are_found_by_its_key() -> None:
     assert heard.mirror.list_resources() == [CHAT]
     assert heard.names() == {"chat": "2", "chat-check": "3"}
     assert heard.news() == {CHAT, OTHER}
-    assert len(heard.mirror) == 4
+    assert len(heard.mirror._entries) == 4
 
 
 def test_the_servers_bookkeeping_is_left_out_and_a_reader_cannot_change_what_is_kept() -> None:
