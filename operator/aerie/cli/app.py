@@ -1,4 +1,4 @@
-"""Runs a command, and converts the errors that it raises on purpose to a message and an exit status."""
+"""Runs a command, and converts expected errors to a message and an exit status."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
-    help="Speculative decoding in vLLM fleets: the operator, and what can be known without one.",
+    help="Speculative decoding in vLLM fleets: the operator, and commands that need none.",
 )
 app.command()(preflight)
 app.command()(catalog)

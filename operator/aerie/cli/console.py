@@ -1,4 +1,4 @@
-"""The two consoles, and the error that a command raises on purpose."""
+"""The two consoles, and the error that a command raises for its user."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def raises(error: BaseException) -> int:
         (OSError(98, "Address already in use"), 2, "error: a file or a connection cannot be used (Address already in use).\n"),
         (ModuleNotFoundError(name="torch.nn"), 2, "error: the package torch is not installed: run pip install aerie-lab.\n"),
         (ModuleNotFoundError(name="aerie.gone"), 70, "a defect"),
-        (MemoryError(), 2, "error: there is not enough memory for this.\n"),
+        (MemoryError(), 2, "error: there is not enough memory for this command.\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
@@ -64,6 +64,7 @@ def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", text], capture_output=True, text=True, env={**os.environ, **environment})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
@@ -75,7 +76,7 @@ def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
         ("AERIE preflight -f - <&-", 2, "error: standard input cannot be read (Bad file descriptor): give a YAML file.\n"),
         ("AERIE catalog example/none 2>&-", 1, ""),
         ("AERIE preflight -f /dev/zero", 2, "error: /dev/zero has more than 4 MiB: give a file with only the manifest.\n"),
-        (f"{BIN}/kubectl-aerie tune explain chat --kubeconfig /none", 2, "error: no cluster is known"),
+        (f"{BIN}/kubectl-aerie tune explain chat --kubeconfig /none", 2, "error: there is no kubeconfig at /none"),
         (f"{BIN}/aerie-drafter evaluate", 2, "Usage: aerie-drafter evaluate"),
         (f"{BIN}/aerie-drafter train /none.yaml", 2, "error: /none.yaml cannot be read"),
         (f"{BIN}/aerie-lab up --api-port 70000", 2, "error: api_port is 70000: choose a number from 0 to 65535.\n"),
@@ -90,6 +91,7 @@ def test_a_process(line: str, code: int, said: str) -> None:
         assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_terminal_without_the_marks_gets_others() -> None:
     bundle = Path(__file__).resolve().parents[3] / "drafter/bundle"
     done = shell(f"AERIE preflight --target {bundle}/target --drafter {bundle}/eagle3", PYTHONIOENCODING="ascii")
@@ -97,6 +99,7 @@ def test_a_terminal_without_the_marks_gets_others() -> None:
     assert "\nok C1 " in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["aerie", "kubectl-aerie", "aerie-drafter", "aerie-lab"])
 def test_every_command_line_has_a_version(name: str) -> None:
     done = subprocess.run([BIN / name, "--version"], capture_output=True, text=True)

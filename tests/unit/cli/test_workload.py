@@ -114,20 +114,20 @@ def test_other_documents_containers_and_lists(preflight: Preflight, capsys: Capt
 @pytest.mark.parametrize(
     ("container", "said"),
     [
-        ({"command": ["/start.sh"]}, "it runs /start.sh, which is not read"),
-        ({"args": ["--port", 8000]}, "args[1] is 8000: write a text, in quotes"),
-        ({"args": "--port"}, 'args is "--port": write a list'),
+        ({"command": ["/start.sh"]}, "it runs /start.sh, which preflight does not read"),
+        ({"args": ["--port", 8000]}, "args[1] is 8000: set a string, in quotes"),
+        ({"args": "--port"}, 'args is "--port": set a list'),
         (
             {"command": ["sh", "-c", "vllm serve 'a"], "args": None},
-            "its command cannot be read (its line 1 has more than simple commands, or a quotation",
+            "its command cannot be read (line 1 has more than simple commands, or an unterminated quote",
         ),
         (
             {"command": ["sh", "-c", "vllm serve a || vllm serve b"], "args": None},
-            "its script starts vLLM more than once: write the command line of vLLM as command and args",
+            "its script starts vLLM more than once: set the command line of vLLM as command and args",
         ),
-        ({"command": ["sh", "-c", "/start.sh"], "args": None}, "its script starts no vLLM"),
-        ({"env": {"a": 1}}, 'env is {"a": 1}: write a list'),
-        ({"resources": []}, "resources is []: write a table"),
+        ({"command": ["sh", "-c", "/start.sh"], "args": None}, "its script does not visibly start vLLM"),
+        ({"env": {"a": 1}}, 'env is {"a": 1}: set a list'),
+        ({"resources": []}, "resources is []: set an object"),
     ],
 )
 def test_what_cannot_be_read_is_said(preflight: Preflight, container: dict[str, Any], said: str, capsys: Capture) -> None:
@@ -138,11 +138,14 @@ def test_what_cannot_be_read_is_said(preflight: Preflight, container: dict[str, 
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        ({"kind": "Deployment"}, "must hold a SpeculativeDeployment, or a workload with a container that runs `vllm serve`, and"),
-        ({"kind": "List", "items": 3}, "and holds none"),
-        ({"kind": "Pod", "spec": {"containers": [1, {"image": 2}]}}, "and holds none"),
-        ({"kind": "Deployment", "spec": []}, "Deployment/None: spec is []: write a table"),
-        ({"kind": "Pod", "metadata": {"name": "x"}, "spec": {"containers": {}}}, "Pod/x: containers is {}: write a list"),
+        (
+            {"kind": "Deployment"},
+            "must contain a SpeculativeDeployment, or a workload with a container that runs `vllm serve`, but",
+        ),
+        ({"kind": "List", "items": 3}, "but contains none"),
+        ({"kind": "Pod", "spec": {"containers": [1, {"image": 2}]}}, "but contains none"),
+        ({"kind": "Deployment", "spec": []}, "Deployment/None: spec is []: set an object"),
+        ({"kind": "Pod", "metadata": {"name": "x"}, "spec": {"containers": {}}}, "Pod/x: containers is {}: set a list"),
     ],
 )
 def test_odd_shapes(preflight: Preflight, document: dict[str, Any], said: str, capsys: Capture) -> None:
@@ -183,7 +186,7 @@ def test_a_script(script: str, words: list[str]) -> None:
     "script", ["if true; then vllm serve a; fi", "while true\ndo x; done", "cat <<EOF\nEOF", "x $(a $(b))", "x $((1+1))", "'"]
 )
 def test_more_than_simple_commands(script: str) -> None:
-    with pytest.raises(ValueError, match=r"its line 1 has more than simple commands|what of it runs cannot be told"):
+    with pytest.raises(ValueError, match=r"line 1 has more than simple commands|the executed commands are unknown"):
         find_vllm_commands(script, {}, ExpansionBudget())
 
 
@@ -200,7 +203,7 @@ DOUBLE = "A=xxxxxxxxxxxxxxxx;" + "A=$A$A;" * 64
     ids=["doubled", "pieces", "words"],
 )
 def test_a_script_whose_variables_grow_is_refused_before_they_take_memory(script: str) -> None:
-    with pytest.raises(ValueError, match="the variables put in have more than 2 MiB"):
+    with pytest.raises(ValueError, match="the expanded variables have more than 2 MiB"):
         find_vllm_commands(script, {}, ExpansionBudget())
 
 
@@ -217,7 +220,7 @@ def test_variables_of_the_manifest_that_grow_are_refused(preflight: Preflight, c
     assert preflight(deployment(env=env), *FOLDERS) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert (
-        "Deployment/chat, container vllm: its command cannot be read (the variables put in have more than 2 MiB): write" in said
+        "Deployment/chat, container vllm: its command cannot be read (the expanded variables have more than 2 MiB): set" in said
     )
 
 
@@ -235,7 +238,7 @@ def test_a_deployment_is_checked(preflight: Preflight, capsys: Capture) -> None:
     assert preflight(deployment(resources={"limits": limits}), *FOLDERS, "--gpu-memory=16GiB") == 0
     printed = capsys.readouterr()
     assert printed.out.splitlines()[:3] == ["target   me/llama", "drafter  me/eagle", "vLLM     0.33.0"]
-    assert "✓ C29 GPUs for the parallelism: 1 of nvidia.com/gpu" in printed.out
+    assert "✓ C29 GPU count: the pod has 1 of nvidia.com/gpu" in printed.out
     assert "Deployment/chat, container vllm" in printed.err
     assert "secret" not in printed.out + printed.err
 
@@ -254,7 +257,7 @@ def test_method_tokens_environment_and_nodes_count(preflight: Preflight, capsys:
     env = [{"name": "VLLM_USE_V2_MODEL_RUNNER", "value": "0"}]
     assert preflight(deployment(args=["me/llama", "-sc", config], env=env, pod=pod), *FOLDERS) == 1
     printed = capsys.readouterr().out
-    assert "✗ C10 method is named: --speculative-config has no method" in printed
+    assert "✗ C10 method is set: --speculative-config has no method" in printed
     assert "model runner V1: VLLM_USE_V2_MODEL_RUNNER=0" in printed
     assert "of 80.0 GiB" in printed
 
@@ -263,12 +266,12 @@ def test_a_drafter_for_an_engine_without_one(preflight: Preflight, capsys: Captu
     plain = deployment(args=["me/llama"])
     assert preflight(plain, *FOLDERS) == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert 'has no drafter: checked is what --drafter names, with {"method": "eagle3", "num_speculative_tokens": 3}.' in said
+    assert 'has no drafter: checked with --drafter and {"method": "eagle3", "num_speculative_tokens": 3}.' in said
     assert preflight(plain, *FOLDERS[:2]) == 0
     assert "has no --speculative-config: the engine runs without a drafter." in " ".join(capsys.readouterr().err.split())
     ngram = deployment(args=["me/llama", "--spec-method=ngram", "--spec-tokens=4"])
     assert preflight(ngram, *FOLDERS[:2]) == 0
-    assert "method ngram drafts without a model of its own" in " ".join(capsys.readouterr().err.split())
+    assert "method ngram needs no drafter" in " ".join(capsys.readouterr().err.split())
     assert preflight(ngram, *FOLDERS) == 0
     assert '{"method": "eagle3", "num_speculative_tokens": 4}' in capsys.readouterr().err
 
@@ -276,16 +279,16 @@ def test_a_drafter_for_an_engine_without_one(preflight: Preflight, capsys: Captu
 @pytest.mark.parametrize(
     ("container", "options", "said"),
     [
-        ({"args": ["/models/llama"]}, (), "serves /models/llama, a path in the pod: give its files with --target, a folder or"),
+        ({"args": ["/models/llama"]}, (), "serves /models/llama, a path in the pod: set --target to a folder or"),
         ({"args": ["s3://bucket/llama"]}, (), "serves s3://bucket/llama, a path in the pod"),
-        ({"args": ["$(MODEL)"]}, (), "serves $(MODEL), which is not known here: give"),
-        ({"args": ["--port=1"]}, (), "names no model: give one with --target"),
+        ({"args": ["$(MODEL)"]}, (), "serves $(MODEL), which is unknown: set"),
+        ({"args": ["--port=1"]}, (), "names no model: set --target"),
         (
             {"args": ["a/b", "--spec-model=/models/eagle"]},
             FOLDERS[:2],
-            "drafts with /models/eagle, a path in the pod: give its files with --drafter, a folder or OWNER/NAME@COMMIT",
+            "drafts with /models/eagle, a path in the pod: set --drafter to a folder or OWNER/NAME@COMMIT",
         ),
-        ({"image": "vllm/vllm-openai:latest"}, FOLDERS, "vllm-openai:latest does not tell its version of vLLM: give it"),
+        ({"image": "vllm/vllm-openai:latest"}, FOLDERS, "vllm-openai:latest does not show its vLLM version: set it"),
         ({"args": [*ARGS, "--max-model-len=$(LENGTH)"]}, FOLDERS, "sets --max-model-len to $(LENGTH): vLLM takes tokens"),
         ({"args": ["a/b", "-sc", "{"]}, FOLDERS, "sets --speculative-config to what cannot be read as JSON"),
         ({}, ("--vllm=new", *FOLDERS), "--vllm: 'new' is not a vLLM version"),
@@ -303,15 +306,15 @@ def test_what_keeps_it_from_being_checked(
 @pytest.mark.parametrize(
     ("container", "said"),
     [
-        ({}, "the version of vLLM, 0.33.0, is that of its image's tag."),
-        ({"args": [*ARGS, "--config=/etc/vllm.yaml"]}, "--config names a file of the pod: flags in it are not known here."),
-        ({"args": [*ARGS, "--seed=$(SEED)"]}, "the value of --seed is not known here."),
-        ({"envFrom": [{"configMapRef": {"name": "x"}}]}, "variables by envFrom are not known here."),
+        ({}, "vLLM 0.33.0, by its image's tag."),
+        ({"args": [*ARGS, "--config=/etc/vllm.yaml"]}, "--config is a file in the pod: its flags are unknown."),
+        ({"args": [*ARGS, "--seed=$(SEED)"]}, "the value of --seed is unknown."),
+        ({"envFrom": [{"configMapRef": {"name": "x"}}]}, "variables by envFrom are unknown."),
         (
             {"env": [{"name": "VLLM_X", "valueFrom": {"configMapKeyRef": {"name": "x", "key": "y"}}}]},
-            "the value of the variable VLLM_X is not known here.",
+            "the value of the variable VLLM_X is unknown.",
         ),
-        ({"args": [*ARGS, "--nnodes=2"]}, "--nnodes=2 spreads an engine over several pods: their GPUs are not counted."),
+        ({"args": [*ARGS, "--nnodes=2"]}, "--nnodes=2 distributes an engine over several pods: their GPUs are not counted."),
         (
             {"args": ["a/b", "-sc", json.dumps({**EAGLE, "rejection_sample_method": "fly"})]},
             "the speculative config verifies by 'fly', which lets the drafter change what the model answers",
@@ -336,7 +339,7 @@ def test_a_speculators_checkpoint_names_the_way_out(preflight: Preflight, tmp_pa
     assert preflight(deployment(args=["me/speculator"]), "--target", str(folder)) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert (
-        "me/speculator is a drafter that names its target, me/verifier: give --target me/verifier --drafter me/speculator."
+        "me/speculator is a drafter whose config names its target, me/verifier: set --target me/verifier --drafter me/speculator."
         in said
     )
 
@@ -348,12 +351,15 @@ def test_several_engines_need_a_name(preflight: Preflight, capsys: Capture) -> N
     files = [deployment("one"), {"kind": "Service", "metadata": {"name": "one"}}, deployment("two")]
     assert preflight(files, *FOLDERS) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "holds Deployment/one, container vllm, Deployment/two, container vllm, and one is checked at a time: choose" in said
-    assert said.endswith("choose one with --name.")
+    assert (
+        "contains Deployment/one, container vllm, Deployment/two, container vllm, but preflight checks one at a time: select"
+        in said
+    )
+    assert said.endswith("select one with --name.")
     assert preflight(files, *FOLDERS, "--name", "two") == 0
     assert "Deployment/two" in capsys.readouterr().err
     assert preflight(files, *FOLDERS, "--name", "three") == 2
-    assert "and holds none called three" in " ".join(capsys.readouterr().err.split())
+    assert "but contains none with the name three" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_resource_goes_before_a_workload(preflight: Preflight, capsys: Capture) -> None:
@@ -367,8 +373,7 @@ def test_a_resource_goes_before_a_workload(preflight: Preflight, capsys: Capture
     assert preflight([deployment(), resource], *FOLDERS) == 0
     assert "target   example/target@" in capsys.readouterr().out
     assert preflight([resource, {**resource, "metadata": {"name": "other"}}], *FOLDERS) == 2
-    assert (
-        "holds SpeculativeDeployment/chat, SpeculativeDeployment/other, and one is checked at a time: choose one with --name."
-        in " ".join(capsys.readouterr().err.split())
-    )
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "contains SpeculativeDeployment/chat, SpeculativeDeployment/other, but" in printed
+    assert printed.endswith("select one with --name.")
     assert preflight([resource, {**resource, "metadata": {"name": "other"}}], *FOLDERS, "--name=other") == 0

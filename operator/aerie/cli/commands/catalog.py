@@ -18,9 +18,9 @@ from aerie.engine.models.checkpoint import parse_config
 from aerie.engine.models.drafter_catalog import CatalogEntry, CatalogMatch, DrafterCatalog
 from aerie.terminal import sanitize_text
 
-_MATCH_NOTES = {"name": "", "copy": "by name a copy of it", "sizes": "same sizes, maybe another model"}
+_MATCH_NOTES = {"name": "", "copy": "copy of the target by its name", "sizes": "same sizes, possibly another model"}
 
-_COLUMN_TITLES = ("TARGET", "DRAFTER", "KIND", "K", "AL", "COMMIT", "DEFAULT", "SOURCE", "NOTES")
+_COLUMN_TITLES = ("TARGET", "DRAFTER", "KIND", "K", "AL", "COMMIT", "SELECTION", "SOURCE", "NOTES")
 _MIN_TABLE_WIDTH = 120
 """Minimum width of a terminal, in columns, for a readable table."""
 
@@ -28,9 +28,9 @@ _MIN_TABLE_WIDTH = 120
 def catalog(
     target: Annotated[str | None, typer.Argument(help="Repository of a target, or a folder with its config.json.")] = None,
     catalog_file: Annotated[str | None, typer.Option("--catalog", help=CATALOG_HELP)] = None,
-    output: Annotated[OutputFormat, typer.Option("-o", "--output", help="How to print them.")] = OutputFormat.TEXT,
+    output: Annotated[OutputFormat, typer.Option("-o", "--output", help="Output format.")] = OutputFormat.TEXT,
 ) -> None:
-    """List published drafters, all or those for one target, the best first. Exit status 1: there is none for the target."""
+    """List published drafters, all or those for one target, best first. Exit status 1: no drafter for the target."""
     drafter_catalog = read_catalog(catalog_file)
     if target is None:
         _print_matches(
@@ -48,7 +48,7 @@ def catalog(
     if not matches:
         _print_nearest_targets(drafter_catalog, target)
     elif not any(match.entry.kind.is_supported for match in matches):
-        err.print("Aerie runs EAGLE 3 and 3.1 drafters, and there is none among these.")
+        err.print("None of these drafters is supported: Aerie supports EAGLE 3 and 3.1.")
     raise typer.Exit(0 if matches else 1)
 
 
@@ -59,15 +59,15 @@ def _read_target_config(target: str) -> dict[str, Any] | None:
     try:
         return parse_config(file.read_bytes(), str(file))
     except OSError as error:
-        raise CommandError(f"{file} cannot be read ({error.strerror}): give a folder with a model, or a repository.") from error
+        raise CommandError(f"{file} cannot be read ({error.strerror}): set a folder with a model, or a repository.") from error
 
 
 @dataclass(frozen=True)
 class _CatalogMatch:
-    """A catalog match, and why it is or is not the default for the target."""
+    """A catalog match, and why it is or is not selected for the target."""
 
     match: CatalogMatch
-    default_reason: str
+    selection_reason: str
 
 
 def _build_catalog_match(
@@ -95,10 +95,10 @@ def _format_row(row: _CatalogMatch) -> tuple[str, ...]:
         entry.targets[0],
         entry.repo or "(in the target)",
         entry.kind.value,
-        str(entry.tokens or "-"),
+        str(entry.num_speculative_tokens or "-"),
         _format_acceptance(entry),
         (entry.revision or "-")[:8],
-        row.default_reason,
+        row.selection_reason,
         entry.source,
         notes,
     )
@@ -141,14 +141,14 @@ def _match_to_json(row: _CatalogMatch) -> dict[str, Any]:
         "targets": list(entry.targets),
         "drafter": entry.repo,
         "kind": entry.kind.value,
-        "tokens": entry.tokens,
+        "numSpeculativeTokens": entry.num_speculative_tokens,
         "acceptance": dict(entry.acceptance),
         "source": entry.source,
         "notes": entry.notes,
         "revision": entry.revision,
         "matchedBy": row.match.reason,
-        "runs": entry.kind.is_supported,
-        "default": row.default_reason,
+        "supported": entry.kind.is_supported,
+        "selection": row.selection_reason,
     }
 
 
@@ -157,7 +157,7 @@ def _print_nearest_targets(drafter_catalog: DrafterCatalog, target: str) -> None
     near = drafter_catalog.nearest_targets(target)
     if near:
         err.print(
-            sanitize_text(f"The nearest targets that it has: {', '.join(near)}. A drafter of another target does not work.")
+            sanitize_text(f"Similar targets in the catalog: {', '.join(near)}. A drafter for another target does not work.")
         )
-    err.print("If there is one, name it in spec.drafter.source, or add it with --catalog; docs/preflight.md shows an entry.")
-    err.print("If there is none, train one on this target's own answers: `aerie-drafter --help`.")
+    err.print("If you have a drafter, set spec.drafter.source, or add an entry with --catalog (see docs/preflight.md).")
+    err.print("To train a drafter on this target's own answers, see `aerie-drafter --help`.")

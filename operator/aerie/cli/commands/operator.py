@@ -30,60 +30,67 @@ class LogFormat(Enum):
 
 
 def operator(
-    namespace: Annotated[list[str] | None, typer.Option(help="Namespace to work in; may be repeated. Default: all.")] = None,
-    lease_namespace: Annotated[str | None, typer.Option(help="Namespace of the leader's Lease. Default: the pod's own.")] = None,
-    lease_name: Annotated[str, typer.Option(help="Name of the leader's Lease.")] = "aerie-operator",
+    namespace: Annotated[list[str] | None, typer.Option(help="Namespace to watch; repeatable. Default: all namespaces.")] = None,
+    lease_namespace: Annotated[
+        str | None, typer.Option(help="Namespace of the leader election Lease. Default: the pod's own.")
+    ] = None,
+    lease_name: Annotated[str, typer.Option(help="Name of the leader election Lease.")] = "aerie-operator",
     preflight_image: Annotated[
-        str | None, typer.Option(envvar="AERIE_IMAGE", help="Image of the preflight Jobs: the operator's own.")
+        str | None, typer.Option(envvar="AERIE_IMAGE", help="Image of the preflight Jobs, normally the operator's own.")
     ] = None,
     preflight_pull_secret: Annotated[
         list[str] | None,
-        typer.Option(help="Secret of each resource's namespace by which that image is pulled; may be repeated."),
+        typer.Option(help="Image pull secret for that image, in the namespace of each resource; repeatable."),
     ] = None,
     preflight_resources: Annotated[
-        str | None, typer.Option(help="Requests and limits of their container, as JSON. Default: what a usual quota asks for.")
+        str | None,
+        typer.Option(help="Resource requests and limits of their container, as JSON. Default: both set, as quotas require."),
     ] = None,
     preflight_env: Annotated[
-        str | None, typer.Option(help="Variables of their container, as a JSON list of {name, value or valueFrom}.")
+        str | None, typer.Option(help="Environment variables of their container, as a JSON list of {name, value or valueFrom}.")
     ] = None,
     max_concurrent_rollouts: Annotated[
-        int, typer.Option(min=0, help="Rollouts under way in the cluster at the same time; further ones wait. 0: any number.")
+        int, typer.Option(min=0, help="Maximum concurrent rollouts in the cluster; further ones wait. 0: unlimited.")
     ] = 20,
     max_concurrent_rollouts_per_namespace: Annotated[
-        int, typer.Option(min=0, help="The same in any one namespace. 0: any number.")
+        int, typer.Option(min=0, help="Maximum concurrent rollouts in one namespace. 0: unlimited.")
     ] = 10,
     max_concurrent_trials: Annotated[
-        int, typer.Option(min=0, help="Trials of speculation settings, by tuning, at the same time. 0: any number.")
+        int, typer.Option(min=0, help="Maximum concurrent trials of speculation settings by tuning. 0: unlimited.")
     ] = 10,
     catalog: Annotated[str | None, typer.Option(help=CATALOG_HELP)] = None,
     metrics_port: Annotated[int, typer.Option(help="Port of /metrics.")] = 8080,
     health_port: Annotated[int, typer.Option(help="Port of /healthz and /readyz.")] = 8081,
     notify_url: Annotated[
-        str | None, typer.Option(envvar="AERIE_NOTIFY_URL", help="Where CloudEvents of rollouts are posted. Default: nowhere.")
+        str | None,
+        typer.Option(envvar="AERIE_NOTIFY_URL", help="URL to which CloudEvents of rollouts are posted. Default: none."),
     ] = None,
     notify_headers: Annotated[
-        str | None, typer.Option(help="File with headers for them, one `Name: value` in each line; read for each.")
+        str | None,
+        typer.Option(help="File with HTTP headers of the notifications, one `Name: value` a line; read for each notification."),
     ] = None,
-    notify_source: Annotated[str, typer.Option(help="Their source, which tells one cluster's from another's.")] = "aerie",
+    notify_source: Annotated[str, typer.Option(help="Source of the CloudEvents, such as the name of the cluster.")] = "aerie",
     prometheus_token: Annotated[
-        list[str] | None, typer.Option(help="ADDRESS=FILE: bearer token for the Prometheus server there; may be repeated.")
+        list[str] | None,
+        typer.Option(help="ADDRESS=FILE: file with the bearer token for the Prometheus server at the address; repeatable."),
     ] = None,
     prometheus_allow: Annotated[
         list[str] | None,
-        typer.Option(help="Address of a Prometheus server that resources may name; may be repeated. Default: any address."),
+        typer.Option(help="Address of a Prometheus server that resources may use; repeatable. Default: any address."),
     ] = None,
     prometheus_ca: Annotated[
-        str | None, typer.Option(help="File with the authorities of Prometheus servers with https. Default: the public ones.")
+        str | None, typer.Option(help="PEM file with CA certificates for Prometheus servers. Default: the public CAs.")
     ] = None,
-    log_format: Annotated[LogFormat, typer.Option(help="How to write the log.")] = LogFormat.TEXT,
-    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    log_format: Annotated[LogFormat, typer.Option(help="Log format.")] = LogFormat.TEXT,
+    log_level: Annotated[str, typer.Option(help="Log level: DEBUG, INFO, WARNING or ERROR.")] = "INFO",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be done to each resource, and do nothing.")
+        bool, typer.Option("--dry-run", help="Print the actions for each resource without performing them.")
     ] = False,
 ) -> None:
-    """Run the operator: watch SpeculativeDeployments and keep what they ask for.
+    """Run the operator: watch SpeculativeDeployments and reconcile them.
 
-    Uses the service account of its pod, or the kubeconfig. Of several operators with one Lease, one acts. Ends on SIGTERM.
+    Uses the service account of its pod, or the kubeconfig. Of several operators with the same Lease, one is active. SIGTERM stops
+    it.
     """
     # Imported here: the other commands need neither Kopf nor the cluster's client.
     from aerie.controller.kubernetes.kubeconfig import ConnectError
@@ -92,7 +99,7 @@ def operator(
     from aerie.controller.scraping.prometheus import PrometheusAccess
 
     if preflight_image is None:
-        raise CommandError("the image of preflight Jobs is not known: give --preflight-image, or set AERIE_IMAGE.")
+        raise CommandError("the image of preflight Jobs is unknown: set --preflight-image or AERIE_IMAGE.")
     try:
         webhook = Webhook(notify_url, Path(notify_headers) if notify_headers else None, notify_source) if notify_url else None
     except WebhookError as error:
@@ -139,7 +146,7 @@ def _parse_preflight_env(text: str | None) -> tuple[dict[str, Any], ...]:
     try:
         variables = json.loads(text or "[]")
         if not isinstance(variables, list):
-            raise ResourceError("it is no list.")
+            raise ResourceError("it is not a list.")
         return tuple(EnvVar.from_dict(variable, unknown_fields="forbid").to_dict() for variable in variables)
     except (ResourceError, ValueError) as error:
         raise CommandError(f"--preflight-env: {error}") from None
@@ -153,9 +160,7 @@ def _parse_preflight_resources(text: str | None) -> ResourceRequirements:
     except ValueError:
         resources = None
     if not isinstance(resources, dict):
-        raise CommandError(
-            f'--preflight-resources is {text}: write JSON, such as {{"limits": {{"cpu": "1", "memory": "512Mi"}}}}.'
-        )
+        raise CommandError(f'--preflight-resources is {text}: set JSON, such as {{"limits": {{"cpu": "1", "memory": "512Mi"}}}}.')
     try:
         return ResourceRequirements.from_dict(resources, unknown_fields="forbid")
     except ResourceError as error:
@@ -165,18 +170,18 @@ def _parse_preflight_resources(text: str | None) -> ResourceRequirements:
 def _parse_prometheus_token(text: str) -> tuple[str, Path]:
     address, separator, file = text.rpartition("=")
     if not separator or not file or not address.startswith(("http://", "https://")):
-        raise CommandError(f"--prometheus-token is {text}: write it as http://HOST:PORT=FILE or https://HOST=FILE.")
+        raise CommandError(f"--prometheus-token is {text}: use the form http://HOST:PORT=FILE or https://HOST=FILE.")
     return address, Path(file)
 
 
 def _check_prometheus_address(address: str) -> str:
     if not address.startswith(("http://", "https://")):
-        raise CommandError(f"--prometheus-allow is {address}: write it as http://HOST:PORT or https://HOST/PATH.")
+        raise CommandError(f"--prometheus-allow is {address}: use the form http://HOST:PORT or https://HOST/PATH.")
     return address
 
 
 def _parse_log_level(name: str) -> int:
     level = logging.getLevelNamesMapping().get(name.upper())
     if level is None:
-        raise CommandError(f"--log-level is {name}: it has to be one of DEBUG, INFO, WARNING and ERROR.")
+        raise CommandError(f"--log-level is {name}: set DEBUG, INFO, WARNING or ERROR.")
     return level

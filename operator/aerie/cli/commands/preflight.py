@@ -46,7 +46,7 @@ _SEVERITY_COLOURS = {
 }
 
 
-_MODEL_LOCATION_HELP = "The {}, instead of the manifest's: a folder, or a repository as OWNER/NAME@COMMIT."
+_MODEL_LOCATION_HELP = "{} instead of the manifest's: a folder, or a repository as OWNER/NAME@COMMIT."
 
 
 def preflight(
@@ -56,19 +56,19 @@ def preflight(
             "-f", "--file", help="Manifest of a SpeculativeDeployment, or of a workload that runs vLLM; -: standard input."
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the one to check, where the file holds several.")] = None,
-    target: Annotated[str | None, typer.Option(help=_MODEL_LOCATION_HELP.format("target"))] = None,
-    drafter: Annotated[str | None, typer.Option(help=_MODEL_LOCATION_HELP.format("drafter"))] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the object to check, if the file contains several.")] = None,
+    target: Annotated[str | None, typer.Option(help=_MODEL_LOCATION_HELP.format("Target"))] = None,
+    drafter: Annotated[str | None, typer.Option(help=_MODEL_LOCATION_HELP.format("Drafter"))] = None,
     gpu_memory: Annotated[str | None, typer.Option(help="Memory of one GPU, such as 80GiB.")] = None,
-    vllm: Annotated[str | None, typer.Option(help="vLLM version, instead of the image's.")] = None,
+    vllm: Annotated[str | None, typer.Option(help="vLLM version instead of the image's.")] = None,
     catalog_file: Annotated[str | None, typer.Option("--catalog", help=CATALOG_HELP)] = None,
-    output: Annotated[OutputFormat, typer.Option("-o", "--output", help="How to print the report.")] = OutputFormat.TEXT,
+    output: Annotated[OutputFormat, typer.Option("-o", "--output", help="Output format.")] = OutputFormat.TEXT,
 ) -> None:
     """Check target, drafter and engine of a SpeculativeDeployment, or of a Deployment that runs vLLM, before it is applied.
 
-    Reads configs and weight headers only, from folders or the Hugging Face Hub (HF_TOKEN, HF_ENDPOINT). Exit status: 0 nothing
-    is refused but what spec.rollout.preflight lets pass, 1 something is, 2 it could not be checked, such as a manifest that the
-    API server would refuse.
+    Reads only configs and weight headers, from folders or the Hugging Face Hub (HF_TOKEN, HF_ENDPOINT). Exit status: 0 without
+    errors, or with errors that spec.rollout.preflight overrides; 1 with errors; 2 if preflight could not run, for example because
+    the API server would reject the manifest.
     """
     overrides = PreflightOverrides(
         None if target is None else parse_model_location(target, "--target"),
@@ -85,7 +85,7 @@ def preflight(
             _print_manifest_errors(error, output)
             raise typer.Exit(EXIT_FAILED) from None
     elif name is not None:
-        raise CommandError("--name chooses from a file, and there is none: give it with -f.")
+        raise CommandError("--name selects an object of a file: set the file with -f.")
     else:
         preflight_input = build_input_from_models(overrides, _read_hub_checkpoint)
     report = run_preflight(preflight_input)
@@ -98,10 +98,12 @@ def preflight(
     else:
         _print_report(preflight_input, report)
     if preflight_spec.mode == "Off":
-        err.print("[yellow]note:[/] spec.rollout.preflight.mode is Off: the operator does not run this.")
+        err.print("[yellow]note:[/] spec.rollout.preflight.mode is Off: the operator does not run preflight.")
     elif not report.passed and is_allowed:
-        cause = "mode is Warn" if preflight_spec.mode == "Warn" else f"acceptedChecks has {', '.join(failed_check_ids)}"
-        err.print(f"[yellow]note:[/] spec.rollout.preflight.{sanitize_text(cause)}: the operator goes on all the same.")
+        cause = "mode is Warn" if preflight_spec.mode == "Warn" else f"acceptedChecks contains {', '.join(failed_check_ids)}"
+        err.print(
+            f"[yellow]note:[/] spec.rollout.preflight.{sanitize_text(cause)}: the operator continues in spite of the errors."
+        )
     raise typer.Exit(0 if is_allowed else 1)
 
 
@@ -127,12 +129,12 @@ def _read_input_file(
     if candidates:
         candidate_list = ", ".join(candidates[:10]) + (f" and {len(candidates) - 10} more" if len(candidates) > 10 else "")
         have_different_names = len({label.partition(",")[0] for label in candidates}) > 1
-        fix = "choose one with --name" if have_different_names and name is None else "give a file with the one to check"
-        raise CommandError(f"{display_file_name(file)} holds {candidate_list}, and one is checked at a time: {fix}.")
-    name_suffix = "" if name is None else f" called {name}"
+        fix = "select one with --name" if have_different_names and name is None else "set a file with one of them"
+        raise CommandError(f"{display_file_name(file)} contains {candidate_list}, but preflight checks one at a time: {fix}.")
+    name_suffix = "" if name is None else f" with the name {name}"
     raise CommandError(
-        f"{display_file_name(file)} must hold a {KIND}, or a workload with a container that runs `vllm serve`, "
-        f"and holds none{name_suffix}: give a file with the one to check."
+        f"{display_file_name(file)} must contain a {KIND}, or a workload with a container that runs `vllm serve`, "
+        f"but contains none{name_suffix}: set a file with one."
     )
 
 
@@ -154,7 +156,7 @@ def _read_hub_checkpoint(repository: str, revision: str | None) -> Checkpoint:
     commit = checkpoint.name.rpartition("@")[2]
     if commit != revision:
         branch = f"{repository} at {revision or 'main'}"
-        advice = "a branch can move, and a resource names the commit"
+        advice = "set the commit in the resource, because a branch can move"
         err.print(f"[yellow]note:[/] {sanitize_text(branch)} is commit {sanitize_text(commit)} now; {advice}.")
     return checkpoint
 
@@ -175,7 +177,7 @@ def _print_report(preflight_input: PreflightInput, report: PreflightReport) -> N
             _print_finding(finding)
     skipped = [finding.id for finding in report.with_severity(Severity.SKIP)]
     if skipped:
-        out.print(f"[dim]{Severity.SKIP.glyph} does not apply: {', '.join(skipped)}[/]")
+        out.print(f"[dim]{Severity.SKIP.glyph} not applicable: {', '.join(skipped)}[/]")
     out.print(f"\n[bold {'green' if report.passed else 'red'}]{sanitize_text(report.summary)}[/]")
 
 

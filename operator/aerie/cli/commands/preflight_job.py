@@ -31,10 +31,10 @@ _MAX_TERMINATION_MESSAGE_BYTES = 4096
 
 
 def preflight_job(
-    file: Annotated[str, typer.Option(help="The resource.")],
-    report: Annotated[Path, typer.Option(help="File for the verdict.")],
-    target: Annotated[Path | None, typer.Option(help="Folder of the target, where its source is mounted.")] = None,
-    drafter: Annotated[Path | None, typer.Option(help="Folder of the drafter, where its source is mounted.")] = None,
+    file: Annotated[str, typer.Option(help="File with the resource.")],
+    report: Annotated[Path, typer.Option(help="File for the result.")],
+    target: Annotated[Path | None, typer.Option(help="Folder where the target's source is mounted.")] = None,
+    drafter: Annotated[Path | None, typer.Option(help="Folder where the drafter's source is mounted.")] = None,
 ) -> None:
     """Run preflight in a Job of the operator."""
     try:
@@ -55,7 +55,7 @@ def preflight_job(
         raise typer.Exit(1) from None
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         # Unforeseen content of the files: after a crash, the Job would be retried for ever with the same outcome.
-        message = f"a defect of Aerie met these files ({type(error).__name__}: {str(error)[:200]}): report it."
+        message = f"these files caused a defect of Aerie ({type(error).__name__}: {str(error)[:200]}): report it."
         report.write_bytes(encode_termination_message(_build_error_result(message)))
         typer.echo(message)
         raise typer.Exit(1) from error

@@ -27,12 +27,12 @@ from aerie.tuning.recommendation import Recommendation
 
 def explain(
     name: Annotated[str, typer.Argument(help="Name of the SpeculativeDeployment.")],
-    namespace: Annotated[str | None, typer.Option("-n", "--namespace", help="Its namespace. Default: the kubeconfig's.")] = None,
-    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig. Default: its current one.")] = None,
-    kubeconfig: Annotated[str | None, typer.Option(help="The kubeconfig. Default: $KUBECONFIG, else ~/.kube/config.")] = None,
-    output: Annotated[OutputFormat, typer.Option("-o", "--output", help="How to print it.")] = OutputFormat.TEXT,
+    namespace: Annotated[str | None, typer.Option("-n", "--namespace", help="Namespace. Default: from the kubeconfig.")] = None,
+    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig. Default: the current context.")] = None,
+    kubeconfig: Annotated[str | None, typer.Option(help="Kubeconfig file. Default: $KUBECONFIG, else ~/.kube/config.")] = None,
+    output: Annotated[OutputFormat, typer.Option("-o", "--output", help="Output format.")] = OutputFormat.TEXT,
 ) -> None:
-    """Say why a resource's engines have the speculation setting that they have: the last decision, and what was done before."""
+    """Explain a resource's speculation setting: the last decision of the tuner, and earlier trials."""
     document, data = asyncio.run(_read_resource_and_record(name, namespace, kubeconfig, context))
     resource = SpeculativeDeployment.from_dict(document)
     record = TuningRecord.from_data(data or {})
@@ -49,9 +49,9 @@ def explanation_to_json(resource: SpeculativeDeployment, record: TuningRecord | 
         "namespace": resource.metadata.namespace or "default",
         "name": resource.metadata.name,
         "mode": spec.tuning.mode,
-        "tokens": spec.num_speculative_tokens,
+        "numSpeculativeTokens": spec.num_speculative_tokens,
         "speculation": None if status.speculation is None else status.to_dict()["speculation"],
-        "tuned": next((condition.to_dict() for condition in status.conditions if condition.type == "Tuned"), None),
+        "condition": next((condition.to_dict() for condition in status.conditions if condition.type == "SpeculationTuned"), None),
         "decision": None if record is None else _decision_to_json(record),
     }
 
@@ -66,7 +66,7 @@ def _decision_to_json(record: TuningRecord) -> dict[str, Any]:
         lower, estimate, upper = recommendation.predicted_gain
         predicted = {"estimate": estimate, "lower": lower, "upper": upper}
     return {
-        "at": format_timestamp(datetime.fromtimestamp(record.decision_time, tz=UTC)),
+        "decisionTime": format_timestamp(datetime.fromtimestamp(record.decision_time, tz=UTC)),
         "revision": recommendation.revision if recommendation is not None else None,
         "action": recommendation.action if recommendation is not None else None,
         "setting": build_status_setting(recommendation.setting).to_dict()
@@ -86,36 +86,36 @@ def render_explanation(resource: SpeculativeDeployment, record: TuningRecord | N
     if speculation is not None:
         yield from _render_settings(speculation, spec.num_speculative_tokens, now)
     for condition in status.conditions:
-        if condition.type == "Tuned":
-            yield f"  Tuned={condition.status} ({condition.reason}): {condition.message}"
+        if condition.type == "SpeculationTuned":
+            yield f"  SpeculationTuned={condition.status} ({condition.reason}): {condition.message}"
     yield ""
     yield from _render_trials(speculation.trials if speculation else [], speculation.savings if speculation else None, now)
     yield ""
     if spec.tuning.mode == "Off":
-        yield "The mode is Off, so nothing is decided: set spec.speculation.tuning.mode to Recommend to be told, or to Auto."
+        yield "Tuning is off: set spec.speculation.tuning.mode to Recommend or Auto."
     elif record is None:
         interval = spec.tuning.decision_interval.total_seconds() / 60
         yield (
-            f"No decision has been written yet: the first one comes {interval:.0f} minutes after the first requests, if the "
-            "operator runs and can read the pods' metrics."
+            f"No decision yet: the first one follows {interval:.0f} minutes after the first requests, if the "
+            "operator is running and can read the pods' metrics."
         )
     else:
         decision_time = datetime.fromtimestamp(record.decision_time, tz=UTC)
-        yield f"The last decision, {decision_time:%Y-%m-%d %H:%M} UTC, {_format_age(decision_time, now)}"
+        yield f"Last decision: {decision_time:%Y-%m-%d %H:%M} UTC, {_format_age(decision_time, now)}"
         yield ""
         yield record.explanation.rstrip("\n")
 
 
 def _render_settings(speculation: SpeculationStatus, tokens: int, now: datetime) -> Iterator[str]:
     origin = _format_setting_origin(speculation.applied is not None, tokens)
-    yield f"  in force     {format_setting(speculation.current)}{origin}"
+    yield f"  current      {format_setting(speculation.current)}{origin}"
     if speculation.recommended is not None:
         yield f"  recommended  {format_setting(speculation.recommended)}{_format_predicted_gain(speculation.predicted)}"
     if speculation.recommended_draft_sampling is not None:
         yield f"  recommended  draftSampling {speculation.recommended_draft_sampling}, for sampled traffic"
     if (trial := speculation.trial) is not None:
         since = f"{_format_age(trial.start_time, now)} ({trial.purpose})"
-        yield f"  under trial  {format_setting(trial.setting)}{_format_predicted_gain(trial.predicted)}, since {since}"
+        yield f"  trial        {format_setting(trial.setting)}{_format_predicted_gain(trial.predicted)}, since {since}"
     if speculation.message:
         yield f"  {speculation.message}"
 
@@ -136,23 +136,23 @@ def format_setting(setting: SettingStatus) -> str:
 
 
 def _format_setting_origin(is_tuned: bool, tokens: int) -> str:
-    return f", by tuning; the spec says {tokens}" if is_tuned else ", by the spec"
+    return f", by tuning (spec: {tokens})" if is_tuned else ", by the spec"
 
 
 def _render_trials(trials: list[TrialRecord], savings: TuningSavings | None, now: datetime) -> Iterator[str]:
     if not trials:
-        yield "Nothing was tried before."
+        yield "No trials yet."
         return
-    yield "What was tried before, the newest first"
+    yield "Trials, newest first"
     for trial in trials:
         settings = f"{format_setting(trial.from_setting)} to {format_setting(trial.to_setting)}"
         yield f"  {_format_age(trial.completion_time, now):<12} {settings} ({trial.purpose}): {trial.result}"
-        yield f"               predicted {_format_gain(trial.predicted)}, realised {_format_gain(trial.measured)}"
+        yield f"               predicted {_format_gain(trial.predicted)}, measured {_format_gain(trial.measured)}"
     if savings is not None:
         yield (
-            f"  Together, in hours of one replica: {savings.saved:.1f} gained, {savings.spent:.1f} spent on trials, "
+            f"  Total, in replica-hours: {savings.saved:.1f} saved, {savings.spent:.1f} spent on trials, "
             f"{savings.net:+.1f} net, as of {_format_age(savings.update_time, now)}; "
-            f"now {100 * savings.current_rate:.1f} % are saved."
+            f"current rate {100 * savings.current_rate:.1f} %."
         )
 
 
@@ -177,8 +177,8 @@ def _format_age(time: datetime, now: datetime) -> str:
 
 
 _API_ERROR_HINTS = {
-    401: ": log in anew, or choose a context whose user it knows.",
-    403: ": ask for the right to get speculativedeployments.aerie.dev and configmaps in that namespace.",
+    401: ": log in again, or use a context with valid credentials.",
+    403: ": the user needs the permission to get speculativedeployments.aerie.dev and configmaps in that namespace.",
 }
 
 
@@ -198,7 +198,7 @@ async def _read_resource_and_record(
         resource_namespace = namespace or cluster.namespace
         resource = await cluster.get(SPECULATIVE_DEPLOYMENTS, resource_namespace, name)
         if resource is None:
-            raise CommandError(f"there is no SpeculativeDeployment {resource_namespace}/{name}: give its namespace with -n.")
+            raise CommandError(f"there is no SpeculativeDeployment {resource_namespace}/{name}: set its namespace with -n.")
         config_map = await cluster.get(CONFIG_MAPS, resource_namespace, tuning_config_map.tuning_config_map_name(name))
         uid = resource["metadata"]["uid"]
         is_owned = config_map is not None and any(
@@ -206,12 +206,10 @@ async def _read_resource_and_record(
         )
         return resource, dict(config_map.get("data") or {}) if config_map is not None and is_owned else None
     except (LookupError, TypeError, AttributeError):
-        raise CommandError("the API server answered with what is no SpeculativeDeployment: choose another context.") from None
+        raise CommandError("the response of the API server is not a SpeculativeDeployment: use another context.") from None
     except ApiError as error:
         if error.status is None:
-            raise CommandError(f"{error}: see to the connection, or choose another context.") from None
-        raise CommandError(
-            f"the API server answered with {error.status} ({error}){_API_ERROR_HINTS.get(error.status, '.')}"
-        ) from None
+            raise CommandError(f"{error}: check the connection, or use another context.") from None
+        raise CommandError(f"the API server returned {error.status} ({error}){_API_ERROR_HINTS.get(error.status, '.')}") from None
     finally:
         await cluster.close()

@@ -43,7 +43,7 @@ def parse_model_location(text: str, option: str) -> ModelLocation:
     if repository := parse_hub_repository(text):
         return repository
     if not text or re.search(r"[@:\\]|[^ -~]", text):
-        raise CommandError(f"{option} is '{text[:_MAX_NAME_CHARACTERS]}': write a folder, or a repository as OWNER/NAME@COMMIT.")
+        raise CommandError(f"{option} is '{text[:_MAX_NAME_CHARACTERS]}': set a folder, or a repository as OWNER/NAME@COMMIT.")
     return Path(text)
 
 

@@ -34,7 +34,7 @@ def build_input_from_models(overrides: PreflightOverrides, hub_reader: HubReader
     """Return the input for two models without a resource: vLLM's defaults, three draft tokens. Raises CommandError,
     CheckpointError."""
     if overrides.target is None or overrides.drafter is None:
-        raise CommandError("there is nothing to check: give a manifest with -f, or two models with --target and --drafter.")
+        raise CommandError("nothing to check: set a manifest with -f, or two models with --target and --drafter.")
     try:
         version = releases.Version.parse(overrides.vllm_version) if overrides.vllm_version else releases.NEWEST_VERIFIED_VERSION
     except releases.VersionError as error:
@@ -72,7 +72,7 @@ def build_input_from_deployment(
     elif spec.drafter is not None:
         drafter = _read_source(spec.drafter.source, overrides.drafter, "drafter", "--drafter", hub_reader)
         if selection.selected_drafter is not None:
-            notes.append(f"spec.drafter is missing: this is about {drafter.name}, the catalog's for this target.")
+            notes.append(f"spec.drafter is missing: checked with {drafter.name} from the catalog.")
     else:
         raise CommandError(selection.problem)
     limits = (spec.engine.resources and spec.engine.resources.limits) or {}
@@ -118,7 +118,6 @@ def _read_source(
     if override is None:
         kind = "volume claim" if source.persistent_volume_claim is not None else "image"
         raise CommandError(
-            f"spec.{field}.source is a {kind}, which this machine cannot read: give its files with {option}, a folder or "
-            "OWNER/NAME@COMMIT."
+            f"spec.{field}.source is a {kind}, which cannot be read from here: set {option} to a folder or OWNER/NAME@COMMIT."
         )
     return read_model_location(override, hub_reader)

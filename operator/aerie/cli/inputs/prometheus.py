@@ -78,7 +78,7 @@ class PrometheusQueryConfig:
 def read_prometheus(config: PrometheusQueryConfig, period: timedelta, end: float | None = None) -> ScrapeRecording:
     """Return the scrapes of the period before `end` (default: now). Raises CommandError, also while the scrapes are iterated."""
     if not timedelta(seconds=MIN_STEP_SECONDS) <= period <= MAX_PERIOD:
-        raise CommandError(f"--since is {duration.format_duration(period)}: it has to be from 15s to 24h, such as 6h.")
+        raise CommandError(f"--since is {duration.format_duration(period)}: set 15s to 24h, such as 6h.")
     end = time.time() if end is None else end
     skip_counts: Counter[str] = Counter()
     return ScrapeRecording(_iter_scrapes(config, end - period.total_seconds(), end, skip_counts), skip_counts)
@@ -96,7 +96,9 @@ def _iter_scrapes(
         if not pods:
             raise CommandError(f"{no_metrics}: correct --pods, --namespace, --label or --pod-label.")
         if len(pods) > MAX_PODS:
-            raise CommandError(f"--pods {config.pod_pattern} names {len(pods)} pods: name {MAX_PODS} at most, of one deployment.")
+            raise CommandError(
+                f"--pods {config.pod_pattern} matches {len(pods)} pods: select at most {MAX_PODS}, of one deployment."
+            )
         step = max(MIN_STEP_SECONDS, math.ceil((end - start) / MAX_STEPS))
         has_scrapes = False
         for scrape in parse_scrapes(client.query_steps(start, end, step, max(1, MAX_POINTS_PER_QUERY // len(pods))), skip_counts):
@@ -115,7 +117,7 @@ class _PrometheusClient:
 
     def __init__(self, config: PrometheusQueryConfig) -> None:
         if not config.address.startswith(("http://", "https://")):
-            raise CommandError(f"--prometheus is {config.address}: write it as http://HOST:PORT or https://HOST/PATH.")
+            raise CommandError(f"--prometheus is {config.address}: use the form http://HOST:PORT or https://HOST/PATH.")
         self._config = config
         headers = {"Accept": "application/json"}
         if config.token_file is not None:
@@ -129,7 +131,7 @@ class _PrometheusClient:
             self._client = httpx.Client(headers=headers, timeout=REQUEST_TIMEOUT_SECONDS, trust_env=False, verify=verify)
         except (OSError, ssl.SSLError) as error:
             message = (
-                f"--prometheus-ca {config.ca_file} cannot be read ({_error_reason(error)}): give a file with certificates in PEM."
+                f"--prometheus-ca {config.ca_file} cannot be read ({_error_reason(error)}): set a PEM file with CA certificates."
             )
             raise CommandError(message) from error
 
@@ -172,14 +174,14 @@ class _PrometheusClient:
     def _query(self, path: str, parameters: Mapping[str, str], result_type: str) -> Any:
         status, body = self._post(f"{self._config.address.rstrip('/')}/api/v1/{path}", parameters)
         if status != 200:
-            raise CommandError(f"--prometheus {self._config.address} answered with status {status}{_status_hint(status, body)}")
+            raise CommandError(f"--prometheus {self._config.address} returned status {status}{_status_hint(status, body)}")
         try:
             return parse_result(body, result_type)
         except PrometheusResponseError as error:
             raise self._not_prometheus_error(error) from None
 
     def _not_prometheus_error(self, error: PrometheusResponseError) -> CommandError:
-        return CommandError(f"--prometheus {self._config.address} {error}: give the address of a Prometheus server.")
+        return CommandError(f"--prometheus {self._config.address} {error}: set the address of a Prometheus server.")
 
     def _post(self, url: str, parameters: Mapping[str, str]) -> tuple[int, bytes]:
         subject, deadline = f"--prometheus {self._config.address}", time.monotonic() + REQUEST_TIMEOUT_SECONDS
@@ -189,21 +191,19 @@ class _PrometheusClient:
                 for chunk in response.iter_bytes():
                     body += chunk
                     if len(body) > MAX_RESPONSE_BYTES:
-                        raise CommandError(
-                            f"{subject} answered with more than {MAX_RESPONSE_BYTES >> 20} MiB: narrow --pods or --label."
-                        )
+                        raise CommandError(f"{subject} sent more than {MAX_RESPONSE_BYTES >> 20} MiB: narrow --pods or --label.")
                     if time.monotonic() > deadline:
                         raise httpx.ReadTimeout("too slow")
                 return response.status_code, bytes(body)
         except httpx.TimeoutException as error:
             raise CommandError(
-                f"{subject} did not answer within {REQUEST_TIMEOUT_SECONDS:g} s: correct it, or ask for less with --since."
+                f"{subject} did not respond within {REQUEST_TIMEOUT_SECONDS:g} s: correct it, or shorten --since."
             ) from error
         except httpx.ConnectError as error:
-            fix = "name the server's authority with --prometheus-ca" if "CERTIFICATE" in str(error) else "correct it"
+            fix = "set the server's CA certificates with --prometheus-ca" if "CERTIFICATE" in str(error) else "correct it"
             raise CommandError(f"{subject} cannot be reached ({error}): {fix}.") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise CommandError(f"{subject} did not answer as a server does ({error!r}): correct it.") from error
+            raise CommandError(f"{subject} did not send a valid HTTP response ({error!r}): correct it.") from error
 
 
 def _error_reason(error: Exception) -> str:
@@ -214,12 +214,12 @@ def _status_hint(status: int, body: bytes) -> str:
     detail = format_error_message(body)
     match status:
         case 401 | 403:
-            return f"{detail}: give it a token with --prometheus-token FILE."
+            return f"{detail}: set a token with --prometheus-token FILE."
         case 400:
             return f"{detail}: correct --pods, --label or --pod-label."
         case 422:
-            return f"{detail}: ask for less with --since or --pods."
+            return f"{detail}: narrow --since or --pods."
         case 301 | 302 | 303 | 307 | 308 | 404 | 405:
-            return f"{detail}: it has to be the address below which /api/v1/query_range of a Prometheus server is."
+            return f"{detail}: set the address of a Prometheus server, without /api/v1/query_range."
         case _:
-            return f"{detail}: see to the server."
+            return f"{detail}: check the server."

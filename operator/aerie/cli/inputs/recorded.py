@@ -55,14 +55,14 @@ def read_recording(file: Path) -> ScrapeRecording:
         text = data.decode()
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not text"
-        raise CommandError(f"{file} cannot be read ({reason}): give a file of recorded metrics.") from error
+        raise CommandError(f"{file} cannot be read ({reason}): set a file of recorded metrics.") from error
     if len(data) > MAX_RECORDING_BYTES:
-        raise CommandError(f"{file} has more than {MAX_RECORDING_BYTES >> 30} GiB: record a shorter time, or fewer series.")
+        raise CommandError(f"{file} has more than {MAX_RECORDING_BYTES >> 30} GiB: record a shorter period, or fewer series.")
     skip_counts: Counter[str] = Counter()
     entries = _read_prometheus_matrix(text, file) if _is_prometheus_response(text) else _read_json_lines(text, file)
     scrapes = sorted(parse_scrapes(entries, skip_counts), key=lambda scrape: scrape[:2])
     if not scrapes:
-        raise CommandError(f"{file} holds no scrape of a vLLM engine{format_first_skip_reason(skip_counts)}")
+        raise CommandError(f"{file} contains no scrape of a vLLM engine{format_first_skip_reason(skip_counts)}")
     return ScrapeRecording(scrapes, skip_counts)
 
 
@@ -103,8 +103,8 @@ def _read_json_lines(text: str, file: Path) -> Iterator[tuple[float, str, bytes]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             problem = f"has no {error}" if isinstance(error, KeyError) else "cannot be read"
             raise CommandError(
-                f'{file}, line {number} {problem}: a line is {{"time": seconds, "replica": name, "page": text}}, '
-                "or give an answer of Prometheus' query_range."
+                f'{file}, line {number} {problem}: a line is {{"time": seconds, "replica": name, "page": text}}; '
+                "a response of Prometheus' query_range is also possible."
             ) from None
 
 
@@ -130,6 +130,6 @@ def _read_prometheus_matrix(text: str, file: Path) -> Iterator[tuple[float, str,
     ) as error:
         reason = str(error).removeprefix("answered with ")
         raise CommandError(
-            f"{file} is no matrix of series with names and a label pod or instance ({reason}): record it with query_range and a "
-            'query like {__name__=~"vllm:.*"}.'
+            f"{file} is not a matrix of series with names and a label pod or instance ({reason}): record it with "
+            'query_range and a query such as {__name__=~"vllm:.*"}.'
         ) from None

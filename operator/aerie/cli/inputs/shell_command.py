@@ -45,7 +45,7 @@ class ExpansionBudget:
         """Return the text, and charge its characters. Raises ValueError: the budget is exceeded."""
         self._remaining_characters -= len(text)
         if self._remaining_characters < 0:
-            raise ValueError(f"the variables put in have more than {_MAX_EXPANDED_CHARACTERS >> 20} MiB")
+            raise ValueError(f"the expanded variables have more than {_MAX_EXPANDED_CHARACTERS >> 20} MiB")
         return text
 
 
@@ -129,11 +129,11 @@ def _iter_simple_commands(script: str) -> Iterator[list[str]]:
         token = _TOKEN.match(script, position)
         if token is None:
             line = script.count("\n", 0, position) + 1
-            raise ValueError(f"its line {line} has more than simple commands, or a quotation that does not end")
+            raise ValueError(f"line {line} has more than simple commands, or an unterminated quote")
         position = token.end()
         if token["word"] is not None:
             if not words and token["word"] in _COMPOUND_KEYWORDS:
-                raise ValueError(f"it has '{token['word']}', and what of it runs cannot be told")
+                raise ValueError(f"it contains '{token['word']}', so that the executed commands are unknown")
             words.append(token["word"])
         elif token["end"] is not None and words:
             yield words

@@ -35,7 +35,7 @@ from aerie.engine.serve_command import ServeCommand, parse_serve_command
 
 WORKLOAD_KINDS = frozenset({"DaemonSet", "Deployment", "Pod", "ReplicaSet", "StatefulSet"})
 _DEFAULT_SPECULATIVE_TOKENS = 3
-_COMMAND_HINT = "write the command line of vLLM as command and args of the container."
+_COMMAND_HINT = "set the command line of vLLM as command and args of the container."
 
 
 @dataclass(frozen=True)
@@ -128,14 +128,14 @@ def _find_vllm_command(
         if len(commands) > 1:
             raise CommandError(f"{name}: its script starts vLLM more than once: {_COMMAND_HINT}")
         if not commands and is_official_image:
-            raise CommandError(f"{name}: its script starts no vLLM that can be seen: {_COMMAND_HINT}")
+            raise CommandError(f"{name}: its script does not visibly start vLLM: {_COMMAND_HINT}")
         return commands[0] if commands else None
     if (words := find_serve_arguments([*command, *args])) is not None:
         return VllmCommand(words, environment)
     if not command and (is_official_image or _looks_like_vllm_arguments(args)):
         return VllmCommand(args, environment)  # arguments of the image's entrypoint, `vllm serve`
     if is_official_image:
-        raise CommandError(f"{name}: it runs {command[0]}, which is not read: {_COMMAND_HINT}")
+        raise CommandError(f"{name}: it runs {command[0]}, which preflight does not read: {_COMMAND_HINT}")
     return None
 
 
@@ -148,21 +148,21 @@ def _read_strings(name: str, container: Mapping[str, Any], key: str) -> list[str
     entries = _read_list(name, container, key)
     for index, entry in enumerate(entries):
         if not isinstance(entry, str):
-            raise CommandError(f"{name}: {key}[{index}] is {json.dumps(entry)[:40]}: write a text, in quotes.")
+            raise CommandError(f"{name}: {key}[{index}] is {json.dumps(entry)[:40]}: set a string, in quotes.")
     return entries
 
 
 def _read_list(name: str, document: Mapping[str, Any], key: str) -> list[Any]:
     value = document.get(key)
     if not isinstance(value, list | None):
-        raise CommandError(f"{name}: {key} is {json.dumps(value)[:40]}: write a list.")
+        raise CommandError(f"{name}: {key} is {json.dumps(value)[:40]}: set a list.")
     return value or []
 
 
 def _read_mapping(name: str, document: Mapping[str, Any], key: str) -> dict[str, Any]:
     value = document.get(key)
     if not isinstance(value, dict | None):
-        raise CommandError(f"{name}: {key} is {json.dumps(value)[:40]}: write a table.")
+        raise CommandError(f"{name}: {key} is {json.dumps(value)[:40]}: set an object.")
     return value or {}
 
 
@@ -171,7 +171,7 @@ def _read_environment(name: str, container: Mapping[str, Any], budget: Expansion
     for entry in _read_list(name, container, "env"):
         variable = entry.get("name") if isinstance(entry, dict) else None
         if not isinstance(variable, str):
-            raise CommandError(f"{name}: env has an entry without a name: write one.")
+            raise CommandError(f"{name}: an entry of env has no name: add one.")
         value = entry.get("value")
         is_unknown = entry.get("valueFrom") is not None
         environment[variable] = (
@@ -195,9 +195,9 @@ def build_input_from_workload(
     except ArgumentError as error:
         raise CommandError(str(error).replace("spec.engine.args", name)) from None
     engine = _resolve_version(workload, overrides)
-    tag_note = "" if overrides.vllm_version else f"; the version of vLLM, {engine.version}, is that of its image's tag"
+    tag_note = "" if overrides.vllm_version else f"; vLLM {engine.version}, by its image's tag"
     notes = [
-        f"checked is {name}{tag_note}.",
+        f"checked: {name}{tag_note}.",
         *engine.warnings,
         *(f"{name}: {unknown_value}." for unknown_value in _iter_unknown_values(workload, serve_command)),
     ]
@@ -206,7 +206,7 @@ def build_input_from_workload(
     if "model" not in speculative_config and overrides.drafter is not None:
         tokens = speculative_config.get("num_speculative_tokens", _DEFAULT_SPECULATIVE_TOKENS)
         speculative_config = {"method": "eagle3", "num_speculative_tokens": tokens}
-        notes.append(f"{name} has no drafter: checked is what --drafter names, with {json.dumps(speculative_config)}.")
+        notes.append(f"{name} has no drafter: checked with --drafter and {json.dumps(speculative_config)}.")
     drafter, drafter_note = _read_drafter(name, target, serve_command, speculative_config, overrides, hub_reader)
     if drafter_note:
         notes.append(drafter_note)
@@ -243,13 +243,13 @@ def _read_drafter(
         if "num_speculative_tokens" in speculative_config:
             return drafter, ""
         return drafter, (
-            f"{name}: --speculative-config has no num_speculative_tokens: vLLM starts only if the drafter's config has one."
+            f"{name}: --speculative-config has no num_speculative_tokens: vLLM starts only if the drafter's config has it."
         )
     if not speculative_config:
         _reject_speculators_checkpoint(name, target, serve_command)
         return None, f"{name} has no --speculative-config: the engine runs without a drafter."
-    method = speculative_config.get("method", "of no name")
-    return None, f"{name}: method {method} drafts without a model of its own, and the checks of drafters do not apply."
+    method = speculative_config.get("method", "without a name")
+    return None, f"{name}: method {method} needs no drafter: the checks of drafters do not apply."
 
 
 def _resolve_version(workload: Workload, overrides: PreflightOverrides) -> releases.EngineVersion:
@@ -261,7 +261,7 @@ def _resolve_version(workload: Workload, overrides: PreflightOverrides) -> relea
     engine = releases.resolve_engine_version("" if overrides.vllm_version else workload.image, overrides.vllm_version)
     if isinstance(engine, releases.UnknownVersion):
         raise CommandError(
-            f"{workload.name}: the image {workload.image} does not tell its version of vLLM: give it with --vllm, such as "
+            f"{workload.name}: the image {workload.image} does not show its vLLM version: set it with --vllm, such as "
             f"--vllm {releases.NEWEST_VERIFIED_VERSION}."
         )
     return engine
@@ -269,19 +269,19 @@ def _resolve_version(workload: Workload, overrides: PreflightOverrides) -> relea
 
 def _iter_unknown_values(workload: Workload, serve_command: ServeCommand) -> Iterator[str]:
     if workload.has_env_from:
-        yield "variables by envFrom are not known here"
+        yield "variables by envFrom are unknown"
     for name, value in workload.environment.items():
         if name.startswith("VLLM_") and not is_fully_expanded(value):
-            yield f"the value of the variable {name} is not known here"
+            yield f"the value of the variable {name} is unknown"
     last_flag = ""
     for word in workload.serve_arguments:
         last_flag = word.partition("=")[0] if word.startswith("-") else last_flag
         if not is_fully_expanded(word):
-            yield f"the value of {last_flag or 'an argument'} is not known here"
+            yield f"the value of {last_flag or 'an argument'} is unknown"
     if serve_command.has_config_file:
-        yield "--config names a file of the pod: flags in it are not known here"
+        yield "--config is a file in the pod: its flags are unknown"
     if serve_command.multi_pod_flag:
-        yield f"{serve_command.multi_pod_flag} spreads an engine over several pods: their GPUs are not counted"
+        yield f"{serve_command.multi_pod_flag} distributes an engine over several pods: their GPUs are not counted"
 
 
 def _read_model(
@@ -296,11 +296,11 @@ def _read_model(
     source = f"{model}@{revision}" if revision else model
     if override is not None:
         return read_model_location(override, hub_reader, source)
-    hint = f"give its files with {option}, a folder or OWNER/NAME@COMMIT"
+    hint = f"set {option} to a folder or OWNER/NAME@COMMIT"
     if model is None:
-        raise CommandError(f"{name} names no model: {hint.replace('its files', 'one')}.")
+        raise CommandError(f"{name} names no model: {hint}.")
     if not is_fully_expanded(model) or (revision and not is_fully_expanded(revision)):
-        raise CommandError(f"{name} {verb} {source}, which is not known here: {hint}.")
+        raise CommandError(f"{name} {verb} {source}, which is unknown: {hint}.")
     if parse_hub_repository(f"{model}@{revision or 'main'}") is None:
         raise CommandError(f"{name} {verb} {model}, a path in the pod: {hint}.")
     return read_model_location(HubRepository(model, revision), hub_reader)
@@ -316,6 +316,6 @@ def _reject_speculators_checkpoint(name: str, target: Checkpoint, serve_command:
     verifier_name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
     drafter_name = serve_command.model or target.name
     raise CommandError(
-        f"{name}: {drafter_name} is a drafter that names its target, {verifier_name or 'of no name'}: give "
+        f"{name}: {drafter_name} is a drafter whose config names its target, {verifier_name or 'without a name'}: set "
         f"--target {verifier_name or 'OWNER/NAME'} --drafter {drafter_name}."
     )

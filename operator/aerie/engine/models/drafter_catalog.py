@@ -70,7 +70,7 @@ class CatalogEntry:
     kind: DrafterKind
     source: str
     """The place of its publication."""
-    tokens: int | None = None
+    num_speculative_tokens: int | None = None
     """The value of num_speculative_tokens in the source."""
     acceptance: Mapping[str, float] = field(default_factory=dict)
     """Reported acceptance length by workload, bonus token included."""
@@ -169,18 +169,18 @@ class DrafterCatalog:
         return NoMatchingDrafter(f"{problem}; {alternative}. {_SERVE_WITHOUT_DRAFTER_HINT}")
 
     def explain_selection(self, match: CatalogMatch, target: str, config: Mapping[str, Any] | None = None) -> str:
-        """Explain whether the drafter is selected for a resource that names none: "chosen", or the reason against it."""
+        """Explain whether the drafter is selected for a resource that names none: "selected", or the reason against it."""
         entry = match.entry
         if not entry.kind.is_supported:
-            return f"Aerie does not run {entry.kind.value}"
+            return f"{entry.kind.value} is not supported"
         if entry.repo is None:
             return "part of the target"
         if match.reason == "sizes":
-            return "maybe another target's"
+            return "possibly for another target"
         if entry.revision is None:
-            return "no commit is verified"
+            return "no verified commit"
         selected = self.select_drafter(target, config)
-        return "chosen" if selected is entry else "another comes first"
+        return "selected" if selected is entry else "another row takes precedence"
 
     def nearest_targets(self, target: str, count: int = 3) -> list[str]:
         """Return names of targets that resemble this one, the nearest first."""
@@ -233,7 +233,7 @@ def _matches_shape(shape: ModelShape, config: Mapping[str, Any]) -> bool:
 # -- Parsing rows ---------------------------------------------------------------------------------------------------------
 
 _REPOSITORY_PATTERN = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_ENTRY_FIELDS = ("targets", "repo", "kind", "source", "tokens", "acceptance", "shape", "notes", "revision")
+_ENTRY_FIELDS = ("targets", "repo", "kind", "source", "num_speculative_tokens", "acceptance", "shape", "notes", "revision")
 
 
 def _row_label(number: int, row: Any) -> str:
@@ -278,7 +278,7 @@ def _parse_entry(label: str, row: Any, shapes: Mapping[str, ModelShape]) -> Cata
         repo=repo,
         kind=kind,
         source=_read_text(label, row, "source"),
-        tokens=_read_tokens(label, row.get("tokens")),
+        num_speculative_tokens=_read_tokens(label, row.get("num_speculative_tokens")),
         acceptance=_read_acceptance(label, row.get("acceptance", {})),
         shape=_read_shape(label, row.get("shape"), shapes),
         notes=_read_text(label, row, "notes", required=False),
@@ -305,7 +305,7 @@ def _read_text(label: str, row: Mapping[str, Any], name: str, *, required: bool 
 
 def _read_tokens(label: str, value: Any) -> int | None:
     if value is not None and not (type(value) is int and 1 <= value <= 64):
-        raise _field_error(label, "tokens", value, "a whole number from 1 to 64")
+        raise _field_error(label, "num_speculative_tokens", value, "a whole number from 1 to 64")
     return value
 
 

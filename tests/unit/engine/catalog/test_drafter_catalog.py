@@ -28,7 +28,7 @@ def test_published_rows_are_sound() -> None:
     for entry in entries:
         assert all("/" in target for target in entry.targets)
         assert entry.repo is None or "/" in entry.repo
-        assert all(1 <= value <= (entry.tokens or 15) + 1 for value in entry.acceptance.values()), entry
+        assert all(1 <= value <= (entry.num_speculative_tokens or 15) + 1 for value in entry.acceptance.values()), entry
     assert len([entry for entry in entries if entry.kind is DrafterKind.EAGLE31]) == 8
 
 
@@ -140,14 +140,14 @@ def test_users_rows_come_first_among_equals() -> None:
         targets = ["moonshotai/Kimi-K2.6"]
         repo = "me/kimi-drafter"
         kind = "eagle3.1"
-        tokens = 5
+        num_speculative_tokens = 5
         revision = "0123456789012345678901234567890123456789"
         acceptance = { "our traffic" = 3 }
         shape = { model_type = "kimi_k2", hidden_size = 7168, layers = 61, vocab_size = 163840 }
     """
     chosen = load_published_catalog().with_user_entries({"mine": row}).select_drafter("moonshotai/Kimi-K2.6")
     assert isinstance(chosen, CatalogEntry)
-    assert (chosen.repo, chosen.tokens, chosen.acceptance, chosen.source) == (
+    assert (chosen.repo, chosen.num_speculative_tokens, chosen.acceptance, chosen.source) == (
         "me/kimi-drafter",
         5,
         {"our traffic": 3.0},
@@ -174,8 +174,8 @@ GOOD = {"targets": '["a/b"]', "kind": '"eagle3"', "repo": '"c/d"'}
         ({"targets": '["a b"]'}, "'targets' is ['a b']"),
         ({"repo": None}, "has no 'repo': it must be the drafter's repository"),
         ({"repo": '"/etc/passwd"'}, "'repo' is '/etc/passwd'"),
-        ({"tokens": "0"}, "'tokens' is 0: it must be a whole number from 1 to 64"),
-        ({"tokens": "true"}, "'tokens' is True"),
+        ({"num_speculative_tokens": "0"}, "'num_speculative_tokens' is 0: it must be a whole number from 1 to 64"),
+        ({"num_speculative_tokens": "true"}, "'num_speculative_tokens' is True"),
         ({"acceptance": "2.5"}, "'acceptance' is 2.5: it must be a table of workloads"),
         ({"acceptance": "{ a = 0.5 }"}, "'acceptance' is {'a': 0.5}"),
         ({"revision": '"main"'}, "'revision' is 'main': it must be a full commit"),

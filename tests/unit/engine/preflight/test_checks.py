@@ -438,6 +438,7 @@ SPECULATIVE = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(CONFIGS, CONFIGS, st.booleans(), SPECULATIVE)
 def test_no_config_breaks_a_check(small: Any, target: Any, drafter: Any, over: bool, speculative: Any) -> None:

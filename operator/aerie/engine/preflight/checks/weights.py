@@ -120,7 +120,7 @@ def _check_tensor_names(tensors: Mapping[str, TensorInfo]) -> Iterable[CheckResu
     prefixed = sorted(name for name in tensors if name.startswith("model."))
     if prefixed:
         yield error(
-            f"{len(prefixed)} of the tensors' names begin with 'model.' (the first is {prefixed[0]}), and vLLM adds another 'model.'",
+            f"names of {len(prefixed)} tensors begin with 'model.' (the first is {prefixed[0]}), and vLLM adds another 'model.'",
             "export the drafter without that prefix",
         )
     if any(name.startswith("aux_norm_") for name in tensors):
