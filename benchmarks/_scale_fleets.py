@@ -1,4 +1,4 @@
-"""Large fleets, and hostile pods among them: what scale.py measures once its thousand small resources are there.
+"""Large fleets with hostile pods among them, which scale.py measures after its thousand small resources.
 
     small resources, 1,000        one pod each
     large-0                       1,000 pods; its drafter changes, and all of them are replaced
@@ -46,12 +46,12 @@ class Inside(Operator):
 
 
 def enter(lab: Lab) -> list[str]:
-    """What runs a command in the lab's network."""
+    """Return the command prefix that runs a command in the lab's network."""
     return [sys.executable, "-m", "aerie_lab.sandbox.inside", "--network", str(process.find_lab_pid(lab.folder))]
 
 
 def fleet(name: str, replicas: int, drafter: str, surge: int = 2) -> dict[str, Any]:
-    """A resource of many processless pods, that a person has promoted beforehand."""
+    """Return a resource of many processless pods."""
 
     def source(repository: str) -> dict[str, Any]:
         return {"huggingFace": {"repo": repository, "revision": "0" * 40}}
@@ -80,10 +80,10 @@ def fleet(name: str, replicas: int, drafter: str, surge: int = 2) -> dict[str, A
 
 
 class Fleets:
-    """One run; `say` tells how far it is."""
+    """One run; `report_progress` prints its progress."""
 
-    def __init__(self, lab: Lab, folder: Path, log: Path, say: Callable[[str], None]) -> None:
-        self.lab, self.log, self.say = lab, log, say
+    def __init__(self, lab: Lab, folder: Path, log: Path, report_progress: Callable[[str], None]) -> None:
+        self.lab, self.log, self.report_progress = lab, log, report_progress
         self.socket, self.hostile = folder / "metrics.sock", folder / "hostile.json"
         self.hostile.write_text("{}")
 
@@ -103,7 +103,7 @@ class Fleets:
                 server.wait(30)
 
     def measure(self) -> dict[str, float]:
-        """The figures of the large and of the hostile fleets."""
+        """Measure the large and the hostile fleets."""
         self.lab.kubectl("create", "namespace", NAMESPACE)
         fleets = [f"fleet-{number}" for number in range(FLEETS)]
         self.lab.apply(fleet("large-0", LARGE_PODS, "first", SURGE), *(fleet(name, FLEET_PODS, "first") for name in fleets))
@@ -148,7 +148,7 @@ class Fleets:
         self._wait(operator, "the large fleet is promoted", promoted, 2400)
         seconds, spent = time.monotonic() - began, operator.cpu() - cpu
         after = operator.metrics().buckets("aerie_event_loop_lag_seconds")
-        self.say(f"{LARGE_PODS} pods were replaced in {seconds:.0f} s, with {spent:.1f} s of CPU time")
+        self.report_progress(f"{LARGE_PODS} pods were replaced in {seconds:.0f} s, with {spent:.1f} s of CPU time")
         lags = [(bound, late - early) for (bound, late), (_, early) in zip(after, before, strict=True)]
         return {
             "large_cpu_pct": round(100 * spent / seconds, 1),
@@ -159,15 +159,17 @@ class Fleets:
 
     def _hostile(self, operator: Operator) -> dict[str, float]:
         """Rollouts of all fleets with hostile pods among the stable ones."""
-        operator.until(lambda found: found.total("aerie_scrape_failures_total") > 0, "a hostile page was read", 300, 1)
+        operator.until(lambda metrics: metrics.total("aerie_scrape_failures_total") > 0, "a hostile page was scraped", 300, 1)
         before, cpu = operator.metrics(), operator.cpu()
         time.sleep(HOSTILE_S)
         after = operator.metrics()
         pages = after.total("aerie_scrape_duration_seconds_count") - before.total("aerie_scrape_duration_seconds_count")
         failed = after.total("aerie_scrape_failures_total") - before.total("aerie_scrape_failures_total")
-        under_way = sum(bool(item["status"].get("canary")) for item in self._resources())
-        self.say(f"{pages:.0f} pages in {HOSTILE_S:.0f} s, {failed:.0f} of them refused; {under_way} rollouts are under way")
-        assert failed > HOSTILE, "hostile pages were not read"
+        open_rollouts = sum(bool(item["status"].get("canary")) for item in self._resources())
+        self.report_progress(
+            f"{pages:.0f} pages in {HOSTILE_S:.0f} s, {failed:.0f} of them rejected; {open_rollouts} rollouts are in progress"
+        )
+        assert failed > HOSTILE, "hostile pages were not scraped"
         name = "aerie_event_loop_lag_seconds"
         steps = zip(after.buckets(name), before.buckets(name), strict=True)
         lags = [(bound, late - early) for (bound, late), (_, early) in steps]
@@ -181,18 +183,20 @@ class Fleets:
         }
 
     # -- the cluster
-    def _wait(self, operator: Operator, what: str, look: Callable[[], bool], within: float) -> None:
-        deadline, told = time.monotonic() + within, 0.0
-        while not look():
+    def _wait(self, operator: Operator, description: str, check: Callable[[], bool], timeout_seconds: float) -> None:
+        deadline, last_report = time.monotonic() + timeout_seconds, 0.0
+        while not check():
             if operator.process.poll() is not None:
                 raise RuntimeError(f"the operator has ended with status {operator.process.returncode}")
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not within {within:g} s: {what}")
-            if time.monotonic() - told > 30:
-                told = time.monotonic()
-                self.say(f"until {what}: {', '.join(map(progress, self._resources()))}; {operator.memory():.0f} MiB")
+                raise TimeoutError(f"not within {timeout_seconds:g} s: {description}")
+            if time.monotonic() - last_report > 30:
+                last_report = time.monotonic()
+                self.report_progress(
+                    f"until {description}: {', '.join(map(progress, self._resources()))}; {operator.memory():.0f} MiB"
+                )
             time.sleep(2)
-        self.say(what)
+        self.report_progress(description)
 
     def _resources(self) -> list[dict[str, Any]]:
         return list(json.loads(self.lab.kubectl("get", "specdep", "-n", NAMESPACE, "-o", "json"))["items"])
@@ -201,9 +205,9 @@ class Fleets:
         return dict(json.loads(self.lab.kubectl("get", "specdep", name, "-n", NAMESPACE, "-o", "json")))
 
     def _pods(self) -> list[dict[str, Any]]:
-        """The stable pods of all resources, without those on their way out."""
-        found = self.lab.kubectl("get", "pods", "-n", NAMESPACE, "-l", "aerie.dev/control=false", "-o", "json")
-        return [pod for pod in json.loads(found)["items"] if "deletionTimestamp" not in pod["metadata"]]
+        """Return the stable pods of all resources, without terminating ones."""
+        output = self.lab.kubectl("get", "pods", "-n", NAMESPACE, "-l", "aerie.dev/control=false", "-o", "json")
+        return [pod for pod in json.loads(output)["items"] if "deletionTimestamp" not in pod["metadata"]]
 
     def _patch(self, name: str, patch: dict[str, Any]) -> None:
         self.lab.kubectl("patch", "specdep", name, "-n", NAMESPACE, "--type=merge", "-p", json.dumps(patch))
@@ -220,7 +224,7 @@ def progress(item: dict[str, Any]) -> str:
     return f"{item['metadata']['name']} {status.get('phase')} ({', '.join(arms)})"
 
 
-assert PORT == 8000, "the port that resources/pods names, where spec.engine.args choose no other"
+assert PORT == 8000, "the default port of engines, where spec.engine.args choose no other"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""An operator as a process of its own, and what it says of itself."""
+"""An operator as its own process, and its metrics."""
 
 from __future__ import annotations
 
@@ -22,36 +22,40 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class Metrics:
-    """One reading of /metrics."""
+    """One scrape of /metrics."""
 
     def __init__(self, text: str) -> None:
         self._samples = [(name, dict(_LABEL.findall(labels)), float(value)) for name, labels, value in _SAMPLE.findall(text)]
 
-    def total(self, name: str, **wanted: str) -> float:
-        """The sum over all series that have these labels."""
-        return sum(value for found, labels, value in self._samples if found == name and wanted.items() <= labels.items())
+    def total(self, name: str, **required_labels: str) -> float:
+        """Return the sum over all series with these labels."""
+        return sum(
+            value
+            for sample_name, labels, value in self._samples
+            if sample_name == name and required_labels.items() <= labels.items()
+        )
 
     def buckets(self, name: str) -> list[tuple[float, float]]:
-        """Bounds and cumulative counts of a histogram."""
-        return [(float(labels["le"]), value) for found, labels, value in self._samples if found == f"{name}_bucket"]
+        """Return the bounds and cumulative counts of a histogram."""
+        return [(float(labels["le"]), value) for sample_name, labels, value in self._samples if sample_name == f"{name}_bucket"]
 
     @property
-    def passes(self) -> float:
-        """Passes that ended well."""
+    def reconciles(self) -> float:
+        """Number of successful reconciles."""
         return self.total("aerie_reconcile_duration_seconds_count", outcome="done")
 
     @property
     def writes(self) -> Mapping[str, float]:
-        """Calls that write, by verb, the Lease's aside: it alone is written with PUT."""
+        """Number of write requests by verb, without the Lease's: it alone is written with PUT."""
         return {verb: self.total("aerie_kube_api_requests_total", verb=verb) for verb in ("PATCH", "POST", "DELETE")}
 
 
 def quantile(buckets: list[tuple[float, float]], share: float) -> float:
-    """As Prometheus estimates it: linear within a bucket."""
-    wanted, low, below = share * buckets[-1][1], 0.0, 0.0
+    """Return a quantile as Prometheus estimates it: linear within a bucket."""
+    rank, low, below = share * buckets[-1][1], 0.0, 0.0
     for bound, count in buckets:
-        if count >= wanted:
-            return low if math.isinf(bound) else low + (bound - low) * (wanted - below) / max(1e-9, count - below)
+        if count >= rank:
+            return low if math.isinf(bound) else low + (bound - low) * (rank - below) / max(1e-9, count - below)
         low, below = bound, count
     return low
 
@@ -60,19 +64,24 @@ class Operator:
     """One process; ended with the block."""
 
     def __init__(
-        self, kubeconfig: Path, log: Path, port: int | None = None, within: Sequence[str] = (), reached_by: Path | None = None
+        self,
+        kubeconfig: Path,
+        log: Path,
+        port: int | None = None,
+        command_prefix: Sequence[str] = (),
+        metrics_socket: Path | None = None,
     ) -> None:
-        """`within`: what runs a command where the operator is to run; `reached_by`: a socket that leads to its `port` there."""
+        """`command_prefix` runs a command where the operator is to run; `metrics_socket` leads to its `port` there."""
         if port is None:
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
                 port = free.getsockname()[1]
         self._http = httpx.Client(
             base_url=f"http://127.0.0.1:{port}",
-            transport=httpx.HTTPTransport(uds=None if reached_by is None else str(reached_by)),
+            transport=httpx.HTTPTransport(uds=None if metrics_socket is None else str(metrics_socket)),
             headers={"Connection": "close"},
         )
-        command = [*within, sys.executable, "-m", "aerie.cli", "operator", "--lease-namespace", "default"]
+        command = [*command_prefix, sys.executable, "-m", "aerie.cli", "operator", "--lease-namespace", "default"]
         command += ["--preflight-image", IMAGE, "--health-port", "0", "--metrics-port", str(port)]
         self.began = time.monotonic()
         with log.open("ab") as output:
@@ -86,30 +95,32 @@ class Operator:
         self.end()
 
     def end(self, number: int = signal.SIGTERM) -> None:
-        """End it, if it has not ended yet."""
+        """End the process, if it has not ended yet."""
         self._http.close()
         if self.process.poll() is None:
             self.process.send_signal(number)
             self.process.wait(60)
 
     def metrics(self) -> Metrics:
-        """What it says now."""
+        """Scrape the operator."""
         return Metrics(self._http.get("/metrics").text)
 
-    def until(self, look: Callable[[Metrics], bool], what: str, within: float = 120.0, every: float = 0.1) -> float:
-        """Ask until it says so; the seconds since the start of its process."""
-        deadline = time.monotonic() + within
+    def until(
+        self, check: Callable[[Metrics], bool], description: str, timeout_seconds: float = 120.0, interval: float = 0.1
+    ) -> float:
+        """Scrape until the check succeeds; return the seconds since the start of the process."""
+        deadline = time.monotonic() + timeout_seconds
         while True:
             try:
-                if look(self.metrics()):
+                if check(self.metrics()):
                     return time.monotonic() - self.began
             except httpx.TransportError:
                 pass  # it does not listen yet
             if self.process.poll() is not None:
                 raise RuntimeError(f"the operator has ended with status {self.process.returncode}")
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not within {within:g} s: {what}")
-            time.sleep(every)
+                raise TimeoutError(f"not within {timeout_seconds:g} s: {description}")
+            time.sleep(interval)
 
     def cpu(self) -> float:
         """Seconds of CPU time so far."""

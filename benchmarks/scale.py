@@ -1,21 +1,21 @@
-"""What the operator costs with a thousand resources: a lab whose engines are processless pods, the operator in its own process.
+"""Cost of the operator with a thousand resources: a lab whose engines are processless pods, the operator in its own process.
 
-Every resource has come to its steady state by the operator's own doing: Job and ConfigMap of the preflight (whose image says yes
-at once), Deployment, Service and budget; the pods of both are there besides.
+The operator has brought every resource to its steady state: Job and ConfigMap of the preflight (whose image passes immediately),
+Deployment, Service and budget, and the pods of both.
 
 | key                       | what is measured                                                                                  |
 |---------------------------|---------------------------------------------------------------------------------------------------|
 | resources, children       | SpeculativeDeployments, and objects that the operator has made for them; pods come on top         |
-| first_pass_s              | from the start of the process until it has passed over each resource once                         |
+| first_pass_s              | from the start of the process until each resource was reconciled once                             |
 | rss_mib                   | most resident memory of the process, from its start to the end of the steady state                |
 | steady_writes             | its writes in ten minutes; all resources are annotated each minute, and lists go on as usual;     |
 |                           | renewals of the Lease aside                                                                       |
 | noop_reconciles_per_s     | passes that find nothing to do, per second of the process's CPU time, the events that cause them  |
 |                           | included: resources are annotated, 3,000 times in all                                             |
-| event_to_decision_p99_ms  | from a change of a budget by somebody else until it is seen repaired, which is more              |
+| event_to_decision_p99_ms  | from a change of a budget by another client until it is reverted, which takes longer             |
 | loop_lag_p99_ms           | how late the event loop runs a timer, over the whole life of the process (its own histogram)      |
 | failover_s                | from kill -9 of the leader to the first write of the second operator; the longest of three        |
-| cost_ms_100, cost_ms_1000 | CPU time of one pass with nothing to do, its event included, with 100 and with 1,000 resources    |
+| cost_ms_100, cost_ms_1000 | CPU time of one no-op reconcile,         its event included, with 100 and with 1,000 resources    |
 | cost_ratio_1000_to_100    | the second over the first                                                                         |
 | large_pods                | pods of one resource more, besides five of 200; the operator reads the pages of all, 3,000        |
 | large_cpu_pct, _rollout_s | CPU time in percent of a core, and seconds, while all pods of the large resource are replaced     |
@@ -67,7 +67,7 @@ CHILDREN = {
 TABLE = """
 [[image]]
 repository = "bench.example/preflight"
-entrypoint = ["/bin/sh", "-c", "printf '{\\"ok\\": true, \\"summary\\": \\"passed\\"}' > /dev/termination-log"]
+entrypoint = ["/bin/sh", "-c", "printf '{\\"passed\\": true, \\"summary\\": \\"passed\\"}' > /dev/termination-log"]
 """
 
 
@@ -76,7 +76,7 @@ def measure() -> dict[str, float]:
         log = Path(folder) / "operator.log"
         try:
             scale = Scale(lab, log)
-            return scale.measure() | Fleets(lab, Path(folder), log, scale.say).measure()
+            return scale.measure() | Fleets(lab, Path(folder), log, scale.report_progress).measure()
         except BaseException:
             print(log.read_text(errors="replace")[-5000:] if log.exists() else "")
             raise
@@ -84,7 +84,7 @@ def measure() -> dict[str, float]:
 
 @contextmanager
 def small_lab(folder: Path) -> Iterator[Lab]:
-    """A lab without a gateway, whose preflight Jobs pass at once, with the definition in it."""
+    """Start a lab without a gateway, whose preflight Jobs pass immediately, with the definition."""
     table = folder / "images.toml"
     table.write_text(TABLE)
     settings = LabSettings(
@@ -111,7 +111,7 @@ class Scale:
     def __init__(self, lab: Lab, log: Path) -> None:
         self.lab, self.log, self.began = lab, log, time.monotonic()
 
-    def say(self, text: str) -> None:
+    def report_progress(self, text: str) -> None:
         print(f"[{time.monotonic() - self.began:5.0f} s] {text}", flush=True)
 
     def operator(self) -> Operator:
@@ -131,12 +131,12 @@ class Scale:
             reaction = self.reactions()
             writes = self.steady(operator)
             most = operator.memory("VmHWM")
-            self.say(f"resident: {operator.memory():.0f} MiB now, {most:.0f} MiB at most")
+            self.report_progress(f"resident: {operator.memory():.0f} MiB now, {most:.0f} MiB at most")
             lags = operator.metrics().buckets("aerie_event_loop_lag_seconds")
         failover = self.failover()
         return {
             "resources": LARGE,
-            "children": sum(len(found) for found in self.children().values()),
+            "children": sum(len(versions) for versions in self.children().values()),
             "first_pass_s": round(first, 2),
             "rss_mib": round(most, 1),
             "steady_writes": writes,
@@ -151,37 +151,37 @@ class Scale:
 
     # -- the parts
     def populate(self, first: int, last: int) -> None:
-        """Make resources, and have an operator bring them to their steady state."""
-        self.say(f"resources {first} to {last} are made")
+        """Create resources, and let an operator bring them to their steady state."""
+        self.report_progress(f"resources {first} to {last} are made")
         self.run(lambda client: each(range(first, last), lambda number: client.apply(resource(number))))
         with self.operator():
-            told = 0.0
+            last_report = 0.0
             while (ready := sum(is_ready(item) for item in self.resources())) < last:
-                if time.monotonic() - told > 15:
-                    told = time.monotonic()
-                    self.say(f"{ready} of {last} are Ready")
+                if time.monotonic() - last_report > 15:
+                    last_report = time.monotonic()
+                    self.report_progress(f"{ready} of {last} are Ready")
                 time.sleep(1)
             time.sleep(5)
-        self.say(f"all {last} are Ready")
+        self.report_progress(f"all {last} are Ready")
 
     def first_pass(self, operator: Operator, count: int) -> float:
-        seconds = operator.until(lambda found: found.passes >= count, "each resource was passed over")
-        self.say(f"the first pass over {count} resources was over {seconds:.2f} s after the start")
+        seconds = operator.until(lambda metrics: metrics.reconciles >= count, "each resource is reconciled")
+        self.report_progress(f"{count} resources were reconciled {seconds:.2f} s after the start")
         time.sleep(30)  # until the lists that follow Kopf's are over
-        self.say(f"resident: {operator.memory():.0f} MiB")
+        self.report_progress(f"resident: {operator.memory():.0f} MiB")
         return seconds
 
     def cost(self, operator: Operator, count: int) -> float:
-        """Milliseconds of CPU time for a pass that finds nothing to do."""
-        before, cpu = operator.metrics().passes, operator.cpu()
+        """Return the milliseconds of CPU time of a no-op reconcile."""
+        before, cpu = operator.metrics().reconciles, operator.cpu()
         for number in range(1, PASSES // count + 1):
             self.poke(f"cost-{number}", count)
-            wanted = before + number * count
-            # Not asked more often: answering costs it as much as a pass.
-            operator.until(lambda now, wanted=wanted: now.passes >= wanted, "all were passed over again", 600, 0.5)  # type: ignore[misc]
-        passes, spent = operator.metrics().passes - before, operator.cpu() - cpu
-        self.say(f"{passes:.0f} passes with nothing to do took {spent:.2f} s of CPU time with {count} resources")
-        return 1000 * spent / passes
+            expected = before + number * count
+            # Not scraped more often: a scrape costs as much as a reconcile.
+            operator.until(lambda now, expected=expected: now.reconciles >= expected, "all are reconciled again", 600, 0.5)  # type: ignore[misc]
+        reconciles, spent = operator.metrics().reconciles - before, operator.cpu() - cpu
+        self.report_progress(f"{reconciles:.0f} no-op reconciles took {spent:.2f} s of CPU time with {count} resources")
+        return 1000 * spent / reconciles
 
     def poke(self, mark: str, count: int) -> None:
         """Annotate every resource: an event for each, and nothing to do."""
@@ -192,7 +192,9 @@ class Scale:
         """Milliseconds, 99th percentile."""
         chance = random.Random(1)  # noqa: S311 - no secrets
         seconds: list[float] = sorted(self.run(lambda client: repaired(client, chance.randrange(LARGE))) for _ in range(CHANGES))
-        self.say(f"a changed budget is repaired after {1000 * statistics.median(seconds):.0f} ms (median of {CHANGES})")
+        self.report_progress(
+            f"a changed budget is repaired after {1000 * statistics.median(seconds):.0f} ms (median of {CHANGES})"
+        )
         return 1000 * statistics.quantiles(seconds, n=100, method="inclusive")[-1]
 
     def steady(self, operator: Operator) -> float:
@@ -203,10 +205,14 @@ class Scale:
         for number in range(int(STEADY_S / POKE_EVERY_S)):
             self.poke(f"steady-{number}", LARGE)
             time.sleep(max(0.0, began + (number + 1) * POKE_EVERY_S - time.monotonic()))
-            self.say(f"steady: {operator.metrics().passes - before.passes:.0f} passes, {operator.memory():.0f} MiB")
+            self.report_progress(
+                f"steady: {operator.metrics().reconciles - before.reconciles:.0f} reconciles, {operator.memory():.0f} MiB"
+            )
         after = operator.metrics()
         writes = {verb: after.writes[verb] - before.writes[verb] for verb in before.writes}
-        self.say(f"in {time.monotonic() - began:.0f} s: {after.passes - before.passes:.0f} passes, writes {writes}")
+        self.report_progress(
+            f"in {time.monotonic() - began:.0f} s: {after.reconciles - before.reconciles:.0f} reconciles, writes {writes}"
+        )
         assert {name_of(item): item["status"] for item in self.resources()} == statuses, "a status has changed"
         for kind, versions in self.children().items():
             assert versions == children[kind], f"{kind} have changed"
@@ -214,10 +220,10 @@ class Scale:
 
     def failover(self) -> float:
         """Seconds."""
-        found: list[float] = []
+        seconds: list[float] = []
         leader = self.operator()
         try:
-            leader.until(lambda now: now.passes >= LARGE, "it leads")
+            leader.until(lambda now: now.reconciles >= LARGE, "it leads")
             for _ in range(KILLS):
                 second = self.operator()
                 dead, leader = leader, second  # whatever happens from here on, `second` is what is left to be ended
@@ -226,11 +232,11 @@ class Scale:
                     time.sleep(10)
                 finally:
                     dead.end(signal.SIGKILL)
-                found.append(self.run(lambda client: repaired(client, LARGE // 2, within=120)))
-                self.say(f"the second operator acted {found[-1]:.1f} s after the first was killed")
+                seconds.append(self.run(lambda client: repaired(client, LARGE // 2, timeout_seconds=120)))
+                self.report_progress(f"the second operator acted {seconds[-1]:.1f} s after the first was killed")
         finally:
             leader.end()
-        return max(found)
+        return max(seconds)
 
     # -- the cluster
     def run(self, work: Callable[[KubeClient], Awaitable[Any]]) -> Any:
@@ -246,34 +252,34 @@ class Scale:
 
     def children(self) -> dict[str, dict[str, str]]:
         """By kind, the version of each child."""
-        found = {}
+        versions = {}
         for kind, version in CHILDREN.items():
             at = resource_path(version, kind)
             listed = self.run(lambda client, at=at: client.get(at, labelSelector="aerie.dev/name"))["items"]  # type: ignore[misc]
-            found[kind] = {name_of(item): item["metadata"]["resourceVersion"] for item in listed}
-        return found
+            versions[kind] = {name_of(item): item["metadata"]["resourceVersion"] for item in listed}
+        return versions
 
 
 async def each(numbers: Iterable[int], work: Callable[[int], Awaitable[Any]], at_once: int = 16) -> None:
     """Do it for every number, several at once."""
     left = iter(numbers)
 
-    async def one() -> None:
+    async def work_on_rest() -> None:
         for number in left:
             await work(number)
 
-    await asyncio.gather(*(one() for _ in range(at_once)))
+    await asyncio.gather(*(work_on_rest() for _ in range(at_once)))
 
 
-async def repaired(client: KubeClient, number: int, within: float = 30.0) -> float:
-    """Change the budget of a resource; the seconds until the change is seen to be taken back."""
+async def repaired(client: KubeClient, number: int, timeout_seconds: float = 30.0) -> float:
+    """Change the budget of a resource; return the seconds until the change is reverted."""
     budgets = resource_path("policy/v1", "poddisruptionbudgets", namespace_of(number))
     (budget,) = (await client.get(budgets, labelSelector=f"aerie.dev/name={name(number)}"))["items"]
-    mine, before = budget["metadata"]["name"], budget["spec"]["maxUnavailable"]
+    budget_name, before = budget["metadata"]["name"], budget["spec"]["maxUnavailable"]
     began = time.monotonic()
-    changed = await client.patch(f"{budgets}/{mine}", {"spec": {"maxUnavailable": 2}})
-    version, only = changed["metadata"]["resourceVersion"], f"metadata.name={mine}"
-    async with asyncio.timeout(within):
+    changed = await client.patch(f"{budgets}/{budget_name}", {"spec": {"maxUnavailable": 2}})
+    version, only = changed["metadata"]["resourceVersion"], f"metadata.name={budget_name}"
+    async with asyncio.timeout(timeout_seconds):
         async for _, item in client.watch(budgets, version, fieldSelector=only):
             if item.get("spec", {}).get("maxUnavailable") == before:
                 return time.monotonic() - began
@@ -301,7 +307,7 @@ def is_ready(item: dict[str, Any]) -> bool:
 
 
 def resource(number: int) -> dict[str, Any]:
-    """As a user would write it, but for the annotation by which the lab takes its pods for ready."""
+    """Return a resource as a user would write it, but with the annotation that makes its pods ready without a process."""
 
     def source(repository: str) -> dict[str, Any]:
         return {"huggingFace": {"repo": repository, "revision": "0" * 40}}
