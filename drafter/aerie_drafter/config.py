@@ -162,7 +162,7 @@ class DrafterConfig:
         return "EAGLE 3 with " + " and ".join(switches)
 
     def to_vllm_config(self) -> dict[str, Any]:
-        """Return the config.json for vLLM: every switch explicit, and the auxiliary layers in all three places that vLLM reads."""
+        """Return the config.json for vLLM: every switch explicit, the auxiliary layers in all three places."""
         heads: dict[str, Any] = {"head_dim": self.head_dim} if self.mla is None else dataclasses.asdict(self.mla)
         return {
             "architectures": [ARCHITECTURE_BY_FAMILY[self.family]],

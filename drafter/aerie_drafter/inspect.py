@@ -194,7 +194,8 @@ def _check_target_fit(report: CheckpointReport, config: DrafterConfig, target: T
     for drafter_key, actual, target_key, expected in pairs:
         if actual != expected:
             report.problems.append(
-                f"{location}: {target_key} is {expected}, and the drafter's {drafter_key} is {actual}: it was trained for another target."
+                f"{location}: {target_key} is {expected}, and the drafter's {drafter_key} is {actual}: it was "
+                "trained for another target."
             )
     if config.aux_layer_ids[-1] > target.layer_count:
         report.problems.append(
@@ -222,7 +223,8 @@ def _check_embedding(report: CheckpointReport, config: DrafterConfig, header: We
         return
     if target_header.shapes[target_name][-1] != config.hidden_size and own_name is None:
         report.problems.append(
-            f"{report.folder / WEIGHTS_FILE}: {EMBEDDING_TENSOR} is not in it, and the target's is {target_header.shapes[target_name][-1]} wide where the "
+            f"{report.folder / WEIGHTS_FILE}: {EMBEDDING_TENSOR} is not in it, and the target's is "
+            f"{target_header.shapes[target_name][-1]} wide where the "
             f"drafter needs {config.hidden_size}: include the drafter's own."
         )
     if own_name is None:
@@ -247,7 +249,8 @@ def _check_provenance(report: CheckpointReport, provenance: Provenance, target: 
     digest = checkpoints.compute_model_digest(target.folder)
     if digest != provenance.target_digest:
         report.problems.append(
-            f"{target.folder}: its digest is {digest}, and the drafter was trained for {provenance.target_digest}: other weights, "
+            f"{target.folder}: its digest is {digest}, and the drafter was trained for "
+            f"{provenance.target_digest}: other weights, "
             "so evaluate acceptance before you serve it."
         )
 

@@ -2,7 +2,8 @@
 
 Guarantees: the same tensors and metadata always result in the same bytes (the safetensors library orders metadata at random). A
 header is valid only if it fits the file's size, so a truncated file is detected before any tensor is read. Not read: formats
-other than safetensors; `aerie_drafter.convert` imports pickled files. Format: https://github.com/huggingface/safetensors, "Format".
+other than safetensors; `aerie_drafter.convert` imports pickled files.
+Format: https://github.com/huggingface/safetensors, "Format".
 """
 
 from __future__ import annotations

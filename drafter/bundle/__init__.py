@@ -2,6 +2,6 @@
 
     corpus ─► tokenizer ─► target ─► answers ─► drafters ─► registry.json
 
-It stands beside the package `aerie-drafter`, of which it is a user: what it does, a user can do with `aerie-drafter` for a target of
-theirs. The results lie here too, ready for `vllm serve`: target/, eagle3/, eagle31/, weak/ (README.md).
+It uses the package `aerie_drafter` like any user, who can do the same for another target. The results are here too, ready for
+`vllm serve`: target/, eagle3/, eagle31/, weak/ (README.md).
 """

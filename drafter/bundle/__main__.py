@@ -3,10 +3,10 @@
     1 tokenizer and target     one thread; a number of steps, not a time
     2 the target's answers     one thread
     3 drafters                 `aerie-drafter train` with the YAML files beside this one, two at a time, one thread each
-    4 export and measuring     acceptance length of each on prompts that were in no training; registry.json
+    4 export and evaluation    acceptance length of each on held-out prompts; registry.json
 
-Everything is made in a folder of its own and then put in place, part by part. Same packages, same kind of processor: same bytes
-(README.md has the digests of two runs).
+Everything is created in a work folder and then copied, part by part. The same packages on the same type of processor result in
+the same bytes (README.md has the digests).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from aerie_drafter.cli import console
+from aerie.terminal import err
 from aerie_drafter.export import export_checkpoint
 from bundle import answers, corpus, registry
 from bundle.target import train_target
@@ -39,7 +39,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    out, work = arguments.out.resolve(), arguments.work.resolve()
+    output_folder, work = arguments.out.resolve(), arguments.work.resolve()
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     os.chdir(work)  # paths in what is written are relative to it
@@ -62,11 +62,11 @@ def main() -> None:
         )
     manifest = registry.make(DRAFTERS, measured, corpus.digest(items, texts), loss)
     registry.write(manifest, Path("registry.json"))
-    console.out.print(registry.compare(manifest, HERE / "registry.json"))
-    out.mkdir(parents=True, exist_ok=True)
+    out.print(registry.compare(manifest, HERE / "registry.json"))
+    output_folder.mkdir(parents=True, exist_ok=True)
     for part in PARTS:
-        put(work / part, out / part)
-    console.err.print(f"{out}: done in {(time.monotonic() - start) / 60:.0f} minutes")
+        put(work / part, output_folder / part)
+    err.print(f"{output_folder}: done in {(time.monotonic() - start) / 60:.0f} minutes")
 
 
 def train_drafter(name: str) -> None:
@@ -78,7 +78,7 @@ def train_drafter(name: str) -> None:
         status = subprocess.run(command, env=environment, stdout=stream, stderr=subprocess.STDOUT, check=False).returncode
     if status:
         sys.exit(f"the training of {name} ended with status {status}:\n{log.read_text()[-2000:]}")
-    console.err.print(f"{name}: trained")
+    err.print(f"{name}: trained")
 
 
 def put(source: Path, destination: Path) -> None:

@@ -1,4 +1,4 @@
-"""What drafters learn from: the target's own answers, a greedy and a drawn one to each question; and prompts to measure on."""
+"""Training data: the target's answers to each question, a greedy and a sampled one; and held-out prompts for evaluation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from aerie_drafter.cli.console import err
+from aerie.terminal import err
 from aerie_drafter.evaluate.answers import answer_batch
 from aerie_drafter.evaluate.prompts import Prompt
 from aerie_drafter.evaluate.target import TargetRunner
@@ -21,7 +21,7 @@ TEMPERATURE, MAX_TOKENS, BATCH, SEED = 0.8, 128, 96, 20260512
 def write_answers(folder: Path, target: Path, items: list[Item], every: int = 1) -> None:
     """Write answers.jsonl, few.jsonl (its first FEW lines, for the weak drafter) and prompts.jsonl (held out) into `folder`.
 
-    `target` is the target's folder; of the questions to learn from one in `every` is asked, twice.
+    `target` is the target's folder; one in `every` training question is answered, twice.
     """
     training_items, held_out = ([item for item in items if item.held_out is out] for out in (False, True))
     questions = [item.question for item in training_items[::every]]
@@ -38,7 +38,7 @@ def write_answers(folder: Path, target: Path, items: list[Item], every: int = 1)
 
 
 def answer_all(target_folder: Path, questions: list[str], temperature: float) -> list[str]:
-    """The target's answers."""
+    """Generate the target's answers."""
     tokenizer = load_tokenizer(str(target_folder), None)
     target = TargetRunner(load_model(str(target_folder), None, torch.float32, torch.device("cpu")), (1,))
     generator = torch.Generator().manual_seed(SEED)

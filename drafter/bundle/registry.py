@@ -1,4 +1,4 @@
-"""registry.json: what is in the bundle, how good each drafter is, and how the parts can be told from others."""
+"""registry.json: parts of the bundle with their digests, and the acceptance of each drafter."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from aerie.terminal import err
 from aerie_drafter.checkpoint import compute_model_digest
-from aerie_drafter.cli.console import err
 from aerie_drafter.evaluate import read_prompts
 from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, acceptance_to_json, evaluate_prompts
 
@@ -28,7 +28,7 @@ SERVE = (
 
 
 def measure(target: Path, drafter: Path, prompts: Path) -> dict[str, Any]:
-    """Acceptance length and acceptance per position over all prompts, greedy, and AL by category."""
+    """Measure acceptance length and acceptance per position over all prompts, greedy, and AL by category."""
     acceptance = acceptance_to_json(
         evaluate_prompts(ModelPair.load(target, drafter), read_prompts(prompts), EvaluationOptions(num_speculative_tokens=TOKENS))
     )
@@ -43,7 +43,7 @@ def measure(target: Path, drafter: Path, prompts: Path) -> dict[str, Any]:
 
 
 def make(drafters: dict[str, str], measured: dict[str, dict[str, Any]], corpus_digest: str, loss: float) -> dict[str, Any]:
-    """The registry of the parts in the working folder."""
+    """Build the registry of the parts in the work folder."""
     target = {"digest": compute_model_digest(Path("target")), "tokenizer_sha256": _sha256(Path("target/tokenizer.json"))}
     return {
         "licence": {
@@ -71,12 +71,12 @@ def make(drafters: dict[str, str], measured: dict[str, dict[str, Any]], corpus_d
 
 
 def write(registry: dict[str, Any], file: Path) -> None:
-    """As JSON."""
+    """Write the registry as JSON."""
     file.write_text(json.dumps(registry, indent=2) + "\n")
 
 
 def digests(registry: dict[str, Any]) -> dict[str, str]:
-    """By part, what tells whether it is the same."""
+    """Return the digest of each part."""
     target = registry["target"]
     return {
         "corpus": registry["corpus"]["sha256"],
@@ -87,7 +87,7 @@ def digests(registry: dict[str, Any]) -> dict[str, str]:
 
 
 def compare(manifest: dict[str, Any], committed: Path) -> str:
-    """A line for each part: its digest, and whether the committed bundle has the same."""
+    """Return a line per part: its digest, and whether it equals the committed bundle's."""
     before = digests(json.loads(committed.read_text())) if committed.is_file() else {}
     lines = []
     for part, value in digests(manifest).items():

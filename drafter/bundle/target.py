@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from aerie_drafter.cli.console import err
+from aerie.terminal import err
 from bundle.corpus import Item
 
 BEGIN, PAD, START, END = "<|begin|>", "<|pad|>", "<|im_start|>", "<|im_end|>"

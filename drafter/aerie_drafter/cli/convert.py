@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from aerie.terminal import sanitize_text
-from aerie_drafter.cli.console import err, out
+from aerie.terminal import err, out, sanitize_text
 from aerie_drafter.convert import CheckpointOrigin, ConversionOverrides, LayerIdConvention, import_checkpoint
 from aerie_drafter.errors import ConfigError
 

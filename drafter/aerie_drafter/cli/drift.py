@@ -11,9 +11,8 @@ import typer
 from rich.table import Table
 from transformers.utils import logging
 
-from aerie.terminal import sanitize_text
+from aerie.terminal import err, out, sanitize_text
 from aerie_drafter.checkpoint import read_drafter_config
-from aerie_drafter.cli.console import err, out
 from aerie_drafter.cli.evaluate import ResultFormat
 from aerie_drafter.drift import DEFAULT_DRIFT_STEPS, DriftProfile, measure_drift, plot_drift
 from aerie_drafter.errors import ConfigError, DataError

@@ -13,8 +13,7 @@ import typer
 from rich.table import Table
 from transformers.utils import logging
 
-from aerie.terminal import sanitize_text
-from aerie_drafter.cli.console import err, out
+from aerie.terminal import err, out, sanitize_text
 from aerie_drafter.errors import ConfigError
 from aerie_drafter.evaluate.offline import (
     AcceptanceByCategory,
@@ -73,7 +72,8 @@ def command(
         )
         if evaluation.foreign_requests:
             err.print(
-                f"[yellow]{evaluation.foreign_requests} requests of other clients finished meanwhile and are included in the results[/]"
+                f"[yellow]{evaluation.foreign_requests} requests of other clients finished meanwhile and are "
+                "included in the results[/]"
             )
         acceptance = evaluation.acceptance_by_category
     else:

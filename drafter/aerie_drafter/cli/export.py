@@ -9,8 +9,7 @@ from typing import Annotated
 import torch
 import typer
 
-from aerie.terminal import sanitize_text
-from aerie_drafter.cli.console import err, out
+from aerie.terminal import err, out, sanitize_text
 from aerie_drafter.export import ExportFormat, build_serve_command, export_checkpoint
 
 

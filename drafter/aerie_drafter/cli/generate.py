@@ -10,7 +10,7 @@ import typer
 from rich.progress import Progress
 from transformers.utils import logging
 
-from aerie_drafter.cli.console import err, out
+from aerie.terminal import err, out
 from aerie_drafter.errors import ConfigError
 from aerie_drafter.train.data import read_conversations
 from aerie_drafter.train.generate import GenerationParameters, generate_answers

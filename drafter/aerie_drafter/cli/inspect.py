@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from aerie.terminal import sanitize_text
-from aerie_drafter.cli.console import out
+from aerie.terminal import out, sanitize_text
 from aerie_drafter.inspect import inspect_checkpoint
 
 

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 from transformers.utils import logging
 
-from aerie.terminal import sanitize_text
-from aerie_drafter.cli.console import err, out
+from aerie.terminal import err, out, sanitize_text
 from aerie_drafter.errors import ConfigError
 from aerie_drafter.train import processes
 from aerie_drafter.train.progress import ConsoleReporter
@@ -46,6 +45,7 @@ def command(
             progress = trainer.run()
     best = sanitize_text(str(training.output.folder / "best"))
     out.print(
-        f"{best}: acceptance length {progress.best_acceptance_length:.3f} at {training.output.num_speculative_tokens} tokens, on held-out text"
+        f"{best}: acceptance length {progress.best_acceptance_length:.3f} at "
+        f"{training.output.num_speculative_tokens} tokens, on held-out text"
     )
     err.print(f"export it for vLLM: aerie-drafter export {best} FOLDER")

@@ -213,7 +213,8 @@ def _fix_specforge_norm_output(converted: dict[str, Any], trained: datetime.date
     if trained is None or trained < begin:
         when = "its date of training is unknown" if trained is None else f"SpecForge had no such key on {trained}"
         raise ConfigError(
-            f"norm_output is {str(norm_output).lower()}, which had another meaning in SpecForge from {begin} to {end} (its pull request "
+            f"norm_output is {str(norm_output).lower()}, which had another meaning in SpecForge from {begin} to "
+            f"{end} (its pull request "
             f"879), and {when}: convert with --trained DATE, with --norm-output or --no-norm-output, or with another --origin."
         )
     if not norm_output:

@@ -147,7 +147,7 @@ async def evaluate_server(
     concurrency: int = 8,
     log_progress: Callable[[str], None] | None = None,
 ) -> ServerEvaluation:
-    """Measure a server by its address; `length_category` replaces categories by those of the prompts' lengths. Raises DataError."""
+    """Measure a server by its address; `length_category` replaces the categories by prompt lengths. Raises DataError."""
     async with httpx.AsyncClient(base_url=url.rstrip("/"), timeout=httpx.Timeout(600, connect=10)) as client:
         server = VllmServer(client, model)
         if length_category is not None:

@@ -44,7 +44,7 @@ class TargetRunner:
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor, cache: Any = None, attention_mask: Tensor | None = None) -> TargetOutput:
-        """Run [batch, length] after the content of `cache`. `attention_mask` [batch, cached + length] is 0 for padding on the left."""
+        """Run [batch, length] after the content of `cache`. `attention_mask` [batch, cached + length] is 0 for left padding."""
         positions = None if attention_mask is None else (attention_mask.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
         with self._capture_aux_states() as states:
             output = self.model(

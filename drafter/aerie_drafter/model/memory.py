@@ -31,8 +31,8 @@ class KeyValueCache(Protocol):
 class UnrolledCache:
     """KV cache of training-time test: call once per step, in order, with all columns.
 
-    `first_keys` and `later_keys` are those of step 0 and of later steps; `last_query` and `last_logsum` those of the last step. They
-    are public for `aerie_drafter.drift`.
+    `first_keys` and `later_keys` are those of step 0 and of later steps; `last_query` and `last_logsum` those of the last step.
+    They are public for `aerie_drafter.drift`.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""A new drafter for a target: its shape, and the weights that it starts from.
+"""Creation of a drafter for a target: its configuration and initial weights.
 
-The embedding is the target's and stays so; lm_head starts as the target's rows of the draft vocabulary, because the drafter's
-last state is to stand in for the target's; norms start at one, the rest as PyTorch draws it from the seed.
+The embedding is the target's and is not trained. lm_head starts as the target's rows of the draft vocabulary, because the
+drafter's last state replaces the target's. Norms start at one, other weights with PyTorch's random initialization.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aerie_drafter.train.states import TargetParts
 
 
 def build_drafter_config(settings: DrafterSettings, target_config: Any) -> DrafterConfig:
-    """The configuration of a new drafter for a target's Hugging Face configuration. Raises ConfigError, TargetError."""
+    """Return the configuration of a new drafter for a target's Hugging Face configuration. Raises ConfigError, TargetError."""
     family = DrafterFamily(settings.family) if settings.family else _detect_family(target_config)
     mla = None
     if family is DrafterFamily.MLA:
@@ -61,7 +61,7 @@ def _detect_family(target: Any) -> DrafterFamily:
 
 
 def create_drafter(config: DrafterConfig, target_parts: TargetParts, draft_token_ids: Tensor, seed: int) -> Drafter:
-    """A drafter with its first weights, float32 on the CPU, to draft the ids `draft_tokens` [draft_vocab_size], ascending."""
+    """Create a drafter with initial weights, float32 on CPU, for `draft_token_ids` [draft_vocab_size], ascending."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         drafter = Drafter(config)

@@ -1,12 +1,12 @@
-"""Conversations become tokens, tokens become batches.
+"""Training data: conversations, their tokens, and batches.
 
 A file has one JSON object per line: {"messages": [{"role": ..., "content": ...}, ...]} or {"prompt": ..., "response": ...}.
-The target's chat template turns it into a text; what the drafter is to learn are the assistant's parts of it, each with the
-token that ends the turn, because those are what the target will be asked to write.
+The target's chat template converts it to a text. The drafter learns the assistant's parts of it, each with the token that ends
+the turn, because the target will generate those.
 
-Guarantees: the same files, tokenizer and settings give the same tokens; the order is a function of seed and epoch alone, so
-that a training can go on anywhere; a line that cannot be used is an error that names it. Not guaranteed: that a text was
-written by the target; `aerie-drafter generate` makes such texts.
+Guarantees: the same files, tokenizer and settings give the same tokens. The order depends only on seed and epoch, so that a
+training can resume anywhere. An invalid line is an error with its number. Not guaranteed: that the target wrote a text;
+`aerie-drafter generate` creates such texts.
 """
 
 from __future__ import annotations
@@ -37,39 +37,39 @@ ChatMessage = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokenised conversations, end to end."""
+    """Tokenized conversations, concatenated."""
 
     tokens: Tensor
-    """[all tokens] int32."""
+    """[all tokens], int32."""
     loss_mask: Tensor
-    """[all tokens] bool: the assistant's."""
+    """[all tokens], bool: tokens of the assistant."""
     end_offsets: Tensor
-    """[conversations] int64: where each ends in the two above."""
+    """[conversations], int64: end of each conversation in `tokens` and `loss_mask`."""
     dropped_conversations: int = 0
-    """Conversations left out because nothing of the assistant's is in their first `max_length` tokens."""
+    """Number of conversations without an assistant's token in their first `max_length` tokens, which are omitted."""
 
     def __len__(self) -> int:
         return len(self.end_offsets)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """(tokens, counted) of one conversation, [length] each."""
+        """Return (tokens, loss mask) of one conversation, [length] each."""
         begin = int(self.end_offsets[index - 1]) if index else 0
         end = int(self.end_offsets[index])
         return self.tokens[begin:end], self.loss_mask[begin:end]
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each conversation."""
+        """Return the number of tokens of each conversation."""
         return torch.diff(self.end_offsets, prepend=self.end_offsets.new_zeros(1)).tolist()
 
     def select(self, indices: Sequence[int]) -> Corpus:
-        """Some of the conversations, in this order."""
+        """Return a corpus of some conversations, in this order."""
         parts = [self[index] for index in indices]
         return Corpus.from_conversations([(tokens, counted) for tokens, counted in parts])
 
     @classmethod
     def from_conversations(cls, conversations: Sequence[tuple[Tensor, Tensor]], dropped_conversations: int = 0) -> Corpus:
-        """From (tokens, counted) of each."""
+        """Build a corpus from (tokens, loss mask) of each conversation."""
         if not conversations:
             return cls(
                 torch.zeros(0, dtype=torch.int32),
@@ -83,7 +83,7 @@ class Corpus:
 
 
 def read_conversations(path: Path) -> Iterator[tuple[int, list[ChatMessage]]]:
-    """(line number, messages) of a file. Raises DataError."""
+    """Yield (line number, messages) of a file. Raises DataError."""
     try:
         with path.open(encoding="utf-8") as stream:
             for number, line in enumerate(stream, start=1):
@@ -92,80 +92,80 @@ def read_conversations(path: Path) -> Iterator[tuple[int, list[ChatMessage]]]:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}).") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: byte {error.start} is no UTF-8.") from None
+        raise DataError(f"{path}: byte {error.start} is not UTF-8.") from None
 
 
 def parse_conversation(line: str, location: str) -> list[ChatMessage]:
-    """The messages of one line, which errors call `where`. Raises DataError."""
+    """Parse the messages of one line; errors contain `location`. Raises DataError."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{location}: no JSON ({error}); one object per line is expected.") from None
+        raise DataError(f"{location}: invalid JSON ({error}); expected: one object per line.") from None
     if not isinstance(record, dict):
-        raise DataError(f"{location}: an object is expected, and this is {_describe_json_type(record)}.")
+        raise DataError(f"{location}: expected: an object, not {_describe_json_type(record)}.")
     if "messages" not in record and "prompt" in record:
         turns = [("user", "prompt"), ("assistant", "response")][: 2 if "response" in record else 1]
         for _, name in turns:
             if not isinstance(record[name], str):
-                raise DataError(f"{location}: {name} is {_describe_json_type(record[name])}; a text is expected.")
+                raise DataError(f"{location}: {name} is {_describe_json_type(record[name])}; expected: a string.")
         return [{"role": role, "content": record[name]} for role, name in turns]
     messages = record.get("messages")
     if "messages" not in record:
         keys = ", ".join(record) or "nothing"
-        raise DataError(f"{location}: `messages`, or `prompt` with or without `response`, are expected; found is {keys}.")
+        raise DataError(f"{location}: expected: `messages`, or `prompt` with an optional `response`; found: {keys}.")
     if not isinstance(messages, list) or not messages:
-        raise DataError(f"{location}: messages is {_describe_json_type(messages)}; a list of at least one message is expected.")
+        raise DataError(f"{location}: messages is {_describe_json_type(messages)}; expected: a list of at least one message.")
     for index, message in enumerate(messages):
         _check_message(message, f"{location}: messages[{index}]")
     if not any(message["role"] == "assistant" for message in messages):
-        raise DataError(f"{location}: no message is the assistant's, so there is nothing to learn; leave the line out.")
+        raise DataError(f"{location}: no assistant's message, so there is nothing to learn; remove the line.")
     return messages
 
 
 def _check_message(message: Any, where: str) -> None:
     if not isinstance(message, dict):
-        raise DataError(f"{where} is {_describe_json_type(message)}; an object with role and content is expected.")
+        raise DataError(f"{where} is {_describe_json_type(message)}; expected: an object with role and content.")
     if message.get("role") not in CHAT_ROLES:
-        raise DataError(f"{where}.role is {message.get('role')!r}; expected is one of {', '.join(CHAT_ROLES)}.")
+        raise DataError(f"{where}.role is {message.get('role')!r}; expected: one of {', '.join(CHAT_ROLES)}.")
     content = message.get("content")
     if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
-        raise DataError(f"{where}.content is {_describe_json_type(content)}; a text is expected.")
+        raise DataError(f"{where}.content is {_describe_json_type(content)}; expected: a string.")
 
 
 def _describe_json_type(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "missing or null"}
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "missing or null"}
     if value == []:
         return "an empty list"
     return names.get(type(value), "a number")
 
 
 def encode_conversation(tokenizer: Any, messages: Sequence[ChatMessage], location: str) -> tuple[list[int], list[bool]]:
-    """(tokens, which of them are the assistant's) of a conversation, by the tokenizer's chat template. Raises DataError."""
+    """Tokenize a conversation with its chat template: (tokens, loss mask of the assistant's). Raises DataError."""
     text, spans = render_conversation(tokenizer, messages, location)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    counted = []
-    begin = 0  # of the spans that may still come
+    loss_mask = []
+    span_index = 0
     for first, last in encoded["offset_mapping"]:
-        while begin < len(spans) and spans[begin][1] <= first:
-            begin += 1
-        counted.append(begin < len(spans) and first >= spans[begin][0] and last > first)
-    return list(encoded["input_ids"]), counted
+        while span_index < len(spans) and spans[span_index][1] <= first:
+            span_index += 1
+        loss_mask.append(span_index < len(spans) and first >= spans[span_index][0] and last > first)
+    return list(encoded["input_ids"]), loss_mask
 
 
 def render_conversation(tokenizer: Any, messages: Sequence[ChatMessage], location: str) -> tuple[str, list[tuple[int, int]]]:
-    """(text of a conversation, where in it the assistant writes). Raises DataError.
+    """Render a conversation: (text, spans of the assistant's turns). Raises DataError.
 
-    A turn begins where the template, asked for the conversation before it with a generation prompt, ends: that is the text
-    which the target gets in serving. It ends behind its content and the special token that follows it; where a template
-    changes the content, at the end of the conversation rendered up to it, or, where that differs too (templates that take the
-    thinking out of earlier turns), behind the next special token.
+    A turn begins where the rendering of the earlier messages with a generation prompt ends, which is the target's input in
+    serving. It ends after its content and the special token that follows. If the template changes the content, it ends with
+    the conversation rendered up to it. If that differs too (templates that remove the thinking of earlier turns), it ends
+    after the next special token.
     """
 
     def rendered(count: int, *, prompt: bool) -> str:
         try:
             text = tokenizer.apply_chat_template(list(messages[:count]), tokenize=False, add_generation_prompt=prompt)
-        except Exception as error:  # a template raises what it likes
-            raise DataError(f"{location}: the chat template refuses the conversation: {error}") from error
+        except Exception as error:  # a template can raise anything
+            raise DataError(f"{location}: the chat template rejects the conversation: {error}") from error
         return str(text)
 
     full_text = rendered(len(messages), prompt=False)
@@ -176,9 +176,9 @@ def render_conversation(tokenizer: Any, messages: Sequence[ChatMessage], locatio
         prefix = rendered(index, prompt=True)
         if not full_text.startswith(prefix):
             raise DataError(
-                f"{location}: messages[{index}]: the chat template, asked for what comes before it with a generation prompt, does "
-                "not give the beginning of the whole conversation, so where the assistant begins is not known; give the "
-                "conversation's turns as lines of their own."
+                f"{location}: messages[{index}]: the rendering of the earlier messages with a generation prompt is not the "
+                "beginning of the whole rendering, so the start of the turn is unknown; split the conversation into one line "
+                "per turn."
             )
         end = _find_turn_end(tokenizer, full_text, len(prefix), str(message.get("content") or "").strip())
         if end is None:
@@ -189,13 +189,15 @@ def render_conversation(tokenizer: Any, messages: Sequence[ChatMessage], locatio
                 else _find_next_special_token_end(tokenizer, full_text, len(prefix))
             )
         if end is None:
-            raise DataError(f"{location}: messages[{index}]: the chat template changes its content; where it ends is not known.")
+            raise DataError(
+                f"{location}: messages[{index}]: the chat template changes its content, so the end of the turn is unknown."
+            )
         spans.append((len(prefix), end))
     return full_text, spans
 
 
 def _find_turn_end(tokenizer: Any, text: str, begin: int, content: str) -> int | None:
-    """Behind `content`, found from `begin` on, and the special token that follows; None where it is not there as it is."""
+    """Return the index after `content` and the special token that follows it; None if the text does not contain it."""
     content_begin = text.find(content, begin) if content else -1
     if content_begin < 0:
         return None
@@ -209,7 +211,7 @@ def _find_turn_end(tokenizer: Any, text: str, begin: int, content: str) -> int |
 
 
 def _find_next_special_token_end(tokenizer: Any, text: str, begin: int) -> int | None:
-    """Behind the first special token from `begin` on."""
+    """Return the index after the first special token from `begin`."""
     candidates = [(text.find(token, begin), len(token)) for token in map(str, tokenizer.all_special_tokens)]
     matches = [(index, length) for index, length in candidates if index >= 0]
     return sum(min(matches)) if matches else None
@@ -228,12 +230,12 @@ def load_corpus(
     cache_folder: Path | None = None,
     log_progress: Callable[[str], None] | None = None,
 ) -> Corpus:
-    """All conversations of some files, each cut to its first `max_length` tokens. Raises DataError.
+    """Load all conversations of some files, each truncated to its first `max_length` tokens. Raises DataError.
 
-    With a `cache` folder the result is kept there under a digest of all that it depends on, and taken from there.
+    The result is cached in `cache_folder` by a digest of all inputs.
     """
     if not getattr(tokenizer, "chat_template", None):
-        raise DataError("the target's tokenizer has no chat template: name a file of one as data.chat_template.")
+        raise DataError("the target's tokenizer has no chat template: set data.chat_template to a file with one.")
     cache_entry = None if cache_folder is None else cache_folder / f"tokens-{_compute_cache_digest(paths, tokenizer, max_length)}"
     if cache_entry is not None and (cached := _read_cached_corpus(cache_entry)) is not None:
         return cached
@@ -242,12 +244,12 @@ def load_corpus(
     for path in paths:
         for number, messages in read_conversations(path):
             tokens, mask = encode_conversation(tokenizer, messages, f"{path}:{number}")
-            if any(mask[2:max_length]):  # the first two tokens are predicted by no column
+            if any(mask[2:max_length]):  # no column predicts the first two tokens
                 parts.append((torch.tensor(tokens[:max_length]), torch.tensor(mask[:max_length])))
             else:
                 dropped_conversations += 1
             if log_progress is not None and len(parts) % 1000 == 0 and parts:
-                log_progress(f"{len(parts)} conversations tokenised")
+                log_progress(f"{len(parts)} conversations tokenized")
     if not parts:
         files_named = ", ".join(map(str, paths))
         raise DataError(f"{files_named}: no conversation with an assistant's token in its first {max_length} tokens.")
@@ -285,20 +287,20 @@ def _compute_cache_digest(paths: Sequence[Path], tokenizer: Any, max_length: int
 
 
 BatchRow = tuple[int, ...]
-"""Conversations of one row of a batch, end to end."""
+"""Indices of the conversations of one row of a batch."""
 
 
 def plan_batches(
     lengths: Sequence[int], *, rows_per_batch: int, seed: int, epoch: int, packed_row_tokens: int | None = None
 ) -> list[tuple[BatchRow, ...]]:
-    """The batches of an epoch, each `rows` rows, in order; a function of its arguments alone.
+    """Return the batches of an epoch in order, each with `rows_per_batch` rows. It depends only on its arguments.
 
-    Without `pack` a row is one conversation and a batch holds ones of like length, so that little is padded. With it a row is
-    filled with whole conversations up to that many tokens; the target reads it as one text. What is left after the last whole
-    batch waits for another epoch's order.
+    Without `packed_row_tokens` a row is one conversation, and a batch has conversations of similar length, for little padding.
+    With it a row contains whole conversations up to that many tokens, which the target reads as one text. An incomplete last batch is
+    omitted; the order of another epoch includes its rows.
     """
     order = list(range(len(lengths)))
-    generator = random.Random(f"{seed} {epoch}")  # noqa: S311 (an order, no secret)
+    generator = random.Random(f"{seed} {epoch}")  # noqa: S311 (not for secrets)
     generator.shuffle(order)
     if packed_row_tokens is not None:
         packed_rows = _pack_rows(lengths, order, packed_row_tokens)
@@ -306,7 +308,7 @@ def plan_batches(
             tuple(packed_rows[begin : begin + rows_per_batch])
             for begin in range(0, len(packed_rows) - rows_per_batch + 1, rows_per_batch)
         ]
-    window = 64 * rows_per_batch  # sorted only among near neighbours, so that what comes together differs between epochs
+    window = 64 * rows_per_batch  # sorted only within windows, so that batches differ between epochs
     order = [
         index
         for begin in range(0, len(order), window)
@@ -321,7 +323,7 @@ def plan_batches(
 
 
 def _pack_rows(lengths: Sequence[int], order: Sequence[int], size: int) -> list[BatchRow]:
-    """Rows of at most `size` tokens, each conversation into the first of the open rows that has room."""
+    """Pack conversations into rows of at most `size` tokens: each into the first open row with space."""
     done: list[BatchRow] = []
     opened: list[tuple[list[int], int]] = []
     for index in order:
@@ -339,7 +341,7 @@ def _pack_rows(lengths: Sequence[int], order: Sequence[int], size: int) -> list[
 
 
 def assemble_batch(corpus: Corpus, rows: Sequence[BatchRow]) -> tuple[Tensor, Tensor]:
-    """(tokens, counted) of a batch, [rows, longest]; padded at the end with token 0, not counted."""
+    """Return (tokens, loss mask) of a batch, [rows, longest], padded at the end."""
     parts = [[corpus[index] for index in row] for row in rows]
     longest = max(sum(len(tokens) for tokens, _ in row) for row in parts)
     tokens = torch.zeros(len(rows), longest, dtype=torch.long)
@@ -354,9 +356,9 @@ def assemble_batch(corpus: Corpus, rows: Sequence[BatchRow]) -> tuple[Tensor, Te
 
 
 def most_frequent_tokens(corpus: Corpus, draft_vocab_size: int, vocab_size: int) -> Tensor:
-    """The draft vocabulary: the `size` tokens that the assistant writes most often, ascending, [size].
+    """Return the draft vocabulary: the most frequent tokens of the assistant, ascending, [draft_vocab_size].
 
-    Ties and what is never written go to lower ids.
+    Of equally frequent tokens the lower ids are used.
     """
     counts = torch.bincount(corpus.tokens[corpus.loss_mask].long(), minlength=vocab_size)
     return counts.argsort(descending=True, stable=True)[:draft_vocab_size].sort().values

@@ -1,11 +1,10 @@
-"""Answers by the target itself to a file of conversations: what a drafter is best trained on.
+"""Generation of training data: the target's answers to a file of conversations.
 
-Every assistant turn is written anew, each on top of the answers before it; a conversation that ends with a question gets an
-answer. The output has the same lines in the same order.
+Every assistant's turn is regenerated after the new answers before it. A conversation that ends with a question gets an answer.
+The output has the same lines in the same order.
 
-Guarantees: a run that was stopped goes on where it was, and the file is then the same as if it had not been stopped, on the
-same machine; a line is whole or not there. Not guaranteed: equal answers on other hardware or in other batch sizes, because
-rounding differs.
+Guarantees: an interrupted run is resumed, and on the same machine the file is then the same as without the interruption. A line
+is complete or missing. Not guaranteed: equal answers on other hardware or with other batch sizes, because rounding differs.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from aerie_drafter.train.data import ChatMessage, parse_conversation, read_conve
 
 @dataclass(frozen=True)
 class GenerationParameters:
-    """How the target answers. Temperature 0 is greedy."""
+    """Sampling parameters of the target. Temperature 0 is greedy."""
 
     max_tokens: int = 1024
     temperature: float = 0.0
@@ -43,9 +42,9 @@ def generate_answers(
     batch_size: int = 8,
     on_progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Write the answers of `model` to `output`, `rows` conversations at a time; how many were written. Raises DataError.
+    """Write the answers of `model` to `output`, and return the number of new ones. Raises DataError.
 
-    `report` is told how many lines are there after each batch.
+    `on_progress` gets the number of lines after each batch.
     """
     conversations = [(number, _with_answer_turn(messages)) for number, messages in read_conversations(source)]
     done = _keep_complete_batches(output, batch_size, conversations, source)
@@ -54,7 +53,7 @@ def generate_answers(
     with output.open("a", encoding="utf-8") as stream:
         for at in range(done, len(conversations), batch_size):
             batch = conversations[at : at + batch_size]
-            torch.manual_seed(parameters.seed + at)  # a batch draws the same wherever the run began
+            torch.manual_seed(parameters.seed + at)  # the same samples wherever the run resumed
             answered = _answer_batch(model, tokenizer, batch, parameters, source)
             stream.write("".join(json.dumps({"messages": messages}, ensure_ascii=False) + "\n" for messages in answered))
             stream.flush()
@@ -66,12 +65,12 @@ def generate_answers(
 
 
 def _with_answer_turn(messages: list[ChatMessage]) -> list[ChatMessage]:
-    """The conversation with a last turn for the target."""
+    """Return the conversation with a last turn of the assistant."""
     return messages if messages[-1]["role"] == "assistant" else [*messages, {"role": "assistant", "content": ""}]
 
 
 def _keep_complete_batches(output: Path, rows: int, conversations: Sequence[tuple[int, list[ChatMessage]]], source: Path) -> int:
-    """Lines of an earlier run to keep: whole batches; the file is cut to them. Raises DataError."""
+    """Truncate the output of an earlier run to complete batches, and return its number of lines. Raises DataError."""
     if not output.exists():
         return 0
     with output.open("rb+") as stream:
@@ -80,12 +79,13 @@ def _keep_complete_batches(output: Path, rows: int, conversations: Sequence[tupl
             lines.pop()
         if len(lines) > len(conversations):
             raise DataError(
-                f"{output}: has {len(lines)} lines, and only {len(conversations)} are asked for; it is of another run: name a new file."
+                f"{output}: has {len(lines)} lines, but the input has {len(conversations)}: it belongs to "
+                "another run; set a new file."
             )
         for index, (line, (number, messages)) in enumerate(zip(lines, conversations, strict=False), start=1):
             answered = parse_conversation(line.decode("utf-8", "replace"), f"{output}:{index}")
             if _prompt_messages(answered) != _prompt_messages(messages):
-                raise DataError(f"{output}:{index}: answers another conversation than {source}:{number}; name a new file.")
+                raise DataError(f"{output}:{index}: answers another conversation than {source}:{number}; set a new file.")
         kept_lines = len(lines) if len(lines) == len(conversations) else len(lines) - len(lines) % rows
         stream.truncate(sum(map(len, lines[:kept_lines])))
     return kept_lines
@@ -98,7 +98,7 @@ def _prompt_messages(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 def _answer_batch(
     model: Any, tokenizer: Any, batch: Sequence[tuple[int, list[ChatMessage]]], parameters: GenerationParameters, source: Path
 ) -> list[list[ChatMessage]]:
-    """The conversations of one batch with the target's turns, turn after turn."""
+    """Generate the target's turns of the conversations of one batch, turn by turn."""
     conversations = [messages for _, messages in batch]
     answered: list[list[ChatMessage]] = [[] for _ in conversations]
     while True:
@@ -115,13 +115,13 @@ def _answer_batch(
                 tokenizer.apply_chat_template(answered[index], tokenize=False, add_generation_prompt=True) for index in pending
             ]
         except Exception as error:
-            raise DataError(f"{source}:{batch[pending[0]][0]}: the chat template refuses a conversation: {error}") from error
+            raise DataError(f"{source}:{batch[pending[0]][0]}: the chat template rejects a conversation: {error}") from error
         for index, text in zip(pending, complete_prompts(model, tokenizer, prompts, parameters), strict=True):
             answered[index].append({"role": "assistant", "content": text})
 
 
 def complete_prompts(model: Any, tokenizer: Any, prompts: Sequence[str], parameters: GenerationParameters) -> list[str]:
-    """The target's continuation of each prompt, up to the end of its turn."""
+    """Generate the target's continuation of each prompt, up to the end of its turn."""
     encoded = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
     longest = max(map(len, encoded))
     end_ids = _end_token_ids(model, tokenizer)
@@ -150,7 +150,7 @@ def complete_prompts(model: Any, tokenizer: Any, prompts: Sequence[str], paramet
 
 
 def _end_token_ids(model: Any, tokenizer: Any) -> set[int]:
-    """Tokens that end a turn: the tokenizer's and the generation configuration's."""
+    """Return the tokens that end a turn: the tokenizer's and the generation configuration's."""
     named = getattr(model.generation_config, "eos_token_id", None)
     listed = named if isinstance(named, list) else [named]
     return {int(token) for token in (*listed, tokenizer.eos_token_id) if token is not None}

@@ -1,4 +1,4 @@
-"""This process among those that `torchrun` started: its rank, its device, and the few things that all do together."""
+"""This process in the group that `torchrun` started: rank, device, and collective operations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CPU_DEVICE = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Processes:
-    """Alone: rank 0 of 1, and nothing is sent."""
+    """Rank, number of processes, and device; by default a single process, without communication."""
 
     rank: int = 0
     world_size: int = 1
@@ -24,24 +24,24 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """The one process that writes files and speaks."""
+        """Return whether this is the process that writes files and reports."""
         return self.rank == 0
 
     def all_reduce(self, values: Tensor) -> Tensor:
-        """Over all processes, in place."""
+        """Sum over all processes, in place."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
 
     def barrier(self) -> None:
-        """Until all are here."""
+        """Wait for all processes."""
         if self.world_size > 1:
             dist.barrier()
 
 
 @contextmanager
 def join_process_group() -> Iterator[Processes]:
-    """What torchrun's environment says, with a process group while the block runs; without torchrun, this process alone."""
+    """Join the process group of torchrun while the block runs; without torchrun, yield a single process."""
     gpu = torch.cuda.is_available()
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if gpu else torch.device("cpu")
@@ -53,8 +53,8 @@ def join_process_group() -> Iterator[Processes]:
     dist.init_process_group("nccl" if gpu else "gloo")
     try:
         yield Processes(dist.get_rank(), dist.get_world_size(), device)
-        # A sharded target keeps the group's threads past its end (PyTorch registers FSDP modules for ever). A thread that still
-        # lets go of the last sum's tensors when the interpreter ends aborts the process; after a barrier it has done so.
+        # A sharded target keeps the group's threads alive (PyTorch registers FSDP modules globally). A thread that still releases
+        # tensors when the interpreter ends aborts the process; after a barrier it has released them.
         dist.barrier()
     finally:
         dist.destroy_process_group()

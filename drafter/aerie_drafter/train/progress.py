@@ -1,4 +1,4 @@
-"""How a training goes, for the eye: a bar in a terminal, plain lines elsewhere."""
+"""Progress of a training on a console: a bar in a terminal, otherwise lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aerie_drafter.train.trainer import EvaluationReport, StepReport
 
 
 class ConsoleReporter:
-    """A Report on a console. Plain lines come at the first and the last step and at most every ten seconds."""
+    """A TrainingReporter for a console. Without a terminal it prints the first and the last step, and one line in ten seconds."""
 
     LINE_INTERVAL_SECONDS = 10.0
 
@@ -38,7 +38,7 @@ class ConsoleReporter:
             self.progress_bar.stop()
 
     def on_step(self, step: StepReport) -> None:
-        """Moves the bar, or prints a line."""
+        """Update the bar, or print a line."""
         self._total_tokens += step.tokens
         now = time.monotonic()
         speed = self._total_tokens / max(now - self._start_time, 1e-9)
@@ -52,10 +52,10 @@ class ConsoleReporter:
             self.console.print(f"step {step.step}/{step.total_steps}  {line}")
 
     def on_evaluation(self, evaluation: EvaluationReport) -> None:
-        """Prints a line."""
+        """Print a line."""
         line = f"step {evaluation.step}: acceptance length {evaluation.acceptance_length:.3f} on held-out text"
         percents = _format_percents(evaluation.metrics.conditional_acceptance)
-        self.console.print(f"{line}, accepted per position {percents}" + (", the best so far" if evaluation.is_best else ""))
+        self.console.print(f"{line}, accepted per position {percents}" + (", best so far" if evaluation.is_best else ""))
 
 
 def _format_percents(shares: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""From settings to a trainer: loads the target, tokenises the data, and makes or takes up the drafter."""
+"""Construction of a trainer from settings: loads the target, tokenizes the data, and creates or loads the drafter."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def build_trainer(
     reporter: TrainingReporter | None = None,
     log_progress: Callable[[str], None] | None = None,
 ) -> Trainer:
-    """Everything that a training needs. Raises EagleError.
+    """Build the trainer. Raises DrafterError.
 
-    `say` is told, in words, what takes a while.
+    `log_progress` gets a message before each slow step.
     """
     processes, log_progress = processes or Processes(), log_progress or (lambda _: None)
     tokenizer = load_tokenizer(settings.target.model, settings.target.revision)
@@ -50,7 +50,7 @@ def build_trainer(
         tokenizer.chat_template = _read_chat_template(settings.data.chat_template)
     log_progress("reading the data")
     if not processes.is_main:
-        processes.barrier()  # the first process fills the cache
+        processes.barrier()  # the main process fills the cache
     corpus, held_out = load_corpora(settings.data, tokenizer, settings.optimizer.seed, log_progress)
     if processes.is_main:
         processes.barrier()
@@ -73,7 +73,7 @@ def build_trainer(
 def load_corpora(
     settings: DataSettings, tokenizer: object, seed: int, log_progress: Callable[[str], None] | None = None
 ) -> tuple[Corpus, Corpus]:
-    """(what is learnt from, what is held out). Raises DataError."""
+    """Load (training corpus, held-out corpus). Raises DataError."""
     corpus = data.load_corpus(
         settings.train, tokenizer, max_length=settings.max_length, cache_folder=settings.cache, log_progress=log_progress
     )
@@ -81,7 +81,7 @@ def load_corpora(
         held_out = data.load_corpus(settings.held_out, tokenizer, max_length=settings.max_length, cache_folder=settings.cache)
         return corpus, held_out
     if len(corpus) < 2:
-        raise DataError("data.train: one conversation only, so none can be held out; name data.held_out.")
+        raise DataError("data.train: only one conversation, so none can be held out; set data.held_out.")
     order = list(range(len(corpus)))
     random.Random(f"held out {seed}").shuffle(order)  # noqa: S311 (an order, no secret)
     count = max(1, round(len(order) * settings.held_out_share))
@@ -98,7 +98,7 @@ def _load_target(
     if target.hidden_states is not None:
         folder = Path(target.model)
         if not folder.is_dir():
-            raise TargetError(f"target.model {target.model}: with target.hidden_states a folder is expected, and this is none.")
+            raise TargetError(f"target.model {target.model}: target.hidden_states requires a folder.")
         target_parts, states_folder = load_target_parts(folder, dtype, device), target.hidden_states
         last = int(target_parts.config.num_hidden_layers)
 
@@ -122,14 +122,15 @@ def _load_or_create_drafter(settings: TrainingSettings, target_parts: TargetPart
         shape, expected = tuple(drafter.embed_tokens.weight.shape), tuple(target_parts.embedding.shape)
         if shape != expected or drafter.config.target_hidden_size != expected[1]:
             raise TargetError(
-                f"drafter.initial_checkpoint {initial_checkpoint}: its embedding is {shape[0]} x {shape[1]}, the target's {expected[0]} x {expected[1]}: it is "
-                "for another target."
+                f"drafter.initial_checkpoint {initial_checkpoint}: its embedding is {shape[0]} x {shape[1]}, the "
+                f"target's {expected[0]} x {expected[1]}: it was "
+                "trained for another target."
             )
         return drafter
     config = build_drafter_config(settings.drafter, target_parts.config)
     if tuple(target_parts.embedding.shape) != (config.vocab_size, config.hidden_size):
         raise TargetError(
-            f"the target's embedding is {tuple(target_parts.embedding.shape)}, and its configuration says vocab_size "
+            f"the target's embedding is {tuple(target_parts.embedding.shape)}, but its configuration has vocab_size "
             f"{config.vocab_size} and hidden_size {config.hidden_size}."
         )
     return create_drafter(
@@ -141,9 +142,9 @@ def _load_or_create_drafter(settings: TrainingSettings, target_parts: TargetPart
 
 
 def _shard_target(model: object, target_parts: TargetParts, processes: Processes) -> TargetParts:
-    """Spread the target's layers over all processes; embedding, norm and lm_head stay whole in each. The frame moved along."""
+    """Shard the target's layers over all processes, and return its other parts, which are replicated on each device."""
     if processes.world_size < 2:
-        raise ConfigError("target.shard is true, and this is one process: start it with torchrun, or set it to false.")
+        raise ConfigError("target.shard is true, but this is a single process: start it with torchrun, or set it to false.")
     from torch.distributed.fsdp import fully_shard
 
     from aerie_drafter.train.states import get_text_decoder
@@ -160,14 +161,14 @@ def _shard_target(model: object, target_parts: TargetParts, processes: Processes
 
 
 def _build_provenance(settings: TrainingSettings) -> Provenance:
-    """Of a checkpoint: the target by name and digest, the data by digest."""
+    """Return the provenance of the checkpoints: target by name and digest, data by names and digest."""
     digest = ""
     folder = Path(settings.target.model)
     if folder.is_dir():
         try:
             digest = checkpoint.compute_model_digest(folder)
         except CheckpointError:
-            digest = ""  # a target in another format than safetensors has none
+            digest = ""  # not safetensors
     total = hashlib.sha256()
     for path in settings.data.train:
         with path.open("rb") as stream:

@@ -1,10 +1,10 @@
-"""What the target makes of a text: the hidden states that a drafter reads, and the final ones that it is taught by.
+"""Hidden states of the target for a training: auxiliary states as input, final states for the loss.
 
-Two sources of one form: a Hugging Face target in this process, or files that vLLM wrote with its `extract_hidden_states`.
+There are two sources: a Hugging Face target in this process, or files of vLLM's `extract_hidden_states`.
 Layer ids are vLLM's: k is the input of layer k, and the number of layers is the output of the last one, before the final norm.
 
-Guarantee: both sources give the same states for the same text, as far as the target's arithmetic does. Not guaranteed for
-files: that they come from this target; only their shapes and tokens can be compared.
+Guarantee: both sources return the same states for the same text, up to the target's arithmetic. Not guaranteed for files: that
+they come from this target; only their shapes and tokens are compared.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from aerie_drafter.weights import read_headers, read_tensors
 
 
 class TargetHiddenStates(NamedTuple):
-    """[batch, length, parts x hidden] and [batch, length, hidden]: see `aerie_drafter.train.ttt.Batch`."""
+    """[batch, length, parts x hidden] and [batch, length, hidden]: see `aerie_drafter.train.ttt.TrainingBatch`."""
 
     aux_hidden_states: Tensor
     final_hidden_states: Tensor
 
 
 class HiddenStateSource(Protocol):
-    """Where states come from."""
+    """Source of hidden states."""
 
     supports_packing: bool
-    """Whether a row may hold several conversations as one text."""
+    """Whether a row may contain several conversations as one text."""
 
     def fetch_hidden_states(self, tokens: Tensor, conversations_by_row: Sequence[Sequence[Tensor]]) -> TargetHiddenStates:
-        """For a padded batch `tokens` [batch, length], whose rows are made of these conversations."""
+        """Return the states of a padded batch [batch, length], whose rows consist of these conversations."""
 
 
 class TargetParts(NamedTuple):
-    """The parts of a target that a training needs besides its states."""
+    """Parts of a target that a training needs besides its hidden states."""
 
     config: Any
     """The text model's Hugging Face configuration."""
@@ -55,7 +55,7 @@ class TargetParts(NamedTuple):
 
 
 class InProcessTarget:
-    """A Hugging Face target that runs here; its weights are never changed."""
+    """A frozen Hugging Face target in this process."""
 
     supports_packing = True
 
@@ -67,8 +67,8 @@ class InProcessTarget:
         self.aux_layer_ids = tuple(aux_layer_ids)
 
     @torch.no_grad()
-    def fetch_hidden_states(self, tokens: Tensor, conversations_by_row: Sequence[Sequence[Tensor]] = ()) -> TargetHiddenStates:  # noqa: ARG002 (of another source)
-        """Padding at the end needs no mask, because no text looks ahead."""
+    def fetch_hidden_states(self, tokens: Tensor, conversations_by_row: Sequence[Sequence[Tensor]] = ()) -> TargetHiddenStates:  # noqa: ARG002 (needed by HiddenStateFiles)
+        """Run the target. Padding at the end needs no mask, because attention is causal."""
         with _capture_inputs([*self.layers, self.decoder.norm], self.aux_layer_ids) as seen:
             final = self.decoder(input_ids=tokens, use_cache=False).last_hidden_state
         return TargetHiddenStates(torch.cat([seen[layer] for layer in self.aux_layer_ids], dim=-1), final)
@@ -76,7 +76,7 @@ class InProcessTarget:
 
 @contextmanager
 def _capture_inputs(modules: Sequence[nn.Module], layer_ids: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-    """The hidden states that go into these modules while the block runs."""
+    """Capture the input hidden states of the modules while the block runs."""
     states: dict[int, Tensor] = {}
 
     def keep(layer: int) -> Callable[..., None]:
@@ -96,8 +96,8 @@ def _capture_inputs(modules: Sequence[nn.Module], layer_ids: Sequence[int]) -> I
 class HiddenStateFiles:
     """Files of vLLM's ExampleHiddenStatesConnector: `token_ids` [tokens] and `hidden_states` [tokens, layers, hidden].
 
-    A conversation's file is found by its tokens, so files may have any names. `layers` are the ids that vLLM was told, in its
-    order; the number of the target's layers has to be among them, because the final states come from it.
+    A conversation's file is identified by its tokens, so files can have any names. `stored_layer_ids` are the ids of vLLM's
+    configuration, in their order. They must contain the number of the target's layers, for the final states.
     """
 
     supports_packing = False
@@ -110,7 +110,8 @@ class HiddenStateFiles:
         missing = [layer for layer in (*aux_layer_ids, last) if layer not in stored_layer_ids]
         if missing:
             raise TargetError(
-                f"{folder}: the files hold the layers {list(stored_layer_ids)}, and layer {missing[0]} is needed too: write them with "
+                f"{folder}: the files contain the layers {list(stored_layer_ids)}, but layer {missing[0]} is "
+                "required: write them with "
                 f"eagle_aux_hidden_state_layer_ids {sorted({*aux_layer_ids, last})}."
             )
         self.aux_indices = [list(stored_layer_ids).index(layer) for layer in aux_layer_ids]
@@ -121,7 +122,7 @@ class HiddenStateFiles:
 
     def _index_files(self, paths: Sequence[Path]) -> dict[str, Path]:
         if not paths:
-            raise DataError(f"{self.folder}: no *.safetensors in it; name the folder that vLLM's shared_storage_path named.")
+            raise DataError(f"{self.folder}: no *.safetensors files; set the folder of vLLM's shared_storage_path.")
         files = {}
         for file in paths:
             try:
@@ -129,24 +130,25 @@ class HiddenStateFiles:
                     files[compute_token_digest(opened.get_tensor("token_ids"))] = file
                     shape = tuple(opened.get_slice("hidden_states").get_shape())
             except (SafetensorError, OSError) as error:
-                raise DataError(f"{file}: not a whole file of hidden states ({error}); let vLLM write it again.") from error
+                raise DataError(f"{file}: not a complete file of hidden states ({error}); write it again with vLLM.") from error
             if shape[1:] != self.layers_and_hidden_size:
                 raise DataError(
-                    f"{file}: hidden_states is {' x '.join(map(str, shape))}; expected is tokens x {self.layers_and_hidden_size[0]} layers x "
-                    f"{self.layers_and_hidden_size[1]}: hidden_state_layer_ids or the target is another."
+                    f"{file}: hidden_states is {' x '.join(map(str, shape))}; expected: tokens x "
+                    f"{' x '.join(map(str, self.layers_and_hidden_size))}. hidden_state_layer_ids or the target differs."
                 )
         return files
 
     @torch.no_grad()
     def fetch_hidden_states(self, tokens: Tensor, conversations_by_row: Sequence[Sequence[Tensor]]) -> TargetHiddenStates:
-        """Rows of one conversation each."""
+        """Read the states of rows with one conversation each."""
         layers, hidden = self.layers_and_hidden_size
         states: Tensor | None = None
         for at, (conversation,) in enumerate(conversations_by_row):
             file = self.file_by_token_digest.get(compute_token_digest(conversation))
             if file is None:
                 raise DataError(
-                    f"{self.folder}: no file has the hidden states of a conversation of {len(conversation)} tokens that begins "
+                    f"{self.folder}: no file contains the hidden states of a conversation of {len(conversation)} "
+                    "tokens that begins "
                     f"with {conversation[:8].tolist()}; write the states of the same data, chat template and max_length."
                 )
             with safe_open(file, framework="pt") as opened:
@@ -155,42 +157,42 @@ class HiddenStateFiles:
                 states = torch.zeros(*tokens.shape, layers, hidden, dtype=stored.dtype, device=tokens.device)
             states[at, : len(stored)] = stored.to(states.device)
         if states is None:
-            raise DataError(f"{self.folder}: asked for the states of no conversation.")
+            raise DataError(f"{self.folder}: no conversations requested.")
         return TargetHiddenStates(states[:, :, self.aux_indices].flatten(2), self.final_norm(states[:, :, self.final_index]))
 
 
 def compute_token_digest(tokens: Tensor) -> str:
-    """A digest of a conversation's tokens."""
+    """Return a digest of a conversation's tokens."""
     return hashlib.sha256(tokens.to(torch.int64).cpu().numpy().tobytes()).hexdigest()
 
 
 def get_text_decoder(model: Any) -> Any:
-    """The text model inside a Hugging Face causal language model: it has `layers` and `norm`. Raises TargetError."""
+    """Return the text model of a Hugging Face causal language model, with `layers` and `norm`. Raises TargetError."""
     inner = model.get_decoder() if hasattr(model, "get_decoder") else model
     for name in ("layers", "norm"):
         if not hasattr(inner, name):
             raise TargetError(
-                f"{type(model).__name__}: its text model has no `{name}`, so its hidden states cannot be told apart here; "
-                "let vLLM write them with extract_hidden_states."
+                f"{type(model).__name__}: its text model has no `{name}`, so its hidden states cannot be captured; "
+                "write them with vLLM's extract_hidden_states."
             )
     return inner
 
 
 def extract_target_parts(model: Any) -> TargetParts:
-    """From a loaded model. Raises TargetError."""
+    """Return the parts of a loaded model. Raises TargetError."""
     config = model.config.get_text_config()
     for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
         value = getattr(config, name, None)
         if value not in (None, 1, 1.0):
-            raise TargetError(f"the target's {name} is {value}: only targets whose logits are lm_head(state) can be taught from.")
+            raise TargetError(f"the target's {name} is {value}: only targets whose logits are lm_head(state) are supported.")
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
-        raise TargetError(f"{type(model).__name__}: an lm_head without bias is expected.")
+        raise TargetError(f"{type(model).__name__}: expected: an lm_head without bias.")
     return TargetParts(config, model.get_input_embeddings().weight.detach(), head.weight.detach(), get_text_decoder(model).norm)
 
 
 def load_model(name: str, revision: str | None, dtype: torch.dtype, device: torch.device) -> Any:
-    """A target with its weights. Raises TargetError."""
+    """Load a target with its weights. Raises TargetError."""
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=dtype)
         return model.to(device)
@@ -199,18 +201,18 @@ def load_model(name: str, revision: str | None, dtype: torch.dtype, device: torc
 
 
 def load_tokenizer(name: str, revision: str | None) -> Any:
-    """The target's tokenizer. Raises TargetError."""
+    """Load the target's tokenizer. Raises TargetError."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
     except (OSError, ValueError) as error:
         raise TargetError(f"target.model {name}: its tokenizer cannot be loaded: {_first_line(error)}") from error
     if not tokenizer.is_fast:
-        raise TargetError(f"target.model {name}: its tokenizer is not a fast one, which is what tells tokens' places in a text.")
+        raise TargetError(f"target.model {name}: its tokenizer is not a fast tokenizer, which is required for offsets of tokens.")
     return tokenizer
 
 
 def load_target_parts(folder: Path, dtype: torch.dtype, device: torch.device) -> TargetParts:
-    """Only the embedding, lm_head and final norm of a target's folder; the rest is never read. Raises TargetError."""
+    """Read only the embedding, lm_head and final norm of a target's folder. Raises TargetError."""
     try:
         with torch.device("meta"):
             auto: Any = AutoModelForCausalLM
@@ -226,7 +228,7 @@ def load_target_parts(folder: Path, dtype: torch.dtype, device: torch.device) ->
             tensor_names = names[id(parameter)]
             stored = next((alias for alias in tensor_names if alias in header.tensors), None)
             if stored is None:
-                raise TargetError(f"{folder}: its weights have no {tensor_names[0]}; give the folder of the target itself.")
+                raise TargetError(f"{folder}: its weights do not contain {tensor_names[0]}; set the folder of the target itself.")
             tensor = read_tensors(header, [stored])[stored].to(device=device, dtype=dtype)
             module.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
     return extract_target_parts(model)
@@ -236,7 +238,7 @@ def _check_layers(aux_layer_ids: Sequence[int], layer_count: int) -> None:
     invalid = [layer for layer in aux_layer_ids if not 0 <= layer <= layer_count]
     if invalid:
         raise TargetError(
-            f"aux_layer_ids names layer {invalid[0]}, and the target has {layer_count}: 0 to {layer_count} can be read."
+            f"aux_layer_ids contains layer {invalid[0]}, but the target has {layer_count} layers: 0 to {layer_count} are valid."
         )
 
 

@@ -1,12 +1,12 @@
-"""The training loop: what is done in which order, on how many devices, and what survives a kill.
+"""The training loop, on one or several devices, with checkpoints to resume from.
 
-Guarantees: on CPU, with the same number of threads, a training gives the same weights bit for bit however often it was killed
-and started again; several processes train as one does on all their rows, to rounding; `last` and `best` in the output folder
-are each replaced whole or not at all. No random number is drawn after the first weights: the order of the data is a function
-of seed and epoch. Not guaranteed: equal bits on GPU or between numbers of processes.
+Guarantees: on CPU, with the same number of threads, a training results in the same weights bit for bit, however often it was
+killed and resumed. Several processes train like one process with all their rows, up to rounding. `last` and `best` in the output
+folder are replaced atomically. No random number is used after the initial weights: the data order depends on seed and epoch.
+Not guaranteed: equal bits on GPU or with another number of processes.
 
-`best` is the checkpoint with the longest acceptance length on held-out text, measured by a walk of greedy speculation over it,
-not the one with the least loss, which also counts what verification never reaches.
+`best` is the checkpoint with the highest acceptance length on held-out text, measured by simulated greedy speculation. The loss
+does not select it, because it includes positions that verification never reaches.
 """
 
 from __future__ import annotations
@@ -38,47 +38,47 @@ TRAINING_STATE_FILE = "training.pt"
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step of the optimizer."""
+    """Report of an optimizer step."""
 
     step: int
     total_steps: int
     epoch: int
     loss: float
-    """Mean over counted positions of the weighted sum over steps of KL, in nats."""
+    """Sum of KL over unrolled steps, weighted, as the mean over positions, in nats."""
     gradient_norm: float
-    """Norm before clipping."""
+    """Norm of the gradient before clipping."""
     learning_rate: float
     tokens: int
-    """Read in this step, by all processes, padding not counted."""
+    """Tokens of this step over all processes, without padding."""
     metrics: TrainingMetrics
 
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """One measurement on the held-out data."""
+    """Report of an evaluation on held-out data."""
 
     step: int
     acceptance_length: float
-    """Tokens per verification step of a greedy walk, the bonus token included."""
+    """Tokens per verification step of simulated greedy speculation, with the bonus token."""
     is_best: bool
     metrics: TrainingMetrics
 
 
 class TrainingReporter(Protocol):
-    """Who is told how it goes; called in the first process only."""
+    """Receiver of progress reports; called in the main process only."""
 
     def on_step(self, step: StepReport) -> None: ...
     def on_evaluation(self, evaluation: EvaluationReport) -> None: ...
 
 
 class NullReporter:
-    """Tells nobody."""
+    """Reporter that ignores all reports."""
 
     def on_step(self, step: StepReport) -> None:
-        """Nothing."""
+        """Ignore the report."""
 
     def on_evaluation(self, evaluation: EvaluationReport) -> None:
-        """Nothing."""
+        """Ignore the report."""
 
 
 @dataclass
@@ -94,7 +94,7 @@ class TrainingProgress:
 
 
 class Trainer:
-    """One training. Everything that is random or costly to make is given to it."""
+    """A training run. Models and data are loaded by the caller."""
 
     def __init__(
         self,
@@ -132,18 +132,20 @@ class Trainer:
         self.rows_per_batch = optimizer_settings.batch_size_per_process * self.processes.world_size
         self.packed_row_tokens = settings.data.max_length if settings.data.packing else None
         if self.packed_row_tokens is not None and not hidden_state_source.supports_packing:
-            raise ConfigError("data.packing is true, and states from files are of one conversation each; set it to false.")
+            raise ConfigError("data.packing is true, but hidden states in files contain one conversation each; set it to false.")
         self.conversation_lengths = corpus.lengths
         per_epoch = [self._count_optimizer_steps(len(self._plan_epoch(epoch))) for epoch in range(optimizer_settings.epochs)]
         self.total_steps = sum(per_epoch)
         if min(per_epoch) == 0:
             raise TrainingError(
-                f"the data makes fewer rows than one step takes ({self.rows_per_batch} rows x {optimizer_settings.gradient_accumulation_steps} batches): give more data, "
-                "or lower optimizer.batch_size_per_process or optimizer.gradient_accumulation_steps."
+                f"the data has fewer rows than one step needs ({self.rows_per_batch} rows x "
+                f"{optimizer_settings.gradient_accumulation_steps} batches): add data, or lower "
+                "optimizer.batch_size_per_process or "
+                "optimizer.gradient_accumulation_steps."
             )
 
     def run(self) -> TrainingProgress:
-        """Train to the end, on from `last` in the output folder if it is there. Raises EagleError."""
+        """Train to the end; resume from `last` in the output folder if it exists. Raises DrafterError."""
         if self.progress.step == 0:
             self.resume()
         processes = self.processes
@@ -199,7 +201,7 @@ class Trainer:
             total += loss.weighted_sum.detach()
         processes.all_reduce(metrics.sums)
         processes.all_reduce(total)
-        # The loss is a mean over all counted positions of all processes; DistributedDataParallel has divided by their number.
+        # The loss is the mean over the positions of all processes; DistributedDataParallel divided by the number of processes.
         positions = max(metrics.position_count, 1.0)
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         torch._foreach_mul_(
@@ -208,8 +210,8 @@ class Trainer:
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, optimizer_settings.max_grad_norm))
         if not math.isfinite(norm):
             raise TrainingError(
-                f"step {self.progress.step + 1}: the gradient is {norm}; `last` is of an earlier step: lower "
-                f"optimizer.learning_rate ({optimizer_settings.learning_rate}) or look for broken data."
+                f"step {self.progress.step + 1}: the gradient is {norm}; `last` contains an earlier step: lower "
+                f"optimizer.learning_rate ({optimizer_settings.learning_rate}) or check the data."
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -230,15 +232,15 @@ class Trainer:
 
     @torch.no_grad()
     def measure_acceptance(self) -> tuple[float, TrainingMetrics]:
-        """(acceptance length, tally) on the held-out data, over all processes."""
+        """Return (acceptance length, metrics) on the held-out data, over all processes."""
         processes, rows = self.processes, self.settings.optimizer.batch_size_per_process
         indices = range(min(len(self.held_out), self.settings.output.max_held_out_conversations))
         batches = [[(index,) for index in indices[at : at + rows]] for at in range(0, len(indices), rows)]
         metrics = TrainingMetrics.zero(self.settings.loss.horizon, processes.device)
         totals = torch.zeros(2, dtype=torch.float64, device=processes.device)
-        for turn in range(math.ceil(len(batches) / processes.world_size)):
-            index = turn * processes.world_size + processes.rank
-            # A process without a batch of its own goes along with one that is counted elsewhere: a sharded target needs all.
+        for round_number in range(math.ceil(len(batches) / processes.world_size)):
+            index = round_number * processes.world_size + processes.rank
+            # A process without a batch computes one that another process counts, because a sharded target needs all processes.
             batch = batches[index % len(batches)]
             loss = self._compute_loss(self.loss, self.held_out, batch)
             if index < len(batches):
@@ -282,7 +284,7 @@ class Trainer:
         }
 
     def _resume_requirements(self) -> dict[str, Any]:
-        """What has to be the same for a training to go on."""
+        """Return the settings and sizes that must be equal to resume a training."""
         settings = self.settings.model_dump(mode="json", include={"drafter", "data", "loss", "optimizer"})
         return {
             **settings,
@@ -292,7 +294,7 @@ class Trainer:
         }
 
     def resume(self) -> bool:
-        """Take up `last`; False where there is none. Raises CheckpointError, TrainingError."""
+        """Resume from `last`; False if it does not exist. Raises CheckpointError, TrainingError."""
         folder = self.output_folder / "last"
         if not folder.exists():
             return False
@@ -303,17 +305,19 @@ class Trainer:
             requirements = state["requirements"]
         except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
             raise TrainingError(
-                f"{folder / TRAINING_STATE_FILE}: no state of a training ({error}); name another output.folder."
+                f"{folder / TRAINING_STATE_FILE}: invalid training state ({error}); set another output.folder."
             ) from error
         differing = _find_first_difference(requirements, self._resume_requirements())
         if differing is not None:
             name, before, now = differing
             raise TrainingError(
-                f"{folder}: that training had {name} {before!r}, and now it is {now!r}; name another output.folder, "
-                "or set it back to go on."
+                f"{folder}: that training had {name} {before!r}, but now it is {now!r}; set another output.folder, "
+                "or restore the setting to resume."
             )
         if saved.config != self.drafter.config:
-            raise TrainingError(f"{folder}: its drafter has another shape than these settings say; name another output.folder.")
+            raise TrainingError(
+                f"{folder}: its drafter has another configuration than these settings; set another output.folder."
+            )
         self.drafter.load_state_dict({**self.drafter.state_dict(), **saved.tensors})  # the embedding is the target's
         self.optimizer.load_state_dict(optimizer)
         self.progress = progress
@@ -321,23 +325,25 @@ class Trainer:
 
 
 def scheduled_learning_rate(step: int, total_steps: int, warmup_share: float, peak_learning_rate: float) -> float:
-    """Of a step, counted from 0: up in a straight line over the warm-up, then down half a cosine."""
-    rising = round(total_steps * warmup_share)
-    if step < rising:
-        return peak_learning_rate * (step + 1) / rising
-    return peak_learning_rate * 0.5 * (1 + math.cos(math.pi * (step - rising) / max(total_steps - rising, 1)))
+    """Return the learning rate of a step, counted from 0: linear warm-up, then half a cosine to zero."""
+    warmup_steps = round(total_steps * warmup_share)
+    if step < warmup_steps:
+        return peak_learning_rate * (step + 1) / warmup_steps
+    return peak_learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(total_steps - warmup_steps, 1)))
 
 
 def _resolve_compute_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "float32" and device.type == "cuda":
-        raise ConfigError("optimizer.precision is float32: the fused attention on GPU takes 16-bit numbers only; use bfloat16.")
+        raise ConfigError(
+            "optimizer.precision is float32: the fused attention on GPU supports 16-bit numbers only; use bfloat16."
+        )
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 
 def _find_first_difference(before: Any, now: Any, name: str = "") -> tuple[str, Any, Any] | None:
-    """The first place where two settings differ."""
+    """Return (name, before, now) of the first difference between settings; None if they are equal."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in sorted({*before, *now}):
             inner = f"{name}.{key}" if name else key

@@ -1,19 +1,18 @@
 """The loss of training-time test (TTT): the drafter unrolled over its own states, against the target's distributions.
 
     tokens            x0  x1  x2  x3  x4 ...      column t of step i
-    column t, step 0  reads x[t+1] and the fused state of t, is taught the target's distribution at t+1   (of token t+2)
-    column t, step i  reads x[t+1+i] and its own state of step i-1, is taught the one at t+1+i            (of token t+2+i)
+    column t, step 0  reads x[t+1] and the fused state of t, learns the target's distribution at t+1   (of token t+2)
+    column t, step i  reads x[t+1+i] and its own state of step i-1, learns the one at t+1+i            (of token t+2+i)
 
-The tokens read are those of the text (teacher forcing); the states are the drafter's own, as they will be in serving. The loss
-of a column is KL(target || drafter), the target's distribution restricted to the draft vocabulary and normalised again; its
-gradient is that of the soft cross entropy. A position counts where the token it predicts is one to learn (the assistant's)
-and where the target's likeliest token is in the draft vocabulary. Steps are weighted with decay^i. Source: EAGLE-3
-(arXiv 2503.01840) and the trainings of SafeAILab/EAGLE, TorchSpec and SpecForge, which agree on this.
+The input tokens are those of the text (teacher forcing); the states are the drafter's own, as in serving. The loss of a column is
+KL(target || drafter), with the target's distribution restricted to the draft vocabulary and renormalized; its gradient is that
+of the soft cross entropy. A position counts if the loss mask contains the token that it predicts (the assistant's), and the
+target's most likely token is in the draft vocabulary. Step i is weighted with decay^i. Source: EAGLE-3 (arXiv 2503.01840) and the
+training code of SafeAILab/EAGLE, TorchSpec and SpecForge, which agree on this.
 
-The same position of the target is taught to one column of each step. So the loss goes through the counted positions a slice
-at a time: the target's logits of a slice are made once from its final states, serve all steps, and are gone. The gradients of
-the drafter's states and of its lm_head are made in the same pass, so nothing of [positions, vocabulary] outlives a slice or
-is made twice.
+One column of each step learns the same position of the target. So the loss processes the positions in slices: the target's logits
+of a slice are computed once from its final states, used for all steps, and freed. The gradients of the drafter's states and of
+its lm_head are computed in the same pass, so no tensor [positions, vocabulary] outlives a slice or is computed twice.
 
 Guarantee: loss and gradients equal those of the naive unroll, to rounding. Not guaranteed: second derivatives.
 """
@@ -30,17 +29,17 @@ from torch import Tensor, nn
 from aerie_drafter.model import Drafter, UnrolledCache
 
 LOGIT_SLICE_ELEMENTS = 2**24
-"""Numbers in one slice of logits: 64 MiB in float32."""
+"""Elements of one slice of logits: 64 MiB in float32."""
 
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """Texts and what the target made of them. Rows shorter than the longest are padded at their end, with `counted` False."""
+    """Texts with the target's states. Shorter rows are padded at their end, where `loss_mask` is False."""
 
     tokens: Tensor
     """[batch, length], ids of the target."""
     loss_mask: Tensor
-    """[batch, length], bool: tokens that the drafter is to learn to predict."""
+    """[batch, length], bool: tokens that the drafter learns to predict."""
     aux_hidden_states: Tensor
     """[batch, length, parts x target_hidden]: the auxiliary states side by side, lowest layer first."""
     final_hidden_states: Tensor
@@ -49,7 +48,7 @@ class TrainingBatch:
 
 @dataclass(frozen=True)
 class TrainingMetrics:
-    """Sums over columns, for each step; tallies of batches and processes add up. `values` is [5, horizon] in float64."""
+    """Sums over columns for each step, [5, horizon] in float64; those of batches and processes can be added."""
 
     sums: Tensor
 
@@ -58,28 +57,27 @@ class TrainingMetrics:
 
     @classmethod
     def zero(cls, horizon: int, device: torch.device | str = "cpu") -> TrainingMetrics:
-        """Of no columns."""
+        """Return metrics without columns."""
         return cls(torch.zeros(5, horizon, dtype=torch.float64, device=device))
 
     @property
     def position_count(self) -> float:
-        """Positions that the loss counts in step 0; what `total` is divided by to be a mean."""
+        """Return the number of positions of step 0; `LossOutput.weighted_sum` divided by it is the mean loss."""
         return float(self.sums[0, 0])
 
     @property
     def mean_kl(self) -> list[float]:
-        """Mean KL per step, in nats."""
+        """Return the mean KL per step, in nats."""
         return _ratio(self.sums[1], self.sums[0])
 
     @property
     def conditional_acceptance(self) -> list[float]:
-        """Per step: the share of columns where the drafter's likeliest token is the target's, of those where all earlier
-        steps agreed."""
+        """Return the share of columns that match the target's most likely token, per step, if all earlier steps matched."""
         return _ratio(self.sums[4], self.sums[3])
 
     @property
     def cumulative_acceptance(self) -> list[float]:
-        """Per step: the share of columns where this step and all earlier ones agreed."""
+        """Return the share of columns where this step and all earlier ones matched, per step."""
         return _ratio(self.sums[4], self.sums[2])
 
 
@@ -88,20 +86,19 @@ def _ratio(above: Tensor, below: Tensor) -> list[float]:
 
 
 class LossOutput(NamedTuple):
-    """What the loss of one batch gives."""
+    """Loss of one batch."""
 
     weighted_sum: Tensor
-    """The weighted sum over steps and counted positions, with gradient; divided by `tally.positions` it is the loss."""
+    """Weighted sum over steps and positions, with gradient; divided by `metrics.position_count` it is the loss."""
     metrics: TrainingMetrics
     argmax_matches: Tensor
-    """[horizon, batch, length - 1], bool: the drafter's likeliest token is the target's, where counted; a tie for the first
-    place counts as agreement."""
+    """[horizon, batch, length - 1], bool: whether the drafter's most likely token is the target's; a tie is a match."""
 
 
 class TrainingTimeTest(nn.Module):
     """The loss as a module, so that DistributedDataParallel sees one forward per batch.
 
-    `teacher` is the weight of the target's lm_head, [vocabulary, target_hidden]; it is kept as it is, outside the parameters.
+    `target_lm_head` is the weight of the target's lm_head, [vocabulary, target_hidden]; it is not a parameter.
     """
 
     def __init__(
@@ -119,7 +116,7 @@ class TrainingTimeTest(nn.Module):
         self.horizon, self.decay, self.slice_elements = horizon, decay, slice_elements
 
     def forward(self, batch: TrainingBatch) -> LossOutput:
-        """The loss of a batch; with gradients off, only the figures."""
+        """Compute the loss of a batch; without gradients, only the metrics."""
         drafter, horizon = self.drafter, self.horizon
         states = unroll_drafter(drafter, batch.tokens, batch.aux_hidden_states, horizon)
         rows, positions = _loss_positions(batch.loss_mask)
@@ -143,9 +140,9 @@ class TrainingTimeTest(nn.Module):
 
 
 def unroll_drafter(drafter: Drafter, tokens: Tensor, aux_hidden_states: Tensor, horizon: int) -> list[Tensor]:
-    """What each step predicts from: `horizon` tensors [batch, length - 1, hidden], after the final norm.
+    """Return the states of each step after the final norm: `horizon` tensors [batch, length - 1, hidden].
 
-    Columns that run out of text read token 0; nothing but their own later steps sees them.
+    Columns past the end of the text read token 0; only their own later steps see them.
     """
     kv_cache, columns = UnrolledCache(), tokens.shape[1] - 1
     hidden = drafter.fuse_aux_hidden_states(aux_hidden_states[:, :-1].to(drafter.fc.weight.dtype))
@@ -158,8 +155,8 @@ def unroll_drafter(drafter: Drafter, tokens: Tensor, aux_hidden_states: Tensor, 
 
 
 def count_surviving_columns(argmax_matches: Tensor, loss_mask: Tensor) -> Tensor:
-    """Rows 2 to 4 of a tally, [3, horizon]: columns whose steps 0..i are all counted; of these, where all earlier steps
-    agreed; of these, where step i agreed too."""
+    """Return rows 2 to 4 of the metrics, [3, horizon]: columns whose steps 0..i are all in the loss mask; of these, columns
+    where all earlier steps matched; of these, columns where step i matched."""
     horizon, columns = argmax_matches.shape[0], argmax_matches.shape[2]
     ahead = nn.functional.pad(loss_mask, (0, horizon))
     reached = torch.stack([ahead[:, 2 + step : 2 + step + columns] for step in range(horizon)]).cumprod(0).bool()
@@ -169,16 +166,16 @@ def count_surviving_columns(argmax_matches: Tensor, loss_mask: Tensor) -> Tensor
 
 
 def simulate_speculation(argmax_matches: Tensor, loss_mask: Tensor, num_speculative_tokens: int) -> tuple[int, int]:
-    """Greedy speculation over the text: (tokens emitted, verification steps), for K = `tokens` <= horizon.
+    """Simulate greedy speculation over the text: (emitted tokens, verification steps), for K <= horizon.
 
-    A draft begins at a column, is accepted as far as steps agree, and the next one begins after the accepted tokens and the
-    bonus token. Exact for texts that the target itself wrote greedily; for others an estimate. In a run of counted tokens the
-    first is the prompt's, so drafts begin with the second; what a draft would emit beyond the run's end does not count.
+    A draft is accepted up to the first mismatch, and the next one starts after the accepted tokens and the bonus token. The result
+    is exact for greedy texts of the target, otherwise an estimate. In each span of the loss mask the prefill emits the first token,
+    so drafts start with the second. Tokens beyond the span's end do not count.
     """
     emitted = steps = 0
     lengths = argmax_matches[:num_speculative_tokens].long().cumprod(0).sum(0).tolist()
     for row, mask in zip(lengths, loss_mask.tolist(), strict=True):
-        position = 2  # the token that the next verification emits first; column t drafts token t + 2
+        position = 2  # first token of the next verification; column t drafts token t + 2
         while position < len(mask):
             if not (mask[position] and mask[position - 1]):
                 position += 1
@@ -193,13 +190,13 @@ def simulate_speculation(argmax_matches: Tensor, loss_mask: Tensor, num_speculat
 
 
 def _loss_positions(counted: Tensor) -> tuple[Tensor, Tensor]:
-    """(rows, places) of the target's states that predict a counted token and that some column is taught, [positions] each."""
-    predicts = counted[:, 2:].nonzero(as_tuple=True)  # place 0 is taught to no column
+    """Return (rows, positions) of the target's states that predict a token of the loss mask, [positions] each."""
+    predicts = counted[:, 2:].nonzero(as_tuple=True)  # no column learns position 0
     return predicts[0], predicts[1] + 1
 
 
 class _LossInputs(NamedTuple):
-    """What the loss reads without gradient."""
+    """Inputs of the loss without gradient."""
 
     final_hidden_states: Tensor
     target_lm_head: Tensor
@@ -224,7 +221,7 @@ class _SlicedKlLoss(torch.autograd.Function):
         accumulation_dtype = torch.promote_types(head.dtype, torch.float32)
         weight = head.to(compute_dtype)
         is_full_vocabulary = len(fixed.draft_token_ids) == len(fixed.t2d)
-        draft_ids = torch.zeros(len(fixed.t2d), dtype=torch.long, device=device)  # by token; 0 for those outside
+        draft_ids = torch.zeros(len(fixed.t2d), dtype=torch.long, device=device)  # by token; 0 outside of the draft vocabulary
         draft_ids[fixed.draft_token_ids] = torch.arange(len(fixed.draft_token_ids), device=device)
         flat = [state.reshape(batch * columns, -1) for state in states]
         to_states = [torch.zeros_like(state) for state in flat] if fixed.needs_gradients else []
@@ -234,7 +231,7 @@ class _SlicedKlLoss(torch.autograd.Function):
         divergence = torch.zeros(horizon, dtype=torch.float64, device=device)
         argmax_matches = torch.zeros(
             horizon, batch * columns + 1, dtype=torch.bool, device=device
-        )  # the last takes what is no column
+        )  # the last element collects invalid columns
         size = max(1, fixed.slice_elements // len(fixed.t2d))
         with torch.autocast(device_type, enabled=False):
             for rows, positions in zip(torch.split(fixed.rows, size), torch.split(fixed.positions, size), strict=True):
@@ -246,7 +243,7 @@ class _SlicedKlLoss(torch.autograd.Function):
                 if not is_full_vocabulary:
                     target_logits = target_logits[:, fixed.draft_token_ids]
                 target_probabilities = target_logits.softmax(-1)
-                # The log of the sum of exponentials, from what the likeliest token got.
+                # The log of the sum of exponentials follows from the probability of the most likely token.
                 entropy = (
                     target_logits.amax(-1)
                     - target_probabilities.amax(-1).log()
@@ -256,7 +253,7 @@ class _SlicedKlLoss(torch.autograd.Function):
                 draft_id = draft_ids[best].unsqueeze(-1)
                 for step, state in enumerate(flat):
                     valid = positions >= step + 1
-                    column = rows * columns + (positions - 1 - step).clamp(min=0)  # those clamped weigh nothing
+                    column = rows * columns + (positions - 1 - step).clamp(min=0)  # clamped columns have weight 0
                     inputs = state[column].to(compute_dtype)
                     logits = (inputs @ weight.T).to(accumulation_dtype)
                     top = logits.amax(-1, keepdim=True)

@@ -200,8 +200,8 @@ class Echo(torch.nn.Module):
         self.t2d = torch.ones(2, dtype=torch.bool)
         self.read: list[list[int]] = []
 
-    def fuse(self, aux: Tensor) -> Tensor:
-        return aux
+    def fuse_aux_hidden_states(self, aux_hidden_states: Tensor) -> Tensor:
+        return aux_hidden_states
 
     def forward(self, tokens: Tensor, hidden: Tensor, _: object) -> tuple[Tensor, Tensor]:
         self.read.append(tokens[0].tolist())
