@@ -25,7 +25,7 @@ from aerie.rollout.canary.calibration_record import (
 )
 from tests.unit.rollout.world import START, World, canarying, serving, side
 
-PLACE = ("ConfigMap", "chat-aerie-history")
+PLACE = ("ConfigMap", "chat-aerie-calibration")
 
 
 def lived(world: World, blocks: int, seconds: float = 120.0) -> None:
@@ -101,7 +101,7 @@ def test_what_a_hand_has_done_to_it_is_made_good_from_what_the_operator_holds(ha
         world.objects[PLACE]["data"][child.BLOCK_COUNT_KEY] = "many"
     else:
         del world.objects[PLACE]["data"]
-    assert [item["metadata"]["name"] for item in world.step().objects_to_apply] == ["chat-aerie-history"]
+    assert [item["metadata"]["name"] for item in world.step().objects_to_apply] == ["chat-aerie-calibration"]
     assert blocks_written(world) == 3
 
 

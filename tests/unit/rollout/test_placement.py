@@ -105,7 +105,7 @@ def test_an_upgrade_leaves_the_control_pods_of_a_canary_under_way_where_they_are
     monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any]
 ) -> None:
     with monkeypatch.context() as before:
-        before.setattr(placement, "beside_canary", lambda template, *_: template)
+        before.setattr(placement, "prefer_canary_gpu_product", lambda template, *_: template)
         world, old = canarying("Analyzing", **spec)
     made = copy.deepcopy(world.deployments(control=True) | {"stable": world.deployments()[old]})
     plan = world.step()
@@ -123,7 +123,7 @@ def test_a_lost_record_leaves_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
         template = copy.deepcopy(found(*given))
         return template and {**template, "spec": {**template["spec"], "schedulerName": "default-scheduler"}}
 
-    monkeypatch.setattr("aerie.rollout.children.desired.template_of", defaulted)
+    monkeypatch.setattr("aerie.rollout.children.desired.resolve_pod_template", defaulted)
     world.step()
     assert control(world, old)["spec"]["template"]["spec"]["schedulerName"] == "default-scheduler"
     assert affinity(control(world, old)) == before

@@ -25,7 +25,7 @@ def upgrade(monkeypatch: pytest.MonkeyPatch) -> Any:
         built["spec"]["containers"][0].setdefault("env", []).append({"name": "NEW", "value": "1"})
         return built
 
-    return lambda: monkeypatch.setattr(engine_pod, "template", template)
+    return lambda: monkeypatch.setattr(engine_pod, "build_pod_template", template)
 
 
 def templates(world: World) -> dict[str, Any]:
