@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from aerie.terminal import err
+from aerie.terminal import err, out
 from aerie_drafter.export import export_checkpoint
 from bundle import answers, corpus, registry
 from bundle.target import train_target

@@ -31,7 +31,7 @@ _aten = torch.ops.aten
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, tuple[Any, ...]]:
-    """Compute causal attention with the device's fused kernel: (output, state for its backward). The state begins with the log-sum.
+    """Compute causal attention with the device's fused kernel: (output, state for its backward, first the log-sum).
 
     All of shape [batch, heads, length, size]; the log-sum is [batch, heads, length] in float32 or better.
     """

@@ -168,9 +168,9 @@ def count_surviving_columns(argmax_matches: Tensor, loss_mask: Tensor) -> Tensor
 def simulate_speculation(argmax_matches: Tensor, loss_mask: Tensor, num_speculative_tokens: int) -> tuple[int, int]:
     """Simulate greedy speculation over the text: (emitted tokens, verification steps), for K <= horizon.
 
-    A draft is accepted up to the first mismatch, and the next one starts after the accepted tokens and the bonus token. The result
-    is exact for greedy texts of the target, otherwise an estimate. In each span of the loss mask the prefill emits the first token,
-    so drafts start with the second. Tokens beyond the span's end do not count.
+    A draft is accepted up to the first mismatch, and the next one starts after the accepted tokens and the bonus token. The
+    result is exact for greedy texts of the target, otherwise an estimate. In each span of the loss mask the prefill emits the
+    first token, so drafts start with the second. Tokens beyond the span's end do not count.
     """
     emitted = steps = 0
     lengths = argmax_matches[:num_speculative_tokens].long().cumprod(0).sum(0).tolist()

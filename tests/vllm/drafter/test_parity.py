@@ -1,6 +1,6 @@
 """`aerie_drafter.model.Drafter` against vLLM's own classes: the same checkpoint, the same inputs, the same numbers.
 
-Checkpoints are written by `aerie_drafter.checkpoint` and loaded by vLLM's `load_weights`, so the names are proven with the numbers.
+`aerie_drafter.checkpoint` writes the checkpoints and vLLM's `load_weights` loads them, so the names are tested with the numbers.
 One process of vLLM's interpreter answers all cases (oracle.py), because importing vLLM takes longer than they do.
 """
 
