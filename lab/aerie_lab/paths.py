@@ -16,7 +16,7 @@ NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?")
 
 
 def cache_folder() -> Path:
-    """The lab's cache: `$AERIE_LAB_CACHE`, else `$XDG_CACHE_HOME/aerie-lab`, else `~/.cache/aerie-lab`."""
+    """Return the lab's cache: `$AERIE_LAB_CACHE`, else `$XDG_CACHE_HOME/aerie-lab`, else `~/.cache/aerie-lab`."""
     if explicit := os.environ.get("AERIE_LAB_CACHE"):
         return Path(explicit).absolute()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -24,7 +24,7 @@ def cache_folder() -> Path:
 
 
 def lab_folder(name: str) -> Path:
-    """The folder of the lab `name`. Raises StateError when the name cannot be one."""
+    """Return the folder of the lab `name`. Raises StateError when the name cannot be one."""
     if not NAME_PATTERN.fullmatch(name):
         raise StateError(f"'{name}' cannot name a lab: use up to 20 lower-case letters, digits and inner dashes, such as 'dev'.")
     folder = cache_folder() / "labs" / name

@@ -1,4 +1,4 @@
-"""What a lab is made of, chosen at `up` and kept in its folder. Data only; every field has one meaning and one default."""
+"""Settings of a lab, chosen at `up` and stored in its folder. Data only; every field has one meaning and one default."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Self
 from aerie_lab.errors import StateError
 
 _DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-LAB_FILE_FORMAT = 2  # of lab.json; a lab with another one is refused with a sentence
+LAB_FILE_FORMAT = 2  # of lab.json; another format is an error
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,15 @@ class LabSettings:
 
     name: str = "default"
     nodes: int = 2
-    """How many Nodes the agent plays, named node-1, node-2, ..."""
+    """Number of Nodes that the agent plays, named node-1, node-2, ..."""
     gpus_per_node: int = 8
-    """`nvidia.com/gpu` of each node. They are counted by the scheduler and backed by nothing."""
+    """`nvidia.com/gpu` of each node. The scheduler counts them; there is no hardware."""
     cpus_per_node: int = 32
     """`cpu` of each node, cores."""
     memory_gib_per_node: int = 256
     """`memory` of each node, GiB."""
     pods_per_node: int = 250
-    """How many pods the scheduler may put on a node."""
+    """Maximum number of pods per node."""
     gateway: bool = True
     """Whether Contour, Envoy and a Gateway are installed."""
     gateway_name: str = "projectcontour/lab"
@@ -38,7 +38,7 @@ class LabSettings:
     gateway_port: int = 0
     """The gateway's port on 127.0.0.1; 0 takes a free one."""
     image_tables: list[str] = field(default_factory=list)
-    """Further image tables (TOML files), looked at before the lab's own."""
+    """Further image tables (TOML files), which take precedence over the lab's own."""
     restart_backoff: float = 10.0
     """Seconds before a crashed container's first restart; doubles up to 30 times this, as a kubelet's 10 s does to 300 s."""
 
@@ -55,12 +55,12 @@ class LabSettings:
             raise StateError(f"restart_backoff is {self.restart_backoff}: choose seconds above 0.")
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as they stand in lab.json."""
+        """Return the content of `settings` in lab.json."""
         return asdict(self)
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self:
-        """The settings of the lab in `folder`. Raises StateError when they cannot be read."""
+        """Return the settings of the lab in `folder`. Raises StateError when they cannot be read."""
         path = folder / "lab.json"
         try:
             document = json.loads(path.read_text())

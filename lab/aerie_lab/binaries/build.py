@@ -24,7 +24,7 @@ _UNREACHABLE_ERRORS = ("dial tcp", "no such host", "connection refused", "i/o ti
 
 
 def hash_recipe(family: BinaryFamily) -> str:
-    """A hash of all that decides what is built. Not in it: the version of Go, as any that will do makes the same."""
+    """Return a hash of all that determines the build, except the version of Go: every suitable one builds the same."""
     files = sorted(file for file in family.sources.rglob("*") if file.is_file())
     hashes = [(str(file.relative_to(family.sources)), hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
     recipe = json.dumps([hashes, _build_arguments(family), family.files, toolchain.go_target()])

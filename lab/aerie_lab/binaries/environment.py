@@ -31,7 +31,7 @@ _FIRST_RUN_TIMEOUT_SECONDS = 900.0
 
 
 def hash_environment(environment: PythonEnvironment) -> str:
-    """A hash of all that decides what is installed. The Python is in it by place, because the environment links to it."""
+    """Return a hash of all that determines the installation. The Python is in it by path, because the environment links to it."""
     python = (sys.version_info[:2], sys.base_prefix, platform.machine())
     addons = [(addon.module, addon.group, addon.function, addon.read_source()) for addon in environment.addons]
     parts = [

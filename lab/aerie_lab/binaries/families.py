@@ -109,7 +109,7 @@ class Addon:
         return self.source.stem
 
     def read_source(self) -> str:
-        """The module's source. Raises BuildError."""
+        """Return the module's source. Raises BuildError."""
         try:
             return self.source.read_text()
         except OSError as error:
@@ -118,7 +118,7 @@ class Addon:
 
 @dataclass(frozen=True)
 class EnvironmentOverlay:
-    """What an environment takes from another: all packages that it has not itself, and the compiled files of its own package.
+    """What an environment takes from a base environment: all packages that it lacks, and the compiled files of its own package.
 
     A release that has no build for CPU runs so: its Python is the release's, what it calls is an earlier one's.
     """
@@ -169,7 +169,7 @@ class PythonEnvironment:
 
     @property
     def site_packages(self) -> str:
-        """Where the packages lie, relative to the environment."""
+        """Path of the packages, relative to the environment."""
         return f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 
     @property
@@ -179,7 +179,7 @@ class PythonEnvironment:
         return [f"bin/{binary.name}" for binary in self.binaries] + [f"{self.site_packages}/{file}" for file in modules]
 
     def read_lock(self) -> str:
-        """The text of the lock."""
+        """Return the text of the lock."""
         try:
             return self.lock.read_text()
         except OSError as error:
@@ -187,7 +187,7 @@ class PythonEnvironment:
 
 
 def manifest_path(path: str) -> str:
-    """Where a file of a module goes: examples/contour/01-crds.yaml becomes manifests/contour/01-crds.yaml."""
+    """Return the path of a module's file in the build: examples/contour/01-crds.yaml becomes manifests/contour/01-crds.yaml."""
     return "/".join(["manifests", *path.split("/")[-2:]])
 
 

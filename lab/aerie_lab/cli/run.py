@@ -9,7 +9,7 @@ from aerie_lab.errors import LabError
 
 
 def run() -> int:
-    """The exit status."""
+    """Return the exit status."""
     try:
         app()
     except LabError as error:

@@ -31,7 +31,7 @@ _CLASS_NAMES = [kind.name for kind in DEFAULT_TRAFFIC_CLASSES]
 
 
 class ArrivalPattern(StrEnum):
-    """How requests arrive."""
+    """Pattern of the arrival of requests."""
 
     poisson = "poisson"
     bursts = "bursts"

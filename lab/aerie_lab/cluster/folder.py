@@ -16,7 +16,7 @@ _MIN_FREE_DISK_MIB = 300
 
 
 def list_lab_names() -> list[str]:
-    """The labs that have a folder, running or not."""
+    """Return the labs that have a folder, running or not."""
     folder = cache_folder() / "labs"
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
 

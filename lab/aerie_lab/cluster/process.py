@@ -13,7 +13,7 @@ from aerie_lab.sandbox.world import read_process_start_time
 
 
 def find_lab_pid(folder: Path) -> int | None:
-    """The process id of the lab's process 1 as this machine sees it, if it lives."""
+    """Return the process id of the lab's process 1 as this machine sees it, if it lives."""
     try:
         document = json.loads((folder / "process.json").read_text())
         process, started = int(document["pid"]), document["start_time"]

@@ -22,7 +22,7 @@ _TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class _SignalCleanup:
-    """What is to be done before a signal ends this process."""
+    """Callbacks that run before a signal ends this process."""
 
     def __init__(self) -> None:
         self.callbacks: list[Callable[[], object]] = []

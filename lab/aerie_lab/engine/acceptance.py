@@ -1,4 +1,4 @@
-"""How many drafted tokens the target accepts: by class of traffic, by request, and drifting with context, age and hour.
+"""Model of accepted draft tokens: by traffic class and by request, drifting with context, age and hour.
 
 Position i of a draft is accepted with conditional probability q_i, given that all before it were. A request has an effect of
 its own, normal on the logit scale and the same for all positions; drift shifts the logit further. What is accepted is a
@@ -45,7 +45,7 @@ class Acceptance:
         return np.array(survivals)
 
     def shift_logits(self, *shifts: float) -> Acceptance:
-        """The same class with the conditionals moved on the logit scale, the last shift carried on: another drafter."""
+        """Return the class with conditionals shifted on the logit scale, as of another drafter; the last shift is repeated."""
         if not any(shifts):
             return self
         count = max(len(self.conditionals), len(shifts))
@@ -71,7 +71,7 @@ def _logit(q: float) -> float:
 
 @dataclass(frozen=True)
 class Drift:
-    """What moves the logit of every conditional besides the request's own effect."""
+    """Shift of the logit of every conditional, in addition to the request's own effect."""
 
     per_1k_context: float = 0.0
     """Per 1,000 tokens of context; drafters trained on short texts have it below 0."""
@@ -81,7 +81,7 @@ class Drift:
     """Amplitude of a sine over 24 hours, highest at a quarter of the day."""
 
     def logit_shift(self, context: float, age: float, time: float) -> float:
-        """The shift for `context` tokens, `age` seconds since the start, and `time` seconds since midnight."""
+        """Return the shift for `context` tokens, `age` seconds since the start, and `time` seconds since midnight."""
         return (
             self.per_1k_context * context / 1000
             + self.per_hour_of_age * age / 3600
@@ -96,7 +96,7 @@ NO_DRIFT = Drift()
 
 
 def expected_survival(acceptance: Acceptance, draft_tokens: int) -> FloatArray:
-    """What accepted_per_position / drafts converges to, for requests of a fixed number of tokens.
+    """Return the limit of accepted_per_position / drafts for requests of a fixed number of tokens.
 
     A request with low acceptance needs more steps for its tokens, so it weighs more: with tau(z) the acceptance length of a
     request with effect z, the mean is over z with weight 1 / tau(z). Gauss-Hermite quadrature; the cut at a request's end,
@@ -116,12 +116,12 @@ def _quadrature_nodes() -> tuple[FloatArray, FloatArray]:
 
 
 def expected_length(acceptance: Acceptance, draft_tokens: int) -> float:
-    """The acceptance length 1 + accepted / drafts that `expected_survival` implies, bonus token included."""
+    """Return the acceptance length 1 + accepted / drafts that `expected_survival` implies, bonus token included."""
     return 1.0 + float(expected_survival(acceptance, draft_tokens).sum())
 
 
 def conditionals_from_lengths(lengths: Mapping[int, float]) -> tuple[float, ...]:
-    """Conditionals from acceptance lengths by K (a published grid), equal ones where a K is skipped.
+    """Return conditionals from acceptance lengths by K (a published grid), equal ones where a K is skipped.
 
     >>> [round(q, 3) for q in conditionals_from_lengths({0: 1.0, 1: 1.8, 3: 2.88})]
     [0.8, 0.775, 0.775]
@@ -142,7 +142,7 @@ def conditionals_from_lengths(lengths: Mapping[int, float]) -> tuple[float, ...]
 
 
 def conditionals_from_rates(rates: Sequence[float]) -> tuple[float, ...]:
-    """Conditionals from unconditional per-position rates S_1, S_2, ... (accepted_per_position / drafts)."""
+    """Return conditionals from unconditional per-position rates S_1, S_2, ... (accepted_per_position / drafts)."""
     before = [1.0, *rates[:-1]]
     if not all(0.0 <= rate <= last for rate, last in zip(rates, before, strict=True)):
         raise ValueError(f"rates are {tuple(rates)}: give shares from 0 to 1 that never rise from position to position.")

@@ -57,12 +57,12 @@ class GenerationRequest:
     """Tells the prompt from others."""
 
     def _prompt_uniform(self, what: str) -> float:
-        """A number from 0 to below 1 that is always the same for this prompt."""
+        """Return a number from 0 to below 1 that is always the same for this prompt."""
         digest = hashlib.blake2b(f"{what} ".encode() + self.prompt_digest, digest_size=8).digest()
         return (int.from_bytes(digest, "little") >> 11) / 2**53
 
     def changes_token(self, index: int, altered_share: float) -> bool:
-        """Whether a drafter that changes this share of the tokens changes this one."""
+        """Return whether a drafter that changes this share of the tokens changes this one."""
         return altered_share > 0 and self._prompt_uniform(str(index)) < altered_share
 
     def draw_answer_length(self, mean: float) -> int:
@@ -72,7 +72,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What requests are checked against."""
+    """Limits that requests are checked against."""
 
     models: tuple[str, ...]
     max_model_len: int
@@ -82,7 +82,7 @@ class RequestLimits:
 
 
 def parse_request(kind: RequestKind, raw: bytes, limits: RequestLimits) -> GenerationRequest:
-    """The request in `raw`. Raises ApiError."""
+    """Return the request in `raw`. Raises ApiError."""
     body = _parse_json(raw)
     model = body.get("model") or limits.models[0]
     if model not in limits.models:
@@ -157,7 +157,7 @@ def _parse_json(raw: bytes) -> dict[str, Any]:
 
 
 def _parse_prompt(kind: RequestKind, body: dict[str, Any], limits: RequestLimits) -> tuple[int, tuple[tuple[Hashable, int], ...]]:
-    """Number of tokens, and the segments: by token ids when there are some, else by bytes of text."""
+    """Return the number of tokens, and the segments: by token ids if there are any, otherwise by bytes of text."""
     if kind == "chat":
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
@@ -194,21 +194,21 @@ def _content_text(content: Any) -> str:
 
 
 def filler_text(first: int, count: int) -> str:
-    """The words of tokens `first` to `first + count` of an answer."""
+    """Return the words of tokens `first` to `first + count` of an answer."""
     start, (cycles, rest) = first % len(_WORDS), divmod(count, len(_WORDS))
     begin = _WORD_OFFSETS[start]
     return _WORDS_TWICE[begin : _WORD_OFFSETS[start + len(_WORDS)]] * cycles + _WORDS_TWICE[begin : _WORD_OFFSETS[start + rest]]
 
 
 def answer_text(request: GenerationRequest, first: int, count: int, altered_share: float) -> str:
-    """The same of one answer, by a drafter that changes this share of the tokens."""
+    """Return the words of one answer with a drafter that changes this share of the tokens."""
     if not altered_share:
         return filler_text(first, count)
     return "".join(f" {_WORDS[_token_id(request, index, altered_share)]}" for index in range(first, first + count))
 
 
 def _token_id(request: GenerationRequest, index: int, altered_share: float) -> int:
-    """The id of a token: its word's place."""
+    """Return the id of a token: its word's place."""
     return (index + request.changes_token(index, altered_share)) % len(_WORDS)
 
 
@@ -244,7 +244,7 @@ def build_response(
     version: str,
     altered_share: float = 0.0,
 ) -> dict[str, Any]:
-    """The whole body of an answer that is not streamed."""
+    """Return the whole body of an answer that is not streamed."""
     content = answer_text(request, 0, generated, altered_share)
     common: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason, "stop_reason": None, "token_ids": None}
     if request.kind == "chat":
@@ -305,18 +305,18 @@ class ChunkEncoder:
         self._before, _, self._after = encoded.rpartition(_ENCODER.encode(filler_text(0, 1)))
 
     def encode(self, first: int, count: int) -> bytes:
-        """Tokens `first` to `first + count`, which have no character that JSON writes otherwise."""
+        """Return tokens `first` to `first + count`, which have no character that JSON writes otherwise."""
         return f'{self._before}"{answer_text(self._request, first, count, self._altered_share)}"{self._after}'.encode()
 
 
 def build_first_chunk(request: GenerationRequest, request_id: str, created: int) -> dict[str, Any]:
-    """The first event of a chat's stream."""
+    """Return the first event of a chat's stream."""
     choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
     return _build_chunk_event(request, request_id, created, [choice]) | {"prompt_token_ids": None}
 
 
 def build_usage_chunk(request: GenerationRequest, request_id: str, created: int, generated: int, version: str) -> dict[str, Any]:
-    """The event that carries the usage, when the client asks for it."""
+    """Return the event that carries the usage, when the client requests it."""
     more = {"usage": build_usage(request.prompt_tokens, generated), "system_fingerprint": f"vllm-{version}-simulator"}
     return _build_chunk_event(request, request_id, created, []) | more
 
@@ -329,7 +329,7 @@ def _build_chunk_event(
 
 
 def build_models_response(names: tuple[str, ...], root: str, created: int, max_model_len: int) -> dict[str, Any]:
-    """The answer of /v1/models."""
+    """Return the answer of /v1/models."""
     permission = {
         "id": "modelperm-simulator",
         "object": "model_permission",

@@ -27,7 +27,7 @@ _INT_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M
 
 @dataclass(frozen=True)
 class SimulatorArguments:
-    """What the simulator obeys."""
+    """Arguments with an effect on the simulator."""
 
     model: str
     served_model_names: tuple[str, ...]
@@ -81,7 +81,7 @@ class _SwitchWithInverse(argparse.BooleanOptionalAction):
 
 
 def parse_simulator_arguments(argv: Sequence[str], version: str = NEWEST_VLLM_VERSION) -> SimulatorArguments:
-    """The arguments after `vllm serve` (or with `serve` first), as vLLM `version` reads them.
+    """Return the arguments after `vllm serve` (or with `serve` first), as vLLM of this version reads them.
 
     Exits with 2 as vLLM does when they are wrong.
     """
@@ -119,7 +119,7 @@ def parse_simulator_arguments(argv: Sequence[str], version: str = NEWEST_VLLM_VE
 
 
 def load_known_flags(version: str) -> tuple[list[dict[str, Any]], bool]:
-    """The rows of the flags that vLLM `version` has, and whether its switches have inverses."""
+    """Return the rows of the flags of this version of vLLM, and whether its switches have inverses."""
     document = json.loads(resources.files("aerie_lab.engine").joinpath("vllm_flags.json").read_text())
     requested_release = _parse_release(version)
     rows = [

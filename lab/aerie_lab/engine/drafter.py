@@ -59,7 +59,7 @@ _EXTENDABLE_ROPE_TYPES = frozenset(("default", "linear", "llama3", "ntk", "propo
 
 
 def inspect_drafter(method: str, model: str, revision: str | None = None) -> DrafterProfile:
-    """The drafter `model` as `method` would serve it. Raises EngineError where vLLM ends with exit status 1.
+    """Return the drafter `model` as `method` would serve it. Raises EngineError where vLLM ends with exit status 1.
 
     A model that is no path of this machine is a repository of the Hub. Without a Hub it is assumed to be a fitting EAGLE 3 head.
     Weights whose names cannot be read are assumed to match the config.

@@ -33,7 +33,7 @@ class RequestHandle:
         self._update_event.set()
 
     async def progress(self) -> AsyncIterator[int]:
-        """The number of new tokens, each time that there are some. Raises EngineStoppedError when the engine ends first."""
+        """Yield the number of new tokens, whenever there are any. Raises EngineStoppedError when the engine ends first."""
         while True:
             await self._update_event.wait()
             self._update_event.clear()
@@ -61,7 +61,7 @@ class ReplicaDriver:
         self._idle.set()
 
     def now(self) -> float:
-        """The replica's clock: seconds since 1970, and steady."""
+        """Return the replica's clock: seconds since 1970, and steady."""
         return self._loop.time() + self._epoch_offset
 
     def submit(self, request: Request, *, stream: bool) -> RequestHandle:
@@ -82,7 +82,7 @@ class ReplicaDriver:
         self._update_idle()
 
     def advance_to_now(self) -> None:
-        """Do what is due."""
+        """Complete the steps that are due."""
         if self.stopped:
             return
         for request in self.replica.advance(self.now()):

@@ -284,12 +284,12 @@ _BASE_FAMILIES = (
 
 
 def list_families(speculation: bool) -> tuple[MetricFamily, ...]:
-    """The families of an engine with or without speculation, in the page's order."""
+    """Return the families of an engine with or without speculation, in the order of the exposition."""
     return (_SPECULATION_FAMILIES if speculation else ()) + _BASE_FAMILIES
 
 
 def render_exposition(counters: Counters, model_name: str, created: float, cache_config: dict[str, str] | None = None) -> str:
-    """The page of one engine: text in the Prometheus exposition format.
+    """Return the metrics of one engine in the Prometheus exposition format.
 
     `created` is the engine's start in seconds since 1970; `cache_config` the labels of vllm:cache_config_info, which is left out
     when they are None.
@@ -326,7 +326,7 @@ def _render_family(family: MetricFamily, counters: Counters, model_name: str, cr
 
 
 def family_header(name: str, text: str, kind: str) -> list[str]:
-    """The two comment lines of a family."""
+    """Return the two comment lines of a family."""
     return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
 
 
@@ -347,7 +347,7 @@ def _render_labels(common: list[str], extra: str) -> str:
 
 
 def escape_label_value(text: str) -> str:
-    """A label's value as it stands between the quotes."""
+    """Return a label's value escaped for its quotes."""
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 

@@ -28,7 +28,7 @@ class EngineError(LabError):
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """One model as it lies there."""
+    """Files of one model."""
 
     config: Mapping[str, Any]
     tensor_names: frozenset[str] | None
@@ -36,7 +36,7 @@ class ModelFiles:
 
 
 def read_hub_files(name: str, revision: str | None, environment: Mapping[str, str] = os.environ) -> ModelFiles | None:
-    """The model of this name on the Hub; None for a path of this machine, and where there is no Hub. Raises EngineError."""
+    """Return the model of this name on the Hub; None for a path of this machine or without a Hub. Raises EngineError."""
     path = Path(name)
     if path.is_absolute() or path.exists() or not (environment.get("HF_ENDPOINT") or environment.get("HF_HUB_OFFLINE")):
         return None
@@ -66,7 +66,7 @@ def read_model_config(folder: Path) -> Mapping[str, Any]:
 
 
 def read_drafter_files(folder: Path) -> ModelFiles:
-    """A drafter in a folder. Raises EngineError."""
+    """Return a drafter in a folder. Raises EngineError."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except OSError as error:

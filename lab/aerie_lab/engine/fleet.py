@@ -51,7 +51,7 @@ class SimulatedPod:
 
 @dataclass(frozen=True)
 class ScrapeSettings:
-    """How the pods are scraped."""
+    """Settings of the scraper."""
 
     interval_seconds: float = 15.0
     delay_sd_seconds: float = 0.5
@@ -69,7 +69,7 @@ class Scrape(NamedTuple):
 
 
 class FinishedRequest(NamedTuple):
-    """What a user saw of one request."""
+    """A finished request, as its user saw it."""
 
     pod: str
     class_name: str

@@ -23,7 +23,7 @@ _SUMMARY_HELP = "Only value of header is respected. Otherwise ignored. No percen
 
 
 class HttpCounters:
-    """What the HTTP server has answered; the paths that vLLM leaves out are the caller's to leave out."""
+    """Counters of the HTTP server's responses; the caller omits the paths that vLLM omits."""
 
     def __init__(self) -> None:
         self._requests: dict[tuple[str, str, str], int] = {}

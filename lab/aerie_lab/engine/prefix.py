@@ -24,7 +24,7 @@ class PrefixCache:
         self._cached_tokens = 0
 
     def match(self, segments: PromptSegments, max_tokens: int) -> int:
-        """Tokens of the prompt that are cached, in whole blocks, at most `limit`."""
+        """Return the number of the prompt's cached tokens, in whole blocks, at most `max_tokens`."""
         matched, chain = 0, 0
         for key, tokens in segments:
             chain = hash((chain, key))

@@ -150,7 +150,7 @@ class Replica:
     # --- scheduling ---------------------------------------------------------------------------------------------------
 
     def _schedule_step(self, now: float) -> _ScheduledStep | None:
-        """The next step, or None when there is nothing to do."""
+        """Return the next step, or None when there is nothing to do."""
         if not self.running and not self.waiting:
             if not self.arrivals:
                 return None
@@ -192,7 +192,7 @@ class Replica:
         return True
 
     def _free_tokens(self, k: int) -> int:
-        """Tokens that the batch can surely grow by before the KV cache may be full, after a step with `k` drafts."""
+        """Return the tokens by which the batch can safely grow before the KV cache may be full, after a step with `k` drafts."""
         block = self.settings.block_size
         return self._usable_blocks * block - self._cached_tokens() - len(self.running) * (k + self._lookahead + block)
 
@@ -255,7 +255,7 @@ class Replica:
             budget -= tokens
 
     def _match_prefix(self, request: Request) -> int:
-        """Tokens of the request that are in the prefix cache."""
+        """Return the number of the request's tokens in the prefix cache."""
         if not self.settings.enable_prefix_caching or not request.segments:
             return 0
         segments = request.segments
@@ -312,7 +312,7 @@ class Replica:
         return request.survival
 
     def _ensure_step_sequence(self, request: Request, drafts: int) -> StepSequence:
-        """The request's next steps, with `drafts` drafted tokens each; at least one."""
+        """Return the request's next steps, with `drafts` draft tokens each; at least one."""
         path = request.step_sequence
         if path is None or path.draft_tokens != drafts or not path.steps_left:
             survival, left = self._survival(request)[:drafts], request.max_answer_tokens - request.generated_tokens
@@ -386,9 +386,9 @@ class Replica:
         self._step_in_flight = self._schedule_step(end)
 
     def _count_uniform_steps(self, end: float, k: int, no_arrivals_until: float) -> int:
-        """How many steps like this one follow each other while nobody joins or comes near a limit; 1 when they are few.
+        """Return how many steps like this one follow each other while nobody joins or comes near a limit; 1 when they are few.
 
-        This one ends at `end`; at most those that can end by `calm`, and the one that is then in flight.
+        This one ends at `end`; at most those that can end by `no_arrivals_until`, and the one that is then in flight.
         """
         settings, running, batch = self.settings, self.running, len(self.running)
         if (
@@ -409,7 +409,7 @@ class Replica:
     ) -> None:
         """Book those of `steps` steps, all decoding with equal drafts, that end by `until`, up to one in which a request ends.
 
-        By `calm` nobody arrives; the step that is then in flight is the last.
+        No request arrives before `no_arrivals_until`; the step that is then in flight is the last.
         """
         running, counters, batch, k = self.running, self.counters, len(self.running), self._requested_drafts
         paths = [self._ensure_step_sequence(request, k) for request in running]

@@ -311,7 +311,7 @@ async def run_simulator(arguments: SimulatorArguments, options: SimulatorOptions
 
 
 async def _drain(server: SimulatorServer, timeout: int) -> None:
-    """Let accepted requests finish for `timeout` seconds. What is still open then gets no more tokens, and no end."""
+    """Let accepted requests finish for `timeout` seconds. Requests that are still open then get no more tokens, and no end."""
     server.is_shutting_down = True
     if timeout:
         with contextlib.suppress(TimeoutError):
@@ -320,7 +320,7 @@ async def _drain(server: SimulatorServer, timeout: int) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The process: parses, prepares, serves. The exit status."""
+    """Run the process: parse, prepare, serve. Return the exit status."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(asctime)s %(message)s")
     try:
         options = read_options()

@@ -40,7 +40,7 @@ class StepTime(Protocol):
         ...
 
     def fixed_seconds(self, batch: int, draft_tokens: int) -> float:
-        """Seconds of a step with `batch` decode requests that verify `draft_tokens` each, without cache and prefill."""
+        """Return the seconds of a step in which `batch` requests verify `draft_tokens` each, without cache and prefill."""
         ...
 
 
@@ -173,14 +173,14 @@ def _load_published_grids() -> dict[str, Any]:
 
 
 def list_grid_names() -> list[str]:
-    """The published grids by name."""
+    """Return the published grids by name."""
     return list(_load_published_grids())
 
 
 def load_grid(
     name: str, *, seconds_per_cached_token: float = 0.0, seconds_per_prompt_token: float = 0.0, log_sd: float = 0.0
 ) -> StepTimeGrid:
-    """The published grid `name`. It says nothing of cache and prefill: their cost is the caller's assumption.
+    """Return the published grid `name`. It says nothing of cache and prefill: their cost is the caller's assumption.
 
     Raises StateError when there is none of that name.
     """
@@ -203,7 +203,7 @@ def build_grid(
     seconds_per_prompt_token: float = 0.0,
     log_sd: float = 0.0,
 ) -> StepTimeGrid:
-    """A grid in the form of step_time_grids.json: `batch`, `acceptance_length` by K, and `throughput` by K and batch."""
+    """Return a grid in the form of step_time_grids.json: `batch`, `acceptance_length` by K, and `throughput` by K and batch."""
     lengths = {int(k): float(length) for k, length in data["acceptance_length"].items()}
     columns = {}
     for key, throughputs in data["throughput"].items():

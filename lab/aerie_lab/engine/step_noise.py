@@ -1,4 +1,4 @@
-"""The chance in step times: log-normal factors, drawn many at a time because a single draw costs as much as a hundred.
+"""Random log-normal factors of step times, drawn many at a time because a single draw costs as much as a hundred.
 
 Guaranteed: one seed is one sequence of factors, however far a caller looks ahead.
 """
@@ -22,18 +22,18 @@ class StepTimeNoise:
         self._position = 0
 
     def peek(self, count: int) -> FloatArray:
-        """The factor of the step in flight, and `count - 1` of those that follow."""
+        """Return the factor of the step in flight, and `count - 1` of those that follow."""
         while self._position + count > len(self._factors):
             block = np.exp(self._log_sd * self._random.standard_normal(_FACTORS_PER_DRAW))
             self._factors, self._position = np.concatenate((self._factors[self._position :], block)), 0
         return self._factors[self._position : self._position + count]
 
     def skip(self, steps: int) -> None:
-        """So many steps later another one is in flight."""
+        """Skip the factors of so many steps."""
         self._position += steps
 
     def next_factor(self) -> float:
-        """The factor of the next step, which is then in flight."""
+        """Return the factor of the next step, which is then in flight."""
         if self._position + 1 >= len(self._factors):
             self.peek(2)
         self._position += 1

@@ -26,7 +26,7 @@ LATENCY_PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True)
 class TrafficTarget:
-    """Where requests go, and how."""
+    """The server that gets the requests, and their form."""
 
     url: str
     """Up to the path, as http://127.0.0.1:8000."""
@@ -103,7 +103,7 @@ class TrafficReport:
 
 
 def nearest_rank_percentile(values: list[float], percentile: float) -> float:
-    """The nearest-rank percentile; 0 of no values.
+    """Return the nearest-rank percentile; 0 without values.
 
     >>> at_percentile([3.0, 1.0, 2.0], 50), at_percentile([], 99)
     (2.0, 0.0)
@@ -218,14 +218,14 @@ def _build_request(target: TrafficTarget, turn: Turn) -> tuple[str, dict[str, ob
 
 
 async def _read_events(answer: aiohttp.ClientResponse) -> AsyncIterator[str]:
-    """The `data:` lines of a stream of server-sent events."""
+    """Yield the `data:` lines of a stream of server-sent events."""
     async for line in answer.content:
         if line.startswith(b"data: "):
             yield line[6:].decode().strip()
 
 
 def build_prompt(turn: Turn, bytes_per_token: float) -> str:
-    """Text of the turn's length; equal segments begin with equal text, whatever their length."""
+    """Return a text of the turn's length; equal segments begin with equal text, whatever their length."""
     segments = turn.segments or ((turn.number, turn.prompt_tokens),)
     return "".join(_filler_text(key, round(tokens * bytes_per_token)) for key, tokens in segments)
 

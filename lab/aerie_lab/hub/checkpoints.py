@@ -36,7 +36,7 @@ class RepositoryFile:
     """How many bytes at its beginning somebody wrote; None: all."""
 
     def requests_weights(self, begin: int, end: int) -> bool:
-        """Whether the range is larger than any reader of headers needs."""
+        """Return whether the range is larger than any reader of headers needs."""
         if self.header_bytes is None:
             return False
         return self.header_bytes == 0 or end - max(begin, self.header_bytes) > MAX_ZERO_BYTES_PER_RESPONSE
@@ -54,7 +54,7 @@ class Repository:
 
 
 def load_repositories(image_tables: Sequence[Path] = ()) -> dict[str, Repository]:
-    """Those of the image tables of a lab, then the lab's own, by name; a name that comes twice is the first's."""
+    """Return the repositories of a lab's image tables and the lab's own, by name; the first of a name counts."""
     own = resources.files("aerie_lab.hub").joinpath("checkpoints.toml")
     rows = [*ImageTable(image_tables).checkpoints, *tomllib.loads(own.read_text())["checkpoint"]]
     repositories: dict[str, Repository] = {}
@@ -118,7 +118,7 @@ def _build_text_file(text: str) -> RepositoryFile:
 
 
 def build_file_without_weights(header: bytes, zero_bytes: int) -> RepositoryFile:
-    """A file of a header and `rest` bytes that nobody wrote."""
+    """Return a file of a header and `zero_bytes` bytes that nobody wrote."""
 
     def read(begin: int, end: int) -> bytes:
         return header[begin:end] + bytes(max(0, end - max(begin, len(header))))
@@ -131,7 +131,7 @@ _Tensor = tuple[str, str, Sequence[int]]
 
 
 def _expand_tensors(patterns: Mapping[str, Sequence[Any]], layers: int) -> Iterator[_Tensor]:
-    """The patterns' tensors in order; consecutive ones with {layer} are repeated together, layer by layer."""
+    """Yield the patterns' tensors in order; consecutive ones with {layer} are repeated together, layer by layer."""
     block: list[_Tensor] = []
 
     def repeated() -> Iterator[_Tensor]:
@@ -149,7 +149,7 @@ def _expand_tensors(patterns: Mapping[str, Sequence[Any]], layers: int) -> Itera
 
 
 def _split_shards(tensors: Iterable[_Tensor], max_shard_bytes: float) -> Iterator[list[_Tensor]]:
-    """A new file begins with the tensor that would not fit any more, as when huggingface_hub splits a state."""
+    """Yield the shards: a tensor that does not fit begins a new file, as when huggingface_hub splits a state."""
     shard: list[_Tensor] = []
     filled = 0
     for tensor in tensors:
@@ -163,7 +163,7 @@ def _split_shards(tensors: Iterable[_Tensor], max_shard_bytes: float) -> Iterato
 
 
 def _build_safetensors_header(shard: Iterable[_Tensor]) -> tuple[bytes, int]:
-    """What a safetensors file with these tensors begins with, and the number of bytes after it."""
+    """Return the header of a safetensors file with these tensors, and the number of bytes after it."""
     table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, dtype, shape in sorted(shard):

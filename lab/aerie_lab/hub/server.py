@@ -47,7 +47,7 @@ class HubServer(ThreadingHTTPServer):
 
 
 def create_hub_server(repositories: Mapping[str, Repository], host: str, port: int) -> HubServer:
-    """The server, listening; run its `serve_forever`."""
+    """Return the listening server; the caller runs its `serve_forever`."""
     return HubServer(repositories, host, port)
 
 
@@ -205,5 +205,5 @@ def _build_tree_entry(repository: Repository, path: str, file: RepositoryFile) -
 
 
 def _content_id(repository: Repository, path: str) -> str:
-    """What stands for the content: a commit's files do not change."""
+    """Return an id of the content: a commit's files do not change."""
     return hashlib.sha1(f"{repository.name}@{repository.commit}/{path}".encode(), usedforsecurity=False).hexdigest()

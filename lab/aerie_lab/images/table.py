@@ -30,7 +30,7 @@ class ImageError(LabError):
 
 @dataclass(frozen=True)
 class Image:
-    """What a container of this image runs unless its pod says otherwise."""
+    """Command and environment of a container of this image, unless its pod overrides them."""
 
     entrypoint: list[str]
     arguments: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Image:
 
 
 def normalize_repository(reference: str) -> str:
-    """The reference without tag and digest, with the registry and folder that container engines add.
+    """Return the reference without tag and digest, with the registry and folder that container engines add.
 
     >>> repository("busybox:1.36"), repository("ghcr.io/a/b@sha256:00"), repository("vllm/vllm-openai:v0.33.0")
     ('docker.io/library/busybox', 'ghcr.io/a/b', 'docker.io/vllm/vllm-openai')
@@ -57,7 +57,7 @@ def normalize_repository(reference: str) -> str:
 
 
 def parse_tag(reference: str) -> str:
-    """The reference's tag; empty where it has none.
+    """Return the reference's tag; empty where it has none.
 
     >>> tag("localhost:5000/vllm-openai:v0.33.0@sha256:00"), tag("localhost:5000/vllm-openai")
     ('v0.33.0', '')
@@ -94,7 +94,7 @@ class ImageTable:
                 self.checkpoints.append(row | {"folder": str(file.absolute().parent / row["folder"])})
 
     def resolve_image(self, reference: str) -> Image:
-        """The command that stands for `reference`. Raises ImageError."""
+        """Return the command that stands for `reference`. Raises ImageError."""
         row = self._find_row(self._images, reference)
         if row is None:
             raise ImageError(
@@ -112,7 +112,7 @@ class ImageTable:
             raise ImageError(f"image '{reference}': {error}") from error
 
     def resolve_volume(self, reference: str) -> Path:
-        """The folder that stands for the image volume `reference`. Raises ImageError."""
+        """Return the folder that stands for the image volume `reference`. Raises ImageError."""
         row = self._find_row(self._volumes, reference)
         if row is None:
             raise ImageError(

@@ -25,14 +25,14 @@ APPLY_PATCH = "application/apply-patch+yaml"
 
 
 def core_path(plural: str, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-    """The path of a core/v1 resource."""
+    """Return the path of a core/v1 resource."""
     return resource_path("v1", plural, namespace, name, subresource)
 
 
 def resource_path(
     api_version: str, plural: str, namespace: str | None = None, name: str | None = None, subresource: str | None = None
 ) -> str:
-    """The path of any resource; `version` is apiVersion, such as "apps/v1"."""
+    """Return the path of any resource; `api_version` is for example "apps/v1"."""
     parts = ["api" if "/" not in api_version else "apis", api_version]
     if namespace:
         parts += ["namespaces", namespace]
@@ -116,7 +116,7 @@ class KubeClient:
         return applied
 
     async def resolve_path(self, document: Mapping[str, Any]) -> str:
-        """The path of an object, by asking the server which resource its kind is."""
+        """Return the path of an object, by asking the server which resource its kind is."""
         version, kind, metadata = document["apiVersion"], document["kind"], document["metadata"]
         if (version, kind) not in self._resources_by_kind:
             for resource in (await self.get(resource_path(version, ""))).get("resources", []):

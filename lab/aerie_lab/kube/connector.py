@@ -23,7 +23,7 @@ _CLOSE_TIMEOUT_SECONDS = 10.0
 
 
 def build_tls_context(certificates: Path, client: str) -> ssl.SSLContext:
-    """What it takes to talk to the lab's API server as this user."""
+    """Return the TLS context of this user for the lab's API server."""
     context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
     context.load_cert_chain(certificates / f"{client}.crt", certificates / f"{client}.key")
     return context

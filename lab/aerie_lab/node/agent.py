@@ -160,7 +160,7 @@ class NodeAgent:
     # -- requests on agent.sock ---------------------------------------------------------------------------------------
 
     async def ready(self) -> bool:
-        """Whether the agent follows the pods."""
+        """Return whether the agent follows the pods."""
         return self._pods.synced.is_set()
 
     async def containers(self) -> list[dict[str, Any]]:
@@ -291,7 +291,7 @@ async def run_agent(folder: Path) -> None:
 
 
 async def _read_server_version(client: KubeClient) -> str:
-    """The API server's version, once it answers: the nodes report the same one."""
+    """Return the API server's version, once it answers: the nodes report the same one."""
     while True:
         try:
             return str((await client.get("/version"))["gitVersion"])

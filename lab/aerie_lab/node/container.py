@@ -42,7 +42,7 @@ _MAX_TERMINATION_MESSAGE_BYTES = 4096
 
 @dataclass(frozen=True)
 class ContainerContext:
-    """What a container needs of its pod. The callables ask the pod for what may change."""
+    """A container's inputs from its pod. Callables return what may change."""
 
     get_pod: Callable[[], KubeObject]
     folder: Path
@@ -89,7 +89,7 @@ class Container:
         return self._process
 
     def log_path(self, previous: bool = False) -> Path:
-        """The log of the current run, or of the one before."""
+        """Return the log of the current run, or of the one before."""
         return self._run_file("logs", max(0, self.state.restarts - int(previous)))
 
     def _run_file(self, kind: str, number: int) -> Path:
@@ -180,7 +180,7 @@ class Container:
             await process.wait()
 
     async def _finish_within_grace(self, work: Coroutine[Any, Any, object]) -> bool:
-        """Whether `work` was done before the grace period ended, which may get shorter meanwhile."""
+        """Return whether `work` was done before the grace period ended, which may get shorter meanwhile."""
         task = asyncio.create_task(work)
         while not task.done() and (left := self._kill_deadline - time.monotonic()) > 0:
             self._deadline_shortened.clear()
@@ -264,7 +264,7 @@ class Container:
         process.signal(signal.SIGKILL)
 
     async def _wait_for_launch_spec(self) -> LaunchSpec | None:
-        """All that the process gets; waits while something it refers to is missing. None when stopped meanwhile."""
+        """Return the process's inputs; waits while a referenced object is missing. None when stopped meanwhile."""
         image = await self._wait_for_image()
         while image is not None and not self._stop_event.is_set():
             try:
@@ -276,7 +276,7 @@ class Container:
         return None
 
     async def _wait_for_image(self) -> Image | None:
-        """The image's command; waits with a kubelet's alternating reasons while there is none."""
+        """Return the image's command; waits with a kubelet's alternating reasons while there is none."""
         pause = self._context.restart_backoff
         while not self._stop_event.is_set():
             try:
@@ -328,7 +328,7 @@ class Container:
         )
 
     async def _start_process(self, launch: LaunchSpec) -> tuple[ContainerProcess, Sequence[asyncio.Task[None]]]:
-        """The process, and the tasks that copy its output to the log until it ends. Raises LaunchError."""
+        """Return the process, and the tasks that copy its output to the log until it ends. Raises LaunchError."""
         loop = asyncio.get_running_loop()
         try:
             log = LogFile(self.log_path())

@@ -42,7 +42,7 @@ def expand_variables(text: str, variables: Mapping[str, str]) -> str:
 
 
 def parse_quantity(text: str) -> float:
-    """A Kubernetes quantity as a number: '500m' is 0.5, '2Gi' is 2147483648."""
+    """Return a Kubernetes quantity as a number: '500m' is 0.5, '2Gi' is 2147483648."""
     return float(_parse_decimal_quantity(text))
 
 
@@ -54,7 +54,7 @@ def _parse_decimal_quantity(text: str) -> Decimal:
 
 
 def resolve_field_reference(pod: KubeObject, field: str, status: Mapping[str, str]) -> str:
-    """The value of a downward API fieldRef. `status` holds podIP, hostIP, podIPs, hostIPs."""
+    """Return the value of a downward API fieldRef. `status` holds podIP, hostIP, podIPs, hostIPs."""
     metadata, spec = pod["metadata"], pod["spec"]
     if match := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", field):
         value: str = (metadata.get(match[1]) or {}).get(match[2], "")
@@ -81,7 +81,7 @@ def _quote(value: str) -> str:
 def resolve_resource_reference(
     pod: KubeObject, container: KubeObject, reference: Mapping[str, Any], node_allocatable: Mapping[str, str]
 ) -> str:
-    """The value of a resourceFieldRef; a limit that is not set is the node's, as a kubelet has it."""
+    """Return the value of a resourceFieldRef; a limit that is not set is the node's, as a kubelet has it."""
     name = reference.get("containerName") or container["name"]
     target = next((c for c in _all_containers(pod) if c["name"] == name), container)
     kind, _, resource = reference["resource"].partition(".")
@@ -98,7 +98,7 @@ def _all_containers(pod: KubeObject) -> Iterable[KubeObject]:
 
 
 def build_service_variables(services: Iterable[KubeObject], namespace: str, enable_service_links: bool) -> dict[str, str]:
-    """The variables of each service that a pod of `namespace` sees: the API server's always, its neighbours' with `links`."""
+    """Return the service variables of a pod in `namespace`: the API server's, and with `enable_service_links` its neighbours'."""
     variables: dict[str, str] = {}
     for service in services:
         metadata, spec = service["metadata"], service["spec"]
@@ -129,7 +129,7 @@ ObjectLookup = Callable[[str, str], KubeObject | None]
 
 
 def decode_object_data(plural: str, item: KubeObject) -> dict[str, bytes]:
-    """All keys of a config map or secret with their bytes."""
+    """Return all keys of a config map or secret with their bytes."""
     binary = item.get("data" if plural == "secrets" else "binaryData") or {}
     text = (item.get("data") or {}) if plural == "configmaps" else {}
     return {k: v.encode() for k, v in text.items()} | {k: base64.b64decode(v) for k, v in binary.items()}
@@ -144,7 +144,7 @@ def build_environment(
     status: Mapping[str, str],
     node: Mapping[str, str],
 ) -> dict[str, str]:
-    """The variables that Kubernetes gives a container; `base` are those of services. Raises ConfigError.
+    """Return the variables that Kubernetes gives a container; `service_variables` are those of services. Raises ConfigError.
 
     Those of the image are not among them: a kubelet does not know them, so $(NAME) does not expand to them either.
     """
@@ -200,7 +200,7 @@ def _find_referenced_object(lookup: ObjectLookup, plural: str, reference: Mappin
 def build_command_line(
     container: KubeObject, image_entrypoint: list[str], image_arguments: list[str], variables: Mapping[str, str]
 ) -> list[str]:
-    """What is executed: `command` replaces entrypoint and arguments of the image, `args` its arguments."""
+    """Return the command line: `command` replaces entrypoint and arguments of the image, `args` its arguments."""
     command = [expand_variables(part, variables) for part in container.get("command") or []]
     arguments = [expand_variables(part, variables) for part in container.get("args") or []]
     if command:

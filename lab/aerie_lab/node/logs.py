@@ -67,7 +67,7 @@ def _rotated_path(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class LogQuery:
-    """What `kubectl logs` asks for; the fields are those of PodLogOptions."""
+    """Options of `kubectl logs`, with the field names of PodLogOptions."""
 
     tail_lines: int | None = None
     limit_bytes: int | None = None
@@ -103,7 +103,7 @@ def _read_rest(file: BinaryIO | None) -> bytes:
 
 
 def read_container_log_tail(path: Path, lines: int) -> str:
-    """The last lines of text, for messages."""
+    """Return the last lines of text, for messages."""
     with contextlib.ExitStack() as opened:
         raw = b""
         for part in (_rotated_path(path), path):
@@ -114,7 +114,7 @@ def read_container_log_tail(path: Path, lines: int) -> str:
 
 
 async def stream_log(path: Path, query: LogQuery, exit_event: asyncio.Event) -> AsyncIterator[bytes]:
-    """The log as `kubectl logs` wants it; with follow, until the container has ended and all is read."""
+    """Yield the log as `kubectl logs` requests it; with follow, until the container has ended and all is read."""
     left = query.limit_bytes if query.limit_bytes is not None else 1 << 62
     async for text in _stream_lines(path, query, exit_event):
         yield text[:left]
@@ -161,7 +161,7 @@ async def _stream_lines(path: Path, query: LogQuery, exit_event: asyncio.Event) 
 
 
 def _open_if_rotated(path: Path, file: BinaryIO | None) -> BinaryIO | None:
-    """The current file, if it is another one than `file`."""
+    """Return the current file, if it is another one than `file`."""
     current = _open_if_exists(path)
     if current is None or file is None or not os.path.sameopenfile(current.fileno(), file.fileno()):
         return current

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def build_nodes(settings: LabSettings) -> list[Node]:
-    """The nodes named by the settings."""
+    """Return the nodes named by the settings."""
     allocatable = {
         "cpu": str(settings.cpus_per_node),
         "memory": f"{settings.memory_gib_per_node}Gi",

@@ -41,7 +41,7 @@ _API_RETRY_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Node:
-    """What a pod must know of the node it runs on."""
+    """The node of a pod, as far as the pod needs it."""
 
     name: str
     address: str
@@ -50,7 +50,7 @@ class Node:
 
 @dataclass(frozen=True)
 class AgentContext:
-    """What all pods of the agent share."""
+    """Objects that all pods of the agent share."""
 
     client: KubeClient
     networks: PodNetworks
@@ -295,7 +295,7 @@ class PodWorker:
         )
 
     async def _create_network(self, address: str) -> PodNetwork:
-        """The pod's network, once it can be made; `_release_resources` releases it whatever happens meanwhile."""
+        """Return the pod's network, once it can be made; `_release_resources` releases it whatever happens meanwhile."""
         while True:
             async with self._context.network_lock:
                 making = asyncio.create_task(asyncio.to_thread(self._context.networks.create, address))

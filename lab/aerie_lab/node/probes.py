@@ -41,12 +41,12 @@ class ProbeState:
 
 
 def build_probe_state(probe: KubeObject) -> ProbeState:
-    """The thresholds of a probe; the API server has filled in the defaults."""
+    """Return the thresholds of a probe; the API server has filled in the defaults."""
     return ProbeState(probe.get("failureThreshold", 3), probe.get("successThreshold", 1))
 
 
 def resolve_port(port: int | str, container: KubeObject) -> int:
-    """A port number from a number or the name of one of the container's ports. Raises ValueError."""
+    """Return a port number from a number or the name of one of the container's ports. Raises ValueError."""
     if isinstance(port, int) or str(port).isdigit():
         return int(port)
     for entry in container.get("ports") or []:
@@ -79,7 +79,7 @@ async def run_probe(probe: KubeObject, container: KubeObject, address: str, exec
 
 
 async def http_get(request: dict[str, Any], container: KubeObject, address: str) -> int:
-    """The status of a GET as a probe or a preStop hook asks for it. Raises OSError, ValueError."""
+    """Return the status of a GET for a probe or a preStop hook. Raises OSError, ValueError."""
     host = request.get("host") or address
     port = resolve_port(request["port"], container)
     context = None

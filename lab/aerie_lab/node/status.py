@@ -15,7 +15,7 @@ from aerie_lab.kube.client import KubeObject
 
 
 def format_timestamp(seconds: float) -> str:
-    """Seconds since the epoch as Kubernetes writes them."""
+    """Return a Unix time in the form of Kubernetes."""
     return datetime.datetime.fromtimestamp(int(seconds), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -42,7 +42,7 @@ class ContainerState:
         return self.terminated is not None
 
     def to_status(self) -> KubeObject:
-        """The containerStatuses entry."""
+        """Return the containerStatuses entry."""
         if self.terminated is not None:
             state: dict[str, Any] = {"terminated": self.terminated}
         elif self.running_since is not None:
@@ -101,7 +101,7 @@ def compute_phase(init: Sequence[ContainerState], main: Sequence[ContainerState]
 def build_conditions(
     facts: PodFacts, current_phase: str, init: Sequence[ContainerState], main: Sequence[ContainerState], now: float
 ) -> list[KubeObject]:
-    """The kubelet's conditions; lastTransitionTime moves only where the status differs from the one in `facts.pod`."""
+    """Return the kubelet's conditions; lastTransitionTime moves only where the status differs from the one in `facts.pod`."""
     conditions = {c["type"]: c for c in (facts.pod.get("status") or {}).get("conditions") or []}
     unready = [c.name for c in main if not c.ready]
     pending_init = [c.name for c in init if not (c.terminated and c.terminated["exitCode"] == 0)]
@@ -154,7 +154,7 @@ def build_conditions(
 
 
 def build_pod_status(facts: PodFacts, init: Sequence[ContainerState], main: Sequence[ContainerState], now: float) -> KubeObject:
-    """The status to write; a strategic merge patch keeps the conditions of others."""
+    """Return the status to write; a strategic merge patch keeps the conditions of others."""
     current_phase = compute_phase(init, main)
     if facts.is_finished and (facts.failure or current_phase != "Succeeded"):
         current_phase = "Failed"

@@ -65,7 +65,7 @@ PROCESSLESS_ANNOTATION = "lab.aerie.dev/processless"
 
 
 def is_processless(pod: KubeObject) -> bool:
-    """Whether the pod is to be Ready without a process."""
+    """Return whether the pod becomes Ready without a process."""
     return bool((pod["metadata"].get("annotations") or {}).get(PROCESSLESS_ANNOTATION) == "true")
 
 
@@ -78,7 +78,7 @@ PROCESSLESS_LOAD_SECONDS_ANNOTATION = "lab.aerie.dev/processless-load-seconds"
 
 
 def read_processless_load_seconds(pod: KubeObject) -> float:
-    """Seconds until a processless pod is Ready. Raises ValueError for what is no such number."""
+    """Return the seconds until a processless pod is Ready. Raises ValueError for an invalid number."""
     text = (pod["metadata"].get("annotations") or {}).get(PROCESSLESS_LOAD_SECONDS_ANNOTATION, "0")
     try:
         seconds = float(text)

@@ -77,11 +77,11 @@ class PodVolumes:
                     _log.info("volume %s stays as it was: %s", volume["name"], error)
 
     def mount_shared_memory(self) -> Path:
-        """The pod's /dev/shm: 64 MiB, as container engines give."""
+        """Return the pod's /dev/shm: 64 MiB, as container engines give."""
         return _mount_tmpfs(MEMORY_VOLUMES_FOLDER / self.uid / ".shm", "64m")
 
     def build_mounts(self, container: KubeObject, variables: Mapping[str, str]) -> list[dict[str, Any]]:
-        """The container's mounts, outer paths first: source, path, read_only. Raises VolumeError."""
+        """Return the container's mounts, outer paths first: source, path, read_only. Raises VolumeError."""
         mounts = []
         for mount in container.get("volumeMounts") or []:
             source, read_only = self.sources[mount["name"]]

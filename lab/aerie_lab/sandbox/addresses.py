@@ -14,5 +14,5 @@ goes, and every other pod sends to the old one until its neighbour entry expires
 
 
 def node_address(index: int) -> str:
-    """The address of the node with this index (from 0)."""
+    """Return the address of the node with this index (from 0)."""
     return f"10.245.0.{11 + index}"

@@ -67,7 +67,7 @@ class ContainerProcess:
             self._exit_code.set_result(result.si_status if result.si_code == os.CLD_EXITED else -result.si_status)
 
     async def wait(self) -> int:
-        """The exit code, negative for the signal that ended it."""
+        """Return the exit code, negative for the signal that ended it."""
         return await asyncio.shield(self._exit_code)
 
     def signal(self, number: int) -> None:

@@ -83,7 +83,7 @@ class PodNetworks:
                 _delete_interface(ip, link)
 
     def reserve_address(self) -> str:
-        """An address that no pod has. Addresses are handed out in rotation, so that a stale endpoint meets nobody."""
+        """Return an address that no pod has. Addresses rotate, so that a stale endpoint reaches no other pod."""
         for _ in range(_MAX_POD_ADDRESS_NUMBER):
             self._last_number = self._last_number + 1 if self._last_number < _MAX_POD_ADDRESS_NUMBER else 2
             address = f"10.244.{self._last_number // 256}.{self._last_number % 256}"
@@ -97,7 +97,7 @@ class PodNetworks:
         self._reserved_addresses.discard(address)
 
     def create(self, address: str) -> PodNetwork:
-        """A new namespace that has `address`, joined to the bridge."""
+        """Return a new namespace that has `address`, joined to the bridge."""
         self._created_count += 1
         name = f"p{self._created_count}"
         namespace_fds: list[int] = []

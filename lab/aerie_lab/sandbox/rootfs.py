@@ -160,7 +160,7 @@ def _make_mount_point(source: str, path: str, root: str) -> str:
 
 
 def _resolve_below(root: str, relative: str) -> str:
-    """The real path of `relative` as it will be once `root` is the root; links are followed at most 40 times."""
+    """Return the real path of `relative` as it will be once `root` is the root; links are followed at most 40 times."""
     pending = relative.split("/")
     done: list[str] = []
     hops = 0

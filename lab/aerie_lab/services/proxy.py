@@ -25,7 +25,7 @@ ServiceAddress = tuple[str, int]
 
 
 def select_endpoints(slices: list[KubeObject], port_name: str) -> list[Endpoint]:
-    """The addresses that new connections may go to, best kind only."""
+    """Return the addresses that new connections may go to, best kind only."""
     ready: list[Endpoint] = []
     leaving: list[Endpoint] = []
     for part in slices:

@@ -123,7 +123,7 @@ def build_components(folder: Path, find_program: Callable[[str], Path]) -> list[
 
 
 def build_scheduler_configuration(kubeconfig: Path) -> dict[str, object]:
-    """The scheduler's configuration file."""
+    """Return the scheduler's configuration file."""
     return {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",

@@ -184,7 +184,7 @@ class Supervisor:
         # The rest need not be waited for: they end with this process, and nothing of theirs is kept.
 
     async def status(self) -> dict[str, Any]:
-        """What `aerie-lab status` shows of the components."""
+        """Return the components for `aerie-lab status`."""
         return {
             "phase": self.phase,
             "problem": self.problem,
@@ -253,7 +253,7 @@ async def _forward_connections(listener: socket.socket, host: str, port: int) ->
 
 
 def read_log_tail(path: Path, lines: int = 8) -> str:
-    """The last lines of a log."""
+    """Return the last lines of a log."""
     try:
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
     except OSError:

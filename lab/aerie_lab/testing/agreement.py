@@ -83,7 +83,7 @@ class RunningEngine:
 
 
 def sum_samples(exposition: str) -> dict[str, float]:
-    """What the engine counts: sums over labels, but for the draft position."""
+    """Return the engine's counters, summed over all labels except the draft position."""
     samples: dict[str, float] = {}
     for family in text_string_to_metric_families(exposition):
         for sample in family.samples:
@@ -94,7 +94,7 @@ def sum_samples(exposition: str) -> dict[str, float]:
 
 
 def build_command(kind: EngineKind, vllm_folder: Path, port: int, *arguments: str, model: Path | None = None) -> list[str]:
-    """The same command line for both; `vllm` is the folder with the program."""
+    """Return the command line, equal for both; `vllm_folder` has the program."""
     program = [str(vllm_folder / "vllm"), "serve"] if kind == "real" else [sys.executable, "-m", "aerie_lab.engine"]
     limits = ["--max-model-len=2048", "--max-num-seqs=16", "--dtype=float32", "--enforce-eager", "--block-size=128"]
     place = ["--host=127.0.0.1", f"--port={port}", "--served-model-name=agreement", "--kv-cache-memory-bytes=134217728"]
@@ -102,12 +102,12 @@ def build_command(kind: EngineKind, vllm_folder: Path, port: int, *arguments: st
 
 
 def build_speculative_config(drafter: Path, **more: str) -> str:
-    """A static K; `more` keys as vLLM has them."""
+    """Return the config of a static K; `more` has further keys of vLLM."""
     return json.dumps({"method": "eagle3", "model": str(drafter), "num_speculative_tokens": NUM_SPECULATIVE_TOKENS, **more})
 
 
 def build_engine_environment(options: Mapping[str, Any]) -> dict[str, str]:
-    """The environment of both; `options` are the simulator's own."""
+    """Return the environment, equal for both; `options` are the simulator's own."""
     return {
         **os.environ,
         "VLLM_NO_USAGE_STATS": "1",
@@ -161,7 +161,7 @@ def start_engine(
 
 
 def is_healthy(client: httpx.Client) -> bool:
-    """Whether /health answers 200."""
+    """Return whether /health answers 200."""
     try:
         return client.get("/health").status_code == 200
     except httpx.TransportError:
@@ -181,7 +181,7 @@ class AgreementRun:
 
 
 def run_agreement(vllm_folder: Path, folder: Path) -> AgreementRun:
-    """The same 120 requests to both, one engine after the other; logs go to `folder`. Takes one and a half minutes."""
+    """Send the same 120 requests to both, one engine after the other; logs go to `folder`. Takes one and a half minutes."""
     words = ("--speculative-config", build_speculative_config(BUNDLE_FOLDER / "eagle31"))
     pages: dict[EngineKind, str] = {}
     reports: dict[EngineKind, TrafficReport] = {}
@@ -199,7 +199,7 @@ def run_agreement(vllm_folder: Path, folder: Path) -> AgreementRun:
 
 
 def mean_step(samples: dict[str, float]) -> tuple[float, float]:
-    """Mean batch, and mean seconds of a step."""
+    """Return the mean batch, and the mean seconds of a step."""
     observed = samples["vllm:inter_token_latency_seconds_count"]
     return observed / samples["vllm:iteration_tokens_total_count"], samples["vllm:inter_token_latency_seconds_sum"] / observed
 
@@ -232,29 +232,29 @@ def build_simulator_options(
 
 
 def acceptance_length(samples: dict[str, float]) -> float:
-    """Acceptance length."""
+    """Return the acceptance length."""
     return 1 + samples["vllm:spec_decode_num_accepted_tokens_total"] / samples["vllm:spec_decode_num_drafts_total"]
 
 
 def mean_time_per_output_token(samples: dict[str, float]) -> float:
-    """Mean time per output token, every request weighing the same."""
+    """Return the mean time per output token, with equal weights of the requests."""
     name = "vllm:request_time_per_output_token_seconds"
     return samples[f"{name}_sum"] / samples[f"{name}_count"]
 
 
 def mean_time_per_token(samples: dict[str, float]) -> float:
-    """Time per token, long answers weighing more than short ones."""
+    """Return the time per token; longer answers have more weight."""
     tokens = samples["vllm:generation_tokens_total"] - samples["vllm:time_to_first_token_seconds_count"]
     return samples["vllm:inter_token_latency_seconds_sum"] / tokens
 
 
 def relative_difference(run: AgreementRun, metric: Callable[[dict[str, float]], float]) -> float:
-    """Simulated over real, less one."""
+    """Return simulated over real, less one."""
     return metric(run.simulated) / metric(run.real) - 1
 
 
 def render_agreement_table(run: AgreementRun) -> str:
-    """The table of docs/simulator.md."""
+    """Return the table of docs/simulator.md."""
     rows = ["| quantity | real vLLM | simulator | difference |", "|---|---|---|---|"]
     for title, of in (
         ("acceptance length", acceptance_length),
@@ -269,5 +269,5 @@ def render_agreement_table(run: AgreementRun) -> str:
 
 
 def histogram_mean(samples: dict[str, float], name: str) -> float:
-    """Mean of a histogram."""
+    """Return the mean of a histogram."""
     return samples[f"{name}_sum"] / samples[f"{name}_count"]

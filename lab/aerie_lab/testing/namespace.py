@@ -70,7 +70,7 @@ class Namespace:
         return items
 
     def exists(self, kind: str, name: str) -> bool:
-        """Whether there is such an object."""
+        """Return whether the object exists."""
         return bool(self.kubectl("get", kind, name, "--ignore-not-found", "-o", "name").strip())
 
     def wait_until(
@@ -114,6 +114,6 @@ class Namespace:
 
 
 def is_ready(item: dict[str, Any]) -> bool:
-    """Whether the object's Ready condition is True."""
+    """Return whether the object's Ready condition is True."""
     conditions = item.get("status", {}).get("conditions") or []
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)

@@ -14,7 +14,7 @@ Object = dict[str, Any]
 
 
 def pod(name: str, *containers: Object, metadata: Object | None = None, **spec: Any) -> Object:
-    """A pod that ends without a grace period unless `spec` says otherwise; a container without a name is `main`."""
+    """Return a pod that ends without a grace period unless `spec` overrides it; a container without a name is `main`."""
     spec = {"terminationGracePeriodSeconds": 0, **spec}
     return {
         "apiVersion": "v1",
@@ -25,27 +25,27 @@ def pod(name: str, *containers: Object, metadata: Object | None = None, **spec: 
 
 
 def shell(script: str, **fields: Any) -> Object:
-    """A container that runs a script of the machine's sh."""
+    """Return a container that runs a script of the machine's sh."""
     return {"image": "aerie.dev/lab/shell", "command": ["sh", "-ec", script], **fields}
 
 
 def python(script: str, **fields: Any) -> Object:
-    """A container that runs a script of the lab's Python."""
+    """Return a container that runs a script of the lab's Python."""
     return {"image": "aerie.dev/lab/shell", "command": ["python", "-u", "-c", script], **fields}
 
 
 def echo(**fields: Any) -> Object:
-    """A container of the small HTTP server of aerie_lab.images.echo, on port 8080."""
+    """Return a container of the small HTTP server of aerie_lab.images.echo, on port 8080."""
     return {"image": "aerie.dev/lab/echo:1", **fields}
 
 
 def config_map(name: str, **data: str) -> Object:
-    """A config map."""
+    """Return a config map."""
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 
 
 def find_container_status(item: Object, name: str = "main") -> Object:
-    """The status of one container of a pod, init containers included. Raises LabError where none was written yet."""
+    """Return the status of one container of a pod, init containers included. Raises LabError where none was written yet."""
     status = item["status"]
     for container_status in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):
         if container_status["name"] == name:
@@ -61,10 +61,10 @@ def read_termination_message(item: Object, name: str = "main") -> str:
 
 
 def read_termination_json(item: Object, name: str = "main") -> Any:
-    """The termination message, read as JSON."""
+    """Return the termination message, read as JSON."""
     return json.loads(read_termination_message(item, name))
 
 
 def read_condition_status(item: Object, condition_type: str) -> str:
-    """The status of a condition, or ''."""
+    """Return the status of a condition, or ''."""
     return next((str(c["status"]) for c in item["status"].get("conditions", []) if c["type"] == condition_type), "")

@@ -166,7 +166,7 @@ async def _scrape(client: httpx.AsyncClient) -> Sample:
 
 
 def _is_batch_constant(before: Sample, now: Sample, batch: int) -> bool:
-    """Whether all requested answers have begun, none has ended, and none of an earlier set still runs."""
+    """Return whether all requested answers have begun, none has ended, and none of an earlier set still runs."""
     all_begun = now.counters.first_tokens - before.counters.first_tokens == batch
     return all_begun and now.gauges.running_requests == batch and now.counters.finished == before.counters.finished
 
