@@ -34,9 +34,9 @@ def hash_recipe(family: BinaryFamily) -> str:
 def build_family(
     family: BinaryFamily, work_folder: Path, output_folder: Path, log_file: Path, report_progress: ProgressCallback
 ) -> dict[str, str]:
-    """Build `family` into the new folder `out`, with the folder `work` for what is needed on the way.
+    """Build `family` into the new `output_folder`, with `work_folder` for temporary files.
 
-    Returns what it was built with, for the record.
+    Returns the versions of the tools, for the record.
     """
     go = toolchain.find_go(family.min_go_version, report_progress)
     _require_disk_space(family, go, work_folder)

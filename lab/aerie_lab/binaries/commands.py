@@ -39,7 +39,7 @@ def run_command(
 ) -> int:
     """Run `command` (an absolute path and its arguments) to its end, and return its exit status.
 
-    Output is appended to `log`; `beat` is called with the seconds so far, every BEAT seconds.
+    Output is appended to `log_file`; `on_heartbeat` is called with the elapsed seconds, every HEARTBEAT_SECONDS.
     """
     tied = [sys.executable, "-I", "-S", "-c", _PARENT_DEATH_SCRIPT, str(os.getpid()), *command]
     begin = time.monotonic()
@@ -68,9 +68,9 @@ def run_command(
 
 @contextlib.contextmanager
 def file_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold an exclusive lock on the file `path`; `waiting` is called first when somebody else has it.
+    """Hold an exclusive lock on the file `path`; `on_wait` is called first when another process has it.
 
-    The kernel lets go of it when its holder ends, however that happens.
+    The kernel releases it when its holder ends, however that happens.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:

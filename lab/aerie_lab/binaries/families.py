@@ -125,12 +125,12 @@ class EnvironmentOverlay:
 
     base: PythonEnvironment
     base_version: str
-    """The version of the base whose compiled files are known to do. With another the build is refused."""
+    """Version of the base with suitable compiled files. With another version the build fails."""
     package: str
     """The folder below site-packages, in both."""
     compiled_files: tuple[str, ...]
-    """The files of the base's package that are linked into its own, where they replace all that is not `kept`. The base has to
-    have exactly these."""
+    """The files of the base's package that are linked into its own, where they replace all files without a `kept_suffixes`. The
+    base has to have exactly these."""
     kept_suffixes: tuple[str, ...] = (".py", ".pyc", ".json", ".jinja")
     """Endings of the files that stay of its own package."""
 

@@ -1,9 +1,9 @@
-"""Finds the lab's binaries: in the folder that the user names, else in the cache, where they are built when needed.
+"""Finds the lab's binaries in the folder that the user names, or in the cache, where they are built when needed.
 
-A named folder (AERIE_LAB_BINARIES, or the parameter `ready`) is for a machine that cannot build, and for trying other
-builds. Guarantees: with one, nothing is compiled, and no binary is used that does not tell the pinned version. Envoy and
-vLLM may be absent from it: they come from Python packages anyway. A vLLM that is there is taken as it is, whatever its
-version or device: asking it takes as long as half a start. What stands on another environment (vllm-0.33) is never in the folder:
+A named folder (AERIE_LAB_BINARIES, or the parameter `binaries_folder`) is for machines that cannot build, and for other builds.
+Guarantees: with one, nothing is compiled, and no binary is used that does not report the pinned version. Envoy and vLLM may be
+missing in it: they come from Python packages. A vLLM in it is used whatever its version or device, because reading its version
+takes as long as half a start. A family with a base environment (vllm-0.33) is never in the folder:
 it is requested by its family, and its program has the same name as the other's.
 """
 

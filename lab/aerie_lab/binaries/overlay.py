@@ -1,4 +1,4 @@
-"""Lays one release's Python over the compiled files and the packages of another environment (families.Over).
+"""Lays one release's Python over the compiled files and the packages of another environment (families.EnvironmentOverlay).
 
 For a release that nobody has built for CPU: its Python is what is to be tried, and the compiled files of the release before it
 do while they have what it calls. The environment keeps a folder and an interpreter of its own, and a .pth file puts the other's
@@ -43,8 +43,8 @@ def find_base_packages(environment: PythonEnvironment, base_folder: Path) -> Pat
 
 
 def apply_overlay(overlay: EnvironmentOverlay, packages: Path, base_packages: Path) -> None:
-    """Leave of the package in `packages` what `over` keeps, link the compiled files from `beneath`, and put the packages there
-    after its own."""
+    """Keep the files with `kept_suffixes` of the package in `packages`, link the compiled files from `base_packages`, and append
+    these packages to the search path."""
     package = packages / overlay.package
     for path in package.rglob("*"):
         if path.is_file() and path.suffix not in overlay.kept_suffixes:

@@ -1,6 +1,6 @@
-"""The command line `aerie-lab`: thin over `Lab` and `Faults`.
+"""The command line `aerie-lab`: a thin layer over `Lab` and `FaultInjector`.
 
-Whatever cannot be done is one sentence on standard error; exit statuses: `aerie.boundary`.
+Each error is one message on standard error; exit statuses: `aerie.boundary`.
 """
 
 from __future__ import annotations

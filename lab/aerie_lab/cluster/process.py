@@ -23,7 +23,7 @@ def find_lab_pid(folder: Path) -> int | None:
 
 
 def wait_for_exit(pid: int, timeout: float) -> bool:
-    """Wait until `process` has ended, with all its namespaces; False when it lives on."""
+    """Wait until the process has ended, with all its namespaces; return False if it still lives."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:

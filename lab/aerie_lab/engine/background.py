@@ -30,7 +30,7 @@ SHORT_TRAFFIC_CLASSES = tuple(
 
 
 class BackgroundTraffic:
-    """Requests, `rate` of them a second in the mean, for `most` seconds at most."""
+    """Sends `requests_per_second` on average, for at most `max_seconds`."""
 
     def __init__(
         self,

@@ -94,12 +94,12 @@ class Histogram:
         return copied
 
     def observe(self, value: float, times: int = 1) -> None:
-        """`times` observations of `value`; a value on an edge falls in the bucket that the edge closes."""
+        """Count `value` `times` times; a value on an edge belongs to the bucket that the edge closes."""
         self._counts[bisect_left(self.bounds, value)] += times
         self._total += value * times
 
     def observe_many(self, values: HistogramValues, times: int = 1) -> None:
-        """Each of `values` `times` times. They are kept for a while: change none afterwards."""
+        """Count each of `values` `times` times. The array is retained for a while: do not change it afterwards."""
         self._pending.append((values, times))
         if len(self._pending) >= _MAX_PENDING_ARRAYS:
             self._flush_pending()

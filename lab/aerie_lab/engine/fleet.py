@@ -1,7 +1,7 @@
-"""Many engines in virtual time: requests are routed, pods restart, and scrapes are taken, late or not at all.
+"""Many engines in virtual time: requests are routed, pods restart, scrapes are late or lost.
 
-A replica-day takes seconds. `Fleet.run` yields what a scraper would have seen, in order of time; what users saw is in
-`Fleet.finished`. The same seeds give the same run.
+A replica-day takes seconds. `SimulatedFleet.run` yields the scrapes in order of time; `SimulatedFleet.finished_requests` has what
+users saw. The same seeds give the same run.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def _created_lines(name: str, text: str, labels: list[str], created: float) -> l
 
 
 def render_process_metrics(start_time: float) -> str:
-    """Families of the garbage collector, the interpreter and the process, `started` in seconds since 1970."""
+    """Render the families of the garbage collector, the interpreter and the process. `start_time` is a Unix time."""
     lines: list[str] = []
     for key, text in (
         ("collected", "Objects collected during gc"),

@@ -24,7 +24,7 @@ _CONTOUR_MANIFESTS = (
 
 
 def load_gateway_objects(contour_folder: Path, gateway_name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(definitions, the rest): all objects; `contour` is the folder of the built family, `gateway` NAMESPACE/NAME."""
+    """Return (definitions, all other objects). `contour_folder` is the built family's, `gateway_name` is NAMESPACE/NAME."""
     # The C loader reads the 1.5 MB of definitions ten times as fast, where PyYAML has it.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     objects: list[dict[str, Any]] = []

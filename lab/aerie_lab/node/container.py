@@ -51,7 +51,7 @@ class ContainerContext:
     network_fd: int | None
     images: ImageTable
     read_environment_inputs: Callable[[KubeObject], Awaitable[dict[str, Any]]]
-    """The arguments of `environment` that need the API: lookup, status, node, and service variables."""
+    """Arguments of `build_environment` from the API: lookup, status, node, and service variables."""
     build_mounts: Callable[[KubeObject, Mapping[str, str]], list[dict[str, Any]]]
     shared_memory: Path
     record_event: Callable[..., None]
@@ -60,7 +60,7 @@ class ContainerContext:
 
 
 class Container:
-    """Runs one container until it is done or stopped. It is made with its pod; `run` gives it its surroundings."""
+    """Runs one container until it is done or stopped. It is created with its pod; `run` gets its context."""
 
     def __init__(self, spec: KubeObject, folder: Path, restart_policy: str, *, init: bool) -> None:
         self.spec = spec

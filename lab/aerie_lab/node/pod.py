@@ -133,11 +133,11 @@ class PodWorker:
         task.add_done_callback(self._stop_tasks.discard)
 
     def pause_status_writes(self) -> None:
-        """Tell the API server nothing until `speak`."""
+        """Write no status until `resume_status_writes`."""
         self._status_writes_allowed.clear()
 
     def resume_status_writes(self) -> None:
-        """End a silence."""
+        """End `pause_status_writes`."""
         self._status_writes_allowed.set()
 
     @property

@@ -46,7 +46,7 @@ class VolumeError(Exception):
 
 @dataclass
 class PodVolumes:
-    """The volumes of one pod. `status` and `node` are what the downward API tells."""
+    """The volumes of one pod. The downward API returns `addresses` and `node_allocatable`."""
 
     uid: str
     folder: Path

@@ -1,8 +1,8 @@
-"""Starting, signalling and waiting for a container's process, from the node agent's event loop.
+"""Starts and signals a container's process, and waits for it, in the node agent's event loop.
 
-The launcher (launch.py) makes the namespaces and leaves the process to us; from then on it is known by a pidfd, so that a
-signal can never reach a stranger that got the same number. Guarantees: when process 1 of a container has ended, the kernel
-has ended all its other processes; `start` returns only once the command runs, or raises LaunchError with the reason.
+The launcher (launch.py) creates the namespaces and hands the process over. A pidfd identifies it, so that a signal never reaches
+another process with the same number. Guarantees: when process 1 of a container has ended, the kernel has ended all its other
+processes; `start_container` returns only once the command runs, or raises LaunchError with the reason.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ContainerProcess:
 async def start_container(
     launch: LaunchSpec, network_fd: int | None, spec_path: Path, stdout: int, stderr: int
 ) -> ContainerProcess:
-    """Start a container. `network` is its network namespace's descriptor; `spec` the file to write for the launcher.
+    """Start a container. `network_fd` is the descriptor of its network namespace, `spec_path` the file for the launcher.
 
     Raises LaunchError. The calling process must be a subreaper (linux.become_subreaper).
     """

@@ -59,7 +59,7 @@ def _delete_interface(ip: IPRoute, link: int) -> None:
 
 @dataclass(frozen=True)
 class PodNetwork:
-    """A pod's network namespace: `fd` keeps it alive, `link` is the bridge's end of its cable."""
+    """A pod's network namespace: `namespace_fd` keeps it alive, `bridge_interface_index` is the bridge's end."""
 
     namespace_fd: int
     bridge_interface_index: int

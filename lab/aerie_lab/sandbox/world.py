@@ -57,7 +57,7 @@ def mount_proc_and_run() -> None:
 
 
 def read_process_start_time(pid: int) -> int | None:
-    """When `process` started, in clock ticks since boot (proc_pid_stat(5), field 22); None when there is none."""
+    """Return the start time of a process in clock ticks since boot (proc_pid_stat(5), field 22); None when it does not exist."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,6 +1,6 @@
-"""Prometheus for tests: the real one as a process of this machine or as a pod of the lab, and its answers made from pages.
+"""Prometheus for tests: the real one as a process of this machine or as a pod of the lab, and responses built from scrapes.
 
-`answer` is for tests of what becomes of an answer; that real ones look so is what the tests with the process are for.
+`build_range_response` is for tests of the client; the tests with the process compare it with real responses.
 """
 
 from __future__ import annotations
@@ -146,4 +146,4 @@ kind: Service
 metadata: {name: prometheus}
 spec: {selector: {app: prometheus}, ports: [{port: 80, targetPort: 9090}]}
 """
-"""A Prometheus as a pod, that scrapes each second the port `http` of all pods of its namespace, itself among them."""
+"""A Prometheus as a pod that scrapes the port `http` of all pods of its namespace every second, itself included."""
