@@ -70,7 +70,11 @@ def test_another_resources_is_no_knowledge_of_this_one() -> None:
     assert tuning_record.read_tuning_record(world.observed()) is None
 
 
-@pytest.mark.parametrize("data", [{}, {"at": "yesterday"}, {**KEPT.to_data(), "at": "2026"}], ids=["empty", "few", "no moment"])
+@pytest.mark.parametrize(
+    "data",
+    [{}, {tuning_config_map.DECISION_TIME_KEY: "yesterday"}, {**KEPT.to_data(), tuning_config_map.DECISION_TIME_KEY: "2026"}],
+    ids=["empty", "few", "no moment"],
+)
 def test_what_a_hand_has_done_to_it_is_written_over(data: dict[str, str]) -> None:
     world = serving()
     step(world, KEPT)
