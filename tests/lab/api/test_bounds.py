@@ -1,4 +1,4 @@
-"""Bounds of single values on the API server: durations, which it and Python have to read alike, numbers, what is required."""
+"""Bounds of single values on the API server: durations, which it and Python have to read alike, numbers, and required fields."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DURATIONS = [
     "path", ["engine.cache.sizeLimit", "engine.resources.limits", "engine.resources.requests"], ids=["size", "limits", "requests"]
 )
 @pytest.mark.parametrize("amount", [-1, -5])
-def test_an_amount_below_0_is_refused_as_a_number_too(offer: Offer, path: str, amount: int) -> None:
+def test_negative_number_is_rejected_as_an_amount(offer: Offer, path: str, amount: int) -> None:
     whole = path.endswith("sizeLimit")
     assert "write an amount of 0 or more" in refusal(offer, {path: amount if whole else {"nvidia.com/gpu": amount}})
     offer({path: 0 if whole else {"nvidia.com/gpu": 0}})
@@ -45,7 +45,7 @@ def test_an_amount_below_0_is_refused_as_a_number_too(offer: Offer, path: str, a
 @pytest.mark.parametrize(
     "given", [{"acceptedChecks": ["c2"]}, {"acceptedChecks": ["C0"]}, {"acceptedChecks": ["C123"]}, {"mode": "Never"}]
 )
-def test_what_preflight_may_hold_back(offer: Offer, given: Changes) -> None:
+def test_invalid_preflight_spec_is_rejected(offer: Offer, given: Changes) -> None:
     refusal(offer, {"rollout.preflight": given})
     offer({"rollout.preflight": {"mode": "Warn", "acceptedChecks": ["C2", "C29"]}})
 
@@ -58,7 +58,7 @@ def refusal(offer: Offer, changes: Changes) -> str:
 
 
 @pytest.mark.parametrize(("path", "shortest", "longest", "beyond", "taken"), DURATIONS)
-def test_a_duration(offer: Offer, path: str, shortest: str, longest: str, beyond: str, taken: str) -> None:
+def test_duration_bounds(offer: Offer, path: str, shortest: str, longest: str, beyond: str, taken: str) -> None:
     message = refusal(offer, {path: "5 minutes"})
     assert message.endswith(f'spec.{path}: Invalid value: "5 minutes": {NOT_A_DURATION}'), message
     assert f'spec.{path}: Invalid value: "{beyond}": write a duration from {shortest} to {longest}' in refusal(
@@ -118,18 +118,18 @@ def test_a_duration(offer: Offer, path: str, shortest: str, longest: str, beyond
     ],
     ids=lambda value: next(iter(value), "least") if isinstance(value, Mapping) else "",
 )
-def test_a_bound(offer: Offer, changes: Changes, says: str, taken: Changes) -> None:
+def test_bound_rejects_and_accepts(offer: Offer, changes: Changes, says: str, taken: Changes) -> None:
     assert says in refusal(offer, changes)
     offer(taken)
 
 
-def test_a_name_that_is_too_long(offer: Offer) -> None:
+def test_long_name_is_rejected(offer: Offer) -> None:
     offer({}, "a" * 40)
     with pytest.raises(KubeError, match=r"metadata\.name: Too long: may not be more than 40 bytes"):
         offer({}, "a" * 41)
 
 
-def test_every_duration_is_here(crd: dict[str, Any]) -> None:
+def test_every_duration_field_is_covered(crd: dict[str, Any]) -> None:
     spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     assert set(_durations(spec)) == {path for path, *_ in DURATIONS}
 
@@ -146,7 +146,7 @@ MALFORMED = ["", "5", "1.5h", "-5m", "+5m", "5 m", "5m\n", "1d", "1us", "\uff15m
 
 
 @pytest.mark.parametrize("text", WELL_FORMED + MALFORMED)
-def test_the_server_and_python_agree_on_what_a_duration_is(offer: Offer, text: str) -> None:
+def test_server_and_python_agree_on_durations(offer: Offer, text: str) -> None:
     try:
         duration.parse_duration(text)
     except ValueError:

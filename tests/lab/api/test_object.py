@@ -1,4 +1,4 @@
-"""The resource as an object of the API server: defaults, pruning, apply, scale, status, and what kubectl shows of it."""
+"""The resource as an object of the API server: defaults, pruning, apply, scale, status, and the output of kubectl."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def chat(namespace: Namespace, least: dict[str, Any]) -> dict[str, Any]:
     return namespace.get("specdep", "chat")
 
 
-def test_the_server_stores_the_defaults_of_the_models(chat: dict[str, Any], least: dict[str, Any]) -> None:
+def test_server_stores_the_defaults_of_the_models(chat: dict[str, Any], least: dict[str, Any]) -> None:
     spec = chat["spec"]
     read = SpeculativeDeployment.from_dict(least).to_dict()["spec"]
     for name in ("replicas", "speculation", "rollout", "metrics"):
@@ -37,7 +37,7 @@ def test_the_server_stores_the_defaults_of_the_models(chat: dict[str, Any], leas
     assert "drafter" not in spec
 
 
-def test_a_part_that_is_given_gets_the_defaults_of_the_rest(offer: Offer) -> None:
+def test_partial_object_gets_the_other_defaults(offer: Offer) -> None:
     rollout = offer({"rollout": {"analysis": {"blockDuration": "1m"}}})["spec"]["rollout"]
     assert rollout["analysis"]["blockDuration"] == "1m"
     assert rollout["analysis"]["maxDuration"] == "4h"
@@ -45,7 +45,7 @@ def test_a_part_that_is_given_gets_the_defaults_of_the_rest(offer: Offer) -> Non
     assert rollout["progressDeadline"] == "30m"
 
 
-def test_what_is_stored_reads_back(chat: dict[str, Any]) -> None:
+def test_stored_object_reads_back(chat: dict[str, Any]) -> None:
     read = SpeculativeDeployment.from_dict(chat, unknown_fields="forbid")
     assert read.metadata.uid == chat["metadata"]["uid"]
     assert read.metadata.generation == 1
@@ -63,12 +63,12 @@ def test_applying_twice_changes_nothing(namespace: Namespace, how: list[str]) ->
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_is_taken(namespace: Namespace, example: Path) -> None:
+def test_example_is_accepted(namespace: Namespace, example: Path) -> None:
     namespace.kubectl("apply", "--validate=strict", "-f", "-", stdin=example.read_text())
     SpeculativeDeployment.from_dict(namespace.get("specdep", "chat"))
 
 
-def test_a_misspelt_field_is_refused_by_kubectl_and_pruned_by_the_server(
+def test_misspelt_field_is_rejected_by_kubectl_and_pruned_by_the_server(
     namespace: Namespace, least: dict[str, Any], offer: Offer
 ) -> None:
     least["spec"]["rolout"] = {"paused": True}
@@ -77,7 +77,7 @@ def test_a_misspelt_field_is_refused_by_kubectl_and_pruned_by_the_server(
     assert "rolout" not in offer({"rolout": {"paused": True}})["spec"]
 
 
-def test_a_pod_template_is_kept_as_it_is(offer: Offer) -> None:
+def test_pod_template_is_stored_unchanged(offer: Offer) -> None:
     spec = {
         "nodeSelector": {"pool": "a"},
         "containers": [{"name": "engine", "securityContext": {"privileged": False}, "ports": [{"containerPort": 1}]}],
@@ -98,7 +98,7 @@ def test_scale(namespace: Namespace, chat: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("replicas", [2, 1, 0])
-def test_an_autoscaler_may_ask_for_fewer_pods_than_a_canary_with_reuse_takes(
+def test_autoscaler_may_request_fewer_pods_than_a_canary_with_reuse(
     namespace: Namespace, least: dict[str, Any], replicas: int
 ) -> None:
     least["spec"] |= {"replicas": 3, "rollout": {"canary": {"capacity": "Reuse"}}}
@@ -124,7 +124,7 @@ def a_status() -> Status:
     )
 
 
-def test_a_status_is_stored_and_read_back_whole(namespace: Namespace, chat: dict[str, Any]) -> None:
+def test_status_is_stored_and_read_back(namespace: Namespace, chat: dict[str, Any]) -> None:
     status = a_status()
     patch = json.dumps({"status": status.to_dict(), "spec": {"replicas": 9}})
     namespace.kubectl("patch", "specdep", "chat", "--subresource=status", "--type=merge", "-p", patch)
@@ -134,7 +134,7 @@ def test_a_status_is_stored_and_read_back_whole(namespace: Namespace, chat: dict
     assert found["metadata"]["generation"] == 1
 
 
-def test_the_printed_columns(namespace: Namespace, chat: dict[str, Any]) -> None:
+def test_printer_columns(namespace: Namespace, chat: dict[str, Any]) -> None:
     assert "status" not in chat
     patch = json.dumps({"status": a_status().to_dict()})
     namespace.kubectl("patch", "specdep", "chat", "--subresource=status", "--type=merge", "-p", patch)
@@ -144,7 +144,7 @@ def test_the_printed_columns(namespace: Namespace, chat: dict[str, Any]) -> None
     assert "chat" in namespace.kubectl("get", "all", "-o", "name")
 
 
-def test_explain_tells_what_a_field_is_for_with_default_and_bounds(namespace: Namespace) -> None:
+def test_explain_prints_description_default_and_bounds(namespace: Namespace) -> None:
     text = " ".join(namespace.kubectl("explain", "specdep.spec.rollout.analysis").split())
     assert "Analysis of a canary. After warmupDuration, time is divided into blocks." in text
     assert "enum: NonInferior, Superior Hypothesis that the canary has to meet." in text

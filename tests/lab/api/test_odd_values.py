@@ -1,7 +1,7 @@
 """Odd values for every field of the spec, offered to the API server and to Python.
 
-Whatever the server takes, the operator can read: else nobody would care for the pods of a resource that is there. And
-`aerie preflight` refuses what the server refuses, and nothing else.
+The operator can read everything that the server accepts; otherwise it could not reconcile a stored resource. `aerie preflight`
+rejects exactly what the server rejects.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _is_whole_float(value: object) -> bool:
     return isinstance(value, float) and value.is_integer()
 
 
-def test_what_the_api_server_takes_the_operator_can_read(lab: Lab, crd: Json) -> None:  # noqa: ARG001 - it has to be there
+def test_operator_reads_everything_that_the_server_accepts(lab: Lab, crd: Json) -> None:  # noqa: ARG001 - it has to be there
     spec = build_root_schema()["properties"]["spec"]
     offers = [(path, value, put(copy.deepcopy(LEAST), ("spec", *path), value)) for path in paths(spec) for value in ODD]
     taken = unreadable = 0

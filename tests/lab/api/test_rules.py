@@ -424,7 +424,7 @@ def rejection(offer: Offer, changes: Changes) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_rule(offer: Offer, case: Case) -> None:
+def test_rule_rejects_and_accepts(offer: Offer, case: Case) -> None:
     message = rejection(offer, case.rejected)
     assert f"{case.field}: " in message
     assert message.endswith(f": {case.message}"), message  # several messages would be in brackets
@@ -433,13 +433,13 @@ def test_a_rule(offer: Offer, case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama.8b", "8b-llama"])
-def test_a_name_that_a_service_cannot_have(offer: Offer, name: str) -> None:
+def test_name_that_is_no_service_name_is_rejected(offer: Offer, name: str) -> None:
     with pytest.raises(KubeError) as caught:
         offer({}, name)
     assert caught.value.message.endswith(f": {NAME_MESSAGE}")
 
 
-def test_another_served_name(namespace: Namespace, least: dict[str, Any]) -> None:
+def test_served_name_is_immutable(namespace: Namespace, least: dict[str, Any]) -> None:
     namespace.kubectl("apply", "-f", "-", stdin=json.dumps(least))
     least["spec"]["model"]["servedName"] = "llama"
     with pytest.raises(LabError) as caught:

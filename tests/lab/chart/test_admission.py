@@ -1,4 +1,4 @@
-"""Who writes a SpeculativeDeployment gains nothing that he may not do himself: tried as real users, with the chart's defaults."""
+"""The admission policy: writers of a SpeculativeDeployment gain no permission. Tried as real users, with default values."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def patch(team: Namespace, user: str, *more: str, **spec: Any) -> None:
     team.kubectl("patch", "specdep", "chat", f"--as={user}", "--type=merge", "-p", json.dumps({"spec": spec}), *more)
 
 
-def test_an_editor_gets_no_route_that_he_may_not_make_himself(team: Namespace) -> None:
+def test_editor_cannot_request_a_route(team: Namespace) -> None:
     said = refusal(team, EDITOR, resource(rollout={"traffic": GATEWAY}))
     assert "user editor may not create httproutes.gateway.networking.k8s.io" in said
     assert "write mode: Service" in said
@@ -96,7 +96,7 @@ def test_an_editor_gets_no_route_that_he_may_not_make_himself(team: Namespace) -
     patch(team, ROUTER, rollout={"traffic": GATEWAY})
 
 
-def test_of_a_route_that_is_there_an_editor_changes_nothing_and_all_the_rest(team: Namespace) -> None:
+def test_editor_cannot_change_an_existing_route(team: Namespace) -> None:
     apply(team, ROUTER, resource(rollout={"traffic": GATEWAY}))
     with pytest.raises(LabError, match="may not create httproutes"):
         patch(team, EDITOR, rollout={"traffic": {"gateway": {"hostnames": ["theirs.example"]}}})
@@ -106,7 +106,7 @@ def test_of_a_route_that_is_there_an_editor_changes_nothing_and_all_the_rest(tea
         patch(team, EDITOR, rollout={"traffic": GATEWAY})
 
 
-def test_the_role_alone_says_no_pods_and_all_the_rest(team: Namespace) -> None:
+def test_chart_role_alone_cannot_change_pods(team: Namespace) -> None:
     assert "user writer may create neither Deployments nor pods" in refusal(team, WRITER, resource())
     apply(team, ROUTER, resource(rollout={"traffic": GATEWAY}))
     for what in (
@@ -123,7 +123,7 @@ def test_the_role_alone_says_no_pods_and_all_the_rest(team: Namespace) -> None:
     team.kubectl("delete", "specdep", "chat", f"--as={WRITER}")
 
 
-def test_a_status_may_be_written_by_whoever_may_write_it(team: Namespace) -> None:
+def test_status_is_exempt_from_the_policy(team: Namespace) -> None:
     rules = [{"apiGroups": ["aerie.dev"], "resources": ["speculativedeployments/status"], "verbs": ["patch"]}]
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "status"}, "rules": rules}
     team.apply(role, binding(WRITER, "status", "Role"))

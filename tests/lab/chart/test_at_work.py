@@ -1,4 +1,4 @@
-"""The operator that the chart installs does its work with the rights that the chart gives, and none is missing."""
+"""The installed operator works with exactly the permissions of the chart."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ revision = "0e9e39f249a16976918f6564b8830bc894c89659"
 
 
 @pytest.mark.parametrize("scope", ["all", "listed"])
-def test_the_operator_works_with_its_rights_and_its_catalog(
+def test_operator_works_with_its_permissions_and_catalog(
     lab: Lab, namespace: Namespace, chart: Path, release: Release, scope: str, tmp_path: Path
 ) -> None:
-    """The resource names no drafter: that of the chart's catalog is what preflight is to look at."""
+    """The resource names no drafter: preflight gets that of the chart's catalog."""
     (tmp_path / "entry").write_text(ENTRY)
     given = ["--set-file", f"catalog.mine={tmp_path / 'entry'}"]
     given += ["--set", f"namespaces={{{namespace.name}}}"] if scope == "listed" else []
@@ -69,9 +69,9 @@ def test_the_operator_works_with_its_rights_and_its_catalog(
             assert "forbidden" not in home.kubectl("logs", each["metadata"]["name"])
 
 
-def test_a_namespace_without_its_rights_stops_no_other_one(lab: Lab, namespace: Namespace, chart: Path, release: Release) -> None:
-    """The operator starts anew while it may do nothing in one of its namespaces, goes on in the other one for longer than Kopf
-    puts up with a refusal by itself, and works in both when the rights are back."""
+def test_namespace_without_permissions_blocks_no_other(lab: Lab, namespace: Namespace, chart: Path, release: Release) -> None:
+    """The operator restarts without permissions in one of its namespaces. It manages the other one for longer than Kopf tolerates
+    rejections, and both when the permissions are restored."""
     with contextlib.ExitStack() as stack:
         home, lost = (stack.enter_context(new_namespace(lab, label)) for label in ("aerie-system", "lost"))
         given = ["--set", f"namespaces={{{namespace.name},{lost.name}}}", "--set", "replicas=1"]
@@ -100,7 +100,9 @@ def test_a_namespace_without_its_rights_stops_no_other_one(lab: Lab, namespace: 
         assert f"{failed} 1.0" in page(8080, "/metrics")
 
         def refused() -> int:
-            found = re.search(r'^aerie_kube_api_requests_total{code="403",verb="GET"} (\S+)', page(8080, "/metrics"), re.MULTILINE)
+            found = re.search(
+                r'^aerie_kube_api_requests_total{code="403",verb="GET"} (\S+)', page(8080, "/metrics"), re.MULTILINE
+            )
             return int(float(found[1])) if found else 0
 
         wait_until(lambda: refused() >= 7, "two minutes of refusals", timeout_seconds=240, interval_seconds=2)

@@ -1,4 +1,4 @@
-"""The chart installed with its defaults, under the strictest Pod Security Standard: it runs, and may what it has to."""
+"""The chart installed with its defaults, under the strictest Pod Security Standard: pods run with sufficient permissions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def pods(home: Namespace) -> list[dict[str, Any]]:
     return home.list_all("pods", "app.kubernetes.io/name=aerie")
 
 
-def test_two_restricted_pods_run_and_do_not_share_a_node(home: Namespace) -> None:
+def test_two_restricted_pods_run_on_different_nodes(home: Namespace) -> None:
     home.wait_for_rollout("aerie")
     found = pods(home)
     assert len(found) == 2
@@ -59,12 +59,12 @@ def test_two_restricted_pods_run_and_do_not_share_a_node(home: Namespace) -> Non
     assert budget["status"]["disruptionsAllowed"] == 1
 
 
-def test_one_pod_leads_by_the_lease_of_the_releases_name(home: Namespace) -> None:
+def test_leader_holds_the_lease_of_the_release(home: Namespace) -> None:
     lease = home.wait_until("lease", "aerie", lambda item: item["spec"].get("holderIdentity"), "a leader")
     assert any(lease["spec"]["holderIdentity"].startswith(pod["metadata"]["name"]) for pod in pods(home))
 
 
-def test_metrics_are_where_the_service_says(home: Namespace) -> None:
+def test_service_selects_the_metrics_port(home: Namespace) -> None:
     def addresses() -> list[str]:
         slices = home.list_all("endpointslices", "kubernetes.io/service-name=aerie-metrics")
         ports = [port["port"] for item in slices for port in item["ports"]]
@@ -94,7 +94,7 @@ def inside(lab: Lab, url: str) -> str:
 
 
 @pytest.mark.parametrize("resource", CHILDREN)
-def test_the_operator_makes_and_removes_children_everywhere(may: May, operator: str, resource: str) -> None:
+def test_operator_may_manage_children_everywhere(may: May, operator: str, resource: str) -> None:
     verbs = {"get", "list", "watch", "create", "patch", "delete"}
     assert {verb for verb in (*verbs, "update", "deletecollection") if may(operator, verb, resource, "default")} == verbs
 
@@ -121,12 +121,12 @@ def test_the_operator_makes_and_removes_children_everywhere(may: May, operator: 
         ("coordination.k8s.io/leases", set()),
     ],
 )
-def test_the_operator_may_no_more_than_it_has_to(may: May, operator: str, resource: str, verbs: set[str]) -> None:
+def test_operator_has_no_other_permissions(may: May, operator: str, resource: str, verbs: set[str]) -> None:
     every = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
     assert {verb for verb in every if may(operator, verb, resource, "default")} == verbs
 
 
-def test_the_operator_has_one_lease_in_its_own_namespace(may: May, operator: str, home: Namespace) -> None:
+def test_operator_has_one_lease_in_its_namespace(may: May, operator: str, home: Namespace) -> None:
     assert may(operator, "create", "coordination.k8s.io/leases", home.name)
     for verb in ("get", "update"):
         assert may(operator, verb, "coordination.k8s.io/leases", home.name, "aerie")
@@ -142,7 +142,7 @@ def test_the_operator_has_one_lease_in_its_own_namespace(may: May, operator: str
     ],
 )
 @pytest.mark.usefixtures("home")
-def test_the_clusters_own_roles_know_the_resource(may: May, namespace: Namespace, role: str, verbs: set[str]) -> None:
+def test_cluster_roles_cover_the_resource(may: May, namespace: Namespace, role: str, verbs: set[str]) -> None:
     namespace.kubectl("create", "rolebinding", "one", f"--clusterrole={role}", "--user=somebody")
     wait_until(lambda: may("somebody", "get", SPECDEPS, namespace.name), "the controller has aggregated the roles")
     every = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
@@ -155,7 +155,7 @@ def test_the_clusters_own_roles_know_the_resource(may: May, namespace: Namespace
     assert found(f"{SPECDEPS}/status") == {"get"}
 
 
-def test_the_notes_name_commands_that_work(home: Namespace) -> None:
+def test_commands_of_the_notes_work(home: Namespace) -> None:
     notes = home.lab.helm("get", "notes", "aerie", "--namespace", home.name)
     wait, apply, watch, explain = (line.split()[1:] for line in notes.splitlines() if line.startswith("  kubectl "))
     assert wait == ["--namespace", home.name, "rollout", "status", "deployment/aerie"]
@@ -164,7 +164,7 @@ def test_the_notes_name_commands_that_work(home: Namespace) -> None:
     wait_until(lambda: "FIELDS" in home.lab.kubectl(*explain), "the resource is explained")
 
 
-def test_the_charts_example_is_taken_by_the_server(home: Namespace, chart: Path) -> None:
+def test_example_of_the_chart_is_accepted(home: Namespace, chart: Path) -> None:
     about = yaml.safe_load((chart / "Chart.yaml").read_text())
     for example in yaml.safe_load(about["annotations"]["artifacthub.io/crdsExamples"]):
         home.kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(example))

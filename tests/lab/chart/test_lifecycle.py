@@ -44,9 +44,7 @@ def _places(lab: Lab) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_places")
 @pytest.mark.parametrize("case", CASES)
-def test_the_server_takes_every_object_and_knows_every_field(
-    lab: Lab, objects: Callable[..., list[dict[str, Any]]], case: str
-) -> None:
+def test_server_accepts_every_object(lab: Lab, objects: Callable[..., list[dict[str, Any]]], case: str) -> None:
     # The definitions of the Prometheus operator are not in the lab.
     items = [item for item in objects(case=case) if not item["apiVersion"].startswith("monitoring.coreos.com/")]
     listed = {"apiVersion": "v1", "kind": "List", "items": items}
@@ -55,7 +53,7 @@ def test_the_server_takes_every_object_and_knows_every_field(
     assert said.count("serverside-applied (server dry run)") == len(items)
 
 
-def test_resources_outlive_upgrades_and_uninstalling(
+def test_resources_survive_upgrade_and_uninstall(
     lab: Lab, namespace: Namespace, chart: Path, release: Release, tmp_path: Path
 ) -> None:
     older = tmp_path / "older"
@@ -96,7 +94,7 @@ def test_resources_outlive_upgrades_and_uninstalling(
         assert not namespace.exists("crd", DEFINITION)
 
 
-def test_rights_end_at_the_listed_namespaces(
+def test_permissions_are_limited_to_listed_namespaces(
     lab: Lab, namespace: Namespace, chart: Path, release: Release, may: Callable[..., bool]
 ) -> None:
     user = f"system:serviceaccount:{namespace.name}:aerie"

@@ -1,6 +1,6 @@
-"""What the chart renders: snapshots of a matrix of values, and what must hold whatever the values. Needs Helm, and no cluster.
+"""Rendered manifests of the chart: snapshots of several value files, and invariants for all values. Needs Helm, and no cluster.
 
-A snapshot that should change is written anew with AERIE_SNAPSHOTS=write in the environment.
+AERIE_SNAPSHOTS=write in the environment rewrites the snapshots.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def test_snapshot(render: Render, case: str) -> None:
     assert snapshot.read_text() == text, f"run again with AERIE_SNAPSHOTS=write if {snapshot.name} should change"
 
 
-def test_no_snapshot_without_a_case() -> None:
+def test_every_snapshot_has_a_case() -> None:
     assert sorted(path.stem for path in (HERE / "snapshots").glob("*.yaml")) == CASES
 
 
-def test_the_definition_is_that_of_the_repository(objects: Objects, chart: Path) -> None:
+def test_definition_matches_the_repository(objects: Objects, chart: Path) -> None:
     wanted = yaml.safe_load((chart.parents[1] / "crds" / "aerie.dev_speculativedeployments.yaml").read_text())
     for keep, wanted_annotations in (("true", {"helm.sh/resource-policy": "keep"}), ("false", {})):
         found = objects("--set", f"crds.keep={keep}", "--show-only", "templates/crds.yaml")
@@ -97,14 +97,14 @@ def test_the_definition_is_that_of_the_repository(objects: Objects, chart: Path)
         ),
     ],
 )
-def test_a_bad_value_is_refused_and_named(helm: Helm, chart: Path, given: str, where: str, why: str) -> None:
+def test_invalid_value_is_rejected_and_named(helm: Helm, chart: Path, given: str, where: str, why: str) -> None:
     done = helm("template", "aerie", chart, "--set", given)
     assert done.returncode != 0
     assert where in done.stderr
     assert why in done.stderr
 
 
-def test_the_chart_can_be_part_of_another(helm: Helm, chart: Path, tmp_path: Path) -> None:
+def test_chart_as_a_dependency(helm: Helm, chart: Path, tmp_path: Path) -> None:
     (tmp_path / "Chart.yaml").write_text(
         f"apiVersion: v2\nname: platform\nversion: 1.0.0\ndependencies: [{{name: aerie, version: 0.1.0, repository: 'file://{chart}'}}]\n"
     )
@@ -118,7 +118,7 @@ def test_the_chart_can_be_part_of_another(helm: Helm, chart: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("enabled", ["true", "false"])
-def test_the_chart_can_be_a_part_that_is_switched_on_and_off(helm: Helm, chart: Path, tmp_path: Path, enabled: str) -> None:
+def test_chart_as_a_conditional_dependency(helm: Helm, chart: Path, tmp_path: Path, enabled: str) -> None:
     (tmp_path / "Chart.yaml").write_text(
         "apiVersion: v2\nname: platform\nversion: 1.0.0\ndependencies: [{name: aerie, version: 0.1.0, "
         f"repository: 'file://{chart}', condition: aerie.enabled}}]\n"
@@ -129,13 +129,13 @@ def test_the_chart_can_be_a_part_that_is_switched_on_and_off(helm: Helm, chart: 
     assert ("kind: Deployment" in done.stdout) == (enabled == "true")
 
 
-def test_a_priority_class_may_look_like_a_number(objects: Objects) -> None:
+def test_numeric_priority_class_is_a_string(objects: Objects) -> None:
     (found,) = objects("--set-string", "priorityClassName=123", "--show-only", "templates/deployment.yaml")
     assert found["spec"]["template"]["spec"]["priorityClassName"] == "123"
 
 
 @pytest.mark.parametrize("release", ["1aerie", "my.aerie", "1.2", "a-release-name-of-the-53-characters-that-helm-accepts"])
-def test_any_release_name_makes_names(helm: Helm, chart: Path, release: str) -> None:
+def test_any_release_name_gives_valid_names(helm: Helm, chart: Path, release: str) -> None:
     done = helm(
         "template", release, chart, "--namespace", "x", "--set", "crds.enabled=false,networkPolicy.enabled=true," + MONITORING
     )
@@ -145,7 +145,7 @@ def test_any_release_name_makes_names(helm: Helm, chart: Path, release: str) -> 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_selectors_find_the_operators_pods(objects: Objects, case: str) -> None:
+def test_selectors_match_the_operators_pods(objects: Objects, case: str) -> None:
     found = {item["kind"]: item for item in objects(case=case)}
     labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
     selectors = [found["Deployment"]["spec"]["selector"]["matchLabels"], found["Service"]["spec"]["selector"]]
@@ -160,7 +160,7 @@ def test_selectors_find_the_operators_pods(objects: Objects, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_no_right_is_wild_and_no_secret_is_read(objects: Objects, case: str) -> None:
+def test_permissions_have_no_wildcard_and_no_secrets(objects: Objects, case: str) -> None:
     rules = [rule for item in objects(case=case) if item["kind"] in ("Role", "ClusterRole") for rule in item["rules"]]
     for rule in rules:
         assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
@@ -168,7 +168,7 @@ def test_no_right_is_wild_and_no_secret_is_read(objects: Objects, case: str) -> 
         assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
 
 
-def test_alerts_fire_when_they_should_and_not_else(objects: Objects, tmp_path: Path) -> None:
+def test_alerts_fire_exactly_when_expected(objects: Objects, tmp_path: Path) -> None:
     (rule,) = objects("--set", MONITORING, "--show-only", "templates/prometheusrule.yaml")
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rule["spec"]))
     up = 'up{namespace="aerie-system",service="aerie-metrics",pod="%s"}'
@@ -209,7 +209,7 @@ def test_alerts_fire_when_they_should_and_not_else(objects: Objects, tmp_path: P
     promtool("test", "rules", tmp_path / "tests.yaml")
 
 
-def test_every_query_of_the_dashboard_can_be_read(objects: Objects, tmp_path: Path) -> None:
+def test_dashboard_queries_are_valid(objects: Objects, tmp_path: Path) -> None:
     (item,) = objects("--set", "metrics.dashboard.enabled=true", "--show-only", "templates/dashboard.yaml")
     dashboard = json.loads(item["data"]["aerie.json"])
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]

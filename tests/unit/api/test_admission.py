@@ -23,7 +23,7 @@ BUNDLE = Path(__file__).resolve().parents[3] / "drafter/bundle"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_rule(case: Case, messages: Messages) -> None:
+def test_rule_rejects_and_accepts(case: Case, messages: Messages) -> None:
     messages.check(case.name, f"{case.field}: {case.message}")
     assert find_manifest_errors(changed(case.accepted)) == []
 
@@ -88,13 +88,13 @@ def test_preflight_rejects_what_the_schema_rejects(
     messages.check(name, line)
 
 
-def test_the_name_has_a_message_of_its_own() -> None:
+def test_invalid_name_gets_the_message_of_its_rule() -> None:
     document = changed({})
     document["metadata"]["name"] = "1chat"
     assert find_manifest_errors(document) == [f"{NAME_MESSAGE}."]
 
 
-def test_as_json(preflight: Preflight, capsys: Capture) -> None:
+def test_preflight_as_json_lists_rejections(preflight: Preflight, capsys: Capture) -> None:
     assert preflight({"metrics.scrapeInterval": "61s"}, "-o", "json") == 2
     said = json.loads(capsys.readouterr().out)
     assert said["allowed"] is said["passed"] is False
@@ -109,12 +109,14 @@ def test_as_json(preflight: Preflight, capsys: Capture) -> None:
         ({}, {"labels": None, "annotations": None}),
     ],
 )
-def test_what_kubernetes_takes_passes(preflight: Preflight, changes: Changes, metadata: dict[str, Any], capsys: Capture) -> None:
+def test_manifest_for_kubernetes_passes(
+    preflight: Preflight, changes: Changes, metadata: dict[str, Any], capsys: Capture
+) -> None:
     preflight(changes, **metadata)
     assert "error" not in capsys.readouterr().err
 
 
-def test_null_is_as_good_as_nothing_but_in_a_list() -> None:
+def test_null_equals_an_absent_field_except_in_a_list() -> None:
     document = copy.deepcopy(LEAST)
     document["spec"] |= {"rollout": {"analysis": {"minDuration": None}, "canary": None}, "drafter": None, "unknown": None}
     assert find_manifest_errors(document) == []
@@ -127,7 +129,7 @@ def test_null_is_as_good_as_nothing_but_in_a_list() -> None:
     ]
 
 
-def test_a_secret_in_a_value_is_not_repeated() -> None:
+def test_message_does_not_repeat_a_secret() -> None:
     said = find_manifest_errors(changed({"engine.args": ["--hf-token=hf_secret"]}))
     assert said
     assert "hf_secret" not in str(said)

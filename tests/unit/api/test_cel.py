@@ -1,4 +1,4 @@
-"""The evaluator of the schema's rules: that it knows all of them, and CEL's own corners."""
+"""The CEL evaluator: it supports every rule of the schema, and CEL's own corner cases."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_every_rule_compiles() -> None:
         ("@", CelError),
     ],
 )
-def test_an_expression(text: str, value: Any) -> None:
+def test_expression_evaluates_as_in_cel(text: str, value: Any) -> None:
     try:
         found = compile_expression(text)({"self": {"a": 1}})
     except CelError:

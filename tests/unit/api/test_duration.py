@@ -17,7 +17,7 @@ UNITS = {"h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
 @given(st.integers(0, duration.MAX_DURATION // timedelta(milliseconds=1)))
 @example(0)
 @example(duration.MAX_DURATION // timedelta(milliseconds=1))
-def test_what_is_written_is_read_back(milliseconds: int) -> None:
+def test_formatted_duration_parses_back(milliseconds: int) -> None:
     length = timedelta(milliseconds=milliseconds)
     text = duration.format_duration(length)
     assert duration.parse_duration(text) == length
@@ -25,7 +25,7 @@ def test_what_is_written_is_read_back(milliseconds: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 99999), st.sampled_from(sorted(UNITS))), min_size=1, max_size=4))
-def test_parts_add_up_in_any_order(parts: list[tuple[int, str]]) -> None:
+def test_parts_of_a_duration_are_added_in_any_order(parts: list[tuple[int, str]]) -> None:
     text = "".join(f"{number}{unit}" for number, unit in parts)
     assert duration.parse_duration(text) == timedelta(milliseconds=sum(number * UNITS[unit] for number, unit in parts))
     assert len(text) <= duration.MAX_DURATION_CHARACTERS
@@ -42,10 +42,10 @@ def test_parts_add_up_in_any_order(parts: list[tuple[int, str]]) -> None:
 @example("100000s")
 @example("1h1m1s1ms1ms")
 @example("٣m")
-def test_anything_else_is_refused(text: str) -> None:
+def test_other_text_is_rejected(text: str) -> None:
     if re.fullmatch(r"([0-9]{1,5}(h|ms|m|s)){1,4}", text):
         return
-    with pytest.raises(ValueError, match="is no duration: write whole numbers with h, m, s or ms"):
+    with pytest.raises(ValueError, match="is not a duration: write whole numbers with h, m, s or ms"):
         duration.parse_duration(text)
 
 
@@ -61,13 +61,13 @@ def test_anything_else_is_refused(text: str) -> None:
         (timedelta(seconds=1, milliseconds=5), "1s5ms"),
     ],
 )
-def test_the_shortest_usual_form_is_written(length: timedelta, text: str) -> None:
+def test_duration_has_the_shortest_usual_form(length: timedelta, text: str) -> None:
     assert duration.format_duration(length) == text
 
 
 @pytest.mark.parametrize(
     "length", [timedelta(microseconds=1), timedelta(seconds=-1), duration.MAX_DURATION + timedelta(milliseconds=1)]
 )
-def test_what_the_grammar_cannot_write_is_refused(length: timedelta) -> None:
+def test_duration_outside_the_grammar_is_rejected(length: timedelta) -> None:
     with pytest.raises(ValueError, match="cannot be written"):
         duration.format_duration(length)

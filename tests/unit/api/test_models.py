@@ -39,7 +39,7 @@ def least() -> JsonObject:
     }
 
 
-def test_defaults_are_those_of_the_design(least: JsonObject) -> None:
+def test_defaults_of_the_spec(least: JsonObject) -> None:
     spec = SpeculativeDeployment.from_dict(least).spec
     assert (spec.replicas, spec.drafter, spec.metrics.scrape_interval) == (1, None, timedelta(seconds=15))
     assert (
@@ -62,7 +62,7 @@ def test_defaults_are_those_of_the_design(least: JsonObject) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_reads_strictly_and_back(example: Path) -> None:
+def test_example_reads_strictly_and_back(example: Path) -> None:
     read = SpeculativeDeployment.from_dict(yaml.safe_load(example.read_text()), unknown_fields="forbid")
     assert SpeculativeDeployment.from_dict(read.to_dict(), unknown_fields="forbid") == read
 
@@ -104,7 +104,7 @@ def test_any_resource_reads_back(
     assert SpeculativeDeployment.from_dict(read.to_dict()) == read
 
 
-def test_unknown_fields_are_passed_over_in_what_the_server_returns(least: JsonObject) -> None:
+def test_unknown_fields_from_the_server_are_ignored(least: JsonObject) -> None:
     plain = SpeculativeDeployment.from_dict(least)
     newer = copy.deepcopy(least)
     newer["spec"]["future"] = 1
@@ -113,7 +113,7 @@ def test_unknown_fields_are_passed_over_in_what_the_server_returns(least: JsonOb
     assert SpeculativeDeployment.from_dict(newer) == plain
 
 
-def test_what_a_user_may_say_of_metadata_is_never_refused(least: JsonObject) -> None:
+def test_any_metadata_of_a_user_is_accepted(least: JsonObject) -> None:
     least["metadata"] |= {"finalizers": ["x"], "annotations": {"a": "b"}}
     read = SpeculativeDeployment.from_dict(least, unknown_fields="forbid")
     assert read.metadata.annotations == {"a": "b"}
@@ -152,7 +152,7 @@ def test_invalid_input_gets_a_message(least: JsonObject, path: str, value: Any, 
     messages.check(f"{path}: {value}", str(caught.value))
 
 
-def test_every_fault_gets_its_own_line(least: JsonObject) -> None:
+def test_each_error_has_its_own_line(least: JsonObject) -> None:
     least["spec"] |= {"replicas": -1, "metrics": {"scrapeInterval": "x"}}
     with pytest.raises(ResourceError) as caught:
         SpeculativeDeployment.from_dict(least)
@@ -167,12 +167,12 @@ def test_every_fault_gets_its_own_line(least: JsonObject) -> None:
         ({"image": {"reference": "a@sha256:" + "0" * 64}}, ImageSource),
     ],
 )
-def test_the_given_source(least: JsonObject, source: JsonObject, kind: type) -> None:
+def test_source_variant(least: JsonObject, source: JsonObject, kind: type) -> None:
     least["spec"]["model"]["source"] = source
     assert isinstance(SpeculativeDeployment.from_dict(least).spec.model.source.variant, kind)
 
 
-def test_the_served_name(least: JsonObject) -> None:
+def test_served_name_defaults_to_the_name(least: JsonObject) -> None:
     assert SpeculativeDeployment.from_dict(least).served_name == "chat"
     least["spec"]["model"]["servedName"] = "llama"
     assert SpeculativeDeployment.from_dict(least).served_name == "llama"
@@ -203,12 +203,12 @@ def test_the_served_name(least: JsonObject) -> None:
         "vllm/vllm-openai@sha256:" + "0" * 64,
     ],
 )
-def test_the_schema_takes_the_image_tags_that_tell_a_version(image: str) -> None:
+def test_schema_accepts_exactly_the_image_tags_with_a_version(image: str) -> None:
     taken = bool(re.search(VERSIONED_IMAGE_PATTERN, image)) and not re.search(LMCACHE_IMAGE_PATTERN, image)
     assert taken == (not isinstance(parse_image_version(image), UnknownVersion))
 
 
-def test_a_moment_is_written_in_utc_and_read_back() -> None:
+def test_timestamp_is_written_in_utc_and_read_back() -> None:
     moment = datetime(2026, 11, 21, 13, 0, 0, 123_000, tzinfo=timezone(timedelta(hours=1)))
     condition = Condition(type="Ready", status="True", reason="AllPodsReady", message="", last_transition_time=moment)
     assert condition.to_dict()["lastTransitionTime"] == "2026-11-21T12:00:00.123Z"
@@ -216,18 +216,18 @@ def test_a_moment_is_written_in_utc_and_read_back() -> None:
     assert Condition.from_dict(condition.to_dict() | {"lastTransitionTime": "2026-11-21T12:00:00Z"}) != condition
 
 
-def test_a_moment_without_a_time_zone_is_refused() -> None:
+def test_timestamp_without_a_time_zone_is_rejected() -> None:
     with pytest.raises(ValidationError, match="timezone"):
         Condition(type="Ready", status="True", reason="A", message="", last_transition_time=datetime(2026, 11, 21))  # noqa: DTZ001
 
 
-def test_a_status_that_the_schema_would_refuse_cannot_be_made() -> None:
+def test_status_beyond_the_schema_is_rejected() -> None:
     with pytest.raises(ValidationError, match="at most 10 items"):
         Status(rollout_history=[OUTCOME] * 11)
     assert len(Status(rollout_history=[OUTCOME] * 10).rollout_history) == 10
 
 
-def test_what_is_empty_in_a_status_is_not_written() -> None:
+def test_empty_lists_of_a_status_are_not_written() -> None:
     """Each would be an empty line of `kubectl describe`."""
     setting = SettingStatus(mode="Static", num_speculative_tokens=3)
     written = Status(rollout_history=[OUTCOME], speculation=SpeculationStatus(current=setting)).to_dict()
@@ -248,6 +248,6 @@ OUTCOME = RolloutOutcome(
 
 
 @pytest.mark.parametrize("amount", [-1, "-1", -5])
-def test_an_amount_below_0_that_the_api_server_once_took_is_read(amount: object) -> None:
+def test_negative_amount_of_an_older_definition_is_read(amount: object) -> None:
     """Else nobody would care for a fleet that serves."""
     assert ResourceRequirements.from_dict({"limits": {"nvidia.com/gpu": amount}}).limits == {"nvidia.com/gpu": str(amount)}

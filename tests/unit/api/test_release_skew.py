@@ -1,4 +1,4 @@
-"""Fields of other releases stay, and what a definition lacks is named."""
+"""Fields of other releases are preserved, and missing fields of a definition are named."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def novel() -> dict[str, Any]:
     return found
 
 
-def test_what_another_release_has_written_stays() -> None:
+def test_fields_of_another_release_are_preserved() -> None:
     assert Status.from_dict(novel()).to_dict() == Status.from_dict(KNOWN).to_dict()
     assert preserve_unknown_fields(Status.from_dict(novel()).to_dict(), novel()) == novel()
 
 
-def test_what_it_was_part_of_takes_it_away() -> None:
+def test_unknown_field_is_dropped_with_its_parent() -> None:
     made: dict[str, Any] = copy.deepcopy(KNOWN)
     made["stable"] = {**ARM, "revision": "b"}
     made["rolloutHistory"] = [{**OUTCOME, "revision": "b"}, OUTCOME]
@@ -59,17 +59,17 @@ def test_what_it_was_part_of_takes_it_away() -> None:
 
 
 @given(st.sampled_from(sorted(KNOWN)), st.booleans())
-def test_a_status_of_this_release_is_what_it_is(left_out: str, before: bool) -> None:
+def test_status_of_this_release_is_unchanged(left_out: str, before: bool) -> None:
     made = {key: value for key, value in KNOWN.items() if key != left_out}
     assert preserve_unknown_fields(made, KNOWN if before else made) == made
 
 
-def test_the_definition_of_this_release_lacks_nothing() -> None:
+def test_current_definition_lacks_nothing() -> None:
     assert find_missing_crd_fields(build_custom_resource_definition()) == []
 
 
 @pytest.mark.parametrize("preserved", [True, False])
-def test_an_older_definition_lacks_fields_and_values(preserved: bool) -> None:
+def test_older_definition_lacks_fields_and_values(preserved: bool) -> None:
     definition = build_custom_resource_definition()
     status = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
     del status["properties"]["selectedDrafters"]
@@ -86,11 +86,11 @@ def test_an_older_definition_lacks_fields_and_values(preserved: bool) -> None:
 
 
 @pytest.mark.parametrize("definition", [{}, {"spec": {}}, {"spec": {"versions": [{"name": "v1"}]}}])
-def test_a_definition_without_our_version_lacks_the_status(definition: dict[str, Any]) -> None:
+def test_definition_without_the_version_lacks_the_status(definition: dict[str, Any]) -> None:
     assert find_missing_crd_fields(definition) == ["status"]
 
 
-def test_what_was_not_stored_is_named() -> None:
+def test_dropped_fields_are_named() -> None:
     stored: dict[str, Any] = copy.deepcopy(KNOWN)
     del stored["phase"], stored["stable"]["replicas"], stored["rolloutHistory"][0]["change"]
     assert list(find_dropped_fields(KNOWN, stored)) == [

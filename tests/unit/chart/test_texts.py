@@ -1,4 +1,4 @@
-"""What the chart has from elsewhere: its values are described once, and files that do not fit each other are refused."""
+"""Generated texts of the chart: values are described once, and contradicting files are rejected."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def values(chart: ModuleType, tmp_path: Path) -> Any:
     return list(chart.described(tmp_path / "values.yaml"))
 
 
-def test_a_comment_above_a_key_is_its_description(values: Any) -> None:
+def test_comment_above_a_key_is_its_description(values: Any) -> None:
     assert [(v.name, v.description, v.default, v.inner) for v in values] == [
         ("replicas", "How many.", 2, False),
         ("image", "Where it comes from.", {"name": "a/b"}, True),
@@ -61,19 +61,19 @@ def test_a_comment_above_a_key_is_its_description(values: Any) -> None:
 @pytest.mark.parametrize(
     "text", ["replicas: 2\n", "# Text.\n\nreplicas: 2\n", "# Image.\nimage:\n  # Its name.\n  name: a\n  tag: b\n"]
 )
-def test_a_key_without_a_comment_right_above_is_refused(chart: ModuleType, tmp_path: Path, text: str) -> None:
+def test_key_without_a_comment_is_rejected(chart: ModuleType, tmp_path: Path, text: str) -> None:
     (tmp_path / "values.yaml").write_text(text)
     with pytest.raises(chart.ChartError, match=r"(replicas|image\.tag) has no comment right above it"):
         list(chart.described(tmp_path / "values.yaml"))
 
 
-def test_values_that_are_no_mapping_are_refused(chart: ModuleType, tmp_path: Path) -> None:
+def test_values_must_be_a_mapping(chart: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text("- a\n")
     with pytest.raises(chart.ChartError, match="write one YAML mapping"):
         list(chart.described(tmp_path / "values.yaml"))
 
 
-def test_the_schema_gets_descriptions_and_keeps_the_rest(chart: ModuleType, values: Any) -> None:
+def test_schema_gets_descriptions_and_keeps_the_rest(chart: ModuleType, values: Any) -> None:
     properties = chart.with_descriptions(SCHEMA, values)["properties"]
     assert properties["replicas"] == {"description": "How many.", "type": "integer"}
     assert properties["image"]["properties"]["name"] == {"description": "Its name.", "type": "string"}
@@ -81,7 +81,7 @@ def test_the_schema_gets_descriptions_and_keeps_the_rest(chart: ModuleType, valu
     assert properties["global"] == SCHEMA["properties"]["global"]
 
 
-def test_a_key_that_only_one_of_schema_and_values_has_is_refused(chart: ModuleType, values: Any) -> None:
+def test_keys_of_schema_and_values_must_match(chart: ModuleType, values: Any) -> None:
     more = json.loads(json.dumps(SCHEMA))
     more["properties"]["image"]["properties"]["tag"] = {"type": "string"}
     with pytest.raises(chart.ChartError, match=r"has image\.tag, which values\.yaml lacks"):
@@ -91,7 +91,7 @@ def test_a_key_that_only_one_of_schema_and_values_has_is_refused(chart: ModuleTy
         chart.with_descriptions(more, values)
 
 
-def test_the_readme_keeps_what_is_around_the_table(chart: ModuleType, values: Any) -> None:
+def test_readme_keeps_the_text_around_the_table(chart: ModuleType, values: Any) -> None:
     readme = f"before\n{chart.BEGIN}\nold\n{chart.END}\nafter\n"
     text = chart.with_table(readme, values)
     assert text.startswith("before\n")
@@ -103,7 +103,7 @@ def test_the_readme_keeps_what_is_around_the_table(chart: ModuleType, values: An
     assert chart.with_table(text, values) == text
 
 
-def test_a_readme_without_marks_is_refused(chart: ModuleType, values: Any) -> None:
+def test_readme_without_marks_is_rejected(chart: ModuleType, values: Any) -> None:
     with pytest.raises(chart.ChartError, match="lacks the lines that enclose the table"):
         chart.with_table(f"{chart.END}\n", values)
 
@@ -118,13 +118,13 @@ def objects(schema: Any) -> list[dict[str, Any]]:
     return own + [found for item in schema.values() for found in objects(item)]
 
 
-def test_the_schema_refuses_every_key_that_it_does_not_name() -> None:
+def test_schema_allows_no_unknown_key() -> None:
     assert all(
         part.get("additionalProperties") is False for part in objects(json.loads((CHART / "values.schema.json").read_text()))
     )
 
 
-def test_chart_and_project_have_one_version_and_one_example() -> None:
+def test_chart_has_the_version_of_the_project() -> None:
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert about["appVersion"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     (definition,) = yaml.safe_load(about["annotations"]["artifacthub.io/crds"])

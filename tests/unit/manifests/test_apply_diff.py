@@ -47,11 +47,11 @@ def live() -> Any:
     return found
 
 
-def test_what_others_add_is_no_drift() -> None:
+def test_additions_of_others_need_no_apply() -> None:
     assert not needs_apply(live(), with_digest(WANTED))
 
 
-def test_what_is_not_there_is() -> None:
+def test_missing_object_needs_apply() -> None:
     assert needs_apply(None, with_digest(WANTED))
 
 
@@ -81,11 +81,11 @@ POD = ["spec", "template", "spec"]
         ([*POD, "tolerations"], []),
     ],
 )
-def test_an_edit_of_what_aerie_set_is(path: list[Any], value: Any) -> None:
+def test_edited_field_needs_apply(path: list[Any], value: Any) -> None:
     assert needs_apply(edit(path, value), with_digest(WANTED))
 
 
-def test_a_field_that_is_no_longer_wanted_is() -> None:
+def test_removed_field_needs_apply() -> None:
     without = copy.deepcopy(WANTED)
     del without["spec"]["template"]["spec"]["tolerations"]
     assert needs_apply(live(), with_digest(without))

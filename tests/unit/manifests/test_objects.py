@@ -1,4 +1,4 @@
-"""The objects that Aerie makes of a resource."""
+"""Objects that Aerie creates for a resource."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def engine(template: dict[str, Any]) -> dict[str, Any]:
     return dict(container)
 
 
-def test_the_command_line_names_target_drafter_and_the_users_own() -> None:
+def test_command_line_of_the_engine() -> None:
     assert engine(engine_pod.build_pod_template(resource(), DRAFT))["args"] == [
         "meta-llama/Llama-3.1-8B-Instruct",
         "--served-model-name",
@@ -62,7 +62,7 @@ def test_the_command_line_names_target_drafter_and_the_users_own() -> None:
     ]
 
 
-def test_without_a_drafter_there_is_neither_flag_nor_volume() -> None:
+def test_no_drafter_no_flag_and_no_volume() -> None:
     template = engine_pod.build_pod_template(resource(), None)
     assert not [one for one in engine(template)["args"] if "speculative" in one]
     assert [volume["name"] for volume in template["spec"]["volumes"]] == ["cache", "shm"]
@@ -81,7 +81,7 @@ def test_claims_and_images_are_mounted_read_only() -> None:
 
 
 @pytest.mark.parametrize(("grace", "timeout"), [(None, 105), (600, 585), (20, 5), (3, 1)])
-def test_answers_get_what_the_grace_period_leaves(grace: int | None, timeout: int) -> None:
+def test_shutdown_timeout_follows_the_grace_period(grace: int | None, timeout: int) -> None:
     given = {"podTemplate": {"spec": {"terminationGracePeriodSeconds": grace}}} if grace else {}
     template = engine_pod.build_pod_template(resource(engine={"image": "vllm/vllm-openai:v0.33.0", **given}), DRAFT)
     arguments = engine(template)["args"]
@@ -89,7 +89,7 @@ def test_answers_get_what_the_grace_period_leaves(grace: int | None, timeout: in
     assert template["spec"]["terminationGracePeriodSeconds"] == (grace or engine_pod.DEFAULT_GRACE_PERIOD_SECONDS)
 
 
-def test_the_users_environment_goes_before_ours_and_the_token_comes_from_its_secret() -> None:
+def test_users_variables_take_precedence() -> None:
     given = {
         "image": "vllm/vllm-openai:v0.33.0",
         "env": [{"name": "HF_HOME", "value": "/elsewhere"}],
@@ -104,7 +104,7 @@ def test_the_users_environment_goes_before_ours_and_the_token_comes_from_its_sec
     assert {"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}} in template["spec"]["volumes"]
 
 
-def test_the_pod_template_is_merged_over_the_pod_but_not_over_our_labels() -> None:
+def test_pod_template_is_merged_except_over_reserved_labels() -> None:
     given = {
         "metadata": {"labels": {"team": "chat", naming.REVISION_LABEL: "forged"}, "annotations": {"inject": "true"}},
         "spec": {"nodeSelector": {"gpu": "h200"}, "containers": [{"name": "engine", "workingDir": "/tmp"}, {"name": "log"}]},
@@ -161,7 +161,7 @@ def test_pod_template_cannot_remove_what_the_engine_needs(name: str, spec: dict[
         {"env": [{"name": "A", "value": "b"}], "resources": {"limits": {"cpu": "1"}}, "lifecycle": {"preStop": None}},
     ],
 )
-def test_the_rest_may_change(changes: dict[str, Any]) -> None:
+def test_pod_template_may_change_the_rest(changes: dict[str, Any]) -> None:
     spec = {
         "restartPolicy": "Always",
         "initContainers": [{"name": "warm", "image": "a"}],
@@ -185,7 +185,7 @@ def on_claims(**of_engine: Any) -> SpeculativeDeployment:
     return resource(model=source, drafter=source, engine={"image": "vllm/vllm-openai:v0.33.0", **of_engine})
 
 
-def test_arms_of_one_revision_have_pods_apart_and_a_promoted_canary_keeps_its_pods() -> None:
+def test_promoted_canary_keeps_its_pods() -> None:
     template = engine_pod.build_pod_template(resource(), DRAFT)
     canary, stable, control = (
         deployment.build_deployment(resource(), template, "abc", arm, 1) for arm in ("canary", "stable", "control")
@@ -205,7 +205,7 @@ def test_arms_of_one_revision_have_pods_apart_and_a_promoted_canary_keeps_its_po
     )
 
 
-def test_the_route_has_a_weight_for_each_arm_and_no_time_limit() -> None:
+def test_route_has_a_weight_for_each_arm_and_no_timeout() -> None:
     gateway = {"parentRefs": [{"name": "public", "namespace": "gateways"}], "hostnames": ["chat.example.com"]}
     rollout = {"traffic": {"mode": "Gateway", "gateway": gateway}}
     made = network.build_http_route(resource(rollout=rollout), {"stable": 80, "canary": 10, "control": 10})
@@ -230,17 +230,17 @@ def test_the_route_has_a_weight_for_each_arm_and_no_time_limit() -> None:
         {"model": {"servedName": "other", "source": {"persistentVolumeClaim": {"claimName": "models"}}}},
     ],
 )
-def test_what_changes_a_pod_changes_the_revision(change: dict[str, Any]) -> None:
+def test_change_of_a_pod_changes_the_revision(change: dict[str, Any]) -> None:
     assert compute_revision(resource(**change), Static(3)) != compute_revision(resource(), Static(3))
 
 
-def test_the_setting_is_part_of_the_revision_and_the_way_to_it_is_not() -> None:
+def test_revision_depends_on_the_setting_and_not_on_the_rollout() -> None:
     assert len({compute_revision(resource(), setting) for setting in SETTINGS}) == len(SETTINGS)
     other = resource(replicas=7, rollout={"paused": True, "progressDeadline": "1h"}, metrics={"scrapeInterval": "5s"})
     assert compute_revision(other, Static(3)) == compute_revision(resource(), Static(3))
 
 
-def test_how_a_pod_is_built_changes_with_intent() -> None:
+def test_pod_template_digest_is_unchanged() -> None:
     """If this fails, pods of new revisions are built in another way, and running pods stay as they are (pod_template.py in
     rollout/revision). Check that the operator reads both, write in the CHANGELOG who should renew their pods, and put the new
     digest here."""

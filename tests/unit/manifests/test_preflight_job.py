@@ -1,4 +1,4 @@
-"""The preflight Job's pod: what clusters ask of a pod, and what it takes from the engine and the operator."""
+"""The preflight Job's pod: requirements of clusters, and fields inherited from the engine and the operator."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def pod(made: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_the_pod_fits_the_restricted_profile(source: str) -> None:
+def test_pod_fits_the_restricted_profile(source: str) -> None:
     spec = pod(job(source))
     (container,) = spec["containers"]
     assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -83,18 +83,18 @@ def test_the_pod_fits_the_restricted_profile(source: str) -> None:
     assert {next(key for key in volume if key != "name") for volume in spec["volumes"]} <= ALLOWED_VOLUMES
 
 
-def test_requests_and_limits_are_set_for_all_that_a_quota_asks_for() -> None:
+def test_requests_and_limits_satisfy_any_quota() -> None:
     resources = pod(job())["containers"][0]["resources"]
     assert set(resources["requests"]) == set(resources["limits"]) == {"cpu", "memory", "ephemeral-storage"}
 
 
-def test_the_operators_own_resources_go_before() -> None:
+def test_configured_resources_replace_the_defaults() -> None:
     mine = ResourceRequirements(limits={"cpu": "250m", "memory": "256Mi"})
     resources = pod(job(runner=PreflightJobConfig("aerie:1", resources=mine)))["containers"][0]["resources"]
     assert resources == {"limits": {"cpu": "250m", "memory": "256Mi"}, "claims": []}
 
 
-def test_meshes_are_asked_to_inject_nothing() -> None:
+def test_mesh_injection_is_disabled() -> None:
     metadata = job()["spec"]["template"]["metadata"]
     for place in ("labels", "annotations"):
         assert metadata[place]["sidecar.istio.io/inject"] == "false"
@@ -110,9 +110,7 @@ def test_meshes_are_asked_to_inject_nothing() -> None:
         (("operator", "a"), ["a", "b"], ["operator", "a", "b"]),
     ],
 )
-def test_images_are_pulled_by_the_operators_secrets_and_the_engines(
-    ours: tuple[str, ...], theirs: list[str] | None, wanted: list[str] | None
-) -> None:
+def test_pull_secrets_of_operator_and_engine(ours: tuple[str, ...], theirs: list[str] | None, wanted: list[str] | None) -> None:
     given: dict[str, Any] = {} if theirs is None else {"imagePullSecrets": [{"name": name} for name in theirs]}
     spec = pod(job(runner=PreflightJobConfig("aerie:1", ours), serviceAccountName="engines", **given))
     found = spec.get("imagePullSecrets")
@@ -121,7 +119,7 @@ def test_images_are_pulled_by_the_operators_secrets_and_the_engines(
     assert spec["automountServiceAccountToken"] is False
 
 
-def test_a_drained_pod_is_no_failure_and_waiting_is_none_for_hours() -> None:
+def test_drained_or_waiting_pod_is_no_failure() -> None:
     spec = job()["spec"]
     assert {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]} in spec["podFailurePolicy"][
         "rules"
@@ -130,7 +128,7 @@ def test_a_drained_pod_is_no_failure_and_waiting_is_none_for_hours() -> None:
 
 
 @given(st.lists(st.from_regex(r"[a-z]{1,8}", fullmatch=True)), st.lists(st.from_regex(r"[a-z]{1,8}", fullmatch=True)))
-def test_no_secret_is_named_twice(ours: list[str], theirs: list[str]) -> None:
+def test_pull_secrets_are_unique(ours: list[str], theirs: list[str]) -> None:
     spec = pod(job(runner=PreflightJobConfig("aerie:1", tuple(ours)), imagePullSecrets=[{"name": name} for name in theirs]))
     found = [secret["name"] for secret in spec.get("imagePullSecrets", [])]
     assert sorted(found) == sorted({*ours, *theirs})
@@ -165,7 +163,7 @@ def named(**values: str) -> list[dict[str, Any]]:
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
-def test_preflight_gets_the_engines_variables_but_none_for_programs_of_its_image() -> None:
+def test_variables_of_the_engine_are_inherited_except_its_programs() -> None:
     token = {"secretKeyRef": {"name": "mine", "key": "token"}}
     world = named(HF_ENDPOINT="https://mirror", HTTPS_PROXY="http://proxy:3128", NO_PROXY=".svc", ALL="$(HTTPS_PROXY)")
     foreign = named(VLLM_USE_V2_MODEL_RUNNER="0", LD_PRELOAD="/lib/tcmalloc.so", PYTHONPATH="/vllm", PATH="/vllm/bin")
@@ -184,13 +182,13 @@ def test_preflight_gets_the_engines_variables_but_none_for_programs_of_its_image
     assert "runAsUser" not in pod(made)["securityContext"], "the operator's image is for the user that it names"
 
 
-def test_preflight_gets_the_token_of_the_engines_secret() -> None:
+def test_token_of_the_engine_is_inherited() -> None:
     assert variables(job(engine={"tokenSecretRef": {"name": "hub"}}))["HF_TOKEN"] == {
         "secretKeyRef": {"name": "hub", "key": "token"}
     }
 
 
-def test_the_operators_variables_are_there_and_those_of_the_engine_win() -> None:
+def test_variables_of_the_engine_take_precedence() -> None:
     runner = PreflightJobConfig("aerie:1", env=tuple(named(HTTPS_PROXY="http://cluster:1", HF_ENDPOINT="https://cluster")))
     found = variables(job(runner=runner, engine={"env": named(HF_ENDPOINT="https://mine")}))
     assert (found["HTTPS_PROXY"], found["HF_ENDPOINT"]) == ("http://cluster:1", "https://mine")
@@ -199,13 +197,13 @@ def test_the_operators_variables_are_there_and_those_of_the_engine_win() -> None
 @pytest.mark.parametrize(
     "path", ["SSL_CERT_FILE=/etc/corporate/ca.crt", "REQUESTS_CA_BUNDLE=/etc/corporate/ca.crt", "SSL_CERT_DIR=/etc/corporate"]
 )
-def test_volumes_that_variables_name_files_of_are_mounted_and_no_others(path: str) -> None:
+def test_only_volumes_named_by_variables_are_mounted(path: str) -> None:
     name, _, value = path.partition("=")
     found = mounts(job(engine={"env": named(**{name: value, "TMPDIR": "/weights/tmp"})}, **CORPORATE))
     assert found == {"/etc/corporate": {"name": "authorities", "configMap": {"name": "corporate"}}}
 
 
-def test_the_cache_is_mounted_for_reading_where_the_engine_is_offline() -> None:
+def test_cache_is_mounted_read_only_for_an_offline_engine() -> None:
     cache = {"cache": {"claimName": "models"}}
     assert mounts(job(engine=cache)) == {}, "a claim that one node may mount would hold it up"
     found = mounts(job(engine=cache | {"env": named(HF_HUB_OFFLINE="1")}))
@@ -213,7 +211,7 @@ def test_the_cache_is_mounted_for_reading_where_the_engine_is_offline() -> None:
     assert mounts(job(engine={"env": named(HF_HUB_OFFLINE="1")})) == {}, "a new cache is empty"
 
 
-def test_a_volume_of_the_engine_may_have_any_name() -> None:
+def test_volume_of_the_engine_may_have_any_name() -> None:
     own = {"name": "resource", "configMap": {"name": "corporate"}}
     engine = {"name": "engine", "volumeMounts": [{"name": "resource", "mountPath": "/etc/corporate"}]}
     made = job(engine={"env": named(SSL_CERT_FILE="/etc/corporate/a")}, volumes=[own], containers=[engine])

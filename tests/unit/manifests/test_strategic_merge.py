@@ -77,12 +77,12 @@ def well_keyed(value: Any) -> bool:
 
 
 @given(pods.filter(well_keyed))
-def test_nothing_over_a_pod_and_a_pod_over_itself_change_nothing(pod: dict[str, Any]) -> None:
+def test_empty_patch_and_own_content_change_nothing(pod: dict[str, Any]) -> None:
     assert apply_strategic_merge(pod, {}) == pod
     assert apply_strategic_merge(pod, pod) == pod
 
 
 @given(pods.filter(well_keyed), pods.filter(well_keyed))
-def test_merging_twice_is_merging_once(pod: dict[str, Any], patch: dict[str, Any]) -> None:
+def test_merge_is_idempotent(pod: dict[str, Any], patch: dict[str, Any]) -> None:
     once = apply_strategic_merge(pod, patch)
     assert apply_strategic_merge(once, patch) == once
