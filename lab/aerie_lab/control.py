@@ -53,7 +53,7 @@ async def _handle(line: bytes, handlers: Mapping[str, RequestHandler]) -> dict[s
 
 
 def send_request(socket_path: Path, verb: str, *, timeout: float = 30.0, **fields: Any) -> Any:
-    """Send one request and wait for its answer. Raises StateError when nobody answers, LabError with the answer's error."""
+    """Send one request and wait for its answer. Raises StateError when no process listens, LabError with the response's error."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(timeout)

@@ -3,7 +3,7 @@
     LabError
     ├── BuildError          a binary cannot be had: no Go, no registry, a failed or unusable build
     ├── IsolationError      the kernel refuses a namespace or a mount that the lab stands on
-    ├── StateError          the lab's folder says something that is not so: half-started, not running, other version
+    ├── StateError          the lab's folder contradicts its state: half-started, not running, other version
     ├── StartError          a part of the lab did not come up, or went away: port taken, disk full, component exited
     └── KubeError           the API server refused a request (status, reason and message kept)
 

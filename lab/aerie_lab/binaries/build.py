@@ -19,7 +19,7 @@ from aerie_lab.binaries.families import BinaryFamily, manifest_path
 from aerie_lab.binaries.toolchain import BINARIES_FOLDER_HINT, GoToolchain
 from aerie_lab.errors import BuildError
 
-# How Go says that it cannot reach a registry.
+# Go's messages when a registry cannot be reached.
 _UNREACHABLE_ERRORS = ("dial tcp", "no such host", "connection refused", "i/o timeout", "proxyconnect", "tls: ", "goproxy=off")
 
 
@@ -73,7 +73,7 @@ def build_family(
 
 
 def _build_arguments(family: BinaryFamily) -> list[str]:
-    # -v changes nothing in the result; it lets the log tell how far the build is.
+    # -v does not change the result; with it the log shows the progress.
     tags = ["-tags", ",".join(family.tags)] if family.tags else []
     flags = ["-v", "-mod=readonly", "-trimpath", *tags, "-ldflags", family.linker_flags]
     return [*flags, *(binary.package for binary in family.binaries)]

@@ -1,7 +1,7 @@
 """Installs one environment of Python packages into its final place, and proves that its programs run.
 
 In its final place, because a virtual environment cannot be moved: its scripts and its byte code name their own folder.
-So it is the caller's record (store.py), written last, that tells a complete one from what a killed installation left.
+So the caller's record (store.py), which is written last, distinguishes a complete one from the remains of a killed installation.
 
 Guarantees: every package is the one that the lock names, by hash; the lab's own packages and the user's play no part, but for the
 environment's add-ons, which are part of its key and are tried with the packages that they are for.

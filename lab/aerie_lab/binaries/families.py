@@ -148,7 +148,7 @@ class PythonEnvironment:
     max_python_version: tuple[int, int]
     """The newest Python that the packages are known to have wheels for; the oldest is the lab's own."""
     alias_distribution: str = ""
-    """A package name under which the programs ask for their own version, when that is not `distribution`."""
+    """A package name under which the programs look up their own version, when that is not `distribution`."""
     local_version_suffix: str = ""
     """What follows the version under that name."""
     checked_files: tuple[str, ...] = ()
@@ -212,7 +212,7 @@ FAMILIES: Mapping[str, BinaryFamily] = {
                 Binary("kube-scheduler", f"{_KUBERNETES}/kube-scheduler"),
                 Binary("kubectl", f"{_KUBERNETES}/kubectl", ("version", "--client")),
             ),
-            # Unstamped, the API server says v0.0.0, and Helm refuses charts that ask for a newer Kubernetes.
+            # Without these variables the API server reports v0.0.0, and Helm rejects charts that require a newer Kubernetes.
             linker_variables=(
                 "k8s.io/component-base/version.gitVersion=v{version}",
                 "k8s.io/client-go/pkg/version.gitVersion=v{version}",
@@ -265,7 +265,7 @@ ENVOY_VERSION = "1.39.3"
 _HERE = Path(__file__).resolve().parent
 _VLLM_COMPILED = ("_C.abi3.so", "_C_AVX2.abi3.so", "_C_AVX512.abi3.so", "fs_io_C.abi3.so", "spinloop.abi3.so")
 
-# The CPU build of vLLM has a package name of its own, and its command line asks for the version of "vllm".
+# The CPU build of vLLM has its own package name, and its command line looks up the version of "vllm".
 _VLLM = PythonEnvironment(
     name="vllm",
     lock=_HERE / "vllm.txt",

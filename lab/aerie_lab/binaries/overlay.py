@@ -1,6 +1,6 @@
 """Lays one release's Python over the compiled files and the packages of another environment (families.EnvironmentOverlay).
 
-For a release that nobody has built for CPU: its Python is what is to be tried, and the compiled files of the release before it
+For a release without a build for CPU: its Python is what is tested, and the compiled files of the release before it
 do while they have what it calls. The environment keeps a folder and an interpreter of its own, and a .pth file puts the other's
 packages after its own. Not PYTHONPATH: that belongs to one process, and a pod's variables or a program that starts another may
 drop it; a .pth file belongs to the interpreter.

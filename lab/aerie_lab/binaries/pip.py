@@ -1,4 +1,4 @@
-"""Runs pip once, to install what a lock names by hash, and tells apart the ways in which that fails.
+"""Runs pip once to install a lock's packages by hash, and classifies failures.
 
 Guarantees: nothing is installed whose hash the lock does not have, and nothing is compiled. Where pip gets packages from
 stays the user's choice (PIP_INDEX_URL, pip.conf); settings that would put them elsewhere do not count.

@@ -148,7 +148,7 @@ def _explain(failure: pip.PipFailure, log: Path, reason: str) -> str:
 def _read_go_version(go: Path, environment: Mapping[str, str]) -> str | None:
     """Return the output of `go env GOVERSION`, such as go1.26.8; None when it does not run."""
     try:
-        # From the root folder: a go.mod or go.work in the current one would have a say otherwise.
+        # From the root folder: otherwise a go.mod or go.work in the current folder would have an effect.
         done = subprocess.run([go, "env", "GOVERSION"], cwd="/", env=environment, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return None

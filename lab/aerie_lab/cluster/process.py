@@ -37,7 +37,7 @@ def wait_for_exit(pid: int, timeout: float) -> bool:
 
 
 def kill_lab(folder: Path) -> None:
-    """End the lab at once: the kernel ends every process of its PID namespace with process 1."""
+    """End the lab immediately: the kernel ends every process of its PID namespace with process 1."""
     process = find_lab_pid(folder)
     if process is None:
         return

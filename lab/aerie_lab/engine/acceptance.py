@@ -150,7 +150,7 @@ def conditionals_from_rates(rates: Sequence[float]) -> tuple[float, ...]:
 
 
 CLASS_ACCEPTANCE: dict[str, Acceptance] = {
-    # Published per-position rates and lengths; the spread of a request is an assumption, nobody publishes it.
+    # Published per-position rates and lengths; the spread of a request is an assumption, because none is published.
     "chat": Acceptance(
         conditionals_from_rates((0.730, 0.521, 0.355)), 0.4
     ),  # EAGLE-3 8B, MT-bench: vLLM test_acceptance_length.py

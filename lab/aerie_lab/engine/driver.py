@@ -69,11 +69,11 @@ class ReplicaDriver:
         if self.stopped:
             raise EngineStoppedError(request.name)
         self.advance_to_now()
-        ticket = self._handles[request.name] = RequestHandle(request, stream)
+        handle = self._handles[request.name] = RequestHandle(request, stream)
         self._idle.clear()
         self.replica.submit(request, self.now())
         self._schedule_tick()
-        return ticket
+        return handle
 
     def release(self, handle: RequestHandle) -> None:
         """Release a request whose client has disconnected or has its whole answer."""
@@ -86,19 +86,19 @@ class ReplicaDriver:
         if self.stopped:
             return
         for request in self.replica.advance(self.now()):
-            if (ticket := self._handles.get(request.name)) is not None:
-                ticket.notify()
-        for ticket in self._handles.values():
-            if ticket.stream and ticket.request.generated_tokens != ticket.reported_tokens:
-                ticket.notify()
+            if (handle := self._handles.get(request.name)) is not None:
+                handle.notify()
+        for handle in self._handles.values():
+            if handle.stream and handle.request.generated_tokens != handle.reported_tokens:
+                handle.notify()
 
     def stop(self) -> None:
         """Stop the engine immediately, and notify all clients."""
         self.stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        for ticket in self._handles.values():
-            ticket.notify(stopped=True)
+        for handle in self._handles.values():
+            handle.notify(stopped=True)
 
     def freeze(self) -> None:
         """Stop the engine immediately without notice: open requests stay open and get no more tokens."""

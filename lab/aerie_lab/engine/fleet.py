@@ -26,7 +26,7 @@ Routing = Literal["random", "session", "least"]
 
 @dataclass(frozen=True)
 class PodRestart:
-    """A pod that goes away at `time`, with its counters and cache, and is back after `down` seconds."""
+    """Restart of a pod at `time`: it loses counters and cache, and is ready again after `down_seconds`."""
 
     time: float
     down_seconds: float = 60.0
@@ -42,7 +42,7 @@ class SimulatedPod:
     step_time_factor: float = 1.0
     """Factor on every step time; pods of one fleet differ by some per cent."""
     logit_shift: float = 0.0
-    """Shift of all its acceptance on the logit scale: its drafter is better or worse than the classes say."""
+    """Shift of all its acceptance on the logit scale: its drafter is better or worse than that of the classes."""
     drift: Drift = NO_DRIFT
     weight: float = 1.0
     """Its share of the traffic, relative to the others'."""

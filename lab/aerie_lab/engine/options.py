@@ -26,10 +26,10 @@ from aerie_lab.errors import StateError
 
 OPTIONS_VARIABLE = "AERIE_SIMULATOR"
 IMAGE_TAG_VARIABLE = "AERIE_SIMULATOR_TAG"
-"""The variable in which the lab gives the tag of the container's image; a tag that is no version of vLLM says nothing."""
+"""Variable with the tag of the container's image, set by the lab; a tag that is not a version of vLLM is ignored."""
 _VERSION_TAG_PATTERN = re.compile(r"v?(\d+\.\d+\.\d+(?:\.\d+)?(?:rc\d+)?)(?:[-+._].*)?")
 KEEP_ALIVE_VARIABLE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
-"""The variable of vLLM's own that the simulator heeds too."""
+"""vLLM's own variable, which the simulator honours too."""
 
 
 @dataclass(frozen=True)

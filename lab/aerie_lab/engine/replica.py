@@ -35,9 +35,9 @@ from aerie_lab.engine.step import StepTime
 from aerie_lab.engine.step_noise import StepTimeNoise
 from aerie_lab.engine.step_sequence import StepSequence, draw_step_sequence
 
-_STEPS_PER_DRAW = 256  # steps of a request that are drawn at once
+_STEPS_PER_DRAW = 256  # steps of a request that are drawn together
 _STEPS_PER_DRAW_WITH_DRIFT = 64  # the same where acceptance drifts: the drift is held fixed for as long
-_MAX_SINGLE_STEPS = 4  # steps that are booked sooner one by one than at once
+_MAX_SINGLE_STEPS = 4  # so few steps are completed faster one by one
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class Replica:
             self._step_in_flight = self._schedule_step(self.clock)
 
     def abort(self, request: Request) -> None:
-        """The client has gone: no more steps for the request, and no count of it as finished."""
+        """End a request whose client has disconnected: it gets no more steps and does not count as finished."""
         if request in self.running:
             self.running.remove(request)
             self._release(request)
@@ -175,7 +175,7 @@ class Replica:
         return step
 
     def _is_pure_decode(self) -> bool:
-        """Whether the step is one of plain decoding: nobody prefills or can be admitted, and nothing cuts a draft short."""
+        """Return whether the step is plain decoding: no prefill, no admission, and no shortened draft."""
         running, settings = self.running, self.settings
         if not running or self._has_skipped_requests or (self.waiting and len(running) < settings.max_num_seqs):
             return False
@@ -386,7 +386,7 @@ class Replica:
         self._step_in_flight = self._schedule_step(end)
 
     def _count_uniform_steps(self, end: float, k: int, no_arrivals_until: float) -> int:
-        """Return how many steps like this one follow each other while nobody joins or comes near a limit; 1 when they are few.
+        """Return how many equal steps follow each other while no request joins or comes near a limit; 1 when they are few.
 
         This one ends at `end`; at most those that can end by `no_arrivals_until`, and the one that is then in flight.
         """

@@ -127,19 +127,21 @@ class SimulatorServer:
     async def _generate(self, kind: api.RequestKind, http_request: web.Request) -> web.StreamResponse:
         name = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex[:16]}"
         self.open_requests += 1
-        ticket = None
+        handle = None
         try:
-            ask = api.parse_request(kind, await http_request.read(), self._request_limits)
+            generation = api.parse_request(kind, await http_request.read(), self._request_limits)
             if self.is_shutting_down:
                 raise ApiError(500, "cannot schedule new futures after shutdown", "InternalServerError")
-            ticket = self.driver.submit(self._build_engine_request(name, ask, http_request), stream=ask.stream)
-            if ask.stream:
-                return await self._stream(http_request, ask, ticket)
-            async for _ in ticket.progress():
+            handle = self.driver.submit(self._build_engine_request(name, generation, http_request), stream=generation.stream)
+            if generation.stream:
+                return await self._stream(http_request, generation, handle)
+            async for _ in handle.progress():
                 pass
-            done = ticket.request
+            done = handle.request
             reason, version = done.finish_reason or "", self.options.version
-            body = api.build_response(ask, name, int(time.time()), done.generated_tokens, reason, version, self._altered_share)
+            body = api.build_response(
+                generation, name, int(time.time()), done.generated_tokens, reason, version, self._altered_share
+            )
             return web.json_response(body)
         except ApiError as api_error:
             return web.json_response(api_error.body, status=api_error.status)
@@ -150,8 +152,8 @@ class SimulatorServer:
             return web.json_response(error.body, status=500)
         finally:
             self.open_requests -= 1
-            if ticket is not None:
-                self.driver.release(ticket)
+            if handle is not None:
+                self.driver.release(handle)
 
     def _build_engine_request(self, name: str, request: api.GenerationRequest, http_request: web.Request) -> Request:
         kind = http_request.headers.get("x-traffic-class", self.options.default_class)
@@ -166,14 +168,16 @@ class SimulatorServer:
             name, request.prompt_tokens, request.max_tokens, acceptance, stop_after=stop_after, segments=request.segments
         )
 
-    async def _stream(self, http_request: web.Request, ask: api.GenerationRequest, handle: RequestHandle) -> web.StreamResponse:
+    async def _stream(
+        self, http_request: web.Request, generation: api.GenerationRequest, handle: RequestHandle
+    ) -> web.StreamResponse:
         request, created = handle.request, int(time.time())
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(http_request)
-        chunks, sent_tokens, last = api.ChunkEncoder(ask, request.name, created, self._altered_share), 0, b""
+        chunks, sent_tokens, last = api.ChunkEncoder(generation, request.name, created, self._altered_share), 0, b""
         with contextlib.suppress(ConnectionError):
-            if ask.kind == "chat":
-                await response.write(api.encode_event(api.build_first_chunk(ask, request.name, created)))
+            if generation.kind == "chat":
+                await response.write(api.encode_event(api.build_first_chunk(generation, request.name, created)))
             try:
                 async for new in handle.progress():
                     if request.finish_reason is None:
@@ -181,14 +185,16 @@ class SimulatorServer:
                     else:
                         reason = request.finish_reason
                         last = api.encode_event(
-                            api.build_chunk(ask, request.name, created, sent_tokens, new, reason, self._altered_share)
+                            api.build_chunk(generation, request.name, created, sent_tokens, new, reason, self._altered_share)
                         )
                     sent_tokens += new
             except EngineStoppedError:
                 last = api.encode_event(_build_engine_dead_error().body)
             else:
-                if ask.include_usage:
-                    last += api.encode_event(api.build_usage_chunk(ask, request.name, created, sent_tokens, self.options.version))
+                if generation.include_usage:
+                    last += api.encode_event(
+                        api.build_usage_chunk(generation, request.name, created, sent_tokens, self.options.version)
+                    )
             await response.write_eof(last + b"data: [DONE]\n\n")
         return response
 
@@ -229,7 +235,7 @@ class SimulatorServer:
     # --- requests of its own ------------------------------------------------------------------------------------------
 
     async def generate_own_traffic(self) -> None:
-        """Requests as the option `own_requests_per_second` says, without clients, until the engine takes no more."""
+        """Send `own_requests_per_second` without clients, until the engine accepts no more."""
         name = self.options.default_class
         kind = TrafficClass(name, self.setup.acceptance[name], LengthDistribution(200, 0.5), LengthDistribution(40, 0.5))
         began = self.driver.now()

@@ -180,7 +180,7 @@ def list_grid_names() -> list[str]:
 def load_grid(
     name: str, *, seconds_per_cached_token: float = 0.0, seconds_per_prompt_token: float = 0.0, log_sd: float = 0.0
 ) -> StepTimeGrid:
-    """Return the published grid `name`. It says nothing of cache and prefill: their cost is the caller's assumption.
+    """Return the published grid `name`. It has no cost of cache and prefill: the caller assumes them.
 
     Raises StateError when there is none of that name.
     """

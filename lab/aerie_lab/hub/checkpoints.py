@@ -33,7 +33,7 @@ class RepositoryFile:
     read: Callable[[int, int], bytes]
     """The bytes [begin, end) of it. Raises OSError."""
     header_bytes: int | None = None
-    """How many bytes at its beginning somebody wrote; None: all."""
+    """Number of bytes at its beginning with content; the rest is zeros. None: all."""
 
     def requests_weights(self, begin: int, end: int) -> bool:
         """Return whether the range is larger than any reader of headers needs."""
@@ -118,7 +118,7 @@ def _build_text_file(text: str) -> RepositoryFile:
 
 
 def build_file_without_weights(header: bytes, zero_bytes: int) -> RepositoryFile:
-    """Return a file of a header and `zero_bytes` bytes that nobody wrote."""
+    """Return a file of a header and `zero_bytes` zeros."""
 
     def read(begin: int, end: int) -> bytes:
         return header[begin:end] + bytes(max(0, end - max(begin, len(header))))

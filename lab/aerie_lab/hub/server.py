@@ -99,7 +99,7 @@ class _HubRequestHandler(BaseHTTPRequestHandler):
     def _find_repository(self, name: str, revision: str, *, files: bool = False) -> Repository:
         repository = self.server.repositories.get(name)
         token = (self.headers.get("Authorization") or "").startswith("Bearer ")
-        if repository is None:  # as the Hub has it, which does not tell strangers what exists
+        if repository is None:  # as the Hub, which does not disclose to strangers what exists
             names = ", ".join(sorted(self.server.repositories))
             raise _HubError(404 if token else 401, "RepoNotFound", f"the lab's Hub has no {name}, but {names}")
         if revision not in ("main", repository.commit):

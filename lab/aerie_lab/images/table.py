@@ -1,6 +1,6 @@
 """Turns an image reference into the command on this machine that stands for it. The rows are data: images.toml.
 
-Guarantees: an unknown reference is an ImageError that names it and says how to add a row; nothing is ever downloaded.
+Guarantees: an unknown reference is an ImageError that names it and explains how to add a row; nothing is ever downloaded.
 Not guaranteed: that tag or digest mean anything. The lab has one version of each program; a row that asks for the tag ({tag}), as
 the simulator's do, decides itself what it means.
 """

@@ -100,7 +100,7 @@ class KubeClient:
         return patched
 
     async def delete(self, url_path: str, body: KubeObject | None = None) -> None:
-        """DELETE; gone already is fine."""
+        """Delete an object; ignore one that does not exist."""
         try:
             await self.request("DELETE", url_path, body=body)
         except KubeError as error:

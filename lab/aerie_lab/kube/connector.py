@@ -1,6 +1,6 @@
 """TLS connections to the lab's API server, none of which outlives its session.
 
-aiohttp lets go of a connection whose answer was cut short, such as a watch's, at once, and TLS then says goodbye and waits for
+aiohttp releases a connection whose response was cut short, such as a watch's, immediately; TLS then says goodbye and waits for
 the other side to do so. Where the event loop ends before that, the socket is left to the garbage collector, which warns, at any
 later moment, in whatever runs then. Guarantee: after `close` every socket is closed, whether or not the server still answers. Not
 guaranteed: that of a request which another task has open and does not cancel.

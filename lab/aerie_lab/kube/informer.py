@@ -51,7 +51,7 @@ class Informer:
         kind, version = collection["kind"].removesuffix("List"), collection["apiVersion"]
         current = {object_key(item): {"kind": kind, "apiVersion": version, **item} for item in collection["items"]}
         for key, previous in list(self.objects.items()):
-            # Another uid under the same name: the one was deleted and the other made while nobody watched.
+            # Another uid under the same name: the object was deleted and recreated while no watch was open.
             if key not in current or _uid(current[key]) != _uid(previous):
                 del self.objects[key]
                 self._notify("DELETED", previous)

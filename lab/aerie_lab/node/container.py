@@ -4,7 +4,7 @@
       │            │                            │
       ErrImagePull CreateContainerConfigError   StartError
 
-Restarts follow the pod's restartPolicy with a kubelet's back-off: at once after the first exit, then after 10 s, doubled up
+Restarts follow the pod's restartPolicy with a kubelet's back-off: immediately after the first exit, then after 10 s, doubled up
 to 300 s, and from the start again after ten good minutes (the 10 s can be shortened for a lab).
 """
 

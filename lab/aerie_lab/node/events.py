@@ -1,4 +1,4 @@
-"""The node agent's Events, so that `kubectl describe` tells what a kubelet would tell.
+"""The node agent's Events, so that `kubectl describe` shows what it shows with a kubelet.
 
 Guarantees: a repeat of the same event within ten minutes raises the count of the first one instead of adding an object;
 recording never delays or fails the caller. Not guaranteed: that every event arrives when the API server is away.

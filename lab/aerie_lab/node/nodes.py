@@ -77,7 +77,7 @@ class NodeRegistrar:
         self._wake_event.set()
 
     def on_node_event(self, event_type: str, node: KubeObject) -> None:
-        """Take an event of the Node: one that was deleted registers again; one that was found lost says that it is not."""
+        """Handle an event of the Node: register a deleted one again, report a lost one as ready."""
         conditions = (node.get("status") or {}).get("conditions") or []
         if event_type == "DELETED":
             self._needs_registration = True

@@ -96,7 +96,9 @@ class PodWorker:
         self._failure: tuple[str, str] | None = None
         self._is_finished = False
         self._status_changed = asyncio.Event()
-        self._volumes_outdated = asyncio.Event()  # files made from the pod's labels and annotations, or older than _REFRESH
+        self._volumes_outdated = (
+            asyncio.Event()
+        )  # files made from the pod's labels and annotations, or older than _VOLUME_REFRESH_SECONDS
         self._deletion_requested = asyncio.Event()
         self._object_removed = asyncio.Event()
         self._stop_tasks: set[asyncio.Task[None]] = set()
@@ -111,7 +113,7 @@ class PodWorker:
         if int(new["resourceVersion"]) < int(old["resourceVersion"]):
             return  # the answer to our own last write came before this event
         self.pod = pod
-        self._status_changed.set()  # somebody else may have written the status: it is compared, and written only if it differs
+        self._status_changed.set()  # another client may have written the status: it is compared, and written only if it differs
         if any(old.get(field) != new.get(field) for field in ("labels", "annotations")):
             self._volumes_outdated.set()
         if new.get("deletionTimestamp"):
@@ -234,7 +236,7 @@ class PodWorker:
         await asyncio.Event().wait()
 
     async def _run_processless(self) -> None:
-        """Be Ready without a process, after as long as the pod says that it loads."""
+        """Become Ready without a process, after the load time in the pod's annotation."""
         if loads := read_processless_load_seconds(self.pod):
             for state in self._container_states():
                 state.container_id, state.running_since = "processless", self._started_at
@@ -363,7 +365,7 @@ class PodWorker:
                 container.state.terminated = container.state.last_terminated
 
     async def _release_resources(self) -> None:
-        """Network, volumes and address, in this order: an address is given back when nobody has it any more."""
+        """Release network, volumes and address, in this order: an address is released after its last use."""
         if self.network is not None:
             network, self.network = self.network, None
             async with self._context.network_lock:

@@ -48,7 +48,7 @@ class ContainerState:
         elif self.running_since is not None:
             state = {"running": {"startedAt": format_timestamp(self.running_since)}}
         elif self.last_terminated is not None and self.waiting == ("", ""):
-            state = {"terminated": self.last_terminated}  # ended, and about to be started again at once
+            state = {"terminated": self.last_terminated}  # ended, and about to be restarted immediately
         else:
             reason, message = self.waiting
             state = {"waiting": {"reason": reason, **({"message": message} if message else {})}}

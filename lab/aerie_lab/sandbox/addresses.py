@@ -4,7 +4,7 @@ CONTROL_PLANE_IP = "10.245.0.1"
 """What the API server advertises."""
 HUB_PORT = 8070
 HUB_URL = f"http://{CONTROL_PLANE_IP}:{HUB_PORT}"
-"""The lab's Hub, HF_ENDPOINT of containers in namespaces that ask for it (node/support.py)."""
+"""The lab's Hub, HF_ENDPOINT of containers in namespaces with its label (node/support.py)."""
 SERVICE_CIDR = "10.96.0.0/16"
 BRIDGE_IP = "10.244.0.1"
 """The pods' way to the rest of the lab; their range is 10.244.0.0/16."""

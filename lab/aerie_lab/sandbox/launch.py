@@ -123,7 +123,7 @@ def main() -> int:
     if verb == "enter":
         return run_in_container(spec)
     run_container(spec)
-    os._exit(0)  # at once: the container waits for it
+    os._exit(0)  # immediately: the container waits for it
 
 
 if __name__ == "__main__":

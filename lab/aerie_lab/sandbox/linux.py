@@ -97,7 +97,7 @@ def pivot_root(new_root: str) -> None:
     if machine not in _SYS_PIVOT_ROOT:
         raise OSError(0, f"pivot_root: no system call number known for {machine}")
     os.chdir(new_root)
-    # new_root == put_old stacks the old root on top of the new one, where it is detached at once: pivot_root(2), NOTES.
+    # new_root == put_old stacks the old root on top of the new one, where it is detached immediately: pivot_root(2), NOTES.
     here = ctypes.c_char_p(b".")
     _raise_on_failure(_libc.syscall(ctypes.c_long(_SYS_PIVOT_ROOT[machine]), here, here), "pivot_root", new_root)
     unmount(".")

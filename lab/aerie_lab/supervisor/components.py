@@ -16,7 +16,7 @@ from aerie_lab.sandbox.addresses import CONTROL_PLANE_IP, HUB_PORT, SERVICE_CIDR
 API_SERVER_PORT = 6443
 """Where the API server listens inside the lab."""
 GATEWAY_SERVICE_IP = "10.96.0.30"
-"""The cluster IP that the gateway's Service asks for; the host's gateway port leads to its port 80."""
+"""The cluster IP that the gateway's Service requests; the host's gateway port leads to its port 80."""
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ class Supervisor:
                 with contextlib.suppress(ProcessLookupError):
                     part.process.send_signal(signal.SIGCONT)
                     part.process.terminate()
-                if part.component.name == "node-agent":  # it ends its pods before the control plane goes
+                if part.component.name == "node-agent":  # it ends its pods before the control plane ends
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(part.process.wait(), 5)
         # The rest need not be waited for: they end with this process, and nothing of theirs is kept.
@@ -243,7 +243,7 @@ class Supervisor:
 
 
 async def _forward_connections(listener: socket.socket, host: str, port: int) -> asyncio.Server:
-    """Connect whoever comes to `listener`, which lies on the machine's side, with host:port inside the lab."""
+    """Connect clients of `listener`, which is on the machine's side, with host:port inside the lab."""
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not await relay_connection(reader, writer, host, port):

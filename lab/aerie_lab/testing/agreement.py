@@ -186,7 +186,7 @@ def run_agreement(vllm_folder: Path, folder: Path) -> AgreementRun:
     pages: dict[EngineKind, str] = {}
     reports: dict[EngineKind, TrafficReport] = {}
     with start_engine("real", vllm_folder, folder, *words) as real:
-        real.run_load(2, 4, 30, seed=0)  # first requests pay for lazily made state
+        real.run_load(2, 4, 30, seed=0)  # the first requests are slower: lazy initialization
         one_client, _ = real.run_load(1, 16, 100, seed=1)
         four_clients, reports["real"] = real.run_load(4, 120, 120, seed=3)
         eight, _ = real.run_load(8, 64, 100, seed=2)

@@ -5,7 +5,7 @@
 
 What takes long to start can be shared by the tests of a module: a fixture of theirs with `new_namespace`.
 
-The lab is started when the first test asks for it. It ends with the test process, so that a killed session leaves
+The lab is started when the first test requests it. It ends with the test process, so that a killed session leaves
 nothing behind. A test's faults are undone and its namespace is deleted when it ends.
 """
 
