@@ -40,8 +40,8 @@ spec:
     # What a CPU needs is after the first two (docs/vllm-on-cpu.md).
     args: [--max-model-len=2048, --max-num-seqs=8, --dtype=float32, --enforce-eager, --kv-cache-memory-bytes=67108864]
     podTemplate: {spec: {terminationGracePeriodSeconds: 30}}
-  speculation: {tokens: 3, tuning: {mode: "Off"}}
-  metrics: {interval: 1s}
+  speculation: {numSpeculativeTokens: 3, tuning: {mode: "Off"}}
+  metrics: {scrapeInterval: 1s}
   rollout:
     traffic:
       mode: Gateway

@@ -79,7 +79,7 @@ def served(vllm_0_33: Path, prompts: list[Any], tmp_path_factory: pytest.TempPat
 
 
 def test_it_is_the_newest_release_that_aerie_knows(served: Served) -> None:
-    """So `NEWEST_KNOWN` rests on a run. The log says the version at the start, and that sampling is mended."""
+    """So `NEWEST_VERIFIED_VERSION` rests on a run. The log says the version at the start, and that sampling is mended."""
     assert served.engine.client.get("/version").json() == {"version": str(NEWEST_VERIFIED_VERSION)}
     assert is_healthy(served.engine.client)
     log = served.engine.log_file.read_text()

@@ -8,7 +8,7 @@ release that is not known to have it, nor in a pre-release of its first release.
 tag is the only evidence, and `spec.engine.version` takes precedence.
 
 The first and the last release of nearly every row were checked in the published wheels of vLLM 0.15.1 to 0.33.0. A new vLLM
-release changes `NEWEST_VERIFIED_VERSION`, and adds a row for each feature that it brings or removes.
+release changes `NEWEST_VERIFIED_VERSION`, and adds a row for each feature that Aerie uses and that it adds or removes.
 """
 
 from __future__ import annotations
@@ -121,9 +121,6 @@ NEWEST_VERIFIED_VERSION = Version.parse("0.33.0")
 MIN_SECURE_VERSION = Version.parse("0.24.0")
 """The first release that a remote request cannot stop under speculation: vLLM pull request 44744."""
 
-RECOMMENDED_VERSION = Version.parse("0.25.0")
-"""The first release that loads every form of EAGLE 3.1 correctly: vLLM pull request 46488."""
-
 
 @dataclass(frozen=True)
 class FeatureAvailability:
@@ -155,7 +152,7 @@ class Feature(Enum):
         "EAGLE 3.1 drafters with multi-head latent attention (DeepSeek form)",
         "0.23.0",
         "pull request 43482",
-        limitations="0.22.0 and 0.22.1 load fc_norm and never apply it",
+        limitations="0.22.0 and 0.22.1 load fc_norm but do not apply it",
     )
     EAGLE31_QWEN3 = _availability(
         "EAGLE 3 and 3.1 drafters of Qwen3 form", "0.24.0", "vllm/model_executor/models/qwen3_eagle3.py"
@@ -164,20 +161,17 @@ class Feature(Enum):
         "EAGLE 3.1 drafters with a speculators-format config",
         "0.25.0",
         "pull request 46488",
-        limitations="0.24 and older drop fc_norm and norm_output in silence",
+        limitations="0.24 and older ignore fc_norm and norm_output without an error",
     )
     SCHEDULE = _availability(
         "number of speculative tokens by batch size (num_speculative_tokens_per_batch_size)",
         "0.24.0",
         "pull request 32374",
         limitations="indexed by the requests scheduled in a step; K is clamped to num_speculative_tokens; "
-        "eagle, eagle3, mtp, dflash, ngram and draft_model on model runner V1; eagle3 was run so on 0.32 (CPU)",
-    )
-    SCHEDULE_FULL_GRAPHS = _availability(
-        "schedules with full CUDA graphs (model runner V2)", "0.25.0", "pull request 45953", limitations="piecewise graphs on V1"
+        "eagle, eagle3, mtp, dflash, ngram and draft_model on model runner V1; verified for eagle3 on 0.32 (CPU)",
     )
     SCHEDULE_DATA_PARALLEL_GUARD = _availability(
-        "schedules turned off by the engine under data parallelism, with a fixed K instead",
+        "the replacement of schedules by a fixed K under data parallelism",
         "0.26.0",
         "vllm/config/vllm.py, _maybe_disable_dynamic_sd_for_data_parallel",
         limitations="0.24 and 0.25 have no guard and can deadlock",
@@ -188,11 +182,6 @@ class Feature(Enum):
         "vllm/config/vllm.py, decode_tiers",
         limitations="not where the user sets the capture sizes",
     )
-    SCHEDULE_METHOD_GUARD = _availability(
-        "schedules turned off by the engine for methods that model runner V1 cannot schedule",
-        "0.33.0",
-        "vllm/config/vllm.py, _maybe_disable_dynamic_sd_for_v1",
-    )
     ADAPTIVE_DSPARK = _availability(
         "adaptive verification with DSpark drafters (enable_adaptive_verification)",
         "0.28.0",
@@ -202,7 +191,7 @@ class Feature(Enum):
     ADAPTIVE = _availability(
         "adaptive verification with any drafter that model runner V2 runs",
         "0.30.0",
-        "vllm/config/speculative.py: 0.28 and 0.29 refuse methods other than dspark, 0.30 no longer does",
+        "vllm/config/speculative.py: 0.28 and 0.29 reject methods other than dspark, 0.30 no longer does",
         limitations="model runner V2; no LoRA, pipeline parallelism or eager execution; not with use_local_argmax_reduction; "
         "the option's own description still names dspark alone",
     )
@@ -213,35 +202,14 @@ class Feature(Enum):
         limitations="targets that opt in: Llama, Qwen2 and dense Qwen3, Sarvam, MiniMax-M3, DeepSeek-V4, Kimi-K3; "
         "not DeepSeek-V2/V3",
     )
-    HOT_DRAFTER_WEIGHTS = _availability(
-        "replacing the drafter's weights in a running engine (/start_draft_weight_update)",
-        "0.26.0",
-        "vllm/entrypoints/serve",
-        limitations="needs VLLM_SERVER_DEV_MODE=1 and a weight-transfer engine; same architecture and K",
-    )
-    PER_REQUEST_METRICS = _availability(
-        "acceptance in each response (--per-request-spec-decode-metrics)", "0.29.0", "vllm/config/observability.py"
-    )
-    CUSTOM_BUCKETS = _availability(
-        "histogram buckets of one's own (--custom-histogram-buckets)", "0.32.0", "vllm/v1/metrics/loggers.py"
-    )
-    SYNTHETIC_ACCEPTANCE = _availability(
-        "made-up acceptance by position, for tests (synthetic_acceptance_rates)",
-        "0.20.0",
-        "pull request 40662",
-        limitations="fails on the first request on a CPU",
-    )
     BLOCK_VERIFICATION = _availability(
         "block verification, lossless (rejection_sample_method block)", "0.25.0", "vllm/config/speculative.py"
     )
-    FLY = _availability("FLy's lossy verification (rejection_sample_method fly)", "0.33.0", "vllm/config/speculative.py")
     DFLASH = _availability("DFlash drafters", "0.20.0", "vllm/config/speculative.py")
     DSPARK = _availability("DSpark drafters", "0.25.0", "vllm/config/speculative.py")
     P_EAGLE = _availability(
         "P-EAGLE drafters (parallel_drafting)", "0.16.0", "vllm/config/speculative.py", limitations="model runner V1"
     )
-    DRAFT_MOE_BACKEND = _availability("a MoE backend of the drafter's own", "0.19.0", "vllm/config/speculative.py")
-    DRAFT_ATTENTION_BACKEND = _availability("an attention backend of the drafter's own", "0.21.0", "vllm/config/speculative.py")
     DRAFT_KV_CACHE_DTYPE = _availability("a KV cache type of the drafter's own", "0.26.0", "vllm/config/speculative.py")
     DRAFT_LOGITS_NARROW = _availability(
         "draft logits that are kept in the model's type, not in float32",
@@ -253,7 +221,7 @@ class Feature(Enum):
         "a drafter's shorter context raised to the target's, where its RoPE type allows",
         "0.27.0",
         "pull request 49343",
-        limitations="older releases fail or answer nonsense past the drafter's max_position_embeddings; "
+        limitations="older releases fail or return wrong output past the drafter's max_position_embeddings; "
         "with yarn and long-context RoPE types the engine's context is cut instead",
     )
     EAGLE_CONFIG_LAYER_IDS = _availability(
@@ -275,7 +243,7 @@ class Feature(Enum):
         "0.15.1",
         "vllm/config/speculative.py",
         removed_in="0.33.0",
-        limitations="releases before 0.15.1 were not looked at",
+        limitations="releases before 0.15.1 were not examined",
     )
 
     @property
@@ -312,9 +280,9 @@ def supports(version: Version, feature: Feature) -> bool:
 def describe_missing_feature(version: Version, feature: Feature) -> str:
     """Return the message for a version that lacks the feature: what is missing, and which version has it."""
     if feature.removed_in is not None and version.release >= feature.removed_in.release:
-        return f"vLLM {version} no longer has {feature.description}: the last releases with it came before {feature.removed_in}."
+        return f"vLLM {version} no longer supports {feature.description}: use a release before {feature.removed_in}."
     limits = f" ({feature.limitations})" if feature.limitations else ""
-    return f"vLLM {version} has no {feature.description}: use vLLM {feature.since} or newer{limits}."
+    return f"vLLM {version} does not support {feature.description}: use vLLM {feature.since} or newer{limits}."
 
 
 def parse_image_version(image: str) -> Version | UnknownVersion:

@@ -201,12 +201,12 @@ ROWS: list[Row] = [
     ("aerie-drafter", "export FOLDER/none FOLDER/out", 2, "missing"),
     ("aerie-drafter", "convert FOLDER/none FOLDER/out", 2, ""),
     ("aerie-drafter", "convert FOLDER/none FOLDER/out --layers low", 2, "--layers is 'low'"),
-    ("aerie-drafter", "train", 2, "no settings are named"),
+    ("aerie-drafter", "train", 2, "no settings file"),
     ("aerie-drafter", "train FOLDER/bomb.yaml", 2, "more than 100000 values"),
-    ("aerie-drafter", "train FOLDER/double.yaml", 2, "stands twice"),
-    ("aerie-drafter", "evaluate FOLDER/questions.jsonl --drafter DRAFTER --target TARGET", 2, "no JSON"),
+    ("aerie-drafter", "train FOLDER/double.yaml", 2, "occurs twice"),
+    ("aerie-drafter", "evaluate FOLDER/questions.jsonl --drafter DRAFTER --target TARGET", 2, "invalid JSON"),
     ("aerie-drafter", "evaluate BUNDLE/prompts.jsonl --drafter DRAFTER --target TARGET --device gpu9", 2, "--device is gpu9"),
-    ("aerie-drafter", "evaluate BUNDLE/prompts.jsonl", 2, "--drafter and --target are needed"),
+    ("aerie-drafter", "evaluate BUNDLE/prompts.jsonl", 2, "--drafter and --target are required"),
     ("aerie-lab", "", 2, ""),
     ("aerie-lab", "fly", 2, "No such command"),
     ("aerie-lab", "up --nodes 0", 2, "nodes is 0"),
@@ -254,7 +254,7 @@ def test_a_job_reports_a_hostile_manifest_as_a_refusal(folder: Path, capsys: pyt
     report = folder / "verdict"
     assert run_command_line(["preflight-job", f"--file={folder / 'bomb.yaml'}", f"--report={report}"]) == 1
     assert json.loads(report.read_text())["passed"] is False
-    assert "aliases put in" in capsys.readouterr().out
+    assert "after its aliases are expanded" in capsys.readouterr().out
 
 
 def test_enough_rows() -> None:

@@ -187,7 +187,7 @@ def test_the_speculative_config(setting: SpeculationSetting, drafter: DrafterArg
             DrafterArguments("x", engine_options={"draft_tensor_parallel_size": 2}),
             "draft_tensor_parallel_size is 2, and vLLM takes 1 or the target's, 4",
         ),
-        (Static(3), "0.33.0", "", DrafterArguments("x", "medusa"), "no longer has Medusa"),
+        (Static(3), "0.33.0", "", DrafterArguments("x", "medusa"), "no longer supports Medusa"),
         (Static(3), "0.24.0", "", DrafterArguments("x", "dspark"), "use vLLM 0.25.0 or newer"),
         (Static(3), "0.33.0", "", DrafterArguments("x", "eagle-3"), "the drafter's method is 'eagle-3'"),
     ],

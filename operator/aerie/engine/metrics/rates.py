@@ -1,4 +1,4 @@
-"""Quantities of an engine that a window of counters identifies: acceptance, batch, latency, load, each with its bias made
+"""Quantities of an engine that a window of counters identifies: acceptance, batch, steps and errors, each with its bias made
 explicit.
 
 A window is the difference of two scrapes (`sample.diff_samples`), or a sum of windows over time or pods. Guarantees: if the
@@ -25,7 +25,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from aerie.engine.metrics.histogram import Quantile
 from aerie.engine.metrics.sample import Counters, SpeculationCounters
 from aerie.engine.speculation import Adaptive, Off, Schedule, SpeculationSetting, Static, max_speculative_tokens
 
@@ -140,16 +139,6 @@ def mean_draft_length(window: Counters) -> float | Unknown:
     return _ratio(window.speculation.draft_tokens, window.speculation.drafts, NO_DRAFTS)
 
 
-def draft_coverage(window: Counters, setting: SpeculationSetting) -> Bounds | Unknown:
-    """Return the share of request-steps that had a draft; below 1 where tiers draft nothing or drafts were skipped."""
-    if window.speculation is None:
-        return NOT_SPECULATING
-    if window.request_steps <= 0:
-        return NO_STEPS
-    drafts = true_drafts(window, setting)
-    return Bounds(min(1.0, drafts.low / window.request_steps), min(1.0, drafts.high / window.request_steps))
-
-
 def _speculation_counters(window: Counters, setting: SpeculationSetting) -> SpeculationCounters | Unknown:
     if window.speculation is None or isinstance(setting, Off):
         return NOT_SPECULATING
@@ -210,14 +199,6 @@ def mean_batch(window: Counters, api_servers: int = 1) -> Bounds | Unknown:
     return mean if isinstance(mean, Unknown) else Bounds(mean, mean * api_servers)
 
 
-def mean_prefill_tokens(window: Counters, api_servers: int = 1) -> Bounds | Unknown:
-    """Return the mean prompt tokens computed per engine iteration; bounded like `mean_batch`."""
-    if api_servers < 1:
-        raise ValueError(f"an engine has at least 1 API-server process, not {api_servers}.")
-    mean = _ratio(window.computed_prompt_tokens, window.iterations, NO_STEPS)
-    return mean if isinstance(mean, Unknown) else Bounds(mean, mean * api_servers)
-
-
 def mean_step_interval(window: Counters) -> float | Unknown:
     """Return the mean seconds between the steps in which a request gets tokens, averaged over request-steps."""
     return _ratio(window.step_seconds, window.request_steps, NO_STEPS)
@@ -234,35 +215,7 @@ def tokens_per_step(window: Counters) -> float | Unknown:
     return _ratio(window.generation_tokens - window.first_tokens, window.request_steps, NO_STEPS)
 
 
-# ---------------------------------------------------------------------------------------------------------------- latency
-def time_per_output_token(window: Counters) -> float | Unknown:
-    """Return the seconds per token after the first, averaged over tokens: a user's TPOT, whatever the number of tokens per
-    step."""
-    return _ratio(window.step_seconds, window.generation_tokens - window.first_tokens, NO_STEPS)
-
-
-def time_per_output_token_quantile(window: Counters, share: float) -> Quantile | Unknown:
-    """Return a quantile in seconds, over finished requests. One-token requests count as 0, so the quantile can only be too
-    low."""
-    return window.time_per_output_token.quantile(share) or NO_REQUESTS
-
-
-def time_to_first_token_quantile(window: Counters, share: float) -> Quantile | Unknown:
-    """Return a quantile in seconds, over requests that got their first token."""
-    return window.time_to_first_token.quantile(share) or NO_REQUESTS
-
-
-def mean_time_to_first_token(window: Counters) -> float | Unknown:
-    """Return the mean seconds to the first token."""
-    return _ratio(window.time_to_first_token.sum, window.first_tokens, NO_REQUESTS)
-
-
-def mean_queue_time(window: Counters) -> float | Unknown:
-    """Return the mean seconds between a request's queueing and its first scheduling, over finished requests."""
-    return _ratio(window.queue_seconds, window.queued_requests, NO_REQUESTS)
-
-
-# ------------------------------------------------------------------------------------------------------------------- load
+# ------------------------------------------------------------------------------------------------------------------- requests
 def finished_requests(window: Counters) -> float:
     """Return the number of finished requests, whatever the reason. Requests whose client disconnected are not counted."""
     return sum(window.finished.values())
@@ -271,18 +224,6 @@ def finished_requests(window: Counters) -> float:
 def error_share(window: Counters) -> float | Unknown:
     """Return the share of the finished requests that the engine aborted with an error of its own."""
     return _ratio(window.finished.get("error", 0.0), finished_requests(window), NO_REQUESTS)
-
-
-def prefix_cache_hit_share(window: Counters) -> float | Unknown:
-    """Return the share of looked-up prompt tokens that were in the engine's prefix cache."""
-    return _ratio(window.prefix_cache_hits, window.prefix_cache_queries, Unknown("no prompt token was looked up."))
-
-
-def rate_per_second(count: float, seconds: float) -> float:
-    """Return a count as a rate per second. Raises ValueError for a window without length."""
-    if not seconds > 0:
-        raise ValueError(f"a window lasts longer than {seconds} seconds.")
-    return count / seconds
 
 
 def _ratio(part: float, whole: float, unknown: Unknown) -> float | Unknown:
