@@ -77,7 +77,8 @@ def no_gpu_decides(look: Look) -> str:
     """No rollout is taken back for its times: here drafters differ in acceptance alone, and GPUs in time alone. That a time
     was not counted until the deadline is no verdict on it."""
     ended = next((one for one in look.plan.status.rollout_history if one.completion_time == look.at), None)
-    if ended is None or ended.result != "RolledBack" or ended.message.startswith("Analysis inconclusive after "):
+    analysis = look.plan.status.analysis
+    if ended is None or ended.result != "RolledBack" or (analysis is not None and analysis.verdict == "Inconclusive"):
         return ""
     if "ime per output token" not in ended.message.partition(".")[0]:
         return ""
