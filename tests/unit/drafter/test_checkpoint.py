@@ -103,7 +103,7 @@ def test_provenance_is_kept(tmp_path: Path) -> None:
 def test_embedding_of_the_target(tmp_path: Path) -> None:
     drafter = small()
     save_checkpoint(tmp_path / "d", drafter, {}, include_embedding=False)
-    with pytest.raises(CheckpointError, match="give the target's folder too"):
+    with pytest.raises(CheckpointError, match="set the target's folder too"):
         load_drafter(tmp_path / "d")
     target = tmp_path / "target"
     target.mkdir()
@@ -111,7 +111,7 @@ def test_embedding_of_the_target(tmp_path: Path) -> None:
     assert torch.equal(load_drafter(tmp_path / "d", target=target).embed_tokens.weight, drafter.embed_tokens.weight)
     write_tensors(target / "model.safetensors", {"model.embed_tokens.weight": torch.zeros(41, 16)}, {})
     with pytest.raises(
-        CheckpointError, match=r"has shape 41 x 16, and the drafter in .* needs 40 x 16: it is for another target"
+        CheckpointError, match=r"has shape 41 x 16, and the drafter in .* needs 40 x 16: it was trained for another target"
     ):
         load_drafter(tmp_path / "d", target=target)
 
@@ -157,9 +157,9 @@ def longer(folder: Path) -> None:
 
 RISING = torch.arange(20)
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "missing": (removed("norm.weight"), r"model.safetensors: norm.weight is missing; expected is a tensor of shape 16\."),
-    "extra": (changed("other.weight", torch.ones(1)), r"other.weight is a tensor that a drafter of this configuration does not"),
-    "bias": (changed("fc.bias", torch.ones(16)), r"fc.bias is a tensor that"),
+    "missing": (removed("norm.weight"), r"model.safetensors: norm.weight is missing; expected: a tensor of shape 16\."),
+    "extra": (changed("other.weight", torch.ones(1)), r"other.weight is not a tensor of this configuration"),
+    "bias": (changed("fc.bias", torch.ones(16)), r"fc.bias is not a tensor of this configuration"),
     "shape": (changed("fc.weight", torch.ones(16, 24)), r"fc.weight has shape 16 x 24, and the configuration makes it 16 x 36\."),
     "prefix": (
         lambda folder: edit_tensors(folder, lambda found: {f"model.{name}": one for name, one in found.items()}),
@@ -167,46 +167,46 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "norms without the switch": (
         configured(fc_norm=False),
-        r"fc_norm.0.weight is there, and the configuration has fc_norm false",
+        r"fc_norm.0.weight exists, and the configuration has fc_norm false",
     ),
     "the switch without norms": (
         removed("fc_norm.1.weight"),
         r"fc_norm.1.weight is missing, and the configuration has fc_norm true",
     ),
     "both norms": (configured(norm_before_fc=True, eagle_config={}), r"config.json: fc_norm and norm_before_fc are both true"),
-    "input_norm": (changed("input_norm.weight", torch.ones(36)), r"input_norm.weight is there, .* norm_before_fc false"),
-    "fewer layers": (configured(eagle_aux_hidden_state_layer_ids=[1, 3]), r"fc_norm.2.weight is there, and .* has 2 auxiliary"),
-    "d2t missing": (removed("d2t"), r"d2t is missing; expected is a tensor of shape 20"),
+    "input_norm": (changed("input_norm.weight", torch.ones(36)), r"input_norm.weight exists, .* norm_before_fc false"),
+    "fewer layers": (configured(eagle_aux_hidden_state_layer_ids=[1, 3]), r"fc_norm.2.weight exists, and .* has 2 auxiliary"),
+    "d2t missing": (removed("d2t"), r"d2t is missing; expected: a tensor of shape 20"),
     "d2t repeats": (
         changed("d2t", torch.tensor([0, 5, -2] + [5] * 17)),
-        r"d2t sends draft ids 0 and 2 both to token 0, and vLLM keeps the logit of one",
+        r"d2t maps draft ids 0 and 2 both to token 0, and vLLM keeps only one of the logits",
     ),
-    "d2t too large": (changed("d2t", RISING + 3), r"d2t sends draft id 19 to token 41, and the target's vocabulary is 0 to 39"),
-    "d2t negative": (changed("d2t", torch.full((20,), -1)), r"d2t sends draft id 0 to token -1"),
-    "d2t no numbers": (changed("d2t", torch.ones(20)), r"d2t holds torch.float32; whole numbers are expected"),
-    "t2d": (changed("t2d", torch.zeros(40, dtype=torch.bool)), r"t2d says False for token \d+, and by d2t it is True"),
-    "NaN": (changed("fc.weight", torch.full((16, 36), float("nan"))), r"model.safetensors: fc.weight holds NaN or infinity"),
-    "inf": (changed("norm.weight", torch.full((16,), float("inf"))), r"norm.weight holds NaN or infinity"),
-    "fp8": (changed("fc.weight", torch.ones(16, 36).to(torch.float8_e4m3fn)), r"fc.weight is of type F8_E4M3: quantised"),
-    "quantised": (configured(quantization_config={"quant_method": "fp8"}), r"quantization_config is there"),
-    "cut off": (cut, r"model.safetensors: cut off: \d+ bytes found, \d+ expected"),
+    "d2t too large": (changed("d2t", RISING + 3), r"d2t maps draft id 19 to token 41, and the target's vocabulary is 0 to 39"),
+    "d2t negative": (changed("d2t", torch.full((20,), -1)), r"d2t maps draft id 0 to token -1"),
+    "d2t no numbers": (changed("d2t", torch.ones(20)), r"d2t contains torch.float32; expected: integers"),
+    "t2d": (changed("t2d", torch.zeros(40, dtype=torch.bool)), r"t2d is False for token \d+, but True according to d2t"),
+    "NaN": (changed("fc.weight", torch.full((16, 36), float("nan"))), r"model.safetensors: fc.weight contains NaN or infinity"),
+    "inf": (changed("norm.weight", torch.full((16,), float("inf"))), r"norm.weight contains NaN or infinity"),
+    "fp8": (changed("fc.weight", torch.ones(16, 36).to(torch.float8_e4m3fn)), r"fc.weight is of type F8_E4M3: quantized"),
+    "quantised": (configured(quantization_config={"quant_method": "fp8"}), r"quantization_config is set"),
+    "cut off": (cut, r"model.safetensors: truncated: \d+ bytes found, \d+ expected"),
     "cut in the header": (
         lambda f: (f / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{"),
         r"no safetensors header",
     ),
-    "empty file": (lambda f: (f / "model.safetensors").write_bytes(b""), r"no safetensors header .*0 bytes in all"),
+    "empty file": (lambda f: (f / "model.safetensors").write_bytes(b""), r"no safetensors header .*0 bytes in total"),
     "another kind": (lambda f: (f / "model.safetensors").write_bytes(b"PK\3\4" * 99), r"no safetensors header"),
-    "longer": (longer, r"longer than its header says"),
+    "longer": (longer, r"longer than its header states"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), r"model.safetensors: missing"),
     "no config": (lambda f: (f / "config.json").unlink(), r"config.json: missing"),
-    "no JSON": (lambda f: (f / "config.json").write_text("{"), r"config.json: no JSON"),
+    "no JSON": (lambda f: (f / "config.json").write_text("{"), r"config.json: invalid JSON"),
     "no object": (
         lambda f: (f / "config.json").write_text("[]"),
-        r"config.json: an object is expected, and this is a list",
+        r"config.json: expected: an object, not a list",
     ),
-    "architecture": (configured(architectures=["GPT2"]), r"config.json: architectures is \['GPT2'\]: this package knows Llama"),
+    "architecture": (configured(architectures=["GPT2"]), r"config.json: architectures is \['GPT2'\]: supported: Llama"),
     "layers out of order": (configured(eagle_aux_hidden_state_layer_ids=[5, 3, 1]), r"config.json: eagle_aux.*ascending"),
-    "size in words": (configured(hidden_size="16"), r"config.json: hidden_size is '16': a whole number is expected"),
+    "size in words": (configured(hidden_size="16"), r"config.json: hidden_size is '16': expected: an integer"),
     "wrong size": (configured(intermediate_size=32), r"midlayer.mlp.\S+ has shape .*, and the configuration makes it"),
     "rope": (configured(rope_parameters={"rope_type": "odd"}), r"rope_type is 'odd'"),
     "rope without its factor": (configured(rope_parameters={"rope_type": "linear", "rope_theta": 1.0}), r"config.json: .*factor"),
@@ -255,14 +255,14 @@ def test_nan_is_not_saved(tmp_path: Path) -> None:
     broken = small()
     with torch.no_grad():
         broken.norm.weight[3] = float("nan")
-    with pytest.raises(CheckpointError, match=r"norm.weight holds NaN or infinity: the drafter is not saved"):
+    with pytest.raises(CheckpointError, match=r"norm.weight contains NaN or infinity: the drafter is not saved"):
         save_checkpoint(tmp_path / "d", broken, {})
     assert compute_model_digest(tmp_path / "d") == before
 
 
 def test_a_foreign_folder_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(CheckpointError, match="holds something that no aerie-drafter command wrote"):
+    with pytest.raises(CheckpointError, match="contains files that aerie-drafter did not write"):
         save_checkpoint(tmp_path, small(), {})
     assert (tmp_path / "thesis.txt").exists()
 
@@ -282,7 +282,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "cannot be written (File too large); the earlier one is untouched." in done.stderr
+    assert "cannot be written (File too large); the previous one is unchanged." in done.stderr
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
@@ -341,7 +341,7 @@ def test_a_failed_block_leaves_the_earlier_checkpoint(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "d", small(), {})
     before = compute_model_digest(tmp_path / "d")
     with (
-        pytest.raises(CheckpointError, match=r"No space left on device\); the earlier one is untouched"),
+        pytest.raises(CheckpointError, match=r"No space left on device\); the previous one is unchanged"),
         checkpoint.replace_checkpoint(tmp_path / "d"),
     ):
         raise OSError(28, "No space left on device")
@@ -363,12 +363,12 @@ def test_weights_in_several_files(tmp_path: Path) -> None:
     assert compute_model_digest(tmp_path / "d") == digested
     assert torch.equal(load_drafter(tmp_path / "d").fc.weight, small().fc.weight)
     (tmp_path / "d" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index | {"z": "one.safetensors"}}))
-    with pytest.raises(CheckpointError, match=r"one.safetensors: z is missing, and model.safetensors.index.json says"):
+    with pytest.raises(CheckpointError, match=r"one.safetensors: z is missing, although model.safetensors.index.json lists it"):
         load_drafter(tmp_path / "d")
 
 
 def test_config_errors_name_the_file(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "d", small(), {})
     edit_config(tmp_path / "d", num_hidden_layers=2)
-    with pytest.raises(ConfigError, match=r"config.json: num_hidden_layers is 2: this package has drafters of one layer"):
+    with pytest.raises(ConfigError, match=r"config.json: num_hidden_layers is 2: only drafters of one layer are supported"):
         load_drafter(tmp_path / "d")

@@ -94,7 +94,7 @@ def target(folder: Path, layers: int = 8) -> Path:
 def test_safeailab(tmp_path: Path, pickled: bool) -> None:
     drafter = random()
     source = foreign(tmp_path / "s", drafter, {**LLAMA, "architectures": ["LlamaForCausalLM"]}, pickled=pickled)
-    with pytest.raises(ConfigError, match=r"config.json: eagle_aux_hidden_state_layer_ids is missing: give the target's folder"):
+    with pytest.raises(ConfigError, match=r"config.json: eagle_aux_hidden_state_layer_ids is missing: set the target's folder"):
         convert_checkpoint(source, ConversionOverrides())
     found = import_checkpoint(source, tmp_path / "d", ConversionOverrides(), target=target(tmp_path / "t"))
     assert found.origin is CheckpointOrigin.SAFEAILAB
@@ -112,7 +112,7 @@ DAY = datetime.date
 def test_specforge_asks_for_the_day(tmp_path: Path) -> None:
     source = foreign(tmp_path / "s", random(fc_norm=True), SPECFORGE)
     with pytest.raises(
-        ConfigError, match=r"meant another thing in SpecForge from 2026-07-20 to 2026-09-15 .*nothing in it says when"
+        ConfigError, match=r"had another meaning in SpecForge from 2026-07-20 to 2026-09-15 .*its date of training is unknown"
     ):
         convert_checkpoint(source, ConversionOverrides(target_layer_count=8))
     with pytest.raises(ConfigError, match="had no such key on 2026-07-01"):
@@ -304,7 +304,7 @@ def test_a_sliding_window_is_not_dropped_in_silence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="sliding_window is 2048 and the layer uses it"):
         convert_checkpoint(source, ConversionOverrides())
     assert any(
-        "past 2048 tokens it is another" in finding
+        "past 2048 tokens it differs" in finding
         for finding in convert_checkpoint(source, ConversionOverrides(assume_full_attention=True)).findings
     )
 
@@ -314,7 +314,7 @@ def test_a_sliding_window_is_not_dropped_in_silence(tmp_path: Path) -> None:
     [
         (
             lambda config: config.update(speculators_model_type="dflash"),
-            "speculators_model_type is 'dflash': this package knows eagle3",
+            "speculators_model_type is 'dflash': supported: eagle3",
         ),
         (lambda config: config.pop("transformer_layer_config"), "transformer_layer_config is missing"),
         (lambda config: config["transformer_layer_config"].update(model_type="gemma"), "vLLM serves llama and qwen3"),
@@ -380,7 +380,7 @@ def test_a_mapping_that_does_not_rise_is_kept(tmp_path: Path) -> None:
 
 def test_parallel_drafters_are_refused(tmp_path: Path) -> None:
     source = foreign(tmp_path / "s", random(), OURS, lambda name: "mask_hidden" if name == "t2d" else name)
-    with pytest.raises(CheckpointError, match=r"model.safetensors: mask_hidden is there: this drafts in parallel"):
+    with pytest.raises(CheckpointError, match=r"model.safetensors: mask_hidden exists: parallel drafting"):
         convert_checkpoint(source, ConversionOverrides())
 
 
@@ -409,5 +409,5 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "EAGLE 3 with fc_norm, from specforge" in said.out
     assert same(load_drafter(tmp_path / "d"), drafter)
     assert run_cli(["convert", str(source), str(tmp_path / "e"), "--layers", "low"]) == 2
-    assert "whole numbers with commas between" in capsys.readouterr().err
+    assert "integers separated by commas" in capsys.readouterr().err
     assert not (tmp_path / "e").exists()

@@ -115,7 +115,7 @@ def test_refusals(trained: Path, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "unknown", make(), {})
     with pytest.raises(ConfigError, match=r"model.safetensors: says nothing of its target; name it"):
         export_checkpoint(tmp_path / "unknown", tmp_path / "out")
-    with pytest.raises(CheckpointError, match="holds something that no aerie-drafter command wrote"):
+    with pytest.raises(CheckpointError, match="contains files that aerie-drafter did not write"):
         export_checkpoint(trained, tmp_path)
 
 

@@ -132,5 +132,5 @@ def test_a_vocabulary_of_any_size_takes_no_memory(saved: Saved, tmp_path: Path, 
     place = config if "vocab_size" in config else config["transformer_layer_config"]
     place["vocab_size"] = 2**40
     try_all(tmp_path / "d", {**files, "config.json": json.dumps(config).encode()})
-    with pytest.raises(DrafterError, match=r"vocab_size is 1099511627776: it has to be at most 16777216\."):
+    with pytest.raises(DrafterError, match=r"vocab_size is 1099511627776: must be at most 16777216\."):
         convert_checkpoint(tmp_path / "d", ConversionOverrides(target_layer_count=8))

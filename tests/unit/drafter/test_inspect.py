@@ -120,7 +120,7 @@ def test_another_targets_weights(good: Path, target: Path) -> None:
     write_tensors(target / "model.safetensors", {"model.embed_tokens.weight": torch.zeros(40, 16)}, {})
     assert inspect_checkpoint(good, target).problems == []
     (problem,) = inspect_checkpoint(good, target, compare_digests=True).problems
-    assert "other weights, so measure acceptance before you serve it" in problem
+    assert "other weights, so evaluate acceptance before you serve it" in problem
 
 
 def test_short_context_is_remarked(tmp_path: Path, target: Path) -> None:
@@ -137,14 +137,14 @@ def test_all_faults_are_listed(good: Path) -> None:
     problems = inspect_checkpoint(good).problems
     assert len(problems) == 3
     assert "norm.weight is missing" in problems[0]
-    assert "fc.weight holds NaN or infinity" in problems[1]
-    assert "d2t sends draft id 5 to token 40" in problems[2]
+    assert "fc.weight contains NaN or infinity" in problems[1]
+    assert "d2t maps draft id 5 to token 40" in problems[2]
 
 
 def test_switches_against_weights(good: Path) -> None:
     edit(good, fc_norm=False)
     (problem,) = inspect_checkpoint(good).problems
-    assert "fc_norm.0.weight is there, and the configuration has fc_norm false" in problem
+    assert "fc_norm.0.weight exists, and the configuration has fc_norm false" in problem
 
 
 def test_unmarked_keys_that_vllm_misses(good: Path) -> None:
@@ -158,7 +158,7 @@ def test_unmarked_without_layers(good: Path, target: Path) -> None:
     put(good, lambda found: {name.replace("midlayer.", "layers.0."): one for name, one in found.items()}, marked=False)
     edit(good, eagle_aux_hidden_state_layer_ids=None, eagle_config=None)
     (problem,) = inspect_checkpoint(good).problems
-    assert "eagle_aux_hidden_state_layer_ids is missing: give the target's folder" in problem
+    assert "eagle_aux_hidden_state_layer_ids is missing: set the target's folder" in problem
     assert inspect_checkpoint(good, target).facts["aux_layer_ids"] == [2, 4, 5]
 
 
@@ -185,7 +185,7 @@ def test_unreadable_configuration(good: Path) -> None:
 
 def test_pickled(good: Path) -> None:
     (good / "model.safetensors").rename(good / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="bring it in with `aerie-drafter convert`"):
+    with pytest.raises(CheckpointError, match="import it with `aerie-drafter convert`"):
         inspect_checkpoint(good)
 
 

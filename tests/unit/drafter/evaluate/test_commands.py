@@ -80,8 +80,8 @@ def test_sampled_drafts_run_the_loop(folders: Path, capsys: pytest.CaptureFixtur
     ("arguments", "sentence"),
     [
         (["--url", "http://127.0.0.1:1"], "it goes with --model"),
-        ([], "--drafter and --target are needed"),
-        (["--drafter", "three"], "--drafter and --target are needed"),
+        ([], "--drafter and --target are required"),
+        (["--drafter", "three"], "--drafter and --target are required"),
         (["--drafter", "foreign", "--target", "target"], "it is for a target with vocab_size"),
         (["--url", "http://127.0.0.1:1", "--model", "m"], "no answer"),
     ],

@@ -81,7 +81,7 @@ def test_a_template_without_a_recognisable_beginning_is_refused(tokenizer_of: To
 
 
 def test_what_the_template_refuses_is_said_with_its_words(tokenizer_of: Tokenizers) -> None:
-    with pytest.raises(DataError, match=r"^f:1: the chat template refuses the conversation: no system here$"):
+    with pytest.raises(DataError, match=r"^f:1: the chat template rejects the conversation: no system here$"):
         encode_conversation(tokenizer_of("{{ raise_exception('no system here') }}"), CHAT, "f:1")
 
 
@@ -89,13 +89,13 @@ def test_what_the_template_refuses_is_said_with_its_words(tokenizer_of: Tokenize
     ("line", "said"),
     [
         ("{", "a.jsonl:2: no JSON"),
-        ("[1]", "a.jsonl:2: an object is expected, and this is a list."),
-        ('{"text": "x"}', "a.jsonl:2: `messages`, or `prompt` with or without `response`, are expected; found is text."),
-        ('{"prompt": "x", "response": null}', "a.jsonl:2: response is missing or null; a text is expected."),
-        ('{"messages": []}', "a.jsonl:2: messages is an empty list; a list of at least one message is expected."),
-        ('{"messages": ["x"]}', "a.jsonl:2: messages[0] is a text; an object with role and content is expected."),
+        ("[1]", "a.jsonl:2: expected: an object, not a list."),
+        ('{"text": "x"}', "a.jsonl:2: expected: `messages`, or `prompt` with an optional `response`; found: text."),
+        ('{"prompt": "x", "response": null}', "a.jsonl:2: response is missing or null; expected: a string."),
+        ('{"messages": []}', "a.jsonl:2: messages is an empty list; expected: a list of at least one message."),
+        ('{"messages": ["x"]}', "a.jsonl:2: messages[0] is a string; expected: an object with role and content."),
         ('{"messages": [{"role": "bot", "content": ""}]}', "a.jsonl:2: messages[0].role is 'bot'; expected is one of system,"),
-        ('{"messages": [{"role": "user", "content": 3}]}', "a.jsonl:2: messages[0].content is a number; a text is expected."),
+        ('{"messages": [{"role": "user", "content": 3}]}', "a.jsonl:2: messages[0].content is a number; expected: a string."),
         ('{"messages": [{"role": "user", "content": "x"}]}', "a.jsonl:2: no message is the assistant's"),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_file_that_is_not_there_and_one_that_is_no_text(tokenizer_of: Tokenize
     with pytest.raises(DataError, match=r"none.jsonl: cannot be read \(No such file"):
         load_corpus([tmp_path / "none.jsonl"], tokenizer_of(), max_length=50)
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(DataError, match=r"binary: byte 0 is no UTF-8"):
+    with pytest.raises(DataError, match=r"binary: byte 0 is not UTF-8"):
         load_corpus([tmp_path / "binary"], tokenizer_of(), max_length=50)
 
 

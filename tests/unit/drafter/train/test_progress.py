@@ -28,7 +28,7 @@ def shown(*, terminal: bool) -> str:
 def test_loss_and_acceptance_per_position_are_shown(*, terminal: bool) -> None:
     text = shown(terminal=terminal)
     assert "loss 1.250  accepted 70/29 %" in text
-    assert "step 3: acceptance length 1.900 on held-out text, accepted per position 70/29 %, the best so far" in text
+    assert "step 3: acceptance length 1.900 on held-out text, accepted per position 70/29 %, best so far" in text
 
 
 def test_without_a_terminal_only_the_first_and_last_of_quick_steps_get_a_line() -> None:

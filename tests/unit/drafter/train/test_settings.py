@@ -42,8 +42,8 @@ def test_defaults_are_the_recipe() -> None:
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        (with_field("loss.horzion", 3), "f: loss.horzion is no field; known are horizon, step_decay."),
-        ({**LEAST, "extra": 1}, "f: extra is no field; known are target, drafter, data, loss, optimizer, output."),
+        (with_field("loss.horzion", 3), "f: loss.horzion is not a field; fields: horizon, step_decay."),
+        ({**LEAST, "extra": 1}, "f: extra is not a field; fields: target, drafter, data, loss, optimizer, output."),
         (with_field("loss.horizon", 0), "f: loss.horizon is 0: input should be greater than or equal to 1."),
         (with_field("optimizer.learning_rate", "fast"), "f: optimizer.learning_rate is 'fast': input should be a valid number"),
         (with_field("drafter.family", "gpt"), "f: drafter.family is 'gpt': input should be 'llama', 'qwen3' or 'deepseek_v2'."),

@@ -89,7 +89,7 @@ def test_faults_of_files_are_named(tmp_path: Path, target_of: Targets) -> None:
 
     with pytest.raises(DataError, match=r"no \*.safetensors in it"):
         source()
-    with pytest.raises(TargetError, match=r"hold the layers \[1\], and layer 6 is needed too"):
+    with pytest.raises(TargetError, match=r"contain the layers \[1\], but layer 6 is required"):
         source((1,))
     write_files(tmp_path, model, TEXTS[:1], (1, 6))
     with pytest.raises(DataError, match=r"hidden_states is 7 x 2 x 32; expected is tokens x 3 layers x 32"):

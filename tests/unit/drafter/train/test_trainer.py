@@ -188,7 +188,7 @@ def test_a_finished_training_started_again_changes_nothing(settings_of: Make) ->
 
 def test_other_settings_do_not_go_on_with_a_training(settings_of: Make) -> None:
     build_trainer(settings_of()).run()
-    with pytest.raises(TrainingError, match=r"last: that training had loss.step_decay 0.8, and now it is 0.5; name another"):
+    with pytest.raises(TrainingError, match=r"last: that training had loss.step_decay 0.8, but now it is 0.5; set another"):
         build_trainer(settings_of(loss__step_decay=0.5)).run()
 
 
@@ -217,7 +217,7 @@ def test_a_disk_that_takes_no_more_costs_no_earlier_checkpoint(settings_of: Make
     settings = settings_of()
     ended = run_child(_FULL, settings, tmp_path)
     assert "cannot be written" in ended.stdout, ended.stderr
-    assert "the earlier one is untouched" in ended.stdout
+    assert "the previous one is unchanged" in ended.stdout
     again = build_trainer(settings)
     assert again.resume()
     assert again.progress.step == 4
@@ -315,11 +315,11 @@ def test_a_training_from_a_checkpoint_keeps_its_shape(settings_of: Make) -> None
 @pytest.mark.parametrize(
     ("fields", "kind", "said"),
     [
-        ({"optimizer__batch_size_per_process": 40}, TrainingError, r"fewer rows than one step takes \(40 rows x 1 batches\)"),
+        ({"optimizer__batch_size_per_process": 40}, TrainingError, r"fewer rows than one step needs \(40 rows x 1 batches\)"),
         ({"data__train": ["none.jsonl"]}, DataError, "none.jsonl: cannot be read"),
         ({"target__model": "/none"}, TargetError, "target.model /none: its tokenizer cannot be loaded"),
-        ({"target__shard": True}, ConfigError, "target.shard is true, and this is one process: start it with torchrun"),
-        ({"drafter__aux_layer_ids": [2, 9]}, TargetError, "aux_layer_ids names layer 9, and the target has 6"),
+        ({"target__shard": True}, ConfigError, "target.shard is true, but this is a single process: start it with torchrun"),
+        ({"drafter__aux_layer_ids": [2, 9]}, TargetError, "aux_layer_ids contains layer 9, but the target has 6 layers"),
         ({"drafter__draft_vocab_size": 300}, ConfigError, "draft_vocab_size 300 is larger than vocab_size 264"),
         ({"drafter__family": "deepseek_v2"}, TargetError, "the target's configuration has no kv_lora_rank"),
         ({"drafter__initial_checkpoint": "/none"}, CheckpointError, "/none"),
