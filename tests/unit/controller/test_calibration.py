@@ -161,7 +161,7 @@ def test_stable_pods_are_read_twice_in_a_block_of_an_analysis(run: Run) -> None:
             of = resource(rollout={"analysis": {"blockDuration": block}})
             scraper = Scraper(lambda _: None, lambda *_: None)
             scraper.track(CHAT, Snapshot(of, (deployment(),), pods=(pod(),)), of.status or Status())
-            assert [one.interval for one in scraper._scrape_targets.values()] == [pace]
+            assert [one.interval for one in scraper.metrics.targets.values()] == [pace]
 
     run(paces())
 
@@ -186,12 +186,12 @@ async def told_by_a_scraper() -> None:
     told = []
     for n in range(200):
         clock.moment = T0 + timedelta(seconds=60 * n)
-        for name, one in scraper._scrape_targets.items():
+        for name, one in scraper.metrics.targets.items():
             if n < 20:
                 continue  # they load, and do not answer
             one.last_sample = sample(1500.0 * n, 2000.0 * n + 10 * n * name.name.endswith("0"), 30.0 * n)
             one.last_sample_at = clock.moment.timestamp()
-        if scraper._collect_block(CHAT):
+        if scraper.metrics.collect_block(CHAT):
             held = scraper.baseline_calibration(CHAT, "uid-chat")
             assert held is not None
             told.append(held.block_count)
@@ -202,7 +202,7 @@ async def told_by_a_scraper() -> None:
     assert told == [1, 2, 4, 8, 16, 32, 62]
     rolling = Snapshot(resource(rolling=True), (deployment(),), pods=pods)
     scraper.track(CHAT, rolling, rolling.resource.status or Status())
-    assert not scraper._collect_block(CHAT)
+    assert not scraper.metrics.collect_block(CHAT)
     assert scraper.baseline_calibration(CHAT, "uid-chat") is not None
     scraper.forget(CHAT)
     assert scraper.baseline_calibration(CHAT, "uid-chat") is None

@@ -359,7 +359,7 @@ def test_a_scrape_that_was_seen_before_is_no_reading(run: Run, messages: Message
         reading = asyncio.create_task(follower.for_(300))
         while not reading.done():
             await asyncio.sleep(3)
-            read_at.add(follower.scraper._scrape_targets[NamespacedName("default", "chat-r1-hash-0")].last_sample_at)
+            read_at.add(follower.scraper.metrics.targets[NamespacedName("default", "chat-r1-hash-0")].last_sample_at)
         assert len(server.calls) >= 19
         assert len(read_at) <= 7  # one for each scrape, and nought before the first
         messages.check("Prometheus scrapes too rarely", follower.scraper.metrics_source_error(key) or "")

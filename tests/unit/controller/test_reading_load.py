@@ -13,7 +13,7 @@ import pytest
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
-from aerie.controller.scraping import scraper
+from aerie.controller.scraping import pod_scraper
 from aerie.controller.scraping.scrape_pool import (
     MAX_CONCURRENT_SCRAPES,
     MAX_CONCURRENT_SCRAPES_PER_NAMESPACE,
@@ -125,7 +125,7 @@ def test_one_page_at_a_time_is_parsed_and_then_others_have_their_time(run: Run, 
         parsed.append((asyncio.get_running_loop().time(), len(body)))
         return parse_exposition(body)
 
-    monkeypatch.setattr(scraper, "parse_exposition", timed)
+    monkeypatch.setattr(pod_scraper, "parse_exposition", timed)
     evil = [PAGES[form]() for form in ("families", "labels", "reasons", "newlines")]
 
     async def answer(request: httpx.Request) -> httpx.Response:

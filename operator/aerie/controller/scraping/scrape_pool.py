@@ -8,9 +8,10 @@ most.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 
 from aerie.analysis.measurement.blocks import MAX_SCRAPE_AGE_INTERVALS
@@ -60,6 +61,10 @@ STALE_AFTER_INTERVALS = 5.0
 """Intervals after which a pod that does not answer is ignored."""
 
 
+ScrapeFunction = Callable[["ScrapePool", NamespacedName], Coroutine[None, None, None]]
+"""Scrape of a pod or poll of a resource, in a pool."""
+
+
 @dataclass(eq=False)
 class ScrapePool:
     """Pool of pods, or of resources, that share limits on their scrapes."""
@@ -69,7 +74,26 @@ class ScrapePool:
     max_concurrent: int
 
     def __post_init__(self) -> None:
-        self.slots = asyncio.Semaphore(self.max_concurrent)
+        self._slots = asyncio.Semaphore(self.max_concurrent)
+
+    async def run(self, scrape: ScrapeFunction, task_group: asyncio.TaskGroup) -> None:
+        """Scrape what is due, as tasks of the group, until cancelled."""
+        while True:
+            await self._slots.acquire()
+            try:
+                key, _ = await self.queue.get()
+            except asyncio.CancelledError:
+                self._slots.release()
+                raise
+            # A task that is cancelled before it begins runs none of its own clean-up.
+            task_group.create_task(scrape(self, key)).add_done_callback(functools.partial(self._finish, key))
+
+    def _finish(self, key: NamespacedName, task: asyncio.Task[None]) -> None:
+        """End the turn of a scrape. One that was cancelled is due again, for the next run."""
+        self.queue.done(key)
+        self._slots.release()
+        if task.cancelled():
+            self.queue.add(key)
 
 
 @dataclass(eq=False)
