@@ -330,7 +330,7 @@ def _pod_effect_prior(criterion: Criterion, dispersion: Dispersion, plan: Analys
 
 
 # ------------------------------------------------------------------------------------------------------- rows of the table
-_TOKENS_PER_STEP_TITLE, _TIME_PER_OUTPUT_TOKEN_TITLE = "output per verification step", "time per output token"
+_TOKENS_PER_STEP_TITLE, _TIME_PER_OUTPUT_TOKEN_TITLE = "tokens per step", "time per output token"
 OBJECTIVE_ALPHA = 0.0025
 """Alpha of rolling back for an objective; subtracted from that of the mean beside it."""
 MAX_RATIO_WHERE_CONTROL_MISSES_OBJECTIVE = 1.1
@@ -408,7 +408,7 @@ def _build_trial_criteria(plan: AnalysisPlan) -> Iterator[Criterion]:
     # Its mean step is weighted by requests: some per cent off where a step grows fast with its batch, so 10 % are tolerated.
     yield Criterion(
         TOKENS_PER_BUSY_SECOND,
-        "output per busy second",
+        "tokens per busy second",
         _tokens_per_busy_second,
         (_rollback_if_below(0.9, 0.0, 0.0075),) if has_to_be_faster else (),
         needs_load_match=True,
@@ -445,7 +445,7 @@ def _build_request_criteria(plan: AnalysisPlan) -> Iterator[Criterion]:
     )
     yield Criterion(
         ABANDONED_REQUESTS,
-        "share of requests given up by their clients",
+        "share of abandoned requests",
         _abandoned_requests,
         (_rollback_if_above(1.0, 0.05, 0.001),),
         (_promote_if_below(2.0, 0.05),),
@@ -453,13 +453,13 @@ def _build_request_criteria(plan: AnalysisPlan) -> Iterator[Criterion]:
     )
     yield Criterion(
         OUTPUT_LENGTH,
-        "output per request",
+        "output tokens per request",
         _output_length,
         (_rollback_if_above(1.1, 0.0, 0.0005), _rollback_if_below(0.9, 0.0, 0.0005)),
     )
     yield Criterion(
         TRUNCATED_REQUESTS,
-        "share of requests cut at their limit of tokens",
+        "share of truncated requests",
         _truncated_requests,
         (_rollback_if_above(1.0, 0.05, 0.0005), _rollback_if_below(1.0, -0.05, 0.0005)),
         relative=False,

@@ -41,8 +41,9 @@ REGRESSION_TIGHTEST_BLOCK_COUNT = 5.0
 MAX_NOISE_ACCEPTED_PER_DRAFT = 0.005
 """Accepted tokens per draft up to which an acceptance length reads 1.00: a drafter that proposes noise is sometimes right."""
 LOST_DRAFTER_WEIGHTS_MESSAGE = (
-    "Its drafter proposes noise. So it does when its weights are lost: after a sleep of level 2, vLLM's reload_weights loads the "
-    "target's weights alone (vLLM issue 52479). Answers stay right and come slower; restart the pods, which loads both."
+    "The drafter proposes noise, as it does once its weights are lost: after a sleep of level 2, vLLM's reload_weights loads the "
+    "target's weights alone (vLLM issue 52479). Outputs stay correct, and clients get them more slowly. Restart the pods, which "
+    "loads both models."
 )
 """Explanation of an acceptance length of 1.00 where it was higher before."""
 MIN_REGRESSION_BLOCKS = 3
@@ -124,7 +125,7 @@ def abort_message(state: AnalysisState, plan: AnalysisPlan) -> str:
         return messages.crashes_message(state.crashes)
     if state.zero_acceptance_streak < ABORT_ZERO_ACCEPTANCE_BLOCKS:
         return ""
-    drop = f"Acceptance length of the promoted pods has fallen to 1.00, in {state.zero_acceptance_streak} blocks in a row."
+    drop = f"Acceptance length of the promoted pods dropped to 1.00 in {state.zero_acceptance_streak} consecutive blocks."
     return f"{drop} {LOST_DRAFTER_WEIGHTS_MESSAGE}"
 
 
@@ -138,9 +139,10 @@ def regression_message(state: AnalysisState, level: ReferenceLevel, plan: Analys
     if pairs.count < MIN_REGRESSION_BLOCKS or mean_upper_bound(pairs, ratio, 0.0, parameters) >= 0:
         return ""
     upper_bound = pairs.canary_mean + half_width(pairs.count, pairs.score_variance(ratio), parameters)
+    drop = 1 - pairs.canary_mean / level.mean
     message = (
-        f"{criterion.title.capitalize()} is {pairs.canary_mean:.2f} since the promotion, {1 - pairs.canary_mean / level.mean:.0%} below "
-        f"the {level.mean:.2f} of the acceptance and certainly at most {upper_bound:.2f}, after {pairs.count} blocks."
+        f"{criterion.title.capitalize()} {pairs.canary_mean:.2f} since the promotion, {drop:.0%} below the {level.mean:.2f} of "
+        f"the analysis, significantly at most {upper_bound:.2f}, after {pairs.count} blocks."
     )
     return message.replace("%", " %")
 

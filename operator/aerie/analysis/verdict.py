@@ -255,12 +255,11 @@ def _first_unmet_criterion_message(
     criterion: Criterion, test: CriterionTest, pairs: PairedMoments, plan: AnalysisPlan, seconds_per_block: float
 ) -> str:
     """Return the clause on the first criterion of the table: its unmet test, and the bound that would roll back."""
-    rollback_test = criterion.rollback_tests[0]
-    rollback_clause = messages.rollback_bound_message(
-        criterion, rollback_test, pairs, build_sequence_parameters(rollback_test, criterion, plan, pairs)
+    promote, rollback = (
+        (sided_test, build_sequence_parameters(sided_test, criterion, plan, pairs))
+        for sided_test in (test, criterion.rollback_tests[0])
     )
-    parameters = build_sequence_parameters(test, criterion, plan, pairs)
-    return messages.unmet_criterion_message(criterion, test, pairs, parameters, seconds_per_block, rollback_clause)
+    return messages.unmet_criterion_message(criterion, pairs, promote, rollback, seconds_per_block)
 
 
 def _unmet_test(

@@ -91,8 +91,8 @@ def test_names_differ_also_with_an_objective() -> None:
 def test_a_faster_setting_is_accepted() -> None:
     _, judgement = after(60, terms("Faster"), slower=0.9, steps=0.9)
     assert judgement.outcome == "Promote"
-    assert judgement.message.startswith("Time per output token is ")
-    assert judgement.message.endswith(f"Drafts are not compared: {TRIAL}")
+    assert judgement.message.startswith("Time per output token ")
+    assert judgement.message.endswith(f"Tokens per step are not compared: {TRIAL}")
 
 
 def test_one_that_is_no_faster_never_is() -> None:
@@ -108,7 +108,7 @@ def test_a_slower_one_is_rolled_back() -> None:
 def test_one_that_is_faster_for_each_and_keeps_the_engine_busier_is_rolled_back() -> None:
     state, judgement = after(60, terms("Faster"), slower=0.9, steps=1.3)
     assert judgement.outcome == "Rollback"
-    assert judgement.message.startswith("Output per busy second is ")
+    assert judgement.message.startswith("Tokens per busy second ")
     (goodput,) = (one for one in judgement.comparisons if one.metric == TOKENS_PER_BUSY_SECOND)
     assert goodput.estimate == pytest.approx(1 / (0.9 * 1.3) - 1, abs=0.02)
     assert state.block_count < 60
@@ -118,7 +118,9 @@ def test_one_that_is_to_be_measured_is_neither_accepted_nor_held_for_being_slowe
     for slower in (0.8, 1.2):
         state, judgement = after(60, terms("Explore"), slower=slower)
         assert (judgement.outcome, state.block_count) == ("Continue", 60)
-        assert judgement.message.startswith("It is to be measured and given up. After 60 blocks time per output token is ")
+        assert judgement.message.startswith(
+            "Exploration, which is measured and never promoted. After 60 blocks: time per output token "
+        )
     _, judgement = after(60, terms("Explore"), slower=2.0)
     assert judgement.outcome == "Rollback"
     _, judgement = after(1, replace(terms("Explore"), max_duration_seconds=60.0))

@@ -33,6 +33,7 @@ from aerie.analysis.state import ABORT_TIME_PER_OUTPUT_TOKEN_RATIO, AnalysisStat
 from aerie.analysis.statistics.calibration import Dispersion
 from aerie.analysis.statistics.load_adjustment import LoadCurve
 from aerie.analysis.verdict import Verdict, check_guardrails, evaluate_analysis
+from tests.golden import Messages
 from tests.unit.rollout.world import told
 
 CALM = Dispersion(
@@ -91,68 +92,59 @@ def after(blocks: int, terms: AnalysisPlan = TERMS, seed: int = 1, **change: flo
 
 
 # ---------------------------------------------------------------------------------------------------------------- verdicts
-def test_a_better_canary_is_accepted_after_the_soak() -> None:
+def test_a_better_canary_is_accepted_after_the_soak(messages: Messages) -> None:
     state, judgement = after(14, accepted_tokens=1.2)
     assert judgement.outcome == "Continue"
-    assert judgement.message == "After 14 blocks: every criterion holds, and 2 min of the soak are left."
+    messages.check("every criterion passes before the minimum duration", judgement.message)
     state, judgement = after(120, accepted_tokens=1.2)
     assert (judgement.outcome, state.block_count) == ("Promote", 15)
-    assert re.fullmatch(
-        r"Output per verification step is 1\d\.\d % above the control's, certainly above -2\.0 %, after 15 blocks; "
-        r"time per output token, time to first token, share of failed requests and share of requests given up by their "
-        r"clients are certainly good enough\. Greedy answers "
-        r"were not compared: they did not come in time\.",
-        judgement.message,
-    )
+    messages.check("promoted", judgement.message)
 
 
-def test_a_worse_canary_is_rolled_back_without_a_soak() -> None:
+def test_a_worse_canary_is_rolled_back_without_a_soak(messages: Messages) -> None:
     state, judgement = after(120, accepted_tokens=0.9)
     assert judgement.outcome == "Rollback"
     assert state.block_count == TERMS.min_blocks
-    said = r"Output per verification step is \d\.\d % below the control's, certainly at most -\d\.\d %, after 5 blocks\."
-    assert re.fullmatch(said, judgement.message)
+    messages.check("worse", judgement.message)
 
 
-def test_an_equal_canary_is_accepted_as_not_inferior_but_not_as_superior() -> None:
+def test_an_equal_canary_is_accepted_as_not_inferior_but_not_as_superior(messages: Messages) -> None:
     assert after(120)[1].outcome == "Promote"
     superior = replace(TERMS, goal="Superior")
     state, judgement = after(130, superior)
     assert (judgement.outcome, state.block_count) == ("Inconclusive", 120)
-    assert judgement.message.startswith("No decision within 4 h: output per verification step is")
+    messages.check("equal, goal Superior", judgement.message)
     assert after(130, superior, accepted_tokens=1.03)[1].outcome == "Promote"
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("harm", "change"),
     [
-        ({"decode_seconds": 1.1}, "Time per output token is 10."),
-        ({"first_token_seconds": 1.4}, "Time to first token is 40.0 % above the control's, certainly at least"),
-        ({"failed_requests": 4.0}, "The canary failed 20 requests and the control 0; with equal arms about 10.0 of them"),
-        ({"output_tokens": 1.3}, "Output per request is 30.0 % above the control's, certainly at least"),
-        ({"output_tokens": 0.7}, "Output per request is 30.0 % below the control's, certainly at most"),
-        ({"truncated_requests": 1.5}, "Share of requests cut at their limit of tokens is 37.50 % against the control's 25.00 %"),
-        ({"preemptions": 240.0}, "Preemptions per request is 100.00 % against the control's 0.00 %"),
+        ("slower", {"decode_seconds": 1.1}),
+        ("later first tokens", {"first_token_seconds": 1.4}),
+        ("failed requests", {"failed_requests": 4.0}),
+        ("longer outputs", {"output_tokens": 1.3}),
+        ("shorter outputs", {"output_tokens": 0.7}),
+        ("truncated requests", {"truncated_requests": 1.5}),
+        ("preemptions", {"preemptions": 240.0}),
+        ("abandoned requests", {"abandoned_requests": 24.0}),
     ],
 )
-def test_any_other_harm_rolls_back_too(change: dict[str, float], said: str) -> None:
+def test_any_other_harm_rolls_back_too(harm: str, change: dict[str, float], messages: Messages) -> None:
     _, judgement = after(120, TERMS, 1, accepted_tokens=1.2, **change)
     assert judgement.outcome == "Rollback"
-    assert judgement.message.startswith(said)
+    messages.check(f"harm: {harm}", judgement.message)
 
 
-def test_objectives_are_judged_by_the_share_beyond_them() -> None:
+def test_objectives_are_judged_by_the_share_beyond_them(messages: Messages) -> None:
     terms = replace(
         TERMS, projection=SampleProjection(draft_positions=3, time_per_output_token_edge=0.05, time_to_first_token_edge=1.0)
     )
     assert after(120, terms)[1].outcome == "Promote"
     _, judgement = after(120, terms, slow_output_requests=3.0)
     assert judgement.outcome == "Rollback"
-    assert judgement.message.startswith("Share of requests that take more than 50 ms per output token is 7.50 % against")
-    assert "beyond the control's +0.25 points" in judgement.message
-    assert after(120, terms, slow_first_token_requests=3.0)[1].message.startswith(
-        "Share of requests with a first token after 1 s is 7.50 %"
-    )
+    messages.check("objective for time per output token", judgement.message)
+    messages.check("objective for time to first token", after(120, terms, slow_first_token_requests=3.0)[1].message)
 
 
 def test_time_is_compared_at_the_controls_output() -> None:
@@ -176,11 +168,10 @@ def test_time_is_compared_at_the_controls_output() -> None:
     assert AnalysisPlan.from_dict(json.loads(json.dumps(known.to_dict()))) == known
 
 
-def test_latency_under_another_load_is_no_evidence() -> None:
+def test_latency_under_another_load_is_no_evidence(messages: Messages) -> None:
     _, judgement = after(130, decode_seconds=1.5, first_tokens=1.5, load=8.0)
     assert judgement.outcome == "Inconclusive"
-    assert "time per output token was not counted in any block, because the load of the arms differed" in judgement.message
-    assert "the canary gets 40 % more requests on a pod than the control, and blocks count for latency only" in judgement.message
+    messages.check("latency under another load", judgement.message)
     assert "TimePerOutputToken" not in {one.metric for one in judgement.comparisons}
     assert "TimePerOutputToken" in {one.metric for one in after(130, decode_seconds=1.5, first_tokens=1.5)[1].comparisons}
 
@@ -192,12 +183,12 @@ def test_a_faster_canary_keeps_its_blocks() -> None:
     assert after(60, decode_seconds=1.5, load=8.0)[1].outcome == "Rollback"
 
 
-def test_where_acceptance_may_not_be_compared_time_decides() -> None:
+def test_where_acceptance_may_not_be_compared_time_decides(messages: Messages) -> None:
     terms = replace(TERMS, drafts_not_comparable_reason="the canary's number of tokens follows a schedule.")
     _, judgement = after(120, terms, accepted_tokens=0.5)
     assert judgement.outcome == "Promote"
-    assert judgement.message.startswith("Time per output token is")
-    assert judgement.message.endswith("Drafts are not compared: the canary's number of tokens follows a schedule.")
+    assert judgement.message.startswith("Time per output token ")
+    messages.check("drafts not compared: schedule", judgement.message)
     assert after(120, terms, accepted_tokens=0.5, decode_seconds=1.1)[1].outcome == "Rollback"
     assert after(120, replace(terms, goal="Superior"))[1].outcome != "Promote"
     assert after(120, replace(terms, goal="Superior"), decode_seconds=0.9)[1].outcome == "Promote"
@@ -208,12 +199,12 @@ BEHIND = 1.05
 """Drafted tokens that the canary's engine books as accepted, by those that it would: 3 % of acceptance length more."""
 
 
-def test_tokens_behind_a_stop_make_no_canary_better() -> None:
+def test_tokens_behind_a_stop_make_no_canary_better(messages: Messages) -> None:
     """Counters flatter the canary by 3 %; its requests got as many tokens in a step as the control's."""
     superior = replace(TERMS, goal="Superior")
     state, judgement = after(130, superior, accepted_tokens=BEHIND, request_steps=1.0)
     assert judgement.outcome == "Inconclusive"
-    assert judgement.message.startswith("No decision within 4 h: output per verification step is 0.")
+    messages.check("tokens behind a stop", judgement.message)
     shown = {one.metric: one for one in judgement.comparisons}
     assert shown[ACCEPTANCE_LENGTH].estimate == pytest.approx(0.03, abs=0.003), "people see it"
     assert (shown[ACCEPTANCE_LENGTH].lower, shown[ACCEPTANCE_LENGTH].upper) == (None, None), "it decides nothing"
@@ -221,20 +212,20 @@ def test_tokens_behind_a_stop_make_no_canary_better() -> None:
     assert state.block_count == 120
 
 
-def test_tokens_behind_a_stop_hide_no_harm() -> None:
+def test_tokens_behind_a_stop_hide_no_harm(messages: Messages) -> None:
     """By the counters it is as good; requests get 4 % fewer tokens in a step."""
     _, judgement = after(130, accepted_tokens=1.0, request_steps=1 / 0.96)
     assert judgement.outcome == "Rollback"
-    assert judgement.message.startswith("Output per verification step is 3.8 % below the control's, certainly at most")
+    messages.check("tokens behind a stop hide no harm", judgement.message)
 
 
-def test_with_unlike_numbers_of_tokens_time_decides_and_drafts_are_shown() -> None:
+def test_with_unlike_numbers_of_tokens_time_decides_and_drafts_are_shown(messages: Messages) -> None:
     """More drafts give more tokens in a step, however bad, and begin at harder places: neither says what users feel."""
     unequal = replace(TERMS, drafts_not_comparable_reason="the canary drafts 5 tokens at a time and the stable revision 3.")
     _, judgement = after(130, unequal, accepted_tokens=0.9, request_steps=1.0)
     assert judgement.outcome == "Promote"
-    assert judgement.message.startswith("Time per output token is")
-    assert judgement.message.endswith("Drafts are not compared: the canary drafts 5 tokens at a time and the stable revision 3.")
+    assert judgement.message.startswith("Time per output token ")
+    messages.check("drafts not compared: other K", judgement.message)
     assert {TOKENS_PER_STEP, ACCEPTANCE_LENGTH} < {one.metric for one in judgement.comparisons}
     _, judgement = after(130, unequal, accepted_tokens=1.5, decode_seconds=1.06)
     assert (judgement.outcome, judgement.message[:21]) == ("Rollback", "Time per output token")
@@ -243,14 +234,13 @@ def test_with_unlike_numbers_of_tokens_time_decides_and_drafts_are_shown() -> No
 ADAPTIVE = replace(TERMS, drafts_not_comparable_reason="both arms verify adaptively, ....", both_adaptive=True)
 
 
-def test_adaptive_verification_is_judged_by_time_and_compared_while_as_many_are_in_flight() -> None:
+def test_adaptive_verification_is_judged_by_time_and_compared_while_as_many_are_in_flight(messages: Messages) -> None:
     _, judgement = after(130, ADAPTIVE, accepted_tokens=0.97)
     assert judgement.outcome == "Promote", "a little less may be the load"
-    assert judgement.message.startswith("Time per output token is")
+    assert judgement.message.startswith("Time per output token ")
     _, judgement = after(130, ADAPTIVE, accepted_tokens=0.7)
     assert judgement.outcome == "Rollback"
-    assert judgement.message.startswith("Output per verification step is 17.8 % below the control's, certainly at most")
-    assert judgement.message.count("beyond -10.0 %") == 1
+    messages.check("adaptive verification", judgement.message)
 
 
 def test_adaptive_verification_under_more_requests_in_flight_is_not_compared() -> None:
@@ -259,22 +249,16 @@ def test_adaptive_verification_under_more_requests_in_flight_is_not_compared() -
     assert TOKENS_PER_STEP not in {one.metric for one in judgement.comparisons}
     assert TIME_PER_OUTPUT_TOKEN in {one.metric for one in judgement.comparisons}
     assert judgement.outcome == "Promote"
-    assert after(130, ADAPTIVE, accepted_tokens=0.7, load=8.0, decode_seconds=1.1)[1].message.startswith(
-        "Time per output token is"
-    )
+    assert after(130, ADAPTIVE, accepted_tokens=0.7, load=8.0, decode_seconds=1.1)[1].message.startswith("Time per output token ")
 
 
 # ------------------------------------------------------------------------------------------------------- what users feel
-def test_a_lighter_drafter_that_is_faster_is_accepted_for_that() -> None:
+def test_a_lighter_drafter_that_is_faster_is_accepted_for_that(messages: Messages) -> None:
     """It drafts less well and costs less: each token takes 15 % less time."""
     lighter = {"accepted_tokens": 1 - 0.04 / 0.6, "decode_seconds": 0.85}
     _, judgement = after(130, TERMS, 1, **lighter)
     assert judgement.outcome == "Promote"
-    assert re.match(
-        r"Time per output token is 1\d\.\d % below the control's, certainly below the control's, after 15 blocks; that stands in "
-        r"for output per verification step, which is \d\.\d % below the control's: what users feel is time; time to first",
-        judgement.message,
-    )
+    messages.check("faster with fewer tokens per step", judgement.message)
     assert after(130, replace(TERMS, goal="Superior"), 1, **lighter)[1].outcome == "Promote"
     assert after(130, TERMS, 1, **{**lighter, "decode_seconds": 1.0})[1].outcome == "Rollback"
 
@@ -290,7 +274,7 @@ def test_an_objective_takes_no_guard_away(slower: float) -> None:
     terms = replace(TERMS, projection=SampleProjection(3, time_per_output_token_edge=0.05), dispersions=TERMS.dispersions)
     _, judgement = after(130, terms, accepted_tokens=1.2, decode_seconds=slower, slow_output_requests=0.0)
     assert judgement.outcome == "Rollback"
-    assert judgement.message.startswith("Time per output token is")
+    assert judgement.message.startswith("Time per output token ")
 
 
 @pytest.mark.parametrize(("canary", "control", "verdict"), [(8.0, 8.0, "Promote"), (16.0, 8.0, "Other"), (30.0, 30.0, "Promote")])
@@ -317,7 +301,7 @@ def test_an_objective_is_bound_to_its_percentile(canary: float, control: float, 
 
 
 # -------------------------------------------------------------------------------------------- what takes itself out of blocks
-def test_no_failure_among_few_requests_is_no_certainty() -> None:
+def test_no_failure_among_few_requests_is_no_certainty(messages: Messages) -> None:
     """Three finished requests in a block: none has failed, and every fiftieth might."""
     few = {
         "finished_requests": 3 / 240,
@@ -332,7 +316,7 @@ def test_no_failure_among_few_requests_is_no_certainty() -> None:
         state = add_block(state, block, TERMS)
         state, judgement = evaluate_analysis(state, TERMS, 120.0 * index)
         assert judgement.outcome == "Continue"
-    assert "share of failed requests (0.00 % against the control's 0.00 %) certainly below" in judgement.message
+    messages.check("few requests", judgement.message)
 
 
 BEGUN = (
@@ -363,7 +347,7 @@ def test_with_little_traffic_a_wider_margin_of_failures_decides() -> None:
     assert evaluate_analysis(state, TERMS, 1800.0)[1].outcome == "Continue"
 
 
-def test_overload_does_not_take_itself_out_of_the_evidence() -> None:
+def test_overload_does_not_take_itself_out_of_the_evidence(messages: Messages) -> None:
     """From the 8th block on half the canary's clients give up before their first token: it begins half as many requests."""
     noise, state, judgement = np.random.default_rng(1), AnalysisState(0.0), evaluate_analysis(AnalysisState(0.0), TERMS, 0.0)[1]
     for index in range(1, 118):
@@ -372,21 +356,19 @@ def test_overload_does_not_take_itself_out_of_the_evidence() -> None:
         state = add_block(state, block, TERMS)
         state, judgement = evaluate_analysis(state, TERMS, 120.0 * index)
         assert judgement.outcome != "Promote"
-    assert "the canary gets 67 % fewer requests on a pod" in judgement.message or "count for no latency" in judgement.message
+    messages.check("half of the requests missing", judgement.message)
 
 
-def test_far_later_first_tokens_stop_it_at_once_though_it_gets_fewer_requests() -> None:
+def test_far_later_first_tokens_stop_it_at_once_though_it_gets_fewer_requests(messages: Messages) -> None:
     later = {"first_tokens": 0.5, "first_token_seconds": 10.0, "load": 2.0}
     state, judgement = after(120, TERMS, 1, **later)
     assert (judgement.outcome, state.block_count) == ("Rollback", 2)
-    assert judgement.message.startswith(
-        "The canary's time to first token was more than 5 times the control's in 2 blocks in a row"
-    )
+    messages.check("far later first tokens", judgement.message)
     few = {"first_tokens": 19 / 240, "first_token_seconds": 2.0}
     assert after(2, TERMS, 1, **few)[0].slow_first_token_streak == 0
 
 
-def test_a_canary_that_finishes_nothing_that_it_holds_is_stopped_at_once() -> None:
+def test_a_canary_that_finishes_nothing_that_it_holds_is_stopped_at_once(messages: Messages) -> None:
     """Its clients give up before the first token: there is no count of it at all but that it holds requests."""
     state = AnalysisState(0.0)
     for index in range(2):
@@ -394,34 +376,22 @@ def test_a_canary_that_finishes_nothing_that_it_holds_is_stopped_at_once() -> No
         state = add_block(state, ClosedBlock(240.0 * index, 240.0 * index + 240, idle, side()), TERMS)
     _, judgement = evaluate_analysis(state, TERMS, 480.0)
     assert judgement.outcome == "Rollback"
-    assert judgement.message.startswith(
-        "The canary finished next to no request in 2 blocks in a row, though a pod of it held 3.0 at a time"
-    )
+    messages.check("stalled", judgement.message)
     without = add_block(AnalysisState(0.0), ClosedBlock(0.0, 240.0, ArmCounts(1, EngineCounts(), 0.0), side()), TERMS)
     assert without.stalled_streak == 0, "nothing is sent to it"
 
 
-def test_requests_given_up_by_clients_roll_back() -> None:
-    _, judgement = after(120, accepted_tokens=1.2, abandoned_requests=24.0)
-    assert judgement.outcome == "Rollback"
-    assert judgement.message.startswith("Share of requests given up by their clients is 10.00 % against the control's 0.00 %")
-
-
-def test_processes_that_end_are_evidence() -> None:
+def test_processes_that_end_are_evidence(messages: Messages) -> None:
     state, _ = after(14, accepted_tokens=1.2)
     once = add_restarts(state, {"canary-1": 3}, {})
     assert once.crashes.canary_crashes == 1, "older restarts are not counted"
     assert add_restarts(once, {"canary-1": 3}, {}) == once, "nor the same one twice"
     _, judgement = evaluate_analysis(once, TERMS, 1801.0)
     assert judgement.outcome == "Continue"
-    assert "1 of the canary's engine processes has ended in 0.5 pod-hours, and none of the control's in 0.5: more speaks" in (
-        judgement.message
-    )
+    messages.check("suspicious crash", judgement.message)
     _, judgement = evaluate_analysis(add_restarts(once, {"canary-1": 4}, {}), TERMS, 1801.0)
     assert judgement.outcome == "Rollback"
-    assert judgement.message.startswith(
-        "2 of the canary's engine processes have ended in 0.5 pod-hours, and none of the control's"
-    )
+    messages.check("crashes", judgement.message)
     both = add_restarts(once, {"canary-1": 4}, {"control-1": 1, "control-2": 1})
     assert evaluate_analysis(both, TERMS, 1801.0)[1].outcome != "Rollback", "where the control crashes too, the cluster does it"
 
@@ -440,10 +410,10 @@ def test_what_cannot_work_is_stopped_at_once() -> None:
     assert state.outcome == "Rollback"
 
 
-def test_no_accepted_token_in_two_blocks() -> None:
+def test_no_accepted_token_in_two_blocks(messages: Messages) -> None:
     state, judgement = after(120, accepted_tokens=0.0)
     assert (judgement.outcome, state.block_count) == ("Rollback", 2)
-    assert judgement.message.startswith("Not one drafted token of the canary was accepted in 2 blocks in a row")
+    messages.check("no accepted tokens", judgement.message)
 
 
 def test_that_none_of_a_few_drafts_is_accepted_is_chance() -> None:
@@ -458,10 +428,6 @@ def test_that_none_of_a_few_drafts_is_accepted_is_chance() -> None:
 
 
 SLOWER, UNLIKE = {"decode_seconds": 3.1}, {"first_tokens": 1.5, "load": 7.5}
-FAR_SLOWER = (
-    "The canary's time per output token was more than 3 times the control's in 2 blocks in a row, and it had no more "
-    "requests: no two equal pods differ so much."
-)
 
 
 def slow_after(*canaries: dict[str, float], terms: AnalysisPlan = TERMS) -> list[int]:
@@ -473,30 +439,33 @@ def slow_after(*canaries: dict[str, float], terms: AnalysisPlan = TERMS) -> list
     return found
 
 
-def test_more_than_three_times_as_slow_in_two_blocks() -> None:
+def test_more_than_three_times_as_slow_in_two_blocks(messages: Messages) -> None:
     state, judgement = after(1, decode_seconds=5.0)
     assert (judgement.outcome, state.slow_output_streak) == ("Continue", 1)
     state, judgement = after(120, decode_seconds=5.0)
-    assert (judgement.outcome, state.block_count, judgement.message) == ("Rollback", 2, FAR_SLOWER)
+    assert (judgement.outcome, state.block_count) == ("Rollback", 2)
+    messages.check("far slower", judgement.message)
     assert state.block_count < TERMS.min_blocks
     state, judgement = after(120, decode_seconds=2.5)  # slower too, but for the bounds to say
     assert (judgement.outcome, state.block_count) == ("Rollback", TERMS.min_blocks)
-    assert judgement.message.startswith("Time per output token is 1")
+    assert judgement.message.startswith("Time per output token +1")
 
 
 @pytest.mark.parametrize("goal", ["NonInferior", "Superior", "Faster", "Explore"])
-def test_far_slower_is_far_slower_whatever_it_is_to_show(goal: AnalysisGoal) -> None:
+def test_far_slower_is_far_slower_whatever_it_is_to_show(goal: AnalysisGoal, messages: Messages) -> None:
     state, judgement = after(120, replace(TERMS, goal=goal), decode_seconds=5.0)
-    assert (judgement.outcome, state.block_count, judgement.message) == ("Rollback", 2, FAR_SLOWER)
+    assert (judgement.outcome, state.block_count) == ("Rollback", 2)
+    messages.check("far slower", judgement.message)
 
 
-def test_a_growing_share_is_stopped_for_it_too() -> None:
+def test_a_growing_share_is_stopped_for_it_too(messages: Messages) -> None:
     state = add_block(AnalysisState(0.0), ClosedBlock(0.0, 120.0, side(decode_seconds=5.0), side()), TERMS)
     state, judgement = check_guardrails(state, TERMS, 120.0)
     assert judgement.outcome == "Continue"
     state = add_block(state, ClosedBlock(120.0, 240.0, side(decode_seconds=5.0), side()), TERMS)
     state, judgement = check_guardrails(state, TERMS, 240.0)
-    assert (judgement.outcome, judgement.message) == ("Rollback", FAR_SLOWER)
+    assert judgement.outcome == "Rollback"
+    messages.check("far slower", judgement.message)
 
 
 def test_far_slower_begins_above_three_times() -> None:
@@ -543,13 +512,10 @@ def test_a_verdict_stays() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ greedy answers
-def test_a_canary_that_changes_answers_is_rolled_back_without_a_block() -> None:
+def test_a_canary_that_changes_answers_is_rolled_back_without_a_block(messages: Messages) -> None:
     state, judgement = evaluate_analysis(replace(AnalysisState(0.0), equivalence=told(10)), TERMS, 1.0)
     assert (judgement.outcome, state.outcome) == ("Rollback", "Rollback")
-    assert judgement.message == (
-        "Greedy answers differ from the control's in 10 of 24 prompts (the first after 2 tokens); the control's differ from the "
-        "stable pods' in 0. So the canary changes what the target says, which no drafter may."
-    )
+    messages.check("outputs changed", judgement.message)
     (shown,) = judgement.comparisons
     assert (shown.metric, shown.sample_count, shown.estimate) == ("OutputEquivalence", 24, None)
 
@@ -569,21 +535,20 @@ def test_another_attempt_asks_for_more_certainty_of_the_answers_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("terms", "answers", "said"),
+    ("case", "terms", "answers"),
     [
-        (TERMS, None, " Greedy answers were not compared: they did not come in time."),
-        (replace(TERMS, equivalence_skip_reason="no why"), None, " Greedy answers were not compared: no why."),
-        (
-            TERMS,
-            EquivalenceResult(prompt_count=24, skip_reason="the key is missing"),
-            " Greedy answers were not compared: the key is missing.",
-        ),
-        (TERMS, told(0), "good enough."),
+        ("no result", TERMS, None),
+        ("skipped", replace(TERMS, equivalence_skip_reason="no why"), None),
+        ("failed", TERMS, EquivalenceResult(prompt_count=24, skip_reason="the key is missing")),
+        ("equal", TERMS, told(0)),
     ],
 )
-def test_what_was_accepted_without_the_answers_says_so(terms: AnalysisPlan, answers: EquivalenceResult | None, said: str) -> None:
+def test_what_was_accepted_without_the_answers_says_so(
+    case: str, terms: AnalysisPlan, answers: EquivalenceResult | None, messages: Messages
+) -> None:
     state, _ = after(14, accepted_tokens=1.2)
-    assert evaluate_analysis(replace(state, equivalence=answers), terms, 1801.0)[1].message.endswith(said)
+    judgement = evaluate_analysis(replace(state, equivalence=answers), terms, 1801.0)[1]
+    messages.check(f"promoted, output equivalence: {case}", judgement.message)
 
 
 # ----------------------------------------------------------------------------------------------------------- missing data
@@ -596,7 +561,7 @@ def test_nothing_counted_never_promotes() -> None:
     assert evaluate_analysis(state, TERMS, 14400.0)[1].outcome == "Inconclusive"
 
 
-def test_too_many_dropped_blocks_are_not_trusted() -> None:
+def test_too_many_dropped_blocks_are_not_trusted(messages: Messages) -> None:
     noise, state = np.random.default_rng(1), AnalysisState(0.0)
     for index in range(1, 61):
         canary = None if index % 5 == 0 else side(noise, accepted_tokens=1.2)
@@ -604,8 +569,7 @@ def test_too_many_dropped_blocks_are_not_trusted() -> None:
         state = add_block(state, ClosedBlock(120.0 * index - 120, 120.0 * index, canary, side(noise), dropped), TERMS)
     _, judgement = evaluate_analysis(state, TERMS, 7200.0)
     assert judgement.outcome == "Continue"
-    assert "12 of 60 blocks had to be dropped, more than a tenth" in judgement.message
-    assert "(12 restarted)" in judgement.message
+    messages.check("dropped blocks", judgement.message)
 
 
 numbers = st.integers(0, 10**6).map(float)
@@ -635,22 +599,16 @@ def test_whatever_is_counted_there_is_a_verdict_and_a_sentence(
 
 
 # ------------------------------------------------------------------------------------------------------------- the reasons
-def test_before_the_first_block_nothing_is_said_to_be_missing() -> None:
-    assert evaluate_analysis(AnalysisState(0.0), TERMS, 0.0)[1].message == (
-        "The first block has yet to close: it takes 2 min, or longer while requests are few."
-    )
+def test_before_the_first_block_nothing_is_said_to_be_missing(messages: Messages) -> None:
+    messages.check("no block yet", evaluate_analysis(AnalysisState(0.0), TERMS, 0.0)[1].message)
 
 
-def test_what_takes_equally_long_is_said_once() -> None:
+def test_what_takes_equally_long_is_said_once(messages: Messages) -> None:
     _, judgement = after(4, decode_seconds=1.06, first_token_seconds=1.3, finished_requests=1.0)
-    assert re.search(
-        r"still to be shown: time per output[^;]*certainly below[^;]*and time to first[^;]*certainly below[^;]*, which time ",
-        judgement.message,
-    )
-    assert "2 times the control's plus 0.5 points, which takes about" in judgement.message
+    messages.check("unmet conditions with equal times", judgement.message)
 
 
-def test_the_reason_says_what_would_decide_it() -> None:
+def test_the_reason_says_what_would_decide_it(messages: Messages) -> None:
     terms = replace(TERMS, dispersions={**TERMS.dispersions, TOKENS_PER_STEP: replace(CALM, variance=0.002)})
     state = AnalysisState(0.0)
     for index in range(1, 21):
@@ -659,11 +617,7 @@ def test_the_reason_says_what_would_decide_it() -> None:
             state, ClosedBlock(120.0 * index - 120, 120.0 * index, side(accepted_tokens=1.02 + swing), side()), terms
         )
     _, judgement = evaluate_analysis(state, terms, 2400.0)
-    assert judgement.message == (
-        "After 20 blocks: output per verification step is 1.2 % above the control's, its lower bound -2.3 %; to be accepted it "
-        "has to be certainly above -2.0 %, which takes about 8 min more if nothing changes; it is rolled back when its upper "
-        "bound, +5.2 % now, passes the control's."
-    )
+    messages.check("the first criterion", judgement.message)
     figures = next(one for one in judgement.comparisons if one.metric == TOKENS_PER_STEP)
     assert figures.lower is not None
     assert figures.upper is not None
@@ -676,29 +630,29 @@ def test_the_bounds_in_the_sentence_are_those_of_the_status(accepted: float) -> 
     terms = replace(TERMS, margin=0.001, max_duration_seconds=10_000 * 120.0)
     state, judgement = after(40, terms, seed=3, accepted_tokens=accepted)
     length = next(one for one in judgement.comparisons if one.metric == TOKENS_PER_STEP)
-    told = re.findall(r"bound,? ([-+][0-9.]+) %", judgement.message)
+    told = re.findall(r"(?:bounds|to) ([-+][0-9.]+) %", judgement.message)
     if judgement.outcome == "Rollback":
-        told = re.findall(r"certainly at most ([-+][0-9.]+) %", state.message)
+        told = re.findall(r"significantly at most ([-+][0-9.]+) %", state.message)
         assert length.upper is not None
         assert float(told[0]) == pytest.approx(100 * length.upper, abs=0.06)
     else:
         assert [float(one) for one in told] == pytest.approx([100 * (length.lower or 0), 100 * (length.upper or 0)], abs=0.06)
 
 
-def test_pods_that_differ_for_good_cannot_show_a_small_margin() -> None:
+def test_pods_that_differ_for_good_cannot_show_a_small_margin(messages: Messages) -> None:
     apart = replace(CALM, pod_effect_sd=0.02)
     _, judgement = after(20, replace(TERMS, dispersions={**TERMS.dispersions, TOKENS_PER_STEP: apart}))
-    assert "which these pods cannot show: lasting differences between pods hide it, so compare more of them" in judgement.message
+    messages.check("permanent differences of pods", judgement.message)
 
 
-def test_an_estimate_below_the_margin_needs_more_than_time() -> None:
+def test_an_estimate_below_the_margin_needs_more_than_time(messages: Messages) -> None:
     state = AnalysisState(0.0)
     for index in range(1, 7):
         swing = 0.2 * (-1) ** index
         state = add_block(
             state, ClosedBlock(120.0 * index - 120, 120.0 * index, side(accepted_tokens=0.9 + swing), side()), TERMS
         )
-    assert "which time alone will not show: the estimate itself is not" in evaluate_analysis(state, TERMS, 720.0)[1].message
+    messages.check("estimate below the margin", evaluate_analysis(state, TERMS, 720.0)[1].message)
 
 
 def test_alphas_of_rolling_back_add_up_to_five_percent_and_halve_with_each_attempt() -> None:
@@ -730,14 +684,14 @@ def test_durations(seconds: float, said: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- afterwards
-def test_a_growing_share_is_only_watched() -> None:
+def test_a_growing_share_is_only_watched(messages: Messages) -> None:
     noise, state = np.random.default_rng(1), AnalysisState(0.0)
     judgement = check_guardrails(state, TERMS, 0.0)[1]
     for index in range(1, 121):
         state = add_block(state, ClosedBlock(120.0 * index - 120, 120.0 * index, side(noise), side(noise)), TERMS)
         state, judgement = check_guardrails(state, TERMS, 120.0 * index)
         assert judgement.outcome == "Continue"
-    assert judgement.message == "Nothing speaks against the canary after 120 blocks in 4 h."
+    messages.check("no regression", judgement.message)
     for index in range(121, 240):
         state = add_block(state, ClosedBlock(0.0, 120.0 * index, side(noise, accepted_tokens=0.8), side(noise)), TERMS)
     state, judgement = check_guardrails(state, TERMS, 30_000.0)
@@ -752,7 +706,7 @@ def test_bounds_in_the_status_are_those_that_decide() -> None:
         figures = next(one for one in judgement.comparisons if one.metric == TOKENS_PER_STEP)
         if judgement.outcome == "Promote":
             assert (figures.lower or -1) >= -TERMS.margin
-        elif judgement.message.startswith("Output per verification step"):
+        elif judgement.message.startswith("Tokens per step"):
             assert figures.upper is not None
             assert figures.upper <= 0
         assert state.paired_moments[TOKENS_PER_STEP].count == figures.sample_count
