@@ -209,8 +209,10 @@ class Reconciler:
 
     def _forget_resource(self, key: NamespacedName) -> None:
         """Drop the state of a resource that was or is being deleted."""
-        for part in (*self._trackers(), self.notifier, self.crd_monitor):
-            part.forget(key)
+        for tracker in self._trackers():
+            tracker.forget(key)
+        self.notifier.forget(key)
+        self.crd_monitor.forget(key)
         self.metrics.set_hold_reason(str(key), "")
         self.concurrency_limiter.update_claim(key, None)
 
