@@ -18,7 +18,7 @@ from aerie.api.rollout import CanarySpec
 from aerie.api.status import Status
 from aerie.controller.clock import Clock
 from aerie.controller.scraping.targets import EngineEndpoint
-from aerie.controller.tuning.session import median_startup_seconds
+from aerie.controller.tuning.startup_time import median_startup_seconds
 from aerie.controller.tuning.tuner import Tuner
 from aerie.controller.tuning.worker_client import TuningWorkerClient, TuningWorkerError
 from aerie.controller.work_queue import NamespacedName
@@ -560,7 +560,7 @@ def test_a_process_decides_and_ends_when_nothing_is_asked() -> None:
             first = await decider.request_decision(order())
             assert first.recommendation.action in ("Hold", "Change", "Explore")
             assert first.recommendation.revision == "r1"
-            assert "What it rests on" in first.explanation
+            assert "Evidence" in first.explanation
             process = decider._process
             assert process is not None
             async with asyncio.timeout(300.0):

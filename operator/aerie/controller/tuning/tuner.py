@@ -8,7 +8,7 @@ Guarantees: nothing is decided without windows of requests since the last decisi
 metrics could be read, there were no requests, or all windows were excluded. A resource without requests costs no process.
 There is one decision at a time. One that fails is counted, logged, and retried with growing delays, and its telemetry is kept.
 
-The tuner continues from the record of an earlier operator. All its data is of one engine family (`session.RevisionFacts`): with
+The tuner continues from the record of an earlier operator. All its data is of one engine family (`RevisionFacts`): with
 another image, version or argument it starts over, and a record of another family is ignored. Not guaranteed: the windows of the
 interval in which an operator dies.
 """
@@ -25,13 +25,10 @@ from dataclasses import replace
 from aerie.api.status import Status
 from aerie.controller.clock import Clock
 from aerie.controller.scraping.targets import EngineEndpoint, find_engine_endpoints
-from aerie.controller.tuning.session import (
-    RevisionFactsCache,
-    TuningInputs,
-    TuningSession,
-    build_tuning_inputs,
-    median_startup_seconds,
-)
+from aerie.controller.tuning.inputs import TuningInputs, build_tuning_inputs
+from aerie.controller.tuning.revision_facts import RevisionFactsCache
+from aerie.controller.tuning.session import TuningSession
+from aerie.controller.tuning.startup_time import median_startup_seconds
 from aerie.controller.tuning.worker_client import TuningWorkerClient, TuningWorkerError
 from aerie.controller.work_queue import Backoff, NamespacedName, WorkQueue
 from aerie.engine.metrics.sample import Sample
