@@ -111,6 +111,7 @@ def _better(block: ClosedBlock, better: float) -> ClosedBlock:
     return ClosedBlock(block.start_time, block.end_time, side, block.control, block.excluded_pods)
 
 
+@pytest.mark.slow
 def test_its_counters_are_like_the_simulators() -> None:
     """Requests alike within a class, as the simulator can have them too: mean, traffic and scatter of blocks agree."""
     pods, seconds, per_block = 4, 1560.0, 4
@@ -197,6 +198,7 @@ def test_flagger_counts_passed_checks_and_never_forgets_failed_ones() -> None:
     assert rules.flagger_example(checks, np.ones((3, 14))).promote[:2].tolist() == [9, 9]
 
 
+@pytest.mark.slow
 def test_the_page_is_written_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = run("base", 20)
     monkeypatch.setattr(canary, "_found", dict.fromkeys(SCENARIOS, cells))

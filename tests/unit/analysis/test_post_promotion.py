@@ -139,6 +139,7 @@ def seen(fall: float, blocks: int, runs: int = 200) -> float:
     return found / runs
 
 
+@pytest.mark.slow
 def test_a_fall_of_15_percent_is_told_within_five_blocks_and_none_where_there_is_none() -> None:
     assert seen(0.15, 5) > 0.9
     assert seen(0.0, 15) < 0.02

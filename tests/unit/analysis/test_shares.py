@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from aerie.analysis.statistics.shares import ShareCounts, share_lower_bound, share_upper_bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.002, 0.0075, 0.02, 0.2])
 def test_a_bound_is_hardly_ever_wrong_however_often_it_is_looked_at(share: float) -> None:
     """Requests in groups of 5, to 5,000: the true share is excluded in fewer than 5 % of the runs, on either side."""

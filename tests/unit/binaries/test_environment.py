@@ -61,6 +61,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, cause: pip.FailureCause, said: str = "
     monkeypatch.setattr(pip, "install_lock", install)
 
 
+@pytest.mark.slow
 def test_environment_is_installed_once_and_runs(
     tiny_environment: PythonEnvironment, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

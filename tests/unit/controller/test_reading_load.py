@@ -74,6 +74,7 @@ def sized(replicas: int, **changes: Any) -> SpeculativeDeployment:
     return made.model_copy(update={"spec": made.spec.model_copy(update={"replicas": replicas})})
 
 
+@pytest.mark.slow
 def test_a_page_costs_as_much_with_four_hundred_pods_as_with_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     windows, whole = 0, SlidingWindow.counters
 

@@ -64,6 +64,7 @@ def analysis(world: World) -> Any:
 
 
 # ------------------------------------------------------------------------------------------------------------- when it is due
+@pytest.mark.slow
 def test_it_is_written_when_it_has_doubled_and_later_once_an_hour() -> None:
     world = serving()
     assert PLACE not in world.objects

@@ -99,6 +99,7 @@ def run_pytest(tests: Path, *arguments: str, **environment: str) -> subprocess.C
     return subprocess.run(command, cwd=tests.parent, capture_output=True, text=True, env={**os.environ, **environment})
 
 
+@pytest.mark.slow
 def test_test_outside_a_tier_is_an_error_and_quick_tiers_come_first(tests: Path) -> None:
     (tests / "lab/test_cluster.py").write_text("def test_cluster(): pass\n")
     (tests / "unit/test_pure.py").write_text("def test_pure(): pass\n")
@@ -146,6 +147,7 @@ test_machine = Machine.TestCase
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("profile", "numbers", "machine", "steps"), [("quick", 10, 10, 15), ("full", 100, 40, 25)])
 def test_quick_profile_runs_few_examples(tests: Path, profile: str, numbers: int, machine: int, steps: int) -> None:
     (tests / "unit/test_examples.py").write_text(EXAMPLES.replace("{most}", str(steps)))
@@ -156,6 +158,7 @@ def test_quick_profile_runs_few_examples(tests: Path, profile: str, numbers: int
     assert not (tests.parent / "simulation").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_tests_and_write_no_golden_file(tests: Path) -> None:
     for name in ("one", "two"):
         (tests / f"unit/test_{name}.py").write_text("def test_text(messages): messages.check('greeting', 'hello')\n")

@@ -23,6 +23,7 @@ DISTRIBUTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", DISTRIBUTIONS)
 def test_wheel_has_its_package_with_its_data_and_commands(folder: str, tmp_path: Path) -> None:
     distribution, package, commands = DISTRIBUTIONS[folder]

@@ -75,6 +75,7 @@ def stand_in(folder: Path, script: str) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_sets_up_once_and_repairs_what_was_interrupted(project: Path) -> None:
     first = set_up(project)
     assert (first.returncode, first.stderr) == (0, "")
@@ -100,6 +101,7 @@ def test_sets_up_once_and_repairs_what_was_interrupted(project: Path) -> None:
     subprocess.run([project / ".venv/bin/python", "-c", "import pinned, small"], check=True)
 
 
+@pytest.mark.slow
 def test_package_that_is_not_the_one_of_the_lock_is_refused(project: Path) -> None:
     lock = project / "requirements/dev.txt"
     lock.write_text(f"pinned==1.0 --hash=sha256:{'0' * 64}\n")
@@ -109,6 +111,7 @@ def test_package_that_is_not_the_one_of_the_lock_is_refused(project: Path) -> No
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_no_network_is_one_sentence(project: Path) -> None:
     done = set_up(project, PIP_NO_INDEX="0", PIP_FIND_LINKS="", PIP_INDEX_URL="http://127.0.0.1:9/simple")
     assert done.returncode == 1
