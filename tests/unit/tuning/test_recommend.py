@@ -56,7 +56,7 @@ def test_without_evidence_nothing_is_done_and_what_is_missing_is_said() -> None:
     found = decided(TuningTelemetry(), situation(K3))
     assert found.action is TuningAction.INSUFFICIENT
     assert found.setting is None
-    assert "0 windows tell what a step costs" in found.reason
+    assert "0 windows measure the cost of a step" in found.reason
     assert "acceptance was counted in 0 blocks" in found.reason
     assert len(found.missing_data) == 3
 
@@ -95,9 +95,9 @@ def test_the_same_seed_gives_the_same_decision(better_with_more: TuningTelemetry
 @pytest.mark.parametrize(
     ("history", "what"),
     [
-        (TrialHistory(changed_at=99 * HOUR), "the setting was changed 1.0 h ago: the next change may come in 5.0 h"),
-        (TrialHistory(rolled_back_at=90 * HOUR), "a change was taken back 10.0 h ago: the next change may come in 14.0 h"),
-        (TrialHistory(inconclusive_at=99 * HOUR), "a canary ended undecided 1.0 h ago: the next change may come in 5.0 h"),
+        (TrialHistory(changed_at=99 * HOUR), "the setting was changed 1.0 h ago; the next change is possible in 5.0 h"),
+        (TrialHistory(rolled_back_at=90 * HOUR), "a change was rolled back 10.0 h ago; the next change is possible in 14.0 h"),
+        (TrialHistory(inconclusive_at=99 * HOUR), "a trial was inconclusive 1.0 h ago; the next change is possible in 5.0 h"),
     ],
 )
 def test_a_cooldown_holds_back_what_is_better(better_with_more: TuningTelemetry, history: TrialHistory, what: str) -> None:
@@ -123,7 +123,7 @@ def test_a_setting_that_breaks_an_objective_is_not_proposed(better_with_more: Tu
 def test_speculation_that_loses_is_turned_off() -> None:
     found = decided(telemetry([K3, Static(1)], dear, spread(4, 100, 60), BAD), situation(K3))
     assert (found.action, found.setting) == (TuningAction.CHANGE, Off())
-    assert "speculation loses" in found.reason
+    assert "speculation is slower" in found.reason
 
 
 def test_an_unproven_gain_is_explored_where_it_is_worth_a_canary() -> None:
@@ -144,7 +144,7 @@ def test_a_canary_explores_at_the_batches_that_were_seen_and_keeps_the_current_s
     assert 55 < seen.last < 70, "the largest batch that was seen"
     assert seen.tokens > 3
     assert beyond.tokens == 3
-    assert f"a canary with {describe_setting(found.setting)}".capitalize() in found.reason
+    assert f"An exploration canary with {describe_setting(found.setting)} " in found.reason
 
     # What it has shown is known: another number of tokens is explored next, if any.
     more = telemetry([K3, found.setting], cheap, spread(1, 60, 60), GOOD)
@@ -175,9 +175,9 @@ def test_after_a_schedule_that_never_served_none_explores_and_the_same_tokens_ar
     ("changes", "reason"),
     [
         ({"replicas": 2}, "there are 2 replicas, and 3 are needed"),
-        ({"queued_requests": 7.0}, "7 requests wait"),
+        ({"queued_requests": 7.0}, "7 requests are queued"),
         ({"history": TrialHistory(changed_at=99 * HOUR)}, "the setting was changed 1.0 h ago"),
-        ({"objectives": LatencyObjectives(time_per_output_token=0.0036)}, "too near its objective"),
+        ({"objectives": LatencyObjectives(time_per_output_token=0.0036)}, "too close to its objective"),
     ],
 )
 def test_nothing_is_explored_at_the_users_cost(changes: dict[str, object], reason: str) -> None:
@@ -210,7 +210,7 @@ def test_a_canary_that_explores_is_kept_where_its_setting_is_likely_to_be_better
     assert decided(data, situation(K3), strict).action is not TuningAction.CHANGE
     found = decided(data, situation(K3, explored_setting=Static(7)), strict)
     assert (found.action, found.setting) == (TuningAction.CHANGE, Static(7))
-    assert "The canary that explores with it may prove it" in found.reason
+    assert "Its exploration canary continues as a trial" in found.reason
     other = decided(data, situation(K3, explored_setting=Static(2)), strict)
     assert other.action is TuningAction.HOLD, "no second canary beside the first"
 
@@ -223,7 +223,7 @@ def test_what_does_not_show_at_the_load_of_the_hour_waits_for_another_one() -> N
     found = decided(data, situation(K3, engine=SCHEDULING), only)
     assert found.action is TuningAction.HOLD, found.reason
     assert found.setting is not None
-    assert "a canary waits for one at which it shows" in found.reason
+    assert "the trial waits for a load that shows the gain" in found.reason
     again = telemetry([K3, Static(1)], dear, [*quiet, *quiet, *busy], (0.9, 0.85, 0.8), end=100 * HOUR)
     assert decided(again, situation(K3, engine=SCHEDULING), only).action is TuningAction.CHANGE
 
@@ -237,7 +237,7 @@ def test_a_canary_explores_where_the_replicas_that_stay_can_bear_the_load() -> N
     found = decided(busy, situation(K3, borrowed_replicas=2), policy)
     assert found.action is TuningAction.HOLD
     assert re.search(
-        r"while 2 of 4 replicas load, each token would take (\d+ % longer|too long): at a quieter hour", found.reason
+        r"while 2 of 4 replicas load, each token would take (\d+ % longer|too long): it waits for a lower load", found.reason
     )
     assert decided(quiet, situation(K3, borrowed_replicas=1), policy).action is TuningAction.EXPLORE
     assert decided(quiet, situation(K3, borrowed_replicas=4), policy).action is TuningAction.HOLD
@@ -251,7 +251,7 @@ def test_canaries_explore_ever_more_seldom_until_the_setting_is_changed(changed:
     explored = (100 * HOUR, *((30 - 5 * index) * HOUR for index in range(before)))
     history = TrialHistory(exploration_times=explored, changed_at=None if changed is None else changed * HOUR)
     due = 100 * HOUR + pause * 24 * HOUR
-    assert "the next may in" in (
+    assert "the next is possible in" in (
         history.exploration_pause_reason(due - 1, TuningPolicy(), urgent=False, untested_direction=False) or ""
     )
     assert history.exploration_pause_reason(due, TuningPolicy(), urgent=False, untested_direction=False) is None
@@ -277,7 +277,7 @@ def test_what_lies_on_the_other_side_is_not_what_a_canary_has_shown() -> None:
     above = telemetry([K3, Static(4)], cheap, spread(1, 60, 60), GOOD)
     found = decided(above, situation(K3, history=history), replace(SURE, urgent_exploration_value=1.0, min_gain=0.3))
     assert found.action is TuningAction.HOLD
-    assert "one explored 7.0 h ago" in found.reason
+    assert "the last exploration was 7.0 h ago" in found.reason
 
 
 def test_while_off_a_canary_asks_for_acceptance_again_once_a_day() -> None:
@@ -286,7 +286,7 @@ def test_while_off_a_canary_asks_for_acceptance_again_once_a_day() -> None:
     assert (late.action, late.setting) == (TuningAction.EXPLORE, K3)
     early = decided(data, situation(Off(), history=TrialHistory(last_drafted_at=90 * HOUR)))
     assert early.action is TuningAction.HOLD
-    assert "again in 14.0 h" in early.reason
+    assert "is possible in 14.0 h" in early.reason
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -302,7 +302,7 @@ def test_speculation_is_not_turned_off_where_no_canary_could_ask_for_it_again() 
     data = telemetry([K3, Static(1)], dear, spread(4, 100, 60), BAD)
     found = decided(data, situation(K3, replicas=2, borrowed_replicas=1))
     assert (found.action, found.setting, found.blocked_reason) == (TuningAction.HOLD, Off(), "CannotProbe")
-    assert "spec.speculation.numSpeculativeTokens: 0 to turn it off for good" in found.reason
+    assert "spec.speculation.numSpeculativeTokens: 0 to turn speculation off" in found.reason
 
 
 def test_a_setting_that_has_failed_lately_is_left_alone_and_the_next_best_is_tried(better_with_more: TuningTelemetry) -> None:
@@ -311,7 +311,7 @@ def test_a_setting_that_has_failed_lately_is_left_alone_and_the_next_best_is_tri
     assert found.action in (TuningAction.CHANGE, TuningAction.EXPLORE)
     assert found.setting not in (K3, Static(7))
     (seven,) = (one for one in found.predictions if one.setting == Static(7))
-    assert seven.rejection_reason == "its trials have failed, and it may be tried again in 1.0 h."
+    assert seven.rejection_reason == "its trials failed; the next is possible in 1.0 h."
     over = replace(failed, backoff_until=99.9 * HOUR)
     assert decided(better_with_more, situation(K3, failed_trials=(over,))).setting == Static(7)
 
@@ -323,7 +323,7 @@ def test_the_pause_after_failures_in_a_row_doubles(better_with_more: TuningTelem
     )
     found = decided(better_with_more, situation(K3, history=history))
     assert found.action is TuningAction.HOLD
-    assert "may come in 1.0 h" in found.reason
+    assert "is possible in 1.0 h" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -383,8 +383,8 @@ def test_what_might_be_worse_under_a_load_that_was_not_seen_waits_for_a_day() ->
     assert seven.gain[2] > 0.05
     assert seven.worst_extrapolated_gain is not None
     assert seven.worst_extrapolated_gain < -0.02
-    assert "at the least or the most load that may come it loses" in seven.rejection_reason
-    assert "less than a day of it is known" in seven.rejection_reason
+    assert "at the lowest or highest expected load it loses" in seven.rejection_reason
+    assert "less than a day of load is known" in seven.rejection_reason
     day = telemetry([K3, Static(7)], dear_with_load, 24 * spread(2, 10, 60), GOOD)
     known = decided(day, situation(K3))
     assert known.action is TuningAction.CHANGE
@@ -435,7 +435,7 @@ def test_what_is_better_at_night_must_not_break_the_objective_at_noon() -> None:
     assert seven.latencies.probability_met < 0.95
     assert "the objectives are met with a probability of" in seven.rejection_reason
     text = explain_decision(found, night, situation(K3, objectives=limit), TuningPolicy())
-    assert "has to hold at the largest load too" in text
+    assert "At the largest load, that of time per output token has to be met too" in text
     assert "objectives" not in explain_decision(found, night, situation(K3), TuningPolicy()).partition("A change is tried")[2]
     guarded = decided(night, situation(K3, objectives=limit, engine=SCHEDULING))
     assert (guarded.action, str(guarded.setting)) == (TuningAction.CHANGE, "1-10:7,11-20:3")

@@ -125,7 +125,7 @@ def test_simulated_engines_give_their_step_time_back() -> None:
 def test_too_few_windows_are_refused() -> None:
     refused = fit_step_time(telemetry([K3], lambda b, k: seconds(DENSE, b, k), spread(1, 64, 10)).cells)
     assert isinstance(refused, Unknown)
-    assert refused.message == "20 windows tell what a step costs, and 40 are needed."
+    assert refused.message == "20 windows measure the cost of a step, and 40 are needed."
     assert isinstance(fit_step_time({}), Unknown)
 
 

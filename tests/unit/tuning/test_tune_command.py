@@ -42,7 +42,7 @@ def test_a_person_gets_the_whole_account(pages: Path, capsys: pytest.CaptureFixt
     assert run_command_line(["tune", "offline", "--metrics", str(pages), "--dense"]) == 0
     text = capsys.readouterr().out
     assert re.match(r"(HOLD|CHANGE to .*|EXPLORE: one canary with .*)\n", text)
-    for part in ("What it rests on", "Candidates, ", "K=3 ", "no speculation", "What this does not know", "measured at K = 3"):
+    for part in ("Evidence", "Candidates, ", "K=3 ", "no speculation", "Limitations", "measured at K = 3"):
         assert part in text
     assert max(len(line) for line in text.splitlines() if "%" not in line) <= 120
 

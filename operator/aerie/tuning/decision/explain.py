@@ -49,11 +49,11 @@ def _summary(decision: TuningDecision) -> Iterator[str]:
 
 def _missing_data(decision: TuningDecision, telemetry: TuningTelemetry) -> Iterator[str]:
     if decision.missing_data and decision.action is not TuningAction.INSUFFICIENT:
-        yield "What the metrics do not tell"
+        yield "Unknown from the metrics"
         for message in decision.missing_data:
             yield from _wrap_lines(_capitalize(message), "  - ")
     if telemetry.excluded_windows:
-        yield "Windows left out of the step times"
+        yield "Windows excluded from the step times"
         for message, count in telemetry.excluded_windows.most_common(6):
             yield from _wrap_lines(f"{count}: {message}", "  - ")
 
@@ -62,7 +62,7 @@ def _evidence(decision: TuningDecision, telemetry: TuningTelemetry) -> Iterator[
     evidence = decision.evidence
     if evidence.acceptance is None and evidence.step_time is None:
         return
-    yield "What it rests on"
+    yield "Evidence"
     if (forecast := evidence.forecast) is not None:
         low, median, high = (forecast.load.quantile(share) for share in (0.05, 0.5, 0.95))
         yield f"  load         batch {low:.0f} / {median:.0f} / {high:.0f} (5 %, half, 95 % of the request-steps)"
@@ -86,21 +86,21 @@ def _acceptance_lines(acceptance: AcceptanceModel, change: ChangePoint | None, t
         positions.append(f"S{position + 1}{marker} {median:.3f} ({low:.3f}-{high:.3f})")
     yield from _wrap_lines("  ".join(positions), _EVIDENCE_INDENT)
     if acceptance.observed_positions < acceptance.survival.shape[1]:
-        yield f"{_EVIDENCE_INDENT}* not drafted so far: the last position's rate carried on"
+        yield f"{_EVIDENCE_INDENT}* not drafted so far: extrapolated from the last position"
 
 
 def _step_time_lines(step_time: StepTimeModel, telemetry: TuningTelemetry) -> Iterator[str]:
     low, median, high = step_time.draft_step_share
     windows, replicas = step_time.window_count, step_time.replica_count
-    yield f"  step time    {windows} windows of {replicas} replicas, scatter {100 * step_time.residual_sd:.1f} %"
+    yield f"  step time    {windows} windows of {replicas} replicas, dispersion {100 * step_time.residual_sd:.1f} %"
     yield (
-        f"{_EVIDENCE_INDENT}a step of nothing {1000 * step_time.floor_seconds:.1f} ms; "
+        f"{_EVIDENCE_INDENT}an empty step {1000 * step_time.floor_seconds:.1f} ms; "
         f"a verified token {1e6 * step_time.verified_token_seconds:.0f} us; "
         f"a draft step {100 * median:.0f} % of a step ({100 * low:.0f}-{100 * high:.0f})"
     )
     settings = sorted({str(key.setting) for key in telemetry.cells})
     yield f"{_EVIDENCE_INDENT}measured at K = {', '.join(settings)}" + (
-        ": the cost of a draft step rests on the prior" if len(settings) == 1 else ""
+        ": the cost of a draft step is taken from the prior" if len(settings) == 1 else ""
     )
     if step_time.max_captured_tokens is not None:
         yield f"{_EVIDENCE_INDENT}graphs are captured up to {step_time.max_captured_tokens} tokens a step"
@@ -113,7 +113,7 @@ def _change_point_lines(change: ChangePoint | None, telemetry: TuningTelemetry) 
     excluded = sum(block.start < change.timestamp for block in telemetry.blocks())
     hours = max(0.0, telemetry.newest_window_end - change.timestamp) / HOUR
     yield from _wrap_lines(
-        f"since {hours:.1f} h ago: {change.description}; {excluded} blocks before that are left out", _EVIDENCE_INDENT
+        f"since {hours:.1f} h ago: {change.description}; {excluded} blocks before it are excluded", _EVIDENCE_INDENT
     )
 
 
@@ -126,27 +126,27 @@ def _candidate_table(decision: TuningDecision, context: TuningContext, policy: T
     slo = f" {'SLO':>6}" if has_objectives else ""
     yield (
         f"  {'setting':<{_SETTING_COLUMN_WIDTH}} {'gain':>8} {'90 % interval':>18} {'P(better)':>10} {'AL':>6} "
-        f"{f'TPOT p{objectives.percentile}':>10}{slo}  why not"
+        f"{f'TPOT p{objectives.percentile}':>10}{slo}  rejection reason"
     )
     for prediction in decision.predictions:
         yield from _candidate_row(prediction, context.current_setting, has_objectives)
     median_gain = 100 * policy.required_median_gain(context.surge_share)
     pessimistic_gain = 100 * policy.required_pessimistic_gain(context.surge_share)
     yield (
-        f"  A change is tried for {median_gain:.1f} %, if it gains {pessimistic_gain:.1f} % with 80 %: "
+        f"  A trial needs a median gain of {median_gain:.1f} %, and {pessimistic_gain:.1f} % with a probability of 80 %: "
         "its canary has to prove the rest."
     )
     is_extrapolated = any(prediction.worst_extrapolated_gain is not None for prediction in decision.predictions)
-    extrapolation = ", nor at the least or the most that may come," if is_extrapolated else ""
+    extrapolation = ", and at the lowest and highest expected load" if is_extrapolated else ""
     max_loss = f"{100 * policy.max_worst_fifth_loss:.0f} %"
-    yield f"  In no fifth of the load{extrapolation} may it lose more than {max_loss} against the current setting."
+    yield f"  It may lose at most {max_loss} against the current setting in each fifth of the load{extrapolation}."
     if has_objectives:
-        yield f"  The objectives have to hold with {100 * policy.min_objective_probability:.0f} %."
+        yield f"  The objectives have to be met with a probability of {100 * policy.min_objective_probability:.0f} %."
     if objectives.time_per_output_token is not None:
-        yield "  That of the time per output token has to hold at the largest load too, unless it is no longer there than now."
+        yield "  At the largest load, that of time per output token has to be met too, unless the time is not longer than now."
     if decision.exploration_value > 0:
         yield (
-            f"  The best canary to explore with would teach what is worth {100 * decision.exploration_value:.1f} % and cost "
+            f"  The best exploration canary has an expected value of {100 * decision.exploration_value:.1f} % and costs "
             f"{100 * decision.exploration_cost:.2f} % of the fleet's day."
         )
 
@@ -171,7 +171,7 @@ def _candidate_row(prediction: CandidatePrediction, current: SpeculationSetting,
 
 def _excluded_candidates(decision: TuningDecision) -> Iterator[str]:
     if decision.excluded_candidates:
-        yield "Not open to this engine"
+        yield "Not supported by this engine"
         for candidate in decision.excluded_candidates:
             yield from _wrap_lines(f"{candidate.label}: {candidate.reason}", "  - ")
 
@@ -179,9 +179,9 @@ def _excluded_candidates(decision: TuningDecision) -> Iterator[str]:
 def _limitations(decision: TuningDecision) -> Iterator[str]:
     if decision.evidence.forecast is None:
         return
-    yield "What this does not know"
+    yield "Limitations"
     yield from _wrap_lines(
-        "the cost of long contexts apart from the batch, a load unlike the one that was seen, other traffic.", "  "
+        "Not modelled: the cost of long contexts apart from the batch, a load unlike the observed one, other traffic.", "  "
     )
 
 

@@ -51,7 +51,7 @@ class ExplorationCanary:
     @property
     def value_message(self) -> str:
         """Benefit of the canary, as part of a sentence."""
-        return f"a canary with {describe_setting(self.setting)} would teach what is worth {100 * self.value:.1f} %"
+        return f"an exploration canary with {describe_setting(self.setting)} has an expected value of {100 * self.value:.1f} %"
 
 
 CANNOT_PROBE_REASON = "CannotProbe"
@@ -75,22 +75,24 @@ def decide_while_off(context: TuningContext, policy: TuningPolicy) -> TuningDeci
     setting = Static(min(3, max(context.max_speculative_tokens, 1)))
     if speculated_at is not None and context.now < speculated_at + policy.probe_interval_seconds:
         hours = (speculated_at + policy.probe_interval_seconds - context.now) / HOUR
-        return TuningDecision(TuningAction.HOLD, f"speculation is off, and acceptance is asked for again in {hours:.1f} h.")
+        return TuningDecision(
+            TuningAction.HOLD, f"speculation is off; the next canary that measures acceptance is possible in {hours:.1f} h."
+        )
     if probe_blocked := probe_blocked_message(context, policy):
         return TuningDecision(TuningAction.HOLD, f"speculation is off, and {probe_blocked}", blocked_reason=CANNOT_PROBE_REASON)
     if context.is_in_backoff(setting):
-        reason = f"speculation is off, and {describe_setting(setting)} is not tried again yet: its trials have failed."
+        reason = f"speculation is off, and {describe_setting(setting)} is in backoff, because its trials failed."
         return TuningDecision(TuningAction.HOLD, reason, setting)
     if pause_reason := context.history.change_pause_reason(context.now, policy):
-        reason = f"speculation is off, and no canary asks for acceptance yet: {pause_reason}"
+        reason = f"speculation is off, and no canary measures acceptance yet: {pause_reason}"
         return TuningDecision(TuningAction.HOLD, reason, setting)
     if queue_reason := _queue_reason(context):
         return TuningDecision(
             TuningAction.HOLD,
-            f"speculation is off, and no canary asks for acceptance: {queue_reason}",
+            f"speculation is off, and no canary measures acceptance: {queue_reason}",
             blocked_reason=CANNOT_PROBE_REASON,
         )
-    reason = f"speculation is off, so nothing tells acceptance: one canary with {describe_setting(setting)} asks again."
+    reason = f"speculation is off, so acceptance is not measured: one canary with {describe_setting(setting)} measures it."
     return TuningDecision(TuningAction.EXPLORE, reason, setting)
 
 
@@ -102,16 +104,16 @@ def decide_exploration(evaluation: CandidateEvaluation, best: CandidatePredictio
     current = evaluation.context.current_setting
     reason = f"{describe_setting(current)} stays: "
     if best.setting == current:
-        reason += "nothing else is surely better."
+        reason += "no other setting is better with enough certainty."
     else:
-        reason += f"{describe_setting(best.setting)} is not surely enough better ({best.gain_text})."
+        reason += f"{describe_setting(best.setting)} is not better with enough certainty ({best.gain_text})."
     canary = select_canary(evaluation)
     if canary is None:
         return TuningDecision(TuningAction.HOLD, reason)
     hold = TuningDecision(TuningAction.HOLD, reason, exploration_value=canary.value, exploration_cost=canary.cost)
     if canary.net_value < evaluation.policy.min_exploration_value:
         return hold
-    benefit = f"{_capitalize(canary.value_message)} and cost {100 * canary.cost:.2f} %"
+    benefit = f"{_capitalize(canary.value_message)} and costs {100 * canary.cost:.2f} %"
     if blocked_reason := pause_reason or exploration_blocked_reason(evaluation, canary):
         return replace(hold, reason=f"{reason} {benefit}, but {blocked_reason}")
     return replace(hold, action=TuningAction.EXPLORE, reason=f"{reason} {benefit}.", setting=canary.setting)
@@ -135,7 +137,7 @@ def exploration_blocked_reason(evaluation: CandidateEvaluation, canary: Explorat
     """Return why no canary may explore now; None if one may."""
     context, policy = evaluation.context, evaluation.policy
     if context.explored_setting is not None:
-        return "one explores already."
+        return "an exploration is running."
     urgent = canary.net_value >= policy.urgent_exploration_value
     queue_context = replace(context, queued_requests=0.0) if urgent else context
     untested = _is_untested_direction(evaluation, canary.setting)
@@ -146,14 +148,14 @@ def exploration_blocked_reason(evaluation: CandidateEvaluation, canary: Explorat
         longer = f"{100 * evaluation.slowdown:.0f} % longer" if math.isfinite(evaluation.slowdown) else "too long"
         return (
             f"while {context.borrowed_replicas} of {context.replicas} replicas load, each token would take {longer}: "
-            "at a quieter hour."
+            "it waits for a lower load."
         )
     if evaluation.is_drafter_ineffective:
-        return "hardly a draft is accepted, so there is nothing to be learnt from more."
+        return "almost no draft is accepted, so more drafts would show nothing."
     objective = context.objectives.time_per_output_token
     token_seconds = evaluation.prediction_for(context.current_setting).latencies.time_per_output_token[0]
     if objective is not None and token_seconds > (1 - policy.slo_headroom) * objective:
-        return "the time per output token is too near its objective."
+        return "the time per output token is too close to its objective."
     return None
 
 
@@ -174,7 +176,7 @@ def _no_spare_replica_reason(context: TuningContext, policy: TuningPolicy) -> st
 def _queue_reason(context: TuningContext) -> str | None:
     """Return why the queues rule out a canary; None if they do not."""
     if context.queued_requests > context.replicas:  # one request a replica may have arrived since the last step
-        return f"{context.queued_requests:.0f} requests wait in the queues."
+        return f"{context.queued_requests:.0f} requests are queued."
     return None
 
 

@@ -159,7 +159,8 @@ class TrialHistory:
         pause = min(intervals, policy.max_probe_intervals) * policy.probe_interval_seconds
         if now >= last + pause or (untested_direction and policy.cooldown_seconds <= now - last < 2 * policy.cooldown_seconds):
             return None
-        return f"one explored {(now - last) / HOUR:.1f} h ago: the next may in {(last + pause - now) / HOUR:.1f} h."
+        remaining_hours = (last + pause - now) / HOUR
+        return f"the last exploration was {(now - last) / HOUR:.1f} h ago; the next is possible in {remaining_hours:.1f} h."
 
     def change_pause_reason(self, now: float, policy: TuningPolicy) -> str | None:
         """Return why the setting may not change yet; None if it may."""
@@ -168,12 +169,12 @@ class TrialHistory:
             (
                 self.rolled_back_at,
                 policy.cooldown_after_rollback_seconds * backoff_factor(self.consecutive_failures),
-                "a change was taken back",
+                "a change was rolled back",
             ),
-            (self.inconclusive_at, inconclusive_pause, "a canary ended undecided"),
+            (self.inconclusive_at, inconclusive_pause, "a trial was inconclusive"),
             (self.changed_at, policy.cooldown_seconds, "the setting was changed"),
         ):
             if start is not None and now < start + pause:
                 remaining_hours = (start + pause - now) / HOUR
-                return f"{event} {(now - start) / HOUR:.1f} h ago: the next change may come in {remaining_hours:.1f} h."
+                return f"{event} {(now - start) / HOUR:.1f} h ago; the next change is possible in {remaining_hours:.1f} h."
         return None

@@ -119,7 +119,7 @@ def _stale_telemetry_message(blocks: Sequence[TelemetryBlock], telemetry: Tuning
     current, block_seconds = context.current_setting, telemetry.scale.block_seconds
     ends = [block.start + block_seconds for block in blocks if block.setting == current]
     if not ends:
-        return f"no window of {describe_setting(current)} was counted, which is what the engines are set to."
+        return f"no window of {describe_setting(current)} was counted, although it is the current setting."
     age = context.now - ends[-1]
     if age <= MAX_STALE_BLOCKS * block_seconds:
         return None
@@ -170,7 +170,7 @@ def _exclusion_messages(telemetry: TuningTelemetry) -> tuple[str, ...]:
     if not telemetry.excluded_windows:
         return ()
     reason, count = telemetry.excluded_windows.most_common(1)[0]
-    return (f"{sum(telemetry.excluded_windows.values())} windows were left out, {count} of them for this: {reason}",)
+    return (f"{sum(telemetry.excluded_windows.values())} windows were excluded, {count} of them because {reason}",)
 
 
 # ---------------------------------------------------------------------------------------------------------- the candidate
@@ -199,12 +199,12 @@ def _decide_turning_off(
     off: CandidatePrediction, context: TuningContext, policy: TuningPolicy, pause_reason: str | None
 ) -> TuningDecision:
     """Return the decision if speculation is harmful."""
-    reason = f"speculation loses on this load: without it the gain is {off.gain_text}."
+    reason = f"speculation is slower on this load: the gain without it is {off.gain_text}."
     if probe_blocked := probe_blocked_message(context, policy):
-        reason = f"{reason} It stays all the same, for {probe_blocked}"
+        reason = f"{reason} Speculation stays on, because {probe_blocked}"
         return TuningDecision(TuningAction.HOLD, reason, off.setting, blocked_reason=CANNOT_PROBE_REASON)
     if pause_reason:
-        return TuningDecision(TuningAction.HOLD, f"{reason} But {pause_reason}", off.setting)
+        return TuningDecision(TuningAction.HOLD, f"{reason} However, {pause_reason}", off.setting)
     return TuningDecision(TuningAction.CHANGE, reason, off.setting)
 
 
@@ -213,9 +213,9 @@ def _decide_change(best: CandidatePrediction, evaluation: CandidateEvaluation, p
     context, policy, setting = evaluation.context, evaluation.policy, best.setting
     reason = f"{describe_setting(setting)} is {best.gain_text} better than {describe_setting(context.current_setting)}."
     if setting == context.explored_setting:
-        return TuningDecision(TuningAction.CHANGE, f"{reason} The canary that explores with it may prove it.", setting)
+        return TuningDecision(TuningAction.CHANGE, f"{reason} Its exploration canary continues as a trial, to prove it.", setting)
     if pause_reason:
-        return TuningDecision(TuningAction.HOLD, f"{reason} But {pause_reason}", setting)
+        return TuningDecision(TuningAction.HOLD, f"{reason} However, {pause_reason}", setting)
     canary = select_canary(evaluation, pending_gain=float(evaluation.gains[setting].mean()))
     if (
         canary is not None
@@ -224,13 +224,13 @@ def _decide_change(best: CandidatePrediction, evaluation: CandidateEvaluation, p
     ):
         return TuningDecision(
             TuningAction.EXPLORE,
-            f"{reason} Before it is changed, {canary.value_message} more and cost {100 * canary.cost:.2f} %.",
+            f"{reason} Before the change, {canary.value_message} more and costs {100 * canary.cost:.2f} %.",
             canary.setting,
             exploration_value=canary.value,
             exploration_cost=canary.cost,
         )
     if (recent_gain := evaluation.recent_gain(setting)) < policy.recent_gain_fraction * evaluation.required_median_gain:
-        wait = f"At the load of the last hour that would be {100 * recent_gain:+.1f} %: a canary waits for one at which it shows."
+        wait = f"At the load of the last hour it is {100 * recent_gain:+.1f} %: the trial waits for a load that shows the gain."
         return TuningDecision(TuningAction.HOLD, f"{reason} {wait}", setting)
     return TuningDecision(TuningAction.CHANGE, reason, setting)
 
@@ -310,7 +310,7 @@ def _with_rejection_reason(
         return prediction
     if evaluation.context.is_in_backoff(prediction.setting):
         until = next(trial.backoff_until for trial in evaluation.context.failed_trials if trial.setting == prediction.setting)
-        reason = f"its trials have failed, and it may be tried again in {(until - evaluation.context.now) / HOUR:.1f} h."
+        reason = f"its trials failed; the next is possible in {(until - evaluation.context.now) / HOUR:.1f} h."
     elif prediction.latencies.probability_met < policy.min_objective_probability:
         probability, required = 100 * prediction.latencies.probability_met, 100 * policy.min_objective_probability
         reason = f"the objectives are met with a probability of {probability:.0f} %, {required:.0f} % is required."
@@ -318,20 +318,19 @@ def _with_rejection_reason(
         reason = "it is worse."
     elif prediction.worst_fifth_gain < -policy.max_worst_fifth_loss:
         loss = -100 * prediction.worst_fifth_gain
-        reason = f"in a fifth of the load it loses {loss:.1f} %, and {100 * policy.max_worst_fifth_loss:.0f} % is the most."
+        reason = f"in a fifth of the load it loses {loss:.1f} %, at most {100 * policy.max_worst_fifth_loss:.0f} % is allowed."
     elif prediction.worst_extrapolated_gain is not None and prediction.worst_extrapolated_gain < -policy.max_worst_fifth_loss:
         loss = -100 * prediction.worst_extrapolated_gain
-        reason = f"at the least or the most load that may come it loses {loss:.1f} %: less than a day of it is known."
+        reason = f"at the lowest or highest expected load it loses {loss:.1f} %; less than a day of load is known."
     elif prediction.probability_better < policy.min_probability_better:
-        reason = (
-            f"it is better with {100 * prediction.probability_better:.0f} %, not {100 * policy.min_probability_better:.0f} %."
-        )
+        probability, required = 100 * prediction.probability_better, 100 * policy.min_probability_better
+        reason = f"it is better with a probability of {probability:.0f} %, {required:.0f} % is required."
     elif prediction.gain[2] < evaluation.required_median_gain:
         required_gain = 100 * evaluation.required_median_gain
-        reason = f"its gain is {100 * prediction.gain[2]:.1f} %, and a change is made for {required_gain:.1f} %."
+        reason = f"its median gain is {100 * prediction.gain[2]:.1f} %, {required_gain:.1f} % is required."
     elif prediction.gain[1] < evaluation.required_pessimistic_gain:
         required_gain = 100 * evaluation.required_pessimistic_gain
-        reason = f"with 80 % it gains {100 * prediction.gain[1]:.1f} % or more, and {required_gain:.1f} % pays for the roll."
+        reason = f"with 80 % it gains {100 * prediction.gain[1]:.1f} % or more, {required_gain:.1f} % pays for the rollout."
     else:
         reason = f"{describe_setting(best.setting)} is better, or simpler and as good."
     return replace(prediction, rejection_reason=reason)

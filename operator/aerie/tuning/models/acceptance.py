@@ -98,7 +98,7 @@ def fit_acceptance(
         why = f": {exclusion_reason}" if exclusion_reason and not usable else "."
         return Unknown(
             f"acceptance was counted in {len(usable)} blocks of time with {drafts:.0f} drafts, and {MIN_ACCEPTANCE_BLOCKS} with "
-            f"{MIN_ACCEPTANCE_DRAFTS:.0f} are needed to tell how much it moves{why}"
+            f"{MIN_ACCEPTANCE_DRAFTS:.0f} are needed to estimate how much it varies{why}"
         )
     draft_lengths = _mean_draft_lengths(usable)
     deepest = max(max_k, math.ceil(draft_lengths.max()))

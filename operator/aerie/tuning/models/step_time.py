@@ -147,7 +147,7 @@ def fit_step_time(
     if residual_sd > MAX_RESIDUAL_SD:
         return Unknown(
             f"step times scatter by {100 * residual_sd:.0f} % around every cost of batch, drafts and prefill, and up to "
-            f"{100 * MAX_RESIDUAL_SD:.0f} % can be reckoned with: contexts of very different lengths, or other work on the same "
+            f"{100 * MAX_RESIDUAL_SD:.0f} % can be modelled: contexts of very different lengths, or other work on the same "
             "GPU."
         )
     pooled = _pool_groups(columns, parameters, effects, weights)
@@ -189,7 +189,7 @@ class _CellColumns:
     def from_cells(cls, cells: Mapping[StepCellKey, StepCell]) -> _CellColumns | Unknown:
         windows = sum(cell.windows for cell in cells.values())
         if windows < MIN_STEP_TIME_WINDOWS:
-            return Unknown(f"{windows} windows tell what a step costs, and {MIN_STEP_TIME_WINDOWS} are needed.")
+            return Unknown(f"{windows} windows measure the cost of a step, and {MIN_STEP_TIME_WINDOWS} are needed.")
         replicas = {name: index for index, name in enumerate(dict.fromkeys(key.replica for key in cells))}
         groups = {group: index for index, group in enumerate(dict.fromkeys((key.setting, key.batch_bin) for key in cells))}
         codes = np.array(
@@ -211,8 +211,8 @@ class _CellColumns:
         low, high = (float(batch[order][np.searchsorted(share, quantile)]) for quantile in (0.05, 0.95))
         if high < MIN_BATCH_RANGE_RATIO * low:
             return Unknown(
-                f"nearly all windows had a batch between {low:.1f} and {high:.1f}: a step's fixed cost cannot be told from the "
-                f"cost of a request before the batch has varied {MIN_BATCH_RANGE_RATIO:.0f}-fold, with the load or with the hour."
+                f"nearly all windows had a batch between {low:.1f} and {high:.1f}: a step's fixed cost cannot be separated from "
+                f"the cost of a request until the batch has varied {MIN_BATCH_RANGE_RATIO:.0f}-fold, with the load or the hour."
             )
         return cls(cell_codes[:, 0], cell_codes[:, 1], batch, draft_tokens, prefill, np.log(seconds), count * 1.0, windows)
 
