@@ -98,7 +98,7 @@ def test_safeailab(tmp_path: Path, pickled: bool) -> None:
         convert_checkpoint(source, ConversionOverrides())
     found = import_checkpoint(source, tmp_path / "d", ConversionOverrides(), target=target(tmp_path / "t"))
     assert found.origin is CheckpointOrigin.SAFEAILAB
-    assert any("usual ones of 8 layers" in finding for finding in found.findings)
+    assert any("the default for 8 layers" in finding for finding in found.findings)
     back = load_drafter(tmp_path / "d")
     assert back.config == drafter.config
     assert back.config.eagle_version == "EAGLE 3"
@@ -139,7 +139,7 @@ def test_specforge_feedback(tmp_path: Path, wishes: ConversionOverrides, norm_ou
 
 def test_specforge_without_final_norm_is_refused(tmp_path: Path) -> None:
     source = foreign(tmp_path / "s", random(fc_norm=True), {**SPECFORGE, "norm_output": False})
-    with pytest.raises(ConfigError, match="no engine computes that; train it again"):
+    with pytest.raises(ConfigError, match="no engine computes that; retrain it"):
         convert_checkpoint(source, ConversionOverrides(target_layer_count=8, training_date=DAY(2026, 8, 8)))
     assert (
         convert_checkpoint(
@@ -292,7 +292,7 @@ def test_speculators_own_copies_and_defaults(tmp_path: Path) -> None:
     found = import_checkpoint(source, tmp_path / "c", ConversionOverrides())
     assert same(load_drafter(tmp_path / "c"), drafter)
     assert any("verifier_lm_head.weight, verifier_norm.weight" in finding for finding in found.findings)
-    assert any("norm_before_residual is true, as vLLM takes it" in finding for finding in found.findings)
+    assert any("norm_before_residual is true, vLLM's default" in finding for finding in found.findings)
 
 
 def windowed(config: dict[str, Any]) -> None:
@@ -405,7 +405,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     arguments = ["convert", str(source), str(tmp_path / "d"), "--target", str(target(tmp_path / "t")), "--trained", "2026-08-01"]
     assert run_cli(arguments) == 0
     said = capsys.readouterr()
-    assert "norm_output is false now" in said.err
+    assert "norm_output is changed from true to false" in said.err
     assert "EAGLE 3 with fc_norm, from specforge" in said.out
     assert same(load_drafter(tmp_path / "d"), drafter)
     assert run_cli(["convert", str(source), str(tmp_path / "e"), "--layers", "low"]) == 2

@@ -102,13 +102,13 @@ def test_speculators_form(trained: Path, tmp_path: Path) -> None:
 
 def test_what_speculators_cannot_hold(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "d", make(family=DrafterFamily.MLA, mla=MLA), {"target": "t"})
-    with pytest.raises(ConfigError, match="the speculators form has no latent attention"):
+    with pytest.raises(ConfigError, match="the speculators format does not support latent attention"):
         export_checkpoint(tmp_path / "d", tmp_path / "out", export_format=ExportFormat.SPECULATORS)
     assert not (tmp_path / "out").exists()
 
 
 def test_refusals(trained: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="tokens is 0: a drafter proposes at least 1"):
+    with pytest.raises(ConfigError, match="num_speculative_tokens is 0: must be at least 1"):
         export_checkpoint(trained, tmp_path / "out", num_speculative_tokens=0)
     with pytest.raises(ConfigError, match=r"acceptance_length is 4\.5: with 3 tokens it is between 1 and 4"):
         export_checkpoint(trained, tmp_path / "out", acceptance_length=4.5)

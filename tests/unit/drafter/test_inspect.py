@@ -93,7 +93,7 @@ def test_shared_embedding(tmp_path: Path, target: Path) -> None:
     with torch.no_grad():
         other.embed_tokens.weight[0] += 1
     save_checkpoint(tmp_path / "d", other, {})
-    assert inspect_checkpoint(tmp_path / "d", target).facts["embedding"] == "its own, unlike the target's"
+    assert inspect_checkpoint(tmp_path / "d", target).facts["embedding"] == "its own, different from the target's"
 
 
 MISFITS: dict[str, tuple[dict[str, Any], str]] = {
@@ -126,7 +126,7 @@ def test_another_targets_weights(good: Path, target: Path) -> None:
 def test_short_context_is_remarked(tmp_path: Path, target: Path) -> None:
     save_checkpoint(tmp_path / "d", drafter(max_position_embeddings=2048), {})
     assert any(
-        "trained for 2048 positions and the target takes 4096" in one
+        "trained for 2048 positions and the target supports 4096" in one
         for one in inspect_checkpoint(tmp_path / "d", target).findings
     )
 
@@ -151,7 +151,7 @@ def test_unmarked_keys_that_vllm_misses(good: Path) -> None:
     put(good, lambda found: {name.replace("midlayer.", "layers.0."): one for name, one in found.items()}, marked=False)
     edit(good, eagle_aux_hidden_state_layer_ids=None)
     (problem,) = inspect_checkpoint(good).problems
-    assert "is not at the top level, so vLLM's V2 runner takes (2, L // 2, L - 3)" in problem
+    assert "is not at the top level, so vLLM's V2 runner uses (2, L // 2, L - 3)" in problem
 
 
 def test_unmarked_without_layers(good: Path, target: Path) -> None:
@@ -165,7 +165,7 @@ def test_unmarked_without_layers(good: Path, target: Path) -> None:
 def test_another_projects(good: Path) -> None:
     put(good, lambda found: {f"model.{name}": one for name, one in found.items()}, marked=False)
     (problem,) = inspect_checkpoint(good).problems
-    assert "is in the form of nemo" in problem
+    assert "has the format of nemo" in problem
     assert "aerie-drafter convert" in problem
 
 
@@ -179,7 +179,7 @@ def test_speculators_form(good: Path, target: Path, tmp_path: Path) -> None:
 def test_unreadable_configuration(good: Path) -> None:
     edit(good, num_hidden_layers=3)
     report = inspect_checkpoint(good)
-    assert report.summary == "A drafter that cannot be read: 1 problem."
+    assert report.summary == "Unreadable drafter: 1 problem."
     assert "num_hidden_layers is 3" in report.problems[0]
 
 

@@ -28,11 +28,11 @@ def test_train_prints_its_settings_trains_and_says_what_came_out(
     said = capsys.readouterr()
     assert "acceptance length" in said.out
     assert "step 1/" in said.err
-    assert "going on" not in said.err
+    assert "resuming" not in said.err
     assert checkpoint.load_drafter(tmp_path / "drafter" / "best").config.draft_vocab_size == 40
 
     assert run_cli(["train", str(tmp_path / "train.yaml")]) == 0
-    assert "going on after step" in capsys.readouterr().err
+    assert "resuming after step" in capsys.readouterr().err
 
 
 def test_train_says_what_is_wrong_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,5 +47,5 @@ def test_generate_writes_answers(
 ) -> None:
     output = tmp_path / "own.jsonl"
     assert run_cli(["generate", str(target_folder), str(write_conversations(3)), str(output), "--max-tokens", "4"]) == 0
-    assert "3 conversations, 3 of them answered now" in capsys.readouterr().out
+    assert "3 conversations, 3 of them new" in capsys.readouterr().out
     assert [json.loads(line)["messages"][0]["role"] for line in output.read_text().splitlines()] == ["user"] * 3

@@ -76,7 +76,7 @@ def test_a_template_that_forgets_earlier_thinking_has_what_is_left_learnt(tokeni
 
 def test_a_template_without_a_recognisable_beginning_is_refused(tokenizer_of: Tokenizers) -> None:
     template = "{{ messages | length }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<end>{% endfor %}"
-    with pytest.raises(DataError, match=r"^f:1: messages\[2\]: the chat template"):
+    with pytest.raises(DataError, match=r"^f:1: messages\[2\]: the rendering of the earlier messages"):
         encode_conversation(tokenizer_of(template), CHAT, "f:1")
 
 
@@ -88,15 +88,15 @@ def test_what_the_template_refuses_is_said_with_its_words(tokenizer_of: Tokenize
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "a.jsonl:2: no JSON"),
+        ("{", "a.jsonl:2: invalid JSON"),
         ("[1]", "a.jsonl:2: expected: an object, not a list."),
         ('{"text": "x"}', "a.jsonl:2: expected: `messages`, or `prompt` with an optional `response`; found: text."),
         ('{"prompt": "x", "response": null}', "a.jsonl:2: response is missing or null; expected: a string."),
         ('{"messages": []}', "a.jsonl:2: messages is an empty list; expected: a list of at least one message."),
         ('{"messages": ["x"]}', "a.jsonl:2: messages[0] is a string; expected: an object with role and content."),
-        ('{"messages": [{"role": "bot", "content": ""}]}', "a.jsonl:2: messages[0].role is 'bot'; expected is one of system,"),
+        ('{"messages": [{"role": "bot", "content": ""}]}', "a.jsonl:2: messages[0].role is 'bot'; expected: one of system,"),
         ('{"messages": [{"role": "user", "content": 3}]}', "a.jsonl:2: messages[0].content is a number; expected: a string."),
-        ('{"messages": [{"role": "user", "content": "x"}]}', "a.jsonl:2: no message is the assistant's"),
+        ('{"messages": [{"role": "user", "content": "x"}]}', "a.jsonl:2: no assistant's message"),
     ],
 )
 def test_bad_lines_are_named(tokenizer_of: Tokenizers, tmp_path: Path, line: str, said: str) -> None:

@@ -55,7 +55,7 @@ def test_defaults_are_the_recipe() -> None:
         (with_field("drafter.norm_before_fc", True), "f: drafter.fc_norm and drafter.norm_before_fc are both true"),
         (
             {**LEAST, "target": {"model": "t", "hidden_states": "s"}, "data": {"train": ["a"], "packing": True}},
-            "f: data.packing is true, and target.states names files",
+            "f: data.packing is true, and target.hidden_states is set, whose files",
         ),
         ({**LEAST, "target": {"model": "t", "hidden_states": "s", "shard": True}}, "f: target.shard is true"),
     ],
