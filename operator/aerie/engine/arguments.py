@@ -125,7 +125,7 @@ def parse_flags(args: Sequence[str]) -> list[ParsedFlag]:
             flags.append(ParsedFlag(_long_name(name), values, text))
             continue
         if len(values) != 1:
-            raise ArgumentError(f"spec.engine.args has '{text}' with {len(values)} values: write {name}=VALUE.")
+            raise ArgumentError(f"spec.engine.args has '{text}' with {len(values)} values: set {name}=VALUE.")
         tree, _ = dotted.setdefault(base, ({}, text))
         _set_dotted_value(tree, path, values[0])
     return [*flags, *(ParsedFlag(_long_name(base), (_dump_json(base, tree),), text) for base, (tree, text) in dotted.items())]
@@ -151,7 +151,7 @@ def _reject_abbreviation(flag: ParsedFlag) -> None:
     if not flag.name or flag.name in _LONG_FLAG_NAMES:
         return
     if full_names := sorted(name for name in _LONG_FLAG_NAMES if name.startswith(flag.name)):
-        raise ArgumentError(f"spec.engine.args has '{flag.raw_text}', short for {' or '.join(full_names)}: write it in full.")
+        raise ArgumentError(f"spec.engine.args has '{flag.raw_text}', short for {' or '.join(full_names)}: use the full name.")
 
 
 def parse_human_readable_int(text: str) -> int:
@@ -195,7 +195,7 @@ def _dump_json(name: str, tree: Mapping[str, Any]) -> str:
     try:
         return json.dumps(tree)
     except RecursionError:
-        raise ArgumentError(f"spec.engine.args has {name} with a name of too many dots: write {name}=JSON.") from None
+        raise ArgumentError(f"spec.engine.args has {name} with too many dots in its name: set {name}=JSON.") from None
 
 
 def _long_name(name: str) -> str:
@@ -249,9 +249,11 @@ class _FlagReader:
             data_parallel=data_parallel,
             api_server_count=self.read_count("--api-server-count", data_parallel),
             enable_expert_parallel=self.read_switch("--enable-expert-parallel") or False,
-            max_model_len=self.read_value("--max-model-len", _parse_token_count_or_auto, "tokens like 8192, 8k, 8K or auto"),
+            max_model_len=self.read_value("--max-model-len", _parse_token_count_or_auto, "tokens, such as 8192, 8k, 8K or auto"),
             max_num_seqs=self.read_value("--max-num-seqs", _parse_positive_int, "a whole number above 0"),
-            max_num_batched_tokens=self.read_value("--max-num-batched-tokens", _parse_token_count, "tokens like 8192, 8k or 8K"),
+            max_num_batched_tokens=self.read_value(
+                "--max-num-batched-tokens", _parse_token_count, "tokens, such as 8192, 8k or 8K"
+            ),
             cudagraph_capture_sizes=tuple(sorted(set(sizes))) if sizes else None,
             max_cudagraph_capture_size=self.read_value(
                 "--max-cudagraph-capture-size", _parse_positive_int, "a whole number above 0"
@@ -291,7 +293,7 @@ class _FlagReader:
             except ValueError:
                 pass
         actual = " ".join(flag.values) or "nothing"
-        raise ArgumentError(f"spec.engine.args sets {name} to {actual}: vLLM takes {expected} there.")
+        raise ArgumentError(f"spec.engine.args sets {name} to {actual}: vLLM expects {expected}.")
 
     def read_count(self, name: str, default: int) -> int:
         return self.read_value(name, _parse_positive_int, "a whole number above 0") or default
@@ -307,9 +309,7 @@ class _FlagReader:
         try:
             value = json.loads(flag.values[0])
         except (ValueError, RecursionError) as error:
-            raise ArgumentError(
-                f"spec.engine.args sets {name} to what cannot be read as JSON ({error}): {flag.values[0]}"
-            ) from None
+            raise ArgumentError(f"spec.engine.args sets {name} to invalid JSON ({error}): {flag.values[0]}") from None
         return value if isinstance(value, dict) else {}
 
     def read_switch(self, name: str) -> bool | None:
@@ -332,7 +332,7 @@ class _FlagReader:
                 return [_parse_positive_int(text) for text in numbers]
             except ValueError:
                 actual = " ".join(flag.values)
-                raise ArgumentError(f"spec.engine.args sets {flag.name} to {actual}: vLLM takes whole numbers there.") from None
+                raise ArgumentError(f"spec.engine.args sets {flag.name} to {actual}: vLLM expects whole numbers.") from None
         items = compilation.get("cudagraph_capture_sizes")
         sizes = [_as_positive_int(item) for item in items] if isinstance(items, list) else []
         return [size for size in sizes if size is not None]

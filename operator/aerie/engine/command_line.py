@@ -34,9 +34,9 @@ class ReservedFlags:
 
 
 _SINGLE_POD_HINT = (
-    "a replica is one pod: give it more GPUs in spec.engine.resources and use --tensor-parallel-size or --data-parallel-size"
+    "a replica is one pod: request more GPUs in spec.engine.resources and use --tensor-parallel-size or --data-parallel-size"
 )
-_LISTEN_ADDRESS_HINT = "engines listen where Aerie puts them, and clients use the Service that bears the name of the resource"
+_LISTEN_ADDRESS_HINT = "Aerie sets the address, and clients use the Service with the name of the resource"
 
 RESERVED_FLAGS = (
     ReservedFlags(("--model",), "the model belongs in spec.model.source"),
@@ -49,10 +49,8 @@ RESERVED_FLAGS = (
     ReservedFlags(("--host", "--port", "--uds"), _LISTEN_ADDRESS_HINT),
     ReservedFlags(("--shutdown-timeout",), "it follows spec.engine.podTemplate.spec.terminationGracePeriodSeconds"),
     ReservedFlags(("--hf-token",), "a token does not belong on a command line, its Secret belongs in spec.engine.tokenSecretRef"),
-    ReservedFlags(
-        ("--config",), "Aerie does not see what is in a file of the pod, its flags belong in spec.engine.args one by one"
-    ),
-    ReservedFlags(("--disable-log-stats",), "without the engine's metrics no drafter can be judged"),
+    ReservedFlags(("--config",), "Aerie cannot read a file in the pod, its flags belong in spec.engine.args one by one"),
+    ReservedFlags(("--disable-log-stats",), "without the engine's metrics no canary can be analyzed"),
     ReservedFlags(("--ssl-*",), "probes and metrics use plain HTTP, TLS belongs at the gateway"),
     ReservedFlags(("--grpc",), "clients, probes and metrics use HTTP"),
     ReservedFlags(
@@ -87,12 +85,12 @@ def validate_user_arguments(args: Sequence[str]) -> tuple[str, ...]:
 def _reserved_flag_errors(args: Sequence[str]) -> Iterator[str]:
     for flag in parse_flags(args):
         if not flag.name:
-            yield f"spec.engine.args begins with '{flag.raw_text}', which is no flag: the model belongs in spec.model.source."
+            yield f"spec.engine.args begins with '{flag.raw_text}', which is not a flag: the model belongs in spec.model.source."
             continue
         reserved = next((row for row in RESERVED_FLAGS if any(_may_match_flag(flag.name, name) for name in row.flags)), None)
         if reserved is None:
             continue
-        yield f"spec.engine.args has '{flag.raw_text}', which is Aerie's to set: leave it out; {reserved.alternative}."
+        yield f"spec.engine.args has '{flag.raw_text}', which Aerie sets: remove it; {reserved.alternative}."
         if flag.name == "--speculative-config" and len(flag.values) == 1 and (message := _check_lossless_json(flag.values[0])):
             yield message
 
@@ -124,14 +122,13 @@ def check_lossless(config: Mapping[str, Any]) -> str | None:
     method = config.get("rejection_sample_method", config.get("acceptance_method"))
     if method is not None and method not in LOSSLESS_SAMPLING_METHODS:
         return (
-            f"the speculative config verifies by '{method}', which lets the drafter change what the model answers: "
-            "leave rejection_sample_method out, or use 'standard' or 'block'."
+            f"the speculative config verifies by '{method}', which lets the drafter change the model's outputs: "
+            "remove rejection_sample_method, or use 'standard' or 'block'."
         )
     lossy_keys = sorted(key for key in config if key.startswith(_LOSSY_KEY_PREFIXES))
     if lossy_keys:
         return (
-            f"the speculative config has {', '.join(lossy_keys)}, which lets the drafter change what the model answers: "
-            "leave it out."
+            f"the speculative config has {', '.join(lossy_keys)}, which lets the drafter change the model's outputs: remove them."
         )
     return None
 
@@ -215,7 +212,7 @@ def _unsupported_schedule_reasons(method: str, version: Version, arguments: Engi
         yield f"vLLM {version} {behaviour} with data parallel size {arguments.data_parallel}: use a fixed number of tokens."
     if method in DRAFTER_METHODS - _SCHEDULABLE_METHODS:
         yield (
-            f"a schedule does not go with the method '{method}': use a fixed number of tokens, or one of "
+            f"a schedule cannot be used with the method '{method}': use a fixed number of tokens, or one of "
             f"{_join_sorted(_SCHEDULABLE_METHODS)}."
         )
 
@@ -225,7 +222,7 @@ def _unsupported_adaptive_reasons(method: str, version: Version, arguments: Engi
     if not supports(version, feature):
         yield describe_missing_feature(version, feature)
     if method in ("medusa", "mlp_speculator"):
-        yield f"adaptive verification does not go with the method '{method}'."
+        yield f"adaptive verification cannot be used with the method '{method}'."
     # vllm/config/vllm.py, _validate_adaptive_verification
     for is_enabled, feature_name in (
         (arguments.enable_lora, "LoRA (--enable-lora)"),
@@ -233,7 +230,7 @@ def _unsupported_adaptive_reasons(method: str, version: Version, arguments: Engi
         (arguments.enforce_eager, "eager execution (--enforce-eager)"),
     ):
         if is_enabled:
-            yield f"adaptive verification does not go with {feature_name}: leave one of them out."
+            yield f"adaptive verification cannot be used with {feature_name}: remove one of them."
 
 
 def resolve_model_runner(

@@ -91,11 +91,11 @@ def parse_completion(body: bytes) -> GreedyCompletion:
         tokens = tuple(str(token) for token in logprobs["tokens"])
         top_logprobs = tuple({str(token): float(value) for token, value in row.items()} for row in logprobs["top_logprobs"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CompletionError("it holds no log probabilities as vLLM returns them") from error
+        raise CompletionError("it has no log probabilities in vLLM's form") from error
     if not tokens or len(tokens) > MAX_COMPLETION_TOKENS or len(tokens) != len(top_logprobs):
         raise CompletionError(f"it has {len(tokens)} tokens and log probabilities of {len(top_logprobs)}")
     if not all(token in row for token, row in zip(tokens, top_logprobs, strict=True)):
-        raise CompletionError("it has no log probability of a token of its own")
+        raise CompletionError("it has no log probability of one of its tokens")
     return GreedyCompletion(tokens, top_logprobs)
 
 

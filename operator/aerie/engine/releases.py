@@ -57,7 +57,7 @@ class Version:
         """
         match = _VERSION_PATTERN.fullmatch(text.strip().lower()) if text.isascii() else None
         if match is None:
-            raise VersionError(f"'{text}' is not a vLLM version: write it like {NEWEST_VERIFIED_VERSION}.")
+            raise VersionError(f"'{text}' is not a vLLM version: use the form {NEWEST_VERIFIED_VERSION}.")
         numbers = [int(part) for part in match["release"].split(".")]
         first, second, third, fourth = [*numbers, 0, 0][:4]
         pre = (_PRE_RELEASE_ALIASES.get(match["pre"], match["pre"]), int(match["pre_number"] or 0)) if match["pre"] else None
@@ -293,29 +293,30 @@ def parse_image_version(image: str) -> Version | UnknownVersion:
     products that contain vLLM (llm-d, KServe, Dynamo, LMCache) count the products' own releases.
     """
     repository, tag = _split_image(image)
-    fix = f"set spec.engine.version to the vLLM version inside, like {NEWEST_VERIFIED_VERSION}."
+    fix = f"set spec.engine.version to its vLLM version, such as {NEWEST_VERIFIED_VERSION}."
     if not repository:
         return UnknownVersion(
-            f"spec.engine.image is '{image}', which names no image: write it like vllm/vllm-openai:v{NEWEST_VERIFIED_VERSION}."
+            f"spec.engine.image is '{image}', which is not an image: use the form vllm/vllm-openai:v{NEWEST_VERIFIED_VERSION}."
         )
     if not tag:
         reference = "only a digest" if "@" in image else "no tag"
-        return UnknownVersion(f"spec.engine.image '{image}' has {reference}, which does not tell its vLLM version: {fix}")
+        return UnknownVersion(f"spec.engine.image '{image}' has {reference}, which does not contain its vLLM version: {fix}")
     vllm_part = re.search(r"(?:^|[-_.])vllm[-_]?v?(\d+\.\d+\.\d+)(?:[-_]|$)", tag.lower())
     if vllm_part is None and not _is_published_repository(repository):
         return UnknownVersion(
-            f"spec.engine.image '{image}' is of a repository whose tags need not be versions of vLLM (those of vllm-openai are): "
+            f"spec.engine.image '{image}' is from a repository whose tags may differ from vLLM versions (those of "
+            "vllm-openai are vLLM versions): "
             f"{fix}"
         )
     try:
         version = Version.parse(vllm_part[1] if vllm_part else tag)
     except VersionError:
-        return UnknownVersion(f"spec.engine.image '{image}' has the tag '{tag}', which is no vLLM version: {fix}")
+        return UnknownVersion(f"spec.engine.image '{image}' has the tag '{tag}', which is not a vLLM version: {fix}")
     if re.match(r"v?\d+\.\d+\.\d+", vllm_part[1] if vllm_part else tag.lower()) is None:
         return UnknownVersion(f"spec.engine.image '{image}' has the tag '{tag}', which is not a full vLLM version: {fix}")
     if version.release[0] > NEWEST_VERIFIED_VERSION.release[0]:
         return UnknownVersion(
-            f"spec.engine.image '{image}' has the tag '{tag}', which reads as a version of something else than vLLM "
+            f"spec.engine.image '{image}' has the tag '{tag}', which seems to be a version of another product than vLLM "
             f"(the newest known is {NEWEST_VERIFIED_VERSION}): {fix}"
         )
     return version
@@ -371,14 +372,14 @@ def resolve_engine_version(image: str, declared_version: str | None = None) -> E
         version = Version.parse(declared_version)
     except VersionError:
         return UnknownVersion(
-            f"spec.engine.version is '{declared_version}', which is no vLLM version: write it like "
-            f"{NEWEST_VERIFIED_VERSION}, or omit it where the image's tag is the version."
+            f"spec.engine.version is '{declared_version}', which is not a vLLM version: use the form "
+            f"{NEWEST_VERIFIED_VERSION}, or omit it if the image's tag is the version."
         )
     warnings = _version_warnings(version)
     if isinstance(tag_version, Version) and tag_version.release != version.release:
         mismatch = (
-            f"spec.engine.version is {version} but the tag of spec.engine.image '{image}' says {tag_version}: Aerie goes by "
-            "spec.engine.version; omit it if the tag is right."
+            f"spec.engine.version is {version} but the tag of spec.engine.image '{image}' is {tag_version}: Aerie uses "
+            "spec.engine.version; omit it if the tag is correct."
         )
         warnings += (mismatch,)
     return EngineVersion(version, warnings)
@@ -387,8 +388,9 @@ def resolve_engine_version(image: str, declared_version: str | None = None) -> E
 def _version_warnings(version: Version) -> tuple[str, ...]:
     if version.release[:2] > NEWEST_VERIFIED_VERSION.release[:2]:
         warning = (
-            f"vLLM {version} is newer than any that this release of Aerie knows: it is taken for {NEWEST_VERIFIED_VERSION}. "
-            "Upgrade Aerie, or watch the first rollout."
+            f"vLLM {version} is newer than the newest release that Aerie was verified with: it is treated as "
+            f"{NEWEST_VERIFIED_VERSION}. "
+            "Upgrade Aerie, or monitor the first rollout."
         )
         return (warning,)
     return ()

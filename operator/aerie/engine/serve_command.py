@@ -36,7 +36,7 @@ def parse_serve_command(args: Sequence[str]) -> ServeCommand:
     flags = parse_flags(args)
     positional = flags.pop(0) if flags and not flags[0].name else None
     if positional is not None and len(positional.values) > 1:
-        raise ArgumentError(f"spec.engine.args begins with {len(positional.values)} words, and vLLM takes one model there.")
+        raise ArgumentError(f"spec.engine.args begins with {len(positional.values)} words, but vLLM expects one model.")
     last_flags = {flag.name: flag for flag in flags}
     model_values = {name: _single_value(last_flags[name]) for name in ("--model", "--revision") if name in last_flags}
     # `interpret_flags` would reject `--model` as the beginning of another flag's name.
@@ -81,21 +81,23 @@ def _parse_speculative_config(last_flags: Mapping[str, ParsedFlag]) -> dict[str,
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ArgumentError(f"spec.engine.args sets {flag.name} to what cannot be read as JSON ({error}).") from None
+            raise ArgumentError(f"spec.engine.args sets {flag.name} to invalid JSON ({error}).") from None
         if not isinstance(document, dict):
-            raise ArgumentError(f"spec.engine.args sets {flag.name} to {text[:80]}: vLLM takes an object there.")
+            raise ArgumentError(f"spec.engine.args sets {flag.name} to {text[:80]}: vLLM expects an object.")
         config = {key.replace("-", "_"): value for key, value in document.items()}
     for name, key in _SPECULATIVE_CONFIG_KEY_BY_FLAG.items():
         if name not in last_flags:
             continue
         if key in config:
-            raise ArgumentError(f"spec.engine.args has {name} and {key} in --speculative-config, and vLLM takes one of them.")
+            raise ArgumentError(
+                f"spec.engine.args has {name} and {key} in --speculative-config, but vLLM accepts only one of them."
+            )
         config[key] = _single_value(last_flags[name])
     if (tokens := config.get("num_speculative_tokens")) is not None:
         config["num_speculative_tokens"] = _parse_num_speculative_tokens(tokens)
     for key in ("model", "revision", "method"):
         if not isinstance(config.get(key, ""), str):
-            raise ArgumentError(f"spec.engine.args sets {key} in --speculative-config to {config[key]!r:.80}: write a text.")
+            raise ArgumentError(f"spec.engine.args sets {key} in --speculative-config to {config[key]!r:.80}: set a string.")
     return config
 
 
@@ -103,11 +105,13 @@ def _parse_num_speculative_tokens(value: object) -> int:
     if isinstance(value, str) and value.isdecimal() and len(value) < 10:
         value = int(value)
     if type(value) is not int or value < 1:
-        raise ArgumentError(f"spec.engine.args sets num_speculative_tokens to {value!r:.80}: vLLM takes a whole number above 0.")
+        raise ArgumentError(
+            f"spec.engine.args sets num_speculative_tokens to {value!r:.80}: vLLM expects a whole number above 0."
+        )
     return value
 
 
 def _single_value(flag: ParsedFlag) -> str:
     if len(flag.values) != 1:
-        raise ArgumentError(f"spec.engine.args has {flag.name} with {len(flag.values)} values, and vLLM takes one there.")
+        raise ArgumentError(f"spec.engine.args has {flag.name} with {len(flag.values)} values, but vLLM expects one.")
     return flag.values[0]

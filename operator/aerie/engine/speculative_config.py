@@ -55,26 +55,27 @@ def _validate_engine_option(name: str, value: object) -> str:
     value_text, option = _format_value(value), ENGINE_OPTIONS_BY_NAME.get(name)
     if option is None:
         return (
-            f"{_FIELD_PATH} has {name}: {value_text}, and Aerie knows no such key of vLLM's speculative config: correct its "
-            "name, or leave it out; docs/reference.md lists those of vLLM 0.26 to 0.33."
+            f"{_FIELD_PATH} has {name}: {value_text}, which is unknown to Aerie as a key of vLLM's speculative config: "
+            "correct its "
+            "name, or remove it; docs/reference.md lists the keys of vLLM 0.26 to 0.33."
         )
     if option.rejection_reason:
         return f"{_FIELD_PATH} has {name}: {value_text}: {option.rejection_reason}."
     if expected := _describe_expected_value(option, value):
-        return f"{_FIELD_PATH} has {name}: {value_text}: write {expected}."
+        return f"{_FIELD_PATH} has {name}: {value_text}: set {expected}."
     return ""
 
 
 def _describe_expected_value(option: EngineOption, value: object) -> str:
     """Describe the values that are valid if `value` is not; empty if it is."""
     if type(value) not in _TYPES_BY_KIND[option.json_type]:
-        return {"boolean": "true or false", "integer": "a whole number"}.get(option.json_type, "a text")
+        return {"boolean": "true or false", "integer": "a whole number"}.get(option.json_type, "a string")
     if option.allowed_values and value not in option.allowed_values:
         return f"one of {', '.join(option.allowed_values)}"
     if option.minimum is not None and isinstance(value, int) and value < option.minimum:
         return f"{option.minimum} or more"
     if option.pattern and isinstance(value, str) and re.fullmatch(option.pattern, value) is None:
-        return f"a text that matches {option.pattern}"
+        return f"a string that matches {option.pattern}"
     return ""
 
 
@@ -92,7 +93,7 @@ def _missing_keys(config: Mapping[str, Any], version: Version) -> Iterator[Confi
         if option is None or name in _SETTING_KEYS or version >= (since := Version.parse(option.since_version)):
             continue
         yield ConfigProblem(
-            f"{_describe_option(name, value)}, a key that vLLM {version} does not have",
+            f"{_describe_option(name, value)}, which vLLM {version} does not support",
             f"use vLLM {since} or newer, or {_leave_out_fix(name)}",
         )
 
@@ -102,7 +103,7 @@ def _verification_problems(config: Mapping[str, Any], version: Version) -> Itera
         since = Feature.BLOCK_VERIFICATION.since
         alternative = _leave_out_fix("rejection_sample_method")
         yield ConfigProblem(
-            f"rejection_sample_method is block, which vLLM {version} does not know",
+            f"rejection_sample_method is block, which vLLM {version} does not support",
             f"use vLLM {since} or newer, or {alternative}",
         )
 
@@ -111,17 +112,17 @@ def _draft_sampling_problems(config: Mapping[str, Any]) -> Iterator[ConfigProble
     method = config.get("method")
     if _is_probabilistic(config) and method in _GREEDY_ONLY_METHODS:
         yield ConfigProblem(
-            f"{_describe_option('draft_sample_method', 'probabilistic')}, and the method {method} does not draw its drafts",
+            f"{_describe_option('draft_sample_method', 'probabilistic')}, and the method {method} does not sample its drafts",
             _leave_out_fix("draft_sample_method"),
             prevents_start=method == "extract_hidden_states",
         )
     for other, reason in (
-        ("use_local_argmax_reduction", "which leaves no draft logits to draw from"),
-        ("use_heterogeneous_vocab", "which vLLM runs with greedy drafts alone"),
+        ("use_local_argmax_reduction", "which leaves no draft logits to sample from"),
+        ("use_heterogeneous_vocab", "which vLLM supports only with greedy drafts"),
     ):
         if _is_probabilistic(config) and config.get(other) is True:
             yield ConfigProblem(
-                f"{_describe_option('draft_sample_method', 'probabilistic')} and {other} is true, {reason}", f"leave {other} out"
+                f"{_describe_option('draft_sample_method', 'probabilistic')} and {other} is true, {reason}", f"remove {other}"
             )
     if (
         config.get("enable_adaptive_verification") is True
@@ -129,7 +130,7 @@ def _draft_sampling_problems(config: Mapping[str, Any]) -> Iterator[ConfigProble
         and method != "dspark"
     ):
         yield ConfigProblem(
-            "use_local_argmax_reduction is true, and adaptive verification needs the draft logits that it never makes",
+            "use_local_argmax_reduction is true, and adaptive verification needs the draft logits, which are then missing",
             _leave_out_fix("use_local_argmax_reduction"),
         )
 
@@ -138,11 +139,13 @@ def _drafter_problems(config: Mapping[str, Any], tensor_parallel: int) -> Iterat
     method = config.get("method")
     quantization = config.get("draft_lm_head_quantization")
     if quantization is not None and method not in (None, *_LM_HEAD_QUANTIZATION_METHODS):
-        description = f"{_describe_option('draft_lm_head_quantization', quantization)}, which the method {method} does not take"
+        description = (
+            f"{_describe_option('draft_lm_head_quantization', quantization)}, which the method {method} does not support"
+        )
         yield ConfigProblem(description, _leave_out_fix("draft_lm_head_quantization"))
     if (size := config.get("draft_tensor_parallel_size")) not in (None, 1, tensor_parallel):
         yield ConfigProblem(
-            f"draft_tensor_parallel_size is {size}, and vLLM takes 1 or the target's, {tensor_parallel}", "write one of them"
+            f"draft_tensor_parallel_size is {size}, and vLLM accepts only 1 or the target's, {tensor_parallel}", "set one of them"
         )
 
 
@@ -152,7 +155,7 @@ def find_runner_problems(config: Mapping[str, Any], model_runner: int, runner_re
     if model_runner == 1 and config.get("rejection_sample_method") == "block":
         effect = " and then drafts greedily" if _is_probabilistic(config) else ""
         yield ConfigProblem(
-            f"rejection_sample_method is block, and {runner} verifies token by token all the same{effect}",
+            f"rejection_sample_method is block, but {runner} verifies token by token{effect}",
             _leave_out_fix("rejection_sample_method"),
             prevents_start=False,
         )
@@ -162,8 +165,8 @@ def find_runner_problems(config: Mapping[str, Any], model_runner: int, runner_re
         if option is None or option.model_runner in (None, model_runner) or name == "parallel_drafting" or value in (False, None):
             continue
         prevents_start = name == "draft_lm_head_quantization"
-        reaction = "refuses it" if prevents_start else "ignores it"
-        description = f"{_describe_option(name, value)}, and {runner} {reaction}"
+        reaction = "rejects" if prevents_start else "ignores"
+        description = f"{_describe_option(name, value)}, which {runner} {reaction}"
         yield ConfigProblem(description, _leave_out_fix(name), prevents_start=prevents_start)
 
 
@@ -185,7 +188,7 @@ def _describe_option(name: str, value: object) -> str:
 
 
 def _leave_out_fix(name: str) -> str:
-    return f"leave {'draftSampling' if name == 'draft_sample_method' else name} out"
+    return f"remove {'draftSampling' if name == 'draft_sample_method' else name}"
 
 
 def _format_value(value: object) -> str:

@@ -289,8 +289,8 @@ def test_a_drafter_for_an_engine_without_one(preflight: Preflight, capsys: Captu
             "drafts with /models/eagle, a path in the pod: set --drafter to a folder or OWNER/NAME@COMMIT",
         ),
         ({"image": "vllm/vllm-openai:latest"}, FOLDERS, "vllm-openai:latest does not show its vLLM version: set it"),
-        ({"args": [*ARGS, "--max-model-len=$(LENGTH)"]}, FOLDERS, "sets --max-model-len to $(LENGTH): vLLM takes tokens"),
-        ({"args": ["a/b", "-sc", "{"]}, FOLDERS, "sets --speculative-config to what cannot be read as JSON"),
+        ({"args": [*ARGS, "--max-model-len=$(LENGTH)"]}, FOLDERS, "sets --max-model-len to $(LENGTH): vLLM expects tokens"),
+        ({"args": ["a/b", "-sc", "{"]}, FOLDERS, "sets --speculative-config to invalid JSON"),
         ({}, ("--vllm=new", *FOLDERS), "--vllm: 'new' is not a vLLM version"),
     ],
 )  # fmt: skip
@@ -317,7 +317,7 @@ def test_what_keeps_it_from_being_checked(
         ({"args": [*ARGS, "--nnodes=2"]}, "--nnodes=2 distributes an engine over several pods: their GPUs are not counted."),
         (
             {"args": ["a/b", "-sc", json.dumps({**EAGLE, "rejection_sample_method": "fly"})]},
-            "the speculative config verifies by 'fly', which lets the drafter change what the model answers",
+            "the speculative config verifies by 'fly', which lets the drafter change the model's outputs",
         ),
         (
             {"args": ["a/b", "-sc", json.dumps({"method": "eagle3", "model": "me/eagle"})]},

@@ -91,20 +91,20 @@ def test_what_arguments_imply(line: str, expected: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("--tensor-parallel-size two", "sets --tensor-parallel-size to two: vLLM takes a whole number above 0 there"),
+        ("--tensor-parallel-size two", "sets --tensor-parallel-size to two: vLLM expects a whole number above 0"),
         ("-tp 0", "sets --tensor-parallel-size to 0"),
         ("-tp", "sets --tensor-parallel-size to nothing"),
         ("-tp 2 4", "sets --tensor-parallel-size to 2 4"),
-        ("--max-model-len 8.5K", "sets --max-model-len to 8.5K: vLLM takes tokens like 8192, 8k, 8K or auto there"),
+        ("--max-model-len 8.5K", "sets --max-model-len to 8.5K: vLLM expects tokens, such as 8192, 8k, 8K or auto"),
         ("--max-model-len -5", "sets --max-model-len to -5"),
         ("--gpu-memory-utilization 1.5", "a share above 0 and up to 1"),
         ("--gpu-memory-utilization nan", "a share above 0 and up to 1"),
-        ("--cudagraph-capture-sizes 1 x", "sets --cudagraph-capture-sizes to 1 x: vLLM takes whole numbers there"),
+        ("--cudagraph-capture-sizes 1 x", "sets --cudagraph-capture-sizes to 1 x: vLLM expects whole numbers"),
         ("--enforce-eager=true", "sets --enforce-eager to true: it is a switch and takes no value"),
-        ("--compilation-config '{\"x\"'", "cannot be read as JSON"),
-        ("--compilation-config.mode", "has '--compilation-config.mode' with 0 values: write --compilation-config.mode=VALUE"),
-        ("--tensor-par 2", "has '--tensor-par', short for --tensor-parallel-size: write it in full"),
-        ("--max-num 2", "short for --max-num-batched-tokens or --max-num-seqs: write it in full"),
+        ("--compilation-config '{\"x\"'", "invalid JSON"),
+        ("--compilation-config.mode", "has '--compilation-config.mode' with 0 values: set --compilation-config.mode=VALUE"),
+        ("--tensor-par 2", "has '--tensor-par', short for --tensor-parallel-size: use the full name"),
+        ("--max-num 2", "short for --max-num-batched-tokens or --max-num-seqs: use the full name"),
     ],
 )
 def test_what_vllm_would_refuse_or_aerie_not_see(line: str, why: str) -> None:

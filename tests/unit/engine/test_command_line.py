@@ -109,7 +109,7 @@ def test_each_owned_flag_is_owned_once() -> None:
 def test_lossy_verification_is_refused(config: dict[str, object]) -> None:
     sentence = check_lossless({"method": "eagle3", **config})
     assert sentence is not None
-    assert "lets the drafter change what the model answers" in sentence
+    assert "lets the drafter change the model's outputs" in sentence
     told = validate_user_arguments(["--speculative-config", json.dumps(config)])
     assert told[1:] == (sentence,)
 
@@ -172,20 +172,20 @@ def test_the_speculative_config(setting: SpeculationSetting, drafter: DrafterArg
         (SCHEDULE, "0.23.0", "", EAGLE, "use vLLM 0.24.0 or newer"),
         (SCHEDULE, "0.25.0", "-dp 2", EAGLE, "vLLM 0.25.0 may deadlock on a schedule with data parallel size 2"),
         (SCHEDULE, "0.33.0", "-dp 2", EAGLE, "vLLM 0.33.0 ignores a schedule with data parallel size 2"),
-        (SCHEDULE, "0.33.0", "", DrafterArguments("x", "dspark"), "does not go with the method 'dspark'"),
+        (SCHEDULE, "0.33.0", "", DrafterArguments("x", "dspark"), "cannot be used with the method 'dspark'"),
         (Adaptive(3), "0.29.0", "", EAGLE, "use vLLM 0.30.0 or newer"),
         (Adaptive(3), "0.27.1", "", DrafterArguments("x", "dspark"), "use vLLM 0.28.0 or newer"),
-        (Adaptive(3), "0.33.0", "--enable-lora", EAGLE, "does not go with LoRA"),
-        (Adaptive(3), "0.33.0", "-pp 2", EAGLE, "does not go with pipeline parallelism"),
-        (Adaptive(3), "0.33.0", "--enforce-eager", EAGLE, "does not go with eager execution"),
-        (Adaptive(3), "0.32.0", "", DrafterArguments("x", "medusa"), "does not go with the method 'medusa'"),
+        (Adaptive(3), "0.33.0", "--enable-lora", EAGLE, "cannot be used with LoRA"),
+        (Adaptive(3), "0.33.0", "-pp 2", EAGLE, "cannot be used with pipeline parallelism"),
+        (Adaptive(3), "0.33.0", "--enforce-eager", EAGLE, "cannot be used with eager execution"),
+        (Adaptive(3), "0.32.0", "", DrafterArguments("x", "medusa"), "cannot be used with the method 'medusa'"),
         (Static(3), "0.29.0", "-pp 2", EAGLE, "use vLLM 0.30.0 or newer"),
         (
             Static(3),
             "0.33.0",
             "-tp 4",
             DrafterArguments("x", engine_options={"draft_tensor_parallel_size": 2}),
-            "draft_tensor_parallel_size is 2, and vLLM takes 1 or the target's, 4",
+            "draft_tensor_parallel_size is 2, and vLLM accepts only 1 or the target's, 4",
         ),
         (Static(3), "0.33.0", "", DrafterArguments("x", "medusa"), "no longer supports Medusa"),
         (Static(3), "0.24.0", "", DrafterArguments("x", "dspark"), "use vLLM 0.25.0 or newer"),

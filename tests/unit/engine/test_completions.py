@@ -72,17 +72,17 @@ def test_an_answer_of_vllm() -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (b"", "holds no log probabilities"),
-        (b"[]", "holds no log probabilities"),
-        (b"\xff", "holds no log probabilities"),
-        (b'{"choices": []}', "holds no log probabilities"),
-        (json.dumps({"choices": [{"logprobs": None}]}).encode(), "holds no log probabilities"),
-        (changed(top_logprobs=[None, None]), "holds no log probabilities"),
-        (changed(top_logprobs=[{"token_id:32": "x"}, {}]), "holds no log probabilities"),
+        (b"", "has no log probabilities in vLLM's form"),
+        (b"[]", "has no log probabilities in vLLM's form"),
+        (b"\xff", "has no log probabilities in vLLM's form"),
+        (b'{"choices": []}', "has no log probabilities in vLLM's form"),
+        (json.dumps({"choices": [{"logprobs": None}]}).encode(), "has no log probabilities in vLLM's form"),
+        (changed(top_logprobs=[None, None]), "has no log probabilities in vLLM's form"),
+        (changed(top_logprobs=[{"token_id:32": "x"}, {}]), "has no log probabilities in vLLM's form"),
         (changed(tokens=[], top_logprobs=[]), "has 0 tokens"),
         (changed(tokens=["token_id:32"]), "has 1 tokens and log probabilities of 2"),
         (changed(tokens=["a"] * 65, top_logprobs=[{"a": 0.0}] * 65), "has 65 tokens"),
-        (changed(tokens=["token_id:32", "token_id:99"]), "of a token of its own"),
+        (changed(tokens=["token_id:32", "token_id:99"]), "of one of its tokens"),
     ],
 )
 def test_what_is_no_answer(body: bytes, said: str) -> None:

@@ -56,7 +56,7 @@ def test_reading(text: str, canonical: str) -> None:
     "text", ["", "latest", "1", "0.33.0.0.1", "0.33.x", "0.33.0+", "0.33.0-", "25.10-3py", "v", "0.3\u00b3.0", "\u0660.1.2"]
 )
 def test_what_is_no_version(text: str) -> None:
-    with pytest.raises(VersionError, match=r"is not a vLLM version: write it like 0\.\d+\.\d+\.$"):
+    with pytest.raises(VersionError, match=r"is not a vLLM version: use the form 0\.\d+\.\d+\.$"):
         parse(text)
 
 
@@ -118,22 +118,22 @@ def test_image_tags(image: str, version: str) -> None:
 @pytest.mark.parametrize(
     ("image", "why"),
     [
-        ("vllm/vllm-openai:latest", "the tag 'latest', which is no vLLM version"),
+        ("vllm/vllm-openai:latest", "the tag 'latest', which is not a vLLM version"),
         ("vllm/vllm-openai:nightly", "the tag 'nightly'"),
         ("vllm/vllm-openai:nightly-0123456789abcdef", "the tag 'nightly-0123456789abcdef'"),
         ("vllm/vllm-openai:25.10-py3", "not a full vLLM version"),
-        ("vllm/vllm-openai:25.10.1-py3", "a version of something else than vLLM"),
-        ("nvcr.io/nvidia/vllm:25.10-py3", "of a repository whose tags need not be versions of vLLM"),
+        ("vllm/vllm-openai:25.10.1-py3", "a version of another product than vLLM"),
+        ("nvcr.io/nvidia/vllm:25.10-py3", "from a repository whose tags may differ from vLLM versions"),
         (
             "registry.example/dlc/vllm:0.27.0-gpu-py312-cu130-ubuntu22.04-v1.5",
-            "of a repository whose tags need not be versions of vLLM",
+            "from a repository whose tags may differ from vLLM versions",
         ),
-        ("ghcr.io/llm-d/llm-d-cuda:v0.4.0", "of a repository whose tags need not be versions of vLLM"),
-        ("kserve/huggingfaceserver:v0.16.0-gpu", "of a repository whose tags need not be versions of vLLM"),
-        ("nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.7.1", "of a repository whose tags need not be versions of vLLM"),
-        ("lmcache/vllm-openai:v0.3.9", "of a repository whose tags need not be versions of vLLM"),
-        ("docker.io/lmcache/vllm-openai:v0.3.9", "of a repository whose tags need not be versions of vLLM"),
-        ("mycorp/vllm:0.30.1", "of a repository whose tags need not be versions of vLLM"),
+        ("ghcr.io/llm-d/llm-d-cuda:v0.4.0", "from a repository whose tags may differ from vLLM versions"),
+        ("kserve/huggingfaceserver:v0.16.0-gpu", "from a repository whose tags may differ from vLLM versions"),
+        ("nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.7.1", "from a repository whose tags may differ from vLLM versions"),
+        ("lmcache/vllm-openai:v0.3.9", "from a repository whose tags may differ from vLLM versions"),
+        ("docker.io/lmcache/vllm-openai:v0.3.9", "from a repository whose tags may differ from vLLM versions"),
+        ("mycorp/vllm:0.30.1", "from a repository whose tags may differ from vLLM versions"),
         ("vllm/vllm-openai", "has no tag"),
         ("registry.example:5000/vllm-openai", "has no tag"),
         ("vllm/vllm-openai@sha256:" + "0" * 64, "has only a digest"),
@@ -144,13 +144,13 @@ def test_tags_that_name_no_version_say_what_to_set(image: str, why: str) -> None
     assert isinstance(found, UnknownVersion)
     assert why in found.message
     assert found.message.startswith(f"spec.engine.image '{image}'")
-    assert found.message.endswith(f"set spec.engine.version to the vLLM version inside, like {NEWEST_VERIFIED_VERSION}.")
+    assert found.message.endswith(f"set spec.engine.version to its vLLM version, such as {NEWEST_VERIFIED_VERSION}.")
 
 
 def test_no_image_at_all() -> None:
     found = parse_image_version("")
     assert isinstance(found, UnknownVersion)
-    assert "names no image" in found.message
+    assert "is not an image" in found.message
 
 
 def test_the_declared_version_goes_before_the_tag() -> None:
@@ -167,14 +167,14 @@ def test_the_declared_version_goes_before_the_tag() -> None:
 def test_a_declared_version_that_is_none_is_named() -> None:
     found = resolve_engine_version("vllm/vllm-openai:v0.30.0", "newest")
     assert isinstance(found, UnknownVersion)
-    assert found.message.startswith("spec.engine.version is 'newest', which is no vLLM version")
+    assert found.message.startswith("spec.engine.version is 'newest', which is not a vLLM version")
 
 
 @pytest.mark.parametrize("newer", ["0.34.0", "1.0.0", "0.40.2"])
 def test_a_newer_release_is_taken_for_the_newest_known_with_a_warning(newer: str) -> None:
     found = resolve_engine_version("x/y:latest", newer)
     assert isinstance(found, EngineVersion)
-    assert f"it is taken for {NEWEST_VERIFIED_VERSION}" in found.warnings[0]
+    assert f"it is treated as {NEWEST_VERIFIED_VERSION}" in found.warnings[0]
     assert [supports(found.version, feature) for feature in Feature] == [
         supports(NEWEST_VERIFIED_VERSION, feature) for feature in Feature
     ]

@@ -50,17 +50,17 @@ def test_every_way_to_write_the_drafter(args: list[str]) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["a/b", "c/d"], "begins with 2 words, and vLLM takes one model there"),
-        (["--model"], "has --model with 0 values, and vLLM takes one there"),
-        (["-sc", "{"], "sets --speculative-config to what cannot be read as JSON"),
-        (["-sc", "[1]"], "sets --speculative-config to [1]: vLLM takes an object there"),
-        (["-sc", '{"num_speculative_tokens": 0}'], "sets num_speculative_tokens to 0: vLLM takes a whole number above 0"),
+        (["a/b", "c/d"], "begins with 2 words, but vLLM expects one model"),
+        (["--model"], "has --model with 0 values, but vLLM expects one"),
+        (["-sc", "{"], "sets --speculative-config to invalid JSON"),
+        (["-sc", "[1]"], "sets --speculative-config to [1]: vLLM expects an object"),
+        (["-sc", '{"num_speculative_tokens": 0}'], "sets num_speculative_tokens to 0: vLLM expects a whole number above 0"),
         (["-sc", '{"num_speculative_tokens": true}'], "sets num_speculative_tokens to True"),
         (["--spec-tokens", "many"], "sets num_speculative_tokens to 'many'"),
-        (["-sc", '{"model": ["a"]}'], "sets model in --speculative-config to ['a']: write a text"),
+        (["-sc", '{"model": ["a"]}'], "sets model in --speculative-config to ['a']: set a string"),
         (["-sc", '{"method": "eagle3"}', "--spec-method=mtp"], "has --spec-method and method in --speculative-config"),
-        (["--tensor-parallel-size=$TP"], "sets --tensor-parallel-size to $TP: vLLM takes a whole number above 0"),
-        (["-sc", "[" * 100_000], "cannot be read as JSON"),
+        (["--tensor-parallel-size=$TP"], "sets --tensor-parallel-size to $TP: vLLM expects a whole number above 0"),
+        (["-sc", "[" * 100_000], "invalid JSON"),
     ],
 )
 def test_what_vllm_would_refuse(args: list[str], said: str) -> None:

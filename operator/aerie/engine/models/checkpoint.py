@@ -106,17 +106,17 @@ def read_header_length(prefix: bytes, file_size: int, file: str) -> int:
     """Return N of the drawing above, from the first 8 bytes and the size of the file. Raises CheckpointError."""
     if len(prefix) < 8 or file_size < 8:
         raise CheckpointError(
-            f"{file} has {min(len(prefix), file_size)} bytes, and a safetensors file at least 8: {_DOWNLOAD_AGAIN}"
+            f"{file} has {min(len(prefix), file_size)} bytes, but a safetensors file has at least 8: {_DOWNLOAD_AGAIN}"
         )
     length = int(struct.unpack("<Q", prefix[:8])[0])
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(
-            f"{file} says that its header has {length} bytes, and {MAX_HEADER_BYTES} is the most: "
+            f"{file} declares a header of {length} bytes, but the maximum is {MAX_HEADER_BYTES}: "
             "it is not a safetensors file (a Git LFS pointer or an error page?), or it is damaged; download it again."
         )
     if length > file_size - 8:
         raise CheckpointError(
-            f"{file} says that its header has {length} bytes, but the file ends after {file_size - 8} more: {_DOWNLOAD_AGAIN}"
+            f"{file} declares a header of {length} bytes, but the file ends after {file_size - 8} more: {_DOWNLOAD_AGAIN}"
         )
     return length
 
@@ -187,14 +187,14 @@ def parse_index(text: bytes, file: str) -> dict[str, str]:
     mapping = _parse_object(text, file, "a table with weight_map").get("weight_map")
     if not isinstance(mapping, dict) or not mapping:
         raise CheckpointError(
-            f"{file}: weight_map is {_abbreviate(mapping)}, and must name the file of each tensor: {_DOWNLOAD_AGAIN}"
+            f"{file}: weight_map is {_abbreviate(mapping)}, but must contain the file of each tensor: {_DOWNLOAD_AGAIN}"
         )
     for tensor, shard in mapping.items():
         # The name becomes a path or a URL, so it must stay inside the checkpoint.
         is_plain_name = isinstance(shard, str) and shard.isprintable() and not shard.startswith(".")
         if not is_plain_name or not shard or "/" in shard or "\\" in shard:
             raise CheckpointError(
-                f"{file}: weight_map gives {_abbreviate(tensor)} the file {_abbreviate(shard)}, which is no "
+                f"{file}: weight_map gives {_abbreviate(tensor)} the file {_abbreviate(shard)}, which is not a "
                 f"plain name: {_DOWNLOAD_AGAIN}"
             )
     return mapping
@@ -225,7 +225,7 @@ def _parse_object(text: bytes, file: str, expected: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not JSON ({error}): {_DOWNLOAD_AGAIN}") from None
     if not isinstance(document, dict):
-        raise CheckpointError(f"{file} holds a {type(document).__name__}, and must hold {expected}: {_DOWNLOAD_AGAIN}")
+        raise CheckpointError(f"{file} contains a {type(document).__name__}, but must contain {expected}: {_DOWNLOAD_AGAIN}")
     return document
 
 
@@ -250,7 +250,7 @@ def _parse_tensor(name: str, entry: Any, file: str, start: int, display_name: st
         )
     if not is_valid or any(length < 0 for length in shape):
         raise CheckpointError(
-            f"{display_name}: '{name}' is {_abbreviate(entry)}, and must have dtype, shape and data_offsets: {_EXPORT_AGAIN}"
+            f"{display_name}: '{name}' is {_abbreviate(entry)}, but must have dtype, shape and data_offsets: {_EXPORT_AGAIN}"
         )
     if not 0 <= begin <= end:
         raise CheckpointError(f"{display_name}: '{name}' goes from byte {begin} to byte {end}: {_DOWNLOAD_AGAIN}")

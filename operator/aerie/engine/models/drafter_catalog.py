@@ -100,7 +100,7 @@ class NoMatchingDrafter:
     message: str
 
 
-_SERVE_WITHOUT_DRAFTER_HINT = "To serve without a drafter, write spec.speculation.numSpeculativeTokens: 0."
+_SERVE_WITHOUT_DRAFTER_HINT = "To serve without a drafter, set spec.speculation.numSpeculativeTokens: 0."
 
 
 @dataclass(frozen=True)
@@ -150,22 +150,21 @@ class DrafterCatalog:
         if name_matches:
             drafters = ", ".join(f"{entry.repo} ({entry.kind.display_name})" for entry in name_matches)
             return NoMatchingDrafter(
-                f"{problem} that is pinned to a commit; it has {drafters}: write one of them as spec.drafter.source.huggingFace, "
+                f"{problem} that is pinned to a commit; it has {drafters}: set one of them in spec.drafter.source.huggingFace, "
                 f"such as {{repo: {name_matches[0].repo}, revision: <its commit, 40 characters>}}, or add its commit to the "
                 f"operator's catalog (value `catalog` of the chart). {_SERVE_WITHOUT_DRAFTER_HINT}"
             )
         if matches:
             drafters = ", ".join(f"{match.entry.repo}" for match in matches)
             alternative = (
-                f"it has {drafters} for models of the same sizes: name one in spec.drafter.source if it is for this model"
+                f"it has {drafters} for models of the same sizes: set one in spec.drafter.source if it is for this model"
             )
         elif nearest_targets := self.nearest_targets(target):
             alternative = (
-                f"the nearest targets that it has are {', '.join(nearest_targets)}: name a drafter in spec.drafter.source, "
-                "or train one"
+                f"its most similar targets are {', '.join(nearest_targets)}: set a drafter in spec.drafter.source, or train one"
             )
         else:
-            alternative = "name a drafter in spec.drafter.source, or train one"
+            alternative = "set a drafter in spec.drafter.source, or train one"
         return NoMatchingDrafter(f"{problem}; {alternative}. {_SERVE_WITHOUT_DRAFTER_HINT}")
 
     def explain_selection(self, match: CatalogMatch, target: str, config: Mapping[str, Any] | None = None) -> str:
@@ -251,15 +250,15 @@ def _parse_toml(text: str, label: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CatalogError(f'{label} is not TOML: {error}: write lines such as kind = "eagle3.1".') from None
+        raise CatalogError(f'{label} is not TOML: {error}: use lines such as kind = "eagle3.1".') from None
 
 
 def _parse_entry(label: str, row: Any, shapes: Mapping[str, ModelShape]) -> CatalogEntry:
     if not isinstance(row, dict):
-        raise CatalogError(f"{label} is {row!r}: write a table with targets, kind and repo.")
+        raise CatalogError(f"{label} is {row!r}: set a table with targets, kind and repo.")
     if unknown := sorted(row.keys() - set(_ENTRY_FIELDS)):
         raise CatalogError(
-            f"{label} has the field '{unknown[0]}', which there is not: its fields are {', '.join(_ENTRY_FIELDS)}."
+            f"{label} has the field '{unknown[0]}', which does not exist: the fields are {', '.join(_ENTRY_FIELDS)}."
         )
     targets = row.get("targets")
     if not isinstance(targets, list) or not targets or not all(_is_repository(name) for name in targets):
@@ -299,7 +298,7 @@ def _field_error(label: str, name: str, value: Any, expected: str) -> CatalogErr
 def _read_text(label: str, row: Mapping[str, Any], name: str, *, required: bool = True) -> str:
     value = row.get(name, None if required else "")
     if not isinstance(value, str) or (required and not value):
-        raise _field_error(label, name, value, "a text")
+        raise _field_error(label, name, value, "a string")
     return value
 
 

@@ -84,7 +84,7 @@ def test_what_is_chosen_can_be_run_and_is_pinned(target: str) -> None:
         assert chosen.repo is not None
         assert chosen.revision is not None
     else:
-        assert "To serve without a drafter, write spec.speculation.numSpeculativeTokens: 0." in chosen.message
+        assert "To serve without a drafter, set spec.speculation.numSpeculativeTokens: 0." in chosen.message
 
 
 @pytest.mark.parametrize(
@@ -113,18 +113,18 @@ def test_widely_used_targets_have_a_drafter_at_a_commit(target: str, repo: str) 
         (
             "openai/gpt-oss-20b",
             None,
-            "it has Dogacel/specdrift-gpt-oss-20b-eagle3 (EAGLE 3.1), RedHatAI/gpt-oss-20b-speculator.eagle3 (EAGLE 3): write ",
+            "it has Dogacel/specdrift-gpt-oss-20b-eagle3 (EAGLE 3.1), RedHatAI/gpt-oss-20b-speculator.eagle3 (EAGLE 3): set ",
         ),
         (
             "openai/gpt-oss-20b",
             None,
-            "one of them as spec.drafter.source.huggingFace, such as {repo: Dogacel/specdrift-gpt-oss-20b-eagle3, revision: <its",
+            "one of them in spec.drafter.source.huggingFace, such as {repo: Dogacel/specdrift-gpt-oss-20b-eagle3, revision: <its",
         ),
-        ("Qwen/Qwen3-9B", None, "the nearest targets that it has are Qwen/Qwen3-8B, "),
-        ("x/y", None, "no drafter for x/y; name a drafter in spec.drafter.source, or train one."),
+        ("Qwen/Qwen3-9B", None, "its most similar targets are Qwen/Qwen3-8B, "),
+        ("x/y", None, "no drafter for x/y; set a drafter in spec.drafter.source, or train one."),
         ("/models/mine", KIMI, "no drafter for /models/mine; it has lightseekorg/kimi-k2.6-eagle3.1-mla, "),
-        ("/models/mine", KIMI, " for models of the same sizes: name one in spec.drafter.source if it is for this model."),
-        ("deepseek-ai/DeepSeek-V3", None, "the nearest targets that it has are deepseek-ai/DeepSeek-V3"),
+        ("/models/mine", KIMI, " for models of the same sizes: set one in spec.drafter.source if it is for this model."),
+        ("deepseek-ai/DeepSeek-V3", None, "its most similar targets are deepseek-ai/DeepSeek-V3"),
     ],
 )
 def test_no_drafter_is_chosen_by_sizes_or_of_another_kind_or_without_a_commit(
@@ -181,8 +181,8 @@ GOOD = {"targets": '["a/b"]', "kind": '"eagle3"', "repo": '"c/d"'}
         ({"revision": '"main"'}, "'revision' is 'main': it must be a full commit"),
         ({"shape": '"llama"'}, "'shape' is 'llama': it must be a table with model_type, hidden_size, layers, vocab_size"),
         ({"shape": "{ model_type = 3 }"}, "the catalog entry 'mine': 'shape' is {'model_type': 3}: it must have model_type"),
-        ({"notes": "3"}, "'notes' is 3: it must be a text"),
-        ({"color": "3"}, "has the field 'color', which there is not: its fields are targets, repo, "),
+        ({"notes": "3"}, "'notes' is 3: it must be a string"),
+        ({"color": "3"}, "has the field 'color', which does not exist: the fields are targets, repo, "),
         ({"kind": "eagle3"}, "the catalog entry 'mine' is not TOML: "),
     ],
 )

@@ -62,18 +62,18 @@ def test_scalars_empty_tensors_and_types_of_less_than_a_byte() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "has 0 bytes, and a safetensors file at least 8"),
+        (b"", "has 0 bytes, but a safetensors file has at least 8"),
         (b"short", "has 5 bytes"),
-        (b"version https://git-lfs", "header has"),
+        (b"version https://git-lfs", "declares a header of"),
         (struct.pack("<Q", 2**63) + b"{}", f"and {MAX_HEADER_BYTES} is the most: it is not a safetensors file"),
-        (struct.pack("<Q", 100) + b"{}", "header has 100 bytes, but the file ends after 2 more"),
+        (struct.pack("<Q", 100) + b"{}", "declares a header of 100 bytes, but the file ends after 2 more"),
         (framed(b"{"), "the header is not JSON"),
         (framed(b"\xff\xfe{}"), "the header is not JSON"),
         (framed(b"[" * 50_000), "the header is not JSON"),
         (framed([1]), "the header is a list, not a table of tensors"),
         (framed(b'{"a": 1, "a": 2}'), "the header names 'a' twice"),
         (framed({"__metadata__": {"a": 1}}), '__metadata__ must map strings to strings, found {"a": 1}'),
-        (framed({"a": 1}), "'a' is 1, and must have dtype, shape and data_offsets"),
+        (framed({"a": 1}), "'a' is 1, but must have dtype, shape and data_offsets"),
         (framed({"a": {"dtype": "U8", "shape": [1]}}), "'a' is {"),
         (framed({"a": tensor([1], 0, 1) | {"data_offsets": [0, 1, 2]}}, b"1"), "'a' is {"),
         (framed({"a": tensor([True], 0, 1)}, b"1"), "'a' is {"),
@@ -146,7 +146,7 @@ def test_config_and_index_are_read_or_refused(text: bytes) -> None:
 
 @pytest.mark.parametrize("shard", ["../../etc/passwd", "/etc/passwd", "a/b.safetensors", "", "..", "a\\b", 7])
 def test_index_cannot_lead_out_of_the_checkpoint(shard: object) -> None:
-    with pytest.raises(CheckpointError, match="is no plain name"):
+    with pytest.raises(CheckpointError, match="is not a plain name"):
         parse_index(json.dumps({"weight_map": {"a": shard}}).encode(), "index.json")
 
 

@@ -18,13 +18,19 @@ DRAWN = {"draft_sample_method": "probabilistic"}
 @pytest.mark.parametrize(
     ("keys", "version", "environment", "severity", "evidence"),
     [
-        ({}, "0.33.0", {}, Severity.SKIP, "no further keys"),
-        (DRAWN, "0.33.0", {}, Severity.PASS, "vLLM 0.33.0 knows draft_sample_method"),
-        (DRAWN, "0.20.2", {}, Severity.ERROR, "draftSampling is Probabilistic (draft_sample_method), a key that vLLM 0.20.2"),
-        (DRAWN | {"use_local_argmax_reduction": True}, "0.33.0", {}, Severity.ERROR, "no draft logits to draw from"),
+        ({}, "0.33.0", {}, Severity.SKIP, "no other keys"),
+        (DRAWN, "0.33.0", {}, Severity.PASS, "vLLM 0.33.0 supports draft_sample_method"),
+        (DRAWN, "0.20.2", {}, Severity.ERROR, "draftSampling is Probabilistic (draft_sample_method), which vLLM 0.20.2"),
+        (DRAWN | {"use_local_argmax_reduction": True}, "0.33.0", {}, Severity.ERROR, "no draft logits to sample from"),
         ({"rejection_sample_method": "block"}, "0.33.0", {}, Severity.PASS, "rejection_sample_method"),
         ({"rejection_sample_method": "block"}, "0.33.0", {"VLLM_USE_V2_MODEL_RUNNER": "0"}, Severity.WARNING, "token by token"),
-        ({"draft_lm_head_quantization": "fp8"}, "0.33.0", {"VLLM_USE_V2_MODEL_RUNNER": "0"}, Severity.ERROR, "refuses it"),
+        (
+            {"draft_lm_head_quantization": "fp8"},
+            "0.33.0",
+            {"VLLM_USE_V2_MODEL_RUNNER": "0"},
+            Severity.ERROR,
+            "(VLLM_USE_V2_MODEL_RUNNER=0) rejects",
+        ),
         ({"of_tomorrow": 1}, "0.33.0", {}, Severity.INFO, "of_tomorrow"),
     ],
 )

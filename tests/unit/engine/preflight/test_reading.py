@@ -58,7 +58,7 @@ def test_folder_of_pickles_has_a_config_and_no_tensors(tmp_path: Path) -> None:
         ({}, "config.json cannot be read (No such file or directory): give a folder with config.json"),
         ({"config.json": b"{}"}, "has no weights: it needs *.safetensors beside config.json"),
         ({"config.json": b"<html>", "a.safetensors": b""}, "config.json is not JSON"),
-        ({"config.json": b"{}", "a.safetensors": b"\x10\0\0\0\0\0\0\0{}"}, "a.safetensors says that its header has 16 bytes"),
+        ({"config.json": b"{}", "a.safetensors": b"\x10\0\0\0\0\0\0\0{}"}, "a.safetensors declares a header of 16 bytes"),
         (
             {"config.json": b"{}", "model.safetensors.index.json": b'{"weight_map": {"a": "b.safetensors"}}'},
             "b.safetensors cannot be read",
