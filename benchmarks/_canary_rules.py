@@ -118,7 +118,7 @@ def alike(blocks: Blocks, more: float = 1.0) -> float:
 
 
 def certain(test: CriterionTest, canary: Floats, control: Floats, scatters: list[Dispersion], terms: AnalysisPlan) -> Bools:
-    """`judgement.certain` after every block of every run; false from a run's last block on."""
+    """Return whether `verdict.is_mean_test_met` after every block of every run; False from a run's last block on."""
     n = np.arange(1, canary.shape[1] + 1)[None, :]
     scores = canary - test.ratio * control - test.offset
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):

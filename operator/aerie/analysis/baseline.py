@@ -14,7 +14,7 @@ A change that makes other numbers of the same traffic does not (`compatible_with
   (v1/core/sched/scheduler.py, `_drafts_unused`). So times and their dependence on the load are other numbers.
 
 Guarantees: pure; text that `pack` made comes back as it was. A calibration holds blocks of one engine alone. Text that does not
-name its engine, as releases of Aerie before wrote it, is discarded. Not guaranteed: that the pods are under equal loads, as those
+name its engine is discarded. Not guaranteed: that the pods are under equal loads, as those
 of an analysis are where latencies count. The part of that which the load adjustment leaves counts as dispersion here, and not
 there.
 """

@@ -125,7 +125,7 @@ AnalysisGoal = Literal["NonInferior", "Superior", "Faster", "Explore"]
 
 @dataclass(frozen=True, slots=True)
 class AnalysisPlan:
-    """All parameters of an analysis; fixed before its first block, but for `unlike`."""
+    """All parameters of an analysis; fixed before its first block, but for `hardware_mismatch`."""
 
     goal: AnalysisGoal = "NonInferior"
     margin: float = 0.02

@@ -68,7 +68,7 @@ class AnalysisState:
     """Consecutive blocks, up to the last, in which the canary was far slower than the control; without those in which it had more
     requests."""
     slow_first_token_streak: int = 0
-    """Consecutive blocks, up to the last, in which the canary's first token was far later; counted like `slow`."""
+    """Consecutive blocks, up to the last, in which the canary's first token was far later; counted like `slow_output_streak`."""
     stalled_streak: int = 0
     """Consecutive blocks, up to the last, in which the canary held requests and finished next to none, while the control did."""
     unmatched_block_count: int = 0

@@ -50,7 +50,7 @@ class EngineCounts:
     timed_requests: float = 0.0
     """Finished requests whose time per output token was measured."""
     slow_output_requests: float = 0.0
-    """Requests among the `timed` ones that took longer per output token than the objective."""
+    """Requests among `timed_requests` that took longer per output token than the objective."""
     request_steps: float = 0.0
     """Steps of the engine, once for each request in them."""
     iterations: float = 0.0

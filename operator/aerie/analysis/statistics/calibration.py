@@ -6,7 +6,7 @@ of the other pods. 30 blocks are a batch. From the batches follow:
 
     inflation (phi)  = 30 * variance of batch means / variance of blocks, at least 1
     variance         = that of blocks, per pod: two arms of a and b pods differ with variance * (1/a + 1/b)
-    offset_sd (tau)  = standard deviation of the permanent differences of pods, without the part that noise explains; of m pods it
+    pod_effect_sd    = standard deviation (tau) of the permanent differences of pods, without what noise explains; of m pods it
                        has m - 1 degrees of freedom, so that two pods that happen to be alike prove little
 
 All are relative to the level of the metric. With less than a day the inflation is shrunk towards `DEFAULT_INFLATION`.
@@ -69,7 +69,7 @@ class Dispersion:
     pod_effect_sd: float = 0.0
     """Standard deviation of the permanent difference of a pod."""
     pod_effect_degrees_of_freedom: float = 0.0
-    """Degrees of freedom of `offset_sd`: one less than the pods that it was estimated from; 0: it is unknown."""
+    """Degrees of freedom of `pod_effect_sd`: one less than the pods that it was estimated from; 0: it is unknown."""
     batch_count: int = 0
     """Batches that this rests on (an hour each, with two-minute blocks); 0: uncalibrated."""
 

@@ -1,9 +1,9 @@
 """Constants of the decision: when a forecast is good enough to act on, when a canary is worth its cost, and when a pause ends.
 
-The gate on a change: a replica loses its capacity for `reload` seconds. A change that stays for `horizon` has to gain more than
-reload / horizon to break even. The pessimistic gain has to be `margin` times that, and the median gain at least `least_gain`. The
-gain of all replicas has to pay back the trial's surge pods within `payback`. The forecast needs no more than that, because the
-canary of the change proves it, or is rolled back.
+The gate on a change: a replica loses its capacity for `reload_seconds`. A change that stays for `horizon_seconds` has to gain
+more than reload / horizon to break even. The pessimistic gain has to be `payback_margin` times that, and the median gain at least
+`min_gain`. The gain of all replicas has to pay back the trial's surge pods within `surge_payback_seconds`. The forecast needs no
+more than that, because the canary of the change proves it, or is rolled back.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TuningPolicy:
     complexity_penalty: float = 0.01
     """Minimum advantage of a schedule or of adaptive verification over the best fixed setting."""
     min_probability_off_better: float = 0.9
-    """Probability that no speculation is better, above which speculation is turned off even for a gain below `least_gain`."""
+    """Probability that no speculation is better, above which speculation is turned off even for a gain below `min_gain`."""
     ineffective_acceptance_length: float = 1.15
     """Acceptance length below which a drafter is ineffective: speculation is then turned off if that is likely to be better."""
     recent_gain_fraction: float = 0.5
@@ -77,10 +77,10 @@ class TuningPolicy:
     """Time after which a canary with drafts measures acceptance again while speculation is off, because nothing else measures
     it."""
     max_probe_intervals: float = 7.0
-    """Maximum interval between two exploration canaries, in units of `probe`.
+    """Maximum interval between two exploration canaries, in units of `probe_interval_seconds`.
 
-    The result of the first exploration since the setting or acceptance changed is assumed to hold for one `probe`. Each further
-    one holds twice as long, because there is ever less to learn.
+    The result of the first exploration since the setting or acceptance changed is assumed to hold for one such interval. Each
+    further one holds twice as long, because there is ever less to learn.
     """
     draws: int = 400
 
@@ -138,7 +138,7 @@ class TrialHistory:
     inconclusive_count: int = 1
     """Number of recent inconclusive canaries. Each one adds one cooldown to the pause, up to the pause after a rollback."""
     trial_started_at: float | None = None
-    """Start of the canary behind the later one of `rolled_back` and `undecided`."""
+    """Start of the canary behind the later one of `rolled_back_at` and `inconclusive_at`."""
     last_drafted_at: float | None = None
     """Time at which drafts were last verified."""
     exploration_times: tuple[float, ...] = ()
