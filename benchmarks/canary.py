@@ -85,7 +85,7 @@ def block_cost(blocks: int = 100, repeats: int = 10) -> float:
     """Milliseconds to count and judge one block, nothing decided, so that all criteria and the whole reason are worked out."""
     terms = AnalysisPlan(
         max_duration_seconds=1e9,
-        dispersions={one.name: Dispersion(1.7, 0.002, 20.0, 0.001, 24) for one in build_criteria(AnalysisPlan())},
+        dispersions={one.name: Dispersion(1.7, 0.002, 20.0, 0.001, batch_count=24) for one in build_criteria(AnalysisPlan())},
     )
     random = np.random.default_rng(SEED)
     milliseconds = []
@@ -161,37 +161,38 @@ _LIKE = (
 
 _PAGE = """# How often a canary is judged wrongly
 
-Written by `make bench NAME=canary SAVE=1`: {runs} simulated rollouts of up to four hours in each cell, seed {seed}. A drafter
-that is worse by 3 %, worse by just the margin of 2 %, equal, better by 3 % and by 20 % meets the rule of Aerie and the rules of
-others, all on the same traffic. A cell says how many percent were rolled back / promoted; the rest was undecided after four
-hours. The minutes are the median of what is right: of rolling back at -3 %, of promoting from equal on. At -2 % a promotion is
-the error that the level of 5 % is about; at "equal", a rollback.
+Written by `make bench NAME=canary SAVE=1`: {runs} simulated rollouts of up to four hours in each cell, seed {seed}. The rules of
+Aerie and of other tools evaluate the same traffic, with drafters of five kinds: worse by 3 %, worse by exactly the margin of 2 %,
+equal, better by 3 %, and better by 20 %. A cell shows the percentages that were rolled back / promoted; the rest was inconclusive
+after four hours. The minutes are the median of the right outcome: a rollback at -3 %, a promotion from equal on. At -2 % a
+promotion is the error that the level of 5 % limits; at "equal" it is a rollback.
 
-What is simulated, and assumed: requests of two classes with acceptance of their own, a mix that drifts on all pods and on each,
-15 s scrapes, K = 3 (`benchmarks/_canary_model.py`). A request has a number of tokens, not of drafts: how many drafts they take
-follows from what it accepts, so requests that accept little make more of the drafts than of the tokens, and a better drafter
-makes fewer for the same tokens. Latency is not simulated: every guard but tokens per step is taken to hold, and the soak to be
-over, so in practice a promotion takes 30 minutes or more. A [day of stable
-pods](rollouts.md#the-history-of-stable-pods) comes before each rollout, from the same kind of traffic ({histories} such days are
-shared by the rollouts of a scenario). The constants are assumptions, and a fleet with another memory has other figures.
+Simulation and assumptions: requests of two classes with different acceptance, a mix that drifts on all pods together and on each
+pod, scrapes every 15 s, K = 3 (`benchmarks/_canary_model.py`). A request has a number of tokens, and the number of drafts follows
+from its acceptance. So requests with low acceptance have more of the drafts than of the tokens, and a better drafter makes fewer
+drafts for the same tokens. Latency is not simulated: every criterion but tokens per step passes, and the minimum duration is
+over. So in practice a promotion takes 30 minutes or more. Before each rollout there is a [day of stable
+pods](rollouts.md#calibration-on-stable-pods) with the same kind of traffic ({histories} such days are shared by the rollouts of a
+scenario). The constants are assumptions; a fleet with another correlation time gives other results.
 
-Though latencies are not simulated, which blocks would count for them is: those in which the arms met a like load. That is judged
-by the requests that began on a pod, never by those in flight, of which a faster canary has fewer. The latest requests are taken
-together, as many as tell a difference of 20 % from chance (900 on two pods, about four minutes at one a second on each), so that
-neither chance drops blocks nor few requests hide a difference that lasts. The line below each table says how many counted, and
-how many would if the canary's pods had 40 % more requests than the control's: the first minutes, until it shows, and what was
-said in them is forgotten then. Where a balancer sends by fewest requests, arms that are alike in flight are alike.
+Latencies are not simulated, but the blocks that would count for them are: those in which the loads of the arms match. The load is
+the number of requests that began on a pod, never that in flight, because a faster canary has fewer in flight. The latest requests
+are taken together, as many as distinguish a difference of 20 % from chance (900 on two pods, about four minutes at one a second
+on each). So chance excludes no blocks, and few requests hide no lasting difference. The line below each table shows how many
+blocks count, and how many would if the canary's pods had 40 % more requests than the control's: the first minutes, until the
+difference shows. Counts of these minutes are then discarded. Where a balancer routes by fewest requests, arms that match in flight
+count as matched.
 
-No answer is cut at its end here, so tokens per step, by which Aerie judges, and acceptance length, for which the others' queries
-ask, are the same. In vLLM's counters acceptance length flatters the better arm
+No answer is truncated here, so tokens per step, which decide in Aerie, and acceptance length, which the other tools' queries
+request, are the same. In vLLM's counters acceptance length flatters the better arm
 ([why](rollouts.md#tokens-per-step-and-acceptance-length)).
 
-Of the others, their rules are simulated (`benchmarks/_canary_rules.py`), not their programs, as read in the sources of Flagger
-1.36.1 and Argo Rollouts 1.10.1. They compare against numbers; that the number is the ratio of two arms, over minutes that
-nothing disturbs, is taken in their favour. How often an equal drafter is rolled back goes with how many checks a user asks for,
-and so does how often a worse one passes. So each has two rows, with a check a minute and the threshold canary >= 0.98 * stable in
-both; the second is of its own docs, with Flagger's `tutorials/gatewayapi-progressive-delivery.md` and Argo's
-`docs/features/analysis.md` (the example with `count`, and the `failureLimit` of that page's template).
+The rules of the other tools are simulated (`benchmarks/_canary_rules.py`), not their programs, as read in the sources of Flagger
+1.36.1 and Argo Rollouts 1.10.1. They compare with numbers. In their favour, that number is taken as the ratio of two arms, over
+minutes without disturbance. The number of checks that a user configures determines how often an equal drafter is rolled back, and
+how often a worse one passes. So each tool has two rows, both with a check a minute and the threshold canary >= 0.98 * stable. The
+second row is from its own docs: Flagger's `tutorials/gatewayapi-progressive-delivery.md` and Argo's `docs/features/analysis.md`
+(the example with `count`, and the `failureLimit` of that page's template).
 
 | row | settings | promoted | rolled back |
 |---|---|---|---|
@@ -214,12 +215,12 @@ for rates:
 | 9 % better | 2 of 2 promoted | 1 of 1 promoted |
 | no request at all | rolled back after 85 s: NaN is a failed measurement | rolled back after 95 s: no values |
 
-Aerie there, with one control pod and no history, had decided nothing about three equal drafters after 30, 30 and 50 blocks, with
-bounds of some -10 to +13 % and, after 50, -6 to +4 %. Kayenta was not run.
+Aerie, with one control pod and no calibration there, had no verdict on three equal drafters after 30, 30 and 50 blocks, with
+bounds of about -10 to +13 % and, after 50, -6 to +4 %. Kayenta was not run.
 
 ## By simulation
 
 {tables}
-In "{aged}" the arms differ by age, and no rule can tell that from the drafter: acceptance that falls with a pod's age makes every
-fresh canary look better. That is what `control: Fresh` is for.
+In "{aged}" the arms differ by age, and no rule can distinguish that from the drafter: acceptance that drops with a pod's age makes
+every fresh canary appear better. That is the purpose of `control: Fresh`.
 """

@@ -3,7 +3,7 @@
 | key                                | what is measured, in percent; the worst of its cells                                      |
 |------------------------------------|-------------------------------------------------------------------------------------------|
 | runs                               | rollouts in each cell                                                                     |
-| crash_promoted_pct                 | engines crash at random: still promoted after the watch                                   |
+| crash_promoted_pct                 | engines crash at random: still promoted after the monitoring                                   |
 | crash_oracle_pct                   | of that cell: rollouts without two crashes that show, had it been accepted at once        |
 | abort_promoted_pct                 | overloaded from some minute on, so that clients give up before the first token: promoted  |
 | slow_with_objective_promoted_pct   | slower than the control, within an objective of latency: promoted                         |
@@ -93,17 +93,21 @@ def _outcomes(workers: ProcessPoolExecutor, every: list[Cell], runs: int) -> Ite
 
 
 ASKED: dict[str, tuple[str, str, float]] = {
-    "crash_promoted": ("engines crash at random; still promoted after the watch", "Promoted", 1.0),
-    "abort_promoted": ("overloaded from some minute on, clients give up; promoted", "Promoted", 1.0),
+    "crash_promoted": ("engines crash at random; still promoted after the monitoring", "Promoted", 1.0),
+    "abort_promoted": ("overloaded from some minute on, clients abandon requests; promoted", "Promoted", 1.0),
     "slow_with_objective_promoted": ("slower, within an objective of 50 ms at 10 ms a token; promoted", "Promoted", 1.0),
-    "objective_broken_promoted": ("an objective is broken, 4 % with the control; promoted", "Promoted", 3.0),
+    "objective_broken_promoted": ("an objective is violated, 4 % with the control; promoted", "Promoted", 3.0),
     "other_k_equal_rollback": ("arms of K 5 and 3, as fast; rolled back", "RolledBack", 2.0),
     "other_k_worse_promoted": ("arms of K 5 and 3, 6 % slower; promoted", "Promoted", 3.0),
     "lighter_faster_rollback": ("tokens per step -4 %, time -15 %; rolled back", "RolledBack", 2.0),
     "heavier_slower_promoted": ("time +3 %, first token +12 %; promoted", "Promoted", 3.0),
     "rare_failures_promoted": ("requests fail, of the control none; promoted", "Promoted", 5.0),
-    "unlike_gpu_rollback": ("pods unlike in time for good, equal drafters; rolled back", "RolledBack", 2.0),
-    "unlike_gpu_worse_promoted": ("pods unlike in time for good, time +6 %, tokens per step +10 %; promoted", "Promoted", 3.0),
+    "unlike_gpu_rollback": ("pods permanently different in time, equal drafters; rolled back", "RolledBack", 2.0),
+    "unlike_gpu_worse_promoted": (
+        "pods permanently different in time, time +6 %, tokens per step +10 %; promoted",
+        "Promoted",
+        3.0,
+    ),
     "equal_rollback": ("equal drafters; rolled back", "RolledBack", 2.0),
 }
 """What is simulated, the outcome that is wrong there, and how often it may be, in percent."""
@@ -159,33 +163,34 @@ def document(docs: Path) -> None:
 
 _GOOD = {
     BETTER: "tokens per step +9 %, steps as long; promoted",
-    UNLIKE_BETTER: "the same, pods unlike in time for good or no history; promoted",
+    UNLIKE_BETTER: "the same, pods permanently different in time or no history; promoted",
 }
 
 _PAGE = """# What the verdict keeps out, and what it lets in
 
-Written by `make bench NAME=verdict SAVE=1`: {runs} simulated rollouts in each cell, seed {seed}, judged block by block by the
-operator's own functions, all criteria at once. Each row has the worst of its cells.
+Written by `make bench NAME=verdict SAVE=1`: {runs} simulated rollouts in each cell, seed {seed}. The operator's own functions
+evaluate them block by block, with all criteria. Each row shows the worst of its cells.
 
-What is simulated, and assumed: one canary and one fresh control pod; blocks of 2 minutes, a soak of 30 minutes, undecided after 4
-hours; 1 request/s on each pod unless a cell says otherwise. Requests have their number of output tokens (lognormal, 400 in the
-mean) and drafts follow from it. A pod's block of 120 requests scatters by 4.3 % in tokens per step, 3 % in time per output token
-and 10 % in time to first token, independently of each other; nine tenths of that variance go with the number of requests, the
-rest has a memory of 8 minutes. All pods drift together. Before each rollout comes a day of 3 stable pods ({days} days are
-shared), unless the cell says that there was none. Times do not go with the load. The constants are assumptions, and a fleet with
-others has other figures.
+Simulation and assumptions: one canary and one fresh control pod, blocks of 2 minutes, a minimum duration of 30 minutes, and a
+deadline of 4 hours. Each pod gets 1 request/s, unless a cell names another rate. A request has a number of output tokens
+(lognormal, mean 400), and the number of drafts follows from it. A pod's block of 120 requests has a dispersion of 4.3 % in tokens
+per step, 3 % in time per output token and 10 % in time to first token, independently of each other. Nine tenths of that variance
+depend on the number of requests; the rest has a correlation time of 8 minutes. All pods drift together. Before each rollout there
+is a day of 3 stable pods ({days} days are shared), unless the cell has no calibration. Times do not depend on the load. The
+constants are assumptions; a fleet with other constants gives other results.
 
-A canary whose engines crash loads for 3 minutes after each crash. Accepted, it is ramped up (4 and 8 of 16 pods, 5 minutes each),
-promoted, and watched for 10 minutes, or for an hour where one engine has ended; what counts is that it is still promoted then.
-With two crashes one can tell; in {crash_oracle_pct:.1f} % of the rollouts of that cell there are no two to see, had it been
-accepted as soon as the soak allows: none by the end of the ten minutes, or one and no second within the hour.
+A canary whose engines crash loads for 3 minutes after each crash. Once promoted by the analysis, it is ramped up (4 and 8 of 16
+pods, 5 minutes each), and monitored for 10 minutes, or for an hour where one engine has ended. A rollout counts as promoted if it
+is still promoted after that. Two crashes are significant. In {crash_oracle_pct:.1f} % of that cell's rollouts there are no two
+crashes to observe, even if the canary is promoted right after the minimum duration: none by the end of the ten minutes, or one
+and no second within the hour.
 
-| canary; what is counted | % | worst cell | promoted | rolled back | undecided | median minutes |
+| canary; what is counted | % | worst cell | promoted | rolled back | inconclusive | median minutes |
 |---|---|---|---|---|---|---|
 {rows}
 
-The minutes are of what was decided. At 1 request/s {equal_promoted_pct:.0f} % of the equal drafters are promoted and
-{equal_undecided_pct:.0f} % undecided, because a margin of 2 % takes blocks; a drafter with 9 % more tokens per step is promoted
-after {better_median_min:.0f} minutes. With unlike K up to {other_k_equal_undecided_pct:.0f} % of the equal ones are undecided,
-with pods unlike in time up to {unlike_gpu_undecided_pct:.0f} %.
+The minutes are those of decided rollouts. At 1 request/s, {equal_promoted_pct:.0f} % of the equal drafters are promoted and
+{equal_undecided_pct:.0f} % are inconclusive, because a margin of 2 % takes many blocks. A drafter with 9 % more tokens per step is
+promoted after {better_median_min:.0f} minutes. Up to {other_k_equal_undecided_pct:.0f} % of the equal drafters are inconclusive
+with different K, and up to {unlike_gpu_undecided_pct:.0f} % with pods of different speed.
 """
