@@ -6,13 +6,14 @@ others get less of the processors, so that they delay none of the lab's.
 Guarantees: every test runs in one of the two; what the first says is shown as it comes, and what the other says in one piece
 after it, also after a failure or Ctrl-C; where the first failed, its last lines come once more; a failure's status and tests are
 named at the very end, which is what is left of a long log; the exit status is 0 only if it is 0 of both. What ends this ends both
-as Ctrl-C ends pytest, so that no lab is left running. Not guaranteed: an order between the tests of the two, and what is left of
-either after a SIGKILL. `pytest` alone runs everything in one process.
+as Ctrl-C in a terminal ends pytest with all its processes, so that no lab is left running. Not guaranteed: an order between the
+tests of the two, and what is left of either after a SIGKILL. `pytest` alone runs everything in one process.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import signal
 import subprocess
@@ -47,7 +48,7 @@ def side_by_side(shown: Sequence[str], beside: Sequence[str], name: str) -> int:
         def end(_: int, __: FrameType | None) -> None:
             for one in running:
                 if one.poll() is None:
-                    one.send_signal(signal.SIGINT)
+                    os.killpg(one.pid, signal.SIGINT)  # the whole group, so that each process takes its own lab down
 
         # Before they start: what a shell has made this one ignore, as SIGINT of a job in its background, they would ignore too.
         before = [signal.signal(number, end) for number in ENDING]

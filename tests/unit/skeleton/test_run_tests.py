@@ -25,6 +25,17 @@ except KeyboardInterrupt:
 """
 """A program that ends on Ctrl-C alone, and then puts things in order."""
 
+PARENT_OF_ONE = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, '-c', {WAITS.format("one")!r}])
+try:
+    child.wait()
+except KeyboardInterrupt:
+    child.wait()
+    raise
+"""
+"""A program with a child process, as pytest has them with --numprocesses."""
+
 
 def command(shown: str, beside: str) -> list[str]:
     code = "import sys; from scripts.run_tests import side_by_side as run\n"
@@ -63,7 +74,7 @@ def test_the_tests_that_failed_are_named_last() -> None:
 def test_an_end_from_outside_lets_both_put_things_in_order(number: int, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with out.open("wb") as output:
-        running = subprocess.Popen(command(WAITS.format("one"), WAITS.format("two")), cwd=ROOT, stdout=output, stderr=output)
+        running = subprocess.Popen(command(PARENT_OF_ONE, WAITS.format("two")), cwd=ROOT, stdout=output, stderr=output)
 
     def begun() -> bool:
         log = re.search(r"in (\S+)\n", out.read_text())
