@@ -180,8 +180,8 @@ the number of requests that began on a pod, never that in flight, because a fast
 are taken together, as many as distinguish a difference of 20 % from chance (900 on two pods, about four minutes at one a second
 on each). So chance excludes no blocks, and few requests hide no lasting difference. The line below each table shows how many
 blocks count, and how many would if the canary's pods had 40 % more requests than the control's: the first minutes, until the
-difference shows. Counts of these minutes are then discarded. Where a balancer routes by fewest requests, arms that match in flight
-count as matched.
+difference shows. Counts of these minutes are then discarded. Where a balancer routes by fewest requests, arms that match in
+flight count as matched.
 
 No answer is truncated here, so tokens per step, which decide in Aerie, and acceptance length, which the other tools' queries
 request, are the same. In vLLM's counters acceptance length flatters the better arm
@@ -221,6 +221,6 @@ bounds of about -10 to +13 % and, after 50, -6 to +4 %. Kayenta was not run.
 ## By simulation
 
 {tables}
-In "{aged}" the arms differ by age, and no rule can distinguish that from the drafter: acceptance that drops with a pod's age makes
-every fresh canary appear better. That is the purpose of `control: Fresh`.
+In "{aged}" the arms differ by age, and no rule can distinguish that from the drafter: acceptance that drops with a pod's age
+makes every fresh canary appear better. That is the purpose of `control: Fresh`.
 """

@@ -3,7 +3,7 @@
 | key                                | what is measured, in percent; the worst of its cells                                      |
 |------------------------------------|-------------------------------------------------------------------------------------------|
 | runs                               | rollouts in each cell                                                                     |
-| crash_promoted_pct                 | engines crash at random: still promoted after the monitoring                                   |
+| crash_promoted_pct                 | engines crash at random: still promoted after the monitoring                              |
 | crash_oracle_pct                   | of that cell: rollouts without two crashes that show, had it been accepted at once        |
 | abort_promoted_pct                 | overloaded from some minute on, so that clients give up before the first token: promoted  |
 | slow_with_objective_promoted_pct   | slower than the control, within an objective of latency: promoted                         |
@@ -190,7 +190,7 @@ and no second within the hour.
 {rows}
 
 The minutes are those of decided rollouts. At 1 request/s, {equal_promoted_pct:.0f} % of the equal drafters are promoted and
-{equal_undecided_pct:.0f} % are inconclusive, because a margin of 2 % takes many blocks. A drafter with 9 % more tokens per step is
-promoted after {better_median_min:.0f} minutes. Up to {other_k_equal_undecided_pct:.0f} % of the equal drafters are inconclusive
-with different K, and up to {unlike_gpu_undecided_pct:.0f} % with pods of different speed.
+{equal_undecided_pct:.0f} % are inconclusive, because a margin of 2 % takes many blocks. A drafter with 9 % more tokens per step
+is promoted after {better_median_min:.0f} minutes. Up to {other_k_equal_undecided_pct:.0f} % of the equal drafters are
+inconclusive with different K, and up to {unlike_gpu_undecided_pct:.0f} % with pods of different speed.
 """
