@@ -23,7 +23,7 @@ from aerie.engine.metrics import rates
 from aerie.engine.speculation import Off, Schedule, SpeculationSetting, Static
 from aerie.tuning.decision.types import TuningDecision
 from aerie_lab.binaries import ensure_family
-from aerie_lab.testing.steady import BATCH_SIZES, CURRENT_SETTING, OTHER_SETTING, MeasuredEngine, run_tuner, run_steady
+from aerie_lab.testing.steady import BATCH_SIZES, CURRENT_SETTING, OTHER_SETTING, MeasuredEngine, run_steady, run_tuner
 
 
 def measure() -> dict[str, float]:

@@ -91,6 +91,7 @@ def test_disturbed_windows_are_right_in_the_mean() -> None:
     assert (np.diff(off.survivals[:, 5, :5], axis=1) <= 0).all()
 
 
+@pytest.mark.slow
 def test_windows_are_those_of_the_step_level_simulator() -> None:
     found = agreement(Point("dense-32b", "math", Static(3), 4.0), seconds=1500.0)
     assert np.abs(found.error).max() < 0.1
