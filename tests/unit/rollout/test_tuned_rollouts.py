@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 from hypothesis import Phase, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
@@ -101,4 +102,4 @@ class Tuning(Rollouts):
 # Without shrinking, which takes minutes here.
 _PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 Tuning.TestCase.settings = settings(max_examples=50, stateful_step_count=25, deadline=None, phases=_PHASES)
-TestTuning = Tuning.TestCase
+TestTuning = pytest.mark.slow(Tuning.TestCase)
