@@ -100,6 +100,7 @@ def test_a_page_costs_as_much_with_four_hundred_pods_as_with_one(run: Run, monke
     run(story())
 
 
+@pytest.mark.slow
 def test_slow_pods_of_one_namespace_keep_no_other_waiting(run: Run) -> None:
     async def answer(request: httpx.Request) -> httpx.Response:
         await asyncio.sleep(4.9 if request.url.host.startswith("66.") else 0.01)

@@ -49,6 +49,7 @@ def test_a_worse_drafter_loses_nothing_of_earlier_counts() -> None:
     assert corruptor.corrupt(unchanged) == unchanged
 
 
+@pytest.mark.slow
 def test_an_engine_exposes_corrupt_metrics_on_request_and_keeps_working(start: Start) -> None:
     running = start(*NGRAM, options={"own_requests_per_second": 200.0})
     began = time.monotonic()
