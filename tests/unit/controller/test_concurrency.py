@@ -18,7 +18,7 @@ def going(name: str) -> dict[str, Any]:
 
 
 def waiting(name: str, minute: int) -> dict[str, Any]:
-    return document(name, stable={}, queued={"purpose": "Rollout", "since": f"2026-01-01T00:{minute:02}:00Z"})
+    return document(name, stable={}, queue={"purpose": "Rollout", "queuedTime": f"2026-01-01T00:{minute:02}:00Z"})
 
 
 class Fleet:
