@@ -142,7 +142,7 @@ def test_settings_are_proven_or_only_shown_or_taken_back(namespace: Namespace, i
     resting = status("planted", lambda s: reason(s) == "Cooldown", "nothing is tried for a while")
     assert resting["speculation"]["lastRollbackTime"] == taken["completionTime"]
 
-    for name, told in (("load", "by tuning; the spec says 3"), ("shown", "K=3"), ("planted", "K=7")):
+    for name, told in (("load", "by tuning (spec: 3)"), ("shown", "K=3"), ("planted", "K=7")):
         command = [sys.executable, "-m", "aerie.cli", "tune", "explain", name, "-n", namespace.name]
         environment = {**os.environ, "KUBECONFIG": str(namespace.lab.kubeconfig)}
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
