@@ -71,7 +71,7 @@ def test_sampled_drafts_run_the_loop(folders: Path, capsys: pytest.CaptureFixtur
     arguments = ["evaluate", str(folders / "prompts.jsonl"), "--target", str(folders / "target"), "--max-tokens", "6"]
     arguments += ["--drafter", str(folders / "three"), "--sampled-drafts", "-o", "json"]
     assert run_cli(arguments) == 2
-    assert "give --temperature too" in capsys.readouterr().err
+    assert "set --temperature too" in capsys.readouterr().err
     assert run_cli([*arguments, "--temperature", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["total"]["drafts"] > 0
 
@@ -83,7 +83,7 @@ def test_sampled_drafts_run_the_loop(folders: Path, capsys: pytest.CaptureFixtur
         ([], "--drafter and --target are required"),
         (["--drafter", "three"], "--drafter and --target are required"),
         (["--drafter", "foreign", "--target", "target"], "it is for a target with vocab_size"),
-        (["--url", "http://127.0.0.1:1", "--model", "m"], "no answer"),
+        (["--url", "http://127.0.0.1:1", "--model", "m"], "no response"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

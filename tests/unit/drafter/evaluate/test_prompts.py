@@ -37,13 +37,13 @@ def test_the_forms_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("{", "prompts.jsonl:1: no JSON"),
-        ([1], "prompts.jsonl:1: a list; an object"),
-        ({"question": "?"}, "prompts.jsonl:1: it has the keys question; expected is messages"),
-        ({"messages": []}, "expected is messages"),
-        ({"messages": [{"role": "user"}]}, "expected is messages"),
-        ({"messages": [USER, {"role": "assistant", "content": "Hi"}]}, "ends with the assistant"),
-        ("", "no prompt in it"),
+        ("{", "prompts.jsonl:1: invalid JSON"),
+        ([1], "prompts.jsonl:1: a list; expected: an object"),
+        ({"question": "?"}, "prompts.jsonl:1: it has the keys question; expected: messages"),
+        ({"messages": []}, "expected: messages"),
+        ({"messages": [{"role": "user"}]}, "expected: messages"),
+        ({"messages": [USER, {"role": "assistant", "content": "Hi"}]}, "ends with an assistant"),
+        ("", "no prompts"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, line: object, sentence: str) -> None:

@@ -96,7 +96,7 @@ def test_a_server_without_speculation_is_refused() -> None:
 
 
 def test_a_restart_in_between_is_refused() -> None:
-    with pytest.raises(DataError, match="started anew"):
+    with pytest.raises(DataError, match="the server restarted"):
         AcceptanceCounters(3, (1,), 1).acceptance_since(AcceptanceCounters(4, (1,), 1))
 
 

@@ -124,7 +124,7 @@ def test_a_file_of_another_run_is_refused(source: Path, asked: tuple[Any, Any], 
     output = tmp_path / "answers.jsonl"
     generate_answers(model, tokenizer, source, output, parameters=GenerationParameters(max_tokens=2))
     source.write_text(json.dumps(FORM[0]) + "\n")
-    with pytest.raises(DataError, match=r"answers.jsonl: has 5 lines, and only 1 are asked for"):
+    with pytest.raises(DataError, match=r"answers.jsonl: has 5 lines, but the input has 1"):
         generate_answers(model, tokenizer, source, output, parameters=GenerationParameters(max_tokens=2))
     source.write_text("".join(json.dumps(FORM[index]) + "\n" for index in (1, 0, 2, 3, 4)))
     with pytest.raises(DataError, match=r"answers.jsonl:1: answers another conversation than .*prompts.jsonl:1"):

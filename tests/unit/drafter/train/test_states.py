@@ -87,18 +87,18 @@ def test_faults_of_files_are_named(tmp_path: Path, target_of: Targets) -> None:
     def source(layers: tuple[int, ...] = (1, 6)) -> HiddenStateFiles:
         return HiddenStateFiles(tmp_path, frame, (1,), layers)
 
-    with pytest.raises(DataError, match=r"no \*.safetensors in it"):
+    with pytest.raises(DataError, match=r"no \*.safetensors files"):
         source()
     with pytest.raises(TargetError, match=r"contain the layers \[1\], but layer 6 is required"):
         source((1,))
     write_files(tmp_path, model, TEXTS[:1], (1, 6))
-    with pytest.raises(DataError, match=r"hidden_states is 7 x 2 x 32; expected is tokens x 3 layers x 32"):
+    with pytest.raises(DataError, match=r"hidden_states is 7 x 2 x 32; expected: tokens x 3 x 32"):
         source((1, 2, 6))
-    with pytest.raises(DataError, match=r"no file has the hidden states of a conversation of 11 tokens that begins with \[3, 4"):
+    with pytest.raises(DataError, match=r"no file contains the hidden states of a conversation of 11 tokens that begins with \[3, 4"):
         source().fetch_hidden_states(padded(TEXTS), [[text] for text in TEXTS])
     whole = (tmp_path / "request-0.safetensors").read_bytes()
     (tmp_path / "request-0.safetensors").write_bytes(whole[:-10])
-    with pytest.raises(DataError, match=r"request-0.safetensors: not a whole file of hidden states"):
+    with pytest.raises(DataError, match=r"request-0.safetensors: not a complete file of hidden states"):
         source()
 
 
@@ -117,7 +117,7 @@ def test_a_frame_is_read_without_the_rest_of_the_target(tmp_path: Path, target_o
 def test_a_target_that_is_not_there_or_does_not_fit_is_named(tmp_path: Path, target_of: Targets) -> None:
     with pytest.raises(TargetError, match=r"target.model .*nothing: cannot be loaded"):
         load_model(str(tmp_path / "nothing"), None, torch.float32, torch.device("cpu"))
-    with pytest.raises(TargetError, match="aux_layer_ids names layer 7, and the target has 6"):
+    with pytest.raises(TargetError, match="aux_layer_ids contains layer 7, but the target has 6"):
         InProcessTarget(target_of(), (1, 7))
     model = target_of()
     model.config.final_logit_softcapping = 30.0

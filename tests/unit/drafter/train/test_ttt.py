@@ -138,9 +138,9 @@ def test_loss_and_all_gradients_equal_the_naive_unroll(variant: str, slice_eleme
     drafter.zero_grad()
 
     found = TrainingTimeTest(drafter, teacher, horizon=4, decay=0.8, slice_elements=slice_elements)(batch)
-    found.total.backward()
+    found.weighted_sum.backward()
 
-    torch.testing.assert_close(found.total, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found.weighted_sum, expected, rtol=1e-10, atol=1e-10)
     assert found.metrics.sums[0].tolist() == counts
     assert torch.equal(found.argmax_matches, agreed)
     for name, parameter in drafter.named_parameters():
@@ -159,8 +159,8 @@ def test_gradcheck() -> None:
 
     def total(*values: Tensor) -> Tensor:
         found = torch.func.functional_call(loss, dict(zip(names, values, strict=True)), (batch,))
-        assert isinstance(found.total, Tensor)
-        return found.total
+        assert isinstance(found.weighted_sum, Tensor)
+        return found.weighted_sum
 
     values = tuple(loss.get_parameter(name).detach().clone().requires_grad_() for name in names)
     assert torch.autograd.gradcheck(total, values)
@@ -172,8 +172,8 @@ def test_without_gradients_the_figures_are_the_same() -> None:
     loss = TrainingTimeTest(drafter, teacher, horizon=3)
     with torch.no_grad():
         quiet = loss(batch)
-    assert not quiet.total.requires_grad
-    assert torch.equal(quiet.total, loss(batch).total)
+    assert not quiet.weighted_sum.requires_grad
+    assert torch.equal(quiet.weighted_sum, loss(batch).weighted_sum)
 
 
 def test_a_batch_with_nothing_counted_has_loss_and_gradients_of_zero() -> None:
@@ -181,8 +181,8 @@ def test_a_batch_with_nothing_counted_has_loss_and_gradients_of_zero() -> None:
     drafter, (batch, teacher) = drafter_of(settings), batch_of(settings)
     batch = dataclasses.replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
     found = TrainingTimeTest(drafter, teacher, horizon=3)(batch)
-    found.total.backward()
-    assert found.total.item() == 0
+    found.weighted_sum.backward()
+    assert found.weighted_sum.item() == 0
     assert found.metrics.position_count == 0
     assert found.metrics.conditional_acceptance == [0, 0, 0]
     assert all(p.grad is not None and not p.grad.any() for p in drafter.parameters() if p.requires_grad)
@@ -237,7 +237,7 @@ def test_position_shifts_by_hand() -> None:
     echo = Echo()
     found = TrainingTimeTest(echo, torch.eye(2), horizon=2, decay=0.5)(batch)  # type: ignore[arg-type]
     assert echo.read == [[1, 1, 0, 1], [1, 0, 1, 0]]
-    assert found.total.item() == pytest.approx(2.5110, abs=1e-4)
+    assert found.weighted_sum.item() == pytest.approx(2.5110, abs=1e-4)
     assert found.metrics.position_count == 2
     assert found.argmax_matches[:, 0].tolist() == [[False, True, False, False], [True, False, False, False]]
     assert found.metrics.conditional_acceptance == [0.5, 0.0]
@@ -281,9 +281,9 @@ def test_in_bfloat16_the_loss_is_about_the_same(variant: str) -> None:
     expected = TrainingTimeTest(drafter, teacher.float(), horizon=4)(exact).weighted_sum.item()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = TrainingTimeTest(drafter, teacher.bfloat16(), horizon=4)(rounded)
-    found.total.backward()
-    assert found.total.dtype == torch.float32
-    assert found.total.item() == pytest.approx(expected, rel=0.03)
+    found.weighted_sum.backward()
+    assert found.weighted_sum.dtype == torch.float32
+    assert found.weighted_sum.item() == pytest.approx(expected, rel=0.03)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in drafter.parameters() if p.requires_grad)
 
 
@@ -297,4 +297,4 @@ def test_the_order_of_the_draft_vocabulary_changes_nothing() -> None:
     expected, found = (TrainingTimeTest(one, teacher)(batch) for one in (drafter, other))
     assert expected.argmax_matches.any()
     assert torch.equal(found.argmax_matches, expected.argmax_matches)
-    torch.testing.assert_close(found.total, expected.total)
+    torch.testing.assert_close(found.weighted_sum, expected.weighted_sum)
