@@ -83,7 +83,7 @@ def check_guardrails(
 ) -> tuple[AnalysisState, Verdict]:
     """Return state and verdict like `evaluate_analysis`, from the rollback tests alone: it never promotes and has no deadline.
 
-    The alphas are spent by `plan.deadline` all the same, so it has to be the time for which this state is monitored.
+    The alphas are spent by `plan.max_duration_seconds` all the same, so it has to be the time for which this state is monitored.
     """
     criteria = build_criteria(plan)
     comparisons = _build_comparisons(state, plan, criteria)

@@ -184,7 +184,7 @@ class TuningTelemetry:
         Raises ValueError for another block length.
         """
         if later.scale != self.scale:
-            raise ValueError(f"blocks of {later.scale.block_seconds:g} s and of {self.scale.block_seconds:g} s do not add up.")
+            raise ValueError(f"blocks of {later.scale.block_seconds:g} s and of {self.scale.block_seconds:g} s cannot be merged.")
         for (slot, setting), counters in later._blocks.items():
             self.add_to_block(slot, setting, counters)
         for cell_key, cell in later.cells.items():
@@ -212,7 +212,7 @@ class TuningTelemetry:
         try:
             self._blocks[key] = counters if previous is None else previous + counters
         except ValueError as error:  # custom buckets, or a different number of positions
-            self.record_exclusion(f"replicas of one setting count in different ways: {error}")
+            self.record_exclusion(f"replicas of one setting report different counters: {error}")
 
     def _add_to_cell(self, replica_window: ReplicaWindow) -> None:
         counters, setting = replica_window.counters, replica_window.setting
@@ -232,15 +232,15 @@ class TuningTelemetry:
         counters = replica_window.counters
         if self.api_servers > 1:
             return (
-                f"{self.api_servers} API-server processes count each engine step once or more, so the batch is not known: "
+                f"{self.api_servers} API-server processes count each engine step once or more, so the batch is unknown: "
                 "set --api-server-count=1 in spec.engine.args."
             )
         if isinstance(replica_window.setting, Adaptive):
-            return "adaptive verification trims drafts on the device, so what a step verified is not known."
+            return "adaptive verification trims drafts on the device, so the number of tokens that a step verified is unknown."
         if replica_window.engine_age_seconds < self.scale.warm_up_seconds:
             return f"the engine was younger than {_format_duration(self.scale.warm_up_seconds)}."
         if counters.preemptions > 0:
-            return "requests were preempted for want of KV cache."
+            return "requests were preempted, because the KV cache was full."
         if counters.iterations < MIN_WINDOW_ITERATIONS or counters.request_steps < MIN_WINDOW_ITERATIONS:
             return f"fewer than {MIN_WINDOW_ITERATIONS} steps were made."
         if not 0 < counters.step_seconds / counters.request_steps < MAX_STEP_SECONDS:
@@ -266,11 +266,6 @@ def batch_bin(batch: float) -> int:
     return round(BATCH_BINS_PER_OCTAVE * math.log2(max(batch, 0.5)))
 
 
-def batch_bin_center(index: int) -> float:
-    """Return the batch in the middle of a bin."""
-    return float(2.0 ** (index / BATCH_BINS_PER_OCTAVE))
-
-
 def implausible_reason(counters: Counters) -> str | None:
     """Return why no engine can have counted these numbers; None if one can.
 
@@ -284,7 +279,7 @@ def implausible_reason(counters: Counters) -> str | None:
     if speculation is not None:
         numbers += [speculation.drafts, speculation.draft_tokens, speculation.accepted, *speculation.accepted_per_position]
     if not all(0 <= number < math.inf for number in numbers):
-        return "a counter fell, or is no number."
+        return "a counter decreased, or is not a number."
     if counters.request_steps > _MAX_PLAUSIBLE_BATCH * counters.iterations:
         return f"more than {_MAX_PLAUSIBLE_BATCH:.0f} requests were in a step: a counter jumped."
     if speculation is not None:

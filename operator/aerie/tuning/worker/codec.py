@@ -86,7 +86,7 @@ def telemetry_from_json(document: Any, horizon: float, scale: TelemetryScale, ap
         scale.cell_seconds,
         scale.warm_up_seconds,
     ]:
-        raise ValueError("it is of another version, or of another scale.")
+        raise ValueError("the telemetry has another format version or scale.")
     telemetry = TuningTelemetry(horizon, api_servers, scale)
     settings = [setting_from_dict(setting) for setting in document["settings"]]
     edges = [(*map(float, bucket_edges), math.inf) for bucket_edges in document["edges"]]
@@ -184,5 +184,5 @@ def _parse_numbers(values: list[Any], count: int) -> list[float]:
     """Return `count` finite numbers, none of them negative. Raises ValueError."""
     numbers = [float(value) for value in values]
     if len(numbers) != count or not all(0 <= number < math.inf for number in numbers):
-        raise ValueError(f"{count} numbers were to be there, and there are {values!r}.")
+        raise ValueError(f"{count} finite numbers of at least 0 are needed, not {values!r}.")
     return numbers

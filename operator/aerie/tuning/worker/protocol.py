@@ -153,4 +153,4 @@ class DecisionResponse:
                 str(document["packed_telemetry"]),
             )
         except (LookupError, TypeError, RecommendationError) as error:
-            raise ValueError(f"it is no answer: {error}") from None
+            raise ValueError(f"the worker's response is invalid: {error}") from None
