@@ -54,6 +54,7 @@ def test_acceptance_batch_and_times_of_a_static_setting() -> None:
     assert interval > STEP_TIME_FORMULAS["dense-8b"].fixed_seconds(1, 3) * 0.95
 
 
+@pytest.mark.slow
 def test_two_tiers_of_a_schedule_are_told_apart() -> None:
     settings = EngineSettings(num_speculative_tokens=3, k_schedule=((1, 2, 3), (3, 256, 1)))
     samples = scrapes(SimulatedPod("a", settings, STEP_TIME_FORMULAS["dense-8b"]), 3000.0, rate=4.0)

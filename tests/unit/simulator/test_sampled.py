@@ -23,6 +23,7 @@ def compared(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
     return sampled.permutation_p_value(sampled.EngineSamples((one,), ()), sampled.EngineSamples((other,), ()))
 
 
+@pytest.mark.slow
 def test_equal_distributions_give_uniform_p_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampled, "NUM_PERMUTATIONS", 202)
     generator = np.random.default_rng(1)

@@ -96,6 +96,7 @@ def drafting(folder: Path, lossy: float) -> tuple[str, str]:
     return "--speculative-config", json.dumps({"method": "eagle3", "model": model, "num_speculative_tokens": 3})
 
 
+@pytest.mark.slow
 def test_greedy_answers_are_those_of_the_target_but_with_a_drafter_that_changes_them(start: Start, tmp_path: Path) -> None:
     options = {"answer_tokens": 50.0}
     engines = [

@@ -125,6 +125,7 @@ def test_on_spare_gpus_none_is_missing_and_nobody_is_faster_or_slower_for_them(p
     assert with_spares[1][15] == pytest.approx(without[1][15] * (1 + own), rel=0.02)
 
 
+@pytest.mark.slow
 def test_the_oracle_is_at_least_as_good_as_no_change_and_stays_where_nothing_is_better(plain: World) -> None:
     untouched = fleets.Fleet.of(plain.start)
     best, gaps = oracles.oracle(plain, untouched)
@@ -245,6 +246,7 @@ def test_keys_and_table_are_of_all_runs() -> None:
     assert all(row.count("|") == rows[0].count("|") for row in rows)
 
 
+@pytest.mark.slow
 def test_no_canary_that_explores_is_in_a_worse_state_than_the_fleet_can_be() -> None:
     """With K = 5 at every batch this engine took in more requests than it could answer, on a step time that nobody had seen."""
     world = draw("misfit", 29)
