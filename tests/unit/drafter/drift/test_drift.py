@@ -79,7 +79,7 @@ def test_fed_back_states_keep_their_size_under_norm_output() -> None:
     """With all norm weights at 1, a state after the norm has the length sqrt(hidden)."""
     drafter = pair(norm_output=True).drafter
     for step in compute_drift_steps(drafter, torch.randint(19, (1, 12)), torch.randn(1, 12, 64), 5):
-        torch.testing.assert_close(step.norm, torch.full_like(step.norm, 32**0.5), rtol=1e-3, atol=0)
+        torch.testing.assert_close(step.state_norm, torch.full_like(step.state_norm, 32**0.5), rtol=1e-3, atol=0)
 
 
 def test_measure_counts_the_columns_that_the_text_decides() -> None:
@@ -106,7 +106,7 @@ def test_a_text_too_short_is_refused() -> None:
 @pytest.mark.parametrize("ending", ["svg", "png"])
 def test_the_picture_is_the_same_for_the_same_numbers(tmp_path: Path, ending: str) -> None:
     drift = DriftProfile(10, [1.0, 2.0], [0.5, 0.4], [0.0, 0.2], [0.7, 0.5])
-    assert drift.norm_ratio == 2.0
+    assert drift.state_norm_ratio == 2.0
     pictures: list[Any] = []
     for number in range(2):
         file = tmp_path / f"{number}.{ending}"
