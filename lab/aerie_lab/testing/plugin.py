@@ -6,7 +6,8 @@
 What takes long to start can be shared by the tests of a module: a fixture of theirs with `new_namespace`.
 
 The lab is started when the first test requests it. It ends with the test process, so that a killed session leaves
-nothing behind. With pytest-xdist (`-n 2`) each worker process has a lab of its own. A test's faults are undone and its namespace is deleted when it ends.
+nothing behind. With pytest-xdist (`-n 2`), each worker process has a lab of its own. A test's faults are undone and its
+namespace is deleted when it ends.
 """
 
 from __future__ import annotations
