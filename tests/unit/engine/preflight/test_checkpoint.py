@@ -65,7 +65,7 @@ def test_scalars_empty_tensors_and_types_of_less_than_a_byte() -> None:
         (b"", "has 0 bytes, but a safetensors file has at least 8"),
         (b"short", "has 5 bytes"),
         (b"version https://git-lfs", "declares a header of"),
-        (struct.pack("<Q", 2**63) + b"{}", f"and {MAX_HEADER_BYTES} is the most: it is not a safetensors file"),
+        (struct.pack("<Q", 2**63) + b"{}", f"but the maximum is {MAX_HEADER_BYTES}: it is not a safetensors file"),
         (struct.pack("<Q", 100) + b"{}", "declares a header of 100 bytes, but the file ends after 2 more"),
         (framed(b"{"), "the header is not JSON"),
         (framed(b"\xff\xfe{}"), "the header is not JSON"),
