@@ -53,7 +53,7 @@ def test_a_k_that_was_changed_by_hand_is_no_evidence_and_is_said() -> None:
     decision = decided(found, situation())
     assert decision.action is TuningAction.INSUFFICIENT
     assert "the newest windows of K=3 ended 1.9 h ago" in decision.reason
-    assert "120 of them for this: the engine is built for 5 draft tokens, and the setting is '3'" in decision.missing_data[-1]
+    assert "120 of them because the engine is built for 5 draft tokens, and the setting is '3'" in decision.missing_data[-1]
 
 
 def test_lost_metrics_are_no_evidence() -> None:
