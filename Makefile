@@ -4,8 +4,8 @@
 BIN := .venv/bin
 # Tests on all cores, but four processes at most, because each collects all tests.
 PARALLEL := --numprocesses=auto --maxprocesses=4
-# Folders of tests/unit, without two whose tests install packages or import torch: `make quick PKG=drafter`.
-QUICK := $(or $(PKG),$(filter-out binaries drafter __pycache__,$(notdir $(wildcard tests/unit/*))))
+# Folders of tests/unit, without three whose tests install, train or simulate: `make quick PKG=drafter`.
+QUICK := $(or $(PKG),$(filter-out binaries drafter simulator __pycache__,$(notdir $(wildcard tests/unit/*))))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-unit test-lab test-vllm quick quick-lint quick-types quick-layers quick-tests check crds bench \

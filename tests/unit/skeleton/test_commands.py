@@ -175,6 +175,6 @@ def test_two_processes_share_the_tests_and_write_no_golden_file(tests: Path) -> 
 @pytest.mark.parametrize(("arguments", "named"), [(("PKG=rollout",), {"rollout"}), ((), None)])
 def test_make_quick_runs_the_folders_of_unit_tests(arguments: tuple[str, ...], named: set[str] | None) -> None:
     done = subprocess.run(["make", "--dry-run", "quick-tests", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
-    others = {"binaries", "drafter", "__pycache__"}
+    others = {"binaries", "drafter", "simulator", "__pycache__"}
     folders = {folder.name for folder in (ROOT / "tests/unit").iterdir() if folder.is_dir()} - others
     assert {word.removeprefix("tests/unit/") for word in done.stdout.split() if word.startswith("tests/")} == (named or folders)
