@@ -614,8 +614,8 @@ def test_what_has_failed_and_what_a_trial_takes_goes_with_the_order(run: Run) ->
         "reason": "Failed",
         "failureCount": 2,
         "specRevision": "r1",
-        "firstFailureTime": ended,
-        "lastFailureTime": ended,
+        "lastStartTime": ended,
+        "lastCompletionTime": ended,
     }
     without = failure | {"setting": SETTING | {"numSpeculativeTokens": 7}, "reason": "InsufficientCapacity", "requiredPods": 4}
     said = {"current": SETTING, "consecutiveFailures": 2, "failures": [failure, without], "lastRollbackTime": ended}

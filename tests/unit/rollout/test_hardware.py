@@ -246,7 +246,7 @@ def test_a_trial_on_unlike_hardware_ends_undecided_and_is_remembered(action: Any
     look(world)
     assert "trial" not in speculation(world)
     assert world.condition("SpeculationTuned") == ("False", "Cooldown")
-    ended = datetime.fromisoformat(failure["lastFailureTime"])
+    ended = datetime.fromisoformat(failure["lastCompletionTime"])
     tuning = world.observed().resource.spec.speculation.tuning
     world.now = (
         ended + COOLDOWNS_AFTER_ROLLBACK * backoff_factor(1) * max(tuning.cooldown_duration, tuning.decision_interval) + MINUTE

@@ -323,7 +323,7 @@ def test_in_mode_warn_a_preflight_that_has_ended_holds_nothing_back(said: dict[s
 
 def test_in_mode_off_there_is_no_job_and_that_is_said_for_as_long_as_the_revision_serves() -> None:
     cluster = Cluster()
-    cluster.pod("Running", {"running": {"startTime": cluster.now.isoformat()}})
+    cluster.pod("Running", {"running": {"startedAt": cluster.now.isoformat()}})
     allow(cluster, mode="Off")
     cluster.step()
     assert cluster.condition("PreflightPassed") == ("Unknown", "Skipped")

@@ -108,9 +108,9 @@ class TrialFailure(ResourceModel):
     """Number of failures for this reason: the pause doubles each time."""
     spec_revision: ShortText
     """Revision that the spec alone makes. When the spec makes another one, the failure is forgotten."""
-    first_failure_time: Timestamp
+    last_start_time: Timestamp
     """Time at which the last failed trial began."""
-    last_failure_time: Timestamp
+    last_completion_time: Timestamp
     """Time at which the last failed trial ended."""
     required_pods: Count | None = None
     """Number of pods that all arms together needed, for InsufficientCapacity. A trial is possible again with as many ready pods,

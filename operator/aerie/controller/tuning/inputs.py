@@ -137,7 +137,7 @@ def _list_failed_settings(speculation_status: SpeculationStatus | None, tuning: 
         if setting is not None and failure.reason != "InsufficientCapacity":
             retry_at = failures.compute_retry_time(failure, tuning.cooldown_duration, tuning.decision_interval)
             failed_trials.append(
-                FailedTrial(setting, retry_at.timestamp(), failure.first_failure_time.timestamp(), failure.reason == "Regressed")
+                FailedTrial(setting, retry_at.timestamp(), failure.last_start_time.timestamp(), failure.reason == "Regressed")
             )
     return tuple(failed_trials)
 

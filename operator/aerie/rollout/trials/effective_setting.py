@@ -353,7 +353,7 @@ def _recent_failure_message(
         None,
     )
     if failure is None or (
-        failure.reason == "Regressed" and failure.first_failure_time.timestamp() < (recommendation.traffic_changed_at or 0.0)
+        failure.reason == "Regressed" and failure.last_start_time.timestamp() < (recommendation.traffic_changed_at or 0.0)
     ):
         return ""
     retry_time = failures.compute_retry_time(failure, tuning.cooldown_duration, tuning.decision_interval)

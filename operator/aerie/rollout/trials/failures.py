@@ -42,7 +42,7 @@ COOLDOWNS_AFTER_ROLLBACK = 4
 
 def compute_retry_time(failure: TrialFailure, cooldown: timedelta, interval: timedelta) -> datetime:
     """Return when the setting may be tried again."""
-    return failure.last_failure_time + COOLDOWNS_AFTER_ROLLBACK * backoff_factor(failure.failure_count) * max(cooldown, interval)
+    return failure.last_completion_time + COOLDOWNS_AFTER_ROLLBACK * backoff_factor(failure.failure_count) * max(cooldown, interval)
 
 
 def classify_failure(
@@ -80,8 +80,8 @@ def build_failure_update(
         message=truncate_message(message),
         failure_count=1 + (previous_failure.failure_count if previous_failure is not None else 0),
         spec_revision=trial.spec_revision,
-        first_failure_time=trial.start_time,
-        last_failure_time=now,
+        last_start_time=trial.start_time,
+        last_completion_time=now,
         required_pods=_count_trial_pods(snapshot) if reason == "InsufficientCapacity" else None,
     )
     failed = {

@@ -113,7 +113,7 @@ def _clamp_future_times(speculation_status: SpeculationStatus, now: datetime) ->
     }
     if speculation_status.trial is not None and speculation_status.trial.start_time > now:
         update["trial"] = speculation_status.trial.model_copy(update={"start_time": now})
-    for name, field in (("trials", "completion_time"), ("failures", "last_failure_time")):
+    for name, field in (("trials", "completion_time"), ("failures", "last_completion_time")):
         if any(getattr(record, field) > now for record in getattr(speculation_status, name)):
             update[name] = [
                 record.model_copy(update={field: min(getattr(record, field), now)})
