@@ -94,7 +94,11 @@ def test_faults_of_files_are_named(tmp_path: Path, target_of: Targets) -> None:
     write_files(tmp_path, model, TEXTS[:1], (1, 6))
     with pytest.raises(DataError, match=r"hidden_states is 7 x 2 x 32; expected: tokens x 3 x 32"):
         source((1, 2, 6))
-    with pytest.raises(DataError, match=r"no file contains the hidden states of a conversation of 11 tokens that begins with \[3, 4"):
+    with pytest.raises(
+        DataError,
+        match=r"no file contains the hidden states of a conversation of 11 tokens that begins "
+        r"with \[3, 4",
+    ):
         source().fetch_hidden_states(padded(TEXTS), [[text] for text in TEXTS])
     whole = (tmp_path / "request-0.safetensors").read_bytes()
     (tmp_path / "request-0.safetensors").write_bytes(whole[:-10])
