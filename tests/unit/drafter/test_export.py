@@ -110,7 +110,7 @@ def test_what_speculators_cannot_hold(tmp_path: Path) -> None:
 def test_refusals(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="num_speculative_tokens is 0: must be at least 1"):
         export_checkpoint(trained, tmp_path / "out", num_speculative_tokens=0)
-    with pytest.raises(ConfigError, match=r"acceptance_length is 4\.5: with 3 tokens it is between 1 and 4"):
+    with pytest.raises(ConfigError, match=r"acceptance_length is 4\.5: must be between 1 and 4 for num_speculative_tokens 3"):
         export_checkpoint(trained, tmp_path / "out", acceptance_length=4.5)
     save_checkpoint(tmp_path / "unknown", make(), {})
     with pytest.raises(ConfigError, match=r"model.safetensors: says nothing of its target; name it"):
