@@ -113,7 +113,7 @@ def test_refusals(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"acceptance_length is 4\.5: must be between 1 and 4 for num_speculative_tokens 3"):
         export_checkpoint(trained, tmp_path / "out", acceptance_length=4.5)
     save_checkpoint(tmp_path / "unknown", make(), {})
-    with pytest.raises(ConfigError, match=r"model.safetensors: says nothing of its target; name it"):
+    with pytest.raises(ConfigError, match=r"model.safetensors: its target is unknown; set it"):
         export_checkpoint(tmp_path / "unknown", tmp_path / "out")
     with pytest.raises(CheckpointError, match="contains files that aerie-drafter did not write"):
         export_checkpoint(trained, tmp_path)
