@@ -26,5 +26,5 @@ def test_an_unknown_part_is_answered_with_the_known_ones(tmp_path: Path) -> None
 
 
 def test_outside_the_repository_it_says_so(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="the bundle is not here"):
+    with pytest.raises(CheckpointError, match="the bundle is missing"):
         find_bundle_path("target", tmp_path)
