@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from aerie_drafter.evaluate.prompts import read_prompts
-from aerie_lab.testing.agreement import BUNDLE_FOLDER, start_engine, build_speculative_config
+from aerie_lab.testing.agreement import BUNDLE_FOLDER, build_speculative_config, start_engine
 from aerie_lab.testing.sampled import (
-    UNFILTERED_SAMPLING_SETTINGS,
     SAMPLING_SETTINGS,
+    UNFILTERED_SAMPLING_SETTINGS,
     UNPATCHED_ENVIRONMENT,
     ChatRequest,
     EngineSamples,
     greedy_agreement,
-    send_requests,
     permutation_p_value,
     sample_engine,
+    send_requests,
 )
 
 EACH = 240

@@ -185,7 +185,7 @@ def test_metrics_count_what_was_generated(served: Served) -> None:
 
 
 def test_an_idle_connection_is_kept_as_long_as_the_environment_says(served: Served) -> None:
-    """On it rests that a gateway never sends a request into a connection that is closing (aerie.manifests.pod.engine_pod.KEEP_ALIVE)."""
+    """On it rests that a gateway never sends a request into a closing connection (aerie.manifests.pod.engine_pod.KEEP_ALIVE)."""
     address = served.namespace.get("pod", "tiny")["status"]["podIP"]
     lines = [
         "import http.client, time",

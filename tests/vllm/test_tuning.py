@@ -19,9 +19,9 @@ from aerie.tuning.decision.types import TuningAction
 from aerie_lab.testing.steady import (
     BATCH_SIZES,
     CURRENT_SETTING,
+    MIN_WINDOW_STEPS,
     OTHER_SETTING,
     SCHEDULE_SETTING,
-    MIN_WINDOW_STEPS,
     SteadyReport,
     run_steady,
 )

@@ -22,11 +22,11 @@ from aerie.engine.speculation import Static
 from aerie_drafter.evaluate.prompts import read_prompts
 from aerie_lab.testing.agreement import (
     BUNDLE_FOLDER,
-    RunningEngine,
     NUM_SPECULATIVE_TOKENS,
-    start_engine,
-    is_healthy,
+    RunningEngine,
     build_speculative_config,
+    is_healthy,
+    start_engine,
 )
 from tests.vllm.parser import flags_of_the_simulator, flags_of_vllm
 

@@ -42,7 +42,8 @@ COOLDOWNS_AFTER_ROLLBACK = 4
 
 def compute_retry_time(failure: TrialFailure, cooldown: timedelta, interval: timedelta) -> datetime:
     """Return when the setting may be tried again."""
-    return failure.last_completion_time + COOLDOWNS_AFTER_ROLLBACK * backoff_factor(failure.failure_count) * max(cooldown, interval)
+    pause = COOLDOWNS_AFTER_ROLLBACK * backoff_factor(failure.failure_count) * max(cooldown, interval)
+    return failure.last_completion_time + pause
 
 
 def classify_failure(

@@ -101,7 +101,7 @@ def test_drift_tells_and_draws_both(folders: Path, tmp_path: Path, capsys: pytes
     found = json.loads(capsys.readouterr().out)
     assert list(found) == ["three (EAGLE 3)", "threeone (EAGLE 3.1)"]
     assert found["threeone (EAGLE 3.1)"]["state_norm_ratio"] == pytest.approx(1.0, abs=0.01)
-    assert found["three (EAGLE 3)"]["own"][0] == 0
+    assert found["three (EAGLE 3)"]["draft_token_attention"][0] == 0
     assert run_cli([*arguments, "--plot", str(tmp_path / "drift.svg")]) == 0
     assert "OWN TOKENS" in capsys.readouterr().out
     assert (tmp_path / "drift.svg").stat().st_size > 1000
