@@ -251,7 +251,7 @@ def _adopt_serving_first_revision(context: _ProgressionContext) -> Progression |
     canary_arm = context.canary_arm
     if canary_arm is None or canary_arm.revision == context.desired.revision:
         return None
-    ready_pods = context.snapshot.ready_pod_count(canary_arm.revision)
+    ready_pods = context.snapshot.cluster.ready_pod_count(canary_arm.revision)
     if not ready_pods:
         return None
     return _adopt_superseded_first_revision(context.serving, context.desired, canary_arm, context.status, ready_pods, context.now)
@@ -351,7 +351,7 @@ def _wait_for_start_permission(context: _ProgressionContext) -> Progression | No
     stable = context.stable
     if context.canary_arm is not None or stable is None or _may_start_canary(context.snapshot, context.desired, stable):
         return None
-    return _wait_for_slot(context.serving, context.desired, context.snapshot.start_permission.wait_reason)
+    return _wait_for_slot(context.serving, context.desired, context.snapshot.operator.start_permission.wait_reason)
 
 
 _Policy = Callable[[_ProgressionContext], Progression | None]
@@ -484,7 +484,9 @@ def _find_unexpected_revisions(snapshot: Snapshot, desired: DesiredRevision, sta
     them."""
     owner_uid, expected = snapshot.resource.metadata.uid, {desired.revision, stable.revision if stable else None}
     deployment_labels = [
-        read_labels(deployment) for deployment in snapshot.children_of_kind("Deployment") if is_owned_by(deployment, owner_uid)
+        read_labels(deployment)
+        for deployment in snapshot.cluster.children_of_kind("Deployment")
+        if is_owned_by(deployment, owner_uid)
     ]
     # A remaining control stands in as long as it is needed (children/desired.py), and delays nothing.
     existing = {labels.get(naming.REVISION_LABEL) for labels in deployment_labels if labels.get(naming.CONTROL_LABEL) != "true"}
@@ -505,9 +507,9 @@ def _find_unrecorded_revision(
     stands_in_for_stable = canary.is_stable_broken(snapshot, stable) and _read_rejected_revision(snapshot, desired) is None
     if desired.revision != stable.revision and not stands_in_for_stable:
         candidates.append(desired.revision)
-    if snapshot.ready_pod_count(stable.revision):
+    if snapshot.cluster.ready_pod_count(stable.revision):
         candidates = [revision for revision in candidates if revision != blocked_rollback.find_abandoned_revision(status)]
-    unrecorded = next((revision for revision in candidates if snapshot.ready_pod_count(revision)), None)
+    unrecorded = next((revision for revision in candidates if snapshot.cluster.ready_pod_count(revision)), None)
     return unrecorded if unrecorded is not None and count_missing_ready_pods(snapshot, (stable.revision,), now) else None
 
 
@@ -529,7 +531,10 @@ def _with_current_replicas_and_weights(
     control_replicas = canary.control.replicas if canary.control else 0
     if canary.control is not None:
         arms["control"] = (canary.control, True)
-    elif snapshot.is_rollout_suspended and (control_deployment := snapshot.deployment(stable.revision, control=True)) is not None:
+    elif (
+        snapshot.is_rollout_suspended
+        and (control_deployment := snapshot.cluster.deployment(stable.revision, control=True)) is not None
+    ):
         # It was to be removed, and no arm loses pods now: its pods can stand in for stable ones.
         arms["control"] = (stable.model_copy(update={"weight": 0}), True)
         control_replicas = control_deployment["spec"]["replicas"]
@@ -545,7 +550,9 @@ def _read_status_weights(snapshot: Snapshot, **arms: tuple[Arm, bool]) -> dict[s
     weights = {name: TOTAL_WEIGHT * (arm.weight or 0) // 100 for name, (arm, _) in arms.items()}
     if not snapshot.is_rollout_suspended:
         return weights
-    ready_pods = {name: snapshot.ready_pod_count(arm.revision, control=is_control) for name, (arm, is_control) in arms.items()}
+    ready_pods = {
+        name: snapshot.cluster.ready_pod_count(arm.revision, control=is_control) for name, (arm, is_control) in arms.items()
+    }
     return redirect_to_ready_arms(weights, ready_pods)
 
 
@@ -605,10 +612,12 @@ def _keep_stable_revision(serving: Progression, status: Status) -> Progression:
 
 def _may_start_canary(snapshot: Snapshot, desired: DesiredRevision, stable: Arm) -> bool:
     """Return whether the canary may start, however many others are in progress."""
-    if "Rollout" in snapshot.start_permission.allowed_purposes or desired.trial is not None:  # a trial already holds its slot
+    if (
+        "Rollout" in snapshot.operator.start_permission.allowed_purposes or desired.trial is not None
+    ):  # a trial already holds its slot
         return True
     is_promotion_requested = canary.read_manual_action(snapshot.resource, desired.revision) == "promote"
-    return is_promotion_requested or not snapshot.ready_pod_count(stable.revision)
+    return is_promotion_requested or not snapshot.cluster.ready_pod_count(stable.revision)
 
 
 def _wait_for_slot(serving: Progression, desired: DesiredRevision, wait_reason: str) -> Progression:
@@ -627,13 +636,13 @@ def _progress_first_revision(
     """Start pods of the first revision; it is stable when all are ready, or some once its deadline has passed."""
     resource = snapshot.resource
     spec, status = resource.spec, resource.status or Status()
-    live_pods = snapshot.live_pods(desired.revision)
+    live_pods = snapshot.cluster.live_pods(desired.revision)
     ready_pods = sum(pod_failures.is_pod_ready(pod) for pod in live_pods)
     if canary_arm is not None and ready_pods >= spec.replicas:
         reason = f"{ready_pods}/{spec.replicas} pods ready" if spec.replicas else "spec.replicas is 0"
         return _adopt_as_stable(serving, desired, canary_arm, status, reason, now)
     arm = canary_arm or CanaryArm(**dict(desired.arm), change=desired.describe_change(status), start_time=now)
-    failure = snapshot.pod_failure(desired.revision)
+    failure = snapshot.cluster.pod_failure(desired.revision)
     message = f"First revision {desired.revision}: {ready_pods}/{spec.replicas} pods ready" + (
         f": {failure.message}" if failure else ""
     )

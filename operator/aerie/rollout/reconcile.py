@@ -155,7 +155,7 @@ def _diff_objects(
     for item in desired_objects:
         if item in orphans or (not may_scale_down and drain_order.scales_down(snapshot, item)):
             continue
-        live = snapshot.child(item["kind"], item["metadata"]["name"]) or _find_name_conflict(snapshot, item)
+        live = snapshot.cluster.child(item["kind"], item["metadata"]["name"]) or _find_name_conflict(snapshot, item)
         if live is not None and not is_owned_by(live, snapshot.resource.metadata.uid):
             foreign.append(live)
         elif item["kind"] == "HTTPRoute" and _routes_to_any(item, foreign):
@@ -265,6 +265,10 @@ def _build_ramp_step_events(before: Status | None, after: Status) -> Iterator[Ev
 def _find_name_conflict(snapshot: Snapshot, item: dict[str, Any]) -> Any:
     kind_and_name = (item["kind"], item["metadata"]["name"])
     return next(
-        (conflict for conflict in snapshot.name_conflicts if (conflict["kind"], conflict["metadata"]["name"]) == kind_and_name),
+        (
+            conflict
+            for conflict in snapshot.cluster.name_conflicts
+            if (conflict["kind"], conflict["metadata"]["name"]) == kind_and_name
+        ),
         None,
     )

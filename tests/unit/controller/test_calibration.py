@@ -14,7 +14,7 @@ from aerie.controller.collection.calibration import CalibrationCollector
 from aerie.controller.scraping.scraper import Scraper
 from aerie.controller.work_queue import NamespacedName
 from aerie.rollout.canary import calibration_record
-from aerie.rollout.facts.snapshot import Snapshot
+from tests.snapshots import build_snapshot
 from tests.unit.controller.conftest import Run
 from tests.unit.controller.scraped import deployment, pod
 from tests.unit.controller.test_blocks import sample
@@ -44,7 +44,7 @@ def resource(revision: str = "r1", uid: str = "uid-chat", *, rolling: bool = Fal
 def followed(histories: CalibrationCollector, of: SpeculativeDeployment, *children: dict[str, Any]) -> ComparisonConfig | None:
     revision = of.status.stable.revision if of.status is not None and of.status.stable is not None else ""
     made = deployment(revision=revision, image=of.spec.engine.image)
-    return histories.track(CHAT, Snapshot(of, (made, *children)), of.status or Status(), 60.0)
+    return histories.track(CHAT, build_snapshot(of, (made, *children)), of.status or Status(), 60.0)
 
 
 def grown(histories: CalibrationCollector, of: SpeculativeDeployment, blocks: int, begin: float = 0.0) -> bool:
@@ -78,7 +78,7 @@ def test_nobody_is_followed_during_a_rollout_nor_alone_nor_before_anything_is_st
     assert followed(CalibrationCollector(), resource(rolling=True)) is None
     assert followed(CalibrationCollector(), resource(replicas=1)) is None
     first = resource()
-    assert CalibrationCollector().track(CHAT, Snapshot(first), Status(), 60.0) is None
+    assert CalibrationCollector().track(CHAT, build_snapshot(first), Status(), 60.0) is None
 
 
 def test_a_pod_counts_when_it_has_warmed_up() -> None:
@@ -128,7 +128,7 @@ def test_another_operator_goes_on_from_what_is_written() -> None:
     followed(later, mine, written)
     assert later.baseline_calibration(CHAT, "uid-chat") == known
     assert not calibration_record.is_calibration_write_due(
-        known, calibration_record.read_stored_calibration(Snapshot(mine, (written,))), canary_active=True
+        known, calibration_record.read_stored_calibration(build_snapshot(mine, (written,))), canary_active=True
     )
     stranger = CalibrationCollector()
     followed(stranger, mine, {**written, "metadata": {**written["metadata"], "ownerReferences": []}})
@@ -148,7 +148,7 @@ def test_another_engine_ends_what_is_known_and_one_that_is_away_for_a_moment_doe
     histories, mine = CalibrationCollector(), resource()
     grown(histories, mine, 5)
     known = histories.baseline_calibration(CHAT, "uid-chat")
-    assert histories.track(CHAT, Snapshot(mine), mine.status or Status(), 60.0) is None
+    assert histories.track(CHAT, build_snapshot(mine), mine.status or Status(), 60.0) is None
     assert histories.baseline_calibration(CHAT, "uid-chat") == known
     newer = resource("r2", engine={"image": "vllm/vllm-openai:v0.34.0"})
     assert followed(histories, newer) is not None
@@ -160,7 +160,7 @@ def test_stable_pods_are_read_twice_in_a_block_of_an_analysis(run: Run) -> None:
         for block, pace in (("2m", 60.0), ("1h", 60.0), ("40s", 20.0), ("10s", 15.0)):
             of = resource(rollout={"analysis": {"blockDuration": block}})
             scraper = Scraper(lambda _: None, lambda *_: None)
-            scraper.track(CHAT, Snapshot(of, (deployment(),), pods=(pod(),)), of.status or Status())
+            scraper.track(CHAT, build_snapshot(of, (deployment(),), pods=(pod(),)), of.status or Status())
             assert [one.interval for one in scraper.metrics.targets.values()] == [pace]
 
     run(paces())
@@ -182,7 +182,7 @@ async def told_by_a_scraper() -> None:
     scraper = Scraper(lambda _: None, lambda *_: None, clock=clock)
     of = resource()
     pods = (pod(), pod(1, address="10.0.0.2"))
-    scraper.track(CHAT, Snapshot(of, (deployment(),), pods=pods), of.status or Status())
+    scraper.track(CHAT, build_snapshot(of, (deployment(),), pods=pods), of.status or Status())
     told = []
     for n in range(200):
         clock.moment = T0 + timedelta(seconds=60 * n)
@@ -197,10 +197,10 @@ async def told_by_a_scraper() -> None:
             told.append(held.block_count)
             written = calibration_record.build_calibration_config_map(of, held)
             written["metadata"] |= {"ownerReferences": [{"controller": True, "uid": "uid-chat"}]}
-            scraper.track(CHAT, Snapshot(of, (deployment(), written), pods=pods), of.status or Status())
+            scraper.track(CHAT, build_snapshot(of, (deployment(), written), pods=pods), of.status or Status())
         assert scraper.blocks(CHAT) == (), "an analysis that begins finds no blocks of before"
     assert told == [1, 2, 4, 8, 16, 32, 62]
-    rolling = Snapshot(resource(rolling=True), (deployment(),), pods=pods)
+    rolling = build_snapshot(resource(rolling=True), (deployment(),), pods=pods)
     scraper.track(CHAT, rolling, rolling.resource.status or Status())
     assert not scraper.metrics.collect_block(CHAT)
     assert scraper.baseline_calibration(CHAT, "uid-chat") is not None

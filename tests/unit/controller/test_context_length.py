@@ -16,6 +16,7 @@ from aerie.controller.probes.context_length import MAX_MODELS_RESPONSE_BYTES, Co
 from aerie.controller.work_queue import NamespacedName
 from aerie.rollout.facts.context_length import ContextLengths
 from aerie.rollout.facts.snapshot import Snapshot
+from tests.snapshots import build_snapshot
 from tests.unit.controller.conftest import Run
 from tests.unit.controller.test_equivalence import CANARY, CHAT, CONTROL, OTHER, PODS, STABLE, observed, pod, status
 
@@ -86,7 +87,7 @@ def test_of_the_stable_revisions_pods_the_least_counts(run: Run) -> None:
 def sourced() -> Snapshot:
     found = observed().resource.to_dict()
     found["spec"]["metrics"] = {"source": {"prometheus": {"address": "http://prometheus:9090"}}}
-    return Snapshot(SpeculativeDeployment.from_dict(found), observed().children, pods=PODS)
+    return build_snapshot(SpeculativeDeployment.from_dict(found), observed().cluster.children, pods=PODS)
 
 
 @pytest.mark.parametrize(

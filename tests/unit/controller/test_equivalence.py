@@ -32,6 +32,7 @@ from aerie.engine.completions import PROBE_PROMPTS, build_completion_request
 from aerie.rollout.canary.analysis_run import start_analysis
 from aerie.rollout.facts.snapshot import Snapshot
 from tests.golden import Messages
+from tests.snapshots import build_snapshot
 
 from .served import Answer, served
 
@@ -91,7 +92,7 @@ def observed(*found: dict[str, Any], **rollout: Any) -> Snapshot:
         },
     }
     children = tuple(map(deployment, ("chat-new", "chat-old", "chat-old-control")))
-    return Snapshot(SpeculativeDeployment.from_dict(document), children, pods=found or PODS)
+    return build_snapshot(SpeculativeDeployment.from_dict(document), children, pods=found or PODS)
 
 
 def status(phase: str = "WarmingUp", *, began: str = OLD, answers: EquivalenceResult | None = None, unasked: str = "") -> Status:

@@ -26,9 +26,9 @@ from aerie.controller.scraping.scrape_pool import INVALID_SAMPLE_LIMIT
 from aerie.controller.work_queue import NamespacedName
 from aerie.engine.metrics.promql import PrometheusScrape
 from aerie.rollout.facts.arm_metrics import ArmMetrics
-from aerie.rollout.facts.snapshot import Snapshot
 from aerie_lab.testing.prometheus import build_range_response
 from tests.golden import Messages
+from tests.snapshots import build_snapshot
 
 from .scraped import AFTER, BEFORE, FIGURES, Reader, deployment, pod, resource
 
@@ -328,7 +328,7 @@ class Follower(Reader):
         of = resource(rolling=rolling, interval=interval)
         metrics = of.spec.metrics.model_copy(update={"source": MetricsSource(prometheus=SERVER) if source else None})
         of = of.model_copy(update={"spec": of.spec.model_copy(update={"metrics": metrics})})
-        return self.observe(Snapshot(of, (deployment(),), pods=pods))
+        return self.observe(build_snapshot(of, (deployment(),), pods=pods))
 
 
 def test_figures_come_from_the_server_and_no_pod_is_read(run: Run) -> None:

@@ -23,8 +23,8 @@ from aerie.controller.scraping.sliding_window import SlidingWindow
 from aerie.controller.work_queue import NamespacedName
 from aerie.engine.metrics.exposition import MAX_EXPOSITION_BYTES, parse_exposition
 from aerie.engine.metrics.sample import Counters, Sample
-from aerie.rollout.facts.snapshot import Snapshot
 from benchmarks._hostile_pods import PAGES
+from tests.snapshots import build_snapshot
 
 from .scraped import AFTER, BEFORE, FIGURES, Reader, deployment, pod, resource
 
@@ -62,7 +62,7 @@ class Cluster(Reader):
         name = of.metadata.name
         key = NamespacedName(namespace, name)
         made = (pod(number, name, address=f"{address}.{number // 250}.{number % 250}") for number in range(pods))
-        self.scraper.track(key, Snapshot(of, (deployment(name),), pods=tuple(made)), of.status or Status())
+        self.scraper.track(key, build_snapshot(of, (deployment(name),), pods=tuple(made)), of.status or Status())
         return key
 
     def longest_gap(self, host: str) -> float:

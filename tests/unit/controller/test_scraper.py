@@ -19,7 +19,7 @@ from aerie.controller.scraping.targets import EngineEndpoint, find_engine_endpoi
 from aerie.controller.work_queue import NamespacedName
 from aerie.engine.metrics.sample import Sample
 from aerie.rollout.facts.arm_metrics import ArmMetrics
-from aerie.rollout.facts.snapshot import Snapshot
+from tests.snapshots import build_snapshot
 
 from .scraped import AFTER, BEFORE, FIGURES, OLD, Reader, deployment, pod, resource
 
@@ -27,17 +27,17 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 def found(*pods: dict[str, Any], **of: Any) -> list[str]:
-    return [name for name, _ in find_engine_endpoints(Snapshot(resource(), (deployment(**of),), pods=pods))]
+    return [name for name, _ in find_engine_endpoints(build_snapshot(resource(), (deployment(**of),), pods=pods))]
 
 
 # ------------------------------------------------------------------------------------------------------------------ which pods
 def test_a_pod_that_the_resource_owns_is_read_on_the_port_that_it_names() -> None:
-    observed = Snapshot(resource(), (deployment(),), pods=(pod(address="10.0.0.7"),))
+    observed = build_snapshot(resource(), (deployment(),), pods=(pod(address="10.0.0.7"),))
     assert list(find_engine_endpoints(observed)) == [
         ("chat-r1-hash-0", EngineEndpoint("http://10.0.0.7:8000/metrics", "chat-r1", "c1 0"))
     ]
     other = pod(address="fd00::7", spec__containers=[{"name": "engine", "ports": [{"name": "http", "containerPort": 9000}]}])
-    assert [target.url for _, target in find_engine_endpoints(Snapshot(resource(), (deployment(),), pods=(other,)))] == [
+    assert [target.url for _, target in find_engine_endpoints(build_snapshot(resource(), (deployment(),), pods=(other,)))] == [
         "http://[fd00::7]:9000/metrics"
     ]
 
@@ -122,7 +122,7 @@ class Follower(Reader):
 
     def follow(self, of: SpeculativeDeployment, *pods: dict[str, Any], revisions: tuple[str, ...] = ("r1",)) -> NamespacedName:
         name = of.metadata.name
-        return self.observe(Snapshot(of, tuple(deployment(name, revision) for revision in revisions), pods=pods))
+        return self.observe(build_snapshot(of, tuple(deployment(name, revision) for revision in revisions), pods=pods))
 
 
 def test_figures_come_with_the_second_reading_after_traffic_and_are_told_once_shown(run: Run) -> None:
@@ -206,7 +206,7 @@ def test_where_the_page_does_not_say_when_it_began_the_container_does(run: Run, 
         reader.scraper = Scraper(reader._tell, reader._count, transport, sample_consumer=listener)
         engine = {"name": "engine", "started": True, "containerID": "c1", "restartCount": 0}
         statuses = [engine | {"state": {"running": {"startedAt": "2026-11-01T00:00:00Z"}}}]
-        reader.observe(Snapshot(resource(), (deployment(),), pods=(pod(status__containerStatuses=statuses),)))
+        reader.observe(build_snapshot(resource(), (deployment(),), pods=(pod(status__containerStatuses=statuses),)))
         await reader.for_(100)
         assert set(listener.heard) == {1795265017.02 if says else 1793491200.0}
 

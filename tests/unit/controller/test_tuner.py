@@ -25,12 +25,12 @@ from aerie.controller.work_queue import NamespacedName
 from aerie.engine.metrics.sample import Counters, Gauges, Sample
 from aerie.engine.speculation import Off, Static
 from aerie.manifests import preflight_job, tuning_config_map
-from aerie.rollout.facts.snapshot import Snapshot
 from aerie.tuning.recommendation import Recommendation
 from aerie.tuning.telemetry import TelemetryScale, TuningTelemetry
 from aerie.tuning.worker.codec import pack_telemetry
 from aerie.tuning.worker.protocol import DecisionRequest, DecisionResponse
 from tests.golden import Messages
+from tests.snapshots import build_snapshot
 from tests.unit.controller.conftest import Run
 from tests.unit.controller.scraped import deployment, pod
 from tests.unit.tuning.windows import K3, window
@@ -123,7 +123,7 @@ class Story:
             self.children[f"r{number}"] = record
         children = (deployment(), *self.children.values())
         pods = (pod(), pod(1, address="10.0.0.2"))
-        self.tuner.track(CHAT, Snapshot(of, children, pods=pods), of.status or Status())
+        self.tuner.track(CHAT, build_snapshot(of, children, pods=pods), of.status or Status())
 
     def written(self) -> None:
         kept = self.tuner.tuning_record(CHAT, "uid-chat")
@@ -404,7 +404,7 @@ def test_short_windows_are_put_together(run: Run) -> None:
 def test_without_a_record_of_the_engines_nothing_is_known(run: Run) -> None:
     async def story() -> None:
         async with Story() as one:
-            one.tuner.track(CHAT, Snapshot(resource(), (deployment(),), pods=(pod(),)), resource().status or Status())
+            one.tuner.track(CHAT, build_snapshot(resource(), (deployment(),), pods=(pod(),)), resource().status or Status())
             await one.traffic(1.2 * INTERVAL)
             assert one.decider.orders == []
             assert one.advice.reason.startswith("there is no record of the engines")

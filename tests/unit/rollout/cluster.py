@@ -32,6 +32,7 @@ from aerie.manifests.pod.placement import GPU_PRODUCT_LABELS
 from aerie.rollout.facts.snapshot import Snapshot
 from aerie.rollout.plan import ReconcilePlan
 from aerie.rollout.reconcile import build_reconcile_plan, with_apply_errors
+from tests.snapshots import build_snapshot
 from tests.unit.rollout.world import IMAGE, World, side
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
@@ -207,7 +208,7 @@ class Cluster(World):
     # ------------------------------------------------------------------------------------------------------------- the operator
     def observed(self) -> Snapshot:
         hidden = self.unlisted
-        return Snapshot(
+        return build_snapshot(
             resource=SpeculativeDeployment.from_dict(self.document),
             children=tuple(item for (kind, _), item in self.objects.items() if kind not in hidden),
             pods=tuple(pod.document() for pod in self.fleet),

@@ -31,7 +31,7 @@ def no_weight_without_a_pod(look: Look) -> str:
     """No arm without a serving pod gets requests while pods of another arm serve: by the route's weights and the Services'
     selectors in mode Gateway, by the Service that bears the resource's name everywhere."""
     spec = look.observed.resource.spec
-    if spec.rollout.paused or spec.replicas == 0 or {"Service", "HTTPRoute"} & look.observed.unlisted_kinds.keys():
+    if spec.rollout.paused or spec.replicas == 0 or {"Service", "HTTPRoute"} & look.observed.cluster.unlisted_kinds.keys():
         return ""
     serving = {name: min(count, _asked_after(look, name)) for name, count in look.serving.items()}
     labels = {name: _pod_labels(look, name) for name, count in serving.items() if count}
@@ -176,11 +176,11 @@ def _after(look: Look, kind: str, name: str) -> Mapping[str, Any] | None:
     if any((gone.kind, gone.name) == (kind, name) for gone in look.plan.objects_to_delete):
         return None
     made = next((one for one in look.plan.objects_to_apply if (one["kind"], one["metadata"]["name"]) == (kind, name)), None)
-    return made or look.observed.child(kind, name)
+    return made or look.observed.cluster.child(kind, name)
 
 
 def _asked_after(look: Look, deployment: str) -> int:
-    if "Deployment" in look.observed.unlisted_kinds:
+    if "Deployment" in look.observed.cluster.unlisted_kinds:
         return 10**6
     found = _after(look, "Deployment", deployment)
     return 0 if found is None else int(found["spec"]["replicas"])

@@ -15,9 +15,9 @@ from aerie.engine.metrics.exposition import parse_exposition
 from aerie.engine.metrics.sample import CounterReset, diff_samples
 from aerie.manifests.preflight_job import PreflightJobConfig
 from aerie.rollout.facts.arm_metrics import ArmMetrics, MetricSums, compute_arm_metrics, debounce_metrics, with_arm_metrics
-from aerie.rollout.facts.snapshot import Snapshot
 from aerie.rollout.reconcile import build_reconcile_plan
 from aerie.rollout.revision.desired import resolve_desired_revision
+from tests.snapshots import build_snapshot
 
 DATA = Path(__file__).parents[1] / "engine" / "data"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -133,7 +133,7 @@ def looked(status: dict[str, Any], found: ArmMetrics | None, after: float) -> St
     stable = one.status.stable.revision if one.status and one.status.stable else ""
     figures = {} if found is None else {f"chat-{stable}": found}
     return build_reconcile_plan(
-        Snapshot(one, metrics_by_deployment=figures), PreflightJobConfig("image"), NOW + timedelta(seconds=after)
+        build_snapshot(one, metrics_by_deployment=figures), PreflightJobConfig("image"), NOW + timedelta(seconds=after)
     ).status
 
 
@@ -166,7 +166,7 @@ def test_a_canary_shows_its_own_figures_and_a_promoted_one_not_those_of_before()
     }
     figures = {"chat-old": ArmMetrics(2.01), f"chat-{revision}": ArmMetrics(2.9)}
     rolling = build_reconcile_plan(
-        Snapshot(resource(**status), (job,), metrics_by_deployment=figures), PreflightJobConfig("image"), NOW
+        build_snapshot(resource(**status), (job,), metrics_by_deployment=figures), PreflightJobConfig("image"), NOW
     ).status
     assert rolling.stable is not None
     assert rolling.canary is not None
@@ -179,7 +179,7 @@ def test_a_canary_shows_its_own_figures_and_a_promoted_one_not_those_of_before()
     }
     for known in (figures, {}):
         promoted = build_reconcile_plan(
-            Snapshot(resource(**rolling.to_dict()), (job,), pods=(serving,), metrics_by_deployment=known),
+            build_snapshot(resource(**rolling.to_dict()), (job,), pods=(serving,), metrics_by_deployment=known),
             PreflightJobConfig("image"),
             NOW,
         ).status

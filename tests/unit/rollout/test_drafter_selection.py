@@ -12,11 +12,11 @@ from aerie.engine.models.drafter_catalog import DrafterCatalog, load_published_c
 from aerie.engine.speculation import Static
 from aerie.manifests.preflight_job import PreflightJobConfig
 from aerie.manifests.revision_hash import compute_revision
-from aerie.rollout.facts.snapshot import Snapshot
 from aerie.rollout.plan import ReconcilePlan
 from aerie.rollout.reconcile import build_reconcile_plan
 from aerie.rollout.revision.drafter_selection import select_drafter
 from tests.golden import Messages
+from tests.snapshots import build_snapshot
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 OLD, NEW = "a" * 40, "b" * 40
@@ -50,7 +50,7 @@ def plan(one: SpeculativeDeployment, rows: DrafterCatalog, passed: str = "") -> 
         "metadata": {"name": f"chat-{passed}-preflight"},
         "status": {"conditions": [{"type": "Complete", "status": "True"}]},
     }
-    return build_reconcile_plan(Snapshot(one, (job,) if passed else ()), PreflightJobConfig("image"), NOW, rows)
+    return build_reconcile_plan(build_snapshot(one, (job,) if passed else ()), PreflightJobConfig("image"), NOW, rows)
 
 
 def deployment(of: ReconcilePlan) -> dict[str, Any] | None:

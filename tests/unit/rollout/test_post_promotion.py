@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +14,7 @@ from aerie.rollout.facts.arm_metrics import ArmMetrics
 from aerie.rollout.reconcile import build_reconcile_plan
 from aerie.rollout.status import build
 from tests.golden import Messages
+from tests.snapshots import replace_facts
 from tests.unit.rollout.world import IMAGE, World, masked, watching
 
 GATEWAY = {"traffic": {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}}
@@ -285,7 +285,7 @@ def test_later_a_lasting_fall_is_a_warning_and_nothing_else(messages: Messages) 
 
     def look(length: float) -> None:
         figures = {group: ArmMetrics(acceptance_length=length)}
-        plan = build_reconcile_plan(replace(world.observed(), metrics_by_deployment=figures), IMAGE, world.now)
+        plan = build_reconcile_plan(replace_facts(world.observed(), metrics_by_deployment=figures), IMAGE, world.now)
         assert (plan.objects_to_apply, plan.objects_to_delete) == ((), ())
         world.document["status"] = plan.status.to_dict()
 

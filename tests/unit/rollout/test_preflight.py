@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +14,7 @@ from aerie.manifests.preflight_job import PreflightJobConfig
 from aerie.rollout.plan import ReconcilePlan
 from aerie.rollout.reconcile import build_reconcile_plan
 from tests.golden import Messages
+from tests.snapshots import replace_facts
 from tests.unit.rollout.world import IMAGE, World, masked
 
 PASSES = {"passed": True, "summary": "checked.", "errors": [], "warnings": ["⚠ C3 norms: a bit low."]}
@@ -60,7 +60,7 @@ class Cluster(World):
         self.job["status"] = {"conditions": [failed]}
 
     def look(self, **observed: Any) -> ReconcilePlan:
-        plan = build_reconcile_plan(replace(self.observed(), **observed), IMAGE, self.now, self.catalog)
+        plan = build_reconcile_plan(replace_facts(self.observed(), **observed), IMAGE, self.now, self.catalog)
         self.document["status"] = plan.status.to_dict()
         return plan
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +13,7 @@ from aerie.manifests import naming
 from aerie.rollout.capacity.service_handover import ENDPOINT_PROPAGATION_DELAY, MAX_SERVER_CLOCK_LEAD
 from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from aerie.rollout.reconcile import build_reconcile_plan
+from tests.snapshots import replace_facts
 from tests.unit.rollout.test_route_status import GATEWAY
 from tests.unit.rollout.world import IMAGE, World, canarying, serving, watching
 
@@ -257,9 +257,9 @@ def test_what_cannot_be_listed_is_not_led_elsewhere(kind: str) -> None:
     world.annotate(rollback=new)
     world.step()
     seen = world.observed()
-    hidden = replace(
+    hidden = replace_facts(
         seen,
-        children=tuple(one for one in seen.children if one["kind"] != kind),
+        children=tuple(one for one in seen.cluster.children if one["kind"] != kind),
         unlisted_kinds={kind: f"{kind}s cannot be listed"},
     )
     plan = build_reconcile_plan(hidden, IMAGE, world.now + ENDPOINT_PROPAGATION_DELAY)

@@ -11,6 +11,7 @@ from aerie.manifests.tuning_config_map import TuningRecord
 from aerie.rollout.children import tuning_record
 from aerie.rollout.plan import ReconcilePlan
 from aerie.rollout.reconcile import build_reconcile_plan
+from tests.snapshots import replace_facts
 from tests.unit.rollout.world import IMAGE, World, serving
 
 PLACE = ("ConfigMap", "chat-aerie-tuning")
@@ -19,7 +20,7 @@ KEPT = TuningRecord(1_790_000_000.123, "f1", "packed", "{}", "HOLD\n")
 
 def step(world: World, known: TuningRecord | None) -> ReconcilePlan:
     """A pass with what the tuner knows, and what it writes."""
-    plan = build_reconcile_plan(replace(world.observed(), tuning_record=known), IMAGE, world.now, world.catalog)
+    plan = build_reconcile_plan(replace_facts(world.observed(), tuning_record=known), IMAGE, world.now, world.catalog)
     for item in plan.objects_to_apply:
         world.apply(item)
     for reference in plan.objects_to_delete:

@@ -34,6 +34,7 @@ from aerie.rollout.revision.desired import resolve_desired_revision
 from aerie.rollout.revision.drafter_selection import select_drafter
 from aerie.rollout.trials.effective_setting import resolve_effective_setting
 from aerie.tuning.recommendation import Recommendation
+from tests.snapshots import build_snapshot
 
 IMAGE = PreflightJobConfig("aerie.dev/aerie:test")
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -101,7 +102,7 @@ class World:
     def observed(self) -> Snapshot:
         children = tuple(copied(list(self.objects.values())))
         resource, substitute = read_resource(copied(self.document), children)
-        return Snapshot(
+        return build_snapshot(
             resource=resource,
             spec_substitution=substitute,
             children=children,

@@ -140,7 +140,7 @@ def find_probe_urls(snapshot: Snapshot, status: Status, path: str = completions.
     if status.canary is None or status.stable is None:
         return None
     name = snapshot.resource.metadata.name
-    ready_pods = {pod["metadata"]["name"] for pod in snapshot.pods if pod_failures.is_pod_ready(pod)}
+    ready_pods = {pod["metadata"]["name"] for pod in snapshot.cluster.pods if pod_failures.is_pod_ready(pod)}
     urls: dict[str, list[str]] = {}
     for pod, endpoint in sorted(find_engine_endpoints(snapshot)):
         if pod in ready_pods:

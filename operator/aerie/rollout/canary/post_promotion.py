@@ -102,7 +102,9 @@ def advance_monitoring(snapshot: Snapshot, stable: Arm, previous: PreviousArm, n
     state = CanaryState(previous.phase, previous.start_time, previous.phase_start_time, step_started_at=previous.phase_start_time)
     progress_deadline = resource.spec.rollout.progress_deadline
     abort_reasons = list(
-        find_abort_reasons(fleet.canary, fleet.stable, snapshot.invalid_metrics, progress_deadline, snapshot.last_log_lines, now)
+        find_abort_reasons(
+            fleet.canary, fleet.stable, snapshot.engines.invalid_metrics, progress_deadline, snapshot.cluster.last_log_lines, now
+        )
     )
     analysis_run = _with_restarts(_read_analysis_run(status.analysis), fleet)
     analysis_run, verdict, regression = _evaluate_blocks(
@@ -255,17 +257,17 @@ def _evaluate_blocks(
     if analysis_run is None:
         return None, None, ""
     if route_rejection_message(snapshot):
-        return analysis_run.skip_blocks(snapshot.blocks), None, ""
+        return analysis_run.skip_blocks(snapshot.engines.blocks), None, ""
     if previous.phase == "Verifying":
         analysis_run = analysis_run.with_hardware_difference(hardware.compared_hardware_difference(snapshot), now).with_blocks(
-            snapshot.blocks
+            snapshot.engines.blocks
         )
         analysis_run, verdict = analysis_run.check_guardrails(now, abort_reasons)
         return analysis_run, verdict, ""
     reference_level = post_promotion.compute_reference_level(analysis_run.state, analysis_run.plan)
     if reference_level is None:
         return analysis_run, None, ""
-    analysis_run = _with_promoted_blocks(analysis_run, snapshot.blocks, reference_level, now)
+    analysis_run = _with_promoted_blocks(analysis_run, snapshot.engines.blocks, reference_level, now)
     return (
         analysis_run,
         None,

@@ -327,12 +327,12 @@ def _evaluate_blocks(
     if analysis_run is None or phase in ("Starting", "WarmingUp"):
         return analysis_run, None
     analysis_run = (
-        analysis_run.skip_blocks(snapshot.blocks)
+        analysis_run.skip_blocks(snapshot.engines.blocks)
         if route_rejection_message(snapshot)
-        else analysis_run.with_blocks(snapshot.blocks)
+        else analysis_run.with_blocks(snapshot.engines.blocks)
     )
     if phase == "Analyzing":
-        return analysis_run.with_probe_result(snapshot.equivalence_result).evaluate(now, abort_reasons)
+        return analysis_run.with_probe_result(snapshot.engines.equivalence_result).evaluate(now, abort_reasons)
     return analysis_run.check_guardrails(now, abort_reasons)
 
 
@@ -369,7 +369,7 @@ def _start_phase_analysis(
 
 def is_stable_broken(snapshot: Snapshot, stable: Arm) -> bool:
     """Return whether no stable pod is ready, and each of them for a reason that does not pass automatically."""
-    stable_pods = snapshot.live_pods(stable.revision)
+    stable_pods = snapshot.cluster.live_pods(stable.revision)
     return bool(stable_pods) and all(map(pod_failures.is_pod_unrecoverable, stable_pods))
 
 
@@ -416,7 +416,10 @@ def _route_deadline(snapshot: Snapshot, canary_arm: CanaryArm) -> datetime | Non
 
 def _most_severe_failure(snapshot: Snapshot, stable: Arm, canary_arm: CanaryArm) -> pod_failures.PodFailure | None:
     """Return the failure that keeps pods of canary and control from being ready."""
-    arm_failures = (snapshot.pod_failure(canary_arm.revision), snapshot.pod_failure(stable.revision, control=True))
+    arm_failures = (
+        snapshot.cluster.pod_failure(canary_arm.revision),
+        snapshot.cluster.pod_failure(stable.revision, control=True),
+    )
     return pod_failures.select_most_severe(*(pod_failure for pod_failure in arm_failures if pod_failure is not None))
 
 
@@ -481,9 +484,11 @@ def _collect_abort_reasons(snapshot: Snapshot, phase: StateMachinePhase, fleet: 
     # In other phases the deadline of the state machine applies.
     not_ready_timeout = snapshot.resource.spec.rollout.progress_deadline if phase in _PHASES_WITHOUT_POD_DEADLINE else None
     reasons = list(
-        find_abort_reasons(fleet.canary, reference, snapshot.invalid_metrics, not_ready_timeout, snapshot.last_log_lines, now)
+        find_abort_reasons(
+            fleet.canary, reference, snapshot.engines.invalid_metrics, not_ready_timeout, snapshot.cluster.last_log_lines, now
+        )
     )
-    context_message = shorter_context_message(snapshot.context_lengths, snapshot.resource.spec.engine.args)
+    context_message = shorter_context_message(snapshot.engines.context_lengths, snapshot.resource.spec.engine.args)
     return [*reasons, context_message] if context_message else reasons
 
 

@@ -43,10 +43,10 @@ def route_propagation_remaining(
         desired is None
         and desired_objects
         and not snapshot.is_rollout_suspended
-        and any(is_owned_by(route, _owner_uid(snapshot)) for route in snapshot.children_of_kind("HTTPRoute"))
+        and any(is_owned_by(route, _owner_uid(snapshot)) for route in snapshot.cluster.children_of_kind("HTTPRoute"))
     ):
         return MIN_ROUTE_PROPAGATION  # mode Gateway has ended: the route is deleted first
-    live = desired and snapshot.child("HTTPRoute", desired["metadata"]["name"])
+    live = desired and snapshot.cluster.child("HTTPRoute", desired["metadata"]["name"])
     if desired is None or live is None:
         return None
     return MIN_ROUTE_PROPAGATION if needs_apply(live, desired) else live_route_propagation_remaining(snapshot, live, now)
@@ -68,7 +68,7 @@ def live_route_propagation_remaining(snapshot: Snapshot, live: KubernetesObject,
 
 def scales_down(snapshot: Snapshot, item: Mapping[str, Any]) -> bool:
     """Return whether the object is a Deployment that would lose pods."""
-    live = snapshot.child(item["kind"], item["metadata"]["name"])
+    live = snapshot.cluster.child(item["kind"], item["metadata"]["name"])
     return item["kind"] == "Deployment" and live is not None and item["spec"]["replicas"] < (live["spec"].get("replicas") or 0)
 
 

@@ -59,7 +59,7 @@ def hardware_difference_message(
 def compared_hardware_difference(snapshot: Snapshot) -> str | None:
     """Return the `hardware_difference_message` of the compared pods."""
     return hardware_difference_message(
-        *select_compared_pods(snapshot, snapshot.resource.status or Status()), snapshot.node_labels
+        *select_compared_pods(snapshot, snapshot.resource.status or Status()), snapshot.cluster.node_labels
     )
 
 
@@ -71,9 +71,9 @@ def select_compared_pods(snapshot: Snapshot, status: Status) -> tuple[tuple[Kube
     stable, canary, previous = status.stable, status.canary, status.previous
     if stable is not None and canary is not None and canary.phase != "RollingBack":
         has_control = canary.control is not None and canary.phase not in TRAFFIC_SHIFT_PHASES
-        return snapshot.live_pods(canary.revision), snapshot.live_pods(stable.revision, control=has_control)
+        return snapshot.cluster.live_pods(canary.revision), snapshot.cluster.live_pods(stable.revision, control=has_control)
     if stable is not None and previous is not None and previous.phase == "Verifying":
-        return snapshot.live_pods(stable.revision), snapshot.live_pods(previous.revision)
+        return snapshot.cluster.live_pods(stable.revision), snapshot.cluster.live_pods(previous.revision)
     return (), ()
 
 

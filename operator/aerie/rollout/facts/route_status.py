@@ -23,7 +23,7 @@ def route_rejection_message(snapshot: Snapshot) -> str:
     """Return why no gateway of mode Gateway accepts the route, as a sentence; empty where one does, or none has status yet."""
     resource = snapshot.resource
     gateway = resource.spec.rollout.traffic.gateway
-    route = snapshot.child("HTTPRoute", resource.metadata.name)
+    route = snapshot.cluster.child("HTTPRoute", resource.metadata.name)
     if gateway is None or route is None:
         return ""
     conditions_by_parent = read_accepted_conditions(snapshot, route)
@@ -37,7 +37,7 @@ def route_rejection_message(snapshot: Snapshot) -> str:
 
 def route_rejected_since(snapshot: Snapshot) -> datetime | None:
     """Return since when no gateway accepts the route; None where one does, or none has status yet."""
-    route = snapshot.child("HTTPRoute", snapshot.resource.metadata.name)
+    route = snapshot.cluster.child("HTTPRoute", snapshot.resource.metadata.name)
     if route is None or not route_rejection_message(snapshot):
         return None
     times = [condition.get("lastTransitionTime") for _, condition in read_accepted_conditions(snapshot, route)]
@@ -49,7 +49,7 @@ def check_route_status_timeout(snapshot: Snapshot, now: datetime) -> tuple[str, 
     """Return the message that the gateway status is overdue, or an empty message and the time until it would be."""
     resource = snapshot.resource
     gateway = resource.spec.rollout.traffic.gateway
-    route = snapshot.child("HTTPRoute", resource.metadata.name)
+    route = snapshot.cluster.child("HTTPRoute", resource.metadata.name)
     route_created_at = route["metadata"].get("creationTimestamp") if route is not None else None
     if gateway is None or route is None or route_created_at is None or read_accepted_conditions(snapshot, route):
         return "", None

@@ -116,11 +116,11 @@ def _read_job_result(snapshot: Snapshot, revision: str, now: datetime) -> Prefli
     """Return the result of the Job."""
     name = preflight_job.preflight_job_name(snapshot.resource.metadata.name, revision)
     recorded = _read_recorded_result(snapshot, name)
-    job = snapshot.child("Job", name)
+    job = snapshot.cluster.child("Job", name)
     if job is None:
         return PreflightResult("Absent", "", record=recorded)
     uid = job["metadata"].get("uid")
-    job_pods = sorted((pod for pod in snapshot.preflight_pods if is_owned_by(pod, uid)), key=_created_at, reverse=True)
+    job_pods = sorted((pod for pod in snapshot.cluster.preflight_pods if is_owned_by(pod, uid)), key=_created_at, reverse=True)
     job_record = recorded if recorded and recorded.get("job") == uid else {}
     earlier_report = {key: value for key, value in job_record.items() if key not in _OVERRIDE_FIELDS}
     report = next((pod_report for pod in job_pods if (pod_report := _read_termination_message(pod))), {}) or earlier_report
@@ -201,7 +201,7 @@ def _build_running_result(
         if age < _INITIAL_POLL_INTERVAL:  # its controller needs a moment
             return PreflightResult("Running", "", record=recorded, requeue_after=_INITIAL_POLL_INTERVAL)
         # Reported without a cause too: only what would be rewritten is read live, and the informer cache has no events.
-        cause = snapshot.job_creation_errors.get(name) or "its events give no reason"
+        cause = snapshot.cluster.job_creation_errors.get(name) or "its events give no reason"
         message = f"Job {name} has no pod; Kubernetes retries: {cause}"
         return PreflightResult(
             "Running",
@@ -233,11 +233,13 @@ def _build_running_result(
 def find_jobs_without_pod(snapshot: Snapshot) -> list[KubernetesObject]:
     """Return active Jobs that have no pod: their events contain the cause."""
     uids_with_pod = {
-        reference.get("uid") for pod in snapshot.preflight_pods for reference in pod["metadata"].get("ownerReferences") or []
+        reference.get("uid")
+        for pod in snapshot.cluster.preflight_pods
+        for reference in pod["metadata"].get("ownerReferences") or []
     }
     return [
         job
-        for job in snapshot.children_of_kind("Job")
+        for job in snapshot.cluster.children_of_kind("Job")
         if job["metadata"].get("uid") not in uids_with_pod
         and not any(condition["status"] == "True" for condition in (job.get("status") or {}).get("conditions") or [])
     ]
@@ -245,7 +247,7 @@ def find_jobs_without_pod(snapshot: Snapshot) -> list[KubernetesObject]:
 
 def _read_recorded_result(snapshot: Snapshot, name: str) -> dict[str, Any] | None:
     """Return the result in the revision's ConfigMap."""
-    text = ((snapshot.child("ConfigMap", name) or {}).get("data") or {}).get(preflight_job.RESULT_KEY)
+    text = ((snapshot.cluster.child("ConfigMap", name) or {}).get("data") or {}).get(preflight_job.RESULT_KEY)
     return _parse_json_object(text)
 
 

@@ -152,7 +152,7 @@ def _build_canary_arm(snapshot: Snapshot, progression: Progression, previous_sta
 
 
 def _with_pod_counts(snapshot: Snapshot, arm: _ArmT, replicas: int, *, control: bool = False) -> _ArmT:
-    ready_pods = snapshot.ready_pod_count(arm.revision, control=control)
+    ready_pods = snapshot.cluster.ready_pod_count(arm.revision, control=control)
     return arm.model_copy(update={"replicas": replicas, "ready_replicas": ready_pods})
 
 
@@ -166,9 +166,9 @@ def _traffic_percent(snapshot: Snapshot, progression: Progression, arm: str) -> 
         weights: Mapping[str, int] = progression.weights
         return _weight_percent(weights, arm)
     ready_pods = {
-        "stable": snapshot.ready_pod_count(progression.stable_revision),
-        "canary": snapshot.ready_pod_count(progression.canary.revision),
-        "control": snapshot.ready_pod_count(progression.stable_revision, control=True),
+        "stable": snapshot.cluster.ready_pod_count(progression.stable_revision),
+        "canary": snapshot.cluster.ready_pod_count(progression.canary.revision),
+        "control": snapshot.cluster.ready_pod_count(progression.stable_revision, control=True),
     }
     return round(100 * ready_pods[arm] / max(1, sum(ready_pods.values())))
 
@@ -193,7 +193,7 @@ def _build_ready_condition(
     message = f"{min(counted_pods, replicas) if canary else counted_pods}/{replicas} pods ready"
     if stable.ready_replicas >= expected_ready_pods and counted_pods >= replicas:
         return ConditionUpdate(READY, "True", "AllPodsReady", message)
-    pod_failure = snapshot.pod_failure(stable.revision)
+    pod_failure = snapshot.cluster.pod_failure(stable.revision)
     return ConditionUpdate(
         READY,
         "False",
@@ -214,7 +214,7 @@ def _build_degraded_condition(
         pronoun, name_text = ("it", "the name") if len(name_conflicts) == 1 else ("them", "the names")
         message = f"{conflict_text}. Aerie needs {name_text}: delete or rename {pronoun}, or rename the resource."
         return ConditionUpdate(DEGRADED, "True", "NameTaken", message)
-    pod_failure = snapshot.pod_failure(progression.stable_revision) if progression.stable_revision else None
+    pod_failure = snapshot.cluster.pod_failure(progression.stable_revision) if progression.stable_revision else None
     if (pod_failure is None or pod_failure.is_transient) and (route_rejection := route_rejection_message(snapshot)):
         return ConditionUpdate(DEGRADED, "True", "RouteNotAccepted", route_rejection)
     if pod_failure is not None and not pod_failure.is_transient:
@@ -223,8 +223,8 @@ def _build_degraded_condition(
         return ConditionUpdate(DEGRADED, "True", "GatewayNotResponding", route_timeout)
     if source_error := _metrics_source_error(snapshot):
         return ConditionUpdate(DEGRADED, "True", METRICS_UNAVAILABLE, source_error)
-    if snapshot.crd_problem:
-        return ConditionUpdate(DEGRADED, "True", VERSION_SKEW, snapshot.crd_problem)
+    if snapshot.cluster.crd_problem:
+        return ConditionUpdate(DEGRADED, "True", VERSION_SKEW, snapshot.cluster.crd_problem)
     if (regression_condition := _build_regression_condition(stable)) is not None:
         return regression_condition
     return ConditionUpdate(DEGRADED, "False", "AsExpected", "No problems detected.")
@@ -238,8 +238,8 @@ def _owner_name(item: Any) -> str:
 def _metrics_source_error(snapshot: Snapshot) -> str:
     """Return what is wrong with the source of the metrics. While an operator that has just started does not know it, the error of
     the status is returned."""
-    if snapshot.metrics_source_error is not None or snapshot.resource.spec.metrics.source is None:
-        return snapshot.metrics_source_error or ""
+    if snapshot.engines.metrics_source_error is not None or snapshot.resource.spec.metrics.source is None:
+        return snapshot.engines.metrics_source_error or ""
     status = snapshot.resource.status
     previous_messages = (
         condition.message

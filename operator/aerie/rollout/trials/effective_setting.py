@@ -128,7 +128,7 @@ def _find_start_obstacle(snapshot: Snapshot, status: Status, trial: Trial, now: 
     preflight_result = read_preflight_result(snapshot, trial.revision, now)
     if preflight_result.state == "Failed":
         return preflight_result.message
-    if status.stable is not None and not snapshot.ready_pod_count(status.stable.revision):
+    if status.stable is not None and not snapshot.cluster.ready_pod_count(status.stable.revision):
         return "No stable pod was ready when its canary was to start."
     if now >= trial.start_time + spec.rollout.progress_deadline:
         progress_deadline = duration.format_duration(spec.rollout.progress_deadline)
@@ -183,7 +183,7 @@ class TrialDecision:
 
 def find_current_recommendation(snapshot: Snapshot, progression: Progression) -> Recommendation | None:
     """Return the recommendation, if it is for the pods that are stable, also after this step."""
-    recommendation, status = snapshot.recommendation, snapshot.resource.status
+    recommendation, status = snapshot.operator.recommendation, snapshot.resource.status
     previous_stable_revision = status.stable.revision if status is not None and status.stable is not None else None
     return (
         recommendation
@@ -218,8 +218,8 @@ def decide_next_trial(snapshot: Snapshot, effective: EffectiveSetting, progressi
         return pause
     if not _is_recommendation_fresh(status.speculation, recommendation, tuning, now):
         return TrialDecision()  # the next recommendation counts
-    if "Trial" not in snapshot.start_permission.allowed_purposes:
-        wait_reason = snapshot.start_permission.wait_reason
+    if "Trial" not in snapshot.operator.start_permission.allowed_purposes:
+        wait_reason = snapshot.operator.start_permission.wait_reason
         message = f"A trial of {describe_setting(recommendation.setting)} is queued: {wait_reason}." if wait_reason else ""
         return TrialDecision(reason="Queued" if message else "", message=message, queued=True)
     trial = Trial(
@@ -289,7 +289,7 @@ def _find_rollout_obstacle(snapshot: Snapshot, progression: Progression) -> str:
         or progression.outcome is not None
     ):
         return "No trial starts while a rollout is in progress or the desired revision is not the stable one."
-    ready_pods = snapshot.ready_pod_count(progression.stable_revision or "")
+    ready_pods = snapshot.cluster.ready_pod_count(progression.stable_revision or "")
     if ready_pods < resource.spec.replicas or resource.spec.replicas == 0 or route_rejection_message(snapshot):
         return f"No trial starts until all {resource.spec.replicas} pods are ready."
     return ""

@@ -136,5 +136,5 @@ def _has_capacity_again(snapshot: Snapshot, failure: TrialFailure) -> bool:
         return False
     return (
         _count_trial_pods(snapshot) < failure.required_pods
-        or sum(map(pod_failures.is_pod_ready, snapshot.pods)) >= failure.required_pods
+        or sum(map(pod_failures.is_pod_ready, snapshot.cluster.pods)) >= failure.required_pods
     )

@@ -42,7 +42,7 @@ def charge_trial(
     spec = snapshot.resource.spec
     capacity = Capacity.from_spec(spec.replicas, spec.rollout.canary)
     stable_revision = previous_status.stable.revision if previous_status.stable is not None else ""
-    trial_pods = (*snapshot.live_pods(trial.revision), *snapshot.live_pods(stable_revision, control=True))
+    trial_pods = (*snapshot.cluster.live_pods(trial.revision), *snapshot.cluster.live_pods(stable_revision, control=True))
     scheduled_pods = sum(not pod_failures.is_pod_unschedulable(pod) for pod in trial_pods)  # a pod without a node costs nothing
     extra_pods = min(capacity.max_total_pods - spec.replicas, scheduled_pods)
     replaced_pods = capacity.canary_replicas + capacity.control_replicas - extra_pods if canary_arm.ready_time is not None else 0
