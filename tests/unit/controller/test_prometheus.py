@@ -434,7 +434,8 @@ def test_pages_that_cannot_be_believed_count_once_for_each_scrape(run: Run) -> N
         await follower.for_(60 * INVALID_SAMPLE_LIMIT - 61)
         assert follower.scraper.invalid_metrics(key) == {}
         await follower.for_(80)
-        assert "as Prometheus has it, the metrics page has no vllm:" in follower.scraper.invalid_metrics(key)["chat-r1-hash-0"]
+        reason = follower.scraper.invalid_metrics(key)["chat-r1-hash-0"]
+        assert "according to Prometheus, the metrics response has no vllm:" in reason
 
     run(story())
 

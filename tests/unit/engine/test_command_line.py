@@ -38,7 +38,7 @@ PLAIN = EngineArguments()
         ("--served_model_name chat", "spec.model.servedName"),
         (
             "--speculative-config {}",
-            "the drafter belongs in spec.drafter, the number of tokens in spec.speculation.numSpeculativeTokens",
+            "the drafter belongs in spec.drafter, K in spec.speculation.numSpeculativeTokens",
         ),
         ("-sc {}", "spec.drafter"),
         ("--speculative_config.method eagle3", "spec.drafter"),
