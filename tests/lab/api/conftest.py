@@ -1,4 +1,4 @@
-"""The resource on the lab's API server: its definition from crds/, and ways to offer it an object."""
+"""The resource on the lab's API server: its definition from crds/, and a fixture that offers it objects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Offer = Callable[..., dict[str, Any]]
 
 
 def changed(changes: Changes) -> dict[str, Any]:
-    """The least object with some fields of its spec set, by dotted path; None removes one."""
+    """Return the least object with some fields of its spec set, by dotted path; None removes one."""
     document = copy.deepcopy(LEAST)
     for path, value in changes.items():
         *parents, last = path.split(".")
@@ -51,7 +51,7 @@ def changed(changes: Changes) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def crd(lab: Lab) -> Iterator[dict[str, Any]]:
-    """The definition, established; taken away again, so that the lab is as it was."""
+    """The established definition; deleted at the end of the module."""
     document: dict[str, Any] = yaml.safe_load(CRD.read_text())
     lab.apply(document)
     name = document["metadata"]["name"]
@@ -87,12 +87,12 @@ def least() -> dict[str, Any]:
 
 @pytest.fixture
 def offer(lab: Lab, crd: dict[str, Any]) -> Offer:  # noqa: ARG001 - the definition has to be there
-    """Offers the least object with changes to the API server, which keeps nothing; what it would keep. Raises KubeError."""
+    """Dry run of the least object with changes; returns what the API server would store. Raises KubeError."""
 
     def offer(changes: Changes, name: str = "chat") -> dict[str, Any]:
         document = changed(changes)
         document["metadata"]["name"] = name
-        found: dict[str, Any] = _request(lab, "POST", WHERE, document, {"dryRun": "All"})
-        return found
+        stored: dict[str, Any] = _request(lab, "POST", WHERE, document, {"dryRun": "All"})
+        return stored
 
     return offer

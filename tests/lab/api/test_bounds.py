@@ -14,7 +14,7 @@ Changes = Mapping[str, Any]
 Offer = Callable[..., dict[str, Any]]
 
 NOT_A_DURATION = "not a duration: write whole numbers with h, m, s or ms, such as 30s, 5m or 1h30m"
-# Each duration with its bounds, one value beyond each, and one that all rules take.
+# Each duration with its bounds, one value out of bounds, and one that all rules accept.
 DURATIONS = [
     ("speculation.tuning.slo.timePerOutputToken", "1ms", "1m", "61s", "40ms"),
     ("speculation.tuning.slo.timeToFirstToken", "1ms", "1h", "61m", "1h"),
@@ -37,38 +37,38 @@ DURATIONS = [
 )
 @pytest.mark.parametrize("amount", [-1, -5])
 def test_negative_number_is_rejected_as_an_amount(offer: Offer, path: str, amount: int) -> None:
-    whole = path.endswith("sizeLimit")
-    assert "write an amount of 0 or more" in refusal(offer, {path: amount if whole else {"nvidia.com/gpu": amount}})
-    offer({path: 0 if whole else {"nvidia.com/gpu": 0}})
+    is_scalar = path.endswith("sizeLimit")
+    assert "write an amount of 0 or more" in get_rejection(offer, {path: amount if is_scalar else {"nvidia.com/gpu": amount}})
+    offer({path: 0 if is_scalar else {"nvidia.com/gpu": 0}})
 
 
 @pytest.mark.parametrize(
-    "given", [{"acceptedChecks": ["c2"]}, {"acceptedChecks": ["C0"]}, {"acceptedChecks": ["C123"]}, {"mode": "Never"}]
+    "preflight_spec", [{"acceptedChecks": ["c2"]}, {"acceptedChecks": ["C0"]}, {"acceptedChecks": ["C123"]}, {"mode": "Never"}]
 )
-def test_invalid_preflight_spec_is_rejected(offer: Offer, given: Changes) -> None:
-    refusal(offer, {"rollout.preflight": given})
+def test_invalid_preflight_spec_is_rejected(offer: Offer, preflight_spec: Changes) -> None:
+    get_rejection(offer, {"rollout.preflight": preflight_spec})
     offer({"rollout.preflight": {"mode": "Warn", "acceptedChecks": ["C2", "C29"]}})
 
 
-def refusal(offer: Offer, changes: Changes) -> str:
+def get_rejection(offer: Offer, changes: Changes) -> str:
     with pytest.raises(KubeError) as caught:
         offer(changes)
     assert caught.value.status == 422, caught.value
     return caught.value.message
 
 
-@pytest.mark.parametrize(("path", "shortest", "longest", "beyond", "taken"), DURATIONS)
-def test_duration_bounds(offer: Offer, path: str, shortest: str, longest: str, beyond: str, taken: str) -> None:
-    message = refusal(offer, {path: "5 minutes"})
+@pytest.mark.parametrize(("path", "shortest", "longest", "beyond", "accepted"), DURATIONS)
+def test_duration_bounds(offer: Offer, path: str, shortest: str, longest: str, beyond: str, accepted: str) -> None:
+    message = get_rejection(offer, {path: "5 minutes"})
     assert message.endswith(f'spec.{path}: Invalid value: "5 minutes": {NOT_A_DURATION}'), message
-    assert f'spec.{path}: Invalid value: "{beyond}": write a duration from {shortest} to {longest}' in refusal(
+    assert f'spec.{path}: Invalid value: "{beyond}": write a duration from {shortest} to {longest}' in get_rejection(
         offer, {path: beyond}
     )
-    offer({path: taken})
+    offer({path: accepted})
 
 
 @pytest.mark.parametrize(
-    ("changes", "says", "taken"),
+    ("changes", "message", "accepted"),
     [
         (
             {"speculation.numSpeculativeTokens": 16},
@@ -118,9 +118,9 @@ def test_duration_bounds(offer: Offer, path: str, shortest: str, longest: str, b
     ],
     ids=lambda value: next(iter(value), "least") if isinstance(value, Mapping) else "",
 )
-def test_bound_rejects_and_accepts(offer: Offer, changes: Changes, says: str, taken: Changes) -> None:
-    assert says in refusal(offer, changes)
-    offer(taken)
+def test_bound_rejects_and_accepts(offer: Offer, changes: Changes, message: str, accepted: Changes) -> None:
+    assert message in get_rejection(offer, changes)
+    offer(accepted)
 
 
 def test_long_name_is_rejected(offer: Offer) -> None:
@@ -150,6 +150,6 @@ def test_server_and_python_agree_on_durations(offer: Offer, text: str) -> None:
     try:
         duration.parse_duration(text)
     except ValueError:
-        assert NOT_A_DURATION in refusal(offer, {"rollout.canary.stepDuration": text})
+        assert NOT_A_DURATION in get_rejection(offer, {"rollout.canary.stepDuration": text})
     else:
         assert offer({"rollout.canary.stepDuration": text})["spec"]["rollout"]["canary"]["stepDuration"] == text

@@ -106,7 +106,7 @@ def test_autoscaler_may_request_fewer_pods_than_a_canary_with_reuse(
     namespace.kubectl("scale", "specdep", "chat", f"--replicas={replicas}")
 
 
-def a_status() -> Status:
+def build_status() -> Status:
     now = datetime(2026, 11, 21, 12, 0, 0, 250_000, tzinfo=UTC)
     setting = SettingStatus(mode="Static", num_speculative_tokens=3)
     stable = Arm(revision="abc", drafter="org/eagle3 (EAGLE 3)", setting=setting, acceptance_length=2.41, ready_replicas=3)
@@ -125,18 +125,18 @@ def a_status() -> Status:
 
 
 def test_status_is_stored_and_read_back(namespace: Namespace, chat: dict[str, Any]) -> None:
-    status = a_status()
+    status = build_status()
     patch = json.dumps({"status": status.to_dict(), "spec": {"replicas": 9}})
     namespace.kubectl("patch", "specdep", "chat", "--subresource=status", "--type=merge", "-p", patch)
-    found = namespace.get("specdep", "chat")
-    assert SpeculativeDeployment.from_dict(found).status == status
-    assert found["spec"] == chat["spec"]
-    assert found["metadata"]["generation"] == 1
+    stored = namespace.get("specdep", "chat")
+    assert SpeculativeDeployment.from_dict(stored).status == status
+    assert stored["spec"] == chat["spec"]
+    assert stored["metadata"]["generation"] == 1
 
 
 def test_printer_columns(namespace: Namespace, chat: dict[str, Any]) -> None:
     assert "status" not in chat
-    patch = json.dumps({"status": a_status().to_dict()})
+    patch = json.dumps({"status": build_status().to_dict()})
     namespace.kubectl("patch", "specdep", "chat", "--subresource=status", "--type=merge", "-p", patch)
     head, row = namespace.kubectl("get", "specdep").splitlines()
     assert head.split() == ["NAME", "PHASE", "DRAFTER", "K", "AL", "CANARY", "CANARY-AL", "READY", "AGE"]

@@ -26,31 +26,31 @@ ODD: tuple[Any, ...] = (
 )
 
 
-def paths(schema: Json, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every field; [] is an entry of a list, {} one of a map."""
+def iter_paths(schema: Json, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the path of every field; [] is an entry of a list, {} one of a map."""
     if path:
         yield path
     for name, child in (schema.get("properties") or {}).items():
-        yield from paths(child, (*path, name))
+        yield from iter_paths(child, (*path, name))
     for key, part in (("items", "[]"), ("additionalProperties", "{}")):
         if isinstance(schema.get(key), dict):
-            yield from paths(schema[key], (*path, part))
+            yield from iter_paths(schema[key], (*path, part))
 
 
-def put(node: Any, path: tuple[str, ...], value: Any) -> Any:
-    """`node` with the value at the path."""
+def set_at_path(node: Any, path: tuple[str, ...], value: Any) -> Any:
+    """Return `node` with the value at the path."""
     if not path:
         return value
     first, *rest = path
     if first == "[]":
-        return [put({}, tuple(rest), value)]
+        return [set_at_path({}, tuple(rest), value)]
     key = "a" if first == "{}" else first
     inner = node if isinstance(node, dict) else {}
-    return {**inner, key: put(inner.get(key, {}), tuple(rest), value)}
+    return {**inner, key: set_at_path(inner.get(key, {}), tuple(rest), value)}
 
 
-def refused(document: Json) -> str:
-    """Why Python refuses it as a manifest."""
+def explain_rejection(document: Json) -> str:
+    """Return the message with which Python rejects the manifest, or an empty string."""
     try:
         SpeculativeDeployment.from_dict(prune_manifest(document))
     except ResourceError as error:
@@ -65,33 +65,37 @@ def _is_whole_float(value: object) -> bool:
 
 def test_operator_reads_everything_that_the_server_accepts(lab: Lab, crd: Json) -> None:  # noqa: ARG001 - it has to be there
     spec = build_root_schema()["properties"]["spec"]
-    offers = [(path, value, put(copy.deepcopy(LEAST), ("spec", *path), value)) for path in paths(spec) for value in ODD]
-    taken = unreadable = 0
+    manifests = [
+        (path, value, set_at_path(copy.deepcopy(LEAST), ("spec", *path), value)) for path in iter_paths(spec) for value in ODD
+    ]
+    accepted_count = unreadable_count = 0
     faults: list[str] = []
     disagreed: list[str] = []
 
-    async def offer() -> None:
-        nonlocal taken, unreadable
+    async def offer_manifests() -> None:
+        nonlocal accepted_count, unreadable_count
         async with lab.client() as client:
-            for path, value, document in offers:
+            for path, value, document in manifests:
                 try:
                     stored = await client.request("POST", WHERE, body=document, query={"dryRun": "All"})
                 except UnicodeError:
                     continue
                 except KubeError:
-                    if not refused(document) and not _is_whole_float(value):
+                    if not explain_rejection(document) and not _is_whole_float(value):
                         disagreed.append(f"the server refuses spec.{'.'.join(path)} = {value!r}")
                     continue
-                taken += 1
-                if (said := refused(document)) and not _is_whole_float(value):
-                    disagreed.append(f"the server takes spec.{'.'.join(path)} = {value!r}: {said}")
+                accepted_count += 1
+                if (rejection := explain_rejection(document)) and not _is_whole_float(value):
+                    disagreed.append(f"the server takes spec.{'.'.join(path)} = {value!r}: {rejection}")
                 try:
                     SpeculativeDeployment.from_dict(stored)
                 except ResourceError as error:
-                    unreadable += 1
+                    unreadable_count += 1
                     faults.append(f"spec.{'.'.join(path)} = {value!r}: {error}")
 
-    asyncio.run(offer())
-    assert not unreadable, "\n".join(faults)
+    asyncio.run(offer_manifests())
+    assert not unreadable_count, "\n".join(faults)
     assert not disagreed, "\n".join(disagreed)
-    assert taken > len(offers) // 20, f"the values are odd, not hopeless: {taken} of {len(offers)} were taken"
+    assert accepted_count > len(manifests) // 20, (
+        f"the values are odd, not hopeless: {accepted_count} of {len(manifests)} were taken"
+    )

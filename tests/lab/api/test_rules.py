@@ -70,7 +70,7 @@ def prometheus(**fields: Any) -> Changes:
 
 
 CASES = [
-    # -- what preflight lets pass, and amounts
+    # -- accepted preflight checks, and amounts
     Case(
         "preflight check in lower case",
         {"rollout.preflight": {"acceptedChecks": ["c2"]}},
@@ -294,12 +294,12 @@ CASES = [
     ),
     *(
         Case(
-            f"disruption of {given}",
-            {"rollout.disruption.maxUnavailable": given},
+            f"disruption of {rejected_value}",
+            {"rollout.disruption.maxUnavailable": rejected_value},
             "spec.rollout.disruption.maxUnavailable",
-            {"rollout.disruption.maxUnavailable": instead},
+            {"rollout.disruption.maxUnavailable": accepted_value},
         )
-        for given, instead in ((0, 1), (1001, 1000), ("0%", "1%"), ("101%", "100%"), ("all", "25%"))
+        for rejected_value, accepted_value in ((0, 1), (1001, 1000), ("0%", "1%"), ("101%", "100%"), ("all", "25%"))
     ),
     Case(
         "maxUnavailable without budgets",

@@ -96,9 +96,9 @@ def test_invalid_name_gets_the_message_of_its_rule() -> None:
 
 def test_preflight_as_json_lists_rejections(preflight: Preflight, capsys: Capture) -> None:
     assert preflight({"metrics.scrapeInterval": "61s"}, "-o", "json") == 2
-    said = json.loads(capsys.readouterr().out)
-    assert said["allowed"] is said["passed"] is False
-    assert [sentence.partition(":")[0] for sentence in said["errors"]] == ["spec.metrics.scrapeInterval"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["allowed"] is report["passed"] is False
+    assert [sentence.partition(":")[0] for sentence in report["errors"]] == ["spec.metrics.scrapeInterval"]
 
 
 @pytest.mark.parametrize(
@@ -130,6 +130,6 @@ def test_null_equals_an_absent_field_except_in_a_list() -> None:
 
 
 def test_message_does_not_repeat_a_secret() -> None:
-    said = find_manifest_errors(changed({"engine.args": ["--hf-token=hf_secret"]}))
-    assert said
-    assert "hf_secret" not in str(said)
+    errors = find_manifest_errors(changed({"engine.args": ["--hf-token=hf_secret"]}))
+    assert errors
+    assert "hf_secret" not in str(errors)

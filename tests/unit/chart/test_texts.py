@@ -108,19 +108,20 @@ def test_readme_without_marks_is_rejected(chart: ModuleType, values: Any) -> Non
         chart.with_table(f"{chart.END}\n", values)
 
 
-def objects(schema: Any) -> list[dict[str, Any]]:
-    """Every part of a schema that names properties."""
+def find_object_schemas(schema: Any) -> list[dict[str, Any]]:
+    """Return every part of a schema that has properties."""
     if isinstance(schema, list):
-        return [found for item in schema for found in objects(item)]
+        return [object_schema for item in schema for object_schema in find_object_schemas(item)]
     if not isinstance(schema, dict):
         return []
     own = [schema] if isinstance(schema.get("properties"), dict) else []
-    return own + [found for item in schema.values() for found in objects(item)]
+    return own + [object_schema for item in schema.values() for object_schema in find_object_schemas(item)]
 
 
 def test_schema_allows_no_unknown_key() -> None:
     assert all(
-        part.get("additionalProperties") is False for part in objects(json.loads((CHART / "values.schema.json").read_text()))
+        part.get("additionalProperties") is False
+        for part in find_object_schemas(json.loads((CHART / "values.schema.json").read_text()))
     )
 
 
