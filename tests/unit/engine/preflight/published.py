@@ -36,7 +36,7 @@ class Row:
     """What model runner V1 reads, by vLLM's count."""
     v2: Layers
     trained: Layers | None
-    """What the trainer captured, by vLLM's count. None: the config names none, and the trainer's default is not in it."""
+    """What the trainer captured, by vLLM's count. None: the config names no layers, and the trainer's default is not in it."""
     layer: str = "midlayer"
 
 

@@ -1,4 +1,4 @@
-"""C34: draft sampling and further keys against version, method and model runner; and the memory of draft logits by runner."""
+"""C34: draft sampling and further keys against version, method and model runner, and the memory of draft logits by runner."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ DRAWN = {"draft_sample_method": "probabilistic"}
         ({"of_tomorrow": 1}, "0.33.0", {}, Severity.INFO, "of_tomorrow"),
     ],
 )
-def test_keys(
+def test_finding_for_each_key(
     small: Small, keys: dict[str, Any], version: str, environment: dict[str, str], severity: Severity, evidence: str
 ) -> None:
-    (found,) = small.findings("C34", speculative_config=EAGLE | keys, version=Version.parse(version), environment=environment)
-    assert found.severity is severity
-    assert evidence in found.evidence
-    assert bool(found.fix) == (severity in (Severity.ERROR, Severity.WARNING))
+    (finding,) = small.findings("C34", speculative_config=EAGLE | keys, version=Version.parse(version), environment=environment)
+    assert finding.severity is severity
+    assert evidence in finding.evidence
+    assert bool(finding.fix) == (severity in (Severity.ERROR, Severity.WARNING))
 
 
 @pytest.mark.parametrize(
-    ("version", "environment", "element"),
+    ("version", "environment", "element_bytes"),
     [("0.27.1", {}, 4), ("0.33.0", {}, 2), ("0.33.0", {"VLLM_USE_V2_MODEL_RUNNER": "0"}, 4)],
 )
-def test_draft_logits_are_counted_as_the_runner_keeps_them(
-    small: Small, version: str, environment: dict[str, str], element: int
+def test_draft_logits_are_counted_by_model_runner(
+    small: Small, version: str, environment: dict[str, str], element_bytes: int
 ) -> None:
     subject = small.subject(
         speculative_config=EAGLE | DRAWN,
@@ -56,5 +56,5 @@ def test_draft_logits_are_counted_as_the_runner_keeps_them(
         environment=environment,
         arguments=EngineArguments(max_num_seqs=64),
     )
-    assert subject.memory_estimate.draft_logits_bytes == 3 * 256 * 64 * element
+    assert subject.memory_estimate.draft_logits_bytes == 3 * 256 * 64 * element_bytes
     assert small.subject().memory_estimate.draft_logits_bytes == 0
