@@ -58,7 +58,7 @@ SCENARIOS = {
     "random": Scenario("random routing", Traffic(mix_pod=0.0)),
     "low": Scenario("low traffic, 0.2 request/s on a pod", Traffic(rate=0.2)),
     "sticky": Scenario("sticky tenants, 15 min of memory", Traffic(mix_pod=0.55, memory=900.0)),
-    "offsets": Scenario("pods differ for good, sd 0.5 %", Traffic(offset_sd=0.005)),
+    "offsets": Scenario("pods differ permanently, sd 0.5 %", Traffic(offset_sd=0.005)),
     "two": Scenario("2 canaries, 2 control pods", canaries=2, controls=2),
     "pair": Scenario("1 canary, 1 control pod", controls=1, fresh=True),
     "drift": Scenario("load doubles, mix shifts", Traffic(growth=2.0, mix_trend=0.8)),

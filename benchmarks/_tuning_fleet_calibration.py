@@ -130,7 +130,7 @@ def _windows(point: Point, rate: float, seconds: float, seed: int) -> Iterator[t
 def table(seconds: float = SECONDS) -> tuple[list[str], float]:
     """Rows of a table, and the largest error of a mean."""
     lines = [
-        f"| windows of 5 min: error of the mean (scatter; simulator's) | {' | '.join(NAMES)} |",
+        f"| windows of 5 min: error of the mean (dispersion; simulator's) | {' | '.join(NAMES)} |",
         "|---|" + "---:|" * len(NAMES),
     ]
     largest = 0.0

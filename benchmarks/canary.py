@@ -167,32 +167,32 @@ equal, better by 3 %, and better by 20 %. A cell shows the percentages that were
 after four hours. The minutes are the median of the right outcome: a rollback at -3 %, a promotion from equal on. At -2 % a
 promotion is the error that the level of 5 % limits; at "equal" it is a rollback.
 
-Simulation and assumptions: requests of two classes with different acceptance, a mix that drifts on all pods together and on each
-pod, scrapes every 15 s, K = 3 (`benchmarks/_canary_model.py`). A request has a number of tokens, and the number of drafts follows
-from its acceptance. So requests with low acceptance have more of the drafts than of the tokens, and a better drafter makes fewer
-drafts for the same tokens. Latency is not simulated: every criterion but tokens per step passes, and the minimum duration is
-over. So in practice a promotion takes 30 minutes or more. Before each rollout there is a [day of stable
-pods](rollouts.md#calibration-on-stable-pods) with the same kind of traffic ({histories} such days are shared by the rollouts of a
-scenario). The constants are assumptions; a fleet with another correlation time gives other results.
+Simulation and assumptions (`benchmarks/_canary_model.py`): K = 3, with a scrape every 15 s. Requests are of two classes with
+different acceptance. Their mix drifts on all pods together and on each pod. A request has a number of tokens, and the number of
+drafts follows from its acceptance. So requests with low acceptance have more of the drafts than of the tokens, and a better
+drafter makes fewer drafts for the same tokens. Latency is not simulated: every criterion but tokens per step passes, and the
+minimum duration is over. So in practice a promotion takes 30 minutes or more. Before each rollout there is a [day of stable
+pods](rollouts.md#calibration-on-stable-pods) with the same kind of traffic. The rollouts of a scenario share {histories} such
+days. The constants are assumptions; a fleet with another correlation time gives other results.
 
-Latencies are not simulated, but the blocks that would count for them are: those in which the loads of the arms match. The load is
-the number of requests that began on a pod, never that in flight, because a faster canary has fewer in flight. The latest requests
-are taken together, as many as distinguish a difference of 20 % from chance (900 on two pods, about four minutes at one a second
-on each). So chance excludes no blocks, and few requests hide no lasting difference. The line below each table shows how many
-blocks count, and how many would if the canary's pods had 40 % more requests than the control's: the first minutes, until the
-difference shows. Counts of these minutes are then discarded. Where a balancer routes by fewest requests, arms that match in
-flight count as matched.
+Latencies are not simulated, but the blocks that would count for them are: those in which the loads of the arms match. The load
+is the number of requests that began on a pod, never that in flight, because a faster canary has fewer in flight. The latest
+requests are taken together, as many as distinguish a difference of 20 % from chance. On two pods these are 900, about four
+minutes at one request a second on each. So chance excludes no blocks, and few requests hide no permanent difference. The line
+below each table shows how many blocks count, and how many would if the canary's pods had 40 % more requests than the control's:
+the first minutes, until the difference shows. Counts of these minutes are then discarded. Where a balancer routes by fewest
+requests, arms that match in flight count as matched.
 
 No answer is truncated here, so tokens per step, which decide in Aerie, and acceptance length, which the other tools' queries
 request, are the same. In vLLM's counters acceptance length flatters the better arm
 ([why](rollouts.md#tokens-per-step-and-acceptance-length)).
 
-The rules of the other tools are simulated (`benchmarks/_canary_rules.py`), not their programs, as read in the sources of Flagger
-1.36.1 and Argo Rollouts 1.10.1. They compare with numbers. In their favour, that number is taken as the ratio of two arms, over
-minutes without disturbance. The number of checks that a user configures determines how often an equal drafter is rolled back, and
-how often a worse one passes. So each tool has two rows, both with a check a minute and the threshold canary >= 0.98 * stable. The
-second row is from its own docs: Flagger's `tutorials/gatewayapi-progressive-delivery.md` and Argo's `docs/features/analysis.md`
-(the example with `count`, and the `failureLimit` of that page's template).
+The rules of the other tools are simulated (`benchmarks/_canary_rules.py`), not their programs, as read in the sources of
+Flagger 1.36.1 and Argo Rollouts 1.10.1. They compare with numbers. In their favour, the ratio of two arms over undisturbed
+minutes takes the place of that number. The number of checks that a user configures determines how often an equal drafter is
+rolled back, and how often a worse one passes. So each tool has two rows, both with a check a minute and the threshold canary >=
+0.98 * stable. The second row is from its own docs: Flagger's `tutorials/gatewayapi-progressive-delivery.md` and Argo's
+`docs/features/analysis.md` (the example with `count`, and the `failureLimit` of that page's template).
 
 | row | settings | promoted | rolled back |
 |---|---|---|---|
@@ -215,8 +215,8 @@ for rates:
 | 9 % better | 2 of 2 promoted | 1 of 1 promoted |
 | no request at all | rolled back after 85 s: NaN is a failed measurement | rolled back after 95 s: no values |
 
-Aerie, with one control pod and no calibration there, had no verdict on three equal drafters after 30, 30 and 50 blocks, with
-bounds of about -10 to +13 % and, after 50, -6 to +4 %. Kayenta was not run.
+Aerie had one control pod and no calibration there. On three equal drafters it had no verdict after 30, 30 and 50 blocks. The
+bounds were about -10 to +13 %, and -6 to +4 % after 50 blocks. Kayenta was not run.
 
 ## By simulation
 

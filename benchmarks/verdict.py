@@ -173,17 +173,17 @@ evaluate them block by block, with all criteria. Each row shows the worst of its
 
 Simulation and assumptions: one canary and one fresh control pod, blocks of 2 minutes, a minimum duration of 30 minutes, and a
 deadline of 4 hours. Each pod gets 1 request/s, unless a cell names another rate. A request has a number of output tokens
-(lognormal, mean 400), and the number of drafts follows from it. A pod's block of 120 requests has a dispersion of 4.3 % in tokens
-per step, 3 % in time per output token and 10 % in time to first token, independently of each other. Nine tenths of that variance
-depend on the number of requests; the rest has a correlation time of 8 minutes. All pods drift together. Before each rollout there
-is a day of 3 stable pods ({days} days are shared), unless the cell has no calibration. Times do not depend on the load. The
-constants are assumptions; a fleet with other constants gives other results.
+(lognormal, mean 400), and the number of drafts follows from it. The dispersion of a pod's block of 120 requests is 4.3 % in
+tokens per step, 3 % in time per output token and 10 % in time to first token. The three are independent. Nine tenths of that
+variance depend on the number of requests; the rest has a correlation time of 8 minutes. All pods drift together. Before each
+rollout there is a day of 3 stable pods ({days} days are shared), unless the cell has no calibration. Times do not depend on the
+load. The constants are assumptions; a fleet with other constants gives other results.
 
 A canary whose engines crash loads for 3 minutes after each crash. Once promoted by the analysis, it is ramped up (4 and 8 of 16
-pods, 5 minutes each), and monitored for 10 minutes, or for an hour where one engine has ended. A rollout counts as promoted if it
-is still promoted after that. Two crashes are significant. In {crash_oracle_pct:.1f} % of that cell's rollouts there are no two
-crashes to observe, even if the canary is promoted right after the minimum duration: none by the end of the ten minutes, or one
-and no second within the hour.
+pods, 5 minutes each). Then it is monitored for 10 minutes, or for an hour if one engine has ended. A rollout counts as promoted
+if it is still promoted after that. Two crashes are significant. In {crash_oracle_pct:.1f} % of that cell's rollouts there are
+no two crashes to observe, even if the canary is promoted right after the minimum duration: none by the end of the ten minutes,
+or one and no second within the hour.
 
 | canary; what is counted | % | worst cell | promoted | rolled back | inconclusive | median minutes |
 |---|---|---|---|---|---|---|
