@@ -42,13 +42,13 @@ class Days:
 def lived(fault: str, days: int = DAYS, **tuning: Any) -> Days:
     """`fault`: NoRoom, a cluster with as many GPUs as replicas; Crash, a setting whose engines end at once."""
     world = serving(speculation={"tuning": {"mode": "Auto", **tuning}})
-    stable, replicas = world.wanted, world.document["spec"]["replicas"]
+    stable, replicas = world.desired_revision, world.document["spec"]["replicas"]
     end, trials, beyond, pending = world.now + timedelta(days=days), 0, 0.0, 0.0
     under_way, advised = False, world.now
     while world.now < end:
         if world.now >= advised:
             revision = world.status["stable"]["revision"]
-            world.advice = Recommendation(
+            world.recommendation = Recommendation(
                 revision, world.now.timestamp(), "Change", Static(5), (0.02, 0.08, 0.15), "K=5 is better."
             )
             advised += timedelta(minutes=30)

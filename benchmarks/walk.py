@@ -37,7 +37,7 @@ def walked(seed: int, steps: int) -> tuple[int, int, float, str]:
         walk.go(steps).finish()
     except InvariantError as violation:
         said = str(violation)
-    days = (walk.cluster.now - START).total_seconds() / 86400 + walk.alone.total_seconds() / 86400
+    days = (walk.cluster.now - START).total_seconds() / 86400 + walk.alone_duration.total_seconds() / 86400
     return walk.steps, walk.decisions, days, said
 
 

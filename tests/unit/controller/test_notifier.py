@@ -93,7 +93,7 @@ def test_what_is_new_is_told_once_and_in_order(tmp_path: Path) -> None:
             world, _ = canarying("Starting")
             look(notifier, world)
             look(notifier, world)
-            world.annotate(rollback=world.wanted)
+            world.annotate(rollback=world.desired_revision)
             world.settle()
             look(notifier, world)
             await until(lambda: counts["sent"] == 3)

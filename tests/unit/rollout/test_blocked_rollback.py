@@ -31,7 +31,7 @@ REPLACED = (
 def stuck() -> tuple[World, str]:
     """A rollback whose stable pods cannot start, while some of the canary's serve, and that stable revision."""
     world, old = canarying("Promoting", replicas=4)
-    mine = world.wanted
+    mine = world.desired_revision
     for _ in range(3):
         world.schedule()
         world.ready()

@@ -35,14 +35,14 @@ def lived(world: World, blocks: int, seconds: float = 120.0) -> None:
     assert resource.status.stable is not None
     terms = calibration_record.build_calibration_plan(resource, resource.status.stable)
     engine = calibration_record.read_engine_identity(world.observed(), resource.status.stable.revision)
-    memory = (world.memory or BaselineCalibration(terms)).compatible_with(terms, engine)
+    memory = (world.baseline_calibration or BaselineCalibration(terms)).compatible_with(terms, engine)
     for _ in range(blocks):
         began = world.now.timestamp()
         world.now += timedelta(seconds=seconds)
         pods = {name: side(2.5 * (1 + world.chance.gauss(0, 0.02))).counts for name in ("a", "b")}
         block = ClosedBlock(began, world.now.timestamp(), None, ArmCounts(2, EngineCounts(), None, pods))
         memory = memory.add_block(block, build_block_rule(terms, 60.0))
-    world.memory = memory
+    world.baseline_calibration = memory
 
 
 def blocks_written(world: World) -> int:
@@ -88,7 +88,7 @@ def test_it_is_the_resources_and_goes_with_it() -> None:
     assert [one["uid"] for one in made["metadata"]["ownerReferences"]] == ["u1"]
     assert made["data"][child.BLOCK_COUNT_KEY] == "3"
     assert made["data"][child.LAST_BLOCK_END_KEY] == (START + timedelta(minutes=6)).isoformat(timespec="milliseconds")
-    assert BaselineCalibration.unpack(made["data"][child.CALIBRATION_KEY]) == world.memory
+    assert BaselineCalibration.unpack(made["data"][child.CALIBRATION_KEY]) == world.baseline_calibration
 
 
 @pytest.mark.parametrize("hand", ["deleted", "edited", "emptied"])
@@ -110,7 +110,7 @@ def test_an_operator_that_holds_nothing_leaves_it_alone() -> None:
     world = serving()
     lived(world, 3)
     world.step()
-    world.memory = None
+    world.baseline_calibration = None
     plan = world.step()
     assert not plan.objects_to_apply
     assert not plan.objects_to_delete
@@ -192,7 +192,7 @@ def test_what_came_since_the_last_write_is_written_when_a_canary_begins_and_surv
         world.step()
         world.check()
     assert blocks_written(world) == 150
-    world.memory = None  # killed
+    world.baseline_calibration = None  # killed
     world.schedule()
     world.ready()
     world.step()
@@ -205,7 +205,7 @@ def test_an_analysis_under_way_keeps_what_it_began_with() -> None:
     world = serving()
     lived(world, 150)
     began = analysis(world)
-    world.memory = None
+    world.baseline_calibration = None
     del world.objects[PLACE]
     world.measure(3, 0.0)
     now = world.status["analysis"]
@@ -216,9 +216,9 @@ def test_it_stays_over_a_promotion_and_a_rollback() -> None:
     world, _ = canarying("Promoting")
     lived(world, 5)
     world.settle()
-    assert world.status["stable"]["revision"] == world.wanted
+    assert world.status["stable"]["revision"] == world.desired_revision
     assert blocks_written(world) == 5
-    world.memory = None
+    world.baseline_calibration = None
     world.drafter("eagle3")
     world.settle()
     assert PLACE in world.objects
@@ -228,7 +228,7 @@ def test_a_resource_made_anew_does_not_inherit_it() -> None:
     world = serving()
     lived(world, 150)
     world.step()
-    world.memory = None
+    world.baseline_calibration = None
     assert recalled(world) is not None
     world.document["metadata"]["uid"] = "u2"
     assert recalled(world) is None
@@ -245,12 +245,12 @@ def recalled(world: World) -> BaselineCalibration | None:
 
 def test_the_engine_of_a_history_is_its_image_and_the_version_that_is_written() -> None:
     world = serving()
-    assert calibration_record.read_engine_identity(world.observed(), world.wanted) == "vllm/vllm-openai:v0.33.0"
+    assert calibration_record.read_engine_identity(world.observed(), world.desired_revision) == "vllm/vllm-openai:v0.33.0"
     assert calibration_record.read_engine_identity(world.observed(), "another") == ""
     world = serving(engine={"image": "registry/vllm:latest", "version": "0.33.0"})
-    assert calibration_record.read_engine_identity(world.observed(), world.wanted) == "registry/vllm:latest 0.33.0"
-    del world.objects["ConfigMap", f"chat-{world.wanted}-preflight"]
-    assert calibration_record.read_engine_identity(world.observed(), world.wanted) == "registry/vllm:latest"
+    assert calibration_record.read_engine_identity(world.observed(), world.desired_revision) == "registry/vllm:latest 0.33.0"
+    del world.objects["ConfigMap", f"chat-{world.desired_revision}-preflight"]
+    assert calibration_record.read_engine_identity(world.observed(), world.desired_revision) == "registry/vllm:latest"
 
 
 @pytest.mark.parametrize(
@@ -260,29 +260,29 @@ def test_an_analysis_of_another_engine_does_not_go_by_what_was_written_of_the_on
     world = serving()
     lived(world, 720)
     world.step()
-    held = world.memory
+    held = world.baseline_calibration
     world.edit(engine=engine)
     world.settle_until("Starting")
-    world.annotate(promote=world.wanted)
+    world.annotate(promote=world.desired_revision)
     for _ in range(20):
         world.schedule()
         world.ready()
         world.now += timedelta(minutes=10)
         world.step()
-    assert world.status["stable"]["revision"] == world.wanted
+    assert world.status["stable"]["revision"] == world.desired_revision
     for memory in (held, None):
-        world.memory = memory
+        world.baseline_calibration = memory
         assert recalled(world) is None
     lived(world, 1)
-    assert world.memory is not None
-    assert world.memory.block_count == 1
+    assert world.baseline_calibration is not None
+    assert world.baseline_calibration.block_count == 1
 
 
 def test_what_an_earlier_release_wrote_says_of_no_engine_and_is_dropped() -> None:
     world = serving()
     lived(world, 150)
     world.step()
-    world.memory = None
+    world.baseline_calibration = None
     data = world.objects[PLACE]["data"]
     found = codec.unpack(data[child.CALIBRATION_KEY])
     del found["engine"]

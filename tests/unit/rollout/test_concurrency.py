@@ -121,39 +121,39 @@ def test_a_canary_holds_a_slot_until_it_waits_for_a_person_or_goes() -> None:
 
 def test_a_first_revision_neither_waits_nor_holds_a_slot() -> None:
     world = World()
-    world.turn = NOT_YET
+    world.start_permission = NOT_YET
     world.settle_until("Starting")
     assert read_slot_claim(world.document) is None
 
 
 def test_a_change_claims_a_slot_and_begins_when_its_turn_comes(messages: Messages) -> None:
     world = serving()
-    world.turn = NOT_YET
+    world.start_permission = NOT_YET
     world.drafter("eagle31")
     world.settle()
     since = world.status["queue"]["queuedTime"]
     assert world.status["queue"] == {"purpose": "Rollout", "queuedTime": since}
     assert (world.status["phase"], world.condition("Progressing")) == ("Preflight", ("True", "Preflight"))
     assert read_slot_claim(world.document) == SlotClaim("Rollout", since, holds_slot=False)
-    world.turn = FULL
+    world.start_permission = FULL
     world.now += timedelta(minutes=5)
     plan = world.step()
     assert (world.status["phase"], world.condition("Progressing")) == ("Queued", ("True", "Queued"))
-    messages.check("a queued change", masked(world.message("Progressing"), NEW=world.wanted))
+    messages.check("a queued change", masked(world.message("Progressing"), NEW=world.desired_revision))
     assert [event.reason for event in plan.events] == ["Queued"]
     assert world.condition("Ready") == ("True", "AllPodsReady")
     world.now += timedelta(days=3)
     assert not world.step().objects_to_apply
     assert world.status["queue"]["queuedTime"] == since, "it keeps its place"
     assert len(world.deployments()) == 1, "no pod is asked for meanwhile"
-    world.turn = StartPermission(frozenset({"Rollout"}))
+    world.start_permission = StartPermission(frozenset({"Rollout"}))
     world.step()
     assert (world.status["phase"], world.status.get("queue")) == ("Starting", None)
 
 
 def test_who_waits_gives_its_place_up_with_another_spec_or_a_pause() -> None:
     world = serving()
-    world.turn = FULL
+    world.start_permission = FULL
     world.drafter("eagle31")
     world.settle()
     world.edit(rollout={"paused": True})
@@ -169,7 +169,7 @@ def test_who_waits_gives_its_place_up_with_another_spec_or_a_pause() -> None:
 
 def test_a_rollback_and_a_return_to_the_stable_revision_wait_for_nobody() -> None:
     world, old = canarying("Analyzing")
-    world.turn = FULL
+    world.start_permission = FULL
     world.drafter("eagle3")
     world.settle()
     assert (world.status["phase"], world.status["stable"]["revision"]) == ("Ready", old)
@@ -177,7 +177,7 @@ def test_a_rollback_and_a_return_to_the_stable_revision_wait_for_nobody() -> Non
 
 def test_a_canary_under_way_goes_on_when_there_are_too_many() -> None:
     world, _ = canarying("Starting")
-    world.turn = FULL
+    world.start_permission = FULL
     world.schedule()
     world.ready()
     world.step()
@@ -186,45 +186,45 @@ def test_a_canary_under_way_goes_on_when_there_are_too_many() -> None:
 
 def test_a_person_who_asks_for_the_promotion_does_not_wait() -> None:
     world = serving()
-    world.turn = FULL
+    world.start_permission = FULL
     world.drafter("eagle31")
     world.settle()
-    world.annotate(**{PROMOTE_ANNOTATION.removeprefix("aerie.dev/"): world.wanted})
+    world.annotate(**{PROMOTE_ANNOTATION.removeprefix("aerie.dev/"): world.desired_revision})
     world.step()
     assert world.status["phase"] == "Starting"
 
 
 def test_what_is_to_replace_a_revision_that_serves_nobody_does_not_wait() -> None:
     world = serving()
-    world.turn = FULL
+    world.start_permission = FULL
     world.ready(value="False")
     world.drafter("eagle31")
     for _ in range(4):
         world.step()
         world.check()
     assert "queue" not in world.status
-    assert world.status["canary"]["revision"] == world.wanted
+    assert world.status["canary"]["revision"] == world.desired_revision
 
 
 def test_a_trial_waits_for_its_turn_and_its_canary_has_it_then(messages: Messages) -> None:
     world = tuned()
-    world.turn = StartPermission(frozenset({"Rollout"}))
+    world.start_permission = StartPermission(frozenset({"Rollout"}))
     advise(world)
     world.step()
     assert world.status["queue"]["purpose"] == "Trial"
     assert read_slot_claim(world.document) == SlotClaim("Trial", world.status["queue"]["queuedTime"], holds_slot=False)
-    world.turn = StartPermission(frozenset(), "1 trial is in progress")
+    world.start_permission = StartPermission(frozenset(), "1 trial is in progress")
     advise(world)
     world.step()
     assert world.condition("SpeculationTuned") == ("False", "Queued")
     messages.check("a queued trial", world.message("SpeculationTuned"))
-    world.turn = StartPermission(frozenset({"Trial"}))
+    world.start_permission = StartPermission(frozenset({"Trial"}))
     advise(world)
     world.step()
     claim = read_slot_claim(world.document)
     assert claim is not None
     assert (claim.purpose, claim.holds_slot, world.status.get("queue")) == ("Trial", True, None)
-    world.turn = NOT_YET  # of rollouts
+    world.start_permission = NOT_YET  # of rollouts
     until(world, "Analyzing")
     assert world.status["canary"]["setting"]["numSpeculativeTokens"] == Static(5).tokens
 
@@ -237,7 +237,7 @@ def test_forty_resources_that_change_at_once_go_by_turns() -> None:
     worlds = {(f"team-{number % 3}", f"chat-{number}"): copy.deepcopy(first) for number in range(40)}
     for world in worlds.values():
         world.drafter("eagle31")
-        world.turn = NOT_YET
+        world.start_permission = NOT_YET
         world.settle()
     began: Counter[ResourceName] = Counter()
     most = 0
@@ -246,11 +246,11 @@ def test_forty_resources_that_change_at_once_go_by_turns() -> None:
         allotment = allocate_slots(claims, limits)
         for place, claim in claims.items():
             world = worlds[place]
-            world.turn = allotment.permission_for(place, claim)
-            if claim.holds_slot or "Rollout" in world.turn.allowed_purposes:
+            world.start_permission = allotment.permission_for(place, claim)
+            if claim.holds_slot or "Rollout" in world.start_permission.allowed_purposes:
                 began[place] += not claim.holds_slot
                 if world.status["phase"] == "Analyzing":
-                    world.annotate(promote=world.wanted)
+                    world.annotate(promote=world.desired_revision)
                 world.step()
                 world.schedule()
                 world.ready()
@@ -263,5 +263,5 @@ def test_forty_resources_that_change_at_once_go_by_turns() -> None:
         assert sum(holding.values()) <= 4
         assert max(holding.values(), default=0) <= 3
     assert {world.status["phase"] for world in worlds.values()} == {"Ready"}
-    assert all(world.status["stable"]["revision"] == world.wanted for world in worlds.values())
+    assert all(world.status["stable"]["revision"] == world.desired_revision for world in worlds.values())
     assert (most, began) == (4, Counter(dict.fromkeys(worlds, 1)))

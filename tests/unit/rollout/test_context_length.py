@@ -13,7 +13,7 @@ from tests.unit.rollout.world import World, canarying
 
 def canary_with(world: World, canary: int, control: int) -> str:
     """The canary's phase after one more look, at which these lengths are known."""
-    world.contexts = ContextLengths(canary, control)
+    world.context_lengths = ContextLengths(canary, control)
     world.step()
     return str(world.status.get("canary", {}).get("phase"))
 
@@ -52,13 +52,13 @@ def test_it_ends_the_canary_in_every_phase_with_the_reason_in_its_outcome(phase:
     assert world.status["rolloutHistory"][0]["result"] == "RolledBack"
     assert "4096 tokens" in world.status["rolloutHistory"][0]["message"]
     world.settle()
-    assert world.status["rejectedRevision"] == world.wanted, "it is not tried again by itself"
+    assert world.status["rejectedRevision"] == world.desired_revision, "it is not tried again by itself"
 
 
 def test_where_it_is_no_shorter_or_not_known_nothing_changes() -> None:
     world, _ = canarying("Analyzing")
     assert canary_with(world, 8192, 8192) == "Analyzing"
-    world.contexts = None
+    world.context_lengths = None
     world.step()
     assert world.status["canary"]["phase"] == "Analyzing"
 

@@ -10,7 +10,7 @@ import pytest
 
 from aerie.api import ResourceError, SpeculativeDeployment
 from aerie.manifests import deployment, naming
-from tests.unit.rollout.world import World, canarying, serving, watching
+from tests.unit.rollout.world import World, canarying, monitoring, serving
 
 
 def budgets(world: World) -> dict[str, Mapping[str, str]]:
@@ -62,13 +62,13 @@ def test_what_is_no_amount_is_refused_and_named(given: object) -> None:
 @pytest.mark.parametrize("capacity", ["Surge", "Reuse"])
 @pytest.mark.parametrize("ramp", [[], [25, 50]])
 def test_through_a_whole_rollout_no_pod_has_two(capacity: str, ramp: list[int]) -> None:
-    world, old = watching(replicas=6, rollout={"canary": {"capacity": capacity, "stepWeights": ramp}})
+    world, old = monitoring(replicas=6, rollout={"canary": {"capacity": capacity, "stepWeights": ramp}})
     holds(world)
     world.settle()
     holds(world)
     world.now += timedelta(minutes=11)
     world.settle()
-    assert list(budgets(world)) == [f"chat-{world.wanted}"], f"that of {old} is gone"
+    assert list(budgets(world)) == [f"chat-{world.desired_revision}"], f"that of {old} is gone"
 
 
 @pytest.mark.parametrize("phase", ["Starting", "WarmingUp", "Analyzing", "Promoting"])
@@ -78,13 +78,13 @@ def test_a_canary_that_loads_is_in_no_budget_of_the_stable_pods(phase: str) -> N
     world.schedule()  # its pods are Pending
     holds(world)
     found = budgets(world)
-    assert set(found) == {f"chat-{old}", f"chat-{world.wanted}"}
+    assert set(found) == {f"chat-{old}", f"chat-{world.desired_revision}"}
     assert found[f"chat-{old}"] == naming.deployment_selector_labels("chat", old, control=False)
 
 
 def test_a_promotion_changes_no_selector_and_takes_away_no_budget_of_what_serves() -> None:
     world, _ = canarying("Promoting", replicas=4, rollout={"canary": {"scaleDownDelay": "10m"}})
-    mine = f"chat-{world.wanted}"
+    mine = f"chat-{world.desired_revision}"
     before = budgets(world)[mine]
     while world.status["phase"] == "Promoting":
         world.schedule()
@@ -102,4 +102,4 @@ def test_none_are_made_where_none_are_wanted_and_those_that_are_there_go() -> No
     assert not budgets(world)
     world.edit(rollout={})
     world.settle()
-    assert list(budgets(world)) == [f"chat-{world.wanted}"]
+    assert list(budgets(world)) == [f"chat-{world.desired_revision}"]

@@ -27,7 +27,7 @@ def seen(world: World, generation: int) -> None:
 def rolled_back() -> tuple[World, str, int]:
     """A canary that is worse, just told to the gateway: its world, its Deployment, and the route's generation."""
     world, old = canarying("Analyzing", rollout=GATEWAY)
-    world.dated = True
+    world.has_change_times = True
     mine = next(name for name in world.replicas() if old not in name)
     world.annotate(rollback=world.status["canary"]["revision"])
     world.step()
@@ -80,7 +80,7 @@ def test_a_gateway_that_says_nothing_at_all_has_the_least_time() -> None:
 
 def test_what_grows_is_not_held_up() -> None:
     world, _ = canarying("Analyzing", rollout=GATEWAY)
-    world.dated = True
+    world.has_change_times = True
     world.edit(replicas=5)
     world.step()
     assert 5 in world.replicas().values()
@@ -103,7 +103,7 @@ REUSE = {"capacity": "Reuse", "control": "Stable", "stepWeights": []}
 def test_the_last_stable_pod_makes_room_when_the_gateway_sends_nothing_to_it() -> None:
     """With two GPUs for two pods the stable pod has to go before the canary's second one can come."""
     world, old = canarying("Analyzing", replicas=2, rollout={**GATEWAY, "canary": REUSE})
-    world.dated = True
+    world.has_change_times = True
     stable = f"chat-{old}"
     world.annotate(promote=world.status["canary"]["revision"])
     world.step()
@@ -119,7 +119,7 @@ def test_a_canary_that_is_given_up_keeps_its_pods_until_it_gets_nothing() -> Non
     mine = next(name for name in world.replicas() if old not in name)
     world.annotate(promote=world.status["canary"]["revision"])
     world.step()
-    world.dated = True
+    world.has_change_times = True
     world.annotate(rollback=world.status["canary"]["revision"])
     for _ in range(8):
         world.step()

@@ -46,7 +46,7 @@ def advise(
     """What the tuner says now of the stable pods."""
     found = Static(5) if setting is None else setting
     revision = world.status["stable"]["revision"]
-    world.advice = Recommendation(revision, world.now.timestamp(), action, found, (0.02, 0.08, 0.15), reason)
+    world.recommendation = Recommendation(revision, world.now.timestamp(), action, found, (0.02, 0.08, 0.15), reason)
 
 
 def speculation(world: World) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def test_what_lacks_is_said_and_stays_after_a_restart_of_the_operator() -> None:
     assert world.condition("SpeculationTuned") == ("False", "InsufficientData")
     assert speculation(world)["message"] == world.message("SpeculationTuned") == "4 of 6 blocks of five minutes are there."
     before = copy.deepcopy(world.status)
-    world.advice = None
+    world.recommendation = None
     world.step()
     assert world.status == before
 
@@ -130,7 +130,7 @@ def test_a_trial_is_written_before_anything_is_made_for_it() -> None:
     assert (trial["setting"], trial["purpose"], trial["predicted"]["estimate"]) == (K5, "Improve", 0.08)
     assert world.condition("SpeculationTuned") == ("False", "Trial")
     assert world.status["phase"] == "Ready"
-    world.advice = None  # an operator that has just begun
+    world.recommendation = None  # an operator that has just begun
     world.step()
     assert world.status["phase"] == "Preflight"
     record = world.objects["ConfigMap", f"chat-{trial['revision']}-preflight"]["data"]["resource.json"]
@@ -139,7 +139,7 @@ def test_a_trial_is_written_before_anything_is_made_for_it() -> None:
 
 def test_a_faster_setting_is_kept_and_the_spec_stays_as_it_is() -> None:
     world = tuned(rollout={"analysis": {"minDuration": "2h"}})
-    old = world.wanted
+    old = world.desired_revision
     tried(world, -0.1)
     world.settle()
     said = speculation(world)
@@ -164,7 +164,7 @@ def test_a_faster_setting_is_kept_and_the_spec_stays_as_it_is() -> None:
 @pytest.mark.parametrize(("slower", "result", "pause"), [(0.1, "RolledBack", 24), (0.0, "Inconclusive", 6)])
 def test_a_setting_that_is_not_certainly_faster_is_taken_back_and_nobody_is_asked(slower: float, result: str, pause: int) -> None:
     world = tuned(rollout={"analysis": {"maxDuration": "1h"}})
-    old = world.wanted
+    old = world.desired_revision
     advise(world)
     seen = set()
     for _ in range(120):
@@ -173,7 +173,7 @@ def test_a_setting_that_is_not_certainly_faster_is_taken_back_and_nobody_is_aske
         if speculation(world).get("trials") and world.status["phase"] == "Ready":
             break
         if world.status["phase"] == "Analyzing":
-            world.measure_time(1, slower, scatter=0.03, step=False)
+            world.measure_time(1, slower, dispersion=0.03, step=False)
         else:
             world.now += MINUTE
     assert not seen & {"Held", "RolledBack", "Ramping"}
@@ -253,8 +253,8 @@ def test_an_advice_from_before_its_canary_was_ready_keeps_nothing() -> None:
     advise(world, Static(7), "Explore")
     until(world, "WarmingUp")
     advise(world, Static(7))
-    assert world.advice is not None
-    world.advice = replace(world.advice, decision_time=world.advice.decision_time - 3600)
+    assert world.recommendation is not None
+    world.recommendation = replace(world.recommendation, decision_time=world.recommendation.decision_time - 3600)
     until(world, "Analyzing")
     world.measure_time(3, -0.2)
     assert speculation(world)["trial"]["purpose"] == "Explore"
@@ -270,11 +270,11 @@ def test_a_pause_after_a_trial_that_failed_ends_where_traffic_has_changed_since_
     world.step()
     assert world.condition("SpeculationTuned") == ("False", "Cooldown")
     advise(world)
-    assert world.advice is not None
+    assert world.recommendation is not None
     trial = speculation(world)["trials"][0]
     began, ended = (datetime.fromisoformat(trial[name]).timestamp() for name in ("startTime", "completionTime"))
     for since, reason in ((began - 1, "Cooldown"), ((began + ended) / 2, "Trial")):
-        world.advice = replace(world.advice, traffic_changed_at=since)
+        world.recommendation = replace(world.recommendation, traffic_changed_at=since)
         world.step()
         assert world.condition("SpeculationTuned") == ("False", reason)
 
@@ -300,7 +300,7 @@ def test_preflight_may_refuse_a_trial() -> None:
     assert [event.reason for event in plan.events if event.type == "Warning"] == ["Failed"]
     world.settle()
     assert world.status["phase"] == "Ready"
-    assert list(world.deployments()) == [world.wanted]
+    assert list(world.deployments()) == [world.desired_revision]
 
 
 def test_a_trial_whose_preflight_says_nothing_is_given_up_in_time() -> None:
@@ -369,7 +369,7 @@ def test_a_trial_ends_with_the_mode(mode: str, phase: str) -> None:
     assert speculation(world)["trials"][0]["result"] == "Superseded"
     until(world, "Ready")
     world.settle()
-    assert world.replicas() == {f"chat-{world.wanted}": 2}
+    assert world.replicas() == {f"chat-{world.desired_revision}": 2}
 
 
 def test_in_mode_off_the_spec_stands_and_a_choice_is_taken_back_by_a_canary() -> None:
@@ -382,9 +382,9 @@ def test_in_mode_off_the_spec_stands_and_a_choice_is_taken_back_by_a_canary() ->
     world.step()
     assert world.status["phase"] == "Preflight"
     until(world, "Analyzing")
-    assert world.status["canary"]["revision"] == world.wanted
+    assert world.status["canary"]["revision"] == world.desired_revision
     assert speculation(world)["applied"]["setting"] == K5
-    world.annotate(promote=world.wanted)
+    world.annotate(promote=world.desired_revision)
     until(world, "Ready")
     world.settle()
     assert speculation(world)["current"] == K3
@@ -405,14 +405,14 @@ def test_a_spec_of_the_user_wins(at: str) -> None:
     world.step()
     assert "trial" not in speculation(world)
     until(world, "Analyzing")
-    assert world.status["canary"]["revision"] == world.wanted
+    assert world.status["canary"]["revision"] == world.desired_revision
     assert world.status["canary"]["change"] == "K=2"
-    world.annotate(promote=world.wanted)
+    world.annotate(promote=world.desired_revision)
     until(world, "Ready")
     world.settle()
     assert speculation(world)["current"] == {"mode": "Static", "numSpeculativeTokens": 2}
     assert "applied" not in speculation(world)
-    assert world.replicas() == {f"chat-{world.wanted}": 2}
+    assert world.replicas() == {f"chat-{world.desired_revision}": 2}
 
 
 def test_a_user_who_writes_what_is_on_trial_makes_it_the_spec() -> None:
@@ -426,12 +426,12 @@ def test_a_user_who_writes_what_is_on_trial_makes_it_the_spec() -> None:
     until(world, "Ready", -0.1)
     world.settle()
     assert "applied" not in speculation(world)
-    assert world.replicas() == {f"chat-{world.wanted}": 2}
+    assert world.replicas() == {f"chat-{world.desired_revision}": 2}
 
 
 def test_a_promotion_that_is_taken_back_brings_back_the_setting_before() -> None:
     world = tuned()
-    old = world.wanted
+    old = world.desired_revision
     advise(world)
     until(world, "Monitoring", -0.1)
     assert speculation(world)["applied"]["setting"] == K5
@@ -467,19 +467,21 @@ def test_without_pods_nothing_is_tried() -> None:
     world.edit(replicas=0)
     world.settle()
     assert "trial" not in speculation(world)
-    assert world.replicas() == {f"chat-{world.wanted}": 0}
+    assert world.replicas() == {f"chat-{world.desired_revision}": 0}
 
 
 # ------------------------------------------------------------------------------------------------------- what holds a trial up
 def test_no_trial_begins_on_an_advice_of_other_pods_or_of_another_time() -> None:
     world = tuned()
     advise(world)
-    assert world.advice is not None
+    assert world.recommendation is not None
     for other in (
-        Recommendation("another", *_rest(world.advice)),
-        Recommendation(world.advice.revision, world.advice.decision_time - 3601, *_rest(world.advice)[1:]),
+        Recommendation("another", *_rest(world.recommendation)),
+        Recommendation(
+            world.recommendation.revision, world.recommendation.decision_time - 3601, *_rest(world.recommendation)[1:]
+        ),
     ):
-        world.advice = other
+        world.recommendation = other
         world.settle()
         assert "trial" not in speculation(world)
 
@@ -558,7 +560,7 @@ def test_the_setting_is_part_of_the_revision_and_of_the_pods() -> None:
         resolve_desired_revision(resource, setting=one)
         for one in (Static(3), Static(5), Off(), Schedule((ScheduleTier(1, 8, 3),), 3))
     ]
-    assert found[0].revision == world.wanted
+    assert found[0].revision == world.desired_revision
     assert len({one.revision for one in found}) == 4
     arguments = [one.pod_template["spec"]["containers"][0]["args"] for one in found if one.pod_template]
     assert ["--speculative-config" in each for each in arguments] == [True, True, False, True]
@@ -614,8 +616,8 @@ def test_a_choice_beyond_a_new_bound_is_void_at_once(bound: dict[str, Any], name
     assert world.condition("SpeculationTuned") == ("False", "SettingVoid")
     messages.check(f"applied setting beyond {name}", world.message("SpeculationTuned"))
     until(world, "Analyzing")
-    assert world.status["canary"]["revision"] == world.wanted
-    world.annotate(promote=world.wanted)
+    assert world.status["canary"]["revision"] == world.desired_revision
+    world.annotate(promote=world.desired_revision)
     until(world, "Ready")
     assert speculation(world)["current"] == K3
     assert "applied" not in speculation(world)
@@ -645,7 +647,7 @@ def crashed(world: World) -> None:
         world.check()
         world.schedule()
         world.crash(trial, 3)
-        world.ready(world.wanted)
+        world.ready(world.desired_revision)
         if "trial" not in speculation(world) and world.status["phase"] == "Ready":
             return
         world.now += MINUTE
@@ -661,8 +663,8 @@ def test_the_pause_after_a_setting_that_cannot_start_doubles_whatever_traffic_do
         ended = world.now
         world.now = ended + timedelta(hours=hours - 1)
         advise(world)
-        assert world.advice is not None
-        world.advice = replace(world.advice, traffic_changed_at=world.now.timestamp() - 1)
+        assert world.recommendation is not None
+        world.recommendation = replace(world.recommendation, traffic_changed_at=world.now.timestamp() - 1)
         world.step()
         assert world.condition("SpeculationTuned") == ("False", "Cooldown"), "other traffic does not make it start"
         world.now = ended + timedelta(hours=hours, minutes=1)
@@ -675,7 +677,7 @@ def test_another_spec_or_a_person_forgets_what_has_failed() -> None:
         if change == "spec":
             edit(world, numSpeculativeTokens=2)
             until(world, "Analyzing")
-            world.annotate(promote=world.wanted)
+            world.annotate(promote=world.desired_revision)
             until(world, "Ready")
         else:
             world.annotate(retry="now")
@@ -763,8 +765,8 @@ def test_a_moment_of_a_leader_whose_clock_was_ahead_counts_from_now() -> None:
 def test_a_tuner_that_cannot_go_on_by_itself_is_not_called_optimal() -> None:
     world = tuned()
     advise(world, Off(), "Hold", "no canary could ask for acceptance again.")
-    assert world.advice is not None
-    world.advice = replace(world.advice, blocked_reason="CannotProbe")
+    assert world.recommendation is not None
+    world.recommendation = replace(world.recommendation, blocked_reason="CannotProbe")
     world.step()
     assert world.condition("SpeculationTuned") == ("False", "CannotProbe")
 
@@ -780,7 +782,7 @@ def test_the_balance_counts_each_pod_beyond_the_replicas_for_as_long_as_it_is_th
         if "trial" not in speculation(world):
             break
         if world.status["phase"] == "Analyzing":
-            world.measure_time(1, 0.0, scatter=0.03, step=False)
+            world.measure_time(1, 0.0, dispersion=0.03, step=False)
         else:
             world.now += MINUTE
     assert speculation(world)["trials"][0]["result"] == "Inconclusive"

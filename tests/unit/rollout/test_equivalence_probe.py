@@ -11,7 +11,7 @@ from aerie.api.status import Status
 from aerie.rollout.canary.analysis_run import AnalysisRun
 from aerie.rollout.canary.equivalence_probe import find_probe_skip_reason
 from tests.golden import Messages
-from tests.unit.rollout.world import World, canarying, serving, told
+from tests.unit.rollout.world import World, canarying, equivalence_result, serving
 
 
 def why_not(world: World) -> str:
@@ -96,7 +96,7 @@ def test_an_engine_that_may_answer_otherwise_is_not(change: dict[str, Any], name
 # ------------------------------------------------------------------------------------------------------------ what becomes of it
 def test_a_canary_that_changes_answers_is_rolled_back_before_a_block_has_closed(messages: Messages) -> None:
     world, old = canarying("WarmingUp")
-    world.answers = told(24)
+    world.equivalence_result = equivalence_result(24)
     world.step()
     assert world.status["phase"] == "WarmingUp"
     world.now += timedelta(minutes=5)
@@ -112,18 +112,18 @@ def test_a_canary_that_changes_answers_is_rolled_back_before_a_block_has_closed(
 
 def test_answers_count_once_and_are_shown_beside_the_figures(messages: Messages) -> None:
     world, _ = canarying("Analyzing")
-    world.answers = told(1, 1)
+    world.equivalence_result = equivalence_result(1, 1)
     world.step()
     first = world.status["analysis"]
     assert first["verdict"] == "Continue"
     assert (comparison(world) or {})["sampleCount"] == 24
     assert world.plan().status.to_dict() == world.status, "nothing is written again"
-    world.answers = told(24)  # another operator has asked anew
+    world.equivalence_result = equivalence_result(24)  # another operator has asked anew
     world.step()
     assert world.status["analysis"] == first
     evidence = AnalysisRun.unpack(first["state"])
     assert evidence is not None
-    assert evidence.state.equivalence == told(1, 1)
+    assert evidence.state.equivalence == equivalence_result(1, 1)
     messages.check("outputs differ by chance", (comparison(world) or {})["message"])
 
 
@@ -135,12 +135,12 @@ def test_without_answers_a_canary_is_accepted_after_its_soak_and_says_so(message
 
 def test_answers_that_nobody_asked_for_count_for_nothing(messages: Messages) -> None:
     world, _ = canarying("Analyzing", rollout={"analysis": {"outputEquivalence": "Disabled"}})
-    world.answers = told(24)
+    world.equivalence_result = equivalence_result(24)
     messages.check("passed without the probe", judged(world))
 
 
 def test_answers_that_come_after_the_verdict_are_too_late() -> None:
     world, _ = canarying("Ramping")
-    world.answers = told(24)
+    world.equivalence_result = equivalence_result(24)
     world.step()
     assert world.status["phase"] == "Ramping"

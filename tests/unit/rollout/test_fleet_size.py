@@ -15,7 +15,7 @@ import pytest
 from aerie.manifests import naming
 from aerie.rollout.facts import pod_failures
 from tests.golden import Messages
-from tests.unit.rollout.world import START, World, canarying, masked, of, serving, watching
+from tests.unit.rollout.world import START, World, canarying, is_pod_of, masked, monitoring, serving
 
 MINUTE = timedelta(minutes=1)
 EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on ephemeral-storage."}
@@ -32,7 +32,7 @@ class Slow(World):
         self.pods = [pod for pod in self.pods if not self._gone(pod)]
         deployments = [item for (kind, _), item in self.objects.items() if kind == "Deployment"]
         for item in deployments:
-            alive = [pod for pod in self.pods if of(pod, item) and not ended(pod) and not deleted(pod)]
+            alive = [pod for pod in self.pods if is_pod_of(pod, item) and not ended(pod) and not deleted(pod)]
             for pod in sorted(alive, key=lambda pod: (pod_failures.is_pod_ready(pod), pod["metadata"]["creationTimestamp"]))[
                 : max(0, len(alive) - item["spec"]["replicas"])
             ]:
@@ -114,7 +114,7 @@ def test_a_faultless_rollout_of_any_size_is_promoted(replicas: int, load: float)
 
     Loading.load = load
     world = slow(replicas, Loading)
-    new = world.wanted
+    new = world.desired_revision
     world.go_on("Monitoring")
     assert world.status["rolloutHistory"][0]["result"] == "Promoted"
     assert world.status["stable"]["revision"] == new
@@ -134,7 +134,7 @@ def test_a_dead_pod_or_the_pod_of_a_lost_node_holds_nothing_up(status: dict[str,
         gone["status"] = dict(status)
     gone["ready_at"] = None
     world.pods.append(gone)
-    new = world.wanted
+    new = world.desired_revision
     world.go_on("Ready")
     assert world.status["stable"]["revision"] == new
     assert world.condition("Degraded") == ("False", "AsExpected"), "what is left of a dead pod is no trouble of the fleet"
@@ -150,7 +150,7 @@ def test_a_dead_pod_and_a_missed_probe_do_not_skip_the_judgement() -> None:
 
 def test_one_crash_of_the_only_pod_does_not_skip_the_judgement() -> None:
     world = serving(replicas=1)
-    world.crash(world.wanted, 1)
+    world.crash(world.desired_revision, 1)
     world.drafter("eagle31")
     world.settle_until("Starting")
 
@@ -161,7 +161,7 @@ def test_the_ramp_may_change_while_it_is_under_way(ramp: list[int], edit: str) -
     world, _ = canarying("Ramping", replicas=4)
     rollout = world.document["spec"].get("rollout", {})
     world.edit(rollout={**rollout, "canary": {**rollout.get("canary", {}), "stepWeights": ramp}})
-    new = world.wanted
+    new = world.desired_revision
     if edit == "word":
         world.annotate(rollback=new)
     elif edit == "replicas":
@@ -189,7 +189,7 @@ class OneBadNode(Slow):
 @pytest.mark.parametrize("replicas", [20, 64])
 def test_a_bad_node_does_not_take_a_fleet_back(replicas: int) -> None:
     world = slow(replicas, OneBadNode)
-    new = world.wanted
+    new = world.desired_revision
     world.go_on("Monitoring")
     assert world.status["stable"]["revision"] == new
     assert world.serving(new) >= replicas - 1
@@ -213,7 +213,7 @@ class Full(Slow):
     def schedule(self, places: int = 10**6) -> None:  # noqa: ARG002 - it has its own
         super().schedule(self.places)
         for item in [item for (kind, _), item in self.objects.items() if kind == "Deployment"]:
-            mine = sum(of(pod, item) and not deleted(pod) for pod in self.pods)
+            mine = sum(is_pod_of(pod, item) and not deleted(pod) for pod in self.pods)
             refused = mine < item["spec"]["replicas"]
             since = self.__dict__.setdefault("since", {}).setdefault((item["metadata"]["name"], refused), self.now)
             condition = {
@@ -231,7 +231,7 @@ def test_a_quota_is_told_and_rejects_nothing(messages: Messages) -> None:
         places = 5
 
     world = slow(4, Quota)
-    new = world.wanted
+    new = world.desired_revision
     world.go_on("Failed", hours=3)
     assert "exceeded quota: gpus" in world.message("Progressing")
     assert "rejectedRevision" not in world.status
@@ -259,7 +259,7 @@ def test_an_autoscaler_that_asks_for_more_than_there_is_takes_nothing_back() -> 
         places = 24
 
     world = slow(20, Roomy)
-    new = world.wanted
+    new = world.desired_revision
     world.go_on("Promoting")
     world.edit(replicas=40)
     for _ in range(40):
@@ -286,7 +286,7 @@ def test_a_first_revision_that_lacks_a_pod_is_not_deleted_for_an_edit(drafter: s
         world.now += MINUTE
     assert world.serving() == 7
     assert "stable" not in world.status
-    old = world.wanted
+    old = world.desired_revision
     world.drafter(drafter)
     for _ in range(20):
         world.step()
@@ -304,13 +304,15 @@ def test_a_first_revision_is_stable_once_its_time_is_over_and_some_pods_serve(me
     world = Seven(replicas=8)
     world.go_on("Ready", hours=2)
     assert world.condition("Ready") == ("False", "QuotaExceeded")
-    messages.check("first revision without a pod", masked(world.status["rolloutHistory"][0]["message"], NEW=world.wanted))
+    messages.check(
+        "first revision without a pod", masked(world.status["rolloutHistory"][0]["message"], NEW=world.desired_revision)
+    )
 
 
 @pytest.mark.parametrize("how", ["spec", "word"])
 def test_a_rollback_that_cannot_end_hears_of_another_spec(how: str) -> None:
     world, old = canarying("Promoting", replicas=4)
-    mine = world.wanted
+    mine = world.desired_revision
     for _ in range(3):
         world.schedule()
         world.ready()
@@ -344,11 +346,11 @@ def test_a_rollback_that_cannot_end_hears_of_another_spec(how: str) -> None:
         world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=4096"]})
     for _ in range(40):
         look(1)
-        if world.status["stable"]["revision"] == (mine if how == "word" else world.wanted):
+        if world.status["stable"]["revision"] == (mine if how == "word" else world.desired_revision):
             break
         if (world.status.get("canary") or {}).get("phase") in ("WarmingUp", "Analyzing"):
-            world.annotate(promote=world.wanted)
-    assert world.status["stable"]["revision"] == (mine if how == "word" else world.wanted), world.message("Progressing")
+            world.annotate(promote=world.desired_revision)
+    assert world.status["stable"]["revision"] == (mine if how == "word" else world.desired_revision), world.message("Progressing")
 
 
 def waiting(reason: str) -> dict[str, Any]:
@@ -367,7 +369,7 @@ def test_nothing_spins_while_a_trial_waits_and_the_resource_is_paused() -> None:
         setting=build_status_setting(Static(5)),
         purpose="Improve",
         revision=compute_revision(resource, Static(5)),
-        spec_revision=world.wanted,
+        spec_revision=world.desired_revision,
         start_time=START,
     )
     world.document["status"]["speculation"]["trial"] = trial.to_dict()
@@ -391,12 +393,12 @@ def test_a_status_that_is_lost_is_recovered_from_the_pods_that_serve() -> None:
         assert f"chat-{old}" in world.replicas()
     assert world.status["stable"]["revision"] == old
     assert world.status["stable"]["drafter"] == "models/eagle3"
-    assert world.status["canary"]["revision"] == world.wanted
+    assert world.status["canary"]["revision"] == world.desired_revision
 
 
 def test_a_word_of_any_length_is_heard_once() -> None:
     world, _ = canarying("Analyzing")
-    world.annotate(rollback=world.wanted)
+    world.annotate(rollback=world.desired_revision)
     for _ in range(4):
         world.step()
         world.schedule()
@@ -410,9 +412,9 @@ def test_a_word_of_any_length_is_heard_once() -> None:
 
 
 def test_a_promoted_fleet_is_not_taken_back_for_one_crashing_pod() -> None:
-    world, _ = watching(replicas=20)
+    world, _ = monitoring(replicas=20)
     assert world.status["phase"] == "Monitoring"
-    bad = next(pod for pod in world.pods if pod["metadata"]["labels"][naming.REVISION_LABEL] == world.wanted)
+    bad = next(pod for pod in world.pods if pod["metadata"]["labels"][naming.REVISION_LABEL] == world.desired_revision)
     bad["status"] = {"phase": "Running", "containerStatuses": [{"name": "engine", "ready": False, "restartCount": 9}]}
     world.step()
     assert world.status["phase"] == "Monitoring"

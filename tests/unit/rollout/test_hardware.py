@@ -16,7 +16,7 @@ from aerie.rollout.trials.failures import COOLDOWNS_AFTER_ROLLBACK
 from aerie.tuning.decision.policy import backoff_factor
 from tests.golden import Messages
 from tests.unit.rollout.test_effective_setting import K5, MINUTE, advise, look, speculation, tuned
-from tests.unit.rollout.world import World, canarying, serving, watching
+from tests.unit.rollout.world import World, canarying, monitoring, serving
 
 A100, H100 = "NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3"
 PRODUCT, INSTANCE = "nvidia.com/gpu.product", "node.kubernetes.io/instance-type"
@@ -207,7 +207,7 @@ def test_an_accepted_canary_is_watched_without_time() -> None:
 
 
 def test_a_recheck_after_a_promotion_is_without_time_too() -> None:
-    world, old = watching(rollout={"canary": {"scaleDownDelay": "3h"}})
+    world, old = monitoring(rollout={"canary": {"scaleDownDelay": "3h"}})
     for _ in range(30):
         world.measure_alone(1, 1.5)
         if world.status["phase"] == "Verifying":

@@ -8,7 +8,7 @@ import pytest
 
 from aerie.rollout.facts.pod_failures import count_restarts_since
 from tests.golden import Messages
-from tests.unit.rollout.world import World, canarying, masked, watching
+from tests.unit.rollout.world import World, canarying, masked, monitoring
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
 
@@ -19,7 +19,7 @@ def reason(world: World) -> str:
 
 def test_a_canary_whose_engines_end_is_rolled_back_and_the_reason_says_so(messages: Messages) -> None:
     world, old = canarying("Analyzing", replicas=4)
-    new = world.wanted
+    new = world.desired_revision
     world.measure(5, +0.2)
     world.kill(new, 1)
     world.measure(2, +0.2)
@@ -33,7 +33,7 @@ def test_a_canary_whose_engines_end_is_rolled_back_and_the_reason_says_so(messag
 
 def test_after_one_it_is_not_accepted_by_itself(messages: Messages) -> None:
     world, _ = canarying("Analyzing", replicas=4)
-    world.kill(world.wanted, 1)
+    world.kill(world.desired_revision, 1)
     world.measure(40, +0.2)
     assert world.status["phase"] == "Analyzing"
     messages.check("one engine that ended", world.message("Progressing"))
@@ -41,10 +41,10 @@ def test_after_one_it_is_not_accepted_by_itself(messages: Messages) -> None:
 
 def test_where_the_controls_end_as_often_it_is_the_clusters_doing() -> None:
     world, old = canarying("Analyzing", replicas=4)
-    world.kill(world.wanted, 1)
+    world.kill(world.desired_revision, 1)
     world.kill(old, 1, control=True)
     world.measure(1, +0.2)
-    world.kill(world.wanted, 2)
+    world.kill(world.desired_revision, 2)
     world.kill(old, 2, control=True)
     world.measure(60, +0.2)
     assert world.status["phase"] in ("Ramping", "Promoting", "Monitoring", "Ready")
@@ -52,7 +52,7 @@ def test_where_the_controls_end_as_often_it_is_the_clusters_doing() -> None:
 
 def test_what_ended_before_the_analysis_is_not_counted() -> None:
     world, _ = canarying("WarmingUp", replicas=4)
-    world.kill(world.wanted, 7)
+    world.kill(world.desired_revision, 7)
     world.now += timedelta(minutes=5)
     world.step()
     world.measure(20, +0.2)
@@ -62,16 +62,16 @@ def test_what_ended_before_the_analysis_is_not_counted() -> None:
 @pytest.mark.parametrize("phase", ["Ramping", "Promoting"])
 def test_a_canary_that_has_been_accepted_is_watched_for_it(phase: str, messages: Messages) -> None:
     world, _ = canarying(phase, replicas=4)
-    world.kill(world.wanted, 1)
+    world.kill(world.desired_revision, 1)
     world.measure(1, +0.2)
-    world.kill(world.wanted, 3)
+    world.kill(world.desired_revision, 3)
     world.measure(1, +0.2)
     assert world.status["phase"] == "RollingBack"
     messages.check(f"engines that ended in phase {phase}", reason(world))
 
 
 def test_a_promotion_is_taken_back_for_it(messages: Messages) -> None:
-    world, old = watching()
+    world, old = monitoring()
     new = world.status["stable"]["revision"]
     world.measure_alone(1, 3.0)
     world.kill(new, 1)
@@ -82,7 +82,7 @@ def test_a_promotion_is_taken_back_for_it(messages: Messages) -> None:
 
 
 def test_after_one_crash_of_the_promoted_pods_the_old_ones_stay_longer(messages: Messages) -> None:
-    world, old = watching()
+    world, old = monitoring()
     new = world.status["stable"]["revision"]
     world.measure_alone(1, 3.0)
     world.kill(new, 1, most=1)

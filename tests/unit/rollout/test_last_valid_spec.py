@@ -10,7 +10,7 @@ import pytest
 from aerie.api import ResourceError
 from aerie.manifests import naming, preflight_job
 from tests.golden import Messages
-from tests.unit.rollout.world import World, canarying, serving, watching
+from tests.unit.rollout.world import World, canarying, monitoring, serving
 
 GATEWAY = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "front"}]}}
 AMOUNT = {"limits": {"nvidia.com/gpu": "-x"}}
@@ -51,7 +51,7 @@ def lose(world: World, *kinds: str) -> set[tuple[str, str]]:
 @pytest.mark.parametrize(("field", "change"), FAULTS, ids=lambda value: value if isinstance(value, str) else "")
 def test_what_is_lost_is_repaired_and_a_condition_names_the_field(field: str, change: dict[str, Any], replicas: int) -> None:
     world = serving(replicas=replicas)
-    before, revision = copy.deepcopy(world.objects), world.wanted
+    before, revision = copy.deepcopy(world.objects), world.desired_revision
     world.edit(**change)
     gone = lose(world, "Deployment", "Service", "PodDisruptionBudget")
     assert len(gone) == 3
@@ -122,7 +122,7 @@ def test_a_rollout_under_way_is_held_and_goes_on_when_the_field_is_corrected(
 
 
 def test_pods_kept_after_a_promotion_stay() -> None:
-    world, old = watching()
+    world, old = monitoring()
     pods = world.replicas()
     world.edit(speculation={"numSpeculativeTokens": -1})
     world.settle()
@@ -132,7 +132,7 @@ def test_pods_kept_after_a_promotion_stay() -> None:
 
 def test_a_rejected_revision_is_still_rejected_when_the_field_is_corrected() -> None:
     world, old = canarying("Analyzing")
-    world.annotate(rollback=world.wanted)
+    world.annotate(rollback=world.desired_revision)
     world.settle()
     rejected = world.status["rejectedRevision"]
     right = copy.deepcopy(world.document["spec"])
@@ -199,7 +199,7 @@ def test_a_status_of_another_release_is_no_state_to_go_by() -> None:
 def test_a_forged_record_makes_no_pods() -> None:
     """More people may write ConfigMaps than Deployments."""
     world = serving()
-    record = world.objects["ConfigMap", preflight_job.preflight_job_name("chat", world.wanted)]
+    record = world.objects["ConfigMap", preflight_job.preflight_job_name("chat", world.desired_revision)]
     record["data"][preflight_job.RESOURCE_KEY] = record["data"][preflight_job.RESOURCE_KEY].replace("v0.33.0", "v0.32.0")
     before = copy.deepcopy(world.deployments())
     world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "resources": AMOUNT})
@@ -214,7 +214,9 @@ def test_a_forged_record_makes_no_pods() -> None:
 @pytest.mark.parametrize("text", ["[]", "null", "1", "{", '{"spec": []}', '{"spec": {"engine": 1}}', ""])
 def test_a_record_that_cannot_be_read_is_none(text: str) -> None:
     world = serving()
-    world.objects["ConfigMap", preflight_job.preflight_job_name("chat", world.wanted)]["data"][preflight_job.RESOURCE_KEY] = text
+    world.objects["ConfigMap", preflight_job.preflight_job_name("chat", world.desired_revision)]["data"][
+        preflight_job.RESOURCE_KEY
+    ] = text
     world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "resources": AMOUNT})
     with pytest.raises(ResourceError, match=r"^spec\.engine\.resources"):
         world.step()

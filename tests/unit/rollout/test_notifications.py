@@ -46,7 +46,7 @@ def test_a_person_is_wanted(messages: Messages) -> None:
     world.now += timedelta(hours=4)
     world.step()
     assert kinds(world) == ["promoted", "started", "inconclusive"]
-    messages.check("inconclusive", masked(told(world)[-1].data["message"], NEW=world.wanted))
+    messages.check("inconclusive", masked(told(world)[-1].data["message"], NEW=world.desired_revision))
     world, _ = canarying("Analyzing", rollout={"canary": {"approval": "Manual"}})
     world.measure(20, +0.2)
     assert kinds(world) == ["promoted", "started", "approval-required"]
@@ -54,7 +54,7 @@ def test_a_person_is_wanted(messages: Messages) -> None:
 
 def test_the_same_revision_tried_again_is_another_rollout() -> None:
     world, _ = canarying("Analyzing")
-    world.annotate(rollback=world.wanted)
+    world.annotate(rollback=world.desired_revision)
     world.settle()
     assert kinds(world) == ["promoted", "rolled-back"]
     world.annotate(rollback="", retry="1")
@@ -106,7 +106,7 @@ def test_a_notice_is_a_cloud_event() -> None:
         "name": "chat",
         "uid": "u1",
         "phase": "started",
-        "revision": world.wanted,
+        "revision": world.desired_revision,
         "change": "drafter models/eagle31",
         "drafter": "models/eagle31",
         "replacedDrafter": "models/eagle3",

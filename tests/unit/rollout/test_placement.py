@@ -74,7 +74,7 @@ def test_an_empty_affinity_is_none(empty: Any) -> None:
 
 def test_the_promoted_pods_and_the_record_of_the_revision_know_nothing_of_it() -> None:
     world, _ = canarying("Analyzing")
-    new = world.wanted
+    new = world.desired_revision
     before = world.deployments()[new]["spec"]["template"]
     for _ in range(60):
         world.measure(1, +0.2)
@@ -91,11 +91,11 @@ def test_the_promoted_pods_and_the_record_of_the_revision_know_nothing_of_it() -
 def test_the_next_canarys_control_pods_are_the_same() -> None:
     """They may still be there, and another template would have each of them made anew."""
     world, old = canarying("Analyzing")
-    first, before = world.wanted, copy.deepcopy(control(world, old)["spec"]["template"])
+    first, before = world.desired_revision, copy.deepcopy(control(world, old)["spec"]["template"])
     world.edit(speculation={"numSpeculativeTokens": 4})
     world.settle_until("Starting")
     world.step()
-    assert world.status["canary"]["revision"] == world.wanted != first
+    assert world.status["canary"]["revision"] == world.desired_revision != first
     assert control(world, old)["spec"]["template"] == before
 
 

@@ -92,7 +92,7 @@ def test_a_lost_or_forged_record_changes_no_pod(upgrade: Any) -> None:
 
 def test_a_new_revision_gets_the_pods_of_today_and_its_control_those_of_the_stable_one(upgrade: Any) -> None:
     world = serving(replicas=3)
-    old = world.wanted
+    old = world.desired_revision
     upgrade()
     world.drafter("eagle31")
     for _ in range(3):
@@ -100,20 +100,20 @@ def test_a_new_revision_gets_the_pods_of_today_and_its_control_those_of_the_stab
         world.check()
     assert {revision: is_new(item["spec"]["template"]) for revision, item in world.deployments().items()} == {
         old: False,
-        world.wanted: True,
+        world.desired_revision: True,
     }
     assert not is_new(world.deployments(control=True)[old]["spec"]["template"])
 
 
 def test_who_wants_the_pods_of_today_renews_them_by_a_canary(upgrade: Any) -> None:
     world = serving()
-    old = world.wanted
+    old = world.desired_revision
     upgrade()
     world.annotate(**{RENEW_ANNOTATION.removeprefix("aerie.dev/"): "2026-11"})
-    assert world.wanted != old
+    assert world.desired_revision != old
     for _ in range(3):
         world.step()
         world.check()
-    assert world.status["canary"]["revision"] == world.wanted
-    assert is_new(world.deployments()[world.wanted]["spec"]["template"])
+    assert world.status["canary"]["revision"] == world.desired_revision
+    assert is_new(world.deployments()[world.desired_revision]["spec"]["template"])
     assert world.status["canary"]["change"] == "engine"

@@ -15,7 +15,7 @@ from aerie.rollout.reconcile import build_reconcile_plan
 from aerie.rollout.status import build
 from tests.golden import Messages
 from tests.snapshots import replace_facts
-from tests.unit.rollout.world import IMAGE, World, masked, watching
+from tests.unit.rollout.world import IMAGE, World, masked, monitoring
 
 GATEWAY = {"traffic": {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}}
 MINUTE = timedelta(minutes=1)
@@ -51,8 +51,8 @@ def on_the_way_back(world: World, end: str) -> None:
 
 # ------------------------------------------------------------------------------------------------------------------- what is kept
 def test_as_many_old_pods_as_canary_and_control_were_stay_ready_without_requests_and_go_in_time() -> None:
-    world, old = watching(rollout=GATEWAY)
-    new = world.wanted
+    world, old = monitoring(rollout=GATEWAY)
+    new = world.desired_revision
     assert world.status["phase"] == "Monitoring"
     assert world.replicas() == {f"chat-{new}": 4, f"chat-{old}": 2}
     assert selector(world) == {naming.NAME_LABEL: "chat", naming.REVISION_LABEL: new}
@@ -87,29 +87,29 @@ def test_as_many_old_pods_as_canary_and_control_were_stay_ready_without_requests
 
 @pytest.mark.parametrize("canary", [{"scaleDownDelay": "0s"}, {"capacity": "Reuse"}])
 def test_nothing_is_kept_where_nothing_is_to_be_or_there_is_no_place_for_it(canary: dict[str, Any]) -> None:
-    world, _ = watching(rollout={"canary": canary})
+    world, _ = monitoring(rollout={"canary": canary})
     assert world.status["phase"] == "Ready"
     world.settle()
-    assert world.replicas() == {f"chat-{world.wanted}": 4}
+    assert world.replicas() == {f"chat-{world.desired_revision}": 4}
 
 
 def test_with_one_place_to_spare_one_pod_is_kept_and_of_fewer_replicas_no_more_than_those() -> None:
-    world, old = watching(rollout={"canary": {"control": "Stable"}})
-    assert world.replicas() == {f"chat-{world.wanted}": 4, f"chat-{old}": 1}
-    world, old = watching()
+    world, old = monitoring(rollout={"canary": {"control": "Stable"}})
+    assert world.replicas() == {f"chat-{world.desired_revision}": 4, f"chat-{old}": 1}
+    world, old = monitoring()
     world.edit(replicas=1)
     world.step()
-    assert world.replicas() == {f"chat-{world.wanted}": 1, f"chat-{old}": 1}
+    assert world.replicas() == {f"chat-{world.desired_revision}": 1, f"chat-{old}": 1}
     world.edit(replicas=6)
     world.step()
-    assert world.replicas() == {f"chat-{world.wanted}": 6, f"chat-{old}": 1}, "no model is loaded to be kept"
+    assert world.replicas() == {f"chat-{world.desired_revision}": 6, f"chat-{old}": 1}, "no model is loaded to be kept"
     world.edit(replicas=0)
     world.settle()
-    assert world.replicas() == {f"chat-{world.wanted}": 0}
+    assert world.replicas() == {f"chat-{world.desired_revision}": 0}
 
 
 def test_paused_they_stay_and_go_when_it_goes_on() -> None:
-    world, old = watching()
+    world, old = monitoring()
     world.step()
     before = world.status["previous"]
     world.edit(rollout={"paused": True, "canary": {"scaleDownDelay": "10m"}})
@@ -120,14 +120,14 @@ def test_paused_they_stay_and_go_when_it_goes_on() -> None:
     assert f"chat-{old}" in world.replicas()
     world.edit(rollout={"canary": {"scaleDownDelay": "10m"}})
     world.settle()
-    assert world.replicas() == {f"chat-{world.wanted}": 4}
+    assert world.replicas() == {f"chat-{world.desired_revision}": 4}
 
 
 # ------------------------------------------------------------------------------------------------------------------- the way back
 @pytest.mark.parametrize("rollout", [{}, GATEWAY])
 def test_a_person_takes_it_back_and_the_old_pods_serve_at_once(rollout: dict[str, Any], messages: Messages) -> None:
-    world, old = watching(rollout=rollout)
-    new = world.wanted
+    world, old = monitoring(rollout=rollout)
+    new = world.desired_revision
     world.step()
     world.annotate(rollback=new)
     world.step()
@@ -157,7 +157,7 @@ def test_a_person_takes_it_back_and_the_old_pods_serve_at_once(rollout: dict[str
 
 
 def test_the_old_spec_again_is_as_good_as_a_word() -> None:
-    world, old = watching()
+    world, old = monitoring()
     world.drafter("eagle3")
     world.step()
     assert (world.status["phase"], world.status["stable"]["revision"]) == ("RollingBack", old)
@@ -169,21 +169,21 @@ def test_the_old_spec_again_is_as_good_as_a_word() -> None:
 
 
 def test_another_spec_gets_a_canary_beside_what_was_promoted_and_the_kept_pods_go_first() -> None:
-    world, old = watching()
-    new = world.wanted
+    world, old = monitoring()
+    new = world.desired_revision
     world.edit(speculation={"numSpeculativeTokens": 4})
     for _ in range(8):
         world.step()
-        assert not (f"chat-{old}" in world.replicas() and f"chat-{world.wanted}" in world.replicas())
+        assert not (f"chat-{old}" in world.replicas() and f"chat-{world.desired_revision}" in world.replicas())
         world.check()
     assert world.status["phase"] == "Starting"
     assert world.status["stable"]["revision"] == new
-    assert set(world.replicas()) == {f"chat-{new}", f"chat-{new}-control", f"chat-{world.wanted}"}
+    assert set(world.replicas()) == {f"chat-{new}", f"chat-{new}-control", f"chat-{world.desired_revision}"}
 
 
 def test_a_crash_loop_takes_it_back_by_itself(messages: Messages) -> None:
-    world, old = watching()
-    new = world.wanted
+    world, old = monitoring()
+    new = world.desired_revision
     world.step()
     world.crash(new, 3)
     world.step()
@@ -192,21 +192,21 @@ def test_a_crash_loop_takes_it_back_by_itself(messages: Messages) -> None:
 
 
 def test_no_accepted_token_takes_it_back_by_itself(messages: Messages) -> None:
-    world, old = watching()
-    world.measure_alone(2, 1.0, scatter=0.0)
+    world, old = monitoring()
+    world.measure_alone(2, 1.0, dispersion=0.0)
     assert world.status["stable"]["revision"] == old
     messages.check("no accepted token", last(world)["message"])
 
 
 # -------------------------------------------------------------------------------------------------------------------------- drift
 def test_as_long_as_acceptance_stays_nothing_happens() -> None:
-    world, _ = watching()
+    world, _ = monitoring()
     world.measure_alone(4, 2.97)
     assert world.status["phase"] == "Monitoring"
 
 
 def fallen() -> tuple[World, str]:
-    world, old = watching(rollout=GATEWAY)
+    world, old = monitoring(rollout=GATEWAY)
     world.measure_alone(4, 2.4)
     assert world.status["phase"] == "Verifying"
     return world, old
@@ -218,14 +218,14 @@ def test_after_a_fall_the_old_pods_get_requests_to_be_compared_with(messages: Me
     assert weights(world) == {"stable": 66_667, "previous": 33_333}
     assert selector(world) == {naming.NAME_LABEL: "chat"}
     messages.check("regression", world.status["analysis"]["message"])
-    messages.check("verification", masked(world.message("Progressing"), NEW=world.wanted, OLD=old))
+    messages.check("verification", masked(world.message("Progressing"), NEW=world.desired_revision, OLD=old))
     assert world.status["analysis"]["message"] in world.message("Progressing")
     assert (world.status["replicas"], world.status["previous"]["weight"]) == (6, 33)
 
 
 def test_a_fall_of_both_is_one_of_the_traffic_and_takes_nothing_back(messages: Messages) -> None:
     world, old = fallen()
-    new = world.wanted
+    new = world.desired_revision
     world.measure(31, 0.0)
     assert world.status["phase"] == "Ready"
     assert world.status["stable"]["revision"] == new
@@ -247,7 +247,7 @@ def test_a_fall_of_the_promoted_pods_alone_takes_them_back(messages: Messages) -
 
 
 def test_what_is_counted_goes_on_where_a_lost_write_left_it() -> None:
-    world, _ = watching()
+    world, _ = monitoring()
     for _ in range(4):
         before = world.status
         world.measure_alone(1, 2.4)
@@ -276,12 +276,12 @@ def test_no_accepted_draft_is_a_warning_of_its_own_whether_the_revision_was_comp
 
 
 def test_later_a_lasting_fall_is_a_warning_and_nothing_else(messages: Messages) -> None:
-    world, _ = watching()
+    world, _ = monitoring()
     world.now += 10 * MINUTE
     world.settle()
     assert world.status["phase"] == "Ready"
     assert world.condition("Degraded")[0] == "False"
-    group = naming.deployment_name("chat", world.wanted, control=False)
+    group = naming.deployment_name("chat", world.desired_revision, control=False)
 
     def look(length: float) -> None:
         figures = {group: ArmMetrics(acceptance_length=length)}
@@ -293,13 +293,13 @@ def test_later_a_lasting_fall_is_a_warning_and_nothing_else(messages: Messages) 
     assert world.condition("Degraded")[0] == "False"
     look(2.4)
     assert world.condition("Degraded") == ("True", "AcceptanceRegression")
-    messages.check("acceptance regression", masked(world.message("Degraded"), NEW=world.wanted))
+    messages.check("acceptance regression", masked(world.message("Degraded"), NEW=world.desired_revision))
     look(2.9)
     assert world.condition("Degraded")[0] == "False"
     look(1.02)
     assert world.condition("Degraded") == ("True", "AcceptanceRegression")
     look(1.0)
     assert world.condition("Degraded") == ("True", "DraftsRejected"), "lost weights are no drift, however little is left to fall"
-    messages.check("drafts rejected", masked(world.message("Degraded"), NEW=world.wanted))
+    messages.check("drafts rejected", masked(world.message("Degraded"), NEW=world.desired_revision))
     look(2.9)
     assert world.condition("Degraded")[0] == "False"

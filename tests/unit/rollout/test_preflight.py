@@ -28,7 +28,7 @@ class Cluster(World):
     def __init__(self) -> None:
         super().__init__()
         self.step()
-        self.name = preflight.preflight_job_name("chat", self.wanted)
+        self.name = preflight.preflight_job_name("chat", self.desired_revision)
 
     @property
     def job(self) -> dict[str, Any]:
@@ -142,18 +142,18 @@ def test_what_a_pod_waits_for_is_said_and_it_goes_on_when_that_comes(status: dic
 def test_a_pod_that_is_never_made_is_told_in_the_clusters_words() -> None:
     cluster = Cluster()
     cluster.job["metadata"]["creationTimestamp"] = cluster.now.isoformat()
-    plan = cluster.look()
+    plan = cluster.reconcile()
     assert plan.requeue_after is not None
     assert plan.requeue_after <= timedelta(seconds=10), "no event of a Job is watched"
     cluster.now += plan.requeue_after
-    cluster.look()
+    cluster.reconcile()
     assert cluster.condition("PreflightPassed") == ("Unknown", "FailedCreate"), "which has it looked up live, with the events"
     words = 'pods "..." is forbidden: violates PodSecurity "restricted:latest"'
-    plan = cluster.look(job_creation_errors={cluster.name: words})
+    plan = cluster.reconcile(job_creation_errors={cluster.name: words})
     assert cluster.condition("PreflightPassed") == ("Unknown", "FailedCreate")
     assert words in cluster.message("PreflightPassed")
     cluster.now += timedelta(hours=2)
-    plan = cluster.look(job_creation_errors={cluster.name: words})
+    plan = cluster.reconcile(job_creation_errors={cluster.name: words})
     assert not plan.objects_to_delete
     assert plan.requeue_after == timedelta(minutes=1)
 
@@ -343,7 +343,7 @@ def test_a_change_of_it_moves_nothing_of_a_revision_that_has_passed(given: dict[
     cluster.says(PASSES)
     cluster.step()
     allow(cluster, **given)
-    plan = cluster.look()
+    plan = cluster.reconcile()
     assert [item["kind"] for item in plan.objects_to_apply] == []
     assert plan.objects_to_delete == ()
     assert cluster.condition("PreflightPassed") == ("True", "Passed")

@@ -23,17 +23,17 @@ def test_the_first_revision_is_looked_at_before_a_pod_is_made() -> None:
     world.step()
     assert world.status["phase"] == "Preflight"
     assert world.deployments() == {}
-    assert ("Job", preflight_job.preflight_job_name("chat", world.wanted)) in world.objects
+    assert ("Job", preflight_job.preflight_job_name("chat", world.desired_revision)) in world.objects
     world.check()
     world.step()
-    assert list(world.deployments()) == [world.wanted]
+    assert list(world.deployments()) == [world.desired_revision]
     assert world.status["phase"] == "Starting"
     assert world.status.get("stable") is None
     world.schedule()
     world.ready()
     world.step()
     assert world.status["phase"] == "Ready"
-    assert world.status["stable"]["revision"] == world.wanted
+    assert world.status["stable"]["revision"] == world.desired_revision
     assert world.status["stable"]["drafter"] == "models/eagle3"
     assert world.condition("Ready") == ("True", "AllPodsReady")
     assert world.status["rolloutHistory"][0]["result"] == "Promoted"
@@ -87,7 +87,7 @@ def test_a_first_revision_that_is_late_keeps_its_pods_to_be_looked_at() -> None:
         world.schedule()
     world.now += timedelta(hours=1)
     world.step()
-    assert list(world.deployments()) == [world.wanted]
+    assert list(world.deployments()) == [world.desired_revision]
     assert world.condition("Progressing") == ("False", "ProgressDeadlineExceeded")
     world.ready()
     world.step()
@@ -97,7 +97,7 @@ def test_a_first_revision_that_is_late_keeps_its_pods_to_be_looked_at() -> None:
 def test_an_error_that_is_no_verdict_is_tried_again_later() -> None:
     world = World()
     world.step()
-    name = preflight_job.preflight_job_name("chat", world.wanted)
+    name = preflight_job.preflight_job_name("chat", world.desired_revision)
     world.conclude(name, {"passed": None, "error": "the Hub does not answer"})
     plan = world.step()
     assert plan.requeue_after is not None
@@ -140,9 +140,9 @@ def test_what_is_left_of_a_deleted_namesake_neither_serves_nor_stands_in_the_way
     for _ in range(3):
         world.step()
         world.check()
-    assert list(world.deployments()) == [world.wanted]
+    assert list(world.deployments()) == [world.desired_revision]
     assert world.condition("Ready")[0] == "False"
-    messages.check("no pod ready", masked(world.message("Ready"), NEW=world.wanted))
+    messages.check("no pod ready", masked(world.message("Ready"), NEW=world.desired_revision))
     world.pods = []
     world.settle()
     assert world.status["phase"] == "Ready"
@@ -151,7 +151,7 @@ def test_what_is_left_of_a_deleted_namesake_neither_serves_nor_stands_in_the_way
 
 def test_replicas_change_at_any_time_without_a_new_revision() -> None:
     world = serving()
-    before = world.wanted
+    before = world.desired_revision
     world.edit(replicas=3)
     world.step()
     assert world.deployments()[before]["spec"]["replicas"] == 3
@@ -167,7 +167,7 @@ def test_a_child_that_was_edited_or_deleted_is_put_back() -> None:
     world = serving()
     plain = copy.deepcopy(world.objects)
     world.objects["Service", "chat"]["spec"]["selector"] = {"app": "other"}
-    del world.objects["PodDisruptionBudget", f"chat-{world.wanted}"]
+    del world.objects["PodDisruptionBudget", f"chat-{world.desired_revision}"]
     world.step()
     for key in plain:
         world.objects[key]["metadata"]["uid"] = plain[key]["metadata"]["uid"]
@@ -177,7 +177,7 @@ def test_a_child_that_was_edited_or_deleted_is_put_back() -> None:
 def test_a_name_that_is_taken_is_named_and_left_alone(messages: Messages) -> None:
     world = World()
     owner = {"kind": "Deployment", "name": "other", "controller": True, "uid": "u9"}
-    world.foreign = [{"kind": "Service", "metadata": {"name": "chat", "uid": "s", "ownerReferences": [owner]}}]
+    world.name_conflicts = [{"kind": "Service", "metadata": {"name": "chat", "uid": "s", "ownerReferences": [owner]}}]
     world.settle()
     assert ("Service", "chat") not in world.objects
     assert world.condition("Degraded") == ("True", "NameTaken")
@@ -241,7 +241,7 @@ def test_without_tokens_there_is_no_drafter() -> None:
 def test_a_source_of_metrics_that_is_of_no_use_is_a_condition_that_outlasts_the_operator() -> None:
     world = serving(metrics={"source": {"prometheus": {"address": "http://prometheus:9090"}}})
     assert world.condition("Degraded") == ("False", "AsExpected")
-    world.source_trouble = "http://prometheus:9090 cannot be reached"
+    world.metrics_source_error = "http://prometheus:9090 cannot be reached"
     plan = world.step()
     assert [(event.type, event.reason, event.message) for event in plan.events] == [
         ("Warning", "MetricsUnavailable", "http://prometheus:9090 cannot be reached")
@@ -249,20 +249,20 @@ def test_a_source_of_metrics_that_is_of_no_use_is_a_condition_that_outlasts_the_
     assert world.condition("Degraded") == ("True", "MetricsUnavailable")
     assert world.condition("Ready") == ("True", "AllPodsReady")
     before = copy.deepcopy(world.status)
-    world.source_trouble = None  # another operator, which has not asked yet
+    world.metrics_source_error = None  # another operator, which has not asked yet
     assert world.step().events == ()
     assert world.status == before
-    world.source_trouble = ""
+    world.metrics_source_error = ""
     world.step()
     assert world.condition("Degraded") == ("False", "AsExpected")
 
 
 def test_a_source_that_is_gone_from_the_spec_is_no_trouble_any_more() -> None:
     world = serving(metrics={"source": {"prometheus": {"address": "http://prometheus:9090"}}})
-    world.source_trouble = "http://prometheus:9090 cannot be reached"
+    world.metrics_source_error = "http://prometheus:9090 cannot be reached"
     world.step()
     world.edit(metrics={})
-    world.source_trouble = None
+    world.metrics_source_error = None
     world.step()
     assert world.condition("Degraded") == ("False", "AsExpected")
     assert world.status["phase"] == "Ready", "where metrics come from is no matter of a revision"

@@ -215,24 +215,24 @@ class Cluster(RuleBasedStateMachine):
         self.places = Capacity.from_spec(max(replicas, 2 * canary.replicas), canary)
         found = replicas_during_analysis(self.places)
         self.goal = canary_replicas_for_traffic(self.places, share, by_pods=by_pods) if share else self.places.replicas
-        self.wanted = {"stable": found.stable, "canary": found.canary, "control": found.control}
-        self.serving = dict(self.wanted)  # the analysis is over, and went well
-        self.starting = dict.fromkeys(self.wanted, 0)
-        self.ending = dict.fromkeys(self.wanted, 0)
-        self.canary_before = self.wanted["canary"]
+        self.desired_revision = {"stable": found.stable, "canary": found.canary, "control": found.control}
+        self.serving = dict(self.desired_revision)  # the analysis is over, and went well
+        self.starting = dict.fromkeys(self.desired_revision, 0)
+        self.ending = dict.fromkeys(self.desired_revision, 0)
+        self.canary_before = self.desired_revision["canary"]
 
     def there(self, arm: str) -> int:
         return self.serving[arm] + self.starting[arm] + self.ending[arm]
 
     @rule()
     def decide(self) -> None:
-        asked = {arm: max(wanted, self.serving[arm] + self.starting[arm]) for arm, wanted in self.wanted.items()}
-        seen = (PodCounts(asked[arm], self.ending[arm], self.serving[arm]) for arm in self.wanted)
+        asked = {arm: max(wanted, self.serving[arm] + self.starting[arm]) for arm, wanted in self.desired_revision.items()}
+        seen = (PodCounts(asked[arm], self.ending[arm], self.serving[arm]) for arm in self.desired_revision)
         arms = replicas_during_ramp_up(self.places, self.goal, *seen)
         assert arms.canary >= self.canary_before
         self.canary_before = arms.canary
-        self.wanted = {"stable": arms.stable, "canary": arms.canary, "control": arms.control}
-        for arm, count in self.wanted.items():  # as a ReplicaSet does: pods that do not serve go first
+        self.desired_revision = {"stable": arms.stable, "canary": arms.canary, "control": arms.control}
+        for arm, count in self.desired_revision.items():  # as a ReplicaSet does: pods that do not serve go first
             spare = self.serving[arm] + self.starting[arm] - count
             for pods in (self.starting, self.serving):
                 gone = max(0, min(spare, pods[arm]))
@@ -258,7 +258,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(arm=st.sampled_from(["stable", "canary"]))
     def it_is_made_anew(self, arm: str) -> None:
-        self.starting[arm] += max(0, self.wanted[arm] - self.serving[arm] - self.starting[arm])
+        self.starting[arm] += max(0, self.desired_revision[arm] - self.serving[arm] - self.starting[arm])
 
     @rule(arm=st.sampled_from(["stable", "canary"]))
     def one_is_replaced(self, arm: str) -> None:
@@ -270,28 +270,28 @@ class Cluster(RuleBasedStateMachine):
     @invariant()
     def there_are_places_for_all(self) -> None:
         if hasattr(self, "places"):
-            assert sum(self.there(arm) for arm in self.wanted) <= self.places.max_total_pods
+            assert sum(self.there(arm) for arm in self.desired_revision) <= self.places.max_total_pods
 
     @invariant()
     def nothing_below_the_floor_is_asked_for(self) -> None:
         if hasattr(self, "places"):
-            assert self.wanted["stable"] + self.wanted["canary"] >= self.places.min_ready_pods
+            assert self.desired_revision["stable"] + self.desired_revision["canary"] >= self.places.min_ready_pods
 
     @invariant()
     def it_gets_there(self) -> None:
         if not hasattr(self, "places"):
             return
-        kept = tuple(dict(each) for each in (self.wanted, self.serving, self.starting, self.ending)), self.canary_before
+        kept = tuple(dict(each) for each in (self.desired_revision, self.serving, self.starting, self.ending)), self.canary_before
         for _ in range(4 * self.places.replicas + 4):
             self.decide()
-            for arm in self.wanted:
+            for arm in self.desired_revision:
                 self.it_is_made_anew(arm)
                 self.serving[arm] += self.starting[arm]
                 self.starting[arm] = self.ending[arm] = 0
         assert self.serving["canary"] == self.goal
         assert self.serving["control"] == 0
         assert self.serving["stable"] + self.serving["canary"] >= self.places.replicas
-        (self.wanted, self.serving, self.starting, self.ending), self.canary_before = kept
+        (self.desired_revision, self.serving, self.starting, self.ending), self.canary_before = kept
 
 
 TestCluster = Cluster.TestCase

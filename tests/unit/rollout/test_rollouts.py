@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aerie.rollout.facts.pod_failures import is_pod_ready
-from tests.unit.rollout.world import DRAFTERS, World, canarying, told, watching
+from tests.unit.rollout.world import DRAFTERS, World, canarying, equivalence_result, monitoring
 
 GATEWAY = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
 NEIGHBOURS: dict[str | None, set[str | None]] = {
@@ -56,7 +56,7 @@ class Rollouts(RuleBasedStateMachine):
     def somewhere_on_the_way(self, phase: str | None, replicas: int, gateway: bool, reuse: bool) -> None:
         rollout: dict[str, Any] = {"traffic": GATEWAY} if gateway else {}
         if phase in ("Monitoring", "Verifying"):
-            self.world, _ = watching(replicas=replicas, rollout=rollout)
+            self.world, _ = monitoring(replicas=replicas, rollout=rollout)
             self.world.measure_alone(4 if phase == "Verifying" else 0, 2.4)
             assert self.world.status["phase"] == phase
         elif phase is not None:
@@ -64,7 +64,7 @@ class Rollouts(RuleBasedStateMachine):
                 rollout["canary"] = {"capacity": "Reuse"}
             self.world, _ = canarying(phase, replicas=replicas, rollout=rollout)
         self.world.now += timedelta(minutes=1)
-        self.world.dated = True
+        self.world.has_change_times = True
 
     @rule(times=st.integers(1, 6))
     def all_goes_well(self, times: int) -> None:
@@ -88,7 +88,7 @@ class Rollouts(RuleBasedStateMachine):
 
     @rule(odd=st.sampled_from([0, 24]))
     def answers_come(self, odd: int) -> None:
-        self.world.answers = told(odd)
+        self.world.equivalence_result = equivalence_result(odd)
 
     def look(self, parts: int = 1000) -> None:
         world, before = self.world, self.world.status
@@ -98,7 +98,7 @@ class Rollouts(RuleBasedStateMachine):
         self.seen = self.serving() if parts == 1000 else None
         plan = world.step(parts)
         if parts == 1000 and world.document["spec"]["replicas"] and world.status["phase"] != "Paused":
-            assert not world.lost(), "requests go where nobody serves"
+            assert not world.unserved_services(), "requests go where nobody serves"
         deleted = {reference.name for reference in plan.objects_to_delete}
         assert served is None or f"chat-{served['revision']}" not in deleted, "what serves by the status is never deleted"
         after = world.status
@@ -151,7 +151,7 @@ class Rollouts(RuleBasedStateMachine):
     @rule(word=st.sampled_from(["promote", "rollback", "retry"]))
     @precondition(lambda self: self.world.status.get("stable"))
     def a_person_says(self, word: str) -> None:
-        self.world.annotate(**{word: self.world.wanted})
+        self.world.annotate(**{word: self.world.desired_revision})
 
     @rule()
     def jobs_end(self) -> None:
@@ -224,13 +224,13 @@ class Rollouts(RuleBasedStateMachine):
         assert (plan.objects_to_apply, plan.objects_to_delete, plan.events) == ((), (), ())
         assert plan.status.to_dict() == world.status
         if world.status["phase"] == "Ready":
-            assert world.replicas() == {f"chat-{world.wanted}": world.document["spec"]["replicas"]}
+            assert world.replicas() == {f"chat-{world.desired_revision}": world.document["spec"]["replicas"]}
             assert world.condition("Ready")[0] == "True"
         elif world.document["spec"]["drafter"]["source"]["persistentVolumeClaim"]["path"] == "refused":
             assert world.condition("PreflightPassed")[0] == "False"
         else:
             assert world.status["phase"] in ("RolledBack", "Failed")
-            assert world.status["rejectedRevision"] == world.wanted
+            assert world.status["rejectedRevision"] == world.desired_revision
             stable = world.status["stable"]["revision"]
             assert world.replicas() == {f"chat-{stable}": world.document["spec"]["replicas"]}
 

@@ -82,7 +82,7 @@ def test_a_canary_waits_for_the_route_and_fails_at_its_deadline(messages: Messag
     world.ready()
     world.step()
     assert world.status["phase"] == "Starting"
-    messages.check("canary without a route", masked(world.message("Progressing"), NEW=world.wanted))
+    messages.check("canary without a route", masked(world.message("Progressing"), NEW=world.desired_revision))
     world.now += timedelta(minutes=30)
     world.step()
     assert world.status["rolloutHistory"][0]["result"] == "Failed"

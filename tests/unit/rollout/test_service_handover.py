@@ -15,7 +15,7 @@ from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from aerie.rollout.reconcile import build_reconcile_plan
 from tests.snapshots import replace_facts
 from tests.unit.rollout.test_route_status import GATEWAY
-from tests.unit.rollout.world import IMAGE, World, canarying, serving, watching
+from tests.unit.rollout.world import IMAGE, World, canarying, monitoring, serving
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
@@ -25,7 +25,7 @@ SURGE = {**GATEWAY, "canary": {"stepWeights": [], "scaleDownDelay": "10m"}}
 
 def shares(world: World) -> dict[str, int]:
     """Shares by arm, in percent."""
-    return {name.removeprefix("chat-"): 100 * weight // TOTAL_WEIGHT for name, weight in world.sent().items()}
+    return {name.removeprefix("chat-"): 100 * weight // TOTAL_WEIGHT for name, weight in world.route_weights().items()}
 
 
 def leads(world: World, arm: str) -> str:
@@ -38,7 +38,7 @@ def lives(world: World, until: Callable[[], bool], places: int = 1000, heaviest:
     seen: list[dict[str, int]] = []
     for _ in range(200):
         world.step()
-        assert not world.lost(), (shares(world), world.now)
+        assert not world.unserved_services(), (shares(world), world.now)
         assert world.heaviest() <= heaviest, (shares(world), world.now)
         if not seen or seen[-1] != shares(world):
             seen.append(shares(world))
@@ -46,7 +46,7 @@ def lives(world: World, until: Callable[[], bool], places: int = 1000, heaviest:
             return seen
         world.schedule(places)
         world.ready()
-        assert not world.lost(), (shares(world), world.now)
+        assert not world.unserved_services(), (shares(world), world.now)
         world.now += SECOND
     raise AssertionError(f"it never comes to that: {shares(world)}, {world.message('Progressing')}")
 
@@ -54,7 +54,7 @@ def lives(world: World, until: Callable[[], bool], places: int = 1000, heaviest:
 def promoting(**rollout: Any) -> tuple[World, str, str]:
     """A canary that a person has promoted, while it is compared: its world, the stable revision and its own."""
     world, old = canarying("Analyzing", replicas=4, rollout=rollout)
-    world.dated = True
+    world.has_change_times = True
     new = world.status["canary"]["revision"]
     world.annotate(promote=new)
     return world, old, new
@@ -77,7 +77,7 @@ def test_in_place_of_stable_pods_the_canarys_service_serves_until_the_stable_one
 
 def test_beside_stable_pods_the_few_that_are_left_never_get_all_requests() -> None:
     world, old = canarying("Analyzing", replicas=12, rollout=SURGE)
-    world.dated = True
+    world.has_change_times = True
     new = world.status["canary"]["revision"]
     world.annotate(promote=new)
     lives(world, lambda: world.status["stable"]["revision"] == new, heaviest=2)
@@ -88,7 +88,7 @@ def test_beside_stable_pods_the_few_that_are_left_never_get_all_requests() -> No
 
 def test_arms_of_a_canary_are_made_before_they_have_requests() -> None:
     world = serving(replicas=4, rollout=GATEWAY)
-    world.dated = True
+    world.has_change_times = True
     world.drafter("eagle31")
     for _ in range(3):
         world.step()
@@ -102,11 +102,11 @@ def test_arms_of_a_canary_are_made_before_they_have_requests() -> None:
 
 def taken_back(**more: Any) -> tuple[World, str, str]:
     """A promotion of twelve pods that a person takes back, with the two pods that were kept."""
-    world, old = watching(replicas=12, rollout=GATEWAY, **more)
+    world, old = monitoring(replicas=12, rollout=GATEWAY, **more)
     world.settle()
     world.now += MINUTE
-    world.dated = True
-    return world, old, world.wanted
+    world.has_change_times = True
+    return world, old, world.desired_revision
 
 
 def test_a_promotion_that_is_taken_back_leads_requests_to_the_few_old_pods_when_the_others_have_theirs() -> None:
@@ -121,7 +121,7 @@ def test_a_promotion_that_is_taken_back_leads_requests_to_the_few_old_pods_when_
     assert began + ENDPOINT_PROPAGATION_DELAY < world.now < began + 2 * ENDPOINT_PROPAGATION_DELAY, (
         "and when the gateway has seen that nothing goes to it"
     )
-    lives(world, lambda: world.sent()["chat-stable"] > 0, heaviest=1.2)
+    lives(world, lambda: world.route_weights()["chat-stable"] > 0, heaviest=1.2)
     lives(world, lambda: world.replicas() == {f"chat-{old}": 12}, heaviest=2)
     assert (shares(world), world.status["phase"]) == ({"stable": 100}, "RolledBack")
 
@@ -142,7 +142,7 @@ def test_old_pods_that_get_requests_again_get_them_through_a_service_that_is_kno
     world.now += ENDPOINT_PROPAGATION_DELAY
     world.step()
     assert shares(world) == {"stable": 85, "previous": 14}
-    world.annotate(rollback=world.wanted)
+    world.annotate(rollback=world.desired_revision)
     seen = lives(world, lambda: world.status["phase"] == "RolledBack", heaviest=2)
     assert seen[1] == {"stable": 0, "canary": 100}, "not to two pods, although their Service is known"
     assert seen[-1] == {"stable": 100}
@@ -150,10 +150,10 @@ def test_old_pods_that_get_requests_again_get_them_through_a_service_that_is_kno
 
 def test_a_service_that_was_led_astray_is_put_right_at_once_and_others_serve_meanwhile() -> None:
     world, _ = canarying("Analyzing", replicas=4, rollout=GATEWAY)
-    world.dated = True
+    world.has_change_times = True
     before = copy.deepcopy(world.objects["Service", "chat-stable"]["spec"])
     world.objects["Service", "chat-stable"]["spec"]["selector"] = {"app": "other"}
-    world.led.clear()
+    world.selector_history.clear()
     world.step()
     assert world.objects["Service", "chat-stable"]["spec"] == before
     assert shares(world) == {"stable": 0, "canary": 16, "control": 16}
@@ -164,7 +164,7 @@ def test_a_service_that_was_led_astray_is_put_right_at_once_and_others_serve_mea
 
 def test_where_there_is_nothing_else_requests_go_where_they_are_to_go() -> None:
     world = serving(rollout=GATEWAY)
-    world.dated = True
+    world.has_change_times = True
     del world.objects["Service", "chat-stable"]
     assert [item["kind"] for item in world.step().objects_to_apply] == ["Service"]
     del world.objects["HTTPRoute", "chat"]
@@ -175,7 +175,7 @@ def test_where_there_is_nothing_else_requests_go_where_they_are_to_go() -> None:
 def test_an_arm_that_is_to_have_none_stands_in_for_a_service_that_is_gone() -> None:
     world, _ = canarying("Starting", replicas=4, rollout=GATEWAY)
     world.now += MINUTE
-    world.dated = True
+    world.has_change_times = True
     world.schedule()
     for pod in world.pods:
         if pod["metadata"]["labels"][naming.CONTROL_LABEL] == "true":
@@ -190,7 +190,7 @@ def test_an_arm_that_is_to_have_none_stands_in_for_a_service_that_is_gone() -> N
 
 def test_a_first_route_waits_for_nothing() -> None:
     world = World(rollout=GATEWAY)
-    world.dated = True
+    world.has_change_times = True
     world.settle_until("Starting")
     assert shares(world) == {"stable": 100}
     assert ("Service", "chat-stable") in world.objects
@@ -236,8 +236,8 @@ def test_paused_nothing_is_led_anywhere_and_then_it_goes_on() -> None:
 
 def test_where_somebody_else_has_an_arms_service_no_route_is_applied() -> None:
     world = serving(replicas=4, rollout=GATEWAY)
-    world.dated = True
-    world.foreign = [{"kind": "Service", "metadata": {"name": "chat-canary", "uid": "s"}}]
+    world.has_change_times = True
+    world.name_conflicts = [{"kind": "Service", "metadata": {"name": "chat-canary", "uid": "s"}}]
     world.drafter("eagle31")
     for _ in range(4):
         world.step()
@@ -275,17 +275,17 @@ def test_a_canary_that_follows_a_promotion_at_once_waits_for_the_service_that_st
         world.step()
         world.check()
     assert world.status["canary"]["phase"] == "Starting"
-    assert (leads(world, "canary"), world.sent()["chat-canary"]) == (new, TOTAL_WEIGHT)
+    assert (leads(world, "canary"), world.route_weights()["chat-canary"]) == (new, TOTAL_WEIGHT)
     lives(world, lambda: leads(world, "canary") != new)
     assert shares(world) == {"stable": 100, "canary": 0, "control": 0}
 
 
 def test_a_service_that_is_about_to_go_serves_until_the_one_that_was_led_back_is_known() -> None:
     """The promoted pod crashes while it is compared with one of before, and what was promoted is taken back."""
-    world, _ = watching(replicas=1, rollout=GATEWAY)
+    world, _ = monitoring(replicas=1, rollout=GATEWAY)
     world.measure_alone(4, 2.4)
     world.now += MINUTE
-    world.dated = True
+    world.has_change_times = True
     lives(world, lambda: shares(world) == {"stable": 50, "previous": 50})
     del world.objects["Service", "chat-previous"]  # it is made anew, and may have no requests at once
     world.step()
@@ -294,7 +294,7 @@ def test_a_service_that_is_about_to_go_serves_until_the_one_that_was_led_back_is
     world.now += timedelta(minutes=31)
     world.step()
     assert world.status["phase"] == "RollingBack"
-    assert not world.lost()
+    assert not world.unserved_services()
     assert shares(world) == {"stable": 0, "canary": 0, "previous": 100}
     lives(world, lambda: ("Service", "chat-previous") not in world.objects)
     assert shares(world)["stable"] == 100

@@ -43,7 +43,7 @@ def last(world: World) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------------ the way there
 def test_canary_and_control_start_together_beside_the_stable_pods(messages: Messages) -> None:
     world, old = canarying("Starting")
-    new = world.wanted
+    new = world.desired_revision
     assert world.replicas() == {f"chat-{old}": 2, f"chat-{new}": 1, f"chat-{old}-control": 1}
     stable, control = world.deployments()[old], world.deployments(control=True)[old]
     template = copy.deepcopy(control["spec"]["template"]["spec"])
@@ -64,7 +64,7 @@ def test_the_pods_of_a_spec_that_is_gone_are_put_back_as_they_were() -> None:
 
 def test_a_better_canary_warms_up_is_analyzed_ramped_and_promoted_without_a_new_pod_of_its_own(messages: Messages) -> None:
     world, old = canarying("WarmingUp", rollout={**GATEWAY, "analysis": {"minDuration": "1h"}}, replicas=4)
-    new = world.wanted
+    new = world.desired_revision
     assert weights(world) == {"stable": 66_666, "canary": 16_667, "control": 16_667}
     world.now += 4 * MINUTE
     assert world.step().requeue_after == MINUTE
@@ -108,7 +108,7 @@ def test_a_better_canary_warms_up_is_analyzed_ramped_and_promoted_without_a_new_
 
 def test_a_worse_canary_loses_its_traffic_and_then_its_pods_and_is_not_tried_again(messages: Messages) -> None:
     world, old = canarying("Analyzing", rollout=GATEWAY)
-    new = world.wanted
+    new = world.desired_revision
     for _ in range(30):
         world.measure(1, -0.2)
         if world.status["phase"] != "Analyzing":
@@ -140,10 +140,10 @@ def test_missing_data_never_promotes_and_ends_undecided(messages: Messages) -> N
     world.step()
     assert world.status["phase"] == "Held"
     assert world.condition("Progressing") == ("False", "InconclusiveAnalysis")
-    assert f"aerie.dev/promote={world.wanted}" in world.message("Progressing")
-    messages.check("inconclusive", masked(world.message("Progressing"), NEW=world.wanted))
+    assert f"aerie.dev/promote={world.desired_revision}" in world.message("Progressing")
+    messages.check("inconclusive", masked(world.message("Progressing"), NEW=world.desired_revision))
     assert world.plan().objects_to_apply == ()
-    world.annotate(promote=world.wanted)
+    world.annotate(promote=world.desired_revision)
     until(world, "Ready")
     messages.check("promoted manually", last(world)["message"])
 
@@ -161,17 +161,17 @@ def test_a_person_is_asked_where_the_spec_says_so(messages: Messages) -> None:
     world, _ = canarying("Analyzing", rollout={"canary": {"approval": "Manual"}})
     world.measure(20, +0.2)
     assert world.status["phase"] == "AwaitingApproval"
-    messages.check("awaiting approval", masked(world.message("Progressing"), NEW=world.wanted))
+    messages.check("awaiting approval", masked(world.message("Progressing"), NEW=world.desired_revision))
     world.annotate(promote="another")
     world.step()
     assert world.status["phase"] == "AwaitingApproval", "a word about another revision"
-    world.annotate(promote=world.wanted)
+    world.annotate(promote=world.desired_revision)
     until(world, "Ready")
 
 
 def test_what_a_person_promotes_in_its_warm_up_is_compared_in_the_ramp_all_the_same(messages: Messages) -> None:
     world, _ = canarying("WarmingUp")
-    world.annotate(promote=world.wanted)
+    world.annotate(promote=world.desired_revision)
     until(world, "Ramping")
     for _ in range(3):  # it grows for its share
         world.schedule()
@@ -184,7 +184,7 @@ def test_what_a_person_promotes_in_its_warm_up_is_compared_in_the_ramp_all_the_s
 
 def test_a_person_ends_it_at_any_time(messages: Messages) -> None:
     world, old = canarying("Promoting", replicas=4)
-    world.annotate(rollback=world.wanted)
+    world.annotate(rollback=world.desired_revision)
     while world.status["phase"] != "RolledBack":
         world.step()
         assert world.serving() >= 4, "stable pods come before the canary's go"
@@ -198,12 +198,12 @@ def test_a_person_ends_it_at_any_time(messages: Messages) -> None:
 # ------------------------------------------------------------------------------------------------------------- what goes wrong
 def test_a_canary_that_crashes_again_and_again_is_rolled_back_at_once(messages: Messages) -> None:
     world, old = canarying("Analyzing")
-    world.crash(world.wanted, 2)
+    world.crash(world.desired_revision, 2)
     world.step()
     assert world.status["phase"] == "Analyzing"
-    world.crash(world.wanted, 3)
+    world.crash(world.desired_revision, 3)
     world.settle()
-    messages.check("crash loop", masked(last(world)["message"], NEW=world.wanted))
+    messages.check("crash loop", masked(last(world)["message"], NEW=world.desired_revision))
     assert world.replicas() == {f"chat-{old}": 2}
 
 
@@ -248,23 +248,23 @@ def test_a_spec_that_is_taken_back_ends_it_at_once(phase: str, messages: Message
 
 def test_another_spec_starts_anew_with_the_same_stable_pods() -> None:
     world, old = canarying("Analyzing")
-    first = world.wanted
+    first = world.desired_revision
     world.edit(speculation={"numSpeculativeTokens": 4})
     world.settle_until("Starting")
     assert last(world)["revision"] == first
-    assert world.status["canary"]["revision"] == world.wanted != first
+    assert world.status["canary"]["revision"] == world.desired_revision != first
     assert world.status["stable"]["revision"] == old
     world.step()
-    assert set(world.replicas()) == {f"chat-{old}", f"chat-{old}-control", f"chat-{world.wanted}"}
+    assert set(world.replicas()) == {f"chat-{old}", f"chat-{old}-control", f"chat-{world.desired_revision}"}
 
 
 def test_what_a_kill_left_of_one_canary_goes_before_the_next_begins(messages: Messages) -> None:
     world = serving()
-    old = world.wanted
+    old = world.desired_revision
     world.drafter("eagle31")
     world.step()
     world.check()
-    left = world.wanted
+    left = world.desired_revision
     world.step(len(world.plan().objects_to_apply))  # killed before the status names it
     world.drafter("another")
     world.step(len(world.plan().objects_to_apply))  # and again, before anything is deleted
@@ -275,7 +275,7 @@ def test_what_a_kill_left_of_one_canary_goes_before_the_next_begins(messages: Me
     messages.check("unexpected revision", masked(world.message("Progressing"), LEFT=left))
     assert set(world.deployments()) == {old}
     world.step()
-    assert set(world.deployments()) == {old, world.wanted}
+    assert set(world.deployments()) == {old, world.desired_revision}
     assert world.status["phase"] == "Starting"
 
 
@@ -283,7 +283,7 @@ def test_replicas_may_change_meanwhile() -> None:
     world, old = canarying("Analyzing")
     world.edit(replicas=5)
     world.step()
-    assert world.replicas() == {f"chat-{old}": 5, f"chat-{world.wanted}": 1, f"chat-{old}-control": 1}
+    assert world.replicas() == {f"chat-{old}": 5, f"chat-{world.desired_revision}": 1, f"chat-{old}-control": 1}
     assert world.status["phase"] == "Analyzing"
 
 
@@ -302,16 +302,16 @@ def test_paused_it_stands_still_and_what_is_compared_stays_the_same() -> None:
 
 def test_where_nothing_serves_nor_will_the_new_revision_takes_its_place() -> None:
     world = serving()
-    old = world.wanted
+    old = world.desired_revision
     world.crash(old, 5)
     world.drafter("eagle31")
     world.settle_until("Promoting")
     for _ in range(10):
         world.step()
         world.schedule()
-        world.ready(world.wanted)
+        world.ready(world.desired_revision)
     assert world.status["phase"] == "Ready"
-    assert world.status["stable"]["revision"] == world.wanted != old
+    assert world.status["stable"]["revision"] == world.desired_revision != old
 
 
 def test_where_nothing_serves_for_a_moment_it_is_a_canary_all_the_same() -> None:
@@ -334,7 +334,7 @@ def test_scaled_to_nothing_a_canary_is_not_promoted_for_that() -> None:
     world.edit(replicas=2)
     world.step()
     assert world.status["phase"] == "Starting", "what is judged starts with pods of one age"
-    assert world.replicas() == {f"chat-{old}": 2, f"chat-{old}-control": 1, f"chat-{world.wanted}": 1}
+    assert world.replicas() == {f"chat-{old}": 2, f"chat-{old}-control": 1, f"chat-{world.desired_revision}": 1}
 
 
 @pytest.mark.parametrize(("word", "result"), [("promote", "Promoted"), ("rollback", "RolledBack")])
@@ -342,14 +342,14 @@ def test_a_person_may_decide_about_a_canary_without_pods(word: str, result: str)
     world, _ = canarying("Analyzing")
     world.edit(replicas=0)
     world.step()
-    world.annotate(**{word: world.wanted})
+    world.annotate(**{word: world.desired_revision})
     world.step()
     assert world.status["rolloutHistory"][0]["result"] == result
 
 
 def test_reuse_needs_no_place_beyond_those_of_the_spec() -> None:
     world = serving(replicas=4, rollout={"canary": {"capacity": "Reuse"}})
-    old = world.wanted
+    old = world.desired_revision
     world.drafter("eagle31")
     for _ in range(60):
         world.step()
@@ -361,8 +361,8 @@ def test_reuse_needs_no_place_beyond_those_of_the_spec() -> None:
             world.measure(1, +0.2)
         world.now += MINUTE
     assert world.status["phase"] == "Ready"
-    assert world.replicas() == {f"chat-{world.wanted}": 4}
-    assert old != world.wanted
+    assert world.replicas() == {f"chat-{world.desired_revision}": 4}
+    assert old != world.desired_revision
 
 
 def test_nothing_is_written_while_nothing_happens() -> None:

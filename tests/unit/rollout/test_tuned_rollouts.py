@@ -35,11 +35,11 @@ class Tuning(Rollouts):
     def an_advice_comes(self, setting: SpeculationSetting, action: RecommendedAction, old: int, other: bool) -> None:
         revision = "another" if other else self.world.status["stable"]["revision"]
         at = self.world.now.timestamp() - old
-        self.world.advice = Recommendation(revision, at, action, setting, (0.02, 0.08, 0.15), f"{setting} is advised.")
+        self.world.recommendation = Recommendation(revision, at, action, setting, (0.02, 0.08, 0.15), f"{setting} is advised.")
 
     @rule()
     def another_operator_begins(self) -> None:
-        self.world.advice = None
+        self.world.recommendation = None
 
     @rule(mode=st.sampled_from(["Auto", "Auto", "Recommend", "Off"]), tokens=st.sampled_from([K_OF_SPEC, K_OF_SPEC, 5, 2]))
     def another_tuning(self, mode: str, tokens: int) -> None:
