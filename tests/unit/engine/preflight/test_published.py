@@ -27,7 +27,7 @@ def subject(small: Any, row: Row, version: str, runner: int) -> PreflightInput:
 
 def find_layers_finding(small: Any, row: Row, version: str, runner: int) -> Finding:
     findings = run_preflight(subject(small, row, version, runner)).findings
-    return next(find_layers_finding for find_layers_finding in findings if find_layers_finding.id == "C2")
+    return next(finding for finding in findings if finding.id == "C2")
 
 
 @pytest.mark.parametrize("runner", [1, 2])
