@@ -65,7 +65,7 @@ def test_half_widths_of_unit_variance(tightest: float, widths: dict[int, float])
     assert {n: half_width(n, 1.0, tuned) for n in widths} == pytest.approx(widths, abs=6e-3)
 
 
-def test_it_says_nothing_from_too_few_blocks() -> None:
+def test_half_width_of_too_few_blocks_is_infinite() -> None:
     assert [n for n in range(1, 20) if half_width(n, 1.0, SequenceParameters(0.05, 30)) == math.inf] == [1, 2, 3, 4, 5, 6]
     assert half_width(2, 1.0, SequenceParameters(0.05, 10, inflation=2.0)) == math.inf
 
@@ -105,7 +105,7 @@ def test_critical_is_where_the_e_value_reaches_the_level(blocks: float, more: fl
         assert t_test_e_value(1e12, blocks, blocks - 1 + more, g) <= 1 / alpha * (1 + 1e-6)
 
 
-def test_precision_makes_it_tightest_about_there() -> None:
+def test_half_width_is_smallest_near_the_tightest_block_count() -> None:
     widths = {blocks: half_width(60, 1.0, SequenceParameters(0.05, blocks)) for blocks in (6, 60, 600)}
     assert min(widths, key=widths.__getitem__) == 60
     assert mixture_precision(0.10, 10) == pytest.approx(0.633, abs=1e-3)
@@ -152,13 +152,13 @@ def crossings(scores: np.ndarray, tuned: SequenceParameters) -> float:
         return float((mean > deviation * width)[:, 1:].any(axis=1).mean())
 
 
-def test_it_is_wrong_no_more_often_than_alpha_at_two_thousand_looks() -> None:
+def test_false_alarms_stay_below_alpha_over_two_thousand_peeks() -> None:
     scores = np.random.default_rng(1).standard_normal((4000, 2000))
     assert 0.025 < crossings(scores, SequenceParameters(0.05, 30)) <= 0.05
     assert 0.003 < crossings(scores, SequenceParameters(0.01, 10)) <= 0.01
 
 
-def test_blocks_with_a_memory_need_inflation() -> None:
+def test_autocorrelated_blocks_need_inflation() -> None:
     random, keep = np.random.default_rng(2), 0.5
     scores = random.standard_normal((3000, 1000))
     for index in range(1, scores.shape[1]):
@@ -168,7 +168,7 @@ def test_blocks_with_a_memory_need_inflation() -> None:
     assert crossings(scores, SequenceParameters(0.05, 30, inflation)) <= 0.05
 
 
-def test_a_lasting_difference_is_kept_clear_of() -> None:
+def test_half_width_includes_lasting_differences_of_pods() -> None:
     certain = SequenceParameters(0.05, 30, pod_effect_sd=0.1)
     assert half_width(10_000, 1.0, certain) > 0.196
     assert half_width(10, 1.0, certain) == pytest.approx(math.hypot(half_width(10, 1.0, SequenceParameters(0.05, 30)), 0.196))
@@ -203,16 +203,20 @@ def test_the_e_value_of_counts_is_the_mixture(canary: int, control: int, share: 
 
 @pytest.mark.parametrize("share", [0.25, 0.5])
 def test_counts_are_wrong_no_more_often_than_alpha(share: float) -> None:
-    """Exactly: the distribution of the canary's count, event by event, without the runs that have crossed."""
-    alpha, left, crossed = 0.05, {0: 1.0}, 0.0
-    for seen in range(1, 301):
-        after: dict[int, float] = {}
-        for count, chance in left.items():
-            after[count] = after.get(count, 0.0) + chance * (1 - share)
-            after[count + 1] = after.get(count + 1, 0.0) + chance * share
-        stopped = [count for count in after if RareEvents().add_block(count, seen - count, share).is_canary_worse(alpha)]
-        crossed += sum(after.pop(count) for count in stopped)
-        left = after
+    """Exact test: the distribution of the canary's count, event by event, without the runs that have crossed."""
+    alpha, probabilities, crossed = 0.05, {0: 1.0}, 0.0
+    for event_count in range(1, 301):
+        next_probabilities: dict[int, float] = {}
+        for count, chance in probabilities.items():
+            next_probabilities[count] = next_probabilities.get(count, 0.0) + chance * (1 - share)
+            next_probabilities[count + 1] = next_probabilities.get(count + 1, 0.0) + chance * share
+        stopped = [
+            count
+            for count in next_probabilities
+            if RareEvents().add_block(count, event_count - count, share).is_canary_worse(alpha)
+        ]
+        crossed += sum(next_probabilities.pop(count) for count in stopped)
+        probabilities = next_probabilities
     assert 0.002 < crossed <= alpha
 
 
