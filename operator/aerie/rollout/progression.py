@@ -127,7 +127,7 @@ def next_progression(
         status,
         status.stable,
         status.canary,
-        _keep_serving(snapshot, desired, preflight_result, status),
+        _keep_serving(snapshot.resource, desired, preflight_result, status),
     )
     if (progression := _pause(context)) is not None:
         return progression
@@ -142,7 +142,9 @@ def next_progression(
     return _progress_canary(context)
 
 
-def _keep_serving(snapshot: Snapshot, desired: DesiredRevision, preflight_result: PreflightResult, status: Status) -> Progression:
+def _keep_serving(
+    resource: SpeculativeDeployment, desired: DesiredRevision, preflight_result: PreflightResult, status: Status
+) -> Progression:
     """Return the progression that keeps what serves and reports the desired revision as rolled out."""
     canary_arm, stable = status.canary, status.stable
     serving = Progression(
@@ -150,9 +152,9 @@ def _keep_serving(snapshot: Snapshot, desired: DesiredRevision, preflight_result
         phase="Ready",
         progressing=ConditionUpdate(PROGRESSING, "False", "Complete", f"Revision {desired.revision} is rolled out."),
         preflight_passed=preflight_result.build_condition(desired.revision),
-        target_replicas=ArmReplicas(snapshot.resource.spec.replicas),
+        target_replicas=ArmReplicas(resource.spec.replicas),
         analysis=status.analysis,
-        rejected_revision=_read_rejected_revision(snapshot, desired),
+        rejected_revision=_read_rejected_revision(resource, desired),
     )
     if preflight_result.state in ("Passed", "Failed") or desired.revision not in (
         serving.stable_revision,
@@ -504,7 +506,9 @@ def _find_unrecorded_revision(
     if status.previous is not None:
         return None
     candidates = _find_unexpected_revisions(snapshot, desired, stable)
-    stands_in_for_stable = canary.is_stable_broken(snapshot, stable) and _read_rejected_revision(snapshot, desired) is None
+    stands_in_for_stable = (
+        canary.is_stable_broken(snapshot.cluster, stable) and _read_rejected_revision(snapshot.resource, desired) is None
+    )
     if desired.revision != stable.revision and not stands_in_for_stable:
         candidates.append(desired.revision)
     if snapshot.cluster.ready_pod_count(stable.revision):
@@ -556,10 +560,10 @@ def _read_status_weights(snapshot: Snapshot, **arms: tuple[Arm, bool]) -> dict[s
     return redirect_to_ready_arms(weights, ready_pods)
 
 
-def _read_rejected_revision(snapshot: Snapshot, desired: DesiredRevision) -> str | None:
+def _read_rejected_revision(resource: SpeculativeDeployment, desired: DesiredRevision) -> str | None:
     """Return the desired revision where it was rejected and nobody has requested a retry; else None."""
-    status = snapshot.resource.status or Status()
-    retry_request = read_retry_request(snapshot.resource)
+    status = resource.status or Status()
+    retry_request = read_retry_request(resource)
     if status.rejected_revision != desired.revision or (retry_request is not None and retry_request != status.last_handled_retry):
         return None
     return status.rejected_revision

@@ -68,7 +68,7 @@ async def read_live_snapshot(
     state = replace(
         snapshot.cluster,
         last_log_lines=await _read_crash_logs(cluster, key.namespace, snapshot.cluster.pods),
-        job_creation_errors=await read_pod_creation_errors(cluster, key.namespace, find_jobs_without_pod(snapshot)),
+        job_creation_errors=await read_pod_creation_errors(cluster, key.namespace, find_jobs_without_pod(snapshot.cluster)),
     )
     return replace(snapshot, cluster=state)
 

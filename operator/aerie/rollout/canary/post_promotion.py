@@ -24,6 +24,7 @@ from aerie.analysis import messages, post_promotion
 from aerie.analysis.measurement.blocks import ClosedBlock
 from aerie.analysis.state import AnalysisState
 from aerie.analysis.verdict import Verdict
+from aerie.api import SpeculativeDeployment
 from aerie.api.status import AnalysisStatus, Arm, CanaryArm, PreviousArm, Status
 from aerie.rollout.canary import transition
 from aerie.rollout.canary.abort_rules import find_abort_reasons
@@ -76,7 +77,7 @@ def start_monitoring(
     )
     analysis_run = _read_analysis_run(analysis)
     analysis = _store_analysis_run(analysis, analysis_run and analysis_run.reset_guard(now))
-    return _continue_monitoring(snapshot, promoted, previous, fleet, analysis, rollout.canary.scale_down_delay)
+    return _continue_monitoring(snapshot.resource, promoted, previous, fleet, analysis, rollout.canary.scale_down_delay)
 
 
 def read_reference_acceptance_length(analysis: AnalysisStatus | None) -> float | None:
@@ -128,7 +129,9 @@ def advance_monitoring(snapshot: Snapshot, stable: Arm, previous: PreviousArm, n
     )
     analysis = _store_analysis_run(status.analysis, analysis_run)
     if state_transition.end_state == "Completed" and required:
-        return _continue_monitoring(snapshot, stable, previous, fleet, analysis, _time_until_next_late_pod(fleet, now), required)
+        return _continue_monitoring(
+            snapshot.resource, stable, previous, fleet, analysis, _time_until_next_late_pod(fleet, now), required
+        )
     if state_transition.end_state == "Completed":
         return _finish_monitoring(stable, _with_verification_result(analysis, previous))
     if state_transition.end_state is not None:
@@ -139,7 +142,13 @@ def advance_monitoring(snapshot: Snapshot, stable: Arm, previous: PreviousArm, n
         analysis = _store_analysis_run(analysis, analysis_run and analysis_run.reset_guard(now))
         analysis = analysis and analysis.model_copy(update={"message": state_transition.message})
     return _continue_monitoring(
-        snapshot, stable, previous, fleet, analysis, state_transition.requeue_after, crash_message=_crash_message(analysis_run)
+        snapshot.resource,
+        stable,
+        previous,
+        fleet,
+        analysis,
+        state_transition.requeue_after,
+        crash_message=_crash_message(analysis_run),
     )
 
 
@@ -206,7 +215,7 @@ def revert_promotion(
 
 # --------------------------------------------------------------------------------------------------------------------- helpers
 def _continue_monitoring(
-    snapshot: Snapshot,
+    resource: SpeculativeDeployment,
     stable: Arm,
     previous: PreviousArm,
     fleet: RolloutPods,
@@ -215,7 +224,6 @@ def _continue_monitoring(
     unready_pods: int = 0,
     crash_message: str = "",
 ) -> PostPromotionTransition:
-    resource = snapshot.resource
     condition = ConditionUpdate(
         PROGRESSING,
         "True",

@@ -112,7 +112,7 @@ def order_service_changes(
         arm.name: arm
         for arm in _read_arm_services(snapshot, desired_objects, current_weights, now, is_route_unknown=is_route_unknown)
     }
-    route_remaining = drain_order.live_route_propagation_remaining(snapshot, live, now) if live is not None else None
+    route_remaining = drain_order.live_route_propagation_remaining(snapshot.resource, live, now) if live is not None else None
     unchanged = _services_keeping_selectors(list(arms.values()), is_route_propagating=route_remaining is not None)
     weights = _select_weights(arms, desired_weights, current_weights, unchanged)
     delays = [

@@ -197,7 +197,7 @@ def find_objects_to_delete(
 ) -> Iterator[ObjectReference]:
     """Yield the resource's own objects that are no longer needed. `job_expired`: the Job is to be recreated."""
     desired_keys = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in desired_objects}
-    named_revisions = _find_named_revisions(snapshot, progression)
+    named_revisions = _find_named_revisions(snapshot.resource, progression)
     for child in snapshot.cluster.children:
         key, metadata = (child["kind"], child["metadata"]["name"]), child["metadata"]
         if key in desired_keys or not is_owned_by(child, snapshot.resource.metadata.uid) or metadata.get("deletionTimestamp"):
@@ -205,14 +205,14 @@ def find_objects_to_delete(
         if child["kind"] == "Deployment":
             is_needed = _is_deployment_needed(snapshot, desired, progression, child, named_revisions, current_time)
         else:
-            is_needed = _is_companion_needed(snapshot, desired, child, named_revisions, job_expired=job_expired)
+            is_needed = _is_companion_needed(snapshot.resource, desired, child, named_revisions, job_expired=job_expired)
         if not is_needed:
             yield ObjectReference(*key, metadata["uid"])
 
 
-def _find_named_revisions(snapshot: Snapshot, progression: Progression) -> set[str]:
+def _find_named_revisions(resource: SpeculativeDeployment, progression: Progression) -> set[str]:
     """Return the revisions that the status that was read, or the one that is written, refers to."""
-    status = snapshot.resource.status or Status()
+    status = resource.status or Status()
     old_revisions = {arm.revision for arm in (status.stable, status.canary, status.previous) if arm is not None}
     new_revisions = (
         progression.stable_revision,
@@ -250,10 +250,14 @@ def _is_deployment_needed(
 
 
 def _is_companion_needed(
-    snapshot: Snapshot, desired: DesiredRevision, child: KubernetesObject, named_revisions: set[str], *, job_expired: bool
+    resource: SpeculativeDeployment,
+    desired: DesiredRevision,
+    child: KubernetesObject,
+    named_revisions: set[str],
+    *,
+    job_expired: bool,
 ) -> bool:
     """Return whether an object without pods of its own, and that is not a desired object, stays nevertheless."""
-    resource = snapshot.resource
     kind, name, revision = child["kind"], child["metadata"]["name"], read_labels(child).get(naming.REVISION_LABEL)
     if kind == "PodDisruptionBudget":  # the budget of the revision's pods
         return revision in named_revisions and resource.spec.rollout.disruption.budget != "None"

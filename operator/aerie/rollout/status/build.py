@@ -17,7 +17,7 @@ from aerie.rollout.capacity.traffic_weights import weight_to_percent
 from aerie.rollout.conditions import DEGRADED, READY, ConditionUpdate, build_conditions
 from aerie.rollout.facts.arm_metrics import MIN_ACCEPTANCE_LENGTH, with_arm_metrics
 from aerie.rollout.facts.route_status import check_route_status_timeout, route_rejection_message
-from aerie.rollout.facts.snapshot import Snapshot
+from aerie.rollout.facts.snapshot import ClusterState, Snapshot
 from aerie.rollout.progression import Progression, read_retry_request
 from aerie.rollout.revision.desired import DesiredRevision
 from aerie.rollout.revision.recovery import read_recorded_arm
@@ -48,7 +48,7 @@ def build_status(
     stable = _build_stable_arm(snapshot, desired, progression, previous_status)
     canary = _build_canary_arm(snapshot, progression, previous_status)
     control = canary.control if canary is not None else None
-    previous = _build_previous_arm(snapshot, progression)
+    previous = _build_previous_arm(snapshot.cluster, progression)
     arms = [arm for arm in (stable, canary, control, previous if progression.routes_to_all_pods else None) if arm is not None]
     tuning = build_tuning_status(snapshot, effective, trial_decision, progression, stable, now)
     conditions = [
@@ -93,7 +93,7 @@ def _build_stable_arm(
             snapshot, progression.stable_revision
         )
         arm = Arm(**{name: getattr(recorded_arm, name) for name in Arm.model_fields})
-    arm = _with_pod_counts(snapshot, arm, progression.target_replicas.stable)
+    arm = _with_pod_counts(snapshot.cluster, arm, progression.target_replicas.stable)
     arm = arm.model_copy(update={"weight": _traffic_percent(snapshot, progression, "stable")})
     last_arm = _find_arm_status(previous_status, arm.revision)
     reference_acceptance_length = progression.reference_acceptance_length or (
@@ -115,10 +115,10 @@ def _find_arm_status(previous_status: Status, revision: str) -> Arm | None:
     return next((arm for arm in arms if arm is not None and arm.revision == revision), None)
 
 
-def _build_previous_arm(snapshot: Snapshot, progression: Progression) -> PreviousArm | None:
+def _build_previous_arm(cluster: ClusterState, progression: Progression) -> PreviousArm | None:
     if progression.previous is None:
         return None
-    arm = _with_pod_counts(snapshot, progression.previous, progression.previous.replicas)
+    arm = _with_pod_counts(cluster, progression.previous, progression.previous.replicas)
     return arm.model_copy(update={"weight": _weight_percent(progression.weights, "previous")})
 
 
@@ -132,12 +132,12 @@ def _weight_percent(weights: Mapping[str, int], arm: str) -> int:
 def _build_canary_arm(snapshot: Snapshot, progression: Progression, previous_status: Status) -> CanaryArm | None:
     if progression.canary is None:
         return None
-    arm = _with_pod_counts(snapshot, progression.canary, progression.target_replicas.canary)
+    arm = _with_pod_counts(snapshot.cluster, progression.canary, progression.target_replicas.canary)
     last_canary = previous_status.canary if previous_status.canary and previous_status.canary.revision == arm.revision else None
     control = None
     if progression.target_replicas.control and progression.stable_revision is not None:
         control_base = last_canary.control if last_canary and last_canary.control else Arm(revision=progression.stable_revision)
-        control = _with_pod_counts(snapshot, control_base, progression.target_replicas.control, control=True)
+        control = _with_pod_counts(snapshot.cluster, control_base, progression.target_replicas.control, control=True)
         control = control.model_copy(update={"weight": _traffic_percent(snapshot, progression, "control")})
         last_control = last_canary.control if last_canary else None
         control_metrics = snapshot.arm_metrics(progression.stable_revision, control=True)
@@ -151,8 +151,8 @@ def _build_canary_arm(snapshot: Snapshot, progression: Progression, previous_sta
     )
 
 
-def _with_pod_counts(snapshot: Snapshot, arm: _ArmT, replicas: int, *, control: bool = False) -> _ArmT:
-    ready_pods = snapshot.cluster.ready_pod_count(arm.revision, control=control)
+def _with_pod_counts(cluster: ClusterState, arm: _ArmT, replicas: int, *, control: bool = False) -> _ArmT:
+    ready_pods = cluster.ready_pod_count(arm.revision, control=control)
     return arm.model_copy(update={"replicas": replicas, "ready_replicas": ready_pods})
 
 

@@ -137,13 +137,15 @@ def _find_start_obstacle(snapshot: Snapshot, status: Status, trial: Trial, now: 
     return ""
 
 
-def with_trial_outcome(progression: Progression, snapshot: Snapshot, effective: EffectiveSetting, now: datetime) -> Progression:
+def with_trial_outcome(
+    progression: Progression, resource: SpeculativeDeployment, effective: EffectiveSetting, now: datetime
+) -> Progression:
     """Return the progression with what tuning adds.
 
     This is the outcome of a trial that never had a canary. And no setting of tuning stays rejected, as one of the spec does,
     because it is no longer desired.
     """
-    status = snapshot.resource.status or Status()
+    status = resource.status or Status()
     trial = status.speculation.trial if status.speculation is not None else None
     if effective.trial is not None or effective.applied is not None:
         progression = replace(progression, rejected_revision=None)
@@ -158,14 +160,14 @@ def with_trial_outcome(progression: Progression, snapshot: Snapshot, effective: 
 
 
 def compute_time_until_trial_expiry(
-    snapshot: Snapshot, effective: EffectiveSetting, progression: Progression, now: datetime
+    resource: SpeculativeDeployment, effective: EffectiveSetting, progression: Progression, now: datetime
 ) -> timedelta | None:
     """Return the time until a trial whose canary has not begun is abandoned; None where it is not."""
     if effective.trial is None or progression.canary_revision == effective.trial.revision:
         return None
     if progression.phase == "Paused":  # no trial is abandoned while the rollout is paused
         return None
-    return max(timedelta(0), effective.trial.start_time + snapshot.resource.spec.rollout.progress_deadline - now)
+    return max(timedelta(0), effective.trial.start_time + resource.spec.rollout.progress_deadline - now)
 
 
 # -------------------------------------------------------------------------------------------------------------- next trial
