@@ -65,7 +65,7 @@ def analysis(world: World) -> Any:
 
 # ------------------------------------------------------------------------------------------------------------- when it is due
 @pytest.mark.slow
-def test_it_is_written_when_it_has_doubled_and_later_once_an_hour() -> None:
+def test_calibration_is_written_when_doubled_then_hourly() -> None:
     world = serving()
     assert PLACE not in world.objects
     written = []
@@ -79,7 +79,7 @@ def test_it_is_written_when_it_has_doubled_and_later_once_an_hour() -> None:
     assert written == [1, 2, 4, 8, 16, 32, 62, 92, 122, 152, 182, 212]
 
 
-def test_it_is_the_resources_and_goes_with_it() -> None:
+def test_calibration_object_is_owned_by_the_resource() -> None:
     world = serving()
     lived(world, 3)
     world.step()
@@ -92,7 +92,7 @@ def test_it_is_the_resources_and_goes_with_it() -> None:
 
 
 @pytest.mark.parametrize("hand", ["deleted", "edited", "emptied"])
-def test_what_a_hand_has_done_to_it_is_made_good_from_what_the_operator_holds(hand: str) -> None:
+def test_manual_edit_of_calibration_is_repaired_from_memory(hand: str) -> None:
     world = serving()
     lived(world, 3)
     world.step()
@@ -106,7 +106,7 @@ def test_what_a_hand_has_done_to_it_is_made_good_from_what_the_operator_holds(ha
     assert blocks_written(world) == 3
 
 
-def test_an_operator_that_holds_nothing_leaves_it_alone() -> None:
+def test_restarted_operator_does_not_overwrite_calibration() -> None:
     world = serving()
     lived(world, 3)
     world.step()
@@ -117,7 +117,7 @@ def test_an_operator_that_holds_nothing_leaves_it_alone() -> None:
     assert PLACE in world.objects
 
 
-def test_nothing_is_written_in_a_pause() -> None:
+def test_calibration_is_not_written_while_paused() -> None:
     world = serving()
     lived(world, 3)
     world.edit(rollout={"paused": True})
@@ -125,7 +125,7 @@ def test_nothing_is_written_in_a_pause() -> None:
     assert PLACE not in world.objects
 
 
-def test_when_it_began_anew_it_is_written_over_the_old_one() -> None:
+def test_restarted_calibration_replaces_the_old_one() -> None:
     world = serving()
     lived(world, 200)
     world.step()
@@ -136,7 +136,7 @@ def test_when_it_began_anew_it_is_written_over_the_old_one() -> None:
 
 
 @given(st.lists(st.floats(2.0, 20_000.0), min_size=1, max_size=200))
-def test_writes_are_few_and_a_crash_costs_half_or_an_hour(lengths: list[float]) -> None:
+def test_calibration_writes_are_few_and_bound_the_loss(lengths: list[float]) -> None:
     memory, written, writes, now = BaselineCalibration(AnalysisPlan()), StoredCalibration(), 0, 0.0
     for number, seconds in enumerate(lengths, start=1):
         now += seconds
@@ -152,7 +152,7 @@ def test_writes_are_few_and_a_crash_costs_half_or_an_hour(lengths: list[float]) 
 
 
 # ----------------------------------------------------------------------------------------------------------- what becomes of it
-def test_the_next_analysis_goes_by_it_and_says_so() -> None:
+def test_analysis_uses_calibration_and_names_it() -> None:
     world = serving()
     lived(world, 720)
     found = analysis(world)
@@ -161,13 +161,13 @@ def test_the_next_analysis_goes_by_it_and_says_so() -> None:
     assert blocks_written(world) == 720
 
 
-def test_without_it_an_analysis_is_cautious_and_says_so() -> None:
+def test_analysis_without_calibration_is_cautious() -> None:
     world, _ = canarying("Analyzing")
     assert "calibrationBlocks" not in world.status["analysis"]
     assert world.status["analysis"]["varianceInflation"] == 3.0
 
 
-def test_with_it_the_same_figures_decide_sooner() -> None:
+def test_calibration_shortens_analysis() -> None:
     def blocks(known: int) -> int:
         world = serving(rollout={"analysis": {"minDuration": "0s"}})
         lived(world, known)
@@ -181,7 +181,7 @@ def test_with_it_the_same_figures_decide_sooner() -> None:
     assert blocks(720) < blocks(0)
 
 
-def test_what_came_since_the_last_write_is_written_when_a_canary_begins_and_survives_its_operator() -> None:
+def test_start_of_canary_writes_pending_calibration() -> None:
     world = serving()
     lived(world, 130)
     world.step()
@@ -201,7 +201,7 @@ def test_what_came_since_the_last_write_is_written_when_a_canary_begins_and_surv
     assert world.status["analysis"]["calibrationBlocks"] == 150
 
 
-def test_an_analysis_under_way_keeps_what_it_began_with() -> None:
+def test_running_analysis_keeps_its_calibration() -> None:
     world = serving()
     lived(world, 150)
     began = analysis(world)
@@ -212,7 +212,7 @@ def test_an_analysis_under_way_keeps_what_it_began_with() -> None:
     assert (now["calibrationBlocks"], now["varianceInflation"]) == (began["calibrationBlocks"], began["varianceInflation"])
 
 
-def test_it_stays_over_a_promotion_and_a_rollback() -> None:
+def test_calibration_survives_promotion_and_rollback() -> None:
     world, _ = canarying("Promoting")
     lived(world, 5)
     world.settle()
@@ -224,7 +224,7 @@ def test_it_stays_over_a_promotion_and_a_rollback() -> None:
     assert PLACE in world.objects
 
 
-def test_a_resource_made_anew_does_not_inherit_it() -> None:
+def test_recreated_resource_does_not_inherit_calibration() -> None:
     world = serving()
     lived(world, 150)
     world.step()
@@ -243,7 +243,7 @@ def recalled(world: World) -> BaselineCalibration | None:
     return calibration_record.find_calibration(observed, observed.resource.status.stable)
 
 
-def test_the_engine_of_a_history_is_its_image_and_the_version_that_is_written() -> None:
+def test_calibration_engine_is_image_and_version() -> None:
     world = serving()
     assert calibration_record.read_engine_identity(world.observed(), world.desired_revision) == "vllm/vllm-openai:v0.33.0"
     assert calibration_record.read_engine_identity(world.observed(), "another") == ""
@@ -256,7 +256,7 @@ def test_the_engine_of_a_history_is_its_image_and_the_version_that_is_written() 
 @pytest.mark.parametrize(
     "engine", [{"image": "vllm/vllm-openai:v0.34.0"}, {"image": "vllm/vllm-openai:v0.33.0", "version": "0.34.0"}]
 )
-def test_an_analysis_of_another_engine_does_not_go_by_what_was_written_of_the_one_before(engine: dict[str, Any]) -> None:
+def test_analysis_of_another_engine_ignores_calibration(engine: dict[str, Any]) -> None:
     world = serving()
     lived(world, 720)
     world.step()
@@ -278,7 +278,7 @@ def test_an_analysis_of_another_engine_does_not_go_by_what_was_written_of_the_on
     assert world.baseline_calibration.block_count == 1
 
 
-def test_what_an_earlier_release_wrote_says_of_no_engine_and_is_dropped() -> None:
+def test_calibration_of_earlier_release_is_dropped() -> None:
     world = serving()
     lived(world, 150)
     world.step()

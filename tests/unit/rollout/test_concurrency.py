@@ -40,30 +40,30 @@ def names_of(granted: frozenset[ResourceName]) -> set[str]:
 
 
 # --------------------------------------------------------------------------------------------------------------------- allotting
-def test_without_a_limit_everybody_may_begin() -> None:
+def test_unlimited_rollouts_all_start() -> None:
     turn = allocate_slots({("a", "x"): HOLDS}, ConcurrencyLimits()).permission_for(("a", "y"), None)
     assert turn.allowed_purposes == {"Rollout", "Trial"}
 
 
-def test_what_has_waited_for_longest_comes_first() -> None:
+def test_longest_waiting_claim_starts_first() -> None:
     claims = {("a", "late"): waits(9), ("a", "early"): waits(1), ("a", "middle"): waits(5), ("a", "going"): HOLDS}
     assert names_of(allocate_slots(claims, ConcurrencyLimits(max_rollouts=3)).granted_resources) == {"a/early", "a/middle"}
 
 
-def test_a_namespace_with_many_does_not_keep_another_one_waiting() -> None:
+def test_busy_namespace_does_not_delay_another() -> None:
     claims = {("many", f"{number:03}"): waits(1) for number in range(500)} | {("few", "only"): waits(59)}
     granted = allocate_slots(claims, ConcurrencyLimits(max_rollouts=2)).granted_resources
     assert names_of(granted) == {"many/000", "few/only"}
 
 
-def test_a_namespace_has_a_limit_of_its_own(messages: Messages) -> None:
+def test_namespace_limit_applies(messages: Messages) -> None:
     claims = {("a", str(number)): waits(number) for number in range(9)} | {("b", "0"): waits(50)}
     allotment = allocate_slots(claims, ConcurrencyLimits(max_rollouts=6, max_rollouts_per_namespace=2))
     assert names_of(allotment.granted_resources) == {"a/0", "a/1", "b/0"}
     messages.check("limit of the namespace", allotment.permission_for(("a", "5"), waits(5)).wait_reason)
 
 
-def test_trials_and_rollouts_have_slots_apart(messages: Messages) -> None:
+def test_trials_and_rollouts_have_separate_slots(messages: Messages) -> None:
     claims = {("a", "0"): HOLDS, ("a", "1"): waits(1), ("a", "2"): waits(2, "Trial"), ("a", "3"): waits(3, "Trial")}
     allotment = allocate_slots(claims, ConcurrencyLimits(max_rollouts=1, max_trials=1))
     assert names_of(allotment.granted_resources) == {"a/2"}
@@ -86,7 +86,7 @@ MOST = st.none() | st.integers(min_value=0, max_value=8)
 
 
 @given(CLAIMS, st.builds(ConcurrencyLimits, MOST, MOST, MOST))
-def test_no_limit_is_passed_and_no_slot_stays_empty(claims: dict[ResourceName, SlotClaim], limits: ConcurrencyLimits) -> None:
+def test_slots_are_filled_within_limits(claims: dict[ResourceName, SlotClaim], limits: ConcurrencyLimits) -> None:
     granted = allocate_slots(claims, limits).granted_resources
     assert all(not claims[place].holds_slot for place in granted)
     for purpose, most, within in (
@@ -107,7 +107,7 @@ def test_no_limit_is_passed_and_no_slot_stays_empty(claims: dict[ResourceName, S
 
 
 # --------------------------------------------------------------------------------------------------------------------- claiming
-def test_a_canary_holds_a_slot_until_it_waits_for_a_person_or_goes() -> None:
+def test_canary_holds_slot_until_it_waits_for_user_or_ends() -> None:
     world, _ = canarying("Analyzing")
     assert read_slot_claim(world.document) == SlotClaim("Rollout", world.status["canary"]["startTime"], holds_slot=True)
     for phase in ("Held", "AwaitingApproval", "RollingBack"):
@@ -119,14 +119,14 @@ def test_a_canary_holds_a_slot_until_it_waits_for_a_person_or_goes() -> None:
     assert read_slot_claim(world.document) is None
 
 
-def test_a_first_revision_neither_waits_nor_holds_a_slot() -> None:
+def test_first_revision_needs_no_slot() -> None:
     world = World()
     world.start_permission = NOT_YET
     world.settle_until("Starting")
     assert read_slot_claim(world.document) is None
 
 
-def test_a_change_claims_a_slot_and_begins_when_its_turn_comes(messages: Messages) -> None:
+def test_change_waits_for_its_slot(messages: Messages) -> None:
     world = serving()
     world.start_permission = NOT_YET
     world.drafter("eagle31")
@@ -151,7 +151,7 @@ def test_a_change_claims_a_slot_and_begins_when_its_turn_comes(messages: Message
     assert (world.status["phase"], world.status.get("queue")) == ("Starting", None)
 
 
-def test_who_waits_gives_its_place_up_with_another_spec_or_a_pause() -> None:
+def test_other_spec_or_pause_releases_the_claim() -> None:
     world = serving()
     world.start_permission = FULL
     world.drafter("eagle31")
@@ -167,7 +167,7 @@ def test_who_waits_gives_its_place_up_with_another_spec_or_a_pause() -> None:
     assert (world.status["phase"], world.status.get("queue")) == ("Ready", None)
 
 
-def test_a_rollback_and_a_return_to_the_stable_revision_wait_for_nobody() -> None:
+def test_rollback_and_revert_need_no_slot() -> None:
     world, old = canarying("Analyzing")
     world.start_permission = FULL
     world.drafter("eagle3")
@@ -175,7 +175,7 @@ def test_a_rollback_and_a_return_to_the_stable_revision_wait_for_nobody() -> Non
     assert (world.status["phase"], world.status["stable"]["revision"]) == ("Ready", old)
 
 
-def test_a_canary_under_way_goes_on_when_there_are_too_many() -> None:
+def test_running_canary_continues_beyond_the_limit() -> None:
     world, _ = canarying("Starting")
     world.start_permission = FULL
     world.schedule()
@@ -184,7 +184,7 @@ def test_a_canary_under_way_goes_on_when_there_are_too_many() -> None:
     assert world.status["phase"] == "WarmingUp"
 
 
-def test_a_person_who_asks_for_the_promotion_does_not_wait() -> None:
+def test_manual_promotion_needs_no_slot() -> None:
     world = serving()
     world.start_permission = FULL
     world.drafter("eagle31")
@@ -194,7 +194,7 @@ def test_a_person_who_asks_for_the_promotion_does_not_wait() -> None:
     assert world.status["phase"] == "Starting"
 
 
-def test_what_is_to_replace_a_revision_that_serves_nobody_does_not_wait() -> None:
+def test_replacement_of_unready_revision_needs_no_slot() -> None:
     world = serving()
     world.start_permission = FULL
     world.ready(value="False")
@@ -206,7 +206,7 @@ def test_what_is_to_replace_a_revision_that_serves_nobody_does_not_wait() -> Non
     assert world.status["canary"]["revision"] == world.desired_revision
 
 
-def test_a_trial_waits_for_its_turn_and_its_canary_has_it_then(messages: Messages) -> None:
+def test_trial_waits_for_slot_and_canary_holds_it(messages: Messages) -> None:
     world = tuned()
     world.start_permission = StartPermission(frozenset({"Rollout"}))
     advise(world)
@@ -229,7 +229,7 @@ def test_a_trial_waits_for_its_turn_and_its_canary_has_it_then(messages: Message
     assert world.status["canary"]["setting"]["numSpeculativeTokens"] == Static(5).tokens
 
 
-def test_forty_resources_that_change_at_once_go_by_turns() -> None:
+def test_forty_simultaneous_changes_take_turns() -> None:
     """What is allotted follows from the statuses alone, as it does for a leader that has just begun."""
     limits = ConcurrencyLimits(max_rollouts=4, max_rollouts_per_namespace=3)
     rollout = {"canary": {"stepWeights": [], "scaleDownDelay": "0s"}}

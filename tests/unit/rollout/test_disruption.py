@@ -49,19 +49,19 @@ def amount(**rollout: Any) -> object:
     ("given", "made"),
     [(None, "10%"), (1, 1), ("1", 1), (1000, 1000), ("25%", "25%"), ("100%", "100%")],
 )
-def test_the_user_says_how_many(given: object, made: object) -> None:
+def test_max_unavailable_is_configurable(given: object, made: object) -> None:
     assert amount(**({} if given is None else {"disruption": {"maxUnavailable": given}})) == made
 
 
 @pytest.mark.parametrize("given", [0, -1, 1001, "0%", "101%", "10 %", "a few", "", True, 1.5])
-def test_what_is_no_amount_is_refused_and_named(given: object) -> None:
+def test_invalid_max_unavailable_is_rejected(given: object) -> None:
     with pytest.raises(ResourceError, match=r"spec\.rollout\.disruption\.maxUnavailable"):
         amount(disruption={"maxUnavailable": given})
 
 
 @pytest.mark.parametrize("capacity", ["Surge", "Reuse"])
 @pytest.mark.parametrize("ramp", [[], [25, 50]])
-def test_through_a_whole_rollout_no_pod_has_two(capacity: str, ramp: list[int]) -> None:
+def test_no_pod_has_two_budgets_during_rollout(capacity: str, ramp: list[int]) -> None:
     world, old = monitoring(replicas=6, rollout={"canary": {"capacity": capacity, "stepWeights": ramp}})
     holds(world)
     world.settle()
@@ -72,7 +72,7 @@ def test_through_a_whole_rollout_no_pod_has_two(capacity: str, ramp: list[int]) 
 
 
 @pytest.mark.parametrize("phase", ["Starting", "WarmingUp", "Analyzing", "Promoting"])
-def test_a_canary_that_loads_is_in_no_budget_of_the_stable_pods(phase: str) -> None:
+def test_loading_canary_is_outside_stable_budget(phase: str) -> None:
     world, old = canarying(phase, replicas=4)
     holds(world)
     world.schedule()  # its pods are Pending
@@ -82,7 +82,7 @@ def test_a_canary_that_loads_is_in_no_budget_of_the_stable_pods(phase: str) -> N
     assert found[f"chat-{old}"] == naming.deployment_selector_labels("chat", old, control=False)
 
 
-def test_a_promotion_changes_no_selector_and_takes_away_no_budget_of_what_serves() -> None:
+def test_promotion_keeps_budgets_of_serving_pods() -> None:
     world, _ = canarying("Promoting", replicas=4, rollout={"canary": {"scaleDownDelay": "10m"}})
     mine = f"chat-{world.desired_revision}"
     before = budgets(world)[mine]
@@ -94,7 +94,7 @@ def test_a_promotion_changes_no_selector_and_takes_away_no_budget_of_what_serves
         holds(world)
 
 
-def test_none_are_made_where_none_are_wanted_and_those_that_are_there_go() -> None:
+def test_disabled_budgets_are_not_created_and_deleted() -> None:
     world = serving()
     assert budgets(world)
     world.edit(rollout={"disruption": {"budget": "None"}})

@@ -69,7 +69,7 @@ def deployment(of: ReconcilePlan) -> dict[str, Any] | None:
         ([row("me/elsewhere", OLD, target="acme/small"), row("me/here", NEW)], "me/here"),
     ],
 )
-def test_the_first_with_a_commit_is_chosen_and_3_1_before_3(rows: list[str], repo: str) -> None:
+def test_first_candidate_with_commit_is_selected(rows: list[str], repo: str) -> None:
     found = select_drafter(resource(), catalog(*rows))
     assert found.problem == ""
     assert found.selected_drafter is not None
@@ -83,19 +83,19 @@ def test_the_first_with_a_commit_is_chosen_and_3_1_before_3(rows: list[str], rep
     assert drafter.to_dict()["source"]["huggingFace"]["repo"] == repo
 
 
-def test_a_choice_is_the_same_revision_as_the_same_drafter_written_out() -> None:
+def test_selected_and_explicit_drafter_have_same_revision() -> None:
     chosen = select_drafter(resource(), catalog(row("me/one", OLD))).resource
     assert compute_revision(chosen, Static(3)) == compute_revision(resource(drafter=hub("me/one", OLD)), Static(3))
 
 
 @pytest.mark.parametrize("spec", [{"drafter": hub("my/own", NEW)}, {"speculation": {"numSpeculativeTokens": 0}}])
-def test_nothing_is_chosen_where_none_is_missing(spec: dict[str, Any]) -> None:
+def test_explicit_drafter_is_not_replaced(spec: dict[str, Any]) -> None:
     one = resource(**spec)
     found = select_drafter(one, catalog(row("me/one", OLD)))
     assert (found.resource, found.selected_drafters, found.selected_drafter, found.problem) == (one, (), None, "")
 
 
-def test_candidates_without_a_commit_are_listed_with_what_to_write(messages: Messages) -> None:
+def test_candidates_without_commit_are_listed_with_fix(messages: Messages) -> None:
     rows = catalog(row("me/better"), row("me/plain", kind="eagle3"), row("me/other", OLD, "dflash"))
     found = plan(resource(), rows)
     assert [item["kind"] for item in found.objects_to_apply if item["kind"] in ("Job", "Deployment")] == []
@@ -105,7 +105,7 @@ def test_candidates_without_a_commit_are_listed_with_what_to_write(messages: Mes
     assert found.status.selected_drafters == []
 
 
-def test_a_target_that_the_catalog_does_not_know(messages: Messages) -> None:
+def test_target_outside_catalog_has_no_selection(messages: Messages) -> None:
     said = select_drafter(resource(target="acme/unheard-of"), load_published_catalog()).problem
     messages.check("an unknown target", said)
     claim = {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "big"}}}
@@ -113,7 +113,7 @@ def test_a_target_that_the_catalog_does_not_know(messages: Messages) -> None:
     messages.check("a target on a volume", said)
 
 
-def test_the_choice_is_told_once_looked_at_and_recorded(messages: Messages) -> None:
+def test_selection_has_one_event_and_is_recorded(messages: Messages) -> None:
     rows = catalog(row("me/one", OLD))
     first = plan(resource(), rows)
     (event,) = [one for one in first.events if one.reason == "DrafterSelected"]
@@ -128,7 +128,7 @@ def test_the_choice_is_told_once_looked_at_and_recorded(messages: Messages) -> N
     assert [one for one in again.events if one.reason == "DrafterSelected"] == []
 
 
-def test_before_the_first_pod_the_catalog_may_change_its_mind_and_afterwards_not() -> None:
+def test_selection_is_fixed_after_first_pod() -> None:
     status = plan(resource(), catalog(row("me/one", OLD))).status.to_dict()
     better = catalog(row("me/better", NEW), row("me/one", OLD))
     changed = plan(resource(status), better)
@@ -146,7 +146,7 @@ def test_before_the_first_pod_the_catalog_may_change_its_mind_and_afterwards_not
         assert kept.status.selected_drafters == started.status.selected_drafters
 
 
-def test_another_engine_keeps_the_drafter_and_a_target_that_is_taken_back_finds_it_again() -> None:
+def test_selection_survives_engine_change_and_target_revert() -> None:
     used = {"target": "acme/big", "repo": "me/one", "revision": OLD, "kind": "EAGLE 3.1", "inUse": True}
     rows = catalog(row("me/better", NEW), row("me/little", NEW, target="acme/small"))
     moved = select_drafter(resource({"selectedDrafters": [used]}, engine={"image": "vllm/vllm-openai:v0.32.0"}), rows)
@@ -164,7 +164,7 @@ def test_another_engine_keeps_the_drafter_and_a_target_that_is_taken_back_finds_
     assert [one.repo for one in select_drafter(resource(status, drafter=hub("my/own")), rows).selected_drafters] == ["me/one"]
 
 
-def test_a_status_remembers_a_bounded_number_of_targets() -> None:
+def test_status_keeps_bounded_number_of_selections() -> None:
     used = [
         {"target": f"acme/t{number}", "repo": "me/one", "revision": OLD, "kind": "EAGLE 3.1", "inUse": True}
         for number in range(8)

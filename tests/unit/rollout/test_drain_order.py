@@ -39,7 +39,7 @@ def rolled_back() -> tuple[World, str, int]:
     return world, mine, generation
 
 
-def test_a_canary_keeps_its_pods_until_the_gateway_has_seen_that_it_gets_nothing() -> None:
+def test_canary_keeps_pods_until_gateway_observed_zero_weight() -> None:
     world, mine, generation = rolled_back()
     seen(world, generation - 1)
     for left in (MIN_ROUTE_PROPAGATION, MOMENT):
@@ -57,7 +57,7 @@ def test_a_canary_keeps_its_pods_until_the_gateway_has_seen_that_it_gets_nothing
     assert ("Service", "chat-canary") not in world.objects
 
 
-def test_a_gateway_that_never_tells_what_it_has_seen_is_not_waited_for_for_ever() -> None:
+def test_wait_for_stale_gateway_status_is_bounded() -> None:
     world, mine, generation = rolled_back()
     seen(world, generation - 1)
     world.now += ROUTE_PROPAGATION_TIMEOUT - MOMENT
@@ -69,7 +69,7 @@ def test_a_gateway_that_never_tells_what_it_has_seen_is_not_waited_for_for_ever(
     assert mine not in world.replicas()
 
 
-def test_a_gateway_that_says_nothing_at_all_has_the_least_time() -> None:
+def test_gateway_without_status_gets_minimum_delay() -> None:
     world, mine, _ = rolled_back()
     del world.objects["HTTPRoute", "chat"]["metadata"]["generation"]
     world.now += MIN_ROUTE_PROPAGATION
@@ -78,7 +78,7 @@ def test_a_gateway_that_says_nothing_at_all_has_the_least_time() -> None:
     assert mine not in world.replicas()
 
 
-def test_what_grows_is_not_held_up() -> None:
+def test_scale_up_is_not_delayed() -> None:
     world, _ = canarying("Analyzing", rollout=GATEWAY)
     world.has_change_times = True
     world.edit(replicas=5)
@@ -86,7 +86,7 @@ def test_what_grows_is_not_held_up() -> None:
     assert 5 in world.replicas().values()
 
 
-def test_the_servers_clock_may_be_ahead() -> None:
+def test_api_server_clock_may_be_ahead() -> None:
     world, mine, _ = rolled_back()
     route = world.objects["HTTPRoute", "chat"]["metadata"]
     route["managedFields"][0]["time"] = (world.now + timedelta(seconds=9)).isoformat()
@@ -100,7 +100,7 @@ def test_the_servers_clock_may_be_ahead() -> None:
 REUSE = {"capacity": "Reuse", "control": "Stable", "stepWeights": []}
 
 
-def test_the_last_stable_pod_makes_room_when_the_gateway_sends_nothing_to_it() -> None:
+def test_last_stable_pod_is_deleted_after_zero_weight_is_observed() -> None:
     """With two GPUs for two pods the stable pod has to go before the canary's second one can come."""
     world, old = canarying("Analyzing", replicas=2, rollout={**GATEWAY, "canary": REUSE})
     world.has_change_times = True
@@ -114,7 +114,7 @@ def test_the_last_stable_pod_makes_room_when_the_gateway_sends_nothing_to_it() -
     assert world.replicas()[stable] == 0
 
 
-def test_a_canary_that_is_given_up_keeps_its_pods_until_it_gets_nothing() -> None:
+def test_rolled_back_canary_keeps_pods_until_zero_weight() -> None:
     world, old = canarying("Analyzing", replicas=2, rollout={**GATEWAY, "canary": REUSE})
     mine = next(name for name in world.replicas() if old not in name)
     world.annotate(promote=world.status["canary"]["revision"])
@@ -131,7 +131,7 @@ def test_a_canary_that_is_given_up_keeps_its_pods_until_it_gets_nothing() -> Non
     assert mine not in world.replicas()
 
 
-def test_a_gateway_that_says_nothing_is_asked_more_and_more_rarely() -> None:
+def test_silent_gateway_is_polled_with_backoff() -> None:
     world, _, generation = rolled_back()
     seen(world, generation - 1)
     began, looks = world.now, 0

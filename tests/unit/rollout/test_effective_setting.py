@@ -88,13 +88,13 @@ def tried(world: World, slower: float) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- no advice
-def test_without_an_advice_nothing_is_said_of_tuning() -> None:
+def test_without_recommendation_there_is_no_tuning_status() -> None:
     world = tuned()
     assert speculation(world) == {"current": K3}
     assert "SpeculationTuned" not in {one["type"] for one in world.status["conditions"]}
 
 
-def test_what_lacks_is_said_and_stays_after_a_restart_of_the_operator() -> None:
+def test_tuning_blocker_is_shown_and_survives_restart() -> None:
     world = tuned()
     advise(world, None, "Insufficient", "4 of 6 blocks of five minutes are there.")
     world.step()
@@ -106,7 +106,7 @@ def test_what_lacks_is_said_and_stays_after_a_restart_of_the_operator() -> None:
     assert world.status == before
 
 
-def test_figures_of_an_advice_that_move_a_little_are_not_written() -> None:
+def test_small_changes_of_recommendation_are_not_written() -> None:
     world = tuned(speculation={"tuning": {"mode": "Recommend"}})
     advise(world, reason="K=5 is +8.0 % better.")
     world.step()
@@ -120,7 +120,7 @@ def test_figures_of_an_advice_that_move_a_little_are_not_written() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------ a trial
-def test_a_trial_is_written_before_anything_is_made_for_it() -> None:
+def test_trial_is_written_before_its_objects_are_created() -> None:
     world = tuned()
     advise(world)
     plan = world.plan()
@@ -137,7 +137,7 @@ def test_a_trial_is_written_before_anything_is_made_for_it() -> None:
     assert '"numSpeculativeTokens": 5' in record, "preflight looks at the setting on trial"
 
 
-def test_a_faster_setting_is_kept_and_the_spec_stays_as_it_is() -> None:
+def test_faster_setting_is_applied_without_spec_change() -> None:
     world = tuned(rollout={"analysis": {"minDuration": "2h"}})
     old = world.desired_revision
     tried(world, -0.1)
@@ -162,7 +162,7 @@ def test_a_faster_setting_is_kept_and_the_spec_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(("slower", "result", "pause"), [(0.1, "RolledBack", 24), (0.0, "Inconclusive", 6)])
-def test_a_setting_that_is_not_certainly_faster_is_taken_back_and_nobody_is_asked(slower: float, result: str, pause: int) -> None:
+def test_setting_without_significant_gain_is_rolled_back(slower: float, result: str, pause: int) -> None:
     world = tuned(rollout={"analysis": {"maxDuration": "1h"}})
     old = world.desired_revision
     advise(world)
@@ -198,7 +198,7 @@ def test_a_setting_that_is_not_certainly_faster_is_taken_back_and_nobody_is_aske
             assert world.condition("SpeculationTuned") == ("False", "Cooldown")
 
 
-def test_a_canary_that_explores_is_measured_and_given_up() -> None:
+def test_exploration_is_measured_and_ended() -> None:
     world = tuned(replicas=3)
     advise(world, Static(7), "Explore", "A canary with K=7 would teach what is worth 3.6 %.")
     until(world, "Analyzing")
@@ -219,7 +219,7 @@ def test_a_canary_that_explores_is_measured_and_given_up() -> None:
     assert world.condition("SpeculationTuned") == ("False", "Trial"), "what it taught may be acted on at once"
 
 
-def test_a_canary_that_explores_is_kept_on_the_tuners_word() -> None:
+def test_exploration_is_kept_on_recommendation() -> None:
     world = tuned(replicas=3, rollout={"analysis": {"minDuration": "20m"}})
     advise(world, Static(7), "Explore", "A canary with K=7 would teach what is worth 3.6 %.")
     until(world, "Analyzing")
@@ -237,7 +237,7 @@ def test_a_canary_that_explores_is_kept_on_the_tuners_word() -> None:
     assert speculation(world)["current"] == {"mode": "Static", "numSpeculativeTokens": 7}
 
 
-def test_a_canary_that_was_kept_and_does_not_prove_itself_is_rolled_back() -> None:
+def test_kept_exploration_without_proof_is_rolled_back() -> None:
     world = tuned(replicas=3)
     advise(world, Static(7), "Explore")
     until(world, "Analyzing")
@@ -248,7 +248,7 @@ def test_a_canary_that_was_kept_and_does_not_prove_itself_is_rolled_back() -> No
     assert "lastRollbackTime" in speculation(world)
 
 
-def test_an_advice_from_before_its_canary_was_ready_keeps_nothing() -> None:
+def test_recommendation_from_before_ready_canary_is_ignored() -> None:
     world = tuned(replicas=3)
     advise(world, Static(7), "Explore")
     until(world, "WarmingUp")
@@ -261,7 +261,7 @@ def test_an_advice_from_before_its_canary_was_ready_keeps_nothing() -> None:
 
 
 @pytest.mark.parametrize("slower", [0.1, 0.0])
-def test_a_pause_after_a_trial_that_failed_ends_where_traffic_has_changed_since_that_began(slower: float) -> None:
+def test_cooldown_ends_when_traffic_changed_since_the_trial(slower: float) -> None:
     world = tuned(rollout={"analysis": {"maxDuration": "1h"}})
     tried(world, slower)
     world.settle()
@@ -279,7 +279,7 @@ def test_a_pause_after_a_trial_that_failed_ends_where_traffic_has_changed_since_
         assert world.condition("SpeculationTuned") == ("False", reason)
 
 
-def test_a_slow_explorer_that_users_would_notice_is_rolled_back() -> None:
+def test_exploration_that_breaks_objective_is_rolled_back() -> None:
     world = tuned(replicas=3, speculation={"tuning": {"decisionInterval": "3h"}})
     advise(world, Static(7), "Explore")
     until(world, "Analyzing")
@@ -287,7 +287,7 @@ def test_a_slow_explorer_that_users_would_notice_is_rolled_back() -> None:
     assert speculation(world)["trials"][0]["result"] == "RolledBack"
 
 
-def test_preflight_may_refuse_a_trial() -> None:
+def test_preflight_may_reject_a_trial() -> None:
     world = tuned()
     advise(world)
     world.step()
@@ -303,7 +303,7 @@ def test_preflight_may_refuse_a_trial() -> None:
     assert list(world.deployments()) == [world.desired_revision]
 
 
-def test_a_trial_whose_preflight_says_nothing_is_given_up_in_time() -> None:
+def test_trial_without_preflight_result_ends_at_deadline() -> None:
     world = tuned()
     advise(world)
     world.step()
@@ -317,7 +317,7 @@ def test_a_trial_whose_preflight_says_nothing_is_given_up_in_time() -> None:
 
 
 @pytest.mark.parametrize("parts", range(12))
-def test_a_crash_anywhere_on_the_way_loses_nothing(parts: int) -> None:
+def test_crash_after_any_write_loses_no_trial(parts: int) -> None:
     world = tuned()
     advise(world)
     world.step(parts)
@@ -372,7 +372,7 @@ def test_a_trial_ends_with_the_mode(mode: str, phase: str) -> None:
     assert world.replicas() == {f"chat-{world.desired_revision}": 2}
 
 
-def test_in_mode_off_the_spec_stands_and_a_choice_is_taken_back_by_a_canary() -> None:
+def test_mode_off_restores_spec_setting_by_canary() -> None:
     world = tuned()
     tried(world, -0.1)
     world.edit(speculation={"tuning": {"mode": "Recommend"}})
@@ -393,7 +393,7 @@ def test_in_mode_off_the_spec_stands_and_a_choice_is_taken_back_by_a_canary() ->
 
 
 @pytest.mark.parametrize("at", ["Preflight", "Analyzing", "afterwards"])
-def test_a_spec_of_the_user_wins(at: str) -> None:
+def test_user_setting_overrides_tuned_setting(at: str) -> None:
     world = tuned()
     advise(world)
     world.step()
@@ -415,7 +415,7 @@ def test_a_spec_of_the_user_wins(at: str) -> None:
     assert world.replicas() == {f"chat-{world.desired_revision}": 2}
 
 
-def test_a_user_who_writes_what_is_on_trial_makes_it_the_spec() -> None:
+def test_spec_with_setting_on_trial_adopts_its_canary() -> None:
     world = tuned()
     advise(world)
     until(world, "Analyzing")
@@ -429,7 +429,7 @@ def test_a_user_who_writes_what_is_on_trial_makes_it_the_spec() -> None:
     assert world.replicas() == {f"chat-{world.desired_revision}": 2}
 
 
-def test_a_promotion_that_is_taken_back_brings_back_the_setting_before() -> None:
+def test_rollback_of_promotion_restores_previous_setting() -> None:
     world = tuned()
     old = world.desired_revision
     advise(world)
@@ -450,7 +450,7 @@ def test_a_promotion_that_is_taken_back_brings_back_the_setting_before() -> None
     assert world.condition("SpeculationTuned") == ("False", "SettingRejected"), "a person has rolled it back"
 
 
-def test_a_person_may_roll_a_trial_back_or_promote_it() -> None:
+def test_manual_actions_apply_to_trials() -> None:
     for word, end in (("rollback", "RolledBack"), ("promote", "Promoted")):
         world = tuned()
         advise(world)
@@ -460,7 +460,7 @@ def test_a_person_may_roll_a_trial_back_or_promote_it() -> None:
         assert speculation(world)["trials"][0]["result"] == end
 
 
-def test_without_pods_nothing_is_tried() -> None:
+def test_no_trial_without_pods() -> None:
     world = tuned()
     advise(world)
     world.step()
@@ -471,7 +471,7 @@ def test_without_pods_nothing_is_tried() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- what holds a trial up
-def test_no_trial_begins_on_an_advice_of_other_pods_or_of_another_time() -> None:
+def test_no_trial_on_stale_or_foreign_recommendation() -> None:
     world = tuned()
     advise(world)
     assert world.recommendation is not None
@@ -490,7 +490,7 @@ def _rest(advice: Recommendation) -> tuple[Any, ...]:
     return advice.decision_time, advice.action, advice.setting, advice.predicted_gain, advice.reason
 
 
-def test_a_setting_that_the_engine_cannot_run_is_not_tried_and_says_why(messages: Messages) -> None:
+def test_unsupported_setting_is_not_tried_and_named(messages: Messages) -> None:
     world = tuned(engine={"image": "vllm/vllm-openai:v0.33.0", "args": ["--data-parallel-size=2"]})
     advise(world, Schedule((ScheduleTier(1, 8, 5), ScheduleTier(9, 64, 3)), 5))
     world.step()
@@ -532,13 +532,13 @@ def _schedule(steps: list[tuple[int, int]]) -> Schedule:
 
 
 @given(settings_())
-def test_a_setting_comes_back_from_the_status_and_from_an_advice(setting: SpeculationSetting) -> None:
+def test_setting_round_trips_through_status_and_recommendation(setting: SpeculationSetting) -> None:
     assert read_status_setting(build_status_setting(setting)) == setting
     advice = Recommendation("r1", 1.5, "Change", setting, (0.1, 0.2, 0.3), "It is better.")
     assert Recommendation.from_dict(advice.to_dict()) == advice
 
 
-def test_what_is_no_advice_is_refused() -> None:
+def test_invalid_recommendation_is_rejected() -> None:
     good = Recommendation("r1", 1.5, "Change", Static(5), (0.1, 0.2, 0.3), "It is better.").to_dict()
     for change in (
         {"action": "Try"},
@@ -553,7 +553,7 @@ def test_what_is_no_advice_is_refused() -> None:
         Recommendation.from_dict({})
 
 
-def test_the_setting_is_part_of_the_revision_and_of_the_pods() -> None:
+def test_setting_changes_revision_and_pods() -> None:
     world = tuned()
     resource = world.observed().resource
     found = [
@@ -569,7 +569,7 @@ def test_the_setting_is_part_of_the_revision_and_of_the_pods() -> None:
 
 
 # -------------------------------------------------------------------------------------------- what a user writes binds at once
-def test_who_writes_nothing_about_tuning_grants_no_canary() -> None:
+def test_tuning_is_off_by_default() -> None:
     world = serving()
     advise(world)
     world.settle()
@@ -577,7 +577,7 @@ def test_who_writes_nothing_about_tuning_grants_no_canary() -> None:
     assert speculation(world)["recommended"] == K5
 
 
-def test_without_tokens_no_draft_is_tried_unless_the_spec_says_so() -> None:
+def test_zero_tokens_forbid_trials_unless_allowed() -> None:
     world = tuned(speculation={"numSpeculativeTokens": 0})
     advise(world, Static(3), "Explore")
     world.settle()
@@ -593,7 +593,7 @@ def test_without_tokens_no_draft_is_tried_unless_the_spec_says_so() -> None:
     assert "trial" not in speculation(world), "and taken back at once"
 
 
-def test_without_tokens_and_drafter_the_message_names_the_drafter(messages: Messages) -> None:
+def test_zero_tokens_without_drafter_message_names_drafter(messages: Messages) -> None:
     world = tuned(drafter=None, speculation={"numSpeculativeTokens": 0, "tuning": {"whenZero": "Try"}})
     advise(world, Static(3), "Explore")
     world.step()
@@ -605,7 +605,7 @@ def test_without_tokens_and_drafter_the_message_names_the_drafter(messages: Mess
     ("bound", "name"),
     [({"maxSpeculativeTokens": 4}, "maxSpeculativeTokens"), ({"slo": {"timePerOutputToken": "20ms"}}, "slo")],
 )
-def test_a_choice_beyond_a_new_bound_is_void_at_once(bound: dict[str, Any], name: str, messages: Messages) -> None:
+def test_setting_beyond_new_bound_is_dropped(bound: dict[str, Any], name: str, messages: Messages) -> None:
     world = tuned(rollout={"analysis": {"minDuration": "0s"}})
     tried(world, -0.1)
     world.settle()
@@ -623,7 +623,7 @@ def test_a_choice_beyond_a_new_bound_is_void_at_once(bound: dict[str, Any], name
     assert "applied" not in speculation(world)
 
 
-def test_a_looser_objective_voids_nothing_and_a_stricter_one_ends_a_trial() -> None:
+def test_stricter_objective_ends_trial_and_looser_does_not() -> None:
     world = tuned(speculation={"tuning": {"slo": {"timePerOutputToken": "20ms"}}})
     advise(world)
     world.step()
@@ -654,7 +654,7 @@ def crashed(world: World) -> None:
     raise AssertionError("the trial does not end")
 
 
-def test_the_pause_after_a_setting_that_cannot_start_doubles_whatever_traffic_does() -> None:
+def test_cooldown_after_failed_starts_doubles() -> None:
     world = tuned()
     for times, hours in ((1, 24), (2, 48), (3, 96)):
         crashed(world)
@@ -670,7 +670,7 @@ def test_the_pause_after_a_setting_that_cannot_start_doubles_whatever_traffic_do
         world.now = ended + timedelta(hours=hours, minutes=1)
 
 
-def test_another_spec_or_a_person_forgets_what_has_failed() -> None:
+def test_other_spec_or_retry_clears_failed_settings() -> None:
     for change in ("spec", "word"):
         world = tuned()
         crashed(world)
@@ -711,7 +711,7 @@ NO_NODE = {
 }
 
 
-def test_without_room_nothing_is_tried_until_there_is_some_and_the_ways_out_are_named(messages: Messages) -> None:
+def test_lack_of_room_blocks_trials_and_message_names_fixes(messages: Messages) -> None:
     world = tuned()
     roomless(world)
     assert speculation(world)["failures"][0]["reason"] == "InsufficientCapacity"
@@ -738,7 +738,7 @@ def test_without_room_nothing_is_tried_until_there_is_some_and_the_ways_out_are_
         assert other.condition("SpeculationTuned") == ("False", "Trial"), change
 
 
-def test_without_room_the_pods_that_are_named_are_those_of_a_trial_of_now(messages: Messages) -> None:
+def test_lack_of_room_message_counts_current_trial_pods(messages: Messages) -> None:
     """An autoscaler has asked for more since, and not all of these serve."""
     world = tuned()
     roomless(world)
@@ -750,7 +750,7 @@ def test_without_room_the_pods_that_are_named_are_those_of_a_trial_of_now(messag
     messages.check("no capacity for a trial", masked(obstacle))
 
 
-def test_a_moment_of_a_leader_whose_clock_was_ahead_counts_from_now() -> None:
+def test_time_from_a_clock_ahead_counts_from_now() -> None:
     world = tuned()
     ahead = (world.now + timedelta(days=7)).isoformat()
     world.document["status"]["speculation"]["lastChangeTime"] = ahead
@@ -762,7 +762,7 @@ def test_a_moment_of_a_leader_whose_clock_was_ahead_counts_from_now() -> None:
     assert world.condition("SpeculationTuned") == ("False", "Trial")
 
 
-def test_a_tuner_that_cannot_go_on_by_itself_is_not_called_optimal() -> None:
+def test_blocked_tuner_is_not_reported_optimal() -> None:
     world = tuned()
     advise(world, Off(), "Hold", "no canary could ask for acceptance again.")
     assert world.recommendation is not None
@@ -773,7 +773,7 @@ def test_a_tuner_that_cannot_go_on_by_itself_is_not_called_optimal() -> None:
 
 # ------------------------------------------------------------------------------------------------------------- the account
 @pytest.mark.parametrize(("capacity", "hours"), [("Surge", 4.0), ("Reuse", 0.0)])
-def test_the_balance_counts_each_pod_beyond_the_replicas_for_as_long_as_it_is_there(capacity: str, hours: float) -> None:
+def test_savings_count_each_surplus_pod_while_it_exists(capacity: str, hours: float) -> None:
     world = tuned(replicas=4, rollout={"analysis": {"maxDuration": "1h"}, "canary": {"capacity": capacity}})
     advise(world)
     world.step()
@@ -791,7 +791,7 @@ def test_the_balance_counts_each_pod_beyond_the_replicas_for_as_long_as_it_is_th
     assert speculation(world)["savings"]["net"] == -spent
 
 
-def test_pods_that_are_kept_after_a_promotion_are_counted_when_they_go() -> None:
+def test_retained_pods_are_counted_when_deleted() -> None:
     world = tuned(rollout={"canary": {"scaleDownDelay": "10h"}})
     advise(world)
     until(world, "Monitoring", -0.1)

@@ -37,7 +37,7 @@ def judged(world: World) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------ when they are asked
-def test_another_drafter_is_asked() -> None:
+def test_probe_for_another_drafter() -> None:
     world, _ = canarying("WarmingUp")
     assert why_not(world) == ""
 
@@ -55,11 +55,11 @@ def warming_up(**change: Any) -> World:
     return world
 
 
-def test_another_number_of_tokens_is_asked() -> None:
+def test_probe_for_another_token_count() -> None:
     assert why_not(warming_up(speculation={"numSpeculativeTokens": 5})) == ""
 
 
-def test_no_drafter_is_asked() -> None:
+def test_probe_without_drafter() -> None:
     assert why_not(warming_up(speculation={"numSpeculativeTokens": 0})) == ""
 
 
@@ -89,12 +89,12 @@ def test_no_drafter_is_asked() -> None:
         ),
     ],
 )
-def test_an_engine_that_may_answer_otherwise_is_not(change: dict[str, Any], name: str, messages: Messages) -> None:
+def test_no_probe_for_engine_that_may_answer_differently(change: dict[str, Any], name: str, messages: Messages) -> None:
     messages.check(f"not probed: {name}", why_not(warming_up(**change)))
 
 
 # ------------------------------------------------------------------------------------------------------------ what becomes of it
-def test_a_canary_that_changes_answers_is_rolled_back_before_a_block_has_closed(messages: Messages) -> None:
+def test_changed_answers_roll_back_before_first_block(messages: Messages) -> None:
     world, old = canarying("WarmingUp")
     world.equivalence_result = equivalence_result(24)
     world.step()
@@ -110,7 +110,7 @@ def test_a_canary_that_changes_answers_is_rolled_back_before_a_block_has_closed(
     assert [one["metric"] for one in outcome["comparisons"]] == ["OutputEquivalence"]
 
 
-def test_answers_count_once_and_are_shown_beside_the_figures(messages: Messages) -> None:
+def test_answers_count_once_and_are_shown(messages: Messages) -> None:
     world, _ = canarying("Analyzing")
     world.equivalence_result = equivalence_result(1, 1)
     world.step()
@@ -127,19 +127,19 @@ def test_answers_count_once_and_are_shown_beside_the_figures(messages: Messages)
     messages.check("outputs differ by chance", (comparison(world) or {})["message"])
 
 
-def test_without_answers_a_canary_is_accepted_after_its_soak_and_says_so(messages: Messages) -> None:
+def test_canary_without_answers_is_accepted_after_soak(messages: Messages) -> None:
     world, _ = canarying("Analyzing")
     messages.check("passed without the probe's result", judged(world))
     assert comparison(world) is None
 
 
-def test_answers_that_nobody_asked_for_count_for_nothing(messages: Messages) -> None:
+def test_unrequested_answers_are_ignored(messages: Messages) -> None:
     world, _ = canarying("Analyzing", rollout={"analysis": {"outputEquivalence": "Disabled"}})
     world.equivalence_result = equivalence_result(24)
     messages.check("passed without the probe", judged(world))
 
 
-def test_answers_that_come_after_the_verdict_are_too_late() -> None:
+def test_answers_after_the_verdict_are_ignored() -> None:
     world, _ = canarying("Ramping")
     world.equivalence_result = equivalence_result(24)
     world.step()

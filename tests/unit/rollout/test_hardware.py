@@ -46,12 +46,12 @@ NODES: LabelsByNode = {
         (["h2", "h1"], ["h3"]),
     ],
 )
-def test_alike_by_the_first_label_that_all_nodes_have(canary: list[str | None], control: list[str | None]) -> None:
+def test_hardware_is_compared_by_first_common_label(canary: list[str | None], control: list[str | None]) -> None:
     """A node that the GPU's own label has not reached yet is no other hardware."""
     assert hardware_difference_message(pods(*canary), pods(*control), NODES) == ""
 
 
-def test_unlike_names_both_products_with_counts(messages: Messages) -> None:
+def test_mixed_hardware_message_has_product_counts(messages: Messages) -> None:
     messages.check("GPU products", hardware_difference_message(pods("a1", "a2"), pods("a1", "h1"), NODES) or "")
     messages.check("instance types", hardware_difference_message(pods("a1"), pods("h2"), NODES) or "")
 
@@ -59,12 +59,12 @@ def test_unlike_names_both_products_with_counts(messages: Messages) -> None:
 @pytest.mark.parametrize(
     ("canary", "control"), [([], ["a1"]), (["a1"], []), ([None], ["a1"]), (["a1"], ["bare"]), (["a1"], ["h1", "gone"])]
 )
-def test_not_known(canary: list[str | None], control: list[str | None]) -> None:
+def test_hardware_without_labels_is_unknown(canary: list[str | None], control: list[str | None]) -> None:
     assert hardware_difference_message(pods(*canary), pods(*control), NODES) is None
 
 
 @pytest.mark.parametrize("newer", [lambda at: at < 500, lambda at: at % 2 == 0], ids=["the later half", "every second pod"])
-def test_of_many_pods_a_sample_is_taken_that_no_order_of_pods_deceives(newer: Callable[[int], bool]) -> None:
+def test_hardware_sample_is_independent_of_pod_order(newer: Callable[[int], bool]) -> None:
     nodes: LabelsByNode = {f"n{at}": {PRODUCT: A100 if newer(at) else H100} for at in range(1000)}
     said = hardware_difference_message(pods("n0"), pods(*nodes), nodes)
     assert said is not None
@@ -74,7 +74,7 @@ def test_of_many_pods_a_sample_is_taken_that_no_order_of_pods_deceives(newer: Ca
     assert f"{MAX_COMPARED_PODS} of its 1000 pods" in said
 
 
-def test_another_pod_changes_at_most_one_of_the_sample() -> None:
+def test_new_pod_changes_at_most_one_of_sample() -> None:
     arm = pods(*(f"n{at}" for at in range(1000)))
     assert len({pod["metadata"]["name"] for pod in _sample(arm)} - {pod["metadata"]["name"] for pod in _sample(arm[1:])}) <= 1
 
@@ -94,7 +94,7 @@ def evidence(world: World) -> AnalysisRun:
     return found
 
 
-def test_a_plan_names_the_nodes_that_it_depends_on() -> None:
+def test_plan_names_its_nodes() -> None:
     world, _ = canarying("Analyzing")
     place(world, A100, H100)
     assert world.step().hardware_nodes == ("one", "other")
@@ -103,7 +103,7 @@ def test_a_plan_names_the_nodes_that_it_depends_on() -> None:
     assert ready.step().hardware_nodes == (), "of no rollout"
 
 
-def test_a_much_slower_gpu_rolls_nothing_back_and_a_better_drafter_is_promoted_by_its_acceptance(messages: Messages) -> None:
+def test_canary_on_slower_gpu_is_decided_by_acceptance(messages: Messages) -> None:
     world, _ = canarying("Analyzing")
     place(world, A100, H100)
     world.measure_time(6, 4.0)
@@ -124,7 +124,7 @@ def test_a_much_slower_gpu_rolls_nothing_back_and_a_better_drafter_is_promoted_b
     assert difference in reason
 
 
-def test_alike_hardware_is_judged_as_ever() -> None:
+def test_equal_hardware_compares_times() -> None:
     world, _ = canarying("Analyzing")
     place(world, A100, A100)
     world.measure_time(2, 4.0)
@@ -132,7 +132,7 @@ def test_alike_hardware_is_judged_as_ever() -> None:
     assert "hardwareMismatch" not in world.status["analysis"]
 
 
-def test_what_fails_is_said_with_what_was_left_out(messages: Messages) -> None:
+def test_rollback_message_names_omitted_criteria(messages: Messages) -> None:
     world, _ = canarying("Analyzing")
     place(world, A100, H100)
     for _ in range(40):
@@ -144,7 +144,7 @@ def test_what_fails_is_said_with_what_was_left_out(messages: Messages) -> None:
     messages.check("rolled back on other hardware", world.status["rolloutHistory"][0]["message"])
 
 
-def test_times_of_unlike_hardware_are_not_used_once_it_is_alike() -> None:
+def test_times_of_different_hardware_are_not_reused() -> None:
     world, _ = canarying("Analyzing")
     place(world, A100, H100)
     world.measure_time(4, 4.0)
@@ -163,7 +163,7 @@ def test_times_of_unlike_hardware_are_not_used_once_it_is_alike() -> None:
     assert "hardwareMismatch" not in world.status["analysis"]
 
 
-def test_times_from_before_it_was_known_are_forgotten() -> None:
+def test_times_from_unknown_hardware_are_dropped() -> None:
     world, _ = canarying("Analyzing")
     world.measure_time(1, 4.0)
     assert evidence(world).state.slow_output_streak == 1
@@ -173,7 +173,7 @@ def test_times_from_before_it_was_known_are_forgotten() -> None:
     assert (state.slow_output_streak, "TimePerOutputToken" in state.paired_moments) == (0, False)
 
 
-def test_it_stays_unlike_while_nothing_new_is_known() -> None:
+def test_hardware_stays_different_while_unknown() -> None:
     world, _ = canarying("Analyzing")
     place(world, A100, H100)
     world.step()
@@ -182,7 +182,7 @@ def test_it_stays_unlike_while_nothing_new_is_known() -> None:
     assert world.status["analysis"]["hardwareMismatch"] in world.message("Progressing")
 
 
-def test_with_neither_acceptance_nor_time_only_a_person_accepts(messages: Messages) -> None:
+def test_without_acceptance_and_time_promotion_is_manual(messages: Messages) -> None:
     """A first drafter: drafts are not compared, and what is left (failed requests) is no reason to promote."""
     world, _ = canarying("Analyzing", speculation={"numSpeculativeTokens": 0})
     assert evidence(world).plan.drafts_not_comparable_reason
@@ -197,7 +197,7 @@ def test_with_neither_acceptance_nor_time_only_a_person_accepts(messages: Messag
     messages.check("nothing that may promote", reason)
 
 
-def test_an_accepted_canary_is_watched_without_time() -> None:
+def test_guardrails_after_analysis_omit_time() -> None:
     world, _ = canarying("Ramping", rollout={"canary": {"stepDuration": "4h"}})
     world.schedule()
     world.ready()
@@ -206,7 +206,7 @@ def test_an_accepted_canary_is_watched_without_time() -> None:
     assert world.status["phase"] == "Ramping"
 
 
-def test_a_recheck_after_a_promotion_is_without_time_too() -> None:
+def test_verifying_omits_time() -> None:
     world, old = monitoring(rollout={"canary": {"scaleDownDelay": "3h"}})
     for _ in range(30):
         world.measure_alone(1, 1.5)
@@ -223,7 +223,7 @@ def test_a_recheck_after_a_promotion_is_without_time_too() -> None:
 
 # ------------------------------------------------------------------------------------------------------------------- trials
 @pytest.mark.parametrize("action", ["Change", "Explore"])
-def test_a_trial_on_unlike_hardware_ends_undecided_and_is_remembered(action: Any) -> None:
+def test_trial_on_different_hardware_is_inconclusive(action: Any) -> None:
     world = tuned()
     advise(world, action=action)
     world.step()

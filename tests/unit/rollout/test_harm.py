@@ -17,7 +17,7 @@ def reason(world: World) -> str:
     return str(world.status["rolloutHistory"][0]["message"])
 
 
-def test_a_canary_whose_engines_end_is_rolled_back_and_the_reason_says_so(messages: Messages) -> None:
+def test_canary_with_engine_exits_is_rolled_back(messages: Messages) -> None:
     world, old = canarying("Analyzing", replicas=4)
     new = world.desired_revision
     world.measure(5, +0.2)
@@ -31,7 +31,7 @@ def test_a_canary_whose_engines_end_is_rolled_back_and_the_reason_says_so(messag
     assert world.status["stable"]["revision"] == old
 
 
-def test_after_one_it_is_not_accepted_by_itself(messages: Messages) -> None:
+def test_one_engine_exit_requires_manual_promotion(messages: Messages) -> None:
     world, _ = canarying("Analyzing", replicas=4)
     world.kill(world.desired_revision, 1)
     world.measure(40, +0.2)
@@ -39,7 +39,7 @@ def test_after_one_it_is_not_accepted_by_itself(messages: Messages) -> None:
     messages.check("one engine that ended", world.message("Progressing"))
 
 
-def test_where_the_controls_end_as_often_it_is_the_clusters_doing() -> None:
+def test_equal_engine_exits_of_control_do_not_roll_back() -> None:
     world, old = canarying("Analyzing", replicas=4)
     world.kill(world.desired_revision, 1)
     world.kill(old, 1, control=True)
@@ -50,7 +50,7 @@ def test_where_the_controls_end_as_often_it_is_the_clusters_doing() -> None:
     assert world.status["phase"] in ("Ramping", "Promoting", "Monitoring", "Ready")
 
 
-def test_what_ended_before_the_analysis_is_not_counted() -> None:
+def test_engine_exits_before_analysis_are_not_counted() -> None:
     world, _ = canarying("WarmingUp", replicas=4)
     world.kill(world.desired_revision, 7)
     world.now += timedelta(minutes=5)
@@ -60,7 +60,7 @@ def test_what_ended_before_the_analysis_is_not_counted() -> None:
 
 
 @pytest.mark.parametrize("phase", ["Ramping", "Promoting"])
-def test_a_canary_that_has_been_accepted_is_watched_for_it(phase: str, messages: Messages) -> None:
+def test_engine_exits_roll_back_during_ramp(phase: str, messages: Messages) -> None:
     world, _ = canarying(phase, replicas=4)
     world.kill(world.desired_revision, 1)
     world.measure(1, +0.2)
@@ -70,7 +70,7 @@ def test_a_canary_that_has_been_accepted_is_watched_for_it(phase: str, messages:
     messages.check(f"engines that ended in phase {phase}", reason(world))
 
 
-def test_a_promotion_is_taken_back_for_it(messages: Messages) -> None:
+def test_engine_exits_roll_back_promotion(messages: Messages) -> None:
     world, old = monitoring()
     new = world.status["stable"]["revision"]
     world.measure_alone(1, 3.0)
@@ -81,7 +81,7 @@ def test_a_promotion_is_taken_back_for_it(messages: Messages) -> None:
     assert world.status["stable"]["revision"] == old
 
 
-def test_after_one_crash_of_the_promoted_pods_the_old_ones_stay_longer(messages: Messages) -> None:
+def test_crash_after_promotion_extends_retention(messages: Messages) -> None:
     world, old = monitoring()
     new = world.status["stable"]["revision"]
     world.measure_alone(1, 3.0)
@@ -95,7 +95,7 @@ def test_after_one_crash_of_the_promoted_pods_the_old_ones_stay_longer(messages:
     assert world.status["phase"] == "Ready"
 
 
-def test_restarts_that_count() -> None:
+def test_counted_restarts() -> None:
     def pod(
         name: str, ended: timedelta, status: int = 1, container: str = "engine", state: str = "lastState"
     ) -> dict[str, object]:

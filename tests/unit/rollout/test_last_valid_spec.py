@@ -49,7 +49,7 @@ def lose(world: World, *kinds: str) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("replicas", [1, 40, 1000])
 @pytest.mark.parametrize(("field", "change"), FAULTS, ids=lambda value: value if isinstance(value, str) else "")
-def test_what_is_lost_is_repaired_and_a_condition_names_the_field(field: str, change: dict[str, Any], replicas: int) -> None:
+def test_invalid_spec_repairs_objects_and_names_field(field: str, change: dict[str, Any], replicas: int) -> None:
     world = serving(replicas=replicas)
     before, revision = copy.deepcopy(world.objects), world.desired_revision
     world.edit(**change)
@@ -71,7 +71,7 @@ def test_what_is_lost_is_repaired_and_a_condition_names_the_field(field: str, ch
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (40, 12), (1000, 400), (12, 1000)])
-def test_replicas_are_followed(before: int, after: int) -> None:
+def test_invalid_spec_still_follows_replicas(before: int, after: int) -> None:
     world = serving(replicas=before)
     world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "resources": AMOUNT})
     world.settle()
@@ -81,7 +81,7 @@ def test_replicas_are_followed(before: int, after: int) -> None:
     assert world.condition("Degraded") == REASON
 
 
-def test_replicas_that_cannot_be_read_stay_as_they_were(messages: Messages) -> None:
+def test_unreadable_replicas_stay_unchanged(messages: Messages) -> None:
     world = serving(replicas=7)
     world.edit(replicas=5000)
     world.settle()
@@ -96,9 +96,7 @@ def test_replicas_that_cannot_be_read_stay_as_they_were(messages: Messages) -> N
 @pytest.mark.parametrize(
     "change", [{"engine": {"image": "vllm/vllm-openai:v0.33.0", "resources": AMOUNT}}, {"metrics": {"scrapeInterval": "0s"}}]
 )
-def test_a_rollout_under_way_is_held_and_goes_on_when_the_field_is_corrected(
-    phase: str, change: dict[str, Any], replicas: int
-) -> None:
+def test_invalid_field_holds_rollout_until_corrected(phase: str, change: dict[str, Any], replicas: int) -> None:
     world, old = canarying(phase, replicas=replicas)
     for _ in range(3):  # what the phase before has left behind goes
         world.step()
@@ -121,7 +119,7 @@ def test_a_rollout_under_way_is_held_and_goes_on_when_the_field_is_corrected(
     assert world.status["stable"]["revision"] == old
 
 
-def test_pods_kept_after_a_promotion_stay() -> None:
+def test_invalid_spec_keeps_retained_pods() -> None:
     world, old = monitoring()
     pods = world.replicas()
     world.edit(speculation={"numSpeculativeTokens": -1})
@@ -130,7 +128,7 @@ def test_pods_kept_after_a_promotion_stay() -> None:
     assert world.status["previous"]["revision"] == old
 
 
-def test_a_rejected_revision_is_still_rejected_when_the_field_is_corrected() -> None:
+def test_rejected_revision_stays_rejected_after_correction() -> None:
     world, old = canarying("Analyzing")
     world.annotate(rollback=world.desired_revision)
     world.settle()
@@ -145,7 +143,7 @@ def test_a_rejected_revision_is_still_rejected_when_the_field_is_corrected() -> 
     assert world.status["phase"] == "RolledBack"
 
 
-def test_traffic_that_cannot_be_read_leaves_the_route_and_the_services_of_the_arms() -> None:
+def test_unreadable_traffic_keeps_route_and_services() -> None:
     world = serving(rollout={"traffic": GATEWAY})
     before = copy.deepcopy(world.objects)
     assert ("HTTPRoute", "chat") in before
@@ -161,7 +159,7 @@ def test_traffic_that_cannot_be_read_leaves_the_route_and_the_services_of_the_ar
     assert "HTTPRoute" in world.message("Degraded")
 
 
-def test_the_route_is_repaired_where_traffic_can_be_read() -> None:
+def test_readable_traffic_repairs_route() -> None:
     world = serving(rollout={"traffic": GATEWAY})
     before = copy.deepcopy(world.objects)
     world.edit(speculation={"numSpeculativeTokens": -1})
@@ -172,7 +170,7 @@ def test_the_route_is_repaired_where_traffic_can_be_read() -> None:
     }
 
 
-def test_paused_leaves_everything_as_it_is() -> None:
+def test_paused_invalid_spec_changes_nothing() -> None:
     world = serving()
     world.edit(speculation={"numSpeculativeTokens": -1}, rollout={"paused": True})
     lose(world, "Service")
@@ -182,13 +180,13 @@ def test_paused_leaves_everything_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("change", [{"engine": {"image": 1}}, {"speculation": {"numSpeculativeTokens": -1}}])
-def test_without_a_record_of_what_serves_nothing_can_be_read_instead(change: dict[str, Any]) -> None:
+def test_missing_record_gives_no_substitute_spec(change: dict[str, Any]) -> None:
     world = World(**change)
     with pytest.raises(ResourceError, match=r"^spec\."):
         world.step()
 
 
-def test_a_status_of_another_release_is_no_state_to_go_by() -> None:
+def test_status_of_another_release_is_ignored() -> None:
     world = serving()
     world.edit(speculation={"numSpeculativeTokens": -1})
     world.document["status"]["phase"] = "Charming"
@@ -196,7 +194,7 @@ def test_a_status_of_another_release_is_no_state_to_go_by() -> None:
         world.step()
 
 
-def test_a_forged_record_makes_no_pods() -> None:
+def test_forged_record_creates_no_pods() -> None:
     """More people may write ConfigMaps than Deployments."""
     world = serving()
     record = world.objects["ConfigMap", preflight_job.preflight_job_name("chat", world.desired_revision)]
@@ -212,7 +210,7 @@ def test_a_forged_record_makes_no_pods() -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "1", "{", '{"spec": []}', '{"spec": {"engine": 1}}', ""])
-def test_a_record_that_cannot_be_read_is_none(text: str) -> None:
+def test_unreadable_record_is_none(text: str) -> None:
     world = serving()
     world.objects["ConfigMap", preflight_job.preflight_job_name("chat", world.desired_revision)]["data"][
         preflight_job.RESOURCE_KEY
@@ -222,7 +220,7 @@ def test_a_record_that_cannot_be_read_is_none(text: str) -> None:
         world.step()
 
 
-def test_a_first_revision_that_starts_goes_no_further_and_keeps_its_pods() -> None:
+def test_invalid_spec_holds_starting_first_revision() -> None:
     world = World()
     world.step()
     world.check()

@@ -22,7 +22,7 @@ def kinds(world: World) -> list[str]:
     return [notice.event_type for notice in told(world)]
 
 
-def test_the_way_of_a_promotion() -> None:
+def test_promotion_sends_notifications_in_order() -> None:
     world, _ = canarying("Starting")
     assert kinds(world) == ["promoted", "started"]
     began = told(world)[-1]
@@ -41,7 +41,7 @@ def test_the_way_of_a_promotion() -> None:
     assert (last.data["drafter"], last.data["replacedDrafter"]) == ("models/eagle31", "models/eagle3")
 
 
-def test_a_person_is_wanted(messages: Messages) -> None:
+def test_waiting_for_user_sends_notification(messages: Messages) -> None:
     world, _ = canarying("Analyzing")
     world.now += timedelta(hours=4)
     world.step()
@@ -52,7 +52,7 @@ def test_a_person_is_wanted(messages: Messages) -> None:
     assert kinds(world) == ["promoted", "started", "approval-required"]
 
 
-def test_the_same_revision_tried_again_is_another_rollout() -> None:
+def test_retried_revision_is_another_rollout() -> None:
     world, _ = canarying("Analyzing")
     world.annotate(rollback=world.desired_revision)
     world.settle()
@@ -67,7 +67,7 @@ def test_the_same_revision_tried_again_is_another_rollout() -> None:
     assert ids[1].split("/")[2] != ids[2].split("/")[2]
 
 
-def test_a_refusal_is_told_once_for_each_spec() -> None:
+def test_rejection_is_notified_once_per_spec() -> None:
     world = serving()
     world.drafter("refused")
     world.settle()
@@ -79,7 +79,7 @@ def test_a_refusal_is_told_once_for_each_spec() -> None:
     assert told(world)[-1] == refused
 
 
-def test_a_first_revision_that_does_not_come() -> None:
+def test_failed_first_revision_is_notified() -> None:
     world = World()
     world.settle_until("Starting")
     assert kinds(world) == ["started"]
@@ -88,7 +88,7 @@ def test_a_first_revision_that_does_not_come() -> None:
     assert kinds(world) == ["started", "failed"]
 
 
-def test_a_notice_is_a_cloud_event() -> None:
+def test_notification_is_a_cloud_event() -> None:
     world, _ = canarying("Starting")
     event: dict[str, Any] = json.loads(json.dumps(told(world)[-1].to_cloud_event("prod")))
     data = event.pop("data")

@@ -50,13 +50,13 @@ def terms(revision: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_control_pods_prefer_the_product_of_the_canarys_and_no_other_pods_have_a_preference() -> None:
+def test_only_control_pods_prefer_the_canary_gpu_product() -> None:
     world, old = canarying("Starting")
     assert affinity(control(world, old)) == {"podAffinity": {PREFERRED: terms(old)}}
     assert [affinity(one) for one in world.deployments().values()] == [None, None]
 
 
-def test_the_users_own_affinity_is_kept_and_comes_first() -> None:
+def test_user_affinity_is_kept_first() -> None:
     world, old = canarying("Starting", **with_affinity(OWN))
     expected = copy.deepcopy(OWN)
     expected["podAffinity"][PREFERRED] += terms(old)
@@ -67,12 +67,12 @@ def test_the_users_own_affinity_is_kept_and_comes_first() -> None:
 @pytest.mark.parametrize(
     "empty", [{}, {"podAffinity": None}, {"podAffinity": {PREFERRED: None}}, {"podAffinity": {PREFERRED: []}}]
 )
-def test_an_empty_affinity_is_none(empty: Any) -> None:
+def test_empty_affinity_is_omitted(empty: Any) -> None:
     world, old = canarying("Starting", **with_affinity(empty))
     assert affinity(control(world, old))["podAffinity"] == {PREFERRED: terms(old)}
 
 
-def test_the_promoted_pods_and_the_record_of_the_revision_know_nothing_of_it() -> None:
+def test_promoted_pods_and_record_have_no_preference() -> None:
     world, _ = canarying("Analyzing")
     new = world.desired_revision
     before = world.deployments()[new]["spec"]["template"]
@@ -88,7 +88,7 @@ def test_the_promoted_pods_and_the_record_of_the_revision_know_nothing_of_it() -
     assert "podAffinity" not in str(world.objects)
 
 
-def test_the_next_canarys_control_pods_are_the_same() -> None:
+def test_control_pods_of_next_canary_are_equal() -> None:
     """They may still be there, and another template would have each of them made anew."""
     world, old = canarying("Analyzing")
     first, before = world.desired_revision, copy.deepcopy(control(world, old)["spec"]["template"])
@@ -101,9 +101,7 @@ def test_the_next_canarys_control_pods_are_the_same() -> None:
 
 # ------------------------------------------------------------------------------------------- upgrades, and records that are lost
 @pytest.mark.parametrize("spec", [{}, with_affinity(OWN)], ids=["no affinity", "the user's"])
-def test_an_upgrade_leaves_the_control_pods_of_a_canary_under_way_where_they_are(
-    monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any]
-) -> None:
+def test_upgrade_keeps_running_control_pods(monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any]) -> None:
     with monkeypatch.context() as before:
         before.setattr(placement, "prefer_canary_gpu_product", lambda template, *_: template)
         world, old = canarying("Analyzing", **spec)
@@ -113,7 +111,7 @@ def test_an_upgrade_leaves_the_control_pods_of_a_canary_under_way_where_they_are
     assert world.deployments(control=True) | {"stable": world.deployments()[old]} == made
 
 
-def test_a_lost_record_leaves_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_record_keeps_control_pods(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pods of the stable revision are then as its Deployment has them, with what the API server has added."""
     world, old = canarying("Analyzing")
     before = affinity(control(world, old))
@@ -129,7 +127,7 @@ def test_a_lost_record_leaves_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert affinity(control(world, old)) == before
 
 
-def test_what_is_changed_by_hand_is_put_back() -> None:
+def test_manual_affinity_change_is_reverted() -> None:
     world, old = canarying("Analyzing")
     before = copy.deepcopy(control(world, old)["spec"])
     control(world, old)["spec"]["template"]["spec"]["affinity"] = {}
@@ -137,7 +135,7 @@ def test_what_is_changed_by_hand_is_put_back() -> None:
     assert control(world, old)["spec"] == before
 
 
-def test_the_users_template_is_not_changed() -> None:
+def test_user_template_is_not_changed() -> None:
     template: dict[str, Any] = {"spec": {"affinity": copy.deepcopy(OWN)}}
     placement.prefer_canary_gpu_product(template, "chat", "abc")
     assert template == {"spec": {"affinity": OWN}}

@@ -37,7 +37,7 @@ def is_new(template: dict[str, Any]) -> bool:
     return any(one["name"] == "NEW" for one in template["spec"]["containers"][0]["env"])
 
 
-def test_an_upgrade_that_builds_other_pods_writes_nothing(upgrade: Any) -> None:
+def test_upgrade_with_other_template_writes_nothing(upgrade: Any) -> None:
     world = serving()
     before = copy.deepcopy((world.objects, world.document))
     upgrade()
@@ -49,7 +49,7 @@ def test_an_upgrade_that_builds_other_pods_writes_nothing(upgrade: Any) -> None:
 
 
 @pytest.mark.parametrize("phase", ["Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting"])
-def test_nor_does_one_in_the_middle_of_a_rollout(upgrade: Any, phase: str) -> None:
+def test_upgrade_during_rollout_writes_nothing(upgrade: Any, phase: str) -> None:
     world, _ = canarying(phase, replicas=4)
     world.step()
     before = templates(world)
@@ -62,7 +62,7 @@ def test_nor_does_one_in_the_middle_of_a_rollout(upgrade: Any, phase: str) -> No
     assert {name: after[name] for name in before if name in after} == {name: before[name] for name in before if name in after}
 
 
-def test_a_fleet_is_scaled_and_repaired_with_the_pods_it_has(upgrade: Any) -> None:
+def test_scaling_and_repair_keep_the_old_template(upgrade: Any) -> None:
     world = serving()
     before = templates(world)
     upgrade()
@@ -75,7 +75,7 @@ def test_a_fleet_is_scaled_and_repaired_with_the_pods_it_has(upgrade: Any) -> No
     assert templates(world) == before, "what was changed by hand is put back, as it was"
 
 
-def test_a_lost_or_forged_record_changes_no_pod(upgrade: Any) -> None:
+def test_lost_or_forged_record_changes_no_pod(upgrade: Any) -> None:
     world = serving()
     before = templates(world)
     upgrade()
@@ -90,7 +90,7 @@ def test_a_lost_or_forged_record_changes_no_pod(upgrade: Any) -> None:
     assert templates(world) == before
 
 
-def test_a_new_revision_gets_the_pods_of_today_and_its_control_those_of_the_stable_one(upgrade: Any) -> None:
+def test_new_revision_gets_new_template_and_control_the_old(upgrade: Any) -> None:
     world = serving(replicas=3)
     old = world.desired_revision
     upgrade()
@@ -105,7 +105,7 @@ def test_a_new_revision_gets_the_pods_of_today_and_its_control_those_of_the_stab
     assert not is_new(world.deployments(control=True)[old]["spec"]["template"])
 
 
-def test_who_wants_the_pods_of_today_renews_them_by_a_canary(upgrade: Any) -> None:
+def test_template_is_renewed_by_a_canary(upgrade: Any) -> None:
     world = serving()
     old = world.desired_revision
     upgrade()

@@ -50,7 +50,7 @@ def on_the_way_back(world: World, end: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------- what is kept
-def test_as_many_old_pods_as_canary_and_control_were_stay_ready_without_requests_and_go_in_time() -> None:
+def test_retained_pods_match_canary_and_control_and_expire() -> None:
     world, old = monitoring(rollout=GATEWAY)
     new = world.desired_revision
     assert world.status["phase"] == "Monitoring"
@@ -86,14 +86,14 @@ def test_as_many_old_pods_as_canary_and_control_were_stay_ready_without_requests
 
 
 @pytest.mark.parametrize("canary", [{"scaleDownDelay": "0s"}, {"capacity": "Reuse"}])
-def test_nothing_is_kept_where_nothing_is_to_be_or_there_is_no_place_for_it(canary: dict[str, Any]) -> None:
+def test_no_pods_are_retained_without_delay_or_room(canary: dict[str, Any]) -> None:
     world, _ = monitoring(rollout={"canary": canary})
     assert world.status["phase"] == "Ready"
     world.settle()
     assert world.replicas() == {f"chat-{world.desired_revision}": 4}
 
 
-def test_with_one_place_to_spare_one_pod_is_kept_and_of_fewer_replicas_no_more_than_those() -> None:
+def test_retained_pods_are_bounded_by_room_and_replicas() -> None:
     world, old = monitoring(rollout={"canary": {"control": "Stable"}})
     assert world.replicas() == {f"chat-{world.desired_revision}": 4, f"chat-{old}": 1}
     world, old = monitoring()
@@ -108,7 +108,7 @@ def test_with_one_place_to_spare_one_pod_is_kept_and_of_fewer_replicas_no_more_t
     assert world.replicas() == {f"chat-{world.desired_revision}": 0}
 
 
-def test_paused_they_stay_and_go_when_it_goes_on() -> None:
+def test_pause_keeps_retained_pods() -> None:
     world, old = monitoring()
     world.step()
     before = world.status["previous"]
@@ -125,7 +125,7 @@ def test_paused_they_stay_and_go_when_it_goes_on() -> None:
 
 # ------------------------------------------------------------------------------------------------------------------- the way back
 @pytest.mark.parametrize("rollout", [{}, GATEWAY])
-def test_a_person_takes_it_back_and_the_old_pods_serve_at_once(rollout: dict[str, Any], messages: Messages) -> None:
+def test_manual_rollback_serves_from_retained_pods_immediately(rollout: dict[str, Any], messages: Messages) -> None:
     world, old = monitoring(rollout=rollout)
     new = world.desired_revision
     world.step()
@@ -156,7 +156,7 @@ def test_a_person_takes_it_back_and_the_old_pods_serve_at_once(rollout: dict[str
     assert [one["result"] for one in world.status["rolloutHistory"]] == ["RolledBack", "Promoted", "Promoted"]
 
 
-def test_the_old_spec_again_is_as_good_as_a_word() -> None:
+def test_old_spec_rolls_back_like_a_manual_action() -> None:
     world, old = monitoring()
     world.drafter("eagle3")
     world.step()
@@ -168,7 +168,7 @@ def test_the_old_spec_again_is_as_good_as_a_word() -> None:
     assert "rejectedRevision" not in world.status
 
 
-def test_another_spec_gets_a_canary_beside_what_was_promoted_and_the_kept_pods_go_first() -> None:
+def test_new_spec_deletes_retained_pods_before_its_canary() -> None:
     world, old = monitoring()
     new = world.desired_revision
     world.edit(speculation={"numSpeculativeTokens": 4})
@@ -181,7 +181,7 @@ def test_another_spec_gets_a_canary_beside_what_was_promoted_and_the_kept_pods_g
     assert set(world.replicas()) == {f"chat-{new}", f"chat-{new}-control", f"chat-{world.desired_revision}"}
 
 
-def test_a_crash_loop_takes_it_back_by_itself(messages: Messages) -> None:
+def test_crash_loop_rolls_back_promotion(messages: Messages) -> None:
     world, old = monitoring()
     new = world.desired_revision
     world.step()
@@ -191,7 +191,7 @@ def test_a_crash_loop_takes_it_back_by_itself(messages: Messages) -> None:
     messages.check("crash loop", masked(last(world)["message"], NEW=new))
 
 
-def test_no_accepted_token_takes_it_back_by_itself(messages: Messages) -> None:
+def test_zero_acceptance_rolls_back_promotion(messages: Messages) -> None:
     world, old = monitoring()
     world.measure_alone(2, 1.0, dispersion=0.0)
     assert world.status["stable"]["revision"] == old
@@ -199,7 +199,7 @@ def test_no_accepted_token_takes_it_back_by_itself(messages: Messages) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------------------- drift
-def test_as_long_as_acceptance_stays_nothing_happens() -> None:
+def test_steady_acceptance_changes_nothing() -> None:
     world, _ = monitoring()
     world.measure_alone(4, 2.97)
     assert world.status["phase"] == "Monitoring"
@@ -212,7 +212,7 @@ def fallen() -> tuple[World, str]:
     return world, old
 
 
-def test_after_a_fall_the_old_pods_get_requests_to_be_compared_with(messages: Messages) -> None:
+def test_acceptance_drop_starts_verifying_with_retained_pods(messages: Messages) -> None:
     world, old = fallen()
     world.step()  # their Service first, and then the route
     assert weights(world) == {"stable": 66_667, "previous": 33_333}
@@ -223,7 +223,7 @@ def test_after_a_fall_the_old_pods_get_requests_to_be_compared_with(messages: Me
     assert (world.status["replicas"], world.status["previous"]["weight"]) == (6, 33)
 
 
-def test_a_fall_of_both_is_one_of_the_traffic_and_takes_nothing_back(messages: Messages) -> None:
+def test_drop_of_both_revisions_does_not_roll_back(messages: Messages) -> None:
     world, old = fallen()
     new = world.desired_revision
     world.measure(31, 0.0)
@@ -234,7 +234,7 @@ def test_a_fall_of_both_is_one_of_the_traffic_and_takes_nothing_back(messages: M
     assert world.replicas() == {f"chat-{new}": 4}
 
 
-def test_a_fall_of_the_promoted_pods_alone_takes_them_back(messages: Messages) -> None:
+def test_drop_of_promoted_pods_alone_rolls_back(messages: Messages) -> None:
     world, old = fallen()
     for _ in range(30):
         world.measure(1, -0.2)
@@ -246,7 +246,7 @@ def test_a_fall_of_the_promoted_pods_alone_takes_them_back(messages: Messages) -
     on_the_way_back(world, "RolledBack")
 
 
-def test_what_is_counted_goes_on_where_a_lost_write_left_it() -> None:
+def test_monitoring_continues_after_a_lost_write() -> None:
     world, _ = monitoring()
     for _ in range(4):
         before = world.status
@@ -267,15 +267,13 @@ def test_what_is_counted_goes_on_where_a_lost_write_left_it() -> None:
         ({}, None),
     ],
 )
-def test_no_accepted_draft_is_a_warning_of_its_own_whether_the_revision_was_compared_or_not(
-    arm: dict[str, Any], reason: str | None
-) -> None:
+def test_zero_acceptance_warns_with_and_without_comparison(arm: dict[str, Any], reason: str | None) -> None:
     found = build._build_regression_condition(Arm.model_validate({"revision": "r1", **arm}))
     assert (found and found.reason) == reason
     assert found is None or "level 2" in found.message
 
 
-def test_later_a_lasting_fall_is_a_warning_and_nothing_else(messages: Messages) -> None:
+def test_late_acceptance_drop_only_warns(messages: Messages) -> None:
     world, _ = monitoring()
     world.now += 10 * MINUTE
     world.settle()

@@ -66,7 +66,7 @@ class Cluster(World):
 
 
 @pytest.mark.parametrize(("said", "phase"), [(PASSES, "Starting"), (REFUSES, "Failed")])
-def test_a_verdict_counts_as_soon_as_it_is_there_whatever_else_runs_in_the_pod(said: dict[str, Any], phase: str) -> None:
+def test_result_counts_while_other_containers_run(said: dict[str, Any], phase: str) -> None:
     cluster = Cluster()
     cluster.says(said)
     cluster.step()
@@ -74,7 +74,7 @@ def test_a_verdict_counts_as_soon_as_it_is_there_whatever_else_runs_in_the_pod(s
 
 
 @pytest.mark.parametrize(("said", "status", "words"), [(PASSES, "True", "C3 norms"), (REFUSES, "False", "C9 weights: torn.")])
-def test_a_verdict_outlives_the_pod_that_gave_it(said: dict[str, Any], status: str, words: str) -> None:
+def test_result_outlives_its_pod(said: dict[str, Any], status: str, words: str) -> None:
     cluster = Cluster()
     cluster.says(said)
     cluster.step()
@@ -87,7 +87,7 @@ def test_a_verdict_outlives_the_pod_that_gave_it(said: dict[str, Any], status: s
     assert ("Job", cluster.name) in cluster.objects
 
 
-def test_a_job_that_is_deleted_looks_again() -> None:
+def test_deleted_job_is_recreated() -> None:
     cluster = Cluster()
     cluster.says(REFUSES)
     cluster.step()
@@ -122,7 +122,7 @@ def test_a_job_that_is_deleted_looks_again() -> None:
         ),
     ],
 )
-def test_what_a_pod_waits_for_is_said_and_it_goes_on_when_that_comes(status: dict[str, Any], reason: str, words: str) -> None:
+def test_reason_of_waiting_pod_is_shown_until_it_runs(status: dict[str, Any], reason: str, words: str) -> None:
     cluster = Cluster()
     cluster.pod(**status)
     cluster.step()
@@ -139,7 +139,7 @@ def test_what_a_pod_waits_for_is_said_and_it_goes_on_when_that_comes(status: dic
     assert cluster.status["phase"] == "Starting"
 
 
-def test_a_pod_that_is_never_made_is_told_in_the_clusters_words() -> None:
+def test_pod_creation_error_is_shown() -> None:
     cluster = Cluster()
     cluster.job["metadata"]["creationTimestamp"] = cluster.now.isoformat()
     plan = cluster.reconcile()
@@ -158,7 +158,7 @@ def test_a_pod_that_is_never_made_is_told_in_the_clusters_words() -> None:
     assert plan.requeue_after == timedelta(minutes=1)
 
 
-def test_the_pause_before_another_job_grows_up_to_an_hour() -> None:
+def test_job_retry_delay_grows_up_to_an_hour() -> None:
     cluster, pauses = Cluster(), []
     for _ in range(7):
         cluster.says(HUB, "Failed")
@@ -183,7 +183,7 @@ def test_the_pause_before_another_job_grows_up_to_an_hour() -> None:
     assert cluster.status["phase"] == "Starting"
 
 
-def test_a_job_that_has_waited_for_hours_is_made_anew_at_once() -> None:
+def test_job_that_waited_for_hours_is_recreated_immediately() -> None:
     cluster = Cluster()
     cluster.fails("DeadlineExceeded")
     cluster.step()
@@ -191,7 +191,7 @@ def test_a_job_that_has_waited_for_hours_is_made_anew_at_once() -> None:
 
 
 @pytest.mark.parametrize("state", ["running", "terminated"])
-def test_a_container_that_hangs_is_given_up(state: str) -> None:
+def test_hanging_container_is_ended(state: str) -> None:
     """Its volume hangs; or it could not read the Hub, and another container keeps the pod from ending, so no other is made."""
     cluster = Cluster()
     began = {"startedAt": cluster.now.isoformat()}
@@ -207,7 +207,7 @@ def test_a_container_that_hangs_is_given_up(state: str) -> None:
     assert ("Job", cluster.name) not in cluster.objects
 
 
-def test_how_a_container_ended_is_told_where_it_could_not_say_it(messages: Messages) -> None:
+def test_exit_of_container_without_message_is_shown(messages: Messages) -> None:
     cluster = Cluster()
     cluster.pod("Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled", "startedAt": cluster.now.isoformat()}})
     cluster.fails()
@@ -215,7 +215,7 @@ def test_how_a_container_ended_is_told_where_it_could_not_say_it(messages: Messa
     messages.check("a container that was killed", cluster.message("PreflightPassed"))
 
 
-def test_a_canary_under_way_has_passed_whatever_becomes_of_the_job() -> None:
+def test_running_canary_has_passed_without_its_job() -> None:
     cluster = Cluster()
     cluster.says(PASSES)
     cluster.step()
@@ -227,7 +227,7 @@ def test_a_canary_under_way_has_passed_whatever_becomes_of_the_job() -> None:
     assert cluster.condition("PreflightPassed") == ("True", "Passed")
 
 
-def test_a_job_that_waits_is_made_anew_with_what_the_operator_is_given_now() -> None:
+def test_waiting_job_is_recreated_with_current_configuration() -> None:
     cluster = Cluster()
     cluster.pod(state={"waiting": {"reason": "ImagePullBackOff", "message": "pull access denied"}})
     cluster.step()
@@ -244,7 +244,7 @@ def test_a_job_that_waits_is_made_anew_with_what_the_operator_is_given_now() -> 
 DENIED = {"passed": None, "hubRejected": True, "error": "me/model answered HTTP 403: the token may not read it."}
 
 
-def test_a_hub_that_says_no_refuses_and_is_asked_again_later_and_later() -> None:
+def test_hub_denial_rejects_and_is_retried_with_backoff() -> None:
     cluster, pauses = Cluster(), []
     for _ in range(6):
         cluster.says(DENIED, "Failed")
@@ -281,7 +281,7 @@ def record(cluster: Cluster) -> dict[str, Any]:
     return found
 
 
-def test_a_refused_revision_goes_on_when_its_refusals_are_accepted(messages: Messages) -> None:
+def test_accepted_checks_let_a_rejected_revision_continue(messages: Messages) -> None:
     cluster = Cluster()
     cluster.says(CHECKED)
     cluster.step()
@@ -298,7 +298,7 @@ def test_a_refused_revision_goes_on_when_its_refusals_are_accepted(messages: Mes
     assert cluster.job["metadata"]["uid"] == job, "the same verdict"
 
 
-def test_files_that_cannot_be_read_cannot_be_accepted_by_any_id() -> None:
+def test_unreadable_files_cannot_be_accepted() -> None:
     cluster = Cluster()
     cluster.says({**REFUSES, "failedChecks": []})
     allow(cluster, acceptedChecks=["C2", "C9"])
@@ -307,7 +307,7 @@ def test_files_that_cannot_be_read_cannot_be_accepted_by_any_id() -> None:
 
 
 @pytest.mark.parametrize("said", [CHECKED, {**REFUSES, "failedChecks": []}, HUB, DENIED])
-def test_in_mode_warn_a_preflight_that_has_ended_holds_nothing_back(said: dict[str, Any]) -> None:
+def test_mode_warn_ignores_failed_preflight(said: dict[str, Any]) -> None:
     cluster = Cluster()
     allow(cluster, mode="Warn")
     cluster.step()
@@ -321,7 +321,7 @@ def test_in_mode_warn_a_preflight_that_has_ended_holds_nothing_back(said: dict[s
     assert record(cluster)["mode"] == "Warn"
 
 
-def test_in_mode_off_there_is_no_job_and_that_is_said_for_as_long_as_the_revision_serves() -> None:
+def test_mode_off_has_no_job_and_a_permanent_condition() -> None:
     cluster = Cluster()
     cluster.pod("Running", {"running": {"startedAt": cluster.now.isoformat()}})
     allow(cluster, mode="Off")
@@ -338,7 +338,7 @@ def test_in_mode_off_there_is_no_job_and_that_is_said_for_as_long_as_the_revisio
 
 
 @pytest.mark.parametrize("given", [{"mode": "Off"}, {"mode": "Warn"}, {"acceptedChecks": ["C9"]}, {"mode": "Enforce"}])
-def test_a_change_of_it_moves_nothing_of_a_revision_that_has_passed(given: dict[str, Any]) -> None:
+def test_mode_change_keeps_a_passed_revision(given: dict[str, Any]) -> None:
     cluster = Cluster()
     cluster.says(PASSES)
     cluster.step()

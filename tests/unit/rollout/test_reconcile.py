@@ -18,7 +18,7 @@ from tests.golden import Messages
 from tests.unit.rollout.world import START, World, masked, serving
 
 
-def test_the_first_revision_is_looked_at_before_a_pod_is_made() -> None:
+def test_first_revision_gets_preflight_before_pods() -> None:
     world = World()
     world.step()
     assert world.status["phase"] == "Preflight"
@@ -39,7 +39,7 @@ def test_the_first_revision_is_looked_at_before_a_pod_is_made() -> None:
     assert world.status["rolloutHistory"][0]["result"] == "Promoted"
 
 
-def test_a_refused_drafter_never_gets_a_pod_and_says_why() -> None:
+def test_rejected_drafter_gets_no_pod_and_a_reason() -> None:
     world = World(drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": "refused"}}})
     world.settle()
     assert world.deployments() == {}
@@ -49,7 +49,7 @@ def test_a_refused_drafter_never_gets_a_pod_and_says_why() -> None:
     assert "delete Job" in world.message("PreflightPassed")
 
 
-def test_a_refused_change_leaves_what_serves_alone() -> None:
+def test_rejected_change_keeps_serving_pods() -> None:
     world = serving()
     before = copy.deepcopy(world.deployments())
     world.drafter("refused")
@@ -60,7 +60,7 @@ def test_a_refused_change_leaves_what_serves_alone() -> None:
     assert world.condition("Progressing")[0] == "False"
 
 
-def test_a_catalog_that_grows_or_shrinks_rolls_nothing() -> None:
+def test_catalog_change_rolls_out_nothing() -> None:
     row = 'targets = ["acme/big"]\nkind = "eagle3.1"\nrepo = "me/{0}"\nrevision = "{1}"'
     world = World(drafter=None, model={"source": {"huggingFace": {"repo": "acme/big", "revision": "0" * 40}}})
     world.catalog = DrafterCatalog(()).with_user_entries({"one": row.format("one", "1" * 40)})
@@ -79,7 +79,7 @@ def test_a_catalog_that_grows_or_shrinks_rolls_nothing() -> None:
     assert world.status["stable"]["drafter"] == "me/one@11111111"
 
 
-def test_a_first_revision_that_is_late_keeps_its_pods_to_be_looked_at() -> None:
+def test_late_first_revision_keeps_its_pods() -> None:
     world = World()
     for _ in range(3):
         world.step()
@@ -94,7 +94,7 @@ def test_a_first_revision_that_is_late_keeps_its_pods_to_be_looked_at() -> None:
     assert world.status["phase"] == "Ready", "late is better than never"
 
 
-def test_an_error_that_is_no_verdict_is_tried_again_later() -> None:
+def test_preflight_error_without_result_is_retried() -> None:
     world = World()
     world.step()
     name = preflight_job.preflight_job_name("chat", world.desired_revision)
@@ -112,7 +112,7 @@ def test_an_error_that_is_no_verdict_is_tried_again_later() -> None:
     assert world.status["phase"] == "Ready"
 
 
-def test_paused_changes_nothing_but_the_status() -> None:
+def test_paused_changes_only_the_status() -> None:
     world = serving()
     world.edit(rollout={"paused": True}, replicas=5)
     plan = world.step()
@@ -123,7 +123,7 @@ def test_paused_changes_nothing_but_the_status() -> None:
     assert (world.status["phase"], len(world.pods)) == ("Ready", 5)
 
 
-def test_what_is_left_of_a_deleted_namesake_neither_serves_nor_stands_in_the_way(messages: Messages) -> None:
+def test_orphans_of_deleted_resource_neither_serve_nor_block(messages: Messages) -> None:
     world = serving()
     for pod in world.pods:
         pod["metadata"]["creationTimestamp"] = (START - timedelta(hours=1)).isoformat()
@@ -163,7 +163,7 @@ def test_replicas_change_at_any_time_without_a_new_revision() -> None:
     assert world.condition("Ready") == ("True", "ScaledToZero")
 
 
-def test_a_child_that_was_edited_or_deleted_is_put_back() -> None:
+def test_edited_or_deleted_child_is_restored() -> None:
     world = serving()
     plain = copy.deepcopy(world.objects)
     world.objects["Service", "chat"]["spec"]["selector"] = {"app": "other"}
@@ -174,7 +174,7 @@ def test_a_child_that_was_edited_or_deleted_is_put_back() -> None:
     assert world.objects == plain
 
 
-def test_a_name_that_is_taken_is_named_and_left_alone(messages: Messages) -> None:
+def test_name_conflict_is_reported_and_left_alone(messages: Messages) -> None:
     world = World()
     owner = {"kind": "Deployment", "name": "other", "controller": True, "uid": "u9"}
     world.name_conflicts = [{"kind": "Service", "metadata": {"name": "chat", "uid": "s", "ownerReferences": [owner]}}]
@@ -184,7 +184,7 @@ def test_a_name_that_is_taken_is_named_and_left_alone(messages: Messages) -> Non
     messages.check("name conflict", world.message("Degraded"))
 
 
-def test_what_the_api_server_refuses_is_said_and_told_once(messages: Messages) -> None:
+def test_api_rejection_is_reported_with_one_event(messages: Messages) -> None:
     world = World()
     plan = with_apply_errors(world.plan(), None, ["Deployment chat: spec.template.spec.nope: unknown field"], world.now)
     found = next(c for c in plan.status.conditions if c.type == "Degraded")
@@ -213,7 +213,7 @@ def test_what_the_api_server_refuses_is_said_and_told_once(messages: Messages) -
         ),
     ],
 )
-def test_a_spec_that_cannot_run_is_said_without_a_job(spec: dict[str, Any], said: str) -> None:
+def test_unrunnable_spec_is_reported_without_job(spec: dict[str, Any], said: str) -> None:
     world = World(**spec)
     world.settle()
     assert world.condition("PreflightPassed") == ("False", "InvalidSpec")
@@ -221,7 +221,7 @@ def test_a_spec_that_cannot_run_is_said_without_a_job(spec: dict[str, Any], said
     assert not [key for key in world.objects if key[0] in ("Job", "Deployment")]
 
 
-def test_mode_gateway_has_a_route_and_leaving_it_removes_it() -> None:
+def test_leaving_mode_gateway_deletes_the_route() -> None:
     gateway = {"traffic": {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}}
     world = serving(rollout=gateway)
     assert {("HTTPRoute", "chat"), ("Service", "chat-stable")} <= world.objects.keys()
@@ -238,7 +238,7 @@ def test_without_tokens_there_is_no_drafter() -> None:
     assert world.status["stable"]["setting"] == {"mode": "Off", "numSpeculativeTokens": 0}
 
 
-def test_a_source_of_metrics_that_is_of_no_use_is_a_condition_that_outlasts_the_operator() -> None:
+def test_invalid_metrics_source_condition_survives_restart() -> None:
     world = serving(metrics={"source": {"prometheus": {"address": "http://prometheus:9090"}}})
     assert world.condition("Degraded") == ("False", "AsExpected")
     world.metrics_source_error = "http://prometheus:9090 cannot be reached"
@@ -257,7 +257,7 @@ def test_a_source_of_metrics_that_is_of_no_use_is_a_condition_that_outlasts_the_
     assert world.condition("Degraded") == ("False", "AsExpected")
 
 
-def test_a_source_that_is_gone_from_the_spec_is_no_trouble_any_more() -> None:
+def test_removed_metrics_source_ends_its_condition() -> None:
     world = serving(metrics={"source": {"prometheus": {"address": "http://prometheus:9090"}}})
     world.metrics_source_error = "http://prometheus:9090 cannot be reached"
     world.step()

@@ -23,14 +23,14 @@ def accounts(world: World) -> list[str | None]:
     return [item["spec"]["template"]["spec"].get("serviceAccountName") for item in found]
 
 
-def test_a_forged_record_of_the_revision_before_changes_no_deployment() -> None:
+def test_forged_record_of_previous_revision_changes_no_deployment() -> None:
     world, old = canarying("Starting")
     forged(world, old)
     world.step()
     assert accounts(world) == [None] * 3
 
 
-def test_a_record_that_is_true_repairs_a_deployment() -> None:
+def test_valid_record_repairs_a_deployment() -> None:
     world, old = canarying("Starting")
     for (kind, name), item in world.objects.items():
         if kind == "Deployment" and old in name:

@@ -27,26 +27,26 @@ def places(replicas: int, /, **canary: object) -> Capacity:
     return Capacity.from_spec(replicas, CanarySpec.model_validate(canary))
 
 
-def test_surge_takes_spare_capacity_and_leaves_the_stable_pods() -> None:
+def test_surge_uses_spare_capacity_and_keeps_stable_pods() -> None:
     assert replicas_during_analysis(places(4, replicas=1)) == ArmReplicas(4, 1, 1)
     assert replicas_during_analysis(places(4, replicas=1, control="Stable")) == ArmReplicas(4, 1, 0)
     assert replicas_during_analysis(places(1, replicas=5)) == ArmReplicas(1, 1, 1)
 
 
-def test_reuse_makes_room_first() -> None:
+def test_reuse_scales_stable_down_first() -> None:
     assert replicas_during_analysis(places(4, replicas=1, capacity="Reuse")) == ArmReplicas(2, 1, 1)
     assert replicas_during_analysis(places(4, replicas=1, capacity="Reuse", control="Stable")) == ArmReplicas(3, 1, 0)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_reuse_leaves_a_stable_pod_however_small_the_fleet_has_become(replicas: int) -> None:
+def test_reuse_keeps_one_stable_pod(replicas: int) -> None:
     small = places(replicas, replicas=1, capacity="Reuse")
     assert replicas_during_analysis(small) == ArmReplicas(1, 1, 1)
     assert (small.max_total_pods, small.min_ready_pods) == (3, 1)
     assert replicas_during_analysis(places(0, capacity="Reuse")) == ArmReplicas(0, 0, 0)
 
 
-def test_a_ramp_that_is_lowered_takes_no_serving_pod_before_a_stable_one_serves_for_it() -> None:
+def test_lowered_ramp_keeps_canary_pods_until_stable_serves() -> None:
     forty = places(40, replicas=1)
 
     def lowered(stable: int, asked: int, serving: int) -> ArmReplicas:
@@ -61,7 +61,7 @@ def test_a_ramp_that_is_lowered_takes_no_serving_pod_before_a_stable_one_serves_
     assert lowered(40, 1, 1) == ArmReplicas(40, 1)
 
 
-def test_what_alone_serves_stays_when_a_fleet_that_is_late_shrinks_to_one() -> None:
+def test_only_serving_pod_stays_when_late_fleet_shrinks() -> None:
     """Of the eight stable pods that were, one may be late; of the one that is asked for now, none may."""
     places = Capacity.from_spec(1, CanarySpec())
     assert (
@@ -72,7 +72,7 @@ def test_what_alone_serves_stays_when_a_fleet_that_is_late_shrinks_to_one() -> N
     )
 
 
-def test_control_pods_that_alone_serve_stay_where_the_spec_asks_for_none_any_more() -> None:
+def test_only_serving_control_pods_stay_when_not_requested() -> None:
     places = Capacity.from_spec(4, CanarySpec(control="Stable"))
     control, nobody = PodCounts(requested=2, ready=2), PodCounts(requested=1)
     assert with_substitute_control_pods(
@@ -86,7 +86,7 @@ def test_control_pods_that_alone_serve_stay_where_the_spec_asks_for_none_any_mor
     ) == ArmReplicas(4, 1, 0)
 
 
-def test_late_pods_that_are_few_are_gone_around() -> None:
+def test_few_late_pods_are_tolerated() -> None:
     forty = places(40, replicas=1)
     stuck = PodCounts(requested=22, ready=20, tolerated_late=0)
     assert replicas_during_ramp_up(forty, 40, PodCounts(20, 0, 20), stuck, PodCounts()) == ArmReplicas(20, 22), (
@@ -101,7 +101,7 @@ def test_late_pods_that_are_few_are_gone_around() -> None:
     ) == ArmReplicas(18, 24)
 
 
-def test_a_promotion_takes_no_more_places_than_the_analysis_had() -> None:
+def test_promotion_needs_no_more_places_than_analysis() -> None:
     four = places(4, replicas=1)
     assert replicas_during_ramp_up(four, 4, PodCounts(4, 0, 4), PodCounts(1, 0, 1), PodCounts(1, 0, 1)) == ArmReplicas(
         3, 1
@@ -112,7 +112,7 @@ def test_a_promotion_takes_no_more_places_than_the_analysis_had() -> None:
     assert replicas_during_ramp_up(four, 4, PodCounts(2, 0, 2), PodCounts(3, 0, 3), PodCounts(0, 0, 0)) == ArmReplicas(2, 4)
 
 
-def test_what_is_kept_after_a_promotion_has_the_places_of_canary_and_control() -> None:
+def test_retained_pods_use_places_of_canary_and_control() -> None:
     assert max_retained_replicas(places(4, replicas=1)) == 2
     assert max_retained_replicas(places(4, replicas=1, control="Stable")) == 1
     assert max_retained_replicas(places(1, replicas=1)) == 1, "no more than it was"
@@ -120,7 +120,7 @@ def test_what_is_kept_after_a_promotion_has_the_places_of_canary_and_control() -
     assert max_retained_replicas(places(0)) == 0
 
 
-def test_a_ramp_by_weight_needs_pods_for_its_load_and_one_by_pods_for_its_share() -> None:
+def test_ramp_pods_follow_weight_or_share() -> None:
     assert canary_replicas_for_traffic(places(4), 25, by_pods=False) == 1
     assert canary_replicas_for_traffic(places(4), 50, by_pods=False) == 2
     assert canary_replicas_for_traffic(places(10), 5, by_pods=False) == 1
@@ -145,12 +145,12 @@ def test_a_ramp_by_weight_needs_pods_for_its_load_and_one_by_pods_for_its_share(
         (ArmReplicas(1000, 1, 1), (1000, 1, 1), (99_800, 100, 100)),
     ],
 )
-def test_weights_while_judging(arms: ArmReplicas, serving: tuple[int, int, int], weights: tuple[int, int, int]) -> None:
+def test_weights_during_analysis(arms: ArmReplicas, serving: tuple[int, int, int], weights: tuple[int, int, int]) -> None:
     found = traffic_weights.weights_by_replicas(arms, *(PodCounts(ready=count) for count in serving))
     assert tuple(found.values()) == weights
 
 
-def test_weights_of_a_ramp() -> None:
+def test_weights_during_ramp() -> None:
     quarter = TOTAL_WEIGHT // 4
     assert traffic_weights.ramp_weights(quarter, PodCounts(4, 0, 4), PodCounts(1, 0, 1)) == {
         "stable": TOTAL_WEIGHT - quarter,
@@ -171,7 +171,7 @@ def test_weights_of_a_ramp() -> None:
 
 @pytest.mark.parametrize("replicas", [1, 2, 4, 40, 150, 200, 400, 700, 1000])
 @pytest.mark.parametrize("canary", [1, 3])
-def test_a_pod_of_the_canary_has_the_load_of_a_stable_pod(replicas: int, canary: int) -> None:
+def test_canary_pod_has_load_of_stable_pod(replicas: int, canary: int) -> None:
     arms = replicas_during_analysis(places(replicas, replicas=canary))
     weights = traffic_weights.weights_by_replicas(
         arms, *(PodCounts(ready=count) for count in (arms.stable, arms.canary, arms.control))
@@ -181,7 +181,7 @@ def test_a_pod_of_the_canary_has_the_load_of_a_stable_pod(replicas: int, canary:
     assert weights["control"] == weights["canary"]
 
 
-def test_the_status_shows_whole_percents_and_a_small_share_as_one() -> None:
+def test_status_weight_is_at_least_one_percent() -> None:
     assert [traffic_weights.weight_to_percent(weight) for weight in (0, 1, 100, 16_667, TOTAL_WEIGHT)] == [0, 1, 1, 17, 100]
 
 
@@ -196,7 +196,7 @@ CANARIES = st.builds(
 
 
 @given(replicas=st.integers(1, 20), canary=CANARIES, serving=st.tuples(*[st.integers(0, 20)] * 3))
-def test_weights_sum_up_and_go_to_pods_that_serve(replicas: int, canary: CanarySpec, serving: tuple[int, int, int]) -> None:
+def test_weights_sum_up_and_go_to_serving_pods(replicas: int, canary: CanarySpec, serving: tuple[int, int, int]) -> None:
     arms = replicas_during_analysis(Capacity.from_spec(replicas, canary))
     found = traffic_weights.weights_by_replicas(arms, *(PodCounts(ready=count) for count in serving))
     assert sum(found.values()) == TOTAL_WEIGHT

@@ -42,7 +42,7 @@ def says(world: World, *told: tuple[dict[str, Any], str]) -> None:
         ([({"name": "former", "namespace": "gateways"}, "False")], False),  # what the spec named before
     ],
 )
-def test_refused_is_what_every_gateway_that_has_spoken_refuses(told: list[Any], refused: bool, messages: Messages) -> None:
+def test_route_is_rejected_if_all_gateways_with_status_reject(told: list[Any], refused: bool, messages: Messages) -> None:
     world = serving(rollout=GATEWAY)
     says(world, *told)
     rejection = route_rejection_message(world.observed())
@@ -54,7 +54,7 @@ def test_refused_is_what_every_gateway_that_has_spoken_refuses(told: list[Any], 
     assert world.condition("Ready") == ("True", "AllPodsReady")
 
 
-def test_a_gateway_that_says_nothing_is_told_after_a_while(messages: Messages) -> None:
+def test_silent_gateway_is_reported_after_a_delay(messages: Messages) -> None:
     world = serving(rollout=GATEWAY)
     route = world.objects["HTTPRoute", "chat"]
     route["metadata"]["creationTimestamp"] = world.now.isoformat()
@@ -71,11 +71,11 @@ def test_a_gateway_that_says_nothing_is_told_after_a_while(messages: Messages) -
     assert world.condition("Degraded") == ("False", "AsExpected")
 
 
-def test_without_a_route_there_is_nothing_to_refuse() -> None:
+def test_no_route_has_no_error() -> None:
     assert route_rejection_message(serving().observed()) == ""
 
 
-def test_a_canary_waits_for_the_route_and_fails_at_its_deadline(messages: Messages) -> None:
+def test_canary_waits_for_route_until_deadline(messages: Messages) -> None:
     world, _ = canarying("Starting", rollout=GATEWAY)
     says(world, (PARENT, "False"))
     world.schedule()
@@ -89,7 +89,7 @@ def test_a_canary_waits_for_the_route_and_fails_at_its_deadline(messages: Messag
     messages.check("no route within the deadline", world.status["rolloutHistory"][0]["message"])
 
 
-def test_a_canary_goes_on_once_the_route_is_accepted() -> None:
+def test_canary_continues_when_route_is_accepted() -> None:
     world, _ = canarying("Starting", rollout=GATEWAY)
     says(world, (PARENT, "False"))
     world.schedule()
@@ -100,7 +100,7 @@ def test_a_canary_goes_on_once_the_route_is_accepted() -> None:
     assert world.status["phase"] == "WarmingUp"
 
 
-def test_blocks_of_the_meantime_count_for_nothing() -> None:
+def test_blocks_during_rejected_route_are_not_counted() -> None:
     world, _ = canarying("WarmingUp", rollout=GATEWAY)
     world.now += timedelta(minutes=5)
     world.step()
@@ -115,7 +115,7 @@ def test_blocks_of_the_meantime_count_for_nothing() -> None:
     assert world.status["analysis"]["comparisons"][0]["sampleCount"] == 1
 
 
-def test_a_step_of_the_ramp_is_not_held_where_the_route_is_refused() -> None:
+def test_rejected_route_does_not_hold_ramp_step() -> None:
     world, _ = canarying("Ramping", rollout=GATEWAY)
     step = world.status["canary"]["stepIndex"]
     for _ in range(3):

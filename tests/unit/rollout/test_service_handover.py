@@ -60,7 +60,7 @@ def promoting(**rollout: Any) -> tuple[World, str, str]:
     return world, old, new
 
 
-def test_in_place_of_stable_pods_the_canarys_service_serves_until_the_stable_one_leads_to_its_pods() -> None:
+def test_canary_service_serves_until_stable_service_is_ready() -> None:
     world, _, new = promoting(**REUSE)
     lives(world, lambda: world.status["stable"]["revision"] == new, places=4)
     promoted = world.now
@@ -75,7 +75,7 @@ def test_in_place_of_stable_pods_the_canarys_service_serves_until_the_stable_one
     lives(world, lambda: ("Service", "chat-canary") not in world.objects)
 
 
-def test_beside_stable_pods_the_few_that_are_left_never_get_all_requests() -> None:
+def test_few_remaining_pods_never_get_all_requests() -> None:
     world, old = canarying("Analyzing", replicas=12, rollout=SURGE)
     world.has_change_times = True
     new = world.status["canary"]["revision"]
@@ -86,7 +86,7 @@ def test_beside_stable_pods_the_few_that_are_left_never_get_all_requests() -> No
     lives(world, lambda: world.replicas()[f"chat-{old}"] == 2, heaviest=2)
 
 
-def test_arms_of_a_canary_are_made_before_they_have_requests() -> None:
+def test_arm_services_exist_before_they_have_requests() -> None:
     world = serving(replicas=4, rollout=GATEWAY)
     world.has_change_times = True
     world.drafter("eagle31")
@@ -109,7 +109,7 @@ def taken_back(**more: Any) -> tuple[World, str, str]:
     return world, old, world.desired_revision
 
 
-def test_a_promotion_that_is_taken_back_leads_requests_to_the_few_old_pods_when_the_others_have_theirs() -> None:
+def test_rollback_of_promotion_shares_requests_among_old_pods() -> None:
     world, old, new = taken_back()
     began = world.now
     world.annotate(rollback=new)
@@ -126,7 +126,7 @@ def test_a_promotion_that_is_taken_back_leads_requests_to_the_few_old_pods_when_
     assert (shares(world), world.status["phase"]) == ({"stable": 100}, "RolledBack")
 
 
-def test_promoted_pods_that_do_not_serve_are_left_at_once() -> None:
+def test_unready_promoted_pods_lose_requests_immediately() -> None:
     world, old, new = taken_back()
     world.ready(new, "False")
     world.annotate(rollback=new)
@@ -134,7 +134,7 @@ def test_promoted_pods_that_do_not_serve_are_left_at_once() -> None:
     assert (leads(world, "stable"), shares(world)) == (old, {"stable": 100, "canary": 0})
 
 
-def test_old_pods_that_get_requests_again_get_them_through_a_service_that_is_known() -> None:
+def test_retained_pods_get_requests_through_established_service() -> None:
     world, _, _ = taken_back()
     world.measure_alone(4, 2.4)
     assert world.status["phase"] == "Verifying"
@@ -148,7 +148,7 @@ def test_old_pods_that_get_requests_again_get_them_through_a_service_that_is_kno
     assert seen[-1] == {"stable": 100}
 
 
-def test_a_service_that_was_led_astray_is_put_right_at_once_and_others_serve_meanwhile() -> None:
+def test_wrong_selector_is_repaired_while_others_serve() -> None:
     world, _ = canarying("Analyzing", replicas=4, rollout=GATEWAY)
     world.has_change_times = True
     before = copy.deepcopy(world.objects["Service", "chat-stable"]["spec"])
@@ -162,7 +162,7 @@ def test_a_service_that_was_led_astray_is_put_right_at_once_and_others_serve_mea
     assert shares(world) == {"stable": 66, "canary": 16, "control": 16}
 
 
-def test_where_there_is_nothing_else_requests_go_where_they_are_to_go() -> None:
+def test_without_alternative_requests_go_to_desired_service() -> None:
     world = serving(rollout=GATEWAY)
     world.has_change_times = True
     del world.objects["Service", "chat-stable"]
@@ -172,7 +172,7 @@ def test_where_there_is_nothing_else_requests_go_where_they_are_to_go() -> None:
     assert shares(world) == {"stable": 100}
 
 
-def test_an_arm_that_is_to_have_none_stands_in_for_a_service_that_is_gone() -> None:
+def test_idle_arm_replaces_deleted_service() -> None:
     world, _ = canarying("Starting", replicas=4, rollout=GATEWAY)
     world.now += MINUTE
     world.has_change_times = True
@@ -188,7 +188,7 @@ def test_an_arm_that_is_to_have_none_stands_in_for_a_service_that_is_gone() -> N
     assert shares(world) == {"stable": 100, "canary": 0, "control": 0}
 
 
-def test_a_first_route_waits_for_nothing() -> None:
+def test_first_route_is_not_delayed() -> None:
     world = World(rollout=GATEWAY)
     world.has_change_times = True
     world.settle_until("Starting")
@@ -206,7 +206,7 @@ def test_a_first_route_waits_for_nothing() -> None:
         (-timedelta(hours=1), timedelta(0)),
     ],
 )
-def test_the_servers_clock_may_be_another_one(ahead: timedelta, waited: timedelta) -> None:
+def test_api_server_clock_may_differ(ahead: timedelta, waited: timedelta) -> None:
     world, _, new = promoting(**REUSE)
     lives(world, lambda: world.status["stable"]["revision"] == new, places=4)
     began = world.now
@@ -222,7 +222,7 @@ def test_the_servers_clock_may_be_another_one(ahead: timedelta, waited: timedelt
     assert world.now - began == waited
 
 
-def test_paused_nothing_is_led_anywhere_and_then_it_goes_on() -> None:
+def test_pause_changes_no_selector() -> None:
     world, _, new = promoting(**REUSE)
     lives(world, lambda: world.status["stable"]["revision"] == new, places=4)
     world.edit(rollout={**REUSE, "paused": True})
@@ -234,7 +234,7 @@ def test_paused_nothing_is_led_anywhere_and_then_it_goes_on() -> None:
     lives(world, lambda: shares(world) == {"stable": 100})
 
 
-def test_where_somebody_else_has_an_arms_service_no_route_is_applied() -> None:
+def test_foreign_arm_service_blocks_the_route() -> None:
     world = serving(replicas=4, rollout=GATEWAY)
     world.has_change_times = True
     world.name_conflicts = [{"kind": "Service", "metadata": {"name": "chat-canary", "uid": "s"}}]
@@ -251,7 +251,7 @@ def test_where_somebody_else_has_an_arms_service_no_route_is_applied() -> None:
 
 
 @pytest.mark.parametrize("kind", ["HTTPRoute", "Service"])
-def test_what_cannot_be_listed_is_not_led_elsewhere(kind: str) -> None:
+def test_unlisted_services_keep_their_selectors(kind: str) -> None:
     """Taken back a moment ago: the stable Service still leads to the promoted pods."""
     world, _, new = taken_back()
     world.annotate(rollback=new)
@@ -267,7 +267,7 @@ def test_what_cannot_be_listed_is_not_led_elsewhere(kind: str) -> None:
     assert plan.objects_to_delete == ()
 
 
-def test_a_canary_that_follows_a_promotion_at_once_waits_for_the_service_that_still_serves() -> None:
+def test_next_canary_waits_for_service_in_use() -> None:
     world, _, new = promoting(**REUSE)
     lives(world, lambda: world.status["stable"]["revision"] == new, places=4)
     world.drafter("eagle3")
@@ -280,7 +280,7 @@ def test_a_canary_that_follows_a_promotion_at_once_waits_for_the_service_that_st
     assert shares(world) == {"stable": 100, "canary": 0, "control": 0}
 
 
-def test_a_service_that_is_about_to_go_serves_until_the_one_that_was_led_back_is_known() -> None:
+def test_service_to_delete_serves_until_the_other_is_established() -> None:
     """The promoted pod crashes while it is compared with one of before, and what was promoted is taken back."""
     world, _ = monitoring(replicas=1, rollout=GATEWAY)
     world.measure_alone(4, 2.4)

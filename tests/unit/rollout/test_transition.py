@@ -54,7 +54,7 @@ def test_canary_and_control_start_together_beside_the_stable_pods(messages: Mess
     assert world.condition("Ready") == ("True", "AllPodsReady")
 
 
-def test_the_pods_of_a_spec_that_is_gone_are_put_back_as_they_were() -> None:
+def test_pods_of_replaced_spec_are_restored_unchanged() -> None:
     world, old = canarying("WarmingUp")
     before = world.objects.pop(("Deployment", f"chat-{old}"))
     world.step()
@@ -62,7 +62,7 @@ def test_the_pods_of_a_spec_that_is_gone_are_put_back_as_they_were() -> None:
     assert after["spec"] == before["spec"]
 
 
-def test_a_better_canary_warms_up_is_analyzed_ramped_and_promoted_without_a_new_pod_of_its_own(messages: Messages) -> None:
+def test_better_canary_is_promoted_through_all_phases(messages: Messages) -> None:
     world, old = canarying("WarmingUp", rollout={**GATEWAY, "analysis": {"minDuration": "1h"}}, replicas=4)
     new = world.desired_revision
     assert weights(world) == {"stable": 66_666, "canary": 16_667, "control": 16_667}
@@ -106,7 +106,7 @@ def test_a_better_canary_warms_up_is_analyzed_ramped_and_promoted_without_a_new_
     assert world.objects["Service", "chat-stable"]["spec"]["selector"]["aerie.dev/revision"] == new
 
 
-def test_a_worse_canary_loses_its_traffic_and_then_its_pods_and_is_not_tried_again(messages: Messages) -> None:
+def test_worse_canary_loses_traffic_then_pods_and_is_rejected(messages: Messages) -> None:
     world, old = canarying("Analyzing", rollout=GATEWAY)
     new = world.desired_revision
     for _ in range(30):
@@ -131,7 +131,7 @@ def test_a_worse_canary_loses_its_traffic_and_then_its_pods_and_is_not_tried_aga
     assert world.status["analysis"]["startTime"] != before["startTime"]
 
 
-def test_missing_data_never_promotes_and_ends_undecided(messages: Messages) -> None:
+def test_missing_data_ends_inconclusive(messages: Messages) -> None:
     world, _ = canarying("Analyzing")
     world.now += timedelta(hours=3)
     world.step()
@@ -148,7 +148,7 @@ def test_missing_data_never_promotes_and_ends_undecided(messages: Messages) -> N
     messages.check("promoted manually", last(world)["message"])
 
 
-def test_undecided_is_rolled_back_where_the_spec_says_so(messages: Messages) -> None:
+def test_inconclusive_canary_is_rolled_back_if_configured(messages: Messages) -> None:
     world, old = canarying("Analyzing", rollout={"analysis": {"onInconclusive": "Rollback"}})
     world.now += timedelta(hours=4)
     world.settle()
@@ -157,7 +157,7 @@ def test_undecided_is_rolled_back_where_the_spec_says_so(messages: Messages) -> 
     assert world.replicas() == {f"chat-{old}": 2}
 
 
-def test_a_person_is_asked_where_the_spec_says_so(messages: Messages) -> None:
+def test_manual_approval_waits_for_user(messages: Messages) -> None:
     world, _ = canarying("Analyzing", rollout={"canary": {"approval": "Manual"}})
     world.measure(20, +0.2)
     assert world.status["phase"] == "AwaitingApproval"
@@ -169,7 +169,7 @@ def test_a_person_is_asked_where_the_spec_says_so(messages: Messages) -> None:
     until(world, "Ready")
 
 
-def test_what_a_person_promotes_in_its_warm_up_is_compared_in_the_ramp_all_the_same(messages: Messages) -> None:
+def test_manual_promotion_in_warm_up_is_compared_during_ramp(messages: Messages) -> None:
     world, _ = canarying("WarmingUp")
     world.annotate(promote=world.desired_revision)
     until(world, "Ramping")
@@ -182,7 +182,7 @@ def test_what_a_person_promotes_in_its_warm_up_is_compared_in_the_ramp_all_the_s
     messages.check("rolled back in the ramp after a manual promotion", last(world)["message"])
 
 
-def test_a_person_ends_it_at_any_time(messages: Messages) -> None:
+def test_manual_rollback_works_in_every_phase(messages: Messages) -> None:
     world, old = canarying("Promoting", replicas=4)
     world.annotate(rollback=world.desired_revision)
     while world.status["phase"] != "RolledBack":
@@ -196,7 +196,7 @@ def test_a_person_ends_it_at_any_time(messages: Messages) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- what goes wrong
-def test_a_canary_that_crashes_again_and_again_is_rolled_back_at_once(messages: Messages) -> None:
+def test_crash_loop_of_canary_rolls_back_immediately(messages: Messages) -> None:
     world, old = canarying("Analyzing")
     world.crash(world.desired_revision, 2)
     world.step()
@@ -207,7 +207,7 @@ def test_a_canary_that_crashes_again_and_again_is_rolled_back_at_once(messages: 
     assert world.replicas() == {f"chat-{old}": 2}
 
 
-def test_a_canary_that_turns_bad_in_the_ramp_is_rolled_back(messages: Messages) -> None:
+def test_canary_that_regresses_in_ramp_is_rolled_back(messages: Messages) -> None:
     world, _ = canarying("Ramping", replicas=4, rollout={"canary": {"stepDuration": "1h"}})
     for _ in range(25):
         world.schedule()
@@ -232,7 +232,7 @@ def test_pods_that_do_not_start_fail_the_rollout() -> None:
 
 # --------------------------------------------------------------------------------------------------------- what happens meanwhile
 @pytest.mark.parametrize("phase", ["Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting"])
-def test_a_spec_that_is_taken_back_ends_it_at_once(phase: str, messages: Messages) -> None:
+def test_reverted_spec_ends_canary_immediately(phase: str, messages: Messages) -> None:
     world, old = canarying(phase, replicas=4)
     world.drafter("eagle3")
     for _ in range(20):
@@ -246,7 +246,7 @@ def test_a_spec_that_is_taken_back_ends_it_at_once(phase: str, messages: Message
     assert world.replicas() == {f"chat-{old}": 4}
 
 
-def test_another_spec_starts_anew_with_the_same_stable_pods() -> None:
+def test_another_spec_restarts_with_same_stable_pods() -> None:
     world, old = canarying("Analyzing")
     first = world.desired_revision
     world.edit(speculation={"numSpeculativeTokens": 4})
@@ -258,7 +258,7 @@ def test_another_spec_starts_anew_with_the_same_stable_pods() -> None:
     assert set(world.replicas()) == {f"chat-{old}", f"chat-{old}-control", f"chat-{world.desired_revision}"}
 
 
-def test_what_a_kill_left_of_one_canary_goes_before_the_next_begins(messages: Messages) -> None:
+def test_orphans_of_killed_canary_are_deleted_before_the_next(messages: Messages) -> None:
     world = serving()
     old = world.desired_revision
     world.drafter("eagle31")
@@ -279,7 +279,7 @@ def test_what_a_kill_left_of_one_canary_goes_before_the_next_begins(messages: Me
     assert world.status["phase"] == "Starting"
 
 
-def test_replicas_may_change_meanwhile() -> None:
+def test_replicas_may_change_during_rollout() -> None:
     world, old = canarying("Analyzing")
     world.edit(replicas=5)
     world.step()
@@ -287,7 +287,7 @@ def test_replicas_may_change_meanwhile() -> None:
     assert world.status["phase"] == "Analyzing"
 
 
-def test_paused_it_stands_still_and_what_is_compared_stays_the_same() -> None:
+def test_pause_stops_rollout_and_keeps_comparison() -> None:
     world, _ = canarying("Analyzing")
     world.step()
     before = world.status["canary"]
@@ -300,7 +300,7 @@ def test_paused_it_stands_still_and_what_is_compared_stays_the_same() -> None:
     assert world.status["canary"] == before
 
 
-def test_where_nothing_serves_nor_will_the_new_revision_takes_its_place() -> None:
+def test_unready_stable_revision_is_replaced_without_canary() -> None:
     world = serving()
     old = world.desired_revision
     world.crash(old, 5)
@@ -314,14 +314,14 @@ def test_where_nothing_serves_nor_will_the_new_revision_takes_its_place() -> Non
     assert world.status["stable"]["revision"] == world.desired_revision != old
 
 
-def test_where_nothing_serves_for_a_moment_it_is_a_canary_all_the_same() -> None:
+def test_briefly_unready_stable_revision_gets_a_canary() -> None:
     world = serving()
     world.ready(value="False")
     world.drafter("eagle31")
     world.settle_until("Starting")
 
 
-def test_scaled_to_nothing_a_canary_is_not_promoted_for_that() -> None:
+def test_scaling_to_zero_does_not_promote_canary() -> None:
     world, old = canarying("Analyzing")
     world.edit(replicas=0)
     for _ in range(3):
@@ -338,7 +338,7 @@ def test_scaled_to_nothing_a_canary_is_not_promoted_for_that() -> None:
 
 
 @pytest.mark.parametrize(("word", "result"), [("promote", "Promoted"), ("rollback", "RolledBack")])
-def test_a_person_may_decide_about_a_canary_without_pods(word: str, result: str) -> None:
+def test_manual_actions_apply_to_canary_without_pods(word: str, result: str) -> None:
     world, _ = canarying("Analyzing")
     world.edit(replicas=0)
     world.step()
@@ -347,7 +347,7 @@ def test_a_person_may_decide_about_a_canary_without_pods(word: str, result: str)
     assert world.status["rolloutHistory"][0]["result"] == result
 
 
-def test_reuse_needs_no_place_beyond_those_of_the_spec() -> None:
+def test_reuse_needs_no_extra_places() -> None:
     world = serving(replicas=4, rollout={"canary": {"capacity": "Reuse"}})
     old = world.desired_revision
     world.drafter("eagle31")
@@ -365,7 +365,7 @@ def test_reuse_needs_no_place_beyond_those_of_the_spec() -> None:
     assert old != world.desired_revision
 
 
-def test_nothing_is_written_while_nothing_happens() -> None:
+def test_idle_reconciles_write_nothing() -> None:
     for phase in ("Starting", "WarmingUp", "Analyzing", "Ramping"):
         world, _ = canarying(phase, replicas=4)
         if phase != "Starting":

@@ -32,7 +32,7 @@ def names(plan: ReconcilePlan) -> list[str]:
     return [f"{item['kind']} {item['metadata']['name']}" for item in plan.objects_to_apply]
 
 
-def test_it_is_written_once_for_each_decision_and_stays() -> None:
+def test_tuning_record_is_written_once_per_decision() -> None:
     world = serving()
     assert names(step(world, None)) == []
     assert names(step(world, KEPT)) == ["ConfigMap chat-aerie-tuning"]
@@ -48,14 +48,14 @@ def test_it_is_written_once_for_each_decision_and_stays() -> None:
     assert PLACE in world.objects
 
 
-def test_the_resources_status_does_not_change_with_it() -> None:
+def test_tuning_record_does_not_change_status() -> None:
     world = serving()
     world.step()
     before = step(world, None).status
     assert step(world, KEPT).status == before
 
 
-def test_it_goes_with_the_mode() -> None:
+def test_tuning_record_is_deleted_with_the_mode() -> None:
     world = serving()
     step(world, KEPT)
     world.edit(speculation={"numSpeculativeTokens": 3, "tuning": {"mode": "Off"}})
@@ -64,7 +64,7 @@ def test_it_goes_with_the_mode() -> None:
     assert names(step(world, KEPT)) == []
 
 
-def test_another_resources_is_no_knowledge_of_this_one() -> None:
+def test_tuning_record_of_another_resource_is_ignored() -> None:
     world = serving()
     step(world, KEPT)
     world.objects[PLACE]["metadata"]["ownerReferences"][0]["uid"] = "another"
@@ -76,7 +76,7 @@ def test_another_resources_is_no_knowledge_of_this_one() -> None:
     [{}, {tuning_config_map.DECISION_TIME_KEY: "yesterday"}, {**KEPT.to_data(), tuning_config_map.DECISION_TIME_KEY: "2026"}],
     ids=["empty", "few", "no moment"],
 )
-def test_what_a_hand_has_done_to_it_is_written_over(data: dict[str, str]) -> None:
+def test_manual_edit_of_tuning_record_is_overwritten(data: dict[str, str]) -> None:
     world = serving()
     step(world, KEPT)
     world.objects[PLACE]["data"] = data
