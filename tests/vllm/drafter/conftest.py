@@ -43,10 +43,10 @@ class Server:
 
     client: httpx.Client
 
-    def answer(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-        """Greedy answers, token ids for token ids, sixteen prompts at a time."""
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+        """Return greedy answers as token ids, with sixteen prompts at a time."""
 
-        def ask(prompt: Sequence[int]) -> list[int]:
+        def send_request(prompt: Sequence[int]) -> list[int]:
             body = {
                 "model": "target",
                 "prompt": list(prompt),
@@ -54,24 +54,24 @@ class Server:
                 "temperature": 0,
                 "return_token_ids": True,
             }
-            answer = self.client.post("/v1/completions", json=body)
-            assert answer.status_code == 200, answer.text
-            (choice,) = answer.json()["choices"]
+            response = self.client.post("/v1/completions", json=body)
+            assert response.status_code == 200, response.text
+            (choice,) = response.json()["choices"]
             return list(choice["token_ids"])
 
         with ThreadPoolExecutor(16) as pool:
-            return list(pool.map(ask, prompts))
+            return list(pool.map(send_request, prompts))
 
     def counters(self) -> dict[str, float]:
-        """vLLM's counters of speculation: `drafts`, and `0`, `1`, ... for accepted tokens per position."""
-        found: dict[str, float] = {}
+        """Return vLLM's counters of speculation: `drafts`, and `0`, `1`, ... for accepted tokens per position."""
+        counters: dict[str, float] = {}
         for line in self.client.get("/metrics").text.splitlines():
             name, _, value = line.rpartition(" ")
             if name.startswith("vllm:spec_decode_num_drafts_total{"):
-                found["drafts"] = float(value)
+                counters["drafts"] = float(value)
             elif name.startswith("vllm:spec_decode_num_accepted_tokens_per_pos_total{"):
-                found[name.split('position="')[1].split('"')[0]] = float(value)
-        return found
+                counters[name.split('position="')[1].split('"')[0]] = float(value)
+        return counters
 
 
 Serve = Callable[..., contextlib.AbstractContextManager[Server]]
