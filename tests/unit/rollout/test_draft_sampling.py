@@ -1,4 +1,4 @@
-"""A change of spec.speculation.draftSampling is a rollout that is judged by acceptance; for sampled traffic it is recommended."""
+"""Rollouts of spec.speculation.draftSampling are compared by acceptance; it is recommended for sampled traffic."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def test_sampling_change_makes_revision_comparable_by_acceptance() -> None:
     ],
 )
 def test_rejected_sampling_creates_no_pods(speculation: dict[str, Any], key: str, messages: Messages) -> None:
-    wanted = resolve_desired_revision(resource(**speculation))
-    assert wanted.pod_template is None
-    messages.check(f"invalid option {key}", wanted.problem)
+    desired = resolve_desired_revision(resource(**speculation))
+    assert desired.pod_template is None
+    messages.check(f"invalid option {key}", desired.problem)
 
 
 def test_engine_version_without_sampling_key_is_rejected(messages: Messages) -> None:
-    wanted = resolve_desired_revision(resource("vllm/vllm-openai:v0.20.2", draftSampling="Probabilistic"))
-    messages.check("a version without the key", wanted.problem)
+    desired = resolve_desired_revision(resource("vllm/vllm-openai:v0.20.2", draftSampling="Probabilistic"))
+    messages.check("a version without the key", desired.problem)
 
 
 @pytest.mark.parametrize(

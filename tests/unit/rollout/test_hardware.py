@@ -15,7 +15,7 @@ from aerie.rollout.facts.hardware import MAX_COMPARED_PODS, LabelsByNode, _sampl
 from aerie.rollout.trials.failures import COOLDOWNS_AFTER_ROLLBACK
 from aerie.tuning.decision.policy import backoff_factor
 from tests.golden import Messages
-from tests.unit.rollout.test_effective_setting import K5, MINUTE, advise, look, speculation, tuned
+from tests.unit.rollout.test_effective_setting import K5, MINUTE, recommend, reconcile, speculation, tuned_world
 from tests.unit.rollout.world import World, canarying, monitoring, serving
 
 A100, H100 = "NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3"
@@ -224,11 +224,11 @@ def test_verifying_omits_time() -> None:
 # ------------------------------------------------------------------------------------------------------------------- trials
 @pytest.mark.parametrize("action", ["Change", "Explore"])
 def test_trial_on_different_hardware_is_inconclusive(action: Any) -> None:
-    world = tuned()
-    advise(world, action=action)
+    world = tuned_world()
+    recommend(world, action=action)
     world.step()
     for _ in range(60):
-        look(world)
+        reconcile(world)
         place(world, A100, H100)
         world.now += MINUTE
         if "trial" not in speculation(world):
@@ -238,12 +238,12 @@ def test_trial_on_different_hardware_is_inconclusive(action: Any) -> None:
     assert (failure["reason"], failure["failureCount"]) == ("Failed", 1)
     assert A100 in failure["message"]
     for _ in range(60):
-        look(world)
+        reconcile(world)
         world.now += MINUTE
         if world.status["phase"] == "Ready":
             break
-    advise(world, action=action)
-    look(world)
+    recommend(world, action=action)
+    reconcile(world)
     assert "trial" not in speculation(world)
     assert world.condition("SpeculationTuned") == ("False", "Cooldown")
     ended = datetime.fromisoformat(failure["lastCompletionTime"])
@@ -251,6 +251,6 @@ def test_trial_on_different_hardware_is_inconclusive(action: Any) -> None:
     world.now = (
         ended + COOLDOWNS_AFTER_ROLLBACK * backoff_factor(1) * max(tuning.cooldown_duration, tuning.decision_interval) + MINUTE
     )
-    advise(world, action=action)
-    look(world)
+    recommend(world, action=action)
+    reconcile(world)
     assert speculation(world)["trial"]["setting"] == K5, "the pause is over"
