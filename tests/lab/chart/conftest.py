@@ -93,12 +93,12 @@ def release(lab: Lab) -> Release:
 
     @contextlib.contextmanager
     def installed(namespace: str, chart: Path, *arguments: str) -> Iterator[None]:
-        where = ("--namespace", namespace, "--wait", "--timeout=180s")
+        options = ("--namespace", namespace, "--wait", "--timeout=180s")
         try:
-            lab.helm("install", "aerie", str(chart), *where, *arguments)
+            lab.helm("install", "aerie", str(chart), *options, *arguments)
             yield
         finally:
-            lab.helm("uninstall", "aerie", *where, "--ignore-not-found")
+            lab.helm("uninstall", "aerie", *options, "--ignore-not-found")
             lab.kubectl("delete", "crd", DEFINITION, "--ignore-not-found")  # kept by default, and no namespace takes it along
 
     return installed

@@ -73,11 +73,11 @@ def test_namespace_without_permissions_blocks_no_other(lab: Lab, namespace: Name
     """The operator restarts without permissions in one of its namespaces. It manages the other one for longer than Kopf tolerates
     rejections, and both when the permissions are restored."""
     with contextlib.ExitStack() as stack:
-        home, lost = (stack.enter_context(new_namespace(lab, label)) for label in ("aerie-system", "lost"))
-        helm_arguments = ["--set", f"namespaces={{{namespace.name},{lost.name}}}", "--set", "replicas=1"]
+        home, forbidden_namespace = (stack.enter_context(new_namespace(lab, label)) for label in ("aerie-system", "lost"))
+        helm_arguments = ["--set", f"namespaces={{{namespace.name},{forbidden_namespace.name}}}", "--set", "replicas=1"]
         stack.enter_context(release(home.name, chart, *helm_arguments))
-        binding = lost.get("rolebinding", "aerie")
-        lost.kubectl("delete", "rolebinding", "aerie")
+        binding = forbidden_namespace.get("rolebinding", "aerie")
+        forbidden_namespace.kubectl("delete", "rolebinding", "aerie")
         home.kubectl("rollout", "restart", "deployment/aerie")
         home.wait_for_rollout("aerie")
         (pod,) = (
@@ -85,7 +85,7 @@ def test_namespace_without_permissions_blocks_no_other(lab: Lab, namespace: Name
             for operator_pod in home.list_all("pods", "app.kubernetes.io/name=aerie")
             if "deletionTimestamp" not in operator_pod["metadata"]
         )
-        for target in (namespace, lost):
+        for target in (namespace, forbidden_namespace):
             target.apply(RESOURCE.replace("spec:", DRAFTER))
         wait_until(lambda: namespace.list_all("jobs", "aerie.dev/name=chat"), "work in the other namespace")
 
@@ -97,8 +97,8 @@ def test_namespace_without_permissions_blocks_no_other(lab: Lab, namespace: Name
 
         ready = fetch(8081, "/readyz")
         assert ready.startswith("ready\n")
-        assert f"SpeculativeDeployments of namespace {lost.name} cannot be listed" in ready
-        list_failed_metric = f'aerie_list_failed{{kind="SpeculativeDeployment",namespace="{lost.name}"}}'
+        assert f"SpeculativeDeployments of namespace {forbidden_namespace.name} cannot be listed" in ready
+        list_failed_metric = f'aerie_list_failed{{kind="SpeculativeDeployment",namespace="{forbidden_namespace.name}"}}'
         assert f"{list_failed_metric} 1.0" in fetch(8080, "/metrics")
 
         def count_forbidden_requests() -> int:
@@ -110,11 +110,15 @@ def test_namespace_without_permissions_blocks_no_other(lab: Lab, namespace: Name
         wait_until(lambda: count_forbidden_requests() >= 7, "two minutes of rejections", timeout_seconds=240, interval_seconds=2)
         namespace.kubectl("delete", "job", "-l", "aerie.dev/name=chat", "--wait=true")
         wait_until(lambda: namespace.list_all("jobs", "aerie.dev/name=chat"), "it is still at work")
-        assert not lost.list_all("jobs", "aerie.dev/name=chat")
+        assert not forbidden_namespace.list_all("jobs", "aerie.dev/name=chat")
 
-        lost.apply({key: value for key, value in binding.items() if key != "metadata"} | {"metadata": {"name": "aerie"}})
+        forbidden_namespace.apply(
+            {key: value for key, value in binding.items() if key != "metadata"} | {"metadata": {"name": "aerie"}}
+        )
         wait_until(
-            lambda: lost.list_all("jobs", "aerie.dev/name=chat"), "work in the namespace that is back", timeout_seconds=180
+            lambda: forbidden_namespace.list_all("jobs", "aerie.dev/name=chat"),
+            "work in the namespace that is back",
+            timeout_seconds=180,
         )
         assert f"{list_failed_metric} 0.0" in fetch(8080, "/metrics")
         assert fetch(8081, "/readyz") == "ready\n"

@@ -1,4 +1,4 @@
-"""The chart over time and in parts of a cluster: what the server takes, upgrades, uninstalling, rights in some namespaces."""
+"""Life cycle of the chart: accepted objects, upgrades, uninstall, and permissions in listed namespaces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Release = Callable[..., contextlib.AbstractContextManager[None]]
 
 CASES = sorted(path.stem for path in (Path(__file__).parent / "cases").glob("*.yaml"))
 DEFINITION = "speculativedeployments.aerie.dev"
-# A resource with which nothing is done.
+# A paused resource.
 PAUSED = """
 apiVersion: aerie.dev/v1alpha1
 kind: SpeculativeDeployment

@@ -216,8 +216,8 @@ def test_dashboard_queries_are_valid(objects: Objects, tmp_path: Path) -> None:
     assert queries
     variables = {variable["name"] for variable in dashboard["templating"]["list"]} | {"__rate_interval"}
     assert {name for query in queries for name in re.findall(r"\$(\w+)", query)} <= variables
-    plain = [re.sub(r"\$\w+", ".*", query.replace("$__rate_interval", "5m")) for query in queries]
-    rules = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(plain)]
+    expanded_queries = [re.sub(r"\$\w+", ".*", query.replace("$__rate_interval", "5m")) for query in queries]
+    rules = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(expanded_queries)]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
     promtool("check", "rules", tmp_path / "rules.yaml")
     monitored = objects("--set", "metrics.podMonitor.enabled=true", "--show-only", "templates/podmonitor.yaml")[0]["spec"]

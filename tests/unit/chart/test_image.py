@@ -24,7 +24,7 @@ def copied_paths() -> list[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The wheel, built from what the Dockerfile copies and nothing else."""
+    """The wheel, built from exactly the files that the Dockerfile copies."""
     folder = tmp_path_factory.mktemp("source")
     for path in copied_paths():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)

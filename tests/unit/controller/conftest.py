@@ -15,7 +15,7 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """See the module."""
+    """Event loop in virtual time."""
 
     now = 0.0
 

@@ -252,7 +252,7 @@ class CacheStateMachine(RuleBasedStateMachine):
         owned_objects = [*self.recorder.cache.list_owned_objects(CHAT), *self.recorder.cache.list_owned_objects(OTHER)]
         return {(item["kind"], item["metadata"]["name"]): item for item in owned_objects}
 
-    def next(self) -> int:
+    def next_version(self) -> int:
         self.now = next(self.version)
         return self.now
 
@@ -262,7 +262,7 @@ class CacheStateMachine(RuleBasedStateMachine):
     # -- the server: each change leaves a message that may be delivered at any time, more than once, or never
     @rule(target=messages, object_key=OBJECT_KEYS, owner=st.sampled_from(("chat", "other")))
     def write(self, object_key: ObjectKey, owner: str) -> tuple[str, dict[str, Any]]:
-        version = self.next()
+        version = self.next_version()
         uid = self.server[object_key]["metadata"]["uid"] if object_key in self.server else f"u{version}"
         self.server[object_key] = build_object(*object_key, version, owner=owner, uid=uid)
         return ("MODIFIED", self.server[object_key])
@@ -272,7 +272,7 @@ class CacheStateMachine(RuleBasedStateMachine):
         if object_key not in self.server:
             return ("NOTHING", {})
         item = copy.deepcopy(self.server.pop(object_key))
-        item["metadata"]["resourceVersion"] = str(self.next())
+        item["metadata"]["resourceVersion"] = str(self.next_version())
         return ("DELETED", item)
 
     # -- messages that reach the cache
@@ -373,10 +373,10 @@ def test_list_of_an_older_version_replaces_the_cache() -> None:
 
 def test_partial_list_or_equal_version_does_not_replace_the_cache() -> None:
     recorder = RecordingCache()
-    whole = recorder.cache.start_relist(SERVICES)
-    whole.begin("500")
-    whole.add([build_object("Service", "chat", 400)])
-    whole.end("500")
+    complete_list = recorder.cache.start_relist(SERVICES)
+    complete_list.begin("500")
+    complete_list.add([build_object("Service", "chat", 400)])
+    complete_list.end("500")
     for listing, version in (
         (recorder.cache.start_relist(SERVICES), "500"),
         (recorder.cache.start_relist(SERVICES, owner=CHAT), "300"),

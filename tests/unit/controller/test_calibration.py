@@ -168,7 +168,7 @@ def test_next_operator_continues_from_the_config_map() -> None:
     assert collector_of_shorter_blocks.baseline_calibration(CHAT, "uid-chat") is None
 
 
-def test_calibration_ends_with_its_engine_and_not_with_a_missing_deployment() -> None:
+def test_calibration_ends_with_its_engine_not_with_its_deployment() -> None:
     collector, stable_resource = CalibrationCollector(), resource()
     add_blocks(collector, stable_resource, 5)
     calibration = collector.baseline_calibration(CHAT, "uid-chat")

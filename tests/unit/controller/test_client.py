@@ -16,7 +16,7 @@ from .served import serve_http
 
 
 class DeletionCluster(Cluster):
-    """A cluster in which a deletion is answered with `code`, and there is an object with this uid, or none."""
+    """A cluster that responds to a deletion with `code` and has an object with this uid, or none."""
 
     def __init__(self, code: int, uid: str | None) -> None:
         super().__init__(cast("ApiClient", None))

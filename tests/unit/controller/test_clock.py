@@ -37,15 +37,17 @@ def test_clock_jump_is_logged_once_and_not_followed(monkeypatch: pytest.MonkeyPa
     assert clock.Clock().now() == start + timedelta(seconds=MachineClock.passed)
 
 
-@pytest.mark.parametrize(("ahead", "followed"), [(-7200, True), (7200, True), (3, False), (-3, False)])
-def test_clock_follows_the_api_server_beyond_a_tolerance(ahead: int, followed: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """A leader takes over times that another one has written: a machine whose clock is off must not read them by its own."""
+@pytest.mark.parametrize(("seconds_ahead", "is_followed"), [(-7200, True), (7200, True), (3, False), (-3, False)])
+def test_clock_follows_the_api_server_beyond_a_tolerance(
+    seconds_ahead: int, is_followed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A leader reads times that another one has written: its own machine's clock must not shift them."""
     leader_clock = clock.Clock()
     machine_time = leader_clock.now()
     received_at = time.monotonic() - 1.0
     with caplog.at_level(logging.WARNING):
-        leader_clock.synchronize(machine_time - timedelta(seconds=ahead + 1), received_at)
+        leader_clock.synchronize(machine_time - timedelta(seconds=seconds_ahead + 1), received_at)
         offset = (leader_clock.now() - machine_time).total_seconds()
-    assert round(offset) == (-ahead if followed else 0)
-    assert len(caplog.records) == followed
-    assert all(f"{ahead:+.0f} s" in record.getMessage() for record in caplog.records)
+    assert round(offset) == (-seconds_ahead if is_followed else 0)
+    assert len(caplog.records) == is_followed
+    assert all(f"{seconds_ahead:+.0f} s" in record.getMessage() for record in caplog.records)

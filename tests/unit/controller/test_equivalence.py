@@ -113,7 +113,7 @@ def status(
 
 
 class FakeEngines:
-    """Answers of the pods, by address; every request is recorded with its time."""
+    """Responses of the pods by address; records each request with its time."""
 
     def __init__(self, **responses: Any) -> None:
         self.requests: list[tuple[float, str, dict[str, Any]]] = []

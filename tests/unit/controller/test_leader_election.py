@@ -1,4 +1,4 @@
-"""Leader election, in virtual time, against a Lease kept as the API server keeps one."""
+"""Leader election, in virtual time, with a Lease that is stored as by the API server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Server:
         self.slow = 0.0
         self.blocked_until = 0.0
 
-    async def _answer(self) -> None:
+    async def _respond(self) -> None:
         if self.down:
             await asyncio.sleep(3600)
         try:
@@ -45,17 +45,17 @@ class Server:
 
     async def get(self, kind: ResourceKind, namespace: str, name: str) -> ObjectDict | None:
         assert (kind.kind, namespace, name) == ("Lease", "aerie", "operator")
-        await self._answer()
+        await self._respond()
         return copy.deepcopy(self.lease)
 
     async def create(self, desired: ObjectDict) -> ObjectDict:
-        await self._answer()
+        await self._respond()
         if self.lease is not None:
             raise ApiError(409, "AlreadyExists", "it is there")
         return self._store(desired)
 
     async def replace(self, desired: ObjectDict) -> ObjectDict:
-        await self._answer()
+        await self._respond()
         assert self.lease is not None
         if desired["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "it has changed")
@@ -77,15 +77,15 @@ class Candidate:
         self.acting = False
         self.terms = 0
         """How often it became the leader."""
-        self.task = asyncio.create_task(self.live())
+        self.task = asyncio.create_task(self.lead())
 
-    async def live(self) -> None:
+    async def lead(self) -> None:
         while True:
-            async with self.elector.hold_leadership() as lost:
+            async with self.elector.hold_leadership() as leadership_lost:
                 self.acting = True
                 self.terms += 1
                 try:
-                    await lost.wait()
+                    await leadership_lost.wait()
                 finally:
                     self.acting = False
 
@@ -115,10 +115,10 @@ def test_leader_that_stops_releases_the_lease(run: Run) -> None:
         first, second = Candidate(server, "a"), Candidate(server, "b")
         await asyncio.sleep(10)
         await first.stop()
-        began = asyncio.get_running_loop().time()
+        started_at = asyncio.get_running_loop().time()
         while not second.acting:
             await asyncio.sleep(0.1)
-        assert asyncio.get_running_loop().time() - began <= TIMING.retry_period_seconds + 1
+        assert asyncio.get_running_loop().time() - started_at <= TIMING.retry_period_seconds + 1
         await second.stop()
 
     run(work())
@@ -131,14 +131,14 @@ def test_dead_leader_is_replaced_within_the_lease_and_a_retry(run: Run) -> None:
         await asyncio.sleep(5)
         second = Candidate(server, "b")
         await asyncio.sleep(10)
-        first.elector._lease_client = DEAD  # as after kill -9: nothing is given back
+        first.elector._lease_client = DEAD  # as after kill -9: the Lease is not released
         first.task.cancel()
-        began = asyncio.get_running_loop().time()
+        started_at = asyncio.get_running_loop().time()
         while not second.acting:
             await asyncio.sleep(0.1)
         assert (
             TIMING.lease_duration_seconds - TIMING.retry_period_seconds
-            <= asyncio.get_running_loop().time() - began
+            <= asyncio.get_running_loop().time() - started_at
             <= TIMING.lease_duration_seconds + 2 * TIMING.retry_period_seconds
         )
         assert server.lease is not None
@@ -149,7 +149,7 @@ def test_dead_leader_is_replaced_within_the_lease_and_a_retry(run: Run) -> None:
 
 
 class _DeadServer(Server):
-    async def _answer(self) -> None:
+    async def _respond(self) -> None:
         raise ApiError(None, "ClientError", "no answer")
 
 
@@ -194,7 +194,7 @@ def test_a_lease_taken_by_force_ends_the_leadership(run: Run) -> None:
         await asyncio.sleep(TIMING.retry_period_seconds + 0.1)
         assert not first.acting
         await first.stop()
-        assert server.lease["spec"]["holderIdentity"] == "somebody", "what is not ours is not given back"
+        assert server.lease["spec"]["holderIdentity"] == "somebody", "the Lease of another holder is not released"
 
     run(work())
 
@@ -264,17 +264,17 @@ def test_leader_detects_an_expired_lease_by_its_own_clock(run: Run) -> None:
         server = Server()
         elector = LeaderElector(server, "aerie", "operator", "one", TIMING)
         assert not elector.is_leader()
-        async with elector.hold_leadership() as lost:
+        async with elector.hold_leadership() as leadership_lost:
             assert elector.is_leader()
             await asyncio.sleep(100)
             assert elector.is_leader(), "it is renewed"
             server.down = True
             loop = asyncio.get_running_loop()
-            began = loop.time()
+            started_at = loop.time()
             while elector.is_leader():
                 await asyncio.sleep(0.1)
-            assert loop.time() - began <= TIMING.lease_duration_seconds - TIMING.safety_margin_seconds + 0.2
+            assert loop.time() - started_at <= TIMING.lease_duration_seconds - TIMING.safety_margin_seconds + 0.2
             await asyncio.sleep(TIMING.request_timeout_seconds)
-            assert lost.is_set()
+            assert leadership_lost.is_set()
 
     run(work())

@@ -1,5 +1,4 @@
-"""Lists: what fails holds up nothing else, is told once, and is tried again; a long list is no sign of death, a hanging one is
-one."""
+"""Lists of the cache: a failure delays no other list, is logged once and retried; a hanging list fails the liveness check."""
 
 from __future__ import annotations
 
@@ -133,7 +132,7 @@ def test_forbidden_namespace_blocks_no_other_and_is_logged_once(run: Run, caplog
             )
             assert len([request for request in api.requests if request[1] == "b"]) < 30, "with a back-off"
             assert len([request for request in api.requests if request == (PODS, "a")]) == 4, (
-                "the good lists are not repeated for it"
+                "the successful lists are not repeated for it"
             )
             assert harness.lister.find_gaps(resource("b")).is_pending
 
@@ -298,7 +297,7 @@ def test_stalled_reconciles_fail_the_liveness_check(run: Run) -> None:
 
 
 class CountingApiServer(FakeApiServer):
-    """Counts whole lists; the first ones may fail."""
+    """Counts complete lists; the first ones may fail."""
 
     def __init__(self, failures: int = 0) -> None:
         super().__init__()

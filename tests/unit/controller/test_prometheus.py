@@ -203,11 +203,11 @@ def test_poll_of_a_slow_server_times_out(run: Run) -> None:
         return json_response(EMPTY_RESPONSE)
 
     async def scenario() -> None:
-        began = asyncio.get_running_loop().time()
+        started_at = asyncio.get_running_loop().time()
         with pytest.raises(ScrapeError, match="took more than 30 s") as failure:
             await poll(httpx.MockTransport(slow), *(f"chat-{number}" for number in range(1000)))
         assert failure.value.reason == "timeout"
-        assert asyncio.get_running_loop().time() - began < 36
+        assert asyncio.get_running_loop().time() - started_at < 36
 
     run(scenario())
 

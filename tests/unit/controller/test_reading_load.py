@@ -144,8 +144,8 @@ def test_one_response_is_parsed_at_a_time_and_then_others_run(run: Run, monkeypa
         harness.track("evil", resource(interval="1s", rolling=True), 20, "66.0")
         await harness.run_for(30)
         assert len(parsed_sizes) > 40
-        for (at, size), (following, _) in itertools.pairwise(parsed_sizes):
-            assert following - at >= 0.999 * size / PARSE_BYTES_PER_SECOND
+        for (at, size), (next_parse_at, _) in itertools.pairwise(parsed_sizes):
+            assert next_parse_at - at >= 0.999 * size / PARSE_BYTES_PER_SECOND
 
     run(scenario())
 

@@ -131,7 +131,7 @@ class Server(Cluster):
         return self._store({**existing, "status": status})
 
     async def create(self, desired: ObjectDict) -> ObjectDict:
-        self.calls.append(f"TELL {desired['reason']}")
+        self.calls.append(f"EVENT {desired['reason']}")
         return desired
 
     async def delete(self, kind: ResourceKind, namespace: str, name: str, uid: str) -> None:  # noqa: ARG002

@@ -158,9 +158,9 @@ def test_stable_pods_are_scraped_less_often_than_those_of_a_rollout(run: Run) ->
         harness = PodScraperHarness(engines)
         harness.track(resource(), pod())
         await harness.run_for(600)
-        calm = engines.times("10.0.0.1")
-        assert 9 <= len(calm) <= 10
-        assert calm[0] <= 60
+        scrape_times = engines.times("10.0.0.1")
+        assert 9 <= len(scrape_times) <= 10
+        assert scrape_times[0] <= 60
         engines.calls.clear()
         harness.track(resource(rolling=True), pod())
         await harness.run_for(600)

@@ -62,15 +62,15 @@ def test_window_with_few_requests_is_bounded_and_stays_when_idle() -> None:
     for sample in samples[:100]:  # 16 requests in five minutes
         sliding_window.add("c1", sample, at, STALE)
         at += STALE
-    busy = requests(sliding_window, at - STALE)
-    assert busy is not None
-    assert busy <= 16 * (2 * MAX_HALF_SECONDS / STALE + 1)
+    busy_request_count = requests(sliding_window, at - STALE)
+    assert busy_request_count is not None
+    assert busy_request_count <= 16 * (2 * MAX_HALF_SECONDS / STALE + 1)
     for _ in range(100):
         sliding_window.add("c1", samples[99], at, STALE)
         at += STALE
-    idle = requests(sliding_window, at - STALE)
-    assert idle is not None
-    assert 0 < idle <= busy
+    idle_request_count = requests(sliding_window, at - STALE)
+    assert idle_request_count is not None
+    assert 0 < idle_request_count <= busy_request_count
 
 
 def test_restarted_engine_starts_a_new_window() -> None:

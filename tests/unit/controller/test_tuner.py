@@ -79,7 +79,7 @@ def resource(
     image: str = "vllm/vllm-openai:v0.33.0",
     version: str | None = None,
     args: tuple[str, ...] = (),
-    more: Any = None,
+    tuning_fields: Any = None,
     **status: Any,
 ) -> SpeculativeDeployment:
     arm = {"revision": "r1", "setting": {"mode": "Static", "numSpeculativeTokens": 3}}
@@ -91,7 +91,7 @@ def resource(
                 "model": {"source": {"persistentVolumeClaim": {"claimName": "models"}}},
                 "drafter": {"source": {"persistentVolumeClaim": {"claimName": "drafters"}}},
                 "engine": {"image": image, "args": list(args), **({"version": version} if version else {})},
-                "speculation": {"tuning": {"mode": mode, **(more or {})}},
+                "speculation": {"tuning": {"mode": mode, **(tuning_fields or {})}},
             },
             "status": {"stable": arm, **status},
         }
@@ -253,7 +253,7 @@ def test_exploration_causes_frequent_decisions(run: Run) -> None:
 def test_request_has_spec_status_and_telemetry(run: Run) -> None:
     async def scenario() -> None:
         async with TunerHarness() as harness:
-            tuning_spec = {
+            tuning_fields = {
                 "maxSpeculativeTokens": 5,
                 "cooldownDuration": "1h",
                 "historyWindow": "12h",
@@ -261,7 +261,7 @@ def test_request_has_spec_status_and_telemetry(run: Run) -> None:
                 "slo": {"timePerOutputToken": "40ms"},
             }
             speculation = {"current": {"mode": "Static", "numSpeculativeTokens": 3}, "lastChangeTime": "2026-10-31T00:00:00Z"}
-            harness.track(resource(args=("--max-num-seqs=64",), more=tuning_spec, speculation=speculation))
+            harness.track(resource(args=("--max-num-seqs=64",), tuning_fields=tuning_fields, speculation=speculation))
             await harness.run_traffic(700.0, waiting=3.0)
             (request,) = harness.worker.requests
             assert (

@@ -29,14 +29,19 @@ DRAFT = {"method": "eagle3", "model": "/models/drafter", "num_speculative_tokens
 
 
 def resource(**spec: Any) -> SpeculativeDeployment:
-    whole = {
+    complete_spec = {
         "replicas": 4,
         "model": {"source": {"huggingFace": {"repo": "meta-llama/Llama-3.1-8B-Instruct", "revision": COMMIT}}},
         "engine": {"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=8192"]},
         "drafter": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "eagle31"}}},
         **spec,
     }
-    document = {"apiVersion": "aerie.dev/v1alpha1", "kind": "SpeculativeDeployment", "metadata": {"name": "chat"}, "spec": whole}
+    document = {
+        "apiVersion": "aerie.dev/v1alpha1",
+        "kind": "SpeculativeDeployment",
+        "metadata": {"name": "chat"},
+        "spec": complete_spec,
+    }
     return SpeculativeDeployment.from_dict(document)
 
 

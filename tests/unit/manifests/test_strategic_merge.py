@@ -55,8 +55,8 @@ def test_patch_is_merged_as_by_kubectl(patch: dict[str, Any], path: list[Any], e
 
 values = st.recursive(
     st.integers() | st.text(max_size=3),
-    lambda below: (
-        st.dictionaries(st.sampled_from(["a", "b", "name", *MERGE_KEYS]), below, max_size=3)
+    lambda children: (
+        st.dictionaries(st.sampled_from(["a", "b", "name", *MERGE_KEYS]), children, max_size=3)
         | st.lists(st.fixed_dictionaries({"name": st.text(max_size=2)}), max_size=3, unique_by=lambda e: e["name"])
     ),
     max_leaves=12,
