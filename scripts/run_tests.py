@@ -32,7 +32,7 @@ LAST_LINES = 60
 """So many of a failure's are shown again: pytest's summary, and the end of what it tells before."""
 MOST_NAMED = 12
 """Failed tests of each that are named at the end."""
-LOOKS = 0.2
+POLL_SECONDS = 0.2
 """Seconds from one look at what the first has written to the next."""
 
 
@@ -46,9 +46,9 @@ def side_by_side(shown: Sequence[str], beside: Sequence[str], name: str) -> int:
         running: list[subprocess.Popen[bytes]] = []
 
         def end(_: int, __: FrameType | None) -> None:
-            for one in running:
-                if one.poll() is None:
-                    os.killpg(one.pid, signal.SIGINT)  # the whole group, so that each process takes its own lab down
+            for process in running:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGINT)  # the whole group, so that each process takes its own lab down
 
         # Before they start: what a shell has made this one ignore, as SIGINT of a job in its background, they would ignore too.
         before = [signal.signal(number, end) for number in ENDING]
@@ -90,7 +90,7 @@ def follow(process: subprocess.Popen[bytes], log: str) -> int:
             sys.stdout.flush()
             if ended:
                 return process.returncode
-            time.sleep(LOOKS)
+            time.sleep(POLL_SECONDS)
 
 
 if __name__ == "__main__":

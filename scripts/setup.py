@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class SetupError(Exception):
-    """Set-up cannot go on; the message is one sentence that names the way out."""
+    """Set-up cannot continue; the message is one sentence that names the fix."""
 
 
 def say(line: str) -> None:
@@ -109,7 +109,7 @@ def explain(output: str, log: Path) -> str:
         "ReadTimeoutError",
         "ProxyError",
     )
-    if any(word in output for word in unreachable):
+    if any(error in output for error in unreachable):
         return (
             "the Python package registry cannot be reached, and pip's cache does not hold all that is needed: "
             "connect this machine, or set PIP_INDEX_URL to a registry that it can reach, and run make again."
@@ -137,14 +137,14 @@ def set_up(venv: Path) -> None:
             say("removing .venv: it is unfinished, or made for another lock or Python")
             shutil.rmtree(str(venv))
         say("creating .venv with Python " + version)
-        made = subprocess.run(
+        result = subprocess.run(
             [python, "-m", "venv", str(venv)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             universal_newlines=True,
         )
-        if made.returncode != 0:
-            lines = made.stdout.strip().splitlines()
+        if result.returncode != 0:
+            lines = result.stdout.strip().splitlines()
             raise SetupError("python -m venv failed: %s." % (lines[-1] if lines else "it gave no reason"))
         count = sum(1 for line in lock.splitlines() if b"==" in line)
         run_pip(venv, "installing %d pinned packages" % count, ["--require-hashes", "-r", "requirements/dev.txt"])

@@ -39,7 +39,7 @@ def tier(path: Path) -> str:
 
 
 def is_quick() -> bool:
-    """Whether only few examples are wanted."""
+    """Return whether the profile asks for few examples only."""
     return hypothesis.settings.get_current_profile_name() == "quick"
 
 

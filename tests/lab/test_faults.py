@@ -45,8 +45,8 @@ def test_kill(echo: Namespace) -> None:
 
 def test_crash_and_let_live(echo: Namespace) -> None:
     def container(pod: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = pod["status"]["containerStatuses"][0]
-        return found
+        status: dict[str, Any] = pod["status"]["containerStatuses"][0]
+        return status
 
     def lives(pod: dict[str, Any]) -> bool:
         began = (container(pod)["state"].get("running") or {}).get("startedAt")
@@ -56,8 +56,8 @@ def test_crash_and_let_live(echo: Namespace) -> None:
         echo.wait_until("pod", "echo", lambda p: container(p)["restartCount"] >= 2, "restarted twice")
         assert [record.kind for record in echo.faults.list_active()] == ["crash"]
     assert echo.faults.list_active() == []
-    found = echo.wait_until("pod", "echo", lives, "it runs for longer than before")
-    assert container(found)["lastState"]["terminated"]["signal"] == 9
+    running_pod = echo.wait_until("pod", "echo", lives, "it runs for longer than before")
+    assert container(running_pod)["lastState"]["terminated"]["signal"] == 9
     with pytest.raises(StateError, match="killed after 0 s: give a number of seconds above 0"):
         echo.faults.crash("echo", 0, namespace=echo.name)
 
@@ -97,7 +97,7 @@ def test_restart_of_the_control_plane(echo: Namespace, component: str) -> None:
     before = echo.lab.status()["components"][component]["restarts"]
     echo.faults.restart(component)
     assert echo.lab.status()["components"][component]["restarts"] == before + 1
-    # The agent's watches have to come back: a new pod must run, and the old one must still be told about.
+    # The agent has to resume its watches: a new pod must run, and the status of the old one must still be reported.
     wait_until(lambda: echo.kubectl("get", "pods") and True, "the API server answers")
     echo.apply(POD.replace("name: echo,", "name: later,"))
     echo.wait_until_ready("later", timeout_seconds=120)

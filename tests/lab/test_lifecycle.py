@@ -31,27 +31,27 @@ def small(name: str = NAME, **changes: Any) -> LabSettings:
     return LabSettings(name=name, nodes=1, gateway=False, **changes)
 
 
-def left_of(name: str) -> list[str]:
+def find_traces(name: str) -> list[str]:
     """Every trace of a lab on this machine: processes, mounts, named namespaces, files."""
     folder = str(lab_folder(name))
-    found = []
+    traces = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
-                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
             except OSError:
                 continue
-            if any(word.startswith(folder) or f"={folder}" in word for word in words):
-                found.append(f"process {entry.name}: {' '.join(words)[:100]}")
-    found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if folder in line]
-    return found + ([folder] if Path(folder).exists() else [])
+            if any(argument.startswith(folder) or f"={folder}" in argument for argument in arguments):
+                traces.append(f"process {entry.name}: {' '.join(arguments)[:100]}")
+    traces += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if folder in line]
+    return traces + ([folder] if Path(folder).exists() else [])
 
 
 def machine_state() -> tuple[list[str], list[str], int]:
     """Named network namespaces, network devices and the number of mounts of this machine."""
-    named = sorted(os.listdir("/run/netns")) if os.path.isdir("/run/netns") else []
+    network_namespaces = sorted(os.listdir("/run/netns")) if os.path.isdir("/run/netns") else []
     mounts = len(Path("/proc/self/mountinfo").read_text().splitlines())
-    return named, sorted(os.listdir("/sys/class/net")), mounts
+    return network_namespaces, sorted(os.listdir("/sys/class/net")), mounts
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def nothing_stays() -> Iterator[None]:
     for name in list_lab_names():
         if name.startswith(NAME):
             take_down_lab(name)
-    assert left_of(NAME) == []
+    assert find_traces(NAME) == []
     assert machine_state() == before
 
 
@@ -70,23 +70,23 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_two_labs_side_by_side_with_pods_and_then_none() -> None:
-    with Lab.up(small()) as one, Lab.up(small(f"{NAME}-b")) as two:
-        assert one.api_url != two.api_url
-        for lab in (one, two):
+    with Lab.up(small()) as first, Lab.up(small(f"{NAME}-b")) as second:
+        assert first.api_url != second.api_url
+        for lab in (first, second):
             lab.kubectl("create", "deployment", "echo", "--image=aerie.dev/lab/echo:1")
             lab.kubectl("rollout", "status", "deployment/echo", "--timeout=180s")
         # The same addresses in both, and neither sees the other's.
-        assert "node-1" in two.kubectl("get", "nodes", "-o", "name")
-        two.down()
-        assert left_of(f"{NAME}-b") == []
-        assert "echo" in one.kubectl("get", "deployments", "-o", "name")
+        assert "node-1" in second.kubectl("get", "nodes", "-o", "name")
+        second.down()
+        assert find_traces(f"{NAME}-b") == []
+        assert "echo" in first.kubectl("get", "deployments", "-o", "name")
 
 
 def test_up_twice_is_one_lab_and_other_settings_are_refused() -> None:
     with Lab.up(small()) as lab:
-        said: list[str] = []
-        assert Lab.up(small(), said.append).api_url == lab.api_url
-        assert said == [f"lab '{NAME}' is up already"]
+        progress: list[str] = []
+        assert Lab.up(small(), progress.append).api_url == lab.api_url
+        assert progress == [f"lab '{NAME}' is up already"]
         with pytest.raises(StateError, match="is up with other settings"):
             Lab.up(small(gpus_per_node=4))
 
@@ -97,12 +97,12 @@ def test_a_killed_lab_is_cleaned_by_the_next_up() -> None:
     pid = process.find_lab_pid(lab.folder)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not [trace for trace in left_of(NAME) if trace.startswith("process")], "all its processes are gone")
+    wait_until(lambda: not [trace for trace in find_traces(NAME) if trace.startswith("process")], "all its processes are gone")
     wait_until(lambda: process.find_lab_pid(lab.folder) is None, "process 1, which has no command line any more, has ended too")
     with pytest.raises(StateError, match="is not up"):
         Lab.find(NAME)
-    with Lab.up(small()) as again:
-        assert "echo" not in again.kubectl("get", "deployments", "-o", "name")
+    with Lab.up(small()) as new_lab:
+        assert "echo" not in new_lab.kubectl("get", "deployments", "-o", "name")
 
 
 def test_a_lab_that_ends_with_its_caller_ends_with_it() -> None:
@@ -112,7 +112,7 @@ def test_a_lab_that_ends_with_its_caller_ends_with_it() -> None:
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
-    wait_until(lambda: not [trace for trace in left_of(NAME) if trace.startswith("process")], "all its processes are gone")
+    wait_until(lambda: not [trace for trace in find_traces(NAME) if trace.startswith("process")], "all its processes are gone")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -125,7 +125,7 @@ def test_a_signal_in_a_block_takes_the_lab_down_first(number: signal.Signals) ->
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (-number, "", "")
-    assert left_of(NAME) == []
+    assert find_traces(NAME) == []
 
 
 def test_sigterm_while_coming_up_leaves_nothing() -> None:
@@ -133,10 +133,10 @@ def test_sigterm_while_coming_up_leaves_nothing() -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE) as starting:
         wait_until(lambda: process.find_lab_pid(lab_folder(NAME)), "the lab's first process lives")
         starting.terminate()
-        _, said = starting.communicate(timeout=60)
+        _, errors = starting.communicate(timeout=60)
     assert starting.returncode == -signal.SIGTERM
-    assert b"Traceback" not in said
-    assert left_of(NAME) == []
+    assert b"Traceback" not in errors
+    assert find_traces(NAME) == []
 
 
 @pytest.mark.parametrize("seconds", [0.3, 1.0, 1.6, 2.5, 4.0])
@@ -148,12 +148,12 @@ def test_ctrl_c_while_coming_up_leaves_a_state_that_the_next_command_handles(sec
         assert starting.stdout.readline() == b"begun\n"  # before it, Ctrl-C meets Python's own start, which tells as it likes
         time.sleep(seconds)  # the moment is the parameter: every one must be handled
         starting.send_signal(signal.SIGINT)
-        _, said = starting.communicate(timeout=60)
-    assert starting.returncode in (0, 130), said.decode()
-    assert b"Traceback" not in said
+        _, errors = starting.communicate(timeout=60)
+    assert starting.returncode in (0, 130), errors.decode()
+    assert b"Traceback" not in errors
     down = run("down", "--name", NAME)
     assert down.returncode == 0, down.stderr
-    assert left_of(NAME) == []
+    assert find_traces(NAME) == []
 
 
 def test_a_command_killed_while_coming_up_is_cleaned_by_down() -> None:
@@ -164,7 +164,7 @@ def test_a_command_killed_while_coming_up_is_cleaned_by_down() -> None:
     with pytest.raises(StateError, match="half started"):
         Lab.find(NAME)
     assert run("down", "--name", NAME).returncode == 0
-    assert left_of(NAME) == []
+    assert find_traces(NAME) == []
 
 
 def test_a_taken_port_is_named() -> None:
@@ -186,7 +186,7 @@ def test_stale_and_foreign_state_is_cleared_or_refused() -> None:
             Lab.find(NAME)
 
 
-def test_a_component_that_cannot_start_is_told_with_its_last_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_component_that_cannot_start_is_reported_with_last_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     # etcd meets a file where its folder should be, as after a disk that lost something.
     write_credentials = start._write_credentials
 

@@ -29,7 +29,11 @@ def ask(server: PrometheusSource, *pods: str) -> dict[str, PrometheusScrape | st
     async def run() -> dict[str, PrometheusScrape | str]:
         servers = PrometheusClient(PrometheusAccess())
         try:
-            return {pod: found async for some in servers.poll(server, "default", pods, INTERVAL) for pod, found in some.items()}
+            return {
+                pod: scrape
+                async for scrapes in servers.poll(server, "default", pods, INTERVAL)
+                for pod, scrape in scrapes.items()
+            }
         finally:
             await servers.close()
 
@@ -47,44 +51,47 @@ def test_samples_from_prometheus_are_those_of_the_pages(tmp_path: Path) -> None:
         url = stack.enter_context(prometheus.run_prometheus(tmp_path, pods))
         server = PrometheusSource(address=url)
 
-        def answered(*names: str) -> dict[str, PrometheusScrape | str]:
+        def read_scrapes(*names: str) -> dict[str, PrometheusScrape | str]:
             with contextlib.suppress(ScrapeError):  # none in time, on busy cores
                 return ask(server, *names)
             return {}
 
-        def scraped(pod: str) -> PrometheusScrape:
-            def look() -> PrometheusScrape | None:
-                found = answered(pod).get(pod)
-                return found if isinstance(found, PrometheusScrape) else None
+        def wait_until_scraped(pod: str) -> PrometheusScrape:
+            def read_scrape() -> PrometheusScrape | None:
+                scrape = read_scrapes(pod).get(pod)
+                return scrape if isinstance(scrape, PrometheusScrape) else None
 
-            found = wait_until(look, f"{pod} is scraped")
-            assert found is not None
-            return found
+            scrape = wait_until(read_scrape, f"{pod} is scraped")
+            assert scrape is not None
+            return scrape
 
-        before = {pod: scraped(pod) for pod in pods}
+        before = {pod: wait_until_scraped(pod) for pod in pods}
         for engine in engines.values():
             engine.run_load(2, 8, 20, seed=1)
-        # Nothing is asked any more, so the pages stand still, and the next scrape has what they say.
+        # There are no more requests, so the metrics stay constant, and the next scrape has their values.
         pages = {pod: parse_exposition(engine.read_metrics().encode()) for pod, engine in engines.items()}
         for pod, page in pages.items():
-            wait_until(lambda pod=pod, page=page: scraped(pod).to_sample() == page, f"Prometheus has what the page of {pod} says")  # type: ignore[misc]
+            wait_until(
+                lambda pod=pod, page=page: wait_until_scraped(pod).to_sample() == page,  # type: ignore[misc]
+                f"Prometheus has the metrics of {pod}",
+            )
 
         def both() -> dict[str, PrometheusScrape | str] | None:
-            told = answered("chat-a", "chat-b", "chat-c")
-            return told if sum(isinstance(one, PrometheusScrape) for one in told.values()) == 2 else None
+            scrapes = read_scrapes("chat-a", "chat-b", "chat-c")
+            return scrapes if sum(isinstance(scrape, PrometheusScrape) for scrape in scrapes.values()) == 2 else None
 
-        found = wait_until(both, "both are scraped")
-        assert found is not None
-        assert found["chat-c"] == (f"has no sample at {url} in the last 5 s, by the labels namespace=default, pod=<its name>")
+        scrapes = wait_until(both, "both are scraped")
+        assert scrapes is not None
+        assert scrapes["chat-c"] == (f"has no sample at {url} in the last 5 s, by the labels namespace=default, pod=<its name>")
         for pod, page in pages.items():
-            one = found[pod]
-            assert isinstance(one, PrometheusScrape)
-            assert one.timestamp > before[pod].timestamp
-            window = diff_samples(before[pod].to_sample(), one.to_sample())
+            scrape = scrapes[pod]
+            assert isinstance(scrape, PrometheusScrape)
+            assert scrape.timestamp > before[pod].timestamp
+            window = diff_samples(before[pod].to_sample(), scrape.to_sample())
             assert isinstance(window, Counters)
             assert window.first_tokens == 8
             assert (window.speculation is not None) == (pod == "chat-a")
-            assert one.to_sample().process_start_time == page.process_start_time is not None
+            assert scrape.to_sample().process_start_time == page.process_start_time is not None
 
         # The same of a period, as `aerie tune offline --prometheus` asks for it; too little for an answer.
         def recorded() -> ScrapeRecording | None:
@@ -108,9 +115,9 @@ def test_samples_from_prometheus_are_those_of_the_pages(tmp_path: Path) -> None:
 
         engines["chat-a"].process.send_signal(signal.SIGKILL)
         wait_until(
-            lambda: answered("chat-a").get("chat-a") == "could not be scraped (up is 0)",
+            lambda: read_scrapes("chat-a").get("chat-a") == "could not be scraped (up is 0)",
             "its scrapes fail, and the last is over",
         )
-        assert scraped("chat-b").to_sample() == pages["chat-b"]
+        assert wait_until_scraped("chat-b").to_sample() == pages["chat-b"]
     with pytest.raises(ScrapeError, match=f"{url}/api/v1/query cannot be reached"):
         ask(server, "chat-a")

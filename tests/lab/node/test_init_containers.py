@@ -23,20 +23,20 @@ def test_they_run_in_order_and_a_failed_one_again(namespace: Namespace) -> None:
             restartPolicy="OnFailure",
         )
     )
-    found = namespace.wait_until_phase("ordered", "Succeeded")
-    assert read_termination_message(found).split() == ["first", "second"]
-    second = find_container_status(found, "second")
+    ordered_pod = namespace.wait_until_phase("ordered", "Succeeded")
+    assert read_termination_message(ordered_pod).split() == ["first", "second"]
+    second = find_container_status(ordered_pod, "second")
     assert second["restartCount"] == 1
     assert second["lastState"]["terminated"]["exitCode"] == 3
     assert second["ready"]
-    assert find_container_status(found, "first")["state"]["terminated"]["reason"] == "Completed"
-    assert read_condition_status(found, "Initialized") == "True"
+    assert find_container_status(ordered_pod, "first")["state"]["terminated"]["reason"] == "Completed"
+    assert read_condition_status(ordered_pod, "Initialized") == "True"
 
 
 def test_a_failed_one_fails_a_pod_that_never_restarts(namespace: Namespace) -> None:
     namespace.apply(pod("failing", shell("true"), initContainers=[{"name": "setup", **shell("exit 7")}], restartPolicy="Never"))
-    found = namespace.wait_until_phase("failing", "Failed")
-    assert find_container_status(found, "setup")["state"]["terminated"]["exitCode"] == 7
-    assert find_container_status(found)["state"]["waiting"]["reason"] == "PodInitializing"
-    assert read_condition_status(found, "Initialized") == "False"
-    assert read_condition_status(found, "Ready") == "False"
+    failed_pod = namespace.wait_until_phase("failing", "Failed")
+    assert find_container_status(failed_pod, "setup")["state"]["terminated"]["exitCode"] == 7
+    assert find_container_status(failed_pod)["state"]["waiting"]["reason"] == "PodInitializing"
+    assert read_condition_status(failed_pod, "Initialized") == "False"
+    assert read_condition_status(failed_pod, "Ready") == "False"

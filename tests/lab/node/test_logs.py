@@ -24,10 +24,10 @@ def test_what_was_written(namespace: Namespace) -> None:
     assert sorted(logs()) == ["error", "line 1", "line 2", "line 3", "unfinished"]
     assert len(logs("--tail=2")) == 2
     assert logs("--limit-bytes=4") == ["line"]
-    stamped = logs("--timestamps")
-    moment = datetime.datetime.fromisoformat(stamped[0].split(" ")[0])
+    lines = logs("--timestamps")
+    moment = datetime.datetime.fromisoformat(lines[0].split(" ")[0])
     assert abs(datetime.datetime.now(datetime.UTC) - moment) < datetime.timedelta(minutes=5)
-    assert {line.split(" ", 1)[1] for line in stamped} == set(logs())
+    assert {line.split(" ", 1)[1] for line in lines} == set(logs())
     assert logs("--since=1h") == logs()
     tomorrow = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
     assert logs(f"--since-time={tomorrow}") == []

@@ -13,7 +13,7 @@ def mount(name: str, path: str, **fields: object) -> Object:
 
 
 def test_empty_dirs_are_shared_between_containers(namespace: Namespace) -> None:
-    look = """
+    reader_script = """
 import json, os, time
 while not os.path.exists("/memory/done"):
     time.sleep(0.05)
@@ -28,12 +28,14 @@ except OSError as error:
     told["write"] = error.strerror
 open("/dev/termination-log", "w").write(json.dumps(told))
 """
-    write = "mkdir -p /disk/sub; echo disk > /disk/sub/file; echo memory > /memory/file; touch /memory/done"
+    writer_script = "mkdir -p /disk/sub; echo disk > /disk/sub/file; echo memory > /memory/file; touch /memory/done"
     namespace.apply(
         pod(
             "sharing",
-            python(look, volumeMounts=[mount("disk", "/part", subPath="sub", readOnly=True), mount("memory", "/memory")]),
-            {"name": "writer", **shell(write, volumeMounts=[mount("disk", "/disk"), mount("memory", "/memory")])},
+            python(
+                reader_script, volumeMounts=[mount("disk", "/part", subPath="sub", readOnly=True), mount("memory", "/memory")]
+            ),
+            {"name": "writer", **shell(writer_script, volumeMounts=[mount("disk", "/disk"), mount("memory", "/memory")])},
             volumes=[
                 {"name": "disk", "emptyDir": {}},
                 {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
@@ -41,8 +43,8 @@ open("/dev/termination-log", "w").write(json.dumps(told))
             restartPolicy="Never",
         )
     )
-    told = read_termination_json(namespace.wait_until_phase("sharing", "Succeeded"))
-    assert told == {
+    report = read_termination_json(namespace.wait_until_phase("sharing", "Succeeded"))
+    assert report == {
         "disk": "disk\n", "memory": "memory\n", "size": 2**20, "shm": 64 * 2**20, "write": "Read-only file system",
     }  # fmt: skip
 
@@ -200,9 +202,9 @@ def test_folders_of_this_machine(namespace: Namespace, tmp_path: Path) -> None:
                 restartPolicy="Never",
             ),
         )
-        found = namespace.wait_until_phase("folders", "Succeeded")
-        assert found["spec"]["nodeName"] == "node-2"
-        assert read_termination_message(found) == 'hostvolume{"from": "image volume"}'
+        ended_pod = namespace.wait_until_phase("folders", "Succeeded")
+        assert ended_pod["spec"]["nodeName"] == "node-2"
+        assert read_termination_message(ended_pod) == 'hostvolume{"from": "image volume"}'
         assert (tmp_path / "volume" / "answer").read_text() == "written\n"
         assert (tmp_path / "host" / "made").is_dir()
     finally:

@@ -62,7 +62,7 @@ class Walk:
         done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=True)
         self.environment = dict(entry.split("=", 1) for entry in done.stdout.split("\0") if entry)
 
-    def again(self) -> bool:
+    def run_again(self) -> bool:
         """Run the last command once more; whether it went well."""
         done = subprocess.run(["bash", "-c", self.last], env=self.environment, capture_output=True, check=False)
         return done.returncode == 0
@@ -70,7 +70,7 @@ class Walk:
 
 @pytest.fixture
 def walk() -> Iterator[Walk]:
-    """The beginning of the walk; its lab is gone in the end, whatever happens."""
+    """A walk at its beginning; its lab is removed at the end, whatever happens."""
     try:
         yield Walk()
     finally:
@@ -101,7 +101,7 @@ def test_the_readme_by_hand(walk: Walk) -> None:
     # By default an engine at rest is read once a minute, and it takes two readings.
     lab.kubectl("patch", "specdep", "chat", "--type=merge", "--patch", '{"spec": {"metrics": {"scrapeInterval": "1s"}}}')
     wait_until(
-        lambda: walk.again() and columns(lab)["AL"],
+        lambda: walk.run_again() and columns(lab)["AL"],
         "the acceptance length is shown after some traffic",
         timeout_seconds=240,
         interval_seconds=1,
@@ -110,11 +110,11 @@ def test_the_readme_by_hand(walk: Walk) -> None:
 
     # Preflight looked at the true shapes of both.
     status = json.loads(lab.kubectl("get", "specdep", "chat", "-o", "json"))["status"]
-    (passed,) = [one for one in status["conditions"] if one["type"] == "PreflightPassed"]
+    (passed,) = [condition for condition in status["conditions"] if condition["type"] == "PreflightPassed"]
     assert passed["status"] == "True"
     assert "eagle_aux_hidden_state_layer_ids" in passed["message"]
 
-    # As the chart's README says: uninstalling leaves the definition and what serves.
+    # The chart's README: uninstalling leaves the definition and the serving pods.
     lab.helm("uninstall", "aerie", "--namespace", "aerie-system", "--wait")
     assert serving(lab) == before
     lab.kubectl("delete", "specdep", "chat")
@@ -143,9 +143,9 @@ def watched(walk: Walk) -> None:
 def columns(lab: Lab) -> dict[str, str]:
     """What `kubectl get` shows of the resource, by heading: a column begins where its heading does."""
     heading, line = lab.kubectl("get", "specdep", "chat").splitlines()
-    found = [(match[0], match.start()) for match in re.finditer(r"\S+", heading)]
-    ends = [start for _, start in found[1:]] + [len(line)]
-    return {name: line[start:end].strip() for (name, start), end in zip(found, ends, strict=True)}
+    headings = [(match[0], match.start()) for match in re.finditer(r"\S+", heading)]
+    ends = [start for _, start in headings[1:]] + [len(line)]
+    return {name: line[start:end].strip() for (name, start), end in zip(headings, ends, strict=True)}
 
 
 def serving(lab: Lab) -> set[str]:
@@ -154,7 +154,9 @@ def serving(lab: Lab) -> set[str]:
     return {
         pod["metadata"]["name"]
         for pod in pods
-        if any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions") or [])
+        if any(
+            condition["type"] == "Ready" and condition["status"] == "True" for condition in pod["status"].get("conditions") or []
+        )
     }
 
 
@@ -165,11 +167,11 @@ def answered(walk: Walk) -> dict[str, Any]:
     def ask() -> dict[str, Any] | None:
         done = subprocess.run(["bash", "-c", command], env=walk.environment, capture_output=True, text=True, check=False)
         try:
-            found: dict[str, Any] = json.loads(done.stdout)
+            response: dict[str, Any] = json.loads(done.stdout)
         except ValueError:
             return None
-        return found if "choices" in found else None
+        return response if "choices" in response else None
 
-    found = wait_until(ask, "the gateway answers")
-    assert found is not None
-    return found
+    response = wait_until(ask, "the gateway answers")
+    assert response is not None
+    return response

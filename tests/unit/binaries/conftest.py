@@ -97,7 +97,7 @@ def go(any_go: GoToolchain, monkeypatch: pytest.MonkeyPatch) -> GoToolchain:
 
 @pytest.fixture
 def fake_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Puts a Go on the PATH that runs the given shell lines when it is to build."""
+    """Put a fake `go` on the PATH that runs the given shell lines in place of a build."""
 
     def put(build: str) -> Path:
         path = tmp_path / "fake" / "go"

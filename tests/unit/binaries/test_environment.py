@@ -51,12 +51,12 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_create_virtual_environment", lambda _, home: (home / "bin").mkdir(parents=True))
 
 
-def fail(monkeypatch: pytest.MonkeyPatch, cause: pip.FailureCause, said: str = "") -> None:
+def fail(monkeypatch: pytest.MonkeyPatch, cause: pip.FailureCause, output: str = "") -> None:
     """Makes pip fail after it has left something."""
 
     def install(python: Path, *_: object, **__: object) -> pip.PipFailure:
         (python.parent / "half").write_text("")
-        return pip.PipFailure(cause, said)
+        return pip.PipFailure(cause, output)
 
     monkeypatch.setattr(pip, "install_lock", install)
 
@@ -71,20 +71,20 @@ def test_environment_is_installed_once_and_runs(
         (cache / "bin" / name / "bin" / "tiny").write_text("half")
     monkeypatch.setenv("PIP_TARGET", str(tmp_path / "elsewhere"))
 
-    said: list[str] = []
-    home = store.ensure_build(tiny_environment, said.append)
-    assert said[0].startswith("tiny: build.json is missing in ")
-    assert said[-1].startswith("tiny 1.2.3: ready after")
+    progress: list[str] = []
+    home = store.ensure_build(tiny_environment, progress.append)
+    assert progress[0].startswith("tiny: build.json is missing in ")
+    assert progress[-1].startswith("tiny 1.2.3: ready after")
     done = subprocess.run([home / "bin" / "tiny"], capture_output=True, text=True, cwd="/")
     assert done.stdout == "version 1.2.3+cpu\n"
     assert list((home / tiny_environment.site_packages / "__pycache__").glob("tiny_tool.*.pyc"))
     assert [path.name for path in (cache / "bin").iterdir() if path.is_dir()] == [home.name]
     assert json.loads((home / "build.json").read_text())["version"] == "1.2.3"
 
-    said.clear()
+    progress.clear()
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
-    assert store.ensure_build(tiny_environment, said.append) == home
-    assert said == []
+    assert store.ensure_build(tiny_environment, progress.append) == home
+    assert progress == []
     (home / tiny_environment.site_packages / "tiny_tool.py").write_text("")
     assert (
         store.unusable_reason(tiny_environment)
@@ -181,11 +181,11 @@ def test_another_pin_or_python_is_another_environment(
         ("", pip.FailureCause.OTHER),
     ],
 )
-def test_causes_are_told_apart(output: str, cause: pip.FailureCause) -> None:
+def test_failures_are_classified_by_output(output: str, cause: pip.FailureCause) -> None:
     assert pip.classify_failure(output, 1).cause is cause
 
 
-def test_progress_is_told_from_what_pip_wrote(tmp_path: Path) -> None:
+def test_progress_is_read_from_the_log_of_pip(tmp_path: Path) -> None:
     log = tmp_path / "pip.log"
     log.write_text("Looking in indexes: x\n")
     assert environment._progress(log, tmp_path) == "looking for packages"

@@ -26,11 +26,11 @@ PROGRAM = """
 import importlib.metadata, pathlib, subprocess, sys, beneath, engine
 
 def main():
-    told = "import engine, pathlib; print(engine.RELEASE, (pathlib.Path(engine.__file__).parent / 'k.so').read_text())"
+    program = "import engine, pathlib; print(engine.RELEASE, (pathlib.Path(engine.__file__).parent / 'k.so').read_text())"
     print("version", importlib.metadata.version("engine"))
     if sys.argv[1:] != ["--version"]:
         # A child without variables: nothing hangs on PYTHONPATH.
-        print(subprocess.run([sys.executable, "-c", told], env={}, capture_output=True, text=True, check=True).stdout)
+        print(subprocess.run([sys.executable, "-c", program], env={}, capture_output=True, text=True, check=True).stdout)
 """
 ADDON = """
 import engine
@@ -106,9 +106,9 @@ def over(base: PythonEnvironment, wheels: Wheels, version: str) -> PythonEnviron
 
 def test_the_release_s_python_runs_over_the_base_s_compiled_files(base: PythonEnvironment, above: PythonEnvironment) -> None:
     assert store.unusable_reason(above) == "engine, which it stands on, cannot be used (it has not been built)"
-    said: list[str] = []
-    home = store.ensure_build(above, said.append)
-    assert [line.split(":")[0] for line in said if "ready" in line] == ["engine 1.0.0", "engine-2 2.0.0"]
+    progress: list[str] = []
+    home = store.ensure_build(above, progress.append)
+    assert [line.split(":")[0] for line in progress if "ready" in line] == ["engine 1.0.0", "engine-2 2.0.0"]
     done = subprocess.run([home / "bin" / "engine"], capture_output=True, text=True, cwd="/", env={}, check=True)
     assert done.stdout.split() == ["version", "2.0.0+cpu", "2.0.0", "cpu", "kernel"]
 
@@ -168,14 +168,14 @@ def test_what_another_process_builds_above_it_stays(
     base: PythonEnvironment, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Builds of engine-2 have a lock of their own: a build of engine must not take theirs for what a killed one has left."""
-    under_way = cache / "bin" / "engine-2-0123456789abcdef"
+    unfinished_build = cache / "bin" / "engine-2-0123456789abcdef"
     left = cache / "bin" / "engine-0123456789abcdef"
-    for folder in (under_way, left):
+    for folder in (unfinished_build, left):
         folder.mkdir(parents=True)
     monkeypatch.setattr(environment, "install_environment", lambda *_, **__: pytest.fail("built"))
     with pytest.raises(pytest.fail.Exception):
         store.ensure_build(base, print)
-    assert under_way.is_dir()
+    assert unfinished_build.is_dir()
     assert not left.exists()
 
 

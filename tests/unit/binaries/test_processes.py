@@ -23,7 +23,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where the t
 from aerie_lab.binaries import store
 store.ensure_build(pickle.loads(Path(sys.argv[1]).read_bytes()), lambda line: print(line, flush=True))
 """
-# Tells the test its process id, and starts a child that would go on for ever, as a compiler does.
+# Writes its process id and that of a child that never ends, as a compiler would.
 HANG = 'sleep 600 & echo $$ $! > "$AERIE_LAB_CACHE/pids.new"; mv "$AERIE_LAB_CACHE/pids.new" "$AERIE_LAB_CACHE/pids"; wait'
 
 
@@ -33,19 +33,19 @@ def start(tiny: BinaryFamily, tmp_path: Path) -> Iterator[Callable[[], subproces
     (tmp_path / "family").write_bytes(pickle.dumps(tiny))
     started: list[subprocess.Popen[str]] = []
 
-    def one() -> subprocess.Popen[str]:
+    def start_build() -> subprocess.Popen[str]:
         command = [sys.executable, "-c", BUILD, str(tmp_path / "family")]
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         return started[-1]
 
-    yield one
+    yield start_build
     for process in started:
         process.kill()
         process.communicate()
 
 
-def wait_for(what: Callable[[], bool], patience: float = 120.0) -> None:
-    deadline = time.monotonic() + patience
+def wait_for(what: Callable[[], bool], timeout_seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_seconds
     while not what():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
@@ -105,11 +105,11 @@ def test_killed_process_takes_go_along_and_the_next_build_works(
     process.kill()
     process.wait()
     wait_for(lambda: not running(pids[0]))
-    os.kill(pids[1], signal.SIGKILL)  # a compiler ends by itself
+    os.kill(pids[1], signal.SIGKILL)  # a compiler would end
     assert (cache / "bin/.tiny.building").exists()
 
     fake_go("produce")
-    again = start()
-    assert "ready after" in again.communicate(timeout=120)[0]
-    assert again.returncode == 0
+    second_process = start()
+    assert "ready after" in second_process.communicate(timeout=120)[0]
+    assert second_process.returncode == 0
     assert not (cache / "bin/.tiny.building").exists()

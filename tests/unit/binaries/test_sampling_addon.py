@@ -33,7 +33,7 @@ def _expand_kernel_impl(
         replace_to,
     )
 """
-"""Of vllm/utils/cpu_triton_utils.py, vLLM 0.32.0 and 0.33.0 (Apache-2.0)."""
+"""Extract of vllm/utils/cpu_triton_utils.py, vLLM 0.32.0 and 0.33.0 (Apache-2.0)."""
 EMPTY = """
 import torch
 
@@ -41,7 +41,7 @@ import torch
 def apply_top_k_only(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return logits.masked_fill(torch.arange(logits.shape[1]) >= k.max(), -1.0)
 """
-"""As vLLM's of that name: it takes the maximum of what may be empty."""
+"""Equivalent of vLLM's function of that name, which takes the maximum of a tensor that may be empty."""
 
 
 def module_with(text: str, folder: Path) -> ModuleType:
@@ -119,11 +119,11 @@ def test_a_step_without_drafts_is_not_cut(tmp_path: Path) -> None:
 
 
 def test_it_lies_among_the_packages_with_its_entry_point(tmp_path: Path) -> None:
-    (one,) = ENVIRONMENTS["vllm"].addons
-    environment.install_addon(one, tmp_path)
-    (found,) = importlib.metadata.Distribution.discover(name=one.module, path=[str(tmp_path)])
-    (point,) = found.entry_points
-    assert (point.group, point.value) == ("vllm.general_plugins", "aerie_vllm_sampling:register")
+    (sampling_addon,) = ENVIRONMENTS["vllm"].addons
+    environment.install_addon(sampling_addon, tmp_path)
+    (distribution,) = importlib.metadata.Distribution.discover(name=sampling_addon.module, path=[str(tmp_path)])
+    (entry_point,) = distribution.entry_points
+    assert (entry_point.group, entry_point.value) == ("vllm.general_plugins", "aerie_vllm_sampling:register")
     assert (tmp_path / "aerie_vllm_sampling.py").read_text() == Path(addon.__file__).read_text()
     assert f"{ENVIRONMENTS['vllm'].site_packages}/aerie_vllm_sampling.py" in ENVIRONMENTS["vllm"].files
 

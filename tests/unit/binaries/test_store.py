@@ -23,13 +23,13 @@ def left_over(cache: Path) -> list[str]:
 
 
 def test_real_go_builds_stamps_and_copies_manifests(tiny: BinaryFamily, go: GoToolchain, cache: Path) -> None:
-    said: list[str] = []
-    folder = store.ensure_build(tiny, said.append)
+    progress: list[str] = []
+    folder = store.ensure_build(tiny, progress.append)
 
     assert subprocess.run([folder / "hello"], capture_output=True, text=True).stdout == "hello version v1.2.3\n"
     assert (folder / "manifests/crds/01-crds.yaml").read_text() == "kind: List\n"
-    assert said[0].startswith(f"tiny 1.2.3: building hello with {go.version}")
-    assert said[-1].startswith("tiny 1.2.3: ready after ")
+    assert progress[0].startswith(f"tiny 1.2.3: building hello with {go.version}")
+    assert progress[-1].startswith("tiny 1.2.3: ready after ")
     assert left_over(cache) == []
 
 
@@ -37,9 +37,9 @@ def test_second_use_builds_nothing(tiny: BinaryFamily, fake_go: Callable[[str], 
     fake_go("produce")
     store.ensure_build(tiny, print)
     fake_go("exit 1")
-    said: list[str] = []
-    assert (store.ensure_build(tiny, said.append) / "hello").exists()
-    assert said == []
+    progress: list[str] = []
+    assert (store.ensure_build(tiny, progress.append) / "hello").exists()
+    assert progress == []
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def test_truncated_binary_is_named_and_built_again(tiny: BinaryFamily, fake_go: 
     binary = store.ensure_build(tiny, print) / "hello"
     size = binary.stat().st_size
     binary.write_bytes(b"#!")
-    said: list[str] = []
-    store.ensure_build(tiny, said.append)
-    assert said[0].startswith(f"tiny: hello has 2 bytes instead of {size} in ")
+    progress: list[str] = []
+    store.ensure_build(tiny, progress.append)
+    assert progress[0].startswith(f"tiny: hello has 2 bytes instead of {size} in ")
     assert binary.stat().st_size == size
 
 
 @pytest.mark.parametrize(
-    ("damage", "named"),
+    ("damage", "message"),
     [
         (lambda folder: (folder / "hello").unlink(), "hello is missing"),
         (lambda folder: (folder / "manifests/crds/01-crds.yaml").unlink(), "01-crds.yaml is missing"),
@@ -89,13 +89,13 @@ def test_truncated_binary_is_named_and_built_again(tiny: BinaryFamily, fake_go: 
     ],
 )
 def test_damage_is_named_and_built_again(
-    tiny: BinaryFamily, fake_go: Callable[[str], Path], damage: Callable[[Path], object], named: str
+    tiny: BinaryFamily, fake_go: Callable[[str], Path], damage: Callable[[Path], object], message: str
 ) -> None:
     fake_go("produce")
     damage(store.ensure_build(tiny, print))
-    said: list[str] = []
-    store.ensure_build(tiny, said.append)
-    assert said[0].startswith(f"tiny: {named}")
+    progress: list[str] = []
+    store.ensure_build(tiny, progress.append)
+    assert progress[0].startswith(f"tiny: {message}")
     assert store.unusable_reason(tiny) is None
 
 
@@ -119,7 +119,7 @@ def test_compile_error_names_the_line_and_leaves_nothing(tiny: BinaryFamily, cac
 
 @pytest.mark.usefixtures("go")
 def test_a_module_that_go_sum_does_not_name_is_refused(tiny: BinaryFamily) -> None:
-    # Nothing is asked of a registry for it: -mod=readonly ends the build first.
+    # No registry is requested: -mod=readonly ends the build first.
     go_mod = tiny.sources / "tool/go.mod"
     go_mod.write_text(go_mod.read_text() + "\nrequire example.com/other v1.0.0\n")
     main = tiny.sources / "tool/cmd/hello/main.go"
@@ -160,9 +160,7 @@ def test_build_that_tells_another_version_is_refused(tiny: BinaryFamily) -> None
         ("example.com/x: /usr/lib/go/compile: signal: killed", "because memory was exhausted"),
     ],
 )
-def test_failure_is_one_sentence_with_a_way_out(
-    tiny: BinaryFamily, fake_go: Callable[[str], Path], output: str, reason: str
-) -> None:
+def test_failure_is_one_sentence_with_a_fix(tiny: BinaryFamily, fake_go: Callable[[str], Path], output: str, reason: str) -> None:
     fake_go(f'echo example.com/x; echo "{output}" >&2; exit 1')
     with pytest.raises(BuildError, match=reason) as caught:
         store.ensure_build(tiny, print)

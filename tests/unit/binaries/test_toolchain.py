@@ -1,4 +1,4 @@
-"""Which Go is used, and what is said when none can be had. That our own Go builds is shown in tests/lab."""
+"""Choice of the Go toolchain, and the message when there is none. tests/lab builds with the installed toolchain."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_go_on_the_path_is_used(fake_go: Callable[[str], Path]) -> None:
     path = fake_go("true")
-    found = toolchain.find_go("1.26.0", print)
-    assert (found.path, found.version) == (path, "go1.99.0")
-    assert found.environment.get("GOMODCACHE") == os.environ.get("GOMODCACHE")  # the user's, whatever it is
+    toolchain_on_path = toolchain.find_go("1.26.0", print)
+    assert (toolchain_on_path.path, toolchain_on_path.version) == (path, "go1.99.0")
+    assert toolchain_on_path.environment.get("GOMODCACHE") == os.environ.get("GOMODCACHE")  # the user's, whatever it is
 
 
 @pytest.mark.usefixtures("no_registry")

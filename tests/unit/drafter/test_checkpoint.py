@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved comes back bit for bit, and what is wrong is said in one sentence."""
+"""Checkpoints: a saved drafter is loaded bit for bit, and each error is reported in one sentence."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ SMALL: dict[str, Any] = {**SIZES, "target_hidden_size": 12, "aux_layer_ids": (1,
 MLA = MlaDims(kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=4, q_lora_rank=6)
 
 
-def small(**given: Any) -> Drafter:
-    """A small random drafter with a reduced vocabulary unless said otherwise."""
+def small(**overrides: Any) -> Drafter:
+    """Return a small random drafter, by default with a reduced vocabulary."""
     torch.manual_seed(1)
-    drafter = Drafter(DrafterConfig(**{"family": DrafterFamily.LLAMA, "fc_norm": True, "norm_output": True, **SMALL, **given}))
+    drafter = Drafter(
+        DrafterConfig(**{"family": DrafterFamily.LLAMA, "fc_norm": True, "norm_output": True, **SMALL, **overrides})
+    )
     if drafter.config.draft_vocab_size < drafter.config.vocab_size:
         drafter.set_draft_vocabulary(torch.randperm(drafter.config.vocab_size)[: drafter.config.draft_vocab_size].sort().values)
     return drafter
@@ -90,14 +92,14 @@ def test_same_drafter_same_bytes_and_digest(tmp_path: Path) -> None:
 
 
 def test_provenance_is_kept(tmp_path: Path) -> None:
-    given = Provenance(
+    provenance = Provenance(
         target="t", target_digest="sha256:1", training_data="books", training_horizon=3, written_by="v", notes={"seed": "7"}
     )
-    save_checkpoint(tmp_path / "d", small(), given)
-    assert checkpoint.read_provenance(tmp_path / "d") == given
+    save_checkpoint(tmp_path / "d", small(), provenance)
+    assert checkpoint.read_provenance(tmp_path / "d") == provenance
     save_checkpoint(tmp_path / "d", small(), {"target": "t", "training_horizon": 4, "seed": 8})
-    back = checkpoint.read_provenance(tmp_path / "d")
-    assert (back.training_horizon, back.notes, back.written_by.split()[0]) == (4, {"seed": "8"}, "aerie")
+    loaded = checkpoint.read_provenance(tmp_path / "d")
+    assert (loaded.training_horizon, loaded.notes, loaded.written_by.split()[0]) == (4, {"seed": "8"}, "aerie")
 
 
 def test_embedding_of_the_target(tmp_path: Path) -> None:
@@ -118,7 +120,9 @@ def test_embedding_of_the_target(tmp_path: Path) -> None:
 
 def test_layers_0_is_midlayer(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "d", small(), {})
-    edit_tensors(tmp_path / "d", lambda found: {name.replace("midlayer.", "layers.0."): one for name, one in found.items()})
+    edit_tensors(
+        tmp_path / "d", lambda tensors: {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+    )
     assert torch.equal(load_drafter(tmp_path / "d").midlayer.mlp.up_proj.weight, small().midlayer.mlp.up_proj.weight)
 
 
@@ -134,11 +138,11 @@ def edit_config(folder: Path, **changes: object) -> None:
 
 
 def changed(name: str, tensor: Tensor) -> Callable[[Path], None]:
-    return lambda folder: edit_tensors(folder, lambda found: {**found, name: tensor})
+    return lambda folder: edit_tensors(folder, lambda tensors: {**tensors, name: tensor})
 
 
 def removed(name: str) -> Callable[[Path], None]:
-    return lambda folder: edit_tensors(folder, lambda found: {k: v for k, v in found.items() if k != name})
+    return lambda folder: edit_tensors(folder, lambda tensors: {k: v for k, v in tensors.items() if k != name})
 
 
 def configured(**changes: object) -> Callable[[Path], None]:
@@ -162,7 +166,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "bias": (changed("fc.bias", torch.ones(16)), r"fc.bias is not a tensor of this configuration"),
     "shape": (changed("fc.weight", torch.ones(16, 24)), r"fc.weight has shape 16 x 24, and the configuration makes it 16 x 36\."),
     "prefix": (
-        lambda folder: edit_tensors(folder, lambda found: {f"model.{name}": one for name, one in found.items()}),
+        lambda folder: edit_tensors(folder, lambda tensors: {f"model.{name}": tensor for name, tensor in tensors.items()}),
         r"model\.\S+ has the prefix `model.`.*aerie-drafter convert",
     ),
     "norms without the switch": (
@@ -227,19 +231,19 @@ def test_faults_are_one_sentence_that_names_the_place(tmp_path: Path, fault: str
 
 
 def test_draft_tokens_may_stand_in_any_order(tmp_path: Path) -> None:
-    """vLLM scatters logits by d2t, so that each token has to be there once and no more."""
+    """vLLM distributes logits by d2t, so each token must occur exactly once."""
     save_checkpoint(tmp_path / "d", small(), {})
     tokens = torch.arange(39, 19, -1)
     reachable = torch.zeros(40, dtype=torch.bool)
     reachable[tokens] = True
-    edit_tensors(tmp_path / "d", lambda found: {**found, "d2t": tokens - RISING, "t2d": reachable})
+    edit_tensors(tmp_path / "d", lambda tensors: {**tensors, "d2t": tokens - RISING, "t2d": reachable})
     loaded = load_drafter(tmp_path / "d")
     assert loaded.draft_token_ids.tolist() == tokens.tolist()
 
 
 def test_a_full_vocabulary_moves_no_token(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "d", small(draft_vocab_size=40), {})
-    edit_tensors(tmp_path / "d", lambda found: {**found, "d2t": torch.arange(39, -1, -1) - torch.arange(40)})
+    edit_tensors(tmp_path / "d", lambda tensors: {**tensors, "d2t": torch.arange(39, -1, -1) - torch.arange(40)})
     with pytest.raises(CheckpointError, match="d2t moves tokens, and draft_vocab_size and vocab_size are both 40"):
         load_drafter(tmp_path / "d")
 

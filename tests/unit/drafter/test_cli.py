@@ -27,7 +27,7 @@ def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) ->
     assert import_module(f"aerie_drafter.cli.{name}").command.__doc__
 
 
-def test_a_refusal_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["export", str(tmp_path / "none"), str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path / 'none' / 'config.json'}: missing.\n"
 

@@ -29,7 +29,7 @@ def configs(draw: st.DrawFn) -> DrafterConfig:
     groups, vocabulary = draw(st.integers(1, 4)), draw(st.integers(2, 64))
     heads = groups * draw(st.integers(1, 4))
     mla = MlaDims(*(2 * draw(SIZE) for _ in range(5))) if family is DrafterFamily.MLA else None
-    rope: dict[str, Any] = draw(ROPES.filter(lambda one: mla is None or one["rope_type"] != "linear"))
+    rope: dict[str, Any] = draw(ROPES.filter(lambda candidate: mla is None or candidate["rope_type"] != "linear"))
     return DrafterConfig(
         family=family,
         hidden_size=draw(SIZE) * (1 if family is DrafterFamily.QWEN3 else heads),
@@ -73,10 +73,10 @@ def test_shapes_of_a_configuration_have_no_fault(config: DrafterConfig) -> None:
 
 @given(st.integers(1, 200))
 def test_default_layers_are_in_the_target(layers: int) -> None:
-    found = default_aux_layer_ids(layers)
-    assert found
-    assert list(found) == sorted(set(found))
-    assert found[0] >= 0
-    assert found[-1] <= layers
+    layer_ids = default_aux_layer_ids(layers)
+    assert layer_ids
+    assert list(layer_ids) == sorted(set(layer_ids))
+    assert layer_ids[0] >= 0
+    assert layer_ids[-1] <= layers
     if layers >= 8:
-        assert found == (2, layers // 2, layers - 3)
+        assert layer_ids == (2, layers // 2, layers - 3)

@@ -1,4 +1,4 @@
-"""Other projects' checkpoints: what comes out computes what went in, and what cannot be known is asked for."""
+"""Other projects' checkpoints: the converted drafter computes the same, and ambiguous values need an option."""
 
 from __future__ import annotations
 
@@ -37,10 +37,12 @@ LLAMA = {
 }
 
 
-def random(**given: Any) -> Drafter:
+def random(**overrides: Any) -> Drafter:
     torch.manual_seed(3)
     drafter = Drafter(
-        DrafterConfig(**{"family": DrafterFamily.LLAMA, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048, **SIZES, **given})
+        DrafterConfig(
+            **{"family": DrafterFamily.LLAMA, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048, **SIZES, **overrides}
+        )
     )
     for name, parameter in drafter.named_parameters():
         if "norm" in name:
@@ -62,12 +64,12 @@ def outputs(drafter: Drafter) -> tuple[Tensor, Tensor]:
     return torch.cat([drafter.logits(first.normed_hidden), drafter.logits(second.normed_hidden)], dim=1), drafter.draft_token_ids
 
 
-def same(one: Drafter, other: Drafter) -> bool:
+def same(first: Drafter, second: Drafter) -> bool:
     """Whether weights are equal, and outputs but for rounding: a matrix product's depends on where in memory its weights lie."""
-    weights = other.state_dict()
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in one.state_dict().items())
-    (logits, tokens), (others, theirs) = outputs(one), outputs(other)
-    return torch.allclose(logits, others, rtol=1e-5, atol=1e-5) and torch.equal(tokens, theirs)
+    weights = second.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in first.state_dict().items())
+    (first_logits, first_tokens), (second_logits, second_tokens) = outputs(first), outputs(second)
+    return torch.allclose(first_logits, second_logits, rtol=1e-5, atol=1e-5) and torch.equal(first_tokens, second_tokens)
 
 
 def foreign(
@@ -96,9 +98,9 @@ def test_safeailab(tmp_path: Path, pickled: bool) -> None:
     source = foreign(tmp_path / "s", drafter, {**LLAMA, "architectures": ["LlamaForCausalLM"]}, pickled=pickled)
     with pytest.raises(ConfigError, match=r"config.json: eagle_aux_hidden_state_layer_ids is missing: set the target's folder"):
         convert_checkpoint(source, ConversionOverrides())
-    found = import_checkpoint(source, tmp_path / "d", ConversionOverrides(), target=target(tmp_path / "t"))
-    assert found.origin is CheckpointOrigin.SAFEAILAB
-    assert any("the default for 8 layers" in finding for finding in found.findings)
+    conversion = import_checkpoint(source, tmp_path / "d", ConversionOverrides(), target=target(tmp_path / "t"))
+    assert conversion.origin is CheckpointOrigin.SAFEAILAB
+    assert any("the default for 8 layers" in finding for finding in conversion.findings)
     back = load_drafter(tmp_path / "d")
     assert back.config == drafter.config
     assert back.config.eagle_version == "EAGLE 3"
@@ -109,7 +111,7 @@ SPECFORGE = {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"], "fc_norm": Tr
 DAY = datetime.date
 
 
-def test_specforge_asks_for_the_day(tmp_path: Path) -> None:
+def test_specforge_needs_the_training_date(tmp_path: Path) -> None:
     source = foreign(tmp_path / "s", random(fc_norm=True), SPECFORGE)
     with pytest.raises(
         ConfigError, match=r"had another meaning in SpecForge from 2026-07-20 to 2026-09-15 .*its date of training is unknown"
@@ -120,7 +122,7 @@ def test_specforge_asks_for_the_day(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "norm_output"),
+    ("overrides", "norm_output"),
     [
         (ConversionOverrides(training_date=DAY(2026, 8, 8)), False),
         (ConversionOverrides(training_date=DAY(2026, 9, 16)), True),
@@ -129,12 +131,12 @@ def test_specforge_asks_for_the_day(tmp_path: Path) -> None:
         (ConversionOverrides(origin=CheckpointOrigin.TORCHSPEC), True),
     ],
 )
-def test_specforge_feedback(tmp_path: Path, wishes: ConversionOverrides, norm_output: bool) -> None:
+def test_specforge_feedback(tmp_path: Path, overrides: ConversionOverrides, norm_output: bool) -> None:
     drafter = random(fc_norm=True, norm_output=norm_output)
     source = foreign(tmp_path / "s", drafter, SPECFORGE)
-    found = import_checkpoint(source, tmp_path / "d", wishes, target=target(tmp_path / "t"))
+    conversion = import_checkpoint(source, tmp_path / "d", overrides, target=target(tmp_path / "t"))
     assert same(load_drafter(tmp_path / "d"), drafter)
-    assert any("pull request 879" in finding for finding in found.findings) is (wishes.training_date == DAY(2026, 8, 8))
+    assert any("pull request 879" in finding for finding in conversion.findings) is (overrides.training_date == DAY(2026, 8, 8))
 
 
 def test_specforge_without_final_norm_is_refused(tmp_path: Path) -> None:
@@ -149,10 +151,10 @@ def test_specforge_without_final_norm_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_specforge_of_before_is_eagle_3(tmp_path: Path) -> None:
+def test_specforge_without_feedback_norm_is_eagle_3(tmp_path: Path) -> None:
     config = {key: value for key, value in SPECFORGE.items() if key not in ("fc_norm", "norm_output")}
-    found = convert_checkpoint(foreign(tmp_path / "s", random(), config), ConversionOverrides(target_layer_count=8))
-    assert (found.origin, found.checkpoint.config.eagle_version) == (CheckpointOrigin.SPECFORGE, "EAGLE 3")
+    conversion = convert_checkpoint(foreign(tmp_path / "s", random(), config), ConversionOverrides(target_layer_count=8))
+    assert (conversion.origin, conversion.checkpoint.config.eagle_version) == (CheckpointOrigin.SPECFORGE, "EAGLE 3")
 
 
 OUTPUTS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}
@@ -199,7 +201,7 @@ def test_layers_are_counted_as_vllm_does(
     assert convert_checkpoint(source, wishes).checkpoint.config.aux_layer_ids == expected
 
 
-def test_layers_that_could_be_either_are_asked_for(tmp_path: Path) -> None:
+def test_ambiguous_layer_ids_need_an_option(tmp_path: Path) -> None:
     config = {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"], "eagle_aux_hidden_state_layer_ids": [3, 4, 6]}
     with pytest.raises(ConfigError, match="convert with --layer-ids inputs or --layer-ids outputs"):
         convert_checkpoint(foreign(tmp_path / "s", random(), config), ConversionOverrides())
@@ -207,12 +209,12 @@ def test_layers_that_could_be_either_are_asked_for(tmp_path: Path) -> None:
 
 def test_torchspec(tmp_path: Path) -> None:
     drafter = random(fc_norm=True, norm_output=True)
-    found = import_checkpoint(
+    conversion = import_checkpoint(
         foreign(tmp_path / "s", drafter, {**SPECFORGE, **OUTPUTS, "_torchspec_version": "0.1"}),
         tmp_path / "d",
         ConversionOverrides(),
     )
-    assert found.origin is CheckpointOrigin.TORCHSPEC
+    assert conversion.origin is CheckpointOrigin.TORCHSPEC
     assert load_drafter(tmp_path / "d").config == drafter.config
     assert same(load_drafter(tmp_path / "d"), drafter)
 
@@ -227,8 +229,8 @@ def test_sglang_legacy_names(tmp_path: Path) -> None:
 
     drafter = random(fc_norm=True, norm_output=True)
     config = {**LLAMA, **OUTPUTS, "architectures": ["LlamaForCausalLMEagle3"], "use_aux_norm": True, "norm_output": True}
-    found = import_checkpoint(foreign(tmp_path / "s", drafter, config, names), tmp_path / "d", ConversionOverrides())
-    assert found.origin is CheckpointOrigin.SGLANG
+    conversion = import_checkpoint(foreign(tmp_path / "s", drafter, config, names), tmp_path / "d", ConversionOverrides())
+    assert conversion.origin is CheckpointOrigin.SGLANG
     assert same(load_drafter(tmp_path / "d"), drafter)
 
 
@@ -239,13 +241,13 @@ def test_nemo(tmp_path: Path) -> None:
     def names(name: str) -> str:
         return name if name in ("d2t", "t2d") or name.startswith("lm_head") else f"model.{name.replace('midlayer.', 'layers.0.')}"
 
-    found = import_checkpoint(foreign(tmp_path / "s", drafter, config, names), tmp_path / "d", ConversionOverrides())
-    assert found.origin is CheckpointOrigin.NEMO
+    conversion = import_checkpoint(foreign(tmp_path / "s", drafter, config, names), tmp_path / "d", ConversionOverrides())
+    assert conversion.origin is CheckpointOrigin.NEMO
     assert same(load_drafter(tmp_path / "d"), drafter)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "config_fields",
     [
         {"fc_norm": True, "norm_output": True},
         {"norm_before_fc": True, "norm_before_residual": True},
@@ -263,15 +265,15 @@ def test_nemo(tmp_path: Path) -> None:
         },
     ],
 )
-def test_speculators_round_trip(tmp_path: Path, given: dict[str, Any]) -> None:
-    drafter = random(**given)
+def test_speculators_round_trip(tmp_path: Path, config_fields: dict[str, Any]) -> None:
+    drafter = random(**config_fields)
     save_checkpoint(tmp_path / "a", drafter, {"target": "some/target", "training_horizon": 3})
     export_checkpoint(tmp_path / "a", tmp_path / "b", export_format=ExportFormat.SPECULATORS, num_speculative_tokens=4)
-    found = import_checkpoint(tmp_path / "b", tmp_path / "c", ConversionOverrides())
-    assert found.origin is CheckpointOrigin.SPECULATORS
+    conversion = import_checkpoint(tmp_path / "b", tmp_path / "c", ConversionOverrides())
+    assert conversion.origin is CheckpointOrigin.SPECULATORS
     assert load_drafter(tmp_path / "c").config == drafter.config
     assert same(load_drafter(tmp_path / "c"), drafter)
-    assert found.checkpoint.provenance.training_horizon == 3
+    assert conversion.checkpoint.provenance.training_horizon == 3
 
 
 def speculators(tmp_path: Path, change: Callable[[dict[str, Any]], None], drafter: Drafter | None = None) -> Path:
@@ -289,10 +291,10 @@ def test_speculators_own_copies_and_defaults(tmp_path: Path) -> None:
     header = read_header(source / "model.safetensors")
     extra = {"verifier_lm_head.weight": torch.ones(20, 16), "verifier_norm.weight": torch.ones(16)}
     write_tensors(source / "model.safetensors", {**read_tensors(header), **extra}, {})
-    found = import_checkpoint(source, tmp_path / "c", ConversionOverrides())
+    conversion = import_checkpoint(source, tmp_path / "c", ConversionOverrides())
     assert same(load_drafter(tmp_path / "c"), drafter)
-    assert any("verifier_lm_head.weight, verifier_norm.weight" in finding for finding in found.findings)
-    assert any("norm_before_residual is true, vLLM's default" in finding for finding in found.findings)
+    assert any("verifier_lm_head.weight, verifier_norm.weight" in finding for finding in conversion.findings)
+    assert any("norm_before_residual is true, vLLM's default" in finding for finding in conversion.findings)
 
 
 def windowed(config: dict[str, Any]) -> None:
@@ -343,10 +345,12 @@ def test_ids_in_place_of_offsets(tmp_path: Path) -> None:
     source = foreign(tmp_path / "s", drafter, OURS)
     tensors = read_tensors(read_header(source / "model.safetensors"))
     write_tensors(source / "model.safetensors", {**tensors, "d2t": ids}, {})
-    found = convert_checkpoint(source, ConversionOverrides())
-    assert torch.equal(found.checkpoint.tensors["d2t"], drafter.d2t)
-    assert any("as t2d proves" in finding for finding in found.findings)
-    write_tensors(source / "model.safetensors", {name: one for name, one in {**tensors, "d2t": ids}.items() if name != "t2d"}, {})
+    conversion = convert_checkpoint(source, ConversionOverrides())
+    assert torch.equal(conversion.checkpoint.tensors["d2t"], drafter.d2t)
+    assert any("as t2d proves" in finding for finding in conversion.findings)
+    write_tensors(
+        source / "model.safetensors", {name: tensor for name, tensor in {**tensors, "d2t": ids}.items() if name != "t2d"}, {}
+    )
     with pytest.raises(CheckpointError, match="d2t is an offset: token of the target = draft id"):
         convert_checkpoint(source, ConversionOverrides())
 
@@ -355,7 +359,7 @@ def test_mapping_missing_or_needless(tmp_path: Path) -> None:
     drafter = random()
     source = foreign(tmp_path / "s", drafter, OURS)
     tensors = read_tensors(read_header(source / "model.safetensors"))
-    write_tensors(source / "model.safetensors", {name: one for name, one in tensors.items() if name != "d2t"}, {})
+    write_tensors(source / "model.safetensors", {name: tensor for name, tensor in tensors.items() if name != "d2t"}, {})
     assert torch.equal(convert_checkpoint(source, ConversionOverrides()).checkpoint.tensors["d2t"], drafter.d2t)
     full = foreign(tmp_path / "f", random(draft_vocab_size=40), {**OURS, "draft_vocab_size": 40})
     assert "d2t" not in convert_checkpoint(full, ConversionOverrides()).checkpoint.tensors
@@ -373,9 +377,9 @@ def test_a_mapping_that_does_not_rise_is_kept(tmp_path: Path) -> None:
     falling = drafter.draft_token_ids[order] - torch.arange(20)
     moved = {**tensors, "d2t": falling, "lm_head.weight": tensors["lm_head.weight"][order]}
     write_tensors(source / "model.safetensors", moved, {})
-    found = convert_checkpoint(source, ConversionOverrides()).checkpoint.tensors
-    assert torch.equal(found["d2t"], falling)
-    assert torch.equal(found["t2d"], drafter.t2d)
+    converted = convert_checkpoint(source, ConversionOverrides()).checkpoint.tensors
+    assert torch.equal(converted["d2t"], falling)
+    assert torch.equal(converted["t2d"], drafter.t2d)
 
 
 def test_parallel_drafters_are_refused(tmp_path: Path) -> None:
@@ -404,9 +408,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     source = foreign(tmp_path / "s", drafter, SPECFORGE)
     arguments = ["convert", str(source), str(tmp_path / "d"), "--target", str(target(tmp_path / "t")), "--trained", "2026-08-01"]
     assert run_cli(arguments) == 0
-    said = capsys.readouterr()
-    assert "norm_output is changed from true to false" in said.err
-    assert "EAGLE 3 with fc_norm, from specforge" in said.out
+    printed = capsys.readouterr()
+    assert "norm_output is changed from true to false" in printed.err
+    assert "EAGLE 3 with fc_norm, from specforge" in printed.out
     assert same(load_drafter(tmp_path / "d"), drafter)
     assert run_cli(["convert", str(source), str(tmp_path / "e"), "--layers", "low"]) == 2
     assert "integers separated by commas" in capsys.readouterr().err

@@ -24,10 +24,10 @@ from .sizes import SIZES
 MLA = MlaDims(kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=4, q_lora_rank=6)
 
 
-def make(**given: Any) -> Drafter:
+def make(**overrides: Any) -> Drafter:
     torch.manual_seed(4)
     config: dict[str, Any] = {"family": DrafterFamily.LLAMA, **SIZES, "fc_norm": True, "norm_output": True}
-    drafter = Drafter(DrafterConfig(**{**config, **given}))
+    drafter = Drafter(DrafterConfig(**{**config, **overrides}))
     drafter.set_draft_vocabulary(torch.arange(5, 25))
     return drafter
 
@@ -107,7 +107,7 @@ def test_what_speculators_cannot_hold(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_refusals(trained: Path, tmp_path: Path) -> None:
+def test_invalid_settings_are_rejected(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="num_speculative_tokens is 0: must be at least 1"):
         export_checkpoint(trained, tmp_path / "out", num_speculative_tokens=0)
     with pytest.raises(ConfigError, match=r"acceptance_length is 4\.5: must be between 1 and 4 for num_speculative_tokens 3"):
@@ -126,7 +126,7 @@ def test_a_drafter_over_itself(trained: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "form", "release"),
+    ("overrides", "form", "release"),
     [
         ({}, ExportFormat.VLLM, "0.22.0"),
         ({}, ExportFormat.SPECULATORS, "0.25.0"),
@@ -136,8 +136,8 @@ def test_a_drafter_over_itself(trained: Path) -> None:
         ({"family": DrafterFamily.MLA, "mla": MLA, "fc_norm": False, "norm_output": False}, ExportFormat.VLLM, "0.22.0"),
     ],
 )
-def test_first_release(given: dict[str, Any], form: ExportFormat, release: str) -> None:
-    assert min_vllm_version(make(**given).config, form) == release
+def test_first_release(overrides: dict[str, Any], form: ExportFormat, release: str) -> None:
+    assert min_vllm_version(make(**overrides).config, form) == release
 
 
 def test_the_command(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

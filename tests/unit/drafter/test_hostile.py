@@ -78,7 +78,7 @@ def try_all(folder: Path, files: dict[str, bytes]) -> None:
         load_drafter,
         compute_model_digest,
         inspect_checkpoint,
-        lambda one: convert_checkpoint(one, ConversionOverrides(target_layer_count=8)),
+        lambda source: convert_checkpoint(source, ConversionOverrides(target_layer_count=8)),
     ):
         try:
             read(folder)

@@ -1,4 +1,4 @@
-"""Inspection: every fault is listed with a way out, and a good checkpoint has none."""
+"""Inspection: every problem is listed with its fix, and a valid checkpoint has none."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from aerie_drafter.weights import read_header, read_tensors, write_tensors
 from .sizes import SIZES
 
 
-def drafter(**given: Any) -> Drafter:
+def drafter(**overrides: Any) -> Drafter:
     torch.manual_seed(2)
     config: dict[str, Any] = {"family": DrafterFamily.LLAMA, **SIZES, "fc_norm": True, "norm_output": True}
-    made = Drafter(DrafterConfig(**{**config, **given}))
-    if made.config.draft_vocab_size < 40:
-        made.set_draft_vocabulary(torch.arange(0, 40, 2))
-    return made
+    model = Drafter(DrafterConfig(**{**config, **overrides}))
+    if model.config.draft_vocab_size < 40:
+        model.set_draft_vocabulary(torch.arange(0, 40, 2))
+    return model
 
 
 @pytest.fixture
@@ -45,10 +45,10 @@ def target(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def good(tmp_path: Path, target: Path) -> Path:
-    made = drafter()
+    model = drafter()
     save_checkpoint(
         tmp_path / "d",
-        made,
+        model,
         Provenance(target="t", target_digest=compute_model_digest(target), training_horizon=3, notes={"seed": "1"}),
     )
     return tmp_path / "d"
@@ -64,7 +64,7 @@ def put(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], 
     write_tensors(folder / "model.safetensors", change(read_tensors(header)), header.metadata if marked else {})
 
 
-def test_a_good_one(good: Path, target: Path) -> None:
+def test_a_valid_checkpoint_has_no_problem(good: Path, target: Path) -> None:
     report = inspect_checkpoint(good, target, compare_digests=True)
     assert report.problems == []
     assert report.summary == f"EAGLE 3.1 for {target}: no problem found."
@@ -75,7 +75,7 @@ def test_a_good_one(good: Path, target: Path) -> None:
     assert facts["d2t"] == "20 of 40 tokens"
     assert facts["provenance"]["training_horizon"] == 3
     assert facts["provenance"]["seed"] == "1"
-    parameters = sum(one.numel() for name, one in drafter().named_parameters() if name != "embed_tokens.weight")
+    parameters = sum(parameter.numel() for name, parameter in drafter().named_parameters() if name != "embed_tokens.weight")
     assert facts["parameters_without_embedding"] == parameters
     assert facts["weight_bytes"] == 4 * (parameters + 40 * 16) + 20 * 8 + 40
 
@@ -108,9 +108,9 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", MISFITS)
 def test_another_target(tmp_path: Path, target: Path, name: str) -> None:
-    given, sentence = MISFITS[name]
-    made = drafter(draft_vocab_size=given.get("vocab_size", 40), **given)
-    save_checkpoint(tmp_path / "d", made, {})
+    overrides, sentence = MISFITS[name]
+    model = drafter(draft_vocab_size=overrides.get("vocab_size", 40), **overrides)
+    save_checkpoint(tmp_path / "d", model, {})
     problems = inspect_checkpoint(tmp_path / "d", target).problems
     assert len(problems) == 1
     assert re.search(sentence, problems[0])
@@ -126,14 +126,20 @@ def test_another_targets_weights(good: Path, target: Path) -> None:
 def test_short_context_is_remarked(tmp_path: Path, target: Path) -> None:
     save_checkpoint(tmp_path / "d", drafter(max_position_embeddings=2048), {})
     assert any(
-        "trained for 2048 positions and the target supports 4096" in one
-        for one in inspect_checkpoint(tmp_path / "d", target).findings
+        "trained for 2048 positions and the target supports 4096" in finding
+        for finding in inspect_checkpoint(tmp_path / "d", target).findings
     )
 
 
 def test_all_faults_are_listed(good: Path) -> None:
-    put(good, lambda found: {**{name: one for name, one in found.items() if name != "norm.weight"}, "d2t": torch.arange(20) + 30})
-    put(good, lambda found: {**found, "fc.weight": torch.full((16, 48), float("nan"))})
+    put(
+        good,
+        lambda tensors: {
+            **{name: tensor for name, tensor in tensors.items() if name != "norm.weight"},
+            "d2t": torch.arange(20) + 30,
+        },
+    )
+    put(good, lambda tensors: {**tensors, "fc.weight": torch.full((16, 48), float("nan"))})
     problems = inspect_checkpoint(good).problems
     assert len(problems) == 3
     assert "norm.weight is missing" in problems[0]
@@ -148,14 +154,14 @@ def test_switches_against_weights(good: Path) -> None:
 
 
 def test_unmarked_keys_that_vllm_misses(good: Path) -> None:
-    put(good, lambda found: {name.replace("midlayer.", "layers.0."): one for name, one in found.items()}, marked=False)
+    put(good, lambda tensors: {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}, marked=False)
     edit(good, eagle_aux_hidden_state_layer_ids=None)
     (problem,) = inspect_checkpoint(good).problems
     assert "is not at the top level, so vLLM's V2 runner uses (2, L // 2, L - 3)" in problem
 
 
 def test_unmarked_without_layers(good: Path, target: Path) -> None:
-    put(good, lambda found: {name.replace("midlayer.", "layers.0."): one for name, one in found.items()}, marked=False)
+    put(good, lambda tensors: {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}, marked=False)
     edit(good, eagle_aux_hidden_state_layer_ids=None, eagle_config=None)
     (problem,) = inspect_checkpoint(good).problems
     assert "eagle_aux_hidden_state_layer_ids is missing: set the target's folder" in problem
@@ -163,7 +169,7 @@ def test_unmarked_without_layers(good: Path, target: Path) -> None:
 
 
 def test_another_projects(good: Path) -> None:
-    put(good, lambda found: {f"model.{name}": one for name, one in found.items()}, marked=False)
+    put(good, lambda tensors: {f"model.{name}": tensor for name, tensor in tensors.items()}, marked=False)
     (problem,) = inspect_checkpoint(good).problems
     assert "has the format of nemo" in problem
     assert "aerie-drafter convert" in problem
@@ -194,6 +200,6 @@ def test_the_command(good: Path, target: Path, capsys: pytest.CaptureFixture[str
     assert "no problem found" in capsys.readouterr().out
     edit(good, norm_before_fc=True, eagle_config={})
     assert run_cli(["inspect", str(good), "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["ok"] is False
-    assert "fc_norm and norm_before_fc are both true" in found["problems"][0]
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False
+    assert "fc_norm and norm_before_fc are both true" in report["problems"][0]

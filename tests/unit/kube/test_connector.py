@@ -26,14 +26,14 @@ def silent(certificates: Path) -> Iterator[str]:
     """The address of a server that begins a watch for whoever comes, and then neither reads nor closes."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates / "server.crt", certificates / "server.key")
-    with contextlib.ExitStack() as held, socket.create_server(("127.0.0.1", 0)) as server:
+    with contextlib.ExitStack() as connections, socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
             with contextlib.suppress(OSError):  # until the server is shut down
                 while True:
-                    one = held.enter_context(context.wrap_socket(server.accept()[0], server_side=True))
-                    one.recv(65536)
-                    one.sendall(BEGUN)
+                    connection = connections.enter_context(context.wrap_socket(server.accept()[0], server_side=True))
+                    connection.recv(65536)
+                    connection.sendall(BEGUN)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -63,8 +63,8 @@ def test_a_watch_that_is_given_up_leaves_no_socket(certificates: Path) -> None:
 
             watches = [asyncio.create_task(follow()) for _ in range(4)]
             await asyncio.wait_for(begun.wait(), 60)
-            for one in watches:
-                one.cancel()
+            for task in watches:
+                task.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
 
     with silent(certificates) as server:

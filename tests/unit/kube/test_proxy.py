@@ -29,5 +29,5 @@ def test_a_request_is_a_call(method: str, path: str, call: ApiCall) -> None:
     assert call.is_write == (method != "GET")
 
 
-def test_a_watch_is_told_from_a_list() -> None:
+def test_a_watch_request_is_a_watch_call() -> None:
     assert ApiCall.from_request("GET", "/apis/apps/v1/deployments", watch=True) == ApiCall("watch", "deployments", "", "")

@@ -20,7 +20,7 @@ from aerie_lab.node.environment import (
     resolve_resource_reference,
 )
 
-KNOWN = {"A": "1", "B": "two words", "EMPTY": "", "ODD": "$(A)"}
+VARIABLES = {"A": "1", "B": "two words", "EMPTY": "", "ODD": "$(A)"}
 
 
 @pytest.mark.parametrize(
@@ -45,17 +45,17 @@ KNOWN = {"A": "1", "B": "two words", "EMPTY": "", "ODD": "$(A)"}
     ],
 )
 def test_expansion(text: str, expanded: str) -> None:
-    assert expand_variables(text, KNOWN) == expanded
+    assert expand_variables(text, VARIABLES) == expanded
 
 
 @given(st.text(st.characters(exclude_characters="$")))
 def test_text_without_a_dollar_sign_stays(text: str) -> None:
-    assert expand_variables(text, KNOWN) == text
+    assert expand_variables(text, VARIABLES) == text
 
 
 @given(st.text("$()AB", max_size=12))
 def test_doubled_dollar_signs_keep_any_text(text: str) -> None:
-    assert expand_variables(text.replace("$", "$$"), KNOWN) == text
+    assert expand_variables(text.replace("$", "$$"), VARIABLES) == text
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,9 @@ def test_resources(reference: dict[str, Any], value: str) -> None:
 @given(st.integers(1, 10**7))
 def test_no_resource_is_lost_to_rounding(millis: int) -> None:
     container = {"name": "c", "resources": {"limits": {"cpu": f"{millis}m"}}}
-    told = resolve_resource_reference(a_pod(containers=[container]), container, {"resource": "limits.cpu", "divisor": "1m"}, {})
-    assert told == str(millis)
+    reference = {"resource": "limits.cpu", "divisor": "1m"}
+    cpu_limit = resolve_resource_reference(a_pod(containers=[container]), container, reference, {})
+    assert cpu_limit == str(millis)
 
 
 def a_service(name: str, namespace: str, address: str = "10.96.0.7", **spec: Any) -> dict[str, Any]:
@@ -190,11 +191,11 @@ def variables(**container: Any) -> dict[str, str]:
 
 
 def test_later_sources_win() -> None:
-    found = variables(
+    environment = variables(
         envFrom=[{"configMapRef": {"name": "map"}}, {"prefix": "P_", "secretRef": {"name": "secret"}}],
         env=[{"name": "same", "value": "$(same)+$(P_s)+$(BASE)+$(AFTER)"}, {"name": "AFTER", "value": "x"}],
     )
-    assert found == {
+    assert environment == {
         "BASE": "b",
         "k": "from map",
         "same": "map+from secret+b+$(AFTER)",
@@ -219,14 +220,14 @@ def test_what_is_missing_is_named(container: dict[str, Any], complaint: str) -> 
 
 
 def test_what_is_optional_may_be_missing() -> None:
-    found = variables(
+    environment = variables(
         envFrom=[{"configMapRef": {"name": "no", "optional": True}}],
         env=[
             {"name": "E", "valueFrom": {"configMapKeyRef": {"name": "no", "key": "k", "optional": True}}},
             {"name": "F", "valueFrom": {"secretKeyRef": {"name": "secret", "key": "no", "optional": True}}},
         ],
     )
-    assert not found.keys() & {"E", "F"}
+    assert not environment.keys() & {"E", "F"}
 
 
 @pytest.mark.parametrize(
@@ -239,4 +240,4 @@ def test_what_is_optional_may_be_missing() -> None:
     ],
 )
 def test_command_and_arguments(container: dict[str, Any], line: list[str]) -> None:
-    assert build_command_line(container, ["entry"], ["default"], KNOWN) == line
+    assert build_command_line(container, ["entry"], ["default"], VARIABLES) == line

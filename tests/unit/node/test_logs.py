@@ -30,7 +30,7 @@ def shown(path: Path, query: LogQuery) -> list[str]:
     return asyncio.run(read()).decode().splitlines()
 
 
-def test_lines_are_stamped(log: LogFile) -> None:
+def test_lines_have_timestamp_and_stream(log: LogFile) -> None:
     log.write(b"one\ntwo\n", "stdout")
     log.write(b"three\n", "stderr")
     pattern = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z (stdout|stderr) F \w+"
@@ -95,10 +95,10 @@ def test_old_lines_are_set_aside_and_dropped(log: LogFile, monkeypatch: pytest.M
     monkeypatch.setattr(logs, "_MAX_LOG_FILE_BYTES", 200)
     for number in range(50):
         log.write(f"line {number}\n".encode(), "stdout")
-    found = shown(log.path, LogQuery())
-    assert found[-1] == "line 49"
-    assert 4 <= len(found) < 20
-    assert found == [f"line {number}" for number in range(50 - len(found), 50)]
+    lines = shown(log.path, LogQuery())
+    assert lines[-1] == "line 49"
+    assert 4 <= len(lines) < 20
+    assert lines == [f"line {number}" for number in range(50 - len(lines), 50)]
     assert len(list(log.path.parent.iterdir())) == 2
 
 
@@ -117,8 +117,8 @@ def test_following_misses_nothing_when_the_file_is_set_aside(log: LogFile, monke
             ended.set()
 
         writing = asyncio.create_task(write())
-        found = b"".join([chunk async for chunk in stream_log(log.path, LogQuery(follow=True), ended)])
+        content = b"".join([chunk async for chunk in stream_log(log.path, LogQuery(follow=True), ended)])
         await writing
-        return found.decode().splitlines()
+        return content.decode().splitlines()
 
     assert asyncio.run(run()) == [f"line {number}" for number in range(60)]

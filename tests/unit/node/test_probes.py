@@ -67,11 +67,11 @@ async def _unused(command: Sequence[str], timeout: float) -> tuple[int | None, s
     ],
 )
 def test_http(answer: bytes | None, good: bool, problem: str) -> None:
-    asked = b""
+    request = b""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        asked = await reader.readuntil(b"\r\n\r\n")
+        nonlocal request
+        request = await reader.readuntil(b"\r\n\r\n")
         if answer is None:
             await reader.read()
         else:
@@ -86,11 +86,11 @@ def test_http(answer: bytes | None, good: bool, problem: str) -> None:
             probe = {"httpGet": http_get, "timeoutSeconds": 2 if answer is None else 60}
             return await run_probe(probe, {}, "127.0.0.1", _unused)
 
-    found, said = asyncio.run(ask())
-    assert found is good
-    assert good or problem in said
-    assert asked.startswith(b"GET /ok?a=1 HTTP/1.1\r\n")
-    assert b"X-Probe: yes\r\n" in asked
+    succeeded, message = asyncio.run(ask())
+    assert succeeded is good
+    assert good or problem in message
+    assert request.startswith(b"GET /ok?a=1 HTTP/1.1\r\n")
+    assert b"X-Probe: yes\r\n" in request
 
 
 def test_tcp() -> None:
@@ -112,9 +112,9 @@ def test_commands(outcome: tuple[int | None, str], good: bool, problem: str) -> 
         return outcome
 
     probe = {"exec": {"command": ["check"]}, "timeoutSeconds": 3}
-    found, said = asyncio.run(run_probe(probe, {}, "", execute))
-    assert found is good
-    assert problem in said
+    succeeded, message = asyncio.run(run_probe(probe, {}, "", execute))
+    assert succeeded is good
+    assert problem in message
 
 
 def test_a_command_that_cannot_be_run_is_a_failure() -> None:

@@ -16,12 +16,12 @@ def runs(of: RunTimeLimit, then: Callable[[], None] = lambda: None, count: int =
 
     async def play() -> list[float]:
         asyncio.get_running_loop().call_later(0.05, then)
-        found = []
+        durations = []
         for _ in range(count):
             began = time.monotonic()
             await asyncio.wait_for(of.wait_until_exceeded(), 5)
-            found.append(time.monotonic() - began)
-        return found
+            durations.append(time.monotonic() - began)
+        return durations
 
     return asyncio.run(play())
 
@@ -32,7 +32,7 @@ def test_each_run_lasts_for_as_long() -> None:
     assert all(0.1 <= seconds < 2 for seconds in runs(span, count=3))
 
 
-def test_it_counts_from_the_start_of_the_run_under_way() -> None:
+def test_a_limit_set_during_a_run_counts_from_its_start() -> None:
     span = RunTimeLimit()
     (seconds,) = runs(span, lambda: span.set(0.2))
     assert 0.2 <= seconds < 2

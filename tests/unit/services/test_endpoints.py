@@ -38,8 +38,8 @@ GONE: dict[str, bool | None] = {"ready": False, "serving": False, "terminating":
 )
 def test_conditions(conditions: list[dict[str, bool | None]], chosen: list[int]) -> None:
     addresses = [f"10.0.0.{index}" for index in range(len(conditions))]
-    found = select_endpoints([part(*zip(addresses, conditions, strict=True))], "")
-    assert found == [(addresses[index], 8080) for index in chosen]
+    endpoints = select_endpoints([part(*zip(addresses, conditions, strict=True))], "")
+    assert endpoints == [(addresses[index], 8080) for index in chosen]
 
 
 def test_ports_go_by_name() -> None:

@@ -67,8 +67,8 @@ def start() -> Iterator[Start]:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         # Five seconds by default, as long as httpx keeps one: on busy cores a request would meet a connection that is closing.
-        kept = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3900"}
-        environment = {**os.environ, "AERIE_SIMULATOR": json.dumps(FAST | (options or {})), **kept, **(variables or {})}
+        keep_alive = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3900"}
+        environment = {**os.environ, "AERIE_SIMULATOR": json.dumps(FAST | (options or {})), **keep_alive, **(variables or {})}
         command = [sys.executable, "-m", "aerie_lab.engine", model, "--host", "127.0.0.1", "--port", str(port), *words]
         process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
         client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)

@@ -37,13 +37,13 @@ def test_the_cache_config_is_an_info_gauge() -> None:
 
 def test_values_are_written_as_prometheus_client_writes_them() -> None:
     registry = CollectorRegistry()
-    theirs = TheirHistogram("itl", "h", ["m"], buckets=ITL_BUCKETS, registry=registry).labels("x")
-    ours = Histogram(ITL_BUCKETS)
+    library_histogram = TheirHistogram("itl", "h", ["m"], buckets=ITL_BUCKETS, registry=registry).labels("x")
+    simulator_histogram = Histogram(ITL_BUCKETS)
     for value in (0.004, 0.01, 0.0100001, 3.0, 99.0, 1e-7):
-        theirs.observe(value)
-        ours.observe(value)
+        library_histogram.observe(value)
+        simulator_histogram.observe(value)
     expected = [line for line in generate_latest(registry).decode().splitlines() if "#" not in line and "_created" not in line]
-    assert list(render_histogram("itl", ours, ['m="x"'])) == expected
+    assert list(render_histogram("itl", simulator_histogram, ['m="x"'])) == expected
 
 
 @pytest.mark.parametrize("value", [0.0, 12345678.0, 1795265030.3011808, 0.1 + 0.2, 1e15, 3e20])
@@ -52,11 +52,11 @@ def test_large_counters(value: float) -> None:
     Counter("n", "h", registry=registry).inc(value)
     counters = Counters(1024, None)
     counters.generation_tokens = value  # type: ignore[assignment]
-    ours = next(
+    simulator_line = next(
         line for line in render_exposition(counters, "m", 1.0).splitlines() if line.startswith("vllm:generation_tokens_total")
     )
-    theirs = next(line for line in generate_latest(registry).decode().splitlines() if line.startswith("n_total"))
-    assert ours.rsplit(" ", 1)[1] == theirs.rsplit(" ", 1)[1]
+    library_line = next(line for line in generate_latest(registry).decode().splitlines() if line.startswith("n_total"))
+    assert simulator_line.rsplit(" ", 1)[1] == library_line.rsplit(" ", 1)[1]
 
 
 def test_a_model_name_with_quotes_survives() -> None:

@@ -146,12 +146,12 @@ def test_many_steps_at_once_are_the_same_steps(
     for together, counters in (run("as they come"), run("at once")):
         assert sorted(together) == sorted(one_by_one)
         for name, value in vars(expected).items():
-            found = vars(counters)[name]
+            actual = vars(counters)[name]
             if hasattr(value, "counts"):
-                assert found.counts == value.counts, name
-                assert found.total == pytest.approx(value.total), name
+                assert actual.counts == value.counts, name
+                assert actual.total == pytest.approx(value.total), name
             else:
-                assert found == value, name
+                assert actual == value, name
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.8])

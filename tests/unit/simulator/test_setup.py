@@ -55,7 +55,7 @@ def test_the_model_may_be_a_flag_and_json_may_be_dotted() -> None:
 )
 def test_what_0_33_takes_and_0_32_refuses(words: str, on: bool, capsys: pytest.CaptureFixture[str]) -> None:
     assert parse_simulator_arguments(["m", *words.split()], "0.33.0").enable_prefix_caching is on
-    if words.startswith("--no-"):  # the way to say so that both have
+    if words.startswith("--no-"):  # the form that both versions accept
         assert parse_simulator_arguments(["m", *words.split()], "0.32.0").enable_prefix_caching is on
         return
     with pytest.raises(SystemExit, match="2"):
@@ -209,7 +209,7 @@ def test_the_mix_ups_have_the_measured_effect() -> None:
     assert expected_length(plain.shift_logits(*_PLAIN_AS_31_SHIFTS), 3) == pytest.approx(1.58, abs=0.03)
 
 
-def test_damaged_files_are_told_apart(tmp_path: Path) -> None:
+def test_each_kind_of_damaged_file_has_its_error(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(EngineError, match="Invalid repository ID or local directory"):
@@ -256,6 +256,6 @@ def test_options_of_every_kind(tmp_path: Path) -> None:
         ('{"drift": {"moon": 1}}', "cannot be used"),
     ],
 )
-def test_wrong_options_are_told(text: str, sentence: str) -> None:
+def test_invalid_options_are_rejected(text: str, sentence: str) -> None:
     with pytest.raises(StateError, match=sentence):
         read_options({"AERIE_SIMULATOR": text})

@@ -28,7 +28,7 @@ def check_readme() -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("readme", "makefile", "found"),
+    ("readme", "makefile", "messages"),
     [
         ("```\nmake demo\nmake test\n```\n", MAKEFILE, []),
         ("`make demo`, `make test` and `make test-unit`", MAKEFILE, []),
@@ -37,10 +37,10 @@ def check_readme() -> ModuleType:
         ("`make demo` and `make test`", "test: setup\n", ["names `make demo`, and the Makefile has no such target"]),
     ],
 )
-def test_readme_is_held_to_the_makefile(check_readme: ModuleType, readme: str, makefile: str, found: list[str]) -> None:
+def test_readme_is_held_to_the_makefile(check_readme: ModuleType, readme: str, makefile: str, messages: list[str]) -> None:
     problems = check_readme.problems(readme, makefile)
-    assert len(problems) == len(found)
-    for problem, part in zip(problems, found, strict=True):
+    assert len(problems) == len(messages)
+    for problem, part in zip(problems, messages, strict=True):
         assert part in problem
 
 
@@ -72,11 +72,11 @@ def test_saved_figures_tell_where_they_are_from(benchmarks: Path) -> None:
     assert all(saved.values())
 
 
-@pytest.mark.parametrize(("name", "said"), [("", "no benchmark is named"), ("fast", "no benchmark is called 'fast'")])
-def test_unknown_benchmark_lists_the_known(benchmarks: Path, name: str, said: str) -> None:
+@pytest.mark.parametrize(("name", "message"), [("", "no benchmark is named"), ("fast", "no benchmark is called 'fast'")])
+def test_unknown_benchmark_lists_the_known(benchmarks: Path, name: str, message: str) -> None:
     done = bench(benchmarks, name)
     assert done.returncode == 2
-    assert done.stderr == f"bench: {said}: use make bench NAME=..., with one of: small.\n"
+    assert done.stderr == f"bench: {message}: use make bench NAME=..., with one of: small.\n"
 
 
 @pytest.fixture
@@ -104,8 +104,8 @@ def test_test_outside_a_tier_is_an_error_and_quick_tiers_come_first(tests: Path)
     (tests / "lab/test_cluster.py").write_text("def test_cluster(): pass\n")
     (tests / "unit/test_pure.py").write_text("def test_pure(): pass\n")
 
-    found = [line for line in run_pytest(tests, "--collect-only").stdout.splitlines() if "::" in line]
-    assert found == ["tests/unit/test_pure.py::test_pure", "tests/lab/test_cluster.py::test_cluster"]
+    test_ids = [line for line in run_pytest(tests, "--collect-only").stdout.splitlines() if "::" in line]
+    assert test_ids == ["tests/unit/test_pure.py::test_pure", "tests/lab/test_cluster.py::test_cluster"]
     assert "test_cluster" not in run_pytest(tests, "--collect-only", "-m", "unit").stdout
 
     (tests / "test_stray.py").write_text("def test_stray(): pass\n")
@@ -172,9 +172,10 @@ def test_two_processes_share_the_tests_and_write_no_golden_file(tests: Path) -> 
     assert "leave out -n" in refused.stderr
 
 
-@pytest.mark.parametrize(("arguments", "named"), [(("PKG=rollout",), {"rollout"}), ((), None)])
-def test_make_quick_runs_the_folders_of_unit_tests(arguments: tuple[str, ...], named: set[str] | None) -> None:
+@pytest.mark.parametrize(("arguments", "expected_folders"), [(("PKG=rollout",), {"rollout"}), ((), None)])
+def test_make_quick_runs_the_folders_of_unit_tests(arguments: tuple[str, ...], expected_folders: set[str] | None) -> None:
     done = subprocess.run(["make", "--dry-run", "quick-tests", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
     others = {"binaries", "drafter", "simulator", "__pycache__"}
     folders = {folder.name for folder in (ROOT / "tests/unit").iterdir() if folder.is_dir()} - others
-    assert {word.removeprefix("tests/unit/") for word in done.stdout.split() if word.startswith("tests/")} == (named or folders)
+    tested_paths = [argument for argument in done.stdout.split() if argument.startswith("tests/")]
+    assert {path.removeprefix("tests/unit/") for path in tested_paths} == (expected_folders or folders)

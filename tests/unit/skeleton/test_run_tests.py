@@ -44,8 +44,8 @@ def command(shown: str, beside: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("shown", "beside", "status"), [(0, 0, 0), (1, 0, 1), (0, 5, 5), (1, 5, 1)])
-def test_both_run_and_the_second_is_told_in_one_piece(shown: int, beside: int, status: int) -> None:
-    codes = [f"import sys; print('{word}\\n' * 3, end=''); sys.exit({code})" for word, code in (("one", shown), ("two", beside))]
+def test_both_run_and_the_output_of_the_second_follows_at_the_end(shown: int, beside: int, status: int) -> None:
+    codes = [f"import sys; print('{line}\\n' * 3, end=''); sys.exit({code})" for line, code in (("one", shown), ("two", beside))]
     done = subprocess.run(command(*codes), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == status
     assert re.fullmatch(
@@ -62,7 +62,7 @@ def test_both_run_and_the_second_is_told_in_one_piece(shown: int, beside: int, s
 
 def test_the_tests_that_failed_are_named_last() -> None:
     summary = "FAILED tests/{0}.py::test_a - no\\nERROR tests/{0}.py::test_b\\n== 1 failed, 7 passed in 3 s =="
-    codes = [f"import sys; print('{summary.format(word)}\\n' + 'noise\\n' * 99); sys.exit(1)" for word in ("one", "two")]
+    codes = [f"import sys; print('{summary.format(module)}\\n' + 'noise\\n' * 99); sys.exit(1)" for module in ("one", "two")]
     done = subprocess.run(command(*codes), cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.endswith(
         "\nWhat ran first ended with status 1.\nFAILED tests/one.py::test_a - no\nERROR tests/one.py::test_b\n"

@@ -1,4 +1,4 @@
-"""scripts/setup.py: what it says when it cannot go on, and that it repairs what an interrupted run has left.
+"""scripts/setup.py: its error messages, and that it repairs the remains of an interrupted run.
 
 The project that it sets up here is a small one: real pip and a real .venv, one package without dependencies, no network.
 """
@@ -96,8 +96,8 @@ def test_sets_up_once_and_repairs_what_was_interrupted(project: Path) -> None:
     (project / ".venv/.packages").unlink()
     (project / ".venv/.project").unlink()
     shutil.rmtree(project / ".venv/lib")
-    again = set_up(project, path=f"{project}/.venv/bin:{os.environ['PATH']}")
-    assert again.stdout.startswith("setup: removing .venv: it is unfinished")
+    second = set_up(project, path=f"{project}/.venv/bin:{os.environ['PATH']}")
+    assert second.stdout.startswith("setup: removing .venv: it is unfinished")
     subprocess.run([project / ".venv/bin/python", "-c", "import pinned, small"], check=True)
 
 
@@ -121,7 +121,7 @@ def test_no_network_is_one_sentence(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ('echo "3.9.2"', "python3 is 3.9.2: install one and put it on the PATH."),
         ("exit 127", "no python3 is on the PATH: install one"),
@@ -131,9 +131,9 @@ def test_no_network_is_one_sentence(project: Path) -> None:
         ),
     ],
 )
-def test_unfit_python_is_one_sentence(project: Path, tmp_path: Path, script: str, said: str) -> None:
+def test_unfit_python_is_one_sentence(project: Path, tmp_path: Path, script: str, message: str) -> None:
     done = set_up(project, path=stand_in(tmp_path / "bin", script))
     assert done.returncode == 1
     assert done.stderr.startswith("setup: Aerie needs Python 3.11 or newer with the venv module, and ")
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1

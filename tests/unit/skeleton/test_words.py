@@ -1,4 +1,4 @@
-"""The check of the words in names, docstrings, comments and docs: what it reports, what it leaves, and the tree's own figures."""
+"""The check of the words in names, docstrings, comments and docs: what it reports, what it ignores, and the tree's own counts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check(root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("source", "location", "word"),
+    ("source", "location", "expected"),
     [
         ("pods = 1\nfound = 2\n", "2", "found"),
         ("def _told(): ...\n", "1", "_told"),
@@ -58,10 +58,10 @@ def check(root: Path) -> list[str]:
         ("pods = 1\n# A rollout that is under\n# way waits.\n", "2", "under way"),
     ],
 )
-def test_each_kind_of_violation_is_reported_with_its_line(tmp_path: Path, source: str, location: str, word: str) -> None:
+def test_each_kind_of_violation_is_reported_with_its_line(tmp_path: Path, source: str, location: str, expected: str) -> None:
     write_module(tmp_path, source)
     (message,) = check(tmp_path)
-    assert message.startswith(f"operator/aerie/rollout/pods.py:{location}: `{word}` (")
+    assert message.startswith(f"operator/aerie/rollout/pods.py:{location}: `{expected}` (")
     assert "): write " in message
 
 

@@ -18,10 +18,10 @@ TOKENIZER = target.make_tokenizer([item.answer for item in ITEMS[:300]])
 
 
 def test_the_text_is_the_same_whenever_it_is_read() -> None:
-    again = corpus.items()
-    assert again == ITEMS
-    assert corpus.digest(again, corpus.plain()) == corpus.digest(ITEMS, corpus.plain())
-    assert corpus.digest(again[1:], corpus.plain()) != corpus.digest(ITEMS, corpus.plain())
+    reread = corpus.items()
+    assert reread == ITEMS
+    assert corpus.digest(reread, corpus.plain()) == corpus.digest(ITEMS, corpus.plain())
+    assert corpus.digest(reread[1:], corpus.plain()) != corpus.digest(ITEMS, corpus.plain())
 
 
 def test_every_category_is_there_on_both_sides() -> None:
@@ -31,7 +31,7 @@ def test_every_category_is_there_on_both_sides() -> None:
     assert len({item.question for item in ITEMS}) == len(ITEMS)
 
 
-def test_a_known_docstring_is_asked_and_answered() -> None:
+def test_a_known_docstring_is_question_and_answer() -> None:
     [item] = [item for item in ITEMS if item.name == "`textwrap.dedent(text)`"]
     assert item.category == "function"
     assert "`textwrap.dedent(text)`" in item.question
@@ -50,8 +50,8 @@ def test_every_text_survives_the_tokenizer(text: str) -> None:
 
 
 def test_the_tokenizer_is_the_same_each_time() -> None:
-    again = target.make_tokenizer([item.answer for item in ITEMS[:300]])
-    assert again.backend_tokenizer.to_str() == TOKENIZER.backend_tokenizer.to_str()
+    tokenizer = target.make_tokenizer([item.answer for item in ITEMS[:300]])
+    assert tokenizer.backend_tokenizer.to_str() == TOKENIZER.backend_tokenizer.to_str()
     assert len(TOKENIZER) == target.VOCABULARY
 
 

@@ -22,8 +22,8 @@ DRAFTERS = ("eagle3", "eagle31", "weak")
 
 @pytest.fixture(scope="module")
 def listed() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(find_bundle_path("registry.json").read_text())
-    return found
+    registry: dict[str, Any] = json.loads(find_bundle_path("registry.json").read_text())
+    return registry
 
 
 @pytest.fixture(scope="module")

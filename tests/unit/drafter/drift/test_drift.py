@@ -76,22 +76,22 @@ def naive(memory: UnrolledCache) -> Tensor:
 
 
 def test_fed_back_states_keep_their_size_under_norm_output() -> None:
-    """With all norm weights at 1, a state after the norm has the length sqrt(hidden)."""
+    """All norm weights are 1, so a state after the norm has the length sqrt(hidden)."""
     drafter = pair(norm_output=True).drafter
     for step in compute_drift_steps(drafter, torch.randint(19, (1, 12)), torch.randn(1, 12, 64), 5):
         torch.testing.assert_close(step.state_norm, torch.full_like(step.state_norm, 32**0.5), rtol=1e-3, atol=0)
 
 
 def test_measure_counts_the_columns_that_the_text_decides() -> None:
-    found = pair(norm_output=False)
+    models = pair(norm_output=False)
     texts = [
         AnsweredText(torch.randint(19, (14,)), prompt_length=3, answer_end=11),
         AnsweredText(torch.randint(19, (9,)), prompt_length=2, answer_end=7),
     ]
-    drift = measure_drift(found, texts, k=3)
+    drift = measure_drift(models, texts, k=3)
     # Columns prompt - 1 .. length - 2 - k: 2..9 and 1..4.
     assert drift.columns == 8 + 4
-    alone = [measure_drift(found, [text], k=3) for text in texts]
+    alone = [measure_drift(models, [text], k=3) for text in texts]
     for name in ("state_norm", "first_token_attention", "draft_token_attention", "cumulative_acceptance"):
         for step in range(3):
             mean = (8 * getattr(alone[0], name)[step] + 4 * getattr(alone[1], name)[step]) / 12

@@ -29,7 +29,7 @@ PROMPTS = [[0, 3, 2, 5], [1, 1, 4, 6, 2, 3, 0], [5, 2]]
 @pytest.mark.parametrize("norm_output", [False, True])
 @pytest.mark.parametrize("k", [1, 3, 7])
 def test_the_walk_counts_what_a_token_by_token_loop_counts(make_pair: Callable[..., Any], norm_output: bool, k: int) -> None:
-    found = AcceptanceCounts.zero(k)
+    total = AcceptanceCounts.zero(k)
     for seed in range(3):
         target, drafter = make_pair(seed, norm_output=norm_output, draft_vocabulary=6)
         ends = frozenset({6})
@@ -40,9 +40,9 @@ def test_the_walk_counts_what_a_token_by_token_loop_counts(make_pair: Callable[.
             emitted, counted = decode_speculatively(target, drafter, prompt, k, 24, ends, TokenSampler())
             assert emitted == text.tokens[text.prompt_length : text.answer_end].tolist()
             assert count_acceptance(lengths, text, k) == counted
-            found += counted
-    assert found.drafts > 50
-    assert found.accepted_per_position[0] > 10, "the two never agree: the test would prove nothing"
+            total += counted
+    assert total.drafts > 50
+    assert total.accepted_per_position[0] > 10, "the two never agree: the test would prove nothing"
 
 
 def test_speculation_at_temperature_0_gives_the_targets_greedy_text(make_pair: Callable[..., Any]) -> None:
@@ -58,7 +58,7 @@ def test_speculation_at_temperature_0_gives_the_targets_greedy_text(make_pair: C
 
 
 def test_drawn_texts_are_walked_as_they_are_served(make_pair: Callable[..., Any]) -> None:
-    """With greedy drafts a draft is accepted exactly where it is the token that the target drew: two ways, one mean."""
+    """A greedy draft is accepted exactly where it is the token that the target drew: both methods have the same mean."""
     target, drafter = make_pair(3)
     draw = torch.Generator().manual_seed(11)
     k, looped, walked = 3, AcceptanceCounts.zero(3), AcceptanceCounts.zero(3)
@@ -72,8 +72,8 @@ def test_drawn_texts_are_walked_as_they_are_served(make_pair: Callable[..., Any]
     sampling = TokenSampler(0.7, generator=draw)
     for _ in range(40):
         looped += decode_speculatively(target, drafter, PROMPTS[1], k, 20, frozenset(), sampling)[1]
-    for one, other in zip(looped.acceptance_rates, walked.acceptance_rates, strict=True):
-        assert one == pytest.approx(other, abs=4 * (0.25 / looped.drafts) ** 0.5)
+    for looped_rate, walked_rate in zip(looped.acceptance_rates, walked.acceptance_rates, strict=True):
+        assert looped_rate == pytest.approx(walked_rate, abs=4 * (0.25 / looped.drafts) ** 0.5)
 
 
 def test_a_batch_gives_what_each_text_gives_alone(make_pair: Callable[..., Any]) -> None:

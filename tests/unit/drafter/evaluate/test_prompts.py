@@ -21,7 +21,7 @@ def file(tmp_path: Path, *lines: object) -> Path:
 
 
 def test_the_forms_are_read(tmp_path: Path) -> None:
-    found = read_prompts(
+    prompts = read_prompts(
         file(
             tmp_path,
             {"category": "coding", "messages": [USER]},
@@ -31,7 +31,7 @@ def test_the_forms_are_read(tmp_path: Path) -> None:
             {"text": "Once"},
         )
     )
-    assert found == [Prompt("coding", (USER,)), Prompt("qa", (USER,)), Prompt("all", (USER,)), Prompt("all", (), "Once")]
+    assert prompts == [Prompt("coding", (USER,)), Prompt("qa", (USER,)), Prompt("all", (USER,)), Prompt("all", (), "Once")]
 
 
 @pytest.mark.parametrize(

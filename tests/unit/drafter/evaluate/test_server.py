@@ -69,16 +69,16 @@ def run(engine: Engine) -> ServerEvaluation:
 
 def test_each_category_gets_its_own_difference() -> None:
     engine = Engine()
-    found = run(engine)
-    assert found == ServerEvaluation(
+    evaluation = run(engine)
+    assert evaluation == ServerEvaluation(
         {"coding": AcceptanceCounts(20, (14, 10, 4)), "qa": AcceptanceCounts(10, (4, 1, 0))}, foreign_requests=0
     )
-    assert found.acceptance_by_category["coding"].acceptance_length == pytest.approx(1 + 28 / 20)
+    assert evaluation.acceptance_by_category["coding"].acceptance_length == pytest.approx(1 + 28 / 20)
     assert [body["max_tokens"] for body in engine.bodies] == [9, 9, 9]
     assert engine.bodies[2]["prompt"] == "c"
 
 
-def test_requests_of_others_are_told() -> None:
+def test_requests_of_others_are_reported() -> None:
     engine = Engine()
     engine.stranger = True
     assert run(engine).foreign_requests == 3
@@ -101,7 +101,7 @@ def test_a_restart_in_between_is_refused() -> None:
 
 
 @pytest.mark.parametrize("status", [404, 500])
-def test_a_refusal_of_the_server_is_told(status: int) -> None:
+def test_an_error_status_of_the_server_is_reported(status: int) -> None:
     async def inside() -> None:
         transport = httpx.MockTransport(lambda _: httpx.Response(status, text="no such model"))
         async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:

@@ -25,10 +25,10 @@ def test_train_prints_its_settings_trains_and_says_what_came_out(
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(raw))
 
     assert run_cli(["train", str(tmp_path / "train.yaml")]) == 0
-    said = capsys.readouterr()
-    assert "acceptance length" in said.out
-    assert "step 1/" in said.err
-    assert "resuming" not in said.err
+    printed = capsys.readouterr()
+    assert "acceptance length" in printed.out
+    assert "step 1/" in printed.err
+    assert "resuming" not in printed.err
     assert checkpoint.load_drafter(tmp_path / "drafter" / "best").config.draft_vocab_size == 40
 
     assert run_cli(["train", str(tmp_path / "train.yaml")]) == 0

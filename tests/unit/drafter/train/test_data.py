@@ -80,13 +80,13 @@ def test_a_template_without_a_recognisable_beginning_is_refused(tokenizer_of: To
         encode_conversation(tokenizer_of(template), CHAT, "f:1")
 
 
-def test_what_the_template_refuses_is_said_with_its_words(tokenizer_of: Tokenizers) -> None:
+def test_the_message_of_a_template_that_rejects_is_reported(tokenizer_of: Tokenizers) -> None:
     with pytest.raises(DataError, match=r"^f:1: the chat template rejects the conversation: no system here$"):
         encode_conversation(tokenizer_of("{{ raise_exception('no system here') }}"), CHAT, "f:1")
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("{", "a.jsonl:2: invalid JSON"),
         ("[1]", "a.jsonl:2: expected: an object, not a list."),
@@ -99,12 +99,12 @@ def test_what_the_template_refuses_is_said_with_its_words(tokenizer_of: Tokenize
         ('{"messages": [{"role": "user", "content": "x"}]}', "a.jsonl:2: no assistant's message"),
     ],
 )
-def test_bad_lines_are_named(tokenizer_of: Tokenizers, tmp_path: Path, line: str, said: str) -> None:
+def test_bad_lines_are_named(tokenizer_of: Tokenizers, tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "a", "response": "b"}\n' + line + "\n")
     with pytest.raises(DataError) as caught:
         load_corpus([path], tokenizer_of(), max_length=50)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_file_that_is_not_there_and_one_that_is_no_text(tokenizer_of: Tokenizers, tmp_path: Path) -> None:
@@ -135,12 +135,12 @@ def test_the_cache_gives_the_same_and_notices_changes(
 ) -> None:
     path, cache, tokenizer = write_conversations(5), tmp_path / "cache", tokenizer_of()
     first = load_corpus([path], tokenizer, max_length=50, cache_folder=cache)
-    again = load_corpus([path], tokenizer, max_length=50, cache_folder=cache)
-    assert torch.equal(first.tokens, again.tokens)
-    assert torch.equal(first.loss_mask, again.loss_mask)
+    cached = load_corpus([path], tokenizer, max_length=50, cache_folder=cache)
+    assert torch.equal(first.tokens, cached.tokens)
+    assert torch.equal(first.loss_mask, cached.loss_mask)
     assert len(list(cache.iterdir())) == 1
-    kept = next(cache.iterdir()) / "corpus.safetensors"
-    kept.write_bytes(kept.read_bytes()[:40])  # cut off: made anew
+    cached_file = next(cache.iterdir()) / "corpus.safetensors"
+    cached_file.write_bytes(cached_file.read_bytes()[:40])  # truncated: it is recreated
     assert torch.equal(load_corpus([path], tokenizer, max_length=50, cache_folder=cache).end_offsets, first.end_offsets)
     load_corpus([path], tokenizer, max_length=40, cache_folder=cache)
     tokenizer.chat_template = "x" + tokenizer.chat_template

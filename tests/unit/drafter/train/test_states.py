@@ -40,23 +40,23 @@ def write_files(folder: Path, model: Any, texts: Sequence[Tensor], layers: Seque
 
 def test_layer_k_is_the_input_of_layer_k_and_the_final_state_is_normed(target_of: Targets) -> None:
     model, tokens = target_of(), torch.arange(10).unsqueeze(0)
-    found = InProcessTarget(model, (0, 2, 5)).fetch_hidden_states(tokens)
+    states = InProcessTarget(model, (0, 2, 5)).fetch_hidden_states(tokens)
     with torch.no_grad():
-        known = model.model(input_ids=tokens, output_hidden_states=True)
+        outputs = model.model(input_ids=tokens, output_hidden_states=True)
     # Transformers lists the embedding first, then each layer's output, the last of them after the final norm.
-    torch.testing.assert_close(found.aux_hidden_states, torch.cat([known.hidden_states[k] for k in (0, 2, 5)], dim=-1))
-    torch.testing.assert_close(found.final_hidden_states, known.last_hidden_state)
+    torch.testing.assert_close(states.aux_hidden_states, torch.cat([outputs.hidden_states[k] for k in (0, 2, 5)], dim=-1))
+    torch.testing.assert_close(states.final_hidden_states, outputs.last_hidden_state)
     with torch.no_grad():
         torch.testing.assert_close(
-            found.final_hidden_states @ extract_target_parts(model).lm_head.T, model(input_ids=tokens).logits
+            states.final_hidden_states @ extract_target_parts(model).lm_head.T, model(input_ids=tokens).logits
         )
 
 
 def test_the_number_of_layers_is_the_last_output_before_the_norm(target_of: Targets) -> None:
     model = target_of()
     model.model.norm.weight.data.uniform_(0.5, 2.0)
-    found = InProcessTarget(model, (6,)).fetch_hidden_states(torch.arange(10).unsqueeze(0))
-    torch.testing.assert_close(model.model.norm(found.aux_hidden_states), found.final_hidden_states)
+    states = InProcessTarget(model, (6,)).fetch_hidden_states(torch.arange(10).unsqueeze(0))
+    torch.testing.assert_close(model.model.norm(states.aux_hidden_states), states.final_hidden_states)
 
 
 def test_padding_at_the_end_changes_nothing(target_of: Targets) -> None:
@@ -72,12 +72,12 @@ def test_files_of_vllm_give_what_the_target_gives(tmp_path: Path, target_of: Tar
     model.model.norm.weight.data.uniform_(0.5, 2.0)
     write_files(tmp_path, model, TEXTS, (1, 3, 4, 6))
     expected = InProcessTarget(model, (1, 4)).fetch_hidden_states(padded(TEXTS))
-    found = HiddenStateFiles(tmp_path, extract_target_parts(model), (1, 4), (1, 3, 4, 6)).fetch_hidden_states(
+    states = HiddenStateFiles(tmp_path, extract_target_parts(model), (1, 4), (1, 3, 4, 6)).fetch_hidden_states(
         padded(TEXTS), [[text] for text in TEXTS]
     )
     for row, text in enumerate(TEXTS):
-        torch.testing.assert_close(found.aux_hidden_states[row, : len(text)], expected.aux_hidden_states[row, : len(text)])
-        torch.testing.assert_close(found.final_hidden_states[row, : len(text)], expected.final_hidden_states[row, : len(text)])
+        torch.testing.assert_close(states.aux_hidden_states[row, : len(text)], expected.aux_hidden_states[row, : len(text)])
+        torch.testing.assert_close(states.final_hidden_states[row, : len(text)], expected.final_hidden_states[row, : len(text)])
 
 
 def test_faults_of_files_are_named(tmp_path: Path, target_of: Targets) -> None:
@@ -111,11 +111,11 @@ def test_a_frame_is_read_without_the_rest_of_the_target(tmp_path: Path, target_o
     model = target_of(tie_word_embeddings=tied)
     model.model.norm.weight.data.uniform_(0.5, 2.0)
     model.save_pretrained(tmp_path)
-    expected, found = extract_target_parts(model), load_target_parts(tmp_path, torch.float32, torch.device("cpu"))
-    assert torch.equal(found.embedding, expected.embedding)
-    assert torch.equal(found.lm_head, expected.lm_head)
+    expected, parts = extract_target_parts(model), load_target_parts(tmp_path, torch.float32, torch.device("cpu"))
+    assert torch.equal(parts.embedding, expected.embedding)
+    assert torch.equal(parts.lm_head, expected.lm_head)
     x = torch.randn(3, 32)
-    assert torch.equal(found.final_norm(x), expected.final_norm(x))
+    assert torch.equal(parts.final_norm(x), expected.final_norm(x))
 
 
 def test_a_target_that_is_not_there_or_does_not_fit_is_named(tmp_path: Path, target_of: Targets) -> None:

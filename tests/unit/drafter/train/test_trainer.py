@@ -137,10 +137,10 @@ def test_a_killed_training_goes_on_to_the_same_bits(settings_of: Make, tmp_path:
     build_trainer(whole).run()
     ended = run_child(_CHILD, killed, tmp_path)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-    again = build_trainer(killed)
-    assert again.resume()
-    assert again.progress.step == 4  # of the seven that were done, those up to the last save
-    again.run()
+    resumed = build_trainer(killed)
+    assert resumed.resume()
+    assert resumed.progress.step == 4  # of the seven that were done, those up to the last save
+    resumed.run()
     for name in ("last", "best"):
         assert checkpoint.compute_model_digest(killed.output.folder / name) == checkpoint.compute_model_digest(
             whole.output.folder / name
@@ -148,7 +148,7 @@ def test_a_killed_training_goes_on_to_the_same_bits(settings_of: Make, tmp_path:
 
 
 def test_the_measure_that_chooses_is_the_acceptance_length_of_serving(settings_of: Make) -> None:
-    """On answers that the target gave greedily, the walk counts the drafts and tokens that `aerie_drafter.evaluate` counts."""
+    """The walk over greedy answers of the target counts the drafts and tokens that `aerie_drafter.evaluate` counts."""
     trainer = build_trainer(
         settings_of(
             optimizer__epochs=20,
@@ -171,9 +171,9 @@ def test_the_measure_that_chooses_is_the_acceptance_length_of_serving(settings_o
     trainer.conversation_lengths = trainer.corpus.lengths
     trainer.run()
     emitted = sum(int(counted.sum()) - 1 for _, counted in marked)  # the first token of each comes with the prompt
-    found = evaluate_texts(pair, answered, 3)
-    assert found.accepted_per_position[1] > 0  # so that walks with accepted tokens are compared
-    assert trainer.measure_acceptance()[0] == emitted / found.drafts
+    counts = evaluate_texts(pair, answered, 3)
+    assert counts.accepted_per_position[1] > 0  # so that walks with accepted tokens are compared
+    assert trainer.measure_acceptance()[0] == emitted / counts.drafts
 
 
 def test_a_finished_training_started_again_changes_nothing(settings_of: Make) -> None:
@@ -218,9 +218,9 @@ def test_a_disk_that_takes_no_more_costs_no_earlier_checkpoint(settings_of: Make
     ended = run_child(_FULL, settings, tmp_path)
     assert "cannot be written" in ended.stdout, ended.stderr
     assert "the previous one is unchanged" in ended.stdout
-    again = build_trainer(settings)
-    assert again.resume()
-    assert again.progress.step == 4
+    resumed = build_trainer(settings)
+    assert resumed.resume()
+    assert resumed.progress.step == 4
     checkpoint.load_drafter(settings.output.folder / "best")
     assert sorted(path.name for path in settings.output.folder.iterdir()) == ["best", "last"]
 
@@ -270,18 +270,18 @@ def test_two_processes_are_one_with_twice_the_rows_also_with_a_sharded_target(se
     both = settings_of("both", optimizer__batch_size_per_process=2, optimizer__epochs=1)
     ended = run_child(_TWO, both, tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     assert ended.returncode == 0, ended.stderr
-    found = [tuple(map(float, line.split()[1:])) for line in ended.stdout.splitlines() if line.startswith("loss ")]
+    reports = [tuple(map(float, line.split()[1:])) for line in ended.stdout.splitlines() if line.startswith("loss ")]
     count = len(listener.steps)
-    assert len(found) == 2 * count
-    for part in (found[:count], found[count:]):
+    assert len(reports) == 2 * count
+    for part in (reports[:count], reports[count:]):
         assert [loss for loss, _ in part] == pytest.approx([report.loss for report in listener.steps], rel=1e-4)
         assert [norm for _, norm in part] == pytest.approx([report.gradient_norm for report in listener.steps], rel=1e-3)
     target = Path(both.target.model)
-    one = checkpoint.load_drafter(alone.output.folder / "last", target=target)
+    single_process_drafter = checkpoint.load_drafter(alone.output.folder / "last", target=target)
     for shard in (False, True):
-        two = checkpoint.load_drafter(both.output.folder / f"sharded {shard}" / "last", target=target)
-        for name, parameter in one.named_parameters():
-            torch.testing.assert_close(two.get_parameter(name), parameter, rtol=1e-3, atol=1e-4)
+        two_process_drafter = checkpoint.load_drafter(both.output.folder / f"sharded {shard}" / "last", target=target)
+        for name, parameter in single_process_drafter.named_parameters():
+            torch.testing.assert_close(two_process_drafter.get_parameter(name), parameter, rtol=1e-3, atol=1e-4)
 
 
 def test_states_from_files_train_as_the_target_does(
@@ -313,7 +313,7 @@ def test_a_training_from_a_checkpoint_keeps_its_shape(settings_of: Make) -> None
 
 
 @pytest.mark.parametrize(
-    ("fields", "kind", "said"),
+    ("fields", "kind", "message"),
     [
         ({"optimizer__batch_size_per_process": 40}, TrainingError, r"fewer rows than one step needs \(40 rows x 1 batches\)"),
         ({"data__train": ["none.jsonl"]}, DataError, "none.jsonl: cannot be read"),
@@ -326,8 +326,10 @@ def test_a_training_from_a_checkpoint_keeps_its_shape(settings_of: Make) -> None
         ({"data__chat_template": "/none"}, ConfigError, "data.chat_template /none: cannot be read"),
     ],
 )
-def test_what_cannot_be_trained_is_said(settings_of: Make, fields: dict[str, Any], kind: type[DrafterError], said: str) -> None:
-    with pytest.raises(kind, match=said):
+def test_settings_that_cannot_be_trained_are_rejected(
+    settings_of: Make, fields: dict[str, Any], kind: type[DrafterError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
         build_trainer(settings_of(**fields))
 
 

@@ -43,8 +43,8 @@ def drafter_of(settings: DrafterConfig, seed: int = 0) -> Drafter:
     drafter = Drafter(settings).double()
     for parameter in drafter.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
-    kept = torch.randperm(settings.vocab_size)[: settings.draft_vocab_size].sort().values
-    drafter.set_draft_vocabulary(kept)
+    draft_token_ids = torch.randperm(settings.vocab_size)[: settings.draft_vocab_size].sort().values
+    drafter.set_draft_vocabulary(draft_token_ids)
     return drafter
 
 
@@ -94,7 +94,7 @@ def naive(
     total = torch.zeros((), dtype=torch.float64)
     counts = [0.0] * horizon
     agreed = torch.zeros(horizon, rows, length - 1, dtype=torch.bool)
-    kept = drafter.draft_token_ids.tolist()
+    draft_token_ids = drafter.draft_token_ids.tolist()
     for step in range(horizon):
         read = torch.zeros(rows, length - 1, dtype=torch.long)
         for t in range(length - 1):
@@ -108,10 +108,10 @@ def naive(
                     continue
                 full = teacher @ batch.final_hidden_states[row, t + 1 + step]
                 logits = drafter.lm_head(normed[row, t])
-                agreed[step, row, t] = kept[int(logits.argmax())] == int(full.argmax())
-                if int(full.argmax()) not in kept:
+                agreed[step, row, t] = draft_token_ids[int(logits.argmax())] == int(full.argmax())
+                if int(full.argmax()) not in draft_token_ids:
                     continue
-                p, q = full[kept].softmax(0), logits.softmax(0)
+                p, q = full[draft_token_ids].softmax(0), logits.softmax(0)
                 total = total + decay**step * (p * (p.log() - q.log())).sum()
                 counts[step] += 1
     return total, counts, agreed
@@ -137,12 +137,12 @@ def test_loss_and_all_gradients_equal_the_naive_unroll(variant: str, slice_eleme
     gradients = {name: parameter.grad for name, parameter in drafter.named_parameters() if parameter.requires_grad}
     drafter.zero_grad()
 
-    found = TrainingTimeTest(drafter, teacher, horizon=4, decay=0.8, slice_elements=slice_elements)(batch)
-    found.weighted_sum.backward()
+    output = TrainingTimeTest(drafter, teacher, horizon=4, decay=0.8, slice_elements=slice_elements)(batch)
+    output.weighted_sum.backward()
 
-    torch.testing.assert_close(found.weighted_sum, expected, rtol=1e-10, atol=1e-10)
-    assert found.metrics.sums[0].tolist() == counts
-    assert torch.equal(found.argmax_matches, agreed)
+    torch.testing.assert_close(output.weighted_sum, expected, rtol=1e-10, atol=1e-10)
+    assert output.metrics.sums[0].tolist() == counts
+    assert torch.equal(output.argmax_matches, agreed)
     for name, parameter in drafter.named_parameters():
         if parameter.requires_grad:
             torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-9, atol=1e-10, msg=name)
@@ -158,15 +158,15 @@ def test_gradcheck() -> None:
     names = [name for name, parameter in loss.named_parameters() if parameter.requires_grad]
 
     def total(*values: Tensor) -> Tensor:
-        found = torch.func.functional_call(loss, dict(zip(names, values, strict=True)), (batch,))
-        assert isinstance(found.weighted_sum, Tensor)
-        return found.weighted_sum
+        output = torch.func.functional_call(loss, dict(zip(names, values, strict=True)), (batch,))
+        assert isinstance(output.weighted_sum, Tensor)
+        return output.weighted_sum
 
     values = tuple(loss.get_parameter(name).detach().clone().requires_grad_() for name in names)
     assert torch.autograd.gradcheck(total, values)
 
 
-def test_without_gradients_the_figures_are_the_same() -> None:
+def test_without_gradients_the_metrics_are_the_same() -> None:
     settings = config()
     drafter, (batch, teacher) = drafter_of(settings), batch_of(settings)
     loss = TrainingTimeTest(drafter, teacher, horizon=3)
@@ -180,11 +180,11 @@ def test_a_batch_with_nothing_counted_has_loss_and_gradients_of_zero() -> None:
     settings = config()
     drafter, (batch, teacher) = drafter_of(settings), batch_of(settings)
     batch = dataclasses.replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
-    found = TrainingTimeTest(drafter, teacher, horizon=3)(batch)
-    found.weighted_sum.backward()
-    assert found.weighted_sum.item() == 0
-    assert found.metrics.position_count == 0
-    assert found.metrics.conditional_acceptance == [0, 0, 0]
+    output = TrainingTimeTest(drafter, teacher, horizon=3)(batch)
+    output.weighted_sum.backward()
+    assert output.weighted_sum.item() == 0
+    assert output.metrics.position_count == 0
+    assert output.metrics.conditional_acceptance == [0, 0, 0]
     assert all(p.grad is not None and not p.grad.any() for p in drafter.parameters() if p.requires_grad)
 
 
@@ -235,13 +235,13 @@ def test_position_shifts_by_hand() -> None:
         final_hidden_states=final,
     )
     echo = Echo()
-    found = TrainingTimeTest(echo, torch.eye(2), horizon=2, decay=0.5)(batch)  # type: ignore[arg-type]
+    output = TrainingTimeTest(echo, torch.eye(2), horizon=2, decay=0.5)(batch)  # type: ignore[arg-type]
     assert echo.read == [[1, 1, 0, 1], [1, 0, 1, 0]]
-    assert found.weighted_sum.item() == pytest.approx(2.5110, abs=1e-4)
-    assert found.metrics.position_count == 2
-    assert found.argmax_matches[:, 0].tolist() == [[False, True, False, False], [True, False, False, False]]
-    assert found.metrics.conditional_acceptance == [0.5, 0.0]
-    assert found.metrics.cumulative_acceptance == [0.5, 0.0]
+    assert output.weighted_sum.item() == pytest.approx(2.5110, abs=1e-4)
+    assert output.metrics.position_count == 2
+    assert output.argmax_matches[:, 0].tolist() == [[False, True, False, False], [True, False, False, False]]
+    assert output.metrics.conditional_acceptance == [0.5, 0.0]
+    assert output.metrics.cumulative_acceptance == [0.5, 0.0]
 
 
 def test_survival_counts_only_columns_whose_steps_are_all_counted() -> None:
@@ -264,9 +264,9 @@ def test_a_walk_goes_on_after_the_accepted_tokens_and_the_bonus() -> None:
     assert simulate_speculation(agreed, counted, 1) == (2 + 1 + 1 + 2 + 1, 5)
 
 
-def test_tallies_add_up() -> None:
-    one = TrainingMetrics(torch.arange(10, dtype=torch.float64).view(5, 2))
-    assert torch.equal((one + TrainingMetrics.zero(2) + one).sums, 2 * one.sums)
+def test_metrics_add_up() -> None:
+    metrics = TrainingMetrics(torch.arange(10, dtype=torch.float64).view(5, 2))
+    assert torch.equal((metrics + TrainingMetrics.zero(2) + metrics).sums, 2 * metrics.sums)
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # RMSNorm then takes its plain form
@@ -280,10 +280,10 @@ def test_in_bfloat16_the_loss_is_about_the_same(variant: str) -> None:
     )
     expected = TrainingTimeTest(drafter, teacher.float(), horizon=4)(exact).weighted_sum.item()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = TrainingTimeTest(drafter, teacher.bfloat16(), horizon=4)(rounded)
-    found.weighted_sum.backward()
-    assert found.weighted_sum.dtype == torch.float32
-    assert found.weighted_sum.item() == pytest.approx(expected, rel=0.03)
+        output = TrainingTimeTest(drafter, teacher.bfloat16(), horizon=4)(rounded)
+    output.weighted_sum.backward()
+    assert output.weighted_sum.dtype == torch.float32
+    assert output.weighted_sum.item() == pytest.approx(expected, rel=0.03)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in drafter.parameters() if p.requires_grad)
 
 
@@ -294,7 +294,7 @@ def test_the_order_of_the_draft_vocabulary_changes_nothing() -> None:
     other.lm_head.weight.data = drafter.lm_head.weight.data[order]
     other.d2t = drafter.draft_token_ids[order] - torch.arange(settings.draft_vocab_size)
     batch, teacher = batch_of(settings, rows=8, length=20)
-    expected, found = (TrainingTimeTest(one, teacher)(batch) for one in (drafter, other))
+    expected, reordered = (TrainingTimeTest(model, teacher)(batch) for model in (drafter, other))
     assert expected.argmax_matches.any()
-    assert torch.equal(found.argmax_matches, expected.argmax_matches)
-    torch.testing.assert_close(found.weighted_sum, expected.weighted_sum)
+    assert torch.equal(reordered.argmax_matches, expected.argmax_matches)
+    torch.testing.assert_close(reordered.weighted_sum, expected.weighted_sum)

@@ -1,4 +1,4 @@
-"""What cannot be run as asked says so: in the status of the container, and in an event."""
+"""Pods that cannot be run as specified: the status of the container and an event state the reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aerie_lab.testing.pods import Object, config_map, find_container_status, po
 
 def waits_for(namespace: Namespace, name: str, reason: str) -> Object:
     """Wait until the container waits for `reason`; its waiting state."""
-    found = namespace.wait_until(
+    waiting_pod = namespace.wait_until(
         "pod",
         name,
         lambda p: (
@@ -16,7 +16,7 @@ def waits_for(namespace: Namespace, name: str, reason: str) -> Object:
         ),
         reason,
     )
-    waiting: Object = find_container_status(found)["state"]["waiting"]
+    waiting: Object = find_container_status(waiting_pod)["state"]["waiting"]
     return waiting
 
 
@@ -57,9 +57,9 @@ def test_fields_that_the_lab_does_not_have(namespace: Namespace) -> None:
             volumes=[{"name": "nfs", "nfs": {"server": "example.org", "path": "/"}}],
         )
     )
-    told = waits_for(namespace, "demanding", "LabUnsupported")["message"]
+    message = waits_for(namespace, "demanding", "LabUnsupported")["message"]
     for field in ("spec.hostPID", "[main].lifecycle.postStart", "hostPort", "spec.volumes[nfs].nfs"):
-        assert field in told
+        assert field in message
     wait_until(lambda: [m for r, m in namespace.events("demanding") if r == "LabUnsupported" and "hostPID" in m], "an event")
     assert namespace.get("pod", "demanding")["status"]["phase"] == "Pending"
     namespace.kubectl("delete", "pod", "demanding", "--timeout=180s")
