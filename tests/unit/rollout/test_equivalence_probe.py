@@ -1,4 +1,4 @@
-"""Greedy answers in the course of a rollout: when they are asked for, that they count once, and what they end."""
+"""Greedy answers during a rollout: when they are requested, that they count once, and their verdict."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tests.golden import Messages
 from tests.unit.rollout.world import World, canarying, equivalence_result, serving
 
 
-def why_not(world: World) -> str:
+def skip_reason(world: World) -> str:
     status = Status.model_validate(world.status)
     assert status.stable is not None
     assert status.canary is not None
     return find_probe_skip_reason(world.observed(), status.stable, status.canary)
 
 
-def comparison(world: World) -> dict[str, Any] | None:
-    known = world.status["analysis"].get("comparisons") or []
-    return next((one for one in known if one["metric"] == "OutputEquivalence"), None)
+def equivalence_comparison(world: World) -> dict[str, Any] | None:
+    comparisons = world.status["analysis"].get("comparisons") or []
+    return next((comparison for comparison in comparisons if comparison["metric"] == "OutputEquivalence"), None)
 
 
-def judged(world: World) -> str:
-    """The reason of a verdict for the canary."""
+def promotion_reason(world: World) -> str:
+    """Close blocks until the canary passes; return the verdict's message."""
     for _ in range(40):
         world.measure(1, +0.2)
         if world.status["phase"] != "Analyzing":
@@ -36,14 +36,14 @@ def judged(world: World) -> str:
     return str(world.status["analysis"]["message"])
 
 
-# ------------------------------------------------------------------------------------------------------------ when they are asked
+# ---------------------------------------------------------------------------------------------------------------------- probes
 def test_probe_for_another_drafter() -> None:
     world, _ = canarying("WarmingUp")
-    assert why_not(world) == ""
+    assert skip_reason(world) == ""
 
 
 def warming_up(**change: Any) -> World:
-    """A canary with this change, whose pods serve."""
+    """Return a canary with this change, whose pods serve."""
     world = serving(speculation={"numSpeculativeTokens": 2})
     world.edit(**change)
     for _ in range(6):
@@ -56,11 +56,11 @@ def warming_up(**change: Any) -> World:
 
 
 def test_probe_for_another_token_count() -> None:
-    assert why_not(warming_up(speculation={"numSpeculativeTokens": 5})) == ""
+    assert skip_reason(warming_up(speculation={"numSpeculativeTokens": 5})) == ""
 
 
 def test_probe_without_drafter() -> None:
-    assert why_not(warming_up(speculation={"numSpeculativeTokens": 0})) == ""
+    assert skip_reason(warming_up(speculation={"numSpeculativeTokens": 0})) == ""
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_probe_without_drafter() -> None:
     ],
 )
 def test_no_probe_for_engine_that_may_answer_differently(change: dict[str, Any], name: str, messages: Messages) -> None:
-    messages.check(f"not probed: {name}", why_not(warming_up(**change)))
+    messages.check(f"not probed: {name}", skip_reason(warming_up(**change)))
 
 
-# ------------------------------------------------------------------------------------------------------------ what becomes of it
+# -------------------------------------------------------------------------------------------------------------------- verdicts
 def test_changed_answers_roll_back_before_first_block(messages: Messages) -> None:
     world, old = canarying("WarmingUp")
     world.equivalence_result = equivalence_result(24)
@@ -107,7 +107,7 @@ def test_changed_answers_roll_back_before_first_block(messages: Messages) -> Non
     outcome = world.status["rolloutHistory"][0]
     assert (outcome["result"], world.status["stable"]["revision"]) == ("RolledBack", old)
     messages.check("outputs differ", outcome["message"])
-    assert [one["metric"] for one in outcome["comparisons"]] == ["OutputEquivalence"]
+    assert [comparison["metric"] for comparison in outcome["comparisons"]] == ["OutputEquivalence"]
 
 
 def test_answers_count_once_and_are_shown(messages: Messages) -> None:
@@ -116,27 +116,27 @@ def test_answers_count_once_and_are_shown(messages: Messages) -> None:
     world.step()
     first = world.status["analysis"]
     assert first["verdict"] == "Continue"
-    assert (comparison(world) or {})["sampleCount"] == 24
+    assert (equivalence_comparison(world) or {})["sampleCount"] == 24
     assert world.plan().status.to_dict() == world.status, "nothing is written again"
-    world.equivalence_result = equivalence_result(24)  # another operator has asked anew
+    world.equivalence_result = equivalence_result(24)  # another operator has requested them again
     world.step()
     assert world.status["analysis"] == first
-    evidence = AnalysisRun.unpack(first["state"])
-    assert evidence is not None
-    assert evidence.state.equivalence == equivalence_result(1, 1)
-    messages.check("outputs differ by chance", (comparison(world) or {})["message"])
+    run = AnalysisRun.unpack(first["state"])
+    assert run is not None
+    assert run.state.equivalence == equivalence_result(1, 1)
+    messages.check("outputs differ by chance", (equivalence_comparison(world) or {})["message"])
 
 
 def test_canary_without_answers_is_accepted_after_soak(messages: Messages) -> None:
     world, _ = canarying("Analyzing")
-    messages.check("passed without the probe's result", judged(world))
-    assert comparison(world) is None
+    messages.check("passed without the probe's result", promotion_reason(world))
+    assert equivalence_comparison(world) is None
 
 
 def test_unrequested_answers_are_ignored(messages: Messages) -> None:
     world, _ = canarying("Analyzing", rollout={"analysis": {"outputEquivalence": "Disabled"}})
     world.equivalence_result = equivalence_result(24)
-    messages.check("passed without the probe", judged(world))
+    messages.check("passed without the probe", promotion_reason(world))
 
 
 def test_answers_after_the_verdict_are_ignored() -> None:

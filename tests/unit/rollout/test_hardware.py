@@ -1,4 +1,4 @@
-"""Arms on unlike GPUs: it is noticed by the labels of their nodes, time is left out and that is said, acceptance is judged."""
+"""Arms on different GPUs: node labels show it, times are omitted with a message, acceptance is compared."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PRODUCT, INSTANCE = "nvidia.com/gpu.product", "node.kubernetes.io/instance-type"
 
 
 def pods(*nodes: str | None) -> list[dict[str, Any]]:
-    return [{"metadata": {"name": f"p{at}"}, "spec": {"nodeName": node} if node else {}} for at, node in enumerate(nodes)]
+    return [{"metadata": {"name": f"p{index}"}, "spec": {"nodeName": node} if node else {}} for index, node in enumerate(nodes)]
 
 
 NODES: LabelsByNode = {
@@ -47,7 +47,7 @@ NODES: LabelsByNode = {
     ],
 )
 def test_hardware_is_compared_by_first_common_label(canary: list[str | None], control: list[str | None]) -> None:
-    """A node that the GPU's own label has not reached yet is no other hardware."""
+    """A node that does not have the GPU's own label yet counts as equal hardware."""
     assert hardware_difference_message(pods(*canary), pods(*control), NODES) == ""
 
 
@@ -63,57 +63,59 @@ def test_hardware_without_labels_is_unknown(canary: list[str | None], control: l
     assert hardware_difference_message(pods(*canary), pods(*control), NODES) is None
 
 
-@pytest.mark.parametrize("newer", [lambda at: at < 500, lambda at: at % 2 == 0], ids=["the later half", "every second pod"])
-def test_hardware_sample_is_independent_of_pod_order(newer: Callable[[int], bool]) -> None:
-    nodes: LabelsByNode = {f"n{at}": {PRODUCT: A100 if newer(at) else H100} for at in range(1000)}
-    said = hardware_difference_message(pods("n0"), pods(*nodes), nodes)
-    assert said is not None
-    counts = [int(count) for count in re.findall(r"\((\d+) pods\)", said)]
+@pytest.mark.parametrize(
+    "is_newer", [lambda index: index < 500, lambda index: index % 2 == 0], ids=["the later half", "every second pod"]
+)
+def test_hardware_sample_is_independent_of_pod_order(is_newer: Callable[[int], bool]) -> None:
+    nodes: LabelsByNode = {f"n{index}": {PRODUCT: A100 if is_newer(index) else H100} for index in range(1000)}
+    message = hardware_difference_message(pods("n0"), pods(*nodes), nodes)
+    assert message is not None
+    counts = [int(count) for count in re.findall(r"\((\d+) pods\)", message)]
     assert sum(counts) == MAX_COMPARED_PODS
     assert min(counts) > MAX_COMPARED_PODS // 4
-    assert f"{MAX_COMPARED_PODS} of its 1000 pods" in said
+    assert f"{MAX_COMPARED_PODS} of its 1000 pods" in message
 
 
 def test_new_pod_changes_at_most_one_of_sample() -> None:
-    arm = pods(*(f"n{at}" for at in range(1000)))
+    arm = pods(*(f"n{index}" for index in range(1000)))
     assert len({pod["metadata"]["name"] for pod in _sample(arm)} - {pod["metadata"]["name"] for pod in _sample(arm[1:])}) <= 1
 
 
-# -------------------------------------------------------------------------------------------------------------- in a rollout
-def place(world: World, canary: str, others: str) -> None:
-    """Pods of the canary run on a node of one product, all others on another one's."""
-    world.nodes = {"one": {PRODUCT: canary}, "other": {PRODUCT: others}}
-    mine = (world.status.get("canary") or {}).get("revision")
+# ------------------------------------------------------------------------------------------------------------------ rollouts
+def place_pods(world: World, canary_product: str, other_product: str) -> None:
+    """Place the canary's pods on a node of one GPU product, all others on a node of another."""
+    world.nodes = {"one": {PRODUCT: canary_product}, "other": {PRODUCT: other_product}}
+    canary_revision = (world.status.get("canary") or {}).get("revision")
     for pod in world.pods:
-        pod["spec"] = {"nodeName": "one" if pod["metadata"]["labels"][naming.REVISION_LABEL] == mine else "other"}
+        pod["spec"] = {"nodeName": "one" if pod["metadata"]["labels"][naming.REVISION_LABEL] == canary_revision else "other"}
 
 
-def evidence(world: World) -> AnalysisRun:
-    found = AnalysisRun.unpack(world.status["analysis"]["state"])
-    assert found is not None
-    return found
+def analysis_run(world: World) -> AnalysisRun:
+    run = AnalysisRun.unpack(world.status["analysis"]["state"])
+    assert run is not None
+    return run
 
 
 def test_plan_names_its_nodes() -> None:
     world, _ = canarying("Analyzing")
-    place(world, A100, H100)
+    place_pods(world, A100, H100)
     assert world.step().hardware_nodes == ("one", "other")
     ready = serving()
-    place(ready, A100, A100)
-    assert ready.step().hardware_nodes == (), "of no rollout"
+    place_pods(ready, A100, A100)
+    assert ready.step().hardware_nodes == (), "no rollout"
 
 
 def test_canary_on_slower_gpu_is_decided_by_acceptance(messages: Messages) -> None:
     world, _ = canarying("Analyzing")
-    place(world, A100, H100)
+    place_pods(world, A100, H100)
     world.measure_time(6, 4.0)
     assert world.status["phase"] == "Analyzing"
     difference = world.status["analysis"]["hardwareMismatch"]
     assert difference in world.message("Progressing")
     messages.check("other hardware", difference)
-    shown = {one["metric"] for one in world.status["analysis"]["comparisons"]}
+    metrics = {comparison["metric"] for comparison in world.status["analysis"]["comparisons"]}
     requests = {"FailedRequests", "AbandonedRequests", "OutputLength", "TruncatedRequests"}
-    assert shown == {"TokensPerStep", "AcceptanceLength", *requests}
+    assert metrics == {"TokensPerStep", "AcceptanceLength", *requests}
     for _ in range(40):
         world.measure(1, +0.2)
         if world.status["phase"] != "Analyzing":
@@ -126,7 +128,7 @@ def test_canary_on_slower_gpu_is_decided_by_acceptance(messages: Messages) -> No
 
 def test_equal_hardware_compares_times() -> None:
     world, _ = canarying("Analyzing")
-    place(world, A100, A100)
+    place_pods(world, A100, A100)
     world.measure_time(2, 4.0)
     assert world.status["phase"] == "RollingBack"
     assert "hardwareMismatch" not in world.status["analysis"]
@@ -134,7 +136,7 @@ def test_equal_hardware_compares_times() -> None:
 
 def test_rollback_message_names_omitted_criteria(messages: Messages) -> None:
     world, _ = canarying("Analyzing")
-    place(world, A100, H100)
+    place_pods(world, A100, H100)
     for _ in range(40):
         world.measure(1, -0.2)
         if world.status["phase"] != "Analyzing":
@@ -146,16 +148,16 @@ def test_rollback_message_names_omitted_criteria(messages: Messages) -> None:
 
 def test_times_of_different_hardware_are_not_reused() -> None:
     world, _ = canarying("Analyzing")
-    place(world, A100, H100)
+    place_pods(world, A100, H100)
     world.measure_time(4, 4.0)
-    place(world, H100, H100)
+    place_pods(world, H100, H100)
     minute = timedelta(seconds=60)
     world.now += minute
-    world.step()  # in the middle of a block, which has begun on unlike hardware
+    world.step()  # in the middle of a block that began on different hardware
     world.now -= minute
     world.measure_time(1, 4.0)
     world.measure_time(3, 0.0)
-    state = evidence(world).state
+    state = analysis_run(world).state
     assert world.status["phase"] == "Analyzing"
     assert state.slow_output_streak == 0
     assert state.paired_moments["TimePerOutputToken"].count == 3
@@ -166,16 +168,16 @@ def test_times_of_different_hardware_are_not_reused() -> None:
 def test_times_from_unknown_hardware_are_dropped() -> None:
     world, _ = canarying("Analyzing")
     world.measure_time(1, 4.0)
-    assert evidence(world).state.slow_output_streak == 1
-    place(world, A100, H100)
+    assert analysis_run(world).state.slow_output_streak == 1
+    place_pods(world, A100, H100)
     world.measure_time(1, 4.0)
-    state = evidence(world).state
+    state = analysis_run(world).state
     assert (state.slow_output_streak, "TimePerOutputToken" in state.paired_moments) == (0, False)
 
 
 def test_hardware_stays_different_while_unknown() -> None:
     world, _ = canarying("Analyzing")
-    place(world, A100, H100)
+    place_pods(world, A100, H100)
     world.step()
     world.nodes = {}
     world.measure_time(6, 4.0)
@@ -183,10 +185,10 @@ def test_hardware_stays_different_while_unknown() -> None:
 
 
 def test_without_acceptance_and_time_promotion_is_manual(messages: Messages) -> None:
-    """A first drafter: drafts are not compared, and what is left (failed requests) is no reason to promote."""
+    """First drafter: drafts are not compared, and the remaining criteria (failed requests) are no reason to promote."""
     world, _ = canarying("Analyzing", speculation={"numSpeculativeTokens": 0})
-    assert evidence(world).plan.drafts_not_comparable_reason
-    place(world, A100, H100)
+    assert analysis_run(world).plan.drafts_not_comparable_reason
+    place_pods(world, A100, H100)
     for _ in range(130):
         world.measure(1, 0.0)
         if world.status["phase"] != "Analyzing":
@@ -201,7 +203,7 @@ def test_guardrails_after_analysis_omit_time() -> None:
     world, _ = canarying("Ramping", rollout={"canary": {"stepDuration": "4h"}})
     world.schedule()
     world.ready()
-    place(world, A100, H100)
+    place_pods(world, A100, H100)
     world.measure_time(8, 4.0)
     assert world.status["phase"] == "Ramping"
 
@@ -229,12 +231,12 @@ def test_trial_on_different_hardware_is_inconclusive(action: Any) -> None:
     world.step()
     for _ in range(60):
         reconcile(world)
-        place(world, A100, H100)
+        place_pods(world, A100, H100)
         world.now += MINUTE
         if "trial" not in speculation(world):
             break
-    tried, failure = speculation(world)["trials"][0], speculation(world)["failures"][0]
-    assert (tried["toSetting"], tried["result"]) == (K5, "Inconclusive")
+    trial, failure = speculation(world)["trials"][0], speculation(world)["failures"][0]
+    assert (trial["toSetting"], trial["result"]) == (K5, "Inconclusive")
     assert (failure["reason"], failure["failureCount"]) == ("Failed", 1)
     assert A100 in failure["message"]
     for _ in range(60):
@@ -253,4 +255,4 @@ def test_trial_on_different_hardware_is_inconclusive(action: Any) -> None:
     )
     recommend(world, action=action)
     reconcile(world)
-    assert speculation(world)["trial"]["setting"] == K5, "the pause is over"
+    assert speculation(world)["trial"]["setting"] == K5, "the cooldown is over"

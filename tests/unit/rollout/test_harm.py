@@ -1,4 +1,4 @@
-"""Engines that end during a rollout: what they do to it, from the pods' status to the verdict, in every phase that judges."""
+"""Engine exits during a rollout: from the pods' status to the verdict, in every phase that evaluates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.rollout.world import World, canarying, masked, monitoring
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
 
 
-def reason(world: World) -> str:
+def outcome_message(world: World) -> str:
     return str(world.status["rolloutHistory"][0]["message"])
 
 
@@ -27,7 +27,7 @@ def test_canary_with_engine_exits_is_rolled_back(messages: Messages) -> None:
     world.kill(new, 2)
     world.measure(1, +0.2)
     assert world.status["phase"] == "RollingBack"
-    messages.check("engines that ended", reason(world))
+    messages.check("engines that ended", outcome_message(world))
     assert world.status["stable"]["revision"] == old
 
 
@@ -67,7 +67,7 @@ def test_engine_exits_roll_back_during_ramp(phase: str, messages: Messages) -> N
     world.kill(world.desired_revision, 3)
     world.measure(1, +0.2)
     assert world.status["phase"] == "RollingBack"
-    messages.check(f"engines that ended in phase {phase}", reason(world))
+    messages.check(f"engines that ended in phase {phase}", outcome_message(world))
 
 
 def test_engine_exits_roll_back_promotion(messages: Messages) -> None:
@@ -77,7 +77,7 @@ def test_engine_exits_roll_back_promotion(messages: Messages) -> None:
     world.kill(new, 1)
     world.measure_alone(1, 3.0)
     assert world.status["phase"] == "RollingBack"
-    messages.check("engines that ended after the promotion", reason(world))
+    messages.check("engines that ended after the promotion", outcome_message(world))
     assert world.status["stable"]["revision"] == old
 
 
@@ -99,14 +99,14 @@ def test_counted_restarts() -> None:
     def pod(
         name: str, ended: timedelta, status: int = 1, container: str = "engine", state: str = "lastState"
     ) -> dict[str, object]:
-        over = {"terminated": {"exitCode": status, "finishedAt": (NOW + ended).isoformat()}}
+        terminated = {"terminated": {"exitCode": status, "finishedAt": (NOW + ended).isoformat()}}
         return {
             "metadata": {"name": name},
-            "status": {"containerStatuses": [{"name": container, "restartCount": 2, state: over}]},
+            "status": {"containerStatuses": [{"name": container, "restartCount": 2, state: terminated}]},
         }
 
     minute = timedelta(minutes=1)
-    group = [pod("a", minute), pod("b", -minute), pod("c", minute, status=0), pod("d", minute, container="proxy")]
-    assert count_restarts_since(group, NOW) == {"a": 2}
+    pods = [pod("a", minute), pod("b", -minute), pod("c", minute, status=0), pod("d", minute, container="proxy")]
+    assert count_restarts_since(pods, NOW) == {"a": 2}
     assert count_restarts_since([pod("e", minute, state="state")], NOW) == {"e": 3}, "it is about to be restarted"
     assert count_restarts_since([{"metadata": {"name": "new"}}], NOW) == {}

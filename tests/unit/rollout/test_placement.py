@@ -1,4 +1,4 @@
-"""Control pods are drawn to the GPU product of the canary's, and the templates of all other pods stay as they are."""
+"""Placement: control pods prefer the GPU product of the canary's, and all other pod templates stay unchanged."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def affinity(deployment: dict[str, Any]) -> Any:
     return deployment["spec"]["template"]["spec"].get("affinity")
 
 
-def control(world: World, revision: str) -> dict[str, Any]:
+def control_deployment(world: World, revision: str) -> dict[str, Any]:
     return world.deployments(control=True)[revision]
 
 
-def terms(revision: str) -> list[dict[str, Any]]:
+def affinity_terms(revision: str) -> list[dict[str, Any]]:
     selector = {
         "matchLabels": {NAME_LABEL: "chat", CONTROL_LABEL: "false"},
         "matchExpressions": [{"key": REVISION_LABEL, "operator": "NotIn", "values": [revision]}],
@@ -52,16 +52,16 @@ def terms(revision: str) -> list[dict[str, Any]]:
 
 def test_only_control_pods_prefer_the_canary_gpu_product() -> None:
     world, old = canarying("Starting")
-    assert affinity(control(world, old)) == {"podAffinity": {PREFERRED: terms(old)}}
-    assert [affinity(one) for one in world.deployments().values()] == [None, None]
+    assert affinity(control_deployment(world, old)) == {"podAffinity": {PREFERRED: affinity_terms(old)}}
+    assert [affinity(deployment) for deployment in world.deployments().values()] == [None, None]
 
 
 def test_user_affinity_is_kept_first() -> None:
     world, old = canarying("Starting", **with_affinity(OWN))
     expected = copy.deepcopy(OWN)
-    expected["podAffinity"][PREFERRED] += terms(old)
-    assert affinity(control(world, old)) == expected
-    assert [affinity(one) for one in world.deployments().values()] == [OWN, OWN]
+    expected["podAffinity"][PREFERRED] += affinity_terms(old)
+    assert affinity(control_deployment(world, old)) == expected
+    assert [affinity(deployment) for deployment in world.deployments().values()] == [OWN, OWN]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_user_affinity_is_kept_first() -> None:
 )
 def test_empty_affinity_is_omitted(empty: Any) -> None:
     world, old = canarying("Starting", **with_affinity(empty))
-    assert affinity(control(world, old))["podAffinity"] == {PREFERRED: terms(old)}
+    assert affinity(control_deployment(world, old))["podAffinity"] == {PREFERRED: affinity_terms(old)}
 
 
 def test_promoted_pods_and_record_have_no_preference() -> None:
@@ -89,50 +89,50 @@ def test_promoted_pods_and_record_have_no_preference() -> None:
 
 
 def test_control_pods_of_next_canary_are_equal() -> None:
-    """They may still be there, and another template would have each of them made anew."""
+    """Control pods may still exist, and another template would recreate each of them."""
     world, old = canarying("Analyzing")
-    first, before = world.desired_revision, copy.deepcopy(control(world, old)["spec"]["template"])
+    first, before = world.desired_revision, copy.deepcopy(control_deployment(world, old)["spec"]["template"])
     world.edit(speculation={"numSpeculativeTokens": 4})
     world.settle_until("Starting")
     world.step()
     assert world.status["canary"]["revision"] == world.desired_revision != first
-    assert control(world, old)["spec"]["template"] == before
+    assert control_deployment(world, old)["spec"]["template"] == before
 
 
-# ------------------------------------------------------------------------------------------- upgrades, and records that are lost
+# ------------------------------------------------------------------------------------------------- upgrades and lost records
 @pytest.mark.parametrize("spec", [{}, with_affinity(OWN)], ids=["no affinity", "the user's"])
 def test_upgrade_keeps_running_control_pods(monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any]) -> None:
-    with monkeypatch.context() as before:
-        before.setattr(placement, "prefer_canary_gpu_product", lambda template, *_: template)
+    with monkeypatch.context() as patch:
+        patch.setattr(placement, "prefer_canary_gpu_product", lambda template, *_: template)
         world, old = canarying("Analyzing", **spec)
-    made = copy.deepcopy(world.deployments(control=True) | {"stable": world.deployments()[old]})
+    deployments = copy.deepcopy(world.deployments(control=True) | {"stable": world.deployments()[old]})
     plan = world.step()
     assert plan.objects_to_apply == ()
-    assert world.deployments(control=True) | {"stable": world.deployments()[old]} == made
+    assert world.deployments(control=True) | {"stable": world.deployments()[old]} == deployments
 
 
 def test_lost_record_keeps_control_pods(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pods of the stable revision are then as its Deployment has them, with what the API server has added."""
+    """The template of the stable revision is then its Deployment's, with the API server's defaults."""
     world, old = canarying("Analyzing")
-    before = affinity(control(world, old))
-    found = pod_template.resolve_pod_template
+    before = affinity(control_deployment(world, old))
+    resolve = pod_template.resolve_pod_template
 
-    def defaulted(*given: Any) -> dict[str, Any] | None:
-        template = copy.deepcopy(found(*given))
+    def defaulted(*arguments: Any) -> dict[str, Any] | None:
+        template = copy.deepcopy(resolve(*arguments))
         return template and {**template, "spec": {**template["spec"], "schedulerName": "default-scheduler"}}
 
     monkeypatch.setattr("aerie.rollout.children.desired.resolve_pod_template", defaulted)
     world.step()
-    assert control(world, old)["spec"]["template"]["spec"]["schedulerName"] == "default-scheduler"
-    assert affinity(control(world, old)) == before
+    assert control_deployment(world, old)["spec"]["template"]["spec"]["schedulerName"] == "default-scheduler"
+    assert affinity(control_deployment(world, old)) == before
 
 
 def test_manual_affinity_change_is_reverted() -> None:
     world, old = canarying("Analyzing")
-    before = copy.deepcopy(control(world, old)["spec"])
-    control(world, old)["spec"]["template"]["spec"]["affinity"] = {}
+    before = copy.deepcopy(control_deployment(world, old)["spec"])
+    control_deployment(world, old)["spec"]["template"]["spec"]["affinity"] = {}
     world.step()
-    assert control(world, old)["spec"] == before
+    assert control_deployment(world, old)["spec"] == before
 
 
 def test_user_template_is_not_changed() -> None:

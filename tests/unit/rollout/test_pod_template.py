@@ -1,4 +1,4 @@
-"""An upgrade of Aerie that builds pods in another way: what runs stays as it is, until somebody wants it renewed."""
+"""Upgrades of Aerie that change the pod template: running pods stay unchanged until a user renews them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CONTAINER = "engine"
 
 @pytest.fixture
 def upgrade(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Begins to build pods with a variable more, as a later release may."""
+    """Return a function after which pods get one more variable, as in a later release."""
     before = engine_pod.build_pod_template
 
-    def template(*given: Any) -> dict[str, Any]:
-        built = copy.deepcopy(before(*given))
+    def template(*arguments: Any) -> dict[str, Any]:
+        built = copy.deepcopy(before(*arguments))
         built["spec"]["containers"][0].setdefault("env", []).append({"name": "NEW", "value": "1"})
         return built
 
@@ -29,12 +29,12 @@ def upgrade(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def templates(world: World) -> dict[str, Any]:
-    found = {name: item["spec"]["template"] for (kind, name), item in world.objects.items() if kind == "Deployment"}
-    return copy.deepcopy(found)
+    templates_by_name = {name: item["spec"]["template"] for (kind, name), item in world.objects.items() if kind == "Deployment"}
+    return copy.deepcopy(templates_by_name)
 
 
 def is_new(template: dict[str, Any]) -> bool:
-    return any(one["name"] == "NEW" for one in template["spec"]["containers"][0]["env"])
+    return any(variable["name"] == "NEW" for variable in template["spec"]["containers"][0]["env"])
 
 
 def test_upgrade_with_other_template_writes_nothing(upgrade: Any) -> None:
@@ -72,7 +72,7 @@ def test_scaling_and_repair_keep_the_old_template(upgrade: Any) -> None:
     (deployment,) = (item for (kind, _), item in world.objects.items() if kind == "Deployment")
     deployment["spec"]["template"]["spec"]["containers"][0]["image"] = "somebody/else:1"
     world.settle()
-    assert templates(world) == before, "what was changed by hand is put back, as it was"
+    assert templates(world) == before, "a manual change is reverted"
 
 
 def test_lost_or_forged_record_changes_no_pod(upgrade: Any) -> None:

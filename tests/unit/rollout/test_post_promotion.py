@@ -1,4 +1,4 @@
-"""After a promotion: old pods are kept for a while, the way back is short, and a fall of acceptance is looked into with them."""
+"""Post-promotion monitoring: retained pods, fast rollback, and comparison with retained pods after an acceptance drop."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ def weights(world: World) -> dict[str, int]:
 
 
 def selector(world: World) -> dict[str, str]:
-    found: dict[str, str] = world.objects["Service", "chat"]["spec"]["selector"]
-    return found
+    selector: dict[str, str] = world.objects["Service", "chat"]["spec"]["selector"]
+    return selector
 
 
-def last(world: World) -> dict[str, Any]:
-    found: dict[str, Any] = world.status["rolloutHistory"][0]
-    return found
+def last_outcome(world: World) -> dict[str, Any]:
+    outcome: dict[str, Any] = world.status["rolloutHistory"][0]
+    return outcome
 
 
-def on_the_way_back(world: World, end: str) -> None:
-    """Looks until the phase: what serves never falls below what the spec says, and pods never need more places than before."""
+def roll_back_until(world: World, phase: str) -> None:
+    """Reconcile until the phase; never fewer serving pods than the spec's replicas, never more pods than before."""
     for _ in range(20):
         assert world.serving() >= 4
         assert len(world.pods) <= 6
         world.step()
-        if world.status["phase"] == end:
+        if world.status["phase"] == phase:
             return
         world.schedule()
         world.ready()
-    raise AssertionError(f"{world.status['phase']} instead of {end}")
+    raise AssertionError(f"{world.status['phase']} instead of {phase}")
 
 
-# ------------------------------------------------------------------------------------------------------------------- what is kept
+# ------------------------------------------------------------------------------------------------------------------ retention
 def test_retained_pods_match_canary_and_control_and_expire() -> None:
     world, old = monitoring(rollout=GATEWAY)
     new = world.desired_revision
     assert world.status["phase"] == "Monitoring"
     assert world.replicas() == {f"chat-{new}": 4, f"chat-{old}": 2}
     assert selector(world) == {naming.NAME_LABEL: "chat", naming.REVISION_LABEL: new}
-    world.step()  # the stable Service first, and then the route
+    world.step()  # the stable Service first, then the route
     assert weights(world) == {"stable": TOTAL_WEIGHT}
-    assert (last(world)["result"], last(world)["revision"]) == ("Promoted", new)
+    assert (last_outcome(world)["result"], last_outcome(world)["revision"]) == ("Promoted", new)
     assert world.status["stable"]["revision"] == new
     assert 2.9 < world.status["stable"]["referenceAcceptanceLength"] < 3.1
     world.schedule()
@@ -102,7 +102,7 @@ def test_retained_pods_are_bounded_by_room_and_replicas() -> None:
     assert world.replicas() == {f"chat-{world.desired_revision}": 1, f"chat-{old}": 1}
     world.edit(replicas=6)
     world.step()
-    assert world.replicas() == {f"chat-{world.desired_revision}": 6, f"chat-{old}": 1}, "no model is loaded to be kept"
+    assert world.replicas() == {f"chat-{world.desired_revision}": 6, f"chat-{old}": 1}, "no model is loaded for retention"
     world.edit(replicas=0)
     world.settle()
     assert world.replicas() == {f"chat-{world.desired_revision}": 0}
@@ -123,7 +123,7 @@ def test_pause_keeps_retained_pods() -> None:
     assert world.replicas() == {f"chat-{world.desired_revision}": 4}
 
 
-# ------------------------------------------------------------------------------------------------------------------- the way back
+# ------------------------------------------------------------------------------------------------------------------- rollback
 @pytest.mark.parametrize("rollout", [{}, GATEWAY])
 def test_manual_rollback_serves_from_retained_pods_immediately(rollout: dict[str, Any], messages: Messages) -> None:
     world, old = monitoring(rollout=rollout)
@@ -134,8 +134,8 @@ def test_manual_rollback_serves_from_retained_pods_immediately(rollout: dict[str
     assert (world.status["phase"], world.status["stable"]["revision"]) == ("RollingBack", old)
     assert selector(world) == {naming.NAME_LABEL: "chat"}
     assert world.replicas() == {f"chat-{new}": 4, f"chat-{old}": 2}, "traffic goes before pods"
-    messages.check("rolled back manually", last(world)["message"])
-    assert (last(world)["result"], last(world)["drafter"], last(world)["replacedDrafter"]) == (
+    messages.check("rolled back manually", last_outcome(world)["message"])
+    assert (last_outcome(world)["result"], last_outcome(world)["drafter"], last_outcome(world)["replacedDrafter"]) == (
         "RolledBack",
         "models/eagle31",
         "models/eagle3",
@@ -149,11 +149,11 @@ def test_manual_rollback_serves_from_retained_pods_immediately(rollout: dict[str
             "the promoted pods, until the stable Service leads to the others"
         )
         assert shares[-1] == {"stable": TOTAL_WEIGHT // 2, "canary": TOTAL_WEIGHT // 2}, "two of four"
-    on_the_way_back(world, "RolledBack")
+    roll_back_until(world, "RolledBack")
     world.settle()
     assert world.replicas() == {f"chat-{old}": 4}
     assert world.status["rejectedRevision"] == new
-    assert [one["result"] for one in world.status["rolloutHistory"]] == ["RolledBack", "Promoted", "Promoted"]
+    assert [record["result"] for record in world.status["rolloutHistory"]] == ["RolledBack", "Promoted", "Promoted"]
 
 
 def test_old_spec_rolls_back_like_a_manual_action() -> None:
@@ -161,10 +161,10 @@ def test_old_spec_rolls_back_like_a_manual_action() -> None:
     world.drafter("eagle3")
     world.step()
     assert (world.status["phase"], world.status["stable"]["revision"]) == ("RollingBack", old)
-    on_the_way_back(world, "Ready")
+    roll_back_until(world, "Ready")
     world.settle()
     assert world.replicas() == {f"chat-{old}": 4}
-    assert last(world)["result"] == "Superseded"
+    assert last_outcome(world)["result"] == "Superseded"
     assert "rejectedRevision" not in world.status
 
 
@@ -188,14 +188,14 @@ def test_crash_loop_rolls_back_promotion(messages: Messages) -> None:
     world.crash(new, 3)
     world.step()
     assert world.status["stable"]["revision"] == old
-    messages.check("crash loop", masked(last(world)["message"], NEW=new))
+    messages.check("crash loop", masked(last_outcome(world)["message"], NEW=new))
 
 
 def test_zero_acceptance_rolls_back_promotion(messages: Messages) -> None:
     world, old = monitoring()
     world.measure_alone(2, 1.0, dispersion=0.0)
     assert world.status["stable"]["revision"] == old
-    messages.check("no accepted token", last(world)["message"])
+    messages.check("no accepted token", last_outcome(world)["message"])
 
 
 # -------------------------------------------------------------------------------------------------------------------------- drift
@@ -205,7 +205,7 @@ def test_steady_acceptance_changes_nothing() -> None:
     assert world.status["phase"] == "Monitoring"
 
 
-def fallen() -> tuple[World, str]:
+def verifying() -> tuple[World, str]:
     world, old = monitoring(rollout=GATEWAY)
     world.measure_alone(4, 2.4)
     assert world.status["phase"] == "Verifying"
@@ -213,8 +213,8 @@ def fallen() -> tuple[World, str]:
 
 
 def test_acceptance_drop_starts_verifying_with_retained_pods(messages: Messages) -> None:
-    world, old = fallen()
-    world.step()  # their Service first, and then the route
+    world, old = verifying()
+    world.step()  # their Service first, then the route
     assert weights(world) == {"stable": 66_667, "previous": 33_333}
     assert selector(world) == {naming.NAME_LABEL: "chat"}
     messages.check("regression", world.status["analysis"]["message"])
@@ -224,7 +224,7 @@ def test_acceptance_drop_starts_verifying_with_retained_pods(messages: Messages)
 
 
 def test_drop_of_both_revisions_does_not_roll_back(messages: Messages) -> None:
-    world, old = fallen()
+    world, old = verifying()
     new = world.desired_revision
     world.measure(31, 0.0)
     assert world.status["phase"] == "Ready"
@@ -235,15 +235,15 @@ def test_drop_of_both_revisions_does_not_roll_back(messages: Messages) -> None:
 
 
 def test_drop_of_promoted_pods_alone_rolls_back(messages: Messages) -> None:
-    world, old = fallen()
+    world, old = verifying()
     for _ in range(30):
         world.measure(1, -0.2)
         if world.status["phase"] != "Verifying":
             break
     assert world.status["stable"]["revision"] == old
-    messages.check("regression of the promoted pods", last(world)["message"])
-    assert last(world)["comparisons"][0]["upper"] < 0
-    on_the_way_back(world, "RolledBack")
+    messages.check("regression of the promoted pods", last_outcome(world)["message"])
+    assert last_outcome(world)["comparisons"][0]["upper"] < 0
+    roll_back_until(world, "RolledBack")
 
 
 def test_monitoring_continues_after_a_lost_write() -> None:
@@ -251,7 +251,7 @@ def test_monitoring_continues_after_a_lost_write() -> None:
     for _ in range(4):
         before = world.status
         world.measure_alone(1, 2.4)
-        world.document["status"] = before  # the write was lost, and so the look is repeated
+        world.document["status"] = before  # the write was lost, so the reconcile is repeated
         world.step()
     assert world.status["phase"] == "Verifying"
 
@@ -268,9 +268,9 @@ def test_monitoring_continues_after_a_lost_write() -> None:
     ],
 )
 def test_zero_acceptance_warns_with_and_without_comparison(arm: dict[str, Any], reason: str | None) -> None:
-    found = build._build_regression_condition(Arm.model_validate({"revision": "r1", **arm}))
-    assert (found and found.reason) == reason
-    assert found is None or "level 2" in found.message
+    condition = build._build_regression_condition(Arm.model_validate({"revision": "r1", **arm}))
+    assert (condition and condition.reason) == reason
+    assert condition is None or "level 2" in condition.message
 
 
 def test_late_acceptance_drop_only_warns(messages: Messages) -> None:
@@ -279,25 +279,27 @@ def test_late_acceptance_drop_only_warns(messages: Messages) -> None:
     world.settle()
     assert world.status["phase"] == "Ready"
     assert world.condition("Degraded")[0] == "False"
-    group = naming.deployment_name("chat", world.desired_revision, control=False)
+    deployment = naming.deployment_name("chat", world.desired_revision, control=False)
 
-    def look(length: float) -> None:
-        figures = {group: ArmMetrics(acceptance_length=length)}
-        plan = build_reconcile_plan(replace_facts(world.observed(), metrics_by_deployment=figures), IMAGE, world.now)
+    def reconcile_with_length(length: float) -> None:
+        metrics_by_deployment = {deployment: ArmMetrics(acceptance_length=length)}
+        plan = build_reconcile_plan(
+            replace_facts(world.observed(), metrics_by_deployment=metrics_by_deployment), IMAGE, world.now
+        )
         assert (plan.objects_to_apply, plan.objects_to_delete) == ((), ())
         world.document["status"] = plan.status.to_dict()
 
-    look(2.7)
+    reconcile_with_length(2.7)
     assert world.condition("Degraded")[0] == "False"
-    look(2.4)
+    reconcile_with_length(2.4)
     assert world.condition("Degraded") == ("True", "AcceptanceRegression")
     messages.check("acceptance regression", masked(world.message("Degraded"), NEW=world.desired_revision))
-    look(2.9)
+    reconcile_with_length(2.9)
     assert world.condition("Degraded")[0] == "False"
-    look(1.02)
+    reconcile_with_length(1.02)
     assert world.condition("Degraded") == ("True", "AcceptanceRegression")
-    look(1.0)
+    reconcile_with_length(1.0)
     assert world.condition("Degraded") == ("True", "DraftsRejected"), "lost weights are no drift, however little is left to fall"
     messages.check("drafts rejected", masked(world.message("Degraded"), NEW=world.desired_revision))
-    look(2.9)
+    reconcile_with_length(2.9)
     assert world.condition("Degraded")[0] == "False"

@@ -1,6 +1,6 @@
-"""The step from what was observed to what is to be done, where nothing is compared: the first revision, refusals, repairs.
+"""The plan without a comparison: first revisions, rejections, repairs.
 
-Canaries are in test_canary.py, and whatever may happen to a resource in test_rollouts.py.
+Canaries are tested in test_transition.py, random events of a resource in test_rollouts.py.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_late_first_revision_keeps_its_pods() -> None:
     assert world.condition("Progressing") == ("False", "ProgressDeadlineExceeded")
     world.ready()
     world.step()
-    assert world.status["phase"] == "Ready", "late is better than never"
+    assert world.status["phase"] == "Ready", "late pods count"
 
 
 def test_preflight_error_without_result_is_retried() -> None:
@@ -134,9 +134,9 @@ def test_orphans_of_deleted_resource_neither_serve_nor_block(messages: Messages)
         assert (plan.objects_to_apply, plan.objects_to_delete) == ((), ())
         assert plan.requeue_after is not None
         assert plan.requeue_after <= timedelta(seconds=10)
-    assert world.status["phase"] == "Preflight", "the Job of before has looked at other files, perhaps"
+    assert world.status["phase"] == "Preflight", "the previous Job may have checked other files"
     assert world.condition("Degraded") == ("False", "AsExpected")
-    world.objects.clear()  # the garbage collector has come; the pods are the last to go
+    world.objects.clear()  # the garbage collector has run; pods are deleted last
     for _ in range(3):
         world.step()
         world.check()
@@ -165,13 +165,13 @@ def test_replicas_change_at_any_time_without_a_new_revision() -> None:
 
 def test_edited_or_deleted_child_is_restored() -> None:
     world = serving()
-    plain = copy.deepcopy(world.objects)
+    before = copy.deepcopy(world.objects)
     world.objects["Service", "chat"]["spec"]["selector"] = {"app": "other"}
     del world.objects["PodDisruptionBudget", f"chat-{world.desired_revision}"]
     world.step()
-    for key in plain:
-        world.objects[key]["metadata"]["uid"] = plain[key]["metadata"]["uid"]
-    assert world.objects == plain
+    for key in before:
+        world.objects[key]["metadata"]["uid"] = before[key]["metadata"]["uid"]
+    assert world.objects == before
 
 
 def test_name_conflict_is_reported_and_left_alone(messages: Messages) -> None:
@@ -187,16 +187,16 @@ def test_name_conflict_is_reported_and_left_alone(messages: Messages) -> None:
 def test_api_rejection_is_reported_with_one_event(messages: Messages) -> None:
     world = World()
     plan = with_apply_errors(world.plan(), None, ["Deployment chat: spec.template.spec.nope: unknown field"], world.now)
-    found = next(c for c in plan.status.conditions if c.type == "Degraded")
-    assert (found.status, found.reason) == ("True", "ApplyFailed")
-    messages.check("apply error", found.message)
-    again = with_apply_errors(world.plan(), plan.status, ["Deployment chat: spec.template.spec.nope: unknown field"], world.now)
+    condition = next(condition for condition in plan.status.conditions if condition.type == "Degraded")
+    assert (condition.status, condition.reason) == ("True", "ApplyFailed")
+    messages.check("apply error", condition.message)
+    second = with_apply_errors(world.plan(), plan.status, ["Deployment chat: spec.template.spec.nope: unknown field"], world.now)
     assert [event.reason for event in plan.events].count("ApplyFailed") == 1
-    assert [event.reason for event in again.events].count("ApplyFailed") == 0
+    assert [event.reason for event in second.events].count("ApplyFailed") == 0
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "text"),
     [
         ({"drafter": None}, "spec.drafter is missing"),
         ({"engine": {"image": "vllm/vllm-openai:latest"}}, "version"),
@@ -213,11 +213,11 @@ def test_api_rejection_is_reported_with_one_event(messages: Messages) -> None:
         ),
     ],
 )
-def test_unrunnable_spec_is_reported_without_job(spec: dict[str, Any], said: str) -> None:
+def test_unrunnable_spec_is_reported_without_job(spec: dict[str, Any], text: str) -> None:
     world = World(**spec)
     world.settle()
     assert world.condition("PreflightPassed") == ("False", "InvalidSpec")
-    assert said in world.message("Progressing")
+    assert text in world.message("Progressing")
     assert not [key for key in world.objects if key[0] in ("Job", "Deployment")]
 
 
@@ -249,7 +249,7 @@ def test_invalid_metrics_source_condition_survives_restart() -> None:
     assert world.condition("Degraded") == ("True", "MetricsUnavailable")
     assert world.condition("Ready") == ("True", "AllPodsReady")
     before = copy.deepcopy(world.status)
-    world.metrics_source_error = None  # another operator, which has not asked yet
+    world.metrics_source_error = None  # another operator, which has not read the source yet
     assert world.step().events == ()
     assert world.status == before
     world.metrics_source_error = ""
@@ -265,4 +265,4 @@ def test_removed_metrics_source_ends_its_condition() -> None:
     world.metrics_source_error = None
     world.step()
     assert world.condition("Degraded") == ("False", "AsExpected")
-    assert world.status["phase"] == "Ready", "where metrics come from is no matter of a revision"
+    assert world.status["phase"] == "Ready", "the metrics source is not part of a revision"

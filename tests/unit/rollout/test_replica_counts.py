@@ -1,4 +1,4 @@
-"""Pods and weights of the arms: what is asked for in each case, and a cluster whose pods serve when they like."""
+"""Pods and weights of the arms: the requested replicas in each case, and a cluster whose pods start at any time."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from aerie.rollout.capacity.replica_counts import (
 from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 
 
-def places(replicas: int, /, **canary: object) -> Capacity:
+def capacity(replicas: int, /, **canary: object) -> Capacity:
     return Capacity.from_spec(replicas, CanarySpec.model_validate(canary))
 
 
 def test_surge_uses_spare_capacity_and_keeps_stable_pods() -> None:
-    assert replicas_during_analysis(places(4, replicas=1)) == ArmReplicas(4, 1, 1)
-    assert replicas_during_analysis(places(4, replicas=1, control="Stable")) == ArmReplicas(4, 1, 0)
-    assert replicas_during_analysis(places(1, replicas=5)) == ArmReplicas(1, 1, 1)
+    assert replicas_during_analysis(capacity(4, replicas=1)) == ArmReplicas(4, 1, 1)
+    assert replicas_during_analysis(capacity(4, replicas=1, control="Stable")) == ArmReplicas(4, 1, 0)
+    assert replicas_during_analysis(capacity(1, replicas=5)) == ArmReplicas(1, 1, 1)
 
 
 def test_reuse_scales_stable_down_first() -> None:
-    assert replicas_during_analysis(places(4, replicas=1, capacity="Reuse")) == ArmReplicas(2, 1, 1)
-    assert replicas_during_analysis(places(4, replicas=1, capacity="Reuse", control="Stable")) == ArmReplicas(3, 1, 0)
+    assert replicas_during_analysis(capacity(4, replicas=1, capacity="Reuse")) == ArmReplicas(2, 1, 1)
+    assert replicas_during_analysis(capacity(4, replicas=1, capacity="Reuse", control="Stable")) == ArmReplicas(3, 1, 0)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_reuse_keeps_one_stable_pod(replicas: int) -> None:
-    small = places(replicas, replicas=1, capacity="Reuse")
+    small = capacity(replicas, replicas=1, capacity="Reuse")
     assert replicas_during_analysis(small) == ArmReplicas(1, 1, 1)
     assert (small.max_total_pods, small.min_ready_pods) == (3, 1)
-    assert replicas_during_analysis(places(0, capacity="Reuse")) == ArmReplicas(0, 0, 0)
+    assert replicas_during_analysis(capacity(0, capacity="Reuse")) == ArmReplicas(0, 0, 0)
 
 
 def test_lowered_ramp_keeps_canary_pods_until_stable_serves() -> None:
-    forty = places(40, replicas=1)
+    forty = capacity(40, replicas=1)
 
-    def lowered(stable: int, asked: int, serving: int) -> ArmReplicas:
+    def lowered(stable: int, requested: int, serving: int) -> ArmReplicas:
         return replicas_during_ramp_up(
-            forty, 1, PodCounts(requested=stable, ready=stable), PodCounts(requested=asked, ready=serving), PodCounts()
+            forty, 1, PodCounts(requested=stable, ready=stable), PodCounts(requested=requested, ready=serving), PodCounts()
         )
 
     assert lowered(35, 7, 5) == ArmReplicas(35, 5)
@@ -62,47 +62,47 @@ def test_lowered_ramp_keeps_canary_pods_until_stable_serves() -> None:
 
 
 def test_only_serving_pod_stays_when_late_fleet_shrinks() -> None:
-    """Of the eight stable pods that were, one may be late; of the one that is asked for now, none may."""
-    places = Capacity.from_spec(1, CanarySpec())
+    """One of the previous eight stable pods may be late; the only requested one may not."""
+    capacity = Capacity.from_spec(1, CanarySpec())
     assert (
         replicas_during_rollback(
-            places, PodCounts(requested=8, tolerated_late=1), PodCounts(requested=1, ready=1), PodCounts()
+            capacity, PodCounts(requested=8, tolerated_late=1), PodCounts(requested=1, ready=1), PodCounts()
         ).canary
         == 1
     )
 
 
 def test_only_serving_control_pods_stay_when_not_requested() -> None:
-    places = Capacity.from_spec(4, CanarySpec(control="Stable"))
+    capacity = Capacity.from_spec(4, CanarySpec(control="Stable"))
     control, nobody = PodCounts(requested=2, ready=2), PodCounts(requested=1)
     assert with_substitute_control_pods(
-        replicas_during_analysis(places), places, PodCounts(requested=4, ready=3), nobody, control
+        replicas_during_analysis(capacity), capacity, PodCounts(requested=4, ready=3), nobody, control
     ) == ArmReplicas(4, 1, 1)
     assert with_substitute_control_pods(
-        replicas_during_analysis(places), places, PodCounts(requested=4, ready=4), nobody, control
+        replicas_during_analysis(capacity), capacity, PodCounts(requested=4, ready=4), nobody, control
     ) == ArmReplicas(4, 1, 0)
     assert with_substitute_control_pods(
-        replicas_during_analysis(places), places, PodCounts(requested=4), nobody, PodCounts(requested=2)
+        replicas_during_analysis(capacity), capacity, PodCounts(requested=4), nobody, PodCounts(requested=2)
     ) == ArmReplicas(4, 1, 0)
 
 
 def test_few_late_pods_are_tolerated() -> None:
-    forty = places(40, replicas=1)
+    forty = capacity(40, replicas=1)
     stuck = PodCounts(requested=22, ready=20, tolerated_late=0)
     assert replicas_during_ramp_up(forty, 40, PodCounts(20, 0, 20), stuck, PodCounts()) == ArmReplicas(20, 22), (
         "both places beyond the fleet are taken"
     )
-    around = replicas_during_ramp_up(
+    plan = replicas_during_ramp_up(
         forty, 40, PodCounts(20, 0, 20), PodCounts(requested=22, ready=20, tolerated_late=2), PodCounts()
     )
-    assert around == ArmReplicas(18, 22), "two stable pods make room, and no more than two pods less serve"
+    assert plan == ArmReplicas(18, 22), "two stable pods make room, and no more than two pods less serve"
     assert replicas_during_ramp_up(
         forty, 40, PodCounts(18, 0, 18), PodCounts(requested=22, ready=20, tolerated_late=2), PodCounts()
     ) == ArmReplicas(18, 24)
 
 
 def test_promotion_needs_no_more_places_than_analysis() -> None:
-    four = places(4, replicas=1)
+    four = capacity(4, replicas=1)
     assert replicas_during_ramp_up(four, 4, PodCounts(4, 0, 4), PodCounts(1, 0, 1), PodCounts(1, 0, 1)) == ArmReplicas(
         3, 1
     )  # the control still holds its place
@@ -113,22 +113,22 @@ def test_promotion_needs_no_more_places_than_analysis() -> None:
 
 
 def test_retained_pods_use_places_of_canary_and_control() -> None:
-    assert max_retained_replicas(places(4, replicas=1)) == 2
-    assert max_retained_replicas(places(4, replicas=1, control="Stable")) == 1
-    assert max_retained_replicas(places(1, replicas=1)) == 1, "no more than it was"
-    assert max_retained_replicas(places(4, replicas=1, capacity="Reuse")) == 0
-    assert max_retained_replicas(places(0)) == 0
+    assert max_retained_replicas(capacity(4, replicas=1)) == 2
+    assert max_retained_replicas(capacity(4, replicas=1, control="Stable")) == 1
+    assert max_retained_replicas(capacity(1, replicas=1)) == 1, "no more than it was"
+    assert max_retained_replicas(capacity(4, replicas=1, capacity="Reuse")) == 0
+    assert max_retained_replicas(capacity(0)) == 0
 
 
 def test_ramp_pods_follow_weight_or_share() -> None:
-    assert canary_replicas_for_traffic(places(4), 25, by_pods=False) == 1
-    assert canary_replicas_for_traffic(places(4), 50, by_pods=False) == 2
-    assert canary_replicas_for_traffic(places(10), 5, by_pods=False) == 1
+    assert canary_replicas_for_traffic(capacity(4), 25, by_pods=False) == 1
+    assert canary_replicas_for_traffic(capacity(4), 50, by_pods=False) == 2
+    assert canary_replicas_for_traffic(capacity(10), 5, by_pods=False) == 1
     assert (
-        canary_replicas_for_traffic(places(4), 50, by_pods=True) == 3
+        canary_replicas_for_traffic(capacity(4), 50, by_pods=True) == 3
     )  # beside three stable ones, in the six places that there are
-    assert canary_replicas_for_traffic(places(4, capacity="Reuse"), 50, by_pods=True) == 2
-    assert canary_replicas_for_traffic(places(1), 50, by_pods=True) == 1
+    assert canary_replicas_for_traffic(capacity(4, capacity="Reuse"), 50, by_pods=True) == 2
+    assert canary_replicas_for_traffic(capacity(1), 50, by_pods=True) == 1
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_ramp_pods_follow_weight_or_share() -> None:
     ],
 )
 def test_weights_during_analysis(arms: ArmReplicas, serving: tuple[int, int, int], weights: tuple[int, int, int]) -> None:
-    found = traffic_weights.weights_by_replicas(arms, *(PodCounts(ready=count) for count in serving))
-    assert tuple(found.values()) == weights
+    by_arm = traffic_weights.weights_by_replicas(arms, *(PodCounts(ready=count) for count in serving))
+    assert tuple(by_arm.values()) == weights
 
 
 def test_weights_during_ramp() -> None:
@@ -172,7 +172,7 @@ def test_weights_during_ramp() -> None:
 @pytest.mark.parametrize("replicas", [1, 2, 4, 40, 150, 200, 400, 700, 1000])
 @pytest.mark.parametrize("canary", [1, 3])
 def test_canary_pod_has_load_of_stable_pod(replicas: int, canary: int) -> None:
-    arms = replicas_during_analysis(places(replicas, replicas=canary))
+    arms = replicas_during_analysis(capacity(replicas, replicas=canary))
     weights = traffic_weights.weights_by_replicas(
         arms, *(PodCounts(ready=count) for count in (arms.stable, arms.canary, arms.control))
     )
@@ -198,100 +198,100 @@ CANARIES = st.builds(
 @given(replicas=st.integers(1, 20), canary=CANARIES, serving=st.tuples(*[st.integers(0, 20)] * 3))
 def test_weights_sum_up_and_go_to_serving_pods(replicas: int, canary: CanarySpec, serving: tuple[int, int, int]) -> None:
     arms = replicas_during_analysis(Capacity.from_spec(replicas, canary))
-    found = traffic_weights.weights_by_replicas(arms, *(PodCounts(ready=count) for count in serving))
-    assert sum(found.values()) == TOTAL_WEIGHT
-    assert all(weight >= 0 for weight in found.values())
-    for weight, count in zip(found.values(), serving, strict=True):
+    weights = traffic_weights.weights_by_replicas(arms, *(PodCounts(ready=count) for count in serving))
+    assert sum(weights.values()) == TOTAL_WEIGHT
+    assert all(weight >= 0 for weight in weights.values())
+    for weight, count in zip(weights.values(), serving, strict=True):
         assert not weight or count or not any(serving)
-    if found["control"] and found["canary"]:
-        assert found["control"] == found["canary"]
+    if weights["control"] and weights["canary"]:
+        assert weights["control"] == weights["canary"]
 
 
 class Cluster(RuleBasedStateMachine):
-    """Pods that are made when asked for, serve when they like, and hold their place until they are gone."""
+    """Pods that are created when requested, serve at any time later, and hold their place until they have ended."""
 
     @initialize(replicas=st.integers(2, 9), canary=CANARIES, share=st.sampled_from([0, 25, 50]), by_pods=st.booleans())
     def begin(self, replicas: int, canary: CanarySpec, share: int, by_pods: bool) -> None:
-        self.places = Capacity.from_spec(max(replicas, 2 * canary.replicas), canary)
-        found = replicas_during_analysis(self.places)
-        self.goal = canary_replicas_for_traffic(self.places, share, by_pods=by_pods) if share else self.places.replicas
-        self.desired_revision = {"stable": found.stable, "canary": found.canary, "control": found.control}
-        self.serving = dict(self.desired_revision)  # the analysis is over, and went well
-        self.starting = dict.fromkeys(self.desired_revision, 0)
-        self.ending = dict.fromkeys(self.desired_revision, 0)
-        self.canary_before = self.desired_revision["canary"]
+        self.capacity = Capacity.from_spec(max(replicas, 2 * canary.replicas), canary)
+        replicas_by_arm = replicas_during_analysis(self.capacity)
+        self.goal = canary_replicas_for_traffic(self.capacity, share, by_pods=by_pods) if share else self.capacity.replicas
+        self.desired = {"stable": replicas_by_arm.stable, "canary": replicas_by_arm.canary, "control": replicas_by_arm.control}
+        self.serving = dict(self.desired)  # the analysis has passed
+        self.starting = dict.fromkeys(self.desired, 0)
+        self.ending = dict.fromkeys(self.desired, 0)
+        self.canary_before = self.desired["canary"]
 
-    def there(self, arm: str) -> int:
+    def pod_count(self, arm: str) -> int:
         return self.serving[arm] + self.starting[arm] + self.ending[arm]
 
     @rule()
     def decide(self) -> None:
-        asked = {arm: max(wanted, self.serving[arm] + self.starting[arm]) for arm, wanted in self.desired_revision.items()}
-        seen = (PodCounts(asked[arm], self.ending[arm], self.serving[arm]) for arm in self.desired_revision)
-        arms = replicas_during_ramp_up(self.places, self.goal, *seen)
+        requested = {arm: max(count, self.serving[arm] + self.starting[arm]) for arm, count in self.desired.items()}
+        counts = (PodCounts(requested[arm], self.ending[arm], self.serving[arm]) for arm in self.desired)
+        arms = replicas_during_ramp_up(self.capacity, self.goal, *counts)
         assert arms.canary >= self.canary_before
         self.canary_before = arms.canary
-        self.desired_revision = {"stable": arms.stable, "canary": arms.canary, "control": arms.control}
-        for arm, count in self.desired_revision.items():  # as a ReplicaSet does: pods that do not serve go first
+        self.desired = {"stable": arms.stable, "canary": arms.canary, "control": arms.control}
+        for arm, count in self.desired.items():  # as a ReplicaSet does: pods that do not serve are deleted first
             spare = self.serving[arm] + self.starting[arm] - count
             for pods in (self.starting, self.serving):
-                gone = max(0, min(spare, pods[arm]))
-                pods[arm] -= gone
-                self.ending[arm] += gone
-                spare -= gone
+                ended = max(0, min(spare, pods[arm]))
+                pods[arm] -= ended
+                self.ending[arm] += ended
+                spare -= ended
             self.starting[arm] += max(0, count - self.serving[arm] - self.starting[arm])
 
     @rule(arm=st.sampled_from(["stable", "canary"]))
-    def one_serves(self, arm: str) -> None:
+    def a_pod_becomes_ready(self, arm: str) -> None:
         if self.starting[arm]:
             self.starting[arm] -= 1
             self.serving[arm] += 1
 
     @rule(arm=st.sampled_from(["stable", "canary", "control"]))
-    def one_is_gone(self, arm: str) -> None:
+    def a_pod_ends(self, arm: str) -> None:
         self.ending[arm] = max(0, self.ending[arm] - 1)
 
     @rule(arm=st.sampled_from(["stable", "canary"]))
-    def one_is_missing(self, arm: str) -> None:
-        """A pod is lost, and its Deployment has not noticed yet."""
+    def a_pod_is_lost(self, arm: str) -> None:
+        """Lose a pod; its Deployment has not observed it yet."""
         self.serving[arm] = max(0, self.serving[arm] - 1)
 
     @rule(arm=st.sampled_from(["stable", "canary"]))
-    def it_is_made_anew(self, arm: str) -> None:
-        self.starting[arm] += max(0, self.desired_revision[arm] - self.serving[arm] - self.starting[arm])
+    def missing_pods_are_created(self, arm: str) -> None:
+        self.starting[arm] += max(0, self.desired[arm] - self.serving[arm] - self.starting[arm])
 
     @rule(arm=st.sampled_from(["stable", "canary"]))
-    def one_is_replaced(self, arm: str) -> None:
-        """A pod is lost, and its Deployment makes another in its place."""
+    def a_lost_pod_is_replaced(self, arm: str) -> None:
+        """Lose a pod; its Deployment creates another one."""
         if self.serving[arm]:
             self.serving[arm] -= 1
             self.starting[arm] += 1
 
     @invariant()
-    def there_are_places_for_all(self) -> None:
-        if hasattr(self, "places"):
-            assert sum(self.there(arm) for arm in self.desired_revision) <= self.places.max_total_pods
+    def pods_fit_into_the_places(self) -> None:
+        if hasattr(self, "capacity"):
+            assert sum(self.pod_count(arm) for arm in self.desired) <= self.capacity.max_total_pods
 
     @invariant()
-    def nothing_below_the_floor_is_asked_for(self) -> None:
-        if hasattr(self, "places"):
-            assert self.desired_revision["stable"] + self.desired_revision["canary"] >= self.places.min_ready_pods
+    def at_least_min_ready_pods_are_requested(self) -> None:
+        if hasattr(self, "capacity"):
+            assert self.desired["stable"] + self.desired["canary"] >= self.capacity.min_ready_pods
 
     @invariant()
-    def it_gets_there(self) -> None:
-        if not hasattr(self, "places"):
+    def goal_is_reached(self) -> None:
+        if not hasattr(self, "capacity"):
             return
-        kept = tuple(dict(each) for each in (self.desired_revision, self.serving, self.starting, self.ending)), self.canary_before
-        for _ in range(4 * self.places.replicas + 4):
+        saved = tuple(dict(counts) for counts in (self.desired, self.serving, self.starting, self.ending)), self.canary_before
+        for _ in range(4 * self.capacity.replicas + 4):
             self.decide()
-            for arm in self.desired_revision:
-                self.it_is_made_anew(arm)
+            for arm in self.desired:
+                self.missing_pods_are_created(arm)
                 self.serving[arm] += self.starting[arm]
                 self.starting[arm] = self.ending[arm] = 0
         assert self.serving["canary"] == self.goal
         assert self.serving["control"] == 0
-        assert self.serving["stable"] + self.serving["canary"] >= self.places.replicas
-        (self.desired_revision, self.serving, self.starting, self.ending), self.canary_before = kept
+        assert self.serving["stable"] + self.serving["canary"] >= self.capacity.replicas
+        (self.desired, self.serving, self.starting, self.ending), self.canary_before = saved
 
 
 TestCluster = Cluster.TestCase

@@ -1,4 +1,4 @@
-"""Canaries, from the change of a drafter to its promotion or its end, as decisions in a world that does what Kubernetes would."""
+"""Canaries, from the change of a drafter to promotion or rollback, in the simulated cluster."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def weights(world: World) -> dict[str, int]:
     return {backend["name"].removeprefix("chat-"): backend["weight"] for backend in rule["backendRefs"]}
 
 
-def until(world: World, phase: str, looks: int = 30, minutes: float = 1.0, among: tuple[str, ...] = ()) -> None:
-    """Looks until the phase; `among`: no other phase may come before it."""
-    for _ in range(looks):
+def run_until(world: World, phase: str, times: int = 30, minutes: float = 1.0, allowed_phases: tuple[str, ...] = ()) -> None:
+    """Reconcile until the phase; `allowed_phases`: no other phase may precede it."""
+    for _ in range(times):
         world.step()
-        assert not among or world.status["phase"] in among
+        assert not allowed_phases or world.status["phase"] in allowed_phases
         if world.status["phase"] == phase:
             return
         world.check()
@@ -35,12 +35,12 @@ def until(world: World, phase: str, looks: int = 30, minutes: float = 1.0, among
     raise AssertionError(f"{world.status['phase']} instead of {phase}: {world.message('Progressing')}")
 
 
-def last(world: World) -> dict[str, Any]:
-    found: dict[str, Any] = world.status["rolloutHistory"][0]
-    return found
+def last_outcome(world: World) -> dict[str, Any]:
+    outcome: dict[str, Any] = world.status["rolloutHistory"][0]
+    return outcome
 
 
-# ------------------------------------------------------------------------------------------------------------------ the way there
+# ------------------------------------------------------------------------------------------------------------------ promotion
 def test_canary_and_control_start_together_beside_the_stable_pods(messages: Messages) -> None:
     world, old = canarying("Starting")
     new = world.desired_revision
@@ -82,22 +82,22 @@ def test_better_canary_is_promoted_through_all_phases(messages: Messages) -> Non
     assert world.status["phase"] == "Ramping", "the soak is over"
     world.step()
     assert f"chat-{old}-control" not in world.replicas()
-    seen: set[str] = set()
+    names: set[str] = set()
     for _ in range(40):
         world.schedule()
         world.ready()
         world.step()
-        mine = {pod["metadata"]["name"] for pod in world.pods if f"chat-{new}" in pod["metadata"]["name"]}
-        assert seen <= mine, "a pod of the canary is gone"
-        seen = mine
+        current = {pod["metadata"]["name"] for pod in world.pods if f"chat-{new}" in pod["metadata"]["name"]}
+        assert names <= current, "a pod of the canary was deleted"
+        names = current
         assert world.serving() >= 4
         world.now += MINUTE
         if world.status["phase"] == "Ready":
             break
-    assert last(world)["result"] == "Promoted"
-    messages.check("promoted", last(world)["message"])
-    assert last(world)["comparisons"][0]["estimate"] > 0.15
-    assert (last(world)["drafter"], last(world)["replacedDrafter"]) == ("models/eagle31", "models/eagle3")
+    assert last_outcome(world)["result"] == "Promoted"
+    messages.check("promoted", last_outcome(world)["message"])
+    assert last_outcome(world)["comparisons"][0]["estimate"] > 0.15
+    assert (last_outcome(world)["drafter"], last_outcome(world)["replacedDrafter"]) == ("models/eagle31", "models/eagle3")
     assert world.status["stable"]["revision"] == new
     world.settle()
     assert world.replicas() == {f"chat-{new}": 4}
@@ -116,18 +116,18 @@ def test_worse_canary_loses_traffic_then_pods_and_is_rejected(messages: Messages
     assert world.status["phase"] == "RollingBack"
     assert weights(world) == {"stable": TOTAL_WEIGHT, "canary": 0}
     assert f"chat-{new}" in world.replicas(), "its pods go after its traffic"
-    until(world, "RolledBack", among=("RollingBack", "RolledBack"))
+    run_until(world, "RolledBack", allowed_phases=("RollingBack", "RolledBack"))
     world.settle()
     assert world.replicas() == {f"chat-{old}": 2}
     assert world.status["phase"] == "RolledBack"
-    assert last(world)["result"] == "RolledBack"
+    assert last_outcome(world)["result"] == "RolledBack"
     messages.check("rolled back", masked(world.message("Progressing"), NEW=new))
     before = world.status["analysis"]
     assert world.condition("Ready") == ("True", "AllPodsReady")
     world.annotate(retry="now")
     world.settle_until("Starting")
     assert f"chat-{new}" in world.replicas()
-    until(world, "Analyzing")
+    run_until(world, "Analyzing")
     assert world.status["analysis"]["startTime"] != before["startTime"]
 
 
@@ -144,16 +144,16 @@ def test_missing_data_ends_inconclusive(messages: Messages) -> None:
     messages.check("inconclusive", masked(world.message("Progressing"), NEW=world.desired_revision))
     assert world.plan().objects_to_apply == ()
     world.annotate(promote=world.desired_revision)
-    until(world, "Ready")
-    messages.check("promoted manually", last(world)["message"])
+    run_until(world, "Ready")
+    messages.check("promoted manually", last_outcome(world)["message"])
 
 
 def test_inconclusive_canary_is_rolled_back_if_configured(messages: Messages) -> None:
     world, old = canarying("Analyzing", rollout={"analysis": {"onInconclusive": "Rollback"}})
     world.now += timedelta(hours=4)
     world.settle()
-    assert last(world)["result"] == "RolledBack"
-    messages.check("rolled back as inconclusive", last(world)["message"])
+    assert last_outcome(world)["result"] == "RolledBack"
+    messages.check("rolled back as inconclusive", last_outcome(world)["message"])
     assert world.replicas() == {f"chat-{old}": 2}
 
 
@@ -164,22 +164,22 @@ def test_manual_approval_waits_for_user(messages: Messages) -> None:
     messages.check("awaiting approval", masked(world.message("Progressing"), NEW=world.desired_revision))
     world.annotate(promote="another")
     world.step()
-    assert world.status["phase"] == "AwaitingApproval", "a word about another revision"
+    assert world.status["phase"] == "AwaitingApproval", "an action on another revision"
     world.annotate(promote=world.desired_revision)
-    until(world, "Ready")
+    run_until(world, "Ready")
 
 
 def test_manual_promotion_in_warm_up_is_compared_during_ramp(messages: Messages) -> None:
     world, _ = canarying("WarmingUp")
     world.annotate(promote=world.desired_revision)
-    until(world, "Ramping")
+    run_until(world, "Ramping")
     for _ in range(3):  # it grows for its share
         world.schedule()
         world.ready()
         world.step()
     world.measure(30, -0.2, seconds=10)
-    assert last(world)["result"] == "RolledBack"
-    messages.check("rolled back in the ramp after a manual promotion", last(world)["message"])
+    assert last_outcome(world)["result"] == "RolledBack"
+    messages.check("rolled back in the ramp after a manual promotion", last_outcome(world)["message"])
 
 
 def test_manual_rollback_works_in_every_phase(messages: Messages) -> None:
@@ -190,12 +190,12 @@ def test_manual_rollback_works_in_every_phase(messages: Messages) -> None:
         assert world.serving() >= 4, "stable pods come before the canary's go"
         world.schedule()
         world.ready()
-    messages.check("rolled back manually", last(world)["message"])
+    messages.check("rolled back manually", last_outcome(world)["message"])
     world.settle()
     assert world.replicas() == {f"chat-{old}": 4}
 
 
-# ------------------------------------------------------------------------------------------------------------- what goes wrong
+# ------------------------------------------------------------------------------------------------------------------- failures
 def test_crash_loop_of_canary_rolls_back_immediately(messages: Messages) -> None:
     world, old = canarying("Analyzing")
     world.crash(world.desired_revision, 2)
@@ -203,7 +203,7 @@ def test_crash_loop_of_canary_rolls_back_immediately(messages: Messages) -> None
     assert world.status["phase"] == "Analyzing"
     world.crash(world.desired_revision, 3)
     world.settle()
-    messages.check("crash loop", masked(last(world)["message"], NEW=world.desired_revision))
+    messages.check("crash loop", masked(last_outcome(world)["message"], NEW=world.desired_revision))
     assert world.replicas() == {f"chat-{old}": 2}
 
 
@@ -216,7 +216,7 @@ def test_canary_that_regresses_in_ramp_is_rolled_back(messages: Messages) -> Non
         if world.status["phase"] == "RollingBack":
             break
     assert world.status["phase"] == "RollingBack"
-    messages.check("rolled back in the ramp", last(world)["message"])
+    messages.check("rolled back in the ramp", last_outcome(world)["message"])
 
 
 def test_pods_that_do_not_start_fail_the_rollout() -> None:
@@ -224,13 +224,13 @@ def test_pods_that_do_not_start_fail_the_rollout() -> None:
     world.schedule()
     world.now += timedelta(minutes=31)
     world.settle_until("Failed")
-    assert last(world)["result"] == "Failed"
-    assert "spec.rollout.progressDeadline" in last(world)["message"]
+    assert last_outcome(world)["result"] == "Failed"
+    assert "spec.rollout.progressDeadline" in last_outcome(world)["message"]
     world.settle()
     assert world.replicas() == {f"chat-{old}": 2}
 
 
-# --------------------------------------------------------------------------------------------------------- what happens meanwhile
+# ----------------------------------------------------------------------------------------------------- changes during a rollout
 @pytest.mark.parametrize("phase", ["Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting"])
 def test_reverted_spec_ends_canary_immediately(phase: str, messages: Messages) -> None:
     world, old = canarying(phase, replicas=4)
@@ -240,8 +240,8 @@ def test_reverted_spec_ends_canary_immediately(phase: str, messages: Messages) -
         assert phase not in ("Ramping", "Promoting") or world.serving() >= 4
         world.schedule()
         world.ready()
-    assert last(world)["result"] == "Superseded"
-    messages.check("superseded by the stable revision", last(world)["message"])
+    assert last_outcome(world)["result"] == "Superseded"
+    messages.check("superseded by the stable revision", last_outcome(world)["message"])
     assert world.status["phase"] == "Ready"
     assert world.replicas() == {f"chat-{old}": 4}
 
@@ -251,7 +251,7 @@ def test_another_spec_restarts_with_same_stable_pods() -> None:
     first = world.desired_revision
     world.edit(speculation={"numSpeculativeTokens": 4})
     world.settle_until("Starting")
-    assert last(world)["revision"] == first
+    assert last_outcome(world)["revision"] == first
     assert world.status["canary"]["revision"] == world.desired_revision != first
     assert world.status["stable"]["revision"] == old
     world.step()
@@ -264,15 +264,15 @@ def test_orphans_of_killed_canary_are_deleted_before_the_next(messages: Messages
     world.drafter("eagle31")
     world.step()
     world.check()
-    left = world.desired_revision
+    orphan = world.desired_revision
     world.step(len(world.plan().objects_to_apply))  # killed before the status names it
     world.drafter("another")
     world.step(len(world.plan().objects_to_apply))  # and again, before anything is deleted
     world.check()
-    assert set(world.deployments()) == {old, left}
+    assert set(world.deployments()) == {old, orphan}
     world.step()
     assert world.condition("Progressing") == ("True", "Preflight")
-    messages.check("unexpected revision", masked(world.message("Progressing"), LEFT=left))
+    messages.check("unexpected revision", masked(world.message("Progressing"), LEFT=orphan))
     assert set(world.deployments()) == {old}
     world.step()
     assert set(world.deployments()) == {old, world.desired_revision}
@@ -330,19 +330,19 @@ def test_scaling_to_zero_does_not_promote_canary() -> None:
         world.ready()
     assert world.status["stable"]["revision"] == old
     assert world.condition("Progressing") == ("False", "ScaledToZero")
-    assert not any(world.replicas().values()), "no pod of any arm is asked for"
+    assert not any(world.replicas().values()), "no pod of any arm is requested"
     world.edit(replicas=2)
     world.step()
-    assert world.status["phase"] == "Starting", "what is judged starts with pods of one age"
+    assert world.status["phase"] == "Starting", "an analysis starts with pods of one age"
     assert world.replicas() == {f"chat-{old}": 2, f"chat-{old}-control": 1, f"chat-{world.desired_revision}": 1}
 
 
-@pytest.mark.parametrize(("word", "result"), [("promote", "Promoted"), ("rollback", "RolledBack")])
-def test_manual_actions_apply_to_canary_without_pods(word: str, result: str) -> None:
+@pytest.mark.parametrize(("action", "result"), [("promote", "Promoted"), ("rollback", "RolledBack")])
+def test_manual_actions_apply_to_canary_without_pods(action: str, result: str) -> None:
     world, _ = canarying("Analyzing")
     world.edit(replicas=0)
     world.step()
-    world.annotate(**{word: world.desired_revision})
+    world.annotate(**{action: world.desired_revision})
     world.step()
     assert world.status["rolloutHistory"][0]["result"] == result
 
