@@ -34,9 +34,9 @@ class Cluster(World):
     def job(self) -> dict[str, Any]:
         return self.objects["Job", self.name]
 
-    def pod(self, phase: str = "Pending", container_state: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
+    def pod(self, phase: str = "Pending", state: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
         self.job["metadata"].setdefault("creationTimestamp", self.now.isoformat())
-        statuses = [{"name": "preflight", "image": "aerie:1", "state": container_state}] if container_state else []
+        statuses = [{"name": "preflight", "image": "aerie:1", "state": state}] if state else []
         metadata = {
             "name": f"{self.name}-x",
             "labels": self.job["spec"]["template"]["metadata"]["labels"],
@@ -231,7 +231,7 @@ def test_running_canary_has_passed_without_its_job() -> None:
 
 def test_waiting_job_is_recreated_with_current_configuration() -> None:
     cluster = Cluster()
-    cluster.pod(container_state={"waiting": {"reason": "ImagePullBackOff", "message": "pull access denied"}})
+    cluster.pod(state={"waiting": {"reason": "ImagePullBackOff", "message": "pull access denied"}})
     cluster.step()
     configuration = PreflightJobConfig(IMAGE.image, ("registry",))
     plan = build_reconcile_plan(cluster.observed(), configuration, cluster.now, cluster.catalog)
