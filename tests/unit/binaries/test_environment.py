@@ -1,4 +1,4 @@
-"""Environments of Python packages: installed whole, in place, and explained when that fails. Nothing here needs a network."""
+"""Environments of Python packages: complete installation in place, and messages of failures. No test needs a network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.binaries.wheels import Wheels
 
 pytestmark = pytest.mark.usefixtures("cache")
 
-# As vLLM does, it asks for its version under a name that is not its package's.
+# Like vLLM, it reads its version under a name that is not its package's.
 PROGRAM = """
 import importlib.metadata
 
@@ -31,7 +31,7 @@ def main():
 
 @pytest.fixture
 def tiny_environment(wheels: Wheels) -> PythonEnvironment:
-    """An environment of one package, tiny-cpu 1.2.3 with a program `tiny`."""
+    """Return an environment of one package, tiny-cpu 1.2.3 with a program `tiny`."""
     pins = wheels.write("tiny-cpu", "1.2.3", {"tiny_tool.py": PROGRAM}, {"tiny": "tiny_tool:main"})
     return PythonEnvironment(
         name="tiny",
@@ -46,13 +46,13 @@ def tiny_environment(wheels: Wheels) -> PythonEnvironment:
 
 
 @pytest.fixture
-def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves out what takes seconds: the virtual environment and pip. Tests put their own in place."""
+def without_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the slow steps, virtual environment and pip. Tests replace them."""
     monkeypatch.setattr(environment, "_create_virtual_environment", lambda _, home: (home / "bin").mkdir(parents=True))
 
 
-def fail(monkeypatch: pytest.MonkeyPatch, cause: pip.FailureCause, output: str = "") -> None:
-    """Makes pip fail after it has left something."""
+def make_pip_fail(monkeypatch: pytest.MonkeyPatch, cause: pip.FailureCause, output: str = "") -> None:
+    """Make pip fail after it has written a file."""
 
     def install(python: Path, *_: object, **__: object) -> pip.PipFailure:
         (python.parent / "half").write_text("")
@@ -65,7 +65,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, cause: pip.FailureCause, output: str =
 def test_environment_is_installed_once_and_runs(
     tiny_environment: PythonEnvironment, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What a killed installation leaves, of this key and of another, goes with the next one.
+    # The remains of killed installations, with this key and another, are removed by the next one.
     for name in (store.build_folder(tiny_environment).name, "tiny-0000000000000000"):
         (cache / "bin" / name / "bin").mkdir(parents=True)
         (cache / "bin" / name / "bin" / "tiny").write_text("half")
@@ -92,7 +92,7 @@ def test_environment_is_installed_once_and_runs(
     )
 
 
-@pytest.mark.usefixtures("no_work")
+@pytest.mark.usefixtures("without_installation")
 @pytest.mark.parametrize(
     ("cause", "reason"),
     [
@@ -111,14 +111,14 @@ def test_environment_is_installed_once_and_runs(
 def test_failure_is_one_sentence_and_leaves_nothing(
     tiny_environment: PythonEnvironment, cache: Path, monkeypatch: pytest.MonkeyPatch, cause: pip.FailureCause, reason: str
 ) -> None:
-    fail(monkeypatch, cause, "No matching distribution found for x==1")
+    make_pip_fail(monkeypatch, cause, "No matching distribution found for x==1")
     with pytest.raises(BuildError, match=f"tiny 1.2.3 cannot be installed: {reason}") as caught:
         store.ensure_build(tiny_environment, print)
     assert "\n" not in str(caught.value)
     assert [path.name for path in (cache / "bin").iterdir() if path.is_dir()] == []
 
 
-@pytest.mark.usefixtures("no_work")
+@pytest.mark.usefixtures("without_installation")
 def test_ctrl_c_leaves_nothing(tiny_environment: PythonEnvironment, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(python: Path, *_: object, **__: object) -> None:
         (python.parent / "half").write_text("")
@@ -130,8 +130,8 @@ def test_ctrl_c_leaves_nothing(tiny_environment: PythonEnvironment, cache: Path,
     assert [path.name for path in (cache / "bin").iterdir() if path.is_dir()] == []
 
 
-@pytest.mark.usefixtures("no_work")
-def test_program_that_does_not_run_is_not_declared_complete(
+@pytest.mark.usefixtures("without_installation")
+def test_a_program_that_does_not_run_makes_the_build_fail(
     tiny_environment: PythonEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def install(python: Path, *_: object, **__: object) -> None:
@@ -145,12 +145,12 @@ def test_program_that_does_not_run_is_not_declared_complete(
     assert store.unusable_reason(unposed) == "it has not been built"
 
 
-def test_too_little_disk_is_refused_before_anything_is_made(tiny_environment: PythonEnvironment) -> None:
+def test_too_little_disk_space_fails_before_the_installation(tiny_environment: PythonEnvironment) -> None:
     with pytest.raises(BuildError, match=r"installing tiny needs \d+ GiB below .* GiB are free: free some, or set"):
         store.ensure_build(dataclasses.replace(tiny_environment, disk_gib=2**30), print)
 
 
-def test_python_that_is_too_new_is_named(tiny_environment: PythonEnvironment) -> None:
+def test_a_python_that_is_too_new_is_rejected(tiny_environment: PythonEnvironment) -> None:
     old = dataclasses.replace(tiny_environment, max_python_version=(3, 10))
     with pytest.raises(BuildError, match=r"tiny 1\.2\.3 has packages for Python 3\.11 to 3\.10, and this is 3\."):
         store.ensure_build(old, print)
@@ -201,7 +201,7 @@ def test_progress_is_read_from_the_log_of_pip(tmp_path: Path) -> None:
 # -- vLLM -------------------------------------------------------------------------------------------------------------
 
 
-def test_vllm_lock_names_no_registry_and_leaves_out_what_text_does_not_need() -> None:
+def test_vllm_lock_has_no_registry_and_no_packages_for_other_media() -> None:
     pins = ENVIRONMENTS["vllm"].read_lock()
     assert "://" not in pins
     assert "--index" not in pins
@@ -210,14 +210,14 @@ def test_vllm_lock_names_no_registry_and_leaves_out_what_text_does_not_need() ->
         assert not re.search(rf"^{name}==", pins, re.MULTILINE)
 
 
-def test_vllm_is_built_only_when_it_is_named() -> None:
+def test_vllm_is_built_only_on_request() -> None:
     assert "vllm" in binaries.FAMILY_NAMES
     assert "vllm" not in binaries.DEFAULT_FAMILY_NAMES
     with pytest.raises(BuildError, match="vllm is not ready, because it has not been built: run `aerie-lab build vllm`"):
         binaries.find_family_folder("vllm")
 
 
-def test_vllm_of_a_named_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_in_a_folder_of_the_user_is_used_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "ensure_build", lambda recipe, _: tmp_path / recipe.name)
     ready = tmp_path / "ready"
     ready.mkdir()

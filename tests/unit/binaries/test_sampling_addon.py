@@ -1,4 +1,4 @@
-"""The plugin that mends vLLM's sampling on CPU: what it replaces, what it refuses, and what the replacement computes."""
+"""The plugin that fixes vLLM's sampling on CPU: the replaced functions, the supported sources, and the replacement's results."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def apply_top_k_only(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 """Equivalent of vLLM's function of that name, which takes the maximum of a tensor that may be empty."""
 
 
-def module_with(text: str, folder: Path) -> ModuleType:
-    """A module whose source can be read, as `inspect` does it."""
+def import_module_with(text: str, folder: Path) -> ModuleType:
+    """Import a module whose source `inspect` can read."""
     file = folder / "cpu_triton_utils.py"
     file.write_text(text)
     spec = importlib.util.spec_from_file_location("cpu_triton_utils", file)
@@ -57,8 +57,8 @@ def module_with(text: str, folder: Path) -> ModuleType:
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.0+cpu", "0.33.0"])
-def test_the_known_fault_is_replaced_once(version: str, tmp_path: Path) -> None:
-    module = module_with(FAULTY, tmp_path)
+def test_the_faulty_function_is_replaced_once(version: str, tmp_path: Path) -> None:
+    module = import_module_with(FAULTY, tmp_path)
     addon.apply(EXPAND, module, version)
     assert module._expand_kernel_impl is addon.expand
     addon.apply(EXPAND, module, version)  # vLLM loads plugins more than once in a process
@@ -75,8 +75,8 @@ CHANGED = FAULTY.replace("_ensure_int64(output)", "output")
         ("", "0.33.0", "has the digest absent"),
     ],
 )
-def test_what_is_not_known_is_refused(text: str, version: str, sentence: str, tmp_path: Path) -> None:
-    module = module_with(text, tmp_path)
+def test_an_unknown_function_is_not_replaced(text: str, version: str, sentence: str, tmp_path: Path) -> None:
+    module = import_module_with(text, tmp_path)
     before = getattr(module, EXPAND.name, None)
     with pytest.raises(addon.MendError, match=sentence):
         addon.apply(EXPAND, module, version)
@@ -92,7 +92,7 @@ def test_what_is_not_known_is_refused(text: str, version: str, sentence: str, tm
         ([5, 0, 40], torch.int64, (5, 7), [7, 7, 0, 40, 40, 40]),
     ],
 )
-def test_each_request_s_value_is_written_for_each_of_its_drafts(
+def test_the_value_of_a_request_is_written_for_each_draft(
     values: list[float], dtype: torch.dtype, swap: tuple[int, int], expected: list[float]
 ) -> None:
     output = torch.full((6,), -123, dtype=dtype)
@@ -106,8 +106,8 @@ def test_a_request_without_drafts_writes_nothing() -> None:
     assert output.tolist() == [0.5, 0.5, 2.0]
 
 
-def test_a_step_without_drafts_is_not_cut(tmp_path: Path) -> None:
-    module = module_with(EMPTY, tmp_path)
+def test_a_step_without_drafts_is_not_truncated(tmp_path: Path) -> None:
+    module = import_module_with(EMPTY, tmp_path)
     none, some = torch.zeros(0, 5), torch.zeros(1, 5)
     with pytest.raises(RuntimeError, match="numel"):
         module.apply_top_k_only(none, torch.zeros(0))
@@ -118,7 +118,7 @@ def test_a_step_without_drafts_is_not_cut(tmp_path: Path) -> None:
     assert module.apply_top_k_only(some, torch.tensor([2])).tolist() == [[0, 0, -1, -1, -1]]
 
 
-def test_it_lies_among_the_packages_with_its_entry_point(tmp_path: Path) -> None:
+def test_the_addon_is_installed_with_its_entry_point(tmp_path: Path) -> None:
     (sampling_addon,) = ENVIRONMENTS["vllm"].addons
     environment.install_addon(sampling_addon, tmp_path)
     (distribution,) = importlib.metadata.Distribution.discover(name=sampling_addon.module, path=[str(tmp_path)])
@@ -128,7 +128,7 @@ def test_it_lies_among_the_packages_with_its_entry_point(tmp_path: Path) -> None
     assert f"{ENVIRONMENTS['vllm'].site_packages}/aerie_vllm_sampling.py" in ENVIRONMENTS["vllm"].files
 
 
-def test_another_text_of_the_module_is_another_environment(tmp_path: Path) -> None:
+def test_a_changed_addon_gives_another_environment_key(tmp_path: Path) -> None:
     vllm = ENVIRONMENTS["vllm"]
     changed = tmp_path / "aerie_vllm_sampling.py"
     changed.write_text("def register(): ...")

@@ -1,4 +1,4 @@
-"""The lab's command line: what typer refuses, and what the lab refuses, are both a sentence and an exit status."""
+"""The lab's command line: errors of typer and of the lab are one sentence and an exit status."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_invalid_arguments_are_rejected(
         (["helm", "list"], "own", ["list"]),
     ],
 )
-def test_a_name_before_the_arguments_is_the_labs(
+def test_a_name_before_the_arguments_selects_the_lab(
     arguments: list[str], name: str, passed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded: list[object] = []

@@ -65,7 +65,7 @@ def test_each_kind_of_violation_is_reported_with_its_line(tmp_path: Path, source
     assert "): write " in message
 
 
-def test_module_names_count(tmp_path: Path) -> None:
+def test_module_names_are_checked(tmp_path: Path) -> None:
     write_module(tmp_path, "", "rollout/leftovers.py")
     write_module(tmp_path, "", "rollout/lanes/__init__.py")
     assert [message.split(" (")[0] for message in check(tmp_path)] == [
@@ -85,12 +85,12 @@ def test_module_names_count(tmp_path: Path) -> None:
         "arms = pods = 1\n'''Without a docstring's place'''.strip()\n",
     ],
 )
-def test_uses_strings_and_code_do_not_count(tmp_path: Path, source: str) -> None:
+def test_uses_strings_and_code_are_not_checked(tmp_path: Path, source: str) -> None:
     write_module(tmp_path, source)
     assert check(tmp_path) == []
 
 
-def test_phrases_of_public_models_are_left_to_the_docs(tmp_path: Path) -> None:
+def test_phrases_of_public_models_are_not_checked(tmp_path: Path) -> None:
     write_module(tmp_path, PUBLIC_MODEL, "api/spec.py")
     assert check(tmp_path) == []
     write_module(tmp_path, PUBLIC_MODEL)
@@ -131,7 +131,7 @@ def test_allow_list_needs_reasons_and_is_kept_short(tmp_path: Path, line: str, p
     assert problem in message
 
 
-def test_maximum_is_the_figure_that_still_passes(tmp_path: Path) -> None:
+def test_counts_up_to_the_maximum_pass(tmp_path: Path) -> None:
     write_module(tmp_path, "found = 1\nseen = 2\n")
     messages, summary = check_words.check(tmp_path, NOTHING_ALLOWED | {check_words.Kind.VAGUE_NAME: 2})
     assert messages == []
