@@ -214,7 +214,7 @@ async def collect_with_a_scraper() -> None:
         clock.time = T0 + timedelta(seconds=60 * scrape_number)
         for name, scrape_target in scraper.metrics.targets.items():
             if scrape_number < 20:
-                continue  # they load, and do not answer
+                continue  # they load, and do not respond
             scrape_target.last_sample = sample(
                 1500.0 * scrape_number,
                 2000.0 * scrape_number + 10 * scrape_number * name.name.endswith("0"),

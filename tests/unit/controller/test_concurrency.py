@@ -77,4 +77,4 @@ def test_resource_whose_reconciles_fail_blocks_no_other() -> None:
     harness.update_claim(queued_rollout("a", 1))
     assert harness.may_start("a"), "it has its place again"
     harness.update_claim(active_rollout("b"), can_start=False)
-    assert not harness.may_start("a"), "what has pods has them, whether it can be looked at or not"
+    assert not harness.may_start("a"), "a rollout with pods keeps its slot, even if its reconciles fail"

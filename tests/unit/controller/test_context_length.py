@@ -127,7 +127,7 @@ def test_failed_query_is_retried_at_growing_intervals(run: Run, answer: Any) -> 
     async def test() -> None:
         engines = FakeEngines(canary=answer)
         assert await run_prober(engines, (snapshot_of(), status(), 3600.0)) is None
-        assert engines.counts().keys() == {CANARY}, "the others are asked only after it"
+        assert engines.counts().keys() == {CANARY}, "the others are queried only after it"
         assert 5 < len(engines.requests) < 20
         engines = FakeEngines(control=answer)
         prober = ContextLengthProber(lambda _: None, engines.transport)

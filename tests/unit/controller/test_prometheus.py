@@ -407,7 +407,7 @@ def test_unavailable_server_causes_a_temporary_source_error(run: Run) -> None:
         assert harness.scraper.metrics_by_deployment(key) == {}
         server.calls.clear()
         await harness.run_for(600)
-        assert len(server.calls) <= 11  # less and less often, down to once a minute
+        assert len(server.calls) <= 11  # with back-off, down to once a minute
         server.status = 200
         await harness.run_for(100)
         assert harness.scraper.metrics_source_error(key) == ""

@@ -462,7 +462,7 @@ def test_unlistable_kind_does_not_block_repairs_of_other_kinds(run: Run) -> None
         (deployment,) = (item for (kind, _), item in server.objects.items() if kind == "Deployment")
         assert deployment["spec"]["replicas"] == 3, "it is scaled, and no other revision begins"
         assert get_condition(server, "Degraded")[:2] == ("True", "ListForbidden")
-        assert not [call for call in server.calls if call.startswith("GET Service ")], "which is refused likewise"
+        assert not [call for call in server.calls if call.startswith("GET Service ")], "which is rejected too"
         lists.gaps = CacheGaps()
         await operator.settle()
         assert ("Service", "chat") in server.objects
@@ -620,7 +620,7 @@ def test_apply_error_of_one_object_blocks_no_other(run: Run, kind: str, status: 
         document = server.objects["SpeculativeDeployment", "chat"]
         degraded = next(condition for condition in document["status"]["conditions"] if condition["type"] == "Degraded")
         assert document["status"]["observedGeneration"] == document["metadata"]["generation"]
-        if kind != "Job":  # there is none to be made
+        if kind != "Job":  # no Job has to be created
             assert degraded["reason"] == "ApplyFailed"
             assert ERROR_MESSAGES[status] in degraded["message"]
         server.apply_errors.clear()
@@ -718,7 +718,7 @@ def test_older_definition_is_logged_once_and_causes_no_repeated_writes(run: Run,
         assert server.calls == []
         server.edit(replicas=3)
         await operator.settle()
-        assert server.objects["SpeculativeDeployment", "chat"]["status"]["readyReplicas"] == 3, "work goes on"
+        assert server.objects["SpeculativeDeployment", "chat"]["status"]["readyReplicas"] == 3, "reconciles continue"
         server.missing_fields = ()
         monitoring = asyncio.create_task(operator.reconciler.crd_monitor.run(server))
         await asyncio.sleep(1)

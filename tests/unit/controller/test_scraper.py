@@ -190,7 +190,7 @@ def test_restarted_engine_starts_a_new_window(run: Run) -> None:
 
 @pytest.mark.parametrize("has_start_time", [True, False])
 def test_start_time_comes_from_the_container_if_the_metrics_lack_it(run: Run, has_start_time: bool) -> None:
-    """vLLM's front end in Rust, and several API servers."""
+    """Metrics of vLLM's front end in Rust, and of several API servers, lack the start time."""
     exposition = BEFORE if has_start_time else re.sub(rb"(?m)^process_start_time_seconds .*\n", b"", BEFORE)
 
     class Listener:
@@ -300,7 +300,7 @@ def test_scraper_continues_after_each_cancellation(run: Run) -> None:
         for _ in range(3 * MAX_CONCURRENT_SCRAPES):
             await harness.run_for(1.0)
         engines.silent = re.compile(r"10\.0\.0\.1")
-        for _ in range(3 * MAX_CONCURRENT_SCRAPES):  # in the middle of a page that does not come
+        for _ in range(3 * MAX_CONCURRENT_SCRAPES):  # during a response that never arrives
             await harness.run_for(1.0)
         engines.silent = re.compile("never")
         engines.calls.clear()
@@ -340,7 +340,7 @@ def test_consumer_gets_each_valid_sample(run: Run) -> None:
         assert {(owner, name, group, interval) for owner, name, group, _, interval in listener.samples} == {
             (key, "chat-r1-hash-0", "chat-r1", 60.0)
         }
-        assert harness.scraper.unavailable_reason(key) == "", "one of them is read"
+        assert harness.scraper.unavailable_reason(key) == "", "one of them is scraped"
         engines.silent = re.compile(".*")
         await harness.run_for(200)
         assert "did not answer in time" in harness.scraper.unavailable_reason(key)

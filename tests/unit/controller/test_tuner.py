@@ -353,7 +353,7 @@ def test_recommendation_without_metrics_names_the_reason(run: Run, messages: Mes
             assert harness.recommendation.action == "Insufficient"
             messages.check("no metrics", harness.recommendation.reason)
             tuning_record = harness.tuner.tuning_record(CHAT, "uid-chat")
-            assert tuning_record is not None, "what was counted before stays"
+            assert tuning_record is not None, "earlier telemetry is kept"
 
     run(scenario())
 
@@ -518,7 +518,7 @@ def test_failed_decision_is_retried_on_all_telemetry(run: Run) -> None:
             await harness.run_traffic(0.5 * INTERVAL)
             assert harness.outcomes["hold"] == 1
             windows = sum(cell.windows for cell in harness.worker.requests[-1].new_telemetry.cells.values())
-            assert windows >= 30, "those of the failed tries are among them"
+            assert windows >= 30, "windows of the failed decisions are included"
 
     run(scenario())
 

@@ -87,7 +87,7 @@ def test_resting_key_is_returned_once_after_its_rest(run: Run) -> None:
         queue = WorkQueue()
         queue.add(A)
         await queue.get()
-        queue.add(A)  # during the work
+        queue.add(A)  # while it is processed
         queue.done(A, rest_seconds=3.3)
         for _ in range(4):
             await asyncio.sleep(0.7)
