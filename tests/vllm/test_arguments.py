@@ -15,7 +15,7 @@ from aerie.engine.arguments import EngineArguments, parse_arguments
 from aerie_lab.binaries.families import ENVIRONMENTS
 from tests.vllm.parser import BUILD_PARSER, read_simulator_flags, read_vllm_flags
 
-pytestmark = pytest.mark.timeout(2400)  # most of it is for installing vLLM
+pytestmark = pytest.mark.timeout(2400)  # most of it is for a first installation of vLLM
 
 LINES = (
     "",

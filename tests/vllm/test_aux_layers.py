@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.engine.preflight.published import ROWS
 
-pytestmark = pytest.mark.timeout(2400)  # most of it is for installing vLLM
+pytestmark = pytest.mark.timeout(2400)  # most of it is for a first installation of vLLM
 
 ORACLE = """
 import json, sys

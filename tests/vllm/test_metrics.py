@@ -26,7 +26,7 @@ from aerie.engine.metrics.sample import Counters, Sample, diff_samples
 from aerie.engine.speculation import Static
 from aerie_lab.testing import wait_until
 
-pytestmark = pytest.mark.timeout(2400)  # most of it is for installing vLLM, which the fixtures may have to do
+pytestmark = pytest.mark.timeout(2400)  # most of it is for a first installation of vLLM
 
 START = 300.0
 """Seconds for a start: 35 on an idle machine with two cores, several times that on a busy one."""
@@ -107,9 +107,9 @@ def test_the_counters_of_known_requests(engine: Engine) -> None:
     assert (window.first_tokens, window.finished["length"], window.generation_tokens) == (16, 16, 16 * 24)
     assert window.computed_prompt_tokens == window.prompt_tokens == 16 * 56
     assert sum(speculation.accepted_per_position) == speculation.accepted
-    # Request-steps: with a draft or without, one observation each, however many tokens came of it.
+    # Each step of a request is one observation, with or without a draft, and for any number of tokens.
     assert 0 < speculation.drafts <= window.request_steps < 16 * 23
-    # Accepted tokens behind the end of a request are counted, but were never output.
+    # Accepted tokens after the end of a request are counted, but were never output.
     emitted = window.generation_tokens - window.first_tokens
     assert emitted <= window.request_steps + speculation.accepted
     assert rates.acceptance_length(window, Static(3)) == rates.Bounds(*[1 + speculation.accepted / speculation.drafts] * 2)

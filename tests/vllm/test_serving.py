@@ -1,4 +1,4 @@
-"""Real vLLM in a pod: what a pod spec for vllm/vllm-openai does in the lab, from start to end.
+"""Real vLLM in a pod: a pod spec for vllm/vllm-openai in the lab, from start to end.
 
 One server for all tests here, because a start takes most of a minute; the last test ends it.
 """
@@ -24,7 +24,7 @@ from aerie_lab.testing import Namespace, wait_until
 from aerie_lab.testing.model import Shape, write_tiny_llama
 from aerie_lab.testing.plugin import new_namespace
 
-# Most of it is for installing vLLM, which the first test's fixtures may have to do.
+# Most of the timeout is for a first installation of vLLM.
 pytestmark = pytest.mark.timeout(2400)
 
 START = 300.0
@@ -92,7 +92,7 @@ spec:
 
 
 @dataclass
-class Deployment:
+class ServedPod:
     """The running server, and a client of it through the gateway."""
 
     namespace: Namespace
@@ -100,7 +100,7 @@ class Deployment:
 
 
 @pytest.fixture(scope="module")
-def served(lab: Lab, vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def served(lab: Lab, vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPod]:
     """A pod with vLLM behind a Service and an HTTPRoute, Ready and reachable from the host."""
     model = write_tiny_llama(tmp_path_factory.mktemp("serving") / "tiny", Shape(positions=LONGEST))
     assert vllm.is_dir()
@@ -112,7 +112,7 @@ def served(lab: Lab, vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> It
             namespace.wait_until_ready("tiny", timeout_seconds=START)
             with httpx.Client(base_url=lab.gateway_url, headers={"Host": host}, timeout=120) as client:
                 wait_until(lambda: healthy(client), "the route is served")
-                yield Deployment(namespace, client)
+                yield ServedPod(namespace, client)
         finally:
             remove_finalizer(namespace)
 
@@ -134,7 +134,7 @@ def completion_body(tokens: int, **fields: object) -> dict[str, object]:
     return {"model": "tiny", "prompt": "The eyrie", "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **fields}
 
 
-def sum_metric(served: Deployment, name: str) -> float:
+def sum_metric(served: ServedPod, name: str) -> float:
     lines = served.client.get("/metrics").text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
 
@@ -168,7 +168,7 @@ def stopped_when(pid: int, condition: Callable[[], object]) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_completions_are_answered_through_the_gateway(served: Deployment) -> None:
+def test_completions_are_answered_through_the_gateway(served: ServedPod) -> None:
     models = served.client.get("/v1/models").json()
     assert [model["id"] for model in models["data"]] == ["tiny"]
     responses = [served.client.post("/v1/completions", json=completion_body(24)).json() for _ in range(2)]
@@ -178,13 +178,13 @@ def test_completions_are_answered_through_the_gateway(served: Deployment) -> Non
     assert responses[0]["choices"][0]["text"] == responses[1]["choices"][0]["text"] != ""
 
 
-def test_metrics_count_what_was_generated(served: Deployment) -> None:
+def test_metrics_count_what_was_generated(served: ServedPod) -> None:
     before = sum_metric(served, "vllm:generation_tokens_total")
     assert served.client.post("/v1/completions", json=completion_body(16)).status_code == 200
     wait_until(lambda: sum_metric(served, "vllm:generation_tokens_total") == before + 16, "16 more tokens are counted")
 
 
-def test_an_idle_connection_is_kept_for_the_configured_time(served: Deployment) -> None:
+def test_an_idle_connection_is_kept_for_the_configured_time(served: ServedPod) -> None:
     """A gateway relies on it not to use a closing connection (aerie.manifests.pod.engine_pod.KEEP_ALIVE)."""
     address = served.namespace.get("pod", "tiny")["status"]["podIP"]
     lines = [
@@ -199,18 +199,18 @@ def test_an_idle_connection_is_kept_for_the_configured_time(served: Deployment) 
     assert float(run_in_lab(served.namespace.lab, sys.executable, "-c", "\n".join(lines))) >= IDLE - 1
 
 
-def test_logs_are_those_of_the_server(served: Deployment) -> None:
+def test_logs_are_those_of_the_server(served: ServedPod) -> None:
     log = served.namespace.kubectl("logs", "tiny")
     assert "Initializing a V1 LLM engine (v0.32.0)" in log
     assert "VLLM_CPU_OMP_THREADS_BIND='nobind'" in log
 
 
-def test_status_of_the_pod(served: Deployment) -> None:
+def test_status_of_the_pod(served: ServedPod) -> None:
     (status,) = served.namespace.get("pod", "tiny")["status"]["containerStatuses"]
     assert (status["ready"], status["restartCount"], status["image"]) == (True, 0, "vllm/vllm-openai:v0.32.0")
 
 
-def test_deletion_drains_and_leaves_no_process(served: Deployment) -> None:
+def test_deletion_drains_and_leaves_no_process(served: ServedPod) -> None:
     namespace = served.namespace
     processes = list_container_processes(namespace.lab, namespace.name)
     assert len(processes) >= 3, "the API server, the engine and its worker"

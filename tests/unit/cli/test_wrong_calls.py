@@ -240,7 +240,7 @@ def test_status_and_message_of_a_wrong_call(
     program, line, code, message = row
     for name in ("AERIE_IMAGE", "AERIE_TRACEBACK", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
-    # No case requests the Hub. One that does gets an error.
+    # A case that requests the Hub gets an error.
     monkeypatch.setenv("HTTPS_PROXY", "nowhere://127.0.0.1:1")
     paths = {"FOLDER": str(folder), "TARGET": TARGET, "DRAFTER": DRAFTER, "BUNDLE": str(BUNDLE)}
     for name, path in paths.items():

@@ -18,7 +18,7 @@ from aerie.engine.completions import (
     read_error_type,
 )
 
-# As vLLM 0.32.0 answered a question with max_tokens 2, shortened.
+# Response of vLLM 0.32.0 to a request with max_tokens 2, shortened.
 BODY: dict[str, Any] = {
     "id": "cmpl-1",
     "object": "text_completion",

@@ -75,7 +75,7 @@ def test_rates_of_captured_expositions() -> None:
     assert rates.mean_draft_length(real) == 425 / 177
     assert rates.mean_batch(real) == Bounds(303 / 107, 303 / 107)
     assert rates.tokens_per_step(real) == 512 / 303
-    # Accepted tokens behind the end of a request are counted and not emitted.
+    # Accepted tokens after the end of a request are counted and not emitted.
     assert 512 / 303 < 1 + 224 / 303
     survival = rates.survival_by_position(real, Static(3))
     assert isinstance(survival, tuple)

@@ -172,10 +172,10 @@ def test_an_invalid_declared_version_is_named() -> None:
 
 @pytest.mark.parametrize("newer", ["0.34.0", "1.0.0", "0.40.2"])
 def test_a_newer_release_is_treated_as_the_newest_verified(newer: str) -> None:
-    version = resolve_engine_version("x/y:latest", newer)
-    assert isinstance(version, EngineVersion)
-    assert f"it is treated as {NEWEST_VERIFIED_VERSION}" in version.warnings[0]
-    assert [supports(version.version, feature) for feature in Feature] == [
+    engine_version = resolve_engine_version("x/y:latest", newer)
+    assert isinstance(engine_version, EngineVersion)
+    assert f"it is treated as {NEWEST_VERIFIED_VERSION}" in engine_version.warnings[0]
+    assert [supports(engine_version.version, feature) for feature in Feature] == [
         supports(NEWEST_VERIFIED_VERSION, feature) for feature in Feature
     ]
 

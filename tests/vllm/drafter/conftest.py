@@ -1,4 +1,4 @@
-"""Real vLLM as a plain process on this machine, for what needs no cluster: a drafter, its counters, its answers."""
+"""Real vLLM as a plain process, for tests that need no cluster: of a drafter, its counters and its answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENVIRONMENT = {
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3900",
     "OMP_NUM_THREADS": "1",
 }
-"""What docs/vllm-on-cpu.md says; one computing thread, on any core; and idle connections that outlive a busy moment."""
+"""The environment of docs/vllm-on-cpu.md, with one computing thread on any core, and a long limit of idle connections."""
 
 FLAGS = ["--host=127.0.0.1", "--dtype=float32", "--enforce-eager", "--kv-cache-memory-bytes=67108864", "--max-num-seqs=16"]
 
@@ -79,9 +79,9 @@ Serve = Callable[..., contextlib.AbstractContextManager[Server]]
 
 @pytest.fixture(scope="session")
 def serve(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
-    """`serve(target, speculation, *flags)`: a context with a Server; without `speculation` there is none.
+    """Return `serve(target, speculation, *flags)`, a context manager that yields a Server. `speculation` None turns it off.
 
-    Programs of this folder can be imported by the server.
+    The server can import the modules of this folder.
     """
     logs = tmp_path_factory.mktemp("servers")
 
@@ -107,18 +107,18 @@ def serve(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
                 wait_ready(client, process, log)
                 yield Server(client)
         finally:
-            end(process)
+            stop_process(process)
 
     return start
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End the server, and kill what is left of it."""
+def stop_process(process: subprocess.Popen[bytes]) -> None:
+    """End the server, and kill its remaining processes."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(20)
     with contextlib.suppress(ProcessLookupError):
-        for _ in range(30):  # the last of the group removes the shared memory, if it is let
+        for _ in range(30):  # the last process of the group removes the shared memory, if it has time
             os.killpg(process.pid, 0)
             time.sleep(0.1)
         os.killpg(process.pid, signal.SIGKILL)

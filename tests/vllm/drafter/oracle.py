@@ -1,15 +1,15 @@
-"""What vLLM's own EAGLE 3 classes make of a drafter: run by vLLM's interpreter, for the tests beside it.
+"""Outputs of vLLM's own EAGLE 3 classes for a drafter; the tests of this folder run it with vLLM's interpreter.
 
     python oracle.py CASE...
 
 A case is a folder with the models `target` and `drafter` and with `inputs.safetensors`; this adds `outputs.safetensors`, or
-where vLLM does not load the drafter, `error.txt`.
+`error.txt` if vLLM does not load the drafter.
 For round n the inputs have `n.aux` [columns, states of the target] and `n.tokens` [columns + steps]; the outputs of its step i
 are `n.i.normed`, `n.i.feedback` and `n.i.logits`, step 0 for all columns, each later step for the one drafted token.
 
 Guarantees: configuration, class, weight loading and all arithmetic outside attention are vLLM's, by the same calls as in a
 server (vllm/v1/spec_decode/llm_base_proposer.py `load_model`, `propose`). Attention is the textbook formula over a cache that
-is written and read by position, which is what a paged cache amounts to for one sequence. Not guaranteed: that vLLM's own
+is written and read by position, which equals a paged cache for one sequence. Not guaranteed: that vLLM's own
 attention kernel computes that formula; served acceptance shows that.
 """
 
@@ -104,7 +104,7 @@ def run(case: Path) -> None:
         kv_cache_memory_bytes=1 << 26,
         # The backend for AMX, which is preferred on machines with AMX, rejects float32 weights.
         attention_backend="CPU_MLA" if latent_attention else None,
-        # vLLM 0.32's C++ form for CPU turns only part of a query that is given by heads, as latent attention gives it.
+        # vLLM 0.32's C++ form for CPU rotates only part of a query by heads, which latent attention has.
         compilation_config={"custom_ops": ["all", "-rotary_embedding"]} if latent_attention else {},
         speculative_config={"method": "eagle3", "model": str(case / "drafter"), "num_speculative_tokens": 3},
     )

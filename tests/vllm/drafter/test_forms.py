@@ -21,7 +21,7 @@ from aerie_drafter.export import ExportFormat, export_checkpoint
 from aerie_drafter.model import Drafter
 from aerie_lab.testing.model import write_tiny_llama
 
-# Most of it is for installing vLLM, which the fixture may have to do.
+# Most of the timeout is for a first installation of vLLM.
 pytestmark = pytest.mark.timeout(2400)
 
 BASE: dict[str, Any] = {

@@ -20,7 +20,7 @@ import torch
 from aerie_drafter.train.states import HiddenStateFiles, InProcessTarget, extract_target_parts, load_model
 from aerie_lab.testing.model import Shape, write_tiny_llama
 
-# Most of it is for installing vLLM, which the fixture may have to do.
+# Most of the timeout is for a first installation of vLLM.
 pytestmark = pytest.mark.timeout(2400)
 
 LAYERS = 4

@@ -32,7 +32,7 @@ from aerie_drafter.evaluate.offline import ModelPair
 from aerie_drafter.model import DecodingCache, Drafter
 from aerie_lab.testing.model import write_tiny_llama
 
-# Most of it is for installing vLLM, which the fixture may have to do.
+# Most of the timeout is for a first installation of vLLM.
 pytestmark = pytest.mark.timeout(2400)
 
 MAX_ROUNDING = 2e-5

@@ -33,7 +33,7 @@ from aerie_drafter.evaluate.acceptance import AnsweredText
 from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, answer_prompts, evaluate_texts
 from aerie_drafter.model import Drafter
 
-# Most of it is for installing vLLM, which the first test's fixtures may have to do.
+# Most of the timeout is for a first installation of vLLM.
 pytestmark = pytest.mark.timeout(2400)
 
 BUNDLE = Path(aerie_drafter.__file__).parents[1] / "bundle"
@@ -104,7 +104,7 @@ def measure(serve: Callable[..., AbstractContextManager[Any]], prompts: list[Pro
 
 
 @pytest.fixture(scope="module")
-def plain(measure: Measure) -> Measurement:
+def without_speculation(measure: Measure) -> Measurement:
     """Measure the server without speculation."""
     return measure(None)
 
@@ -144,13 +144,13 @@ def logit_difference(pair: ModelPair, tokens: list[int], first: int, second: int
 
 @pytest.mark.parametrize("drafter", ["eagle3", "eagle31"])
 def test_answers_equal_those_without_speculation(
-    drafter: str, served: dict[str, Measurement], plain: Measurement, prompts: list[Prompt], pair: ModelPair
+    drafter: str, served: dict[str, Measurement], without_speculation: Measurement, prompts: list[Prompt], pair: ModelPair
 ) -> None:
-    assert plain.drafts == 0
+    assert without_speculation.drafts == 0
     assert served[drafter].drafts > 0
-    assert sum(map(len, plain.answers)) > 10 * COUNT
+    assert sum(map(len, without_speculation.answers)) > 10 * COUNT
     gaps = {}
-    for prompt, expected, actual in zip(prompts, plain.answers, served[drafter].answers, strict=True):
+    for prompt, expected, actual in zip(prompts, without_speculation.answers, served[drafter].answers, strict=True):
         if actual != expected:
             position = next(i for i, (a, b) in enumerate(zip(expected, actual, strict=False)) if a != b)
             ids = prompt.encode(pair.tokenizer)
@@ -164,9 +164,11 @@ def test_answers_equal_those_without_speculation(
 
 
 @pytest.mark.parametrize("drafter", ["eagle3", "eagle31"])
-def test_greedy_answers_are_equivalent(drafter: str, served: dict[str, Measurement], plain: Measurement) -> None:
+def test_greedy_answers_are_equivalent(drafter: str, served: dict[str, Measurement], without_speculation: Measurement) -> None:
     first, second = served[drafter].greedy
-    result = EquivalenceResult(tuple(map(compare_answers, first, plain.greedy[0], plain.greedy[1])), len(PROBE_PROMPTS))
+    result = EquivalenceResult(
+        tuple(map(compare_answers, first, without_speculation.greedy[0], without_speculation.greedy[1])), len(PROBE_PROMPTS)
+    )
     logging.getLogger(__name__).info("%s: %s", drafter, result.message)
     assert (result.canary_difference_count, result.control_difference_count) == (0, 0)
     assert [find_first_difference(answer, repeated) for answer, repeated in zip(first, second, strict=True)] == [None] * len(
@@ -180,9 +182,8 @@ def test_acceptance_length_equals_the_offline_one(
     drafter: str, served: dict[str, Measurement], texts: list[AnsweredText]
 ) -> None:
     served_length, offline_length = served[drafter].acceptance_length, offline_acceptance_length(BUNDLE / drafter, texts)
-    logging.getLogger(__name__).info(
-        "%s: served %.4f, offline %.4f", drafter, served_length, offline_length
-    )  # --log-cli-level=info
+    lengths = (drafter, served_length, offline_length)
+    logging.getLogger(__name__).info("%s: served %.4f, offline %.4f", *lengths)  # shown by --log-cli-level=info
     assert served_length == pytest.approx(offline_length, rel=LENGTH_TOLERANCE)
 
 

@@ -100,7 +100,7 @@ def build_header(specs: Specs, metadata: Mapping[str, str] | None = None, file: 
     return parse_header(data[8 : 8 + length], len(data), file)
 
 
-class Small:
+class SmallModels:
     """The models, their files, and the preflight input with them."""
 
     build_file = staticmethod(build_file)
@@ -178,18 +178,18 @@ class Small:
 
 
 @pytest.fixture(scope="session")
-def small() -> Small:
-    return Small()
+def small_models() -> SmallModels:
+    return SmallModels()
 
 
 @pytest.fixture
-def folders(tmp_path: Path, small: Small) -> Callable[..., tuple[Path, Path]]:
+def folders(tmp_path: Path, small_models: SmallModels) -> Callable[..., tuple[Path, Path]]:
     """Return a function that writes target and drafter, and returns their folders."""
 
     def write(target: Checkpoint | None = None, drafter: Checkpoint | None = None) -> tuple[Path, Path]:
         return (
-            small.write(tmp_path / "target", target or small.target()),
-            small.write(tmp_path / "drafter", drafter or small.drafter()),
+            small_models.write(tmp_path / "target", target or small_models.target()),
+            small_models.write(tmp_path / "drafter", drafter or small_models.drafter()),
         )
 
     return write

@@ -37,8 +37,10 @@ def tensor(shape: list[int], begin: int, end: int, dtype: str = "U8") -> dict[st
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-def test_names_types_shapes_and_offsets(small: Any) -> None:
-    data = small.build_file({"a": ("BF16", (4, 2)), "b": ("I64", (3,))}, {"format": "pt"}, {"b": struct.pack("<3q", 5, 6, 7)})
+def test_names_types_shapes_and_offsets(small_models: Any) -> None:
+    data = small_models.build_file(
+        {"a": ("BF16", (4, 2)), "b": ("I64", (3,))}, {"format": "pt"}, {"b": struct.pack("<3q", 5, 6, 7)}
+    )
     header = parse(data)
     assert header.metadata == {"format": "pt"}
     assert header.tensors["a"].shape == (4, 2)
@@ -155,27 +157,27 @@ def test_an_index_with_a_path_as_shard_is_rejected(shard: object) -> None:
         parse_index(json.dumps({"weight_map": {"a": shard}}).encode(), "index.json")
 
 
-def test_shards_become_one_checkpoint_that_is_compared_with_the_index(small: Any) -> None:
-    first = parse(small.build_file({"a": ("U8", (1,))}), "1.safetensors")
-    second = parse(small.build_file({"b": ("U8", (2,))}), "2.safetensors")
+def test_shards_become_one_checkpoint_that_is_compared_with_the_index(small_models: Any) -> None:
+    first = parse(small_models.build_file({"a": ("U8", (1,))}), "1.safetensors")
+    second = parse(small_models.build_file({"b": ("U8", (2,))}), "2.safetensors")
     index = {"a": "1.safetensors", "b": "2.safetensors"}
     whole = build_checkpoint("m", {}, [first, second], index)
     assert (whole.weight_bytes, whole.misindexed_tensors, whole.duplicate_tensors) == (3, {}, {})
     assert build_checkpoint("m", {}, [first], index).misindexed_tensors == {"b": "2.safetensors"}
 
 
-def test_a_tensor_in_several_files_counts_once(small: Any) -> None:
-    first, second, third = (parse(small.build_file({"a": ("U8", (size,))}), f"{size}.safetensors") for size in (1, 2, 3))
+def test_a_tensor_in_several_files_counts_once(small_models: Any) -> None:
+    first, second, third = (parse(small_models.build_file({"a": ("U8", (size,))}), f"{size}.safetensors") for size in (1, 2, 3))
     checkpoint = build_checkpoint("m", {}, [first, second, third], {"a": "1.safetensors"})
     assert checkpoint.weight_bytes == 3
     assert [copy.file for copy in checkpoint.duplicate_tensors["a"]] == ["1.safetensors", "2.safetensors", "3.safetensors"]
     assert checkpoint.misindexed_tensors == {}
 
 
-def test_d2t_values_are_read_from_i64_tensors_only(small: Any) -> None:
-    plain = build_checkpoint("m", {}, [small.build_header({"d2t": ("I64", (2,))})])
+def test_d2t_values_are_read_from_i64_tensors_only(small_models: Any) -> None:
+    plain = build_checkpoint("m", {}, [small_models.build_header({"d2t": ("I64", (2,))})])
     assert plain.with_d2t_offsets(struct.pack("<2q", 3, -1)).d2t_offsets == (3, -1)
     with pytest.raises(CheckpointError, match="d2t is I64 with 8 of 16 bytes read"):
         plain.with_d2t_offsets(bytes(8))
     with pytest.raises(CheckpointError, match="d2t is F32 with 8 of 8 bytes read: it must be I64"):
-        build_checkpoint("m", {}, [small.build_header({"d2t": ("F32", (2,))})]).with_d2t_offsets(bytes(8))
+        build_checkpoint("m", {}, [small_models.build_header({"d2t": ("F32", (2,))})]).with_d2t_offsets(bytes(8))

@@ -42,23 +42,23 @@ def gpu(gib: float) -> dict[str, Any]:
 
 
 def target(**changes: Any) -> Change:
-    return lambda small: {"target": small.target(**changes)}
+    return lambda small_models: {"target": small_models.target(**changes)}
 
 
 def drafter(**changes: Any) -> Change:
-    return lambda small: {"drafter": small.drafter(**changes)}
+    return lambda small_models: {"drafter": small_models.drafter(**changes)}
 
 
 def speculators(**changes: Any) -> Change:
-    return lambda small: {"drafter": small.speculators(**changes)}
+    return lambda small_models: {"drafter": small_models.speculators(**changes)}
 
 
 def shards(part: str, *files: Mapping[str, tuple[str, tuple[int, ...]]], index: Mapping[str, str] | None = None) -> Change:
     """Return the model `part` with further weight files x1, x2, ... of these tensors, and an index."""
 
-    def change(small: Any) -> Mapping[str, Any]:
-        base = getattr(small, part)()
-        headers = [small.build_header(specs, file=f"x{number}.safetensors") for number, specs in enumerate(files, 1)]
+    def change(small_models: Any) -> Mapping[str, Any]:
+        base = getattr(small_models, part)()
+        headers = [small_models.build_header(specs, file=f"x{number}.safetensors") for number, specs in enumerate(files, 1)]
         checkpoint = build_checkpoint(base.name, base.config, [SafetensorsHeader(base.tensors, base.metadata), *headers], index)
         return {part: replace(checkpoint, d2t_offsets=base.d2t_offsets)}
 
@@ -66,11 +66,11 @@ def shards(part: str, *files: Mapping[str, tuple[str, tuple[int, ...]]], index: 
 
 
 def both(*changes: Change) -> Change:
-    return lambda small: {key: value for change in changes for key, value in resolve_change(change, small).items()}
+    return lambda small_models: {key: value for change in changes for key, value in resolve_change(change, small_models).items()}
 
 
-def resolve_change(change: Change, small: Any) -> Mapping[str, Any]:
-    return change(small) if callable(change) else change
+def resolve_change(change: Change, small_models: Any) -> Mapping[str, Any]:
+    return change(small_models) if callable(change) else change
 
 
 def top_only(ids: list[int], **config: Any) -> Change:
@@ -84,7 +84,7 @@ def nested_only(ids: list[int], **config: Any) -> Change:
 def target_of_size(gib: int, **config: Any) -> Change:
     """Return a target whose weights take so many GiB."""
     tensors = {"w": TensorInfo("BF16", (1,), "f", 0, gib * GIB)}
-    return lambda small: {"target": replace(small.target(**config), tensors=tensors)}
+    return lambda small_models: {"target": replace(small_models.target(**config), tensors=tensors)}
 
 
 OWN = {"eagle.format": "1"}
@@ -208,7 +208,7 @@ CASES: list[tuple[str, Change, Severity]] = [
     ("C9", drafter(offsets=(0, -1, *range(126))), ERROR),
     ("C9", drafter(offsets=(2, 0, -2, *range(3, 128))), PASS),
     ("C9", drafter(offsets=tuple(range(0, 256, 2))), ERROR),
-    ("C9", lambda small: {"drafter": replace(small.drafter(), tensors=None)}, INFO),
+    ("C9", lambda small_models: {"drafter": replace(small_models.drafter(), tensors=None)}, INFO),
     ("C10", {}, PASS),
     ("C10", spec(method=None), ERROR),
     ("C11", {}, PASS),
@@ -261,7 +261,7 @@ CASES: list[tuple[str, Change, Severity]] = [
     ("C21", gpu(2), ERROR),
     ("C21", both(gpu(2.2), target(max_position_embeddings=10**6)), ERROR),
     ("C21", both(gpu(2.2), target(max_position_embeddings=15_000)), WARNING),
-    ("C21", lambda small: {"target": replace(small.target(), tensors=None)}, INFO),
+    ("C21", lambda small_models: {"target": replace(small_models.target(), tensors=None)}, INFO),
     ("C22", speculators(), PASS),
     ("C22", drafter(metadata={"eagle.target": "Example/Target"}), PASS),
     ("C22", {}, INFO),
@@ -349,7 +349,7 @@ CASES: list[tuple[str, Change, Severity]] = [
         WARNING,
     ),
     ("C32", shards("target", {"lm_head.weight": ("BF16", (128, 64))}), ERROR),
-    ("C32", lambda small: {"target": replace(small.target(), tensors=None)}, INFO),
+    ("C32", lambda small_models: {"target": replace(small_models.target(), tensors=None)}, INFO),
     ("C32", shards("target", {"x": ("BF16", (1,))}), PASS),
 ]
 
@@ -359,9 +359,9 @@ CASE_NAMES = [f"{which} {[row[0] for row in CASES[: index + 1]].count(which):02}
 
 
 @pytest.mark.parametrize(("name", "case"), list(zip(CASE_NAMES, CASES, strict=True)), ids=CASE_NAMES)
-def test_findings_of_each_case(small: Any, messages: Messages, name: str, case: tuple[str, Change, Severity]) -> None:
+def test_findings_of_each_case(small_models: Any, messages: Messages, name: str, case: tuple[str, Change, Severity]) -> None:
     check_id, change, severity = case
-    findings = small.findings(check_id, **resolve_change(change, small))
+    findings = small_models.findings(check_id, **resolve_change(change, small_models))
     assert severity in {finding.severity for finding in findings}
     assert all(finding.message.startswith(f"{finding.severity.glyph} {check_id} ") for finding in findings)
     messages.check(f"{name} {severity.value}", "\n".join(finding.message for finding in findings))
@@ -380,8 +380,8 @@ ORDER = [SKIP, PASS, INFO, WARNING, ERROR]
 
 
 @pytest.mark.parametrize("change", [change for _, change, _ in CASES])
-def test_every_report_is_complete(small: Any, change: Change) -> None:
-    report = run_preflight(small.subject(**resolve_change(change, small)))
+def test_every_report_is_complete(small_models: Any, change: Change) -> None:
+    report = run_preflight(small_models.subject(**resolve_change(change, small_models)))
     max_severities = {check.id: check.max_severity for check in list_checks()}
     assert {finding.id for finding in report.findings} == max_severities.keys()
     for finding in report.findings:
@@ -392,15 +392,15 @@ def test_every_report_is_complete(small: Any, change: Change) -> None:
         assert finding.fix or finding.severity in (PASS, SKIP, INFO), f"{finding.id} names no fix"
 
 
-def test_a_fitting_pair_passes(small: Any) -> None:
-    report = run_preflight(small.subject())
+def test_a_fitting_pair_passes(small_models: Any) -> None:
+    report = run_preflight(small_models.subject())
     assert report.passed
     assert not list(report.with_severity(WARNING))
     assert report.summary == "preflight passed: 6 notes, 30 passed"
 
 
-def test_one_error_fails_the_report(small: Any) -> None:
-    report = run_preflight(small.subject(target=small.target(hidden_size=128)))
+def test_one_error_fails_the_report(small_models: Any) -> None:
+    report = run_preflight(small_models.subject(target=small_models.target(hidden_size=128)))
     assert not report.passed
     assert report.summary.startswith("preflight failed: 1 error, ")
     assert report.to_json()["passed"] is False
@@ -409,9 +409,9 @@ def test_one_error_fails_the_report(small: Any) -> None:
     ).items()
 
 
-def test_without_a_drafter_its_checks_are_skipped(small: Any) -> None:
+def test_without_a_drafter_its_checks_are_skipped(small_models: Any) -> None:
     subject = PreflightInput(
-        target=small.target(), drafter=None, version=Version.parse("0.33.0"), gpu_memory_bytes=80 * GIB, gpu_count=1
+        target=small_models.target(), drafter=None, version=Version.parse("0.33.0"), gpu_memory_bytes=80 * GIB, gpu_count=1
     )
     report = run_preflight(subject)
     assert report.passed
@@ -441,8 +441,10 @@ SPECULATIVE = st.dictionaries(
 @pytest.mark.slow
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(CONFIGS, CONFIGS, st.booleans(), SPECULATIVE)
-def test_any_config_gives_a_complete_report(small: Any, target: Any, drafter: Any, is_merged: bool, speculative: Any) -> None:
-    base = small.subject(speculative_config=speculative)
+def test_any_config_gives_a_complete_report(
+    small_models: Any, target: Any, drafter: Any, is_merged: bool, speculative: Any
+) -> None:
+    base = small_models.subject(speculative_config=speculative)
     # Merged into the valid configs, and alone.
     configs = ({**base.target.config, **target}, {**base.drafter.config, **drafter}) if is_merged else (target, drafter)
     subject = replace(base, target=replace(base.target, config=configs[0]), drafter=replace(base.drafter, config=configs[1]))

@@ -73,9 +73,9 @@ def test_a_fitting_pair_passes(folders: Folders, file: File, capsys: Capture, me
     ],
 )
 def test_an_error_is_followed_by_its_fix(
-    small: Any, folders: Folders, capsys: Capture, messages: Messages, check: str, change: Any
+    small_models: Any, folders: Folders, capsys: Capture, messages: Messages, check: str, change: Any
 ) -> None:
-    target, drafter = folders(small.target(**change.get("target", {})), small.drafter(**change.get("drafter", {})))
+    target, drafter = folders(small_models.target(**change.get("target", {})), small_models.drafter(**change.get("drafter", {})))
     assert preflight("--target", target, "--drafter", drafter) == 1
     lines = capsys.readouterr().out.splitlines()
     index = next(index for index, line in enumerate(lines) if line.startswith(f"✗ {check} "))
@@ -92,8 +92,8 @@ def test_an_index_that_contradicts_the_files_is_a_finding(folders: Folders, caps
     assert "'gone.weight' is in model.safetensors" in output
 
 
-def test_json_has_every_finding(small: Any, folders: Folders, file: File, capsys: Capture) -> None:
-    target, drafter = folders(small.target(vocab_size=512))
+def test_json_has_every_finding(small_models: Any, folders: Folders, file: File, capsys: Capture) -> None:
+    target, drafter = folders(small_models.target(vocab_size=512))
     assert preflight("-f", file(manifest()), "--target", target, "--drafter", drafter, "-o", "json") == 1
     report = json.loads(capsys.readouterr().out)
     assert report["passed"] is False
@@ -129,14 +129,14 @@ def test_zero_tokens_is_checked_without_a_drafter(folders: Folders, file: File, 
 
 
 def test_omitted_drafter_comes_from_the_catalog_and_the_hub(
-    small: Any,
+    small_models: Any,
     folders: Folders,
     file: File,
     hub: Any,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Capture,
 ) -> None:
-    small.write(hub.folder, small.drafter())
+    small_models.write(hub.folder, small_models.drafter())
     for name in ("HF_TOKEN", "HF_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
@@ -153,9 +153,9 @@ def test_omitted_drafter_comes_from_the_catalog_and_the_hub(
 
 
 @pytest.fixture
-def at_hub(small: Any, hub: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def hub_with_drafter(small_models: Any, hub: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Set the Hub of this process, which has a drafter as me/model."""
-    small.write(hub.folder, small.drafter())
+    small_models.write(hub.folder, small_models.drafter())
     for name in ("HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
@@ -163,45 +163,47 @@ def at_hub(small: Any, hub: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return hub
 
 
-def test_a_repository_at_a_commit_needs_no_folder(folders: Folders, at_hub: Any, capsys: Capture) -> None:
+def test_a_repository_at_a_commit_needs_no_folder(folders: Folders, hub_with_drafter: Any, capsys: Capture) -> None:
     target, _ = folders()
-    assert preflight("--target", target, "--drafter", f"me/model@{at_hub.commit}") == 0
+    assert preflight("--target", target, "--drafter", f"me/model@{hub_with_drafter.commit}") == 0
     output = capsys.readouterr()
-    assert f"drafter  me/model@{at_hub.commit}" in output.out
+    assert f"drafter  me/model@{hub_with_drafter.commit}" in output.out
     assert "note:" not in output.err
 
 
 @pytest.mark.parametrize("drafter", ["me/model", "me/model@main"])
-def test_a_branch_is_resolved_and_its_commit_printed(folders: Folders, at_hub: Any, capsys: Capture, drafter: str) -> None:
+def test_a_branch_is_resolved_and_its_commit_printed(
+    folders: Folders, hub_with_drafter: Any, capsys: Capture, drafter: str
+) -> None:
     target, _ = folders()
     assert preflight("--target", target, "--drafter", drafter) == 0
     output = capsys.readouterr()
-    assert f"drafter  me/model@{at_hub.commit}" in output.out
-    assert (
-        f"note: me/model at main is commit {at_hub.commit} now; set the commit in the resource, because a branch can move."
-        in (" ".join(output.err.split()))
-    )
+    assert f"drafter  me/model@{hub_with_drafter.commit}" in output.out
+    note = f"note: me/model at main is commit {hub_with_drafter.commit} now; set the commit in the resource, "
+    assert f"{note}because a branch can move." in " ".join(output.err.split())
 
 
 def test_a_folder_takes_precedence_over_a_repository(
-    folders: Folders, at_hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: Folders, hub_with_drafter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders()
     (tmp_path / "me").mkdir()
     (tmp_path / "drafter").rename(tmp_path / "me" / "model")
     monkeypatch.chdir(tmp_path)
     assert preflight("--target", "target", "--drafter", "me/model") == 0
-    assert at_hub.seen == []
+    assert hub_with_drafter.seen == []
 
 
-def test_a_repository_replaces_a_source_of_the_manifest(folders: Folders, file: File, at_hub: Any, capsys: Capture) -> None:
+def test_a_repository_replaces_a_source_of_the_manifest(
+    folders: Folders, file: File, hub_with_drafter: Any, capsys: Capture
+) -> None:
     target, _ = folders()
     claim = {"source": {"persistentVolumeClaim": {"claimName": "models"}}}
-    options = ("--target", target, "--drafter", f"me/model@{at_hub.commit}")
+    options = ("--target", target, "--drafter", f"me/model@{hub_with_drafter.commit}")
     assert preflight("-f", file(manifest(drafter=claim)), *options) == 0
     assert preflight("-f", file(manifest()), *options) == 0
     output = capsys.readouterr().out
-    assert output.count(f"drafter  me/model@{at_hub.commit}") == 2
+    assert output.count(f"drafter  me/model@{hub_with_drafter.commit}") == 2
 
 
 @pytest.mark.parametrize(
@@ -212,9 +214,11 @@ def test_a_repository_replaces_a_source_of_the_manifest(folders: Folders, file: 
         (404, "it does not exist at this revision: check repository and revision"),
     ],
 )
-def test_an_error_of_the_hub_is_status_2(folders: Folders, at_hub: Any, capsys: Capture, status: int, message: str) -> None:
+def test_an_error_of_the_hub_is_status_2(
+    folders: Folders, hub_with_drafter: Any, capsys: Capture, status: int, message: str
+) -> None:
     target, _ = folders()
-    at_hub.failures = [(status, {})] * 2
+    hub_with_drafter.failures = [(status, {})] * 2
     assert preflight("--target", target, "--drafter", f"me/model@{ONES}") == 2
     assert message in (output := " ".join(capsys.readouterr().err.split()))
     assert "no folder" not in output
@@ -223,10 +227,10 @@ def test_an_error_of_the_hub_is_status_2(folders: Folders, at_hub: Any, capsys: 
 
 
 def test_a_repository_is_read_from_the_cache_when_offline(
-    small: Any, folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    small_models: Any, folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     target, _ = folders()
-    small.write(tmp_path / "hub" / "models--me--model" / "snapshots" / ONES, small.drafter())
+    small_models.write(tmp_path / "hub" / "models--me--model" / "snapshots" / ONES, small_models.drafter())
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     assert preflight("--target", target, "--drafter", f"me/model@{ONES}") == 0
@@ -238,12 +242,14 @@ def test_a_repository_is_read_from_the_cache_when_offline(
     "drafter", ["me/model@", "@main", "me/too/deep@main", "https://huggingface.co/me/model", "me/mo del@main", "me/..@main",
               "me/model@a..b", "me/model@ma in", "", "me/model@a\x1b[2J", "me/" + "m" * 200 + "@main"],
 )  # fmt: skip
-def test_an_invalid_name_is_rejected_before_any_request(folders: Folders, at_hub: Any, capsys: Capture, drafter: str) -> None:
+def test_an_invalid_name_is_rejected_before_any_request(
+    folders: Folders, hub_with_drafter: Any, capsys: Capture, drafter: str
+) -> None:
     target, _ = folders()
     assert "set a folder, or a repository as OWNER/NAME@COMMIT." in " ".join(
         run_failing(capsys, "--target", target, "--drafter", drafter).split()
     )
-    assert at_hub.seen == []
+    assert hub_with_drafter.seen == []
 
 
 def run_failing(capsys: Capture, *arguments: object) -> str:
@@ -340,9 +346,9 @@ def test_gpus_are_counted_in_every_form_of_request(
     ],
 )
 def test_errors_that_the_manifest_allows_have_status_0(
-    small: Any, folders: Folders, file: File, capsys: Capture, preflight_spec: dict[str, Any], status: int, message: str
+    small_models: Any, folders: Folders, file: File, capsys: Capture, preflight_spec: dict[str, Any], status: int, message: str
 ) -> None:
-    target, drafter = folders(small.target(hidden_size=128), small.drafter(without=("fc_norm",)))
+    target, drafter = folders(small_models.target(hidden_size=128), small_models.drafter(without=("fc_norm",)))
     path = file(manifest(rollout={"preflight": preflight_spec}))
     assert preflight("-f", path, "--target", target, "--drafter", drafter) == status
     output = capsys.readouterr()

@@ -9,7 +9,7 @@ import pytest
 from aerie.engine.arguments import EngineArguments
 from aerie.engine.preflight import Severity
 from aerie.engine.releases import Version
-from tests.unit.engine.preflight.conftest import Small
+from tests.unit.engine.preflight.conftest import SmallModels
 
 EAGLE = {"method": "eagle3", "num_speculative_tokens": 3}
 DRAWN = {"draft_sample_method": "probabilistic"}
@@ -35,9 +35,11 @@ DRAWN = {"draft_sample_method": "probabilistic"}
     ],
 )
 def test_finding_for_each_key(
-    small: Small, keys: dict[str, Any], version: str, environment: dict[str, str], severity: Severity, evidence: str
+    small_models: SmallModels, keys: dict[str, Any], version: str, environment: dict[str, str], severity: Severity, evidence: str
 ) -> None:
-    (finding,) = small.findings("C34", speculative_config=EAGLE | keys, version=Version.parse(version), environment=environment)
+    (finding,) = small_models.findings(
+        "C34", speculative_config=EAGLE | keys, version=Version.parse(version), environment=environment
+    )
     assert finding.severity is severity
     assert evidence in finding.evidence
     assert bool(finding.fix) == (severity in (Severity.ERROR, Severity.WARNING))
@@ -48,13 +50,13 @@ def test_finding_for_each_key(
     [("0.27.1", {}, 4), ("0.33.0", {}, 2), ("0.33.0", {"VLLM_USE_V2_MODEL_RUNNER": "0"}, 4)],
 )
 def test_draft_logits_are_counted_by_model_runner(
-    small: Small, version: str, environment: dict[str, str], element_bytes: int
+    small_models: SmallModels, version: str, environment: dict[str, str], element_bytes: int
 ) -> None:
-    subject = small.subject(
+    subject = small_models.subject(
         speculative_config=EAGLE | DRAWN,
         version=Version.parse(version),
         environment=environment,
         arguments=EngineArguments(max_num_seqs=64),
     )
     assert subject.memory_estimate.draft_logits_bytes == 3 * 256 * 64 * element_bytes
-    assert small.subject().memory_estimate.draft_logits_bytes == 0
+    assert small_models.subject().memory_estimate.draft_logits_bytes == 0

@@ -13,32 +13,32 @@ from aerie.checkpoints import HubClient, HubError, HubRejectionError, read_check
 from aerie.engine.models.checkpoint import CheckpointError
 
 
-def write_shards(small: Any, folder: Path, count: int) -> Path:
+def write_shards(small_models: Any, folder: Path, count: int) -> Path:
     """Write a folder with `count` weight files and their index."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     index = {}
     for number in range(count):
         file = f"model-{number}.safetensors"
-        (folder / file).write_bytes(small.build_file({f"t{number}": ("BF16", (4, 4))}))
+        (folder / file).write_bytes(small_models.build_file({f"t{number}": ("BF16", (4, 4))}))
         index[f"t{number}"] = file
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     return folder
 
 
-def test_folder_gives_config_headers_and_d2t(small: Any, tmp_path: Path) -> None:
-    written = small.drafter(metadata={"format": "pt"})
-    read = read_checkpoint_directory(small.write(tmp_path / "drafter", written), "a name")
+def test_folder_gives_config_headers_and_d2t(small_models: Any, tmp_path: Path) -> None:
+    written = small_models.drafter(metadata={"format": "pt"})
+    read = read_checkpoint_directory(small_models.write(tmp_path / "drafter", written), "a name")
     assert read.name == "a name"
     assert read.config == written.config
     assert read.metadata == {"format": "pt"}
-    assert read.d2t_offsets == small.offsets
+    assert read.d2t_offsets == small_models.offsets
     assert {name: info.shape for name, info in (read.tensors or {}).items()} == {n: t.shape for n, t in written.tensors.items()}
     assert read.weight_bytes == written.weight_bytes
 
 
-def test_folder_with_an_index_reads_only_the_indexed_files(small: Any, tmp_path: Path) -> None:
-    folder = write_shards(small, tmp_path / "m", 3)
+def test_folder_with_an_index_reads_only_the_indexed_files(small_models: Any, tmp_path: Path) -> None:
+    folder = write_shards(small_models, tmp_path / "m", 3)
     (folder / "consolidated.safetensors").write_bytes(b"not looked at")
     assert sorted(read_checkpoint_directory(folder).tensors or ()) == ["t0", "t1", "t2"]
 
@@ -90,8 +90,8 @@ def read(hub: Any, pauses: list[float]) -> Read:
     return read
 
 
-def test_hub_gives_the_same_as_the_folder_at_one_commit(small: Any, hub: Any, read: Read) -> None:
-    folder = small.write(hub.folder, small.drafter())
+def test_hub_gives_the_same_as_the_folder_at_one_commit(small_models: Any, hub: Any, read: Read) -> None:
+    folder = small_models.write(hub.folder, small_models.drafter())
     checkpoint, expected = read(), read_checkpoint_directory(folder)
     assert checkpoint.name == f"me/model@{hub.commit}"
     assert checkpoint.config == expected.config
@@ -102,18 +102,18 @@ def test_hub_gives_the_same_as_the_folder_at_one_commit(small: Any, hub: Any, re
     assert all(hub.commit in path for path, _ in hub.requests[1:])
 
 
-def test_hub_reads_no_weights(small: Any, hub: Any, read: Read) -> None:
+def test_hub_reads_no_weights(small_models: Any, hub: Any, read: Read) -> None:
     hub.folder.mkdir()
     (hub.folder / "config.json").write_text("{}")
-    (hub.folder / "model.safetensors").write_bytes(small.build_file({"big": ("BF16", (4096, 1024))}))
+    (hub.folder / "model.safetensors").write_bytes(small_models.build_file({"big": ("BF16", (4096, 1024))}))
     assert read().weight_bytes == 2 * 4096 * 1024
     assert hub.sent_bytes < 70_000
 
 
-def test_hub_fetches_the_rest_of_a_long_header(small: Any, hub: Any, read: Read) -> None:
+def test_hub_fetches_the_rest_of_a_long_header(small_models: Any, hub: Any, read: Read) -> None:
     hub.folder.mkdir()
     (hub.folder / "config.json").write_text("{}")
-    (hub.folder / "model.safetensors").write_bytes(small.build_file({f"t{n:06}": ("U8", (1,)) for n in range(2000)}))
+    (hub.folder / "model.safetensors").write_bytes(small_models.build_file({f"t{n:06}": ("U8", (1,)) for n in range(2000)}))
     assert len(read().tensors) == 2000
     first, second = (requested_range for _, requested_range in hub.requests if requested_range)
     assert first == "bytes=0-65535"
@@ -121,22 +121,22 @@ def test_hub_fetches_the_rest_of_a_long_header(small: Any, hub: Any, read: Read)
     assert second.startswith("bytes=65536-")
 
 
-def test_hub_reads_shards_by_their_index(small: Any, hub: Any, read: Read) -> None:
-    write_shards(small, hub.folder, 40)
+def test_hub_reads_shards_by_their_index(small_models: Any, hub: Any, read: Read) -> None:
+    write_shards(small_models, hub.folder, 40)
     assert len(read().tensors) == 40
 
 
-def test_hub_that_ignores_ranges_is_read(small: Any, hub: Any, read: Read) -> None:
+def test_hub_that_ignores_ranges_is_read(small_models: Any, hub: Any, read: Read) -> None:
     hub.supports_ranges = False
-    small.write(hub.folder, small.drafter())
-    assert read().d2t_offsets == small.offsets
+    small_models.write(hub.folder, small_models.drafter())
+    assert read().d2t_offsets == small_models.offsets
 
 
-def test_hub_that_ignores_ranges_is_read_up_to_a_limit(small: Any, hub: Any, read: Read) -> None:
+def test_hub_that_ignores_ranges_is_read_up_to_a_limit(small_models: Any, hub: Any, read: Read) -> None:
     hub.supports_ranges = False
     hub.folder.mkdir()
     (hub.folder / "config.json").write_text("{}")
-    (hub.folder / "model.safetensors").write_bytes(small.build_file({"big": ("U8", (3_000_000,)), "d2t": ("I64", (2,))}))
+    (hub.folder / "model.safetensors").write_bytes(small_models.build_file({"big": ("U8", (3_000_000,)), "d2t": ("I64", (2,))}))
     with pytest.raises(
         CheckpointError, match="more than 1000000 bytes were received before all headers were in: the server may ignore"
     ):
@@ -167,10 +167,10 @@ def test_rejections_of_the_hub_are_not_repeated(hub: Any, read: Read, pauses: li
     assert pauses == []
 
 
-def test_busy_hub_is_requested_after_its_retry_after(small: Any, hub: Any, read: Read, pauses: list[float]) -> None:
-    small.write(hub.folder, small.drafter())
+def test_busy_hub_is_requested_after_its_retry_after(small_models: Any, hub: Any, read: Read, pauses: list[float]) -> None:
+    small_models.write(hub.folder, small_models.drafter())
     hub.failures = [(429, {"Retry-After": "7"}), (503, {}), (429, {"Retry-After": "9999"})]
-    assert read().d2t_offsets == small.offsets
+    assert read().d2t_offsets == small_models.offsets
     assert pauses == [7.0, 2.0, 30.0]
 
 
@@ -183,10 +183,10 @@ def test_busy_hub_fails_after_five_requests(hub: Any, read: Read, pauses: list[f
     assert pauses == [1.0, 2.0, 4.0, 8.0]
 
 
-def test_truncated_responses_are_requested_again(small: Any, hub: Any, read: Read, pauses: list[float]) -> None:
-    small.write(hub.folder, small.drafter())
+def test_truncated_responses_are_requested_again(small_models: Any, hub: Any, read: Read, pauses: list[float]) -> None:
+    small_models.write(hub.folder, small_models.drafter())
     hub.truncated_responses = 2
-    assert read().d2t_offsets == small.offsets
+    assert read().d2t_offsets == small_models.offsets
     assert pauses == [1.0, 2.0]
 
 
@@ -208,14 +208,14 @@ def test_response_that_is_no_listing_is_rejected(hub: Any, read: Read) -> None:
         read()
 
 
-def test_token_is_read_from_the_environment_or_a_file(small: Any, hub: Any, tmp_path: Path) -> None:
-    small.write(hub.folder, small.drafter())
+def test_token_is_read_from_the_environment_or_a_file(small_models: Any, hub: Any, tmp_path: Path) -> None:
+    small_models.write(hub.folder, small_models.drafter())
     hub.token = "s3cret"
     (tmp_path / "token").write_text("s3cret\n")
     base = {"HF_ENDPOINT": hub.address}
     for environment in ({"HF_TOKEN": "s3cret"}, {"HF_TOKEN_PATH": str(tmp_path / "token")}, {"HF_HOME": str(tmp_path)}):
         with HubClient.from_environment(base | environment) as client:
-            assert client.read_checkpoint("me/model").d2t_offsets == small.offsets
+            assert client.read_checkpoint("me/model").d2t_offsets == small_models.offsets
     with (
         HubClient.from_environment(base | {"HF_HOME": str(tmp_path / "none")}) as client,
         pytest.raises(CheckpointError, match="HTTP 401") as caught,
@@ -224,16 +224,16 @@ def test_token_is_read_from_the_environment_or_a_file(small: Any, hub: Any, tmp_
     assert "s3cret" not in str(caught.value)
 
 
-def test_token_is_not_sent_to_the_redirected_host(small: Any, hub: Any, read: Read) -> None:
-    small.write(hub.folder, small.drafter())
+def test_token_is_not_sent_to_the_redirected_host(small_models: Any, hub: Any, read: Read) -> None:
+    small_models.write(hub.folder, small_models.drafter())
     hub.token, hub.redirects_weights = "s3cret", True
-    assert read(token="s3cret").d2t_offsets == small.offsets
+    assert read(token="s3cret").d2t_offsets == small_models.offsets
     assert {host for host, _ in hub.authorized} == {"127.0.0.1", "localhost"}
     assert all(has_token == (host == "127.0.0.1") for host, has_token in hub.authorized)
 
 
-def test_a_missing_shard_ends_the_read_before_the_others(small: Any, hub: Any, read: Read, pauses: list[float]) -> None:
-    write_shards(small, hub.folder, 300)
+def test_a_missing_shard_ends_the_read_before_the_others(small_models: Any, hub: Any, read: Read, pauses: list[float]) -> None:
+    write_shards(small_models, hub.folder, 300)
     (hub.folder / "model-0.safetensors").unlink()
     with pytest.raises(CheckpointError, match="HTTP 404: it does not exist at this revision"):
         read()
@@ -252,8 +252,8 @@ def test_a_rejection_has_its_own_error(hub: Any, read: Read, status: int) -> Non
 
 
 @pytest.mark.parametrize("response_count", [0, 1, 2], ids=["the list", "the config", "a header"])
-def test_an_html_response_is_not_an_error_of_the_files(small: Any, hub: Any, read: Read, response_count: int) -> None:
-    small.write(hub.folder, small.drafter())
+def test_an_html_response_is_not_an_error_of_the_files(small_models: Any, hub: Any, read: Read, response_count: int) -> None:
+    small_models.write(hub.folder, small_models.drafter())
     hub.html_after = response_count
     with pytest.raises(HubError, match="is HF_ENDPOINT a Hugging Face Hub") as caught:
         read()
@@ -266,16 +266,16 @@ def test_a_listing_that_is_no_json_is_not_an_error_of_the_files(hub: Any, read: 
         read()
 
 
-def test_a_config_that_is_no_json_is_an_error_of_the_files(small: Any, hub: Any, read: Read) -> None:
-    small.write(hub.folder, small.drafter())
+def test_a_config_that_is_no_json_is_an_error_of_the_files(small_models: Any, hub: Any, read: Read) -> None:
+    small_models.write(hub.folder, small_models.drafter())
     (hub.folder / "config.json").write_text("{")
     with pytest.raises(CheckpointError) as caught:
         read()
     assert not isinstance(caught.value, HubError)
 
 
-def test_a_slow_response_fails_at_the_deadline(small: Any, hub: Any, read: Read) -> None:
-    small.write(hub.folder, small.drafter())
+def test_a_slow_response_fails_at_the_deadline(small_models: Any, hub: Any, read: Read) -> None:
+    small_models.write(hub.folder, small_models.drafter())
     ticks = iter(range(0, 10_000, 20))
     with pytest.raises(HubError, match="was not read within 30 s: try again later"):
         read(clock=lambda: float(next(ticks)), deadline_seconds=30.0)
@@ -302,13 +302,13 @@ def test_unreadable_certificates_are_rejected(tmp_path: Path, name: str, content
 COMMIT = "c0ffee" * 6 + "abcd"
 
 
-def write_cache(small: Any, home: Path, tmp_path: Path) -> Path:
+def write_cache(small_models: Any, home: Path, tmp_path: Path) -> Path:
     """Write me/model to the Hub's cache in the layout of huggingface_hub, and return its snapshot."""
     repository = home / "hub" / "models--me--model"
     blobs, snapshot = repository / "blobs", repository / "snapshots" / COMMIT
     blobs.mkdir(parents=True)
     snapshot.mkdir(parents=True)
-    for number, file in enumerate(sorted(small.write(tmp_path / "written", small.drafter()).iterdir())):
+    for number, file in enumerate(sorted(small_models.write(tmp_path / "written", small_models.drafter()).iterdir())):
         (blobs / str(number)).write_bytes(file.read_bytes())
         (snapshot / file.name).symlink_to(Path("../../blobs") / str(number))
     (repository / "refs").mkdir()
@@ -318,21 +318,23 @@ def write_cache(small: Any, home: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("revision", [COMMIT, "main", None])
 @pytest.mark.parametrize("variable", ["HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"])
-def test_offline_a_repository_is_read_from_the_cache(small: Any, tmp_path: Path, revision: str | None, variable: str) -> None:
+def test_offline_a_repository_is_read_from_the_cache(
+    small_models: Any, tmp_path: Path, revision: str | None, variable: str
+) -> None:
     home = tmp_path / "huggingface"
-    write_cache(small, home, tmp_path)
+    write_cache(small_models, home, tmp_path)
     folder = {"HF_HOME": home, "XDG_CACHE_HOME": tmp_path}.get(variable, home / "hub")
     checkpoint = read_repository(
         "me/model", revision, {"HF_HUB_OFFLINE": "1", variable: str(folder), "HF_ENDPOINT": "nonsense://"}
     )
     assert checkpoint.name == f"me/model@{COMMIT}"
-    assert checkpoint.d2t_offsets == small.offsets
+    assert checkpoint.d2t_offsets == small_models.offsets
 
 
 @pytest.mark.parametrize("missing", ["everything", "config.json", "model.safetensors"])
-def test_a_file_missing_in_the_cache_has_a_fix(small: Any, tmp_path: Path, missing: str) -> None:
+def test_a_file_missing_in_the_cache_has_a_fix(small_models: Any, tmp_path: Path, missing: str) -> None:
     if missing != "everything":
-        snapshot = write_cache(small, tmp_path / "hf", tmp_path)
+        snapshot = write_cache(small_models, tmp_path / "hf", tmp_path)
         (snapshot / missing).unlink()
         if missing != "config.json":  # huggingface_hub leaves the link of a blob that was deleted
             (snapshot / missing).symlink_to("../../blobs/gone")
@@ -340,8 +342,8 @@ def test_a_file_missing_in_the_cache_has_a_fix(small: Any, tmp_path: Path, missi
         read_repository("me/model", COMMIT, {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")})
 
 
-def test_a_damaged_file_in_the_cache_is_an_error_of_the_files(small: Any, tmp_path: Path) -> None:
-    (write_cache(small, tmp_path / "hf", tmp_path) / "config.json").write_text("{")
+def test_a_damaged_file_in_the_cache_is_an_error_of_the_files(small_models: Any, tmp_path: Path) -> None:
+    (write_cache(small_models, tmp_path / "hf", tmp_path) / "config.json").write_text("{")
     with pytest.raises(CheckpointError) as caught:
         read_repository("me/model", COMMIT, {"HF_HUB_OFFLINE": "yes", "HF_HOME": str(tmp_path / "hf")})
     assert not isinstance(caught.value, HubError)
