@@ -49,11 +49,11 @@ import json, shlex, sys
 {BUILD_PARSER}
 """
 ORACLE += """
-def of(config, name):
+def read_field(config, name):
     return config.get(name) if isinstance(config, dict) else getattr(config, name)
 def settings(line):
     a = parser.parse_args(shlex.split(line))
-    sizes = a.cudagraph_capture_sizes or of(a.compilation_config, "cudagraph_capture_sizes")
+    sizes = a.cudagraph_capture_sizes or read_field(a.compilation_config, "cudagraph_capture_sizes")
     return {
         "tensor_parallel": a.tensor_parallel_size, "pipeline_parallel": a.pipeline_parallel_size,
         "data_parallel": a.data_parallel_size, "api_server_count": a.api_server_count,
@@ -63,8 +63,8 @@ def settings(line):
         "enable_prefix_caching": a.enable_prefix_caching,
         "gpu_memory_utilization": a.gpu_memory_utilization, "dtype": a.dtype, "quantization": a.quantization,
         "kv_cache_dtype": a.kv_cache_dtype, "enable_lora": a.enable_lora, "trust_remote_code": a.trust_remote_code,
-        "moe_backend": a.moe_backend if a.moe_backend != "auto" else of(a.kernel_config, "moe_backend"),
-        "structured_outputs_backend": of(a.structured_outputs_config, "backend"),
+        "moe_backend": a.moe_backend if a.moe_backend != "auto" else read_field(a.kernel_config, "moe_backend"),
+        "structured_outputs_backend": read_field(a.structured_outputs_config, "backend"),
         "has_tool_or_reasoning_parser": a.enable_auto_tool_choice or bool(a.tool_call_parser),
     }
 print("settings" + json.dumps([settings(line) for line in json.load(sys.stdin)]))
