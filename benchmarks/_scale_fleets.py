@@ -2,7 +2,7 @@
 
     small resources, 1,000        one pod each
     large-0                       1,000 pods; its drafter changes, and all of them are replaced
-    fleet-0 .. fleet-4            200 pods each; 100 each later, with rollouts under way, 20 of the 500 hostile
+    fleet-0 .. fleet-4            200 pods each; 100 each later, with rollouts in progress, 20 of the 500 hostile
 
 The operator works in the lab's own network and reads the pages of all pods (_scale_pages.py). A pod is Ready after `LOAD_S`.
 """
@@ -23,7 +23,7 @@ from typing import Any
 from aerie.rollout.canary.messages import PROMOTE_ANNOTATION
 from aerie_lab.cluster import Lab, process
 from aerie_lab.node.support import PROCESSLESS_ANNOTATION, PROCESSLESS_LOAD_SECONDS_ANNOTATION
-from benchmarks._hostile_pods import EVIL
+from benchmarks._hostile_pods import HOSTILE_RESPONSES
 from benchmarks._scale_operator import Operator, quantile
 from benchmarks._scale_pages import PORT
 
@@ -118,9 +118,11 @@ class Fleets:
             with Inside(self.lab, self.log, self.socket) as operator:
                 self._wait(operator, "the fleets are smaller", lambda: len(self._pods()) == FLEETS * HOSTILE_FLEET_PODS, 600)
                 pods = self._pods()
-                forms = itertools.islice(itertools.cycle(sorted(EVIL)), HOSTILE)
-                evil = {pod["status"]["podIP"]: form for pod, form in zip(pods[:: len(pods) // HOSTILE], forms, strict=False)}
-                self.hostile.write_text(json.dumps(evil))
+                forms = itertools.islice(itertools.cycle(sorted(HOSTILE_RESPONSES)), HOSTILE)
+                hostile_forms = {
+                    pod["status"]["podIP"]: form for pod, form in zip(pods[:: len(pods) // HOSTILE], forms, strict=False)
+                }
+                self.hostile.write_text(json.dumps(hostile_forms))
                 for name in fleets:
                     self._patch(name, {"spec": {"drafter": fleet(name, 1, "second")["spec"]["drafter"]}})
             with Inside(self.lab, self.log, self.socket) as operator:

@@ -1,4 +1,4 @@
-"""How often a canary is judged wrongly, and how long it takes: Aerie's rule and others', on the same simulated rollouts.
+"""How often a canary gets a wrong verdict, and how long it takes: Aerie's rule and others', on the same simulated rollouts.
 
 | key                        | what is measured                                                                                  |
 |----------------------------|---------------------------------------------------------------------------------------------------|
@@ -11,11 +11,11 @@
 | worst_equal_rollback_pct, worst_m2_promote_pct | the largest of these in any scenario in which the arms are comparable         |
 | latency_blocks_pct         | blocks whose arms met a like load, so latencies are compared; in the scenario with the fewest     |
 | unequal_latency_blocks_pct | the same, had the canary's pods 40 % more requests; in the scenario with the most                 |
-| block_cost_ms              | a closed block, all criteria counted and judged with the reason; median, one core                 |
+| block_cost_ms              | a closed block, all criteria counted and evaluated with the message; median, one core             |
 | flagger_, argo_, kayenta_  | the first eight for their rules; flagger_example_, argo_example_: with an example of their docs   |
 
 The model is in _canary_model.py, the scenarios in _canary_scenarios.py, the rules in _canary_rules.py. Seeds are fixed, so the
-same version of numpy gives the same figures. The page docs/canary-decisions.md is written by a run with SAVE=1.
+same version of numpy gives the same results. The page docs/canary-decisions.md is written by a run with SAVE=1.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from aerie.analysis.measurement.counts import EngineCounts
 from aerie.analysis.state import AnalysisState, add_block
 from aerie.analysis.statistics.calibration import Dispersion
 from aerie.analysis.verdict import evaluate_analysis
-from benchmarks._canary_scenarios import EFFECTS, HISTORIES, RULES, SCENARIOS, Cells, run
+from benchmarks._canary_scenarios import CALIBRATIONS, EFFECTS, RULES, SCENARIOS, Cells, run
 
 RUNS = 2000
 SEED = 1
 
-_found: dict[str, Cells] = {}
+_cells_by_scenario: dict[str, Cells] = {}
 """The cells of the last run, for its page."""
 
 
@@ -50,15 +50,15 @@ def measure(runs: int = RUNS) -> dict[str, float]:
     with ProcessPoolExecutor(min(2, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as workers:
         jobs = {name: workers.submit(run, name, runs, SEED) for name in SCENARIOS}
         for name, job in jobs.items():
-            _found[name] = job.result()
+            _cells_by_scenario[name] = job.result()
             print(table(name), flush=True)
     ours = _summary("ours")
-    held = [_found[name] for name, scenario in SCENARIOS.items() if scenario.counts]
-    ours["worst_equal_rollback_pct"] = max(cells["ours", 0.0]["rollback_pct"] for cells in held)
-    ours["worst_m2_promote_pct"] = max(cells["ours", -0.02]["promote_pct"] for cells in held)
-    likes = [cells["ours", 0.0] for cells in _found.values()]
-    ours["latency_blocks_pct"] = min(cell["latency_blocks_pct"] for cell in likes)
-    ours["unequal_latency_blocks_pct"] = max(cell["unequal_latency_blocks_pct"] for cell in likes)
+    comparable = [_cells_by_scenario[name] for name, scenario in SCENARIOS.items() if scenario.counts]
+    ours["worst_equal_rollback_pct"] = max(cells["ours", 0.0]["rollback_pct"] for cells in comparable)
+    ours["worst_m2_promote_pct"] = max(cells["ours", -0.02]["promote_pct"] for cells in comparable)
+    latency_cells = [cells["ours", 0.0] for cells in _cells_by_scenario.values()]
+    ours["latency_blocks_pct"] = min(cell["latency_blocks_pct"] for cell in latency_cells)
+    ours["unequal_latency_blocks_pct"] = max(cell["unequal_latency_blocks_pct"] for cell in latency_cells)
     ours["block_cost_ms"] = block_cost()
     peers = {f"{rule}_{key}": value for rule in PEERS for key, value in _summary(rule).items()}
     return {key: round(value, 2) for key, value in {**ours, **peers}.items()}
@@ -68,7 +68,7 @@ PEERS = ("flagger", "flagger_example", "argo", "argo_example", "kayenta")
 
 
 def _summary(rule: str) -> dict[str, float]:
-    base = {effect: _found["base"][rule, effect] for effect in EFFECTS}
+    base = {effect: _cells_by_scenario["base"][rule, effect] for effect in EFFECTS}
     return {
         "runs": base[0.0]["runs"],
         "equal_rollback_pct": base[0.0]["rollback_pct"],
@@ -82,10 +82,10 @@ def _summary(rule: str) -> dict[str, float]:
 
 
 def block_cost(blocks: int = 100, repeats: int = 10) -> float:
-    """Milliseconds to count and judge one block, nothing decided, so that all criteria and the whole reason are worked out."""
-    terms = AnalysisPlan(
+    """Return the milliseconds to count and evaluate one block without a verdict, with all criteria and the whole message."""
+    plan = AnalysisPlan(
         max_duration_seconds=1e9,
-        dispersions={one.name: Dispersion(1.7, 0.002, 20.0, 0.001, batch_count=24) for one in build_criteria(AnalysisPlan())},
+        dispersions={row.name: Dispersion(1.7, 0.002, 20.0, 0.001, batch_count=24) for row in build_criteria(AnalysisPlan())},
     )
     random = np.random.default_rng(SEED)
     milliseconds = []
@@ -94,14 +94,14 @@ def block_cost(blocks: int = 100, repeats: int = 10) -> float:
         for index, swings in enumerate(random.normal(1, 0.05, (blocks, 2, 3)).tolist(), 1):
             canary, control = (_side(*swing) for swing in swings)
             began = time.perf_counter()
-            state = add_block(state, ClosedBlock(0.0, 120.0 * index, canary, control), terms)
-            evaluate_analysis(state, terms, 120.0 * index)
+            state = add_block(state, ClosedBlock(0.0, 120.0 * index, canary, control), plan)
+            evaluate_analysis(state, plan, 120.0 * index)
             milliseconds.append(1000 * (time.perf_counter() - began))
     return statistics.median(milliseconds)
 
 
 def _side(accepted: float, output: float, first: float) -> ArmCounts:
-    """A pod's two minutes, with these factors."""
+    """Make the counts of a pod's two minutes, with these factors."""
     counts = EngineCounts(
         drafts=40_000.0,
         accepted_tokens=58_000.0 * accepted,
@@ -130,13 +130,13 @@ _NAMES = {
 
 
 def table(name: str) -> str:
-    """One scenario as a table: rolled back / promoted in percent, and the median minutes of what is right."""
+    """Format a scenario as a table: rolled back / promoted in percent, and the median minutes of the right outcome."""
     heads = [f"{100 * effect:+g} %" if effect else "equal" for effect in EFFECTS]
     rows = [f"### {SCENARIOS[name].title}", "", f"| rule | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
     for rule in RULES:
-        cells = [_cell(_found[name][rule, effect], effect) for effect in EFFECTS]
+        cells = [_cell(_cells_by_scenario[name][rule, effect], effect) for effect in EFFECTS]
         rows += [f"| {_NAMES[rule]} | {' | '.join(cells)} |"]
-    likes = _found[name]["ours", 0.0]
+    likes = _cells_by_scenario[name]["ours", 0.0]
     return "\n".join([*rows, "", _LIKE.format(**likes), ""])
 
 
@@ -148,9 +148,9 @@ def _cell(figures: dict[str, float], effect: float) -> str:
 
 def document(docs: Path) -> None:
     """Write the page of the last run."""
-    runs = int(_found["base"]["ours", 0.0]["runs"])
+    runs = int(_cells_by_scenario["base"]["ours", 0.0]["runs"])
     tables, aged = "\n".join(table(name) for name in SCENARIOS), SCENARIOS["aged"].title
-    text = _PAGE.format(runs=runs, seed=SEED, histories=min(HISTORIES, runs), tables=tables, aged=aged)
+    text = _PAGE.format(runs=runs, seed=SEED, histories=min(CALIBRATIONS, runs), tables=tables, aged=aged)
     (docs / "canary-decisions.md").write_text(text.rstrip() + "\n")
 
 

@@ -8,7 +8,7 @@ Deployment, Service and budget, and the pods of both.
 | resources, children       | SpeculativeDeployments, and objects that the operator has made for them; pods come on top         |
 | first_pass_s              | from the start of the process until each resource was reconciled once                             |
 | rss_mib                   | most resident memory of the process, from its start to the end of the steady state                |
-| steady_writes             | its writes in ten minutes; all resources are annotated each minute, and lists go on as usual;     |
+| steady_writes             | its writes in ten minutes; all resources are annotated each minute, and lists continue as usual;  |
 |                           | renewals of the Lease aside                                                                       |
 | noop_reconciles_per_s     | passes that find nothing to do, per second of the process's CPU time, the events that cause them  |
 |                           | included: resources are annotated, 3,000 times in all                                             |
@@ -21,7 +21,7 @@ Deployment, Service and budget, and the pods of both.
 | large_cpu_pct, _rollout_s | CPU time in percent of a core, and seconds, while all pods of the large resource are replaced     |
 | large_loop_lag_p99_ms     | how late the event loop runs a timer meanwhile; large_rss_mib: most resident memory until then    |
 | hostile_*                 | the same over ten minutes with 20 hostile pods (one of each form) among 500 of the five, all five |
-|                           | with a rollout under way; hostile_rss_mib is that of a process of its own                         |
+|                           | with a rollout in progress; hostile_rss_mib is that of a process of its own                       |
 | lease_lost                | whether one of these operators lost its lease                                                     |
 """
 
@@ -99,7 +99,7 @@ def small_lab(folder: Path) -> Iterator[Lab]:
     )
     with Lab.up(settings) as lab:
         lab.apply(yaml.safe_load(DEFINITION.read_text()))
-        # It fails at once for as long as the definition has no conditions at all.
+        # It fails immediately while the definition has no conditions at all.
         wait = ("wait", "--for=condition=Established", "crd/speculativedeployments.aerie.dev", "--timeout=30s")
         wait_until(lambda: lab.kubectl(*wait), "the definition is established", timeout_seconds=60)
         yield lab
@@ -189,7 +189,7 @@ class Scale:
         self.run(lambda client: each(range(count), lambda number: client.patch(where(number), patch)))
 
     def reactions(self) -> float:
-        """Milliseconds, 99th percentile."""
+        """Measure the milliseconds of a reaction, 99th percentile."""
         chance = random.Random(1)  # noqa: S311 - no secrets
         seconds: list[float] = sorted(self.run(lambda client: repaired(client, chance.randrange(LARGE))) for _ in range(CHANGES))
         self.report_progress(
@@ -198,7 +198,7 @@ class Scale:
         return 1000 * statistics.quantiles(seconds, n=100, method="inclusive")[-1]
 
     def steady(self, operator: Operator) -> float:
-        """Writes of the operator in ten minutes in which nothing needs one."""
+        """Count the writes of the operator in ten minutes in which nothing needs one."""
         before, children = operator.metrics(), self.children()
         statuses = {name_of(item): item["status"] for item in self.resources()}
         began = time.monotonic()
@@ -219,7 +219,7 @@ class Scale:
         return sum(writes.values())
 
     def failover(self) -> float:
-        """Seconds."""
+        """Measure the longest failover, in seconds."""
         seconds: list[float] = []
         leader = self.operator()
         try:
@@ -251,7 +251,7 @@ class Scale:
         return items
 
     def children(self) -> dict[str, dict[str, str]]:
-        """By kind, the version of each child."""
+        """Return the version of each child, by kind."""
         versions = {}
         for kind, version in CHILDREN.items():
             at = resource_path(version, kind)
@@ -261,7 +261,7 @@ class Scale:
 
 
 async def each(numbers: Iterable[int], work: Callable[[int], Awaitable[Any]], at_once: int = 16) -> None:
-    """Do it for every number, several at once."""
+    """Do the work for every number, up to `at_once` in parallel."""
     left = iter(numbers)
 
     async def work_on_rest() -> None:

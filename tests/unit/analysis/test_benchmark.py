@@ -46,7 +46,7 @@ def close_with_operator(counters: model.Counters, index: int, canaries: int, rul
                 first_tokens=float(counters.begun[position]),
             )
             started = float(counters.restarts[position])
-            samples[str(pod)] = PodSample(arm, CounterSnapshot(counts, None, started, 1) if counters.seen[position] else None)
+            samples[str(pod)] = PodSample(arm, CounterSnapshot(counts, None, started, 1) if counters.scraped[position] else None)
         now = scrape * model.SCRAPE
         if block is None:
             block = start_block(now, samples, rule)
@@ -76,7 +76,9 @@ def test_blocks_and_verdicts_are_the_operators(traffic: model.Traffic, canaries:
     ]
     criterion = next(row for row in build_criteria(plan) if row.name == TOKENS_PER_STEP)
     tests = [*criterion.rollback_tests, *criterion.promote_tests]
-    vectorised = [rules.certain(test, blocks.canary * (1 + better), blocks.control, dispersions, plan) for test in tests]
+    vectorised = [
+        rules.significant_blocks(test, blocks.canary * (1 + better), blocks.control, dispersions, plan) for test in tests
+    ]
     for index in range(runs):
         run_plan = AnalysisPlan(pod_counts=plan.pod_counts, dispersions={TOKENS_PER_STEP: dispersions[index]})
         state, column, answers = AnalysisState(0.0), 0, []
@@ -203,7 +205,7 @@ def test_flagger_counts_passed_checks_and_never_forgets_failed_ones() -> None:
 @pytest.mark.slow
 def test_the_page_is_written_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = run("base", 20)
-    monkeypatch.setattr(canary, "_found", dict.fromkeys(SCENARIOS, cells))
+    monkeypatch.setattr(canary, "_cells_by_scenario", dict.fromkeys(SCENARIOS, cells))
     canary.document(tmp_path)
     text = (tmp_path / "canary-decisions.md").read_text()
     assert text.count("| Argo Rollouts, its docs' five |") == len(SCENARIOS) + 1

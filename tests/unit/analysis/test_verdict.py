@@ -505,7 +505,7 @@ def test_the_slow_output_streak_ignores_the_load_curve() -> None:
     """A curve near saturation would make more of a difference in load than there is."""
     idler = {"decode_seconds": 2.0 * 0.85, "decode_tokens": 0.85, "output_tokens": 0.85}
     with_curves = replace(PLAN, load_curves={TIME_PER_OUTPUT_TOKEN: LoadCurve(3.0, 0.0, 100_240 / 120)})
-    assert slow_output_streaks(idler, idler, terms=with_curves) == [0, 0]
+    assert slow_output_streaks(idler, idler, plan=with_curves) == [0, 0]
 
 
 def test_a_verdict_is_final() -> None:

@@ -40,7 +40,7 @@ def test_blocks_have_the_documented_dispersion(part: str, whole: str, of: str, r
     values = figure(model.simulate(traffic, 8, shared, random), part, whole)
     apart = np.std(values[:, 0::2] / values[:, 1::2]) / math.sqrt(2)
     by_requests = (1 - model.FLOOR**2) / rate
-    assert apart == pytest.approx(model.SCATTERS[of] * math.sqrt(by_requests + model.FLOOR**2), rel=0.06)
+    assert apart == pytest.approx(model.DISPERSIONS[of] * math.sqrt(by_requests + model.FLOOR**2), rel=0.06)
 
 
 def test_more_tokens_per_step_need_fewer_drafts() -> None:
@@ -89,7 +89,7 @@ def test_blocks_are_closed_by_the_rule() -> None:
 
 def test_a_pod_is_complete_while_it_serves() -> None:
     life = Life(180.0, [600.0, 1000.0])
-    assert [life.whole(at, at + 120.0) for at in (120.0, 180.0, 480.0, 600.0, 720.0, 780.0, 900.0)] == [
+    assert [life.is_complete(at, at + 120.0) for at in (120.0, 180.0, 480.0, 600.0, 720.0, 780.0, 900.0)] == [
         False, True, False, False, False, True, False,
     ]  # fmt: skip
     assert [life.restarts(at) for at in (599.0, 600.0, 2000.0)] == [0, 1, 2]
@@ -136,10 +136,10 @@ def test_the_page_is_written_from_a_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert figures == pytest.approx(
         {"Promoted_pct": 100 / 3, "RolledBack_pct": 100 / 3, "Undecided_pct": 100 / 3, "minutes": 35.0}
     )
-    monkeypatch.setattr(verdict, "_found", dict.fromkeys(CELLS, figures))
+    monkeypatch.setattr(verdict, "_figures_by_cell", dict.fromkeys(CELLS, figures))
     monkeypatch.setattr(verdict, "ORACLES", 50)
     verdict.document(tmp_path)
     text = (tmp_path / "verdict-checks.md").read_text()
-    assert text.count("\n| ") == len(verdict.ASKED) + 3
+    assert text.count("\n| ") == len(verdict.WRONG_OUTCOMES) + 3
     assert "{" not in text
-    assert set(verdict.ASKED) | {verdict.BETTER, verdict.UNLIKE_BETTER} == {row.key for row in CELLS}
+    assert set(verdict.WRONG_OUTCOMES) | {verdict.BETTER, verdict.UNLIKE_BETTER} == {row.key for row in CELLS}

@@ -220,7 +220,7 @@ def test_an_exploration_continues_as_a_trial_if_likely_better() -> None:
 
 
 def test_a_gain_that_the_current_load_does_not_show_waits() -> None:
-    """In a day with a quiet night, fewer tokens are far better with many requests in a step, and worse with few."""
+    """Fewer tokens are far better with many requests in a step, and worse with few, in a day with a quiet night."""
     busy, quiet = 20 * spread(30, 90, 60), 2 * spread(1, 2, 60)
     data = telemetry([K3, Static(1)], expensive_steps, [*quiet, *busy, *quiet], (0.9, 0.85, 0.8), end=100 * HOUR)
     policy = TuningPolicy(min_exploration_value=1.0)
@@ -399,7 +399,7 @@ def test_a_setting_worse_at_extrapolated_loads_waits_for_a_day() -> None:
 
 
 def test_the_load_before_a_change_limits_a_setting() -> None:
-    """After a busy day, a setting that is better only for a quiet morning is not proposed."""
+    """A setting that is better only for a quiet morning is not proposed after a busy day."""
     day = [*(23 * spread(22, 60, 60)), *(2 * spread(2, 10, 60))]
     decision = decide(telemetry([K3, Static(7)], load_dependent_steps, day, GOOD, end=100 * HOUR), make_context(K3))
     assert decision.evidence.change_points.load is not None

@@ -140,7 +140,7 @@ def test_a_canary_that_shows_no_gain_changes_nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 50, 10))
 def test_steady_traffic_is_changed_once_and_explored_once_a_day(first: int) -> None:
-    """At most one simulation in ten needs two changes to reach the right setting."""
+    """One simulation in ten, at most, needs two changes to reach the right setting."""
     more = []
     for seed in range(first, first + 10):
         simulation = SimulatedTuning(cheap_steps, DEEP, seed)
