@@ -14,9 +14,9 @@
 
 Each line is a policy, tried from the top; the first one with an answer decides.
 
-Guarantees: a function of its arguments; one transition at a time; at most two revisions have pods. What serves is stable: a
-first revision with any ready pod is never deleted for a change of the spec. It is adopted, and the change is rolled out by a
-canary. A new spec is taken up in every phase, even during a rollback that cannot end (canary/blocked_rollback.py). Not
+Guarantees: a function of its arguments; one transition at a time; at most two revisions have pods. A serving revision is
+stable: a first revision with any ready pod is never deleted for a change of the spec. It is adopted, and a canary rolls out the
+change. A new spec is taken up in every phase, even during a rollback that cannot end (canary/blocked_rollback.py). Not
 guaranteed: that two changes in a row are both rolled out; the last one is, and the other is reported as superseded.
 """
 
@@ -106,7 +106,7 @@ class _ProgressionContext:
     canary_arm: CanaryArm | None
     """The canary of the status, or an unrecorded revision that is rolled back like one; None for a superseded first revision."""
     serving: Progression
-    """The progression that keeps what serves; each policy changes it."""
+    """The progression that keeps the serving pods; each policy changes it."""
 
     @property
     def replicas(self) -> int:
@@ -145,7 +145,7 @@ def next_progression(
 def _keep_serving(
     resource: SpeculativeDeployment, desired: DesiredRevision, preflight_result: PreflightResult, status: Status
 ) -> Progression:
-    """Return the progression that keeps what serves and reports the desired revision as rolled out."""
+    """Return the progression that keeps the serving pods and reports the desired revision as rolled out."""
     canary_arm, stable = status.canary, status.stable
     serving = Progression(
         stable_revision=stable.revision if stable else None,

@@ -116,8 +116,8 @@ def test_packed_calibration_is_unpacked_unchanged() -> None:
         "not base64!",
         "aGVsbG8=",
         codec.pack([]),
-        codec.pack({"deviation_histories": {}}),
-        codec.pack({"deviation_histories": []}),
+        codec.pack({"deviations": {}}),
+        codec.pack({"deviations": []}),
     ],
 )
 def test_text_of_another_release_is_not_unpacked(text: str) -> None:
@@ -126,7 +126,7 @@ def test_text_of_another_release_is_not_unpacked(text: str) -> None:
 
 def test_a_truncated_history_is_not_unpacked() -> None:
     content = codec.unpack(CALIBRATED_FOR_A_DAY.pack())
-    content["deviation_histories"][ACCEPTANCE_LENGTH]["a"]["closed"] = "AAAA"
+    content["deviations"][ACCEPTANCE_LENGTH]["a"]["closed"] = "AAAA"
     assert BaselineCalibration.unpack(codec.pack(content)) is None
 
 
@@ -141,14 +141,14 @@ def test_a_block_counts_if_two_pods_have_enough_drafts() -> None:
         "of two pods, each needs half"
     )
     calibration = empty.add_block(make_block(0, a=whole, b=whole, c=few), RULE)
-    assert set(calibration.deviation_histories[ACCEPTANCE_LENGTH].pods) == {"a", "b"}
+    assert set(calibration.deviations[ACCEPTANCE_LENGTH].pods) == {"a", "b"}
 
 
 def test_a_promotion_keeps_the_deviations() -> None:
     promoted = CALIBRATED_FOR_A_DAY.compatible_with(
         replace(PLAN, margin=0.05, min_duration_seconds=60.0, pod_counts=(2, 2)), ENGINE
     )
-    assert promoted.deviation_histories == CALIBRATED_FOR_A_DAY.deviation_histories
+    assert promoted.deviations == CALIBRATED_FOR_A_DAY.deviations
     dispersion = add_blocks(10, promoted, "xyz").calibrate_plan(PLAN).dispersions[ACCEPTANCE_LENGTH]
     assert dispersion.batch_count == FULL_TRUST_BATCHES
     assert dispersion.variance == pytest.approx(0.01**2, rel=0.15)
@@ -169,7 +169,7 @@ def test_a_promotion_keeps_the_deviations() -> None:
 def test_criteria_that_are_measured_differently_restart(change: dict[str, Any], restarted: set[str]) -> None:
     plan = replace(PLAN, **change)
     expected_criteria = {row.name for row in build_calibration_criteria(plan)}
-    assert expected_criteria - set(CALIBRATED_FOR_A_DAY.compatible_with(plan, ENGINE).deviation_histories) == (
+    assert expected_criteria - set(CALIBRATED_FOR_A_DAY.compatible_with(plan, ENGINE).deviations) == (
         expected_criteria if restarted == CALIBRATED_CRITERIA else restarted
     )
     assert CALIBRATED_FOR_A_DAY.compatible_with(plan, ENGINE).block_count == (
@@ -204,10 +204,10 @@ def test_shares_beyond_an_objective_are_calibrated_apart() -> None:
     dispersions = calibration.calibrate_plan(plan).dispersions
     assert (
         dispersions[SLOW_TIME_PER_OUTPUT_TOKEN]
-        == calibration.deviation_histories[SLOW_TIME_PER_OUTPUT_TOKEN].estimate_dispersion()
+        == calibration.deviations[SLOW_TIME_PER_OUTPUT_TOKEN].estimate_dispersion()
     )
-    assert dispersions[TIME_PER_OUTPUT_TOKEN] == calibration.deviation_histories[TIME_PER_OUTPUT_TOKEN].estimate_dispersion()
-    assert calibration.deviation_histories[TIME_PER_OUTPUT_TOKEN] != calibration.deviation_histories[SLOW_TIME_PER_OUTPUT_TOKEN]
+    assert dispersions[TIME_PER_OUTPUT_TOKEN] == calibration.deviations[TIME_PER_OUTPUT_TOKEN].estimate_dispersion()
+    assert calibration.deviations[TIME_PER_OUTPUT_TOKEN] != calibration.deviations[SLOW_TIME_PER_OUTPUT_TOKEN]
 
 
 def make_loaded_counts(noise: np.random.Generator, elasticity: float, output: float) -> EngineCounts:
@@ -250,7 +250,7 @@ def test_outlying_blocks_do_not_change_the_dispersion() -> None:
     )
     assert with_outliers.variance == pytest.approx(without_outliers.variance, rel=0.25)
     assert with_outliers.inflation == pytest.approx(without_outliers.inflation, rel=0.25)
-    assert json.loads(json.dumps(calibration.deviation_histories[ACCEPTANCE_LENGTH].to_dict()))
+    assert json.loads(json.dumps(calibration.deviations[ACCEPTANCE_LENGTH].to_dict()))
 
 
 def test_packed_size_is_bounded() -> None:

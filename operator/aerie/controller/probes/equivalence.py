@@ -60,7 +60,7 @@ MAX_PROMPT_INTERVAL_SECONDS = 60.0
 class ProbeError(Exception):
     """Error for a prompt that was not answered; the message is a clause.
 
-    `is_final`: a further prompt to this engine would be of no use.
+    `is_final`: a further prompt to this engine would fail too.
     """
 
     def __init__(self, message: str, *, is_final: bool = False) -> None:

@@ -237,10 +237,10 @@ def _is_deployment_needed(
     if revision in named_revisions and (not is_control or has_recorded_control):
         return True  # after a crash, the status may lack what follows this revision
     # The control of the canary in progress is no desired object where its pod template is unknown.
-    is_leftover_control = is_control and (
+    is_superseded_control = is_control and (
         progression.canary is None or revision != progression.stable_revision or _has_control(progression)
     )
-    if not revision or not (revision == desired.revision or is_leftover_control):
+    if not revision or not (revision == desired.revision or is_superseded_control):
         return False
     # It stands in until other pods are ready, although no arm needs it: for example the control of a removed canary.
     return bool(

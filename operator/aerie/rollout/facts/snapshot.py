@@ -202,7 +202,7 @@ class Snapshot:
 
     @property
     def is_rollout_suspended(self) -> bool:
-        """Whether the rollout is suspended because too little is known: what serves is repaired and scaled, nothing else."""
+        """Whether the rollout is suspended because too little is known: serving pods are repaired and scaled, nothing else."""
         return bool(self.cluster.unlisted_kinds) or self.spec_substitution is not None
 
     def exclude_lost_pods(self, now: datetime) -> tuple[Snapshot, datetime | None]:

@@ -3,7 +3,7 @@
 Guarantees: a result counts as soon as the container `preflight` has ended with one, whatever other containers of its pod do.
 Once recorded (`PreflightResult.record`, in the revision's ConfigMap), it stays for as long as its Job does, with or without
 the pod. A Job that gets no pod, or whose pod gets no node, image or container, waits, and Kubernetes' own message is shown; it
-continues automatically when the cause is gone. A Job that ends without a result, or runs for longer than
+continues automatically when the cause is resolved. A Job that ends without a result, or runs for longer than
 `PREFLIGHT_RUN_TIMEOUT`, is recreated after a delay that doubles each time, up to `PREFLIGHT_MAX_RETRY_DELAY`. Pods of another
 Job do not count, whatever their labels. A Hub that denies access is a failure, and is retried after the same delays.
 
