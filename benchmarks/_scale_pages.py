@@ -34,7 +34,7 @@ _LOCAL_TABLE = 255
 
 
 @functools.lru_cache(maxsize=2)
-def grown(seconds: int) -> bytes:
+def response_after(seconds: int) -> bytes:
     """Return the response of an engine that has served for `seconds` seconds."""
     counters = Counters(131072, DRAFTS)
     steps = STEPS_PER_S * seconds
@@ -82,7 +82,7 @@ class Engines:
                             writer.write(piece)
                             await writer.drain()
                     return
-                writer.write(grown(int(time.monotonic() - self._began)))
+                writer.write(response_after(int(time.monotonic() - self._began)))
                 await writer.drain()
 
 

@@ -75,7 +75,7 @@ def survival(name: str, shifts: Floats) -> Floats:
     return np.asarray(survivals[low] * (1 - part) + survivals[low + 1] * part)
 
 
-def mixed(first: Floats, second: Floats, share: Floats) -> Floats:
+def mix_classes(first: Floats, second: Floats, share: Floats) -> Floats:
     """Mix two classes, the second with a share of the tokens, weighted by their steps."""
     steps = [(1 - share)[:, None] / lengths(first), share[:, None] / lengths(second)]
     total = steps[0] + steps[1]

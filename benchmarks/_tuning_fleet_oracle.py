@@ -18,7 +18,7 @@ from benchmarks._tuning_fleet_model import BATCH, MOST, Floats, lengths, steady
 from benchmarks._tuning_fleet_scenarios import REPLICAS, TICK, TICKS, World
 
 
-def truth(world: World, setting: SpeculationSetting, begin: int, end: int, moment: int | None = None) -> Forecast:
+def true_forecast(world: World, setting: SpeculationSetting, begin: int, end: int, moment: int | None = None) -> Forecast:
     """Return the forecast of a perfect tuner, from the batches of a fleet with the setting in these ticks, and their acceptance,
     or that of one moment."""
     ticks = np.arange(end - 1, max(begin, 0) - 1, -6)
@@ -34,7 +34,7 @@ def truth(world: World, setting: SpeculationSetting, begin: int, end: int, momen
     return Forecast(load, seconds[None], lengths_by_k[None], np.zeros(int(significant.sum())), np.ones(1))
 
 
-def spent(world: World, setting: SpeculationSetting, begin: int, end: int) -> float:
+def seconds_per_token(world: World, setting: SpeculationSetting, begin: int, end: int) -> float:
     """Return the seconds per token with a setting, on the requests of these ticks and the acceptance of the last one."""
     ticks = np.arange(end - 1, max(begin, 0) - 1, -6)
     survivals = np.repeat(world.survivals[end - 1 : end], len(ticks), axis=0)
@@ -53,7 +53,7 @@ def oracle(world: World, tuned_fleet: Fleet) -> tuple[Fleet, Floats]:
         survivals = np.repeat(world.survivals[tick : tick + 1], len(ticks), axis=0)
         running = tuned_fleet.settings[int(np.bincount(np.maximum(tuned_fleet.runs[:REPLICAS, tick], 0)).argmax())]
         options: list[SpeculationSetting] = [Off(), *(Static(k) for k in range(1, MOST + 1)), current, running]
-        schedule = truth(world, current, tick - DAY, tick, tick).build_schedule(world.engine, current)
+        schedule = true_forecast(world, current, tick - DAY, tick, tick).build_schedule(world.engine, current)
         if schedule is not None:
             options.append(schedule)
         seconds = {}

@@ -19,7 +19,7 @@ from aerie.engine.releases import Version
 from aerie.engine.speculation import Off, SpeculationSetting, Static
 from aerie.tuning.decision.candidates import EngineConfig
 from aerie_lab.engine import step
-from benchmarks._tuning_fleet_model import BATCH, MOST, Floats, Target, lengths, mixed, steady, survival
+from benchmarks._tuning_fleet_model import BATCH, MOST, Floats, Target, lengths, mix_classes, steady, survival
 
 TICK = 300.0
 """Seconds of a window, which is one reading of a replica. Also the duration of a reload."""
@@ -63,7 +63,7 @@ class World:
 Draw = Callable[[np.random.Generator], World]
 
 
-def wander(random: np.random.Generator, count: int, spread: float, memory: float) -> Floats:
+def draw_drift(random: np.random.Generator, count: int, spread: float, memory: float) -> Floats:
     """Draw logarithms, row by tick: an AR(1) with `memory` seconds of memory."""
     keep = math.exp(-TICK / memory)
     noise = random.standard_normal((count, TICKS))
@@ -85,12 +85,12 @@ def world(
 ) -> World:
     """Draw a run whose load gives a batch in a range, with K = 3 and the initial acceptance."""
     if survivals is None:
-        survivals = survival(kind, wander(random, 1, 0.03, 3600.0)[0])
+        survivals = survival(kind, draw_drift(random, 1, 0.03, 3600.0)[0])
     middle = batch[0] * (batch[1] / batch[0]) ** float(random.uniform())
     rate_per_replica = target.rate(middle, 3, float(lengths(survivals[0])[3]))
-    rates = REPLICAS * rate_per_replica * np.exp(wander(random, 1, 0.25, 2400.0)[0]) * (1.0 if shape is None else shape)
+    rates = REPLICAS * rate_per_replica * np.exp(draw_drift(random, 1, 0.25, 2400.0)[0]) * (1.0 if shape is None else shape)
     slowness = np.repeat(np.exp(0.01 * random.standard_normal((REPLICAS, 1))), TICKS, axis=1)
-    drawn = World(target, rates, np.exp(wander(random, REPLICAS, 0.1, 1200.0)), survivals, slowness)
+    drawn = World(target, rates, np.exp(draw_drift(random, REPLICAS, 0.1, 1200.0)), survivals, slowness)
     # 1.5 times the 95 % point of the hours with K = 3: a plausible objective.
     usual = steady(target, drawn.start, rates / REPLICAS, survivals).per_token
     return replace(drawn, objective=1.5 * float(np.quantile(usual, 0.95)) * 1.4)
@@ -133,16 +133,16 @@ def diurnal(random: np.random.Generator) -> World:
 def mix_shift(random: np.random.Generator) -> World:
     """Draw a run that changes from one class of traffic to another, in either direction."""
     event = _later(random)
-    drift = wander(random, 1, 0.03, 3600.0)[0]
+    drift = draw_drift(random, 1, 0.03, 3600.0)[0]
     before, after = ("math", "chat") if random.random() < 0.5 else ("chat", "math")
-    survivals = mixed(survival(before, drift), survival(after, drift - (0.5 if after == "chat" else 0.0)), _ramp(event))
+    survivals = mix_classes(survival(before, drift), survival(after, drift - (0.5 if after == "chat" else 0.0)), _ramp(event))
     return replace(world(random, _any(random), survivals=survivals), event=event)
 
 
 def depth_collapse(random: np.random.Generator) -> World:
     """Draw a run with long contexts from an event on, where the drafter has almost no accepted tokens (logit - 3.5)."""
     event = _later(random)
-    survivals = survival(_kind(random), wander(random, 1, 0.03, 3600.0)[0] - 3.5 * _ramp(event))
+    survivals = survival(_kind(random), draw_drift(random, 1, 0.03, 3600.0)[0] - 3.5 * _ramp(event))
     return replace(world(random, _any(random), survivals=survivals), event=event)
 
 
@@ -164,7 +164,7 @@ def drafter_change(random: np.random.Generator) -> World:
     """A new drafter, worse (logit - 0.8) or better (+ 0.5), is promoted: its revision begins with no history."""
     event = _later(random)
     jump = -0.8 if random.random() < 0.5 else 0.5
-    shift = wander(random, 1, 0.03, 3600.0)[0] + jump * (np.arange(TICKS) >= event)
+    shift = draw_drift(random, 1, 0.03, 3600.0)[0] + jump * (np.arange(TICKS) >= event)
     drawn = world(random, _any(random), survivals=survival(_kind(random), shift))
     return replace(drawn, event=event, fresh=event)
 
@@ -190,11 +190,11 @@ def noisy_replica(random: np.random.Generator) -> World:
     """Draw a run with one replica that is 15 % slower, and whose speed drifts by 8 %."""
     drawn = stationary(random)
     slowness = drawn.slowness.copy()
-    slowness[int(random.integers(REPLICAS))] *= 1.15 * np.exp(wander(random, 1, 0.08, 1800.0)[0])
+    slowness[int(random.integers(REPLICAS))] *= 1.15 * np.exp(draw_drift(random, 1, 0.08, 1800.0)[0])
     return replace(drawn, slowness=slowness)
 
 
-def same(random: np.random.Generator) -> World:
+def best_at_start(random: np.random.Generator) -> World:
     """Draw a run that begins with the best setting: even the best K of each hour would gain less than 1 %."""
     while True:
         drawn = stationary(random)
@@ -222,7 +222,7 @@ SCENARIOS: dict[str, tuple[str, Draw]] = {
     "misfit": ("misfit cost model (published grids)", misfit),
     "loss": ("scrape loss", scrape_loss),
     "noisy": ("noisy replica", noisy_replica),
-    "same": ("A/A", same),
+    "same": ("A/A", best_at_start),
 }
 
 

@@ -24,7 +24,7 @@ from aerie.tuning.decision.types import TuningAction, TuningContext, TuningDecis
 from aerie.tuning.telemetry import ReplicaWindow, TuningTelemetry
 from benchmarks._tuning_fleet import DAY, INTERVAL, PLACES, Fleet
 from benchmarks._tuning_fleet_model import MOST, counters, disturb, lengths, steady
-from benchmarks._tuning_fleet_oracle import spent
+from benchmarks._tuning_fleet_oracle import seconds_per_token
 from benchmarks._tuning_fleet_scenarios import HOUR, REPLICAS, TICK, TICKS, World
 from benchmarks._tuning_fleet_trial import PREFILL, run_trial
 
@@ -222,6 +222,6 @@ def _covered(
     for prediction in decision.predictions:
         if prediction.setting == current or isinstance(prediction.setting, Adaptive):
             continue
-        gain = spent(world, current, begin, tick) / spent(world, prediction.setting, begin, tick) - 1
+        gain = seconds_per_token(world, current, begin, tick) / seconds_per_token(world, prediction.setting, begin, tick) - 1
         covered.append((prediction.gain[0] <= gain <= prediction.gain[3], not isinstance(prediction.setting, Schedule)))
     return covered

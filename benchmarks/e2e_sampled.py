@@ -27,7 +27,7 @@ import yaml
 from aerie_lab.cluster import Lab, LabSettings
 from aerie_lab.engine.background import BackgroundTraffic
 from aerie_lab.engine.traffic import TrafficTarget
-from benchmarks.e2e_vllm import DECISION, ROOT, SCENARIO, START, Life, comparison
+from benchmarks.e2e_vllm import DECISION, ROOT, SCENARIO, START, RolloutSequence, comparison
 
 GREEDY_DEADLINE, SAMPLED_DEADLINE = "6m", "30m"
 """Deadlines of the analysis: with greedy traffic a longer one changes nothing."""
@@ -35,11 +35,11 @@ GREEDY_DEADLINE, SAMPLED_DEADLINE = "6m", "30m"
 
 def measure() -> dict[str, float]:
     with Lab.up(LabSettings(name="e2e")) as lab:
-        return Sampling(lab).measure()
+        return SampledRollouts(lab).measure()
 
 
-class Sampling(Life):
-    """One run."""
+class SampledRollouts(RolloutSequence):
+    """One run of the benchmark."""
 
     def measure(self) -> dict[str, float]:
         where = ("--namespace", "aerie-system", "--create-namespace", "--wait", "--timeout=180s")

@@ -58,11 +58,11 @@ def measure() -> dict[str, float]:
             )
         )
         with Lab.up(LabSettings(name="e2e", image_tables=[str(table)])) as lab:
-            return Life(lab).measure()
+            return RolloutSequence(lab).measure()
 
 
-class Life:
-    """One run."""
+class RolloutSequence:
+    """One run of the benchmark."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab, self.began = lab, time.monotonic()

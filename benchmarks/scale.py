@@ -50,7 +50,7 @@ from benchmarks._scale_operator import IMAGE, Operator, quantile
 NAMESPACES = [f"scale-{number}" for number in range(10)]
 SMALL, LARGE = 100, 1000
 STEADY_S = 600.0
-POKE_EVERY_S = 60.0
+ANNOTATE_EVERY_S = 60.0
 PASSES = 3000
 CHANGES = 300
 KILLS = 3
@@ -153,7 +153,7 @@ class Scale:
     def populate(self, first: int, last: int) -> None:
         """Create resources, and let an operator bring them to their steady state."""
         self.report_progress(f"resources {first} to {last} are made")
-        self.run(lambda client: each(range(first, last), lambda number: client.apply(resource(number))))
+        self.run(lambda client: run_in_parallel(range(first, last), lambda number: client.apply(resource(number))))
         with self.operator():
             last_report = 0.0
             while (ready := sum(is_ready(item) for item in self.resources())) < last:
@@ -175,7 +175,7 @@ class Scale:
         """Return the milliseconds of CPU time of a no-op reconcile."""
         before, cpu = operator.metrics().reconciles, operator.cpu()
         for number in range(1, PASSES // count + 1):
-            self.poke(f"cost-{number}", count)
+            self.annotate_resources(f"cost-{number}", count)
             expected = before + number * count
             # Not scraped more often: a scrape costs as much as a reconcile.
             operator.until(lambda now, expected=expected: now.reconciles >= expected, "all are reconciled again", 600, 0.5)  # type: ignore[misc]
@@ -183,15 +183,17 @@ class Scale:
         self.report_progress(f"{reconciles:.0f} no-op reconciles took {spent:.2f} s of CPU time with {count} resources")
         return 1000 * spent / reconciles
 
-    def poke(self, mark: str, count: int) -> None:
+    def annotate_resources(self, mark: str, count: int) -> None:
         """Annotate every resource: an event for each, and nothing to do."""
         patch = {"metadata": {"annotations": {"bench.example/poke": mark}}}
-        self.run(lambda client: each(range(count), lambda number: client.patch(where(number), patch)))
+        self.run(lambda client: run_in_parallel(range(count), lambda number: client.patch(resource_url(number), patch)))
 
     def reactions(self) -> float:
         """Measure the milliseconds of a reaction, 99th percentile."""
         chance = random.Random(1)  # noqa: S311 - no secrets
-        seconds: list[float] = sorted(self.run(lambda client: repaired(client, chance.randrange(LARGE))) for _ in range(CHANGES))
+        seconds: list[float] = sorted(
+            self.run(lambda client: seconds_until_repaired(client, chance.randrange(LARGE))) for _ in range(CHANGES)
+        )
         self.report_progress(
             f"a changed budget is repaired after {1000 * statistics.median(seconds):.0f} ms (median of {CHANGES})"
         )
@@ -202,9 +204,9 @@ class Scale:
         before, children = operator.metrics(), self.children()
         statuses = {name_of(item): item["status"] for item in self.resources()}
         began = time.monotonic()
-        for number in range(int(STEADY_S / POKE_EVERY_S)):
-            self.poke(f"steady-{number}", LARGE)
-            time.sleep(max(0.0, began + (number + 1) * POKE_EVERY_S - time.monotonic()))
+        for number in range(int(STEADY_S / ANNOTATE_EVERY_S)):
+            self.annotate_resources(f"steady-{number}", LARGE)
+            time.sleep(max(0.0, began + (number + 1) * ANNOTATE_EVERY_S - time.monotonic()))
             self.report_progress(
                 f"steady: {operator.metrics().reconciles - before.reconciles:.0f} reconciles, {operator.memory():.0f} MiB"
             )
@@ -232,7 +234,7 @@ class Scale:
                     time.sleep(10)
                 finally:
                     dead.end(signal.SIGKILL)
-                seconds.append(self.run(lambda client: repaired(client, LARGE // 2, timeout_seconds=120)))
+                seconds.append(self.run(lambda client: seconds_until_repaired(client, LARGE // 2, timeout_seconds=120)))
                 self.report_progress(f"the second operator acted {seconds[-1]:.1f} s after the first was killed")
         finally:
             leader.end()
@@ -260,7 +262,7 @@ class Scale:
         return versions
 
 
-async def each(numbers: Iterable[int], work: Callable[[int], Awaitable[Any]], at_once: int = 16) -> None:
+async def run_in_parallel(numbers: Iterable[int], work: Callable[[int], Awaitable[Any]], at_once: int = 16) -> None:
     """Do the work for every number, up to `at_once` in parallel."""
     left = iter(numbers)
 
@@ -271,7 +273,7 @@ async def each(numbers: Iterable[int], work: Callable[[int], Awaitable[Any]], at
     await asyncio.gather(*(work_on_rest() for _ in range(at_once)))
 
 
-async def repaired(client: KubeClient, number: int, timeout_seconds: float = 30.0) -> float:
+async def seconds_until_repaired(client: KubeClient, number: int, timeout_seconds: float = 30.0) -> float:
     """Change the budget of a resource; return the seconds until the change is reverted."""
     budgets = resource_path("policy/v1", "poddisruptionbudgets", namespace_of(number))
     (budget,) = (await client.get(budgets, labelSelector=f"aerie.dev/name={name(number)}"))["items"]
@@ -294,7 +296,7 @@ def namespace_of(number: int) -> str:
     return NAMESPACES[number % len(NAMESPACES)]
 
 
-def where(number: int) -> str:
+def resource_url(number: int) -> str:
     return resource_path(API, "speculativedeployments", namespace_of(number), name(number))
 
 

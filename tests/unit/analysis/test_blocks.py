@@ -72,17 +72,17 @@ def test_a_block_continues_until_both_arms_have_enough() -> None:
 
 
 def test_an_arm_that_finishes_no_request_keeps_no_block_open() -> None:
-    def held(scrape: int, load: float) -> CounterSnapshot:
+    def make_stalled_reading(scrape: int, load: float) -> CounterSnapshot:
         return replace(make_reading(scrape), counts=EngineCounts(drafts=2000.0), load=load)
 
     fleet = Fleet(a="canary", b="control")
     for scrape in range(1, 8):
-        assert fleet.round(a=held(scrape, 9.0)) is None
-    block = fleet.round(a=held(8, 9.0))
+        assert fleet.round(a=make_stalled_reading(scrape, 9.0)) is None
+    block = fleet.round(a=make_stalled_reading(8, 9.0))
     assert block is not None
     assert (block.end_time, block.canary and block.canary.counts.finished_requests) == (120.0, 0.0)
     idle = Fleet(a="canary", b="control")
-    assert all(idle.round(a=held(scrape, 0.0)) is None for scrape in range(1, 20)), "nothing is sent to it"
+    assert all(idle.round(a=make_stalled_reading(scrape, 0.0)) is None for scrape in range(1, 20)), "nothing is sent to it"
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=4, max_size=8))

@@ -70,8 +70,8 @@ def test_half_width_of_too_few_blocks_is_infinite() -> None:
     assert half_width(2, 1.0, SequenceParameters(0.05, 10, inflation=2.0)) == math.inf
 
 
-def integrated(t: float, n: int, g: float) -> float:
-    """The e-value as the mixture that it is: the density of the t statistic of n normal values with effect d in units of their
+def integrate_e_value(t: float, n: int, g: float) -> float:
+    """Integrate the e-value as a mixture: the density of the t statistic of n normal values with effect d in units of their
     deviation, over that of effect 0, averaged over d ~ N(0, g). Both integrals by the midpoint rule."""
     freedom = n - 1
     s = (np.arange(2000) + 0.5) / 2000 * 4  # sample deviation over true deviation: chi / sqrt(freedom)
@@ -93,7 +93,7 @@ def integrated(t: float, n: int, g: float) -> float:
 @pytest.mark.parametrize("t", [0.0, 1.0, 3.0])
 @pytest.mark.parametrize("g", [0.1, 0.633])
 def test_e_value_is_the_mixture(t: float, n: int, g: float) -> None:
-    assert t_test_e_value(t * t, n, n - 1, g) == pytest.approx(integrated(t, n, g), rel=2e-3)
+    assert t_test_e_value(t * t, n, n - 1, g) == pytest.approx(integrate_e_value(t, n, g), rel=2e-3)
 
 
 @given(st.floats(1.5, 500), st.floats(0, 40), st.floats(0.01, 2), st.floats(0.001, 0.2))
@@ -142,8 +142,8 @@ def test_blocks_until_is_the_first_count_that_is_enough(distance: float, tuned: 
         assert half_width(count, 1.0, tuned) <= distance < half_width(count - 1, 1.0, tuned)
 
 
-def crossings(scores: np.ndarray, tuned: SequenceParameters) -> float:
-    """Share of the runs (rows) in which the lower bound of the mean was ever above 0."""
+def crossing_rate(scores: np.ndarray, tuned: SequenceParameters) -> float:
+    """Return the share of runs (rows) in which the lower bound of the mean was ever above 0."""
     n = np.arange(1, scores.shape[1] + 1)
     mean = np.cumsum(scores, axis=1) / n
     with np.errstate(invalid="ignore"):
@@ -154,8 +154,8 @@ def crossings(scores: np.ndarray, tuned: SequenceParameters) -> float:
 
 def test_false_alarms_stay_below_alpha_over_two_thousand_peeks() -> None:
     scores = np.random.default_rng(1).standard_normal((4000, 2000))
-    assert 0.025 < crossings(scores, SequenceParameters(0.05, 30)) <= 0.05
-    assert 0.003 < crossings(scores, SequenceParameters(0.01, 10)) <= 0.01
+    assert 0.025 < crossing_rate(scores, SequenceParameters(0.05, 30)) <= 0.05
+    assert 0.003 < crossing_rate(scores, SequenceParameters(0.01, 10)) <= 0.01
 
 
 def test_autocorrelated_blocks_need_inflation() -> None:
@@ -164,8 +164,8 @@ def test_autocorrelated_blocks_need_inflation() -> None:
     for index in range(1, scores.shape[1]):
         scores[:, index] = keep * scores[:, index - 1] + math.sqrt(1 - keep**2) * scores[:, index]
     inflation = (1 + keep) / (1 - keep)
-    assert crossings(scores, SequenceParameters(0.05, 30)) > 0.2
-    assert crossings(scores, SequenceParameters(0.05, 30, inflation)) <= 0.05
+    assert crossing_rate(scores, SequenceParameters(0.05, 30)) > 0.2
+    assert crossing_rate(scores, SequenceParameters(0.05, 30, inflation)) <= 0.05
 
 
 def test_half_width_includes_lasting_differences_of_pods() -> None:
@@ -181,12 +181,12 @@ def test_alpha_is_spent_by_the_deadline(horizon: int, tightest: int) -> None:
     scores = np.random.default_rng(3).standard_normal((20_000, horizon))
     level = alpha_with_deadline(0.03, horizon, tightest)
     assert 0.03 < level <= 0.06
-    assert crossings(scores, SequenceParameters(level, tightest)) <= 0.03
+    assert crossing_rate(scores, SequenceParameters(level, tightest)) <= 0.03
 
 
 def test_most_of_alpha_is_spent_where_the_deadline_is_far() -> None:
     scores = np.random.default_rng(4).standard_normal((20_000, 120))
-    assert 0.02 < crossings(scores, SequenceParameters(alpha_with_deadline(0.03, 120, 20), 20)) <= 0.03
+    assert 0.02 < crossing_rate(scores, SequenceParameters(alpha_with_deadline(0.03, 120, 20), 20)) <= 0.03
 
 
 def test_without_an_end_nothing_is_added() -> None:

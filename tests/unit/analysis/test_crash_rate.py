@@ -38,8 +38,8 @@ def test_a_single_crash_is_suspicious_and_one_of_both_is_not() -> None:
 
 @pytest.mark.parametrize(("weekly", "most"), [(0.1, 0.002), (1.0, 0.005), (5.0, 0.07)])
 def test_equal_engines_are_rarely_reported_as_worse(weekly: float, most: float) -> None:
-    """Two arms of 8 pods for a day, each pod with so many crashes a week, looked at after every crash. Few
-    engines crash five times a week; there the level is not kept."""
+    """Two arms of 8 pods for a day, each pod with `weekly` crashes a week, evaluated after every crash. Few
+    engines crash five times a week; then the level is exceeded."""
     random = np.random.default_rng(1)
     wrong = 0
     for _ in range(2000):

@@ -114,7 +114,7 @@ def test_a_few_accepted_tokens_or_a_few_drafts_do_not_abort() -> None:
 
 
 def test_repeated_crashes_of_promoted_pods_abort_immediately(messages: Messages) -> None:
-    """Two in a few minutes of pods that have never crashed before; one is an accident."""
+    """Two crashes in a few minutes of pods without earlier crashes are significant; one is not."""
     level = reference_level([2.4, 2.5, 2.6] * 10)
     assert level is not None
     state = monitor([2.5], level)

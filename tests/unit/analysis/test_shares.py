@@ -13,7 +13,7 @@ from aerie.analysis.statistics.shares import ShareCounts, share_lower_bound, sha
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.002, 0.0075, 0.02, 0.2])
 def test_bounds_are_rarely_wrong_at_every_peek(share: float) -> None:
-    """Requests in groups of 5, to 5,000: the true share is excluded in fewer than 5 % of the runs, on either side."""
+    """Requests arrive in groups of 5, up to 5,000: the true share is excluded in fewer than 5 % of the runs, on either side."""
     random = np.random.default_rng(3)
     wrong = 0
     for events in np.cumsum(random.binomial(5, share, (300, 1000)), axis=1):
@@ -37,8 +37,8 @@ def test_bounds_hold_the_share_between_them(events: int, of: int, limit: float) 
     assert share_upper_bound(events, 2 * of, limit, 0.05) <= share_upper_bound(events, of, limit, 0.05) + 1e-9
 
 
-def test_the_control_counts_as_far_as_it_is_certain() -> None:
-    """Both fail one of a hundred: that it is below twice the control's takes many requests, as the control's may be less."""
+def test_the_uncertainty_of_the_control_counts() -> None:
+    """Both fail 1 %: to show a share below twice the control's takes many requests, as the control's may be lower."""
     equal = ShareCounts(1, 100, 1, 100)
     assert not equal.scale_by(10).is_below(2.0, 0.005, 0.05)
     assert equal.scale_by(100).is_below(2.0, 0.005, 0.05)

@@ -44,9 +44,9 @@ PLAN = AnalysisPlan(pod_counts=(1, 1), dispersions=dict.fromkeys(NAMES, CALM))
 
 
 def side(noise: np.random.Generator | None = None, **change: float) -> ArmCounts:
-    """An arm in one block; `change` multiplies a count, or adds to it where that is 0.
+    """Make the counts of an arm in one block; `change` multiplies a count, or sets it if it is 0.
 
-    Requests got the tokens that the counters book as accepted, but where `request_steps` is given.
+    Requests get the tokens that the counters count as accepted, unless `request_steps` is given.
     """
     base = EngineCounts(
         drafts=40_000.0,
@@ -148,7 +148,7 @@ def test_objectives_are_evaluated_by_the_share_beyond_them(messages: Messages) -
 
 
 def test_time_is_compared_at_the_output_of_the_control() -> None:
-    """A canary that happens to get 15 % more to do takes longer for each token, as any pod would."""
+    """A canary with 15 % more requests takes longer for each token, like any pod."""
     more = {
         "first_tokens": 1.15,
         "output_tokens": 1.15,
@@ -177,7 +177,7 @@ def test_latency_under_another_load_is_no_evidence(messages: Messages) -> None:
 
 
 def test_a_faster_canary_keeps_its_blocks() -> None:
-    """It has fewer requests in flight, of as many that came."""
+    """A faster canary has fewer requests in flight, while equally many arrive."""
     _, verdict = run_blocks(60, decode_seconds=0.4, first_token_seconds=0.5, load=2.0)
     assert verdict.outcome == "Promote"
     assert run_blocks(60, decode_seconds=1.5, load=8.0)[1].outcome == "Rollback"
@@ -196,11 +196,11 @@ def test_time_decides_where_drafts_are_not_comparable(messages: Messages) -> Non
 
 # ------------------------------------------------------------------------------------------------------- what drafts give
 BEHIND = 1.05
-"""Drafted tokens that the canary's engine books as accepted, by those that it would: 3 % of acceptance length more."""
+"""Factor on accepted tokens by which the canary's counters are too high: 3 % more acceptance length."""
 
 
 def test_tokens_behind_a_stop_make_no_canary_better(messages: Messages) -> None:
-    """Counters flatter the canary by 3 %; its requests got as many tokens in a step as the control's."""
+    """The counters overstate the canary by 3 %; its requests get as many tokens in a step as the control's."""
     superior = replace(PLAN, goal="Superior")
     state, verdict = run_blocks(130, superior, accepted_tokens=BEHIND, request_steps=1.0)
     assert verdict.outcome == "Inconclusive"
@@ -220,7 +220,7 @@ def test_tokens_behind_a_stop_hide_no_harm(messages: Messages) -> None:
 
 
 def test_time_decides_and_drafts_are_displayed_with_unequal_k(messages: Messages) -> None:
-    """More drafts give more tokens in a step, however bad, and begin at harder places: neither says what users feel."""
+    """Longer drafts give more tokens in a step, even bad ones, and begin at harder positions: neither is the users' latency."""
     unequal = replace(PLAN, drafts_not_comparable_reason="the canary drafts 5 tokens at a time and the stable revision 3.")
     _, verdict = run_blocks(130, unequal, accepted_tokens=0.9, request_steps=1.0)
     assert verdict.outcome == "Promote"
@@ -256,7 +256,7 @@ def test_adaptive_verification_is_not_compared_under_unequal_load() -> None:
 
 # ------------------------------------------------------------------------------------------------------- what users feel
 def test_a_lighter_drafter_that_is_faster_is_promoted(messages: Messages) -> None:
-    """It drafts less well and costs less: each token takes 15 % less time."""
+    """A lighter drafter has a lower acceptance and a lower cost: each token takes 15 % less time."""
     lighter = {"accepted_tokens": 1 - 0.04 / 0.6, "decode_seconds": 0.85}
     _, verdict = run_blocks(130, PLAN, 1, **lighter)
     assert verdict.outcome == "Promote"
@@ -272,7 +272,7 @@ def test_no_gain_in_tokens_per_step_promotes_a_slower_canary(seconds: float) -> 
 
 @pytest.mark.parametrize("slower", [1.1, 1.3, 2.0, 2.9])
 def test_an_objective_keeps_the_test_of_time_per_output_token(slower: float) -> None:
-    """Nobody waits for as long as the objective, and every token takes longer."""
+    """No request exceeds the objective, but every token takes longer."""
     plan = replace(PLAN, projection=SampleProjection(3, time_per_output_token_edge=0.05), dispersions=PLAN.dispersions)
     _, verdict = run_blocks(130, plan, accepted_tokens=1.2, decode_seconds=slower, slow_output_requests=0.0)
     assert verdict.outcome == "Rollback"
@@ -282,7 +282,7 @@ def test_an_objective_keeps_the_test_of_time_per_output_token(slower: float) -> 
 @pytest.mark.parametrize(
     ("canary", "control", "expected_outcome"), [(8.0, 8.0, "Promote"), (16.0, 8.0, "Other"), (30.0, 30.0, "Promote")]
 )
-def test_an_objective_is_bound_to_its_percentile(canary: float, control: float, expected_outcome: str) -> None:
+def test_an_objective_is_evaluated_at_its_percentile(canary: float, control: float, expected_outcome: str) -> None:
     """So many of the 240 requests of a block are beyond the objective, whose percentile allows 12. Where the control misses it
     too, an equal canary is promoted."""
     projection = SampleProjection(3, time_per_output_token_edge=0.05)
@@ -306,7 +306,7 @@ def test_an_objective_is_bound_to_its_percentile(canary: float, control: float, 
 
 # -------------------------------------------------------------------------------------------- what takes itself out of blocks
 def test_few_requests_without_failures_do_not_promote(messages: Messages) -> None:
-    """Three finished requests in a block: none has failed, and every fiftieth might."""
+    """None of three finished requests in a block has failed, but 2 % might fail."""
     few = {
         "finished_requests": 3 / 240,
         "truncated_requests": 3 / 240,
@@ -373,7 +373,7 @@ def test_far_later_first_tokens_abort_despite_fewer_requests(messages: Messages)
 
 
 def test_a_canary_that_finishes_none_of_its_requests_is_aborted(messages: Messages) -> None:
-    """Its clients give up before the first token: there is no count of it at all but that it holds requests."""
+    """All clients disconnect before the first token: the canary counts nothing, but it has requests in flight."""
     state = AnalysisState(0.0)
     for index in range(2):
         idle = ArmCounts(1, EngineCounts(), 3.0)
@@ -421,7 +421,7 @@ def test_no_accepted_token_in_two_blocks(messages: Messages) -> None:
 
 
 def test_zero_acceptance_of_a_few_drafts_is_ignored() -> None:
-    """A schedule hardly drafts in a busy hour."""
+    """A schedule makes only a few drafts in a busy hour."""
     many = side()
     for drafts, stopped in ((49.0, False), (50.0, True)):
         few = replace(many, counts=replace(many.counts, drafts=drafts, accepted_tokens=0.0))
@@ -502,7 +502,7 @@ def test_a_dropped_block_leaves_the_streak_unchanged() -> None:
 
 
 def test_the_slow_output_streak_ignores_the_load_curve() -> None:
-    """A curve near saturation would make more of a difference in load than there is."""
+    """A load curve near saturation would exaggerate a difference in load."""
     idler = {"decode_seconds": 2.0 * 0.85, "decode_tokens": 0.85, "output_tokens": 0.85}
     with_curves = replace(PLAN, load_curves={TIME_PER_OUTPUT_TOKEN: LoadCurve(3.0, 0.0, 100_240 / 120)})
     assert slow_output_streaks(idler, idler, plan=with_curves) == [0, 0]

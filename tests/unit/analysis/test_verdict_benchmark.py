@@ -20,8 +20,8 @@ from benchmarks._verdict_model import FIELDS, Canary, Life, Traffic
 CELLS = list(simulated.cells())
 
 
-def figure(counts: model.Floats, part: str, whole: str) -> model.Floats:
-    """A mean, in each stretch and pod."""
+def count_ratio(counts: model.Floats, part: str, whole: str) -> model.Floats:
+    """Return the ratio of two counts, by grid interval and pod."""
     return np.asarray(counts[..., FIELDS.index(part)] / counts[..., FIELDS.index(whole)])
 
 
@@ -37,14 +37,14 @@ def figure(counts: model.Floats, part: str, whole: str) -> model.Floats:
 def test_blocks_have_the_documented_dispersion(part: str, whole: str, of: str, rate: float) -> None:
     random, traffic = np.random.default_rng(1), Traffic(rate=rate)
     shared = model.drifts(traffic, 3000 * traffic.grid, random)
-    values = figure(model.simulate(traffic, 8, shared, random), part, whole)
+    values = count_ratio(model.simulate(traffic, 8, shared, random), part, whole)
     apart = np.std(values[:, 0::2] / values[:, 1::2]) / math.sqrt(2)
     by_requests = (1 - model.FLOOR**2) / rate
     assert apart == pytest.approx(model.DISPERSIONS[of] * math.sqrt(by_requests + model.FLOOR**2), rel=0.06)
 
 
 def test_more_tokens_per_step_need_fewer_drafts() -> None:
-    """A canary with more tokens per step makes as many tokens, of fewer drafts."""
+    """A canary with more tokens per step makes equally many tokens from fewer drafts."""
     random, traffic = np.random.default_rng(2), Traffic(rate=20.0)
     shared = model.drifts(traffic, 500 * traffic.grid, random)
     better = model.simulate(traffic, 4, shared, random, Canary(per_step=1.1))
@@ -64,12 +64,12 @@ def test_abandoned_requests_reduce_first_tokens() -> None:
     canary = model.simulate(traffic, 2, shared, random, Canary(given_up=0.5, onset=60 * 60.0))
     begun = canary[..., FIELDS.index("first_tokens")].mean(axis=1)
     assert begun[30:].sum() / begun[:30].sum() == pytest.approx(0.5, abs=0.1)
-    first_token_times = figure(canary, "first_token_seconds", "first_tokens")
+    first_token_times = count_ratio(canary, "first_token_seconds", "first_tokens")
     assert first_token_times[:30].max() < 1 < first_token_times[30:].min()
 
 
 def test_blocks_are_closed_by_the_rule() -> None:
-    """Few requests: a block waits until both arms have enough, and none is lost."""
+    """A block continues until both arms have enough requests, and no request is lost."""
     random, traffic = np.random.default_rng(4), Traffic(rate=1 / 6, block=18.0, grid=6.0)
     shared = model.drifts(traffic, 3600.0, random)
     canary, control = (model.simulate(traffic, 1, shared, random) for _ in range(2))

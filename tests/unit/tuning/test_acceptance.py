@@ -58,7 +58,7 @@ def relative_error(model: AcceptanceModel, kind: truth.Acceptance, tokens: int) 
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(sorted(CLASS_ACCEPTANCE)), st.floats(0.4, 0.8), st.integers(2, 7), st.data())
 def test_fewer_drafts_accept_more_of_the_same_tokens(name: str, spread: float, ran: int, data: st.DataObject) -> None:
-    """A draft of more tokens passes easy text in fewer drafts, so its drafts begin at harder places."""
+    """Longer drafts pass easy text in fewer drafts, so that they begin at harder positions."""
     kind = truth.Acceptance(CLASS_ACCEPTANCE[name].conditionals, spread)
     other = data.draw(st.integers(1, ran - 1))
     model = fit(simulate_blocks(kind, ran), draws=1500)

@@ -42,12 +42,12 @@ def step(batch: float, tokens: float) -> float:
     return 8e-3 + 4e-4 * tokens + 1e-5 * batch * (tokens + 1)
 
 
-def healthy(setting: SpeculationSetting = K3, end: float = NOW) -> TuningTelemetry:
+def make_valid_telemetry(setting: SpeculationSetting = K3, end: float = NOW) -> TuningTelemetry:
     return telemetry([setting], step, spread(1, 60, 60), end=end)
 
 
 def test_windows_of_a_manually_changed_k_are_excluded_and_reported() -> None:
-    telemetry = healthy(end=NOW - 2 * HOUR)
+    telemetry = make_valid_telemetry(end=NOW - 2 * HOUR)
     for minute in range(119, -1, -1):
         telemetry.add(ReplicaWindow("3/0", NOW - 60.0 * minute, K3, window(Static(5), 8, 0.01)))
     decision = decide(telemetry, make_context())
@@ -57,7 +57,7 @@ def test_windows_of_a_manually_changed_k_are_excluded_and_reported() -> None:
 
 
 def test_lost_metrics_are_no_evidence() -> None:
-    decision = decide(healthy(end=NOW - 3 * HOUR), make_context())
+    decision = decide(make_valid_telemetry(end=NOW - 3 * HOUR), make_context())
     assert decision.action is TuningAction.INSUFFICIENT
     assert "no traffic, no metrics" in decision.reason
 
@@ -79,15 +79,15 @@ def test_off_without_windows_is_not_explored() -> None:
 
 def test_data_parallel_engines_are_not_offered_a_schedule() -> None:
     engine = EngineConfig(Version.parse("0.33.0"), EngineArguments(data_parallel=4, api_server_count=1), is_moe=False)
-    decision = decide(healthy(), make_context(engine=engine))
+    decision = decide(make_valid_telemetry(), make_context(engine=engine))
     assert not any(isinstance(prediction.setting, Schedule) for prediction in decision.predictions)
     assert any("data parallel size 4" in candidate.reason for candidate in decision.excluded_candidates)
 
 
 def test_other_buckets_and_invalid_counters_are_excluded() -> None:
-    clean = healthy()
+    clean = make_valid_telemetry()
     before = decide(clean, make_context())
-    broken = healthy()
+    broken = make_valid_telemetry()
     valid = window(K3, 8, 0.01)
     speculation = valid.speculation
     assert speculation is not None
@@ -173,7 +173,7 @@ def test_invalid_windows_never_raise_or_change_the_setting(
 @settings(max_examples=12, deadline=None)
 @given(st.lists(readings, min_size=1, max_size=20))
 def test_invalid_windows_among_valid_ones_never_raise(windows: list[ReplicaWindow]) -> None:
-    telemetry = healthy()
+    telemetry = make_valid_telemetry()
     for replica_window in windows:
         telemetry.add(replica_window)
     decision = decide(telemetry, make_context())

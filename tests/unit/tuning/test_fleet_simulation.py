@@ -78,7 +78,7 @@ def test_acceptance_is_that_of_the_simulator() -> None:
     assert counted == pytest.approx(float(model.lengths(SURVIVALS)[0, 3]), rel=1e-6)
     worse = model.survival("math", np.array([-0.5]))
     assert (worse[0, 3, :3] < SURVIVALS[0, 3, :3]).all()
-    half = model.mixed(SURVIVALS, worse, np.array([0.5]))
+    half = model.mix_classes(SURVIVALS, worse, np.array([0.5]))
     assert (worse[0, 3, :3] < half[0, 3, :3]).all()
     assert (half[0, 3, :3] < SURVIVALS[0, 3, :3]).all()
 
@@ -137,7 +137,7 @@ def test_the_oracle_is_no_worse_than_no_change(steady_world: World) -> None:
 
 
 def test_the_current_setting_has_no_true_gain(steady_world: World) -> None:
-    true = oracles.truth(steady_world, Static(3), 0, 12 * HOUR)
+    true = oracles.true_forecast(steady_world, Static(3), 0, 12 * HOUR)
     assert float(true.gain(Static(3), Static(3))[0]) == 0
     assert float(true.gain(Off(), Static(3))[0]) < 0
 

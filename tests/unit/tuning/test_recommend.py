@@ -50,7 +50,7 @@ def decide(
 
 @pytest.fixture(scope="module")
 def better_with_more() -> TuningTelemetry:
-    """K = 3 with a canary at 7, on an engine for which 7 is far better."""
+    """Telemetry of K = 3 with a canary at 7, on an engine for which 7 is far better."""
     return telemetry([K3, Static(7)], cheap_steps, spread(1, 60, 60), GOOD)
 
 

@@ -14,7 +14,7 @@ from benchmarks._tuning_rules import RULES, profiled
 
 @pytest.fixture
 def own_grid(tmp_path: Path) -> Path:
-    """A dense engine of another kind: a plain formula, K = 2 and 4 among the columns."""
+    """A grid file of another dense engine: a simple formula, with K = 2 and 4 among the columns."""
     batches, lengths = [1, 4, 16, 64, 128], {"0": 1.0, "1": 1.8, "2": 2.4, "3": 2.85, "4": 3.2}
 
     def throughput(batch: int, tokens: int) -> float:
