@@ -111,13 +111,13 @@ def test_foreign_objects_are_reported_and_left_alone(namespace: Namespace, proce
             conflicts[name] = (kind, object_name)
     for name in conflicts:
         wait_until(
-            lambda name=name: conflict_is_reported(name),
+            lambda name=name: conflict_is_reported(name),  # type: ignore[misc]
             f"{name} reports that {conflicts[name]} is not its own",
             timeout_seconds=240,
-        )  # type: ignore[misc]
+        )
 
     # Objects that are created before a canary.
-    second = {f"second-{number}": object_name for number, object_name in enumerate(CANARY_OBJECTS)}
+    second = {f"second-{number}": pattern for number, pattern in enumerate(CANARY_OBJECTS)}
     for name in second:
         namespace.apply(processless_resource("eagle3", name=name, replicas=1, rollout=rollout))
     for name in second:
@@ -134,10 +134,10 @@ def test_foreign_objects_are_reported_and_left_alone(namespace: Namespace, proce
         namespace.apply(new)
     for name in second:
         wait_until(
-            lambda name=name: conflict_is_reported(name),
+            lambda name=name: conflict_is_reported(name),  # type: ignore[misc]
             f"{name} reports that {conflicts[name]} is not its own",
             timeout_seconds=240,
-        )  # type: ignore[misc]
+        )
         if conflicts[name][0] == "Service":
             backends = namespace.get("httproute", name)["spec"]["rules"][0]["backendRefs"]
             assert conflicts[name][1] not in {backend["name"] for backend in backends if backend.get("weight")}, (

@@ -240,7 +240,8 @@ def _good_spec(cluster: Cluster) -> None:
     rollout = {**spec.get("rollout", {}), "paused": False, "progressDeadline": "1h"}
     rollout["analysis"] = {**rollout.get("analysis", {}), "onInconclusive": "Hold"}
     cluster.edit(
-        rollout=rollout, drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": f"new{cluster.looks}"}}}
+        rollout=rollout,
+        drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": f"new{cluster.reconcile_count}"}}},
     )
 
 
