@@ -247,7 +247,7 @@ def test_quota_is_reported_and_rejects_no_revision(messages: Messages) -> None:
 
 def test_pod_rejection_by_webhook_is_reported() -> None:
     world = LimitedCluster(replicas=2)
-    world.__class__ = type("Refusing", (LimitedCluster,), {"places": 0})
+    world.__class__ = type("RejectingCluster", (LimitedCluster,), {"places": 0})
     for _ in range(4):
         world.step()
         world.check()
