@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 
 class ChartError(Exception):
-    """The chart's files contradict each other."""
+    """Error: the chart's files contradict each other."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Checks that the README names the two commands everybody needs, and no make target that does not exist."""
+"""Check of the README: it names the two commands everybody needs, and no make target that does not exist."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIRED = ("make demo", "make test")
 
 
-def problems(readme: str, makefile: str) -> list[str]:
+def find_errors(readme: str, makefile: str) -> list[str]:
     """Return one sentence for each error."""
-    # Only what is written as code counts: a fenced block, or a word between backticks.
+    # Only code counts: a fenced block, or a word between backticks.
     blocks = re.findall(r"^```.*?\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
     prose = re.sub(r"^```.*?^```", "", readme, flags=re.MULTILINE | re.DOTALL)
     code = [*blocks, *re.findall(r"`([^`\n]+)`", prose)]
@@ -28,7 +28,7 @@ def problems(readme: str, makefile: str) -> list[str]:
 
 
 def main() -> int:
-    messages = problems((ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text())
+    messages = find_errors((ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text())
     for problem in messages:
         print(problem, file=sys.stderr)
     return 1 if messages else 0

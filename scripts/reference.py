@@ -60,7 +60,7 @@ def _inner(node: Json) -> tuple[Json, str]:
 
 
 def _objects(path: str, node: Json, paths_by_identity: dict[str, str]) -> Iterator[tuple[str, Json]]:
-    """Yield every object with fields once, from the outside in; `seen` gets the path of each."""
+    """Yield every object with fields once, outer ones first; the path of each is added to `paths_by_identity`."""
     paths_by_identity[_identity(node)] = path
     yield path, node
     for name, child in node["properties"].items():

@@ -61,10 +61,10 @@ class Item:
 
 
 def items() -> list[Item]:
-    """All documented things, in a fixed order. Raises DataError when this Python lacks a module's source."""
+    """Return all documented things, in a fixed order. Raises DataError if this Python lacks a module's source."""
     result = [item for module in MODULES.split() for item in _of_module(module)]
     result += [_item("topic", f"`{name}`", text) for name, text in _topics().items()]
-    first = {item.question: item for item in reversed(result)}  # a question that comes twice keeps its first answer
+    first = {item.question: item for item in reversed(result)}  # a repeated question keeps its first answer
     return [item for item in result if len(item.answer) >= 20 and first[item.question] is item]
 
 
@@ -74,7 +74,7 @@ def plain() -> list[str]:
 
 
 def digest(items: list[Item], texts: list[str]) -> str:
-    """sha256 over all of the text."""
+    """Return the SHA-256 of all text."""
     total = hashlib.sha256()
     for part in [text for item in items for text in (item.category, item.question, item.answer)] + texts:
         total.update(part.encode() + b"\0")

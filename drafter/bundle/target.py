@@ -72,7 +72,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """The target before training."""
+    """Return the target before training."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=256,

@@ -1,4 +1,4 @@
-"""The gateway: routes of any namespace, weights that are kept, and restarts that nobody notices."""
+"""The gateway: routes of any namespace, weights, and restarts without lost requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ spec: {{selector: {{version: {version}}}, ports: [{{port: 80, targetPort: 8080}}
 
 @pytest.fixture
 def route(namespace: Namespace) -> Iterator[httpx.Client]:
-    """Two versions behind an HTTPRoute with weights 70 and 30, and a client of it through Envoy."""
+    """Yield a client, through Envoy, of an HTTPRoute to two versions with weights 70 and 30."""
     host = f"{namespace.name}.example"
     backends = [{"name": name, "port": 80, "weight": weight} for name, weight in (("one", 70), ("two", 30))]
     namespace.apply(
@@ -62,7 +62,7 @@ def route(namespace: Namespace) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=namespace.lab.gateway_url, headers={"Host": host}, timeout=60) as client:
         versions: set[str] = set()
 
-        def both() -> bool:
+        def serves_both_versions() -> bool:
             try:
                 answer = client.get("/")
             except httpx.TransportError:
@@ -71,11 +71,11 @@ def route(namespace: Namespace) -> Iterator[httpx.Client]:
                 versions.add(json.loads(answer.text)["version"])
             return versions == {"one", "two"}
 
-        wait_until(both, "both versions are served")
+        wait_until(serves_both_versions, "both versions are served")
         yield client
 
 
-def test_weights_are_kept(route: httpx.Client) -> None:
+def test_weights_are_observed(route: httpx.Client) -> None:
     # Envoy draws each request's backend at random: over 1,000 requests 3 points are 2.1 standard deviations, and the
     # test would fail one time in 25. Over 4,000 they are 4.1.
     count = 4000
@@ -84,7 +84,7 @@ def test_weights_are_kept(route: httpx.Client) -> None:
     assert counts["one"] + counts["two"] == count
 
 
-def test_a_rolling_restart_under_load_loses_nothing(namespace: Namespace, route: httpx.Client) -> None:
+def test_a_rolling_restart_under_load_loses_no_request(namespace: Namespace, route: httpx.Client) -> None:
     before = {pod["metadata"]["uid"] for pod in namespace.list_all("pods")}
 
     def restart() -> None:

@@ -28,7 +28,7 @@ def test_own_go_is_installed_once_and_builds(family: BinaryFamily, tmp_path: Pat
     monkeypatch.setenv("AERIE_LAB_CACHE", str(cache))
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))  # where Go's own caches would go
-    # What a killed installation leaves is not taken for a Go.
+    # The remains of a killed installation are not used as a Go toolchain.
     (cache / "go" / f".{toolchain.pinned_go_version()}.installing" / "go" / "bin").mkdir(parents=True)
 
     progress: list[str] = []

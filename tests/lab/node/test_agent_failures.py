@@ -1,4 +1,4 @@
-"""The agent dies, or the API server is away: what ran, ended and changed meanwhile comes out right."""
+"""The agent dies, or the API server is down: pods that ran, ended or changed meanwhile get the right status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SERVING = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}
 
 @pytest.fixture(scope="module")
 def lab(report_progress: Callable[[str], None]) -> Iterator[Lab]:
-    """A lab of its own: what is broken here is not broken for the other tests."""
+    """Start a separate lab, so that failures here do not affect other tests."""
     settings = LabSettings(name=f"agent-{os.getpid()}", gateway=False, restart_backoff=1.0)
     with Lab.up(settings, report_progress, end_with_caller=True) as running:
         yield running

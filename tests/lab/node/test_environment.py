@@ -1,4 +1,4 @@
-"""What a container is given to start with: command, arguments, variables, working directory."""
+"""Command, arguments, variables and working directory of a container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pod has a network, a host name, processes and a file system of its own, and changes nothing of the machine's."""
+"""A pod has its own network, host name, processes and file system, and does not change those of the machine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ entries = [line.split() for line in open("/proc/net/arp")]
 open("/dev/termination-log", "w").write(json.dumps([e[3] for e in entries if e[0] == "{BRIDGE_IP}"]))
 """
     namespace.apply(pod("asking", python(ask), restartPolicy="Never"))
-    # Were it the kernel's choice, it would be the address of one of the pods' cables.
+    # The kernel's default would be the address of one of the pods' veth devices.
     assert read_termination_json(namespace.wait_until_phase("asking", "Succeeded")) == [BRIDGE_MAC]
 
 
@@ -85,7 +85,7 @@ os.kill(1, 15)
     }
 
 
-def test_writes_do_not_reach_the_machine(namespace: Namespace) -> None:
+def test_writes_do_not_change_files_of_the_machine(namespace: Namespace) -> None:
     mark = f"aerie-lab-{namespace.name}"
     script = f"""
         for folder in /usr /etc /tmp /root /run /var/tmp; do touch $folder/{mark}; done

@@ -25,6 +25,6 @@ def test_jobs_complete_and_fail(namespace: Namespace) -> None:
     finished_job = namespace.wait_until("job", "late", lambda j: read_condition_status(j, "Failed") == "True", "failed")
     reasons = {c["type"]: c["reason"] for c in finished_job["status"]["conditions"]}
     assert reasons["Failed"] == "DeadlineExceeded"
-    # Finalizers and all: nothing of them is in the way of their deletion.
+    # Jobs and pods have finalizers, which must not block their deletion.
     namespace.kubectl("delete", "job", "working", "hopeless", "late", "--cascade=foreground", "--timeout=180s")
     assert namespace.list_all("pods") == []

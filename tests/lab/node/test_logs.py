@@ -13,7 +13,7 @@ from aerie_lab.testing import Namespace
 from aerie_lab.testing.pods import pod, shell
 
 
-def test_what_was_written(namespace: Namespace) -> None:
+def test_logs_with_their_options(namespace: Namespace) -> None:
     script = "for i in 1 2 3; do echo line $i; done; echo error >&2; printf unfinished"
     namespace.apply(pod("writing", shell(script), {"name": "quiet", **shell("true")}, restartPolicy="Never"))
     namespace.wait_until_phase("writing", "Succeeded")
@@ -36,7 +36,7 @@ def test_what_was_written(namespace: Namespace) -> None:
         logs("--previous")
 
 
-def test_following_ends_with_the_container(namespace: Namespace) -> None:
+def test_following_a_log_ends_with_the_container(namespace: Namespace) -> None:
     script = "echo begin; while [ ! -e /in/go ]; do sleep 0.05; done; echo end"
     namespace.apply(
         pod(

@@ -9,13 +9,13 @@ from aerie_lab.testing import wait_until
 from aerie_lab.testing.pods import Object, read_condition_status
 
 
-def node(lab: Lab, name: str) -> Object:
+def read_node(lab: Lab, name: str) -> Object:
     node_object: Object = json.loads(lab.kubectl("get", "node", name, "-o", "json"))
     return node_object
 
 
-def test_a_node_registers_with_what_the_settings_give_it(lab: Lab) -> None:
-    registered_node = node(lab, "node-1")
+def test_a_node_registers_with_the_capacity_of_the_settings(lab: Lab) -> None:
+    registered_node = read_node(lab, "node-1")
     for field in ("capacity", "allocatable"):
         assert {"cpu": "32", "memory": "256Gi", "nvidia.com/gpu": "8", "pods": "250"}.items() <= registered_node["status"][
             field
@@ -39,7 +39,7 @@ def test_leases_are_renewed(lab: Lab) -> None:
     )
 
 
-def test_a_node_that_was_found_lost_says_that_it_is_not(lab: Lab) -> None:
+def test_a_node_marked_as_lost_becomes_ready_again(lab: Lab) -> None:
     lost = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]
     patch = json.dumps({"status": {"conditions": lost}})
     lab.kubectl("patch", "node", "node-2", "--subresource=status", "--type=strategic", "-p", patch)
@@ -47,7 +47,7 @@ def test_a_node_that_was_found_lost_says_that_it_is_not(lab: Lab) -> None:
 
     def is_healthy() -> bool:
         nonlocal current_node
-        current_node = node(lab, "node-2")
+        current_node = read_node(lab, "node-2")
         return read_condition_status(current_node, "Ready") == "True" and not current_node["spec"].get("taints")
 
     wait_until(is_healthy, "node-2 Ready and without taints")

@@ -12,7 +12,7 @@ OFTEN = {"periodSeconds": 1}
 
 
 def post(namespace: Namespace, pod_name: str, path: str) -> None:
-    """A request to the echo server of a pod, through the API server."""
+    """Send a request to the echo server of a pod, through the API server."""
     where = f"/api/v1/namespaces/{namespace.name}/pods/{pod_name}:8080/proxy/{path}"
     namespace.kubectl("create", "--raw", where, "-f", "-", stdin="{}")
 
@@ -92,7 +92,7 @@ time.sleep(600)
     assert find_container_status(stuck_pod)["state"]["terminated"]["exitCode"] == 137
 
 
-def test_a_probe_that_takes_too_long_has_failed(namespace: Namespace) -> None:
+def test_a_probe_that_times_out_has_failed(namespace: Namespace) -> None:
     probe = {"exec": {"command": ["sleep", "600"]}, "timeoutSeconds": 1, "failureThreshold": 1, **OFTEN}
     namespace.apply(pod("hanging", shell("sleep 600", readinessProbe=probe)))
     wait_until(lambda: [m for r, m in namespace.events("hanging") if r == "Unhealthy" and "timed out after 1s" in m], "told so")

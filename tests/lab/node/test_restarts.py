@@ -8,8 +8,8 @@ from aerie_lab.testing import Namespace
 from aerie_lab.testing.pods import Object, find_container_status, pod, read_condition_status, shell
 
 
-def back_off(status: Object) -> int:
-    """Seconds that a waiting container says."""
+def read_back_off_seconds(status: Object) -> int:
+    """Return the back-off in the message of a waiting container."""
     match = re.search(r"back-off (\d+)s", status["state"]["waiting"]["message"])
     assert match is not None
     return int(match[1])
@@ -23,7 +23,7 @@ def test_always_restarts_with_back_off(namespace: Namespace) -> None:
         lambda p: (
             find_container_status(p)["restartCount"] >= 2
             and find_container_status(p)["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff"
-            and back_off(find_container_status(p)) == min(2 ** (find_container_status(p)["restartCount"] - 1), 30)
+            and read_back_off_seconds(find_container_status(p)) == min(2 ** (find_container_status(p)["restartCount"] - 1), 30)
         ),
         "CrashLoopBackOff of 2 s at two restarts, and of twice as long at each further one",
     )
@@ -57,7 +57,7 @@ def test_on_failure_restarts_until_success(namespace: Namespace) -> None:
     assert status["state"]["terminated"]["reason"] == "Completed"
 
 
-def test_never_keeps_what_happened(namespace: Namespace) -> None:
+def test_with_policy_never_a_pod_keeps_its_terminated_state(namespace: Namespace) -> None:
     namespace.apply(
         pod("failing", shell("exit 3"), {"name": "other", **shell("true")}, restartPolicy="Never"),
         pod("killed", shell("sleep 600"), restartPolicy="Never"),

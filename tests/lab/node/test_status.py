@@ -1,4 +1,4 @@
-"""The status of a pod as a whole: conditions, gates, deadlines, pods without a process, and silence when nothing happens."""
+"""The status of a pod as a whole: conditions, gates, deadlines, pods without a process, and no write without a change."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def test_a_pod_without_a_process(namespace: Namespace) -> None:
     namespace.kubectl("delete", "pod", "hollow", "--timeout=180s")
 
 
-def test_nothing_is_written_while_nothing_happens(namespace: Namespace) -> None:
+def test_an_unchanged_status_is_not_written(namespace: Namespace) -> None:
     probe = {"exec": {"command": ["true"]}, "periodSeconds": 1, "timeoutSeconds": 30}
     namespace.apply(pod("steady", echo(readinessProbe=probe, livenessProbe=probe)))
     namespace.wait_until_ready("steady")
     before = {p["metadata"]["name"]: p["metadata"]["resourceVersion"] for p in namespace.list_all("pods")}
-    # A label changes the object and not the status: the agent has to look and to find nothing to write.
+    # A label changes the object and not the status: the agent must reconcile and write nothing.
     namespace.kubectl("label", "pod", "steady", "colour=green")
     labelled = namespace.get("pod", "steady")["metadata"]["resourceVersion"]
     assert labelled != before["steady"]
-    time.sleep(2.5)  # several periods of both probes: nothing is waited for, something must not come
+    time.sleep(2.5)  # several periods of both probes: no write must come
     assert namespace.get("pod", "steady")["metadata"]["resourceVersion"] == labelled

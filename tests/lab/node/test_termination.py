@@ -19,8 +19,8 @@ def remove_finalizers(namespace: Namespace, *names: str) -> None:
         namespace.kubectl("patch", "pod", name, "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
 
 
-def until_ended(namespace: Namespace, name: str, *, within: float = 30.0) -> Object:
-    """Wait until the container of a pod that was deleted has ended; its terminated state."""
+def wait_until_terminated(namespace: Namespace, name: str, *, within: float = 30.0) -> Object:
+    """Wait until the container of a deleted pod has ended, and return its terminated state."""
     ended_pod = namespace.wait_until(
         "pod", name, lambda p: find_container_status(p)["state"].get("terminated"), "ended", timeout_seconds=within
     )
@@ -40,13 +40,13 @@ def test_sigterm_then_sigkill_at_the_grace_period(namespace: Namespace) -> None:
         namespace.wait_until_ready(name)
     began = time.monotonic()
     namespace.kubectl("delete", "pod", "polite", "stubborn", "--wait=false")
-    assert until_ended(namespace, "polite")["exitCode"] == 4
+    assert wait_until_terminated(namespace, "polite")["exitCode"] == 4
     assert time.monotonic() - began < 150
-    ended = until_ended(namespace, "stubborn")
+    ended = wait_until_terminated(namespace, "stubborn")
     assert (ended["exitCode"], ended["signal"]) == (137, 9)
     assert time.monotonic() - began >= 3
     for name in ("polite", "stubborn"):
-        # The object stays for its finalizer; the pod must not be started again because of it.
+        # The finalizer keeps the object; the pod must not be started again because of it.
         namespace.wait_until_phase(name, "Failed")
     remove_finalizers(namespace, "polite", "stubborn")
     for name in ("polite", "stubborn"):
@@ -88,7 +88,7 @@ http.server.HTTPServer(("", 8080), Handler).serve_forever()
         namespace.wait_until_ready(name)
     began = time.time()
     namespace.kubectl("delete", "pod", "by-command", "by-sleep", "by-http", "--wait=false")
-    assert until_ended(namespace, "by-http")["exitCode"] == 42
+    assert wait_until_terminated(namespace, "by-http")["exitCode"] == 42
     for name in ("by-command", "by-sleep"):
         namespace.wait_until_deleted("pod", name)
     assert int((tmp_path / "hook").read_text()) < int((tmp_path / "by-command").read_text())
@@ -96,7 +96,7 @@ http.server.HTTPServer(("", 8080), Handler).serve_forever()
     remove_finalizers(namespace, "by-http")
 
 
-def test_the_end_can_be_hastened(namespace: Namespace) -> None:
+def test_the_grace_period_can_be_shortened(namespace: Namespace) -> None:
     stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
     for name in ("shortened", "forced"):
         namespace.apply(pod(name, python(stubborn), terminationGracePeriodSeconds=300))
@@ -114,7 +114,7 @@ def test_the_end_can_be_hastened(namespace: Namespace) -> None:
     wait_until(lambda: not left(), "no process left")
 
 
-def test_deletion_in_the_middle_of_init_starts_nothing_more(namespace: Namespace) -> None:
+def test_deletion_during_init_starts_no_further_container(namespace: Namespace) -> None:
     polite = "trap 'exit 0' TERM; while :; do sleep 0.05; done"  # exit code 0, as if it had done its work
     namespace.apply(
         pod(
@@ -156,12 +156,12 @@ def test_termination_messages(namespace: Namespace) -> None:
     assert read_termination_message(failed_pod, "long") == "x" * 4096
 
 
-def test_a_served_pod_drains(namespace: Namespace) -> None:
+def test_a_pod_behind_a_service_drains(namespace: Namespace) -> None:
     probe = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}
     server = echo(args=["--drain=1"], readinessProbe=probe)
     namespace.apply(pod("draining", server, metadata=WITH_FINALIZER, terminationGracePeriodSeconds=20))
     namespace.wait_until_ready("draining")
     namespace.kubectl("delete", "pod", "draining", "--wait=false")
-    assert until_ended(namespace, "draining")["exitCode"] == 0
+    assert wait_until_terminated(namespace, "draining")["exitCode"] == 0
     namespace.wait_until_phase("draining", "Succeeded")
     remove_finalizers(namespace, "draining")

@@ -49,7 +49,7 @@ open("/dev/termination-log", "w").write(json.dumps(told))
     }  # fmt: skip
 
 
-def test_files_from_objects(namespace: Namespace) -> None:
+def test_config_maps_secrets_and_fields_as_files(namespace: Namespace) -> None:
     tell = """
 import json, os
 told = {}
@@ -144,12 +144,12 @@ def test_a_changed_config_map_reaches_a_running_pod(namespace: Namespace) -> Non
     )
     namespace.wait_until_phase("following", "Running")
     namespace.apply(config_map("changing", text="new"))
-    # A change of the pod's annotations makes a kubelet look at once, instead of within a minute.
+    # A change of the pod's annotations makes a kubelet reconcile immediately, instead of within a minute.
     namespace.kubectl("annotate", "pod", "following", "look=again")
     namespace.wait_until_phase("following", "Succeeded")
 
 
-def test_folders_of_this_machine(namespace: Namespace, tmp_path: Path) -> None:
+def test_host_paths_persistent_and_image_volumes(namespace: Namespace, tmp_path: Path) -> None:
     for name in ("host", "volume"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
@@ -234,7 +234,7 @@ open("/dev/termination-log", "w").write(json.dumps([space, status("configmaps"),
     assert read_termination_json(namespace.wait_until_phase("asking", "Succeeded")) == [namespace.name, 200, 403]
 
 
-def test_a_volume_that_is_not_there_yet_is_waited_for(namespace: Namespace) -> None:
+def test_a_pod_waits_for_a_missing_volume(namespace: Namespace) -> None:
     namespace.apply(
         pod(
             "patient",

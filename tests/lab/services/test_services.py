@@ -1,4 +1,4 @@
-"""Cluster IPs answer inside the lab, and lead to ready endpoints only."""
+"""Cluster IPs work inside the lab, and forward to ready endpoints only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ open("/dev/termination-log", "w").write(json.dumps(found))
 
 
 def endpoints(namespace: Namespace) -> dict[str, bool]:
-    """Pod name -> ready."""
+    """Return whether each pod is a ready endpoint, by pod name."""
     slices = namespace.list_all("endpointslices", "kubernetes.io/service-name=web")
     listed = [endpoint for part in slices for endpoint in part.get("endpoints") or []]
     return {endpoint["targetRef"]["name"]: endpoint["conditions"]["ready"] for endpoint in listed}
@@ -39,7 +39,7 @@ def count_responses(namespace: Namespace, name: str) -> dict[str, int]:
     return responses_by_pod
 
 
-def test_a_service_balances_over_what_is_ready(namespace: Namespace) -> None:
+def test_a_service_balances_over_ready_endpoints(namespace: Namespace) -> None:
     # A stall of the machine must not count as a failure; a rejected connection fails immediately.
     probe = {"httpGet": {"path": "/healthz", "port": 8080}, "periodSeconds": 1, "failureThreshold": 1, "timeoutSeconds": 30}
     names = ("one", "two", "three")
@@ -56,7 +56,7 @@ def test_a_service_balances_over_what_is_ready(namespace: Namespace) -> None:
     assert count_responses(namespace, "rest") == {"one": 30}
 
 
-def test_without_endpoints_a_connection_is_refused_and_with_the_first_it_works(namespace: Namespace) -> None:
+def test_a_service_rejects_connections_until_its_first_endpoint(namespace: Namespace) -> None:
     namespace.apply(SERVICE)
     assert count_responses(namespace, "early").keys() <= {"ConnectionResetError", "ConnectionRefusedError", "RemoteDisconnected"}
     namespace.apply(

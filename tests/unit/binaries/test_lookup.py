@@ -70,7 +70,8 @@ def test_an_unusable_binary_is_reported(kubernetes_folder: Path, spoil: object, 
     with pytest.raises(BuildError) as caught:
         binaries.ensure_binary("kubectl", binaries_folder=kubernetes_folder)
     assert str(caught.value) == (
-        f"{kubernetes_folder}/kubectl {reason}, and the lab needs version {VERSION}: put that there, or unset AERIE_LAB_BINARIES to build it."
+        f"{kubernetes_folder}/kubectl {reason}, and the lab needs version {VERSION}: "
+        "put that there, or unset AERIE_LAB_BINARIES to build it."
     )
 
 
@@ -83,7 +84,7 @@ def test_a_folder_of_the_user_needs_the_manifests_too(tmp_path: Path) -> None:
     for manifest in contour.manifests:
         (contour_folder / manifest_path(manifest)).parent.mkdir(parents=True, exist_ok=True)
         (contour_folder / manifest_path(manifest)).write_text("kind: List\n")
-    assert binaries.ensure_family("contour", binaries_folder=contour_folder) == kubernetes_folder
+    assert binaries.ensure_family("contour", binaries_folder=contour_folder) == contour_folder
 
 
 def test_a_folder_that_does_not_exist_is_reported(tmp_path: Path) -> None:

@@ -25,11 +25,11 @@ def fleet(*pods: SimulatedPod, rate: float = 2.0, **more: Any) -> SimulatedFleet
     return SimulatedFleet(pods, [KIND], PoissonArrivals(rate), **more)
 
 
-def of(scrapes: list[Scrape], name: str) -> list[Counters | None]:
+def scrapes_of(scrapes: list[Scrape], name: str) -> list[Counters | None]:
     return [scrape.counters for scrape in scrapes if scrape.pod == name]
 
 
-def length(counters: Counters) -> float:
+def acceptance_length(counters: Counters) -> float:
     return 1 + counters.spec_decode_num_accepted_tokens / counters.spec_decode_num_drafts
 
 
@@ -38,7 +38,7 @@ def test_scrapes_come_in_order_and_count_up() -> None:
     scrapes = list(simulated_fleet.run(600.0))
     assert [s.time for s in scrapes] == sorted(s.time for s in scrapes)
     for name in "ab":
-        tokens = [c.generation_tokens for c in of(scrapes, name) if c]
+        tokens = [c.generation_tokens for c in scrapes_of(scrapes, name) if c]
         assert len(tokens) == 40
         assert tokens == sorted(tokens)
     assert simulated_fleet.lost_requests == 0
@@ -71,7 +71,7 @@ def test_a_restart_resets_counters_cuts_requests_and_moves_traffic() -> None:
     assert 0 < simulated_fleet.lost_requests < 20
 
 
-def test_sessions_stay_on_their_pod_and_find_their_cache() -> None:
+def test_sessions_stay_on_their_pod_and_hit_its_cache() -> None:
     hits = {}
     for routing in ("session", "random"):
         simulated_fleet = fleet(*(pod(name) for name in "abcd"), routing=routing, rate=4.0)
@@ -105,14 +105,14 @@ def test_a_better_drafter_and_a_slower_pod_show_in_the_counters() -> None:
     simulated_fleet = fleet(*pods, rate=3.0, routing="random")
     list(simulated_fleet.run(1500.0))
     a, better, slow = (replica.counters for replica in simulated_fleet.replicas)
-    assert length(a) == pytest.approx(expected_length(KIND.acceptance, 3), rel=0.03)
-    assert length(better) == pytest.approx(expected_length(KIND.acceptance.shift_logits(0.5), 3), rel=0.03)
+    assert acceptance_length(a) == pytest.approx(expected_length(KIND.acceptance, 3), rel=0.03)
+    assert acceptance_length(better) == pytest.approx(expected_length(KIND.acceptance.shift_logits(0.5), 3), rel=0.03)
     ratio = (slow.inter_token_latency.total / slow.inter_token_latency.count) / (
         a.inter_token_latency.total / a.inter_token_latency.count
     )
     assert ratio == pytest.approx(1.5, rel=0.1)
 
 
-def test_two_pods_of_one_name_are_refused() -> None:
+def test_two_pods_with_the_same_name_are_rejected() -> None:
     with pytest.raises(ValueError, match="each with a name of its own"):
         fleet(pod("a"), pod("a"))

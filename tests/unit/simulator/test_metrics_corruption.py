@@ -1,4 +1,4 @@
-"""Corrupt metrics, and an engine that sends itself requests."""
+"""Corrupt metrics, and an engine that sends requests to itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_an_unknown_corruption_is_rejected_by_name() -> None:
     assert parse_options({"metrics_corruption": "nan"}).metrics_corruption == "nan"
 
 
-def test_frozen_metrics_are_those_of_when_the_corruption_began() -> None:
+def test_frozen_metrics_keep_the_values_of_the_start_of_the_corruption() -> None:
     corruptor = MetricsCorruptor()
     assert corruptor.corrupt("one") == "one"
     corruptor.set_corruption("frozen")

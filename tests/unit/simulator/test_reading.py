@@ -1,4 +1,4 @@
-"""The operator reads simulated pages. Reader and writer were written apart, each from vLLM's source: one tests the other."""
+"""The operator reads simulated metrics. Parser and renderer were both written from vLLM's source, so each tests the other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def scrapes(pod: SimulatedPod, seconds: float, rate: float = 2.0) -> list[Sample
     ]
 
 
-def window(first: Sample, last: Sample) -> Counters:
+def diff(first: Sample, last: Sample) -> Counters:
     increase = diff_samples(first, last)
     assert isinstance(increase, Counters)
     return increase
@@ -38,7 +38,7 @@ def window(first: Sample, last: Sample) -> Counters:
 
 def test_acceptance_batch_and_times_of_a_static_setting() -> None:
     samples = scrapes(SimulatedPod("a", EngineSettings(num_speculative_tokens=3), STEP_TIME_FORMULAS["dense-8b"]), 1800.0)
-    increase = window(samples[0], samples[-1])
+    increase = diff(samples[0], samples[-1])
     length = rates.acceptance_length(increase, Static(3))
     assert isinstance(length, rates.Bounds)
     assert length.is_exact, "nothing is cached, so no draft can be a dummy"
@@ -58,13 +58,13 @@ def test_acceptance_batch_and_times_of_a_static_setting() -> None:
 def test_survival_is_read_from_two_tiers_of_a_schedule() -> None:
     settings = EngineSettings(num_speculative_tokens=3, k_schedule=((1, 2, 3), (3, 256, 1)))
     samples = scrapes(SimulatedPod("a", settings, STEP_TIME_FORMULAS["dense-8b"]), 3000.0, rate=4.0)
-    increase = window(samples[0], samples[-1])
+    increase = diff(samples[0], samples[-1])
     survival = rates.survival_by_position(increase, Schedule((ScheduleTier(1, 2, 3), ScheduleTier(3, 256, 1)), 3))
     assert not isinstance(survival, rates.Unknown), survival
     assert [s.low for s in survival] == pytest.approx(expected_survival(ACCEPTANCE, 3).tolist(), abs=0.015)
 
 
-def test_a_restart_is_a_reset() -> None:
+def test_a_restart_is_a_counter_reset() -> None:
     pod = SimulatedPod(
         "a", EngineSettings(num_speculative_tokens=3), STEP_TIME_FORMULAS["dense-8b"], restarts=(PodRestart(300.0, 30.0),)
     )
@@ -81,7 +81,7 @@ def test_dummy_drafts_of_cached_prompts_are_within_the_bounds() -> None:
     for number in range(8):
         replica.submit(Request(str(number), 129, 1, ACCEPTANCE, segments=(("prompt", 129),)), float(number))
         replica.advance(math.inf)
-    increase = window(before, parse_exposition(render_exposition(replica.counters, "m", 0.0).encode()))
+    increase = diff(before, parse_exposition(render_exposition(replica.counters, "m", 0.0).encode()))
     assert increase.speculation is not None
     assert (increase.speculation.drafts, increase.speculation.draft_tokens, increase.speculation.accepted) == (7, 21, 0)
     assert (increase.request_steps, increase.prompt_tokens - increase.computed_prompt_tokens) == (0, 7 * 128)
@@ -106,7 +106,7 @@ def test_acceptance_length_counts_tokens_after_a_stop(q: tuple[float, ...], answ
         for scrape in fleet.run(900.0)
         if scrape.counters is not None
     ]
-    increase = window(samples[0], samples[-1])
+    increase = diff(samples[0], samples[-1])
     length, tokens_per_step = rates.acceptance_length(increase, Static(3)), rates.tokens_per_step(increase)
     assert isinstance(length, rates.Bounds)
     assert isinstance(tokens_per_step, float)

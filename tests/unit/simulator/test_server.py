@@ -1,4 +1,4 @@
-"""The process: answers, streams, errors, metrics, and how it starts and ends. What vLLM does is measured in tests/vllm."""
+"""The process: answers, streams, errors, metrics, start and end. tests/vllm measures vLLM itself."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def test_answers_and_their_metrics(start: Start) -> None:
     assert len(body["choices"][0]["text"].split()) == 20
     chat = ask(running, "/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}]).json()
     assert (chat["object"], chat["choices"][0]["message"]["role"]) == ("chat.completion", "assistant")
-    stream = events(running, max_tokens=30)
+    start_stream = events(running, max_tokens=30)
     assert (
-        "".join(e["choices"][0]["text"] for e in stream if e["choices"]).split()
+        "".join(e["choices"][0]["text"] for e in start_stream if e["choices"]).split()
         == ask(running, max_tokens=30).json()["choices"][0]["text"].split()
     )
-    assert [e["choices"][0]["finish_reason"] for e in stream if e["choices"]][-1] == "length"
-    assert stream[-1]["usage"]["completion_tokens"] == 30
+    assert [e["choices"][0]["finish_reason"] for e in start_stream if e["choices"]][-1] == "length"
+    assert start_stream[-1]["usage"]["completion_tokens"] == 30
     first, *_ = events(running, "/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert running.metric("vllm:generation_tokens_total") == 20 + 8 + 30 + 30 + 8
@@ -90,19 +90,19 @@ def test_invalid_requests_are_rejected(start: Start) -> None:
     assert running.client.post("/v1/completions", content=b"{bad").status_code == 400
 
 
-def drafting(folder: Path, lossy: float) -> tuple[str, str]:
-    """Arguments for a drafter that changes this share of the tokens."""
+def drafter_arguments(folder: Path, lossy: float) -> tuple[str, str]:
+    """Return arguments for a drafter that changes this share of the tokens."""
     model = str(write_drafter(folder, simulator={"altered_share": lossy}))
     return "--speculative-config", json.dumps({"method": "eagle3", "model": model, "num_speculative_tokens": 3})
 
 
 @pytest.mark.slow
-def test_greedy_answers_are_those_of_the_target_but_with_a_drafter_that_changes_them(start: Start, tmp_path: Path) -> None:
+def test_greedy_answers_differ_only_with_a_lossy_drafter(start: Start, tmp_path: Path) -> None:
     options = {"answer_tokens": 50.0}
     engines = [
         start(*NGRAM, options={**options, "seed": 1}),
-        start(*drafting(tmp_path / "good", 0.0), options={**options, "seed": 2}),
-        start(*drafting(tmp_path / "bad", 0.05), options={**options, "seed": 3}),
+        start(*drafter_arguments(tmp_path / "good", 0.0), options={**options, "seed": 2}),
+        start(*drafter_arguments(tmp_path / "bad", 0.05), options={**options, "seed": 3}),
     ]
     answers_by_engine = [
         [greedy.parse_completion(engine.client.post(greedy.COMPLETIONS_PATH, content=question).content) for question in QUESTIONS]
@@ -150,7 +150,7 @@ def test_a_request_without_the_api_key_is_rejected(start: Start) -> None:
     assert running.client.get("/health").is_success
 
 
-def test_a_client_that_leaves_frees_its_place(start: Start) -> None:
+def test_a_disconnected_client_frees_its_place(start: Start) -> None:
     running = start(options={"step_time": {"formula": {"base_seconds": 0.02, "seconds_per_token": 0.0}}})
     with running.client.stream("POST", "/v1/completions", json={"prompt": "a", "max_tokens": 2000, "stream": True}) as answer:
         lines = answer.iter_lines()  # kept: httpx closes the stream of a generator that is dropped
@@ -174,7 +174,7 @@ def test_traffic_checks_every_answer(start: Start) -> None:
     assert running.metric("vllm:prefix_cache_hits_total") > 0
 
 
-def test_traffic_tells_what_is_wrong(start: Start) -> None:
+def test_traffic_reports_errors_by_kind(start: Start) -> None:
     running = start("--served-model-name", "other")
     kind = TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(5), LengthDistribution(5))
     turns = list(itertools.islice(generate_turns([kind], PoissonArrivals(1.0), 0.0, 1e9), 3))
@@ -190,7 +190,7 @@ TOKENS = 300
 """Length of a stream: nine seconds at `SLOW`, so that what follows its beginning falls into it."""
 
 
-def stream(running: Running, lines: list[str], begun: threading.Event, timeout: float = 60.0) -> threading.Thread:
+def start_stream(running: Running, lines: list[str], begun: threading.Event, timeout: float = 60.0) -> threading.Thread:
     """Read a stream until it ends, sends [DONE], or sends nothing for `timeout` seconds."""
 
     def read() -> None:
@@ -220,7 +220,7 @@ def stream(running: Running, lines: list[str], begun: threading.Event, timeout: 
 SLOW = {"step_time": {"formula": {"base_seconds": 0.03, "seconds_per_token": 0.0}}}
 
 
-def test_an_idle_connection_is_closed_when_vllm_would(start: Start) -> None:
+def test_an_idle_connection_is_closed_after_the_keep_alive_timeout(start: Start) -> None:
     running = start(variables={"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "1"})
     with socket.create_connection((running.client.base_url.host, running.client.base_url.port or 0), timeout=60) as idle:
         idle.sendall(b"GET /version HTTP/1.1\r\nHost: engine\r\n\r\n")
@@ -229,10 +229,10 @@ def test_an_idle_connection_is_closed_when_vllm_would(start: Start) -> None:
     assert start(variables={"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "soon"}, wait=False).process.wait(60) == 2
 
 
-def test_sigterm_silences_open_streams_until_their_clients_leave(start: Start) -> None:
+def test_after_sigterm_open_streams_are_silent_until_clients_disconnect(start: Start) -> None:
     running = start(options=SLOW)
     lines: list[str] = []
-    reader = stream(running, lines, threading.Event(), timeout=5.0)
+    reader = start_stream(running, lines, threading.Event(), timeout=5.0)
     running.process.send_signal(signal.SIGTERM)
     reader.join(60)  # leaves after five seconds of silence
     assert lines[-1] != "[DONE]"
@@ -240,16 +240,16 @@ def test_sigterm_silences_open_streams_until_their_clients_leave(start: Start) -
     assert running.process.wait(60) == 0
 
 
-def test_sigterm_without_open_requests_ends_it_at_once(start: Start) -> None:
+def test_sigterm_without_open_requests_ends_the_process_immediately(start: Start) -> None:
     running = start(options=SLOW)
     ask(running)
     assert running.end(within=60) == 0
 
 
-def test_with_a_shutdown_timeout_open_streams_are_finished_and_new_requests_refused(start: Start) -> None:
+def test_during_the_shutdown_timeout_streams_finish_and_requests_fail(start: Start) -> None:
     running = start("--shutdown-timeout", "60", options=SLOW)
     lines: list[str] = []
-    reader = stream(running, lines, threading.Event())
+    reader = start_stream(running, lines, threading.Event())
     running.process.send_signal(signal.SIGTERM)
     began = time.monotonic()
     while (answer := ask(running)).status_code == 200:
@@ -262,21 +262,21 @@ def test_with_a_shutdown_timeout_open_streams_are_finished_and_new_requests_refu
     assert running.process.wait(60) == 0
 
 
-def test_a_shutdown_timeout_that_is_too_short_cuts_the_rest(start: Start) -> None:
+def test_a_short_shutdown_timeout_truncates_open_streams(start: Start) -> None:
     running = start(
         "--shutdown-timeout", "1", options={"step_time": {"formula": {"base_seconds": 0.1, "seconds_per_token": 0.0}}}
     )
     lines: list[str] = []
-    reader = stream(running, lines, threading.Event(), timeout=5.0)
+    reader = start_stream(running, lines, threading.Event(), timeout=5.0)
     assert running.end() == 0
     reader.join(60)
     assert lines[-1] != "[DONE]"
 
 
-def test_when_its_engine_dies_it_says_so_and_ends(start: Start) -> None:
+def test_a_dead_engine_is_reported_and_ends_the_process(start: Start) -> None:
     running = start(options=SLOW)
     lines: list[str] = []
-    reader = stream(running, lines, threading.Event())
+    reader = start_stream(running, lines, threading.Event())
     running.process.send_signal(signal.SIGUSR1)
     reader.join(60)
     assert json.loads(lines[-2])["error"]["message"].startswith("EngineCore encountered an issue.")
@@ -285,7 +285,7 @@ def test_when_its_engine_dies_it_says_so_and_ends(start: Start) -> None:
 
 
 @pytest.mark.parametrize("drafter", ["no flags", "missing"])
-def test_a_drafter_that_does_not_load_ends_the_process_with_1(start: Start, drafters: dict[str, Path], drafter: str) -> None:
+def test_a_drafter_that_does_not_load_gives_exit_status_1(start: Start, drafters: dict[str, Path], drafter: str) -> None:
     path = str(drafters.get(drafter, "/nowhere/drafter"))
     config = {"method": "eagle3", "model": path, "num_speculative_tokens": 3}
     running = start("--speculative-config", json.dumps(config), wait=False)
@@ -294,25 +294,25 @@ def test_a_drafter_that_does_not_load_ends_the_process_with_1(start: Start, draf
     assert ("'fc_norm'" if drafter == "no flags" else "/nowhere/drafter") in message
 
 
-def test_unknown_flags_and_options_end_it_with_2(start: Start) -> None:
+def test_unknown_flags_and_options_give_exit_status_2(start: Start) -> None:
     assert start("--no-such-flag", wait=False).process.wait(60) == 2
     running = start(options={"startup": 1}, wait=False)
     assert running.process.wait(60) == 2
     assert "unknown field 'startup'" in running.last_words()
 
 
-def test_a_start_takes_its_time_and_can_be_ended(start: Start) -> None:
+def test_a_start_takes_its_load_time_and_can_be_ended(start: Start) -> None:
     running = start(options={"startup_seconds": 30.0}, wait=False)
     with pytest.raises(httpx.TransportError):
         running.client.get("/health")
     began = time.monotonic()
-    while not catches(running.process.pid, signal.SIGTERM):
+    while not has_signal_handler(running.process.pid, signal.SIGTERM):
         assert time.monotonic() - began < 60
     assert running.end() == 0
 
 
-def catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler for the signal."""
+def has_signal_handler(pid: int, number: int) -> bool:
+    """Return whether the process has a handler for the signal."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
     return bool(caught >> (number - 1) & 1)

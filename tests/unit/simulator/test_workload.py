@@ -1,4 +1,4 @@
-"""Traffic: rates, bursts and days are what they say, lengths are bounded, sessions grow."""
+"""Traffic: rates, bursts and daily cycles have their parameters, lengths are bounded, sessions grow."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_bursts_vary_more_than_poisson() -> None:
     assert counts.var() > 5 * counts.mean()
 
 
-def test_a_day_has_its_peak() -> None:
+def test_a_daily_cycle_has_its_peak() -> None:
     times = DiurnalArrivals(1.0, amplitude=0.8, peak_seconds=15 * 3600).draw_times(np.random.default_rng(1), 0.0, 86_400.0)
     by_hour = np.histogram(times, bins=24, range=(0, 86_400))[0]
     assert by_hour[14:16].mean() / 3600 == pytest.approx(1.8, rel=0.1)
     assert by_hour[2:4].mean() / 3600 == pytest.approx(0.2, rel=0.3)
 
 
-def test_lengths_are_bounded_and_nonsense_is_refused() -> None:
+def test_lengths_are_bounded_and_invalid_ones_are_rejected() -> None:
     drawn = LengthDistribution(100, 1.0, 50, 200).draw(np.random.default_rng(1), 1000)
     assert (min(drawn), max(drawn)) == (50, 200)
     assert LengthDistribution(100).draw(np.random.default_rng(1), 3) == [100] * 3

@@ -40,7 +40,7 @@ def check_readme() -> ModuleType:
 def test_readme_names_the_targets_of_the_makefile(
     check_readme: ModuleType, readme: str, makefile: str, messages: list[str]
 ) -> None:
-    problems = check_readme.problems(readme, makefile)
+    problems = check_readme.find_errors(readme, makefile)
     assert len(problems) == len(messages)
     for problem, part in zip(problems, messages, strict=True):
         assert part in problem

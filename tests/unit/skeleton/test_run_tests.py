@@ -38,7 +38,7 @@ except KeyboardInterrupt:
 
 
 def command(shown: str, beside: str) -> list[str]:
-    code = "import sys; from scripts.run_tests import side_by_side as run\n"
+    code = "import sys; from scripts.run_tests import run_side_by_side as run\n"
     code += "sys.exit(abs(run(*((sys.executable, '-c', code) for code in sys.argv[1:]), 'The others')))"
     return [sys.executable, "-c", code, shown, beside]
 

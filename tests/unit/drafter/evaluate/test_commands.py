@@ -20,7 +20,7 @@ from bundle.target import make_tokenizer
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """target, three, threeone and prompts.jsonl."""
+    """Return a folder with target, three, threeone and prompts.jsonl."""
     root = tmp_path_factory.mktemp("models")
     tokenizer = make_tokenizer(["a small text, of small words, for a small model"])
     torch.manual_seed(0)
@@ -54,7 +54,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_evaluate_tells_acceptance_by_category(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_prints_acceptance_by_category(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = [str(folders / "prompts.jsonl"), "--target", str(folders / "target"), "--drafter", str(folders / "threeone")]
     assert run_cli(["evaluate", *common, "--max-tokens", "12", "-k", "2", "-o", "json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -86,7 +86,7 @@ def test_sampled_drafts_run_the_loop(folders: Path, capsys: pytest.CaptureFixtur
         (["--url", "http://127.0.0.1:1", "--model", "m"], "no response"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
+def test_contradictory_options_are_rejected(
     folders: Path, arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folders)
@@ -94,7 +94,7 @@ def test_what_does_not_go_together_is_refused(
     assert sentence in " ".join(capsys.readouterr().err.split())
 
 
-def test_drift_tells_and_draws_both(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drift_prints_and_plots_both_drafters(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["drift", str(folders / "three"), str(folders / "threeone"), "--target", str(folders / "target")]
     arguments += ["--prompts", str(folders / "prompts.jsonl"), "--max-tokens", "12", "-k", "4"]
     assert run_cli([*arguments, "-o", "json"]) == 0
@@ -108,7 +108,7 @@ def test_drift_tells_and_draws_both(folders: Path, tmp_path: Path, capsys: pytes
     assert run_cli([*arguments, "--plot", "drift.doc"]) == 2
 
 
-def test_what_was_never_drafted_is_null_and_not_a_number() -> None:
+def test_acceptance_without_drafts_is_null() -> None:
     counts = {"a": AcceptanceCounts(0, (0, 0)), "b": AcceptanceCounts(2, (1, 0))}
     assert acceptance_to_json(counts)["a"]["acceptance_length"] is None
     assert acceptance_to_json(counts)["b"]["conditional_acceptance"] == [0.5, 0.0]

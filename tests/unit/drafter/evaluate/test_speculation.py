@@ -1,4 +1,4 @@
-"""Speculation leaves the target's distribution as it is."""
+"""Speculation does not change the target's distribution."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_accepted_tokens_are_the_overlap_of_the_distributions() -> None:
     assert accepted / total == pytest.approx(overlap, abs=4 * (overlap * (1 - overlap) / total) ** 0.5)
 
 
-def test_a_draft_that_the_target_never_writes_is_refused() -> None:
+def test_a_draft_with_target_probability_0_is_rejected() -> None:
     proposed, target_probabilities = torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.0, 1.0], [1.0, 0.0]]).double()
     assert verify_draft([0], proposed, target_probabilities, TokenSampler()) == [1]
     assert verify_draft([1], target_probabilities[:1], target_probabilities, TokenSampler()) == [1, 0]

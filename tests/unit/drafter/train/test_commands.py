@@ -13,7 +13,7 @@ from aerie_drafter import checkpoint
 from aerie_drafter.cli import run_cli
 
 
-def test_train_prints_its_settings_trains_and_says_what_came_out(
+def test_train_prints_its_settings_and_results(
     tmp_path: Path, target_folder: Path, write_conversations: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_cli(["train", "--init"]) == 0
@@ -35,7 +35,7 @@ def test_train_prints_its_settings_trains_and_says_what_came_out(
     assert "resuming after step" in capsys.readouterr().err
 
 
-def test_train_says_what_is_wrong_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_train_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["train"]) == 2
     assert "aerie-drafter train --init" in capsys.readouterr().err
     assert run_cli(["train", str(tmp_path / "none.yaml")]) == 2

@@ -1,4 +1,4 @@
-"""The shape of a new drafter follows the target's."""
+"""The configuration of a new drafter follows from that of the target."""
 
 from __future__ import annotations
 
@@ -63,6 +63,6 @@ def test_a_deepseek_target_gets_latent_attention() -> None:
     Drafter(config)
 
 
-def test_more_draft_tokens_than_there_are_is_refused() -> None:
+def test_a_draft_vocabulary_larger_than_the_targets_is_rejected() -> None:
     with pytest.raises(ConfigError, match="draft_vocab_size 101 is larger than vocab_size 100"):
         build_drafter_config(DrafterSettings(draft_vocab_size=101), deepseek(rope_type="default"))

@@ -53,7 +53,7 @@ def read(path: Path) -> list[list[dict[str, str]]]:
 
 
 def greedy_answer(model: Any, tokenizer: Any, messages: list[dict[str, str]], length: int) -> str:
-    """One conversation, one token at a time, without cache or padding."""
+    """Decode one conversation, one token at a time, without cache or padding."""
     tokens = tokenizer(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))["input_ids"]
     begun = len(tokens)
     while len(tokens) < begun + length:
@@ -65,7 +65,7 @@ def greedy_answer(model: Any, tokenizer: Any, messages: list[dict[str, str]], le
     return str(tokenizer.decode(tokens[begun:], skip_special_tokens=True))
 
 
-def test_every_turn_is_the_targets_own_on_top_of_its_own(source: Path, letter_target: tuple[Any, Any], tmp_path: Path) -> None:
+def test_every_turn_is_generated_after_the_generated_turns(source: Path, letter_target: tuple[Any, Any], tmp_path: Path) -> None:
     model, tokenizer = letter_target
     output = tmp_path / "answers.jsonl"
     assert generate_answers(model, tokenizer, source, output, parameters=GenerationParameters(max_tokens=6), batch_size=3) == 5
@@ -82,7 +82,7 @@ def test_every_turn_is_the_targets_own_on_top_of_its_own(source: Path, letter_ta
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_run_that_was_stopped_goes_on_to_the_same_file(
+def test_a_resumed_run_gives_the_same_file(
     source: Path, letter_target: tuple[Any, Any], tmp_path: Path, temperature: float
 ) -> None:
     model, tokenizer = letter_target
@@ -100,7 +100,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_file(
     assert generate_answers(model, tokenizer, source, output, parameters=parameters, batch_size=2) == 0
 
 
-def test_sampling_draws_and_another_seed_draws_otherwise(source: Path, letter_target: tuple[Any, Any], tmp_path: Path) -> None:
+def test_sampling_depends_on_the_seed(source: Path, letter_target: tuple[Any, Any], tmp_path: Path) -> None:
     model, tokenizer = letter_target
     texts = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
@@ -110,8 +110,8 @@ def test_sampling_draws_and_another_seed_draws_otherwise(source: Path, letter_ta
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_a_question_alone_gets_an_answer(source: Path, letter_target: tuple[Any, Any], tmp_path: Path) -> None:
-    """Prompts are what people have: a conversation that ends with a question is answered like one with an answer to replace."""
+def test_a_question_without_answer_gets_one(source: Path, letter_target: tuple[Any, Any], tmp_path: Path) -> None:
+    """A conversation that ends with a question is answered like one whose answer is replaced."""
     questions = tmp_path / "questions.jsonl"
     alone = [{"prompt": "d"}, {"messages": FORM[1]["messages"][:-1]}]  # type: ignore[index]
     questions.write_text("".join(json.dumps(line) + "\n" for line in alone))
@@ -121,7 +121,7 @@ def test_a_question_alone_gets_an_answer(source: Path, letter_target: tuple[Any,
     assert [d, long] == [read(tmp_path / "other")[2], read(tmp_path / "other")[1]]
 
 
-def test_a_file_of_another_run_is_refused(source: Path, letter_target: tuple[Any, Any], tmp_path: Path) -> None:
+def test_a_file_of_another_run_is_rejected(source: Path, letter_target: tuple[Any, Any], tmp_path: Path) -> None:
     model, tokenizer = letter_target
     output = tmp_path / "answers.jsonl"
     generate_answers(model, tokenizer, source, output, parameters=GenerationParameters(max_tokens=2))

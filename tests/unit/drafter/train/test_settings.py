@@ -19,7 +19,7 @@ def with_field(name: str, value: Any) -> dict[str, Any]:
     return {**MINIMAL, group: {**MINIMAL.get(group, {}), field: value}}
 
 
-def test_the_commented_file_says_every_field_and_reads_back_as_the_defaults(tmp_path: Path) -> None:
+def test_the_default_file_has_every_field_and_its_default(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     path.write_text(render_default_yaml())
     settings, minimal_settings = read_settings(path), parse_settings(MINIMAL, "least")
@@ -64,13 +64,13 @@ def test_defaults_are_the_recipe() -> None:
         ({**MINIMAL, "target": {"model": "t", "hidden_states": "s", "shard": True}}, "f: target.shard is true"),
     ],
 )
-def test_a_fault_is_one_sentence_with_field_and_value(raw: dict[str, Any], message: str) -> None:
+def test_an_error_is_one_sentence_with_field_and_value(raw: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_settings(raw, "f")
     assert str(caught.value).startswith(message)
 
 
-def test_files_that_are_no_settings(tmp_path: Path) -> None:
+def test_files_that_are_not_settings_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"none.yaml cannot be read \(No such file or directory\): give a YAML file. `aerie-drafter train"
     ):

@@ -1,4 +1,4 @@
-"""The loss of training-time test against a naive unroll, finite differences and an example by hand."""
+"""The loss of training-time test, compared with a naive unroll, finite differences and a calculation by hand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def config(**changes: Any) -> DrafterConfig:
     return DrafterConfig(**base | changes)
 
 
-def drafter_of(settings: DrafterConfig, seed: int = 0) -> Drafter:
+def build_drafter(settings: DrafterConfig, seed: int = 0) -> Drafter:
     torch.manual_seed(seed)
     drafter = Drafter(settings).double()
     for parameter in drafter.parameters():
@@ -48,7 +48,7 @@ def drafter_of(settings: DrafterConfig, seed: int = 0) -> Drafter:
     return drafter
 
 
-def batch_of(settings: DrafterConfig, rows: int = 2, length: int = 9, seed: int = 1) -> tuple[TrainingBatch, Tensor]:
+def build_batch(settings: DrafterConfig, rows: int = 2, length: int = 9, seed: int = 1) -> tuple[TrainingBatch, Tensor]:
     torch.manual_seed(seed)
     wide = settings.target_hidden_size
     counted = torch.rand(rows, length) < 0.7
@@ -85,10 +85,10 @@ class NaiveMemory:
         return scores.masked_fill(~visible, float("-inf")).softmax(-1) @ torch.cat(self.values, 2)
 
 
-def naive(
+def compute_naive_loss(
     drafter: Drafter, batch: TrainingBatch, teacher: Tensor, horizon: int, decay: float
 ) -> tuple[Tensor, list[float], Tensor]:
-    """(weighted sum, columns counted per step, agreement [horizon, rows, columns]), one column at a time."""
+    """Return (weighted sum, columns counted per step, agreement [horizon, rows, columns]), one column at a time."""
     rows, length = batch.tokens.shape
     memory, hidden = NaiveMemory(), drafter.fuse_aux_hidden_states(batch.aux_hidden_states[:, :-1])
     total = torch.zeros((), dtype=torch.float64)
@@ -131,8 +131,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_loss_and_all_gradients_equal_the_naive_unroll(variant: str, slice_elements: int) -> None:
     settings = config(**VARIANTS[variant])
-    drafter, (batch, teacher) = drafter_of(settings), batch_of(settings)
-    expected, counts, agreed = naive(drafter, batch, teacher, 4, 0.8)
+    drafter, (batch, teacher) = build_drafter(settings), build_batch(settings)
+    expected, counts, agreed = compute_naive_loss(drafter, batch, teacher, 4, 0.8)
     expected.backward()  # type: ignore[no-untyped-call]
     gradients = {name: parameter.grad for name, parameter in drafter.named_parameters() if parameter.requires_grad}
     drafter.zero_grad()
@@ -149,11 +149,11 @@ def test_loss_and_all_gradients_equal_the_naive_unroll(variant: str, slice_eleme
     assert drafter.embed_tokens.weight.grad is None
 
 
-def test_gradcheck() -> None:
+def test_gradients_equal_finite_differences() -> None:
     settings = config(hidden_size=4, num_attention_heads=1, num_key_value_heads=1, head_dim=4, intermediate_size=4)
     settings = dataclasses.replace(settings, target_hidden_size=3, aux_layer_ids=(1,), vocab_size=6, draft_vocab_size=5)
-    drafter = drafter_of(dataclasses.replace(settings, norm_output=True))
-    batch, teacher = batch_of(settings, rows=1, length=6)
+    drafter = build_drafter(dataclasses.replace(settings, norm_output=True))
+    batch, teacher = build_batch(settings, rows=1, length=6)
     loss = TrainingTimeTest(drafter, teacher, horizon=3)
     names = [name for name, parameter in loss.named_parameters() if parameter.requires_grad]
 
@@ -168,7 +168,7 @@ def test_gradcheck() -> None:
 
 def test_without_gradients_the_metrics_are_the_same() -> None:
     settings = config()
-    drafter, (batch, teacher) = drafter_of(settings), batch_of(settings)
+    drafter, (batch, teacher) = build_drafter(settings), build_batch(settings)
     loss = TrainingTimeTest(drafter, teacher, horizon=3)
     with torch.no_grad():
         quiet = loss(batch)
@@ -176,9 +176,9 @@ def test_without_gradients_the_metrics_are_the_same() -> None:
     assert torch.equal(quiet.weighted_sum, loss(batch).weighted_sum)
 
 
-def test_a_batch_with_nothing_counted_has_loss_and_gradients_of_zero() -> None:
+def test_a_batch_without_counted_tokens_has_zero_loss_and_gradients() -> None:
     settings = config()
-    drafter, (batch, teacher) = drafter_of(settings), batch_of(settings)
+    drafter, (batch, teacher) = build_drafter(settings), build_batch(settings)
     batch = dataclasses.replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
     output = TrainingTimeTest(drafter, teacher, horizon=3)(batch)
     output.weighted_sum.backward()
@@ -188,8 +188,8 @@ def test_a_batch_with_nothing_counted_has_loss_and_gradients_of_zero() -> None:
     assert all(p.grad is not None and not p.grad.any() for p in drafter.parameters() if p.requires_grad)
 
 
-class Echo(torch.nn.Module):
-    """A drafter of two tokens that says which token it read: logits (0, ln 3) after token 1, (ln 3, 0) after token 0."""
+class EchoDrafter(torch.nn.Module):
+    """A drafter of two tokens that predicts the token it read: logits (0, ln 3) after token 1, (ln 3, 0) after token 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class Echo(torch.nn.Module):
         return torch.nn.functional.one_hot(tokens, 2).float() * torch.log(torch.tensor(3.0)), hidden
 
 
-def test_position_shifts_by_hand() -> None:
+def test_position_shifts_equal_a_calculation_by_hand() -> None:
     """Tokens x0..x4 = 0 1 1 0 1, of which x3 and x4 are to be learnt; horizon 2, decay 0.5.
 
     The target is sure at once: its state at a place is 40 times the one-hot of the token it predicts, and its lm_head is the
@@ -234,7 +234,7 @@ def test_position_shifts_by_hand() -> None:
         aux_hidden_states=torch.zeros(1, 5, 1),
         final_hidden_states=final,
     )
-    echo = Echo()
+    echo = EchoDrafter()
     output = TrainingTimeTest(echo, torch.eye(2), horizon=2, decay=0.5)(batch)  # type: ignore[arg-type]
     assert echo.read == [[1, 1, 0, 1], [1, 0, 1, 0]]
     assert output.weighted_sum.item() == pytest.approx(2.5110, abs=1e-4)
@@ -252,15 +252,15 @@ def test_survival_counts_only_columns_whose_steps_are_all_counted() -> None:
     assert count_surviving_columns(agreed, counted).tolist() == [[3, 2, 1], [3, 2, 0], [3, 1, 0]]
 
 
-def test_a_walk_goes_on_after_the_accepted_tokens_and_the_bonus() -> None:
+def test_a_walk_continues_after_accepted_tokens_and_the_bonus_token() -> None:
     # Tokens 2..9 counted; 2 is the prompt's. Column t drafts token t + 2.
     counted = torch.tensor([[False, False] + [True] * 8])
     agreed = torch.zeros(3, 1, 9, dtype=torch.bool)
     agreed[:2, 0, 1] = True  # drafts 3 and 4: both accepted, 5 is the bonus
-    agreed[1, 0, 4] = True  # drafts 6: its first is refused, so the second does not help; 6 is emitted by verification
+    agreed[1, 0, 4] = True  # drafts 6: its first is rejected, so the second does not count; 6 is emitted by verification
     agreed[:, 0, 5] = True  # drafts 7, 8, 9: all accepted, and the bonus would be beyond the end
     assert simulate_speculation(agreed, counted, 3) == (3 + 1 + 3, 3)
-    # K = 1: drafts at 3 (4 the bonus), 5, 6 (its draft is refused), 7 (8 the bonus), 9
+    # K = 1: drafts at 3 (4 the bonus), 5, 6 (its draft is rejected), 7 (8 the bonus), 9
     assert simulate_speculation(agreed, counted, 1) == (2 + 1 + 1 + 2 + 1, 5)
 
 
@@ -271,9 +271,9 @@ def test_metrics_add_up() -> None:
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # RMSNorm then takes its plain form
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_in_bfloat16_the_loss_is_about_the_same(variant: str) -> None:
+def test_the_loss_in_bfloat16_is_nearly_the_same(variant: str) -> None:
     settings = config(**VARIANTS[variant])
-    drafter, (batch, teacher) = drafter_of(settings).float(), batch_of(settings)
+    drafter, (batch, teacher) = build_drafter(settings).float(), build_batch(settings)
     exact = TrainingBatch(batch.tokens, batch.loss_mask, batch.aux_hidden_states.float(), batch.final_hidden_states.float())
     rounded = TrainingBatch(
         batch.tokens, batch.loss_mask, batch.aux_hidden_states.bfloat16(), batch.final_hidden_states.bfloat16()
@@ -289,11 +289,11 @@ def test_in_bfloat16_the_loss_is_about_the_same(variant: str) -> None:
 
 def test_the_order_of_the_draft_vocabulary_changes_nothing() -> None:
     settings = config()
-    drafter, other = drafter_of(settings), drafter_of(settings)
+    drafter, other = build_drafter(settings), build_drafter(settings)
     order = torch.randperm(settings.draft_vocab_size)
     other.lm_head.weight.data = drafter.lm_head.weight.data[order]
     other.d2t = drafter.draft_token_ids[order] - torch.arange(settings.draft_vocab_size)
-    batch, teacher = batch_of(settings, rows=8, length=20)
+    batch, teacher = build_batch(settings, rows=8, length=20)
     expected, reordered = (TrainingTimeTest(model, teacher)(batch) for model in (drafter, other))
     assert expected.argmax_matches.any()
     assert torch.equal(reordered.argmax_matches, expected.argmax_matches)
