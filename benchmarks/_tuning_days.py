@@ -12,7 +12,7 @@ from typing import Any
 
 from aerie.engine.speculation import Static
 from aerie.tuning.recommendation import Recommendation
-from tests.unit.rollout.world import World, serving
+from tests.unit.rollout.world import World, serving_world
 
 DAYS = 30
 STEP = timedelta(minutes=10)
@@ -41,7 +41,7 @@ class Days:
 
 def simulate_days(fault: str, days: int = DAYS, **tuning: Any) -> Days:
     """Simulate days with a fault: NoRoom, a cluster with as many GPUs as replicas; Crash, a setting whose engines crash."""
-    world = serving(speculation={"tuning": {"mode": "Auto", **tuning}})
+    world = serving_world(speculation={"tuning": {"mode": "Auto", **tuning}})
     stable, replicas = world.desired_revision, world.document["spec"]["replicas"]
     end, trials, surge_hours, pending_hours = world.now + timedelta(days=days), 0, 0.0, 0.0
     in_trial, recommended_at = False, world.now

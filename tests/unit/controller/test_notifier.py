@@ -19,7 +19,7 @@ from aerie.api import SpeculativeDeployment
 from aerie.controller import notifier as notify
 from aerie.controller.notifier import Notifier, Webhook, WebhookError
 from aerie.controller.work_queue import NamespacedName
-from tests.unit.rollout.world import World, canarying
+from tests.unit.rollout.world import World, world_in_phase
 
 CHAT = NamespacedName("default", "chat")
 
@@ -90,7 +90,7 @@ def test_new_states_are_sent_once_and_in_order(tmp_path: Path) -> None:
         headers = tmp_path / "headers"
         headers.write_text("Authorization: Bearer secret\n\nX-Team: serving\n")
         async with endpoint.open() as url, run_notifier(Webhook(url, headers, "prod")) as (notifier, counts):
-            world, _ = canarying("Starting")
+            world, _ = world_in_phase("Starting")
             enqueue(notifier, world)
             enqueue(notifier, world)
             world.annotate(rollback=world.desired_revision)
@@ -115,7 +115,7 @@ def test_unavailable_endpoint_is_retried_in_order() -> None:
     async def run() -> None:
         endpoint = Endpoint(503, 429, 500)
         async with endpoint.open() as url, run_notifier(Webhook(url)) as (notifier, counts):
-            world, _ = canarying("Starting")
+            world, _ = world_in_phase("Starting")
             enqueue(notifier, world)
             await wait_until(lambda: counts["sent"] == 2)
             assert [notification["data"]["phase"] for notification in endpoint.received] == ["promoted", "started"]
@@ -128,7 +128,7 @@ def test_rejected_notification_is_dropped_and_the_next_is_sent() -> None:
     async def run() -> None:
         endpoint = Endpoint(400)
         async with endpoint.open() as url, run_notifier(Webhook(url)) as (notifier, counts):
-            world, _ = canarying("Starting")
+            world, _ = world_in_phase("Starting")
             enqueue(notifier, world)
             await wait_until(lambda: counts.total() == 2)
             assert counts == {"rejected": 1, "sent": 1}
@@ -143,7 +143,7 @@ def test_undeliverable_notification_expires(monkeypatch: pytest.MonkeyPatch) -> 
         async with Endpoint().open() as url:
             pass  # the port is free again
         async with run_notifier(Webhook(url)) as (notifier, counts):
-            world, _ = canarying("Starting")
+            world, _ = world_in_phase("Starting")
             enqueue(notifier, world)
             await wait_until(lambda: counts["expired"] == 2)
 
@@ -156,7 +156,7 @@ def test_full_queue_drops_notifications(monkeypatch: pytest.MonkeyPatch) -> None
     async def run() -> None:
         counts: Counter[str] = Counter()
         notifier = Notifier(Webhook("http://nobody.example"), lambda outcome: counts.update([outcome]))  # and nobody sends
-        world, _ = canarying("Starting")
+        world, _ = world_in_phase("Starting")
         enqueue(notifier, world)
         assert counts == {"queue_full": 1}
 
@@ -167,7 +167,7 @@ def test_next_leader_resends_recent_notifications_with_the_same_ids() -> None:
     async def run() -> None:
         endpoint = Endpoint()
         async with endpoint.open() as url:
-            world, _ = canarying("Starting")
+            world, _ = world_in_phase("Starting")
             for minutes, sent_count in ((0, 2), (10, 2), (20, 0)):
                 async with run_notifier(Webhook(url)) as (notifier, counts):
                     enqueue(notifier, world, timedelta(minutes=minutes))
@@ -181,7 +181,7 @@ def test_next_leader_resends_recent_notifications_with_the_same_ids() -> None:
 
 def test_notifier_without_a_webhook_stores_nothing() -> None:
     notifier = Notifier()
-    world, _ = canarying("Starting")
+    world, _ = world_in_phase("Starting")
     enqueue(notifier, world)
     assert notifier._sent_states == {}
 

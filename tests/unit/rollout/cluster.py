@@ -34,25 +34,25 @@ from tests.snapshots import build_snapshot
 from tests.unit.rollout.world import IMAGE, World, side
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
-PASS = timedelta(milliseconds=100)
+WRITE_DURATION = timedelta(milliseconds=100)
 """Duration of a reconcile that writes."""
-GRACE = timedelta(seconds=120)
+GRACE_PERIOD = timedelta(seconds=120)
 """terminationGracePeriodSeconds."""
-CHECK = timedelta(seconds=20)
+PREFLIGHT_DURATION = timedelta(seconds=20)
 """Duration of a preflight Job."""
-SEES = timedelta(seconds=1)
+GATEWAY_DELAY = timedelta(seconds=1)
 """Delay until a gateway's controller observes a change of its route."""
-SECONDS = {"H100": 50.0, "A100": 250.0}
+BLOCK_SECONDS = {"H100": 50.0, "A100": 250.0}
 """Time for the tokens of a block, by GPU."""
-DRAFTS = 40.0
+DRAFTS_PER_REQUEST = 40.0
 """Drafts of a request."""
 _REJECTION_CODES = frozenset({404, 422})
 _TRAFFIC_KINDS = frozenset({"Deployment", "Service", "HTTPRoute"})
 
 State = Literal["Loading", "Serving", "NotReady", "Crashing", "Roomless", "Imageless", "Failed"]
-EFFECTS = {"worse": -0.2, "equal": 0.0}
+DRAFTER_EFFECTS = {"worse": -0.2, "equal": 0.0}
 """Relative difference of a drafter's acceptance length; drafters that are not listed are better by a fifth."""
-BROKEN: Mapping[str, State] = {"crashing": "Crashing", "hanging": "Loading"}
+BROKEN_DRAFTERS: Mapping[str, State] = {"crashing": "Crashing", "hanging": "Loading"}
 """Drafters whose engines never serve."""
 
 
@@ -89,7 +89,7 @@ class Pod:
         return self.deleted is None and self.state == "Serving"
 
     @property
-    def holds(self) -> bool:
+    def holds_place(self) -> bool:
         """Return whether it holds a place."""
         return self.state not in ("Failed", "Roomless")
 
@@ -112,7 +112,7 @@ class Pod:
             "creationTimestamp": self.created_at.isoformat(),
         }
         if self.deleted is not None:
-            metadata["deletionTimestamp"] = (self.deleted + GRACE).isoformat()
+            metadata["deletionTimestamp"] = (self.deleted + GRACE_PERIOD).isoformat()
         spec = {"nodeName": self.node} if self.node else {}
         return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": self._status()}
 
@@ -164,7 +164,7 @@ class Reconcile:
 
 
 @dataclass
-class Quiet:
+class IdleStreak:
     """Number of successive reconciles that only time caused."""
 
     writing: int = 0
@@ -179,7 +179,7 @@ class Cluster(World):
 
     def __init__(self, seed: int = 0, *, load: float = 300.0, drain: float = 30.0, **spec: Any) -> None:
         super().__init__(**spec)
-        self.chance = random.Random(seed)  # noqa: S311 - no secrets
+        self.rng = random.Random(seed)  # noqa: S311 - no secrets
         self.load, self.drain = load, drain
         self.fleet: list[Pod] = []
         self.places = 10**6
@@ -201,7 +201,7 @@ class Cluster(World):
         self.block_started_at: datetime | None = None
         """Start of the current block."""
         self.failures = 0
-        self.quiet = Quiet()
+        self.idle_streak = IdleStreak()
         self.drafters: dict[str, str] = {}
         """Drafter of each revision."""
         self.on_reconcile: Callable[[Reconcile], None] = lambda _: None
@@ -281,28 +281,30 @@ class Cluster(World):
                 return True
             next_event_time = self.next_event_time()
             if reconcile.written and reconcile.requeue_after == timedelta(0):
-                self.quiet.writing += 1
-                self._advance_to(self.now + PASS)
+                self.idle_streak.writing += 1
+                self._advance_to(self.now + WRITE_DURATION)
                 continue
-            self.quiet.writing = 0
+            self.idle_streak.writing = 0
             reconcile_at = None if reconcile.requeue_after is None else self.now + reconcile.requeue_after
             if reconcile_at is None and next_event_time is None:
                 self._advance_to(end)
                 self.reconcile()
                 break
             if reconcile_at is not None and (next_event_time is None or reconcile_at < next_event_time) and not reconcile.written:
-                reconcile_at = self._stretched(reconcile.requeue_after or timedelta(0))
+                reconcile_at = self._idle_requeue_time(reconcile.requeue_after or timedelta(0))
             else:
-                self.quiet = Quiet()
+                self.idle_streak = IdleStreak()
             self._advance_to(min(time for time in (reconcile_at, next_event_time, end) if time is not None))
         return until()
 
-    def _stretched(self, requeue_after: timedelta) -> datetime:
+    def _idle_requeue_time(self, requeue_after: timedelta) -> datetime:
         """Return a later time for idle reconciles: an operator may be late, and a walk does not have to wait for it."""
-        self.quiet.idle = self.quiet.idle + 1 if requeue_after < 5 * SECOND else 0
+        self.idle_streak.idle = self.idle_streak.idle + 1 if requeue_after < 5 * SECOND else 0
         if requeue_after >= 5 * SECOND:
-            self.quiet.stretch += 1
-        return self.now + max(min(requeue_after * (1 << max(0, min(self.quiet.stretch - 3, 8))), 20 * MINUTE), requeue_after)
+            self.idle_streak.stretch += 1
+        return self.now + max(
+            min(requeue_after * (1 << max(0, min(self.idle_streak.stretch - 3, 8))), 20 * MINUTE), requeue_after
+        )
 
     # ------------------------------------------------------------------------------------------------------------ the API server
     def edited(self, **spec: Any) -> bool:
@@ -352,7 +354,7 @@ class Cluster(World):
             self._scale(name, item)
         self._schedule_pods()
         for (kind, name), job in list(self.objects.items()):
-            if kind == "Job" and not job.get("status") and self.now >= _creation_time(job) + CHECK:
+            if kind == "Job" and not job.get("status") and self.now >= _creation_time(job) + PREFLIGHT_DURATION:
                 self._conclude(name)
         self._answer_route()
         self._close_block()
@@ -392,7 +394,7 @@ class Cluster(World):
 
     @property
     def _held_places(self) -> int:
-        return sum(pod.holds for pod in self.fleet)
+        return sum(pod.holds_place for pod in self.fleet)
 
     def _create_pod(self, name: str, item: dict[str, Any], template: str) -> None:
         labels = item["spec"]["template"]["metadata"]["labels"]
@@ -419,15 +421,15 @@ class Cluster(World):
         if pod.revision in self.unpullable_revisions:
             pod.become("Imageless", self.now)
             return
-        state = BROKEN.get(self.drafters[pod.revision], "Loading")
+        state = BROKEN_DRAFTERS.get(self.drafters[pod.revision], "Loading")
         pod.restarts, pod.ended = (4, self.now) if state == "Crashing" else (0, None)
-        late = timedelta(seconds=self.load + self.chance.randrange(4) * 10)
-        loads = state == "Loading" and self.drafters[pod.revision] not in BROKEN
+        late = timedelta(seconds=self.load + self.rng.randrange(4) * 10)
+        loads = state == "Loading" and self.drafters[pod.revision] not in BROKEN_DRAFTERS
         pod.become(state, self.now, self.now + late if loads else None)
 
     def _delete_pod(self, pod: Pod) -> None:
         pod.deleted = self.now
-        if pod.state == "Failed" or not pod.holds:
+        if pod.state == "Failed" or not pod.holds_place:
             pod.gone_at = self.now
         else:
             pod.gone_at = self.now + timedelta(seconds=self.drain)
@@ -457,7 +459,7 @@ class Cluster(World):
         parents = (route.get("status") or {}).get("parents") or []
         current = parents[0]["conditions"][0] if parents else {}
         answer = {"observedGeneration": route["metadata"]["generation"], "status": accepted}
-        if self.now < changed + SEES or {key: current.get(key) for key in answer} == answer:
+        if self.now < changed + GATEWAY_DELAY or {key: current.get(key) for key in answer} == answer:
             return
         since = current["lastTransitionTime"] if current.get("status") == accepted else self.now.isoformat()
         reason = "Accepted" if accepted == "True" else "NoMatchingParent"
@@ -487,7 +489,7 @@ class Cluster(World):
         arms, serving = self._compared_deployments(), sum(pod.serves for pod in self.fleet)
         if arms is None or self.block_started_at is None or not serving:
             return None
-        return self.block_started_at + timedelta(seconds=max(120.0, 2000 / (DRAFTS * self.requests / serving)))
+        return self.block_started_at + timedelta(seconds=max(120.0, 2000 / (DRAFTS_PER_REQUEST * self.requests / serving)))
 
     def _close_block(self) -> None:
         """Close the current block if it has ended."""
@@ -511,9 +513,9 @@ class Cluster(World):
             return None
         status, revision = self.document["status"], serving[0].revision
         new = (status.get("canary") or status["stable"])["revision"] == revision
-        effect = EFFECTS.get(self.drafters.get(revision, ""), 0.2) if new else 0.0
-        noise = (1 + self.chance.gauss(0, 0.01)) * self.drift
-        seconds = max(SECONDS[pod.product] for pod in serving)
+        effect = DRAFTER_EFFECTS.get(self.drafters.get(revision, ""), 0.2) if new else 0.0
+        noise = (1 + self.rng.gauss(0, 0.01)) * self.drift
+        seconds = max(BLOCK_SECONDS[pod.product] for pod in serving)
         return side(2.5 * (1 + effect) * noise, seconds=seconds)
 
     # ---------------------------------------------------------------------------------------------------------------------- time
@@ -529,9 +531,9 @@ class Cluster(World):
                 yield pod.serves_at
         for (kind, _), item in self.objects.items():
             if kind == "Job" and not item.get("status"):
-                yield _creation_time(item) + CHECK
+                yield _creation_time(item) + PREFLIGHT_DURATION
             elif kind == "HTTPRoute" and self.gateway != "Silent":
-                yield _change_time(item) + SEES
+                yield _change_time(item) + GATEWAY_DELAY
         yield from (error.until for error in self.api_errors)
         yield from self.unlisted_kinds.values()
         if (ends := self._block_end()) is not None:
@@ -566,10 +568,10 @@ class Cluster(World):
                 pod.become("Loading", self.now, self.now + timedelta(seconds=self.load))
         self.react()
 
-    def cure(self) -> None:
+    def heal_all(self) -> None:
         """End all faults, those of drafters included."""
         for revision, drafter in self.drafters.items():
-            self.drafters[revision] = "good" if drafter in BROKEN else drafter
+            self.drafters[revision] = "good" if drafter in BROKEN_DRAFTERS else drafter
         for pod in self.fleet:
             if pod.alive and pod.state == "Loading" and pod.serves_at is None:
                 pod.become("Crashing", self.now)

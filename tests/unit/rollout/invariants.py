@@ -19,7 +19,7 @@ from typing import Any
 from aerie.rollout.canary.blocked_rollback import find_reversal_cause
 from tests.unit.rollout.cluster import Cluster, Reconcile
 
-ALONE = timedelta(hours=72)
+SETTLING_TIME = timedelta(hours=72)
 """Time after which every rollout that ends without a user has ended."""
 WRITES_IN_A_ROW = 12
 IDLE_IN_A_ROW = 40
@@ -40,12 +40,12 @@ def no_weight_without_a_pod(reconcile: Reconcile) -> str:
         return ""
 
     def serves(service: str) -> bool:
-        selector = (_after(reconcile, "Service", service) or {}).get("spec", {}).get("selector")
+        selector = (_object_after(reconcile, "Service", service) or {}).get("spec", {}).get("selector")
         return selector is not None and any(selector.items() <= labels.items() for labels in labels_by_deployment.values())
 
     if not serves("chat"):
         return f"Service chat selects none of the pods that serve: {sorted(labels_by_deployment)}"
-    route = _after(reconcile, "HTTPRoute", "chat")
+    route = _object_after(reconcile, "HTTPRoute", "chat")
     if spec.rollout.traffic.gateway is None or route is None:
         return ""
     empty = [backend for backend in route["spec"]["rules"][0]["backendRefs"] if backend["weight"] and not serves(backend["name"])]
@@ -61,7 +61,7 @@ def no_serving_pod_removed(reconcile: Reconcile) -> str:
     them."""
     before = sum(reconcile.serving.values())
     after = sum(min(count, _replicas_after(reconcile, name)) for name, count in reconcile.serving.items())
-    replicas, floor = reconcile.observed.resource.spec.replicas, _floor(reconcile)
+    replicas, floor = reconcile.observed.resource.spec.replicas, _min_serving_pods(reconcile)
     excused = 0 if replicas < 3 else max(1, replicas // 20)
     if after >= min(before, floor - excused):
         return ""
@@ -88,15 +88,15 @@ def no_spin(cluster: Cluster, reconcile: Reconcile) -> str:
     """A reconcile that writes nothing does not request the next one immediately; and writes end where nothing else happens."""
     if not reconcile.written and reconcile.requeue_after is not None and reconcile.requeue_after <= timedelta(0):
         return f"nothing was written, and it wants to reconcile again in {reconcile.requeue_after}"
-    if cluster.quiet.writing > WRITES_IN_A_ROW:
-        return f"{cluster.quiet.writing} reconciles in a row have written although nothing else has happened: {_wrote(reconcile)}"
+    if cluster.idle_streak.writing > WRITES_IN_A_ROW:
+        return f"{cluster.idle_streak.writing} reconciles in a row wrote without another event: {_describe_writes(reconcile)}"
     return ""
 
 
 def bounded_reconciles(cluster: Cluster, reconcile: Reconcile) -> str:
     """A waiting rollout is not reconciled every second for long."""
-    if cluster.quiet.idle > IDLE_IN_A_ROW:
-        return f"{cluster.quiet.idle} reconciles in a row found nothing to do; next one in {reconcile.requeue_after}"
+    if cluster.idle_streak.idle > IDLE_IN_A_ROW:
+        return f"{cluster.idle_streak.idle} reconciles in a row found nothing to do; next one in {reconcile.requeue_after}"
     return ""
 
 
@@ -104,14 +104,14 @@ def bounded_reconciles(cluster: Cluster, reconcile: Reconcile) -> str:
 def ended_or_waits_for_user(cluster: Cluster) -> str:
     """A rollout that is left alone for three days has ended, or its condition Progressing names a manual action or lack of
     room."""
-    cluster.advance(ALONE, lambda: bool(_outcome(cluster)) and _rests(cluster))
-    return "" if _outcome(cluster) else f"after {ALONE} it is {_summary(cluster)}"
+    cluster.advance(SETTLING_TIME, lambda: bool(_outcome(cluster)) and _is_at_rest(cluster))
+    return "" if _outcome(cluster) else f"after {SETTLING_TIME} it is {_summary(cluster)}"
 
 
 def new_spec_gets_pods(cluster: Cluster) -> str:
     """A new spec is handled in every state of a rollout, whatever else is broken: it gets pods, or ends with a reason."""
     cluster.api_errors, cluster.unlisted_kinds, cluster.gateway = [], {}, "Accepts"
-    _good_spec(cluster)
+    _apply_valid_spec(cluster)
     desired_revision = cluster.desired_revision
 
     def is_handled() -> bool:
@@ -121,16 +121,16 @@ def new_spec_gets_pods(cluster: Cluster) -> str:
 
     return (
         ""
-        if cluster.advance(ALONE, is_handled)
-        else f"revision {desired_revision} has no pods after {ALONE}: {_summary(cluster)}"
+        if cluster.advance(SETTLING_TIME, is_handled)
+        else f"revision {desired_revision} has no pods after {SETTLING_TIME}: {_summary(cluster)}"
     )
 
 
 def healthy_spec_is_promoted(cluster: Cluster) -> str:
     """A spec of any size is promoted once cluster and drafters are healthy: automatically if there are requests, else by a manual
     promotion."""
-    cluster.cure()
-    _good_spec(cluster)
+    cluster.heal_all()
+    _apply_valid_spec(cluster)
     desired_revision = cluster.desired_revision
 
     def promoted() -> bool:
@@ -142,7 +142,11 @@ def healthy_spec_is_promoted(cluster: Cluster) -> str:
             (status.get("stable") or {}).get("revision") == desired_revision and not canary and not status.get("previous")
         )
 
-    return "" if cluster.advance(4 * ALONE, promoted) else f"revision {desired_revision} is not promoted: {_summary(cluster)}"
+    return (
+        ""
+        if cluster.advance(4 * SETTLING_TIME, promoted)
+        else f"revision {desired_revision} is not promoted: {_summary(cluster)}"
+    )
 
 
 def all_replicas_serve(cluster: Cluster) -> str:
@@ -163,12 +167,12 @@ def no_writes_at_rest(cluster: Cluster) -> str:
         cluster.now += duration
         reconcile = cluster.reconcile()
         if reconcile.written:
-            return f"after {duration} of rest {_wrote(reconcile)}"
+            return f"after {duration} of rest {_describe_writes(reconcile)}"
     return ""
 
 
 # -------------------------------------------------------------------------------------------------------------------- helpers
-def _floor(reconcile: Reconcile) -> int:
+def _min_serving_pods(reconcile: Reconcile) -> int:
     spec = reconcile.observed.resource.spec
     canary, replicas = spec.rollout.canary, spec.replicas
     borrowed = min(canary.replicas, replicas) * (2 if canary.control == "Fresh" else 1)
@@ -177,7 +181,7 @@ def _floor(reconcile: Reconcile) -> int:
     return max(replicas, borrowed + 1) - borrowed
 
 
-def _after(reconcile: Reconcile, kind: str, name: str) -> Mapping[str, Any] | None:
+def _object_after(reconcile: Reconcile, kind: str, name: str) -> Mapping[str, Any] | None:
     """Return the object as it is after the plan is applied, or None."""
     if any((reference.kind, reference.name) == (kind, name) for reference in reconcile.plan.objects_to_delete):
         return None
@@ -190,12 +194,12 @@ def _after(reconcile: Reconcile, kind: str, name: str) -> Mapping[str, Any] | No
 def _replicas_after(reconcile: Reconcile, deployment: str) -> int:
     if "Deployment" in reconcile.observed.cluster.unlisted_kinds:
         return 10**6
-    item = _after(reconcile, "Deployment", deployment)
+    item = _object_after(reconcile, "Deployment", deployment)
     return 0 if item is None else int(item["spec"]["replicas"])
 
 
 def _pod_labels(reconcile: Reconcile, deployment: str) -> Mapping[str, str]:
-    item = _after(reconcile, "Deployment", deployment)
+    item = _object_after(reconcile, "Deployment", deployment)
     assert item is not None, "it has pods that stay"
     labels: Mapping[str, str] = item["spec"]["template"]["metadata"]["labels"]
     return labels
@@ -222,7 +226,7 @@ def _outcome(cluster: Cluster) -> str:
     return ""
 
 
-def _rests(cluster: Cluster) -> bool:
+def _is_at_rest(cluster: Cluster) -> bool:
     """Return whether nothing is written any more before something else happens or hours are over."""
     last = cluster.document.get("status") or {"phase": None}
     before = (cluster.__dict__.get("rested"), cluster.__dict__.get("rested_at", cluster.now))
@@ -233,7 +237,7 @@ def _rests(cluster: Cluster) -> bool:
     return bool(cluster.now - before[1] > timedelta(hours=1))
 
 
-def _good_spec(cluster: Cluster) -> None:
+def _apply_valid_spec(cluster: Cluster) -> None:
     """Apply a valid spec that was not requested before, without manual actions."""
     spec = cluster.document["spec"]
     cluster.document["metadata"].pop("annotations", None)
@@ -252,7 +256,7 @@ def _summary(cluster: Cluster) -> str:
     return f"{status['phase']} ({canary.get('phase')}), {arms}, {cluster.replicas()}: {cluster.message('Progressing')}"
 
 
-def _wrote(reconcile: Reconcile) -> str:
+def _describe_writes(reconcile: Reconcile) -> str:
     before = reconcile.observed.resource.status
     after = reconcile.plan.status
     old, new = before.to_dict() if before else {}, after.to_dict()

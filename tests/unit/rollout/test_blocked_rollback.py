@@ -10,7 +10,7 @@ import pytest
 from aerie.api.status import Status
 from aerie.manifests import naming
 from aerie.rollout.canary.blocked_rollback import find_abandoned_revision
-from tests.unit.rollout.world import World, canarying
+from tests.unit.rollout.world import World, world_in_phase
 
 MINUTE = timedelta(minutes=1)
 ENDED: dict[str, Any] = {
@@ -30,7 +30,7 @@ REPLACED = (
 
 def blocked_rollback() -> tuple[World, str]:
     """Return a rollback whose stable pods cannot start while some canary pods serve, and its stable revision."""
-    world, stable_revision = canarying("Promoting", replicas=4)
+    world, stable_revision = world_in_phase("Promoting", replicas=4)
     new_revision = world.desired_revision
     for _ in range(3):
         world.schedule()

@@ -23,7 +23,7 @@ from aerie.rollout.canary.calibration_record import (
     StoredCalibration,
     is_calibration_write_due,
 )
-from tests.unit.rollout.world import START, World, canarying, serving, side
+from tests.unit.rollout.world import START, World, serving_world, side, world_in_phase
 
 CONFIG_MAP = ("ConfigMap", "chat-aerie-calibration")
 
@@ -39,7 +39,7 @@ def run_stable_blocks(world: World, blocks: int, seconds: float = 120.0) -> None
     for _ in range(blocks):
         began = world.now.timestamp()
         world.now += timedelta(seconds=seconds)
-        pods = {name: side(2.5 * (1 + world.chance.gauss(0, 0.02))).counts for name in ("a", "b")}
+        pods = {name: side(2.5 * (1 + world.rng.gauss(0, 0.02))).counts for name in ("a", "b")}
         block = ClosedBlock(began, world.now.timestamp(), None, ArmCounts(2, EngineCounts(), None, pods))
         calibration = calibration.add_block(block, build_block_rule(plan, 60.0))
     world.baseline_calibration = calibration
@@ -66,7 +66,7 @@ def start_analysis(world: World) -> Any:
 # ------------------------------------------------------------------------------------------------------------------- writes
 @pytest.mark.slow
 def test_calibration_is_written_when_doubled_then_hourly() -> None:
-    world = serving()
+    world = serving_world()
     assert CONFIG_MAP not in world.objects
     written = []
     for number in range(1, 241):
@@ -80,7 +80,7 @@ def test_calibration_is_written_when_doubled_then_hourly() -> None:
 
 
 def test_calibration_object_is_owned_by_the_resource() -> None:
-    world = serving()
+    world = serving_world()
     run_stable_blocks(world, 3)
     world.step()
     config_map = world.objects[CONFIG_MAP]
@@ -93,7 +93,7 @@ def test_calibration_object_is_owned_by_the_resource() -> None:
 
 @pytest.mark.parametrize("manual_edit", ["deleted", "edited", "emptied"])
 def test_manual_edit_of_calibration_is_repaired_from_memory(manual_edit: str) -> None:
-    world = serving()
+    world = serving_world()
     run_stable_blocks(world, 3)
     world.step()
     if manual_edit == "deleted":
@@ -107,7 +107,7 @@ def test_manual_edit_of_calibration_is_repaired_from_memory(manual_edit: str) ->
 
 
 def test_restarted_operator_does_not_overwrite_calibration() -> None:
-    world = serving()
+    world = serving_world()
     run_stable_blocks(world, 3)
     world.step()
     world.baseline_calibration = None
@@ -118,7 +118,7 @@ def test_restarted_operator_does_not_overwrite_calibration() -> None:
 
 
 def test_calibration_is_not_written_while_paused() -> None:
-    world = serving()
+    world = serving_world()
     run_stable_blocks(world, 3)
     world.edit(rollout={"paused": True})
     world.step()
@@ -126,7 +126,7 @@ def test_calibration_is_not_written_while_paused() -> None:
 
 
 def test_restarted_calibration_replaces_the_old_one() -> None:
-    world = serving()
+    world = serving_world()
     run_stable_blocks(world, 200)
     world.step()
     world.edit(rollout={"analysis": {"blockDuration": "60s"}})
@@ -153,7 +153,7 @@ def test_calibration_writes_are_few_and_bound_the_loss(lengths: list[float]) -> 
 
 # ---------------------------------------------------------------------------------------------------------------------- use
 def test_analysis_uses_calibration_and_names_it() -> None:
-    world = serving()
+    world = serving_world()
     run_stable_blocks(world, 720)
     analysis = start_analysis(world)
     assert analysis["calibrationBlocks"] == 720
@@ -162,14 +162,14 @@ def test_analysis_uses_calibration_and_names_it() -> None:
 
 
 def test_analysis_without_calibration_is_cautious() -> None:
-    world, _ = canarying("Analyzing")
+    world, _ = world_in_phase("Analyzing")
     assert "calibrationBlocks" not in world.status["analysis"]
     assert world.status["analysis"]["varianceInflation"] == 3.0
 
 
 def test_calibration_shortens_analysis() -> None:
     def blocks_to_promotion(calibration_blocks: int) -> int:
-        world = serving(rollout={"analysis": {"minDuration": "0s"}})
+        world = serving_world(rollout={"analysis": {"minDuration": "0s"}})
         run_stable_blocks(world, calibration_blocks)
         start_analysis(world)
         for number in range(1, 60):
@@ -182,7 +182,7 @@ def test_calibration_shortens_analysis() -> None:
 
 
 def test_start_of_canary_writes_pending_calibration() -> None:
-    world = serving()
+    world = serving_world()
     run_stable_blocks(world, 130)
     world.step()
     run_stable_blocks(world, 20)
@@ -202,7 +202,7 @@ def test_start_of_canary_writes_pending_calibration() -> None:
 
 
 def test_running_analysis_keeps_its_calibration() -> None:
-    world = serving()
+    world = serving_world()
     run_stable_blocks(world, 150)
     first = start_analysis(world)
     world.baseline_calibration = None
@@ -216,7 +216,7 @@ def test_running_analysis_keeps_its_calibration() -> None:
 
 
 def test_calibration_survives_promotion_and_rollback() -> None:
-    world, _ = canarying("Promoting")
+    world, _ = world_in_phase("Promoting")
     run_stable_blocks(world, 5)
     world.settle()
     assert world.status["stable"]["revision"] == world.desired_revision
@@ -228,7 +228,7 @@ def test_calibration_survives_promotion_and_rollback() -> None:
 
 
 def test_recreated_resource_does_not_inherit_calibration() -> None:
-    world = serving()
+    world = serving_world()
     run_stable_blocks(world, 150)
     world.step()
     world.baseline_calibration = None
@@ -247,10 +247,10 @@ def find_stored_calibration(world: World) -> BaselineCalibration | None:
 
 
 def test_calibration_engine_is_image_and_version() -> None:
-    world = serving()
+    world = serving_world()
     assert calibration_record.read_engine_identity(world.observed(), world.desired_revision) == "vllm/vllm-openai:v0.33.0"
     assert calibration_record.read_engine_identity(world.observed(), "another") == ""
-    world = serving(engine={"image": "registry/vllm:latest", "version": "0.33.0"})
+    world = serving_world(engine={"image": "registry/vllm:latest", "version": "0.33.0"})
     assert calibration_record.read_engine_identity(world.observed(), world.desired_revision) == "registry/vllm:latest 0.33.0"
     del world.objects["ConfigMap", f"chat-{world.desired_revision}-preflight"]
     assert calibration_record.read_engine_identity(world.observed(), world.desired_revision) == "registry/vllm:latest"
@@ -260,7 +260,7 @@ def test_calibration_engine_is_image_and_version() -> None:
     "engine", [{"image": "vllm/vllm-openai:v0.34.0"}, {"image": "vllm/vllm-openai:v0.33.0", "version": "0.34.0"}]
 )
 def test_analysis_of_another_engine_ignores_calibration(engine: dict[str, Any]) -> None:
-    world = serving()
+    world = serving_world()
     run_stable_blocks(world, 720)
     world.step()
     calibration = world.baseline_calibration
@@ -282,7 +282,7 @@ def test_analysis_of_another_engine_ignores_calibration(engine: dict[str, Any]) 
 
 
 def test_calibration_of_earlier_release_is_dropped() -> None:
-    world = serving()
+    world = serving_world()
     run_stable_blocks(world, 150)
     world.step()
     world.baseline_calibration = None

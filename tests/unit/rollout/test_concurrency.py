@@ -22,7 +22,7 @@ from aerie.rollout.facts.concurrency import (
 )
 from tests.golden import Messages
 from tests.unit.rollout.test_effective_setting import MINUTE, recommend, run_until, tuned_world
-from tests.unit.rollout.world import World, canarying, masked, serving
+from tests.unit.rollout.world import World, masked, serving_world, world_in_phase
 
 NOT_PERMITTED = StartPermission(frozenset())
 NO_SLOT = StartPermission(frozenset(), "3 rollouts are in progress")
@@ -118,7 +118,7 @@ def test_slots_are_filled_within_limits(claims: dict[ResourceName, SlotClaim], l
 
 # ------------------------------------------------------------------------------------------------------------------------ claims
 def test_canary_holds_slot_until_it_waits_for_user_or_ends() -> None:
-    world, _ = canarying("Analyzing")
+    world, _ = world_in_phase("Analyzing")
     assert read_slot_claim(world.document) == SlotClaim("Rollout", world.status["canary"]["startTime"], holds_slot=True)
     for phase in ("Held", "AwaitingApproval", "RollingBack"):
         world.document["status"]["canary"]["phase"] = phase
@@ -137,7 +137,7 @@ def test_first_revision_needs_no_slot() -> None:
 
 
 def test_change_waits_for_its_slot(messages: Messages) -> None:
-    world = serving()
+    world = serving_world()
     world.start_permission = NOT_PERMITTED
     world.drafter("eagle31")
     world.settle()
@@ -162,7 +162,7 @@ def test_change_waits_for_its_slot(messages: Messages) -> None:
 
 
 def test_other_spec_or_pause_releases_the_claim() -> None:
-    world = serving()
+    world = serving_world()
     world.start_permission = NO_SLOT
     world.drafter("eagle31")
     world.settle()
@@ -178,7 +178,7 @@ def test_other_spec_or_pause_releases_the_claim() -> None:
 
 
 def test_rollback_and_revert_need_no_slot() -> None:
-    world, old = canarying("Analyzing")
+    world, old = world_in_phase("Analyzing")
     world.start_permission = NO_SLOT
     world.drafter("eagle3")
     world.settle()
@@ -186,7 +186,7 @@ def test_rollback_and_revert_need_no_slot() -> None:
 
 
 def test_running_canary_continues_beyond_the_limit() -> None:
-    world, _ = canarying("Starting")
+    world, _ = world_in_phase("Starting")
     world.start_permission = NO_SLOT
     world.schedule()
     world.ready()
@@ -195,7 +195,7 @@ def test_running_canary_continues_beyond_the_limit() -> None:
 
 
 def test_manual_promotion_needs_no_slot() -> None:
-    world = serving()
+    world = serving_world()
     world.start_permission = NO_SLOT
     world.drafter("eagle31")
     world.settle()
@@ -205,7 +205,7 @@ def test_manual_promotion_needs_no_slot() -> None:
 
 
 def test_replacement_of_unready_revision_needs_no_slot() -> None:
-    world = serving()
+    world = serving_world()
     world.start_permission = NO_SLOT
     world.ready(value="False")
     world.drafter("eagle31")
@@ -243,7 +243,7 @@ def test_forty_simultaneous_changes_take_turns() -> None:
     """Slots are allocated from the statuses alone, as by a new leader."""
     limits = ConcurrencyLimits(max_rollouts=4, max_rollouts_per_namespace=3)
     rollout = {"canary": {"stepWeights": [], "scaleDownDelay": "0s"}}
-    first = serving(replicas=1, rollout=rollout)
+    first = serving_world(replicas=1, rollout=rollout)
     worlds = {(f"team-{number % 3}", f"chat-{number}"): copy.deepcopy(first) for number in range(40)}
     for world in worlds.values():
         world.drafter("eagle31")

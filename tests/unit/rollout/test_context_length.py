@@ -8,7 +8,7 @@ import pytest
 
 from aerie.rollout.facts.context_length import ContextLengths, shorter_context_message
 from tests.golden import Messages
-from tests.unit.rollout.world import World, canarying
+from tests.unit.rollout.world import World, world_in_phase
 
 
 def canary_phase_with(world: World, canary: int, control: int) -> str:
@@ -44,7 +44,7 @@ def test_less_than_requested_context_has_message(args: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("phase", ["WarmingUp", "Analyzing", "Ramping", "Promoting"])
 def test_shorter_context_aborts_canary_in_every_phase(phase: Any) -> None:
-    world, old = canarying(phase)
+    world, old = world_in_phase(phase)
     assert canary_phase_with(world, 4096, 8192) == "RollingBack"
     assert world.status["stable"]["revision"] == old
     assert world.status["rolloutHistory"][0]["result"] == "RolledBack"
@@ -54,7 +54,7 @@ def test_shorter_context_aborts_canary_in_every_phase(phase: Any) -> None:
 
 
 def test_equal_or_unknown_context_changes_nothing() -> None:
-    world, _ = canarying("Analyzing")
+    world, _ = world_in_phase("Analyzing")
     assert canary_phase_with(world, 8192, 8192) == "Analyzing"
     world.context_lengths = None
     world.step()
@@ -62,5 +62,5 @@ def test_equal_or_unknown_context_changes_nothing() -> None:
 
 
 def test_requested_shorter_context_is_rolled_out() -> None:
-    world, _ = canarying("Analyzing", engine={"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=4096"]})
+    world, _ = world_in_phase("Analyzing", engine={"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=4096"]})
     assert canary_phase_with(world, 4096, 8192) == "Analyzing"

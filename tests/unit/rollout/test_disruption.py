@@ -10,7 +10,7 @@ import pytest
 
 from aerie.api import ResourceError, SpeculativeDeployment
 from aerie.manifests import deployment, naming
-from tests.unit.rollout.world import World, canarying, monitoring, serving
+from tests.unit.rollout.world import World, monitored_world, serving_world, world_in_phase
 
 
 def budgets(world: World) -> dict[str, Mapping[str, str]]:
@@ -62,7 +62,7 @@ def test_invalid_max_unavailable_is_rejected(value: object) -> None:
 @pytest.mark.parametrize("capacity", ["Surge", "Reuse"])
 @pytest.mark.parametrize("ramp", [[], [25, 50]])
 def test_no_pod_has_two_budgets_during_rollout(capacity: str, ramp: list[int]) -> None:
-    world, old = monitoring(replicas=6, rollout={"canary": {"capacity": capacity, "stepWeights": ramp}})
+    world, old = monitored_world(replicas=6, rollout={"canary": {"capacity": capacity, "stepWeights": ramp}})
     check_budgets(world)
     world.settle()
     check_budgets(world)
@@ -73,7 +73,7 @@ def test_no_pod_has_two_budgets_during_rollout(capacity: str, ramp: list[int]) -
 
 @pytest.mark.parametrize("phase", ["Starting", "WarmingUp", "Analyzing", "Promoting"])
 def test_loading_canary_is_outside_stable_budget(phase: str) -> None:
-    world, old = canarying(phase, replicas=4)
+    world, old = world_in_phase(phase, replicas=4)
     check_budgets(world)
     world.schedule()  # its pods are Pending
     check_budgets(world)
@@ -83,7 +83,7 @@ def test_loading_canary_is_outside_stable_budget(phase: str) -> None:
 
 
 def test_promotion_keeps_budgets_of_serving_pods() -> None:
-    world, _ = canarying("Promoting", replicas=4, rollout={"canary": {"scaleDownDelay": "10m"}})
+    world, _ = world_in_phase("Promoting", replicas=4, rollout={"canary": {"scaleDownDelay": "10m"}})
     name = f"chat-{world.desired_revision}"
     before = budgets(world)[name]
     while world.status["phase"] == "Promoting":
@@ -95,7 +95,7 @@ def test_promotion_keeps_budgets_of_serving_pods() -> None:
 
 
 def test_disabled_budgets_are_not_created_and_deleted() -> None:
-    world = serving()
+    world = serving_world()
     assert budgets(world)
     world.edit(rollout={"disruption": {"budget": "None"}})
     world.settle()

@@ -8,7 +8,7 @@ from typing import Any
 from aerie.rollout.capacity.drain_order import MIN_ROUTE_PROPAGATION, ROUTE_PROPAGATION_TIMEOUT
 from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from tests.unit.rollout.test_route_status import GATEWAY, PARENT
-from tests.unit.rollout.world import World, canarying
+from tests.unit.rollout.world import World, world_in_phase
 
 MOMENT = timedelta(milliseconds=100)
 
@@ -26,7 +26,7 @@ def observe_generation(world: World, generation: int) -> None:
 
 def rolled_back_canary() -> tuple[World, str, int]:
     """Return a canary whose rollback was just sent to the gateway: its world, its Deployment and the route's generation."""
-    world, old = canarying("Analyzing", rollout=GATEWAY)
+    world, old = world_in_phase("Analyzing", rollout=GATEWAY)
     world.has_change_times = True
     canary_deployment = next(name for name in world.replicas() if old not in name)
     world.annotate(rollback=world.status["canary"]["revision"])
@@ -79,7 +79,7 @@ def test_gateway_without_status_gets_minimum_delay() -> None:
 
 
 def test_scale_up_is_not_delayed() -> None:
-    world, _ = canarying("Analyzing", rollout=GATEWAY)
+    world, _ = world_in_phase("Analyzing", rollout=GATEWAY)
     world.has_change_times = True
     world.edit(replicas=5)
     world.step()
@@ -102,7 +102,7 @@ REUSE = {"capacity": "Reuse", "control": "Stable", "stepWeights": []}
 
 def test_last_stable_pod_is_deleted_after_zero_weight_is_observed() -> None:
     """Two GPUs for two pods: the stable pod has to be deleted before the canary's second one can start."""
-    world, old = canarying("Analyzing", replicas=2, rollout={**GATEWAY, "canary": REUSE})
+    world, old = world_in_phase("Analyzing", replicas=2, rollout={**GATEWAY, "canary": REUSE})
     world.has_change_times = True
     stable = f"chat-{old}"
     world.annotate(promote=world.status["canary"]["revision"])
@@ -115,7 +115,7 @@ def test_last_stable_pod_is_deleted_after_zero_weight_is_observed() -> None:
 
 
 def test_rolled_back_canary_keeps_pods_until_zero_weight() -> None:
-    world, old = canarying("Analyzing", replicas=2, rollout={**GATEWAY, "canary": REUSE})
+    world, old = world_in_phase("Analyzing", replicas=2, rollout={**GATEWAY, "canary": REUSE})
     canary_deployment = next(name for name in world.replicas() if old not in name)
     world.annotate(promote=world.status["canary"]["revision"])
     world.step()

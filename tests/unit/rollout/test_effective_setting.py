@@ -17,7 +17,7 @@ from aerie.rollout.revision.desired import build_status_setting, read_status_set
 from aerie.rollout.trials.failures import find_capacity_obstacle
 from aerie.tuning.recommendation import Recommendation, RecommendationError, RecommendedAction
 from tests.golden import Messages
-from tests.unit.rollout.world import World, masked, serving
+from tests.unit.rollout.world import World, masked, serving_world
 
 MINUTE = timedelta(minutes=1)
 K5 = {"mode": "Static", "numSpeculativeTokens": 5}
@@ -28,7 +28,7 @@ def tuned_world(**spec: Any) -> World:
     """Return a serving world whose tuning may start canaries."""
     speculation = spec.pop("speculation", {})
     tuning = {"mode": "Auto", **speculation.get("tuning", {})}
-    return serving(**spec, speculation={**speculation, "tuning": tuning})
+    return serving_world(**spec, speculation={**speculation, "tuning": tuning})
 
 
 def edit_speculation(world: World, **speculation: Any) -> None:
@@ -580,7 +580,7 @@ def test_setting_changes_revision_and_pods() -> None:
 
 # ----------------------------------------------------------------------------------------------- user settings take precedence
 def test_tuning_is_off_by_default() -> None:
-    world = serving()
+    world = serving_world()
     recommend(world)
     world.settle()
     assert "trial" not in speculation(world)

@@ -11,7 +11,7 @@ from aerie.api.status import Status
 from aerie.rollout.canary.analysis_run import AnalysisRun
 from aerie.rollout.canary.equivalence_probe import find_probe_skip_reason
 from tests.golden import Messages
-from tests.unit.rollout.world import World, canarying, equivalence_result, serving
+from tests.unit.rollout.world import World, equivalence_result, serving_world, world_in_phase
 
 
 def skip_reason(world: World) -> str:
@@ -38,13 +38,13 @@ def promotion_reason(world: World) -> str:
 
 # ---------------------------------------------------------------------------------------------------------------------- probes
 def test_probe_for_another_drafter() -> None:
-    world, _ = canarying("WarmingUp")
+    world, _ = world_in_phase("WarmingUp")
     assert skip_reason(world) == ""
 
 
 def warming_up(**change: Any) -> World:
     """Return a canary with this change, whose pods serve."""
-    world = serving(speculation={"numSpeculativeTokens": 2})
+    world = serving_world(speculation={"numSpeculativeTokens": 2})
     world.edit(**change)
     for _ in range(6):
         world.step()
@@ -95,7 +95,7 @@ def test_no_probe_for_engine_that_may_answer_differently(change: dict[str, Any],
 
 # -------------------------------------------------------------------------------------------------------------------- verdicts
 def test_changed_answers_roll_back_before_first_block(messages: Messages) -> None:
-    world, old = canarying("WarmingUp")
+    world, old = world_in_phase("WarmingUp")
     world.equivalence_result = equivalence_result(24)
     world.step()
     assert world.status["phase"] == "WarmingUp"
@@ -111,7 +111,7 @@ def test_changed_answers_roll_back_before_first_block(messages: Messages) -> Non
 
 
 def test_answers_count_once_and_are_shown(messages: Messages) -> None:
-    world, _ = canarying("Analyzing")
+    world, _ = world_in_phase("Analyzing")
     world.equivalence_result = equivalence_result(1, 1)
     world.step()
     first = world.status["analysis"]
@@ -128,19 +128,19 @@ def test_answers_count_once_and_are_shown(messages: Messages) -> None:
 
 
 def test_canary_without_answers_is_accepted_after_soak(messages: Messages) -> None:
-    world, _ = canarying("Analyzing")
+    world, _ = world_in_phase("Analyzing")
     messages.check("passed without the probe's result", promotion_reason(world))
     assert equivalence_comparison(world) is None
 
 
 def test_unrequested_answers_are_ignored(messages: Messages) -> None:
-    world, _ = canarying("Analyzing", rollout={"analysis": {"outputEquivalence": "Disabled"}})
+    world, _ = world_in_phase("Analyzing", rollout={"analysis": {"outputEquivalence": "Disabled"}})
     world.equivalence_result = equivalence_result(24)
     messages.check("passed without the probe", promotion_reason(world))
 
 
 def test_answers_after_the_verdict_are_ignored() -> None:
-    world, _ = canarying("Ramping")
+    world, _ = world_in_phase("Ramping")
     world.equivalence_result = equivalence_result(24)
     world.step()
     assert world.status["phase"] == "Ramping"

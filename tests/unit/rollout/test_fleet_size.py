@@ -15,7 +15,7 @@ import pytest
 from aerie.manifests import naming
 from aerie.rollout.facts import pod_failures
 from tests.golden import Messages
-from tests.unit.rollout.world import START, World, canarying, is_pod_of, masked, monitoring, serving
+from tests.unit.rollout.world import START, World, is_pod_of, masked, monitored_world, serving_world, world_in_phase
 
 MINUTE = timedelta(minutes=1)
 EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on ephemeral-storage."}
@@ -143,7 +143,7 @@ def test_dead_pod_or_lost_node_delays_nothing(status: dict[str, Any] | None, cap
 
 
 def test_dead_pod_and_missed_probe_do_not_skip_analysis() -> None:
-    world = serving()
+    world = serving_world()
     world.ready(value="False")
     world.pods.append({**copy.deepcopy(world.pods[0]), "status": dict(EVICTED)})
     world.drafter("eagle31")
@@ -151,7 +151,7 @@ def test_dead_pod_and_missed_probe_do_not_skip_analysis() -> None:
 
 
 def test_one_crash_of_the_only_pod_does_not_skip_analysis() -> None:
-    world = serving(replicas=1)
+    world = serving_world(replicas=1)
     world.crash(world.desired_revision, 1)
     world.drafter("eagle31")
     world.settle_until("Starting")
@@ -160,7 +160,7 @@ def test_one_crash_of_the_only_pod_does_not_skip_analysis() -> None:
 @pytest.mark.parametrize("ramp", [[], [60]])
 @pytest.mark.parametrize("edit", ["word", "replicas", "nothing"])
 def test_ramp_may_change_during_ramp(ramp: list[int], edit: str) -> None:
-    world, _ = canarying("Ramping", replicas=4)
+    world, _ = world_in_phase("Ramping", replicas=4)
     rollout = world.document["spec"].get("rollout", {})
     world.edit(rollout={**rollout, "canary": {**rollout.get("canary", {}), "stepWeights": ramp}})
     new = world.desired_revision
@@ -313,7 +313,7 @@ def test_partially_ready_first_revision_is_stable_at_deadline(messages: Messages
 
 @pytest.mark.parametrize("how", ["spec", "word"])
 def test_blocked_rollback_follows_new_spec_or_promotion(how: str) -> None:
-    world, stable_revision = canarying("Promoting", replicas=4)
+    world, stable_revision = world_in_phase("Promoting", replicas=4)
     new_revision = world.desired_revision
     for _ in range(3):
         world.schedule()
@@ -367,7 +367,7 @@ def test_waiting_trial_of_paused_resource_does_not_spin() -> None:
     from aerie.manifests.revision_hash import compute_revision
     from aerie.rollout.revision.desired import build_status_setting
 
-    world = serving(replicas=2)
+    world = serving_world(replicas=2)
     resource = world.observed().resource
     trial = Trial(
         setting=build_status_setting(Static(5)),
@@ -386,7 +386,7 @@ def test_waiting_trial_of_paused_resource_does_not_spin() -> None:
 
 
 def test_lost_status_is_recovered_from_serving_pods() -> None:
-    world, old = canarying("Analyzing", replicas=4)
+    world, old = world_in_phase("Analyzing", replicas=4)
     del world.document["status"]
     for _ in range(10):
         before = world.serving(old)
@@ -401,7 +401,7 @@ def test_lost_status_is_recovered_from_serving_pods() -> None:
 
 
 def test_retry_annotation_of_any_length_is_handled_once() -> None:
-    world, _ = canarying("Analyzing")
+    world, _ = world_in_phase("Analyzing")
     world.annotate(rollback=world.desired_revision)
     for _ in range(4):
         world.step()
@@ -416,7 +416,7 @@ def test_retry_annotation_of_any_length_is_handled_once() -> None:
 
 
 def test_one_crashing_promoted_pod_does_not_roll_back() -> None:
-    world, _ = monitoring(replicas=20)
+    world, _ = monitored_world(replicas=20)
     assert world.status["phase"] == "Monitoring"
     bad = next(pod for pod in world.pods if pod["metadata"]["labels"][naming.REVISION_LABEL] == world.desired_revision)
     bad["status"] = {"phase": "Running", "containerStatuses": [{"name": "engine", "ready": False, "restartCount": 9}]}

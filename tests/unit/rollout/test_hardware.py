@@ -16,7 +16,7 @@ from aerie.rollout.trials.failures import COOLDOWNS_AFTER_ROLLBACK
 from aerie.tuning.decision.policy import backoff_factor
 from tests.golden import Messages
 from tests.unit.rollout.test_effective_setting import K5, MINUTE, recommend, reconcile, speculation, tuned_world
-from tests.unit.rollout.world import World, canarying, monitoring, serving
+from tests.unit.rollout.world import World, monitored_world, serving_world, world_in_phase
 
 A100, H100 = "NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3"
 PRODUCT, INSTANCE = "nvidia.com/gpu.product", "node.kubernetes.io/instance-type"
@@ -97,16 +97,16 @@ def analysis_run(world: World) -> AnalysisRun:
 
 
 def test_plan_names_its_nodes() -> None:
-    world, _ = canarying("Analyzing")
+    world, _ = world_in_phase("Analyzing")
     place_pods(world, A100, H100)
     assert world.step().hardware_nodes == ("one", "other")
-    ready = serving()
+    ready = serving_world()
     place_pods(ready, A100, A100)
     assert ready.step().hardware_nodes == (), "no rollout"
 
 
 def test_canary_on_slower_gpu_is_decided_by_acceptance(messages: Messages) -> None:
-    world, _ = canarying("Analyzing")
+    world, _ = world_in_phase("Analyzing")
     place_pods(world, A100, H100)
     world.measure_time(6, 4.0)
     assert world.status["phase"] == "Analyzing"
@@ -127,7 +127,7 @@ def test_canary_on_slower_gpu_is_decided_by_acceptance(messages: Messages) -> No
 
 
 def test_equal_hardware_compares_times() -> None:
-    world, _ = canarying("Analyzing")
+    world, _ = world_in_phase("Analyzing")
     place_pods(world, A100, A100)
     world.measure_time(2, 4.0)
     assert world.status["phase"] == "RollingBack"
@@ -135,7 +135,7 @@ def test_equal_hardware_compares_times() -> None:
 
 
 def test_rollback_message_names_omitted_criteria(messages: Messages) -> None:
-    world, _ = canarying("Analyzing")
+    world, _ = world_in_phase("Analyzing")
     place_pods(world, A100, H100)
     for _ in range(40):
         world.measure(1, -0.2)
@@ -147,7 +147,7 @@ def test_rollback_message_names_omitted_criteria(messages: Messages) -> None:
 
 
 def test_times_of_different_hardware_are_not_reused() -> None:
-    world, _ = canarying("Analyzing")
+    world, _ = world_in_phase("Analyzing")
     place_pods(world, A100, H100)
     world.measure_time(4, 4.0)
     place_pods(world, H100, H100)
@@ -166,7 +166,7 @@ def test_times_of_different_hardware_are_not_reused() -> None:
 
 
 def test_times_from_unknown_hardware_are_dropped() -> None:
-    world, _ = canarying("Analyzing")
+    world, _ = world_in_phase("Analyzing")
     world.measure_time(1, 4.0)
     assert analysis_run(world).state.slow_output_streak == 1
     place_pods(world, A100, H100)
@@ -176,7 +176,7 @@ def test_times_from_unknown_hardware_are_dropped() -> None:
 
 
 def test_hardware_stays_different_while_unknown() -> None:
-    world, _ = canarying("Analyzing")
+    world, _ = world_in_phase("Analyzing")
     place_pods(world, A100, H100)
     world.step()
     world.nodes = {}
@@ -186,7 +186,7 @@ def test_hardware_stays_different_while_unknown() -> None:
 
 def test_without_acceptance_and_time_promotion_is_manual(messages: Messages) -> None:
     """First drafter: drafts are not compared, and the remaining criteria (failed requests) are no reason to promote."""
-    world, _ = canarying("Analyzing", speculation={"numSpeculativeTokens": 0})
+    world, _ = world_in_phase("Analyzing", speculation={"numSpeculativeTokens": 0})
     assert analysis_run(world).plan.drafts_not_comparable_reason
     place_pods(world, A100, H100)
     for _ in range(130):
@@ -200,7 +200,7 @@ def test_without_acceptance_and_time_promotion_is_manual(messages: Messages) -> 
 
 
 def test_guardrails_after_analysis_omit_time() -> None:
-    world, _ = canarying("Ramping", rollout={"canary": {"stepDuration": "4h"}})
+    world, _ = world_in_phase("Ramping", rollout={"canary": {"stepDuration": "4h"}})
     world.schedule()
     world.ready()
     place_pods(world, A100, H100)
@@ -209,7 +209,7 @@ def test_guardrails_after_analysis_omit_time() -> None:
 
 
 def test_verifying_omits_time() -> None:
-    world, old = monitoring(rollout={"canary": {"scaleDownDelay": "3h"}})
+    world, old = monitored_world(rollout={"canary": {"scaleDownDelay": "3h"}})
     for _ in range(30):
         world.measure_alone(1, 1.5)
         if world.status["phase"] == "Verifying":

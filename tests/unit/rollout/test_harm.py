@@ -8,7 +8,7 @@ import pytest
 
 from aerie.rollout.facts.pod_failures import count_restarts_since
 from tests.golden import Messages
-from tests.unit.rollout.world import World, canarying, masked, monitoring
+from tests.unit.rollout.world import World, masked, monitored_world, world_in_phase
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
 
@@ -18,7 +18,7 @@ def outcome_message(world: World) -> str:
 
 
 def test_canary_with_engine_exits_is_rolled_back(messages: Messages) -> None:
-    world, old = canarying("Analyzing", replicas=4)
+    world, old = world_in_phase("Analyzing", replicas=4)
     new = world.desired_revision
     world.measure(5, +0.2)
     world.kill(new, 1)
@@ -32,7 +32,7 @@ def test_canary_with_engine_exits_is_rolled_back(messages: Messages) -> None:
 
 
 def test_one_engine_exit_requires_manual_promotion(messages: Messages) -> None:
-    world, _ = canarying("Analyzing", replicas=4)
+    world, _ = world_in_phase("Analyzing", replicas=4)
     world.kill(world.desired_revision, 1)
     world.measure(40, +0.2)
     assert world.status["phase"] == "Analyzing"
@@ -40,7 +40,7 @@ def test_one_engine_exit_requires_manual_promotion(messages: Messages) -> None:
 
 
 def test_equal_engine_exits_of_control_do_not_roll_back() -> None:
-    world, old = canarying("Analyzing", replicas=4)
+    world, old = world_in_phase("Analyzing", replicas=4)
     world.kill(world.desired_revision, 1)
     world.kill(old, 1, control=True)
     world.measure(1, +0.2)
@@ -51,7 +51,7 @@ def test_equal_engine_exits_of_control_do_not_roll_back() -> None:
 
 
 def test_engine_exits_before_analysis_are_not_counted() -> None:
-    world, _ = canarying("WarmingUp", replicas=4)
+    world, _ = world_in_phase("WarmingUp", replicas=4)
     world.kill(world.desired_revision, 7)
     world.now += timedelta(minutes=5)
     world.step()
@@ -61,7 +61,7 @@ def test_engine_exits_before_analysis_are_not_counted() -> None:
 
 @pytest.mark.parametrize("phase", ["Ramping", "Promoting"])
 def test_engine_exits_roll_back_during_ramp(phase: str, messages: Messages) -> None:
-    world, _ = canarying(phase, replicas=4)
+    world, _ = world_in_phase(phase, replicas=4)
     world.kill(world.desired_revision, 1)
     world.measure(1, +0.2)
     world.kill(world.desired_revision, 3)
@@ -71,7 +71,7 @@ def test_engine_exits_roll_back_during_ramp(phase: str, messages: Messages) -> N
 
 
 def test_engine_exits_roll_back_promotion(messages: Messages) -> None:
-    world, old = monitoring()
+    world, old = monitored_world()
     new = world.status["stable"]["revision"]
     world.measure_alone(1, 3.0)
     world.kill(new, 1)
@@ -82,7 +82,7 @@ def test_engine_exits_roll_back_promotion(messages: Messages) -> None:
 
 
 def test_crash_after_promotion_extends_retention(messages: Messages) -> None:
-    world, old = monitoring()
+    world, old = monitored_world()
     new = world.status["stable"]["revision"]
     world.measure_alone(1, 3.0)
     world.kill(new, 1, most=1)

@@ -10,7 +10,7 @@ import pytest
 from aerie.api import ResourceError
 from aerie.manifests import naming, preflight_job
 from tests.golden import Messages
-from tests.unit.rollout.world import World, canarying, monitoring, serving
+from tests.unit.rollout.world import World, monitored_world, serving_world, world_in_phase
 
 GATEWAY = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "front"}]}}
 INVALID_RESOURCES = {"limits": {"nvidia.com/gpu": "-x"}}
@@ -50,7 +50,7 @@ def delete_objects(world: World, *kinds: str) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("replicas", [1, 40, 1000])
 @pytest.mark.parametrize(("field", "change"), FAULTS, ids=lambda value: value if isinstance(value, str) else "")
 def test_invalid_spec_repairs_objects_and_names_field(field: str, change: dict[str, Any], replicas: int) -> None:
-    world = serving(replicas=replicas)
+    world = serving_world(replicas=replicas)
     before, revision = copy.deepcopy(world.objects), world.desired_revision
     world.edit(**change)
     deleted = delete_objects(world, "Deployment", "Service", "PodDisruptionBudget")
@@ -72,7 +72,7 @@ def test_invalid_spec_repairs_objects_and_names_field(field: str, change: dict[s
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (40, 12), (1000, 400), (12, 1000)])
 def test_invalid_spec_still_follows_replicas(before: int, after: int) -> None:
-    world = serving(replicas=before)
+    world = serving_world(replicas=before)
     world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "resources": INVALID_RESOURCES})
     world.settle()
     world.edit(replicas=after)
@@ -82,7 +82,7 @@ def test_invalid_spec_still_follows_replicas(before: int, after: int) -> None:
 
 
 def test_unreadable_replicas_stay_unchanged(messages: Messages) -> None:
-    world = serving(replicas=7)
+    world = serving_world(replicas=7)
     world.edit(replicas=5000)
     world.settle()
     assert sum(world.replicas().values()) == 7
@@ -98,7 +98,7 @@ def test_unreadable_replicas_stay_unchanged(messages: Messages) -> None:
     [{"engine": {"image": "vllm/vllm-openai:v0.33.0", "resources": INVALID_RESOURCES}}, {"metrics": {"scrapeInterval": "0s"}}],
 )
 def test_invalid_field_holds_rollout_until_corrected(phase: str, change: dict[str, Any], replicas: int) -> None:
-    world, old = canarying(phase, replicas=replicas)
+    world, old = world_in_phase(phase, replicas=replicas)
     for _ in range(3):  # objects of the previous phase are deleted
         world.step()
     valid_spec, pods = copy.deepcopy(world.document["spec"]), world.replicas()
@@ -121,7 +121,7 @@ def test_invalid_field_holds_rollout_until_corrected(phase: str, change: dict[st
 
 
 def test_invalid_spec_keeps_retained_pods() -> None:
-    world, old = monitoring()
+    world, old = monitored_world()
     pods = world.replicas()
     world.edit(speculation={"numSpeculativeTokens": -1})
     world.settle()
@@ -130,7 +130,7 @@ def test_invalid_spec_keeps_retained_pods() -> None:
 
 
 def test_rejected_revision_stays_rejected_after_correction() -> None:
-    world, old = canarying("Analyzing")
+    world, old = world_in_phase("Analyzing")
     world.annotate(rollback=world.desired_revision)
     world.settle()
     rejected = world.status["rejectedRevision"]
@@ -145,7 +145,7 @@ def test_rejected_revision_stays_rejected_after_correction() -> None:
 
 
 def test_unreadable_traffic_keeps_route_and_services() -> None:
-    world = serving(rollout={"traffic": GATEWAY})
+    world = serving_world(rollout={"traffic": GATEWAY})
     before = copy.deepcopy(world.objects)
     assert ("HTTPRoute", "chat") in before
     world.edit(rollout={"traffic": {"mode": "Mesh"}, "disruption": {"maxUnavailable": 1}})
@@ -161,7 +161,7 @@ def test_unreadable_traffic_keeps_route_and_services() -> None:
 
 
 def test_readable_traffic_repairs_route() -> None:
-    world = serving(rollout={"traffic": GATEWAY})
+    world = serving_world(rollout={"traffic": GATEWAY})
     before = copy.deepcopy(world.objects)
     world.edit(speculation={"numSpeculativeTokens": -1})
     delete_objects(world, "HTTPRoute", "Service")
@@ -172,7 +172,7 @@ def test_readable_traffic_repairs_route() -> None:
 
 
 def test_paused_invalid_spec_changes_nothing() -> None:
-    world = serving()
+    world = serving_world()
     world.edit(speculation={"numSpeculativeTokens": -1}, rollout={"paused": True})
     delete_objects(world, "Service")
     world.step()
@@ -188,7 +188,7 @@ def test_missing_record_gives_no_substitute_spec(change: dict[str, Any]) -> None
 
 
 def test_status_of_another_release_is_ignored() -> None:
-    world = serving()
+    world = serving_world()
     world.edit(speculation={"numSpeculativeTokens": -1})
     world.document["status"]["phase"] = "Charming"
     with pytest.raises(ResourceError, match=r"status\.phase"):
@@ -197,7 +197,7 @@ def test_status_of_another_release_is_ignored() -> None:
 
 def test_forged_record_creates_no_pods() -> None:
     """ConfigMaps are writable for more users than Deployments."""
-    world = serving()
+    world = serving_world()
     record = world.objects["ConfigMap", preflight_job.preflight_job_name("chat", world.desired_revision)]
     record["data"][preflight_job.RESOURCE_KEY] = record["data"][preflight_job.RESOURCE_KEY].replace("v0.33.0", "v0.32.0")
     before = copy.deepcopy(world.deployments())
@@ -212,7 +212,7 @@ def test_forged_record_creates_no_pods() -> None:
 
 @pytest.mark.parametrize("text", ["[]", "null", "1", "{", '{"spec": []}', '{"spec": {"engine": 1}}', ""])
 def test_unreadable_record_is_none(text: str) -> None:
-    world = serving()
+    world = serving_world()
     world.objects["ConfigMap", preflight_job.preflight_job_name("chat", world.desired_revision)]["data"][
         preflight_job.RESOURCE_KEY
     ] = text

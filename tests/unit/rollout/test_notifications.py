@@ -9,7 +9,7 @@ from typing import Any
 from aerie.api import SpeculativeDeployment
 from aerie.rollout.status.notifications import Notification, build_notifications
 from tests.golden import Messages
-from tests.unit.rollout.world import World, canarying, masked, serving
+from tests.unit.rollout.world import World, masked, serving_world, world_in_phase
 
 
 def notifications(world: World) -> list[Notification]:
@@ -23,10 +23,10 @@ def event_types(world: World) -> list[str]:
 
 
 def test_promotion_sends_notifications_in_order() -> None:
-    world, _ = canarying("Starting")
+    world, _ = world_in_phase("Starting")
     assert event_types(world) == ["promoted", "started"]
     started = notifications(world)[-1]
-    world, _ = canarying("Ramping")
+    world, _ = world_in_phase("Ramping")
     assert event_types(world) == ["promoted", "started"]
     assert notifications(world)[-1].id == started.id, "the same notification"
     for _ in range(20):
@@ -42,18 +42,18 @@ def test_promotion_sends_notifications_in_order() -> None:
 
 
 def test_waiting_for_user_sends_notification(messages: Messages) -> None:
-    world, _ = canarying("Analyzing")
+    world, _ = world_in_phase("Analyzing")
     world.now += timedelta(hours=4)
     world.step()
     assert event_types(world) == ["promoted", "started", "inconclusive"]
     messages.check("inconclusive", masked(notifications(world)[-1].data["message"], NEW=world.desired_revision))
-    world, _ = canarying("Analyzing", rollout={"canary": {"approval": "Manual"}})
+    world, _ = world_in_phase("Analyzing", rollout={"canary": {"approval": "Manual"}})
     world.measure(20, +0.2)
     assert event_types(world) == ["promoted", "started", "approval-required"]
 
 
 def test_retried_revision_is_another_rollout() -> None:
-    world, _ = canarying("Analyzing")
+    world, _ = world_in_phase("Analyzing")
     world.annotate(rollback=world.desired_revision)
     world.settle()
     assert event_types(world) == ["promoted", "rolled-back"]
@@ -68,7 +68,7 @@ def test_retried_revision_is_another_rollout() -> None:
 
 
 def test_rejection_is_notified_once_per_spec() -> None:
-    world = serving()
+    world = serving_world()
     world.drafter("refused")
     world.settle()
     assert event_types(world) == ["promoted", "failed"]
@@ -89,7 +89,7 @@ def test_failed_first_revision_is_notified() -> None:
 
 
 def test_notification_is_a_cloud_event() -> None:
-    world, _ = canarying("Starting")
+    world, _ = world_in_phase("Starting")
     event: dict[str, Any] = json.loads(json.dumps(notifications(world)[-1].to_cloud_event("prod")))
     data = event.pop("data")
     assert event == {

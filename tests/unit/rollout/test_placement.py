@@ -10,7 +10,7 @@ import pytest
 from aerie.manifests.naming import CONTROL_LABEL, NAME_LABEL, REVISION_LABEL
 from aerie.manifests.pod import placement
 from aerie.rollout.revision import pod_template
-from tests.unit.rollout.world import World, canarying
+from tests.unit.rollout.world import World, world_in_phase
 
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 TERM = {"weight": 1, "podAffinityTerm": {"labelSelector": {"matchLabels": {"app": "cache"}}, "topologyKey": "zone"}}
@@ -51,13 +51,13 @@ def affinity_terms(revision: str) -> list[dict[str, Any]]:
 
 
 def test_only_control_pods_prefer_the_canary_gpu_product() -> None:
-    world, old = canarying("Starting")
+    world, old = world_in_phase("Starting")
     assert affinity(control_deployment(world, old)) == {"podAffinity": {PREFERRED: affinity_terms(old)}}
     assert [affinity(deployment) for deployment in world.deployments().values()] == [None, None]
 
 
 def test_user_affinity_is_kept_first() -> None:
-    world, old = canarying("Starting", **with_affinity(OWN))
+    world, old = world_in_phase("Starting", **with_affinity(OWN))
     expected = copy.deepcopy(OWN)
     expected["podAffinity"][PREFERRED] += affinity_terms(old)
     assert affinity(control_deployment(world, old)) == expected
@@ -68,12 +68,12 @@ def test_user_affinity_is_kept_first() -> None:
     "empty", [{}, {"podAffinity": None}, {"podAffinity": {PREFERRED: None}}, {"podAffinity": {PREFERRED: []}}]
 )
 def test_empty_affinity_is_omitted(empty: Any) -> None:
-    world, old = canarying("Starting", **with_affinity(empty))
+    world, old = world_in_phase("Starting", **with_affinity(empty))
     assert affinity(control_deployment(world, old))["podAffinity"] == {PREFERRED: affinity_terms(old)}
 
 
 def test_promoted_pods_and_record_have_no_preference() -> None:
-    world, _ = canarying("Analyzing")
+    world, _ = world_in_phase("Analyzing")
     new = world.desired_revision
     before = world.deployments()[new]["spec"]["template"]
     for _ in range(60):
@@ -90,7 +90,7 @@ def test_promoted_pods_and_record_have_no_preference() -> None:
 
 def test_control_pods_of_next_canary_are_equal() -> None:
     """Control pods may still exist, and another template would recreate each of them."""
-    world, old = canarying("Analyzing")
+    world, old = world_in_phase("Analyzing")
     first, before = world.desired_revision, copy.deepcopy(control_deployment(world, old)["spec"]["template"])
     world.edit(speculation={"numSpeculativeTokens": 4})
     world.settle_until("Starting")
@@ -104,7 +104,7 @@ def test_control_pods_of_next_canary_are_equal() -> None:
 def test_upgrade_keeps_running_control_pods(monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any]) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(placement, "prefer_canary_gpu_product", lambda template, *_: template)
-        world, old = canarying("Analyzing", **spec)
+        world, old = world_in_phase("Analyzing", **spec)
     deployments = copy.deepcopy(world.deployments(control=True) | {"stable": world.deployments()[old]})
     plan = world.step()
     assert plan.objects_to_apply == ()
@@ -113,7 +113,7 @@ def test_upgrade_keeps_running_control_pods(monkeypatch: pytest.MonkeyPatch, spe
 
 def test_lost_record_keeps_control_pods(monkeypatch: pytest.MonkeyPatch) -> None:
     """The template of the stable revision is then its Deployment's, with the API server's defaults."""
-    world, old = canarying("Analyzing")
+    world, old = world_in_phase("Analyzing")
     before = affinity(control_deployment(world, old))
     resolve = pod_template.resolve_pod_template
 
@@ -128,7 +128,7 @@ def test_lost_record_keeps_control_pods(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_manual_affinity_change_is_reverted() -> None:
-    world, old = canarying("Analyzing")
+    world, old = world_in_phase("Analyzing")
     before = copy.deepcopy(control_deployment(world, old)["spec"])
     control_deployment(world, old)["spec"]["template"]["spec"]["affinity"] = {}
     world.step()

@@ -10,7 +10,7 @@ import pytest
 
 from aerie.manifests.pod import engine_pod
 from aerie.manifests.revision_hash import RENEW_ANNOTATION
-from tests.unit.rollout.world import World, canarying, serving
+from tests.unit.rollout.world import World, serving_world, world_in_phase
 
 CONTAINER = "engine"
 
@@ -38,7 +38,7 @@ def is_new(template: dict[str, Any]) -> bool:
 
 
 def test_upgrade_with_other_template_writes_nothing(upgrade: Any) -> None:
-    world = serving()
+    world = serving_world()
     before = copy.deepcopy((world.objects, world.document))
     upgrade()
     plan = world.plan()
@@ -50,7 +50,7 @@ def test_upgrade_with_other_template_writes_nothing(upgrade: Any) -> None:
 
 @pytest.mark.parametrize("phase", ["Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting"])
 def test_upgrade_during_rollout_writes_nothing(upgrade: Any, phase: str) -> None:
-    world, _ = canarying(phase, replicas=4)
+    world, _ = world_in_phase(phase, replicas=4)
     world.step()
     before = templates(world)
     upgrade()
@@ -63,7 +63,7 @@ def test_upgrade_during_rollout_writes_nothing(upgrade: Any, phase: str) -> None
 
 
 def test_scaling_and_repair_keep_the_old_template(upgrade: Any) -> None:
-    world = serving()
+    world = serving_world()
     before = templates(world)
     upgrade()
     world.edit(replicas=5)
@@ -76,7 +76,7 @@ def test_scaling_and_repair_keep_the_old_template(upgrade: Any) -> None:
 
 
 def test_lost_or_forged_record_changes_no_pod(upgrade: Any) -> None:
-    world = serving()
+    world = serving_world()
     before = templates(world)
     upgrade()
     (record,) = (key for key in world.objects if key[0] == "ConfigMap")
@@ -91,7 +91,7 @@ def test_lost_or_forged_record_changes_no_pod(upgrade: Any) -> None:
 
 
 def test_new_revision_gets_new_template_and_control_the_old(upgrade: Any) -> None:
-    world = serving(replicas=3)
+    world = serving_world(replicas=3)
     old = world.desired_revision
     upgrade()
     world.drafter("eagle31")
@@ -106,7 +106,7 @@ def test_new_revision_gets_new_template_and_control_the_old(upgrade: Any) -> Non
 
 
 def test_template_is_renewed_by_a_canary(upgrade: Any) -> None:
-    world = serving()
+    world = serving_world()
     old = world.desired_revision
     upgrade()
     world.annotate(**{RENEW_ANNOTATION.removeprefix("aerie.dev/"): "2026-11"})

@@ -15,7 +15,7 @@ from aerie.rollout.reconcile import build_reconcile_plan
 from aerie.rollout.status import build
 from tests.golden import Messages
 from tests.snapshots import replace_facts
-from tests.unit.rollout.world import IMAGE, World, masked, monitoring
+from tests.unit.rollout.world import IMAGE, World, masked, monitored_world
 
 GATEWAY = {"traffic": {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}}
 MINUTE = timedelta(minutes=1)
@@ -51,7 +51,7 @@ def roll_back_until(world: World, phase: str) -> None:
 
 # ------------------------------------------------------------------------------------------------------------------ retention
 def test_retained_pods_match_canary_and_control_and_expire() -> None:
-    world, old = monitoring(rollout=GATEWAY)
+    world, old = monitored_world(rollout=GATEWAY)
     new = world.desired_revision
     assert world.status["phase"] == "Monitoring"
     assert world.replicas() == {f"chat-{new}": 4, f"chat-{old}": 2}
@@ -87,16 +87,16 @@ def test_retained_pods_match_canary_and_control_and_expire() -> None:
 
 @pytest.mark.parametrize("canary", [{"scaleDownDelay": "0s"}, {"capacity": "Reuse"}])
 def test_no_pods_are_retained_without_delay_or_room(canary: dict[str, Any]) -> None:
-    world, _ = monitoring(rollout={"canary": canary})
+    world, _ = monitored_world(rollout={"canary": canary})
     assert world.status["phase"] == "Ready"
     world.settle()
     assert world.replicas() == {f"chat-{world.desired_revision}": 4}
 
 
 def test_retained_pods_are_bounded_by_room_and_replicas() -> None:
-    world, old = monitoring(rollout={"canary": {"control": "Stable"}})
+    world, old = monitored_world(rollout={"canary": {"control": "Stable"}})
     assert world.replicas() == {f"chat-{world.desired_revision}": 4, f"chat-{old}": 1}
-    world, old = monitoring()
+    world, old = monitored_world()
     world.edit(replicas=1)
     world.step()
     assert world.replicas() == {f"chat-{world.desired_revision}": 1, f"chat-{old}": 1}
@@ -109,7 +109,7 @@ def test_retained_pods_are_bounded_by_room_and_replicas() -> None:
 
 
 def test_pause_keeps_retained_pods() -> None:
-    world, old = monitoring()
+    world, old = monitored_world()
     world.step()
     before = world.status["previous"]
     world.edit(rollout={"paused": True, "canary": {"scaleDownDelay": "10m"}})
@@ -126,7 +126,7 @@ def test_pause_keeps_retained_pods() -> None:
 # ------------------------------------------------------------------------------------------------------------------- rollback
 @pytest.mark.parametrize("rollout", [{}, GATEWAY])
 def test_manual_rollback_serves_from_retained_pods_immediately(rollout: dict[str, Any], messages: Messages) -> None:
-    world, old = monitoring(rollout=rollout)
+    world, old = monitored_world(rollout=rollout)
     new = world.desired_revision
     world.step()
     world.annotate(rollback=new)
@@ -157,7 +157,7 @@ def test_manual_rollback_serves_from_retained_pods_immediately(rollout: dict[str
 
 
 def test_old_spec_rolls_back_like_a_manual_action() -> None:
-    world, old = monitoring()
+    world, old = monitored_world()
     world.drafter("eagle3")
     world.step()
     assert (world.status["phase"], world.status["stable"]["revision"]) == ("RollingBack", old)
@@ -169,7 +169,7 @@ def test_old_spec_rolls_back_like_a_manual_action() -> None:
 
 
 def test_new_spec_deletes_retained_pods_before_its_canary() -> None:
-    world, old = monitoring()
+    world, old = monitored_world()
     new = world.desired_revision
     world.edit(speculation={"numSpeculativeTokens": 4})
     for _ in range(8):
@@ -182,7 +182,7 @@ def test_new_spec_deletes_retained_pods_before_its_canary() -> None:
 
 
 def test_crash_loop_rolls_back_promotion(messages: Messages) -> None:
-    world, old = monitoring()
+    world, old = monitored_world()
     new = world.desired_revision
     world.step()
     world.crash(new, 3)
@@ -192,7 +192,7 @@ def test_crash_loop_rolls_back_promotion(messages: Messages) -> None:
 
 
 def test_zero_acceptance_rolls_back_promotion(messages: Messages) -> None:
-    world, old = monitoring()
+    world, old = monitored_world()
     world.measure_alone(2, 1.0, dispersion=0.0)
     assert world.status["stable"]["revision"] == old
     messages.check("no accepted token", last_outcome(world)["message"])
@@ -200,13 +200,13 @@ def test_zero_acceptance_rolls_back_promotion(messages: Messages) -> None:
 
 # -------------------------------------------------------------------------------------------------------------------------- drift
 def test_steady_acceptance_changes_nothing() -> None:
-    world, _ = monitoring()
+    world, _ = monitored_world()
     world.measure_alone(4, 2.97)
     assert world.status["phase"] == "Monitoring"
 
 
 def verifying() -> tuple[World, str]:
-    world, old = monitoring(rollout=GATEWAY)
+    world, old = monitored_world(rollout=GATEWAY)
     world.measure_alone(4, 2.4)
     assert world.status["phase"] == "Verifying"
     return world, old
@@ -247,7 +247,7 @@ def test_drop_of_promoted_pods_alone_rolls_back(messages: Messages) -> None:
 
 
 def test_monitoring_continues_after_a_lost_write() -> None:
-    world, _ = monitoring()
+    world, _ = monitored_world()
     for _ in range(4):
         before = world.status
         world.measure_alone(1, 2.4)
@@ -274,7 +274,7 @@ def test_zero_acceptance_warns_with_and_without_comparison(arm: dict[str, Any], 
 
 
 def test_late_acceptance_drop_only_warns(messages: Messages) -> None:
-    world, _ = monitoring()
+    world, _ = monitored_world()
     world.now += 10 * MINUTE
     world.settle()
     assert world.status["phase"] == "Ready"

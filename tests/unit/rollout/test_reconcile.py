@@ -15,7 +15,7 @@ from aerie.engine.models.drafter_catalog import DrafterCatalog
 from aerie.manifests import preflight_job
 from aerie.rollout.reconcile import with_apply_errors
 from tests.golden import Messages
-from tests.unit.rollout.world import START, World, masked, serving
+from tests.unit.rollout.world import START, World, masked, serving_world
 
 
 def test_first_revision_gets_preflight_before_pods() -> None:
@@ -50,7 +50,7 @@ def test_rejected_drafter_gets_no_pod_and_a_reason() -> None:
 
 
 def test_rejected_change_keeps_serving_pods() -> None:
-    world = serving()
+    world = serving_world()
     before = copy.deepcopy(world.deployments())
     world.drafter("refused")
     world.settle()
@@ -113,7 +113,7 @@ def test_preflight_error_without_result_is_retried() -> None:
 
 
 def test_paused_changes_only_the_status() -> None:
-    world = serving()
+    world = serving_world()
     world.edit(rollout={"paused": True}, replicas=5)
     plan = world.step()
     assert (plan.objects_to_apply, plan.objects_to_delete) == ((), ())
@@ -124,7 +124,7 @@ def test_paused_changes_only_the_status() -> None:
 
 
 def test_orphans_of_deleted_resource_neither_serve_nor_block(messages: Messages) -> None:
-    world = serving()
+    world = serving_world()
     for pod in world.pods:
         pod["metadata"]["creationTimestamp"] = (START - timedelta(hours=1)).isoformat()
     del world.document["status"]
@@ -150,7 +150,7 @@ def test_orphans_of_deleted_resource_neither_serve_nor_block(messages: Messages)
 
 
 def test_replicas_change_at_any_time_without_a_new_revision() -> None:
-    world = serving()
+    world = serving_world()
     before = world.desired_revision
     world.edit(replicas=3)
     world.step()
@@ -164,7 +164,7 @@ def test_replicas_change_at_any_time_without_a_new_revision() -> None:
 
 
 def test_edited_or_deleted_child_is_restored() -> None:
-    world = serving()
+    world = serving_world()
     before = copy.deepcopy(world.objects)
     world.objects["Service", "chat"]["spec"]["selector"] = {"app": "other"}
     del world.objects["PodDisruptionBudget", f"chat-{world.desired_revision}"]
@@ -223,7 +223,7 @@ def test_unrunnable_spec_is_reported_without_job(spec: dict[str, Any], text: str
 
 def test_leaving_mode_gateway_deletes_the_route() -> None:
     gateway = {"traffic": {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}}
-    world = serving(rollout=gateway)
+    world = serving_world(rollout=gateway)
     assert {("HTTPRoute", "chat"), ("Service", "chat-stable")} <= world.objects.keys()
     world.edit(rollout={})
     world.settle()
@@ -231,7 +231,7 @@ def test_leaving_mode_gateway_deletes_the_route() -> None:
 
 
 def test_without_tokens_there_is_no_drafter() -> None:
-    world = serving(speculation={"numSpeculativeTokens": 0})
+    world = serving_world(speculation={"numSpeculativeTokens": 0})
     (deployment,) = world.deployments().values()
     (engine,) = deployment["spec"]["template"]["spec"]["containers"]
     assert "--speculative-config" not in engine["args"]
@@ -239,7 +239,7 @@ def test_without_tokens_there_is_no_drafter() -> None:
 
 
 def test_invalid_metrics_source_condition_survives_restart() -> None:
-    world = serving(metrics={"source": {"prometheus": {"address": "http://prometheus:9090"}}})
+    world = serving_world(metrics={"source": {"prometheus": {"address": "http://prometheus:9090"}}})
     assert world.condition("Degraded") == ("False", "AsExpected")
     world.metrics_source_error = "http://prometheus:9090 cannot be reached"
     plan = world.step()
@@ -258,7 +258,7 @@ def test_invalid_metrics_source_condition_survives_restart() -> None:
 
 
 def test_removed_metrics_source_ends_its_condition() -> None:
-    world = serving(metrics={"source": {"prometheus": {"address": "http://prometheus:9090"}}})
+    world = serving_world(metrics={"source": {"prometheus": {"address": "http://prometheus:9090"}}})
     world.metrics_source_error = "http://prometheus:9090 cannot be reached"
     world.step()
     world.edit(metrics={})

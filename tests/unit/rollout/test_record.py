@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from aerie.manifests import preflight_job
-from tests.unit.rollout.world import World, canarying
+from tests.unit.rollout.world import World, world_in_phase
 
 
 def forge_record(world: World, revision: str) -> dict[str, Any]:
@@ -24,14 +24,14 @@ def service_accounts(world: World) -> list[str | None]:
 
 
 def test_forged_record_of_previous_revision_changes_no_deployment() -> None:
-    world, old = canarying("Starting")
+    world, old = world_in_phase("Starting")
     forge_record(world, old)
     world.step()
     assert service_accounts(world) == [None] * 3
 
 
 def test_valid_record_repairs_a_deployment() -> None:
-    world, old = canarying("Starting")
+    world, old = world_in_phase("Starting")
     for (kind, name), item in world.objects.items():
         if kind == "Deployment" and old in name:
             item["spec"]["template"]["spec"]["serviceAccountName"] = "other"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aerie.rollout.facts.pod_failures import is_pod_ready
-from tests.unit.rollout.world import DRAFTERS, World, canarying, equivalence_result, monitoring
+from tests.unit.rollout.world import DRAFTERS, World, equivalence_result, monitored_world, world_in_phase
 
 GATEWAY = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
 NEIGHBOURS: dict[str | None, set[str | None]] = {
@@ -55,13 +55,13 @@ class Rollouts(RuleBasedStateMachine):
     def start_in_phase(self, phase: str | None, replicas: int, gateway: bool, reuse: bool) -> None:
         rollout: dict[str, Any] = {"traffic": GATEWAY} if gateway else {}
         if phase in ("Monitoring", "Verifying"):
-            self.world, _ = monitoring(replicas=replicas, rollout=rollout)
+            self.world, _ = monitored_world(replicas=replicas, rollout=rollout)
             self.world.measure_alone(4 if phase == "Verifying" else 0, 2.4)
             assert self.world.status["phase"] == phase
         elif phase is not None:
             if reuse and replicas > 2:
                 rollout["canary"] = {"capacity": "Reuse"}
-            self.world, _ = canarying(phase, replicas=replicas, rollout=rollout)
+            self.world, _ = world_in_phase(phase, replicas=replicas, rollout=rollout)
         self.world.now += timedelta(minutes=1)
         self.world.has_change_times = True
 

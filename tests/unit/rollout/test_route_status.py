@@ -9,7 +9,7 @@ import pytest
 
 from aerie.rollout.facts.route_status import ROUTE_STATUS_TIMEOUT, route_rejection_message
 from tests.golden import Messages
-from tests.unit.rollout.world import World, canarying, masked, serving
+from tests.unit.rollout.world import World, masked, serving_world, world_in_phase
 
 PARENT = {"name": "public", "namespace": "gateways", "sectionName": "https"}
 GATEWAY: dict[str, Any] = {"traffic": {"mode": "Gateway", "gateway": {"parentRefs": [PARENT]}}}
@@ -43,7 +43,7 @@ def set_route_status(world: World, *statuses: tuple[dict[str, Any], str]) -> Non
     ],
 )
 def test_route_is_rejected_if_all_gateways_with_status_reject(statuses: list[Any], is_rejected: bool, messages: Messages) -> None:
-    world = serving(rollout=GATEWAY)
+    world = serving_world(rollout=GATEWAY)
     set_route_status(world, *statuses)
     rejection = route_rejection_message(world.observed())
     assert bool(rejection) == is_rejected
@@ -55,7 +55,7 @@ def test_route_is_rejected_if_all_gateways_with_status_reject(statuses: list[Any
 
 
 def test_silent_gateway_is_reported_after_a_delay(messages: Messages) -> None:
-    world = serving(rollout=GATEWAY)
+    world = serving_world(rollout=GATEWAY)
     route = world.objects["HTTPRoute", "chat"]
     route["metadata"]["creationTimestamp"] = world.now.isoformat()
     plan = world.step()
@@ -72,11 +72,11 @@ def test_silent_gateway_is_reported_after_a_delay(messages: Messages) -> None:
 
 
 def test_no_route_has_no_error() -> None:
-    assert route_rejection_message(serving().observed()) == ""
+    assert route_rejection_message(serving_world().observed()) == ""
 
 
 def test_canary_waits_for_route_until_deadline(messages: Messages) -> None:
-    world, _ = canarying("Starting", rollout=GATEWAY)
+    world, _ = world_in_phase("Starting", rollout=GATEWAY)
     set_route_status(world, (PARENT, "False"))
     world.schedule()
     world.ready()
@@ -90,7 +90,7 @@ def test_canary_waits_for_route_until_deadline(messages: Messages) -> None:
 
 
 def test_canary_continues_when_route_is_accepted() -> None:
-    world, _ = canarying("Starting", rollout=GATEWAY)
+    world, _ = world_in_phase("Starting", rollout=GATEWAY)
     set_route_status(world, (PARENT, "False"))
     world.schedule()
     world.ready()
@@ -101,7 +101,7 @@ def test_canary_continues_when_route_is_accepted() -> None:
 
 
 def test_blocks_during_rejected_route_are_not_counted() -> None:
-    world, _ = canarying("WarmingUp", rollout=GATEWAY)
+    world, _ = world_in_phase("WarmingUp", rollout=GATEWAY)
     world.now += timedelta(minutes=5)
     world.step()
     set_route_status(world, (PARENT, "False"))
@@ -116,7 +116,7 @@ def test_blocks_during_rejected_route_are_not_counted() -> None:
 
 
 def test_rejected_route_does_not_hold_ramp_step() -> None:
-    world, _ = canarying("Ramping", rollout=GATEWAY)
+    world, _ = world_in_phase("Ramping", rollout=GATEWAY)
     step = world.status["canary"]["stepIndex"]
     for _ in range(3):
         world.schedule()

@@ -15,7 +15,7 @@ from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from aerie.rollout.reconcile import build_reconcile_plan
 from tests.snapshots import replace_facts
 from tests.unit.rollout.test_route_status import GATEWAY
-from tests.unit.rollout.world import IMAGE, World, canarying, monitoring, serving
+from tests.unit.rollout.world import IMAGE, World, monitored_world, serving_world, world_in_phase
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
@@ -33,13 +33,13 @@ def service_revision(world: World, arm: str) -> str:
     return str(world.objects["Service", f"chat-{arm}"]["spec"]["selector"][naming.REVISION_LABEL])
 
 
-def run_until(world: World, until: Callable[[], bool], places: int = 1000, heaviest: float = 100) -> list[dict[str, int]]:
+def run_until(world: World, until: Callable[[], bool], places: int = 1000, max_load: float = 100) -> list[dict[str, int]]:
     """Reconcile each second until the condition holds, check that no requests are lost, and return the weights' history."""
     history: list[dict[str, int]] = []
     for _ in range(200):
         world.step()
         assert not world.unserved_services(), (shares(world), world.now)
-        assert world.heaviest() <= heaviest, (shares(world), world.now)
+        assert world.max_pod_load() <= max_load, (shares(world), world.now)
         if not history or history[-1] != shares(world):
             history.append(shares(world))
         if until():
@@ -53,7 +53,7 @@ def run_until(world: World, until: Callable[[], bool], places: int = 1000, heavi
 
 def manually_promoted(**rollout: Any) -> tuple[World, str, str]:
     """Return a manually promoted canary: its world, the stable revision and its own."""
-    world, old = canarying("Analyzing", replicas=4, rollout=rollout)
+    world, old = world_in_phase("Analyzing", replicas=4, rollout=rollout)
     world.has_change_times = True
     new = world.status["canary"]["revision"]
     world.annotate(promote=new)
@@ -80,18 +80,18 @@ def test_canary_service_serves_until_stable_service_is_ready() -> None:
 
 
 def test_few_remaining_pods_never_get_all_requests() -> None:
-    world, old = canarying("Analyzing", replicas=12, rollout=SURGE)
+    world, old = world_in_phase("Analyzing", replicas=12, rollout=SURGE)
     world.has_change_times = True
     new = world.status["canary"]["revision"]
     world.annotate(promote=new)
-    run_until(world, lambda: world.status["stable"]["revision"] == new, heaviest=2)
-    run_until(world, lambda: shares(world) == {"stable": 100}, heaviest=2)
+    run_until(world, lambda: world.status["stable"]["revision"] == new, max_load=2)
+    run_until(world, lambda: shares(world) == {"stable": 100}, max_load=2)
     assert world.replicas()[f"chat-{new}"] == 12
-    run_until(world, lambda: world.replicas()[f"chat-{old}"] == 2, heaviest=2)
+    run_until(world, lambda: world.replicas()[f"chat-{old}"] == 2, max_load=2)
 
 
 def test_arm_services_exist_before_they_have_requests() -> None:
-    world = serving(replicas=4, rollout=GATEWAY)
+    world = serving_world(replicas=4, rollout=GATEWAY)
     world.has_change_times = True
     world.drafter("eagle31")
     for _ in range(3):
@@ -106,7 +106,7 @@ def test_arm_services_exist_before_they_have_requests() -> None:
 
 def monitored(**spec: Any) -> tuple[World, str, str]:
     """Return a promotion of twelve pods with two retained pods, the previous revision and the promoted one."""
-    world, old = monitoring(replicas=12, rollout=GATEWAY, **spec)
+    world, old = monitored_world(replicas=12, rollout=GATEWAY, **spec)
     world.settle()
     world.now += MINUTE
     world.has_change_times = True
@@ -120,13 +120,13 @@ def test_rollback_of_promotion_shares_requests_among_old_pods() -> None:
     world.step()
     assert world.status["stable"]["revision"] == old
     assert (service_revision(world, "stable"), service_revision(world, "canary"), shares(world)) == (new, new, {"stable": 100})
-    history = run_until(world, lambda: service_revision(world, "stable") == old, heaviest=1.2)
+    history = run_until(world, lambda: service_revision(world, "stable") == old, max_load=1.2)
     assert history == [{"stable": 100}, {"stable": 0, "canary": 100}]
     assert began + ENDPOINT_PROPAGATION_DELAY < world.now < began + 2 * ENDPOINT_PROPAGATION_DELAY, (
         "and when the gateway has observed its zero weight"
     )
-    run_until(world, lambda: world.route_weights()["chat-stable"] > 0, heaviest=1.2)
-    run_until(world, lambda: world.replicas() == {f"chat-{old}": 12}, heaviest=2)
+    run_until(world, lambda: world.route_weights()["chat-stable"] > 0, max_load=1.2)
+    run_until(world, lambda: world.replicas() == {f"chat-{old}": 12}, max_load=2)
     assert (shares(world), world.status["phase"]) == ({"stable": 100}, "RolledBack")
 
 
@@ -147,13 +147,13 @@ def test_retained_pods_get_requests_through_established_service() -> None:
     world.step()
     assert shares(world) == {"stable": 85, "previous": 14}
     world.annotate(rollback=world.desired_revision)
-    history = run_until(world, lambda: world.status["phase"] == "RolledBack", heaviest=2)
+    history = run_until(world, lambda: world.status["phase"] == "RolledBack", max_load=2)
     assert history[1] == {"stable": 0, "canary": 100}, "not to two pods, although their Service is known"
     assert history[-1] == {"stable": 100}
 
 
 def test_wrong_selector_is_repaired_while_others_serve() -> None:
-    world, _ = canarying("Analyzing", replicas=4, rollout=GATEWAY)
+    world, _ = world_in_phase("Analyzing", replicas=4, rollout=GATEWAY)
     world.has_change_times = True
     before = copy.deepcopy(world.objects["Service", "chat-stable"]["spec"])
     world.objects["Service", "chat-stable"]["spec"]["selector"] = {"app": "other"}
@@ -167,7 +167,7 @@ def test_wrong_selector_is_repaired_while_others_serve() -> None:
 
 
 def test_without_alternative_requests_go_to_desired_service() -> None:
-    world = serving(rollout=GATEWAY)
+    world = serving_world(rollout=GATEWAY)
     world.has_change_times = True
     del world.objects["Service", "chat-stable"]
     assert [item["kind"] for item in world.step().objects_to_apply] == ["Service"]
@@ -177,7 +177,7 @@ def test_without_alternative_requests_go_to_desired_service() -> None:
 
 
 def test_idle_arm_replaces_deleted_service() -> None:
-    world, _ = canarying("Starting", replicas=4, rollout=GATEWAY)
+    world, _ = world_in_phase("Starting", replicas=4, rollout=GATEWAY)
     world.now += MINUTE
     world.has_change_times = True
     world.schedule()
@@ -239,7 +239,7 @@ def test_pause_changes_no_selector() -> None:
 
 
 def test_foreign_arm_service_blocks_the_route() -> None:
-    world = serving(replicas=4, rollout=GATEWAY)
+    world = serving_world(replicas=4, rollout=GATEWAY)
     world.has_change_times = True
     world.name_conflicts = [{"kind": "Service", "metadata": {"name": "chat-canary", "uid": "s"}}]
     world.drafter("eagle31")
@@ -286,7 +286,7 @@ def test_next_canary_waits_for_service_in_use() -> None:
 
 def test_service_to_delete_serves_until_the_other_is_established() -> None:
     """The promoted pod crashes while it is compared with a retained one, and the promotion is rolled back."""
-    world, _ = monitoring(replicas=1, rollout=GATEWAY)
+    world, _ = monitored_world(replicas=1, rollout=GATEWAY)
     world.measure_alone(4, 2.4)
     world.now += MINUTE
     world.has_change_times = True

@@ -10,7 +10,7 @@ import pytest
 
 from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from tests.golden import Messages
-from tests.unit.rollout.world import World, canarying, masked, serving
+from tests.unit.rollout.world import World, masked, serving_world, world_in_phase
 
 MINUTE = timedelta(minutes=1)
 GATEWAY = {"traffic": {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}}
@@ -42,7 +42,7 @@ def last_outcome(world: World) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------------------------ promotion
 def test_canary_and_control_start_together_beside_the_stable_pods(messages: Messages) -> None:
-    world, old = canarying("Starting")
+    world, old = world_in_phase("Starting")
     new = world.desired_revision
     assert world.replicas() == {f"chat-{old}": 2, f"chat-{new}": 1, f"chat-{old}-control": 1}
     stable, control = world.deployments()[old], world.deployments(control=True)[old]
@@ -55,7 +55,7 @@ def test_canary_and_control_start_together_beside_the_stable_pods(messages: Mess
 
 
 def test_pods_of_replaced_spec_are_restored_unchanged() -> None:
-    world, old = canarying("WarmingUp")
+    world, old = world_in_phase("WarmingUp")
     before = world.objects.pop(("Deployment", f"chat-{old}"))
     world.step()
     after = world.objects["Deployment", f"chat-{old}"]
@@ -63,7 +63,7 @@ def test_pods_of_replaced_spec_are_restored_unchanged() -> None:
 
 
 def test_better_canary_is_promoted_through_all_phases(messages: Messages) -> None:
-    world, old = canarying("WarmingUp", rollout={**GATEWAY, "analysis": {"minDuration": "1h"}}, replicas=4)
+    world, old = world_in_phase("WarmingUp", rollout={**GATEWAY, "analysis": {"minDuration": "1h"}}, replicas=4)
     new = world.desired_revision
     assert weights(world) == {"stable": 66_666, "canary": 16_667, "control": 16_667}
     world.now += 4 * MINUTE
@@ -107,7 +107,7 @@ def test_better_canary_is_promoted_through_all_phases(messages: Messages) -> Non
 
 
 def test_worse_canary_loses_traffic_then_pods_and_is_rejected(messages: Messages) -> None:
-    world, old = canarying("Analyzing", rollout=GATEWAY)
+    world, old = world_in_phase("Analyzing", rollout=GATEWAY)
     new = world.desired_revision
     for _ in range(30):
         world.measure(1, -0.2)
@@ -132,7 +132,7 @@ def test_worse_canary_loses_traffic_then_pods_and_is_rejected(messages: Messages
 
 
 def test_missing_data_ends_inconclusive(messages: Messages) -> None:
-    world, _ = canarying("Analyzing")
+    world, _ = world_in_phase("Analyzing")
     world.now += timedelta(hours=3)
     world.step()
     assert world.status["phase"] == "Analyzing"
@@ -149,7 +149,7 @@ def test_missing_data_ends_inconclusive(messages: Messages) -> None:
 
 
 def test_inconclusive_canary_is_rolled_back_if_configured(messages: Messages) -> None:
-    world, old = canarying("Analyzing", rollout={"analysis": {"onInconclusive": "Rollback"}})
+    world, old = world_in_phase("Analyzing", rollout={"analysis": {"onInconclusive": "Rollback"}})
     world.now += timedelta(hours=4)
     world.settle()
     assert last_outcome(world)["result"] == "RolledBack"
@@ -158,7 +158,7 @@ def test_inconclusive_canary_is_rolled_back_if_configured(messages: Messages) ->
 
 
 def test_manual_approval_waits_for_user(messages: Messages) -> None:
-    world, _ = canarying("Analyzing", rollout={"canary": {"approval": "Manual"}})
+    world, _ = world_in_phase("Analyzing", rollout={"canary": {"approval": "Manual"}})
     world.measure(20, +0.2)
     assert world.status["phase"] == "AwaitingApproval"
     messages.check("awaiting approval", masked(world.message("Progressing"), NEW=world.desired_revision))
@@ -170,7 +170,7 @@ def test_manual_approval_waits_for_user(messages: Messages) -> None:
 
 
 def test_manual_promotion_in_warm_up_is_compared_during_ramp(messages: Messages) -> None:
-    world, _ = canarying("WarmingUp")
+    world, _ = world_in_phase("WarmingUp")
     world.annotate(promote=world.desired_revision)
     run_until(world, "Ramping")
     for _ in range(3):  # it grows for its share
@@ -183,7 +183,7 @@ def test_manual_promotion_in_warm_up_is_compared_during_ramp(messages: Messages)
 
 
 def test_manual_rollback_works_in_every_phase(messages: Messages) -> None:
-    world, old = canarying("Promoting", replicas=4)
+    world, old = world_in_phase("Promoting", replicas=4)
     world.annotate(rollback=world.desired_revision)
     while world.status["phase"] != "RolledBack":
         world.step()
@@ -197,7 +197,7 @@ def test_manual_rollback_works_in_every_phase(messages: Messages) -> None:
 
 # ------------------------------------------------------------------------------------------------------------------- failures
 def test_crash_loop_of_canary_rolls_back_immediately(messages: Messages) -> None:
-    world, old = canarying("Analyzing")
+    world, old = world_in_phase("Analyzing")
     world.crash(world.desired_revision, 2)
     world.step()
     assert world.status["phase"] == "Analyzing"
@@ -208,7 +208,7 @@ def test_crash_loop_of_canary_rolls_back_immediately(messages: Messages) -> None
 
 
 def test_canary_that_regresses_in_ramp_is_rolled_back(messages: Messages) -> None:
-    world, _ = canarying("Ramping", replicas=4, rollout={"canary": {"stepDuration": "1h"}})
+    world, _ = world_in_phase("Ramping", replicas=4, rollout={"canary": {"stepDuration": "1h"}})
     for _ in range(25):
         world.schedule()
         world.ready()
@@ -220,7 +220,7 @@ def test_canary_that_regresses_in_ramp_is_rolled_back(messages: Messages) -> Non
 
 
 def test_pods_that_do_not_start_fail_the_rollout() -> None:
-    world, old = canarying("Starting")
+    world, old = world_in_phase("Starting")
     world.schedule()
     world.now += timedelta(minutes=31)
     world.settle_until("Failed")
@@ -233,7 +233,7 @@ def test_pods_that_do_not_start_fail_the_rollout() -> None:
 # ----------------------------------------------------------------------------------------------------- changes during a rollout
 @pytest.mark.parametrize("phase", ["Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting"])
 def test_reverted_spec_ends_canary_immediately(phase: str, messages: Messages) -> None:
-    world, old = canarying(phase, replicas=4)
+    world, old = world_in_phase(phase, replicas=4)
     world.drafter("eagle3")
     for _ in range(20):
         world.step()
@@ -247,7 +247,7 @@ def test_reverted_spec_ends_canary_immediately(phase: str, messages: Messages) -
 
 
 def test_another_spec_restarts_with_same_stable_pods() -> None:
-    world, old = canarying("Analyzing")
+    world, old = world_in_phase("Analyzing")
     first = world.desired_revision
     world.edit(speculation={"numSpeculativeTokens": 4})
     world.settle_until("Starting")
@@ -259,7 +259,7 @@ def test_another_spec_restarts_with_same_stable_pods() -> None:
 
 
 def test_orphans_of_killed_canary_are_deleted_before_the_next(messages: Messages) -> None:
-    world = serving()
+    world = serving_world()
     old = world.desired_revision
     world.drafter("eagle31")
     world.step()
@@ -280,7 +280,7 @@ def test_orphans_of_killed_canary_are_deleted_before_the_next(messages: Messages
 
 
 def test_replicas_may_change_during_rollout() -> None:
-    world, old = canarying("Analyzing")
+    world, old = world_in_phase("Analyzing")
     world.edit(replicas=5)
     world.step()
     assert world.replicas() == {f"chat-{old}": 5, f"chat-{world.desired_revision}": 1, f"chat-{old}-control": 1}
@@ -288,7 +288,7 @@ def test_replicas_may_change_during_rollout() -> None:
 
 
 def test_pause_stops_rollout_and_keeps_comparison() -> None:
-    world, _ = canarying("Analyzing")
+    world, _ = world_in_phase("Analyzing")
     world.step()
     before = world.status["canary"]
     assert before["control"]["replicas"] == 1
@@ -301,7 +301,7 @@ def test_pause_stops_rollout_and_keeps_comparison() -> None:
 
 
 def test_unready_stable_revision_is_replaced_without_canary() -> None:
-    world = serving()
+    world = serving_world()
     old = world.desired_revision
     world.crash(old, 5)
     world.drafter("eagle31")
@@ -315,14 +315,14 @@ def test_unready_stable_revision_is_replaced_without_canary() -> None:
 
 
 def test_briefly_unready_stable_revision_gets_a_canary() -> None:
-    world = serving()
+    world = serving_world()
     world.ready(value="False")
     world.drafter("eagle31")
     world.settle_until("Starting")
 
 
 def test_scaling_to_zero_does_not_promote_canary() -> None:
-    world, old = canarying("Analyzing")
+    world, old = world_in_phase("Analyzing")
     world.edit(replicas=0)
     for _ in range(3):
         world.step()
@@ -339,7 +339,7 @@ def test_scaling_to_zero_does_not_promote_canary() -> None:
 
 @pytest.mark.parametrize(("action", "result"), [("promote", "Promoted"), ("rollback", "RolledBack")])
 def test_manual_actions_apply_to_canary_without_pods(action: str, result: str) -> None:
-    world, _ = canarying("Analyzing")
+    world, _ = world_in_phase("Analyzing")
     world.edit(replicas=0)
     world.step()
     world.annotate(**{action: world.desired_revision})
@@ -348,7 +348,7 @@ def test_manual_actions_apply_to_canary_without_pods(action: str, result: str) -
 
 
 def test_reuse_needs_no_extra_places() -> None:
-    world = serving(replicas=4, rollout={"canary": {"capacity": "Reuse"}})
+    world = serving_world(replicas=4, rollout={"canary": {"capacity": "Reuse"}})
     old = world.desired_revision
     world.drafter("eagle31")
     for _ in range(60):
@@ -367,7 +367,7 @@ def test_reuse_needs_no_extra_places() -> None:
 
 def test_idle_reconciles_write_nothing() -> None:
     for phase in ("Starting", "WarmingUp", "Analyzing", "Ramping"):
-        world, _ = canarying(phase, replicas=4)
+        world, _ = world_in_phase(phase, replicas=4)
         if phase != "Starting":
             world.schedule()
             world.ready()

@@ -12,7 +12,7 @@ from aerie.rollout.children import tuning_record
 from aerie.rollout.plan import ReconcilePlan
 from aerie.rollout.reconcile import build_reconcile_plan
 from tests.snapshots import replace_facts
-from tests.unit.rollout.world import IMAGE, World, serving
+from tests.unit.rollout.world import IMAGE, World, serving_world
 
 CONFIG_MAP = ("ConfigMap", "chat-aerie-tuning")
 RECORD = TuningRecord(1_790_000_000.123, "f1", "packed", "{}", "HOLD\n")
@@ -33,7 +33,7 @@ def names(plan: ReconcilePlan) -> list[str]:
 
 
 def test_tuning_record_is_written_once_per_decision() -> None:
-    world = serving()
+    world = serving_world()
     assert names(step(world, None)) == []
     assert names(step(world, RECORD)) == ["ConfigMap chat-aerie-tuning"]
     assert names(step(world, RECORD)) == []
@@ -49,14 +49,14 @@ def test_tuning_record_is_written_once_per_decision() -> None:
 
 
 def test_tuning_record_does_not_change_status() -> None:
-    world = serving()
+    world = serving_world()
     world.step()
     before = step(world, None).status
     assert step(world, RECORD).status == before
 
 
 def test_tuning_record_is_deleted_with_the_mode() -> None:
-    world = serving()
+    world = serving_world()
     step(world, RECORD)
     world.edit(speculation={"numSpeculativeTokens": 3, "tuning": {"mode": "Off"}})
     plan = step(world, RECORD)
@@ -65,7 +65,7 @@ def test_tuning_record_is_deleted_with_the_mode() -> None:
 
 
 def test_tuning_record_of_another_resource_is_ignored() -> None:
-    world = serving()
+    world = serving_world()
     step(world, RECORD)
     world.objects[CONFIG_MAP]["metadata"]["ownerReferences"][0]["uid"] = "another"
     assert tuning_record.read_tuning_record(world.observed()) is None
@@ -77,7 +77,7 @@ def test_tuning_record_of_another_resource_is_ignored() -> None:
     ids=["empty", "few", "no moment"],
 )
 def test_manual_edit_of_tuning_record_is_overwritten(data: dict[str, str]) -> None:
-    world = serving()
+    world = serving_world()
     step(world, RECORD)
     world.objects[CONFIG_MAP]["data"] = data
     assert tuning_record.read_tuning_record(world.observed()) is None

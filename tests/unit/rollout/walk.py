@@ -99,17 +99,17 @@ class Walk:
 
     def __init__(self, seed: int, cluster: Cluster | None = None, *, mixed: bool = False) -> None:
         """Create a walk; `mixed`: nodes have one GPU and then another one, which is five times as slow."""
-        self.seed, self.chance = seed, random.Random(seed)  # noqa: S311 - no secrets
+        self.seed, self.rng = seed, random.Random(seed)  # noqa: S311 - no secrets
         self.steps, self.trail = 0, list[str]()
         self.phases = Counter[str]()
         """Number of reconciles, by the phase that they led to."""
         self.alone_duration = timedelta(0)
         """Total time for which the copies were left alone."""
-        chance = self.chance
+        rng = self.rng
         if cluster is None:
-            load, drain = chance.choice([20.0, 120.0, 300.0, 900.0]), chance.choice([5.0, 30.0, 110.0])
-            replicas = chance.choice(SIZES)
-            traffic = chance.choice(EDITS["rollout.traffic"])
+            load, drain = rng.choice([20.0, 120.0, 300.0, 900.0]), rng.choice([5.0, 30.0, 110.0])
+            replicas = rng.choice(SIZES)
+            traffic = rng.choice(EDITS["rollout.traffic"])
             rollout = {"analysis": {"minDuration": "4m", "warmupDuration": "1m"}, "traffic": traffic}
             cluster = Cluster(seed, load=load, drain=drain, replicas=replicas, rollout=rollout)
             self.trail.append(f"{replicas} replicas that load in {load:.0f} s and drain in {drain:.0f} s, mode {traffic['mode']}")
@@ -151,7 +151,7 @@ class Walk:
 
     def step(self) -> None:
         weights = [weight for weight, _ in self.actions]
-        action = self.chance.choices([action for _, action in self.actions], weights)[0]
+        action = self.rng.choices([action for _, action in self.actions], weights)[0]
         self.steps += 1
         self.trail.append(action.__name__)
         self._run_guarded(lambda: self._record_action(action))
@@ -215,7 +215,7 @@ class Walk:
 
     # ------------------------------------------------------------------------------------------------------------- what happens
     def time_passes(self) -> str:
-        duration = self.chance.choice([1, 3, 6, 15, 40, 90]) * MINUTE
+        duration = self.rng.choice([1, 3, 6, 15, 40, 90]) * MINUTE
         self.cluster.advance(duration)
         return f"{duration}"
 
@@ -226,21 +226,21 @@ class Walk:
         return f"from {before}"
 
     def an_operator_crashes(self) -> str:
-        parts = self.chance.randrange(9)
+        parts = self.rng.randrange(9)
         self.cluster.reconcile(parts)
         return f"after {parts} writes"
 
     def a_field_changes(self) -> str:
-        path = self.chance.choice(list(EDITS))
-        return self.change(path, self.chance.choice(EDITS[path]))
+        path = self.rng.choice(list(EDITS))
+        return self.change(path, self.rng.choice(EDITS[path]))
 
     def another_drafter(self) -> str:
-        return self.change("drafter", self.chance.choice(EDITS["drafter"]))
+        return self.change("drafter", self.rng.choice(EDITS["drafter"]))
 
     def an_autoscaler(self) -> str:
         now = int(self.cluster.document["spec"]["replicas"])
-        near = max(1, min(64, now + self.chance.choice([-3, -1, 1, 2, 5])))
-        return self.change("replicas", self.chance.choice([near, near, near, *SIZES]))
+        near = max(1, min(64, now + self.rng.choice([-3, -1, 1, 2, 5])))
+        return self.change("replicas", self.rng.choice([near, near, near, *SIZES]))
 
     def change(self, path: str, value: Any) -> str:
         """Edit one field, and reconcile."""
@@ -253,26 +253,26 @@ class Walk:
     def a_user_acts(self) -> str:
         status = self.cluster.status
         arms = [status[arm]["revision"] for arm in ("canary", "stable") if status.get(arm)]
-        action = self.chance.choice(["promote", "rollback", "retry", "nothing"])
+        action = self.rng.choice(["promote", "rollback", "retry", "nothing"])
         if action == "nothing" or not arms:
             self.cluster.document["metadata"].pop("annotations", None)
             return "nothing any more"
-        value = str(self.steps) if action == "retry" else self.chance.choice([arms[0], *arms])
+        value = str(self.steps) if action == "retry" else self.rng.choice([arms[0], *arms])
         self.cluster.annotate(**{action: value})
         self.cluster.reconcile()
         return f"{action} {value}"
 
     def pods_fail(self) -> str:
-        cluster, chance = self.cluster, self.chance
-        how = chance.choice(["Failed", "lost", "NotReady", "Crashing", "killed", "back"])
+        cluster, rng = self.cluster, self.rng
+        how = rng.choice(["Failed", "lost", "NotReady", "Crashing", "killed", "back"])
         names = sorted({pod.deployment for pod in cluster.fleet})
         if not names:
             return "there is none"
-        group = chance.choice(names)
+        group = rng.choice(names)
         able = [
             pod for pod in cluster.fleet if pod.alive and pod.deployment == group and (pod.state == "Serving") == (how != "back")
         ]
-        count = chance.choice([1, 1, 2, len(able)])
+        count = rng.choice([1, 1, 2, len(able)])
         for pod in able[:count]:
             if how == "lost":
                 cluster.lose(pod)
@@ -284,41 +284,41 @@ class Walk:
             elif how != "back":
                 pod.become(how, cluster.now)  # type: ignore[arg-type]
                 if how == "Crashing":
-                    pod.restarts, pod.ended = chance.choice([1, 4]), cluster.now
+                    pod.restarts, pod.ended = rng.choice([1, 4]), cluster.now
         cluster.react()
-        if chance.random() < 0.7:
+        if rng.random() < 0.7:
             cluster.reconcile()
         return f"{min(count, len(able))} of {group}: {how}"
 
     def an_image_is_unpullable(self) -> str:
         cluster = self.cluster
         revisions = sorted({pod.revision for pod in cluster.fleet})
-        if not revisions or (cluster.unpullable_revisions and self.chance.random() < 0.5):
+        if not revisions or (cluster.unpullable_revisions and self.rng.random() < 0.5):
             cluster.unpullable_revisions = set()
             for pod in cluster.fleet:
                 if pod.state == "Imageless":
                     pod.become("Loading", cluster.now, cluster.now + 2 * MINUTE)
             return "all are back"
-        revision = self.chance.choice(revisions)
+        revision = self.rng.choice(revisions)
         cluster.unpullable_revisions.add(revision)
         return f"that of revision {revision}"
 
     def room_changes(self) -> str:
         cluster = self.cluster
         replicas = int(cluster.document["spec"]["replicas"])
-        cluster.quota = self.chance.random() < 0.5
-        cluster.places = self.chance.choice([replicas // 2, replicas, replicas + 1, replicas + 2, 10**6, 10**6])
+        cluster.quota = self.rng.random() < 0.5
+        cluster.places = self.rng.choice([replicas // 2, replicas, replicas + 1, replicas + 2, 10**6, 10**6])
         cluster.react()
         return f"{cluster.places} places{', by a quota' if cluster.quota else ''}"
 
     def other_nodes(self) -> str:
         cluster = self.cluster
-        cluster.products = self.chance.choice([["H100"], ["A100"], ["H100", "A100"]])
+        cluster.products = self.rng.choice([["H100"], ["A100"], ["H100", "A100"]])
         return f"{' and '.join(cluster.products)} for pods to come"
 
     def the_api_server_rejects(self) -> str:
-        cluster, chance = self.cluster, self.chance
-        error = ApiError(chance.choice(KINDS), chance.choice(CODES), cluster.now + chance.choice([1, 5, 30]) * MINUTE)
+        cluster, rng = self.cluster, self.rng
+        error = ApiError(rng.choice(KINDS), rng.choice(CODES), cluster.now + rng.choice([1, 5, 30]) * MINUTE)
         cluster.api_errors.append(error)
         cluster.reconcile()
         return f"{error.kind} with {error.code} until {error.until:%H:%M}"
@@ -332,32 +332,32 @@ class Walk:
         cluster = self.cluster
         if not cluster.objects:
             return "there is none"
-        kind, name = self.chance.choice(sorted(cluster.objects))
+        kind, name = self.rng.choice(sorted(cluster.objects))
         cluster.delete(kind, name)
         cluster.react()
         return f"{kind} {name}"
 
     def the_gateway(self) -> str:
-        self.cluster.gateway = self.chance.choice(["Accepts", "Accepts", "Refuses", "Silent"])
+        self.cluster.gateway = self.rng.choice(["Accepts", "Accepts", "Refuses", "Silent"])
         self.cluster.react()
         return self.cluster.gateway.lower()
 
     def a_kind_cannot_be_listed(self) -> str:
-        kind = self.chance.choice(LISTS)
-        self.cluster.unlisted_kinds[kind] = self.cluster.now + self.chance.choice([2, 30]) * MINUTE
+        kind = self.rng.choice(LISTS)
+        self.cluster.unlisted_kinds[kind] = self.cluster.now + self.rng.choice([2, 30]) * MINUTE
         self.cluster.reconcile()
         return kind
 
     def the_requests(self) -> str:
-        self.cluster.requests = self.chance.choice([0.0, 0.2, 20.0, 20.0])
-        self.cluster.drift = self.chance.choice([1.0, 1.0, 0.8])
+        self.cluster.requests = self.rng.choice([0.0, 0.2, 20.0, 20.0])
+        self.cluster.drift = self.rng.choice([1.0, 1.0, 0.8])
         return f"{self.cluster.requests} a second, of which the drafter hits {self.cluster.drift:.0%}"
 
     def metrics_are_invalid(self) -> str:
         cluster = self.cluster
         revisions = sorted({pod.revision for pod in cluster.fleet})
         cluster.invalid_metrics_revisions = (
-            {self.chance.choice(revisions)} if revisions and not cluster.invalid_metrics_revisions else set()
+            {self.rng.choice(revisions)} if revisions and not cluster.invalid_metrics_revisions else set()
         )
         return f"of {sorted(cluster.invalid_metrics_revisions)}"
 

@@ -84,7 +84,7 @@ class World:
         """Selectors of each Service, by its uid, with the time since which the API server has them."""
         self.routed_services: set[str] = set()
         """Services that the route named before the last reconcile."""
-        self.chance = random.Random(1)  # noqa: S311 - no secrets
+        self.rng = random.Random(1)  # noqa: S311 - no secrets
 
     # -- the user
     def edit(self, **spec: Any) -> None:
@@ -208,7 +208,7 @@ class World:
             ]
         return unserved
 
-    def heaviest(self) -> float:
+    def max_pod_load(self) -> float:
         """Return the largest load of a pod, as a multiple of the load of equally loaded serving pods."""
         weights = self.route_weights()
         loads = [weight / sum(weights.values()) / max(1, self.endpoints(name, self.now)) for name, weight in weights.items()]
@@ -276,8 +276,8 @@ class World:
         for _ in range(blocks):
             began = self.now.timestamp()
             self.now += timedelta(seconds=seconds)
-            length = 2.5 * (1 + self.chance.gauss(0, dispersion))
-            canary_side = side(length * (1 + better) * (1 + self.chance.gauss(0, dispersion)))
+            length = 2.5 * (1 + self.rng.gauss(0, dispersion))
+            canary_side = side(length * (1 + better) * (1 + self.rng.gauss(0, dispersion)))
             self.blocks = [*self.blocks[-3:], ClosedBlock(began, self.now.timestamp(), canary_side, side(length))]
             if step:
                 self.step()
@@ -287,8 +287,8 @@ class World:
         for _ in range(blocks):
             began = self.now.timestamp()
             self.now += timedelta(seconds=120)
-            seconds = 50 * (1 + self.chance.gauss(0, dispersion))
-            canary_side = side(2.5, seconds=seconds * (1 + slower) * (1 + self.chance.gauss(0, dispersion)))
+            seconds = 50 * (1 + self.rng.gauss(0, dispersion))
+            canary_side = side(2.5, seconds=seconds * (1 + slower) * (1 + self.rng.gauss(0, dispersion)))
             self.blocks = [*self.blocks[-3:], ClosedBlock(began, self.now.timestamp(), canary_side, side(2.5, seconds=seconds))]
             if step:
                 self.step()
@@ -298,7 +298,7 @@ class World:
         for _ in range(blocks):
             began = self.now.timestamp()
             self.now += timedelta(seconds=120)
-            stable_side = side(length * (1 + self.chance.gauss(0, dispersion)))
+            stable_side = side(length * (1 + self.rng.gauss(0, dispersion)))
             self.blocks = [*self.blocks[-3:], ClosedBlock(began, self.now.timestamp(), stable_side, None)]
             self.step()
 
@@ -414,15 +414,15 @@ def equivalence_result(canary_differences: int, control_differences: int = 0, pr
     return EquivalenceResult(tuple(prompts), prompt_count)
 
 
-def serving(**spec: Any) -> World:
+def serving_world(**spec: Any) -> World:
     world = World(**spec)
     world.settle()
     return world
 
 
-def canarying(phase: str, **spec: Any) -> tuple[World, str]:
+def world_in_phase(phase: str, **spec: Any) -> tuple[World, str]:
     """Return a world with two stable pods whose canary is in this phase, and the stable revision."""
-    world = serving(**spec)
+    world = serving_world(**spec)
     old = world.desired_revision
     world.drafter("eagle31")
     for _ in range(3):
@@ -453,11 +453,11 @@ def canarying(phase: str, **spec: Any) -> tuple[World, str]:
     return world, old
 
 
-def monitoring(**spec: Any) -> tuple[World, str]:
+def monitored_world(**spec: Any) -> tuple[World, str]:
     """Return a world whose canary has just been promoted, and the previous revision, whose pods are retained."""
     rollout = spec.pop("rollout", {})
     rollout = {**rollout, "canary": {"scaleDownDelay": "10m", **rollout.get("canary", {})}}
-    world, old = canarying("Promoting", **{"replicas": 4, **spec}, rollout=rollout)
+    world, old = world_in_phase("Promoting", **{"replicas": 4, **spec}, rollout=rollout)
     for _ in range(20):
         world.schedule()
         world.ready()
