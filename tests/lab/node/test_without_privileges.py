@@ -20,12 +20,12 @@ from aerie_lab.paths import lab_folder
 from aerie_lab.testing.namespace import Namespace
 from aerie_lab.testing.pods import config_map, echo, pod, read_termination_message, shell
 
-DROP = ["setpriv", "--bounding-set=-sys_admin,-net_admin", "--inh-caps=-sys_admin,-net_admin"]
+DROP_PRIVILEGES = ["setpriv", "--bounding-set=-sys_admin,-net_admin", "--inh-caps=-sys_admin,-net_admin"]
 NAME = f"bare-{os.getpid()}"
 
 
-def drop_privileges(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*DROP, *command], capture_output=True, text=True, timeout=200, check=False)
+def run_unprivileged(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*DROP_PRIVILEGES, *command], capture_output=True, text=True, timeout=200, check=False)
 
 
 @pytest.fixture
@@ -34,19 +34,19 @@ def unprivileged_lab(report_progress: Callable[[str], None]) -> Iterator[Lab]:
         pytest.skip("this user has no privileges to drop: the whole suite runs without them")
     if shutil.which("setpriv") is None or shutil.which("unshare") is None:
         pytest.skip("needs setpriv and unshare (util-linux) to drop privileges")
-    if drop_privileges("unshare", "--net", "true").returncode == 0:
+    if run_unprivileged("unshare", "--net", "true").returncode == 0:
         pytest.skip("privileges cannot be dropped here")
-    if drop_privileges("unshare", "--user", "--net", "true").returncode != 0:
+    if run_unprivileged("unshare", "--user", "--net", "true").returncode != 0:
         pytest.skip("user namespaces are not allowed here")
     for family in ("etcd", "kubernetes"):
         ensure_family(family, report_progress)
     program = str(Path(sys.executable).parent / "aerie-lab")
-    up = drop_privileges(program, "up", "--name", NAME, "--no-gateway")
+    up = run_unprivileged(program, "up", "--name", NAME, "--no-gateway")
     try:
         assert up.returncode == 0, up.stderr
         yield Lab.find(NAME)
     finally:
-        down = drop_privileges(program, "down", "--name", NAME)
+        down = run_unprivileged(program, "down", "--name", NAME)
     assert down.returncode == 0, down.stderr
     assert not lab_folder(NAME).exists()
 
@@ -89,7 +89,7 @@ def test_without_user_namespaces_the_error_names_the_setting() -> None:
         pytest.skip("needs a user namespace in which the next one can be forbidden")
     program = str(Path(sys.executable).parent / "aerie-lab")
     # The limit is the inner namespace's own; the machine's stays as it is.
-    forbid = f'echo 0 > /proc/sys/user/max_user_namespaces && exec {" ".join(DROP)} "$0" "$@"'
+    forbid = f'echo 0 > /proc/sys/user/max_user_namespaces && exec {" ".join(DROP_PRIVILEGES)} "$0" "$@"'
     inside = ["unshare", "--user", "--map-root-user", "sh", "-c", forbid]
     up = subprocess.run(
         [*inside, program, "up", "--name", NAME, "--no-gateway"], capture_output=True, text=True, timeout=100, check=False

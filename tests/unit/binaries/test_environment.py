@@ -139,10 +139,10 @@ def test_a_program_that_does_not_run_makes_the_build_fail(
         (python.parent / "tiny").chmod(0o755)
 
     monkeypatch.setattr(pip, "install_lock", install)
-    unposed = dataclasses.replace(tiny_environment, alias_distribution="")
+    without_alias = dataclasses.replace(tiny_environment, alias_distribution="")
     with pytest.raises(BuildError, match=r"tiny 1\.2\.3 is installed, but reports no version: report this"):
-        store.ensure_build(unposed, print)
-    assert store.unusable_reason(unposed) == "it has not been built"
+        store.ensure_build(without_alias, print)
+    assert store.unusable_reason(without_alias) == "it has not been built"
 
 
 def test_too_little_disk_space_fails_before_the_installation(tiny_environment: PythonEnvironment) -> None:

@@ -56,7 +56,7 @@ def test_a_wrong_version_is_reported(kubernetes_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
+    ("damage", "reason"),
     [
         (lambda path: path.unlink(), "cannot be used (No such file or directory)"),
         (lambda path: path.write_text("#!/bin/sh\necho hello\n"), "reports no version"),
@@ -64,9 +64,9 @@ def test_a_wrong_version_is_reported(kubernetes_folder: Path) -> None:
         (lambda path: path.chmod(0o644), "cannot be run (Permission denied)"),
     ],
 )
-def test_an_unusable_binary_is_reported(kubernetes_folder: Path, spoil: object, reason: str) -> None:
-    assert callable(spoil)
-    spoil(kubernetes_folder / "kubectl")
+def test_an_unusable_binary_is_reported(kubernetes_folder: Path, damage: object, reason: str) -> None:
+    assert callable(damage)
+    damage(kubernetes_folder / "kubectl")
     with pytest.raises(BuildError) as caught:
         binaries.ensure_binary("kubectl", binaries_folder=kubernetes_folder)
     assert str(caught.value) == (

@@ -44,9 +44,9 @@ def start_build_process(tiny: BinaryFamily, tmp_path: Path) -> Iterator[Callable
         process.communicate()
 
 
-def wait_for(what: Callable[[], bool], timeout_seconds: float = 120.0) -> None:
+def wait_for(is_done: Callable[[], bool], timeout_seconds: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_seconds
-    while not what():
+    while not is_done():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
 

@@ -84,7 +84,7 @@ def test_an_unknown_function_is_not_replaced(text: str, version: str, sentence: 
 
 
 @pytest.mark.parametrize(
-    ("values", "dtype", "swap", "expected"),
+    ("values", "dtype", "replacement", "expected"),
     [
         ([0.7, 0.0, 1.5], torch.float32, (0, 1), [0.7, 0.7, 1.0, 1.5, 1.5, 1.5]),  # temperatures; the second is greedy
         ([0.9, 0.0, 1.0], torch.float32, (0, 0), [0.9, 0.9, 0.0, 1.0, 1.0, 1.0]),  # top_p
@@ -93,10 +93,10 @@ def test_an_unknown_function_is_not_replaced(text: str, version: str, sentence: 
     ],
 )
 def test_the_value_of_a_request_is_written_for_each_draft(
-    values: list[float], dtype: torch.dtype, swap: tuple[int, int], expected: list[float]
+    values: list[float], dtype: torch.dtype, replacement: tuple[int, int], expected: list[float]
 ) -> None:
     output = torch.full((6,), -123, dtype=dtype)
-    addon.expand(output, torch.tensor(values, dtype=dtype), torch.tensor([2, 3, 6], dtype=torch.int32), *swap)
+    addon.expand(output, torch.tensor(values, dtype=dtype), torch.tensor([2, 3, 6], dtype=torch.int32), *replacement)
     assert output.tolist() == torch.tensor(expected, dtype=dtype).tolist()
 
 
@@ -111,9 +111,9 @@ def test_a_step_without_drafts_is_not_truncated(tmp_path: Path) -> None:
     none, some = torch.zeros(0, 5), torch.zeros(1, 5)
     with pytest.raises(RuntimeError, match="numel"):
         module.apply_top_k_only(none, torch.zeros(0))
-    mend = replace(TOP_K, digests={"0.33.0": addon.digest(module.apply_top_k_only)})
+    patch = replace(TOP_K, digests={"0.33.0": addon.digest(module.apply_top_k_only)})
     for _ in range(2):
-        addon.apply(mend, module, "0.33.0")
+        addon.apply(patch, module, "0.33.0")
     assert module.apply_top_k_only(none, torch.zeros(0)) is none
     assert module.apply_top_k_only(some, torch.tensor([2])).tolist() == [[0, 0, -1, -1, -1]]
 

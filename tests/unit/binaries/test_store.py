@@ -141,10 +141,10 @@ def test_settings_of_the_user_do_not_change_the_build(
 
 @pytest.mark.usefixtures("go")
 def test_a_build_that_reports_another_version_is_rejected(tiny: BinaryFamily) -> None:
-    unstamped = dataclasses.replace(tiny, linker_variables=("main.version=v9.9.9",))
+    mislabelled = dataclasses.replace(tiny, linker_variables=("main.version=v9.9.9",))
     with pytest.raises(BuildError, match=r"the hello built from .* is version 9\.9\.9, not 1\.2\.3"):
-        store.ensure_build(unstamped, print)
-    assert not store.build_folder(unstamped).exists()
+        store.ensure_build(mislabelled, print)
+    assert not store.build_folder(mislabelled).exists()
 
 
 @pytest.mark.parametrize(

@@ -52,17 +52,17 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_a_saved_drafter_is_loaded_equal(tmp_path: Path, kind: str, dtype: torch.dtype | None) -> None:
     drafter = build_drafter(**KINDS[kind])
     save_checkpoint(tmp_path / "d", drafter, Provenance(target="t", training_horizon=3, notes={"seed": "1"}), dtype=dtype)
-    back = load_drafter(tmp_path / "d")
-    assert back.config == drafter.config
+    loaded = load_drafter(tmp_path / "d")
+    assert loaded.config == drafter.config
     expected = drafter.to(dtype or torch.float32).state_dict()
-    assert set(back.state_dict()) == set(expected)
-    for name, tensor in back.state_dict().items():
+    assert set(loaded.state_dict()) == set(expected)
+    for name, tensor in loaded.state_dict().items():
         assert tensor.dtype == expected[name].dtype
         assert torch.equal(tensor, expected[name]), name
     rotary = {name: buffer for name, buffer in build_drafter(**KINDS[kind]).named_buffers() if name.endswith("frequencies")}
     assert rotary
-    assert all(torch.equal(dict(back.named_buffers())[name], buffer) for name, buffer in rotary.items())
-    assert [p.requires_grad for p in back.parameters()] == [p.requires_grad for p in drafter.parameters()]
+    assert all(torch.equal(dict(loaded.named_buffers())[name], buffer) for name, buffer in rotary.items())
+    assert [p.requires_grad for p in loaded.parameters()] == [p.requires_grad for p in drafter.parameters()]
 
 
 def test_names_are_those_that_vllm_loads(tmp_path: Path) -> None:
@@ -234,8 +234,8 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_errors_are_one_sentence_that_names_the_place(tmp_path: Path, fault: str) -> None:
     folder = tmp_path / "d"
     save_checkpoint(folder, build_drafter(), {})
-    break_it, sentence = FAULTS[fault]
-    break_it(folder)
+    damage, sentence = FAULTS[fault]
+    damage(folder)
     with pytest.raises(DrafterError, match=sentence) as caught:
         load_drafter(folder)
     assert str(folder) in str(caught.value)

@@ -96,7 +96,7 @@ def test_shared_embedding(tmp_path: Path, target: Path) -> None:
     assert inspect_checkpoint(tmp_path / "d", target).facts["embedding"] == "its own, different from the target's"
 
 
-MISFITS: dict[str, tuple[dict[str, Any], str]] = {
+MISMATCHES: dict[str, tuple[dict[str, Any], str]] = {
     "width": ({"target_hidden_size": 12}, r"hidden_size is 16, and the drafter's target_hidden_size is 12: .*another target"),
     "vocabulary": (
         {"vocab_size": 41},
@@ -106,9 +106,9 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", MISFITS)
+@pytest.mark.parametrize("name", MISMATCHES)
 def test_a_target_that_does_not_match_is_reported(tmp_path: Path, target: Path, name: str) -> None:
-    overrides, sentence = MISFITS[name]
+    overrides, sentence = MISMATCHES[name]
     model = build_drafter(draft_vocab_size=overrides.get("vocab_size", 40), **overrides)
     save_checkpoint(tmp_path / "d", model, {})
     problems = inspect_checkpoint(tmp_path / "d", target).problems

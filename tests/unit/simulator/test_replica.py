@@ -124,18 +124,18 @@ def test_batched_steps_equal_single_steps(
     """Time may be divided anywhere, even into single steps: requests end at the same times, with the same counters."""
     ordered = sorted(traffic, key=lambda t: t[0])
 
-    def run(how: Literal["at once", "one by one", "as they come"]) -> tuple[list[tuple[str, int, float]], Counters]:
+    def run(mode: Literal["at once", "one by one", "as they come"]) -> tuple[list[tuple[str, int, float]], Counters]:
         replica = engine(step_time=replace(TIME, log_sd=0.1), **limits)
         done: list[Request] = []
 
         def advance(until: float) -> None:
-            while how == "one by one" and (end := replica.next_step_end) is not None and end <= until:
+            while mode == "one by one" and (end := replica.next_step_end) is not None and end <= until:
                 done.extend(replica.advance(end))
             done.extend(replica.advance(until))
 
         events = [(at, None) for at in cuts] + [(item[0], item) for item in ordered]
         for number, (at, item) in enumerate(sorted(events, key=lambda e: e[0])):
-            if how != "at once":
+            if mode != "at once":
                 advance(at)
             if item is not None:
                 replica.submit(request(str(number), *item[1:]), at)
@@ -317,18 +317,18 @@ def test_the_model_length_ends_answers_and_shortens_the_last_drafts() -> None:
 
 def test_an_aborted_request_is_not_counted_as_finished() -> None:
     replica = engine()
-    gone, stays = request("gone", tokens=100), request("stays", tokens=40)
-    replica.submit(gone, 0.0)
-    replica.submit(stays, 0.0)
+    aborted, kept_request = request("gone", tokens=100), request("stays", tokens=40)
+    replica.submit(aborted, 0.0)
+    replica.submit(kept_request, 0.0)
     replica.advance(0.05)
     before = replica.counters.generation_tokens
-    assert gone.generated_tokens > 0
-    replica.abort(gone)
+    assert aborted.generated_tokens > 0
+    replica.abort(aborted)
     assert replica.counters.num_requests_running == 1
     (done,) = replica.advance(math.inf)
-    assert done is stays
+    assert done is kept_request
     assert replica.counters.request_success == {"stop": 0, "length": 1, "abort": 0, "error": 0, "repetition": 0}
-    assert replica.counters.generation_tokens == before + 40 - (before - gone.generated_tokens)
+    assert replica.counters.generation_tokens == before + 40 - (before - aborted.generated_tokens)
     assert replica.counters.kv_cache_usage_perc == 0
 
 
