@@ -109,7 +109,7 @@ async def serve(socket: Path, port: int, hostile: Path) -> None:
 
 
 def take_addresses() -> None:
-    """Lead the addresses of all pods to the loopback of this network."""
+    """Route the addresses of all pods to the loopback of this network."""
     with IPRoute() as ip:
         loopback = ip.link_lookup(ifname="lo")[0]
         ip.route("replace", dst=PODS, type="local", oif=loopback, table=_LOCAL_TABLE, scope="host")

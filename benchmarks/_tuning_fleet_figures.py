@@ -40,7 +40,7 @@ class Figures:
     worst_possible: float
     """The oracle's."""
     worst_replaced: float
-    """The most that any six hours were slower than with the setting kept that ran at their beginning."""
+    """The most that any six hours were slower than with their initial setting."""
     worst_replaced_possible: float
     """The oracle's."""
     violations: int

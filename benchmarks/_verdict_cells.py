@@ -167,7 +167,7 @@ def phases(now: float, pods: int) -> Iterator[tuple[str, float, float, int]]:
 def _run_phase(
     cell: Cell, evidence: AnalysisRun, lives: Sequence[Life], began: float, ended: float, phase: str, random: np.random.Generator
 ) -> tuple[AnalysisRun, str, float]:
-    """Run a phase; return the evidence after it, the reason of a rollback or \"\", and its time."""
+    """Run a phase; return the evidence after it, the reason of a rollback, empty without one, and its time."""
     traffic, level = cell.traffic, post_promotion.compute_reference_level(evidence.state, evidence.plan)
     shared = drifts(traffic, ended - began + traffic.grid, random)
     canary = simulate(traffic, len(lives), shared, random, cell.canary)

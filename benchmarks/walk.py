@@ -31,7 +31,7 @@ SHOWN = 20
 
 
 def run_walk(seed: int, steps: int) -> tuple[int, int, float, str]:
-    """Run one walk; return its steps, decisions and virtual days, and the violation or \"\"."""
+    """Run one walk; return its steps, decisions and virtual days, and the violation, empty without one."""
     walk, message = Walk(seed, mixed=bool(seed % 2)), ""
     try:
         walk.go(steps).finish()
