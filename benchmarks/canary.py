@@ -159,7 +159,7 @@ _LIKE = (
     "{unequal_latency_blocks_pct:.1f} %."
 )
 
-_PAGE = """# How often a canary is judged wrongly
+_PAGE = """# Error rates of canary decisions
 
 Written by `make bench NAME=canary SAVE=1`: {runs} simulated rollouts of up to four hours in each cell, seed {seed}. The rules of
 Aerie and of other tools evaluate the same traffic, with drafters of five kinds: worse by 3 %, worse by exactly the margin of 2 %,
@@ -184,7 +184,7 @@ the first minutes, until the difference shows. Counts of these minutes are then 
 requests, arms that match in flight count as matched.
 
 No answer is truncated here, so tokens per step, which decide in Aerie, and acceptance length, which the other tools' queries
-request, are the same. In vLLM's counters acceptance length flatters the better arm
+request, are the same. In vLLM's counters, acceptance length favours the better arm
 ([why](rollouts.md#tokens-per-step-and-acceptance-length)).
 
 The rules of the other tools are simulated (`benchmarks/_canary_rules.py`), not their programs, as read in the sources of
@@ -201,10 +201,10 @@ rolled back, and how often a worse one passes. So each tool has two rows, both w
 | Argo Rollouts, ten checks | `count: 10`, `failureLimit: 3` | after ten checks of any outcome | at the fourth failed one |
 | Argo Rollouts, its docs' five | `count: 5`, `failureLimit: 3` | after five | likewise |
 
-### What the peers' own programs did
+### Runs of the tools' own programs
 
 Once, in November 2026, Argo Rollouts 1.10.1 and Flagger 1.36.1 ran by their own binaries in the lab, beside Aerie at commit
-a00cabd: simulated engines, four times as fast as time, a check each 15 s, the settings for ten checks. These are too few runs
+a00cabd: simulated engines, at four times real time, a check each 15 s, the settings for ten checks. These are too few runs
 for rates:
 
 | | Argo Rollouts | Flagger |

@@ -175,14 +175,14 @@ _GOOD = {
     UNLIKE_BETTER: "the same, pods permanently different in time or no history; promoted",
 }
 
-_PAGE = """# What the verdict keeps out, and what it lets in
+_PAGE = """# Error rates of the verdict, by kind of canary
 
 Written by `make bench NAME=verdict SAVE=1`: {runs} simulated rollouts in each cell, seed {seed}. The operator's own functions
 evaluate them block by block, with all criteria. Each row shows the worst of its cells.
 
 Simulation and assumptions: one canary and one fresh control pod, blocks of 2 minutes, a minimum duration of 30 minutes, and a
 deadline of 4 hours. Each pod gets 1 request/s, unless a cell names another rate. A request has a number of output tokens
-(lognormal, mean 400), and the number of drafts follows from it. The dispersion of a pod's block of 120 requests is 4.3 % in
+(lognormal, mean 400), and the number of drafts follows from it. A pod's block has 120 requests. Its dispersion is 4.3 % in
 tokens per step, 3 % in time per output token and 10 % in time to first token. The three are independent. Nine tenths of that
 variance depend on the number of requests; the rest has a correlation time of 8 minutes. All pods drift together. Before each
 rollout there is a day of 3 stable pods ({days} days are shared), unless the cell has no calibration. Times do not depend on the
