@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ALLOW_LIST = "scripts/words_allowed.txt"
 
-CODE_FOLDERS = ("operator/aerie", "lab/aerie_lab")
+CODE_FOLDERS = ("operator/aerie", "lab/aerie_lab", "drafter", "benchmarks", "scripts", "tests")
 
 DOCS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "charts/aerie/README.md", "docs/**/*.md")
 """Patterns of the files whose prose is checked."""
@@ -188,12 +188,12 @@ class Violation:
     kind: Kind
     path: str
     line: int
-    word: str
+    violating_text: str
     replacement: str
 
     @property
     def message(self) -> str:
-        return f"{self.path}:{self.line}: `{self.word}` ({self.kind.value}): write {self.replacement}"
+        return f"{self.path}:{self.line}: `{self.violating_text}` ({self.kind.value}): write {self.replacement}"
 
 
 @dataclass(frozen=True)
@@ -348,18 +348,18 @@ def check(root: Path, maxima: dict[Kind, int]) -> tuple[list[str], str]:
     """Return a message for each violation of a kind of which there are too many, and the summary of all kinds."""
     allowed, messages = read_allow_list(root)
     violations = find_violations(root)
-    entries_in_use = {(violation.path, violation.word.lower()) for violation in violations} & allowed.keys()
+    entries_in_use = {(violation.path, violation.violating_text.lower()) for violation in violations} & allowed.keys()
     messages += [
-        f"{ALLOW_LIST}:{number}: `{path}:{word}` does not occur any more: delete the line"
-        for (path, word), number in allowed.items()
-        if (path, word) not in entries_in_use
+        f"{ALLOW_LIST}:{number}: `{path}:{allowed_text}` does not occur any more: delete the line"
+        for (path, allowed_text), number in allowed.items()
+        if (path, allowed_text) not in entries_in_use
     ]
-    counted = [violation for violation in violations if (violation.path, violation.word.lower()) not in entries_in_use]
+    counted = [violation for violation in violations if (violation.path, violation.violating_text.lower()) not in entries_in_use]
     counts = Counter(violation.kind for violation in counted)
     counted.sort(key=lambda violation: (violation.path, violation.line))
     messages += [violation.message for violation in counted if counts[violation.kind] > maxima[violation.kind]]
-    figures = ", ".join(f"{kind.value} {counts[kind]} (at most {maxima[kind]})" for kind in Kind)
-    return messages, f"words: {figures}; allowed exceptions {len(violations) - len(counted)}"
+    kind_counts = ", ".join(f"{kind.value} {counts[kind]} (at most {maxima[kind]})" for kind in Kind)
+    return messages, f"words: {kind_counts}; allowed exceptions {len(violations) - len(counted)}"
 
 
 def main(arguments: Sequence[str] = ()) -> int:
