@@ -131,5 +131,6 @@ def test_exit_status_and_output(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert output.out.startswith("words: ")
 
 
+@pytest.mark.slow  # `make quick` runs the script itself
 def test_tree_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert check_words.main() == 0, capsys.readouterr().err
