@@ -553,7 +553,7 @@ def test_another_attempt_halves_the_alpha_of_output_equivalence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "terms", "answers"),
+    ("case", "plan", "answers"),
     [
         ("no result", PLAN, None),
         ("skipped", replace(PLAN, equivalence_skip_reason="no why"), None),
