@@ -82,7 +82,7 @@ def test_samples_from_prometheus_equal_the_metrics_of_the_engines(tmp_path: Path
 
         scrapes = wait_until(read_two_scrapes, "both are scraped")
         assert scrapes is not None
-        assert scrapes["chat-c"] == (f"has no sample at {url} in the last 5 s, by the labels namespace=default, pod=<its name>")
+        assert scrapes["chat-c"] == (f"has no sample at {url} in the last 5 s with the labels namespace=default, pod=<its name>")
         for pod, exposition in expositions.items():
             scrape = scrapes[pod]
             assert isinstance(scrape, PrometheusScrape)
