@@ -202,10 +202,7 @@ def test_shares_beyond_an_objective_are_calibrated_apart() -> None:
     for number in range(5 * BLOCKS_PER_BATCH):
         calibration = calibration.add_block(make_block(number, **counts_by_pod), RULE)
     dispersions = calibration.calibrate_plan(plan).dispersions
-    assert (
-        dispersions[SLOW_TIME_PER_OUTPUT_TOKEN]
-        == calibration.deviations[SLOW_TIME_PER_OUTPUT_TOKEN].estimate_dispersion()
-    )
+    assert dispersions[SLOW_TIME_PER_OUTPUT_TOKEN] == calibration.deviations[SLOW_TIME_PER_OUTPUT_TOKEN].estimate_dispersion()
     assert dispersions[TIME_PER_OUTPUT_TOKEN] == calibration.deviations[TIME_PER_OUTPUT_TOKEN].estimate_dispersion()
     assert calibration.deviations[TIME_PER_OUTPUT_TOKEN] != calibration.deviations[SLOW_TIME_PER_OUTPUT_TOKEN]
 
