@@ -26,7 +26,7 @@ from types import FrameType
 
 SHOWN = ("--numprocesses=2", "--dist=loadfile", "tests/lab")
 BESIDE = ("-m", "not lab")
-NICE = ("nice", "-n", "5")
+NICE = ("nice", "-n", "10")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAST_LINES = 60
 """Number of lines of a failed run that are repeated: pytest's summary, and the end of the output before it."""
