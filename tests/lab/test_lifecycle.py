@@ -119,6 +119,7 @@ def test_a_lab_that_ends_with_its_caller_ends_with_it() -> None:
 def test_a_signal_in_a_block_takes_the_lab_down_first(number: signal.Signals) -> None:
     code = (
         "import signal; from aerie_lab.cluster import Lab, LabSettings\n"
+        f"signal.signal({int(number)}, signal.SIG_DFL)\n"  # as started without nohup
         f"with Lab.up(LabSettings(name='{NAME}', nodes=1, gateway=False)):\n"
         f"    signal.raise_signal({int(number)})\n"
         "    print('went on')"
