@@ -1,7 +1,6 @@
 """Run all tests as two commands side by side: the lab's, which mostly wait, and those of the other tiers.
 
-The lab's tests take longest, so they run in two processes, each with a lab of its own; all tests of a file run in the same. The
-others get less of the processors, so that they delay none of the lab's.
+The others get less of the processors, so that they delay none of the lab's.
 
 Guarantees: every test runs in one of the two; output of the first is shown immediately, and that of the other as a whole
 after it, also after a failure or Ctrl-C; if the first failed, its last lines are repeated; status and tests of a failure are
@@ -24,7 +23,8 @@ from collections import deque
 from collections.abc import Sequence
 from types import FrameType
 
-SHOWN = ("--numprocesses=2", "--dist=loadfile", "tests/lab")
+SHOWN = ("tests/lab",)
+"""One lab: beside a second one, and the other tests, two cores scrape too late for blocks of two seconds."""
 BESIDE = ("-m", "not lab")
 NICE = ("nice", "-n", "10")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
