@@ -191,7 +191,7 @@ def test_a_folder_takes_precedence_over_a_repository(
     (tmp_path / "drafter").rename(tmp_path / "me" / "model")
     monkeypatch.chdir(tmp_path)
     assert preflight("--target", "target", "--drafter", "me/model") == 0
-    assert hub_with_drafter.seen == []
+    assert hub_with_drafter.requests == []
 
 
 def test_a_repository_replaces_a_source_of_the_manifest(
@@ -249,7 +249,7 @@ def test_an_invalid_name_is_rejected_before_any_request(
     assert "set a folder, or a repository as OWNER/NAME@COMMIT." in " ".join(
         run_failing(capsys, "--target", target, "--drafter", drafter).split()
     )
-    assert hub_with_drafter.seen == []
+    assert hub_with_drafter.requests == []
 
 
 def run_failing(capsys: Capture, *arguments: object) -> str:
