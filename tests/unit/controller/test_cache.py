@@ -323,7 +323,7 @@ class CacheStateMachine(RuleBasedStateMachine):
 
     @invariant()
     def cached_objects_are_never_older_than_received_ones(self) -> None:
-        for object_key, item in self.cached_objects.items():
+        for object_key, item in self.get_cached_objects().items():
             assert int(item["metadata"]["resourceVersion"]) >= self.newest_versions[object_key]
 
     def teardown(self) -> None:
