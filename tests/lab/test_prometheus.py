@@ -103,7 +103,7 @@ def test_samples_from_prometheus_are_those_of_the_pages(tmp_path: Path) -> None:
         assert "has no sample" in str(ask(other, "chat-a")["chat-a"])
         with pytest.raises(ScrapeError, match=r"answered with status 400 \(bad_data\): correct spec\.metrics\.source"):
             ask(PrometheusSource(address=url, match_labels={"0": "x"}), "chat-a")
-        with pytest.raises(ScrapeError, match=r"status 404.*has to be where /api/v1/query of a Prometheus server begins"):
+        with pytest.raises(ScrapeError, match=r"status 404.*address must be the address of a Prometheus server"):
             ask(PrometheusSource(address=f"{url}/nowhere"), "chat-a")
 
         engines["chat-a"].process.send_signal(signal.SIGKILL)
