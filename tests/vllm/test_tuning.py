@@ -73,7 +73,7 @@ def test_an_engine_without_speculation_counts_no_drafts(told: SteadyReport) -> N
 def test_speculation_that_loses_is_turned_off(told: SteadyReport) -> None:
     found, text = told.tuner_result.decision, told.tuner_result.explanation
     assert (found.action, found.setting) == (TuningAction.CHANGE, Off()), text
-    assert found.reason.startswith("speculation loses on this load: without it the gain is +")
+    assert found.reason.startswith("speculation is slower on this load: the gain without it is +")
     gains = {one.setting: one.gain for one in found.predictions}
     assert gains[Off()][0] > 0, text
     # The figures are in the account that a person gets.
