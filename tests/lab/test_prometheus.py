@@ -110,7 +110,7 @@ def test_samples_from_prometheus_equal_the_metrics_of_the_engines(tmp_path: Path
         assert "has no sample" in str(poll_scrapes(other, "chat-a")["chat-a"])
         with pytest.raises(ScrapeError, match=r"answered with status 400 \(bad_data\): correct spec\.metrics\.source"):
             poll_scrapes(PrometheusSource(address=url, match_labels={"0": "x"}), "chat-a")
-        with pytest.raises(ScrapeError, match=r"status 404.*has to be where /api/v1/query of a Prometheus server begins"):
+        with pytest.raises(ScrapeError, match=r"status 404.*address must be the address of a Prometheus server"):
             poll_scrapes(PrometheusSource(address=f"{url}/nowhere"), "chat-a")
 
         engines["chat-a"].process.send_signal(signal.SIGKILL)
