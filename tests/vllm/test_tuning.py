@@ -73,7 +73,7 @@ def test_an_engine_without_speculation_counts_no_drafts(report: SteadyReport) ->
 def test_speculation_that_loses_is_turned_off(report: SteadyReport) -> None:
     decision, text = report.tuner_result.decision, report.tuner_result.explanation
     assert (decision.action, decision.setting) == (TuningAction.CHANGE, Off()), text
-    assert decision.reason.startswith("speculation loses on this load: without it the gain is +")
+    assert decision.reason.startswith("speculation is slower on this load: the gain without it is +")
     gains = {prediction.setting: prediction.gain for prediction in decision.predictions}
     assert gains[Off()][0] > 0, text
     # The explanation for the user has the measured values.
