@@ -1,6 +1,6 @@
-"""Clusters in which the Hub is not just there: a mirror, a proxy with authorities of its own, a cache without a network.
+"""Clusters without direct access to the Hub: another endpoint, a proxy with own authorities, a cache without a network.
 
-The namespace has no Hub at hand, so what preflight gets to read, it gets by what the resource says of its engine.
+The namespace has no access to a Hub, so preflight reads only what the resource's engine configuration provides.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ LIMITS = {"cpu": "500m", "memory": "512Mi", "ephemeral-storage": "1Gi"}
 
 @pytest.fixture
 def namespace(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Namespace]:
-    """One without a Hub at hand."""
-    with new_namespace(lab, request.node.name.removeprefix("test_"), use_hub=False) as found:
-        yield found
+    """A namespace without access to a Hub."""
+    with new_namespace(lab, request.node.name.removeprefix("test_"), use_hub=False) as test_namespace:
+        yield test_namespace
 
 
 def resource(env: dict[str, str], pods: dict[str, Any] | None = None, **engine: Any) -> dict[str, Any]:
     def source(repository: str, commit: str, _: Path) -> dict[str, Any]:
         return {"source": {"huggingFace": {"repo": repository, "revision": commit}}}
 
-    run = {
+    engine_spec = {
         "image": "aerie.dev/lab/engine:v0.33.0",
         "version": "0.33.0",
         "env": [{"name": name, "value": value} for name, value in env.items()],
@@ -48,16 +48,16 @@ def resource(env: dict[str, str], pods: dict[str, Any] | None = None, **engine: 
         "apiVersion": "aerie.dev/v1alpha1",
         "kind": "SpeculativeDeployment",
         "metadata": {"name": "chat"},
-        "spec": {"model": source(*TARGET), "drafter": source(*DRAFTER), "engine": run},
+        "spec": {"model": source(*TARGET), "drafter": source(*DRAFTER), "engine": engine_spec},
     }
 
 
-def passed(status: dict[str, Any]) -> dict[str, Any]:
-    return next((dict(one) for one in status.get("conditions") or [] if one["type"] == "PreflightPassed"), {})
+def preflight_condition(status: dict[str, Any]) -> dict[str, Any]:
+    return next((dict(condition) for condition in status.get("conditions") or [] if condition["type"] == "PreflightPassed"), {})
 
 
 def restrict(namespace: Namespace) -> None:
-    """Pod Security's strictest profile, and a quota for all that a pod can use."""
+    """Enforce Pod Security's strictest profile, and a quota for all resources of pods."""
     namespace.lab.kubectl("label", "namespace", namespace.name, "pod-security.kubernetes.io/enforce=restricted")
     every = {f"{half}.{name}": "10Gi" for half in ("requests", "limits") for name in ("cpu", "memory", "ephemeral-storage")}
     namespace.apply(
@@ -65,8 +65,8 @@ def restrict(namespace: Namespace) -> None:
     )
 
 
-def proceeds(namespace: Namespace, specdep: Wait) -> None:
-    specdep(lambda status: passed(status).get("status") == "True", "preflight has passed")
+def wait_until_engine_starts(namespace: Namespace, wait_for_status: Wait) -> None:
+    wait_for_status(lambda status: preflight_condition(status).get("status") == "True", "preflight has passed")
     (deployment,) = namespace.list_all("deployments")
     namespace.wait_until(
         "deployment", deployment["metadata"]["name"], lambda item: item["status"].get("replicas"), "its engine's pod"
@@ -74,39 +74,41 @@ def proceeds(namespace: Namespace, specdep: Wait) -> None:
 
 
 @pytest.mark.usefixtures("operator")
-def test_without_a_way_to_the_hub_nothing_passes(namespace: Namespace, specdep: Wait) -> None:
+def test_preflight_without_hub_access_has_no_result(namespace: Namespace, wait_for_status: Wait) -> None:
     namespace.apply(resource({}))
-    status = specdep(lambda status: passed(status).get("reason") == "PreflightError", "it says that it has no verdict")["status"]
-    assert "https://huggingface.co" in passed(status)["message"]
-    assert passed(status)["status"] == "Unknown"
+    status = wait_for_status(
+        lambda status: preflight_condition(status).get("reason") == "PreflightError", "the error is reported"
+    )["status"]
+    assert "https://huggingface.co" in preflight_condition(status)["message"]
+    assert preflight_condition(status)["status"] == "Unknown"
 
 
 @pytest.mark.usefixtures("operator")
-def test_what_the_hub_does_not_have_is_said_in_its_own_words_and_not_asked_for_at_once_again(
-    namespace: Namespace, specdep: Wait
-) -> None:
+def test_missing_repository_is_reported_and_not_retried_immediately(namespace: Namespace, wait_for_status: Wait) -> None:
     document = resource({"HF_ENDPOINT": HUB_URL})
     document["spec"]["drafter"]["source"]["huggingFace"]["repo"] = "aerie/nowhere"
     namespace.apply(document)
-    status = specdep(lambda status: passed(status).get("reason") == "PreflightFailed", "the Hub has said no")["status"]
-    assert "aerie/nowhere" in passed(status)["message"]
-    assert "Preflight is retried at" in passed(status)["message"]
+    status = wait_for_status(
+        lambda status: preflight_condition(status).get("reason") == "PreflightFailed", "the rejection is reported"
+    )["status"]
+    assert "aerie/nowhere" in preflight_condition(status)["message"]
+    assert "Preflight is retried at" in preflight_condition(status)["message"]
     [job] = namespace.list_all("jobs")
     pods = namespace.list_all("pods")
-    ended = [one["state"]["terminated"]["exitCode"] for pod in pods for one in pod["status"]["containerStatuses"]]
-    assert ended == [3]
+    exit_codes = [status["state"]["terminated"]["exitCode"] for pod in pods for status in pod["status"]["containerStatuses"]]
+    assert exit_codes == [3]
     assert job["status"]["failed"] == 1
 
 
 @pytest.mark.usefixtures("operator")
-def test_a_mirror(namespace: Namespace, specdep: Wait) -> None:
+def test_preflight_passes_with_another_hub_endpoint(namespace: Namespace, wait_for_status: Wait) -> None:
     restrict(namespace)
     namespace.apply(resource({"HF_ENDPOINT": HUB_URL}))
-    proceeds(namespace, specdep)
+    wait_until_engine_starts(namespace, wait_for_status)
 
 
 @pytest.mark.usefixtures("operator")
-def test_a_proxy_with_authorities_of_its_own(namespace: Namespace, specdep: Wait, tmp_path: Path) -> None:
+def test_preflight_passes_with_a_proxy_and_own_authorities(namespace: Namespace, wait_for_status: Wait, tmp_path: Path) -> None:
     Authority(tmp_path).issue("proxy", hosts=["huggingface.co"])
     text = {name: (tmp_path / name).read_text() for name in ("ca.crt", "proxy.crt", "proxy.key")}
     files = {"name": "files", "mountPath": "/etc/proxy", "readOnly": True}
@@ -132,23 +134,23 @@ def test_a_proxy_with_authorities_of_its_own(namespace: Namespace, specdep: Wait
     }
     env = {"HTTPS_PROXY": f"http://{address}:3128", "REQUESTS_CA_BUNDLE": "/etc/corporate/ca.crt"}
     namespace.apply(resource(env, pods))
-    proceeds(namespace, specdep)
+    wait_until_engine_starts(namespace, wait_for_status)
     assert "CONNECT huggingface.co:443" in namespace.kubectl("logs", "proxy")
 
 
 @pytest.mark.usefixtures("operator")
-def test_a_cache_without_a_network(namespace: Namespace, specdep: Wait, tmp_path: Path) -> None:
+def test_preflight_passes_with_a_cache_without_network(namespace: Namespace, wait_for_status: Wait, tmp_path: Path) -> None:
     for repository, commit, files in (TARGET, DRAFTER):
         snapshot = tmp_path / "huggingface" / "hub" / f"models--{repository.replace('/', '--')}" / "snapshots" / commit
         shutil.copytree(files, snapshot)
-    what = {"storageClassName": namespace.name, "accessModes": ["ReadWriteMany"]}
-    volume = {"capacity": {"storage": "1Gi"}, "hostPath": {"path": str(tmp_path)}, **what}
-    claim = {"resources": {"requests": {"storage": "1Gi"}}, **what}
+    storage = {"storageClassName": namespace.name, "accessModes": ["ReadWriteMany"]}
+    volume = {"capacity": {"storage": "1Gi"}, "hostPath": {"path": str(tmp_path)}, **storage}
+    claim = {"resources": {"requests": {"storage": "1Gi"}}, **storage}
     namespace.lab.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": namespace.name}, "spec": volume})
     try:
         restrict(namespace)
         namespace.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "models"}, "spec": claim})
         namespace.apply(resource({"HF_HUB_OFFLINE": "1"}, cache={"claimName": "models"}))
-        proceeds(namespace, specdep)
+        wait_until_engine_starts(namespace, wait_for_status)
     finally:
         namespace.lab.kubectl("delete", "persistentvolume", namespace.name, "--wait=false")
