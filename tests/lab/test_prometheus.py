@@ -108,7 +108,7 @@ def test_samples_from_prometheus_equal_the_metrics_of_the_engines(tmp_path: Path
         assert isinstance(poll_scrapes(job, "chat-a")["chat-a"], PrometheusScrape)
         other = PrometheusSource(address=url, match_labels={"job": "others"})
         assert "has no sample" in str(poll_scrapes(other, "chat-a")["chat-a"])
-        with pytest.raises(ScrapeError, match=r"answered with status 400 \(bad_data\): correct spec\.metrics\.source"):
+        with pytest.raises(ScrapeError, match=r"returned status 400 \(bad_data\): correct spec\.metrics\.source"):
             poll_scrapes(PrometheusSource(address=url, match_labels={"0": "x"}), "chat-a")
         with pytest.raises(ScrapeError, match=r"status 404.*address must be the address of a Prometheus server"):
             poll_scrapes(PrometheusSource(address=f"{url}/nowhere"), "chat-a")

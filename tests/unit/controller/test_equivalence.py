@@ -348,7 +348,7 @@ def test_failed_prompt_is_retried_a_few_times_and_then_excluded(run: Run) -> Non
     async def test() -> None:
         comparison = await run_prober(FakeEngines(control=respond_sometimes), (snapshot_of(), status(), 400.0))
         assert comparison == EquivalenceResult(
-            tuple([PromptDifference()] * (NUMBER - 1)), NUMBER, f"http://{CONTROL}:8000/v1/completions answered with status 503"
+            tuple([PromptDifference()] * (NUMBER - 1)), NUMBER, f"http://{CONTROL}:8000/v1/completions returned status 503"
         )
         assert (attempts[PROBE_PROMPTS[4]], attempts[PROBE_PROMPTS[2]], attempts[PROBE_PROMPTS[0]]) == (
             MAX_ATTEMPTS_PER_PROMPT,

@@ -401,7 +401,7 @@ def test_unavailable_server_causes_a_temporary_source_error(run: Run) -> None:
         harness.notifications.clear()
         await harness.run_for(400)
         assert harness.scraper.metrics_source_error(key) == (
-            f"{URL}/api/v1/query answered with status 401: name a token for this address in the chart value prometheus.tokens"
+            f"{URL}/api/v1/query returned status 401: name a token for this address in the chart value prometheus.tokens"
         )
         assert len(harness.notifications) == 1
         assert harness.scraper.metrics_by_deployment(key) == {}

@@ -139,4 +139,4 @@ async def _query_context_length(http_client: httpx.AsyncClient, url: str, model:
         return context_length.read_max_model_len(body, model)
     if status in _FINAL_STATUS_CODES:
         return None
-    raise ScrapeError("status", f"{url} answered with status {status}")
+    raise ScrapeError("status", f"{url} returned status {status}")

@@ -89,7 +89,7 @@ async def send_prompt(http_client: httpx.AsyncClient, url: str, request_body: by
         raise ProbeError("the engines require an API key, and Aerie has none", is_final=True)
     if response.status_code != 200:
         error_type = completions.read_error_type(bytes(body))
-        message = f"{url} answered with status {response.status_code}" + (f" ({error_type})" if error_type else "")
+        message = f"{url} returned status {response.status_code}" + (f" ({error_type})" if error_type else "")
         raise ProbeError(message, is_final=400 <= response.status_code < 500 and response.status_code not in (408, 429))
     try:
         return completions.parse_completion(bytes(body))

@@ -53,7 +53,7 @@ async def fetch_metrics(http_client: httpx.AsyncClient, url: str) -> bytes:
         http_client, "GET", url, {"Accept": "text/plain"}, max_bytes=exposition.MAX_EXPOSITION_BYTES
     )
     if status != 200:
-        raise ScrapeError("status", f"{url} answered with status {status}")
+        raise ScrapeError("status", f"{url} returned status {status}")
     return body
 
 

@@ -152,7 +152,7 @@ class PrometheusClient:
                 raise ScrapeError(error.reason, f"{error}: {fix}") from error
             raise
         if status != 200:
-            raise ScrapeError("status", f"{url} answered with status {status}{_describe_error_response(status, body)}")
+            raise ScrapeError("status", f"{url} returned status {status}{_describe_error_response(status, body)}")
         return body
 
     def _client(self, url: str) -> httpx.AsyncClient:

@@ -247,7 +247,7 @@ def _find_trial_pause(
     if capacity_obstacle := failures.find_capacity_obstacle(speculation_status, snapshot, effective.spec_revision):
         return TrialDecision(reason="InsufficientCapacity", message=capacity_obstacle)
     if cooldown_end := find_cooldown_end(speculation_status, recommendation, tuning.cooldown_duration, now):
-        message = f"Cooldown: {describe_setting(setting)} may be tried from {cooldown_end:%Y-%m-%d %H:%M} UTC."
+        message = f"{describe_setting(setting)} may be tried from {cooldown_end:%Y-%m-%d %H:%M} UTC."
         return TrialDecision(reason="Cooldown", message=message)
     if failure_message := _recent_failure_message(speculation_status, recommendation, tuning, now):
         return TrialDecision(reason="Cooldown", message=failure_message)
