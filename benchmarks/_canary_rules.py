@@ -31,13 +31,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aerie.analysis.criteria import (
-    CALIBRATED_TOKENS_PER_STEP_POD_EFFECT,
-    TOKENS_PER_STEP,
-    AnalysisPlan,
-    CriterionTest,
-    build_criteria,
-)
+from aerie.analysis.criteria.criterion import TOKENS_PER_STEP, CriterionTest
+from aerie.analysis.criteria.plan import AnalysisPlan
+from aerie.analysis.criteria.sequence_parameters import CALIBRATED_TOKENS_PER_STEP_POD_EFFECT
+from aerie.analysis.criteria.table import build_criteria
 from aerie.analysis.measurement.blocks import ArmCounts
 from aerie.analysis.measurement.counts import EngineCounts
 from aerie.analysis.measurement.load_match import LoadMatch

@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from aerie.analysis.criteria import AnalysisPlan
+from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.measurement.blocks import BlockRule
 from aerie.analysis.statistics.calibration import UNCALIBRATED_DISPERSION, DeviationHistory, Dispersion
 from benchmarks._canary_blocks import close, per_scrapes, pods_per_block

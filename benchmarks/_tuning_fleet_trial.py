@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from aerie.analysis.baseline import BaselineCalibration
-from aerie.analysis.criteria import AnalysisGoal, AnalysisPlan
+from aerie.analysis.criteria.plan import AnalysisGoal, AnalysisPlan
 from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
 from aerie.analysis.measurement.counts import EngineCounts, SampleProjection
 from aerie.analysis.state import AnalysisState, add_block

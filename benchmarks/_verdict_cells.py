@@ -18,7 +18,7 @@ import numpy as np
 
 from aerie.analysis import post_promotion
 from aerie.analysis.baseline import BaselineCalibration
-from aerie.analysis.criteria import AnalysisPlan
+from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.measurement.blocks import ClosedBlock
 from aerie.analysis.measurement.counts import SampleProjection
 from aerie.analysis.state import AnalysisState

@@ -30,7 +30,8 @@ from pathlib import Path
 
 import numpy as np
 
-from aerie.analysis.criteria import AnalysisPlan, build_criteria
+from aerie.analysis.criteria.plan import AnalysisPlan
+from aerie.analysis.criteria.table import build_criteria
 from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
 from aerie.analysis.measurement.counts import EngineCounts
 from aerie.analysis.state import AnalysisState, add_block

@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Sequence
 from types import FrameType
 
-SHOWN = ("tests/lab",)
-"""One lab: beside a second one, and the other tests, two cores scrape too late for blocks of two seconds."""
+SHOWN = ("--numprocesses=2", "--dist=loadfile", "tests/lab")
+"""Two labs, each with files of its own: tests of the lab mostly wait."""
 BESIDE = ("-m", "not lab")
 NICE = ("nice", "-n", "10")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -9,6 +9,7 @@
     statistics/crash_rate               processes that end, by pod-hours
     statistics/load_adjustment          adjusts a time metric to the same output of a pod
     criteria                            the comparisons, with the alphas and tolerances of each; the analysis plan
+    formatting                          estimates, bounds and limits as text
     baseline                            the calibration of every criterion, block by block
     equivalence                         tests whether greedy answers are still the target's
     state                               the counts so far, and the change by each further block

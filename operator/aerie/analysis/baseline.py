@@ -25,16 +25,15 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from aerie.analysis.criteria import (
+from aerie.analysis.criteria.criterion import (
     ACCEPTANCE_LENGTH,
     SLOW_TIME_PER_OUTPUT_TOKEN,
     SLOW_TIME_TO_FIRST_TOKEN,
     TOKENS_PER_STEP,
-    AnalysisPlan,
     Criterion,
-    build_calibration_criteria,
-    build_criteria,
 )
+from aerie.analysis.criteria.plan import AnalysisPlan
+from aerie.analysis.criteria.table import build_calibration_criteria, build_criteria
 from aerie.analysis.measurement import codec
 from aerie.analysis.measurement.blocks import BlockRule, ClosedBlock
 from aerie.analysis.statistics.calibration import DeviationHistory

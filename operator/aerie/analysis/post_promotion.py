@@ -23,7 +23,9 @@ import math
 from dataclasses import dataclass, replace
 
 from aerie.analysis import messages
-from aerie.analysis.criteria import ACCEPTANCE_LENGTH, TOKENS_PER_STEP, AnalysisPlan, Criterion, build_criteria, crashes_alpha
+from aerie.analysis.criteria.criterion import ACCEPTANCE_LENGTH, TOKENS_PER_STEP, Criterion
+from aerie.analysis.criteria.plan import AnalysisPlan
+from aerie.analysis.criteria.table import build_criteria, crashes_alpha
 from aerie.analysis.measurement.blocks import ClosedBlock
 from aerie.analysis.state import MIN_DRAFTS_FOR_ZERO_ACCEPTANCE, AnalysisState
 from aerie.analysis.statistics.confidence_sequence import (

@@ -16,7 +16,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Literal
 
-from aerie.analysis.criteria import FAILED_REQUESTS, AnalysisPlan, Criterion, build_criteria
+from aerie.analysis.criteria.criterion import FAILED_REQUESTS, Criterion
+from aerie.analysis.criteria.plan import AnalysisPlan
+from aerie.analysis.criteria.table import build_criteria
 from aerie.analysis.equivalence import EquivalenceResult
 from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
 from aerie.analysis.measurement.load_match import LOAD_TOLERANCE, LoadMatch

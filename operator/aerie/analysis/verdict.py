@@ -20,20 +20,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from aerie.analysis import messages
+from aerie.analysis import formatting, messages
 from aerie.analysis.comparison import Comparison
-from aerie.analysis.criteria import (
-    FAILED_REQUESTS,
-    TOKENS_PER_STEP,
-    AnalysisPlan,
-    Criterion,
-    CriterionTest,
-    build_criteria,
-    build_faster_test,
-    build_sequence_parameters,
-    crashes_alpha,
-    failed_requests_alpha,
-)
+from aerie.analysis.criteria.criterion import FAILED_REQUESTS, TOKENS_PER_STEP, Criterion, CriterionTest
+from aerie.analysis.criteria.plan import AnalysisPlan
+from aerie.analysis.criteria.sequence_parameters import build_sequence_parameters
+from aerie.analysis.criteria.table import build_criteria, build_faster_test, crashes_alpha, failed_requests_alpha
 from aerie.analysis.equivalence import EQUIVALENCE_ALPHA
 from aerie.analysis.state import ABORT_TIME_PER_OUTPUT_TOKEN_RATIO, ABORT_TIME_TO_FIRST_TOKEN_RATIO, AnalysisState, VerdictOutcome
 from aerie.analysis.statistics.confidence_sequence import PairedMoments, mean_lower_bound, mean_upper_bound, ratio_bounds
@@ -322,8 +314,8 @@ def _build_comparison(criterion: Criterion, state: AnalysisState, plan: Analysis
         metric=criterion.name,
         sample_count=pairs.count,
         estimate=estimate,
-        lower=round(lower - 1, 4) if abs(lower) < messages.MAX_REPORTED_RATIO else None,
-        upper=round(upper - 1, 4) if abs(upper) < messages.MAX_REPORTED_RATIO else None,
+        lower=round(lower - 1, 4) if abs(lower) < formatting.MAX_REPORTED_RATIO else None,
+        upper=round(upper - 1, 4) if abs(upper) < formatting.MAX_REPORTED_RATIO else None,
     )
 
 

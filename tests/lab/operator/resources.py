@@ -44,8 +44,8 @@ def resource(
         engine_spec["env"] = [{"name": "AERIE_SIMULATOR", "value": simulator}]
     if gpus:
         engine_spec["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
-    # Pods that run nothing are scraped less often.
-    interval, block, blocks = ("1s", "2s", 5) if simulator is not None else ("10s", "20s", 2)
+    # Two labs on two cores scrape up to a second late. Pods that run nothing are scraped less often.
+    interval, block, blocks = ("2s", "4s", 5) if simulator is not None else ("10s", "20s", 2)
     analysis_spec = {
         "warmupDuration": "1s",
         "blockDuration": block,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aerie.analysis.baseline import BaselineCalibration
-from aerie.analysis.criteria import ACCEPTANCE_LENGTH
+from aerie.analysis.criteria.criterion import ACCEPTANCE_LENGTH
 from aerie.analysis.measurement.blocks import ArmCounts, BlockRule, ClosedBlock
 from aerie.analysis.measurement.counts import EngineCounts
 from aerie.analysis.statistics.calibration import BLOCKS_PER_BATCH, FULL_TRUST_BATCHES

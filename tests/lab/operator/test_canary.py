@@ -52,7 +52,7 @@ def resource(host: str, drafter: str) -> dict[str, Any]:
                 "canary": {"stepWeights": [50], "stepDuration": "1s", "scaleDownDelay": "1h"},
                 "analysis": {
                     "warmupDuration": "1s",
-                    "blockDuration": "2s",
+                    "blockDuration": "4s",
                     "minDuration": "10s",
                     "maxDuration": "1h",
                     "margin": 0.05,
@@ -63,7 +63,7 @@ def resource(host: str, drafter: str) -> dict[str, Any]:
                     "gateway": {"parentRefs": [{"name": "lab", "namespace": "projectcontour"}], "hostnames": [host]},
                 },
             },
-            "metrics": {"scrapeInterval": "1s"},
+            "metrics": {"scrapeInterval": "2s"},
         },
     }
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aerie.analysis.baseline import BaselineCalibration
-from aerie.analysis.criteria import (
+from aerie.analysis.criteria.criterion import (
     ACCEPTANCE_LENGTH,
     FAILED_REQUESTS,
     SLOW_TIME_PER_OUTPUT_TOKEN,
@@ -20,10 +20,9 @@ from aerie.analysis.criteria import (
     TIME_TO_FIRST_TOKEN,
     TOKENS_PER_BUSY_SECOND,
     TOKENS_PER_STEP,
-    AnalysisPlan,
-    build_calibration_criteria,
-    build_criteria,
 )
+from aerie.analysis.criteria.plan import AnalysisPlan
+from aerie.analysis.criteria.table import build_calibration_criteria, build_criteria
 from aerie.analysis.measurement import codec
 from aerie.analysis.measurement.blocks import ArmCounts, BlockRule, ClosedBlock
 from aerie.analysis.measurement.counts import EngineCounts, SampleProjection

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aerie.analysis.criteria import TOKENS_PER_STEP, AnalysisPlan, build_criteria
+from aerie.analysis.criteria.criterion import TOKENS_PER_STEP
+from aerie.analysis.criteria.plan import AnalysisPlan
+from aerie.analysis.criteria.table import build_criteria
 from aerie.analysis.measurement.blocks import ArmName, BlockRule, ClosedBlock, OpenBlock, PodSample, add_scrapes, start_block
 from aerie.analysis.measurement.counts import CounterSnapshot, EngineCounts
 from aerie.analysis.state import AnalysisState, add_block

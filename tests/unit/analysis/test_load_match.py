@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aerie.analysis.criteria import TIME_PER_OUTPUT_TOKEN, TIME_TO_FIRST_TOKEN, AnalysisPlan
+from aerie.analysis.criteria.criterion import TIME_PER_OUTPUT_TOKEN, TIME_TO_FIRST_TOKEN
+from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.measurement.blocks import ArmCounts, BlockRule, ClosedBlock, PodSample, add_scrapes, start_block
 from aerie.analysis.measurement.counts import CounterSnapshot, EngineCounts
 from aerie.analysis.measurement.load_match import MIN_REQUEST_COUNT_VARIANCE, LoadMatch

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from aerie.analysis import post_promotion
-from aerie.analysis.criteria import ACCEPTANCE_LENGTH, TOKENS_PER_STEP, AnalysisPlan
+from aerie.analysis.criteria.criterion import ACCEPTANCE_LENGTH, TOKENS_PER_STEP
+from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.measurement.blocks import ClosedBlock
 from aerie.analysis.state import AnalysisState, add_restarts
 from aerie.analysis.statistics.confidence_sequence import PairedMoments

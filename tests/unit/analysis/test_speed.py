@@ -9,15 +9,9 @@ import numpy as np
 import pytest
 
 from aerie.analysis import equivalence
-from aerie.analysis.criteria import (
-    SLOW_TIME_PER_OUTPUT_TOKEN,
-    TIME_PER_OUTPUT_TOKEN,
-    TOKENS_PER_BUSY_SECOND,
-    AnalysisGoal,
-    AnalysisPlan,
-    build_criteria,
-    failed_requests_alpha,
-)
+from aerie.analysis.criteria.criterion import SLOW_TIME_PER_OUTPUT_TOKEN, TIME_PER_OUTPUT_TOKEN, TOKENS_PER_BUSY_SECOND
+from aerie.analysis.criteria.plan import AnalysisGoal, AnalysisPlan
+from aerie.analysis.criteria.table import build_criteria, failed_requests_alpha
 from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
 from aerie.analysis.measurement.counts import EngineCounts, SampleProjection
 from aerie.analysis.state import AnalysisState, add_block

@@ -13,22 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aerie.analysis import equivalence
-from aerie.analysis.criteria import (
+from aerie.analysis.criteria.criterion import (
     ACCEPTANCE_LENGTH,
     FAILED_REQUESTS,
     SLOW_TIME_PER_OUTPUT_TOKEN,
     TIME_PER_OUTPUT_TOKEN,
     TOKENS_PER_STEP,
-    AnalysisGoal,
-    AnalysisPlan,
-    build_criteria,
-    crashes_alpha,
-    failed_requests_alpha,
 )
+from aerie.analysis.criteria.plan import AnalysisGoal, AnalysisPlan
+from aerie.analysis.criteria.table import build_criteria, crashes_alpha, failed_requests_alpha
 from aerie.analysis.equivalence import EquivalenceResult
+from aerie.analysis.formatting import format_duration
 from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
 from aerie.analysis.measurement.counts import EngineCounts, SampleProjection
-from aerie.analysis.messages import format_duration
 from aerie.analysis.state import ABORT_TIME_PER_OUTPUT_TOKEN_RATIO, AnalysisState, add_block, add_restarts
 from aerie.analysis.statistics.calibration import Dispersion
 from aerie.analysis.statistics.load_adjustment import LoadCurve

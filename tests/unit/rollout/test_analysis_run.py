@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerie.analysis.criteria import TIME_PER_OUTPUT_TOKEN, TOKENS_PER_STEP, AnalysisGoal, build_criteria
+from aerie.analysis.criteria.criterion import TIME_PER_OUTPUT_TOKEN, TOKENS_PER_STEP
+from aerie.analysis.criteria.plan import AnalysisGoal
+from aerie.analysis.criteria.table import build_criteria
 from aerie.analysis.measurement.blocks import ClosedBlock
 from aerie.api.rollout import AnalysisSpec
 from aerie.api.status import Arm, SettingStatus

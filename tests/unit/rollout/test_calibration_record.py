@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aerie.analysis.baseline import BaselineCalibration
-from aerie.analysis.criteria import AnalysisPlan
+from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.measurement import codec
 from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
 from aerie.analysis.measurement.counts import EngineCounts

@@ -17,7 +17,8 @@ from datetime import datetime
 
 from aerie.analysis.baseline import BaselineCalibration
 from aerie.analysis.comparison import Comparison
-from aerie.analysis.criteria import DEFAULT_SHARE_OVER_OBJECTIVE, AnalysisGoal, AnalysisPlan, build_criteria
+from aerie.analysis.criteria.plan import DEFAULT_SHARE_OVER_OBJECTIVE, AnalysisGoal, AnalysisPlan
+from aerie.analysis.criteria.table import build_criteria
 from aerie.analysis.equivalence import EquivalenceResult
 from aerie.analysis.measurement import codec
 from aerie.analysis.measurement.blocks import BlockRule, ClosedBlock

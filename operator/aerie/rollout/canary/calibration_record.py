@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from aerie.analysis.baseline import BaselineCalibration
-from aerie.analysis.criteria import AnalysisPlan
+from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Arm
 from aerie.manifests import calibration_config_map, naming, preflight_job

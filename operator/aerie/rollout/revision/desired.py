@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aerie.analysis.criteria import AnalysisGoal
+from aerie.analysis.criteria.plan import AnalysisGoal
 from aerie.api import SpeculativeDeployment
 from aerie.api.source import HuggingFaceSource, ModelSource, VolumeClaimSource
 from aerie.api.speculation import DraftSampling

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from aerie.analysis.criteria import TIME_PER_OUTPUT_TOKEN
+from aerie.analysis.criteria.criterion import TIME_PER_OUTPUT_TOKEN
 from aerie.api.status import (
     MAX_EXPLORATION_TIMES,
     MAX_TRIAL_RECORDS,
