@@ -12,7 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from aerie.engine.speculation import Off, SpeculationSetting, Static
-from aerie.tuning.decision.forecast import Forecast, LoadDistribution
+from aerie.tuning.decision.forecast import Forecast
+from aerie.tuning.decision.load_distribution import LoadDistribution
 from benchmarks._tuning_fleet import DAY, INTERVAL, Fleet
 from benchmarks._tuning_fleet_model import BATCH, MOST, Floats, lengths, steady
 from benchmarks._tuning_fleet_scenarios import REPLICAS, TICK, TICKS, World

@@ -28,7 +28,8 @@ from aerie.engine.metrics.sample import Counters, SpeculationCounters
 from aerie.engine.releases import Version
 from aerie.engine.speculation import Off, Schedule, ScheduleTier, SpeculationSetting, Static, max_speculative_tokens
 from aerie.tuning.decision.candidates import EngineConfig, fits_captured_graphs
-from aerie.tuning.decision.forecast import LoadDistribution, build_forecast
+from aerie.tuning.decision.forecast import build_forecast
+from aerie.tuning.decision.load_distribution import LoadDistribution
 from aerie.tuning.decision.policy import TuningPolicy
 from aerie.tuning.decision.recommend import decide_setting
 from aerie.tuning.decision.types import TuningAction, TuningContext, TuningDecision

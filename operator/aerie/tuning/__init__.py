@@ -5,7 +5,7 @@
     models.step_time        seconds of an engine step by batch and draft tokens: a fit, or why there is none
     models.change_points    when acceptance and load last changed
     decision.candidates     settings that version, model runner, parallelism and captured graphs allow, and why not the others
-    decision.forecast       what each candidate would give on the observed load
+    decision.forecast       what each candidate would give on the load that decision.load_distribution expects
     decision.policy         when a forecast is good enough to act on, and when a canary is worth its cost
     decision.recommend      from telemetry to a decision
     decision.explain        the decision as text

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aerie.engine.speculation import Static
-from aerie.tuning.decision.forecast import estimate_load
+from aerie.tuning.decision.load_distribution import estimate_load
 from aerie.tuning.models.change_points import (
     DAY,
     MIN_LOAD_REGIME_BLOCKS,

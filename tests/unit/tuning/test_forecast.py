@@ -15,14 +15,8 @@ from aerie.engine.arguments import EngineArguments
 from aerie.engine.releases import Version
 from aerie.engine.speculation import Adaptive, Off, Schedule, ScheduleTier, SpeculationSetting, Static
 from aerie.tuning.decision.candidates import EngineConfig
-from aerie.tuning.decision.forecast import (
-    MIN_TIER_GAIN,
-    Forecast,
-    LoadDistribution,
-    _optimal_tiers,
-    estimate_load,
-    extrapolate_load,
-)
+from aerie.tuning.decision.forecast import MIN_TIER_GAIN, Forecast, _optimal_tiers
+from aerie.tuning.decision.load_distribution import LoadDistribution, estimate_load, extrapolate_load
 from tests.unit.tuning.windows import K3, spread, telemetry
 
 ENGINE = EngineConfig(Version.parse("0.33.0"), is_moe=False)

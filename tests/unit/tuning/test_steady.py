@@ -14,7 +14,7 @@ from aerie.engine.arguments import EngineArguments
 from aerie.engine.releases import Version
 from aerie.engine.speculation import Off, SpeculationSetting, Static, max_speculative_tokens
 from aerie.tuning.decision.candidates import EngineConfig
-from aerie.tuning.decision.forecast import LoadDistribution
+from aerie.tuning.decision.load_distribution import LoadDistribution
 from aerie.tuning.decision.policy import TrialHistory, TuningPolicy
 from aerie.tuning.decision.recommend import decide_setting
 from aerie.tuning.decision.types import TuningAction, TuningContext, TuningDecision

@@ -13,13 +13,8 @@ import numpy as np
 
 from aerie.engine.speculation import Adaptive, Off, Schedule, SpeculationSetting, Static, max_speculative_tokens
 from aerie.tuning.decision.candidates import Candidates
-from aerie.tuning.decision.forecast import (
-    Forecast,
-    LoadDistribution,
-    LoadExtrapolation,
-    draft_tokens_by_batch,
-    estimate_recent_load,
-)
+from aerie.tuning.decision.forecast import Forecast, LoadExtrapolation, draft_tokens_by_batch
+from aerie.tuning.decision.load_distribution import LoadDistribution, estimate_recent_load
 from aerie.tuning.decision.objectives import ObservedLatencies, forecast_latencies, max_token_seconds, measure_latencies
 from aerie.tuning.decision.policy import TuningPolicy
 from aerie.tuning.decision.types import CandidatePrediction, TuningContext

@@ -30,7 +30,8 @@ from aerie.tuning.decision.exploration import (
     probe_blocked_message,
     select_canary,
 )
-from aerie.tuning.decision.forecast import Forecast, LoadExtrapolation, build_forecast, estimate_load, extrapolate_load
+from aerie.tuning.decision.forecast import Forecast, LoadExtrapolation, build_forecast
+from aerie.tuning.decision.load_distribution import estimate_load, extrapolate_load
 from aerie.tuning.decision.objectives import load_slowdown
 from aerie.tuning.decision.policy import FailedTrial, LatencyObjectives, TrialHistory, TuningPolicy
 from aerie.tuning.decision.types import CandidatePrediction, DecisionEvidence, TuningAction, TuningContext, TuningDecision
