@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from aerie.engine.preflight.checks import eagle31, engine, fit, options, serving, weights
+from aerie.engine.preflight.checks import eagle31, engine, fit, options, parallelism, serving, weights
 
-__all__ = ["eagle31", "engine", "fit", "options", "serving", "weights"]
+__all__ = ["eagle31", "engine", "fit", "options", "parallelism", "serving", "weights"]
