@@ -4,10 +4,8 @@
                                           ^            |
                                           +-- preempt -+   when the KV cache is full
 
-The scheduling is vLLM 0.32.0's (vllm/v1/core/sched/scheduler.py, Scheduler.schedule), without async scheduling: running requests
-first, then waiting ones while tokens, sequences and KV blocks last; the last to come is preempted first. The number of
-draft tokens is the one that the previous step requested. `advance(until)` ends every step that ends by then; requests may be
-submitted before that, in order. The same object runs in virtual time (fleet) and, driven by the clock, behind HTTP (server).
+The scheduling is vLLM 0.32.0's (`aerie_lab.engine.scheduling`). `advance(until)` ends every step that ends by then; requests may
+be submitted before that, in order. The same object runs in virtual time (fleet) and, driven by the clock, behind HTTP (server).
 
 Steps in which all running requests decode make up nearly all of a day, so they are computed many at a time; the tests hold
 this against the same steps taken one by one.
@@ -19,18 +17,16 @@ several engine processes.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cache, reduce
 
 import numpy as np
 
 from aerie_lab.engine.acceptance import NO_DRIFT, Drift, FloatArray
 from aerie_lab.engine.counters import Counters
-from aerie_lab.engine.prefix import PrefixCache
 from aerie_lab.engine.request import EngineSettings, Request
+from aerie_lab.engine.scheduling.scheduler import ScheduledStep, Scheduler
 from aerie_lab.engine.step import StepTime
 from aerie_lab.engine.step_noise import StepTimeNoise
 from aerie_lab.engine.step_sequence import StepSequence, draw_step_sequence
@@ -38,21 +34,6 @@ from aerie_lab.engine.step_sequence import StepSequence, draw_step_sequence
 _STEPS_PER_DRAW = 256  # steps of a request that are drawn together
 _STEPS_PER_DRAW_WITH_DRIFT = 64  # the same where acceptance drifts: the drift is held fixed for as long
 _MAX_SINGLE_STEPS = 4  # so few steps are completed faster one by one
-
-
-@dataclass(slots=True)
-class _ScheduledStep:
-    """A step in flight: who is in it, with how many tokens."""
-
-    end: float
-    draft_tokens: int | None = None
-    """Drafted tokens of each request when all running requests decode with equal drafts; `work` is then left out."""
-    work: list[tuple[Request, int, int]] = field(default_factory=list)
-    """(request, its tokens in the step, drafted tokens among them)."""
-    padded_requests: set[Request] = field(default_factory=set)
-    """Requests whose drafts are padding: never accepted, yet counted (Scheduler.schedule, pad_spec_decode)."""
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
 
 
 class Replica:
@@ -78,27 +59,18 @@ class Replica:
         self.counters = Counters(settings.max_model_len, settings.num_speculative_tokens)
         self.arrivals: deque[Request] = deque()
         """Those that arrive while the step in flight is on, or later."""
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
         self.clock = start_time
         """End of the last step."""
-        usable = settings.num_blocks - 1  # vLLM keeps block 0 as a placeholder
-        self.prefix_cache = PrefixCache(usable * settings.block_size, settings.block_size)
-        self._usable_blocks = usable
-        self._used_blocks = 0
-        self._k_by_batch = settings.build_k_table()
+        self._scheduler = Scheduler(settings, self.counters)
         self._max_k = settings.num_speculative_tokens or 0
-        self._lookahead = self._max_k if settings.drops_last_block else 0
-        self._requested_drafts = 0
-        self._step_in_flight: _ScheduledStep | None = None
-        self._has_skipped_requests = False
+        self._step_in_flight: ScheduledStep | None = None
 
     # --- what goes in -------------------------------------------------------------------------------------------------
 
     @property
     def unfinished_count(self) -> int:
         """Number of requests."""
-        return len(self.arrivals) + len(self.waiting) + len(self.running)
+        return len(self.arrivals) + len(self._scheduler.waiting) + len(self._scheduler.running)
 
     def submit(self, request: Request, arrival_time: float) -> None:
         """A request arrives, after all others so far. It joins the step after the one in flight then."""
@@ -116,13 +88,13 @@ class Replica:
 
     def abort(self, request: Request) -> None:
         """End a request whose client has disconnected: it gets no more steps and does not count as finished."""
-        if request in self.running:
-            self.running.remove(request)
-            self._release(request)
+        waiting = self._scheduler.waiting
+        if request in self._scheduler.running:
+            self._scheduler.remove_running(request)
             if self._step_in_flight is not None:
                 self._step_in_flight.work = [work for work in self._step_in_flight.work if work[0] is not request]
-        elif request in self.waiting:
-            self.waiting.remove(request)
+        elif request in waiting:
+            waiting.remove(request)
         elif request in self.arrivals:
             self.arrivals.remove(request)
         self._update_gauges()
@@ -145,161 +117,27 @@ class Replica:
 
     def _collect_arrivals(self) -> None:
         while self.arrivals and self.arrivals[0].arrival_time < self.clock:
-            self.waiting.append(self.arrivals.popleft())
+            self._scheduler.waiting.append(self.arrivals.popleft())
 
     # --- scheduling ---------------------------------------------------------------------------------------------------
 
-    def _schedule_step(self, now: float) -> _ScheduledStep | None:
+    def _schedule_step(self, now: float) -> ScheduledStep | None:
         """Return the next step, or None when there is nothing to do."""
-        if not self.running and not self.waiting:
+        scheduler = self._scheduler
+        if not scheduler.running and not scheduler.waiting:
             if not self.arrivals:
                 return None
-            self.waiting.append(self.arrivals.popleft())  # which wakes an idle engine
-            now = self.clock = max(now, self.waiting[0].arrival_time)
-        if self._is_pure_decode():
-            before, self._requested_drafts = self._requested_drafts, self._k_for_batch(len(self.running))
-            return _ScheduledStep(now + self._draw_step_seconds(len(self.running), before, self._cached_tokens(), 0), before)
-        step = _ScheduledStep(now)
-        budget, prefills = self._schedule_running(step)
-        if budget is not None:
-            self._admit(step, now, budget, prefills)
-        decodes = prompt = cached = 0
-        for request, tokens, drafts in step.work:
-            cached += request.computed_tokens
-            if tokens == drafts + 1:
-                decodes += 1
-            else:
-                prompt += tokens
-        before, self._requested_drafts = self._requested_drafts, self._k_for_batch(len(step.work))
-        step.end = now + self._draw_step_seconds(decodes, before if decodes else self._requested_drafts, cached, prompt)
+            scheduler.waiting.append(self.arrivals.popleft())  # which wakes an idle engine
+            now = self.clock = max(now, scheduler.waiting[0].arrival_time)
+        step = scheduler.schedule_step(now)
+        step.end = now + self._draw_step_seconds(step)
         return step
 
-    def _is_pure_decode(self) -> bool:
-        """Return whether the step is plain decoding: no prefill, no admission, and no shortened draft."""
-        running, settings = self.running, self.settings
-        if not running or self._has_skipped_requests or (self.waiting and len(running) < settings.max_num_seqs):
-            return False
-        k = max(self._requested_drafts, self._k_for_batch(len(running)))
-        if len(running) * (k + 1) > settings.max_num_batched_tokens or self._free_tokens(k) < 0:
-            return False
-        for request in running:
-            if (
-                request.draft_tokens != self._requested_drafts
-                or request.computed_tokens + k + 2 >= settings.max_model_len
-                or request.is_prefilling
-            ):
-                return False
-        return True
-
-    def _free_tokens(self, k: int) -> int:
-        """Return the tokens by which the batch can safely grow before the KV cache may be full, after a step with `k` drafts."""
-        block = self.settings.block_size
-        return self._usable_blocks * block - self._cached_tokens() - len(self.running) * (k + self._lookahead + block)
-
-    def _schedule_running(self, step: _ScheduledStep) -> tuple[int | None, bool]:
-        """Give tokens to running requests. The budget left, or None when someone was preempted; whether a prefill is on."""
-        budget, prefills, preempted, index = self.settings.max_num_batched_tokens, False, False, 0
-        while index < len(self.running) and budget > 0:
-            request = self.running[index]
-            index += 1
-            tokens = request.total_tokens + request.draft_tokens - request.computed_tokens
-            tokens = min(tokens, budget, self.settings.max_model_len - request.computed_tokens - 1)
-            if tokens <= 0:
-                continue
-            while not self._allocate(request, request.computed_tokens + tokens + self._lookahead):
-                victim = self.running.pop()
-                self._preempt(victim)
-                preempted = True
-                if victim is request:
-                    return None, prefills
-            prefills |= request.is_prefilling
-            drafts = max(tokens + request.computed_tokens - request.total_tokens, 0)
-            step.work.append((request, tokens, drafts))
-            budget -= tokens
-        return (None if preempted else budget), prefills
-
-    def _admit(self, step: _ScheduledStep, now: float, budget: int, prefills: bool) -> None:
-        """Move waiting requests to the batch while tokens, sequences and blocks last."""
-        running_before = bool(step.work)
-        while self.waiting and budget > 0 and len(self.running) < self.settings.max_num_seqs:
-            request = self.waiting[0]
-            cached = self._match_prefix(request)
-            tokens, drafts = request.total_tokens - cached, 0
-            if (
-                tokens == 1
-                and self._max_k
-                and self._k_by_batch is None
-                and not prefills
-                and (running_before or cached)
-                and cached + self._max_k + 2 <= self.settings.max_model_len
-            ):
-                if self._max_k + 1 > budget:
-                    break
-                tokens, drafts = self._max_k + 1, self._max_k
-            tokens = min(tokens, budget)
-            # A request is let in only if all of it fits, so that two half-way prefills cannot lock each other out.
-            if not self._allocate(request, max(request.total_tokens, cached + tokens) + self._lookahead):
-                break
-            self.waiting.popleft()
-            self.running.append(request)
-            if math.isnan(request.scheduled_time):
-                request.scheduled_time = now
-            if not request.preemptions:
-                request.cached_tokens = cached
-                step.prefix_cache_queries += request.prompt_tokens
-                step.prefix_cache_hits += cached
-            request.computed_tokens = cached
-            if drafts:
-                step.padded_requests.add(request)
-            step.work.append((request, tokens, drafts))
-            budget -= tokens
-
-    def _match_prefix(self, request: Request) -> int:
-        """Return the number of the request's tokens in the prefix cache."""
-        if not self.settings.enable_prefix_caching or not request.segments:
-            return 0
-        segments = request.segments
-        if request.generated_tokens:  # preempted: its own answer is in the cache as well
-            segments = [*segments, (request.name, request.generated_tokens)]
-        matched = self.prefix_cache.match(segments, request.total_tokens - 1)
-        return max(matched - self.settings.block_size, 0) if self.settings.drops_last_block and self._max_k else matched
-
-    def _allocate(self, request: Request, tokens: int) -> bool:
-        """KV blocks for `tokens` tokens of the request; False when there are not enough."""
-        blocks = -(-min(tokens, self.settings.max_model_len) // self.settings.block_size)
-        if blocks > request.kv_blocks:
-            if self._used_blocks + blocks - request.kv_blocks > self._usable_blocks:
-                return False
-            self._used_blocks += blocks - request.kv_blocks
-            request.kv_blocks = blocks
-        return True
-
-    def _preempt(self, request: Request) -> None:
-        self._release(request)
-        request.computed_tokens = request.draft_tokens = 0
-        request.preemptions += 1
-        self.counters.num_preemptions += 1
-        self.waiting.appendleft(request)
-        self._has_skipped_requests = True
-
-    def _release(self, request: Request) -> None:
-        self._used_blocks -= request.kv_blocks
-        request.kv_blocks = 0
-        if request.segments and request.generated_tokens:
-            answer = (request.name, request.generated_tokens)
-            self.prefix_cache.insert([*request.segments, answer])
-
-    def _k_for_batch(self, scheduled: int) -> int:
-        return self._max_k if self._k_by_batch is None else self._k_by_batch[scheduled]
-
-    def _cached_tokens(self) -> int:
-        return sum([request.computed_tokens for request in self.running])
-
-    def _draw_step_seconds(self, batch: int, drafts: int, cached: float, prompt: int) -> float:
+    def _draw_step_seconds(self, step: ScheduledStep) -> float:
         seconds = (
-            self._fixed_seconds(batch, drafts)
-            + self.step_time.seconds_per_cached_token * cached
-            + self.step_time.seconds_per_prompt_token * prompt
+            self._fixed_seconds(step.decode_batch, step.decode_draft_tokens)
+            + self.step_time.seconds_per_cached_token * step.cached_tokens
+            + self.step_time.seconds_per_prompt_token * step.prompt_tokens
         )
         return seconds * self._step_noise.next_factor()
 
@@ -325,9 +163,9 @@ class Replica:
             )
         return path
 
-    def _complete_step(self, step: _ScheduledStep, finished: list[Request]) -> None:
+    def _complete_step(self, step: ScheduledStep, finished: list[Request]) -> None:
         """Book one step of any kind, and look at what comes next."""
-        counters, end = self.counters, step.end
+        scheduler, counters, end = self._scheduler, self.counters, step.end
         counters.prefix_cache_queries += step.prefix_cache_queries
         counters.prefix_cache_hits += step.prefix_cache_hits
         prompt = returned = draft_tokens = 0
@@ -335,7 +173,7 @@ class Replica:
         emitted: list[int] = []
         ended: list[Request] = []
         work, k = step.work, step.draft_tokens
-        for request, tokens, drafted in work if k is None else [(request, k + 1, k) for request in self.running]:
+        for request, tokens, drafted in work if k is None else [(request, k + 1, k) for request in scheduler.running]:
             request.computed_tokens += tokens
             if request.computed_tokens < request.prompt_tokens + request.generated_tokens:
                 continue  # a chunk of a prompt: no output
@@ -362,10 +200,10 @@ class Replica:
             new = min(1 + accepted, request.max_answer_tokens - request.generated_tokens)
             request.generated_tokens += new
             request.computed_tokens = request.prompt_tokens + request.generated_tokens - 1
-            request.draft_tokens = self._requested_drafts
+            request.draft_tokens = scheduler.requested_drafts
             returned += new
             if k is not None:
-                self._allocate(request, request.total_tokens + self._lookahead)
+                scheduler.kv_cache.allocate(request, request.total_tokens)
             if request.generated_tokens >= request.max_answer_tokens:
                 ended.append(request)
         if emitted:
@@ -377,8 +215,8 @@ class Replica:
         if ended:
             self._finish_requests(ended, finished)
         if k is None:
-            self._has_skipped_requests = any(
-                request.generated_tokens and request.last_token_time != end for request in self.running
+            scheduler.has_skipped_requests = any(
+                request.generated_tokens and request.last_token_time != end for request in scheduler.running
             )
         self.clock = end
         self._collect_arrivals()
@@ -390,28 +228,30 @@ class Replica:
 
         This one ends at `end`; at most those that can end by `no_arrivals_until`, and the one that is then in flight.
         """
-        settings, running, batch = self.settings, self.running, len(self.running)
+        settings, scheduler, running = self.settings, self._scheduler, self._scheduler.running
+        batch = len(running)
         if (
             not running
-            or k != self._requested_drafts
-            or k != self._k_for_batch(batch)
-            or (self.waiting and batch < settings.max_num_seqs)
+            or k != scheduler.requested_drafts
+            or k != scheduler.k_for_batch(batch)
+            or (scheduler.waiting and batch < settings.max_num_seqs)
         ):
             return 1
         steps = 2 + int(min((no_arrivals_until - end) / self._fixed_seconds(batch, k), _STEPS_PER_DRAW))
         if steps > _MAX_SINGLE_STEPS:
             longest = max([request.computed_tokens for request in running])
-            steps = min(steps, (settings.max_model_len - longest - 2) // (k + 1), self._free_tokens(k) // (batch * (k + 1)))
+            steps = min(steps, (settings.max_model_len - longest - 2) // (k + 1), scheduler.free_tokens(k) // (batch * (k + 1)))
         return steps if steps > _MAX_SINGLE_STEPS else 1
 
     def _complete_decode_steps(
-        self, step: _ScheduledStep, steps: int, no_arrivals_until: float, until: float, finished: list[Request]
+        self, step: ScheduledStep, steps: int, no_arrivals_until: float, until: float, finished: list[Request]
     ) -> None:
         """Book those of `steps` steps, all decoding with equal drafts, that end by `until`, up to one in which a request ends.
 
         No request arrives before `no_arrivals_until`; the step that is then in flight is the last.
         """
-        running, counters, batch, k = self.running, self.counters, len(self.running), self._requested_drafts
+        scheduler, counters, running = self._scheduler, self.counters, self._scheduler.running
+        batch, k = len(running), scheduler.requested_drafts
         paths = [self._ensure_step_sequence(request, k) for request in running]
         steps = min(steps, min([path.steps_left for path in paths]))
         # Tokens of all in the KV cache before the first step and after each; what each step takes; when it ends.
@@ -438,13 +278,13 @@ class Replica:
             request.computed_tokens = path.cached_tokens.item(path.steps_taken)
             request.generated_tokens = request.computed_tokens - request.prompt_tokens + 1
             request.last_token_time = self.clock
-            self._allocate(request, request.computed_tokens + 1 + self._lookahead)
+            scheduler.kv_cache.allocate(request, request.computed_tokens + 1)
         if done == steps and (ended := [request for request in running if request.generated_tokens >= request.max_answer_tokens]):
             self._finish_requests(ended, finished)
         self._collect_arrivals()
         self._update_gauges()
         # Either the next step of this kind is in flight, or the next step has to be scheduled.
-        if done < steps and not self.waiting:
+        if done < steps and not scheduler.waiting:
             self._step_noise.skip(done)
             step.end = ends.item(done)
         else:
@@ -453,8 +293,7 @@ class Replica:
 
     def _finish_requests(self, ended: Sequence[Request], finished: list[Request]) -> None:
         for request in ended:
-            self.running.remove(request)
-            self._release(request)
+            self._scheduler.remove_running(request)
             by_itself = request.stop_after is not None and request.generated_tokens >= request.stop_after
             request.finish_reason = "stop" if by_itself else "length"
             request.step_sequence = None
@@ -462,6 +301,6 @@ class Replica:
             finished.append(request)
 
     def _update_gauges(self) -> None:
-        self.counters.num_requests_running = len(self.running)
-        self.counters.num_requests_waiting = len(self.waiting)
-        self.counters.kv_cache_usage_perc = self._used_blocks / self._usable_blocks
+        self.counters.num_requests_running = len(self._scheduler.running)
+        self.counters.num_requests_waiting = len(self._scheduler.waiting)
+        self.counters.kv_cache_usage_perc = self._scheduler.kv_cache.usage
