@@ -1,7 +1,6 @@
 """Decide how a change of a resource is rolled out: pure functions from a snapshot to a plan.
 
     reconcile      the decision about one resource, from the snapshot to the plan
-    progression    which revisions have pods, and the condition Progressing
     plan           the result: objects to apply and delete, status, events, requeue delay
     conditions     the conditions of the status, their times and events
 
@@ -9,6 +8,7 @@
     revision/      the desired revision, its drafter, its pod template and its preflight result
     capacity/      replicas and traffic weight of each arm, and the order in which both change
     canary/        one step of a canary or of post-promotion monitoring
+    progression/   which revisions have pods, and the condition Progressing
     trials/        the effective speculation setting and its trials
     children/      the objects that have to exist
     status/        the status, its hold conditions and its notifications

@@ -30,7 +30,8 @@ from aerie.rollout.facts.orphans import ORPHAN_REQUEUE_DELAY, Orphans, exclude_o
 from aerie.rollout.facts.route_status import check_route_status_timeout
 from aerie.rollout.facts.snapshot import ClusterState, Snapshot, is_owned_by
 from aerie.rollout.plan import Event, ObjectReference, ReconcilePlan
-from aerie.rollout.progression import Progression, next_progression
+from aerie.rollout.progression.policy_chain import next_progression
+from aerie.rollout.progression.progression import Progression
 from aerie.rollout.revision.desired import DesiredRevision, resolve_desired_revision
 from aerie.rollout.revision.drafter_selection import DrafterSelection, select_drafter
 from aerie.rollout.revision.preflight_result import PreflightResult, read_preflight_result

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aerie.rollout.canary.messages import PROMOTE_ANNOTATION, ROLLBACK_ANNOTATION
-from aerie.rollout.progression import RETRY_ANNOTATION
+from aerie.rollout.progression.retry_request import RETRY_ANNOTATION
 from aerie_lab.cluster import Lab
 from aerie_lab.faults import Fault, FaultInjector
 from aerie_lab.kube.client import KubeClient, core_path

@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from aerie.api.status import Arm, BlockedRollbackCause, CanaryArm, RolloutOutcome, Status
-from aerie.rollout.canary import transition
-from aerie.rollout.canary.transition import CanaryTransition, build_outcome
+from aerie.rollout.canary.observation import read_manual_action
+from aerie.rollout.canary.rollback import roll_back_canary
+from aerie.rollout.canary.transition import CanaryTransition, build_outcome, read_stalled_since
 from aerie.rollout.capacity.arms import RolloutPods
 from aerie.rollout.capacity.replica_counts import ArmReplicas
 from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
@@ -46,10 +47,10 @@ def reverse_blocked_rollback(
     snapshot: Snapshot, desired: DesiredRevision, stable: Arm, canary_arm: CanaryArm, now: datetime
 ) -> RollbackReversal | None:
     """Return the reversal of a rollback that is blocked and for which something else is requested; None otherwise."""
-    promotion_requested = transition.read_manual_action(snapshot.resource, canary_arm.revision) == "promote"
+    promotion_requested = read_manual_action(snapshot.resource, canary_arm.revision) == "promote"
     has_third_revision = desired.revision not in (canary_arm.revision, stable.revision) and not desired.problem
     fleet = RolloutPods.from_snapshot(
-        snapshot, stable.revision, canary_arm.revision, now, transition.read_stalled_since(canary_arm), growing_arm="stable"
+        snapshot, stable.revision, canary_arm.revision, now, read_stalled_since(canary_arm), growing_arm="stable"
     )
     if not (has_third_revision or (promotion_requested and fleet.canary.counts.ready)) or not fleet.is_rollback_blocked:
         return None
@@ -105,7 +106,7 @@ def _replace_stable_revision(
     outcome = build_outcome(leaving_canary, "Failed", message, status, None, now).model_copy(
         update={"reversal_cause": "StableUnavailable"}
     )
-    rollback = transition.roll_back_canary(snapshot, canary_arm, leaving_canary, None, outcome, now)
+    rollback = roll_back_canary(snapshot, canary_arm, leaving_canary, None, outcome, now)
     # Traffic first: the pods are scaled down by the next reconcile, once the status contains that.
     rollback = replace(rollback, arms=replace(rollback.arms, canary=max(rollback.arms.canary, fleet.stable.counts.requested)))
     return RollbackReversal(_to_plain_arm(canary_arm), rollback)

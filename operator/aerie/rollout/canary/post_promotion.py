@@ -26,12 +26,14 @@ from aerie.analysis.state import AnalysisState
 from aerie.analysis.verdict import Verdict
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import AnalysisStatus, Arm, CanaryArm, PreviousArm, Status
-from aerie.rollout.canary import transition
 from aerie.rollout.canary.abort_rules import find_abort_reasons
+from aerie.rollout.canary.analysis_lifecycle import close_analysis
 from aerie.rollout.canary.analysis_run import AnalysisRun, status_comparisons
 from aerie.rollout.canary.messages import build_retention_message
+from aerie.rollout.canary.observation import read_manual_action
+from aerie.rollout.canary.rollback import roll_back_canary
 from aerie.rollout.canary.state_machine import CanaryObservation, CanaryPolicy, CanaryState, advance_state
-from aerie.rollout.canary.transition import CanaryTransition, build_outcome
+from aerie.rollout.canary.transition import CanaryTransition, OutcomeResult, build_outcome
 from aerie.rollout.capacity import replica_counts, traffic_weights
 from aerie.rollout.capacity.arms import RolloutPods
 from aerie.rollout.capacity.replica_counts import ArmReplicas, PodCounts
@@ -121,7 +123,7 @@ def advance_monitoring(snapshot: Snapshot, stable: Arm, previous: PreviousArm, n
         has_suspicious_crashes=bool(_crash_message(analysis_run)),
         verdict="Rollback" if verdict and verdict.outcome == "Rollback" else "Continue",
         verdict_message=verdict.message if verdict else "",
-        manual_action=transition.read_manual_action(resource, stable.revision),
+        manual_action=read_manual_action(resource, stable.revision),
     )
     analysis_spec = status.analysis.parameters if status.analysis else resource.spec.rollout.analysis
     state_transition = advance_state(
@@ -180,7 +182,7 @@ def revert_promotion(
     reason: str,
     analysis: AnalysisStatus | None,
     now: datetime,
-    result: transition.OutcomeResult = "RolledBack",
+    result: OutcomeResult = "RolledBack",
 ) -> PostPromotionTransition:
     """Return the rollback of a promotion: the previous revision is stable again, and its successor is a canary that is rolled
     back."""
@@ -196,7 +198,7 @@ def revert_promotion(
     )
     restored_status = status.model_copy(update={"stable": restored_stable})
     outcome = build_outcome(leaving_canary, result, f"Rolled back after promotion. {reason}", restored_status, analysis, now)
-    rollback = transition.roll_back_canary(snapshot, restored_stable, leaving_canary, close_analysis(analysis), outcome, now)
+    rollback = roll_back_canary(snapshot, restored_stable, leaving_canary, close_analysis(analysis), outcome, now)
     # Traffic first: the pods are scaled down by the next reconcile, once the status contains that.
     requested = RolloutPods.from_snapshot(
         snapshot, restored_stable.revision, leaving_canary.revision, now
@@ -326,8 +328,3 @@ def _store_analysis_run(analysis: AnalysisStatus | None, analysis_run: AnalysisR
         if analysis is not None and analysis_run is not None
         else analysis
     )
-
-
-def close_analysis(analysis: AnalysisStatus | None) -> AnalysisStatus | None:
-    """Return the status of an analysis that will not continue."""
-    return analysis.model_copy(update={"state": ""}) if analysis is not None else None

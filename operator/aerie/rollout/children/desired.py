@@ -22,7 +22,7 @@ from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from aerie.rollout.children import tuning_record
 from aerie.rollout.facts.snapshot import KubernetesObject, Snapshot, is_owned_by, read_labels
 from aerie.rollout.plan import ObjectReference
-from aerie.rollout.progression import Progression
+from aerie.rollout.progression.progression import Progression
 from aerie.rollout.revision.desired import DesiredRevision
 from aerie.rollout.revision.pod_template import resolve_control_pod_template, resolve_pod_template
 from aerie.rollout.revision.preflight_result import PreflightResult

@@ -7,7 +7,7 @@ rolled back, so that its pods stay as long as they are needed. From there on eve
 revision is desired, it is rolled out by a canary.
 
 The same holds where the status has no stable revision yet, and there are ready pods that it does not know. If these all belong
-to the desired revision, however, they are a first revision's, and become stable as such (rollout/progression.py).
+to the desired revision, however, they are a first revision's, and become stable as such (rollout/progression).
 
 Guarantees: pure; ready pods are not deleted because no status names them. Not guaranteed: the rest of what was lost, such as
 the history and a canary in progress, which restarts.

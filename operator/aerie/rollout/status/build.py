@@ -18,7 +18,8 @@ from aerie.rollout.conditions import DEGRADED, READY, ConditionUpdate, build_con
 from aerie.rollout.facts.arm_metrics import MIN_ACCEPTANCE_LENGTH, with_arm_metrics
 from aerie.rollout.facts.route_status import check_route_status_timeout, route_rejection_message
 from aerie.rollout.facts.snapshot import ClusterState, Snapshot
-from aerie.rollout.progression import Progression, read_retry_request
+from aerie.rollout.progression.progression import Progression
+from aerie.rollout.progression.retry_request import read_retry_request
 from aerie.rollout.revision.desired import DesiredRevision
 from aerie.rollout.revision.recovery import read_recorded_arm
 from aerie.rollout.status.hold import VERSION_SKEW, find_hold_condition

@@ -7,7 +7,7 @@ from aerie.api.status import Arm, SpeculationStatus, Status, Trial
 from aerie.engine.speculation import describe_setting
 from aerie.rollout.children.tuning_record import find_drafting_obstacle
 from aerie.rollout.conditions import TUNED, ConditionUpdate
-from aerie.rollout.progression import Progression
+from aerie.rollout.progression.progression import Progression
 from aerie.rollout.revision.desired import read_status_setting
 from aerie.rollout.trials.effective_setting import EffectiveSetting, TrialDecision
 from aerie.tuning.recommendation import Recommendation

@@ -27,12 +27,12 @@ from aerie.api.types import duration
 from aerie.engine.speculation import SpeculationSetting, SpeculationSettingError, describe_setting, max_speculative_tokens
 from aerie.manifests.revision_hash import compute_revision
 from aerie.rollout.canary.messages import ROLLBACK_ANNOTATION
-from aerie.rollout.canary.transition import read_manual_action
+from aerie.rollout.canary.observation import read_manual_action
 from aerie.rollout.children.tuning_record import find_drafting_obstacle, is_tuning_enabled
 from aerie.rollout.conditions import truncate_message
 from aerie.rollout.facts.route_status import route_rejection_message
 from aerie.rollout.facts.snapshot import Snapshot
-from aerie.rollout.progression import Progression
+from aerie.rollout.progression.progression import Progression
 from aerie.rollout.revision.desired import build_status_setting, read_spec_setting, read_status_setting, resolve_desired_revision
 from aerie.rollout.revision.preflight_result import read_preflight_result
 from aerie.rollout.trials import failures

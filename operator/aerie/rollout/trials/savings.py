@@ -12,7 +12,7 @@ from aerie.api.status import Arm, SpeculationStatus, Status, Trial, TuningSaving
 from aerie.rollout.capacity.replica_counts import Capacity
 from aerie.rollout.facts import pod_failures
 from aerie.rollout.facts.snapshot import Snapshot
-from aerie.rollout.progression import Progression
+from aerie.rollout.progression.progression import Progression
 from aerie.rollout.trials.effective_setting import EffectiveSetting
 
 

@@ -30,7 +30,8 @@ from aerie.api.status import (
 )
 from aerie.rollout.conditions import ConditionUpdate, truncate_message
 from aerie.rollout.facts.snapshot import Snapshot
-from aerie.rollout.progression import Progression, read_retry_request
+from aerie.rollout.progression.progression import Progression
+from aerie.rollout.progression.retry_request import read_retry_request
 from aerie.rollout.revision.desired import build_status_setting, read_status_setting, recommend_draft_sampling
 from aerie.rollout.trials import failures, savings
 from aerie.rollout.trials.condition import build_tuned_condition

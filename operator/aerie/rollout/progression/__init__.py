@@ -1,0 +1,1 @@
+"""Progression of a rollout: the policies that decide which revisions have pods, and their chain."""
