@@ -26,10 +26,11 @@ from aerie_lab.images.table import ImageTable
 from aerie_lab.kube.client import KubeClient, KubeObject, core_path, resource_path
 from aerie_lab.kube.informer import Informer
 from aerie_lab.node import api
-from aerie_lab.node.container import Container
+from aerie_lab.node.container.lifecycle import Container
 from aerie_lab.node.events import EventRecorder
 from aerie_lab.node.nodes import NodeRegistrar, build_nodes
-from aerie_lab.node.pod import AgentContext, PodWorker
+from aerie_lab.node.pod.context import AgentContext
+from aerie_lab.node.pod.worker import PodWorker
 from aerie_lab.node.volumes import MEMORY_VOLUMES_FOLDER, unmount_memory_volumes
 from aerie_lab.sandbox import linux
 from aerie_lab.sandbox.container import ContainerProcess

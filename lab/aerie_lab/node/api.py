@@ -17,7 +17,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from aerie_lab.node.container import Container
+from aerie_lab.node.container.lifecycle import Container
 from aerie_lab.node.logs import LogQuery, stream_log
 from aerie_lab.node.nodes import KUBELET_PORT
 

@@ -14,7 +14,7 @@ import time
 
 from aerie_lab.errors import KubeError
 from aerie_lab.kube.client import STRATEGIC_MERGE_PATCH, KubeClient, KubeObject, core_path, resource_path
-from aerie_lab.node.pod import Node
+from aerie_lab.node.pod.context import Node
 from aerie_lab.node.status import format_timestamp
 from aerie_lab.sandbox.addresses import node_address
 from aerie_lab.settings import LabSettings

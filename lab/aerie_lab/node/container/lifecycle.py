@@ -1,4 +1,4 @@
-"""One container of a pod: its starts and restarts, its probes, its end.
+"""Life of one container of a pod: its starts and restarts, its probes, its end.
 
     image ─► environment, command, mounts ─► process ─► probes ...... exit ─► restart after a pause, or done
       │            │                            │
@@ -12,51 +12,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from aerie_lab.errors import KubeError
-from aerie_lab.images.table import Image, ImageError, ImageTable
+from aerie_lab.images.table import Image, ImageError
 from aerie_lab.kube.client import KubeObject
 from aerie_lab.node import probes
-from aerie_lab.node.environment import ConfigError, build_command_line, build_environment
-from aerie_lab.node.logs import LogFile, read_container_log_tail
+from aerie_lab.node.container.context import ContainerContext
+from aerie_lab.node.container.launch import build_launch_spec, start_process
+from aerie_lab.node.container.run_files import RunFiles
+from aerie_lab.node.container.termination import Termination
+from aerie_lab.node.environment import ConfigError
 from aerie_lab.node.run_time_limit import RunTimeLimit
 from aerie_lab.node.status import ContainerState, format_timestamp
 from aerie_lab.node.volumes import VolumeError
-from aerie_lab.sandbox.addresses import HUB_URL
-from aerie_lab.sandbox.container import ContainerProcess, LaunchError, LaunchSpec, execute_in_container, start_container
+from aerie_lab.sandbox.container import ContainerProcess, LaunchError, LaunchSpec, execute_in_container
 
 _CONFIG_RETRY_SECONDS = 2.0
 _BACKOFF_RESET_SECONDS = 600.0
-_MIN_GRACE_SECONDS = 2.0
-_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_MAX_TERMINATION_MESSAGE_BYTES = 4096
-
-
-@dataclass(frozen=True)
-class ContainerContext:
-    """A container's inputs from its pod. Callables return what may change."""
-
-    get_pod: Callable[[], KubeObject]
-    folder: Path
-    hostname: str
-    address: str
-    network_fd: int | None
-    images: ImageTable
-    read_environment_inputs: Callable[[KubeObject], Awaitable[dict[str, Any]]]
-    """Arguments of `build_environment` from the API: lookup, status, node, and service variables."""
-    build_mounts: Callable[[KubeObject, Mapping[str, str]], list[dict[str, Any]]]
-    shared_memory: Path
-    record_event: Callable[..., None]
-    on_state_change: Callable[[], None]
-    restart_backoff: float
 
 
 class Container:
@@ -74,11 +52,8 @@ class Container:
         self._process: ContainerProcess | None = None
         self._launch_spec: LaunchSpec | None = None
         self._stop_event = asyncio.Event()
-        self._termination_task: asyncio.Task[None] | None = None
-        self._kill_deadline = 0.0  # what is left of the grace period, while _ending
-        self._skip_grace = False  # no grace period is left to anyone
-        self._deadline_shortened = asyncio.Event()  # _kill_at has come nearer
         self._folder = folder
+        self._files = RunFiles(folder, self.state.name)
         self._exec_count = 0
         self.run_time_limit = RunTimeLimit()
         """Limit of each run's duration, for a fault."""
@@ -90,10 +65,7 @@ class Container:
 
     def log_path(self, previous: bool = False) -> Path:
         """Return the log of the current run, or of the one before."""
-        return self._run_file("logs", max(0, self.state.restarts - int(previous)))
-
-    def _run_file(self, kind: str, number: int) -> Path:
-        return self._folder / kind / self.state.name / f"{number}.log"
+        return self._files.log(max(0, self.state.restarts - int(previous)))
 
     def adopt_status(self, previous_status: KubeObject) -> None:
         """Continue from the status that a previous agent wrote; its processes ended with it."""
@@ -122,6 +94,7 @@ class Container:
     async def run(self, context: ContainerContext) -> None:
         """Run, and run again, until done. No process is left when it returns, or is cancelled."""
         self._context = context
+        self._termination = Termination(self.spec, context.address, self._execute, self._record_event)
         pause = 0.0
         while not self.state.is_done and not self._stop_event.is_set():
             began = time.monotonic()
@@ -155,56 +128,8 @@ class Container:
         await self._launch_done.wait()
         if self._process is not None:
             self._record_event("Killing", f"Stopping container {self.state.name}")
-            self._terminate(self._process, grace)
+            self._termination.begin(self._process, grace)
         await self.exit_event.wait()
-
-    def _terminate(self, process: ContainerProcess, grace: float) -> None:
-        """Begin to terminate the process; a termination in progress continues, and at most gets faster."""
-        kill_at = time.monotonic() + grace
-        if self._termination_task is None:
-            self._kill_deadline, self._skip_grace = kill_at, grace <= 0
-            self._termination_task = asyncio.create_task(self._terminate_process(process, grace))
-        elif kill_at < self._kill_deadline:
-            self._kill_deadline, self._skip_grace = kill_at, grace <= 0
-            self._deadline_shortened.set()
-
-    async def _terminate_process(self, process: ContainerProcess, grace: float) -> None:
-        hook = (self.spec.get("lifecycle") or {}).get("preStop")
-        if hook and grace > 0:
-            await self._finish_within_grace(self._run_hook(process, hook, grace))
-        process.signal(signal.SIGTERM)
-        if not self._skip_grace:  # a hook may have used up the time: SIGTERM is given a little in any case
-            self._kill_deadline = max(self._kill_deadline, time.monotonic() + _MIN_GRACE_SECONDS)
-        if not await self._finish_within_grace(process.wait()):
-            process.signal(signal.SIGKILL)
-            await process.wait()
-
-    async def _finish_within_grace(self, work: Coroutine[Any, Any, object]) -> bool:
-        """Return whether `work` was done before the grace period ended, which may get shorter meanwhile."""
-        task = asyncio.create_task(work)
-        while not task.done() and (left := self._kill_deadline - time.monotonic()) > 0:
-            self._deadline_shortened.clear()
-            hurry = asyncio.create_task(self._deadline_shortened.wait())
-            await asyncio.wait({task, hurry}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            hurry.cancel()
-        if task.done():
-            return True
-        task.cancel()
-        await asyncio.wait({task})
-        return False
-
-    async def _run_hook(self, process: ContainerProcess, hook: KubeObject, grace: float) -> None:
-        if sleep := hook.get("sleep"):
-            await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=float(sleep["seconds"]))
-        elif request := hook.get("httpGet"):
-            try:
-                await probes.http_get(request, self.spec, self._context.address)
-            except (OSError, ValueError) as error:
-                self._record_event("FailedPreStopHook", f"PreStopHook failed: {error}", warning=True)
-        elif command := hook.get("exec"):
-            code, output = await self._execute(command["command"], grace)
-            if code != 0:
-                self._record_event("FailedPreStopHook", f"PreStopHook failed: exit code {code}: {output[:300]}", warning=True)
 
     # -- one run ------------------------------------------------------------------------------------------------------
 
@@ -219,7 +144,9 @@ class Container:
         self._launch_done.clear()
         try:
             # A process that is being started has to become known, whatever happens meanwhile.
-            starting = asyncio.create_task(self._start_process(launch))
+            starting = asyncio.create_task(
+                start_process(launch, self.log_path(), self._folder / f"launch-{self.state.name}.spec", self._context.network_fd)
+            )
             try:
                 process, outputs = await asyncio.shield(starting)
             except asyncio.CancelledError:
@@ -251,13 +178,13 @@ class Container:
             process.signal(signal.SIGKILL)  # nothing happens unless this was cancelled
             asking.cancel()
             crashing.cancel()
-            self._process = self._termination_task = None
+            self._process = None
+            self._termination.on_exit()
             self.state.ready = self.state.started = False
             self.state.running_since = None
             self.exit_event.set()
-        return self._build_terminated_state(
-            code, began, "Completed" if code == 0 else "Error", self._read_termination_message(code)
-        )
+        message = self._files.read_termination_message(self.spec, self.state.restarts, code)
+        return self._build_terminated_state(code, began, "Completed" if code == 0 else "Error", message)
 
     async def _kill_at_run_time_limit(self, process: ContainerProcess) -> None:
         await self.run_time_limit.wait_until_exceeded()
@@ -268,7 +195,7 @@ class Container:
         image = await self._wait_for_image()
         while image is not None and not self._stop_event.is_set():
             try:
-                return await self._build_launch_spec(image)
+                return await build_launch_spec(self.spec, image, self._files, self.state.restarts, self._context)
             except (ConfigError, VolumeError, KubeError, OSError) as error:
                 self._set_waiting("CreateContainerConfigError", str(error))
                 self._record_event("Failed", f"Error: {error}", warning=True)
@@ -292,67 +219,6 @@ class Container:
                 pause = min(2 * pause, 30 * self._context.restart_backoff)
         return None
 
-    async def _build_launch_spec(self, image: Image) -> LaunchSpec:
-        pod = self._context.get_pod()
-        gathered = await self._context.read_environment_inputs(self.spec)
-        own = {"PATH": ":".join([*image.path_folders, _DEFAULT_PATH]), "HOSTNAME": self._context.hostname, "HOME": "/root"}
-        if gathered.pop("hub"):
-            own["HF_ENDPOINT"] = HUB_URL
-        variables = build_environment(pod, self.spec, service_variables=gathered.pop("services"), **gathered)
-        command = build_command_line(self.spec, image.entrypoint, image.arguments, variables)
-        if not command:
-            raise ConfigError("no command: neither the image nor the container names one")
-        for kind in ("logs", "messages"):  # a kubelet keeps those of the run before, and no older ones
-            self._run_file(kind, self.state.restarts).parent.mkdir(parents=True, exist_ok=True)
-            for old in self._run_file(kind, 0).parent.glob(f"{self.state.restarts - 2}.log*"):
-                old.unlink(missing_ok=True)
-        message_file = self._run_file("messages", self.state.restarts)
-        message_file.write_bytes(b"")
-        mounts = [
-            {"source": str(self._folder / "hosts"), "path": "/etc/hosts", "read_only": False},
-            {
-                "source": str(message_file),
-                "path": self.spec.get("terminationMessagePath") or "/dev/termination-log",
-                "read_only": False,
-            },
-        ]
-        security = self.spec.get("securityContext") or {}
-        return LaunchSpec(
-            command=command,
-            environment=own | image.environment | variables,
-            working_directory=self.spec.get("workingDir") or "/",
-            hostname=self._context.hostname,
-            mounts=mounts + self._context.build_mounts(self.spec, variables),
-            read_only_root=bool(security.get("readOnlyRootFilesystem")),
-            shared_memory=str(self._context.shared_memory),
-        )
-
-    async def _start_process(self, launch: LaunchSpec) -> tuple[ContainerProcess, Sequence[asyncio.Task[None]]]:
-        """Return the process, and the tasks that copy its output to the log until it ends. Raises LaunchError."""
-        loop = asyncio.get_running_loop()
-        try:
-            log = LogFile(self.log_path())
-        except OSError as error:
-            raise LaunchError(f"no log can be written: {error}") from error
-        outputs: list[asyncio.Task[None]] = []
-        write_ends: list[int] = []
-        try:
-            for stream in ("stdout", "stderr"):
-                read_end, write_end = os.pipe()
-                write_ends.append(write_end)
-                reader = asyncio.StreamReader(limit=1 << 20)
-                protocol = asyncio.StreamReaderProtocol(reader)
-                await loop.connect_read_pipe(lambda p=protocol: p, os.fdopen(read_end, "rb"))  # type: ignore[misc]
-                outputs.append(asyncio.create_task(log.copy(reader, stream)))
-            asyncio.gather(*outputs, return_exceptions=True).add_done_callback(lambda _: log.close())
-            spec = self._folder / f"launch-{self.state.name}.spec"
-            return await start_container(launch, self._context.network_fd, spec, *write_ends), outputs
-        except OSError as error:
-            raise LaunchError(str(error)) from error
-        finally:
-            for write_end in write_ends:
-                os.close(write_end)
-
     def _build_terminated_state(self, code: int, began: float, reason: str, message: str) -> dict[str, Any]:
         ended: dict[str, Any] = {
             "exitCode": code if code >= 0 else 128 - code,
@@ -366,14 +232,6 @@ class Container:
         if message:
             ended["message"] = message
         return ended
-
-    def _read_termination_message(self, code: int) -> str:
-        with contextlib.suppress(OSError), self._run_file("messages", self.state.restarts).open("rb") as file:
-            if raw := file.read(_MAX_TERMINATION_MESSAGE_BYTES):
-                return raw.decode(errors="replace")
-        if code != 0 and self.spec.get("terminationMessagePolicy") == "FallbackToLogsOnError":
-            return read_container_log_tail(self.log_path(), 80)[-2048:]
-        return ""
 
     # -- probes -------------------------------------------------------------------------------------------------------
 
@@ -430,7 +288,7 @@ class Container:
         if grace is None:
             grace = self._context.get_pod()["spec"].get("terminationGracePeriodSeconds", 30)
         self._record_event("Killing", f"Container {self.state.name} failed {kind} probe, will be restarted")
-        self._terminate(process, float(grace))
+        self._termination.begin(process, float(grace))
 
     async def _execute(self, command: Sequence[str], timeout: float) -> tuple[int | None, str]:
         process, launch = self._process, self._launch_spec

@@ -1,4 +1,4 @@
-"""One pod of a node, from the first sight of it to its removal from the API server.
+"""Life of one pod of a node, from the first sight of it to its removal from the API server.
 
     refused?  ─►  network, volumes  ─►  init containers in order  ─►  containers side by side  ─►  done, or deleted
        │               │ FailedMount: again
@@ -16,51 +16,22 @@ import datetime
 import logging
 import shutil
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from aerie_lab.errors import KubeError
-from aerie_lab.images.table import ImageTable
-from aerie_lab.kube.client import STRATEGIC_MERGE_PATCH, KubeClient, KubeObject, core_path
-from aerie_lab.kube.informer import Informer
-from aerie_lab.node.container import Container, ContainerContext
-from aerie_lab.node.environment import build_service_variables
-from aerie_lab.node.events import EventRecorder
+from aerie_lab.kube.client import STRATEGIC_MERGE_PATCH, KubeObject, core_path
+from aerie_lab.node.container.context import ContainerContext
+from aerie_lab.node.container.lifecycle import Container
+from aerie_lab.node.pod.context import AgentContext, Node
+from aerie_lab.node.pod.environment_inputs import read_environment_inputs
+from aerie_lab.node.pod.resources import RESOURCE_RETRY_SECONDS, PodResources
 from aerie_lab.node.status import ContainerState, PodFacts, build_pod_status, format_timestamp, status_covers
-from aerie_lab.node.support import HUB_LABEL, find_unsupported_fields, is_processless, read_processless_load_seconds
-from aerie_lab.node.volumes import PodVolumes, VolumeError
-from aerie_lab.sandbox.network import PodNetwork, PodNetworks
+from aerie_lab.node.support import find_unsupported_fields, is_processless, read_processless_load_seconds
+from aerie_lab.node.volumes import VolumeError
+from aerie_lab.sandbox.network import PodNetwork
 
 _log = logging.getLogger(__name__)
-_MOUNT_RETRY_SECONDS = 2.0
-_VOLUME_REFRESH_SECONDS = 30.0
 _API_RETRY_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class Node:
-    """The node of a pod, as far as the pod needs it."""
-
-    name: str
-    address: str
-    allocatable: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class AgentContext:
-    """Objects that all pods of the agent share."""
-
-    client: KubeClient
-    networks: PodNetworks
-    network_lock: asyncio.Lock
-    """Held while a pod network is made or removed: one at a time."""
-    images: ImageTable
-    services: Informer
-    events: EventRecorder
-    folder: Path
-    restart_backoff: float
 
 
 class PodWorker:
@@ -73,7 +44,6 @@ class PodWorker:
         self.pod = pod
         self.node = node
         self.uid: str = pod["metadata"]["uid"]
-        self.network: PodNetwork | None = None
         self._status_writes_allowed = asyncio.Event()  # cleared while the node is silent
         self._status_writes_allowed.set()
         self._context = context
@@ -91,14 +61,12 @@ class PodWorker:
             for container in self._main_containers:
                 container.state.waiting = ("PodInitializing", "")
         self._started_at = _parse_timestamp(status["startTime"]) if "startTime" in status else time.time()
-        self._address: str | None = status.get("podIP") if self._was_finished else None
-        self._volumes: PodVolumes | None = None
+        self._resources = PodResources(pod, node, self._folder, context, self._record_event)
+        if self._was_finished:
+            self._resources.address = status.get("podIP")
         self._failure: tuple[str, str] | None = None
         self._is_finished = False
         self._status_changed = asyncio.Event()
-        self._volumes_outdated = (
-            asyncio.Event()
-        )  # files made from the pod's labels and annotations, or older than _VOLUME_REFRESH_SECONDS
         self._deletion_requested = asyncio.Event()
         self._object_removed = asyncio.Event()
         self._stop_tasks: set[asyncio.Task[None]] = set()
@@ -115,7 +83,7 @@ class PodWorker:
         self.pod = pod
         self._status_changed.set()  # another client may have written the status: it is compared, and written only if it differs
         if any(old.get(field) != new.get(field) for field in ("labels", "annotations")):
-            self._volumes_outdated.set()
+            self._resources.mark_volumes_outdated()
         if new.get("deletionTimestamp"):
             if self._deletion_requested.is_set() and old.get("deletionGracePeriodSeconds") != new.get(
                 "deletionGracePeriodSeconds"
@@ -151,7 +119,12 @@ class PodWorker:
     @property
     def address(self) -> str | None:
         """The pod's address, once it has one."""
-        return self._address
+        return self._resources.address
+
+    @property
+    def network(self) -> PodNetwork | None:
+        """The pod's network, while it has one."""
+        return self._resources.network
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -186,14 +159,14 @@ class PodWorker:
         finally:
             await self._stop_containers(0.0)
             await _cancel_all(living, deleted)
-            await self._release_resources()
+            await self._resources.release(remove_volumes=self._is_finished)
             self._status_changed.set()
 
     async def _run_pod(self) -> None:
         try:
             if refused := find_unsupported_fields(self.pod):
                 await self._report_unsupported(refused)
-            self._address = self._context.networks.reserve_address()
+            self._resources.reserve_address()
             if is_processless(self.pod):
                 await self._run_processless()
             await self._run_containers(await self._set_up_pod())
@@ -206,7 +179,7 @@ class PodWorker:
         self._record_event(reason, message, warning=True)
 
     async def _run_containers(self, context: ContainerContext) -> None:
-        refreshing = asyncio.create_task(self._refresh_volumes())
+        refreshing = asyncio.create_task(self._resources.refresh_volumes(lambda: self.pod))
         try:
             for container in self._init_containers:
                 await container.run(context)
@@ -254,20 +227,14 @@ class PodWorker:
     # -- before the containers ----------------------------------------------------------------------------------------
 
     async def _set_up_pod(self) -> ContainerContext:
-        assert self._address is not None
+        resources = self._resources
+        assert resources.address is not None
         self._status_changed.set()
         self._folder.mkdir(parents=True, exist_ok=True)
-        network = await self._create_network(self._address)
+        network = await resources.create_network(resources.address)
         hostname = self.pod["spec"].get("hostname") or self.pod["metadata"]["name"]
-        (self._folder / "hosts").write_text(self._build_hosts_file(hostname))
-        volumes = self._volumes = PodVolumes(
-            self.uid,
-            self._folder / "volumes",
-            self._context.client,
-            self._context.images,
-            self._downward_addresses(),
-            self.node.allocatable,
-        )
+        resources.write_hosts_file(self.pod["spec"], hostname)
+        volumes = resources.create_volumes()
         while True:
             try:
                 await volumes.prepare(self.pod)
@@ -278,14 +245,14 @@ class PodWorker:
                     if not state.is_done:
                         state.waiting = (state.waiting[0] or "ContainerCreating", str(error))
                 self._status_changed.set()
-                await asyncio.sleep(_MOUNT_RETRY_SECONDS)
+                await asyncio.sleep(RESOURCE_RETRY_SECONDS)
         for state in self._container_states():
             state.waiting = (state.waiting[0], "")
         return ContainerContext(
             get_pod=lambda: self.pod,
             folder=self._folder,
             hostname=hostname,
-            address=self._address,
+            address=resources.address,
             network_fd=network.namespace_fd,
             images=self._context.images,
             read_environment_inputs=self._read_environment_inputs,
@@ -296,60 +263,9 @@ class PodWorker:
             restart_backoff=self._context.restart_backoff,
         )
 
-    async def _create_network(self, address: str) -> PodNetwork:
-        """Return the pod's network, once it can be made; `_release_resources` releases it whatever happens meanwhile."""
-        while True:
-            async with self._context.network_lock:
-                making = asyncio.create_task(asyncio.to_thread(self._context.networks.create, address))
-                try:
-                    self.network = await asyncio.shield(making)
-                    return self.network
-                except asyncio.CancelledError:  # a thread cannot be stopped, and what it makes has to be given back
-                    with contextlib.suppress(OSError):
-                        self.network = await making
-                    raise
-                except OSError as error:
-                    _log.warning("pod %s/%s: %s", *self.name, error)
-                    self._record_event("FailedCreatePodSandBox", str(error), warning=True)
-            await asyncio.sleep(_MOUNT_RETRY_SECONDS)
-
-    def _build_hosts_file(self, hostname: str) -> str:
-        lines = ["127.0.0.1\tlocalhost", f"{self._address}\t{hostname}"]
-        aliases = self.pod["spec"].get("hostAliases") or []
-        lines += [f"{alias['ip']}\t{' '.join(alias.get('hostnames') or [])}" for alias in aliases]
-        return "\n".join(lines) + "\n"
-
-    def _downward_addresses(self) -> dict[str, str]:
-        address = self._address or ""
-        return {"podIP": address, "podIPs": address, "hostIP": self.node.address, "hostIPs": self.node.address}
-
     async def _read_environment_inputs(self, container: KubeObject) -> dict[str, Any]:
-        """Return the inputs of `build_environment` from the API server, fetched again for each start."""
-        namespace, spec = self.pod["metadata"]["namespace"], self.pod["spec"]
-        objects: dict[tuple[str, str], KubeObject] = {}
-        for plural, name in _environment_references(container):
-            try:
-                objects[plural, name] = await self._context.client.get(core_path(plural, namespace, name))
-            except KubeError as error:
-                if error.status != 404:
-                    raise
-        around = await self._context.client.get(core_path("namespaces", name=namespace))
-        links = spec.get("enableServiceLinks", True)
-        return {
-            "hub": (around["metadata"].get("labels") or {}).get(HUB_LABEL) == "true",
-            "services": build_service_variables(self._context.services.objects.values(), namespace, links),
-            "lookup": lambda plural, name: objects.get((plural, name)),
-            "status": self._downward_addresses(),
-            "node": self.node.allocatable,
-        }
-
-    async def _refresh_volumes(self) -> None:
-        assert self._volumes is not None
-        while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._volumes_outdated.wait(), _VOLUME_REFRESH_SECONDS)
-            self._volumes_outdated.clear()
-            await self._volumes.refresh(self.pod)
+        addresses = self._resources.downward_addresses()
+        return await read_environment_inputs(container, self.pod, self._context, addresses, self.node.allocatable)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -363,23 +279,6 @@ class PodWorker:
         for container in left:
             if container.state.terminated is None and container.state.last_terminated is not None:
                 container.state.terminated = container.state.last_terminated
-
-    async def _release_resources(self) -> None:
-        """Release network, volumes and address, in this order: an address is released after its last use."""
-        if self.network is not None:
-            network, self.network = self.network, None
-            async with self._context.network_lock:
-                try:
-                    await asyncio.to_thread(self._context.networks.remove, network)
-                except Exception:  # noqa: BLE001  pyroute2 has no common base for its errors, and the rest must be given back
-                    _log.exception("pod %s/%s: its network", *self.name)
-        if self._volumes is not None and self._is_finished:
-            try:
-                await asyncio.to_thread(self._volumes.remove)
-            except OSError:
-                _log.exception("pod %s/%s: its volumes", *self.name)
-        if self._address is not None:
-            self._context.networks.release_address(self._address)
 
     async def _remove_object(self) -> None:
         namespace, name = self.name
@@ -414,9 +313,10 @@ class PodWorker:
     async def _write_status(self) -> None:
         if self._was_finished:
             return
-        networked = self._address is not None and not self._is_finished
+        address = self._resources.address
+        networked = address is not None and not self._is_finished
         facts = PodFacts(
-            self.pod, self.node.address, self._address, self._started_at, networked, self._failure, is_finished=self._is_finished
+            self.pod, self.node.address, address, self._started_at, networked, self._failure, is_finished=self._is_finished
         )
         init, main = [c.state for c in self._init_containers], [c.state for c in self._main_containers]
         status = build_pod_status(facts, init, main, time.time())
@@ -434,23 +334,6 @@ class PodWorker:
 
 def _parse_timestamp(moment: str) -> float:
     return datetime.datetime.fromisoformat(moment).timestamp()
-
-
-def _environment_references(container: KubeObject) -> set[tuple[str, str]]:
-    """(plural, name) of each config map and secret that the container's environment names."""
-    references = set()
-    sources = list(container.get("envFrom") or [])
-    sources += [entry["valueFrom"] for entry in container.get("env") or [] if entry.get("valueFrom")]
-    for source in sources:
-        for field, plural in (
-            ("configMapRef", "configmaps"),
-            ("configMapKeyRef", "configmaps"),
-            ("secretRef", "secrets"),
-            ("secretKeyRef", "secrets"),
-        ):
-            if reference := source.get(field):
-                references.add((plural, reference["name"]))
-    return references
 
 
 async def _cancel_all(*tasks: asyncio.Task[Any]) -> None:

@@ -1,0 +1,1 @@
+"""One container of a pod: `lifecycle` starts and restarts it, `launch` has a process's inputs, `termination` its end."""
