@@ -16,7 +16,7 @@ from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
 from aerie.analysis.measurement.counts import EngineCounts, SampleProjection
 from aerie.analysis.state import AnalysisState, add_block
 from aerie.analysis.verdict import Verdict, evaluate_analysis
-from tests.unit.analysis.test_verdict import CALM, side
+from tests.unit.analysis.simulated_blocks import CALM, side
 
 TRIAL = "it is a trial of another setting, and what counts is time."
 NAMES = (

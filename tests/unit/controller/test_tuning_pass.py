@@ -11,8 +11,8 @@ from aerie.controller.work_queue import NamespacedName
 from aerie.engine.metrics.sample import Gauges, Sample
 from aerie.manifests.tuning_config_map import TuningRecord
 from tests.unit.controller.conftest import Run
-from tests.unit.controller.test_reconciler import CHAT, Operator, start_settled_operator
-from tests.unit.controller.test_tuner import BUSY, INTERVAL, ZERO, FakeTuningWorker, VirtualClock
+from tests.unit.controller.operator_harness import CHAT, Operator, start_settled_operator
+from tests.unit.controller.tuner_harness import BUSY, INTERVAL, ZERO, FakeTuningWorker, VirtualClock
 
 TUNING_CONFIG_MAP = ("ConfigMap", "chat-aerie-tuning")
 

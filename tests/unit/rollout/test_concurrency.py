@@ -21,7 +21,7 @@ from aerie.rollout.facts.concurrency import (
     read_slot_claim,
 )
 from tests.golden import Messages
-from tests.unit.rollout.test_effective_setting import MINUTE, recommend, run_until, tuned_world
+from tests.unit.rollout.tuned_world import MINUTE, recommend, run_until, tuned_world
 from tests.unit.rollout.world import World, masked, serving_world, world_in_phase
 
 NOT_PERMITTED = StartPermission(frozenset())

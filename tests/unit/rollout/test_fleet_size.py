@@ -15,7 +15,8 @@ import pytest
 from aerie.manifests import naming
 from aerie.rollout.facts import pod_failures
 from tests.golden import Messages
-from tests.unit.rollout.world import START, World, is_pod_of, masked, monitored_world, serving_world, world_in_phase
+from tests.unit.rollout.cluster_state import is_pod_of
+from tests.unit.rollout.world import START, World, masked, monitored_world, serving_world, world_in_phase
 
 MINUTE = timedelta(minutes=1)
 EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on ephemeral-storage."}

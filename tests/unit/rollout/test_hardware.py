@@ -15,7 +15,7 @@ from aerie.rollout.facts.hardware import MAX_COMPARED_PODS, LabelsByNode, _sampl
 from aerie.rollout.trials.failures import COOLDOWNS_AFTER_ROLLBACK
 from aerie.tuning.decision.policy import backoff_factor
 from tests.golden import Messages
-from tests.unit.rollout.test_effective_setting import K5, MINUTE, recommend, reconcile, speculation, tuned_world
+from tests.unit.rollout.tuned_world import K5, MINUTE, recommend, reconcile, speculation, tuned_world
 from tests.unit.rollout.world import World, monitored_world, serving_world, world_in_phase
 
 A100, H100 = "NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3"

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from aerie.rollout.facts import pod_failures
 from tests.golden import Messages
-from tests.unit.rollout.cluster import Pod, State
+from tests.unit.rollout.pods import Pod, State
 from tests.unit.rollout.world import START
 
 

@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 
 from tests.unit.rollout import invariants
-from tests.unit.rollout.cluster import MINUTE, Cluster, Pod
+from tests.unit.rollout.cluster import MINUTE, Cluster
+from tests.unit.rollout.pods import Pod
 from tests.unit.rollout.walk import EDITS, Walk
 
 SEEDS = (

@@ -1,14 +1,13 @@
-"""A minimal Kubernetes for the operator's decisions: it stores objects, and its pods start, crash and end.
+"""A minimal Kubernetes for the operator's decisions: the user, the operator and its observations, over a cluster's state.
 
-The operator may crash after any part of a plan. Endpoints follow the selector of a Service after `LAG`. `measure` closes blocks
-of an analysis as a scraper would.
+Guarantees: time passes only in a call of a test. The operator may crash after any part of a plan. `measure` closes blocks of an
+analysis as a scraper would.
+Not guaranteed: pods and Jobs that proceed with time. `settle` runs them, and `cluster.py` has controllers in virtual time.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-import pickle
 import random
 import re
 from dataclasses import replace
@@ -20,10 +19,7 @@ from aerie.analysis.equivalence import EquivalenceResult, PromptDifference
 from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
 from aerie.analysis.measurement.counts import EngineCounts
 from aerie.engine.models.drafter_catalog import DrafterCatalog
-from aerie.manifests import naming
 from aerie.manifests.preflight_job import PreflightJobConfig
-from aerie.rollout.capacity.service_handover import ENDPOINT_PROPAGATION_DELAY
-from aerie.rollout.facts import pod_failures
 from aerie.rollout.facts.concurrency import StartPermission
 from aerie.rollout.facts.context_length import ContextLengths
 from aerie.rollout.facts.last_valid_spec import read_resource
@@ -35,22 +31,19 @@ from aerie.rollout.revision.drafter_selection import select_drafter
 from aerie.rollout.trials.effective_setting import resolve_effective_setting
 from aerie.tuning.recommendation import Recommendation
 from tests.snapshots import build_snapshot
+from tests.unit.rollout.cluster_state import ClusterState, copied
 
 IMAGE = PreflightJobConfig("aerie.dev/aerie:test")
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DRAFTERS = ("eagle3", "eagle31", "refused")
-LAG = timedelta(seconds=5)
-"""Delay between a change of a Service and the endpoints of the gateway's proxies."""
 K_OF_SPEC = 3
 """K if the spec does not set it."""
 
 
-class World:
+class World(ClusterState):
     """One resource, its children and pods, and a clock."""
 
     def __init__(self, **spec: Any) -> None:
-        self.now = START
-        self.counter = itertools.count(1)
         full_spec = {
             "replicas": 2,
             "model": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "target"}}},
@@ -58,14 +51,13 @@ class World:
             "drafter": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "eagle3"}}},
             **spec,
         }
-        self.document: dict[str, Any] = {
+        document: dict[str, Any] = {
             "apiVersion": "aerie.dev/v1alpha1",
             "kind": "SpeculativeDeployment",
             "metadata": {"name": "chat", "namespace": "default", "uid": "u1", "generation": 1},
             "spec": full_spec,
         }
-        self.objects: dict[tuple[str, str], dict[str, Any]] = {}
-        self.pods: list[dict[str, Any]] = []
+        super().__init__(document, START)
         self.checks: list[dict[str, Any]] = []
         self.name_conflicts: list[dict[str, Any]] = []
         self.catalog = DrafterCatalog(())
@@ -78,12 +70,6 @@ class World:
         self.start_permission = StartPermission()
         self.nodes: dict[str, dict[str, str]] = {}
         """Labels of the nodes whose hardware the operator has observed."""
-        self.has_change_times = False
-        """Whether Services and the route have the time of their change; else requests follow them immediately."""
-        self.selector_history: dict[str, list[tuple[datetime, dict[str, str]]]] = {}
-        """Selectors of each Service, by its uid, with the time since which the API server has them."""
-        self.routed_services: set[str] = set()
-        """Services that the route named before the last reconcile."""
         self.rng = random.Random(1)  # noqa: S311 - no secrets
 
     # -- the user
@@ -140,137 +126,7 @@ class World:
                 self.document["status"] = item.to_dict()
         return plan
 
-    def apply(self, item: dict[str, Any]) -> None:
-        key = (item["kind"], item["metadata"]["name"])
-        uid = self.objects[key]["metadata"]["uid"] if key in self.objects else f"c{next(self.counter)}"
-        old_item = self.objects.get(key, {})
-        if item["kind"] == "Deployment" and item["spec"]["replicas"] == 0:
-            self._check_no_weight(item)
-        old_status = old_item.get("status")
-        self.objects[key] = copied(item)
-        metadata = self.objects[key]["metadata"]
-        metadata["uid"] = uid
-        if item["kind"] == "Service":
-            history = self.selector_history.setdefault(uid, [])
-            if not history or history[-1][1] != item["spec"]["selector"]:
-                history.append((self.now, copied(item["spec"]["selector"])))
-        if item["kind"] in ("HTTPRoute", "Service") and self.has_change_times:
-            metadata["generation"] = old_item.get("metadata", {}).get("generation", 0) + 1
-            metadata["managedFields"] = [{"manager": naming.FIELD_MANAGER, "time": self.now.isoformat()}]
-        if old_status:
-            self.objects[key]["status"] = old_status
-
-    def _check_no_weight(self, deployment: dict[str, Any]) -> None:
-        """Check that the route has no weight for an arm whose last pods are deleted: a gateway would answer with 503. Without
-        desired pods or a route there is nothing to check."""
-        traffic = self.document["spec"].get("rollout", {}).get("traffic", {})
-        if self.document["spec"]["replicas"] == 0 or traffic.get("mode") != "Gateway":
-            return
-        ready_pods = [pod for pod in self.pods if is_pod_of(pod, deployment) and pod_failures.is_pod_ready(pod)]
-        route = self.objects.get(("HTTPRoute", self.document["metadata"]["name"]))
-        for backend in route["spec"]["rules"][0]["backendRefs"] if route and ready_pods else ():
-            selector = self.objects["Service", backend["name"]]["spec"]["selector"]
-            selects_own = any(selector.items() <= pod["metadata"]["labels"].items() for pod in ready_pods)
-            others_serve = any(
-                selector.items() <= pod["metadata"]["labels"].items()
-                and pod_failures.is_pod_ready(pod)
-                and not is_pod_of(pod, deployment)
-                for pod in self.pods
-            )
-            assert not selects_own or others_serve or backend["weight"] == 0, f"{backend} gets requests, and its last pods go"
-
-    # -- the gateway
-    def route_weights(self) -> dict[str, int]:
-        """Return the route's weight of each Service."""
-        route = self.objects.get(("HTTPRoute", self.document["metadata"]["name"]))
-        backends = route["spec"]["rules"][0]["backendRefs"] if route else ()
-        return {backend["name"]: backend["weight"] for backend in backends}
-
-    def endpoints(self, service: str, at: datetime, age: timedelta = LAG) -> int:
-        """Return the number of serving pods among the proxies' endpoints of the Service at a time, if nothing changes until then;
-        0 for a selector that is younger than `age` by then."""
-        item = self.objects.get(("Service", service))
-        history = [entry for entry in self.selector_history[item["metadata"]["uid"]] if entry[0] + LAG <= at] if item else []
-        if not history or history[-1][0] + age > at:
-            return 0
-        return sum(
-            history[-1][1].items() <= pod["metadata"]["labels"].items() and pod_failures.is_pod_ready(pod) for pod in self.pods
-        )
-
-    def unserved_services(self) -> list[str]:
-        """Return the Services that get requests, now or when endpoints have followed, and have no serving pod then, while another
-        established Service of the route has one."""
-        unserved = []
-        for at, age in ((self.now, ENDPOINT_PROPAGATION_DELAY), (self.now + LAG, ENDPOINT_PROPAGATION_DELAY + LAG)):
-            others = [name for name in self.routed_services if self.endpoints(name, at, age)]
-            unserved += [
-                name for name, weight in self.route_weights().items() if weight and others and not self.endpoints(name, at)
-            ]
-        return unserved
-
-    def max_pod_load(self) -> float:
-        """Return the largest load of a pod, as a multiple of the load of equally loaded serving pods."""
-        weights = self.route_weights()
-        loads = [weight / sum(weights.values()) / max(1, self.endpoints(name, self.now)) for name, weight in weights.items()]
-        return max(loads) * self.serving()
-
-    # -- the cluster
-    def deployments(self, *, control: bool = False) -> dict[str, dict[str, Any]]:
-        """Return the Deployments of stable and canary by revision, or those of control pods."""
-        deployments = [item for (kind, _), item in self.objects.items() if kind == "Deployment"]
-        control_label = "true" if control else "false"
-        labels = [(item["metadata"]["labels"], item) for item in deployments]
-        return {label[naming.REVISION_LABEL]: item for label, item in labels if label[naming.CONTROL_LABEL] == control_label}
-
-    def replicas(self) -> dict[str, int]:
-        """Return each Deployment's replicas, by name."""
-        return {name: item["spec"]["replicas"] for (kind, name), item in self.objects.items() if kind == "Deployment"}
-
-    def schedule(self, places: int = 1000) -> None:
-        """Create the missing pods, as far as there are places, and delete the surplus."""
-        groups = [item for (kind, _), item in self.objects.items() if kind == "Deployment"]
-        scheduled = []
-        for item in groups:
-            own_pods = [pod for pod in self.pods if is_pod_of(pod, item)]
-            scheduled += sorted(own_pods, key=lambda pod: pod["status"].get("phase") != "Running")[: item["spec"]["replicas"]]
-        for item in groups:
-            own_pods = [pod for pod in scheduled if is_pod_of(pod, item)]
-            for _ in range(min(item["spec"]["replicas"] - len(own_pods), places - len(scheduled))):
-                name = f"{item['metadata']['name']}-{next(self.counter)}"
-                labels = item["spec"]["template"]["metadata"]["labels"]
-                metadata = {"name": name, "labels": labels, "creationTimestamp": self.now.isoformat()}
-                scheduled.append({"kind": "Pod", "metadata": metadata, "status": {"phase": "Pending"}})
-        self.pods = scheduled
-
-    def ready(self, revision: str | None = None, value: str = "True") -> None:
-        for pod in self.pods:
-            if revision in (None, pod["metadata"]["labels"][naming.REVISION_LABEL]):
-                condition = {"type": "Ready", "status": value, "lastTransitionTime": self.now.isoformat()}
-                current = (pod["status"].get("conditions") or [{}])[0]
-                if current.get("status") != value:
-                    pod["status"] = {"phase": "Running", "conditions": [condition]}
-
-    def crash(self, revision: str, restarts: int) -> None:
-        for pod in self.pods:
-            if pod["metadata"]["labels"][naming.REVISION_LABEL] == revision:
-                state = {"terminated": {"exitCode": 1, "reason": "Error"}}
-                engine = {"name": "engine", "ready": False, "restartCount": restarts, "lastState": state}
-                pod["status"] = {"phase": "Running", "containerStatuses": [engine]}
-
-    def kill(self, revision: str, restarts: int, *, control: bool = False, most: int = 100) -> None:
-        """End the engines of at most `most` of a revision's pods now, with this restart count; they serve again."""
-        for pod in self.pods:
-            labels = pod["metadata"]["labels"]
-            if most and labels[naming.REVISION_LABEL] == revision and (labels[naming.CONTROL_LABEL] == "true") is control:
-                most -= 1
-                ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": self.now.isoformat()}}
-                engine = {"name": "engine", "ready": True, "restartCount": restarts, "lastState": ended}
-                pod["status"] = {**pod["status"], "containerStatuses": [engine]}
-
-    def serving(self, revision: str | None = None) -> int:
-        pods = [pod for pod in self.pods if revision in (None, pod["metadata"]["labels"][naming.REVISION_LABEL])]
-        return sum(bool(pod_failures.is_pod_ready(pod)) for pod in pods)
-
+    # -- the scraper and preflight
     def measure(self, blocks: int, better: float, *, dispersion: float = 0.01, seconds: float = 120, step: bool = True) -> None:
         """Close blocks in which the canary's acceptance length is the control's times (1 + better), and reconcile each."""
         for _ in range(blocks):
@@ -363,17 +219,6 @@ class World:
         observed = self.observed()
         observed = replace(observed, resource=select_drafter(observed.resource, self.catalog).resource)
         return resolve_desired_revision(observed.resource, setting=resolve_effective_setting(observed, self.now).setting).revision
-
-
-def copied(value: Any) -> Any:
-    """Return a deep copy, in a quarter of the time that copy.deepcopy takes."""
-    return pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))  # noqa: S301 - its own
-
-
-def is_pod_of(pod: dict[str, Any], deployment: dict[str, Any]) -> bool:
-    selector: dict[str, str] = deployment["spec"]["selector"]["matchLabels"]
-    labels: dict[str, str] = pod["metadata"]["labels"]
-    return selector.items() <= labels.items()
 
 
 def side(length: float, drafts: float = 2000, seconds: float = 50) -> ArmCounts:
