@@ -166,7 +166,7 @@ def build_status_setting(setting: SpeculationSetting) -> SettingStatus:
 
 
 def read_status_setting(status_setting: SettingStatus) -> SpeculationSetting:
-    """Return the setting that the status shows. Raises SettingError for an invalid one."""
+    """Return the setting that the status shows. Raises SpeculationSettingError for an invalid setting."""
     match status_setting.mode:
         case "Off":
             return Off()
