@@ -19,7 +19,7 @@ from aerie.analysis.measurement.counts import EngineCounts, SampleProjection
 from aerie.analysis.state import AnalysisState, add_block
 from aerie.analysis.verdict import evaluate_analysis
 from aerie.engine.speculation import SpeculationSetting, max_speculative_tokens
-from aerie.rollout.canary.analysis_run import TRIAL_DEADLINE_FACTOR, build_block_rule
+from aerie.rollout.canary.analysis_run.run import TRIAL_DEADLINE_FACTOR, build_block_rule
 from benchmarks._tuning_fleet_model import Floats, Ints, Rows, disturb, steady
 from benchmarks._tuning_fleet_scenarios import TICK, TICKS, World
 

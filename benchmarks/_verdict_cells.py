@@ -24,7 +24,7 @@ from aerie.analysis.measurement.counts import SampleProjection
 from aerie.analysis.state import AnalysisState
 from aerie.analysis.statistics.calibration import BLOCKS_PER_BATCH
 from aerie.api.status import Arm, SettingStatus
-from aerie.rollout.canary.analysis_run import AnalysisRun, build_block_rule, explain_incomparable_acceptance
+from aerie.rollout.canary.analysis_run.run import AnalysisRun, build_block_rule, explain_incomparable_acceptance
 from aerie.rollout.canary.state_machine import MIN_RETENTION_AFTER_CRASH
 from benchmarks._verdict_model import LOADS, Canary, Floats, Life, Traffic, close, drifts, side, simulate
 

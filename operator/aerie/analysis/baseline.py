@@ -59,7 +59,7 @@ class BaselineCalibration:
     last_block_end_time: float = 0.0
     """Time at which the last of them ended."""
     engine: str = ""
-    """Engine of the blocks: its image, and the version that is saved beside it (`aerie.rollout.canary.calibration_record`)."""
+    """Engine of the blocks: its image, and the version that is saved beside it (canary/analysis_run/calibration_record.py)."""
 
     def add_block(self, block: ClosedBlock, rule: BlockRule) -> BaselineCalibration:
         """Return the calibration with one more block. A block with fewer than two counted pods changes nothing."""

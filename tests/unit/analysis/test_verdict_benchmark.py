@@ -12,7 +12,7 @@ import pytest
 
 from aerie.analysis.criteria.criterion import TIME_PER_OUTPUT_TOKEN, TOKENS_PER_STEP
 from aerie.analysis.criteria.plan import AnalysisPlan
-from aerie.rollout.canary.analysis_run import build_block_rule
+from aerie.rollout.canary.analysis_run.run import build_block_rule
 from benchmarks import _verdict_cells as simulated
 from benchmarks import _verdict_model as model
 from benchmarks import verdict

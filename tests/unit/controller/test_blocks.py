@@ -10,7 +10,7 @@ from aerie.api.status import AnalysisStatus, Arm, CanaryArm, PreviousArm, Settin
 from aerie.controller.collection.blocks import BlockCollector, ComparisonConfig, build_comparison_config
 from aerie.engine.metrics.histogram import Histogram
 from aerie.engine.metrics.sample import Counters, Gauges, Sample, SpeculationCounters
-from aerie.rollout.canary.analysis_run import AnalysisRun, start_analysis
+from aerie.rollout.canary.analysis_run.run import AnalysisRun, start_analysis
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 T0 = NOW.timestamp()

@@ -13,7 +13,7 @@ from aerie.controller.collection.blocks import BlockCollector, ComparisonConfig
 from aerie.controller.collection.calibration import CalibrationCollector
 from aerie.controller.scraping.scraper import Scraper
 from aerie.controller.work_queue import NamespacedName
-from aerie.rollout.canary import calibration_record
+from aerie.rollout.canary.analysis_run import calibration_record
 from tests.snapshots import build_snapshot
 from tests.unit.controller.conftest import Run
 from tests.unit.controller.scraped import deployment, pod

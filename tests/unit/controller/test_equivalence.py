@@ -29,7 +29,7 @@ from aerie.controller.probes.equivalence import (
 from aerie.controller.scraping.http_fetch import create_http_client
 from aerie.controller.work_queue import NamespacedName
 from aerie.engine.completions import PROBE_PROMPTS, build_completion_request
-from aerie.rollout.canary.analysis_run import start_analysis
+from aerie.rollout.canary.analysis_run.run import start_analysis
 from aerie.rollout.facts.snapshot import Snapshot
 from tests.golden import Messages
 from tests.snapshots import build_snapshot

@@ -14,7 +14,7 @@ from aerie.analysis.criteria.table import build_criteria
 from aerie.analysis.measurement.blocks import ClosedBlock
 from aerie.api.rollout import AnalysisSpec
 from aerie.api.status import Arm, SettingStatus
-from aerie.rollout.canary.analysis_run import AnalysisRun, build_block_rule, explain_incomparable_acceptance, start_analysis
+from aerie.rollout.canary.analysis_run.run import AnalysisRun, build_block_rule, explain_incomparable_acceptance, start_analysis
 from tests.golden import Messages
 from tests.unit.rollout.world import side
 

@@ -16,9 +16,9 @@ from aerie.analysis.measurement import codec
 from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
 from aerie.analysis.measurement.counts import EngineCounts
 from aerie.manifests import calibration_config_map as child
-from aerie.rollout.canary import calibration_record
-from aerie.rollout.canary.analysis_run import build_block_rule
-from aerie.rollout.canary.calibration_record import (
+from aerie.rollout.canary.analysis_run import calibration_record
+from aerie.rollout.canary.analysis_run.run import build_block_rule
+from aerie.rollout.canary.analysis_run.calibration_record import (
     CALIBRATION_WRITE_INTERVAL_SECONDS,
     StoredCalibration,
     is_calibration_write_due,

@@ -9,7 +9,7 @@ import pytest
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
 from aerie.engine.speculation import Off, SpeculationSetting, Static
-from aerie.rollout.canary.analysis_run import explain_incomparable_acceptance
+from aerie.rollout.canary.analysis_run.run import explain_incomparable_acceptance
 from aerie.rollout.revision.desired import recommend_draft_sampling, resolve_desired_revision
 from tests.golden import Messages
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aerie.manifests import naming
-from aerie.rollout.canary.analysis_run import AnalysisRun
+from aerie.rollout.canary.analysis_run.run import AnalysisRun
 from aerie.rollout.facts.hardware import MAX_COMPARED_PODS, LabelsByNode, _sample, hardware_difference_message
 from aerie.rollout.trials.failures import COOLDOWNS_AFTER_ROLLBACK
 from aerie.tuning.decision.policy import backoff_factor

@@ -21,7 +21,7 @@ from aerie.analysis.measurement.counts import CounterSnapshot, SampleProjection,
 from aerie.api.status import TRAFFIC_SHIFT_PHASES, Status
 from aerie.engine.metrics.sample import Sample
 from aerie.manifests import naming
-from aerie.rollout.canary.analysis_run import AnalysisRun, build_block_rule
+from aerie.rollout.canary.analysis_run.run import AnalysisRun, build_block_rule
 
 MAX_PENDING_BLOCKS = 16
 """Closed blocks that are kept until a reconcile reads them."""

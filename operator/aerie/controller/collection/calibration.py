@@ -5,7 +5,7 @@
 
 Guarantees: a resource has a calibration only after two of its pods were counted in one block. It continues from the record that
 an earlier operator has written for the same engine. With another engine (image or version) the calibration is discarded. Not
-guaranteed: blocks that were added after that record was written, see aerie.rollout.canary.calibration_record.
+guaranteed: blocks that were added after that record was written, see aerie.rollout.canary.analysis_run.calibration_record.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from aerie.api.status import Status
 from aerie.controller.collection.blocks import ComparisonConfig
 from aerie.controller.work_queue import NamespacedName
 from aerie.manifests import naming
-from aerie.rollout.canary import calibration_record
-from aerie.rollout.canary.analysis_run import build_block_rule
+from aerie.rollout.canary.analysis_run import calibration_record
+from aerie.rollout.canary.analysis_run.run import build_block_rule
 from aerie.rollout.facts.snapshot import Snapshot
 
 

@@ -34,8 +34,8 @@ from aerie.controller.work_queue import NamespacedName, WorkQueue
 from aerie.engine import completions
 from aerie.engine.completions import CompletionError, GreedyCompletion
 from aerie.manifests import naming
-from aerie.rollout.canary.analysis_run import AnalysisRun
-from aerie.rollout.canary.equivalence_probe import find_probe_skip_reason
+from aerie.rollout.canary.analysis_run.equivalence_probe import find_probe_skip_reason
+from aerie.rollout.canary.analysis_run.run import AnalysisRun
 from aerie.rollout.facts import pod_failures
 from aerie.rollout.facts.snapshot import Snapshot
 

@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import AnalysisStatus, Arm, CanaryArm, Status
 from aerie.api.types import duration
-from aerie.rollout.canary.analysis_lifecycle import (
+from aerie.rollout.canary.analysis_run.phases import (
     build_analysis_status,
     close_analysis,
     evaluate_blocks,
@@ -27,7 +27,7 @@ from aerie.rollout.canary.analysis_lifecycle import (
     start_phase_analysis,
     time_until_analysis_limit,
 )
-from aerie.rollout.canary.analysis_run import AnalysisRun
+from aerie.rollout.canary.analysis_run.run import AnalysisRun
 from aerie.rollout.canary.messages import build_progress_message, build_progressing_condition
 from aerie.rollout.canary.observation import (
     build_observation,

@@ -27,8 +27,8 @@ from aerie.analysis.verdict import Verdict
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import AnalysisStatus, Arm, CanaryArm, PreviousArm, Status
 from aerie.rollout.canary.abort_rules import find_abort_reasons
-from aerie.rollout.canary.analysis_lifecycle import close_analysis
-from aerie.rollout.canary.analysis_run import AnalysisRun, status_comparisons
+from aerie.rollout.canary.analysis_run.phases import close_analysis
+from aerie.rollout.canary.analysis_run.run import AnalysisRun, status_comparisons
 from aerie.rollout.canary.messages import build_retention_message
 from aerie.rollout.canary.observation import read_manual_action
 from aerie.rollout.canary.rollback import roll_back_canary

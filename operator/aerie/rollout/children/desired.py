@@ -16,7 +16,7 @@ from aerie.manifests import deployment, naming, network, preflight_job
 from aerie.manifests.apply_diff import APPLIED_DIGEST_ANNOTATION, with_digest
 from aerie.manifests.calibration_config_map import calibration_config_map_name
 from aerie.manifests.tuning_config_map import tuning_config_map_name
-from aerie.rollout.canary import calibration_record
+from aerie.rollout.canary.analysis_run import calibration_record
 from aerie.rollout.capacity.arms import count_missing_ready_pods
 from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from aerie.rollout.children import tuning_record

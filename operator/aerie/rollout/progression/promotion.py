@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 
 from aerie.api.status import Arm, PreviousArm, Status
 from aerie.rollout.canary import post_promotion
-from aerie.rollout.canary.analysis_lifecycle import close_analysis
+from aerie.rollout.canary.analysis_run.phases import close_analysis
 from aerie.rollout.capacity.arms import RolloutPods
 from aerie.rollout.conditions import PROGRESSING, ConditionUpdate
 from aerie.rollout.facts.snapshot import Snapshot

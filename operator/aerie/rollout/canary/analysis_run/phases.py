@@ -15,9 +15,9 @@ from datetime import UTC, datetime, timedelta
 from aerie.analysis.verdict import Verdict
 from aerie.api.rollout import AnalysisSpec
 from aerie.api.status import TRAFFIC_SHIFT_PHASES, AnalysisStatus, Arm, CanaryArm, Status
-from aerie.rollout.canary import calibration_record
-from aerie.rollout.canary.analysis_run import AnalysisRun, start_analysis, status_comparisons
-from aerie.rollout.canary.equivalence_probe import find_probe_skip_reason
+from aerie.rollout.canary.analysis_run import calibration_record
+from aerie.rollout.canary.analysis_run.equivalence_probe import find_probe_skip_reason
+from aerie.rollout.canary.analysis_run.run import AnalysisRun, start_analysis, status_comparisons
 from aerie.rollout.canary.state_machine import CanaryState, StateMachinePhase
 from aerie.rollout.capacity import replica_counts
 from aerie.rollout.capacity.arms import RolloutPods

@@ -28,7 +28,7 @@ from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Arm
 from aerie.manifests import calibration_config_map, naming, preflight_job
-from aerie.rollout.canary.analysis_run import build_analysis_plan
+from aerie.rollout.canary.analysis_run.run import build_analysis_plan
 from aerie.rollout.facts.snapshot import Snapshot, is_owned_by
 
 CALIBRATION_WRITE_INTERVAL_SECONDS = 3600.0
