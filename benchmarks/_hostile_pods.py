@@ -14,8 +14,8 @@ import functools
 import gzip
 from collections.abc import AsyncGenerator, Callable, Mapping
 
-from aerie_lab.engine.counters import Counters
-from aerie_lab.engine.exposition import render_exposition
+from aerie_lab.engine.metrics.counters import Counters
+from aerie_lab.engine.metrics.exposition import render_exposition
 
 Form = Callable[[], AsyncGenerator[bytes, None]]
 SIZE = 1024 * 1024

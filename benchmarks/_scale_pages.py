@@ -20,8 +20,8 @@ from pathlib import Path
 
 from pyroute2 import IPRoute
 
-from aerie_lab.engine.counters import Counters
-from aerie_lab.engine.exposition import render_exposition
+from aerie_lab.engine.metrics.counters import Counters
+from aerie_lab.engine.metrics.exposition import render_exposition
 from aerie_lab.relay import relay_connection
 from benchmarks._hostile_pods import HOSTILE_RESPONSES
 

@@ -18,7 +18,7 @@ WINDOW = 15.0
 
 def main() -> None:
     from aerie.engine.speculation import Static  # what the operator has loaded anyway
-    from aerie_lab.engine.step import load_grid
+    from aerie_lab.engine.performance_model.step import load_grid
 
     table = load_grid("qwen3-32b-gb200-tp2")  # also imports nothing of the tuner
     before = _peak_mib()

@@ -15,11 +15,11 @@ import numpy as np
 
 from aerie.engine.speculation import Schedule, ScheduleTier, SpeculationSetting, Static, max_speculative_tokens
 from aerie.tuning.decision.forecast import draft_tokens_by_batch
-from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE
 from aerie_lab.engine.fleet import SimulatedFleet, SimulatedPod
-from aerie_lab.engine.request import EngineSettings
-from aerie_lab.engine.step import STEP_TIME_FORMULAS
-from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass
+from aerie_lab.engine.load_generation.workload import LengthDistribution, PoissonArrivals, TrafficClass
+from aerie_lab.engine.performance_model.acceptance import CLASS_ACCEPTANCE
+from aerie_lab.engine.performance_model.request import EngineSettings
+from aerie_lab.engine.performance_model.step import STEP_TIME_FORMULAS
 from benchmarks import _tuning_fleet_model as model
 from benchmarks._tuning_fleet_model import Floats
 from benchmarks._tuning_fleet_scenarios import TICK

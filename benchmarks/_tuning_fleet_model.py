@@ -29,8 +29,8 @@ from aerie.engine.metrics.histogram import Histogram
 from aerie.engine.metrics.sample import Counters, SpeculationCounters
 from aerie.engine.speculation import SpeculationSetting, max_speculative_tokens
 from aerie.tuning.decision.forecast import draft_tokens_by_batch
-from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE, Acceptance, expected_survival
-from aerie_lab.engine.step import StepTime
+from aerie_lab.engine.performance_model.acceptance import CLASS_ACCEPTANCE, Acceptance, expected_survival
+from aerie_lab.engine.performance_model.step import StepTime
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.int_]

@@ -2,7 +2,7 @@
 
 Six replicas begin with K = 3 and run for three days. The rate of all requests drifts (standard deviation 25 %, 40 minutes of
 memory), and so does the share of each replica (10 %, 20 minutes). A drafter's acceptance is that of one class of
-`aerie_lab.engine.acceptance`, or a mixture. Levels are drawn by run: the batch, and the speed of the engines.
+`aerie_lab.engine.performance_model.acceptance`, or a mixture. Levels are drawn by run: the batch, and the speed of the engines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aerie.engine.arguments import EngineArguments
 from aerie.engine.releases import Version
 from aerie.engine.speculation import Off, SpeculationSetting, Static
 from aerie.tuning.decision.candidates import EngineConfig
-from aerie_lab.engine import step
+from aerie_lab.engine.performance_model import step
 from benchmarks._tuning_fleet_model import BATCH, MOST, Floats, Target, lengths, mix_classes, steady, survival
 
 TICK = 300.0

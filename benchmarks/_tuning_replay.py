@@ -1,8 +1,8 @@
 """Published grids as engines: simulated telemetry of them, and the regret of a tuner's choice.
 
 A grid is a table of throughputs by batch and K; a step's time is looked up in it, bilinear between its cells
-(`aerie_lab.engine.step.Grid`), so the tuner is not evaluated by its own model. The batches of the windows are spread
-evenly over the octaves of the grid, those of a canary too. Assumptions: 3 % noise a window, prefill of 10 us a token,
+(`aerie_lab.engine.performance_model.step.Grid`), so the tuner is not evaluated by its own model. The batches of the windows are
+spread evenly over the octaves of the grid, those of a canary too. Assumptions: 3 % noise a window, prefill of 10 us a token,
 acceptance lengths as published at every K, with 2 % noise a window, of requests that differ, so that drafts of a larger K
 begin at harder positions; graphs are captured up to 512 tokens, vLLM's default in the releases that the grids were taken with.
 The engine is otherwise vLLM 0.33, so that it supports schedules.
@@ -34,8 +34,8 @@ from aerie.tuning.decision.policy import TuningPolicy
 from aerie.tuning.decision.recommend import decide_setting
 from aerie.tuning.decision.types import TuningAction, TuningContext, TuningDecision
 from aerie.tuning.telemetry import ReplicaWindow, TuningTelemetry
-from aerie_lab.engine import step
-from aerie_lab.engine.acceptance import Acceptance, expected_length, expected_survival
+from aerie_lab.engine.performance_model import step
+from aerie_lab.engine.performance_model.acceptance import Acceptance, expected_length, expected_survival
 
 ENGINE = EngineConfig(Version.parse("0.33.0"), EngineArguments(max_cudagraph_capture_size=512))
 REPLICAS = 4

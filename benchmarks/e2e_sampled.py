@@ -25,8 +25,8 @@ from typing import Any
 import yaml
 
 from aerie_lab.cluster import Lab, LabSettings
-from aerie_lab.engine.background import BackgroundTraffic
-from aerie_lab.engine.traffic import TrafficTarget
+from aerie_lab.engine.load_generation.background import BackgroundTraffic
+from aerie_lab.engine.load_generation.traffic import TrafficTarget
 from benchmarks.e2e_vllm import DECISION, ROOT, SCENARIO, START, RolloutSequence, comparison
 
 GREEDY_DEADLINE, SAMPLED_DEADLINE = "6m", "30m"

@@ -30,8 +30,8 @@ import yaml
 
 from aerie_lab.cli.scenarios import REAL_SCENARIO
 from aerie_lab.cluster import Lab, LabSettings
-from aerie_lab.engine.background import BackgroundTraffic
-from aerie_lab.engine.traffic import RequestOutcome, TrafficTarget
+from aerie_lab.engine.load_generation.background import BackgroundTraffic
+from aerie_lab.engine.load_generation.traffic import RequestOutcome, TrafficTarget
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENARIO = REAL_SCENARIO

@@ -28,12 +28,12 @@ import urllib.request
 from pathlib import Path
 
 from aerie.engine.metrics.exposition import parse_exposition
-from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE
 from aerie_lab.engine.fleet import SimulatedFleet, SimulatedPod
-from aerie_lab.engine.request import EngineSettings
-from aerie_lab.engine.step import STEP_TIME_FORMULAS
-from aerie_lab.engine.traffic import TrafficTarget, run_closed_loop
-from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass, generate_turns
+from aerie_lab.engine.load_generation.traffic import TrafficTarget, run_closed_loop
+from aerie_lab.engine.load_generation.workload import LengthDistribution, PoissonArrivals, TrafficClass, generate_turns
+from aerie_lab.engine.performance_model.acceptance import CLASS_ACCEPTANCE
+from aerie_lab.engine.performance_model.request import EngineSettings
+from aerie_lab.engine.performance_model.step import STEP_TIME_FORMULAS
 from benchmarks._engine_agreement import agreement
 from benchmarks._engine_preflight import preflight
 

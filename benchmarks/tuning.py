@@ -35,7 +35,8 @@
 |                              | that without the tuner would have kept it                                                   |
 | fleet_runs, fleet_window_error_pct | runs of each scenario; largest error of a window's mean against the step-level simulator |
 
-GRIDS=file.json takes another file of the form of lab/aerie_lab/engine/step_time_grids.json, and leaves decision and fleet out.
+GRIDS=file.json takes another file of the form of lab/aerie_lab/engine/performance_model/step_time_grids.json, and leaves
+decision and fleet out.
 RUNS=4 makes the fleet simulation small (0: none). Seeds are fixed. With SAVE=1 the tables in docs/tuning.md are written.
 """
 

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from aerie_lab.engine import arguments
+from aerie_lab.engine.serving import arguments
 
 # The module of the parser differs by release.
 BUILD_PARSER = """

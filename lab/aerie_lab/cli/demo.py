@@ -28,8 +28,8 @@ from aerie_lab.cli.console import err, out, print_progress
 from aerie_lab.cli.scenarios import DEMO_SCENARIOS, DemoScenario
 from aerie_lab.cli.status_table import StatusTable
 from aerie_lab.cluster import Lab, LabSettings
-from aerie_lab.engine.background import BackgroundTraffic
-from aerie_lab.engine.traffic import TrafficTarget
+from aerie_lab.engine.load_generation.background import BackgroundTraffic
+from aerie_lab.engine.load_generation.traffic import TrafficTarget
 from aerie_lab.errors import LabError, StartError, StateError
 
 Json = dict[str, Any]

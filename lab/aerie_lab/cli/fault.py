@@ -11,7 +11,7 @@ from rich.table import Table
 from aerie.terminal import sanitize_text
 from aerie_lab.cli.console import err, out
 from aerie_lab.cluster import Lab
-from aerie_lab.engine.metrics_corruption import MetricsCorruption, parse_corruption
+from aerie_lab.engine.metrics.metrics_corruption import MetricsCorruption, parse_corruption
 from aerie_lab.errors import StateError
 from aerie_lab.faults import Fault, FaultInjector
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE
-from aerie_lab.engine.background import SHORT_TRAFFIC_CLASSES
-from aerie_lab.engine.workload import LengthDistribution, TrafficClass
+from aerie_lab.engine.load_generation.background import SHORT_TRAFFIC_CLASSES
+from aerie_lab.engine.load_generation.workload import LengthDistribution, TrafficClass
+from aerie_lab.engine.performance_model.acceptance import CLASS_ACCEPTANCE
 from aerie_lab.images.table import SIMULATED_IMAGE_TABLE
 
 ChatList = list[list[dict[str, str]]]

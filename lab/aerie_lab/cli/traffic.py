@@ -15,8 +15,8 @@ from rich.table import Table
 from aerie.boundary import EXIT_REJECTED
 from aerie.terminal import sanitize_text
 from aerie_lab.cli.console import err, out
-from aerie_lab.engine.traffic import TrafficReport, TrafficTarget, run_closed_loop, run_open_loop
-from aerie_lab.engine.workload import (
+from aerie_lab.engine.load_generation.traffic import TrafficReport, TrafficTarget, run_closed_loop, run_open_loop
+from aerie_lab.engine.load_generation.workload import (
     DEFAULT_TRAFFIC_CLASSES,
     ArrivalProcess,
     BurstArrivals,

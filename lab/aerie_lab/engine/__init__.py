@@ -3,9 +3,10 @@
 It is for demos, scale and statistics. It proves nothing about vLLM: tests compare it with real vLLM
 (tests/vllm/test_simulator_agreement.py), and docs/simulator.md has the agreement.
 
-    step        duration of an engine step                       acceptance   number of accepted draft tokens
-    replica     one engine: its steps, one after the other       counters     what vLLM counts, and when
-    scheduling  who is in a step, and the KV cache
-    workload    requests: classes, lengths, arrivals             exposition   the counters as /metrics
-    fleet       many replicas in virtual time                    server       one replica behind HTTP, in real time
+    performance_model  duration of an engine step, and number of accepted draft tokens
+    core               one engine: its steps, one after the other, their scheduling, and the KV cache
+    metrics            what vLLM counts, and the counters as /metrics
+    load_generation    requests: classes, lengths, arrivals, and their sending over HTTP
+    serving            one replica behind vLLM's command line and HTTP interface, in real time
+    fleet              many replicas in virtual time
 """

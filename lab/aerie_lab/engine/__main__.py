@@ -6,7 +6,7 @@ import sys
 # One thread: the process has a core at most, and each thread of a numerical library costs memory.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from aerie_lab.engine.server import main
+from aerie_lab.engine.serving.server import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -14,12 +14,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from aerie_lab.engine.acceptance import NO_DRIFT, Acceptance, Drift
-from aerie_lab.engine.counters import Counters
-from aerie_lab.engine.replica import Replica
-from aerie_lab.engine.request import EngineSettings, Request
-from aerie_lab.engine.step import ScaledStepTime, StepTime
-from aerie_lab.engine.workload import ArrivalProcess, TrafficClass, Turn, generate_turns
+from aerie_lab.engine.core.replica import Replica
+from aerie_lab.engine.load_generation.workload import ArrivalProcess, TrafficClass, Turn, generate_turns
+from aerie_lab.engine.metrics.counters import Counters
+from aerie_lab.engine.performance_model.acceptance import NO_DRIFT, Acceptance, Drift
+from aerie_lab.engine.performance_model.request import EngineSettings, Request
+from aerie_lab.engine.performance_model.step import ScaledStepTime, StepTime
 
 Routing = Literal["random", "session", "least"]
 

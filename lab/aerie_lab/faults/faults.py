@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from aerie_lab.cluster import Lab
-from aerie_lab.engine.metrics_corruption import MetricsCorruption
+from aerie_lab.engine.metrics.metrics_corruption import MetricsCorruption
 from aerie_lab.errors import KubeError, LabError, StateError
 from aerie_lab.kube.client import KubeClient, KubeObject, core_path
 from aerie_lab.node.environment import parse_quantity
@@ -115,7 +115,7 @@ class FaultInjector:
         return self._inject("silence-node", {"node": node})
 
     def corrupt_metrics(self, pod: str, corruption: MetricsCorruption, *, namespace: str = "default") -> Fault:
-        """Let a simulated engine expose false metrics: aerie_lab.engine.metrics_corruption."""
+        """Let a simulated engine expose false metrics: aerie_lab.engine.metrics.metrics_corruption."""
         return self._inject("corrupt-metrics", {"namespace": namespace, "pod": pod, "corruption": corruption})
 
     def stop_component(self, component: str) -> Fault:

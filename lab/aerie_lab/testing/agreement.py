@@ -29,9 +29,9 @@ from typing import Any, Literal
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE
-from aerie_lab.engine.traffic import TrafficReport, TrafficTarget, run_closed_loop
-from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass, generate_turns
+from aerie_lab.engine.load_generation.traffic import TrafficReport, TrafficTarget, run_closed_loop
+from aerie_lab.engine.load_generation.workload import LengthDistribution, PoissonArrivals, TrafficClass, generate_turns
+from aerie_lab.engine.performance_model.acceptance import CLASS_ACCEPTANCE
 
 BUNDLE_FOLDER = Path(os.environ.get("AERIE_BUNDLE", Path(__file__).resolve().parents[3] / "drafter" / "bundle"))
 """The shipped target and drafters."""

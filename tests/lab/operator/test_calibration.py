@@ -14,8 +14,8 @@ from aerie.analysis.measurement.blocks import ArmCounts, BlockRule, ClosedBlock
 from aerie.analysis.measurement.counts import EngineCounts
 from aerie.analysis.statistics.calibration import BLOCKS_PER_BATCH, FULL_TRUST_BATCHES
 from aerie.manifests import calibration_config_map
-from aerie_lab.engine.background import BackgroundTraffic
-from aerie_lab.engine.traffic import TrafficTarget
+from aerie_lab.engine.load_generation.background import BackgroundTraffic
+from aerie_lab.engine.load_generation.traffic import TrafficTarget
 from aerie_lab.testing import Namespace, wait_until
 from tests.lab.operator.test_canary import RATE, TIMEOUT_SECONDS, gateway_answers, resource
 

@@ -11,8 +11,8 @@ import httpx
 
 from aerie.rollout.canary.messages import ROLLBACK_ANNOTATION
 from aerie.rollout.canary.state_machine import MANUAL_ROLLBACK_MESSAGE
-from aerie_lab.engine.background import BackgroundTraffic
-from aerie_lab.engine.traffic import TrafficTarget
+from aerie_lab.engine.load_generation.background import BackgroundTraffic
+from aerie_lab.engine.load_generation.traffic import TrafficTarget
 from aerie_lab.testing import Namespace, wait_until
 from aerie_lab.testing.prometheus import PROMETHEUS_MANIFESTS
 

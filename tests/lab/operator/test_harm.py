@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE
-from aerie_lab.engine.background import BackgroundTraffic
-from aerie_lab.engine.traffic import TrafficTarget
-from aerie_lab.engine.workload import LengthDistribution, TrafficClass
+from aerie_lab.engine.load_generation.background import BackgroundTraffic
+from aerie_lab.engine.load_generation.traffic import TrafficTarget
+from aerie_lab.engine.load_generation.workload import LengthDistribution, TrafficClass
+from aerie_lab.engine.performance_model.acceptance import CLASS_ACCEPTANCE
 from aerie_lab.testing import Namespace, wait_until
 from tests.lab.operator.resources import resource
 from tests.lab.operator.test_canary import gateway_answers

@@ -15,11 +15,11 @@ from aerie.analysis.measurement.counts import CounterSnapshot, EngineCounts
 from aerie.analysis.state import AnalysisState, add_block
 from aerie.analysis.statistics.calibration import Dispersion
 from aerie.analysis.verdict import is_mean_test_met
-from aerie_lab.engine.acceptance import Acceptance
 from aerie_lab.engine.fleet import SimulatedFleet, SimulatedPod
-from aerie_lab.engine.request import EngineSettings
-from aerie_lab.engine.step import StepTimeFormula
-from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass
+from aerie_lab.engine.load_generation.workload import LengthDistribution, PoissonArrivals, TrafficClass
+from aerie_lab.engine.performance_model.acceptance import Acceptance
+from aerie_lab.engine.performance_model.request import EngineSettings
+from aerie_lab.engine.performance_model.step import StepTimeFormula
 from benchmarks import _canary_model as model
 from benchmarks import _canary_rules as rules
 from benchmarks import canary

@@ -12,11 +12,11 @@ from aerie.analysis.measurement.counts import CounterSnapshot, EngineCounts
 from aerie.analysis.measurement.load_match import MIN_REQUEST_COUNT_VARIANCE, LoadMatch
 from aerie.analysis.messages import load_mismatch_message
 from aerie.analysis.state import AnalysisState, add_block
-from aerie_lab.engine.acceptance import Acceptance
 from aerie_lab.engine.fleet import Routing, SimulatedFleet, SimulatedPod
-from aerie_lab.engine.request import EngineSettings
-from aerie_lab.engine.step import StepTimeFormula
-from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass
+from aerie_lab.engine.load_generation.workload import LengthDistribution, PoissonArrivals, TrafficClass
+from aerie_lab.engine.performance_model.acceptance import Acceptance
+from aerie_lab.engine.performance_model.request import EngineSettings
+from aerie_lab.engine.performance_model.step import StepTimeFormula
 
 
 def make_arm(begun: float, pods: int = 1, load: float | None = 4.0) -> ArmCounts:

@@ -16,7 +16,7 @@ from aerie.engine.releases import NEWEST_VERIFIED_VERSION, Version
 from aerie_lab import binaries
 from aerie_lab.binaries import environment, lookup, pip, store
 from aerie_lab.binaries.families import ENVIRONMENTS, Addon, Binary, EnvironmentOverlay, PythonEnvironment
-from aerie_lab.engine.arguments import NEWEST_VLLM_VERSION
+from aerie_lab.engine.serving.arguments import NEWEST_VLLM_VERSION
 from aerie_lab.errors import BuildError
 from tests.unit.binaries.wheels import Wheels
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aerie.engine.context_length import read_max_model_len
-from aerie_lab.engine.api import build_models_response
+from aerie_lab.engine.serving.api import build_models_response
 
 ADAPTER = {"id": "chat", "object": "model", "root": "/adapter", "parent": "base"}
 

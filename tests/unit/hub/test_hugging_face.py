@@ -24,10 +24,10 @@ from aerie.api.source import HuggingFaceSource
 from aerie.checkpoints import HubClient
 from aerie.engine.models.checkpoint import Checkpoint
 from aerie_lab.cli.scenarios import DEMO_SCENARIOS, DemoScenario
-from aerie_lab.engine.arguments import parse_simulator_arguments
-from aerie_lab.engine.files import EngineError
-from aerie_lab.engine.options import SimulatorOptions
-from aerie_lab.engine.setup import prepare_engine
+from aerie_lab.engine.serving.arguments import parse_simulator_arguments
+from aerie_lab.engine.serving.files import EngineError
+from aerie_lab.engine.serving.options import SimulatorOptions
+from aerie_lab.engine.serving.setup import prepare_engine
 from aerie_lab.errors import StateError
 from aerie_lab.hub.checkpoints import Repository, load_repositories
 from aerie_lab.hub.server import create_hub_server

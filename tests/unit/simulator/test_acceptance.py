@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerie_lab.engine.acceptance import (
+from aerie_lab.engine.performance_model.acceptance import (
     CLASS_ACCEPTANCE,
     Acceptance,
     Drift,

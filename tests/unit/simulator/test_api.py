@@ -7,8 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerie_lab.engine import api
-from aerie_lab.engine.api import GenerationRequest, RequestKind
+from aerie_lab.engine.serving import api
+from aerie_lab.engine.serving.api import GenerationRequest, RequestKind
 
 _WORDS = [
     "the",

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client import Histogram as LibraryHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from aerie_lab.engine.counters import ITL_BUCKETS, Counters, Histogram
-from aerie_lab.engine.exposition import render_exposition, render_histogram
+from aerie_lab.engine.metrics.counters import ITL_BUCKETS, Counters, Histogram
+from aerie_lab.engine.metrics.exposition import render_exposition, render_histogram
 
 FRESH = Path(__file__).with_name("vllm-0.32.0-fresh.prom")
 """Metrics response of vLLM 0.32.0 on CPU just after its start, K = 3, --max-model-len 1024: the lines that name vLLM."""

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE, expected_length
-from aerie_lab.engine.counters import Counters
 from aerie_lab.engine.fleet import PodRestart, Routing, Scrape, ScrapeSettings, SimulatedFleet, SimulatedPod
-from aerie_lab.engine.request import EngineSettings
-from aerie_lab.engine.step import STEP_TIME_FORMULAS
-from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass
+from aerie_lab.engine.load_generation.workload import LengthDistribution, PoissonArrivals, TrafficClass
+from aerie_lab.engine.metrics.counters import Counters
+from aerie_lab.engine.performance_model.acceptance import CLASS_ACCEPTANCE, expected_length
+from aerie_lab.engine.performance_model.request import EngineSettings
+from aerie_lab.engine.performance_model.step import STEP_TIME_FORMULAS
 
 KIND = TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(200, 0.5), LengthDistribution(100, 0.5), mean_turns=3)
 

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from aerie.engine.metrics.exposition import ExpositionError, parse_exposition
-from aerie_lab.engine.metrics_corruption import MetricsCorruptor
-from aerie_lab.engine.options import parse_options
+from aerie_lab.engine.metrics.metrics_corruption import MetricsCorruptor
+from aerie_lab.engine.serving.options import parse_options
 from aerie_lab.errors import StateError
 
 from .conftest import Start

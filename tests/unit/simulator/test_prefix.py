@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aerie_lab.engine.prefix import PrefixCache
+from aerie_lab.engine.performance_model.prefix import PrefixCache
 
 
 def test_a_chain_counts_up_to_its_first_difference_in_whole_blocks() -> None:

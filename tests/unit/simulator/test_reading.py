@@ -11,13 +11,13 @@ from aerie.engine.metrics import rates
 from aerie.engine.metrics.exposition import parse_exposition
 from aerie.engine.metrics.sample import CounterReset, Counters, Sample, diff_samples
 from aerie.engine.speculation import Schedule, ScheduleTier, Static
-from aerie_lab.engine.acceptance import Acceptance, expected_length, expected_survival
-from aerie_lab.engine.exposition import render_exposition
+from aerie_lab.engine.core.replica import Replica
 from aerie_lab.engine.fleet import PodRestart, ScrapeSettings, SimulatedFleet, SimulatedPod
-from aerie_lab.engine.replica import Replica
-from aerie_lab.engine.request import EngineSettings, Request
-from aerie_lab.engine.step import STEP_TIME_FORMULAS
-from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass
+from aerie_lab.engine.load_generation.workload import LengthDistribution, PoissonArrivals, TrafficClass
+from aerie_lab.engine.metrics.exposition import render_exposition
+from aerie_lab.engine.performance_model.acceptance import Acceptance, expected_length, expected_survival
+from aerie_lab.engine.performance_model.request import EngineSettings, Request
+from aerie_lab.engine.performance_model.step import STEP_TIME_FORMULAS
 
 ACCEPTANCE = Acceptance((0.75, 0.7, 0.6))
 KIND = TrafficClass("chat", ACCEPTANCE, LengthDistribution(300, 0.5), LengthDistribution(200, 0.3))

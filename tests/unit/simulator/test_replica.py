@@ -12,11 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aerie_lab.engine.acceptance import NO_DRIFT, Acceptance, Drift, expected_length, expected_survival
-from aerie_lab.engine.counters import Counters
-from aerie_lab.engine.replica import Replica
-from aerie_lab.engine.request import EngineSettings, Request
-from aerie_lab.engine.step import StepTimeFormula
+from aerie_lab.engine.core.replica import Replica
+from aerie_lab.engine.metrics.counters import Counters
+from aerie_lab.engine.performance_model.acceptance import NO_DRIFT, Acceptance, Drift, expected_length, expected_survival
+from aerie_lab.engine.performance_model.request import EngineSettings, Request
+from aerie_lab.engine.performance_model.step import StepTimeFormula
 
 TIME = StepTimeFormula(
     base_seconds=5e-3,

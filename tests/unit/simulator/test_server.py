@@ -18,9 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aerie.analysis import equivalence
 from aerie.engine import completions as greedy
-from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE
-from aerie_lab.engine.traffic import TrafficTarget, run_closed_loop
-from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass, generate_turns
+from aerie_lab.engine.load_generation.traffic import TrafficTarget, run_closed_loop
+from aerie_lab.engine.load_generation.workload import LengthDistribution, PoissonArrivals, TrafficClass, generate_turns
+from aerie_lab.engine.performance_model.acceptance import CLASS_ACCEPTANCE
 
 from .conftest import Running, Start, write_drafter
 

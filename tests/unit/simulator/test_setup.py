@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE, expected_length
-from aerie_lab.engine.arguments import parse_simulator_arguments
-from aerie_lab.engine.drafter import EngineError, inspect_drafter
-from aerie_lab.engine.options import SimulatorOptions, parse_options, read_options
-from aerie_lab.engine.setup import EngineSetup, prepare_engine
-from aerie_lab.engine.step import ScaledStepTime, StepTimeFormula, StepTimeGrid
+from aerie_lab.engine.performance_model.acceptance import CLASS_ACCEPTANCE, expected_length
+from aerie_lab.engine.performance_model.step import ScaledStepTime, StepTimeFormula, StepTimeGrid
+from aerie_lab.engine.serving.arguments import parse_simulator_arguments
+from aerie_lab.engine.serving.drafter import EngineError, inspect_drafter
+from aerie_lab.engine.serving.options import SimulatorOptions, parse_options, read_options
+from aerie_lab.engine.serving.setup import EngineSetup, prepare_engine
 from aerie_lab.errors import StateError
 
 
@@ -199,9 +199,9 @@ def test_measured_acceptance_is_not_shifted(drafters: dict[str, Path]) -> None:
 
 
 def test_mismatched_drafter_files_have_the_measured_effect() -> None:
-    """The shifts reproduce the rates that they were computed from (module docstring of aerie_lab.engine.drafter)."""
-    from aerie_lab.engine.acceptance import Acceptance, conditionals_from_rates
-    from aerie_lab.engine.drafter import _NO_NORM_OUTPUT_SHIFTS, _PLAIN_AS_31_SHIFTS
+    """The shifts reproduce the rates that they were computed from (module docstring of aerie_lab.engine.serving.drafter)."""
+    from aerie_lab.engine.performance_model.acceptance import Acceptance, conditionals_from_rates
+    from aerie_lab.engine.serving.drafter import _NO_NORM_OUTPUT_SHIFTS, _PLAIN_AS_31_SHIFTS
 
     right = Acceptance(conditionals_from_rates((0.683, 0.487, 0.341)))
     assert right.shift_logits(*_NO_NORM_OUTPUT_SHIFTS).survival(3).tolist() == pytest.approx([0.669, 0.314, 0.097], abs=0.002)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerie_lab.engine.step import STEP_TIME_FORMULAS, StepTimeFormula, list_grid_names, load_grid
+from aerie_lab.engine.performance_model.step import STEP_TIME_FORMULAS, StepTimeFormula, list_grid_names, load_grid
 from aerie_lab.errors import StateError
 
-GRIDS = json.loads(resources.files("aerie_lab.engine").joinpath("step_time_grids.json").read_text())["grids"]
+GRIDS = json.loads(resources.files("aerie_lab.engine.performance_model").joinpath("step_time_grids.json").read_text())["grids"]
 
 
 @pytest.mark.parametrize("published", GRIDS, ids=[g["name"] for g in GRIDS])

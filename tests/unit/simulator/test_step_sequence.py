@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerie_lab.engine.acceptance import Acceptance
-from aerie_lab.engine.step_sequence import draw_step_sequence
+from aerie_lab.engine.performance_model.acceptance import Acceptance
+from aerie_lab.engine.performance_model.step_sequence import draw_step_sequence
 
 
 @given(

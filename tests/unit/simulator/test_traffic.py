@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE
-from aerie_lab.engine.traffic import (
+from aerie_lab.engine.load_generation.traffic import (
     RequestOutcome,
     TrafficReport,
     TrafficTarget,
@@ -16,7 +15,8 @@ from aerie_lab.engine.traffic import (
     nearest_rank_percentile,
     run_open_loop,
 )
-from aerie_lab.engine.workload import LengthDistribution, TrafficClass, Turn
+from aerie_lab.engine.load_generation.workload import LengthDistribution, TrafficClass, Turn
+from aerie_lab.engine.performance_model.acceptance import CLASS_ACCEPTANCE
 
 from .conftest import Start
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE
-from aerie_lab.engine.workload import (
+from aerie_lab.engine.load_generation.workload import (
     DEFAULT_TRAFFIC_CLASSES,
     BurstArrivals,
     DiurnalArrivals,
@@ -15,6 +14,7 @@ from aerie_lab.engine.workload import (
     TrafficClass,
     generate_turns,
 )
+from aerie_lab.engine.performance_model.acceptance import CLASS_ACCEPTANCE
 
 
 def test_poisson_has_its_rate_and_variance() -> None:

@@ -14,8 +14,8 @@ from aerie.engine.metrics.sample import Counters
 from aerie.engine.speculation import Adaptive, Schedule, ScheduleTier, SpeculationSetting, Static
 from aerie.tuning.models.acceptance import AcceptanceModel, fit_acceptance
 from aerie.tuning.telemetry import TelemetryBlock
-from aerie_lab.engine import acceptance as truth
-from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE
+from aerie_lab.engine.performance_model import acceptance as truth
+from aerie_lab.engine.performance_model.acceptance import CLASS_ACCEPTANCE
 from tests.unit.tuning.windows import K3, window
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aerie.engine.speculation import Off, Schedule, ScheduleTier, Static
-from aerie_lab.engine.step import STEP_TIME_FORMULAS
+from aerie_lab.engine.performance_model.step import STEP_TIME_FORMULAS
 from benchmarks import _tuning_fleet as fleets
 from benchmarks import _tuning_fleet_figures as fleet_figures
 from benchmarks import _tuning_fleet_model as model

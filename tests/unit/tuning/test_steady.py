@@ -19,7 +19,7 @@ from aerie.tuning.decision.policy import TrialHistory, TuningPolicy
 from aerie.tuning.decision.recommend import decide_setting
 from aerie.tuning.decision.types import TuningAction, TuningContext, TuningDecision
 from aerie.tuning.telemetry import HOUR, ReplicaWindow, TuningTelemetry
-from aerie_lab.engine.acceptance import Acceptance, expected_survival
+from aerie_lab.engine.performance_model.acceptance import Acceptance, expected_survival
 from tests.unit.tuning.windows import K3, StepSeconds, window
 
 ENGINE = EngineConfig(Version.parse("0.33.0"), EngineArguments(data_parallel=2, api_server_count=1), is_moe=False)

@@ -13,12 +13,12 @@ from aerie.engine.metrics.sample import Counters, Sample, diff_samples
 from aerie.engine.speculation import Off, Static
 from aerie.tuning.models.step_time import StepTimeModel, fit_step_time
 from aerie.tuning.telemetry import ReplicaWindow, TuningTelemetry
-from aerie_lab.engine.acceptance import Acceptance
-from aerie_lab.engine.exposition import render_exposition
 from aerie_lab.engine.fleet import SimulatedFleet, SimulatedPod
-from aerie_lab.engine.request import EngineSettings
-from aerie_lab.engine.step import STEP_TIME_FORMULAS, StepTimeFormula
-from aerie_lab.engine.workload import DiurnalArrivals, LengthDistribution, TrafficClass
+from aerie_lab.engine.load_generation.workload import DiurnalArrivals, LengthDistribution, TrafficClass
+from aerie_lab.engine.metrics.exposition import render_exposition
+from aerie_lab.engine.performance_model.acceptance import Acceptance
+from aerie_lab.engine.performance_model.request import EngineSettings
+from aerie_lab.engine.performance_model.step import STEP_TIME_FORMULAS, StepTimeFormula
 from tests.unit.tuning.windows import K3, spread, telemetry
 
 DENSE = STEP_TIME_FORMULAS["dense-32b"]

@@ -14,12 +14,12 @@ import pytest
 from aerie.cli.app import run_command_line
 from aerie.cli.console import CommandError
 from aerie.cli.inputs.recorded import read_recording
-from aerie_lab.engine.acceptance import Acceptance
-from aerie_lab.engine.exposition import render_exposition
 from aerie_lab.engine.fleet import SimulatedFleet, SimulatedPod
-from aerie_lab.engine.request import EngineSettings
-from aerie_lab.engine.step import StepTimeFormula
-from aerie_lab.engine.workload import DiurnalArrivals, LengthDistribution, TrafficClass
+from aerie_lab.engine.load_generation.workload import DiurnalArrivals, LengthDistribution, TrafficClass
+from aerie_lab.engine.metrics.exposition import render_exposition
+from aerie_lab.engine.performance_model.acceptance import Acceptance
+from aerie_lab.engine.performance_model.request import EngineSettings
+from aerie_lab.engine.performance_model.step import StepTimeFormula
 from tests.golden import Messages
 
 

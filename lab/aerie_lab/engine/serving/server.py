@@ -21,19 +21,19 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
-from aerie_lab.engine import api
-from aerie_lab.engine.api import ApiError
-from aerie_lab.engine.arguments import SimulatorArguments, parse_simulator_arguments
-from aerie_lab.engine.drafter import EngineError
-from aerie_lab.engine.driver import EngineStoppedError, ReplicaDriver, RequestHandle
-from aerie_lab.engine.exposition import render_exposition
-from aerie_lab.engine.http_exposition import HttpCounters, render_process_metrics
-from aerie_lab.engine.metrics_corruption import MetricsCorruptor, parse_corruption
-from aerie_lab.engine.options import SimulatorOptions, read_options
-from aerie_lab.engine.replica import Replica
-from aerie_lab.engine.request import Request
-from aerie_lab.engine.setup import EngineSetup, prepare_engine
-from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass, generate_turns
+from aerie_lab.engine.core.replica import Replica
+from aerie_lab.engine.load_generation.workload import LengthDistribution, PoissonArrivals, TrafficClass, generate_turns
+from aerie_lab.engine.metrics.exposition import render_exposition
+from aerie_lab.engine.metrics.http_exposition import HttpCounters, render_process_metrics
+from aerie_lab.engine.metrics.metrics_corruption import MetricsCorruptor, parse_corruption
+from aerie_lab.engine.performance_model.request import Request
+from aerie_lab.engine.serving import api
+from aerie_lab.engine.serving.api import ApiError
+from aerie_lab.engine.serving.arguments import SimulatorArguments, parse_simulator_arguments
+from aerie_lab.engine.serving.drafter import EngineError
+from aerie_lab.engine.serving.driver import EngineStoppedError, ReplicaDriver, RequestHandle
+from aerie_lab.engine.serving.options import SimulatorOptions, read_options
+from aerie_lab.engine.serving.setup import EngineSetup, prepare_engine
 from aerie_lab.errors import StateError
 
 _UNCOUNTED_PATHS = ("/metrics", "/health", "/load", "/ping", "/version", "/server_info", "/simulator/metrics-corruption")

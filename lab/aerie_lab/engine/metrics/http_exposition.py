@@ -11,8 +11,8 @@ import platform
 import resource
 from pathlib import Path
 
-from aerie_lab.engine.counters import Histogram
-from aerie_lab.engine.exposition import family_header, format_number, render_histogram
+from aerie_lab.engine.metrics.counters import Histogram
+from aerie_lab.engine.metrics.exposition import family_header, format_number, render_histogram
 
 _HIGH_RESOLUTION_BUCKETS = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5),

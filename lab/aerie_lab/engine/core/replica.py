@@ -4,7 +4,7 @@
                                           ^            |
                                           +-- preempt -+   when the KV cache is full
 
-The scheduling is vLLM 0.32.0's (`aerie_lab.engine.scheduling`). `advance(until)` ends every step that ends by then; requests may
+The scheduling is vLLM 0.32.0's (`aerie_lab.engine.core`). `advance(until)` ends every step that ends by then; requests may
 be submitted before that, in order. The same object runs in virtual time (fleet) and, driven by the clock, behind HTTP (server).
 
 Steps in which all running requests decode make up nearly all of a day, so they are computed many at a time; the tests hold
@@ -23,13 +23,13 @@ from functools import cache, reduce
 
 import numpy as np
 
-from aerie_lab.engine.acceptance import NO_DRIFT, Drift, FloatArray
-from aerie_lab.engine.counters import Counters
-from aerie_lab.engine.request import EngineSettings, Request
-from aerie_lab.engine.scheduling.scheduler import ScheduledStep, Scheduler
-from aerie_lab.engine.step import StepTime
-from aerie_lab.engine.step_noise import StepTimeNoise
-from aerie_lab.engine.step_sequence import StepSequence, draw_step_sequence
+from aerie_lab.engine.core.scheduler import ScheduledStep, Scheduler
+from aerie_lab.engine.metrics.counters import Counters
+from aerie_lab.engine.performance_model.acceptance import NO_DRIFT, Drift, FloatArray
+from aerie_lab.engine.performance_model.request import EngineSettings, Request
+from aerie_lab.engine.performance_model.step import StepTime
+from aerie_lab.engine.performance_model.step_noise import StepTimeNoise
+from aerie_lab.engine.performance_model.step_sequence import StepSequence, draw_step_sequence
 
 _STEPS_PER_DRAW = 256  # steps of a request that are drawn together
 _STEPS_PER_DRAW_WITH_DRIFT = 64  # the same where acceptance drifts: the drift is held fixed for as long

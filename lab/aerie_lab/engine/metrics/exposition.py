@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from aerie_lab.engine.counters import Counters, Histogram
+from aerie_lab.engine.metrics.counters import Counters, Histogram
 
 FamilySamples = dict[str, float]
 """Values by what the family adds to its labels, written as `name="value"`; "" when it adds nothing."""

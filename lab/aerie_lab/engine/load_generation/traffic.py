@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from aerie_lab.engine.workload import Turn
+from aerie_lab.engine.load_generation.workload import Turn
 
 LATENCY_PERCENTILES = (50, 90, 95, 99)
 

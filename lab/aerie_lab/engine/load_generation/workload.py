@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE, Acceptance
-from aerie_lab.engine.prefix import PromptSegments
+from aerie_lab.engine.performance_model.acceptance import CLASS_ACCEPTANCE, Acceptance
+from aerie_lab.engine.performance_model.prefix import PromptSegments
 
 TimeArray = npt.NDArray[np.floating[Any]]
 _ARRIVAL_WINDOW_SECONDS = 3600.0  # arrivals of so many seconds are drawn together

@@ -120,7 +120,7 @@ def parse_simulator_arguments(argv: Sequence[str], version: str = NEWEST_VLLM_VE
 
 def load_known_flags(version: str) -> tuple[list[dict[str, Any]], bool]:
     """Return the rows of the flags of this version of vLLM, and whether its switches have inverses."""
-    document = json.loads(resources.files("aerie_lab.engine").joinpath("vllm_flags.json").read_text())
+    document = json.loads(resources.files("aerie_lab.engine.serving").joinpath("vllm_flags.json").read_text())
     requested_release = _parse_release(version)
     rows = [
         row

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aerie_lab.engine.files import EngineError, read_drafter_files, read_hub_files
+from aerie_lab.engine.serving.files import EngineError, read_drafter_files, read_hub_files
 
 __all__ = ["DrafterProfile", "EngineError", "inspect_drafter"]
 

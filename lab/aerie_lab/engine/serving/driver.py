@@ -10,8 +10,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
-from aerie_lab.engine.replica import Replica
-from aerie_lab.engine.request import Request
+from aerie_lab.engine.core.replica import Replica
+from aerie_lab.engine.performance_model.request import Request
 
 
 class EngineStoppedError(Exception):

@@ -1,13 +1,13 @@
 """KV cache of one engine: the blocks of each request, and the prefixes that finished and preempted requests leave.
 
 Guaranteed: the blocks of all requests never exceed those of the engine. Not modelled: blocks that requests share
-(`aerie_lab.engine.prefix`).
+(`aerie_lab.engine.performance_model.prefix`).
 """
 
 from __future__ import annotations
 
-from aerie_lab.engine.prefix import PrefixCache
-from aerie_lab.engine.request import EngineSettings, Request
+from aerie_lab.engine.performance_model.prefix import PrefixCache
+from aerie_lab.engine.performance_model.request import EngineSettings, Request
 
 
 class KvCache:

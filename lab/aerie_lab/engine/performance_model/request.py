@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from aerie_lab.engine.acceptance import Acceptance, FloatArray
-from aerie_lab.engine.prefix import PromptSegments
-from aerie_lab.engine.step_sequence import StepSequence
+from aerie_lab.engine.performance_model.acceptance import Acceptance, FloatArray
+from aerie_lab.engine.performance_model.prefix import PromptSegments
+from aerie_lab.engine.performance_model.step_sequence import StepSequence
 
 _UNSET_TIME = math.nan
 

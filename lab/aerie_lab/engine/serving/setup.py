@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from aerie.engine.releases import Version
-from aerie_lab.engine.acceptance import Acceptance, conditionals_from_rates
-from aerie_lab.engine.arguments import SimulatorArguments
-from aerie_lab.engine.drafter import DrafterProfile, inspect_drafter
-from aerie_lab.engine.files import EngineError, read_hub_files, read_model_config
-from aerie_lab.engine.options import SimulatorOptions
-from aerie_lab.engine.request import EngineSettings
+from aerie_lab.engine.performance_model.acceptance import Acceptance, conditionals_from_rates
+from aerie_lab.engine.performance_model.request import EngineSettings
+from aerie_lab.engine.serving.arguments import SimulatorArguments
+from aerie_lab.engine.serving.drafter import DrafterProfile, inspect_drafter
+from aerie_lab.engine.serving.files import EngineError, read_hub_files, read_model_config
+from aerie_lab.engine.serving.options import SimulatorOptions
 
 log = logging.getLogger("aerie_lab.engine")
 _CONTEXT_CUT_VERSION = Version.parse("0.33.0")

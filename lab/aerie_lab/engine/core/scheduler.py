@@ -4,7 +4,7 @@ It follows vLLM 0.32.0's Scheduler.schedule (vllm/v1/core/sched/scheduler.py) wi
 preempted first, and the number of draft tokens is the one that the previous step requested. It reads no clock and draws nothing.
 
 Guaranteed: a step has no more tokens and requests than the settings allow. Not guaranteed: that the step is as long as vLLM's;
-`aerie_lab.engine.step` has its duration.
+`aerie_lab.engine.performance_model.step` has its duration.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from aerie_lab.engine.counters import Counters
-from aerie_lab.engine.request import EngineSettings, Request
-from aerie_lab.engine.scheduling.kv_cache import KvCache
+from aerie_lab.engine.core.kv_cache import KvCache
+from aerie_lab.engine.metrics.counters import Counters
+from aerie_lab.engine.performance_model.request import EngineSettings, Request
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Self
 
-from aerie_lab.engine.traffic import TrafficReport, TrafficTarget, run_open_loop
-from aerie_lab.engine.workload import (
+from aerie_lab.engine.load_generation.traffic import TrafficReport, TrafficTarget, run_open_loop
+from aerie_lab.engine.load_generation.workload import (
     DEFAULT_TRAFFIC_CLASSES,
     LengthDistribution,
     PoissonArrivals,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from aerie_lab.engine.acceptance import FloatArray
+from aerie_lab.engine.performance_model.acceptance import FloatArray
 
 _FACTORS_PER_DRAW = 512
 

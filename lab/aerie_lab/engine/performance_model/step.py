@@ -168,7 +168,7 @@ def _interpolate_linearly(xs: Sequence[int], ys: Sequence[float], x: int) -> flo
 
 @cache
 def _load_published_grids() -> dict[str, Any]:
-    text = resources.files("aerie_lab.engine").joinpath("step_time_grids.json").read_text()
+    text = resources.files("aerie_lab.engine.performance_model").joinpath("step_time_grids.json").read_text()
     return {grid["name"]: grid for grid in json.loads(text)["grids"]}
 
 

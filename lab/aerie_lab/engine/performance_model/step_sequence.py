@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from aerie_lab.engine.acceptance import FloatArray
+from aerie_lab.engine.performance_model.acceptance import FloatArray
 
 IntArray = npt.NDArray[np.int64]
 

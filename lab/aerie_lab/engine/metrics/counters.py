@@ -20,8 +20,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from aerie_lab.engine.request import Request
-from aerie_lab.engine.step_sequence import IntArray
+from aerie_lab.engine.performance_model.request import Request
+from aerie_lab.engine.performance_model.step_sequence import IntArray
 
 HistogramValues = npt.NDArray[np.floating[Any]] | IntArray | Sequence[int]
 _MAX_PENDING_ARRAYS = 256

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE, NO_DRIFT, Acceptance, Drift, conditionals_from_rates
-from aerie_lab.engine.arguments import NEWEST_VLLM_VERSION
-from aerie_lab.engine.metrics_corruption import MetricsCorruption, parse_corruption
-from aerie_lab.engine.step import STEP_TIME_FORMULAS, ScaledStepTime, StepTime, StepTimeFormula, load_grid
+from aerie_lab.engine.metrics.metrics_corruption import MetricsCorruption, parse_corruption
+from aerie_lab.engine.performance_model.acceptance import CLASS_ACCEPTANCE, NO_DRIFT, Acceptance, Drift, conditionals_from_rates
+from aerie_lab.engine.performance_model.step import STEP_TIME_FORMULAS, ScaledStepTime, StepTime, StepTimeFormula, load_grid
+from aerie_lab.engine.serving.arguments import NEWEST_VLLM_VERSION
 from aerie_lab.errors import StateError
 
 OPTIONS_VARIABLE = "AERIE_SIMULATOR"
