@@ -1,6 +1,6 @@
 """The plan without a comparison: first revisions, rejections, repairs.
 
-Canaries are tested in test_transition.py, random events of a resource in test_rollouts.py.
+Canaries are tested in canary/test_transition.py, random events of a resource in test_rollouts.py.
 """
 
 from __future__ import annotations

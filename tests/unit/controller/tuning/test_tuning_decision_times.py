@@ -12,7 +12,7 @@ from aerie.tuning.recommendation import Recommendation
 from tests.snapshots import build_snapshot
 from tests.unit.controller.conftest import Run
 from tests.unit.controller.scraped import deployment, pod
-from tests.unit.controller.tuner_harness import CHAT, INTERVAL, SETTING, T0, ZERO, TunerHarness, resource
+from tests.unit.controller.tuning.tuner_harness import CHAT, INTERVAL, SETTING, T0, ZERO, TunerHarness, resource
 
 
 def test_tuner_decides_once_per_interval_on_all_new_telemetry(run: Run) -> None:

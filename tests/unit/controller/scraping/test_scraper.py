@@ -20,8 +20,7 @@ from aerie.controller.work_queue import NamespacedName
 from aerie.engine.metrics.sample import Sample
 from aerie.rollout.facts.arm_metrics import ArmMetrics
 from tests.snapshots import build_snapshot
-
-from .scraped import AFTER, ARM_METRICS, BEFORE, OLD, ScraperHarness, deployment, pod, resource
+from tests.unit.controller.scraped import AFTER, ARM_METRICS, BEFORE, OLD, ScraperHarness, deployment, pod, resource
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 

@@ -25,8 +25,7 @@ from aerie.engine.metrics.exposition import MAX_EXPOSITION_BYTES, parse_expositi
 from aerie.engine.metrics.sample import Counters, Sample
 from benchmarks._hostile_pods import PAGES
 from tests.snapshots import build_snapshot
-
-from .scraped import AFTER, ARM_METRICS, BEFORE, ScraperHarness, deployment, pod, resource
+from tests.unit.controller.scraped import AFTER, ARM_METRICS, BEFORE, ScraperHarness, deployment, pod, resource
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 Handler = Callable[[httpx.Request], Coroutine[Any, Any, httpx.Response]]

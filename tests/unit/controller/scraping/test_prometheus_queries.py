@@ -22,9 +22,8 @@ from aerie.engine.metrics.promql import PrometheusScrape
 from aerie_lab.testing.prometheus import build_range_response
 from tests.golden import Messages
 from tests.unit.controller.conftest import Run
-from tests.unit.controller.prometheus_responses import SERVER, T0, URL, json_response, parse_query
-
-from .scraped import BEFORE
+from tests.unit.controller.scraped import BEFORE
+from tests.unit.controller.scraping.prometheus_responses import SERVER, T0, URL, json_response, parse_query
 
 EMPTY_RESPONSE = build_range_response({})
 

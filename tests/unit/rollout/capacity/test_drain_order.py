@@ -7,7 +7,7 @@ from typing import Any
 
 from aerie.rollout.capacity.drain_order import MIN_ROUTE_PROPAGATION, ROUTE_PROPAGATION_TIMEOUT
 from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
-from tests.unit.rollout.test_route_status import GATEWAY, PARENT
+from tests.unit.rollout.facts.test_route_status import GATEWAY, PARENT
 from tests.unit.rollout.world import World, world_in_phase
 
 MOMENT = timedelta(milliseconds=100)

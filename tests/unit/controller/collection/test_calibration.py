@@ -15,9 +15,9 @@ from aerie.controller.scraping.scraper import Scraper
 from aerie.controller.work_queue import NamespacedName
 from aerie.rollout.canary.analysis_run import calibration_record
 from tests.snapshots import build_snapshot
+from tests.unit.controller.collection.test_blocks import sample
 from tests.unit.controller.conftest import Run
 from tests.unit.controller.scraped import deployment, pod
-from tests.unit.controller.test_blocks import sample
 
 CHAT = NamespacedName("default", "chat")
 OLD = "2026-01-01T00:00:00Z"

@@ -19,7 +19,7 @@ from aerie.rollout.reconcile import build_reconcile_plan
 from aerie.rollout.revision.desired import resolve_desired_revision
 from tests.snapshots import build_snapshot
 
-DATA = Path(__file__).parents[1] / "engine" / "data"
+DATA = Path(__file__).parents[2] / "engine" / "data"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 METRICS = ArmMetrics(2.4, 0.012, 0.3)
 

@@ -33,8 +33,7 @@ from aerie.rollout.canary.analysis_run.run import start_analysis
 from aerie.rollout.facts.snapshot import Snapshot
 from tests.golden import Messages
 from tests.snapshots import build_snapshot
-
-from .served import Handler, serve_http
+from tests.unit.controller.served import Handler, serve_http
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 OLD = "2026-01-01T00:00:00Z"

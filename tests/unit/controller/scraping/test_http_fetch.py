@@ -15,11 +15,10 @@ from aerie.controller.scraping import http_fetch
 from aerie.engine.metrics.exposition import ExpositionError, parse_exposition
 from benchmarks._hostile_pods import serve
 from tests.golden import Messages
-
-from .served import Handler, serve_http
+from tests.unit.controller.served import Handler, serve_http
 
 pytestmark = pytest.mark.usefixtures("long_timeouts")
-EXPOSITION = (Path(__file__).parents[1] / "engine" / "data" / "vllm-0.32.0-ngram-1.prom").read_bytes()
+EXPOSITION = (Path(__file__).parents[2] / "engine" / "data" / "vllm-0.32.0-ngram-1.prom").read_bytes()
 
 
 def fetch_from(handle: Handler, path: str = "/metrics") -> bytes:

@@ -17,12 +17,12 @@ from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
 from aerie.analysis.measurement.counts import EngineCounts
 from aerie.manifests import calibration_config_map as child
 from aerie.rollout.canary.analysis_run import calibration_record
-from aerie.rollout.canary.analysis_run.run import build_block_rule
 from aerie.rollout.canary.analysis_run.calibration_record import (
     CALIBRATION_WRITE_INTERVAL_SECONDS,
     StoredCalibration,
     is_calibration_write_due,
 )
+from aerie.rollout.canary.analysis_run.run import build_block_rule
 from tests.unit.rollout.world import START, World, serving_world, side, world_in_phase
 
 CONFIG_MAP = ("ConfigMap", "chat-aerie-calibration")

@@ -12,7 +12,7 @@ from aerie.engine.metrics.sample import Gauges, Sample
 from aerie.manifests.tuning_config_map import TuningRecord
 from tests.unit.controller.conftest import Run
 from tests.unit.controller.operator_harness import CHAT, Operator, start_settled_operator
-from tests.unit.controller.tuner_harness import BUSY, INTERVAL, ZERO, FakeTuningWorker, VirtualClock
+from tests.unit.controller.tuning.tuner_harness import BUSY, INTERVAL, ZERO, FakeTuningWorker, VirtualClock
 
 TUNING_CONFIG_MAP = ("ConfigMap", "chat-aerie-tuning")
 

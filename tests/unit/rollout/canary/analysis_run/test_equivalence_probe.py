@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from aerie.api.status import Status
-from aerie.rollout.canary.analysis_run.run import AnalysisRun
 from aerie.rollout.canary.analysis_run.equivalence_probe import find_probe_skip_reason
+from aerie.rollout.canary.analysis_run.run import AnalysisRun
 from tests.golden import Messages
 from tests.unit.rollout.world import World, equivalence_result, serving_world, world_in_phase
 

@@ -11,8 +11,7 @@ from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 
 from aerie.controller.kubernetes.client import LEASES, SERVICES, ApiError, Cluster
-
-from .served import serve_http
+from tests.unit.controller.served import serve_http
 
 
 class DeletionCluster(Cluster):

@@ -20,8 +20,7 @@ from aerie.controller.scraping.prometheus import PrometheusAccess, PrometheusCli
 from aerie.engine.metrics.promql import PrometheusScrape
 from aerie_lab.cluster.certificates import Authority
 from aerie_lab.testing.prometheus import build_range_response
-
-from .scraped import BEFORE
+from tests.unit.controller.scraped import BEFORE
 
 T0 = 1_790_000_000.0
 pytestmark = pytest.mark.usefixtures("long_timeouts")

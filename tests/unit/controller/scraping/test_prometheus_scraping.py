@@ -17,9 +17,8 @@ from aerie_lab.testing.prometheus import build_range_response
 from tests.golden import Messages
 from tests.snapshots import build_snapshot
 from tests.unit.controller.conftest import Run
-from tests.unit.controller.prometheus_responses import SERVER, T0, URL, json_response, parse_query
-
-from .scraped import AFTER, ARM_METRICS, BEFORE, ScraperHarness, deployment, pod, resource
+from tests.unit.controller.scraped import AFTER, ARM_METRICS, BEFORE, ScraperHarness, deployment, pod, resource
+from tests.unit.controller.scraping.prometheus_responses import SERVER, T0, URL, json_response, parse_query
 
 
 class FakePrometheus:

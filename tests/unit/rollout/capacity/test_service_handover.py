@@ -14,7 +14,7 @@ from aerie.rollout.capacity.service_handover import ENDPOINT_PROPAGATION_DELAY, 
 from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from aerie.rollout.reconcile import build_reconcile_plan
 from tests.snapshots import replace_facts
-from tests.unit.rollout.test_route_status import GATEWAY
+from tests.unit.rollout.facts.test_route_status import GATEWAY
 from tests.unit.rollout.world import IMAGE, World, monitored_world, serving_world, world_in_phase
 
 SECOND = timedelta(seconds=1)

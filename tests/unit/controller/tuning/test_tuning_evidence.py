@@ -11,7 +11,7 @@ from aerie.engine.metrics.sample import Counters
 from aerie.engine.speculation import Off, Static
 from tests.golden import Messages
 from tests.unit.controller.conftest import Run
-from tests.unit.controller.tuner_harness import BUSY, CHAT, INTERVAL, ZERO, TunerHarness, resource
+from tests.unit.controller.tuning.tuner_harness import BUSY, CHAT, INTERVAL, ZERO, TunerHarness, resource
 from tests.unit.tuning.windows import K3, window
 
 

@@ -10,7 +10,7 @@ from aerie.controller.scraping.sliding_window import MAX_HALF_SECONDS, MIN_HALF_
 from aerie.engine.metrics.exposition import parse_exposition
 from aerie.engine.metrics.sample import Counters, Sample
 
-DATA = Path(__file__).parents[1] / "engine" / "data"
+DATA = Path(__file__).parents[2] / "engine" / "data"
 BEFORE, AFTER = (parse_exposition((DATA / f"vllm-0.32.0-ngram-{number}.prom").read_bytes()) for number in (1, 2))
 STALE = 300.0
 

@@ -15,7 +15,7 @@ from aerie.tuning.telemetry import TelemetryScale
 from aerie.tuning.worker.protocol import DecisionRequest
 from tests.unit.controller.conftest import Run
 from tests.unit.controller.scraped import pod
-from tests.unit.controller.tuner_harness import INTERVAL, SETTING, T0, TunerHarness, resource
+from tests.unit.controller.tuning.tuner_harness import INTERVAL, SETTING, T0, TunerHarness, resource
 
 
 def test_request_has_spec_status_and_telemetry(run: Run) -> None:

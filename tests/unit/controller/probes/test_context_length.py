@@ -18,7 +18,7 @@ from aerie.rollout.facts.context_length import ContextLengths
 from aerie.rollout.facts.snapshot import Snapshot
 from tests.snapshots import build_snapshot
 from tests.unit.controller.conftest import Run
-from tests.unit.controller.test_equivalence import CANARY, CHAT, CONTROL, OTHER, PODS, STABLE, pod, snapshot_of, status
+from tests.unit.controller.probes.test_equivalence import CANARY, CHAT, CONTROL, OTHER, PODS, STABLE, pod, snapshot_of, status
 
 
 def models_body(length: Any, model: str = "chat") -> bytes:
