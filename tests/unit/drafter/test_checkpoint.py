@@ -294,7 +294,7 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
         "from test_checkpoint import *\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-        f"save_checkpoint(Path({str(folder)!r}), small(norm_output=False), {{}})\n"
+        f"save_checkpoint(Path({str(folder)!r}), build_drafter(norm_output=False), {{}})\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -328,10 +328,10 @@ def test_a_kill_at_any_time_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
         "import sys\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from test_checkpoint import *\n"
-        "ones = [small(norm_output=norm_output, hidden_size=64) for norm_output in (True, False)]\n"
+        "drafters = [build_drafter(norm_output=norm_output, hidden_size=64) for norm_output in (True, False)]\n"
         "while True:\n"
-        "    for one in ones:\n"
-        f"        save_checkpoint(Path({str(folder)!r}), one, {{}})\n"
+        "    for drafter in drafters:\n"
+        f"        save_checkpoint(Path({str(folder)!r}), drafter, {{}})\n"
         "        print('saved', flush=True)\n"
     )
     for saves in (3, 8):
