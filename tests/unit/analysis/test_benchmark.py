@@ -26,6 +26,8 @@ from benchmarks import canary
 from benchmarks._canary_blocks import close
 from benchmarks._canary_scenarios import EFFECTS, RULES, SCENARIOS, run
 
+pytestmark = pytest.mark.slow
+
 HOURS = 2 * 3600.0
 
 
@@ -117,7 +119,6 @@ def _improve(block: ClosedBlock, better: float) -> ClosedBlock:
     return ClosedBlock(block.start_time, block.end_time, side, block.control, block.excluded_pods)
 
 
-@pytest.mark.slow
 def test_model_counters_match_the_simulator() -> None:
     """Requests of a class are alike, as in the simulator: mean, traffic and dispersion of blocks agree."""
     pods, seconds, per_block = 4, 1560.0, 4
@@ -204,7 +205,6 @@ def test_flagger_counts_passed_checks_and_never_forgets_failed_ones() -> None:
     assert rules.flagger_example(checks, np.ones((3, 14))).promote[:2].tolist() == [9, 9]
 
 
-@pytest.mark.slow
 def test_the_page_is_written_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = run("base", 20)
     monkeypatch.setattr(canary, "_cells_by_scenario", dict.fromkeys(SCENARIOS, cells))

@@ -18,6 +18,8 @@ from benchmarks import _verdict_model as model
 from benchmarks import verdict
 from benchmarks._verdict_model import FIELDS, Canary, Life, Traffic
 
+pytestmark = pytest.mark.slow
+
 CELLS = list(simulated.cells())
 
 

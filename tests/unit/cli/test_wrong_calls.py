@@ -14,6 +14,8 @@ from aerie.cli.app import run_command_line
 from aerie_drafter.cli import run_cli as aerie_drafter
 from aerie_lab.cli.run import run as lab
 
+pytestmark = pytest.mark.slow
+
 BUNDLE = Path(__file__).resolve().parents[3] / "drafter/bundle"
 TARGET, DRAFTER = f"{BUNDLE}/target", f"{BUNDLE}/eagle3"
 HEAD = "apiVersion: aerie.dev/v1alpha1\nkind: SpeculativeDeployment\nmetadata: {name: chat}\n"

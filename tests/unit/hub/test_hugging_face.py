@@ -32,6 +32,8 @@ from aerie_lab.errors import StateError
 from aerie_lab.hub.checkpoints import Repository, load_repositories
 from aerie_lab.hub.server import create_hub_server
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 EAGLE_3 = "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"

@@ -18,6 +18,8 @@ from tests.golden import Messages
 from tests.unit.rollout.cluster_state import is_pod_of
 from tests.unit.rollout.world import START, World, masked, monitored_world, serving_world, world_in_phase
 
+pytestmark = pytest.mark.slow
+
 MINUTE = timedelta(minutes=1)
 EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on ephemeral-storage."}
 
@@ -107,7 +109,6 @@ def slow_world(replicas: int, cls: type[SlowWorld] = SlowWorld, **spec: Any) -> 
     return world
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replicas", "load"), [(1, 300), (3, 1200), (24, 300), (32, 300), (40, 300), (64, 120), (64, 1700), (200, 120)]
 )
@@ -124,7 +125,6 @@ def test_healthy_rollout_of_any_size_is_promoted(replicas: int, load: float) -> 
     assert world.serving(new) >= replicas
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("capacity", ["Surge", "Reuse"])
 @pytest.mark.parametrize("status", [EVICTED, None])
 def test_dead_pod_or_lost_node_delays_nothing(status: dict[str, Any] | None, capacity: str) -> None:
@@ -188,7 +188,6 @@ class FailingCanaryPods(SlowWorld):
         return None if is_canary and len(late) < self.bad else super()._ready_at(name)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [20, 64])
 def test_bad_node_does_not_roll_back_fleet(replicas: int) -> None:
     world = slow_world(replicas, FailingCanaryPods)

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HEAD = """
 import os, signal, sys
 from aerie_lab.cluster.signal_cleanup import clean_up_on_signal, defer_signals

@@ -13,6 +13,8 @@ import pytest
 
 from aerie_lab.testing import wait_until
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 WAITS = """
 import time

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,8 @@ from aerie.tuning.decision.recommend import decide_setting
 from aerie.tuning.decision.types import TuningAction, TuningContext, TuningDecision
 from aerie.tuning.telemetry import HOUR, ReplicaWindow, TuningTelemetry
 from tests.unit.tuning.windows import EDGES, K3, spread, telemetry, window
+
+pytestmark = pytest.mark.slow
 
 NOW = 100 * HOUR
 POLICY = TuningPolicy(draws=50)

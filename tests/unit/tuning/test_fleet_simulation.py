@@ -21,6 +21,8 @@ from benchmarks._tuning_fleet_scenarios import HOUR, REPLICAS, TICK, TICKS, Worl
 from benchmarks._tuning_fleet_trial import run_trial
 from benchmarks._tuning_fleet_tuner import run_tuned
 
+pytestmark = pytest.mark.slow
+
 TARGET = model.Target.of(STEP_TIME_FORMULAS["dense-32b"])
 SURVIVALS = model.survival("math", np.zeros(1))
 
@@ -91,7 +93,6 @@ def test_disturbed_windows_have_the_same_mean() -> None:
     assert (np.diff(off.survivals[:, 5, :5], axis=1) <= 0).all()
 
 
-@pytest.mark.slow
 def test_windows_are_those_of_the_step_level_simulator() -> None:
     agreement_of_windows = agreement(Point("dense-32b", "math", Static(3), 4.0), seconds=1500.0)
     assert np.abs(agreement_of_windows.error).max() < 0.1
@@ -125,7 +126,6 @@ def test_spare_gpus_leave_the_load_of_the_replicas_unchanged(steady_world: World
     assert with_spares[1][15] == pytest.approx(without[1][15] * (1 + own), rel=0.02)
 
 
-@pytest.mark.slow
 def test_the_oracle_is_no_worse_than_no_change(steady_world: World) -> None:
     untouched = fleets.Fleet.of(steady_world.start)
     best, gaps = oracles.oracle(steady_world, untouched)
@@ -252,7 +252,6 @@ def test_keys_and_table_summarize_all_runs() -> None:
     assert all(row.count("|") == rows[0].count("|") for row in rows)
 
 
-@pytest.mark.slow
 def test_explorations_do_not_violate_the_objective() -> None:
     """K = 5 at every batch overloaded this engine, at batches without measured step times."""
     world = draw("misfit", 29)

@@ -31,6 +31,8 @@ from aerie.engine.metrics.sample import Sample
 from aerie_lab.testing.prometheus import build_range_response, merge_responses
 from tests.golden import Messages
 
+pytestmark = pytest.mark.slow
+
 RECORDED: dict[str, Any] = json.loads(gzip.decompress((Path(__file__).parent / "data/prometheus-3.15.json.gz").read_bytes()))
 PAGES = {pod: parse_exposition(page.encode()) for pod, page in RECORDED["pages"].items()}
 PERIOD = timedelta(seconds=75)

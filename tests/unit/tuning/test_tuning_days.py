@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks._tuning_days import simulate_days
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_cluster_of_fixed_size_has_one_trial() -> None:

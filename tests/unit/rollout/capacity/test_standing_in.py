@@ -11,6 +11,8 @@ from tests.unit.rollout.cluster import MINUTE, ApiError, Cluster
 from tests.unit.rollout.test_walk import cluster_in_phase
 from tests.unit.rollout.world import World, masked
 
+pytestmark = pytest.mark.slow
+
 
 def fail_pods(cluster: Cluster, revision: str, count: int = 1000) -> None:
     """Let pods of the revision fail permanently, at most `count`."""
