@@ -1,0 +1,250 @@
+"""The plugin's endpoint in front of a simulated engine: real files, a real server, and requests while the drafter changes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from .conftest import Running, Start
+
+TOKEN = "a-token-of-32-characters-at-least"
+PLUGIN = (
+    *("--middleware", "aerie_vllm.endpoint.DrafterEndpoint"),
+    *("--worker-extension-cls", "aerie_vllm.worker.DrafterWorker"),
+)
+ACCEPTED, DRAFTS = "vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_drafts_total"
+OPTIONS = {"acceptance": {"chat": {"rates": [0.9, 0.8, 0.7]}}}
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of the drafter's files."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+@dataclass
+class Endpoint:
+    """The endpoint of one engine."""
+
+    running: Running
+
+    def call(self, method: str, path: str = "/aerie/drafter", body: object = None) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        return self.running.client.request(method, path, headers=headers, json=body)
+
+    def state(self, query: str = "") -> dict[str, Any]:
+        answer = self.call("GET", f"/aerie/drafter{query}")
+        assert answer.status_code == 200, answer.text
+        state: dict[str, Any] = answer.json()
+        return state
+
+    def put(self, folder: Path, lease_seconds: float | None = 60, **fields: object) -> httpx.Response:
+        body = {"folder": str(folder), "files": files_of(folder), "lease_seconds": lease_seconds, **fields}
+        return self.call("PUT", body=body)
+
+    def set_fault(self, name: str | None) -> None:
+        assert self.call("POST", "/simulator/drafter-fault", {"fault": name}).status_code == 200
+
+    def loaded_files(self) -> dict[str, str]:
+        files: dict[str, str] = self.state()["loaded"]["files"]
+        return files
+
+    def wait_until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        began = time.monotonic()
+        while not holds(state := self.state()):
+            assert time.monotonic() - began < 60, state
+            time.sleep(0.05)
+        return state
+
+
+StartEndpoint = Callable[..., Endpoint]
+
+
+@pytest.fixture
+def start_endpoint(start: Start, tmp_path: Path, drafters: dict[str, Path]) -> StartEndpoint:
+    """Return a function that starts an engine with the plugin and the EAGLE 3 drafter, and waits until it has read its files."""
+    (tmp_path / "token").write_text(TOKEN)
+
+    def start_with_plugin(*arguments: str, variables: dict[str, str] | None = None, **options: Any) -> Endpoint:
+        speculation = {"method": "eagle3", "model": str(drafters["eagle3"]), "num_speculative_tokens": 3}
+        settings = {"AERIE_DRAFTER_TOKEN_FILE": str(tmp_path / "token"), "AERIE_DRAFTER_ROOTS": str(tmp_path)}
+        words = arguments or ("--speculative-config", json.dumps(speculation))
+        running = start(*PLUGIN, *words, options=OPTIONS | options, variables=settings | (variables or {}))
+        endpoint = Endpoint(running)
+        if not arguments:
+            endpoint.wait_until(lambda state: state["own"] is not None)
+        return endpoint
+
+    return start_with_plugin
+
+
+class Load:
+    """Four clients with long requests, one after the other."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.answers: list[httpx.Response] = []
+        self._base_url = endpoint.running.client.base_url
+        self._ended = threading.Event()
+        self._pool = ThreadPoolExecutor(4)
+        self._clients = [self._pool.submit(self._ask) for _ in range(4)]
+
+    def _ask(self) -> None:
+        with httpx.Client(base_url=self._base_url, timeout=60) as client:
+            while not self._ended.is_set():
+                body = {"prompt": "The eyrie", "max_tokens": 300, "ignore_eos": True}
+                self.answers.append(client.post("/v1/completions", json=body))
+
+    def stop(self) -> None:
+        """Wait for the last answers. Raises what a client raised."""
+        self._ended.set()
+        for client in self._clients:
+            client.result()
+        self._pool.shutdown()
+
+
+def accepted_per_draft(window: dict[str, Any]) -> float:
+    counts = window["counts"]
+    assert counts[DRAFTS][""] > 50
+    return float(counts[ACCEPTED][""] / counts[DRAFTS][""])
+
+
+@pytest.mark.slow
+def test_swaps_under_load_change_the_acceptance_at_once_and_fail_no_request(
+    start_endpoint: StartEndpoint, drafters: dict[str, Path]
+) -> None:
+    endpoint = start_endpoint()
+    load = Load(endpoint)
+    for turn in range(4):
+        time.sleep(0.5)
+        folder = drafters["rated" if turn % 2 == 0 else "eagle3"]
+        answer = endpoint.put(folder, turn=f"turn-{turn}")
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["loaded"]["files"] == files_of(folder)
+        assert answer.json()["durations"]["pause"] >= 0.03
+    time.sleep(0.5)
+    load.stop()
+    windows = endpoint.state("?after=0")["windows"]
+    assert [window["turn"] for window in windows] == [None, *(f"turn-{turn}" for turn in range(4))]
+    # 0.9 + 0.8 + 0.7 for the one, 0.5 + 0.2 + 0.1 for the other, also in the steps directly after a swap.
+    assert [accepted_per_draft(window) for window in windows] == pytest.approx([2.4, 0.8, 2.4, 0.8, 2.4], abs=0.2)
+    assert len(load.answers) > 8
+    assert {answer.status_code for answer in load.answers} == {200}
+    assert {answer.json()["usage"]["completion_tokens"] for answer in load.answers} == {300}
+    metrics = {
+        sample.name + sample.labels.get("digest", ""): sample.value
+        for family in text_string_to_metric_families(endpoint.running.client.get("/metrics").text)
+        for sample in family.samples
+        if sample.name.startswith("aerie_drafter_") or sample.name in (ACCEPTED, DRAFTS)
+    }
+    digests = {window["digest"] for window in windows}
+    assert len(digests) == 2
+    assert metrics["aerie_drafter_swaps_total"] == 4
+    assert metrics[ACCEPTED] == sum(metrics[f"aerie_drafter_accepted_tokens_total{digest}"] for digest in digests)
+    assert metrics[DRAFTS] == sum(metrics[f"aerie_drafter_drafts_total{digest}"] for digest in digests)
+
+
+@pytest.mark.slow
+def test_a_lease_that_ends_brings_the_own_drafter_back(start_endpoint: StartEndpoint, drafters: dict[str, Path]) -> None:
+    endpoint = start_endpoint()
+    own = files_of(drafters["eagle3"])
+    assert endpoint.put(drafters["eagle3.1"], lease_seconds=1).json()["loaded"]["kind"] == "eagle3.1"
+    endpoint.wait_until(lambda state: state["loaded"]["files"] == own and state["lease"] is None)
+    assert endpoint.put(drafters["shifted"], lease_seconds=None).json()["own"]["files"] == files_of(drafters["shifted"])
+    assert endpoint.put(drafters["rated"]).json()["lease"]["remaining_seconds"] > 50
+    assert endpoint.call("DELETE").json()["loaded"]["files"] == files_of(drafters["shifted"])
+    assert endpoint.state()["swaps"] == 5
+
+
+@pytest.mark.slow
+def test_drafters_that_do_not_fit_are_rejected(start_endpoint: StartEndpoint, drafters: dict[str, Path], tmp_path: Path) -> None:
+    endpoint = start_endpoint()
+    bigger = shutil.copytree(drafters["eagle3"], tmp_path / "bigger")
+    config = json.loads((bigger / "config.json").read_text())
+    (bigger / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+    for folder, reason in (
+        (drafters["plain as 3.1"], "TensorMissing"),
+        (drafters["no flags"], "TensorUnknown"),
+        (bigger, "Config"),
+        (Path("/etc"), "FolderOutsideRoots"),
+    ):
+        files = files_of(folder) if folder.is_relative_to(tmp_path) else files_of(drafters["rated"])
+        answer = endpoint.call("PUT", body={"folder": str(folder), "files": files})
+        assert (answer.status_code >= 400, answer.json()["reason"]) == (True, reason)
+    swapped = files_of(drafters["shifted"]) | {"config.json": files_of(drafters["rated"])["config.json"]}
+    answer = endpoint.call("PUT", body={"folder": str(drafters["shifted"]), "files": swapped})
+    assert (answer.status_code, answer.json()["reason"]) == (422, "DigestMismatch")
+    assert endpoint.loaded_files() == files_of(drafters["eagle3"])
+    assert endpoint.state()["swaps"] == 0
+
+
+@pytest.mark.slow
+def test_faults(start_endpoint: StartEndpoint, drafters: dict[str, Path]) -> None:
+    endpoint = start_endpoint(drafter_fault="swap-fails", swap_seconds=0.2)
+    answer = endpoint.put(drafters["rated"])
+    assert (answer.status_code, answer.json()["reason"]) == (500, "SwapFailed")
+    assert endpoint.loaded_files() == files_of(drafters["eagle3"])
+
+    endpoint.set_fault("stage-hangs")
+    with ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(endpoint.put, drafters["shifted"])
+        endpoint.wait_until(lambda state: state["change"] is not None)
+        assert endpoint.call("DELETE").status_code == 200
+        assert hanging.result().json()["reason"] == "Superseded"
+
+    endpoint.set_fault("swap-ignored")
+    answer = endpoint.put(drafters["rated"])
+    assert answer.json()["loaded"]["files"] == files_of(drafters["rated"])
+    assert answer.json()["durations"]["pause"] >= 0.2
+    body = {"prompt": "The eyrie", "max_tokens": 1000, "ignore_eos": True}
+    assert endpoint.running.client.post("/v1/completions", json=body).status_code == 200
+    assert accepted_per_draft(endpoint.state()["windows"][-1]) == pytest.approx(2.4, abs=0.2)
+
+    endpoint.set_fault("swap-breaks")
+    answer = endpoint.put(drafters["eagle3"])
+    assert (answer.status_code, answer.json()["reason"]) == (500, "Broken")
+    assert endpoint.running.client.get("/aerie/ready").status_code == 503
+    assert endpoint.running.client.post("/v1/completions", json=body).status_code == 200
+    assert endpoint.call("POST", "/simulator/drafter-fault", {"fault": "none"}).status_code == 400
+
+
+@pytest.mark.slow
+def test_a_new_process_comes_to_the_expected_drafter_before_it_is_ready(
+    start_endpoint: StartEndpoint, drafters: dict[str, Path], tmp_path: Path
+) -> None:
+    expected = tmp_path / "expected.json"
+    expected.write_text(json.dumps({"folder": str(drafters["rated"]), "files": files_of(drafters["rated"])}))
+    endpoint = start_endpoint(variables={"AERIE_DRAFTER_EXPECTED": str(expected)}, swap_seconds=1.0)
+    assert endpoint.running.client.get("/aerie/ready").status_code == 503
+    state = endpoint.wait_until(lambda state: state["ready"])
+    assert state["own"]["files"] == state["loaded"]["files"] == files_of(drafters["rated"])
+    assert endpoint.running.client.get("/aerie/ready").status_code == 200
+
+
+@pytest.mark.slow
+def test_engines_without_a_part_of_it(start: Start, start_endpoint: StartEndpoint, drafters: dict[str, Path]) -> None:
+    head = json.dumps({"method": "eagle3", "model": str(drafters["eagle3"]), "num_speculative_tokens": 3})
+    ngram = '{"method": "ngram", "num_speculative_tokens": 3}'
+    for words, reason in (
+        (("-sc", ngram), "NoDrafter"),
+        (("-sc", head, "--api-server-count", "2"), "SeveralApiServers"),
+        (("-sc", head, "--worker-extension-cls", "other.Extension"), "WorkersDoNotAnswer"),
+    ):
+        endpoint = start_endpoint(*words)
+        answer = endpoint.put(drafters["rated"])
+        while answer.json()["reason"] == "Starting":
+            answer = endpoint.put(drafters["rated"])
+        assert answer.json()["reason"] == reason
+    unguarded = start(*PLUGIN, "-sc", head, variables={"AERIE_DRAFTER_TOKEN_FILE": ""})
+    assert unguarded.client.get("/aerie/ready").json() == {"detail": "Not Found"}
+    assert unguarded.client.get("/aerie/ready").status_code == 404
