@@ -311,10 +311,24 @@ class PreflightSpec(ResourceModel):
         return self.mode != "Enforce" or (bool(failed_check_ids) and set(failed_check_ids) <= set(self.accepted_checks))
 
 
+class InPlaceSpec(ResourceModel):
+    """Changes of the drafter inside running engines, without new pods. Any other change is rolled out by pods. A change of these
+    fields creates no new revision: the pods of a revision stay as they were built."""
+
+    mode: Literal["Off", "Auto", "Required"] = "Off"
+    """Off: every change is rolled out by pods. Auto: pods of new revisions load Aerie's plugin of vLLM, where the engine supports
+    it and no argument, variable or volume of yours conflicts with it. A change of the drafter alone is rolled out in place, where
+    both drafters fit the engine, and by pods elsewhere. Required: as Auto, but a change of the drafter alone fails where it would
+    be rolled out by pods."""
+    pods: Annotated[int, Field(ge=1, le=100)] = 1
+    """Pods on trial at the start, at most spec.replicas. They alternate between the two drafters during the analysis."""
+
+
 class RolloutSpec(ResourceModel):
-    """Rollout of a change: preflight, canary, analysis, traffic, disruptions, time limits."""
+    """Rollout of a change: preflight, changes in place, canary, analysis, traffic, disruptions, time limits."""
 
     preflight: PreflightSpec = PreflightSpec()
+    in_place: InPlaceSpec = InPlaceSpec()
     canary: CanarySpec = CanarySpec()
     analysis: AnalysisSpec = AnalysisSpec()
     traffic: TrafficSpec = TrafficSpec()

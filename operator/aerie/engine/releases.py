@@ -236,6 +236,12 @@ class Feature(Enum):
         "pull request 50897",
         limitations="not with a KV transfer config",
     )
+    DRAFTER_IN_PLACE = _availability(
+        "changes of the drafter inside a running engine",
+        "0.26.0",
+        "vllm/v1/worker/gpu_worker.py, get_draft_model",
+        limitations="one API server; no pipeline parallelism, elastic expert parallelism or fault tolerance",
+    )
     V2_RUNNER_DENSE = _availability("model runner V2 by default for models without experts", "0.25.0", "vllm/config/vllm.py")
     V2_RUNNER_ALL = _availability("model runner V2 by default for all models", "0.29.0", "pull request 53183")
     MEDUSA = _availability(

@@ -60,6 +60,7 @@ def test_distributions_have_one_version_and_require_it_of_each_other() -> None:
     for name in ("aerie-lab", "aerie-drafter"):
         assert f"aerie-operator=={version}" in dependencies[name]
     assert f"aerie-vllm=={version}" in dependencies["aerie-lab"]
+    assert f"aerie-vllm=={version}" in dependencies["aerie-operator"]
     assert dependencies["aerie-vllm"] == []  # vLLM's image has nothing else
 
 

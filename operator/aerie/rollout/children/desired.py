@@ -6,13 +6,13 @@ between the two loses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
-from aerie.manifests import deployment, naming, network, preflight_job
+from aerie.manifests import deployment, naming, network, plugin_config_map, preflight_job
 from aerie.manifests.apply_diff import APPLIED_DIGEST_ANNOTATION, with_digest
 from aerie.manifests.calibration_config_map import calibration_config_map_name
 from aerie.manifests.tuning_config_map import tuning_config_map_name
@@ -54,7 +54,8 @@ def build_desired_objects(
     if progression.needs_preflight_job and template is not None and preflight_result.state == "Absent":
         # A Job cannot be changed: an existing one is left as it is.
         objects.append(preflight_job.build_preflight_job(resource, desired.revision, template, runner))
-    objects += _build_deployments(snapshot, desired, progression)
+    deployments = list(_build_deployments(snapshot, desired, progression))
+    objects += [*_build_plugin(snapshot, deployments), *deployments]
     calibration = snapshot.operator.baseline_calibration
     if calibration is not None and calibration_record.is_calibration_write_due(
         calibration, calibration_record.read_stored_calibration(snapshot), canary_active=progression.canary is not None
@@ -138,6 +139,18 @@ def _build_deployments(snapshot: Snapshot, desired: DesiredRevision, progression
         yield deployment.build_deployment(resource, control_template, progression.stable_revision, "control", arms.control)
 
 
+def _build_plugin(snapshot: Snapshot, deployments: Iterable[KubernetesObject]) -> Iterator[dict[str, Any]]:
+    """Yield the ConfigMap with the plugin where pods need it and it does not exist. An existing one cannot have changed."""
+    name = plugin_config_map.plugin_config_map_name(snapshot.resource.metadata.name)
+    if name in _find_mounted_plugins(deployments) and snapshot.cluster.child("ConfigMap", name) is None:
+        yield plugin_config_map.build_plugin_config_map(snapshot.resource.metadata.name)
+
+
+def _find_mounted_plugins(deployments: Iterable[KubernetesObject]) -> set[str | None]:
+    """Return the names of the ConfigMaps from which pods of the Deployments have the plugin."""
+    return {plugin_config_map.find_plugin_config_map(item["spec"]["template"]) for item in deployments}
+
+
 def _find_fallback_arm(snapshot: Snapshot, desired: DesiredRevision, stable: str) -> tuple[str, str] | None:
     """Return arm and revision of the pods that stand in where no stable pod is ready; None without such pods.
 
@@ -198,12 +211,17 @@ def find_objects_to_delete(
     """Yield the resource's own objects that are no longer needed. `job_expired`: the Job is to be recreated."""
     desired_keys = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in desired_objects}
     named_revisions = _find_named_revisions(snapshot.resource, progression)
+    mounted_plugins = _find_mounted_plugins(
+        [*snapshot.cluster.children_of_kind("Deployment"), *(item for item in desired_objects if item["kind"] == "Deployment")]
+    )
     for child in snapshot.cluster.children:
         key, metadata = (child["kind"], child["metadata"]["name"]), child["metadata"]
         if key in desired_keys or not is_owned_by(child, snapshot.resource.metadata.uid) or metadata.get("deletionTimestamp"):
             continue
         if child["kind"] == "Deployment":
             is_needed = _is_deployment_needed(snapshot, desired, progression, child, named_revisions, current_time)
+        elif child["kind"] == "ConfigMap" and plugin_config_map.is_plugin_config_map(snapshot.resource.metadata.name, key[1]):
+            is_needed = key[1] in mounted_plugins
         else:
             is_needed = _is_companion_needed(snapshot.resource, desired, child, named_revisions, job_expired=job_expired)
         if not is_needed:

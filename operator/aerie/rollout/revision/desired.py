@@ -24,7 +24,7 @@ from aerie.engine.speculation import (
     describe_setting,
     max_speculative_tokens,
 )
-from aerie.manifests.pod import engine_pod
+from aerie.manifests.pod import drafter_plugin, engine_pod
 from aerie.manifests.pod.pod_template_policy import PodTemplateError
 from aerie.manifests.revision_hash import compute_revision
 
@@ -116,7 +116,11 @@ def resolve_desired_revision(
             config = command_line.build_speculative_config(
                 setting, drafter, engine.version, arguments.parse_arguments(spec.engine.args)
             )
-        return replace(desired, pod_template=engine_pod.build_pod_template(resource, config))
+        template = engine_pod.build_pod_template(resource, config)
+        plugin = drafter_plugin.plan_plugin(resource, desired.revision, engine.version, template)
+        if isinstance(plugin, drafter_plugin.PluginAdditions):
+            template = plugin.add_to(template)
+        return replace(desired, pod_template=template)
     except (arguments.ArgumentError, PodTemplateError) as error:
         return replace(desired, problem=str(error))
 
