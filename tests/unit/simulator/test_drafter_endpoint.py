@@ -17,6 +17,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from aerie_drafter.bundle import find_bundle_path
+
 from .conftest import Running, Start
 
 TOKEN = "a-token-of-32-characters-at-least"
@@ -30,7 +32,7 @@ OPTIONS = {"acceptance": {"chat": {"rates": [0.9, 0.8, 0.7]}}}
 
 def files_of(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of the drafter's files."""
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir()) if path.suffix != ".md"}
 
 
 @dataclass
@@ -136,7 +138,7 @@ def test_swaps_under_load_change_the_acceptance_at_once_and_fail_no_request(
     load.stop()
     windows = endpoint.state("?after=0")["windows"]
     assert [window["turn"] for window in windows] == [None, *(f"turn-{turn}" for turn in range(4))]
-    # 0.9 + 0.8 + 0.7 for the one, 0.5 + 0.2 + 0.1 for the other, also in the steps directly after a swap.
+    # 0.9 + 0.8 + 0.7 for the one, 0.5 + 0.2 + 0.1 for the other.
     assert [accepted_per_draft(window) for window in windows] == pytest.approx([2.4, 0.8, 2.4, 0.8, 2.4], abs=0.2)
     assert len(load.answers) > 8
     assert {answer.status_code for answer in load.answers} == {200}
@@ -248,3 +250,21 @@ def test_engines_without_a_part_of_it(start: Start, start_endpoint: StartEndpoin
     unguarded = start(*PLUGIN, "-sc", head, variables={"AERIE_DRAFTER_TOKEN_FILE": ""})
     assert unguarded.client.get("/aerie/ready").json() == {"detail": "Not Found"}
     assert unguarded.client.get("/aerie/ready").status_code == 404
+
+
+@pytest.mark.slow
+def test_trained_drafters_and_an_end_in_the_midst_of_a_swap(start_endpoint: StartEndpoint, tmp_path: Path) -> None:
+    folders = {
+        name: shutil.copytree(find_bundle_path(name), tmp_path / f"bundle-{name}") for name in ("eagle3", "eagle31", "weak")
+    }
+    head = json.dumps({"method": "eagle3", "model": str(folders["eagle3"]), "num_speculative_tokens": 3})
+    endpoint = start_endpoint("-sc", head, swap_seconds=0.5)
+    endpoint.wait_until(lambda state: state["own"] is not None)
+    assert endpoint.state()["engine"]["architecture"] == "Eagle3LlamaForCausalLM"
+    for name, kind in (("eagle31", "eagle3.1"), ("weak", "eagle3.1")):
+        answer = endpoint.call("PUT", body={"folder": str(folders[name]), "files": files_of(folders[name])})
+        assert (answer.status_code, answer.json()["loaded"]["kind"]) == (200, kind), answer.text
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(endpoint.put, folders["eagle31"])
+        endpoint.wait_until(lambda state: state["change"] is not None and state["change"]["phase"] == "Swapping")
+        assert endpoint.running.end() == 0

@@ -86,7 +86,8 @@ def test_another_drafter_drafts_for_requests_in_progress() -> None:
         driver.change_acceptance({"chat": NONE})
         driver.resume()
         await wait_for_end(handle)
-        assert counters.spec_decode_num_accepted_tokens == accepted
+        # The step that was prepared before the change still verifies what the previous drafter had drafted.
+        assert counters.spec_decode_num_accepted_tokens == accepted + 3
         assert counters.spec_decode_num_drafts > drafts + 100
 
     run_virtually(check())

@@ -100,8 +100,10 @@ class Replica:
         self._update_gauges()
 
     def change_acceptance(self, request: Request, acceptance: Acceptance) -> None:
-        """Another drafter drafts for a request from the step in flight on; its effect stays."""
-        request.acceptance, request.survival, request.step_sequence = acceptance, None, None
+        """Another drafter drafts for a request, whose effect stays. The step in flight verifies drafts of the previous one."""
+        request.acceptance, request.survival = acceptance, None
+        if request.step_sequence is not None:
+            request.step_sequence.truncate(1)
 
     def delay_step(self, start_time: float) -> None:
         """The step in flight began only at this time, because the engine was paused."""

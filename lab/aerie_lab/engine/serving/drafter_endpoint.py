@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from aerie_lab.engine.metrics.registry import ExpositionCollector, render_other_families
+from aerie_lab.engine.metrics.registry import register_counters, render_other_families
 from aerie_lab.engine.serving.arguments import SimulatorArguments
 from aerie_lab.engine.serving.asgi import AsgiMiddleware
 from aerie_lab.engine.serving.drafter import DrafterProfile
@@ -39,7 +39,6 @@ class SimulatedDrafterEndpoint:
         driver: ReplicaDriver,
         load: Callable[[DrafterProfile], None],
         has_ended: Callable[[], bool],
-        render_counters: Callable[[], str],
     ) -> None:
         """Serve a driver's engine.
 
@@ -50,7 +49,6 @@ class SimulatedDrafterEndpoint:
             driver: of the engine.
             load: makes the engine draft with another drafter.
             has_ended: whether the engine has ended.
-            render_counters: what the engine has counted, as an exposition.
         """
         model = str((arguments.speculative_config or {}).get("model") or "")
         self._worker = SimulatedWorker(profile.method if profile is not None else "", model, load, options.swap_seconds)
@@ -58,7 +56,8 @@ class SimulatedDrafterEndpoint:
         worker = self._worker if arguments.has_drafter_worker else None
         client = SimulatedEngineClient(driver, worker, arguments.api_server_count, has_ended)
         self._registry = registry = CollectorRegistry()
-        registry.register(ExpositionCollector(render_counters))
+        if not arguments.disable_log_stats:
+            register_counters(registry, driver.replica.counters, arguments.served_model_names[0])
         self._middleware = AsgiMiddleware(
             lambda app: DrafterEndpoint(app, registry=registry), SimpleNamespace(engine_client=client)
         )

@@ -108,7 +108,6 @@ class SimulatorServer:
             self.driver,
             self._load_drafter,
             lambda: self.is_engine_dead,
-            self._render_counters,
         )
 
     def _load_drafter(self, drafter: DrafterProfile) -> None:
@@ -248,21 +247,18 @@ class SimulatorServer:
         return web.json_response({"server_load": self.open_requests})
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        text = render_process_metrics(self.start_time) + self._render_counters() + self.http_counters.render(self.created)
+        self.driver.advance_to_now()
+        text = render_process_metrics(self.start_time)
+        if not self.arguments.disable_log_stats:
+            counters = self.driver.replica.counters
+            text += render_exposition(counters, self.arguments.served_model_names[0], self.created, self.setup.cache_config)
+        text += self.http_counters.render(self.created)
         if self._drafter_endpoint is not None:
             text += self._drafter_endpoint.render_metrics()
         shown = self.metrics_corruptor.corrupt(text)
         if shown is None:
             raise web.HTTPNotFound
         return web.Response(body=shown.encode(), headers={"Content-Type": "text/plain; version=1.0.0; charset=utf-8"})
-
-    def _render_counters(self) -> str:
-        """Return what the engine has counted until now, as the exposition's part; empty where it counts nothing."""
-        self.driver.advance_to_now()
-        if self.arguments.disable_log_stats:
-            return ""
-        counters = self.driver.replica.counters
-        return render_exposition(counters, self.arguments.served_model_names[0], self.created, self.setup.cache_config)
 
     async def _set_metrics_corruption(self, request: web.Request) -> web.Response:
         try:
