@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aerie_drafter.bundle import find_bundle_path
 
-from .conftest import Running, Start
+from .conftest import PLAIN, Running, Start, write_drafter
 
 TOKEN = "a-token-of-32-characters-at-least"
 PLUGIN = (
@@ -166,6 +166,26 @@ def test_a_lease_that_ends_brings_the_own_drafter_back(start_endpoint: StartEndp
     assert endpoint.put(drafters["rated"]).json()["lease"]["remaining_seconds"] > 50
     assert endpoint.call("DELETE").json()["loaded"]["files"] == files_of(drafters["shifted"])
     assert endpoint.state()["swaps"] == 5
+
+
+@pytest.mark.slow
+def test_answers_change_with_a_lossy_drafter_only(
+    start_endpoint: StartEndpoint, drafters: dict[str, Path], tmp_path: Path
+) -> None:
+    endpoint = start_endpoint()
+    lossy = write_drafter(tmp_path / "lossy", *PLAIN, simulator={"altered_share": 0.3})
+
+    def ask() -> str:
+        body = {"prompt": "The eyrie", "temperature": 0, "max_tokens": 60, "ignore_eos": True}
+        text: str = endpoint.running.client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        return text
+
+    answer = ask()
+    for folder, is_equal in ((drafters["rated"], True), (lossy, False), (drafters["eagle3"], True)):
+        assert endpoint.put(folder).status_code == 200
+        assert (ask() == answer) == is_equal
+    # The plugin's calls are no requests of clients: the middleware is outside of vLLM's counters of its HTTP server.
+    assert endpoint.running.metric("http_requests_total") == 4
 
 
 @pytest.mark.slow
