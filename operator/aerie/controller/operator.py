@@ -168,6 +168,7 @@ async def _run_as_leader(
             "equivalence-prober": reconciler.equivalence_prober.run(),
             "context-length-prober": reconciler.context_length_prober.run(),
             "tuner": reconciler.tuner.run(),
+            "drafter-executor": reconciler.drafter_executor.run(),
         }
     )
     workers = _create_tasks({f"worker-{number}": run_worker() for number in range(WORKER_COUNT)})

@@ -6,7 +6,8 @@
 Guarantees: a resource is in at most one reconcile at a time. A reconcile that fails is repeated with growing delays, and does not
 delay other resources. The cache may be stale, so it decides only that there is nothing to do. Nothing is ever written but what
 was decided on a live snapshot. Each write also has its own precondition: uid, resourceVersion, or being idempotent. A reconcile
-that writes causes another one, which ends on the cache if the first one was right.
+that writes causes another one, which ends on the cache if the first one was right. A pod's drafter is changed only after the
+status with that decision was written.
 
 After a reconcile a resource rests for `REST_SECONDS_PER_OBJECT` per object, however many events arrive, because a reconcile costs
 more the more pods there are. A large fleet that changes all the time thus leaves most of the event loop to others: with 1,000
@@ -29,6 +30,8 @@ from aerie.api import ResourceError
 from aerie.api.status import Status
 from aerie.controller.clock import Clock
 from aerie.controller.concurrency import ConcurrencyLimiter
+from aerie.controller.drafters.executor import DrafterExecutor
+from aerie.controller.drafters.tokens import DrafterTokens
 from aerie.controller.kubernetes.apply import apply_plan, build_status_to_write, has_changes
 from aerie.controller.kubernetes.cache import ObjectCache
 from aerie.controller.kubernetes.client import SPECULATIVE_DEPLOYMENTS, ApiError, Cluster, ObjectDict
@@ -105,6 +108,9 @@ class Reconciler:
         self.concurrency_limiter = ConcurrencyLimiter(self.concurrency_limits, self.queue.add, self.metrics.set_rollout_counts)
         self.crd_monitor = CrdVersionMonitor(self.metrics)
         self.node_labels = NodeLabelCache(self.cluster)
+        self.drafter_executor = DrafterExecutor(
+            DrafterTokens(self.cluster), self.queue.add, lambda: self.cluster.may_write(), self.clock
+        )
 
     async def run_worker(self) -> None:
         """Reconcile resources from the queue until cancelled."""
@@ -166,8 +172,12 @@ class Reconciler:
         if snapshot.spec_substitution is not None:
             self.concurrency_limiter.update_claim(key, document, can_start=False)
         plan = await self._decide_plan(snapshot)
-        if (not has_changes(plan, document) or self._is_partial_write(key, plan, document)) and not self.dry_run:
+        has_new_calls = self.drafter_executor.has_new_calls(key, plan.drafters)
+        if not (
+            self.dry_run or has_new_calls or (has_changes(plan, document) and not self._is_partial_write(key, plan, document))
+        ):
             self._track(key, snapshot, plan)
+            self.drafter_executor.follow(key, snapshot, plan.drafters)
             self.notifier.enqueue_new(key, snapshot.resource, plan.status, self.clock.now())
             return plan.requeue_after
         return await self._reconcile_live(key, document["metadata"]["resourceVersion"], gaps)
@@ -202,6 +212,8 @@ class Reconciler:
         plan = await apply_plan(
             self.cluster, self.cache, document, snapshot, plan, now, is_persistent_failure=is_persistent_failure
         )
+        # Only now: the next operator has to know the decision that a pod was changed by.
+        self.drafter_executor.follow(key, snapshot, plan.drafters)
         stored = (self.cache.get_resource(key) or {}).get("status") or {}
         self.crd_monitor.record_write(key, build_status_to_write(plan, document), stored)
         self.notifier.enqueue_new(key, snapshot.resource, plan.status, now)
@@ -211,6 +223,7 @@ class Reconciler:
         """Drop the state of a resource that was or is being deleted."""
         for tracker in self._trackers():
             tracker.forget(key)
+        self.drafter_executor.forget(key)
         self.notifier.forget(key)
         self.crd_monitor.forget(key)
         self.metrics.set_hold_reason(str(key), "")
@@ -276,6 +289,7 @@ class Reconciler:
             context_lengths=self.context_length_prober.lengths(key),
             invalid_metrics=scraper.invalid_metrics(key),
             metrics_source_error=scraper.metrics_source_error(key),
+            drafters=self.drafter_executor.observations(key),
         )
         operator = OperatorState(
             baseline_calibration=scraper.baseline_calibration(key, uid),
@@ -292,6 +306,7 @@ def describe_plan(key: NamespacedName, plan: ReconcilePlan) -> dict[str, object]
         "resource": str(key),
         "apply": [f"{item['kind']} {item['metadata']['name']}" for item in plan.objects_to_apply],
         "delete": [f"{reference.kind} {reference.name}" for reference in plan.objects_to_delete],
+        "drafters": [f"{pod.pod}: {type(pod.call).__name__}" for pod in plan.drafters if pod.call is not None],
         "events": [f"{event.type} {event.reason}: {event.message}" for event in plan.events],
         "status": plan.status.to_dict(),
     }

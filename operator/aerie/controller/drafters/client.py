@@ -29,8 +29,10 @@ QUICK_CALL_TIMEOUT_SECONDS = 60.0
 """Timeout of a return and of a renewal: they wait for a swap in progress, which lasts one step of the engine and some more."""
 LOAD_TIMEOUT_SECONDS = 960.0
 """Timeout of a load: the pod reads the files for 900 s at most (plugin/aerie_vllm/staging.py)."""
-PARSE_BYTES_PER_SECOND = 20e6
+PARSE_BYTES_PER_SECOND = 4e6
 """Bytes of states that are parsed per second, of all pods together."""
+MAX_INLINE_PARSE_BYTES = 32 * 1024
+"""Bytes that are parsed in the event loop, some milliseconds; more of them, up to 0.3 s, are parsed in a thread beside it."""
 _REASONS = {"timeout": "Timeout", "unreachable": "Unreachable", "too_large": "TooLarge"}
 _FIXES = {
     "Timeout": "wait, or restart the pod if it lasts",
@@ -95,6 +97,7 @@ class DrafterClient:
             reason = _REASONS.get(error.reason, "InvalidResponse")
             return EndpointProblem(reason, f"{error}: {_FIXES[reason]}.")
         async with self._parse_lock:
-            result = read(status, body)
+            inline = len(body) <= MAX_INLINE_PARSE_BYTES
+            result = read(status, body) if inline else await asyncio.to_thread(read, status, body)
             await asyncio.sleep(len(body) / PARSE_BYTES_PER_SECOND)
         return result

@@ -102,6 +102,8 @@ class DrafterExecutor:
         self._transport = transport
         self._pods: dict[NamespacedName, _Pod] = {}
         self._pods_by_owner: dict[NamespacedName, set[NamespacedName]] = {}
+        self._calls: dict[NamespacedName, Mapping[str, DrafterCall]] = {}
+        """Calls of the latest plan by name of the pod, for each resource."""
         self._busy: set[NamespacedName] = set()
         """Pods with a request in progress."""
         self._quick_pool, self._load_pool = (
@@ -113,9 +115,18 @@ class DrafterExecutor:
         )
 
     # ------------------------------------------------------------------------------------------------------- reconciles
+    def has_new_calls(self, key: NamespacedName, plans: Iterable[PodDrafterPlan]) -> bool:
+        """Return whether a plan changes a drafter otherwise than the latest one; a renewal changes none."""
+        calls = self._calls.get(key, {})
+        new_calls = (plan.call for plan in plans if plan.call != calls.get(plan.pod))
+        return any(isinstance(call, LoadDrafter | ReturnToOwn) for call in new_calls)
+
     def follow(self, key: NamespacedName, snapshot: Snapshot, plans: Iterable[PodDrafterPlan]) -> None:
         """Read and change the pods of the resource according to its plan from now on, and no other pods of it."""
         plan_by_pod = {plan.pod: plan for plan in plans}
+        self._calls.pop(key, None)
+        if calls := {plan.pod: plan.call for plan in plan_by_pod.values() if plan.call is not None}:
+            self._calls[key] = calls
         endpoints = dict(find_engine_endpoints(snapshot)) if plan_by_pod else {}
         names = {NamespacedName(key.namespace, pod): pod for pod in plan_by_pod if pod in endpoints}
         for name in self._pods_by_owner.get(key, set()) - names.keys():
@@ -130,6 +141,7 @@ class DrafterExecutor:
         """Drop the state of a resource that was deleted."""
         for name in tuple(self._pods_by_owner.get(key, ())):
             self._drop(name)
+        self._calls.pop(key, None)
         self._tokens.forget(key)
 
     def observations(self, key: NamespacedName) -> Mapping[str, DrafterObservation]:

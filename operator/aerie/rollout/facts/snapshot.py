@@ -22,6 +22,7 @@ from aerie.rollout.facts import pod_failures
 from aerie.rollout.facts.arm_metrics import ArmMetrics
 from aerie.rollout.facts.concurrency import StartPermission
 from aerie.rollout.facts.context_length import ContextLengths
+from aerie.rollout.facts.drafters import DrafterObservation
 from aerie.rollout.facts.last_valid_spec import SpecSubstitution
 from aerie.rollout.facts.pod_failures import PodFailure
 from aerie.tuning.recommendation import Recommendation
@@ -166,6 +167,8 @@ class EngineState:
     """Why the last few scrapes of a pod were invalid, by name of the pod."""
     metrics_source_error: str | None = ""
     """Why spec.metrics.source is unusable; empty when it is usable, None while that is unknown."""
+    drafters: Mapping[str, DrafterObservation] = field(default_factory=dict)
+    """What the pods of the latest plan report of their drafters, by name of the pod."""
 
 
 @dataclass(frozen=True)
