@@ -1,8 +1,8 @@
-"""Runs one benchmark and prints its figures: the last line is one flat JSON object, with the unit in each key.
+"""Runs one benchmark and prints its results: the last line is one flat JSON object, with the unit in each key.
 
-A benchmark is a module of this package with `measure() -> dict[str, float]`. It may print what it likes before. With
-`--save` the figures also go to results/NAME.json, with the date, the machine and the commit they were measured on, and a
-benchmark that has `document(docs: Path)` writes its page of the docs.
+A benchmark is a module of this package with `measure() -> dict[str, float]`. It may print anything before. With
+`--save` the results are also written to results/NAME.json, with the date, the machine and the commit they were measured on,
+and a benchmark that has `document(docs: Path)` writes its page of the docs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def names() -> list[str]:
 
 
 def machine() -> str:
-    """The processor, its cores and the memory: what a reader needs to judge a figure."""
+    """Return the processor, its cores and the memory, which a reader needs to evaluate the results."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -36,7 +36,7 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The commit, with `-dirty` when tracked files differ from it."""
+    """Return the commit, with `-dirty` when tracked files differ from it."""
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
         cwd=HERE,
@@ -52,11 +52,11 @@ def main() -> int:
     parser.add_argument("--save", action="store_true")
     arguments = parser.parse_args()
     if arguments.name not in names():
-        asked = f"no benchmark is called '{arguments.name}'" if arguments.name else "no benchmark is named"
+        problem = f"no benchmark is called '{arguments.name}'" if arguments.name else "no benchmark is named"
         available = ", ".join(names())
-        print(f"bench: {asked}: use make bench NAME=..., with one of: {available}.", file=sys.stderr)
+        print(f"bench: {problem}: use make bench NAME=..., with one of: {available}.", file=sys.stderr)
         return 2
-    # Read before measuring: the run is about the code as it was when it began.
+    # Read before measuring: the run measures the code of its start.
     measured_on = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": machine(),

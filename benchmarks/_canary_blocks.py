@@ -1,6 +1,6 @@
-"""What two arms look like after closing blocks, for many runs at once; and minute by minute, for rules that look at minutes.
+"""Closed blocks of two arms, for many runs at once; and values minute by minute, for rules that compare minutes.
 
-`close` is `aerie.analysis.measurement.blocks.observe` done on arrays: the same rule, the same windows, the same pods left out
+`close` is `aerie.analysis.measurement.blocks.observe` done on arrays: the same rule, the same windows, the same excluded pods
 (tests/unit/analysis/test_benchmark.py compares them run by run).
 """
 
@@ -16,7 +16,7 @@ from benchmarks._canary_model import SCRAPE, Counters, Floats
 
 
 class Blocks(NamedTuple):
-    """Counted blocks by run, from the first column on; NaN where a run has no more."""
+    """Counted blocks by run, starting in the first column; NaN where a run has no more."""
 
     canary: Floats
     """Acceptance lengths."""
@@ -29,33 +29,33 @@ class Blocks(NamedTuple):
     control_begun: Floats
     canary_pods: Floats
     control_pods: Floats
-    """Those with a whole window."""
+    """Pods with a complete window."""
 
 
 def close(counters: Counters, canaries: int, rule: BlockRule) -> Blocks:
-    """The blocks of every run; the first `canaries` pods are the canary, the others the control."""
+    """Close the blocks of every run; the first `canaries` pods are the canary, the others the control."""
     runs, pods, scrapes = counters.drafts.shape
     arms = (slice(0, canaries), slice(canaries, pods))
     totals = np.stack([counters.drafts, counters.accepted, counters.finished, counters.restarts, counters.begun])
     first, last = totals[..., 0].copy(), totals[..., 0].copy()
-    first_at = np.where(counters.seen[..., 0], 0, -1)  # scrape by which the window begins; -1: none yet
+    first_at = np.where(counters.scraped[..., 0], 0, -1)  # scrape by which the window begins; -1: none yet
     last_at = first_at.copy()
     began = np.zeros(runs, dtype=np.int64)
     dropped = np.zeros(runs)
     counted = np.zeros(runs, dtype=np.int64)
-    most = int(scrapes * SCRAPE / rule.block_seconds) + 1
-    found = Blocks(*(np.full((runs, most), np.nan) for _ in Blocks._fields))
+    max_blocks = int(scrapes * SCRAPE / rule.block_seconds) + 1
+    blocks = Blocks(*(np.full((runs, max_blocks), np.nan) for _ in Blocks._fields))
     late, length = (
         round(rule.max_scrape_age_seconds // rule.scrape_interval_seconds),
         round(rule.block_seconds / rule.scrape_interval_seconds),
     )
     for now in range(1, scrapes):
-        seen = counters.seen[..., now]
-        last = np.where(seen, totals[..., now], last)
-        begins = seen & (first_at < 0)
+        scraped = counters.scraped[..., now]
+        last = np.where(scraped, totals[..., now], last)
+        begins = scraped & (first_at < 0)
         first = np.where(begins, last, first)
         first_at = np.where(begins, now, first_at)
-        last_at = np.where(seen, now, last_at)
+        last_at = np.where(scraped, now, last_at)
         due = now - began >= length
         if not due.any():
             continue
@@ -72,34 +72,34 @@ def close(counters: Counters, canaries: int, rule: BlockRule) -> Blocks:
         dropped[due & ~counts] += 1
         rows, column = np.flatnonzero(counts), counted[counts]
         for name, values, arm in zip(("canary", "control"), sums, arms, strict=True):
-            getattr(found, name)[rows, column] = 1 + values[1, rows] / values[0, rows]
-            getattr(found, f"{name}_begun")[rows, column] = values[4, rows]
-            getattr(found, f"{name}_pods")[rows, column] = valid[rows, arm].sum(axis=1)
-        found.ended[rows, column] = now * SCRAPE
-        found.dropped[rows, column] = dropped[rows]
+            getattr(blocks, name)[rows, column] = 1 + values[1, rows] / values[0, rows]
+            getattr(blocks, f"{name}_begun")[rows, column] = values[4, rows]
+            getattr(blocks, f"{name}_pods")[rows, column] = valid[rows, arm].sum(axis=1)
+        blocks.ended[rows, column] = now * SCRAPE
+        blocks.dropped[rows, column] = dropped[rows]
         counted[rows] += 1
         fresh = now - last_at <= late
         first = np.where(due[:, None], last, first)
         first_at = np.where(due[:, None], np.where(fresh, last_at, -1), first_at)
         began[due] = now
-    return found
+    return blocks
 
 
 def per_scrapes(drafts: Floats, accepted: Floats, canaries: int, scrapes: int) -> tuple[Floats, Floats]:
-    """Acceptance lengths of both arms in every stretch of so many scrapes, from counters that nothing disturbs."""
+    """Return the acceptance lengths of both arms every `scrapes` scrapes, from counters without restarts and lost scrapes."""
     lengths = []
     for arm in (slice(0, canaries), slice(canaries, None)):
-        base, won = (np.diff(part[:, arm, ::scrapes], axis=-1).sum(axis=1) for part in (drafts, accepted))
-        lengths.append(_length(base, won))
+        base, accepted_tokens = (np.diff(part[:, arm, ::scrapes], axis=-1).sum(axis=1) for part in (drafts, accepted))
+        lengths.append(_length(base, accepted_tokens))
     return lengths[0], lengths[1]
 
 
 def pods_per_block(counters: Counters, scrapes: int) -> npt.NDArray[np.float64]:
-    """Acceptance lengths by run, block and pod."""
+    """Return acceptance lengths by run, block and pod."""
     drafts, accepted = (np.diff(part[..., ::scrapes], axis=-1) for part in (counters.drafts, counters.accepted))
     return np.asarray(np.swapaxes(_length(drafts, accepted), 1, 2))
 
 
 def _length(drafts: Floats, accepted: Floats) -> Floats:
-    """NaN where nothing was drafted; the model's drafts are no integers, and less than half of one is none."""
+    """Return acceptance lengths; NaN without drafts. The model's drafts are not integers: less than 0.5 counts as none."""
     return np.where(drafts >= 0.5, 1 + accepted / np.maximum(drafts, 0.5), np.nan)

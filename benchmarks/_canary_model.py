@@ -1,4 +1,4 @@
-"""Request-level traffic on simulated pods in virtual time, many runs at once: what a scraper would have read from each pod.
+"""Request-level traffic on simulated pods in virtual time, many runs at once: the counters that a scraper would have read.
 
 The model. Requests come by Poisson at a rate that swings by 50 % over a day. Each is of one of two classes; its chance to be
 accepted per drafted token is Beta with mean 0.8 or 0.6 (kappa 8), the number of its output tokens log-normal (median 450,
@@ -8,8 +8,8 @@ minutes; 15 with sticky tenants). K = 3. A drafter that is better by delta takes
 tokens in the same time, so it has all acceptance lengths times 1 + delta, and the boundary of a margin is met exactly, at every
 moment.
 
-These constants are assumptions. With them two-minute blocks of one pod against three scatter by 5.4 % with an inflation of 1.75
-over a day (5.0 % and 1.25 with routing at random). Not modelled: batches and latency, that requests end sooner with a better
+These constants are assumptions. With them two-minute blocks of one pod against three have a dispersion of 5.4 % with an inflation
+of 1.75 over a day (5.0 % and 1.25 with random routing). Not modelled: batches and latency, that requests end sooner with a better
 drafter, acceptance that moves within a request, a limit of 4 for a single request's acceptance length after delta.
 """
 
@@ -37,7 +37,7 @@ CHUNK = 500_000  # requests at once: what stays in a processor's cache is severa
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one scenario's pods meet."""
+    """Traffic of one scenario's pods."""
 
     rate: float = 1.0
     """Requests per second and pod."""
@@ -62,7 +62,7 @@ class Traffic:
     lost: float = 0.0
     """Chance that a scrape is lost."""
     kappa: float = 8.0
-    """How alike the requests of a class are: a + b of their Beta distribution."""
+    """Concentration of the acceptance of a class: a + b of its Beta distribution."""
 
 
 class Counters(NamedTuple):
@@ -72,18 +72,18 @@ class Counters(NamedTuple):
     accepted: Floats
     finished: Floats
     begun: Floats
-    seen: Bools
-    """Whether the scrape came."""
+    scraped: Bools
+    """Whether the scrape succeeded."""
     restarts: npt.NDArray[np.int64]
-    """How often the pod had restarted by then; what it counted before is lost."""
+    """Restarts of the pod until then; each resets its counters."""
     all_drafts: Floats
-    """The same without restarts, as whoever undoes them sees it."""
+    """The same without restarts."""
     all_accepted: Floats
 
 
 @cache
 def _classes(kappa: float, points: int = 4096) -> tuple[Floats, Floats]:
-    """By class, at evenly spaced ranks of its Beta distribution: the mean and the variance of a draft's accepted tokens."""
+    """Return the mean and variance of a draft's accepted tokens, by class, at evenly spaced ranks of its Beta distribution."""
     grid = (np.arange(200_000) + 0.5) / 200_000
     ranks = (np.arange(points) + 0.5) / points
     rows = []
@@ -99,8 +99,8 @@ def _classes(kappa: float, points: int = 4096) -> tuple[Floats, Floats]:
 def simulate(
     traffic: Traffic, runs: int, pods: int, seconds: float, random: np.random.Generator, factors: Floats | None = None
 ) -> Counters:
-    """What `pods` equal pods count in `runs` runs. `factors` (runs, pods, scrapes or 1) multiply acceptance lengths: the same
-    tokens in fewer drafts."""
+    """Simulate the counters of `pods` equal pods in `runs` runs. `factors` (runs, pods, scrapes or 1) multiply acceptance
+    lengths: the same tokens in fewer drafts."""
     pieces = []
     per_run = traffic.rate * (1 + traffic.growth) / 2 * pods * seconds
     step = max(1, int(CHUNK / per_run))
@@ -113,7 +113,7 @@ def simulate(
 def _simulate(
     traffic: Traffic, runs: int, pods: int, seconds: float, random: np.random.Generator, factors: Floats | None
 ) -> Counters:
-    burn = 40  # scrapes before 0, so that requests are under way
+    burn = 40  # scrapes before 0, so that requests are in progress
     bins = round(seconds / SCRAPE)
     shape = (runs, pods, burn + bins)
     rate, mix = _load(traffic, shape, burn, random)
@@ -131,7 +131,7 @@ def _simulate(
 
 
 def _load(traffic: Traffic, shape: tuple[int, int, int], burn: int, random: np.random.Generator) -> tuple[Floats, Floats]:
-    """The rate and the share of the first class, by run, pod and scrape interval."""
+    """Return the rate and the share of the first class, by run, pod and scrape interval."""
     runs, _, bins = shape
     angle = 2 * np.pi * ((np.arange(bins) * SCRAPE)[None, :] / DAY + random.random((runs, 1)))
     along = np.clip((np.arange(bins) - burn) / (bins - burn), 0, 1)
@@ -143,20 +143,20 @@ def _load(traffic: Traffic, shape: tuple[int, int, int], burn: int, random: np.r
 
 
 def _ar(shape: tuple[int, int, int], memory: float, random: np.random.Generator) -> Floats:
-    """AR(1) of variance 1 along the last axis."""
+    """Draw an AR(1) series of variance 1 along the last axis."""
     keep = np.exp(-SCRAPE / memory)
-    found = random.standard_normal(shape)
+    series = random.standard_normal(shape)
     for index in range(1, shape[-1]):
-        found[..., index] = keep * found[..., index - 1] + np.sqrt(1 - keep**2) * found[..., index]
-    return found
+        series[..., index] = keep * series[..., index - 1] + np.sqrt(1 - keep**2) * series[..., index]
+    return series
 
 
 def _served(
     arrivals: npt.NDArray[np.int64], mix: Floats, kappa: float, random: np.random.Generator
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Drafts, accepted tokens with their variance, and finished requests, by run, pod and scrape interval.
+    """Return drafts, accepted tokens with their variance, and finished requests, by run, pod and scrape interval.
 
-    A request drafts evenly from its start until its tokens are written, so what an interval holds is linear in both times: each
+    A request drafts evenly from its start until its tokens are written, so the count of an interval is linear in both times: each
     start and each end adds its rate from there on, and the part of its own interval.
     """
     shape, bins = arrivals.shape, arrivals.shape[-1]
@@ -171,31 +171,31 @@ def _served(
     each = means[second, rank]
     end = start + tokens / ((1 + each) * SPEED * SCRAPE)
     later = end.astype(np.intp)
-    kept = np.flatnonzero(place % bins + later < bins)
-    ended = (place + later)[kept]
-    left, right = 1 - start, (1 - end + later)[kept]
-    found = []
+    ending = np.flatnonzero(place % bins + later < bins)
+    ended = (place + later)[ending]
+    left, right = 1 - start, (1 - end + later)[ending]
+    counts = []
     for weight in (None, each, variances[second, rank]):
-        weight_end = None if weight is None else weight[kept]
+        weight_end = None if weight is None else weight[ending]
         change = np.bincount(place, weight, cells) - np.bincount(ended, weight_end, cells)
         inside = np.bincount(place, left if weight is None else weight * left, cells)
         inside -= np.bincount(ended, right if weight_end is None else weight_end * right, cells)
         change = np.cumsum(change.reshape(shape), axis=-1) - change.reshape(shape)
-        found.append(np.maximum(SPEED * SCRAPE * (change + inside.reshape(shape)), 0))
-    return found[0], found[1], found[2], np.bincount(ended, minlength=cells).reshape(shape).astype(np.float64)
+        counts.append(np.maximum(SPEED * SCRAPE * (change + inside.reshape(shape)), 0))
+    return counts[0], counts[1], counts[2], np.bincount(ended, minlength=cells).reshape(shape).astype(np.float64)
 
 
 def _scraped(traffic: Traffic, totals: list[Floats], random: np.random.Generator) -> Counters:
-    """What of it the scraper sees."""
+    """Return the counters as scraped: without lost scrapes, and reset by restarts."""
     shape = totals[0].shape
-    seen = random.random(shape) >= traffic.lost
+    scraped = random.random(shape) >= traffic.lost
     restarts = np.zeros(shape, dtype=np.int64)
     undisturbed = totals
     if traffic.resets_per_hour:
-        begun = random.random(shape) < traffic.resets_per_hour * SCRAPE / 3600
-        begun[..., 0] = False
-        restarts = np.cumsum(begun, axis=-1)
-        seen &= ~(begun | np.roll(begun, 1, axis=-1))
-        totals = [total - np.maximum.accumulate(np.where(begun, total, 0), axis=-1) for total in totals]
+        restarted = random.random(shape) < traffic.resets_per_hour * SCRAPE / 3600
+        restarted[..., 0] = False
+        restarts = np.cumsum(restarted, axis=-1)
+        scraped &= ~(restarted | np.roll(restarted, 1, axis=-1))
+        totals = [total - np.maximum.accumulate(np.where(restarted, total, 0), axis=-1) for total in totals]
     drafts, accepted, finished, begun_requests = totals
-    return Counters(drafts, accepted, finished, begun_requests, seen, restarts, undisturbed[0], undisturbed[1])
+    return Counters(drafts, accepted, finished, begun_requests, scraped, restarts, undisturbed[0], undisturbed[1])

@@ -1,13 +1,13 @@
-"""The rules that are compared: ours on arrays, and what Flagger, Argo Rollouts, Kayenta's judge and a paired z-test would do.
+"""The compared rules: ours on arrays, and those of Flagger, Argo Rollouts, Kayenta's judge and a paired z-test.
 
-Each rule gets what a step gave in both arms and says per run: rolled back, promoted or neither, and after how many minutes. The
-model cuts no answer at its end, so tokens per step, by which Aerie judges, and acceptance length, which the others ask for, are
-the same here; that vLLM's acceptance length flatters the better arm is left out, in the others' favour.
+Each rule gets the tokens per step of both arms and decides per run: rolled back, promoted or neither, and after how many minutes.
+The model truncates no answer, so tokens per step, which Aerie evaluates, and acceptance length, which the others query, are the
+same here. In vLLM acceptance length flatters the better arm; this is not modelled, in the others' favour.
 
 * ours: the criterion of tokens per step of `aerie.analysis` with its alphas, bounds and minimum of blocks, without the
   soak and with all other criteria taken to hold. The test compares it with the operator's own functions, run by run.
 * Flagger 1.36.1 (pkg/controller/scheduler.go): a check a minute against a threshold, canary >= 0.98 * stable. Failed checks add
-  up and are never taken off; so many as `threshold` roll back. A passed check moves the weight on by `stepWeight`, so
+  up and are never subtracted; `threshold` of them roll back. A passed check moves the weight on by `stepWeight`, so
   maxWeight / stepWeight passed checks promote. No value is a failed check.
 * Argo Rollouts 1.10.1 (analysis/analysis.go, assessMetricStatus): the same check. More failed measurements than `failureLimit`
   abort; the metric is successful when `count` measurements are made, of whatever outcome: `result.Count >= effectiveCount`, where
@@ -19,8 +19,8 @@ the same here; that vLLM's acceptance length flatters the better arm is left out
   and the mean ratio is at most 1. Low rolls back, three passes promote.
 * paired z: a one-sided 5 % z-test each minute from the tenth on, of canary - stable and of canary - 0.98 * stable.
 
-Flagger and Argo compare a number with a number: that the number is a ratio of two arms takes a query of one's own. Simulated are
-these rules, not the programs.
+Flagger and Argo compare a number with a number: that the number is a ratio of two arms takes a custom query. These rules are
+simulated, not the programs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NEVER = np.inf
 
 
 class Decisions(NamedTuple):
-    """By run, the minute of the first reason to roll back and of the first to promote; infinite without one."""
+    """The minutes of the first reason to roll back and of the first to promote, by run; infinite without one."""
 
     rollback: Floats
     promote: Floats
@@ -66,58 +66,60 @@ class Decisions(NamedTuple):
         return self.promote < self.rollback
 
     def figures(self) -> dict[str, float]:
-        """Percent of runs, and median minutes; NaN where there is no such run."""
-        found = {"runs": float(len(self.rollback))}
+        """Return the percentage of runs, and median minutes; NaN without such a run."""
+        figures = {"runs": float(len(self.rollback))}
         for name, which, when in (
             ("rollback", self.rolled_back, self.rollback),
             ("promote", self.promoted, self.promote),
         ):
-            found[f"{name}_pct"] = 100 * float(which.mean())
-            found[f"{name}_min"] = float(np.median(when[which])) if which.any() else math.nan
-        return found
+            figures[f"{name}_pct"] = 100 * float(which.mean())
+            figures[f"{name}_min"] = float(np.median(when[which])) if which.any() else math.nan
+        return figures
 
 
 def first(reasons: Bools, minutes: Floats) -> Floats:
-    """The minute of the first column that is true, by run."""
+    """Return the minute of the first column that is true, by run."""
     return np.where(reasons.any(axis=1), np.take_along_axis(minutes, reasons.argmax(axis=1)[:, None], axis=1)[:, 0], NEVER)
 
 
 # --------------------------------------------------------------------------------------------------------------------- ours
-def ours(blocks: Blocks, better: float, scatters: list[Dispersion], terms: AnalysisPlan) -> Decisions:
-    """`better`: the canary's tokens per step are multiplied by 1 + better. One scatter for each run."""
-    criterion = next(one for one in build_criteria(terms) if one.name == TOKENS_PER_STEP)
+def ours(blocks: Blocks, better: float, dispersions: list[Dispersion], plan: AnalysisPlan) -> Decisions:
+    """Decide with Aerie's rule; the canary's tokens per step are multiplied by 1 + `better`. One dispersion for each run."""
+    criterion = next(row for row in build_criteria(plan) if row.name == TOKENS_PER_STEP)
     (accept,) = criterion.promote_tests
     canary = blocks.canary * (1 + better)
-    counted = ~np.isnan(canary) & (np.arange(canary.shape[1]) >= terms.min_blocks - 1)
+    counted = ~np.isnan(canary) & (np.arange(canary.shape[1]) >= plan.min_blocks - 1)
     failed = np.zeros_like(counted)
     for test in criterion.rollback_tests:
-        failed |= certain(test, canary, blocks.control, scatters, terms)
+        failed |= significant_blocks(test, canary, blocks.control, dispersions, plan)
     number = np.arange(1, canary.shape[1] + 1)
     trusted = blocks.dropped <= MAX_DROPPED_BLOCK_SHARE * (number + blocks.dropped)
-    shown = certain(accept, canary, blocks.control, scatters, terms) & trusted
+    promoted = significant_blocks(accept, canary, blocks.control, dispersions, plan) & trusted
     minutes = blocks.ended / 60
-    return Decisions(first(failed & counted, minutes), first(shown & counted, minutes))
+    return Decisions(first(failed & counted, minutes), first(promoted & counted, minutes))
 
 
-def alike(blocks: Blocks, more: float = 1.0) -> float:
-    """Percent of the blocks that count for latency, were there so many times as many requests on the canary."""
-    found: list[bool] = []
+def matched_block_percent(blocks: Blocks, more: float = 1.0) -> float:
+    """Return the percentage of blocks with matched loads, given `more` times as many requests on the canary."""
+    matches: list[bool] = []
     sides = (blocks.canary_pods, more * blocks.canary_begun, blocks.control_pods, blocks.control_begun)
     for run in zip(*(part.tolist() for part in sides), strict=True):
-        demand = LoadMatch()
-        for pods, begun, others, their_begun in zip(*run, strict=True):
+        load_match = LoadMatch()
+        for pods, begun, control_pods, control_begun in zip(*run, strict=True):
             if math.isnan(pods):
                 break
-            mine, theirs = (
-                ArmCounts(round(one), EngineCounts(first_tokens=came), None)
-                for one, came in ((pods, begun), (others, their_begun))
+            canary, control = (
+                ArmCounts(round(pod_count), EngineCounts(first_tokens=begun_requests), None)
+                for pod_count, begun_requests in ((pods, begun), (control_pods, control_begun))
             )
-            demand = demand.add_block(mine, theirs)
-            found.append(demand.is_matched)
-    return 100 * sum(found) / max(1, len(found))
+            load_match = load_match.add_block(canary, control)
+            matches.append(load_match.is_matched)
+    return 100 * sum(matches) / max(1, len(matches))
 
 
-def certain(test: CriterionTest, canary: Floats, control: Floats, scatters: list[Dispersion], terms: AnalysisPlan) -> Bools:
+def significant_blocks(
+    test: CriterionTest, canary: Floats, control: Floats, dispersions: list[Dispersion], plan: AnalysisPlan
+) -> Bools:
     """Return whether `verdict.is_mean_test_met` after every block of every run; False from a run's last block on."""
     n = np.arange(1, canary.shape[1] + 1)[None, :]
     scores = canary - test.ratio * control - test.offset
@@ -125,20 +127,27 @@ def certain(test: CriterionTest, canary: Floats, control: Floats, scatters: list
         mean, level = np.cumsum(scores, axis=1) / n, np.cumsum(control, axis=1) / n
         variance = np.maximum(0, np.cumsum(scores**2, axis=1) - n * mean**2) / np.maximum(n - 1, 1)
         inflation, per_pod, prior = (
-            np.array([getattr(scatter, name) for scatter in scatters])[:, None]
+            np.array([getattr(dispersion, name) for dispersion in dispersions])[:, None]
             for name in ("inflation", "variance", "degrees_of_freedom")
         )
-        priors = [CALIBRATED_TOKENS_PER_STEP_POD_EFFECT if scatter.batch_count else PodEffect(0.0, 0.0) for scatter in scatters]
-        told = [scatter.pod_effect(known, 1.0, terms.pod_counts) for scatter, known in zip(scatters, priors, strict=True)]
-        offset = np.array([pod_effect_quantile(one.degrees_of_freedom) * one.sd for one in told])[:, None]
-        split = 1 / terms.pod_counts[0] + 1 / terms.pod_counts[1]
+        priors = [
+            CALIBRATED_TOKENS_PER_STEP_POD_EFFECT if dispersion.batch_count else PodEffect(0.0, 0.0) for dispersion in dispersions
+        ]
+        pod_effects = [
+            dispersion.pod_effect(prior_effect, 1.0, plan.pod_counts)
+            for dispersion, prior_effect in zip(dispersions, priors, strict=True)
+        ]
+        offset = np.array([pod_effect_quantile(effect.degrees_of_freedom) * effect.sd for effect in pod_effects])[:, None]
+        split = 1 / plan.pod_counts[0] + 1 / plan.pod_counts[1]
         alpha = np.full_like(inflation, test.alpha)
         if test.rolls_back:
-            horizons = terms.max_duration_seconds / terms.block_seconds / inflation[:, 0]
+            horizons = plan.max_duration_seconds / plan.block_seconds / inflation[:, 0]
             alpha = np.array(
                 [alpha_with_deadline(test.alpha, horizon, test.tightest_block_count) for horizon in horizons.tolist()]
             )[:, None]
-        g = np.array([mixture_precision(2 * one, test.tightest_block_count) for one in alpha[:, 0].tolist()])[:, None]
+        g = np.array([mixture_precision(2 * level_alpha, test.tightest_block_count) for level_alpha in alpha[:, 0].tolist()])[
+            :, None
+        ]
         effective = n / inflation
         own = effective - 1
         freedom = own + prior
@@ -152,7 +161,7 @@ def certain(test: CriterionTest, canary: Floats, control: Floats, scatters: list
 
 # -------------------------------------------------------------------------------------------------------------------- peers
 def by_flagger(canary: Floats, control: Floats, threshold: int, step_weight: int, max_weight: int) -> Decisions:
-    """A check a minute. No value is a failed check: NaN compares false."""
+    """Decide by a check a minute. No value is a failed check: NaN compares false."""
     passed = canary >= THRESHOLD * control
     minutes = _minutes(passed)
     return Decisions(
@@ -162,7 +171,7 @@ def by_flagger(canary: Floats, control: Floats, threshold: int, step_weight: int
 
 
 def by_argo(canary: Floats, control: Floats, count: int, failure_limit: int) -> Decisions:
-    """A measurement a minute, `count` of them. No value is a failed one: NaN compares false."""
+    """Decide by a measurement a minute, `count` of them. No value is a failed one: NaN compares false."""
     passed = canary >= THRESHOLD * control
     minutes = _minutes(passed)
     failed = first(np.cumsum(~passed, axis=1) > failure_limit, minutes)
@@ -209,20 +218,21 @@ def paired_z(canary: Floats, control: Floats) -> Decisions:
     )
 
 
-def kayenta(canary: Floats, control: Floats, looks: tuple[int, ...] = (60, 120, 180)) -> Decisions:
+def kayenta(canary: Floats, control: Floats, intervals: tuple[int, ...] = (60, 120, 180)) -> Decisions:
     rollback = np.full(len(canary), NEVER)
-    for minutes in looks:
-        undecided = np.flatnonzero(rollback == NEVER)
-        mine, theirs = canary[undecided, :minutes], control[undecided, :minutes]
+    for minutes in intervals:
+        pending = np.flatnonzero(rollback == NEVER)
+        pending_canary, pending_control = canary[pending, :minutes], control[pending, :minutes]
         low = np.concatenate(
-            [_low(mine[i : i + 100], theirs[i : i + 100]) for i in range(0, len(mine), 100)] or [np.zeros(0, bool)]
+            [_low(pending_canary[i : i + 100], pending_control[i : i + 100]) for i in range(0, len(pending_canary), 100)]
+            or [np.zeros(0, bool)]
         )
-        rollback[undecided[low]] = minutes
-    return Decisions(rollback, np.full(len(canary), float(looks[-1])))
+        rollback[pending[low]] = minutes
+    return Decisions(rollback, np.full(len(canary), float(intervals[-1])))
 
 
 def _low(canary: Floats, control: Floats) -> npt.NDArray[np.bool_]:
-    """Kayenta's Low: order statistics of all differences are the confidence interval of the shift."""
+    """Classify as Kayenta's Low: order statistics of all differences are the confidence interval of the shift."""
     points = canary.shape[1]
     differences = np.nan_to_num(canary[:, :, None] - control[:, None, :]).reshape(len(canary), -1).astype(np.float32)
     half = points * points / 2

@@ -49,17 +49,17 @@ SHIFTED = (
 
 
 def measure_served() -> dict[str, float]:
-    """All figures; prints the table of steps."""
+    """Measure everything; print the table of steps."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="aerie-bench-") as name:
         folder = Path(name)
-        found = corpus.items()
-        answers.write_answers(folder, bundle.find_bundle_path("target"), found, EVERY)
-        torch.save(evaluation_texts(found), folder / "texts.pt")
+        items = corpus.items()
+        answers.write_answers(folder, bundle.find_bundle_path("target"), items, EVERY)
+        torch.save(evaluation_texts(items), folder / "texts.pt")
         runs = [(kind, seed) for seed in SEEDS for kind in KINDS]
         with ThreadPoolExecutor(2) as pool:
             results = list(pool.map(lambda run: in_process(folder, *run), runs))
-    by_kind = {kind: [result for (of, _), result in zip(runs, results, strict=True) if of == kind] for kind in KINDS}
+    by_kind = {kind: [result for (run_kind, _), result in zip(runs, results, strict=True) if run_kind == kind] for kind in KINDS}
     print(steps_table(by_kind))
     figures: dict[str, float] = {}
     for key in ("al_k3", "al_k7", "al_k7_template_shift", "al_k7_length_x4", "norm_ratio_k8"):
@@ -72,26 +72,26 @@ def measure_served() -> dict[str, float]:
     return figures | {"seeds": len(SEEDS)}
 
 
-def evaluation_texts(found: list[corpus.Item]) -> dict[str, list[AnsweredText]]:
-    """The target's greedy answers to the held-out questions: as trained, in another template, after a long conversation."""
+def evaluation_texts(items: list[corpus.Item]) -> dict[str, list[AnsweredText]]:
+    """Return the target's greedy answers to held-out questions: as trained, in another template, after a long conversation."""
     pair = ModelPair.load(bundle.find_bundle_path("target"), bundle.find_bundle_path("eagle3"))
     tokenizer = pair.tokenizer
-    asked = [item for item in found if item.held_out][::2]
-    plain = [Prompt("", messages=({"role": "user", "content": item.question},)).encode(tokenizer) for item in asked]
-    long = [_long(tokenizer, found, item, number) for number, item in enumerate(asked[::4])]
+    held_out = [item for item in items if item.held_out][::2]
+    plain = [Prompt("", messages=({"role": "user", "content": item.question},)).encode(tokenizer) for item in held_out]
+    long = [_long(tokenizer, items, item, number) for number, item in enumerate(held_out[::4])]
     tokenizer.chat_template = SHIFTED
-    shifted = [Prompt("", messages=({"role": "user", "content": item.question},)).encode(tokenizer) for item in asked]
-    how = EvaluationOptions(num_speculative_tokens=STEPS, max_tokens=96)
+    shifted = [Prompt("", messages=({"role": "user", "content": item.question},)).encode(tokenizer) for item in held_out]
+    options = EvaluationOptions(num_speculative_tokens=STEPS, max_tokens=96)
     return {
-        "plain": answer_prompts(pair, plain, how),
-        "shifted": answer_prompts(pair, shifted, how),
-        "long": answer_prompts(pair, long, how),
+        "plain": answer_prompts(pair, plain, options),
+        "shifted": answer_prompts(pair, shifted, options),
+        "long": answer_prompts(pair, long, options),
     }
 
 
-def _long(tokenizer: Any, found: list[corpus.Item], last: corpus.Item, number: int) -> list[int]:
-    """The question `last` after so many other questions and answers that there are at least four training lengths of tokens."""
-    learned = [item for item in found if not item.held_out]
+def _long(tokenizer: Any, items: list[corpus.Item], last: corpus.Item, number: int) -> list[int]:
+    """Encode the question `last` after other questions and answers, with at least four training lengths of tokens."""
+    learned = [item for item in items if not item.held_out]
     messages: list[dict[str, str]] = []
     for turn in range(len(learned)):
         item = learned[(number * 37 + turn * 11) % len(learned)]
@@ -112,7 +112,7 @@ def in_process(folder: Path, kind: str, seed: int) -> dict[str, Any]:
     return result
 
 
-def one(folder: Path, kind: str, seed: int) -> dict[str, Any]:
+def train_and_measure(folder: Path, kind: str, seed: int) -> dict[str, Any]:
     """Train one drafter and measure it."""
     new = kind == "eagle31"
     target = bundle.find_bundle_path("target")
@@ -149,7 +149,7 @@ def one(folder: Path, kind: str, seed: int) -> dict[str, Any]:
 
 
 def steps_table(by_kind: dict[str, list[dict[str, Any]]]) -> str:
-    """A Markdown table: per step and kind the mean over seeds."""
+    """Format a Markdown table: per step and kind the mean over seeds."""
     names = {"norm": "norm", "sink": "sink", "own": "own tokens", "accepted": "accepted"}
     lines = ["| step | " + " | ".join(f"{title} {kind}" for title in names.values() for kind in KINDS) + " |"]
     lines.append("|---:" * (1 + len(names) * len(KINDS)) + "|")
@@ -169,4 +169,4 @@ def _mean_step(results: list[dict[str, Any]], key: str, step: int) -> float:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(one(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))))
+    print(json.dumps(train_and_measure(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))))

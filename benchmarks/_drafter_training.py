@@ -65,7 +65,7 @@ def peak_mib() -> float:
 
 
 def ours(shape: dict[str, int], tokens: Tensor, aux: Tensor, final: Tensor) -> tuple[Any, Callable[[], Tensor]]:
-    """Aerie's drafter and its loss."""
+    """Build Aerie's drafter and its loss."""
     from aerie_drafter.config import DrafterConfig, DrafterFamily
     from aerie_drafter.model import Drafter
     from aerie_drafter.train.ttt import TrainingBatch, TrainingTimeTest
@@ -100,8 +100,8 @@ def ours(shape: dict[str, int], tokens: Tensor, aux: Tensor, final: Tensor) -> t
 
 
 def speculators(shape: dict[str, int], tokens: Tensor, aux: Tensor, final: Tensor) -> tuple[Any, Callable[[], Tensor]]:
-    """The speculators library's EAGLE 3, shifted as its own `shift_batch` does."""
-    found: Any = importlib.import_module("speculators.models.eagle3")
+    """Build the speculators library's EAGLE 3, shifted as its own `shift_batch` does."""
+    eagle3: Any = importlib.import_module("speculators.models.eagle3")
     losses: Any = importlib.import_module("speculators.losses")
     transformers: Any = importlib.import_module("transformers")
     layer = transformers.LlamaConfig(
@@ -114,14 +114,14 @@ def speculators(shape: dict[str, int], tokens: Tensor, aux: Tensor, final: Tenso
         max_position_embeddings=shape["length"] + 64,
     )
     layer._attn_implementation = shape["attention"]
-    config = found.Eagle3SpeculatorConfig(
+    config = eagle3.Eagle3SpeculatorConfig(
         transformer_layer_config=layer,
         draft_vocab_size=shape["draft_vocabulary"],
         eagle_aux_hidden_state_layer_ids=[1, 2, 3],
         fc_norm=True,
         norm_output=True,
     )
-    model = found.Eagle3DraftModel(config).float()
+    model = eagle3.Eagle3DraftModel(config).float()
     model.lm_head.weight.requires_grad_(True)  # Aerie's is trained too
     for weight in (model.lm_head.weight, model.embed_tokens.weight, model.verifier_lm_head.weight):
         torch.nn.init.normal_(weight, std=0.02)  # they wait for those of a target

@@ -1,4 +1,4 @@
-"""Part of the benchmark `engine`: how far the simulator is from real vLLM on the same traffic, measured as tests/vllm does it."""
+"""Part of the benchmark `engine`: how the simulator differs from real vLLM on the same traffic, measured as in tests/vllm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aerie_lab.testing.agreement import (
 
 
 def agreement() -> dict[str, float]:
-    """Per cent, without sign. Installs vLLM where it is not there yet; prints the table of docs/simulator.md."""
+    """Measure absolute differences in per cent. Installs vLLM if it is missing; prints the table of docs/simulator.md."""
     vllm = ensure_family("vllm", lambda line: print(line, file=sys.stderr))
     with tempfile.TemporaryDirectory(prefix="aerie-bench-") as scratch:
         pair = run_agreement(vllm, Path(scratch))

@@ -15,11 +15,11 @@ from aerie.engine.releases import NEWEST_VERIFIED_VERSION
 
 SHARDS = 700
 TENSORS = 150
-"""Of each shard; together as many as a model of a trillion parameters with 384 experts in each of 60 layers has."""
+"""Tensors of each shard; in all, those of a model of a trillion parameters with 384 experts in each of 60 layers."""
 
 
 def preflight() -> float:
-    """Seconds to read the headers of 700 shards with 105,000 tensors and to run all checks; the best of five."""
+    """Measure the seconds to read the headers of 700 shards with 105,000 tensors and to run all checks; the best of five."""
     with tempfile.TemporaryDirectory(prefix="aerie-bench-") as scratch:
         target, drafter = _target(Path(scratch, "target")), _drafter(Path(scratch, "drafter"))
         seconds = []
@@ -40,7 +40,7 @@ def preflight() -> float:
 
 
 def _target(folder: Path) -> Path:
-    """Headers of 1.4 TiB of experts in files that take no room on disk."""
+    """Write headers of 1.4 TiB of experts into sparse files."""
     rows, columns = 2048, 7168
     index: dict[str, str] = {}
     for shard in range(SHARDS):

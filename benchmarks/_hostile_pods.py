@@ -1,9 +1,9 @@
-"""Pods that answer GET /metrics as no engine does: what a tenant can make the operator read.
+"""Pods that respond to GET /metrics as no engine does: what a tenant can make the operator read.
 
-    EVIL[form]() ─► bytes of a whole HTTP answer, piece by piece ─► serve(host, port, form), one server for each pod
+    HOSTILE_RESPONSES[form]() ─► bytes of an HTTP response, piece by piece ─► serve(host, port, form), one server per pod
 
-Each form is sent anew over each connection, as raw bytes, so that a form may break HTTP as well as the page. A reader that goes
-away ends its connection and nothing else.
+Each connection gets its form again from the beginning, as raw bytes, so that a form may violate HTTP as well as the exposition
+format. A client that disconnects ends only its connection.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from aerie_lab.engine.exposition import render_exposition
 
 Form = Callable[[], AsyncGenerator[bytes, None]]
 SIZE = 1024 * 1024
-"""Of a page that is filled up, in bytes."""
+"""Bytes of a padded exposition."""
 _OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
 
 
 @functools.cache
 def honest(engines: int = 1, model: str = "meta-llama/Llama-3.3-70B-Instruct") -> bytes:
-    """A page as vLLM writes it, of so many data-parallel ranks."""
+    """Return an exposition as vLLM writes it, with `engines` data-parallel ranks."""
     lines = render_exposition(Counters(131072, 3), model, 1.7e9).splitlines(keepends=True)
     of_engine = [line for line in lines if 'engine="0"' in line]
     ranks = [line.replace('engine="0"', f'engine="{rank}"') for rank in range(1, engines) for line in of_engine]
@@ -33,12 +33,12 @@ def honest(engines: int = 1, model: str = "meta-llama/Llama-3.3-70B-Instruct") -
 
 
 def filled(piece: bytes, head: bytes = b"", tail: bytes = b"\n", size: int = SIZE) -> bytes:
-    """A body of almost `size` bytes."""
+    """Return a body of almost `size` bytes."""
     return head + piece * ((size - len(head) - len(tail)) // len(piece)) + tail
 
 
 def numbered(line: str, size: int = SIZE) -> bytes:
-    """An honest page and then this line with one number after another in it."""
+    """Return a valid exposition, followed by this line with successive numbers."""
     body, longest = honest(), len(line.format(10**6))
     return body + "".join(line.format(number) for number in range((size - len(body)) // longest)).encode()
 
@@ -61,22 +61,22 @@ PAGES: Mapping[str, Callable[[], bytes]] = {
     "line": lambda: filled(b"x"),
     "cut": lambda: honest()[:-9],
 }
-"""Bodies of whole answers."""
+"""Bodies of complete responses."""
 
 
 def whole(body: Callable[[], bytes], headers: bytes = b"") -> Form:
-    """An answer with this body."""
+    """Return a response with this body."""
 
     async def pieces() -> AsyncGenerator[bytes, None]:
-        found = body()
-        yield _OK + headers + b"Content-Length: %d\r\n\r\n" % len(found)
-        yield found
+        content = body()
+        yield _OK + headers + b"Content-Length: %d\r\n\r\n" % len(content)
+        yield content
 
     return pieces
 
 
 def endless(piece: bytes, head: bytes = _OK + b"\r\n", seconds: float = 0.0) -> Form:
-    """An answer that never ends, a piece each so many seconds."""
+    """Return a response that never ends, with a piece every `seconds` seconds."""
 
     async def pieces() -> AsyncGenerator[bytes, None]:
         yield head
@@ -103,7 +103,7 @@ async def _closed() -> AsyncGenerator[bytes, None]:
 
 
 _BOMB = gzip.compress(b"#" * (64 * SIZE), 9)
-EVIL: Mapping[str, Form] = {
+HOSTILE_RESPONSES: Mapping[str, Form] = {
     **{name: whole(body) for name, body in PAGES.items()},
     "gzip": whole(lambda: _BOMB, b"Content-Encoding: gzip\r\n"),
     "endless-line": endless(b"x" * 65536),
@@ -118,16 +118,16 @@ EVIL: Mapping[str, Form] = {
     "silent": _silent,
     "closed": _closed,
 }
-"""Whole answers, by the name of the form."""
+"""Complete responses, by the name of the form."""
 
 
 async def serve(host: str, port: int, form: str) -> asyncio.Server:
-    """A server that answers each request so, until it is closed; port 0 for any."""
+    """Start a server that sends this response to each request until it is closed; port 0 for any."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer), contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError):
             await reader.readuntil(b"\r\n\r\n")
-            async with contextlib.aclosing(EVIL[form]()) as pieces:
+            async with contextlib.aclosing(HOSTILE_RESPONSES[form]()) as pieces:
                 async for piece in pieces:
                     writer.write(piece)
                     await writer.drain()

@@ -2,7 +2,7 @@
 
     small resources, 1,000        one pod each
     large-0                       1,000 pods; its drafter changes, and all of them are replaced
-    fleet-0 .. fleet-4            200 pods each; 100 each later, with rollouts under way, 20 of the 500 hostile
+    fleet-0 .. fleet-4            200 pods each; 100 each later, with rollouts in progress, 20 of the 500 hostile
 
 The operator works in the lab's own network and reads the pages of all pods (_scale_pages.py). A pod is Ready after `LOAD_S`.
 """
@@ -23,7 +23,7 @@ from typing import Any
 from aerie.rollout.canary.messages import PROMOTE_ANNOTATION
 from aerie_lab.cluster import Lab, process
 from aerie_lab.node.support import PROCESSLESS_ANNOTATION, PROCESSLESS_LOAD_SECONDS_ANNOTATION
-from benchmarks._hostile_pods import EVIL
+from benchmarks._hostile_pods import HOSTILE_RESPONSES
 from benchmarks._scale_operator import Operator, quantile
 from benchmarks._scale_pages import PORT
 
@@ -37,15 +37,15 @@ HOSTILE_S = 600.0
 METRICS_PORT = 18080
 
 
-class Inside(Operator):
-    """The operator in the lab's own network, as its pod would be."""
+class LabNetworkOperator(Operator):
+    """The operator in the lab's own network, like its pod."""
 
     def __init__(self, lab: Lab, log: Path, socket: Path) -> None:
         self._lab = lab
-        super().__init__(lab.folder / "components" / "admin.kubeconfig", log, METRICS_PORT, enter(lab), socket)
+        super().__init__(lab.folder / "components" / "admin.kubeconfig", log, METRICS_PORT, lab_command_prefix(lab), socket)
 
 
-def enter(lab: Lab) -> list[str]:
+def lab_command_prefix(lab: Lab) -> list[str]:
     """Return the command prefix that runs a command in the lab's network."""
     return [sys.executable, "-m", "aerie_lab.sandbox.inside", "--network", str(process.find_lab_pid(lab.folder))]
 
@@ -80,7 +80,7 @@ def fleet(name: str, replicas: int, drafter: str, surge: int = 2) -> dict[str, A
 
 
 class Fleets:
-    """One run; `report_progress` prints its progress."""
+    """One run of the fleets; `report_progress` prints its progress."""
 
     def __init__(self, lab: Lab, folder: Path, log: Path, report_progress: Callable[[str], None]) -> None:
         self.lab, self.log, self.report_progress = lab, log, report_progress
@@ -89,8 +89,8 @@ class Fleets:
 
     @contextmanager
     def engines(self) -> Iterator[None]:
-        """All pods answer while the block runs."""
-        command = [*enter(self.lab), sys.executable, "-m", "benchmarks._scale_pages"]
+        """Serve the metrics of all pods while the block runs."""
+        command = [*lab_command_prefix(self.lab), sys.executable, "-m", "benchmarks._scale_pages"]
         command += [str(self.socket), str(METRICS_PORT), str(self.hostile)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdin is not None
@@ -108,28 +108,30 @@ class Fleets:
         fleets = [f"fleet-{number}" for number in range(FLEETS)]
         self.lab.apply(fleet("large-0", LARGE_PODS, "first", SURGE), *(fleet(name, FLEET_PODS, "first") for name in fleets))
         with self.engines():
-            with Inside(self.lab, self.log, self.socket) as operator:
+            with LabNetworkOperator(self.lab, self.log, self.socket) as operator:
                 self._wait(operator, "large and the fleets serve", lambda: all(map(is_ready, self._resources())), 1200)
                 large = self._large(operator)
                 lost = operator.metrics().total("aerie_leader") != 1
             self.lab.kubectl("delete", "specdep", "large-0", "-n", NAMESPACE)
             for name in fleets:
                 self._patch(name, {"spec": {"replicas": HOSTILE_FLEET_PODS}})
-            with Inside(self.lab, self.log, self.socket) as operator:
+            with LabNetworkOperator(self.lab, self.log, self.socket) as operator:
                 self._wait(operator, "the fleets are smaller", lambda: len(self._pods()) == FLEETS * HOSTILE_FLEET_PODS, 600)
                 pods = self._pods()
-                forms = itertools.islice(itertools.cycle(sorted(EVIL)), HOSTILE)
-                evil = {pod["status"]["podIP"]: form for pod, form in zip(pods[:: len(pods) // HOSTILE], forms, strict=False)}
-                self.hostile.write_text(json.dumps(evil))
+                forms = itertools.islice(itertools.cycle(sorted(HOSTILE_RESPONSES)), HOSTILE)
+                hostile_forms = {
+                    pod["status"]["podIP"]: form for pod, form in zip(pods[:: len(pods) // HOSTILE], forms, strict=False)
+                }
+                self.hostile.write_text(json.dumps(hostile_forms))
                 for name in fleets:
                     self._patch(name, {"spec": {"drafter": fleet(name, 1, "second")["spec"]["drafter"]}})
-            with Inside(self.lab, self.log, self.socket) as operator:
+            with LabNetworkOperator(self.lab, self.log, self.socket) as operator:
                 hostile = self._hostile(operator)
                 lost = lost or operator.metrics().total("aerie_leader") != 1
         return {"large_pods": LARGE_PODS, **large, **hostile, "lease_lost": int(lost)}
 
     def _large(self, operator: Operator) -> dict[str, float]:
-        """The drafter of the large resource changes, until all of its pods are replaced."""
+        """Change the drafter of the large resource, and wait until all of its pods are replaced."""
         before, cpu, began = operator.metrics().buckets("aerie_event_loop_lag_seconds"), operator.cpu(), time.monotonic()
         document = fleet("large-0", LARGE_PODS, "second", SURGE)
         revision = self._resource("large-0")["status"]["stable"]["revision"]
@@ -158,7 +160,7 @@ class Fleets:
         }
 
     def _hostile(self, operator: Operator) -> dict[str, float]:
-        """Rollouts of all fleets with hostile pods among the stable ones."""
+        """Measure rollouts of all fleets with hostile pods among the stable ones."""
         operator.until(lambda metrics: metrics.total("aerie_scrape_failures_total") > 0, "a hostile page was scraped", 300, 1)
         before, cpu = operator.metrics(), operator.cpu()
         time.sleep(HOSTILE_S)
@@ -228,7 +230,7 @@ assert PORT == 8000, "the default port of engines, where spec.engine.args choose
 
 
 def main() -> None:
-    """The fleets alone, without the thousand small resources."""
+    """Measure the fleets alone, without the thousand small resources."""
     from benchmarks.scale import small_lab
 
     began = time.monotonic()

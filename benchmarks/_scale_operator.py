@@ -123,11 +123,11 @@ class Operator:
             time.sleep(interval)
 
     def cpu(self) -> float:
-        """Seconds of CPU time so far."""
+        """Return the seconds of CPU time so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return sum(int(value) for value in fields[11:13]) / os.sysconf("SC_CLK_TCK")
 
     def memory(self, line: str = "VmRSS") -> float:
-        """MiB of resident memory; VmHWM: the most there ever was."""
+        """Return the MiB of resident memory; VmHWM: its peak."""
         status = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         return next(int(row.split()[1]) for row in status if row.startswith(f"{line}:")) / 1024

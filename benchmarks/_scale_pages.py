@@ -23,7 +23,7 @@ from pyroute2 import IPRoute
 from aerie_lab.engine.counters import Counters
 from aerie_lab.engine.exposition import render_exposition
 from aerie_lab.relay import relay_connection
-from benchmarks._hostile_pods import EVIL
+from benchmarks._hostile_pods import HOSTILE_RESPONSES
 
 PODS = "10.244.0.0/16"
 PORT = 8000
@@ -34,8 +34,8 @@ _LOCAL_TABLE = 255
 
 
 @functools.lru_cache(maxsize=2)
-def grown(seconds: int) -> bytes:
-    """The answer of an engine that has served for so long."""
+def response_after(seconds: int) -> bytes:
+    """Return the response of an engine that has served for `seconds` seconds."""
     counters = Counters(131072, DRAFTS)
     steps = STEPS_PER_S * seconds
     for emitted, share in ((1, 4), (2, 3), (3, 2), (4, 1)):
@@ -59,37 +59,37 @@ def grown(seconds: int) -> bytes:
 
 
 class Engines:
-    """Answers for all pods."""
+    """The responses of all pods."""
 
     def __init__(self, hostile: Path) -> None:
         self._file, self._changed, self._forms = hostile, 0.0, dict[str, str]()
         self._began = time.monotonic()
 
     def form(self, address: str) -> str | None:
-        """Of the pod at this address; None for an honest one."""
+        """Return the form of the pod at this address; None for a valid engine."""
         if (changed := self._file.stat().st_mtime) != self._changed:
             self._changed, self._forms = changed, json.loads(self._file.read_text())
         return self._forms.get(address)
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """All requests of one connection; a hostile answer is the last one of its connection."""
+        """Respond to all requests of one connection; a hostile response is the last one of its connection."""
         form = self.form(writer.get_extra_info("sockname")[0])
         with contextlib.closing(writer), contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError):
             while await reader.readuntil(b"\r\n\r\n"):
                 if form is not None:
-                    async with contextlib.aclosing(EVIL[form]()) as pieces:
+                    async with contextlib.aclosing(HOSTILE_RESPONSES[form]()) as pieces:
                         async for piece in pieces:
                             writer.write(piece)
                             await writer.drain()
                     return
-                writer.write(grown(int(time.monotonic() - self._began)))
+                writer.write(response_after(int(time.monotonic() - self._began)))
                 await writer.drain()
 
 
 async def serve(socket: Path, port: int, hostile: Path) -> None:
-    """Until standard input ends."""
+    """Serve until standard input ends."""
     engines = Engines(hostile)
-    forwarding: set[asyncio.Task[None] | None] = set()  # nobody else keeps them
+    forwarding: set[asyncio.Task[None] | None] = set()  # keeps references to the tasks
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         forwarding.add(task := asyncio.current_task())
@@ -109,7 +109,7 @@ async def serve(socket: Path, port: int, hostile: Path) -> None:
 
 
 def take_addresses() -> None:
-    """Lead the addresses of all pods to the loopback of this network."""
+    """Route the addresses of all pods to the loopback of this network."""
     with IPRoute() as ip:
         loopback = ip.link_lookup(ifname="lo")[0]
         ip.route("replace", dst=PODS, type="local", oif=loopback, table=_LOCAL_TABLE, scope="host")

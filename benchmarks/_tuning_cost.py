@@ -1,7 +1,7 @@
-"""What a decision costs: 64 replicas scraped every 15 s for a day, in a process of its own. Prints milliseconds of
+"""Cost of a decision: 64 replicas scraped every 15 s for a day, in a process of its own. Prints milliseconds of
 CPU time and MiB.
 
-The memory is what the process has at its most above what it had before the tuner was imported: numpy, the day's telemetry, and
+The memory is the peak of the process above its memory before the tuner was imported: numpy, the day's telemetry, and
 the decision. The day: every replica's batch goes up and down with the hours between 4 and 80, and each window is 20 % off it.
 """
 
@@ -30,12 +30,12 @@ def main() -> None:
     from aerie.tuning.decision.recommend import decide_setting
     from aerie.tuning.decision.types import TuningContext
     from aerie.tuning.telemetry import ReplicaWindow, TuningTelemetry
-    from benchmarks._tuning_replay import ENGINE, counted, grids
+    from benchmarks._tuning_replay import ENGINE, grids, simulate_window
 
-    published = next(one for one in grids() if one.step_time.name.startswith("Qwen3-32B"))
+    published = next(grid for grid in grids() if grid.step_time.name.startswith("Qwen3-32B"))
     assert published.step_time.step_seconds_by_k == table.step_seconds_by_k
     random = np.random.default_rng(1)
-    windows: dict[int, Counters] = {}  # by batch: making them is not what is measured
+    windows: dict[int, Counters] = {}  # by batch: their creation is not measured
     telemetry, setting, now = TuningTelemetry(), Static(3), 0.0
     for index in range(round(86400 / WINDOW)):
         now = (index + 1) * WINDOW
@@ -43,13 +43,13 @@ def main() -> None:
         for replica, batch in enumerate((level * np.exp(0.2 * random.standard_normal(REPLICAS))).tolist()):
             key = round(8 * math.log2(max(batch, 1.0)))
             if key not in windows:
-                windows[key] = counted(published, setting, 2 ** (key / 8), WINDOW, random)
+                windows[key] = simulate_window(published, setting, 2 ** (key / 8), WINDOW, random)
             telemetry.add(ReplicaWindow(f"pod-{replica}", now, setting, windows[key]))
-    situation = TuningContext(ENGINE, setting, 7, REPLICAS, now)
+    context = TuningContext(ENGINE, setting, 7, REPLICAS, now)
     milliseconds = []
     for _ in range(7):
         began = time.process_time()
-        decide_setting(telemetry, situation, TuningPolicy(), 1)
+        decide_setting(telemetry, context, TuningPolicy(), 1)
         milliseconds.append(1000 * (time.process_time() - began))
     print(f"{statistics.median(milliseconds):.1f} {_peak_mib() - before:.1f} {len(telemetry.cells)}")
 

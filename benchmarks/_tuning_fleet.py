@@ -1,8 +1,8 @@
-"""A fleet of six replicas for three days: which setting runs where, and how long users wait for a token with it.
+"""A fleet of six replicas for three days: which setting each replica runs, and how long users wait for a token.
 
-A roll takes one replica at a time, five minutes each. Canary, control and what loads in a roll are on spare GPUs (`surge`, as by
-default); without them they take the places of replicas, and the others carry the load. What counts is what users wait for a
-token, all tokens together, each setting at the batches that it leads to itself.
+A roll takes one replica at a time, five minutes each. Canary, control and the loading pods of a roll are on spare GPUs (`surge`,
+the default); without them they take the places of replicas, and the others serve the load. The cost is the users' seconds per
+token, over all tokens, each setting at the batches that result from it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ INTERVAL = 6
 """Ticks between decisions."""
 DAY = 24 * HOUR
 PLACES = np.array([*range(REPLICAS), 0, 1])
-"""Whose router weight and speed each replica has: spare ones are like the first two."""
+"""The replica whose router weight and speed each one has: spare ones are like the first two."""
 _TAIL = math.exp(1.645 * USERS - USERS**2 / 2)
 
 
 @dataclass
 class Fleet:
-    """Which setting each replica runs, tick by tick; the last two are canary and control on spare GPUs, where there are any."""
+    """The setting of each replica, tick by tick; the last two are canary and control on spare GPUs, if there are any."""
 
     settings: list[SpeculationSetting]
     runs: Ints
-    """Replica by tick: index of the setting; -1 while it loads, or is not there."""
+    """Replica by tick: index of the setting; -1 while it loads, or does not exist."""
     since: Ints
-    """Replica by tick: when its engine began."""
+    """Replica by tick: the start of its engine."""
     surge: bool
 
     @classmethod
@@ -43,11 +43,11 @@ class Fleet:
 
     @property
     def arms(self) -> tuple[int, int]:
-        """Where canary and control are."""
+        """The replicas that are canary and control."""
         return (REPLICAS, REPLICAS + 1) if self.surge else (0, 1)
 
     def reload(self, replica: int, tick: int, setting: SpeculationSetting) -> None:
-        """With the setting from the next tick on, and out for this one; unless that runs on spare GPUs until it serves."""
+        """Reload a replica with the setting: it serves from the next tick on, and is out for this one without spare GPUs."""
         if setting not in self.settings:
             self.settings.append(setting)
         if not self.surge or replica >= REPLICAS:
@@ -56,14 +56,14 @@ class Fleet:
         self.since[replica, tick + 1 :] = tick + 1
 
     def roll(self, replicas: list[int], tick: int, setting: SpeculationSetting) -> int:
-        """One after the other; returns when all are done."""
+        """Reload replicas one after the other; return the tick at which all are done."""
         for replica in replicas:
             self.reload(replica, tick, setting)
             tick += 1
         return tick
 
     def withdraw(self, tick: int, setting: SpeculationSetting) -> int:
-        """Canary and control are no more, and their replicas run the setting; returns when they do."""
+        """End canary and control; return the tick at which their replicas run the setting."""
         if self.surge:
             self.runs[REPLICAS:, tick:] = -1
             return tick
@@ -72,8 +72,8 @@ class Fleet:
         return tick + 1
 
     def rates(self, world: World) -> Floats:
-        """Requests per second, replica by tick. Those on spare GPUs get requests of their own, by their weights: nobody is faster
-        or slower for them."""
+        """Return the requests per second, replica by tick. Those on spare GPUs get additional requests, by their weights, so that
+        they do not change the load of the others."""
         weights = np.where(self.runs >= 0, world.shares[PLACES], 0.0)
         return np.asarray(world.rates * weights / weights[:REPLICAS].sum(axis=0))
 
@@ -82,7 +82,7 @@ Cost = tuple[Floats, Floats, Floats]
 
 
 def cost(world: World, fleet: Fleet) -> Cost:
-    """Seconds that users waited and tokens that they got, by tick, and the 95 % point of the time per output token."""
+    """Return the seconds that users waited and the tokens they got, by tick, and the 95 % point of the time per output token."""
     rates = fleet.rates(world)
     waited, tokens, worst = np.zeros(TICKS), np.zeros(TICKS), np.zeros(TICKS)
     for index, setting in enumerate(fleet.settings):
@@ -98,7 +98,7 @@ def cost(world: World, fleet: Fleet) -> Cost:
 
 
 def six_hours(waited: Floats, tokens: Floats, length: int = 6 * HOUR) -> Floats:
-    """Seconds per token in every stretch of six hours."""
+    """Return the seconds per token of every six hours."""
     sums = [np.concatenate([[0.0], np.cumsum(each)]) for each in (waited, tokens)]
     spans = [each[length:] - each[:-length] for each in sums]
     return np.asarray(spans[0] / spans[1])

@@ -1,8 +1,8 @@
-"""How far the fleet simulation's windows are from the step-level simulator's, at the same rates: one replica, window by window.
+"""Difference of the fleet simulation's windows from the step-level simulator's, at the same rates: one replica, by window.
 
 The step-level simulator runs requests one by one, each with an acceptance of its own, prefill in chunks, and a step's noise. Its
-windows of five minutes are held against the stationary state that `_tuning_fleet_model` computes for the rate (the error), and
-their scatter against that of disturbed windows.
+windows of five minutes are compared with the stationary state that `_tuning_fleet_model` computes for the rate (the error), and
+their dispersion with that of disturbed windows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMES = ("batch", "step time", "acceptance length", "time per output token")
 
 @dataclass(frozen=True)
 class Point:
-    """Where the two are compared."""
+    """Conditions of a comparison of the two."""
 
     profile: str
     kind: str
@@ -49,15 +49,15 @@ POINTS = (
 
 @dataclass(frozen=True)
 class Agreement:
-    """By name of NAMES, relative: model by simulator - 1, and the scatter of windows in both."""
+    """Relative error of each of NAMES: model by simulator - 1, and the dispersion of windows in both."""
 
     error: Floats
-    scatter: Floats
+    dispersion: Floats
     simulated: Floats
 
 
 def agreement(point: Point, seconds: float = SECONDS, seed: int = 1) -> Agreement:
-    """At one point."""
+    """Compare the two at one point."""
     target = model.Target.of(STEP_TIME_FORMULAS[point.profile])
     survivals = model.survival(point.kind, np.zeros(1))
     middle = int(draft_tokens_by_batch(point.setting, np.array([point.batch]))[0])
@@ -81,7 +81,7 @@ def _figures(rows: model.Rows) -> Floats:
 
 
 def _windows(point: Point, rate: float, seconds: float, seed: int) -> Iterator[tuple[float, ...]]:
-    """What the step-level simulator counts, in windows of a tick."""
+    """Simulate the windows of a tick with the step-level simulator."""
     median = model.ANSWER / math.exp(model.ANSWER_SPREAD**2 / 2)
     kind = TrafficClass(
         point.kind,
@@ -107,17 +107,17 @@ def _windows(point: Point, rate: float, seconds: float, seed: int) -> Iterator[t
         if scrape.counters is None or scrape.time < due:
             continue
         due += TICK
-        seen = scrape.counters
-        itl = seen.inter_token_latency
+        counters = scrape.counters
+        itl = counters.inter_token_latency
         now = tuple(
             map(
                 float,
                 (
                     itl.count,
                     itl.total,
-                    seen.iteration_tokens.count,
-                    seen.spec_decode_num_drafts,
-                    seen.spec_decode_num_accepted_tokens,
+                    counters.iteration_tokens.count,
+                    counters.spec_decode_num_drafts,
+                    counters.spec_decode_num_accepted_tokens,
                 ),
             )
         )
@@ -128,18 +128,20 @@ def _windows(point: Point, rate: float, seconds: float, seed: int) -> Iterator[t
 
 
 def table(seconds: float = SECONDS) -> tuple[list[str], float]:
-    """Rows of a table, and the largest error of a mean."""
+    """Return the rows of a table, and the largest error of a mean."""
     lines = [
-        f"| windows of 5 min: error of the mean (scatter; simulator's) | {' | '.join(NAMES)} |",
+        f"| windows of 5 min: error of the mean (dispersion; simulator's) | {' | '.join(NAMES)} |",
         "|---|" + "---:|" * len(NAMES),
     ]
     largest = 0.0
     for point in POINTS:
-        found = agreement(point, seconds)
-        largest = max(largest, float(np.abs(found.error).max()))
+        agreed = agreement(point, seconds)
+        largest = max(largest, float(np.abs(agreed.error).max()))
         cells = [
-            f"{100 * error:+.1f} % ({100 * mine:.1f}; {100 * theirs:.1f})"
-            for error, mine, theirs in zip(found.error, found.scatter, found.simulated, strict=True)
+            f"{100 * error:+.1f} % ({100 * model_dispersion:.1f}; {100 * simulator_dispersion:.1f})"
+            for error, model_dispersion, simulator_dispersion in zip(
+                agreed.error, agreed.dispersion, agreed.simulated, strict=True
+            )
         ]
         lines.append(f"| {point.profile}, {point.kind}, {point.setting}, batch {point.batch:.0f} | {' | '.join(cells)} |")
     return lines, largest

@@ -1,4 +1,4 @@
-"""What a replica counts in a window, from the rate of its requests: the physics of the fleet simulation, many windows at once.
+"""Counters of a replica in a window, from the rate of its requests: the engine model of the fleet simulation, on arrays.
 
 The model. Requests come by Poisson and share the engine: a step of b requests takes T(b, K), gives each of them tau(K) tokens,
 and prefill takes its share of the time. The number of requests in the engine is then a birth-death process whose stationary
@@ -7,9 +7,9 @@ distribution does not depend on how lengths are distributed (processor sharing, 
     pi(b) ~ prod_{j <= b} rate * length * T(j, K_j) / (j tau(K_j) (1 - prefill)),        b <= 256
 
 from which a window's steps, batch, step time, drafts and accepted tokens follow, also for a schedule and across a capture cliff.
-A window differs from that by how much work came in it, by the acceptance of the requests it happened to get, and by the GPU.
+A window differs from that by the work that arrives in it, by the acceptance of its requests, and by the GPU.
 
-How far this is from the step-level simulator is measured (`_tuning_fleet_calibration`). Not modelled: preemption, prefix caches
+The difference from the step-level simulator is measured (`_tuning_fleet_calibration`). Not modelled: preemption, prefix caches
 and contexts (a step's cost of cached tokens goes with the batch), requests that wait while 256 run: they are shed, and demand
 alone counts them.
 """
@@ -44,7 +44,7 @@ ANSWER, ANSWER_SPREAD = 300.0, 0.7
 PROMPT = 400.0
 """Computed tokens of a prompt."""
 CLOCK = 0.005
-"""Standard deviation of the logarithm of a window's step time that no cause is known of."""
+"""Standard deviation of the logarithm of a window's step time, of unknown cause."""
 USERS = 0.2
 """Standard deviation of the logarithm of requests' time per output token within a window."""
 _SHED = 0.005
@@ -56,34 +56,34 @@ _SHIFTS = np.linspace(-4.0, 1.0, 41)
 # --------------------------------------------------------------------------------------------------------------- acceptance
 @cache
 def _survivals(name: str) -> Floats:
-    """Shift by K by position: what accepted_per_position / drafts of one class converges to at each K."""
+    """Return the limit of accepted_per_position / drafts of one class, shift by K by position."""
     kind = CLASS_ACCEPTANCE[name]
-    found = np.zeros((len(_SHIFTS), MOST + 1, MOST))
+    survivals = np.zeros((len(_SHIFTS), MOST + 1, MOST))
     for row, shift in enumerate(_SHIFTS.tolist()):
-        moved = Acceptance(kind.shift_logits(shift).conditionals, kind.spread) if shift else kind
+        shifted = Acceptance(kind.shift_logits(shift).conditionals, kind.spread) if shift else kind
         for tokens in range(1, MOST + 1):
-            found[row, tokens, :tokens] = expected_survival(moved, tokens)
-    return found
+            survivals[row, tokens, :tokens] = expected_survival(shifted, tokens)
+    return survivals
 
 
 def survival(name: str, shifts: Floats) -> Floats:
-    """Time by K by position, for one class of traffic whose conditionals are moved on the logit scale."""
-    known = _survivals(name)
+    """Return the survival, time by K by position, of one class of traffic whose conditionals are shifted on the logit scale."""
+    survivals = _survivals(name)
     place = np.clip((shifts - _SHIFTS[0]) / (_SHIFTS[1] - _SHIFTS[0]), 0, len(_SHIFTS) - 1.001)
     low = place.astype(int)
     part = (place - low)[:, None, None]
-    return np.asarray(known[low] * (1 - part) + known[low + 1] * part)
+    return np.asarray(survivals[low] * (1 - part) + survivals[low + 1] * part)
 
 
-def mixed(first: Floats, second: Floats, share: Floats) -> Floats:
-    """Two classes, the second with a share of the tokens: each weighs by its steps."""
+def mix_classes(first: Floats, second: Floats, share: Floats) -> Floats:
+    """Mix two classes, the second with a share of the tokens, weighted by their steps."""
     steps = [(1 - share)[:, None] / lengths(first), share[:, None] / lengths(second)]
     total = steps[0] + steps[1]
     return np.asarray((first * steps[0][:, :, None] + second * steps[1][:, :, None]) / total[:, :, None])
 
 
 def lengths(survivals: Floats) -> Floats:
-    """Acceptance length by K."""
+    """Return the acceptance length by K."""
     return np.asarray(1.0 + survivals.sum(axis=-1))
 
 
@@ -99,7 +99,7 @@ class Target:
 
     @classmethod
     def of(cls, step_time: StepTime, factor: float = 1.0, context: float = 600.0) -> Target:
-        """A profile of the step-level simulator, `factor` times as slow, with so many cached tokens a request."""
+        """Make the target of a step-level profile, `factor` times as slow, with `context` cached tokens a request."""
         seconds = [
             [step_time.fixed_seconds(b, k) + step_time.seconds_per_cached_token * context * b for b in range(1, BATCH + 1)]
             for k in range(MOST + 1)
@@ -108,7 +108,7 @@ class Target:
         return cls(factor * jitter * np.array(seconds), factor * step_time.seconds_per_prompt_token)
 
     def rate(self, batch: float, tokens: int, length: float) -> float:
-        """Requests per second that keep about so many requests in a step."""
+        """Return the requests per second that keep about `batch` requests in a step."""
         seconds = float(np.interp(batch, _B, self.seconds[tokens]))
         alone = batch * length / (seconds * (ANSWER - 1))
         return alone / (1 + self.prefill * PROMPT * alone)
@@ -125,11 +125,11 @@ class Rows:
     running: Floats
     """Mean requests in the engine."""
     tokens: Floats
-    """Without first tokens."""
+    """Tokens per second without first tokens."""
     by_tokens: Floats
     """Row by K: request-steps."""
     full: Floats
-    """Share of the time that no request is let in."""
+    """Share of the time in which no request is admitted."""
     at: Floats
     """Row by batch: request-steps."""
 
@@ -140,7 +140,7 @@ class Rows:
 
 
 def steady(target: Target, setting: SpeculationSetting, rates: Floats, survivals: Floats, slowness: Floats | float = 1.0) -> Rows:
-    """The stationary state at rates of requests (row) and survivals (row by K by position)."""
+    """Compute the stationary state at rates of requests (row) and survivals (row by K by position)."""
     tokens = draft_tokens_by_batch(setting, _B)
     seconds = target.seconds[tokens, np.arange(BATCH)]
     slow = np.broadcast_to(np.asarray(slowness, dtype=float), rates.shape)
@@ -148,7 +148,7 @@ def steady(target: Target, setting: SpeculationSetting, rates: Floats, survivals
     step = seconds * slow[:, None]
     chances = np.empty_like(step)
     rows, admitted = np.arange(len(rates)), rates
-    for _ in range(_ROUNDS):  # what is shed is not prefilled
+    for _ in range(_ROUNDS):  # shed requests have no prefill
         free = 1 - np.minimum(0.9, slow[rows] * target.prefill * PROMPT * admitted[rows])
         step[rows] = seconds * (slow[rows] / free)[:, None]
         chances[rows] = _stationary(step[rows], rates[rows], gained[rows])
@@ -171,7 +171,7 @@ def steady(target: Target, setting: SpeculationSetting, rates: Floats, survivals
 
 
 def _stationary(step: Floats, rates: Floats, gained: Floats) -> Floats:
-    """Row by batch: the share of the time."""
+    """Return the share of the time, row by batch."""
     odds = np.cumsum(np.log(step * (np.maximum(rates, 1e-9) * (ANSWER - 1))[:, None] / (gained * _B)), axis=1)
     top = np.maximum(odds.max(axis=1), 0.0)[:, None]
     weights = np.exp(odds - top)
@@ -181,7 +181,7 @@ def _stationary(step: Floats, rates: Floats, gained: Floats) -> Floats:
 # ------------------------------------------------------------------------------------------------------------------ windows
 @dataclass(frozen=True)
 class Disturbed:
-    """What one window differs in from the stationary state; by row."""
+    """Differences of windows from the stationary state, by row."""
 
     work: Floats
     """Factor on the rate."""
@@ -191,7 +191,7 @@ class Disturbed:
 
 
 def disturb(rates: Floats, survivals: Floats, seconds: float, random: np.random.Generator, clock: float = CLOCK) -> Disturbed:
-    """Windows of so many seconds: how many requests came, how long they were, and what drafts they accept."""
+    """Draw windows of `seconds` seconds: number, length and acceptance of their requests."""
     requests = np.maximum(rates * seconds, 1.0)
     spread = np.sqrt((1 + _variation(ANSWER_SPREAD)) / requests)
     work = np.maximum(1 + spread * random.standard_normal(len(rates)), 0.02)
@@ -200,13 +200,13 @@ def disturb(rates: Floats, survivals: Floats, seconds: float, random: np.random.
     before = np.concatenate([np.ones((*survivals.shape[:2], 1)), survivals[:, :, :-1]], axis=2)
     q = np.divide(survivals, before, out=np.zeros_like(survivals), where=before > 1e-12)
     slopes = np.cumsum(np.where(survivals > 0, 1 - q, 0.0), axis=2)
-    moved = survivals * np.exp(shift[:, None, None] * slopes)
-    moved = np.minimum.accumulate(np.minimum(moved, 1.0), axis=2)
-    return Disturbed(work, moved, np.exp(clock * random.standard_normal(len(rates))))
+    shifted = survivals * np.exp(shift[:, None, None] * slopes)
+    shifted = np.minimum.accumulate(np.minimum(shifted, 1.0), axis=2)
+    return Disturbed(work, shifted, np.exp(clock * random.standard_normal(len(rates))))
 
 
 def _variation(spread: float) -> float:
-    """Square of the coefficient of variation of a log-normal."""
+    """Return the square of the coefficient of variation of a log-normal distribution."""
     return math.expm1(spread**2)
 
 
@@ -219,8 +219,8 @@ def counters(
     edges: Sequence[float],
     waits: Floats,
 ) -> list[Counters]:
-    """What a scraper sees of each row in so many seconds. `edges`: finite buckets of the latencies; `waits`: mean seconds to the
-    first token."""
+    """Return the counters of each row in `seconds` seconds, as scraped. `edges`: finite buckets of the latencies; `waits`: mean
+    seconds to the first token."""
     most = max_speculative_tokens(setting)
     requests = rates * (1 - rows.full) * seconds
     drafting = rows.by_tokens[:, 1:].sum(axis=1) * seconds
@@ -229,39 +229,41 @@ def counters(
     output = _cumulative(requests, rows.per_token, edges)
     first = _cumulative(requests, waits, edges)
     bounds = (*edges, math.inf)
-    found = []
+    windows = []
     table = np.stack(
         [requests, rows.tokens * seconds, rows.steps * seconds, rows.running * seconds, rows.iterations * seconds], axis=1
     ).tolist()
-    for i, (came, tokens, steps, busy, iterations) in enumerate(table):
+    for i, (arrived, tokens, steps, busy, iterations) in enumerate(table):
         speculation = None
         if most:
-            at = tuple(accepted[i].tolist())
-            speculation = SpeculationCounters(float(drafting[i]), float(draft_tokens[i]), sum(at), at)
-        found.append(
+            accepted_by_position = tuple(accepted[i].tolist())
+            speculation = SpeculationCounters(
+                float(drafting[i]), float(draft_tokens[i]), sum(accepted_by_position), accepted_by_position
+            )
+        windows.append(
             Counters(
-                generation_tokens=tokens + came,
-                prompt_tokens=PROMPT * came,
-                computed_prompt_tokens=PROMPT * came,
+                generation_tokens=tokens + arrived,
+                prompt_tokens=PROMPT * arrived,
+                computed_prompt_tokens=PROMPT * arrived,
                 prefix_cache_queries=0.0,
                 prefix_cache_hits=0.0,
                 preemptions=0.0,
-                finished={"stop": came},
+                finished={"stop": arrived},
                 request_steps=steps,
                 step_seconds=busy,
                 iterations=iterations,
-                queued_requests=came,
+                queued_requests=arrived,
                 queue_seconds=0.0,
-                time_to_first_token=Histogram(bounds, tuple(first[i].tolist()), came * float(waits[i])),
-                time_per_output_token=Histogram(bounds, tuple(output[i].tolist()), came * float(rows.per_token[i])),
+                time_to_first_token=Histogram(bounds, tuple(first[i].tolist()), arrived * float(waits[i])),
+                time_per_output_token=Histogram(bounds, tuple(output[i].tolist()), arrived * float(rows.per_token[i])),
                 speculation=speculation,
             )
         )
-    return found
+    return windows
 
 
 def _cumulative(requests: Floats, means: Floats, edges: Sequence[float]) -> Floats:
-    """Row by bucket: log-normal around the mean."""
+    """Return the cumulative counts, row by bucket: log-normal around the mean."""
     centre = np.log(np.maximum(means, 1e-6)) - USERS**2 / 2
     z = (np.log(np.array(edges))[None, :] - centre[:, None]) / USERS
     below = 1 / (1 + np.exp(-np.clip(1.702 * z, -60, 60)))  # the logistic curve nearest to the normal one

@@ -1,13 +1,13 @@
-"""Published grids as engines: what a tuner would have counted on them, and what its choice is worth there.
+"""Published grids as engines: simulated telemetry of them, and the regret of a tuner's choice.
 
 A grid is a table of throughputs by batch and K; a step's time is looked up in it, bilinear between its cells
-(`aerie_lab.engine.step.Grid`), so nothing that a tuner fits is what it is judged by. The batches of the windows are spread
+(`aerie_lab.engine.step.Grid`), so the tuner is not evaluated by its own model. The batches of the windows are spread
 evenly over the octaves of the grid, those of a canary too. Assumptions: 3 % noise a window, prefill of 10 us a token,
 acceptance lengths as published at every K, with 2 % noise a window, of requests that differ, so that drafts of a larger K
-begin at harder places; graphs are captured up to 512 tokens, vLLM's default in the releases that the grids were taken with.
-The engine that chooses is otherwise vLLM 0.33, so that schedules are open to it.
+begin at harder positions; graphs are captured up to 512 tokens, vLLM's default in the releases that the grids were taken with.
+The engine is otherwise vLLM 0.33, so that it supports schedules.
 
-Choices are judged in the grid's own cells only. A cell that is not usable is open to no rule.
+Choices are evaluated only in the grid's own cells. No rule may choose a cell that is not usable.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Published:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The values of K, rising."""
+        """The values of K, in ascending order."""
         return tuple(sorted(self.throughput))
 
     @property
@@ -66,26 +66,26 @@ class Published:
         return min((k for k in self.tokens if k > 0), key=lambda k: abs(k - 3))
 
     def usable(self, column: int) -> list[int]:
-        """The K that may be chosen at a batch."""
+        """Return the K that may be chosen at a batch."""
         return [k for k in self.tokens if self.throughput[k][column] is not None]
 
     def regret(self, tokens: int, column: int) -> float:
-        """Throughput lost against the best K of the batch; a K that the cell lacks is the nearest that it has."""
+        """Return the throughput lost against the best K of the batch; a missing K is replaced by the nearest one."""
         usable = {k: value for k in self.usable(column) if (value := self.throughput[k][column]) is not None}
         chosen = min(usable, key=lambda k: (abs(k - tokens), k))
         return 1 - usable[chosen] / max(usable.values())
 
     def seconds(self, batch: float, tokens: int) -> float:
-        """Of a step with a mean batch between whole ones."""
+        """Return the seconds of a step at a fractional mean batch."""
         low = math.floor(batch)
-        at_low, at_high = (self.step_time.fixed_seconds(one, tokens) for one in (low, low + 1))
+        at_low, at_high = (self.step_time.fixed_seconds(whole, tokens) for whole in (low, low + 1))
         return at_low + (batch - low) * (at_high - at_low)
 
 
 def grids(file: str | None = None) -> list[Published]:
-    """Those of a file in the form of step_time_grids.json; default: $GRIDS, else the ones of the simulator."""
-    named = file or os.environ.get("GRIDS")
-    path = Path(named) if named else Path(step.__file__).parent / "step_time_grids.json"
+    """Read a file in the format of step_time_grids.json; default: $GRIDS, else the grids of the simulator."""
+    chosen = file or os.environ.get("GRIDS")
+    path = Path(chosen) if chosen else Path(step.__file__).parent / "step_time_grids.json"
     return [_published(data) for data in json.loads(path.read_text())["grids"]]
 
 
@@ -99,20 +99,24 @@ def _published(data: dict[str, Any]) -> Published:
 # --------------------------------------------------------------------------------------------------------------- telemetry
 @cache
 def _survival(lengths: tuple[tuple[int, float], ...], tokens: int) -> tuple[float, ...]:
-    """What drafts of so many tokens accept: those of requests that differ, so that each K has the length that was published."""
-    found: tuple[float, ...] = ()
+    """Return the survival of drafts of `tokens` tokens, for requests that differ, with the published length at each K."""
+    conditionals: tuple[float, ...] = ()
     for k, length in sorted(lengths):
-        if gap := max(0, k - len(found)):
+        if gap := max(0, k - len(conditionals)):
             low, high = 0.0, 1.0
             for _ in range(40):
                 q = (low + high) / 2
-                low, high = (q, high) if expected_length(Acceptance((*found, *[q] * gap), SPREAD), k) < length else (low, q)
-            found += (low,) * gap
-    return tuple(expected_survival(Acceptance(found, SPREAD), tokens).tolist())
+                low, high = (
+                    (q, high) if expected_length(Acceptance((*conditionals, *[q] * gap), SPREAD), k) < length else (low, q)
+                )
+            conditionals += (low,) * gap
+    return tuple(expected_survival(Acceptance(conditionals, SPREAD), tokens).tolist())
 
 
-def counted(grid: Published, setting: SpeculationSetting, batch: float, seconds: float, random: np.random.Generator) -> Counters:
-    """A window of one replica."""
+def simulate_window(
+    grid: Published, setting: SpeculationSetting, batch: float, seconds: float, random: np.random.Generator
+) -> Counters:
+    """Simulate a window of one replica."""
     tokens = setting.tokens_at(max(1, round(batch))) if isinstance(setting, Schedule) else max_speculative_tokens(setting)
     prefill = batch * float(random.uniform(0.2, 1.0))
     interval = grid.seconds(batch, tokens) * math.exp(0.03 * random.standard_normal()) + _PREFILL * prefill
@@ -153,14 +157,14 @@ def record(
     start: float,
     random: np.random.Generator,
 ) -> float:
-    """Windows of a minute; returns when the last ends."""
+    """Add windows of a minute to the telemetry; return the end of the last one."""
     octaves = math.log2(grid.batches[-1] / grid.batches[0])
     now = start
     for _ in range(round(60 * hours)):
         now += 60.0
         for replica in range(replicas):
             batch = grid.batches[0] * 2 ** float(random.uniform(0, octaves))
-            window = counted(grid, setting, batch, 60.0, random)
+            window = simulate_window(grid, setting, batch, 60.0, random)
             telemetry.add(ReplicaWindow(f"{setting}-{replica}", now, setting, window))
     return now
 
@@ -168,7 +172,7 @@ def record(
 # ------------------------------------------------------------------------------------------------------------------ choice
 @dataclass(frozen=True)
 class Chosen:
-    """By batch of the grid the K that the tuner would run, and what it did to know."""
+    """The K that the tuner would run at each batch of the grid, and the canary and decision that led to it."""
 
     tokens: list[int]
     canary: SpeculationSetting | None
@@ -178,40 +182,40 @@ class Chosen:
 
 
 def choose(grid: Published, seed: int, *, canaries: int = 1, hours: float = 2.0) -> Chosen:
-    """From `hours` of K = 3 on four replicas, and at most so many canaries of half an hour: those that the tuner asks for, be it
-    to explore or to prove a change."""
+    """Choose after `hours` of K = 3 on four replicas, and at most `canaries` canaries of half an hour: explorations or trials, as
+    the tuner requests."""
     random = np.random.default_rng(seed)
     telemetry = TuningTelemetry()
     current = Static(grid.start)
     now = record(telemetry, grid, current, REPLICAS, hours, 0.0, random)
-    situation = TuningContext(ENGINE, current, max(grid.tokens), REPLICAS, now)
+    context = TuningContext(ENGINE, current, max(grid.tokens), REPLICAS, now)
     policy = TuningPolicy()
     canary: SpeculationSetting | None = None
     for _ in range(canaries):
-        decision = decide_setting(telemetry, situation, policy, seed)
+        decision = decide_setting(telemetry, context, policy, seed)
         if decision.action not in (TuningAction.EXPLORE, TuningAction.CHANGE) or decision.setting is None:
             break
         canary = _in_grid(decision.setting, grid)
         now = record(telemetry, grid, canary, 1, 0.5, now, random)
-        situation = replace(situation, now=now)
-    decision = decide_setting(telemetry, situation, policy, seed)
-    known = decision.evidence
-    assert known.acceptance is not None, decision.reason
-    assert known.step_time is not None, decision.reason
+        context = replace(context, now=now)
+    decision = decide_setting(telemetry, context, policy, seed)
+    evidence = decision.evidence
+    assert evidence.acceptance is not None, decision.reason
+    assert evidence.step_time is not None, decision.reason
     batches = np.array(grid.batches, dtype=float)
     cells = LoadDistribution(batches, np.full(len(batches), 1 / len(batches)))
-    drawn = build_forecast(cells, known.acceptance, known.step_time, max(grid.tokens), np.random.default_rng(seed))
-    seconds, cost = drawn.step_seconds.mean(axis=0), drawn.cautious_token_seconds(ENGINE, current)
+    forecast = build_forecast(cells, evidence.acceptance, evidence.step_time, max(grid.tokens), np.random.default_rng(seed))
+    seconds, cost = forecast.step_seconds.mean(axis=0), forecast.cautious_token_seconds(ENGINE, current)
     chosen, errors = [], []
     for column, batch in enumerate(grid.batches):
-        open_to = [k for k in grid.usable(column) if k == 0 or fits_captured_graphs(ENGINE, batch, k)]
-        chosen.append(min(open_to, key=lambda k: float(cost[k, column])))
-        errors += [abs(float(seconds[k, column]) / grid.step_time.fixed_seconds(batch, k) - 1) for k in open_to]
+        candidates = [k for k in grid.usable(column) if k == 0 or fits_captured_graphs(ENGINE, batch, k)]
+        chosen.append(min(candidates, key=lambda k: float(cost[k, column])))
+        errors += [abs(float(seconds[k, column]) / grid.step_time.fixed_seconds(batch, k) - 1) for k in candidates]
     return Chosen(chosen, canary, decision, float(np.median(errors)))
 
 
 def _in_grid(setting: SpeculationSetting, grid: Published) -> SpeculationSetting:
-    """The setting with each K replaced by the nearest that the grid has; adaptive verification is not in a grid."""
+    """Replace each K of the setting by the nearest one of the grid; adaptive verification is not in a grid."""
 
     def nearest(tokens: int) -> int:
         return min(grid.tokens, key=lambda k: (abs(k - tokens), -k))

@@ -1,7 +1,7 @@
-"""Other ways to choose K, on the same grids: what each would run at every batch, or lose in a day of trying.
+"""Other rules to choose K, on the same grids: their K at every batch, or their regret in a day of exploration.
 
-Each rule sees what it needs without noise, in its favour: acceptance as published, and for the profiled tables the grid's own
-cells. Regret is that of `_tuning_replay.Published.regret`. A K that a grid lacks is the nearest that it has.
+Each rule gets its inputs without noise, in its favour: acceptance as published, and for the profiled tables the grid's own
+cells. Regret is that of `_tuning_replay.Published.regret`. A missing K is replaced by the nearest one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Rule = Callable[[Published], list[int]]
 
 
 def fixed(tokens: int) -> Rule:
-    """One K for all batches."""
+    """Return the rule of one K for all batches."""
     return lambda grid: [tokens] * len(grid.batches)
 
 
 def constant_cost(share: float) -> Rule:
-    """The K with the most AL(K) / (1 + c K): a draft token costs a constant share of a step, whatever the batch."""
+    """Return the rule that maximizes AL(K) / (1 + c K): a draft token costs a constant share of a step at every batch."""
 
     def rule(grid: Published) -> list[int]:
         best = max(grid.tokens, key=lambda k: grid.lengths[k] / (1 + share * k))
@@ -42,26 +42,26 @@ def ema(slots: bool) -> Rule:
         tokens = min(allowed, key=lambda k: abs(k - grid.start))
         for _ in range(10):
             target = _length(grid, tokens)
-            found = min(allowed, key=lambda k: abs(k - target))
-            if found < tokens and target > tokens - 0.25:
-                found = tokens
-            if found == tokens:
+            nearest = min(allowed, key=lambda k: abs(k - target))
+            if nearest < tokens and target > tokens - 0.25:
+                nearest = tokens
+            if nearest == tokens:
                 break
-            tokens = found
+            tokens = nearest
         return tokens
 
     def rule(grid: Published) -> list[int]:
         if not slots:
             return [settle(grid, tiers[1])] * len(grid.batches)
-        slot = [max(edge for edge in tiers if edge <= max(batch, 1)) for batch in grid.batches]
-        return [settle(grid, tiers[one]) for one in slot]
+        slots_by_batch = [max(edge for edge in tiers if edge <= max(batch, 1)) for batch in grid.batches]
+        return [settle(grid, tiers[slot]) for slot in slots_by_batch]
 
     return rule
 
 
 def _length(grid: Published, tokens: int) -> float:
-    known = sorted(grid.lengths)
-    return float(np.interp(tokens, known, [grid.lengths[k] for k in known]))
+    known_tokens = sorted(grid.lengths)
+    return float(np.interp(tokens, known_tokens, [grid.lengths[k] for k in known_tokens]))
 
 
 def profiled(floor: bool) -> Rule:
@@ -80,8 +80,8 @@ def profiled(floor: bool) -> Rule:
             else:
                 at_batch = np.array([np.interp(batch, batches, row) for row in seconds])
             interval = {k: float(np.interp(k, tokens, at_batch)) for k in grid.tokens if k <= tokens[-1]}
-            open_to = [k for k in interval if k == 0 or fits_captured_graphs(ENGINE, batch, k)]
-            rates = {k: grid.lengths[k] / interval[k] for k in open_to}
+            candidates = [k for k in interval if k == 0 or fits_captured_graphs(ENGINE, batch, k)]
+            rates = {k: grid.lengths[k] / interval[k] for k in candidates}
             chosen.append(max(rates, key=lambda k: rates[k]))
         return chosen
 
@@ -96,7 +96,7 @@ RULES: dict[str, tuple[str, Rule]] = {
     "profiled_floor": ("vLLM's profiled table, nearest batch below", profiled(floor=True)),
     "constant_cost": ("AL / (1 + 0.10 K)", constant_cost(0.10)),
 }
-"""By key, the name in the table and the rule."""
+"""The name in the table and the rule, by key."""
 
 
 # ----------------------------------------------------------------------------------------------------------------- bandits
@@ -106,23 +106,25 @@ DAY_MINUTES = 1440.0
 _NOISE = 0.02
 
 
-def epsilon_greedy(seen: list[list[float]], random: np.random.Generator) -> int:
-    """Each arm once, then the best mean, and one time in ten any."""
-    untried = [arm for arm, rewards in enumerate(seen) if not rewards]
+def epsilon_greedy(rewards_by_arm: list[list[float]], random: np.random.Generator) -> int:
+    """Choose each arm once, then the best mean, and one time in ten a random arm."""
+    untried = [arm for arm, rewards in enumerate(rewards_by_arm) if not rewards]
     if untried:
         return untried[0]
     if random.random() < 0.1:
-        return int(random.integers(len(seen)))
-    return int(np.argmax([np.mean(rewards) for rewards in seen]))
+        return int(random.integers(len(rewards_by_arm)))
+    return int(np.argmax([np.mean(rewards) for rewards in rewards_by_arm]))
 
 
-def thompson(seen: list[list[float]], random: np.random.Generator) -> int:
-    """The best draw of normal posteriors, arms that were not tried first."""
-    untried = [arm for arm, rewards in enumerate(seen) if not rewards]
+def thompson(rewards_by_arm: list[list[float]], random: np.random.Generator) -> int:
+    """Choose untried arms first, then the best draw of normal posteriors."""
+    untried = [arm for arm, rewards in enumerate(rewards_by_arm) if not rewards]
     if untried:
         return untried[0]
-    scale = float(np.mean([np.mean(rewards) for rewards in seen])) * _NOISE
-    return int(np.argmax([np.mean(rewards) + scale / math.sqrt(len(rewards)) * random.standard_normal() for rewards in seen]))
+    scale = float(np.mean([np.mean(rewards) for rewards in rewards_by_arm])) * _NOISE
+    return int(
+        np.argmax([np.mean(rewards) + scale / math.sqrt(len(rewards)) * random.standard_normal() for rewards in rewards_by_arm])
+    )
 
 
 Bandit = Callable[[list[list[float]], np.random.Generator], int]
@@ -133,17 +135,19 @@ BANDITS: dict[str, tuple[str, Bandit]] = {
 
 
 def day(grid: Published, column: int, bandit: Bandit, random: np.random.Generator) -> float:
-    """Throughput lost in 24 hours at one batch, against its best K from the first minute: arms are the K of the grid, a pull is a
-    measurement of 30 minutes, and another arm than before a reload of 5 minutes without output."""
+    """Return the throughput lost in 24 hours at one batch, against its best K from the first minute.
+
+    Arms are the K of the grid. A pull is a measurement of 30 minutes, after a reload of 5 minutes if the arm changes.
+    """
     arms = grid.usable(column)
-    kept = [1 - grid.regret(k, column) for k in arms]
-    seen: list[list[float]] = [[] for _ in arms]
-    minutes, made, running = 0.0, 0.0, arms.index(grid.start) if grid.start in arms else 0
+    relative_throughput = [1 - grid.regret(k, column) for k in arms]
+    rewards_by_arm: list[list[float]] = [[] for _ in arms]
+    minutes, output, running = 0.0, 0.0, arms.index(grid.start) if grid.start in arms else 0
     while minutes < DAY_MINUTES:
-        arm = bandit(seen, random)
+        arm = bandit(rewards_by_arm, random)
         if arm != running:
             minutes, running = minutes + RELOAD_MINUTES, arm
         length = min(MEASURE_MINUTES, max(DAY_MINUTES - minutes, 0.0))
-        minutes, made = minutes + length, made + length * kept[arm]
-        seen[arm].append(kept[arm] * (1 + _NOISE * random.standard_normal()))
-    return 1 - made / DAY_MINUTES
+        minutes, output = minutes + length, output + length * relative_throughput[arm]
+        rewards_by_arm[arm].append(relative_throughput[arm] * (1 + _NOISE * random.standard_normal()))
+    return 1 - output / DAY_MINUTES

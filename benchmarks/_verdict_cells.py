@@ -1,8 +1,8 @@
-"""The cells of the benchmark of verdicts: what is true of a canary, under which conditions, and one simulated rollout of it.
+"""The cells of the benchmark of verdicts: the true properties of a canary, the conditions, and one simulated rollout of it.
 
-A rollout is judged as the operator does it, through `Evidence`: blocks are counted, crashes noted, and a verdict is asked for
-after each block. What is remembered of stable pods comes from days of the same traffic, by `Memory`; DAYS such days are shared
-by the rollouts of a cell, in turn.
+A rollout is evaluated as the operator does it, with `AnalysisRun`: blocks and crashes are counted, and a verdict follows each
+block. The calibration on stable pods comes from days of the same traffic (`BaselineCalibration`); the rollouts of a cell share
+DAYS such days, in turn.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ HORIZON = 4 * 3600.0
 DAY = 24 * 3600.0
 DAYS = 50
 STABLE = 3
-"""Pods whose day is remembered."""
+"""Stable pods of a day of calibration."""
 REPLICAS = 16
-STEPS, HOLD, WATCHED = (0.25, 0.5), 300.0, 600.0
-"""Shares of the ramp, how long each is held, and how long what was promoted is watched."""
+STEPS, HOLD, MONITORED_SECONDS = (0.25, 0.5), 300.0, 600.0
+"""Shares of the ramp, seconds at each of them, and seconds of monitoring after the promotion."""
 
 
 @dataclass(frozen=True)
@@ -43,79 +43,79 @@ class Cell:
     """One condition."""
 
     key: str
-    """Which figure it belongs to."""
+    """The key whose value the cell belongs to."""
     title: str
     canary: Canary
     traffic: Traffic = field(default_factory=Traffic)
     pods: int = 1
-    """Of each arm."""
+    """Pods of each arm."""
     history: bool = True
 
     @property
-    def remembers(self) -> tuple[Traffic, int]:
-        """Of what a history is: of which traffic, with how many tokens drafted."""
+    def calibration_key(self) -> tuple[Traffic, int]:
+        """Traffic of the days of calibration, and their number of draft tokens."""
         return self.traffic, min(self.canary.tokens)
 
 
 Outcome = tuple[str, float, str]
-"""Promoted, RolledBack or Undecided; after how many minutes; why."""
+"""`Promoted`, `RolledBack` or `Undecided`; minutes until then; the message."""
 
 
-def run(cell: Cell, indices: Sequence[int], memories: Sequence[BaselineCalibration], seed: int) -> list[Outcome]:
-    """The outcomes of these rollouts, by what is remembered of some days."""
-    return [rollout(cell, index, memories[index % len(memories)] if memories else None, seed) for index in indices]
+def run(cell: Cell, indices: Sequence[int], calibrations: Sequence[BaselineCalibration], seed: int) -> list[Outcome]:
+    """Run these rollouts, calibrated with some days, and return their outcomes."""
+    return [rollout(cell, index, calibrations[index % len(calibrations)] if calibrations else None, seed) for index in indices]
 
 
-def terms_of(cell: Cell, memory: BaselineCalibration | None) -> AnalysisPlan:
-    """By what the cell's rollouts are judged."""
-    mine, theirs = cell.canary.tokens
+def make_plan(cell: Cell, calibration: BaselineCalibration | None) -> AnalysisPlan:
+    """Make the analysis plan of the cell's rollouts."""
+    canary_tokens, control_tokens = cell.canary.tokens
     arms = [
         Arm(revision=name, target="t", setting=SettingStatus(mode="Static", num_speculative_tokens=k))
-        for name, k in (("c", mine), ("s", theirs))
+        for name, k in (("c", canary_tokens), ("s", control_tokens))
     ]
-    terms = AnalysisPlan(
+    plan = AnalysisPlan(
         max_duration_seconds=HORIZON,
         block_seconds=cell.traffic.block,
         pod_counts=(cell.pods, cell.pods),
-        projection=SampleProjection(min(mine, theirs), cell.traffic.edge),
+        projection=SampleProjection(min(canary_tokens, control_tokens), cell.traffic.edge),
         drafts_not_comparable_reason=explain_incomparable_acceptance(*arms),
     )
-    return memory.calibrate_plan(terms) if memory is not None else terms
+    return calibration.calibrate_plan(plan) if calibration is not None else plan
 
 
 def days(traffic: Traffic, tokens: int, indices: Sequence[int], seed: int) -> list[BaselineCalibration]:
-    """What is remembered of these days."""
+    """Calibrate with these days."""
     return [day(traffic, tokens, index, seed) for index in indices]
 
 
 def day(traffic: Traffic, tokens: int, index: int, seed: int) -> BaselineCalibration:
-    """What is remembered of a day of stable pods; of its last hours, where more would be forgotten anyway."""
+    """Calibrate with a day of stable pods, or with its last hours, where more would be forgotten anyway."""
     random = np.random.default_rng([seed, zlib.crc32(repr((traffic, tokens)).encode()), index])
-    terms = AnalysisPlan(block_seconds=traffic.block, projection=SampleProjection(tokens, traffic.edge))
-    rule, memory = build_block_rule(terms, 15.0), BaselineCalibration(terms)
+    plan = AnalysisPlan(block_seconds=traffic.block, projection=SampleProjection(tokens, traffic.edge))
+    rule, calibration = build_block_rule(plan, 15.0), BaselineCalibration(plan)
     seconds = min(DAY, 50 * BLOCKS_PER_BATCH * max(traffic.block, traffic.grid))
     pods = simulate(traffic, STABLE, drifts(traffic, seconds, random), random)
     for block in close(traffic, None, pods, rule):
-        memory = memory.add_block(block, rule)
-    return memory
+        calibration = calibration.add_block(block, rule)
+    return calibration
 
 
-def rollout(cell: Cell, index: int, memory: BaselineCalibration | None, seed: int) -> Outcome:
-    """One of them."""
+def rollout(cell: Cell, index: int, calibration: BaselineCalibration | None, seed: int) -> Outcome:
+    """Run one rollout of a cell."""
     random = np.random.default_rng([seed, zlib.crc32(f"{cell.key} {cell.title}".encode()), index])
-    terms = terms_of(cell, memory)
+    plan = make_plan(cell, calibration)
     shared = drifts(cell.traffic, HORIZON, random)
     canary = simulate(cell.traffic, cell.pods, shared, random, cell.canary)
     control = simulate(cell.traffic, cell.pods, shared, random, arm=1, canary=Canary(tokens=cell.canary.tokens))
-    evidence = AnalysisRun(terms, AnalysisState(0.0), 0.0)
+    evidence = AnalysisRun(plan, AnalysisState(0.0), 0.0)
     if cell.canary.crashes_every < math.inf:
-        return _crashing(cell, evidence, canary, control, random)
+        return _run_crashing(cell, evidence, canary, control, random)
     reason = ""
-    for block in close(cell.traffic, canary, control, build_block_rule(terms, 15.0)):
-        evidence, judgement = evidence.with_blocks([block]).evaluate(_at(block.end_time), ())
-        reason = judgement.message
-        if judgement.outcome != "Continue":
-            return _OUTCOMES[judgement.outcome], block.end_time / 60, reason
+    for block in close(cell.traffic, canary, control, build_block_rule(plan, 15.0)):
+        evidence, verdict = evidence.with_blocks([block]).evaluate(_at(block.end_time), ())
+        reason = verdict.message
+        if verdict.outcome != "Continue":
+            return _OUTCOMES[verdict.outcome], block.end_time / 60, reason
     return "Undecided", HORIZON / 60, reason
 
 
@@ -127,34 +127,34 @@ def _at(seconds: float) -> datetime:
 
 
 # ---------------------------------------------------------------------------------------------------------------------- crashes
-def _crashing(cell: Cell, evidence: AnalysisRun, canary: Floats, control: Floats, random: np.random.Generator) -> Outcome:
-    """The rollout of a canary whose engines crash, to the end of the watch."""
+def _run_crashing(cell: Cell, evidence: AnalysisRun, canary: Floats, control: Floats, random: np.random.Generator) -> Outcome:
+    """Run the rollout of a canary whose engines crash, to the end of its monitoring."""
     every, until = cell.canary.crashes_every, HORIZON + 2 * 3600.0
-    lives = [Life.drawn(0.0, until, every, random) for _ in range(cell.pods)]
-    now, verdict, reason = 0.0, "Continue", ""
-    for at, mine in enumerate(canary):
-        now = (at + 1) * cell.traffic.grid
+    lives = [Life.draw(0.0, until, every, random) for _ in range(cell.pods)]
+    now, outcome, reason = 0.0, "Continue", ""
+    for index, canary_counts in enumerate(canary):
+        now = (index + 1) * cell.traffic.grid
         evidence = evidence.with_restarts(_restarts(lives, now), {})
-        evidence = evidence.with_blocks([_block(now - cell.traffic.grid, now, mine, lives, control[at])])
-        evidence, judgement = evidence.evaluate(_at(now), ())
-        verdict, reason = judgement.outcome, judgement.message
-        if verdict != "Continue":
+        evidence = evidence.with_blocks([_block(now - cell.traffic.grid, now, canary_counts, lives, control[index])])
+        evidence, verdict = evidence.evaluate(_at(now), ())
+        outcome, reason = verdict.outcome, verdict.message
+        if outcome != "Continue":
             break
-    if verdict != "Promote":
-        return _OUTCOMES.get(verdict, "Undecided"), now / 60, reason
+    if outcome != "Promote":
+        return _OUTCOMES.get(outcome, "Undecided"), now / 60, reason
     decided, evidence = now / 60, evidence.reset_guard(_at(now))
     for phase, began, ended, pods in phases(now, cell.pods):
-        lives += [Life.drawn(began + LOADS, until, every, random) for _ in range(pods - len(lives))]
+        lives += [Life.draw(began + LOADS, until, every, random) for _ in range(pods - len(lives))]
         if phase == "Monitoring":
             evidence = evidence.reset_guard(_at(began))
-        evidence, against, when = _followed(cell, evidence, lives, began, ended, phase, random)
-        if against:
-            return "RolledBack", when / 60, against
+        evidence, rollback_reason, rolled_back_at = _run_phase(cell, evidence, lives, began, ended, phase, random)
+        if rollback_reason:
+            return "RolledBack", rolled_back_at / 60, rollback_reason
     return "Promoted", decided, reason
 
 
 def phases(now: float, pods: int) -> Iterator[tuple[str, float, float, int]]:
-    """What follows an acceptance of so many pods: phase, when it begins and ends at the latest, and pods of the canary."""
+    """Iterate over the phases after the analysis of a canary of `pods` pods: phase, start, latest end, and pods of the canary."""
     for share in STEPS:
         pods = max(pods, math.ceil(share * REPLICAS))
         yield "Ramping", now, now + HOLD, pods
@@ -164,38 +164,38 @@ def phases(now: float, pods: int) -> Iterator[tuple[str, float, float, int]]:
     yield "Monitoring", now, now + MIN_RETENTION_AFTER_CRASH.total_seconds(), REPLICAS
 
 
-def _followed(
+def _run_phase(
     cell: Cell, evidence: AnalysisRun, lives: Sequence[Life], began: float, ended: float, phase: str, random: np.random.Generator
 ) -> tuple[AnalysisRun, str, float]:
-    """The evidence after a phase; why it takes the canary back, if it does, and when."""
+    """Run a phase; return the evidence after it, the reason of a rollback, empty without one, and its time."""
     traffic, level = cell.traffic, post_promotion.compute_reference_level(evidence.state, evidence.plan)
     shared = drifts(traffic, ended - began + traffic.grid, random)
     canary = simulate(traffic, len(lives), shared, random, cell.canary)
     control = simulate(traffic, max(1, REPLICAS - len(lives)), shared, random)
     now = began
-    for at, mine in enumerate(canary):
-        if now >= ended or (phase == "Monitoring" and now - began >= WATCHED and not _suspicious(evidence)):
+    for index, canary_counts in enumerate(canary):
+        if now >= ended or (phase == "Monitoring" and now - began >= MONITORED_SECONDS and not _suspicious(evidence)):
             break
-        now = min(began + (at + 1) * traffic.grid, ended)
+        now = min(began + (index + 1) * traffic.grid, ended)
         evidence = evidence.with_restarts(_restarts(lives, now), {})
-        since = began + at * traffic.grid
+        since = began + index * traffic.grid
         if now - since == traffic.grid:
-            block = _block(since, now, mine, lives, control[at])
+            block = _block(since, now, canary_counts, lives, control[index])
             if phase == "Monitoring" and level is not None:
-                watched = post_promotion.add_promoted_block(
+                guard_state = post_promotion.add_promoted_block(
                     evidence.guard_state or AnalysisState(now), replace(block, control=None), level, evidence.plan
                 )
-                evidence = replace(evidence, guard_state=watched, counted_until=now)
+                evidence = replace(evidence, guard_state=guard_state, counted_until=now)
             elif phase != "Monitoring":
                 evidence = evidence.with_blocks([block])
         if phase == "Monitoring":
             assert evidence.guard_state is not None
-            against = post_promotion.abort_message(evidence.guard_state, evidence.plan)
+            rollback_reason = post_promotion.abort_message(evidence.guard_state, evidence.plan)
         else:
-            evidence, judgement = evidence.check_guardrails(_at(now), ())
-            against = judgement.message if judgement.outcome == "Rollback" else ""
-        if against:
-            return evidence, against, now
+            evidence, verdict = evidence.check_guardrails(_at(now), ())
+            rollback_reason = verdict.message if verdict.outcome == "Rollback" else ""
+        if rollback_reason:
+            return evidence, rollback_reason, now
     return evidence, "", ended
 
 
@@ -207,24 +207,26 @@ def _restarts(lives: Sequence[Life], now: float) -> dict[str, int]:
     return {f"canary-{pod}": count for pod, life in enumerate(lives) if (count := life.restarts(now))}
 
 
-def _block(began: float, ended: float, mine: Floats, lives: Sequence[Life], theirs: Floats) -> ClosedBlock:
-    whole = [pod for pod, life in enumerate(lives) if life.whole(began, ended)]
-    control = side(theirs, ended - began, range(len(theirs)), "control")
-    return ClosedBlock(began, ended, side(mine, ended - began, whole, "canary"), control, {"Restarted": len(lives) - len(whole)})
+def _block(began: float, ended: float, canary_counts: Floats, lives: Sequence[Life], control_counts: Floats) -> ClosedBlock:
+    complete = [pod for pod, life in enumerate(lives) if life.is_complete(began, ended)]
+    control = side(control_counts, ended - began, range(len(control_counts)), "control")
+    return ClosedBlock(
+        began, ended, side(canary_counts, ended - began, complete, "canary"), control, {"Restarted": len(lives) - len(complete)}
+    )
 
 
 def oracle(cell: Cell, runs: int, seed: int) -> float:
-    """Share of the rollouts without two crashes that show, though accepted after 30 minutes: none by the end of a watch of ten
-    minutes, or one and no second within the hour that the watch then lasts."""
+    """Return the share of rollouts without two observable crashes, promoted after 30 minutes: none within ten minutes of
+    monitoring, or one and no second within the hour to which monitoring is then extended."""
     few = 0
     for index in range(runs):
         random = np.random.default_rng([seed, zlib.crc32(cell.title.encode()), index])
         every, now, pods = cell.canary.crashes_every, 1800.0, cell.pods
         *_, (_, watched, until, _) = phases(now, pods)
-        lives = [Life.drawn(0.0, until, every, random) for _ in range(pods)]
-        for _, began, _, wanted in phases(now, pods):
-            lives += [Life.drawn(began + LOADS, until, every, random) for _ in range(wanted - len(lives))]
-        early, late = (sum(life.restarts(at) for life in lives) for at in (watched + WATCHED, until))
+        lives = [Life.draw(0.0, until, every, random) for _ in range(pods)]
+        for _, began, _, pod_count in phases(now, pods):
+            lives += [Life.draw(began + LOADS, until, every, random) for _ in range(pod_count - len(lives))]
+        early, late = (sum(life.restarts(end) for life in lives) for end in (watched + MONITORED_SECONDS, until))
         few += early == 0 or late < 2
     return few / runs
 
@@ -237,7 +239,7 @@ BETTER = Canary(1.09, 1 / 1.09)
 
 
 def cells() -> Iterator[Cell]:
-    """All of them."""
+    """Iterate over all cells."""
     for pods in (1, 2, 4):
         for minutes in (20, 30, 60):
             bad = Canary(per_step=1.1, time=STEP_10, crashes_every=60.0 * minutes)
@@ -257,9 +259,9 @@ def cells() -> Iterator[Cell]:
         for bias in (0.026, 0.063):
             per_step = 1.08 if tokens[0] > tokens[1] else 1 / 1.08
             positions = 1 - bias if tokens[0] > tokens[1] else 1 / (1 - bias)
-            named = f"K {tokens[0]} against {tokens[1]}, positions off by {100 * bias:.1f} %"
-            yield Cell("other_k_equal_rollback", named, Canary(per_step, 1.0, positions=positions, tokens=tokens))
-            yield Cell("other_k_worse_promoted", named, Canary(per_step, 1.06, positions=positions, tokens=tokens))
+            title = f"K {tokens[0]} against {tokens[1]}, positions off by {100 * bias:.1f} %"
+            yield Cell("other_k_equal_rollback", title, Canary(per_step, 1.0, positions=positions, tokens=tokens))
+            yield Cell("other_k_worse_promoted", title, Canary(per_step, 1.06, positions=positions, tokens=tokens))
     for rate in (1.0, 5.0):
         yield Cell("lighter_faster_rollback", f"{rate:g} requests/s", Canary(0.96, 0.85), Traffic(rate=rate))
     for rate in (1.0, 5.0, 20.0):
@@ -273,21 +275,21 @@ def cells() -> Iterator[Cell]:
             yield Cell("rare_failures_promoted", title, Canary(1.1, STEP_10, failing=failing), traffic)
     for history in (True, False):
         for sd in (0.0, 0.02, 0.04):
-            told = "history of 3 pods" if history else "no history"
-            title, traffic = f"pods differ by {100 * sd:g} %, {told}", Traffic(pods_sd=sd)
+            calibration_title = "history of 3 pods" if history else "no history"
+            title, traffic = f"pods differ by {100 * sd:g} %, {calibration_title}", Traffic(pods_sd=sd)
             yield Cell("unlike_gpu_rollback", title, Canary(), traffic, history=history)
             yield Cell("unlike_gpu_worse_promoted", title, Canary(1.1, 1.06), traffic, history=history)
     for rate in (1.0, 20.0):
         yield Cell("equal_rollback", f"{rate:g} requests/s", Canary(), Traffic(rate=rate))
         yield Cell("better_promoted", f"{rate:g} requests/s", BETTER, Traffic(rate=rate))
     for history, sd in ((True, 0.02), (False, 0.0), (False, 0.02)):
-        told = "history of 3 pods" if history else "no history"
-        title, traffic = f"pods differ by {100 * sd:g} %, {told}", Traffic(pods_sd=sd)
+        calibration_title = "history of 3 pods" if history else "no history"
+        title, traffic = f"pods differ by {100 * sd:g} %, {calibration_title}", Traffic(pods_sd=sd)
         yield Cell("unlike_gpu_better_promoted", title, BETTER, traffic, history=history)
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Of a cell: percent of each outcome, and the median minutes of those that were decided."""
+    """Return the percentage of each outcome of a cell, and the median minutes of the decided ones."""
     shares = {
         f"{name}_pct": 100 * sum(outcome == name for outcome, _, _ in outcomes) / len(outcomes)
         for name in ("Promoted", "RolledBack", "Undecided")

@@ -1,4 +1,4 @@
-"""How often a canary is judged wrongly, and how long it takes: Aerie's rule and others', on the same simulated rollouts.
+"""How often a canary gets a wrong verdict, and how long it takes: Aerie's rule and others', on the same simulated rollouts.
 
 | key                        | what is measured                                                                                  |
 |----------------------------|---------------------------------------------------------------------------------------------------|
@@ -11,11 +11,11 @@
 | worst_equal_rollback_pct, worst_m2_promote_pct | the largest of these in any scenario in which the arms are comparable         |
 | latency_blocks_pct         | blocks whose arms met a like load, so latencies are compared; in the scenario with the fewest     |
 | unequal_latency_blocks_pct | the same, had the canary's pods 40 % more requests; in the scenario with the most                 |
-| block_cost_ms              | a closed block, all criteria counted and judged with the reason; median, one core                 |
+| block_cost_ms              | a closed block, all criteria counted and evaluated with the message; median, one core             |
 | flagger_, argo_, kayenta_  | the first eight for their rules; flagger_example_, argo_example_: with an example of their docs   |
 
 The model is in _canary_model.py, the scenarios in _canary_scenarios.py, the rules in _canary_rules.py. Seeds are fixed, so the
-same version of numpy gives the same figures. The page docs/canary-decisions.md is written by a run with SAVE=1.
+same version of numpy gives the same results. The page docs/canary-decisions.md is written by a run with SAVE=1.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from aerie.analysis.measurement.counts import EngineCounts
 from aerie.analysis.state import AnalysisState, add_block
 from aerie.analysis.statistics.calibration import Dispersion
 from aerie.analysis.verdict import evaluate_analysis
-from benchmarks._canary_scenarios import EFFECTS, HISTORIES, RULES, SCENARIOS, Cells, run
+from benchmarks._canary_scenarios import CALIBRATIONS, EFFECTS, RULES, SCENARIOS, Cells, run
 
 RUNS = 2000
 SEED = 1
 
-_found: dict[str, Cells] = {}
+_cells_by_scenario: dict[str, Cells] = {}
 """The cells of the last run, for its page."""
 
 
@@ -50,15 +50,15 @@ def measure(runs: int = RUNS) -> dict[str, float]:
     with ProcessPoolExecutor(min(2, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as workers:
         jobs = {name: workers.submit(run, name, runs, SEED) for name in SCENARIOS}
         for name, job in jobs.items():
-            _found[name] = job.result()
+            _cells_by_scenario[name] = job.result()
             print(table(name), flush=True)
     ours = _summary("ours")
-    held = [_found[name] for name, scenario in SCENARIOS.items() if scenario.counts]
-    ours["worst_equal_rollback_pct"] = max(cells["ours", 0.0]["rollback_pct"] for cells in held)
-    ours["worst_m2_promote_pct"] = max(cells["ours", -0.02]["promote_pct"] for cells in held)
-    likes = [cells["ours", 0.0] for cells in _found.values()]
-    ours["latency_blocks_pct"] = min(cell["latency_blocks_pct"] for cell in likes)
-    ours["unequal_latency_blocks_pct"] = max(cell["unequal_latency_blocks_pct"] for cell in likes)
+    comparable = [_cells_by_scenario[name] for name, scenario in SCENARIOS.items() if scenario.counts]
+    ours["worst_equal_rollback_pct"] = max(cells["ours", 0.0]["rollback_pct"] for cells in comparable)
+    ours["worst_m2_promote_pct"] = max(cells["ours", -0.02]["promote_pct"] for cells in comparable)
+    latency_cells = [cells["ours", 0.0] for cells in _cells_by_scenario.values()]
+    ours["latency_blocks_pct"] = min(cell["latency_blocks_pct"] for cell in latency_cells)
+    ours["unequal_latency_blocks_pct"] = max(cell["unequal_latency_blocks_pct"] for cell in latency_cells)
     ours["block_cost_ms"] = block_cost()
     peers = {f"{rule}_{key}": value for rule in PEERS for key, value in _summary(rule).items()}
     return {key: round(value, 2) for key, value in {**ours, **peers}.items()}
@@ -68,7 +68,7 @@ PEERS = ("flagger", "flagger_example", "argo", "argo_example", "kayenta")
 
 
 def _summary(rule: str) -> dict[str, float]:
-    base = {effect: _found["base"][rule, effect] for effect in EFFECTS}
+    base = {effect: _cells_by_scenario["base"][rule, effect] for effect in EFFECTS}
     return {
         "runs": base[0.0]["runs"],
         "equal_rollback_pct": base[0.0]["rollback_pct"],
@@ -82,10 +82,10 @@ def _summary(rule: str) -> dict[str, float]:
 
 
 def block_cost(blocks: int = 100, repeats: int = 10) -> float:
-    """Milliseconds to count and judge one block, nothing decided, so that all criteria and the whole reason are worked out."""
-    terms = AnalysisPlan(
+    """Return the milliseconds to count and evaluate one block without a verdict, with all criteria and the whole message."""
+    plan = AnalysisPlan(
         max_duration_seconds=1e9,
-        dispersions={one.name: Dispersion(1.7, 0.002, 20.0, 0.001, batch_count=24) for one in build_criteria(AnalysisPlan())},
+        dispersions={row.name: Dispersion(1.7, 0.002, 20.0, 0.001, batch_count=24) for row in build_criteria(AnalysisPlan())},
     )
     random = np.random.default_rng(SEED)
     milliseconds = []
@@ -94,14 +94,14 @@ def block_cost(blocks: int = 100, repeats: int = 10) -> float:
         for index, swings in enumerate(random.normal(1, 0.05, (blocks, 2, 3)).tolist(), 1):
             canary, control = (_side(*swing) for swing in swings)
             began = time.perf_counter()
-            state = add_block(state, ClosedBlock(0.0, 120.0 * index, canary, control), terms)
-            evaluate_analysis(state, terms, 120.0 * index)
+            state = add_block(state, ClosedBlock(0.0, 120.0 * index, canary, control), plan)
+            evaluate_analysis(state, plan, 120.0 * index)
             milliseconds.append(1000 * (time.perf_counter() - began))
     return statistics.median(milliseconds)
 
 
 def _side(accepted: float, output: float, first: float) -> ArmCounts:
-    """A pod's two minutes, with these factors."""
+    """Make the counts of a pod's two minutes, with these factors."""
     counts = EngineCounts(
         drafts=40_000.0,
         accepted_tokens=58_000.0 * accepted,
@@ -130,13 +130,13 @@ _NAMES = {
 
 
 def table(name: str) -> str:
-    """One scenario as a table: rolled back / promoted in percent, and the median minutes of what is right."""
+    """Format a scenario as a table: rolled back / promoted in percent, and the median minutes of the right outcome."""
     heads = [f"{100 * effect:+g} %" if effect else "equal" for effect in EFFECTS]
     rows = [f"### {SCENARIOS[name].title}", "", f"| rule | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
     for rule in RULES:
-        cells = [_cell(_found[name][rule, effect], effect) for effect in EFFECTS]
+        cells = [_cell(_cells_by_scenario[name][rule, effect], effect) for effect in EFFECTS]
         rows += [f"| {_NAMES[rule]} | {' | '.join(cells)} |"]
-    likes = _found[name]["ours", 0.0]
+    likes = _cells_by_scenario[name]["ours", 0.0]
     return "\n".join([*rows, "", _LIKE.format(**likes), ""])
 
 
@@ -148,9 +148,9 @@ def _cell(figures: dict[str, float], effect: float) -> str:
 
 def document(docs: Path) -> None:
     """Write the page of the last run."""
-    runs = int(_found["base"]["ours", 0.0]["runs"])
+    runs = int(_cells_by_scenario["base"]["ours", 0.0]["runs"])
     tables, aged = "\n".join(table(name) for name in SCENARIOS), SCENARIOS["aged"].title
-    text = _PAGE.format(runs=runs, seed=SEED, histories=min(HISTORIES, runs), tables=tables, aged=aged)
+    text = _PAGE.format(runs=runs, seed=SEED, histories=min(CALIBRATIONS, runs), tables=tables, aged=aged)
     (docs / "canary-decisions.md").write_text(text.rstrip() + "\n")
 
 
@@ -159,7 +159,7 @@ _LIKE = (
     "{unequal_latency_blocks_pct:.1f} %."
 )
 
-_PAGE = """# How often a canary is judged wrongly
+_PAGE = """# Error rates of canary decisions
 
 Written by `make bench NAME=canary SAVE=1`: {runs} simulated rollouts of up to four hours in each cell, seed {seed}. The rules of
 Aerie and of other tools evaluate the same traffic, with drafters of five kinds: worse by 3 %, worse by exactly the margin of 2 %,
@@ -167,32 +167,32 @@ equal, better by 3 %, and better by 20 %. A cell shows the percentages that were
 after four hours. The minutes are the median of the right outcome: a rollback at -3 %, a promotion from equal on. At -2 % a
 promotion is the error that the level of 5 % limits; at "equal" it is a rollback.
 
-Simulation and assumptions: requests of two classes with different acceptance, a mix that drifts on all pods together and on each
-pod, scrapes every 15 s, K = 3 (`benchmarks/_canary_model.py`). A request has a number of tokens, and the number of drafts follows
-from its acceptance. So requests with low acceptance have more of the drafts than of the tokens, and a better drafter makes fewer
-drafts for the same tokens. Latency is not simulated: every criterion but tokens per step passes, and the minimum duration is
-over. So in practice a promotion takes 30 minutes or more. Before each rollout there is a [day of stable
-pods](rollouts.md#calibration-on-stable-pods) with the same kind of traffic ({histories} such days are shared by the rollouts of a
-scenario). The constants are assumptions; a fleet with another correlation time gives other results.
+Simulation and assumptions (`benchmarks/_canary_model.py`): K = 3, with a scrape every 15 s. Requests are of two classes with
+different acceptance. Their mix drifts on all pods together and on each pod. A request has a number of tokens, and the number of
+drafts follows from its acceptance. So requests with low acceptance have more of the drafts than of the tokens, and a better
+drafter makes fewer drafts for the same tokens. Latency is not simulated: every criterion but tokens per step passes, and the
+minimum duration is over. So in practice a promotion takes 30 minutes or more. Before each rollout there is a [day of stable
+pods](rollouts.md#calibration-on-stable-pods) with the same kind of traffic. The rollouts of a scenario share {histories} such
+days. The constants are assumptions; a fleet with another correlation time gives other results.
 
-Latencies are not simulated, but the blocks that would count for them are: those in which the loads of the arms match. The load is
-the number of requests that began on a pod, never that in flight, because a faster canary has fewer in flight. The latest requests
-are taken together, as many as distinguish a difference of 20 % from chance (900 on two pods, about four minutes at one a second
-on each). So chance excludes no blocks, and few requests hide no lasting difference. The line below each table shows how many
-blocks count, and how many would if the canary's pods had 40 % more requests than the control's: the first minutes, until the
-difference shows. Counts of these minutes are then discarded. Where a balancer routes by fewest requests, arms that match in
-flight count as matched.
+Latencies are not simulated, but the blocks that would count for them are: those in which the loads of the arms match. The load
+is the number of requests that began on a pod, never that in flight, because a faster canary has fewer in flight. The latest
+requests are taken together, as many as distinguish a difference of 20 % from chance. On two pods these are 900, about four
+minutes at one request a second on each. So chance excludes no blocks, and few requests hide no permanent difference. The line
+below each table shows how many blocks count, and how many would if the canary's pods had 40 % more requests than the control's:
+the first minutes, until the difference shows. Counts of these minutes are then discarded. Where a balancer routes by fewest
+requests, arms that match in flight count as matched.
 
 No answer is truncated here, so tokens per step, which decide in Aerie, and acceptance length, which the other tools' queries
-request, are the same. In vLLM's counters acceptance length flatters the better arm
+request, are the same. In vLLM's counters, acceptance length favours the better arm
 ([why](rollouts.md#tokens-per-step-and-acceptance-length)).
 
-The rules of the other tools are simulated (`benchmarks/_canary_rules.py`), not their programs, as read in the sources of Flagger
-1.36.1 and Argo Rollouts 1.10.1. They compare with numbers. In their favour, that number is taken as the ratio of two arms, over
-minutes without disturbance. The number of checks that a user configures determines how often an equal drafter is rolled back, and
-how often a worse one passes. So each tool has two rows, both with a check a minute and the threshold canary >= 0.98 * stable. The
-second row is from its own docs: Flagger's `tutorials/gatewayapi-progressive-delivery.md` and Argo's `docs/features/analysis.md`
-(the example with `count`, and the `failureLimit` of that page's template).
+The rules of the other tools are simulated (`benchmarks/_canary_rules.py`), not their programs, as read in the sources of
+Flagger 1.36.1 and Argo Rollouts 1.10.1. They compare with numbers. In their favour, the ratio of two arms over undisturbed
+minutes takes the place of that number. The number of checks that a user configures determines how often an equal drafter is
+rolled back, and how often a worse one passes. So each tool has two rows, both with a check a minute and the threshold canary >=
+0.98 * stable. The second row is from its own docs: Flagger's `tutorials/gatewayapi-progressive-delivery.md` and Argo's
+`docs/features/analysis.md` (the example with `count`, and the `failureLimit` of that page's template).
 
 | row | settings | promoted | rolled back |
 |---|---|---|---|
@@ -201,10 +201,10 @@ second row is from its own docs: Flagger's `tutorials/gatewayapi-progressive-del
 | Argo Rollouts, ten checks | `count: 10`, `failureLimit: 3` | after ten checks of any outcome | at the fourth failed one |
 | Argo Rollouts, its docs' five | `count: 5`, `failureLimit: 3` | after five | likewise |
 
-### What the peers' own programs did
+### Runs of the tools' own programs
 
 Once, in November 2026, Argo Rollouts 1.10.1 and Flagger 1.36.1 ran by their own binaries in the lab, beside Aerie at commit
-a00cabd: simulated engines, four times as fast as time, a check each 15 s, the settings for ten checks. These are too few runs
+a00cabd: simulated engines, at four times real time, a check each 15 s, the settings for ten checks. These are too few runs
 for rates:
 
 | | Argo Rollouts | Flagger |
@@ -215,8 +215,8 @@ for rates:
 | 9 % better | 2 of 2 promoted | 1 of 1 promoted |
 | no request at all | rolled back after 85 s: NaN is a failed measurement | rolled back after 95 s: no values |
 
-Aerie, with one control pod and no calibration there, had no verdict on three equal drafters after 30, 30 and 50 blocks, with
-bounds of about -10 to +13 % and, after 50, -6 to +4 %. Kayenta was not run.
+Aerie had one control pod and no calibration there. On three equal drafters it had no verdict after 30, 30 and 50 blocks. The
+bounds were about -10 to +13 %, and -6 to +4 % after 50 blocks. Kayenta was not run.
 
 ## By simulation
 

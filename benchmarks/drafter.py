@@ -1,4 +1,4 @@
-"""The drafter: how quick and how frugal its training is beside the speculators library's, and EAGLE 3 against EAGLE 3.1.
+"""The drafter: speed and memory of its training compared with the speculators library's, and EAGLE 3 against EAGLE 3.1.
 
 The second part is `_drafter_drift`, with keys of its own; this is the first.
 
@@ -9,7 +9,7 @@ The second part is `_drafter_drift`, with keys of its own; this is the first.
 | train_peak_memory_mib       | peak resident memory beyond libraries, weights and data                                     |
 | train_peak_memory_ratio     | that over the speculators library's (less is better)                                        |
 
-The two trainings take turns, each in a process of its own, and the median of the rounds counts. The library runs with the
+The two trainings alternate, each in a process of its own, and the median of the rounds counts. The library runs with the
 quicker of the two attention forms that it can train with on CPU: its flex attention has no backward there.
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks._drafter_drift import measure_served
 
-# What one row of a training has by default; the sizes are those of a small target, so that a step takes seconds on CPU.
+# The sizes are those of a small target, so that a step takes seconds on CPU.
 SHAPE = {
     "threads": 1,
     "length": 2048,
@@ -71,16 +71,16 @@ def measure() -> dict[str, float]:
 
 
 def training() -> dict[str, float]:
-    """Both trainings, in turns."""
-    theirs = speculators_python()
+    """Run both trainings, alternately."""
+    library_python = speculators_python()
     rounds = []
     for index in range(ROUNDS):
-        pair = run(Path(sys.executable), "ours"), run(theirs, "speculators")
+        pair = run(Path(sys.executable), "ours"), run(library_python, "speculators")
         if pair[0]["parameters"] != pair[1]["parameters"]:
             raise RuntimeError(f"the two train different models: {pair[0]['parameters']} and {pair[1]['parameters']} parameters")
         rounds.append(pair)
-        for name, one in zip(("aerie", "speculators"), pair, strict=True):
-            print(f"round {index + 1}: {name}: {one['tokens_per_s']:.0f} tokens/s, peak {one['peak_mib']:.0f} MiB")
+        for name, figures in zip(("aerie", "speculators"), pair, strict=True):
+            print(f"round {index + 1}: {name}: {figures['tokens_per_s']:.0f} tokens/s, peak {figures['peak_mib']:.0f} MiB")
 
     def middle(side: int, key: str) -> float:
         return statistics.median(pair[side][key] for pair in rounds)
@@ -94,18 +94,18 @@ def training() -> dict[str, float]:
 
 
 def run(python: Path, side: str) -> dict[str, float]:
-    """The figures of one training in a process of its own."""
+    """Run one training in a process of its own and return its results."""
     shape = json.dumps(SHAPE)
     environment = os.environ | {"OMP_NUM_THREADS": str(SHAPE["threads"]), "HF_HUB_OFFLINE": "1"}
     ended = subprocess.run([python, WORKER, side, shape], env=environment, capture_output=True, text=True)
     if ended.returncode:
         raise RuntimeError(f"the training of {side} failed:\n{ended.stderr[-2000:]}")
-    found: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
+    return figures
 
 
 def speculators_python() -> Path:
-    """The interpreter of an environment that has the library, and for all else sees this one's packages; made once."""
+    """Return the interpreter of an environment that has the library and sees this one's packages; it is created once."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     folder = cache / "aerie-bench" / PACKAGES[0].replace("==", "-")
     python, done = folder / "bin" / "python", folder / "packages.json"

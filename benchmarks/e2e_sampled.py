@@ -10,7 +10,7 @@ bundle's EAGLE 3.1: with greedy traffic, then with sampled traffic, through the 
 | greedy_traffic_promoted         | 1 where the canary was promoted although all requests were greedy; else 0                  |
 | greedy_traffic_gain_pct         | output per verification step against the control's, when that canary ended                 |
 | sampled_traffic_promoted        | 1 where it was promoted while all requests were sampled                                    |
-| sampled_traffic_gain_pct, ..._lower_pct | the same estimate, and the bound that it is certainly above                        |
+| sampled_traffic_gain_pct, ..._lower_pct | the same estimate, and its lower confidence bound                                  |
 | promote_min                     | from `kubectl apply` to the promotion with sampled traffic                                 |
 
 The goal is Superior: with greedy traffic both kinds of drafts are the same tokens, so there is nothing to gain.
@@ -27,19 +27,19 @@ import yaml
 from aerie_lab.cluster import Lab, LabSettings
 from aerie_lab.engine.background import BackgroundTraffic
 from aerie_lab.engine.traffic import TrafficTarget
-from benchmarks.e2e_vllm import DECISION, ROOT, SCENARIO, START, Life, comparison
+from benchmarks.e2e_vllm import DECISION, ROOT, SCENARIO, START, RolloutSequence, comparison
 
 GREEDY_DEADLINE, SAMPLED_DEADLINE = "6m", "30m"
-"""Of the analysis: with greedy traffic nothing comes of waiting."""
+"""Deadlines of the analysis: with greedy traffic a longer one changes nothing."""
 
 
 def measure() -> dict[str, float]:
     with Lab.up(LabSettings(name="e2e")) as lab:
-        return Sampling(lab).measure()
+        return SampledRollouts(lab).measure()
 
 
-class Sampling(Life):
-    """One run."""
+class SampledRollouts(RolloutSequence):
+    """One run of the benchmark."""
 
     def measure(self) -> dict[str, float]:
         where = ("--namespace", "aerie-system", "--create-namespace", "--wait", "--timeout=180s")
@@ -59,7 +59,7 @@ class Sampling(Life):
         return {"requests": requests, "failed": failed, **figures}
 
     def _canary(self, name: str, deadline: str) -> dict[str, float]:
-        """Greedy drafts, then drawn ones, until that rollout has ended."""
+        """Serve greedy drafts, then roll out probabilistic ones, until that rollout has ended."""
         self._write(deadline)
         self.until(lambda status: status.get("phase") == "Ready", "greedy drafts serve", DECISION)
         ended = len(self.status().get("rolloutHistory") or [])

@@ -1,4 +1,4 @@
-"""A whole life with real vLLM on CPU, the bundle's models, and traffic through the gateway all the time.
+"""Successive rollouts with real vLLM on CPU, the bundle's models, and continuous traffic through the gateway.
 
     EAGLE 3 serves ─► EAGLE 3.1: promoted ─► a weak drafter: rolled back ─► EAGLE 3.1 under another name: not rolled back
 
@@ -7,14 +7,14 @@
 | requests, failed, truncated  | streamed chat completions over all of it; failed: any but a whole answer; truncated: those of |
 |                              | them that began and did not end                                                               |
 | promote_min, rollback_min    | from `kubectl apply` to the outcome in the status; the start of vLLM and the ramp are in it   |
-| al_stable, al_canary         | acceptance length of EAGLE 3 and EAGLE 3.1 that the status showed when the second was accepted|
-| al_gain_pct and its bounds   | the estimate, and what it is certainly between, in the outcome's evidence                     |
+| al_stable, al_canary         | acceptance length of EAGLE 3 and EAGLE 3.1 in the status when the second passed its analysis  |
+| al_gain_pct and its bounds   | the estimate and its confidence bounds, in the outcome's comparisons                          |
 | al_weak_pct                  | the estimate for the weak drafter when it was rolled back                                     |
 | again_blocks                 | blocks in which the same drafter was compared with itself without being rolled back           |
-| pods_reloaded_by_promotion   | pods of the canary that are gone or have restarted when it is stable                          |
+| pods_reloaded_by_promotion   | pods of the canary that were removed or restarted before it is stable                         |
 
-Blocks are short, because nobody waits four hours for a benchmark, and three engines share two cores: the figures say that the
-machinery is right with a real engine, and nothing about a GPU.
+Blocks are short, because a benchmark must not take four hours, and three engines share two cores: the results show that rollouts
+work with a real engine, and nothing about a GPU.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from aerie_lab.engine.traffic import RequestOutcome, TrafficTarget
 ROOT = Path(__file__).resolve().parent.parent
 SCENARIO = REAL_SCENARIO
 BUNDLE = ROOT / "drafter" / "bundle"
-AGAIN_NAME = "aerie/bundle-eagle31-again"
-START, DECISION, AGAIN = 1200.0, 2400.0, 420.0
-"""Seconds: for the first start; for a change until its outcome; for which the same drafter is watched."""
-LONGEST = START + 2 * DECISION + 2 * AGAIN
+SAME_DRAFTER_REPOSITORY = "aerie/bundle-eagle31-again"
+START, DECISION, SAME_DRAFTER_SECONDS = 1200.0, 2400.0, 420.0
+"""Seconds for the first start, for a change until its outcome, and of the analysis of the same drafter."""
+LONGEST = START + 2 * DECISION + 2 * SAME_DRAFTER_SECONDS
 
-AGAIN_TABLE = """
+SAME_DRAFTER_TABLE = """
 [[checkpoint]]
 repository = "{repo}"
 commit = "{commit}"
@@ -53,14 +53,16 @@ def measure() -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="aerie-bench-") as folder:
         table = Path(folder) / "again.toml"
         table.write_text(
-            AGAIN_TABLE.format(repo=AGAIN_NAME, commit=SCENARIO.better_drafter["revision"], folder=BUNDLE / "eagle31")
+            SAME_DRAFTER_TABLE.format(
+                repo=SAME_DRAFTER_REPOSITORY, commit=SCENARIO.better_drafter["revision"], folder=BUNDLE / "eagle31"
+            )
         )
         with Lab.up(LabSettings(name="e2e", image_tables=[str(table)])) as lab:
-            return Life(lab).measure()
+            return RolloutSequence(lab).measure()
 
 
-class Life:
-    """One run."""
+class RolloutSequence:
+    """One run of the benchmark."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab, self.began = lab, time.monotonic()
@@ -79,7 +81,7 @@ class Life:
             self.until(lambda status: status["stable"].get("acceptanceLength"), "its acceptance length is known", 300)
             promoted = self.promotion()
             rolled_back = self.rollback()
-            again = self.again()
+            same_drafter = self.compare_same_drafter()
         report = traffic.report
         failures = [outcome for outcome in report.outcomes if outcome.error is not None]
         for outcome in failures:
@@ -92,7 +94,7 @@ class Life:
             "truncated": sum(map(truncated, failures)),
             **promoted,
             **rolled_back,
-            **again,
+            **same_drafter,
         }
 
     # -- the parts
@@ -128,10 +130,10 @@ class Life:
             "al_weak_pct": round(100 * comparison(status["rolloutHistory"][0])["estimate"], 1),
         }
 
-    def again(self) -> dict[str, float]:
-        self.apply({**SCENARIO.better_drafter, "repo": AGAIN_NAME})
+    def compare_same_drafter(self) -> dict[str, float]:
+        self.apply({**SCENARIO.better_drafter, "repo": SAME_DRAFTER_REPOSITORY})
         self.until(lambda status: status.get("phase") == "Analyzing", "the same drafter again is analyzed", START)
-        limit = time.monotonic() + AGAIN
+        limit = time.monotonic() + SAME_DRAFTER_SECONDS
         status: dict[str, Any] = {}
         while time.monotonic() < limit:
             status = self.status()
@@ -143,7 +145,7 @@ class Life:
 
     # -- the cluster
     def apply(self, drafter: dict[str, str] | None) -> float:
-        """The manifest, with another drafter than its own."""
+        """Apply the manifest, with the given drafter."""
         resource = yaml.safe_load(SCENARIO.manifest.read_text())
         if drafter is not None:
             resource["spec"]["drafter"]["source"]["huggingFace"] = drafter

@@ -1,8 +1,8 @@
-"""How quickly the operator reads what engines say, and how far a simulated engine reaches.
+"""Speed of the operator's parser and of preflight, and speed and accuracy of simulated engines.
 
 | key           | what is measured                                                                                          |
 |---------------|-----------------------------------------------------------------------------------------------------------|
-| parse_300k_ms | one metrics page of 300 KiB: a captured page of real vLLM for as many data-parallel ranks; median of 200  |
+| parse_300k_ms | a metrics response of 300 KiB: a captured one of real vLLM, with several data-parallel ranks; median of 200 |
 | preflight_s   | headers of a target with 700 shards and 105,000 tensors, from a folder, and all checks; best of five      |
 | sim_rps       | simulated engine as a process: streamed requests (100 tokens in, 32 out) per second of its CPU time      |
 | sim_rss_mib   | the same process: its peak resident memory with 64 clients                                                |
@@ -46,21 +46,21 @@ def measure() -> dict[str, float]:
 
 
 def parse_page(size: int = 300 * 1024, repeats: int = 200) -> float:
-    """Milliseconds to read a page of at least `size` bytes, labels of every rank told apart."""
-    one = PAGE.read_bytes()
-    ranks = (one.replace(b'engine="0"', b'engine="%d"' % rank) for rank in range(-(-size // len(one))))
-    page = b"".join(ranks)
-    parse_exposition(page)
+    """Measure the milliseconds to parse an exposition of at least `size` bytes, with different labels for every rank."""
+    single_rank = PAGE.read_bytes()
+    ranks = (single_rank.replace(b'engine="0"', b'engine="%d"' % rank) for rank in range(-(-size // len(single_rank))))
+    exposition = b"".join(ranks)
+    parse_exposition(exposition)
     milliseconds = []
     for _ in range(repeats):
         began = time.perf_counter()
-        parse_exposition(page)
+        parse_exposition(exposition)
         milliseconds.append(1000 * (time.perf_counter() - began))
     return round(statistics.median(milliseconds), 2)
 
 
 def simulator(requests: int = 6000, clients: int = 64) -> dict[str, float]:
-    """Requests per CPU second and peak MiB of the simulator's process. Raises AssertionError when an answer is wrong."""
+    """Measure requests per CPU second and peak MiB of the simulator's process. Raises AssertionError if a response is wrong."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -83,8 +83,8 @@ def simulator(requests: int = 6000, clients: int = 64) -> dict[str, float]:
         _until_healthy(url)
         kind = TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(100, 0.5), LengthDistribution(32, 0.5))
         before = _cpu_seconds(process.pid)
-        made = itertools.islice(generate_turns([kind], PoissonArrivals(1.0), 0.0, float("inf")), requests)
-        report = asyncio.run(run_closed_loop(TrafficTarget(url, "bench"), made, clients))
+        turns = itertools.islice(generate_turns([kind], PoissonArrivals(1.0), 0.0, float("inf")), requests)
+        report = asyncio.run(run_closed_loop(TrafficTarget(url, "bench"), turns, clients))
         seconds = _cpu_seconds(process.pid) - before
         assert not report.errors, report.errors
         status = Path(f"/proc/{process.pid}/status").read_text()
@@ -113,7 +113,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def simulated_fleet(seconds: float = 7200.0) -> float:
-    """Simulated seconds per CPU second."""
+    """Measure the simulated seconds per CPU second."""
     pods = [
         SimulatedPod(f"pod-{i}", EngineSettings(num_speculative_tokens=3), STEP_TIME_FORMULAS["dense-8b"], 1 + 0.02 * i)
         for i in range(4)

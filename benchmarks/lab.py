@@ -1,4 +1,4 @@
-"""How quick and how frugal the lab is: cold build, warm start, container start, sixty pods, a thousand, and idling.
+"""Speed and resources of the lab: cold build, warm start, container start, 60 pods, 1,000 pods, and idle load.
 
 | key                  | what is measured                                                                                  |
 |----------------------|---------------------------------------------------------------------------------------------------|
@@ -34,7 +34,7 @@ NAME = "bench"
 def measure() -> dict[str, float]:
     figures = {"build_cold_s": build_cold(), "up_warm_s": up_warm()}
     with Lab.up(LabSettings(name=NAME)) as lab:
-        time.sleep(30)  # what a start stirs up has settled
+        time.sleep(30)  # the load of the start has ended
         figures |= idle(lab)
         figures["bind_to_start_p95_ms"] = bind_to_start(lab)
         figures["echo60_ready_s"] = deployment_ready(lab, 60, processless=False)
@@ -45,7 +45,7 @@ def measure() -> dict[str, float]:
 
 
 def build_cold() -> float:
-    """Seconds to build everything with empty caches."""
+    """Measure the seconds to build everything with empty caches."""
     with tempfile.TemporaryDirectory(prefix="aerie-bench-") as folder:
         caches = {name: f"{folder}/{name}" for name in ("AERIE_LAB_CACHE", "GOCACHE", "GOMODCACHE")}
         environment = {**os.environ, **caches, "GOFLAGS": "-modcacherw"}
@@ -56,7 +56,7 @@ def build_cold() -> float:
 
 
 def up_warm() -> float:
-    """Seconds for the command."""
+    """Measure the seconds of the command."""
     command = [sys.executable, "-c", "from aerie_lab.cli import main; main()", "up", "--name", NAME]
     seconds = []
     for _ in range(3):
@@ -68,7 +68,7 @@ def up_warm() -> float:
 
 
 def idle(lab: Lab) -> dict[str, float]:
-    """Cores and MiB of all processes of the lab."""
+    """Measure cores and MiB of all processes of the lab."""
     seconds = 60
     first, began = _cpu_seconds(lab), time.monotonic()
     time.sleep(seconds)
@@ -78,9 +78,9 @@ def idle(lab: Lab) -> dict[str, float]:
 
 
 def bind_to_start(lab: Lab, count: int = 60) -> float:
-    """95th percentile in ms."""
+    """Measure the 95th percentile in ms."""
 
-    async def one(index: int) -> float:
+    async def start_pod(index: int) -> float:
         name = f"start-{index}"
         pod = {
             "apiVersion": "v1",
@@ -105,12 +105,12 @@ def bind_to_start(lab: Lab, count: int = 60) -> float:
             await client.delete(core_path("pods", "default", name))
             return started - began
 
-    milliseconds = [1000 * asyncio.run(one(index)) for index in range(count)]
+    milliseconds = [1000 * asyncio.run(start_pod(index)) for index in range(count)]
     return round(statistics.quantiles(milliseconds, n=20, method="inclusive")[-1], 0)
 
 
 def deployment_ready(lab: Lab, replicas: int, *, processless: bool) -> float:
-    """Seconds until all replicas are ready."""
+    """Measure the seconds until all replicas are ready."""
     labels = {"app": f"many-{replicas}"}
     container: dict[str, object] = {"name": "echo", "image": "aerie.dev/lab/echo:1"}
     if not processless:
@@ -144,7 +144,7 @@ def deployment_ready(lab: Lab, replicas: int, *, processless: bool) -> float:
 
 
 def _processes(lab: Lab) -> list[int]:
-    """All processes of the lab: its process 1 and every descendant."""
+    """Return all processes of the lab: its process 1 and every descendant."""
     first = process.find_lab_pid(lab.folder)
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
@@ -153,10 +153,10 @@ def _processes(lab: Lab) -> list[int]:
                 parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-    found = {first}
-    while grown := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= grown
-    return [pid for pid in found if pid is not None]
+    processes = {first}
+    while grown := {pid for pid, parent in parents.items() if parent in processes} - processes:
+        processes |= grown
+    return [pid for pid in processes if pid is not None]
 
 
 def _cpu_seconds(lab: Lab) -> float:

@@ -8,7 +8,7 @@ Deployment, Service and budget, and the pods of both.
 | resources, children       | SpeculativeDeployments, and objects that the operator has made for them; pods come on top         |
 | first_pass_s              | from the start of the process until each resource was reconciled once                             |
 | rss_mib                   | most resident memory of the process, from its start to the end of the steady state                |
-| steady_writes             | its writes in ten minutes; all resources are annotated each minute, and lists go on as usual;     |
+| steady_writes             | its writes in ten minutes; all resources are annotated each minute, and lists continue as usual;  |
 |                           | renewals of the Lease aside                                                                       |
 | noop_reconciles_per_s     | passes that find nothing to do, per second of the process's CPU time, the events that cause them  |
 |                           | included: resources are annotated, 3,000 times in all                                             |
@@ -21,7 +21,7 @@ Deployment, Service and budget, and the pods of both.
 | large_cpu_pct, _rollout_s | CPU time in percent of a core, and seconds, while all pods of the large resource are replaced     |
 | large_loop_lag_p99_ms     | how late the event loop runs a timer meanwhile; large_rss_mib: most resident memory until then    |
 | hostile_*                 | the same over ten minutes with 20 hostile pods (one of each form) among 500 of the five, all five |
-|                           | with a rollout under way; hostile_rss_mib is that of a process of its own                         |
+|                           | with a rollout in progress; hostile_rss_mib is that of a process of its own                       |
 | lease_lost                | whether one of these operators lost its lease                                                     |
 """
 
@@ -50,7 +50,7 @@ from benchmarks._scale_operator import IMAGE, Operator, quantile
 NAMESPACES = [f"scale-{number}" for number in range(10)]
 SMALL, LARGE = 100, 1000
 STEADY_S = 600.0
-POKE_EVERY_S = 60.0
+ANNOTATE_EVERY_S = 60.0
 PASSES = 3000
 CHANGES = 300
 KILLS = 3
@@ -99,7 +99,7 @@ def small_lab(folder: Path) -> Iterator[Lab]:
     )
     with Lab.up(settings) as lab:
         lab.apply(yaml.safe_load(DEFINITION.read_text()))
-        # It fails at once for as long as the definition has no conditions at all.
+        # It fails immediately while the definition has no conditions at all.
         wait = ("wait", "--for=condition=Established", "crd/speculativedeployments.aerie.dev", "--timeout=30s")
         wait_until(lambda: lab.kubectl(*wait), "the definition is established", timeout_seconds=60)
         yield lab
@@ -153,7 +153,7 @@ class Scale:
     def populate(self, first: int, last: int) -> None:
         """Create resources, and let an operator bring them to their steady state."""
         self.report_progress(f"resources {first} to {last} are made")
-        self.run(lambda client: each(range(first, last), lambda number: client.apply(resource(number))))
+        self.run(lambda client: run_in_parallel(range(first, last), lambda number: client.apply(resource(number))))
         with self.operator():
             last_report = 0.0
             while (ready := sum(is_ready(item) for item in self.resources())) < last:
@@ -175,7 +175,7 @@ class Scale:
         """Return the milliseconds of CPU time of a no-op reconcile."""
         before, cpu = operator.metrics().reconciles, operator.cpu()
         for number in range(1, PASSES // count + 1):
-            self.poke(f"cost-{number}", count)
+            self.annotate_resources(f"cost-{number}", count)
             expected = before + number * count
             # Not scraped more often: a scrape costs as much as a reconcile.
             operator.until(lambda now, expected=expected: now.reconciles >= expected, "all are reconciled again", 600, 0.5)  # type: ignore[misc]
@@ -183,28 +183,30 @@ class Scale:
         self.report_progress(f"{reconciles:.0f} no-op reconciles took {spent:.2f} s of CPU time with {count} resources")
         return 1000 * spent / reconciles
 
-    def poke(self, mark: str, count: int) -> None:
+    def annotate_resources(self, mark: str, count: int) -> None:
         """Annotate every resource: an event for each, and nothing to do."""
         patch = {"metadata": {"annotations": {"bench.example/poke": mark}}}
-        self.run(lambda client: each(range(count), lambda number: client.patch(where(number), patch)))
+        self.run(lambda client: run_in_parallel(range(count), lambda number: client.patch(resource_url(number), patch)))
 
     def reactions(self) -> float:
-        """Milliseconds, 99th percentile."""
+        """Measure the milliseconds of a reaction, 99th percentile."""
         chance = random.Random(1)  # noqa: S311 - no secrets
-        seconds: list[float] = sorted(self.run(lambda client: repaired(client, chance.randrange(LARGE))) for _ in range(CHANGES))
+        seconds: list[float] = sorted(
+            self.run(lambda client: seconds_until_repaired(client, chance.randrange(LARGE))) for _ in range(CHANGES)
+        )
         self.report_progress(
             f"a changed budget is repaired after {1000 * statistics.median(seconds):.0f} ms (median of {CHANGES})"
         )
         return 1000 * statistics.quantiles(seconds, n=100, method="inclusive")[-1]
 
     def steady(self, operator: Operator) -> float:
-        """Writes of the operator in ten minutes in which nothing needs one."""
+        """Count the writes of the operator in ten minutes in which nothing needs one."""
         before, children = operator.metrics(), self.children()
         statuses = {name_of(item): item["status"] for item in self.resources()}
         began = time.monotonic()
-        for number in range(int(STEADY_S / POKE_EVERY_S)):
-            self.poke(f"steady-{number}", LARGE)
-            time.sleep(max(0.0, began + (number + 1) * POKE_EVERY_S - time.monotonic()))
+        for number in range(int(STEADY_S / ANNOTATE_EVERY_S)):
+            self.annotate_resources(f"steady-{number}", LARGE)
+            time.sleep(max(0.0, began + (number + 1) * ANNOTATE_EVERY_S - time.monotonic()))
             self.report_progress(
                 f"steady: {operator.metrics().reconciles - before.reconciles:.0f} reconciles, {operator.memory():.0f} MiB"
             )
@@ -219,7 +221,7 @@ class Scale:
         return sum(writes.values())
 
     def failover(self) -> float:
-        """Seconds."""
+        """Measure the longest failover, in seconds."""
         seconds: list[float] = []
         leader = self.operator()
         try:
@@ -232,7 +234,7 @@ class Scale:
                     time.sleep(10)
                 finally:
                     dead.end(signal.SIGKILL)
-                seconds.append(self.run(lambda client: repaired(client, LARGE // 2, timeout_seconds=120)))
+                seconds.append(self.run(lambda client: seconds_until_repaired(client, LARGE // 2, timeout_seconds=120)))
                 self.report_progress(f"the second operator acted {seconds[-1]:.1f} s after the first was killed")
         finally:
             leader.end()
@@ -251,7 +253,7 @@ class Scale:
         return items
 
     def children(self) -> dict[str, dict[str, str]]:
-        """By kind, the version of each child."""
+        """Return the version of each child, by kind."""
         versions = {}
         for kind, version in CHILDREN.items():
             at = resource_path(version, kind)
@@ -260,8 +262,8 @@ class Scale:
         return versions
 
 
-async def each(numbers: Iterable[int], work: Callable[[int], Awaitable[Any]], at_once: int = 16) -> None:
-    """Do it for every number, several at once."""
+async def run_in_parallel(numbers: Iterable[int], work: Callable[[int], Awaitable[Any]], at_once: int = 16) -> None:
+    """Do the work for every number, up to `at_once` in parallel."""
     left = iter(numbers)
 
     async def work_on_rest() -> None:
@@ -271,7 +273,7 @@ async def each(numbers: Iterable[int], work: Callable[[int], Awaitable[Any]], at
     await asyncio.gather(*(work_on_rest() for _ in range(at_once)))
 
 
-async def repaired(client: KubeClient, number: int, timeout_seconds: float = 30.0) -> float:
+async def seconds_until_repaired(client: KubeClient, number: int, timeout_seconds: float = 30.0) -> float:
     """Change the budget of a resource; return the seconds until the change is reverted."""
     budgets = resource_path("policy/v1", "poddisruptionbudgets", namespace_of(number))
     (budget,) = (await client.get(budgets, labelSelector=f"aerie.dev/name={name(number)}"))["items"]
@@ -294,7 +296,7 @@ def namespace_of(number: int) -> str:
     return NAMESPACES[number % len(NAMESPACES)]
 
 
-def where(number: int) -> str:
+def resource_url(number: int) -> str:
     return resource_path(API, "speculativedeployments", namespace_of(number), name(number))
 
 

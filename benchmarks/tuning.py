@@ -1,4 +1,4 @@
-"""How much throughput a choice of K loses against the best K at every batch: Aerie's and others', on published grids.
+"""Throughput lost by a choice of K against the best K at every batch: Aerie's rule and others', on published grids.
 
 | key                          | what is measured                                                                            |
 |------------------------------|---------------------------------------------------------------------------------------------|
@@ -7,10 +7,10 @@
 |                              | of the batch, mean over batches, grids and seeds                                            |
 | grid_worst_batch_regret_pct  | the same at the worst batch of each grid, mean over grids and seeds                         |
 | grid_no_canary_mean_regret_pct, grid_no_canary_worst_batch_regret_pct | the same without any canary                        |
-| grid_canaries                | canaries asked for, mean                                                                    |
+| grid_canaries                | requested canaries, mean                                                                    |
 | grid_day_regret_pct          | the first 24 hours: two of K = 3, the canary, one roll, then the choice                     |
 | step_time_error_pct          | predicted step times against the grids' captured cells, median; mean over grids and seeds   |
-| RULE_mean_regret_pct, RULE_worst_batch_regret_pct | other rules, told the acceptance; the profiled tables also the cells   |
+| RULE_mean_regret_pct, RULE_worst_batch_regret_pct | other rules, given the acceptance; the profiled tables also the cells  |
 | best_baseline_mean_regret_pct | the least of those                                                                         |
 | BANDIT_day_regret_pct        | bandits over the K of the grid, 24 hours at each batch, 5 minutes of reload for each change |
 | decision_ms, decision_mib    | a decision for 64 replicas with 24 h of 15 s windows: CPU time, median of 7, and the        |
@@ -65,11 +65,11 @@ _fleet: list[str] = []
 
 
 def measure(seeds: int = SEEDS) -> dict[str, float]:
-    found = grids()
+    published = grids()
     _rows.clear()
-    figures: dict[str, float] = {"grids": len(found), "seeds": seeds, **_ours(found, seeds)}
+    figures: dict[str, float] = {"grids": len(published), "seeds": seeds, **_ours(published, seeds)}
     for key, (name, rule) in RULES.items():
-        regrets = [_regrets(grid, rule(grid)) for grid in found]
+        regrets = [_regrets(grid, rule(grid)) for grid in published]
         figures |= _figures(f"{key}_", regrets)
         _row(name, regrets)
     figures["best_baseline_mean_regret_pct"] = min(figures[f"{key}_mean_regret_pct"] for key in RULES)
@@ -79,7 +79,7 @@ def measure(seeds: int = SEEDS) -> dict[str, float]:
             statistics.fmean(
                 day(grid, column, bandit, random) for _ in range(_BANDIT_RUNS) for column in range(len(grid.batches))
             )
-            for grid in found
+            for grid in published
         ]
         figures[f"{key}_day_regret_pct"] = 100 * statistics.fmean(lost)
         _rows.append((name, f"{_each(lost)} | | | {100 * statistics.fmean(lost):.1f}"))
@@ -88,33 +88,33 @@ def measure(seeds: int = SEEDS) -> dict[str, float]:
         simulated, lines = fleet.measure()
         figures |= simulated
         _fleet[:] = lines
-    print(table([grid.name for grid in found]), flush=True)
+    print(table([grid.name for grid in published]), flush=True)
     return {key: round(value, 2) for key, value in figures.items()}
 
 
-def _ours(found: Sequence[Published], seeds: int) -> dict[str, float]:
+def _ours(published: Sequence[Published], seeds: int) -> dict[str, float]:
     figures: dict[str, float] = {}
     for canaries, prefix in ((1, "grid_"), (0, "grid_no_canary_")):
-        regrets, days, errors, asked = [], [], [], []
-        for grid in found:
+        regrets, days, errors, canary_requests = [], [], [], []
+        for grid in published:
             own = []
             for seed in range(1, seeds + 1):
                 chosen = choose(grid, seed, canaries=canaries)
                 own.append(_regrets(grid, chosen.tokens))
                 errors.append(chosen.error)
-                asked.append(chosen.canary is not None)
+                canary_requests.append(chosen.canary is not None)
                 days.append(_first_day(grid, chosen.tokens, chosen.canary is not None))
                 if canaries:
                     print(f"{grid.name} seed {seed}: K {chosen.tokens}, canary {chosen.canary}: {chosen.decision.reason}")
             regrets += own
         figures |= _figures(prefix, regrets)
-        by_grid = [regrets[i * seeds : (i + 1) * seeds] for i in range(len(found))]
+        by_grid = [regrets[i * seeds : (i + 1) * seeds] for i in range(len(published))]
         if canaries:
-            figures["grid_canaries"] = statistics.fmean(asked)
+            figures["grid_canaries"] = statistics.fmean(canary_requests)
             figures["grid_day_regret_pct"] = 100 * statistics.fmean(days)
             figures["step_time_error_pct"] = 100 * statistics.fmean(errors)
         name = "**Aerie, at most one canary**" if canaries else "Aerie, no canary"
-        means = [statistics.fmean(statistics.fmean(one) for one in runs) for runs in by_grid]
+        means = [statistics.fmean(statistics.fmean(batches) for batches in runs) for runs in by_grid]
         cells = f"{_each(means)} | {_percent(figures[f'{prefix}mean_regret_pct'])} | "
         cells += f"{_percent(figures[f'{prefix}worst_batch_regret_pct'])} | {100 * statistics.fmean(days):.1f}"
         _rows.append((name, cells))
@@ -126,7 +126,7 @@ def _regrets(grid: Published, tokens: Sequence[int]) -> list[float]:
 
 
 def _first_day(grid: Published, tokens: Sequence[int], canary: bool) -> float:
-    """Two hours as before; a canary costs its replica two reloads, and goes on as before; a roll costs every replica one."""
+    """Return the regret of the first day: two hours as before; a canary costs its replica two reloads; a roll costs every one."""
     before = statistics.fmean(_regrets(grid, [grid.start] * len(grid.batches)))
     after = statistics.fmean(_regrets(grid, tokens))
     waited = 120.0 + (MEASURE_MINUTES + 2 * RELOAD_MINUTES if canary else 0.0)
@@ -136,8 +136,8 @@ def _first_day(grid: Published, tokens: Sequence[int], canary: bool) -> float:
 
 def _figures(prefix: str, regrets: Sequence[Sequence[float]]) -> dict[str, float]:
     return {
-        f"{prefix}mean_regret_pct": 100 * statistics.fmean(statistics.fmean(one) for one in regrets),
-        f"{prefix}worst_batch_regret_pct": 100 * statistics.fmean(max(one) for one in regrets),
+        f"{prefix}mean_regret_pct": 100 * statistics.fmean(statistics.fmean(batches) for batches in regrets),
+        f"{prefix}worst_batch_regret_pct": 100 * statistics.fmean(max(batches) for batches in regrets),
     }
 
 
@@ -150,8 +150,8 @@ def decision_cost() -> dict[str, float]:
 
 # --------------------------------------------------------------------------------------------------------------------- page
 def _row(name: str, regrets: Sequence[Sequence[float]]) -> None:
-    means = [statistics.fmean(one) for one in regrets]
-    worst = statistics.fmean(max(one) for one in regrets)
+    means = [statistics.fmean(batches) for batches in regrets]
+    worst = statistics.fmean(max(batches) for batches in regrets)
     _rows.append((name, f"{_each(means)} | {100 * statistics.fmean(means):.1f} | {100 * worst:.1f} | "))
 
 
@@ -164,7 +164,7 @@ def _percent(value: float) -> str:
 
 
 def table(names: Sequence[str]) -> str:
-    """Regret in per cent by rule: each grid's mean over its batches, then the means over the grids."""
+    """Format the regret in per cent by rule: each grid's mean over its batches, then the means over the grids."""
     head = f"| rule | {' | '.join(names)} | mean | worst batch | first day |"
     rows = [f"| {name} | {cells} |" for name, cells in _rows]
     return "\n".join([head, "|---|" + "---:|" * (len(names) + 3), *rows])

@@ -1,10 +1,10 @@
-"""Whether canaries that harm are kept out, and good ones let in: the operator's verdicts on simulated rollouts of every kind.
+"""Whether harmful canaries are rolled back, and good ones promoted: the operator's verdicts on many kinds of simulated rollouts.
 
 | key                                | what is measured, in percent; the worst of its cells                                      |
 |------------------------------------|-------------------------------------------------------------------------------------------|
 | runs                               | rollouts in each cell                                                                     |
 | crash_promoted_pct                 | engines crash at random: still promoted after the monitoring                              |
-| crash_oracle_pct                   | of that cell: rollouts without two crashes that show, had it been accepted at once        |
+| crash_oracle_pct                   | of that cell: rollouts without two observable crashes, if promoted right after the soak   |
 | abort_promoted_pct                 | overloaded from some minute on, so that clients give up before the first token: promoted  |
 | slow_with_objective_promoted_pct   | slower than the control, within an objective of latency: promoted                         |
 | objective_broken_promoted_pct      | the objective is broken by the canary alone: promoted                                     |
@@ -13,16 +13,16 @@
 | lighter_faster_rollback_pct        | fewer tokens per step and less time: rolled back                                          |
 | heavier_slower_promoted_pct        | 3 % more time and 12 % more to the first token: promoted                                  |
 | rare_failures_promoted_pct         | some requests fail: promoted                                                              |
-| unlike_gpu_rollback_pct            | pods differ in time for good: an equal drafter is rolled back                             |
+| unlike_gpu_rollback_pct            | pods differ permanently in time: an equal drafter is rolled back                          |
 | unlike_gpu_worse_promoted_pct      | likewise: one that takes 6 % more time is promoted                                        |
 | equal_rollback_pct                 | an equal drafter is rolled back                                                           |
 | equal_promoted_pct, equal_undecided_pct | the others of these, at 1 request/s                                                  |
 | better_promoted_pct                | one that gets 9 % more tokens per step in steps as long is promoted; the fewest           |
-| unlike_gpu_better_promoted_pct     | one that does is promoted where pods differ in time for good, or no history tells; fewest |
+| unlike_gpu_better_promoted_pct     | the same with permanently different pods, or without calibration; fewest                  |
 | better_median_min                  | after how many minutes, at 1 request/s; the soak lasts 30                                 |
 
 The model is in _verdict_model.py, the cells in _verdict_cells.py. Seeds are fixed, so the same version of numpy gives the same
-figures. RUNS=40 in the environment makes a quick run of fewer rollouts. The page docs/verdict-checks.md is written by a run with
+results. RUNS=40 in the environment makes a quick run of fewer rollouts. The page docs/verdict-checks.md is written by a run with
 SAVE=1.
 """
 
@@ -45,54 +45,58 @@ CHUNK = 125
 """Rollouts at once."""
 
 ORACLES = 4000
-"""Rollouts for `oracle`, which judges nothing."""
+"""Rollouts for `oracle`, which evaluates no analysis."""
 HEAD = "| cell | promoted % | rolled back % | undecided % | median minutes |\n|---|---|---|---|---|"
 
-_found: dict[Cell, dict[str, float]] = {}
-"""The figures of the last run, for its page."""
+_figures_by_cell: dict[Cell, dict[str, float]] = {}
+"""The results of the last run, for its page."""
 _runs = RUNS
 
 
 def measure() -> dict[str, float]:
     global _runs
     _runs = int(os.environ.get("RUNS", RUNS))
-    _found.clear()
+    _figures_by_cell.clear()
     key = ""
     # Forked workers would inherit numpy's threads in an unknown state.
     with ProcessPoolExecutor(min(2, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as workers:
         for cell, outcomes in _outcomes(workers, _by_key(), _runs):
-            _found[cell] = figures(outcomes)
+            _figures_by_cell[cell] = figures(outcomes)
             if cell.key != key:
                 key = cell.key
                 print(f"\n### {key}\n\n{HEAD}")
-            print(line(cell, _found[cell]), flush=True)
-    return {key: round(value, 2) for key, value in summary(_found).items()} | {"runs": _runs}
+            print(line(cell, _figures_by_cell[cell]), flush=True)
+    return {key: round(value, 2) for key, value in summary(_figures_by_cell).items()} | {"runs": _runs}
 
 
 def _by_key() -> list[Cell]:
-    """The cells, those of a figure together."""
+    """Return the cells, grouped by key."""
     every = list(cells())
     keys = list(dict.fromkeys(cell.key for cell in every))
     return sorted(every, key=lambda cell: keys.index(cell.key))
 
 
-def _outcomes(workers: ProcessPoolExecutor, every: list[Cell], runs: int) -> Iterator[tuple[Cell, list[Outcome]]]:
-    """Of each cell; days that cells share are simulated once."""
+def _outcomes(workers: ProcessPoolExecutor, all_cells: list[Cell], runs: int) -> Iterator[tuple[Cell, list[Outcome]]]:
+    """Run every cell and return its outcomes; days that cells share are simulated once."""
     parts = [range(begin, min(begin + CHUNK, runs)) for begin in range(0, runs, CHUNK)]
     halves = [range(half, min(runs, DAYS), 2) for half in (0, 1)]
-    told: dict[tuple[Traffic, int], list[Future[list[BaselineCalibration]]]] = {}
-    for cell in every:
-        if cell.history and cell.remembers not in told:
-            told[cell.remembers] = [workers.submit(days, *cell.remembers, half, SEED) for half in halves]
+    calibration_jobs: dict[tuple[Traffic, int], list[Future[list[BaselineCalibration]]]] = {}
+    for cell in all_cells:
+        if cell.history and cell.calibration_key not in calibration_jobs:
+            calibration_jobs[cell.calibration_key] = [workers.submit(days, *cell.calibration_key, half, SEED) for half in halves]
     jobs = []
-    for cell in every:
-        memories = [memory for part in told[cell.remembers] for memory in part.result()] if cell.history else []
-        jobs.append((cell, [workers.submit(run, cell, part, memories, SEED) for part in parts]))
+    for cell in all_cells:
+        calibrations = (
+            [calibration for part in calibration_jobs[cell.calibration_key] for calibration in part.result()]
+            if cell.history
+            else []
+        )
+        jobs.append((cell, [workers.submit(run, cell, part, calibrations, SEED) for part in parts]))
     for cell, futures in jobs:
         yield cell, [outcome for future in futures for outcome in future.result()]
 
 
-ASKED: dict[str, tuple[str, str, float]] = {
+WRONG_OUTCOMES: dict[str, tuple[str, str, float]] = {
     "crash_promoted": ("engines crash at random; still promoted after the monitoring", "Promoted", 1.0),
     "abort_promoted": ("overloaded from some minute on, clients abandon requests; promoted", "Promoted", 1.0),
     "slow_with_objective_promoted": ("slower, within an objective of 50 ms at 10 ms a token; promoted", "Promoted", 1.0),
@@ -110,38 +114,43 @@ ASKED: dict[str, tuple[str, str, float]] = {
     ),
     "equal_rollback": ("equal drafters; rolled back", "RolledBack", 2.0),
 }
-"""What is simulated, the outcome that is wrong there, and how often it may be, in percent."""
+"""Description of the cells, their wrong outcome, and how often it may occur, in percent; by key."""
 BETTER, UNLIKE_BETTER = "better_promoted", "unlike_gpu_better_promoted"
-"""Where the right outcome is counted."""
+"""Keys for which the right outcome is counted."""
 
 
-def worst(found: Mapping[Cell, Mapping[str, float]], key: str) -> Cell:
-    """The cell of this figure that went wrong most often."""
-    mine = [cell for cell in found if cell.key == key]
+def worst(figures_by_cell: Mapping[Cell, Mapping[str, float]], key: str) -> Cell:
+    """Return the cell of this key with the most wrong outcomes."""
+    cells_of_key = [cell for cell in figures_by_cell if cell.key == key]
     if key in (BETTER, UNLIKE_BETTER):
-        return min(mine, key=lambda cell: found[cell]["Promoted_pct"])
-    outcome = ASKED[key][1]
-    return max(mine, key=lambda cell: found[cell][f"{outcome}_pct"])
+        return min(cells_of_key, key=lambda cell: figures_by_cell[cell]["Promoted_pct"])
+    outcome = WRONG_OUTCOMES[key][1]
+    return max(cells_of_key, key=lambda cell: figures_by_cell[cell][f"{outcome}_pct"])
 
 
-def summary(found: Mapping[Cell, Mapping[str, float]]) -> dict[str, float]:
-    """The figures by key."""
-    told = {f"{key}_pct": found[worst(found, key)][f"{outcome}_pct"] for key, (_, outcome, _) in ASKED.items()}
-    told["crash_oracle_pct"] = 100 * oracle(worst(found, "crash_promoted"), ORACLES, SEED)
-    equal, better = (next(cell for cell in found if cell.key == key) for key in ("equal_rollback", BETTER))
-    told["equal_promoted_pct"], told["equal_undecided_pct"] = (found[equal][f"{one}_pct"] for one in ("Promoted", "Undecided"))
+def summary(figures_by_cell: Mapping[Cell, Mapping[str, float]]) -> dict[str, float]:
+    """Return the results by key."""
+    results = {
+        f"{key}_pct": figures_by_cell[worst(figures_by_cell, key)][f"{outcome}_pct"]
+        for key, (_, outcome, _) in WRONG_OUTCOMES.items()
+    }
+    results["crash_oracle_pct"] = 100 * oracle(worst(figures_by_cell, "crash_promoted"), ORACLES, SEED)
+    equal, better = (next(cell for cell in figures_by_cell if cell.key == key) for key in ("equal_rollback", BETTER))
+    results["equal_promoted_pct"], results["equal_undecided_pct"] = (
+        figures_by_cell[equal][f"{outcome}_pct"] for outcome in ("Promoted", "Undecided")
+    )
     for key in (BETTER, UNLIKE_BETTER):
-        told[f"{key}_pct"] = found[worst(found, key)]["Promoted_pct"]
-    told["better_median_min"] = found[better]["minutes"]
+        results[f"{key}_pct"] = figures_by_cell[worst(figures_by_cell, key)]["Promoted_pct"]
+    results["better_median_min"] = figures_by_cell[better]["minutes"]
     for key in ("other_k_equal_rollback", "unlike_gpu_rollback"):
-        shares = [figures["Undecided_pct"] for cell, figures in found.items() if cell.key == key]
-        told[f"{key.removesuffix('_rollback')}_undecided_pct"] = max(shares)
-    return told
+        shares = [figures["Undecided_pct"] for cell, figures in figures_by_cell.items() if cell.key == key]
+        results[f"{key.removesuffix('_rollback')}_undecided_pct"] = max(shares)
+    return results
 
 
 def line(cell: Cell, figures: Mapping[str, float]) -> str:
-    """A row of a table."""
-    shares = " | ".join(f"{figures[f'{one}_pct']:.1f}" for one in ("Promoted", "RolledBack", "Undecided"))
+    """Format a row of a table."""
+    shares = " | ".join(f"{figures[f'{outcome}_pct']:.1f}" for outcome in ("Promoted", "RolledBack", "Undecided"))
     when = "-" if math.isnan(figures["minutes"]) else f"{figures['minutes']:.0f}"
     return f"| {cell.title} | {shares} | {when} |"
 
@@ -149,15 +158,15 @@ def line(cell: Cell, figures: Mapping[str, float]) -> str:
 # --------------------------------------------------------------------------------------------------------------------- page
 def document(docs: Path) -> None:
     """Write the page of the last run."""
-    told = summary(_found)
+    results = summary(_figures_by_cell)
     rows = []
-    for key, (what, _, _) in ASKED.items():
-        bad = worst(_found, key)
-        rows.append(f"| {what} | {told[f'{key}_pct']:.1f} | {line(bad, _found[bad])[2:]}")
-    for key, what in _GOOD.items():
-        good = worst(_found, key)
-        rows.append(f"| {what} | {told[f'{key}_pct']:.1f} | {line(good, _found[good])[2:]}")
-    text = _PAGE.format(runs=_runs, seed=SEED, days=min(DAYS, _runs), rows="\n".join(rows), **told)
+    for key, (description, _, _) in WRONG_OUTCOMES.items():
+        bad = worst(_figures_by_cell, key)
+        rows.append(f"| {description} | {results[f'{key}_pct']:.1f} | {line(bad, _figures_by_cell[bad])[2:]}")
+    for key, description in _GOOD.items():
+        good = worst(_figures_by_cell, key)
+        rows.append(f"| {description} | {results[f'{key}_pct']:.1f} | {line(good, _figures_by_cell[good])[2:]}")
+    text = _PAGE.format(runs=_runs, seed=SEED, days=min(DAYS, _runs), rows="\n".join(rows), **results)
     (docs / "verdict-checks.md").write_text(text.rstrip() + "\n")
 
 
@@ -166,24 +175,24 @@ _GOOD = {
     UNLIKE_BETTER: "the same, pods permanently different in time or no history; promoted",
 }
 
-_PAGE = """# What the verdict keeps out, and what it lets in
+_PAGE = """# Error rates of the verdict, by kind of canary
 
 Written by `make bench NAME=verdict SAVE=1`: {runs} simulated rollouts in each cell, seed {seed}. The operator's own functions
 evaluate them block by block, with all criteria. Each row shows the worst of its cells.
 
 Simulation and assumptions: one canary and one fresh control pod, blocks of 2 minutes, a minimum duration of 30 minutes, and a
 deadline of 4 hours. Each pod gets 1 request/s, unless a cell names another rate. A request has a number of output tokens
-(lognormal, mean 400), and the number of drafts follows from it. A pod's block of 120 requests has a dispersion of 4.3 % in tokens
-per step, 3 % in time per output token and 10 % in time to first token, independently of each other. Nine tenths of that variance
-depend on the number of requests; the rest has a correlation time of 8 minutes. All pods drift together. Before each rollout there
-is a day of 3 stable pods ({days} days are shared), unless the cell has no calibration. Times do not depend on the load. The
-constants are assumptions; a fleet with other constants gives other results.
+(lognormal, mean 400), and the number of drafts follows from it. A pod's block has 120 requests. Its dispersion is 4.3 % in
+tokens per step, 3 % in time per output token and 10 % in time to first token. The three are independent. Nine tenths of that
+variance depend on the number of requests; the rest has a correlation time of 8 minutes. All pods drift together. Before each
+rollout there is a day of 3 stable pods ({days} days are shared), unless the cell has no calibration. Times do not depend on the
+load. The constants are assumptions; a fleet with other constants gives other results.
 
 A canary whose engines crash loads for 3 minutes after each crash. Once promoted by the analysis, it is ramped up (4 and 8 of 16
-pods, 5 minutes each), and monitored for 10 minutes, or for an hour where one engine has ended. A rollout counts as promoted if it
-is still promoted after that. Two crashes are significant. In {crash_oracle_pct:.1f} % of that cell's rollouts there are no two
-crashes to observe, even if the canary is promoted right after the minimum duration: none by the end of the ten minutes, or one
-and no second within the hour.
+pods, 5 minutes each). Then it is monitored for 10 minutes, or for an hour if one engine has ended. A rollout counts as promoted
+if it is still promoted after that. Two crashes are significant. In {crash_oracle_pct:.1f} % of that cell's rollouts there are
+no two crashes to observe, even if the canary is promoted right after the minimum duration: none by the end of the ten minutes,
+or one and no second within the hour.
 
 | canary; what is counted | % | worst cell | promoted | rolled back | inconclusive | median minutes |
 |---|---|---|---|---|---|---|

@@ -1,10 +1,10 @@
-"""Walks at random through rollouts, for as long as asked for, on all cores: how much has been walked, and what did not hold.
+"""Random walks through rollouts, for a given time, on all cores: their number and length, and violated invariants.
 
 | key            | what is measured                                                                           |
 |----------------|--------------------------------------------------------------------------------------------|
 | seeds          | walks, each left alone three times at its end: as it is, with a new spec, and healed        |
 | steps          | things that happened: an edit, a word, a pod that fails, an operator that is killed, ...    |
-| decisions      | looks of the operator at a fleet, each held against the invariants                          |
+| decisions      | reconciles of a fleet, each checked against the invariants                                  |
 | virtual_days   | time that passed for the fleets                                                             |
 | invariants     | how many there are (tests/unit/rollout/invariants.py)                                       |
 | violations     | walks in which one of them did not hold: printed above, with seed and steps                 |
@@ -30,15 +30,15 @@ SHOWN = 20
 """Violations that are printed in full."""
 
 
-def walked(seed: int, steps: int) -> tuple[int, int, float, str]:
-    """Steps, decisions and virtual days of one walk, and what did not hold."""
-    walk, said = Walk(seed, mixed=bool(seed % 2)), ""
+def run_walk(seed: int, steps: int) -> tuple[int, int, float, str]:
+    """Run one walk; return its steps, decisions and virtual days, and the violation, empty without one."""
+    walk, message = Walk(seed, mixed=bool(seed % 2)), ""
     try:
         walk.go(steps).finish()
     except InvariantError as violation:
-        said = str(violation)
-    days = (walk.cluster.now - START).total_seconds() / 86400 + walk.alone.total_seconds() / 86400
-    return walk.steps, walk.decisions, days, said
+        message = str(violation)
+    days = (walk.cluster.now - START).total_seconds() / 86400 + walk.alone_duration.total_seconds() / 86400
+    return walk.steps, walk.decisions, days, message
 
 
 def measure() -> dict[str, float]:
@@ -50,17 +50,17 @@ def measure() -> dict[str, float]:
         running: set[Future[tuple[int, int, float, str]]] = set()
         while True:
             while len(running) < 2 * cores and seed < first + most and time.monotonic() < began + seconds:
-                running.add(workers.submit(walked, seed, steps))
+                running.add(workers.submit(run_walk, seed, steps))
                 seed += 1
             if not running:
                 break
             done, running = wait(running, return_when=FIRST_COMPLETED)
-            for one in done:
-                went, looks, days, said = one.result()
-                for key, more in {"seeds": 1, "steps": went, "decisions": looks, "virtual_days": days}.items():
+            for future in done:
+                walk_steps, walk_decisions, days, message = future.result()
+                for key, more in {"seeds": 1, "steps": walk_steps, "decisions": walk_decisions, "virtual_days": days}.items():
                     figures[key] += more
-                figures["violations"] += bool(said)
-                if said and figures["violations"] <= SHOWN:
-                    print(said, flush=True)
+                figures["violations"] += bool(message)
+                if message and figures["violations"] <= SHOWN:
+                    print(message, flush=True)
     figures |= {"invariants": float(len(INVARIANTS)), "cores": float(cores), "seconds": time.monotonic() - began}
     return {key: round(value, 1) for key, value in figures.items()}

@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 
 class ChartError(Exception):
-    """The chart's files contradict each other."""
+    """Error: the chart's files contradict each other."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ def _comment(lines: list[str], key: int) -> str:
 def with_descriptions(schema: Json, values: list[Value]) -> Json:
     """Return the schema with the description of each value. Raises ChartError if schema and values have different keys."""
     document: Json = json.loads(json.dumps(schema))
-    known = {value.path for value in values}
-    inner = {value.path for value in values if value.inner}
-    for path in _properties(document, (), inner):
-        if path not in known and path != (GLOBAL,):
+    value_paths = {value.path for value in values}
+    inner_paths = {value.path for value in values if value.inner}
+    for path in _properties(document, (), inner_paths):
+        if path not in value_paths and path != (GLOBAL,):
             raise ChartError(f"values.schema.json has {'.'.join(path)}, which values.yaml lacks: add it there with a comment.")
     for value in values:
         node = document

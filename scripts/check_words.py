@@ -1,8 +1,8 @@
-"""Checks the words of the operator's names, docstrings and comments: the standard term, where there is one.
+"""Checks the words of names, docstrings, comments and docs: the standard term, where there is one.
 
 A reader looks for `desired`, `rollback` and `timeout`, not for words that this code base once made up for them. Each kind of
-violation is counted and has a maximum (`MAX_VIOLATIONS`), which is lowered as the figures fall, never raised. The figures come
-from syntax tree and tokens: strings, uses of other packages' names and code in backticks do not count.
+violation is counted and has a maximum (`MAX_VIOLATIONS`), which is never raised. The counts come from syntax tree and tokens:
+strings, uses of other packages' names and code in backticks do not count.
 
 An exception gets a line in scripts/words_allowed.txt. Words that are wrong only in one of their senses ("at once" for
 immediately) are not in the tables: review has to find those.
@@ -24,14 +24,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ALLOW_LIST = "scripts/words_allowed.txt"
 
-CODE_FOLDERS = ("operator/aerie", "lab/aerie_lab")
-PUBLIC_MODELS_FOLDER = "operator/aerie/api"
-"""Folder of the pydantic models whose docstrings are public text, the CRD's descriptions: their phrases are not checked."""
-PUBLIC_MODEL_BASE = "BaseModel"
+CODE_FOLDERS = ("operator/aerie", "lab/aerie_lab", "drafter", "benchmarks", "scripts", "tests")
 
-DOCS: tuple[str, ...] = ()
-"""Files whose prose is checked, such as docs/rollouts.md. Empty today: each page of docs/ is added when it is rewritten, then
-README.md. The list grows until it holds them all."""
+DOCS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "charts/aerie/README.md", "docs/**/*.md")
+"""Patterns of the files whose prose is checked."""
 
 
 class Kind(enum.Enum):
@@ -43,7 +39,7 @@ class Kind(enum.Enum):
     PHRASE = "coined phrases"
 
 
-MAX_VIOLATIONS = {Kind.VAGUE_NAME: 3, Kind.COINED_NAME: 10, Kind.PREPOSITION: 3, Kind.PHRASE: 15}
+MAX_VIOLATIONS = {Kind.VAGUE_NAME: 0, Kind.COINED_NAME: 0, Kind.PREPOSITION: 0, Kind.PHRASE: 0}
 
 VAGUE_NAMES = {
     "again": "the time and its purpose: requeue_after, retry_at",
@@ -192,12 +188,12 @@ class Violation:
     kind: Kind
     path: str
     line: int
-    word: str
+    violating_text: str
     replacement: str
 
     @property
     def message(self) -> str:
-        return f"{self.path}:{self.line}: `{self.word}` ({self.kind.value}): write {self.replacement}"
+        return f"{self.path}:{self.line}: `{self.violating_text}` ({self.kind.value}): write {self.replacement}"
 
 
 @dataclass(frozen=True)
@@ -206,8 +202,6 @@ class Prose:
 
     line: int
     text: str
-    is_public_model: bool = False
-    """Whether the text is a docstring in the body of a pydantic model of the API."""
 
 
 def iter_defined_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -254,19 +248,18 @@ def _docstring_value(statement: ast.stmt) -> ast.Constant | None:
     return None
 
 
-def iter_docstrings(tree: ast.AST, public_models: frozenset[str]) -> Iterator[Prose]:
+def iter_docstrings(tree: ast.AST) -> Iterator[Prose]:
     """Yield the docstrings of modules, classes, functions, and attributes (the string after an assignment)."""
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if not isinstance(body, list):
             continue
         documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        is_public_model = isinstance(node, ast.ClassDef) and node.name in public_models
         for previous, statement in zip([None, *body], body, strict=False):
             constant = _docstring_value(statement)
             is_docstring = documented if previous is None else isinstance(previous, ast.Assign | ast.AnnAssign)
             if constant is not None and is_docstring:
-                yield Prose(constant.lineno, str(constant.value), is_public_model)
+                yield Prose(constant.lineno, str(constant.value))
 
 
 def iter_comments(source: str) -> Iterator[Prose]:
@@ -305,17 +298,16 @@ def check_preposition(path: str, prose: Prose) -> Iterator[Violation]:
         yield Violation(Kind.PREPOSITION, path, prose.line, first_word, replacement)
 
 
-def check_code(path: str, source: str, public_models: frozenset[str] = frozenset()) -> Iterator[Violation]:
-    """Yield the violations of a Python file; `public_models`: classes whose docstrings' phrases are not checked."""
+def check_code(path: str, source: str) -> Iterator[Violation]:
+    """Yield the violations of a Python file."""
     tree = ast.parse(source)
     module = Path(path).parent.name if Path(path).name == "__init__.py" else Path(path).stem
     yield from check_name(path, 1, module)
     for line, name in iter_defined_names(tree):
         yield from check_name(path, line, name)
-    for docstring in iter_docstrings(tree, public_models):
+    for docstring in iter_docstrings(tree):
         yield from check_preposition(path, docstring)
-        if not docstring.is_public_model:
-            yield from check_phrases(path, docstring)
+        yield from check_phrases(path, docstring)
     for comment in iter_comments(source):
         yield from check_phrases(path, comment)
 
@@ -326,30 +318,13 @@ def check_markdown(path: str, text: str) -> Iterator[Violation]:
     yield from check_phrases(path, Prose(1, prose))
 
 
-def find_public_models(root: Path) -> frozenset[str]:
-    """Return the names of the API's classes that derive from pydantic's base class, over any number of steps."""
-    bases_by_class = {
-        node.name: {base.id for base in node.bases if isinstance(base, ast.Name)}
-        for path in (root / PUBLIC_MODELS_FOLDER).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
-    }
-    models = {PUBLIC_MODEL_BASE}
-    while derived := {name for name, bases in bases_by_class.items() if bases & models} - models:
-        models |= derived
-    return frozenset(models)
-
-
 def find_violations(root: Path) -> list[Violation]:
     """Return all violations of a working tree, without its allow-list."""
-    public_models = find_public_models(root)
     violations: list[Violation] = []
     for path in sorted(path for folder in CODE_FOLDERS for path in (root / folder).rglob("*.py")):
-        relative_path = path.relative_to(root).as_posix()
-        is_api = relative_path.startswith(f"{PUBLIC_MODELS_FOLDER}/")
-        violations += check_code(relative_path, path.read_text(), public_models if is_api else frozenset())
-    for page in DOCS:
-        violations += check_markdown(page, (root / page).read_text())
+        violations += check_code(path.relative_to(root).as_posix(), path.read_text())
+    for page in sorted(path for pattern in DOCS for path in root.glob(pattern)):
+        violations += check_markdown(page.relative_to(root).as_posix(), page.read_text())
     return violations
 
 
@@ -373,18 +348,18 @@ def check(root: Path, maxima: dict[Kind, int]) -> tuple[list[str], str]:
     """Return a message for each violation of a kind of which there are too many, and the summary of all kinds."""
     allowed, messages = read_allow_list(root)
     violations = find_violations(root)
-    entries_in_use = {(violation.path, violation.word.lower()) for violation in violations} & allowed.keys()
+    entries_in_use = {(violation.path, violation.violating_text.lower()) for violation in violations} & allowed.keys()
     messages += [
-        f"{ALLOW_LIST}:{number}: `{path}:{word}` does not occur any more: delete the line"
-        for (path, word), number in allowed.items()
-        if (path, word) not in entries_in_use
+        f"{ALLOW_LIST}:{number}: `{path}:{allowed_text}` does not occur any more: delete the line"
+        for (path, allowed_text), number in allowed.items()
+        if (path, allowed_text) not in entries_in_use
     ]
-    counted = [violation for violation in violations if (violation.path, violation.word.lower()) not in entries_in_use]
+    counted = [violation for violation in violations if (violation.path, violation.violating_text.lower()) not in entries_in_use]
     counts = Counter(violation.kind for violation in counted)
     counted.sort(key=lambda violation: (violation.path, violation.line))
     messages += [violation.message for violation in counted if counts[violation.kind] > maxima[violation.kind]]
-    figures = ", ".join(f"{kind.value} {counts[kind]} (at most {maxima[kind]})" for kind in Kind)
-    return messages, f"words: {figures}; allowed exceptions {len(violations) - len(counted)}"
+    kind_counts = ", ".join(f"{kind.value} {counts[kind]} (at most {maxima[kind]})" for kind in Kind)
+    return messages, f"words: {kind_counts}; allowed exceptions {len(violations) - len(counted)}"
 
 
 def main(arguments: Sequence[str] = ()) -> int:

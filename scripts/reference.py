@@ -40,9 +40,9 @@ def page() -> str:
     root = build_root_schema()
     rows = [f"| {column['name']} | `{column['jsonPath']}` | {column['description']} |" for column in PRINTER_COLUMNS]
     columns = "\n".join(["| Column | Field | Description |", "|---|---|---|", *rows])
-    seen: dict[str, str] = {}
-    objects = [entry for name in ("spec", "status") for entry in _objects(name, root["properties"][name], seen)]
-    sections = (_section(path, node, seen) for path, node in objects)
+    paths_by_identity: dict[str, str] = {}
+    objects = [entry for name in ("spec", "status") for entry in _objects(name, root["properties"][name], paths_by_identity)]
+    sections = (_section(path, node, paths_by_identity) for path, node in objects)
     max_characters = root["properties"]["metadata"]["properties"]["name"]["maxLength"]
     messages = [f"`.metadata.name`: at most {max_characters} characters", *_own_rejections(root)]
     rejections = "\n".join(f"* {message}" for message in messages)
@@ -59,19 +59,19 @@ def _inner(node: Json) -> tuple[Json, str]:
     return (node["items"], "[]") if node.get("type") == "array" else (node, "")
 
 
-def _objects(path: str, node: Json, seen: dict[str, str]) -> Iterator[tuple[str, Json]]:
-    """Yield every object with fields once, from the outside in; `seen` gets the path of each."""
-    seen[_identity(node)] = path
+def _objects(path: str, node: Json, paths_by_identity: dict[str, str]) -> Iterator[tuple[str, Json]]:
+    """Yield every object with fields once, outer ones first; the path of each is added to `paths_by_identity`."""
+    paths_by_identity[_identity(node)] = path
     yield path, node
     for name, child in node["properties"].items():
         inner, suffix = _inner(child)
-        if "properties" in inner and _identity(inner) not in seen:
-            yield from _objects(f"{path}.{name}{suffix}", inner, seen)
+        if "properties" in inner and _identity(inner) not in paths_by_identity:
+            yield from _objects(f"{path}.{name}{suffix}", inner, paths_by_identity)
 
 
-def _section(path: str, node: Json, seen: dict[str, str]) -> str:
+def _section(path: str, node: Json, paths_by_identity: dict[str, str]) -> str:
     required = node.get("required", [])
-    rows = [_row(name, child, name in required, seen) for name, child in node["properties"].items()]
+    rows = [_row(name, child, name in required, paths_by_identity) for name, child in node["properties"].items()]
     table = ["| Field | Type | Default | Bounds | Description |", "|---|---|---|---|---|", *rows]
     rejections = list(_rejections(node))
     text = [f"## {path}", "", node.get("description", ""), "", *table]
@@ -80,25 +80,25 @@ def _section(path: str, node: Json, seen: dict[str, str]) -> str:
     return "\n".join(text) + "\n"
 
 
-def _row(name: str, node: Json, required: bool, seen: dict[str, str]) -> str:
+def _row(name: str, node: Json, required: bool, paths_by_identity: dict[str, str]) -> str:
     default = "required" if required else ""
     if "default" in node and "properties" not in node:
         default = f"`{json.dumps(node['default'])}`".replace('""', " ") if node["default"] != "" else "empty"
         default = default.replace('"', "")
-    cells = [f"`{name}`", _type(node, seen), default, _bounds(node), node.get("description", "")]
+    cells = [f"`{name}`", _type(node, paths_by_identity), default, _bounds(node), node.get("description", "")]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _type(node: Json, seen: dict[str, str]) -> str:
+def _type(node: Json, paths_by_identity: dict[str, str]) -> str:
     inner, _ = _inner(node)
     many = "list of " if inner is not node else ""
     if "properties" in inner:
-        path = seen[_identity(inner)]
+        path = paths_by_identity[_identity(inner)]
         return f"{many}[{path.rpartition('.')[2].removesuffix('[]')}](#{_anchor(path)})"
     if "enum" in inner:
-        return many + ", ".join(f"`{word}`" for word in inner["enum"])
+        return many + ", ".join(f"`{value}`" for value in inner["enum"])
     if "additionalProperties" in inner:
-        return f"{many}map of {_type(inner['additionalProperties'], seen)}"
+        return f"{many}map of {_type(inner['additionalProperties'], paths_by_identity)}"
     if inner.get("x-kubernetes-preserve-unknown-fields"):
         return f"{many}any"
     if inner.get("format") == "date-time":

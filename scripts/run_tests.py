@@ -1,12 +1,12 @@
-"""Runs all tests as two commands side by side: the lab's, which mostly wait, and beside them those of the other tiers.
+"""Run all tests as two commands side by side: the lab's, which mostly wait, and those of the other tiers.
 
 The others get less of the processors, so that they delay none of the lab's.
 
-Guarantees: every test runs in one of the two; what the first says is shown as it comes, and what the other says in one piece
-after it, also after a failure or Ctrl-C; where the first failed, its last lines come once more; a failure's status and tests are
-named at the very end, which is what is left of a long log; the exit status is 0 only if it is 0 of both. What ends this ends both
-as Ctrl-C in a terminal ends pytest with all its processes, so that no lab is left running. Not guaranteed: an order between the
-tests of the two, and what is left of either after a SIGKILL. `pytest` alone runs everything in one process.
+Guarantees: every test runs in one of the two; output of the first is shown immediately, and that of the other as a whole
+after it, also after a failure or Ctrl-C; if the first failed, its last lines are repeated; status and tests of a failure are
+named at the end, where a truncated log still has them; the exit status is 0 only if both are 0. A signal to this process ends
+both like Ctrl-C in a terminal, pytest with all its processes, so that no lab is left running. Not guaranteed: an order between
+the tests of the two, and a clean-up after a SIGKILL. `pytest` alone runs everything in one process.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ BESIDE = ("-m", "not lab")
 NICE = ("nice", "-n", "10")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAST_LINES = 60
-"""So many of a failure's are shown again: pytest's summary, and the end of what it tells before."""
+"""Number of lines of a failed run that are repeated: pytest's summary, and the end of the output before it."""
 MOST_NAMED = 12
-"""Failed tests of each that are named at the end."""
-LOOKS = 0.2
-"""Seconds from one look at what the first has written to the next."""
+"""Maximum number of failed tests of each that are named at the end."""
+POLL_SECONDS = 0.2
+"""Seconds between two reads of the first command's log."""
 
 
-def side_by_side(shown: Sequence[str], beside: Sequence[str], name: str) -> int:
-    """Run two commands; the exit status of the first that has another than 0. `name`: what the second is called."""
+def run_side_by_side(shown: Sequence[str], beside: Sequence[str], name: str) -> int:
+    """Run two commands, and return the first exit status other than 0. `name`: name of the second."""
     with (
         tempfile.NamedTemporaryFile(prefix="tests-", suffix=".log") as first,
         tempfile.NamedTemporaryFile(prefix="tests-", suffix=".log") as second,
@@ -46,17 +46,17 @@ def side_by_side(shown: Sequence[str], beside: Sequence[str], name: str) -> int:
         running: list[subprocess.Popen[bytes]] = []
 
         def end(_: int, __: FrameType | None) -> None:
-            for one in running:
-                if one.poll() is None:
-                    os.killpg(one.pid, signal.SIGINT)  # the whole group, so that each process takes its own lab down
+            for process in running:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGINT)  # the whole group, so that each process takes its own lab down
 
-        # Before they start: what a shell has made this one ignore, as SIGINT of a job in its background, they would ignore too.
+        # Set before they start: they would inherit an ignored SIGINT, which a shell sets for background jobs.
         before = [signal.signal(number, end) for number in ENDING]
         try:
-            # Groups of their own, so that Ctrl-C reaches each of them once: from here.
+            # Separate process groups, so that Ctrl-C reaches each of them once, from here.
             for command, out in ((beside, second), (shown, first)):
                 running.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0))
-            statuses = [follow(running[1], first.name), running[0].wait()]
+            statuses = [print_log(running[1], first.name), running[0].wait()]
         finally:
             for number, handler in zip(ENDING, before, strict=True):
                 signal.signal(number, handler)
@@ -77,12 +77,12 @@ def side_by_side(shown: Sequence[str], beside: Sequence[str], name: str) -> int:
 
 
 def _names_a_test(line: bytes) -> bool:
-    """Whether it is one of pytest's summary of what failed."""
+    """Return whether it is a line of pytest's summary that names a failed test."""
     return line.startswith((b"FAILED ", b"ERROR "))
 
 
-def follow(process: subprocess.Popen[bytes], log: str) -> int:
-    """Show what a process writes to its log until it has ended; its status. No pipe, which what it leaves running might hold."""
+def print_log(process: subprocess.Popen[bytes], log: str) -> int:
+    """Print the log of a process until it has ended, and return its status. No pipe, which orphaned children could keep open."""
     with open(log, "rb") as written:
         while True:
             ended = process.poll() is not None
@@ -90,11 +90,11 @@ def follow(process: subprocess.Popen[bytes], log: str) -> int:
             sys.stdout.flush()
             if ended:
                 return process.returncode
-            time.sleep(LOOKS)
+            time.sleep(POLL_SECONDS)
 
 
 if __name__ == "__main__":
     pytest = (sys.executable, "-m", "pytest")
     # A process that a signal ended has a status below zero.
     commands = (*pytest, *SHOWN), (*NICE, *pytest, *BESIDE)
-    sys.exit(abs(side_by_side(*commands, "The tests without the lab, and those with real vLLM,")))
+    sys.exit(abs(run_side_by_side(*commands, "The tests without the lab, and those with real vLLM,")))

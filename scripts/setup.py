@@ -1,11 +1,11 @@
-"""Makes `.venv` hold exactly what the lock names, and the project itself; does nothing when it already does.
+"""Install exactly the locked packages and the project itself in `.venv`; do nothing if they are already there.
 
 Only the standard library, and syntax that an old Python can read: it has to run before anything is installed, and to
-refuse a Python that is too old with a sentence.
+reject a Python that is too old with one sentence.
 
 Guarantees: a step is recorded by the hash of all that it depends on, after it has ended well; so an interrupted
-set-up is repaired by the next one, and a finished one costs a few milliseconds. Two set-ups at once wait for each
-other. Every failure ends with one sentence and status 1. Not guaranteed: that nobody has changed `.venv` by hand.
+set-up is repaired by the next one, and a finished one takes a few milliseconds. Concurrent set-ups wait for each
+other. Every failure ends with one sentence and status 1. Not detected: manual changes of `.venv`.
 """
 
 import fcntl
@@ -20,25 +20,25 @@ from typing import List, Tuple
 OLDEST = (3, 11)
 CANDIDATES = ("python3", "python3.13", "python3.12", "python3.11")
 VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
-# What a Python must have for a virtual environment; distributions split these modules off into packages of their own.
+# Modules that a virtual environment needs; some distributions have them in separate packages.
 # The path is the real one: `python3` may be that of an activated .venv, which set-up is about to remove.
 LOCATE = "import os, sys, venv, ensurepip; print(os.path.realpath(sys.executable))"
-# Seconds between two signs of life while pip works.
+# Seconds between two lines of progress while pip works.
 BEAT = 10.0
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 class SetupError(Exception):
-    """Set-up cannot go on; the message is one sentence that names the way out."""
+    """Set-up cannot continue; the message is one sentence that names the fix."""
 
 
-def say(line: str) -> None:
+def print_progress(line: str) -> None:
     print("setup: " + line, flush=True)
 
 
 def digest(*parts: bytes) -> str:
-    """A hash of the parts in order; the length of each is part of it, so that no two lists of parts collide."""
+    """Return a hash of the parts in order; it includes the length of each, so that no two lists of parts collide."""
     total = hashlib.sha256()
     for part in parts:
         total.update(b"%d:" % len(part))
@@ -47,38 +47,38 @@ def digest(*parts: bytes) -> str:
 
 
 def answer(python: str, code: str) -> str:
-    """What `code` prints in that Python; empty when it fails, as a stand-in for a missing version does."""
+    """Return what `code` prints in that Python; empty if it fails, such as a placeholder for a missing version."""
     return subprocess.run(
         [python, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True
     ).stdout.strip()
 
 
 def find_python() -> Tuple[str, str]:
-    """The first fit Python of CANDIDATES, as (path, version)."""
-    unfit = []
+    """Return the first suitable Python of CANDIDATES, as (path, version)."""
+    unsuitable = []
     for name in CANDIDATES:
         path = shutil.which(name)
         version = answer(path, VERSION) if path else ""
         if not path or not version:
             continue
         if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
-            unfit.append(name + " is " + version)
+            unsuitable.append(name + " is " + version)
             continue
         located = answer(path, LOCATE)
         if located:
             return located, version
         package = "python%s-venv" % ".".join(version.split(".")[:2])
-        unfit.append("%s (%s) lacks the venv module, which Debian and Ubuntu call %s" % (name, version, package))
+        unsuitable.append("%s (%s) lacks the venv module, which Debian and Ubuntu call %s" % (name, version, package))
     raise SetupError(
         "Aerie needs Python %d.%d or newer with the venv module, and %s: install one and put it on the PATH."
-        % (*OLDEST, "; ".join(unfit) or "no python3 is on the PATH")
+        % (*OLDEST, "; ".join(unsuitable) or "no python3 is on the PATH")
     )
 
 
 def run_pip(venv: Path, what: str, arguments: List[str]) -> None:
-    """Runs the environment's pip with a line at the start, signs of life, and a line at the end."""
+    """Run the environment's pip with a line at the start, progress lines, and a line at the end."""
     log = venv / "setup.log"
-    say(what + " (log: " + str(log.relative_to(ROOT)) + ")")
+    print_progress(what + " (log: " + str(log.relative_to(ROOT)) + ")")
     begin = beat = time.monotonic()
     command = [str(venv / "bin" / "python"), "-m", "pip", "install", "--progress-bar=off", "--no-input", "--retries=2"]
     with log.open("wb") as output:
@@ -89,17 +89,17 @@ def run_pip(venv: Path, what: str, arguments: List[str]) -> None:
                 if time.monotonic() - beat >= BEAT:
                     beat = time.monotonic()
                     lines = log.read_text(errors="replace").splitlines()
-                    say("  %3.0f s  %s" % (beat - begin, lines[-1].strip()[:90] if lines else "waiting for pip"))
+                    print_progress("  %3.0f s  %s" % (beat - begin, lines[-1].strip()[:90] if lines else "waiting for pip"))
         finally:
             pip.kill()
             pip.wait()
     if pip.returncode != 0:
-        raise SetupError(explain(log.read_text(errors="replace"), log))
-    say("  done in %.0f s" % (time.monotonic() - begin))
+        raise SetupError(explain_pip_failure(log.read_text(errors="replace"), log))
+    print_progress("  done in %.0f s" % (time.monotonic() - begin))
 
 
-def explain(output: str, log: Path) -> str:
-    """One sentence for what pip wrote when it failed."""
+def explain_pip_failure(output: str, log: Path) -> str:
+    """Return one sentence for the output of a failed pip."""
     if "No space left on device" in output:
         return "the disk is full: free about 1 GiB and run make again."
     unreachable = (
@@ -109,7 +109,7 @@ def explain(output: str, log: Path) -> str:
         "ReadTimeoutError",
         "ProxyError",
     )
-    if any(word in output for word in unreachable):
+    if any(error in output for error in unreachable):
         return (
             "the Python package registry cannot be reached, and pip's cache does not hold all that is needed: "
             "connect this machine, or set PIP_INDEX_URL to a registry that it can reach, and run make again."
@@ -121,7 +121,7 @@ def explain(output: str, log: Path) -> str:
 
 
 def set_up(venv: Path) -> None:
-    """Brings `venv` up to date, step by step; each step is skipped when its stamp holds its key."""
+    """Update `venv` step by step; a step is skipped if its stamp contains its key."""
     lock = (ROOT / "requirements" / "dev.txt").read_bytes()
     projects = [ROOT, *sorted(path.parent for path in ROOT.glob("*/pyproject.toml"))]
     python, version = find_python()
@@ -134,17 +134,17 @@ def set_up(venv: Path) -> None:
         return
     if read(packages_stamp) != packages_key:
         if venv.exists():
-            say("removing .venv: it is unfinished, or made for another lock or Python")
+            print_progress("removing .venv: it is unfinished, or made for another lock or Python")
             shutil.rmtree(str(venv))
-        say("creating .venv with Python " + version)
-        made = subprocess.run(
+        print_progress("creating .venv with Python " + version)
+        result = subprocess.run(
             [python, "-m", "venv", str(venv)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             universal_newlines=True,
         )
-        if made.returncode != 0:
-            lines = made.stdout.strip().splitlines()
+        if result.returncode != 0:
+            lines = result.stdout.strip().splitlines()
             raise SetupError("python -m venv failed: %s." % (lines[-1] if lines else "it gave no reason"))
         count = sum(1 for line in lock.splitlines() if b"==" in line)
         run_pip(venv, "installing %d pinned packages" % count, ["--require-hashes", "-r", "requirements/dev.txt"])

@@ -1,6 +1,6 @@
-"""Gives every test the tier of its folder, and runs the quick tiers first.
+"""The tier of every test, from its folder; the quick tiers run first.
 
-The folder is the only place that says it, so a test cannot be in a tier by mistake, and none can be without one.
+Only the folder determines the tier, so a test cannot be in a tier by mistake or without one.
 
 Environment: HYPOTHESIS_PROFILE=quick runs few examples, as `make quick` does; `full` is the default.
 """
@@ -20,18 +20,18 @@ from aerie_lab.binaries import DEFAULT_FAMILY_NAMES, ensure_family
 from aerie_lab.errors import LabError
 
 pytest_plugins = ["aerie_lab.testing.plugin", "tests.golden"]
-hypothesis.settings.register_profile("full", deadline=None)  # an example that takes 200 ms is no fault of the code
+hypothesis.settings.register_profile("full", deadline=None)  # an example that takes 200 ms is no error
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=10, stateful_step_count=15)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "full"))
 
 TIERS = ("unit", "lab", "vllm")
 BINARIES = {"unit": (), "lab": DEFAULT_FAMILY_NAMES, "vllm": (*DEFAULT_FAMILY_NAMES, "vllm")}
-"""The families of binaries that the tests of a tier may use."""
+"""Families of binaries that the tests of a tier may use."""
 HERE = Path(__file__).resolve().parent
 
 
 def tier(path: Path) -> str:
-    """The tier of a test file. Raises UsageError when its folder is none."""
+    """Return the tier of a test file. Raises UsageError if its folder is no tier."""
     inside = path.relative_to(HERE).parts if path.is_relative_to(HERE) else ()
     if len(inside) < 2 or inside[0] not in TIERS:
         raise pytest.UsageError(f"{path} is in no tier: move it below one of tests/{{{','.join(TIERS)}}}.")
@@ -39,7 +39,7 @@ def tier(path: Path) -> str:
 
 
 def is_quick() -> bool:
-    """Whether only few examples are wanted."""
+    """Return whether the profile asks for few examples only."""
     return hypothesis.settings.get_current_profile_name() == "quick"
 
 
@@ -55,7 +55,7 @@ def limit_state_machine(item: pytest.Item) -> None:
         )
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` deselects by the marks given here
+@pytest.hookimpl(tryfirst=True)  # before `-m` deselects by the marks that are set here
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(tier(item.path))
@@ -70,14 +70,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     from aerie_lab.testing.plugin import create_progress_writer  # not before pytest has it as a plugin, or its asserts stay plain
 
     for family in BINARIES[tier(item.path)]:
-        with contextlib.suppress(LabError):  # the test meets it again, and then it is the test's
+        with contextlib.suppress(LabError):  # the test raises it again, as its own failure
             ensure_family(family, create_progress_writer(item.config))
     return (yield)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_left_open() -> Iterator[None]:
-    """Collect what a module has left open: its warning fails the module, and not another one, or the very end of the run.
+    """Collect what a module has left open, so that the warning fails this module, not another one or the end of the run.
 
     Not in the quick profile: a collection after each module takes seconds in all.
     """

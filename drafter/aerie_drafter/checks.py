@@ -95,7 +95,7 @@ def _find_norm_switch_errors(config: DrafterConfig, missing: list[str], extra: l
 def find_vocabulary_mapping_errors(config: DrafterConfig, d2t: Tensor, t2d: Tensor | None) -> list[str]:
     """Return errors of the draft vocabulary; `d2t` [draft_vocab_size], `t2d` [vocab_size] or None.
 
-    Tokens may have any order: vLLM scatters the logits by d2t, so each only needs a token of its own.
+    Tokens may have any order: vLLM distributes the logits by d2t, so each only needs a token of its own.
     """
     if d2t.is_floating_point() or d2t.dtype == torch.bool:
         return [f"d2t contains {d2t.dtype}; expected: integers."]

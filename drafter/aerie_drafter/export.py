@@ -97,8 +97,8 @@ def write_speculators_checkpoint(
     config = build_speculators_config(checkpoint.config, card, read_verifier_architectures(card.target))
     config["dtype"] = str(tensors["fc.weight"].dtype).removeprefix("torch.")
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    named = {name.replace("midlayer.", "layers.0.", 1): tensor for name, tensor in tensors.items()}
-    write_tensors(folder / WEIGHTS_FILE, named, checkpoint.provenance.to_metadata())
+    renamed_tensors = {name.replace("midlayer.", "layers.0.", 1): tensor for name, tensor in tensors.items()}
+    write_tensors(folder / WEIGHTS_FILE, renamed_tensors, checkpoint.provenance.to_metadata())
 
 
 def build_speculators_config(config: DrafterConfig, card: ModelCard, architectures: list[str]) -> dict[str, Any]:

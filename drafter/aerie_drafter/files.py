@@ -2,7 +2,7 @@
 
 Guarantee: `replace_folder` yields an empty folder beside the old one. It takes the old one's name only after the block has ended
 and everything is synced to disk, on Linux in one step (renameat2 with RENAME_EXCHANGE). An error or kill before that does not
-change the old folder; the next call removes the leftovers of a kill. Not guaranteed: two processes that replace a folder at the
+change the old folder; the next call removes the remains of a kill. Not guaranteed: two processes that replace a folder at the
 same time. If the file system cannot exchange two names, a kill between two renames leaves the old folder as `.NAME.previous`.
 """
 

@@ -155,8 +155,8 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 def find_embedding_name(header: WeightsHeader) -> str | None:
     """Return the name of a model's token embedding, with any prefix."""
-    named = [name for name in header.tensors if name == "embed_tokens.weight" or name.endswith(".embed_tokens.weight")]
-    return min(named, key=len) if named else None
+    candidates = [name for name in header.tensors if name == "embed_tokens.weight" or name.endswith(".embed_tokens.weight")]
+    return min(candidates, key=len) if candidates else None
 
 
 def is_finite(tensor: Tensor) -> bool:

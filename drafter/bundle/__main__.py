@@ -82,7 +82,7 @@ def train_drafter(name: str) -> None:
 
 
 def put(source: Path, destination: Path) -> None:
-    """Replace `place` with a copy of `source`."""
+    """Replace `destination` with a copy of `source`."""
     if destination.is_dir():
         shutil.rmtree(destination)
     if source.is_dir():

@@ -61,22 +61,22 @@ class Item:
 
 
 def items() -> list[Item]:
-    """All documented things, in a fixed order. Raises DataError when this Python lacks a module's source."""
+    """Return all documented things, in a fixed order. Raises DataError if this Python lacks a module's source."""
     result = [item for module in MODULES.split() for item in _of_module(module)]
     result += [_item("topic", f"`{name}`", text) for name, text in _topics().items()]
-    first = {item.question: item for item in reversed(result)}  # a question that comes twice keeps its first answer
+    first = {item.question: item for item in reversed(result)}  # a repeated question keeps its first answer
     return [item for item in result if len(item.answer) >= 20 and first[item.question] is item]
 
 
 def plain() -> list[str]:
-    """The first 2,000 characters of each pydoc topic, as texts to go on with."""
+    """Return the first 2,000 characters of each pydoc topic, as texts to continue."""
     return [text[:2000] for text in _topics().values()]
 
 
-def digest(found: list[Item], texts: list[str]) -> str:
-    """sha256 over all of the text."""
+def digest(items: list[Item], texts: list[str]) -> str:
+    """Return the SHA-256 of all text."""
     total = hashlib.sha256()
-    for part in [text for item in found for text in (item.category, item.question, item.answer)] + texts:
+    for part in [text for item in items for text in (item.category, item.question, item.answer)] + texts:
         total.update(part.encode() + b"\0")
     return total.hexdigest()
 
@@ -128,8 +128,8 @@ def _topics() -> dict[str, str]:
     """pydoc's topics by name: the one dictionary of strings that its source holds."""
     tree = ast.parse(_source("pydoc_data.topics").read_bytes())
     tables = [node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)]
-    found: dict[str, str] = ast.literal_eval(tables[0])
-    return {name: inspect.cleandoc(text) for name, text in sorted(found.items())}
+    topics: dict[str, str] = ast.literal_eval(tables[0])
+    return {name: inspect.cleandoc(text) for name, text in sorted(topics.items())}
 
 
 def _source(module: str) -> Path:

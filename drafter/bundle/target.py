@@ -72,7 +72,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """The target before training."""
+    """Return the target before training."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=256,
@@ -140,7 +140,7 @@ def learning_rate(step: int, total: int, peak: float = 3e-3, warmup: int = 60) -
 def batches(
     tokenizer: PreTrainedTokenizerFast, learned: list[Item], texts: list[str], phases: Sequence[tuple[int, int, int]]
 ) -> Iterator[Tensor]:
-    """Token ids [sequences, tokens], cut from an endless stream of documents in an order drawn anew for every pass."""
+    """Yield token ids [sequences, tokens], cut from an endless stream of documents, shuffled again for every pass."""
     stream = _stream(tokenizer, learned, texts)
     pool: list[int] = []
     for steps, sequences, length in phases:

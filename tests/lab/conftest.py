@@ -18,14 +18,16 @@ TARGET = Shape(layers=4)
 
 @pytest.fixture(scope="session")
 def lab_images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """models.example/{target,eagle3,eagle31,torn}: a tiny target, drafters for it, and one whose weights are cut off.
+    """Return the path of the tests' image table. Its repositories are models.example/... and aerie.dev/test/....
 
-    better, worse: drafters by which the simulated engine accepts clearly more, or less; lossy: one that changes answers; short:
-    one with YaRN and fewer positions than the target, by which the engine's context is cut.
+    target, eagle3, eagle31, torn: a tiny target, drafters for it, and a drafter with truncated weights.
 
-    aerie.dev/test/passes: ends well, whatever it is asked; for preflights in tests of something else.
-    aerie.dev/test/mute: the simulated engine without its metrics.
-    aerie.dev/test/crashes, aerie.dev/test/hangs: engines that end at once, or never answer.
+    better, worse: drafters of which the simulated engine accepts many more, or many fewer tokens. lossy: a drafter that changes
+    answers. short: a drafter with YaRN and fewer positions than the target, which reduces the engine's context.
+
+    passes: exits with status 0, whatever its arguments; for preflights in tests of something else.
+    mute: the simulated engine without its metrics.
+    crashes, hangs: engines that exit immediately, or never answer.
     """
     folder = tmp_path_factory.mktemp("images")
     (folder / "model").mkdir()

@@ -1,4 +1,4 @@
-"""The cluster behaves as any other: kubectl, helm, versions, RBAC, certificates."""
+"""The cluster behaves like any other: kubectl, helm, versions, RBAC, certificates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_client_is_verified_and_needs_a_certificate(lab: Lab) -> None:
         httpx.get(f"{lab.api_url}/version")
 
 
-def test_deployment_life(namespace: Namespace) -> None:
+def test_a_deployment_is_created_updated_and_deleted(namespace: Namespace) -> None:
     namespace.kubectl("create", "deployment", "echo", "--image=aerie.dev/lab/echo:1", "--replicas=2")
     namespace.wait_for_rollout("echo")
     before = {p["metadata"]["name"] for p in namespace.list_all("pods")}

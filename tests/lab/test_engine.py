@@ -1,4 +1,4 @@
-"""A simulated engine as a pod behind a Service: what the operator's demos and tests of scale stand on."""
+"""A simulated engine as a pod behind a Service: the basis of the operator's demos and scale tests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ spec: {selector: {app: engine}, ports: [{port: 80, targetPort: http}]}
 """
 
 
-def test_a_completion_through_a_service_and_a_drain(namespace: Namespace) -> None:
+def test_a_completion_through_a_service_finishes_during_a_drain(namespace: Namespace) -> None:
     namespace.apply(MANIFESTS)
     namespace.wait_until_ready("engine")
     address = namespace.get("service", "engine")["spec"]["clusterIP"]

@@ -1,4 +1,4 @@
-"""Each fault shows its effect, and its repair undoes it."""
+"""Each fault has its effect, and its repair reverts it."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def test_kill(echo: Namespace) -> None:
     assert status["lastState"]["terminated"]["signal"] == 9
 
 
-def test_crash_and_let_live(echo: Namespace) -> None:
+def test_crash_and_its_repair(echo: Namespace) -> None:
     def container(pod: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = pod["status"]["containerStatuses"][0]
-        return found
+        status: dict[str, Any] = pod["status"]["containerStatuses"][0]
+        return status
 
-    def lives(pod: dict[str, Any]) -> bool:
+    def runs_for_longer(pod: dict[str, Any]) -> bool:
         began = (container(pod)["state"].get("running") or {}).get("startedAt")
         return bool(began) and datetime.now(UTC) - datetime.fromisoformat(str(began)) > timedelta(seconds=6)
 
@@ -56,8 +56,8 @@ def test_crash_and_let_live(echo: Namespace) -> None:
         echo.wait_until("pod", "echo", lambda p: container(p)["restartCount"] >= 2, "restarted twice")
         assert [record.kind for record in echo.faults.list_active()] == ["crash"]
     assert echo.faults.list_active() == []
-    found = echo.wait_until("pod", "echo", lives, "it runs for longer than before")
-    assert container(found)["lastState"]["terminated"]["signal"] == 9
+    running_pod = echo.wait_until("pod", "echo", runs_for_longer, "it runs for longer than before")
+    assert container(running_pod)["lastState"]["terminated"]["signal"] == 9
     with pytest.raises(StateError, match="killed after 0 s: give a number of seconds above 0"):
         echo.faults.crash("echo", 0, namespace=echo.name)
 
@@ -97,7 +97,7 @@ def test_restart_of_the_control_plane(echo: Namespace, component: str) -> None:
     before = echo.lab.status()["components"][component]["restarts"]
     echo.faults.restart(component)
     assert echo.lab.status()["components"][component]["restarts"] == before + 1
-    # The agent's watches have to come back: a new pod must run, and the old one must still be told about.
+    # The agent has to resume its watches: a new pod must run, and the status of the old one must still be reported.
     wait_until(lambda: echo.kubectl("get", "pods") and True, "the API server answers")
     echo.apply(POD.replace("name: echo,", "name: later,"))
     echo.wait_until_ready("later", timeout_seconds=120)
@@ -116,7 +116,7 @@ def test_a_stopped_component_stays_down_until_resumed(echo: Namespace) -> None:
     assert echo.get("pod", "echo")["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
-def test_a_full_node_takes_no_pod(namespace: Namespace) -> None:
+def test_a_full_node_gets_no_pod(namespace: Namespace) -> None:
     pod = """
 apiVersion: v1
 kind: Pod
@@ -138,7 +138,7 @@ spec:
     namespace.wait_until_ready("late", timeout_seconds=90)
 
 
-def test_delete_and_put_back(namespace: Namespace) -> None:
+def test_deleted_objects_are_restored(namespace: Namespace) -> None:
     namespace.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"a": "1"}})
     fault = namespace.faults.delete("configmap", "settings", namespace=namespace.name)
     namespace.wait_until_deleted("configmap", "settings")
@@ -146,7 +146,7 @@ def test_delete_and_put_back(namespace: Namespace) -> None:
     assert namespace.get("configmap", "settings")["data"] == {"a": "1"}
 
 
-def test_what_is_not_there_is_named(namespace: Namespace) -> None:
+def test_missing_targets_of_faults_are_reported(namespace: Namespace) -> None:
     with pytest.raises(LabError, match=r"no running container 'x' in pod default/none"):
         namespace.faults.freeze("none", "x")
     with pytest.raises(LabError, match="'node-9' is not a node of this lab: choose one of node-1, node-2"):
@@ -158,7 +158,7 @@ def test_what_is_not_there_is_named(namespace: Namespace) -> None:
     assert namespace.faults.list_active() == []
 
 
-def test_a_fault_that_cannot_be_made_is_not_kept_and_an_old_one_outlives_its_pod(echo: Namespace) -> None:
+def test_a_failed_fault_is_not_recorded_and_a_fault_outlives_its_pod(echo: Namespace) -> None:
     fault = echo.faults.freeze("echo", namespace=echo.name)
     began = time.monotonic()
     echo.kubectl("delete", "pod", "echo")  # a stopped process ends by SIGKILL after its grace period

@@ -1,4 +1,4 @@
-"""The gateway: routes of any namespace, weights that are kept, and restarts that nobody notices."""
+"""The gateway: routes of any namespace, weights, and restarts without lost requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ spec: {{selector: {{version: {version}}}, ports: [{{port: 80, targetPort: 8080}}
 
 @pytest.fixture
 def route(namespace: Namespace) -> Iterator[httpx.Client]:
-    """Two versions behind an HTTPRoute with weights 70 and 30, and a client of it through Envoy."""
+    """Yield a client, through Envoy, of an HTTPRoute to two versions with weights 70 and 30."""
     host = f"{namespace.name}.example"
     backends = [{"name": name, "port": 80, "weight": weight} for name, weight in (("one", 70), ("two", 30))]
     namespace.apply(
@@ -60,31 +60,31 @@ def route(namespace: Namespace) -> Iterator[httpx.Client]:
         namespace.wait_for_rollout(version)
     assert namespace.lab.gateway_url is not None
     with httpx.Client(base_url=namespace.lab.gateway_url, headers={"Host": host}, timeout=60) as client:
-        seen: set[str] = set()
+        versions: set[str] = set()
 
-        def both() -> bool:
+        def serves_both_versions() -> bool:
             try:
                 answer = client.get("/")
             except httpx.TransportError:
                 return False  # Envoy opens its port with the first route
             if answer.status_code == 200:
-                seen.add(json.loads(answer.text)["version"])
-            return seen == {"one", "two"}
+                versions.add(json.loads(answer.text)["version"])
+            return versions == {"one", "two"}
 
-        wait_until(both, "both versions are served")
+        wait_until(serves_both_versions, "both versions are served")
         yield client
 
 
-def test_weights_are_kept(route: httpx.Client) -> None:
+def test_weights_are_observed(route: httpx.Client) -> None:
     # Envoy draws each request's backend at random: over 1,000 requests 3 points are 2.1 standard deviations, and the
     # test would fail one time in 25. Over 4,000 they are 4.1.
     count = 4000
-    seen = collections.Counter(json.loads(route.get("/").text)["version"] for _ in range(count))
-    assert seen["one"] / count == pytest.approx(0.70, abs=0.03)
-    assert seen["one"] + seen["two"] == count
+    counts = collections.Counter(json.loads(route.get("/").text)["version"] for _ in range(count))
+    assert counts["one"] / count == pytest.approx(0.70, abs=0.03)
+    assert counts["one"] + counts["two"] == count
 
 
-def test_a_rolling_restart_under_load_loses_nothing(namespace: Namespace, route: httpx.Client) -> None:
+def test_a_rolling_restart_under_load_loses_no_request(namespace: Namespace, route: httpx.Client) -> None:
     before = {pod["metadata"]["uid"] for pod in namespace.list_all("pods")}
 
     def restart() -> None:
@@ -92,7 +92,7 @@ def test_a_rolling_restart_under_load_loses_nothing(namespace: Namespace, route:
             namespace.kubectl("rollout", "restart", f"deployment/{version}")
         for version in ("one", "two"):
             namespace.wait_for_rollout(version)
-            # The leaving pods are part of it: they serve until they are gone.
+            # Includes the terminating pods, which serve until they are removed.
         wait_until(lambda: not before & {pod["metadata"]["uid"] for pod in namespace.list_all("pods")}, "old pods gone")
 
     restarting = threading.Thread(target=restart)

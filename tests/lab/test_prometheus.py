@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes simulated engines: what Aerie reads from it, now or over a period, is what the pages say."""
+"""A real Prometheus that scrapes simulated engines: Aerie reads the engines' values from it, now or over a period."""
 
 from __future__ import annotations
 
@@ -25,11 +25,15 @@ SPECULATION = ("--speculative-config", agreement.build_speculative_config(agreem
 INTERVAL = 1.0
 
 
-def ask(server: PrometheusSource, *pods: str) -> dict[str, PrometheusScrape | str]:
+def poll_scrapes(server: PrometheusSource, *pods: str) -> dict[str, PrometheusScrape | str]:
     async def run() -> dict[str, PrometheusScrape | str]:
         servers = PrometheusClient(PrometheusAccess())
         try:
-            return {pod: found async for some in servers.poll(server, "default", pods, INTERVAL) for pod, found in some.items()}
+            return {
+                pod: scrape
+                async for scrapes in servers.poll(server, "default", pods, INTERVAL)
+                for pod, scrape in scrapes.items()
+            }
         finally:
             await servers.close()
 
@@ -37,7 +41,7 @@ def ask(server: PrometheusSource, *pods: str) -> dict[str, PrometheusScrape | st
 
 
 @pytest.mark.timeout(600)
-def test_samples_from_prometheus_are_those_of_the_pages(tmp_path: Path) -> None:
+def test_samples_from_prometheus_equal_the_metrics_of_the_engines(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         engines = {
             "chat-a": stack.enter_context(agreement.start_engine("simulated", Path(), tmp_path, *SPECULATION)),
@@ -47,70 +51,73 @@ def test_samples_from_prometheus_are_those_of_the_pages(tmp_path: Path) -> None:
         url = stack.enter_context(prometheus.run_prometheus(tmp_path, pods))
         server = PrometheusSource(address=url)
 
-        def answered(*names: str) -> dict[str, PrometheusScrape | str]:
-            with contextlib.suppress(ScrapeError):  # none in time, on busy cores
-                return ask(server, *names)
+        def read_scrapes(*names: str) -> dict[str, PrometheusScrape | str]:
+            with contextlib.suppress(ScrapeError):  # a timeout, on busy cores
+                return poll_scrapes(server, *names)
             return {}
 
-        def scraped(pod: str) -> PrometheusScrape:
-            def look() -> PrometheusScrape | None:
-                found = answered(pod).get(pod)
-                return found if isinstance(found, PrometheusScrape) else None
+        def wait_until_scraped(pod: str) -> PrometheusScrape:
+            def read_scrape() -> PrometheusScrape | None:
+                scrape = read_scrapes(pod).get(pod)
+                return scrape if isinstance(scrape, PrometheusScrape) else None
 
-            found = wait_until(look, f"{pod} is scraped")
-            assert found is not None
-            return found
+            scrape = wait_until(read_scrape, f"{pod} is scraped")
+            assert scrape is not None
+            return scrape
 
-        before = {pod: scraped(pod) for pod in pods}
+        before = {pod: wait_until_scraped(pod) for pod in pods}
         for engine in engines.values():
             engine.run_load(2, 8, 20, seed=1)
-        # Nothing is asked any more, so the pages stand still, and the next scrape has what they say.
-        pages = {pod: parse_exposition(engine.read_metrics().encode()) for pod, engine in engines.items()}
-        for pod, page in pages.items():
-            wait_until(lambda pod=pod, page=page: scraped(pod).to_sample() == page, f"Prometheus has what the page of {pod} says")  # type: ignore[misc]
+        # There are no more requests, so the metrics stay constant, and the next scrape has their values.
+        expositions = {pod: parse_exposition(engine.read_metrics().encode()) for pod, engine in engines.items()}
+        for pod, exposition in expositions.items():
+            wait_until(
+                lambda pod=pod, exposition=exposition: wait_until_scraped(pod).to_sample() == exposition,  # type: ignore[misc]
+                f"Prometheus has the metrics of {pod}",
+            )
 
-        def both() -> dict[str, PrometheusScrape | str] | None:
-            told = answered("chat-a", "chat-b", "chat-c")
-            return told if sum(isinstance(one, PrometheusScrape) for one in told.values()) == 2 else None
+        def read_two_scrapes() -> dict[str, PrometheusScrape | str] | None:
+            scrapes = read_scrapes("chat-a", "chat-b", "chat-c")
+            return scrapes if sum(isinstance(scrape, PrometheusScrape) for scrape in scrapes.values()) == 2 else None
 
-        found = wait_until(both, "both are scraped")
-        assert found is not None
-        assert found["chat-c"] == (f"has no sample at {url} in the last 5 s with the labels namespace=default, pod=<its name>")
-        for pod, page in pages.items():
-            one = found[pod]
-            assert isinstance(one, PrometheusScrape)
-            assert one.timestamp > before[pod].timestamp
-            window = diff_samples(before[pod].to_sample(), one.to_sample())
+        scrapes = wait_until(read_two_scrapes, "both are scraped")
+        assert scrapes is not None
+        assert scrapes["chat-c"] == (f"has no sample at {url} in the last 5 s with the labels namespace=default, pod=<its name>")
+        for pod, exposition in expositions.items():
+            scrape = scrapes[pod]
+            assert isinstance(scrape, PrometheusScrape)
+            assert scrape.timestamp > before[pod].timestamp
+            window = diff_samples(before[pod].to_sample(), scrape.to_sample())
             assert isinstance(window, Counters)
             assert window.first_tokens == 8
             assert (window.speculation is not None) == (pod == "chat-a")
-            assert one.to_sample().process_start_time == page.process_start_time is not None
+            assert scrape.to_sample().process_start_time == exposition.process_start_time is not None
 
-        # The same of a period, as `aerie tune offline --prometheus` asks for it; too little for an answer.
-        def recorded() -> ScrapeRecording | None:
+        # The same over a period, as `aerie tune offline --prometheus` requests it; too short for a recommendation.
+        def read_matching_recording() -> ScrapeRecording | None:
             period = read_prometheus(PrometheusQueryConfig(url, "chat-.*", "default", {"job": "engines"}), timedelta(minutes=5))
-            return period if {pod: sample for _, pod, sample in period.scrapes} == pages else None
+            return period if {pod: sample for _, pod, sample in period.scrapes} == expositions else None
 
-        period = wait_until(recorded, "the period ends with the pages")
+        period = wait_until(read_matching_recording, "the period ends with the pages")
         assert period is not None
         assert not period.skip_counts
         assert run_command_line(["tune", "offline", "--prometheus", url, "--pods", "chat-.*", "--since", "5m"]) == 1
 
-        # By other labels there is nothing, and what Prometheus cannot read it says.
+        # With other labels there are no samples, and errors of Prometheus are reported.
         job = PrometheusSource(address=url, match_labels={"job": "engines", "namespace": "default"})
-        assert isinstance(ask(job, "chat-a")["chat-a"], PrometheusScrape)
+        assert isinstance(poll_scrapes(job, "chat-a")["chat-a"], PrometheusScrape)
         other = PrometheusSource(address=url, match_labels={"job": "others"})
-        assert "has no sample" in str(ask(other, "chat-a")["chat-a"])
+        assert "has no sample" in str(poll_scrapes(other, "chat-a")["chat-a"])
         with pytest.raises(ScrapeError, match=r"answered with status 400 \(bad_data\): correct spec\.metrics\.source"):
-            ask(PrometheusSource(address=url, match_labels={"0": "x"}), "chat-a")
+            poll_scrapes(PrometheusSource(address=url, match_labels={"0": "x"}), "chat-a")
         with pytest.raises(ScrapeError, match=r"status 404.*address must be the address of a Prometheus server"):
-            ask(PrometheusSource(address=f"{url}/nowhere"), "chat-a")
+            poll_scrapes(PrometheusSource(address=f"{url}/nowhere"), "chat-a")
 
         engines["chat-a"].process.send_signal(signal.SIGKILL)
         wait_until(
-            lambda: answered("chat-a").get("chat-a") == "could not be scraped (up is 0)",
+            lambda: read_scrapes("chat-a").get("chat-a") == "could not be scraped (up is 0)",
             "its scrapes fail, and the last is over",
         )
-        assert scraped("chat-b").to_sample() == pages["chat-b"]
+        assert wait_until_scraped("chat-b").to_sample() == expositions["chat-b"]
     with pytest.raises(ScrapeError, match=f"{url}/api/v1/query cannot be reached"):
-        ask(server, "chat-a")
+        poll_scrapes(server, "chat-a")

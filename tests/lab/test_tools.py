@@ -45,22 +45,22 @@ def test_helm_installs_upgrades_and_uninstalls(namespace: Namespace, tmp_path: P
     assert not namespace.exists("deployment", "small")
 
 
-@pytest.mark.timeout(900)  # the first time Prometheus has to be built
-def test_prometheus_runs_as_a_pod_and_finds_itself(namespace: Namespace) -> None:
+@pytest.mark.timeout(900)  # the first run has to build Prometheus
+def test_prometheus_runs_as_a_pod_and_discovers_itself(namespace: Namespace) -> None:
     ensure_family("prometheus")
     namespace.apply(PROMETHEUS_MANIFESTS)
     namespace.wait_until_ready("prometheus", timeout_seconds=120)
     address = namespace.get("service", "prometheus")["spec"]["clusterIP"]
 
-    def up() -> bool:
-        answer = json.loads(inside(namespace.lab, f"http://{address}/api/v1/query?query=up"))
+    def is_up() -> bool:
+        answer = json.loads(get_from_lab_network(namespace.lab, f"http://{address}/api/v1/query?query=up"))
         return [(r["metric"]["pod"], r["value"][1]) for r in answer["data"]["result"]] == [("prometheus", "1")]
 
-    wait_until(up, "Prometheus has scraped the one pod of its namespace")
+    wait_until(is_up, "Prometheus has scraped the one pod of its namespace")
 
 
-def inside(lab: Lab, url: str) -> str:
-    """GET from the lab's own network."""
+def get_from_lab_network(lab: Lab, url: str) -> str:
+    """Send a GET request from the lab's own network."""
     code = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=60).read().decode())"
     command = [
         sys.executable,

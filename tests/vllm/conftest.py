@@ -1,4 +1,4 @@
-"""Real vLLM, installed on first need, with a tiny model; the server itself is the test module's."""
+"""Real vLLM, installed when a test first needs it, and a tiny model. Each test module starts its own server."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from aerie_lab.testing.model import write_tiny_llama
 
 @pytest.fixture(scope="session")
 def vllm(report_progress: Callable[[str], None]) -> Path:
-    """The folder with the `vllm` program; installing it takes minutes the first time."""
+    """Return the folder with the `vllm` program. The first installation takes minutes."""
     return ensure_family("vllm", report_progress)
 
 
 @pytest.fixture(scope="session")
 def vllm_0_33() -> Path:
-    """The folder with the `vllm` program of 0.33. No test installs it: where it is not ready its tests are skipped."""
+    """Return the folder with the `vllm` program of 0.33. No test installs it: without it its tests are skipped."""
     try:
         return find_family_folder("vllm-0.33")
     except BuildError as error:
@@ -29,5 +29,5 @@ def vllm_0_33() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model that vLLM can serve."""
+    """Return the folder of a model that vLLM can serve."""
     return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")

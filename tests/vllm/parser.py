@@ -1,4 +1,4 @@
-"""The flags of `vllm serve` as a parser has them: vLLM's own, asked in its environment, and the simulator's."""
+"""The flags of `vllm serve` in its parsers: vLLM's own, read in its environment, and the simulator's."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from aerie_lab.engine import arguments
 
-# It has moved from release to release.
-MAKE = """
+# The module of the parser differs by release.
+BUILD_PARSER = """
 import importlib
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 for place in ("common", "launchers", "openai"):
@@ -22,11 +22,11 @@ for place in ("common", "launchers", "openai"):
         continue
 parser = make(FlexibleArgumentParser())
 """
-"""Lines of Python that make vLLM's parser, `parser`."""
+"""Lines of Python that build vLLM's parser, `parser`."""
 
 _FLAGS = f"""
 import json
-{MAKE}
+{BUILD_PARSER}
 def row(action):
     choices = sorted(map(str, action.choices)) if action.choices is not None else None
     return [action.nargs, choices]
@@ -35,24 +35,24 @@ print("flags" + json.dumps(flags))
 """
 
 Flags = dict[str, list[Any]]
-"""By its name, how many values a flag takes (as argparse has it: 0 for a switch, None for exactly one) and the values, sorted,
-where only some are taken."""
+"""Number of values of each flag by name (as in argparse: 0 for a switch, None for exactly one), and its choices, sorted, if it
+has any."""
 
 
-def flags_of_vllm(folder: Path) -> Flags:
-    """The flags of the vLLM whose programs are in `folder`."""
+def read_vllm_flags(folder: Path) -> Flags:
+    """Return the flags of the vLLM whose programs are in `folder`."""
     python = str(folder / "python")
-    done = subprocess.run([python, "-B", "-c", _FLAGS], capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: Flags = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("flags"))[5:])
-    return found
+    process = subprocess.run([python, "-B", "-c", _FLAGS], capture_output=True, text=True, timeout=900)
+    assert process.returncode == 0, process.stderr[-2000:]
+    flags: Flags = json.loads(next(line for line in process.stdout.splitlines() if line.startswith("flags"))[5:])
+    return flags
 
 
-def flags_of_the_simulator(version: str) -> Flags:
-    """Those that the simulator has for vLLM `version`."""
+def read_simulator_flags(version: str) -> Flags:
+    """Return the flags of the simulator for vLLM `version`."""
 
     def row(action: argparse.Action) -> list[Any]:
         return [action.nargs, sorted(map(str, action.choices)) if action.choices is not None else None]
 
-    named = arguments._build_parser(version)._option_string_actions
-    return {name: row(action) for name, action in named.items() if action.dest != "help"}
+    actions = arguments._build_parser(version)._option_string_actions
+    return {name: row(action) for name, action in actions.items() if action.dest != "help"}

@@ -1,4 +1,4 @@
-"""The reading of engine arguments against vLLM's own parser: the same line means the same to both."""
+"""Aerie's parser of engine arguments against vLLM's own: the same settings of the same line."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 
 from aerie.engine.arguments import EngineArguments, parse_arguments
 from aerie_lab.binaries.families import ENVIRONMENTS
-from tests.vllm.parser import MAKE, flags_of_the_simulator, flags_of_vllm
+from tests.vllm.parser import BUILD_PARSER, read_simulator_flags, read_vllm_flags
 
-pytestmark = pytest.mark.timeout(2400)  # most of it is for installing vLLM
+pytestmark = pytest.mark.timeout(2400)  # most of it is for a first installation of vLLM
 
 LINES = (
     "",
@@ -46,14 +46,14 @@ LINES = (
 
 ORACLE = f"""
 import json, shlex, sys
-{MAKE}
+{BUILD_PARSER}
 """
 ORACLE += """
-def of(config, name):
+def read_field(config, name):
     return config.get(name) if isinstance(config, dict) else getattr(config, name)
-def seen(line):
+def settings(line):
     a = parser.parse_args(shlex.split(line))
-    sizes = a.cudagraph_capture_sizes or of(a.compilation_config, "cudagraph_capture_sizes")
+    sizes = a.cudagraph_capture_sizes or read_field(a.compilation_config, "cudagraph_capture_sizes")
     return {
         "tensor_parallel": a.tensor_parallel_size, "pipeline_parallel": a.pipeline_parallel_size,
         "data_parallel": a.data_parallel_size, "api_server_count": a.api_server_count,
@@ -63,48 +63,48 @@ def seen(line):
         "enable_prefix_caching": a.enable_prefix_caching,
         "gpu_memory_utilization": a.gpu_memory_utilization, "dtype": a.dtype, "quantization": a.quantization,
         "kv_cache_dtype": a.kv_cache_dtype, "enable_lora": a.enable_lora, "trust_remote_code": a.trust_remote_code,
-        "moe_backend": a.moe_backend if a.moe_backend != "auto" else of(a.kernel_config, "moe_backend"),
-        "structured_outputs_backend": of(a.structured_outputs_config, "backend"),
+        "moe_backend": a.moe_backend if a.moe_backend != "auto" else read_field(a.kernel_config, "moe_backend"),
+        "structured_outputs_backend": read_field(a.structured_outputs_config, "backend"),
         "has_tool_or_reasoning_parser": a.enable_auto_tool_choice or bool(a.tool_call_parser),
     }
-print("seen" + json.dumps([seen(line) for line in json.load(sys.stdin)]))
+print("settings" + json.dumps([settings(line) for line in json.load(sys.stdin)]))
 """
 
 
-def test_every_line_means_the_same_to_vllm(vllm: Path) -> None:
+def test_every_line_has_the_same_settings_in_vllm(vllm: Path) -> None:
     python = vllm / "python"
     if not python.exists():
         pytest.skip(f"{vllm} has a vllm of the user's own without its Python beside it")
-    answer = subprocess.run(
+    process = subprocess.run(
         [str(python), "-B", "-c", ORACLE],  # -B: the folder belongs to the lab
         input=json.dumps(LINES),
         capture_output=True,
         text=True,
         timeout=600,
     )
-    assert answer.returncode == 0, answer.stderr[-2000:]
-    printed = next(line for line in answer.stdout.splitlines() if line.startswith("seen"))
-    for line, theirs in zip(LINES, json.loads(printed.removeprefix("seen")), strict=True):
-        assert _shown(parse_arguments(shlex.split(line)), theirs) == theirs, line
+    assert process.returncode == 0, process.stderr[-2000:]
+    output = next(line for line in process.stdout.splitlines() if line.startswith("settings"))
+    for line, vllm_settings in zip(LINES, json.loads(output.removeprefix("settings")), strict=True):
+        assert _in_vllm_form(parse_arguments(shlex.split(line)), vllm_settings) == vllm_settings, line
 
 
-def test_the_simulators_flags_are_those_of_vllms_parser(vllm: Path) -> None:
-    """Those of 0.33, where it is installed: test_vllm_0_33.py."""
+def test_the_simulator_has_the_flags_of_vllms_parser(vllm: Path) -> None:
+    """The flags of 0.33, where it is installed, are tested in test_vllm_0_33.py."""
     if not (vllm / "python").exists():
         pytest.skip(f"{vllm} has a vllm of the user's own without its Python beside it")
-    assert flags_of_the_simulator(ENVIRONMENTS["vllm"].version) == flags_of_vllm(vllm)
+    assert read_simulator_flags(ENVIRONMENTS["vllm"].version) == read_vllm_flags(vllm)
 
 
-def _shown(ours: EngineArguments, theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Ours in the words of vLLM, which has a value of its own where ours has none."""
+def _in_vllm_form(arguments: EngineArguments, vllm_settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parsed settings in vLLM's form, with vLLM's value where Aerie's is None."""
     defaults = {"dtype": "auto", "kv_cache_dtype": "auto", "moe_backend": "auto", "structured_outputs_backend": "auto"}
-    shown = {name: getattr(ours, name) for name in theirs}
-    shown |= {name: default for name, default in defaults.items() if shown[name] is None}
-    if ours.max_model_len is None and theirs["max_model_len"] == -1:
-        shown["max_model_len"] = -1
-    if theirs["api_server_count"] is None:  # vLLM works it out later
-        shown["api_server_count"] = None
-    shown["cudagraph_capture_sizes"] = list(ours.cudagraph_capture_sizes) if ours.cudagraph_capture_sizes else None
-    if not ours.enable_lora and theirs["enable_lora"] is None:
-        shown["enable_lora"] = None
-    return shown
+    settings = {name: getattr(arguments, name) for name in vllm_settings}
+    settings |= {name: default for name, default in defaults.items() if settings[name] is None}
+    if arguments.max_model_len is None and vllm_settings["max_model_len"] == -1:
+        settings["max_model_len"] = -1
+    if vllm_settings["api_server_count"] is None:  # vLLM works it out later
+        settings["api_server_count"] = None
+    settings["cudagraph_capture_sizes"] = list(arguments.cudagraph_capture_sizes) if arguments.cudagraph_capture_sizes else None
+    if not arguments.enable_lora and vllm_settings["enable_lora"] is None:
+        settings["enable_lora"] = None
+    return settings

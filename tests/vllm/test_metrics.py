@@ -1,6 +1,6 @@
-"""What `aerie.engine` says of vLLM's metrics, asked of real vLLM: names and buckets, and what the counters count.
+"""The metrics of `aerie.engine` against real vLLM: names, buckets, and what the counters count.
 
-One server of its own, a plain process: the lab adds nothing here. Speculation by prompt lookup needs no drafter.
+One server runs as a plain process: the lab adds nothing here. Speculation by prompt lookup needs no drafter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aerie.engine.metrics.sample import Counters, Sample, diff_samples
 from aerie.engine.speculation import Static
 from aerie_lab.testing import wait_until
 
-pytestmark = pytest.mark.timeout(2400)  # most of it is for installing vLLM, which the fixtures may have to do
+pytestmark = pytest.mark.timeout(2400)  # most of it is for a first installation of vLLM
 
 START = 300.0
 """Seconds for a start: 35 on an idle machine with two cores, several times that on a busy one."""
@@ -37,18 +37,18 @@ SPECULATION = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":
 
 @dataclass(frozen=True)
 class Engine:
-    """A server under way."""
+    """A running server and a client of it."""
 
     client: httpx.Client
 
-    def page(self) -> bytes:
+    def read_metrics(self) -> bytes:
         return self.client.get("/metrics").raise_for_status().content
 
     def scrape(self) -> Sample:
-        return parse_exposition(self.page())
+        return parse_exposition(self.read_metrics())
 
     def complete(self, prompt: str, tokens: int) -> None:
-        """Exactly `tokens` of output; a byte is a token of the tiny model."""
+        """Request exactly `tokens` of output; a byte is a token of the tiny model."""
         body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
         self.client.post("/v1/completions", json=body).raise_for_status()
 
@@ -84,19 +84,19 @@ def engine(vllm: Path, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactor
                 os.killpg(server.pid, signal.SIGKILL)  # it has no state, and its workers are in its session
 
 
-def test_every_metric_is_there_as_the_table_says(engine: Engine) -> None:
-    families = {family.name: family for family in text_string_to_metric_families(engine.page().decode())}
+def test_every_metric_is_in_the_exposition(engine: Engine) -> None:
+    families = {family.name: family for family in text_string_to_metric_families(engine.read_metrics().decode())}
     for metric in Metric:
         row = metric.definition
         family = families[row.name.removesuffix("_total") if row.metric_type is MetricType.COUNTER else row.name]
         assert family.type == row.metric_type
-        assert all(set(row.labels) <= set(one.labels) for one in family.samples)
-        edges = [float(one.labels["le"]) for one in family.samples if one.name == f"{row.name}_bucket"]
+        assert all(set(row.labels) <= set(sample.labels) for sample in family.samples)
+        edges = [float(sample.labels["le"]) for sample in family.samples if sample.name == f"{row.name}_bucket"]
         assert tuple(edges[:-1]) == row.buckets
 
 
-def test_what_the_counters_count(engine: Engine) -> None:
-    """16 requests without a common prefix, 24 tokens each, four at a time."""
+def test_the_counters_of_known_requests(engine: Engine) -> None:
+    """The load is 16 requests without a common prefix, 24 tokens each, four at a time."""
     before = engine.scrape()
     with ThreadPoolExecutor(4) as requests:
         list(requests.map(lambda index: engine.complete(f"{index:02d}" + "abcabcabc" * 6, 24), range(16)))
@@ -107,9 +107,9 @@ def test_what_the_counters_count(engine: Engine) -> None:
     assert (window.first_tokens, window.finished["length"], window.generation_tokens) == (16, 16, 16 * 24)
     assert window.computed_prompt_tokens == window.prompt_tokens == 16 * 56
     assert sum(speculation.accepted_per_position) == speculation.accepted
-    # Request-steps: with a draft or without, one observation each, however many tokens came of it.
+    # Each step of a request is one observation, with or without a draft, and for any number of tokens.
     assert 0 < speculation.drafts <= window.request_steps < 16 * 23
-    # Accepted tokens behind the end of a request are counted, but were never output.
+    # Accepted tokens after the end of a request are counted, but were never output.
     emitted = window.generation_tokens - window.first_tokens
     assert emitted <= window.request_steps + speculation.accepted
     assert rates.acceptance_length(window, Static(3)) == rates.Bounds(*[1 + speculation.accepted / speculation.drafts] * 2)
@@ -119,7 +119,7 @@ def test_what_the_counters_count(engine: Engine) -> None:
 
 
 def test_a_cached_prompt_with_one_token_left_counts_as_a_draft(engine: Engine) -> None:
-    """The dummy drafts that the bounds are for: no verification here, and yet a draft for each request but the first."""
+    """These dummy drafts are why rates have bounds: no verification, and yet a draft for each request but the first."""
     before = engine.scrape()
     prompt = "".join(chr(33 + index % 90) for index in range(BLOCK + 1))
     for _ in range(8):

@@ -1,7 +1,7 @@
-"""The operator's chart and one resource with real vLLM: from the Hub's files to an answer whose tokens were drafted.
+"""The operator's chart and one resource with real vLLM: from files of a Hub to an answer of drafted tokens.
 
-What the simulator cannot prove: that the command line, the environment and the volumes that Aerie gives an engine are such that
-vLLM loads target and drafter by their names on a Hub, becomes Ready by Aerie's probes, and speculates.
+The simulator cannot prove this: with Aerie's command line, environment and volumes, vLLM loads target and drafter by their
+names on a Hub, becomes Ready by Aerie's probes, and speculates.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ spec:
     source: {huggingFace: {repo: aerie/bundle-eagle31, revision: 55f8cf57420bcfb8f7a95c89a51fb969df6c8270}}
   engine:
     image: vllm/vllm-openai:v0.32.0
-    # What a CPU needs is after the first two (docs/vllm-on-cpu.md).
+    # All but the first two are for a CPU (docs/vllm-on-cpu.md).
     args: [--max-model-len=2048, --max-num-seqs=8, --dtype=float32, --enforce-eager, --kv-cache-memory-bytes=67108864]
     podTemplate: {spec: {terminationGracePeriodSeconds: 30}}
   speculation: {numSpeculativeTokens: 3, tuning: {mode: "Off"}}
@@ -50,60 +50,62 @@ spec:
 
 
 @pytest.fixture
-def installed(lab: Lab, namespace: Namespace) -> Iterator[Namespace]:
-    """A namespace with one operator of this repository's chart, which acts there alone."""
-    with new_namespace(lab, "aerie-system") as home:
-        where = ("--namespace", home.name, "--wait", "--timeout=180s")
+def operated_namespace(lab: Lab, namespace: Namespace) -> Iterator[Namespace]:
+    """Yield a namespace with one operator of this repository's chart, which acts only there."""
+    with new_namespace(lab, "aerie-system") as system_namespace:
+        options = ("--namespace", system_namespace.name, "--wait", "--timeout=180s")
         try:
-            only = ("--set", f"namespaces={{{namespace.name}}}", "--set", "replicas=1")
-            lab.helm("install", "aerie", str(ROOT / "charts" / "aerie"), *where, *only)
+            values = ("--set", f"namespaces={{{namespace.name}}}", "--set", "replicas=1")
+            lab.helm("install", "aerie", str(ROOT / "charts" / "aerie"), *options, *values)
             yield namespace
         finally:
-            lab.helm("uninstall", "aerie", *where, "--ignore-not-found")
+            lab.helm("uninstall", "aerie", *options, "--ignore-not-found")
             lab.kubectl("delete", "crd", "speculativedeployments.aerie.dev", "--ignore-not-found")
 
 
 @pytest.mark.usefixtures("vllm")
-def test_from_a_resource_to_drafted_tokens(installed: Namespace) -> None:
-    installed.apply(RESOURCE)
+def test_a_resource_becomes_an_engine_that_drafts(operated_namespace: Namespace) -> None:
+    operated_namespace.apply(RESOURCE)
 
     def ready(item: dict[str, Any]) -> bool:
-        conditions = {one["type"]: one["status"] for one in item.get("status", {}).get("conditions") or []}
+        conditions = {condition["type"]: condition["status"] for condition in item.get("status", {}).get("conditions") or []}
         return item.get("status", {}).get("phase") == "Ready" and conditions.get("Ready") == "True"
 
-    status = installed.wait_until("specdep", "docs", ready, "it is Ready", timeout_seconds=START)["status"]
+    status = operated_namespace.wait_until("specdep", "docs", ready, "it is Ready", timeout_seconds=START)["status"]
     assert status["stable"]["drafter"] == "aerie/bundle-eagle31@55f8cf57"
-    (pod,) = installed.list_all("pods", "aerie.dev/name=docs")
-    assert "Initializing a V1 LLM engine (v0.32.0)" in installed.kubectl("logs", pod["metadata"]["name"])
+    (pod,) = operated_namespace.list_all("pods", "aerie.dev/name=docs")
+    assert "Initializing a V1 LLM engine (v0.32.0)" in operated_namespace.kubectl("logs", pod["metadata"]["name"])
 
-    assert installed.lab.gateway_url is not None
-    with httpx.Client(base_url=installed.lab.gateway_url, headers={"Host": "docs.example.com"}, timeout=120) as client:
+    assert operated_namespace.lab.gateway_url is not None
+    with httpx.Client(base_url=operated_namespace.lab.gateway_url, headers={"Host": "docs.example.com"}, timeout=120) as client:
         wait_until(lambda: healthy(client), "the route is served")
         prompts = itertools.cycle(map(json.loads, (ROOT / "drafter/bundle/prompts.jsonl").read_text().splitlines()))
 
-        def ask() -> None:
+        def send_request() -> None:
             messages = next(prompts)["messages"]
             body = {"model": "docs", "messages": messages, "max_tokens": 48, "temperature": 0, "ignore_eos": True}
-            answer = client.post("/v1/chat/completions", json=body)
-            assert answer.status_code == 200, answer.text
-            assert answer.json()["usage"]["completion_tokens"] == 48
+            response = client.post("/v1/chat/completions", json=body)
+            assert response.status_code == 200, response.text
+            assert response.json()["usage"]["completion_tokens"] == 48
 
         for _ in range(8):
-            ask()
+            send_request()
 
-        def length() -> float:
-            drafts, accepted = (counted(client, f"vllm:spec_decode_num_{what}_total") for what in ("drafts", "accepted_tokens"))
+        def acceptance_length() -> float:
+            drafts, accepted = (
+                sum_metric(client, f"vllm:spec_decode_num_{name}_total") for name in ("drafts", "accepted_tokens")
+            )
             return 1 + accepted / drafts if drafts else 0.0
 
         # On these prompts the bundle's registry has 1.9 to 2.4; an engine that loads the wrong files accepts next to nothing.
-        assert wait_until(lambda: found if (found := length()) > 1 else 0.0, "accepted tokens are counted") > 1.3
+        assert wait_until(lambda: length if (length := acceptance_length()) > 1 else 0.0, "accepted tokens are counted") > 1.3
 
-        def shown() -> float | None:
-            ask()
-            found: float | None = installed.get("specdep", "docs")["status"]["stable"].get("acceptanceLength")
-            return found
+        def status_length() -> float | None:
+            send_request()
+            length: float | None = operated_namespace.get("specdep", "docs")["status"]["stable"].get("acceptanceLength")
+            return length
 
-        assert (wait_until(shown, "the operator shows an acceptance length", timeout_seconds=180) or 0.0) > 1.3
+        assert (wait_until(status_length, "the operator shows an acceptance length", timeout_seconds=180) or 0.0) > 1.3
 
 
 def healthy(client: httpx.Client) -> bool:
@@ -113,6 +115,6 @@ def healthy(client: httpx.Client) -> bool:
         return False  # Envoy opens its port with the first route
 
 
-def counted(client: httpx.Client, name: str) -> float:
+def sum_metric(client: httpx.Client, name: str) -> float:
     lines = client.get("/metrics").text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))

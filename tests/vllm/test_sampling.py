@@ -1,6 +1,6 @@
-"""Speculation is lossless at any temperature on the lab's vLLM: sampled answers are the target's own, whatever drafts.
+"""Speculation is lossless at any temperature on the lab's vLLM: sampled answers have the target's distribution with any drafts.
 
-vLLM's CPU backend as released is not (issue 55005): the last test shows that the comparison sees it, so the others could fail.
+vLLM's CPU backend as released is not lossless (issue 55005). The last test shows that the comparison detects that.
 """
 
 from __future__ import annotations
@@ -24,52 +24,61 @@ from aerie_lab.testing.sampled import (
     send_requests,
 )
 
-EACH = 240
-"""Answers of each kind."""
-CHANCE = 0.001
-"""Engines that draw alike are told apart this often; seeds are fixed, so what passes once goes on passing."""
-ALONE = [ChatRequest([{"role": "user", "content": "What is a module?"}], tokens, SAMPLING_SETTINGS[2], 1) for tokens in (1, 6)]
-"""Requests that the engine dies of as it was released (aerie_vllm_sampling): top_k, no top_p, and a step without a draft."""
+ANSWERS_PER_KIND = 240
+"""Number of answers of each kind."""
+ERROR_RATE = 0.001
+"""Error rate of the test for engines with the same distribution. Seeds are fixed, so the result does not change."""
+CRASHING_REQUESTS = [
+    ChatRequest([{"role": "user", "content": "What is a module?"}], tokens, SAMPLING_SETTINGS[2], 1) for tokens in (1, 6)
+]
+"""Requests that end the engine as released (aerie_vllm_sampling): top_k, no top_p, and a step without a draft."""
 DRAFTS = ("greedy", "probabilistic")
+UNPATCHED = "unmended"
+"""Name of the engine as released; it determines the seeds."""
 
 pytestmark = pytest.mark.timeout(2400)  # four engines start, and the first test may have to install vLLM
 
 
 @pytest.fixture(scope="module")
-def drawn(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], EngineSamples]:
-    """The answers of an engine by its name: `off`, a way of drafting, or `unmended`; each engine runs once."""
+def engine_samples(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], EngineSamples]:
+    """Return a function for the answers of an engine: `off`, a draft sampling, or `UNPATCHED`. Each engine runs once."""
     folder = tmp_path_factory.mktemp("sampling")
     prompts = [prompt.messages for prompt in read_prompts(BUNDLE_FOLDER / "prompts.jsonl")][::40]
-    found: dict[str, EngineSamples] = {}
+    samples_by_engine: dict[str, EngineSamples] = {}
 
-    def take(name: str) -> EngineSamples:
-        if name not in found:
+    def sample(name: str) -> EngineSamples:
+        if name not in samples_by_engine:
             config = build_speculative_config(
-                BUNDLE_FOLDER / "eagle31", draft_sample_method="greedy" if name == "unmended" else name
+                BUNDLE_FOLDER / "eagle31", draft_sample_method="greedy" if name == UNPATCHED else name
             )
-            words = () if name == "off" else ("--speculative-config", config)
+            flags = () if name == "off" else ("--speculative-config", config)
             with start_engine(
-                "real", vllm, folder, *words, variables=UNPATCHED_ENVIRONMENT if name == "unmended" else None
+                "real", vllm, folder, *flags, variables=UNPATCHED_ENVIRONMENT if name == UNPATCHED else None
             ) as running:
-                if name != "unmended":
-                    send_requests(running, ALONE)
-                found[name] = sample_engine(
-                    running, name, prompts, EACH, UNFILTERED_SAMPLING_SETTINGS if name == "unmended" else SAMPLING_SETTINGS
+                if name != UNPATCHED:
+                    send_requests(running, CRASHING_REQUESTS)
+                samples_by_engine[name] = sample_engine(
+                    running,
+                    name,
+                    prompts,
+                    ANSWERS_PER_KIND,
+                    UNFILTERED_SAMPLING_SETTINGS if name == UNPATCHED else SAMPLING_SETTINGS,
                 )
-        return found[name]
+        return samples_by_engine[name]
 
-    return take
-
-
-@pytest.mark.parametrize("drafts", DRAFTS)
-def test_sampled_answers_with_drafts_follow_the_targets_distribution(drawn: Callable[[str], EngineSamples], drafts: str) -> None:
-    assert permutation_p_value(drawn("off"), drawn(drafts)) > CHANCE
+    return sample
 
 
 @pytest.mark.parametrize("drafts", DRAFTS)
-def test_greedy_answers_in_a_batch_with_sampled_ones_are_the_targets(drawn: Callable[[str], EngineSamples], drafts: str) -> None:
-    assert greedy_agreement(drawn("off"), drawn(drafts)) > 0.95  # float32 rounds differently in a pass over several tokens
+def test_sampled_answers_follow_the_targets_distribution(engine_samples: Callable[[str], EngineSamples], drafts: str) -> None:
+    assert permutation_p_value(engine_samples("off"), engine_samples(drafts)) > ERROR_RATE
 
 
-def test_an_engine_without_the_mend_is_told_apart(drawn: Callable[[str], EngineSamples]) -> None:
-    assert permutation_p_value(drawn("off"), drawn("unmended")) < CHANCE
+@pytest.mark.parametrize("drafts", DRAFTS)
+def test_greedy_answers_beside_sampled_ones_are_the_targets(engine_samples: Callable[[str], EngineSamples], drafts: str) -> None:
+    # float32 rounds differently if a step has several tokens.
+    assert greedy_agreement(engine_samples("off"), engine_samples(drafts)) > 0.95
+
+
+def test_an_unpatched_engine_has_another_distribution(engine_samples: Callable[[str], EngineSamples]) -> None:
+    assert permutation_p_value(engine_samples("off"), engine_samples(UNPATCHED)) < ERROR_RATE

@@ -1,4 +1,4 @@
-"""Real vLLM in a pod: what a pod spec for vllm/vllm-openai does in the lab, from start to end.
+"""Real vLLM in a pod: a pod spec for vllm/vllm-openai in the lab, from start to end.
 
 One server for all tests here, because a start takes most of a minute; the last test ends it.
 """
@@ -24,17 +24,17 @@ from aerie_lab.testing import Namespace, wait_until
 from aerie_lab.testing.model import Shape, write_tiny_llama
 from aerie_lab.testing.plugin import new_namespace
 
-# Most of it is for installing vLLM, which the first test's fixtures may have to do.
+# Most of the timeout is for a first installation of vLLM.
 pytestmark = pytest.mark.timeout(2400)
 
 START = 300.0
 """Seconds for a start: 30 on an idle machine with two cores, several times that on a busy one."""
 
 ANSWER, DRAIN, GRACE = 10, 300, 330
-"""Seconds: of the answer that a deletion meets, for answers after the deletion, and from it to the kill."""
+"""Seconds: of the response that is open at the deletion, for open responses after it, and from the deletion to the kill."""
 
 IDLE = 9
-"""Seconds after which the server closes an idle connection. It is 5 where nobody says so."""
+"""Seconds after which the server closes an idle connection. The default is 5."""
 
 LONGEST = 32768
 """Tokens of the longest prompt and answer together."""
@@ -45,7 +45,7 @@ kind: Pod
 metadata:
   name: tiny
   labels: {{app: tiny}}
-  finalizers: [aerie.dev/test]  # keeps the pod's last status for us to read
+  finalizers: [aerie.dev/test]  # keeps the last status of the pod readable
 spec:
   terminationGracePeriodSeconds: {grace}
   containers:
@@ -92,7 +92,7 @@ spec:
 
 
 @dataclass
-class Served:
+class ServedPod:
     """The running server, and a client of it through the gateway."""
 
     namespace: Namespace
@@ -100,7 +100,7 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(lab: Lab, vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(lab: Lab, vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPod]:
     """A pod with vLLM behind a Service and an HTTPRoute, Ready and reachable from the host."""
     model = write_tiny_llama(tmp_path_factory.mktemp("serving") / "tiny", Shape(positions=LONGEST))
     assert vllm.is_dir()
@@ -112,9 +112,9 @@ def served(lab: Lab, vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> It
             namespace.wait_until_ready("tiny", timeout_seconds=START)
             with httpx.Client(base_url=lab.gateway_url, headers={"Host": host}, timeout=120) as client:
                 wait_until(lambda: healthy(client), "the route is served")
-                yield Served(namespace, client)
+                yield ServedPod(namespace, client)
         finally:
-            release(namespace)
+            remove_finalizer(namespace)
 
 
 def healthy(client: httpx.Client) -> bool:
@@ -124,43 +124,43 @@ def healthy(client: httpx.Client) -> bool:
         return False  # Envoy opens its port with the first route
 
 
-def release(namespace: Namespace) -> None:
-    """Let go of the pod, when it is still there."""
+def remove_finalizer(namespace: Namespace) -> None:
+    """Remove the finalizer of the pod, if it still exists."""
     if namespace.exists("pod", "tiny"):
         namespace.kubectl("patch", "pod", "tiny", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
 
 
-def completion(tokens: int, **more: object) -> dict[str, object]:
-    return {"model": "tiny", "prompt": "The eyrie", "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **more}
+def completion_body(tokens: int, **fields: object) -> dict[str, object]:
+    return {"model": "tiny", "prompt": "The eyrie", "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **fields}
 
 
-def metric(served: Served, name: str) -> float:
+def sum_metric(served: ServedPod, name: str) -> float:
     lines = served.client.get("/metrics").text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
 
 
-def inside(lab: Lab, *command: str) -> str:
-    """What the command prints when it is run in the lab's namespaces."""
-    words = [sys.executable, "-m", "aerie_lab.sandbox.inside", str(process.find_lab_pid(lab.folder)), *command]
-    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout.strip()
+def run_in_lab(lab: Lab, *command: str) -> str:
+    """Run a command in the lab's namespaces, and return its output."""
+    arguments = [sys.executable, "-m", "aerie_lab.sandbox.inside", str(process.find_lab_pid(lab.folder)), *command]
+    return subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=300).stdout.strip()
 
 
-def container_processes(lab: Lab, namespace: str) -> set[int]:
-    """The processes, as this machine numbers them, in the PID namespace of the container of pod `tiny`."""
-    (found,) = [c for c in lab.call_agent("containers") if c["namespace"] == namespace]
-    own = inside(lab, "readlink", f"/proc/{found['pid']}/ns/pid")
+def list_container_processes(lab: Lab, namespace: str) -> set[int]:
+    """Return the host's ids of the processes in the PID namespace of the container of pod `tiny`."""
+    (container,) = [c for c in lab.call_agent("containers") if c["namespace"] == namespace]
+    namespace_link = run_in_lab(lab, "readlink", f"/proc/{container['pid']}/ns/pid")
     members = set()
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if entry.name.isdigit() and os.readlink(entry / "ns" / "pid") == own:
+            if entry.name.isdigit() and os.readlink(entry / "ns" / "pid") == namespace_link:
                 members.add(int(entry.name))
     return members
 
 
 @contextlib.contextmanager
-def halted_when(pid: int, due: Callable[[], object]) -> Iterator[None]:
-    """The process stands still, from when it is due to the end of the block."""
-    wait_until(due, f"process {pid} is to be halted")
+def stopped_when(pid: int, condition: Callable[[], object]) -> Iterator[None]:
+    """Stop the process when the condition holds, until the end of the block."""
+    wait_until(condition, f"process {pid} is to be stopped")
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -168,68 +168,68 @@ def halted_when(pid: int, due: Callable[[], object]) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_completions_are_answered_through_the_gateway(served: Served) -> None:
+def test_completions_are_answered_through_the_gateway(served: ServedPod) -> None:
     models = served.client.get("/v1/models").json()
     assert [model["id"] for model in models["data"]] == ["tiny"]
-    answers = [served.client.post("/v1/completions", json=completion(24)).json() for _ in range(2)]
-    assert answers[0]["usage"] == answers[1]["usage"]
-    assert answers[0]["usage"]["completion_tokens"] == 24
-    assert answers[0]["usage"]["prompt_tokens"] == len("The eyrie")
-    assert answers[0]["choices"][0]["text"] == answers[1]["choices"][0]["text"] != ""
+    responses = [served.client.post("/v1/completions", json=completion_body(24)).json() for _ in range(2)]
+    assert responses[0]["usage"] == responses[1]["usage"]
+    assert responses[0]["usage"]["completion_tokens"] == 24
+    assert responses[0]["usage"]["prompt_tokens"] == len("The eyrie")
+    assert responses[0]["choices"][0]["text"] == responses[1]["choices"][0]["text"] != ""
 
 
-def test_metrics_count_what_was_generated(served: Served) -> None:
-    before = metric(served, "vllm:generation_tokens_total")
-    assert served.client.post("/v1/completions", json=completion(16)).status_code == 200
-    wait_until(lambda: metric(served, "vllm:generation_tokens_total") == before + 16, "16 more tokens are counted")
+def test_metrics_count_what_was_generated(served: ServedPod) -> None:
+    before = sum_metric(served, "vllm:generation_tokens_total")
+    assert served.client.post("/v1/completions", json=completion_body(16)).status_code == 200
+    wait_until(lambda: sum_metric(served, "vllm:generation_tokens_total") == before + 16, "16 more tokens are counted")
 
 
-def test_an_idle_connection_is_kept_as_long_as_the_environment_says(served: Served) -> None:
-    """On it rests that a gateway never sends a request into a closing connection (aerie.manifests.pod.engine_pod.KEEP_ALIVE)."""
+def test_an_idle_connection_is_kept_for_the_configured_time(served: ServedPod) -> None:
+    """A gateway relies on it not to use a closing connection (aerie.manifests.pod.engine_pod.KEEP_ALIVE)."""
     address = served.namespace.get("pod", "tiny")["status"]["podIP"]
     lines = [
         "import http.client, time",
         f"server = http.client.HTTPConnection('{address}', 8000, timeout=120)",
         "server.request('GET', '/version')",
         "server.getresponse().read()",
-        "began = time.monotonic()",
+        "started = time.monotonic()",
         "assert server.sock.recv(1) == b''",
-        "print(time.monotonic() - began)",
+        "print(time.monotonic() - started)",
     ]
-    assert float(inside(served.namespace.lab, sys.executable, "-c", "\n".join(lines))) >= IDLE - 1
+    assert float(run_in_lab(served.namespace.lab, sys.executable, "-c", "\n".join(lines))) >= IDLE - 1
 
 
-def test_logs_are_the_servers_own(served: Served) -> None:
+def test_logs_are_those_of_the_server(served: ServedPod) -> None:
     log = served.namespace.kubectl("logs", "tiny")
     assert "Initializing a V1 LLM engine (v0.32.0)" in log
     assert "VLLM_CPU_OMP_THREADS_BIND='nobind'" in log
 
 
-def test_status_of_the_pod(served: Served) -> None:
+def test_status_of_the_pod(served: ServedPod) -> None:
     (status,) = served.namespace.get("pod", "tiny")["status"]["containerStatuses"]
     assert (status["ready"], status["restartCount"], status["image"]) == (True, 0, "vllm/vllm-openai:v0.32.0")
 
 
-def test_deletion_drains_and_leaves_nothing(served: Served) -> None:
+def test_deletion_drains_and_leaves_no_process(served: ServedPod) -> None:
     namespace = served.namespace
-    processes = container_processes(namespace.lab, namespace.name)
+    processes = list_container_processes(namespace.lab, namespace.name)
     assert len(processes) >= 3, "the API server, the engine and its worker"
     (engine,) = [pid for pid in processes if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    began = time.monotonic()
-    assert served.client.post("/v1/completions", json=completion(500)).status_code == 200
-    # Long enough that the engine can be halted in its midst, and far from the end of the drain.
-    tokens = min(LONGEST - 100, round(500 * ANSWER / (time.monotonic() - began)))
+    started = time.monotonic()
+    assert served.client.post("/v1/completions", json=completion_body(500)).status_code == 200
+    # Long enough to stop the engine during the response, and far from the end of the drain.
+    tokens = min(LONGEST - 100, round(500 * ANSWER / (time.monotonic() - started)))
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(served.client.post, "/v1/completions", json=completion(tokens), timeout=GRACE)
-        with halted_when(engine, lambda: answer.done() or metric(served, "vllm:num_requests_running") > 0):
+        pending_response = pool.submit(served.client.post, "/v1/completions", json=completion_body(tokens), timeout=GRACE)
+        with stopped_when(engine, lambda: pending_response.done() or sum_metric(served, "vllm:num_requests_running") > 0):
             namespace.kubectl("delete", "pod", "tiny", "--wait=false")
             wait_until(lambda: "stopping engine client mode=drain" in namespace.kubectl("logs", "tiny"), "the API server drains")
             assert namespace.get("pod", "tiny")["metadata"]["deletionGracePeriodSeconds"] == GRACE
-            assert not answer.done(), f"{tokens} tokens were answered before the engine was halted: ask for more"
-        reply = answer.result(GRACE)
-    assert reply.status_code == 200, reply.text
-    (choice,) = reply.json()["choices"]
-    assert (choice["finish_reason"], reply.json()["usage"]["completion_tokens"]) == ("length", tokens)
+            assert not pending_response.done(), f"{tokens} tokens were generated before the engine was stopped: request more"
+        response = pending_response.result(GRACE)
+    assert response.status_code == 200, response.text
+    (choice,) = response.json()["choices"]
+    assert (choice["finish_reason"], response.json()["usage"]["completion_tokens"]) == ("length", tokens)
 
     def ended(pod: dict[str, object]) -> bool:
         status = pod["status"]
@@ -241,5 +241,5 @@ def test_deletion_drains_and_leaves_nothing(served: Served) -> None:
     ]
     assert (status["state"]["terminated"]["exitCode"], status["state"]["terminated"]["reason"]) == (0, "Completed")
     assert not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
-    release(namespace)
+    remove_finalizer(namespace)
     namespace.wait_until_deleted("pod", "tiny")

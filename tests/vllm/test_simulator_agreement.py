@@ -1,6 +1,6 @@
-"""The simulator against real vLLM on CPU, on the same traffic: pages, relations of counters, acceptance length, schedules, and
-how both fail and end. docs/simulator.md has the table that `measured` prints; aerie_lab.testing.agreement says how the simulator
-is configured, and why what it shows is its own.
+"""The simulator against real vLLM on CPU, on the same traffic: expositions, relations of counters, acceptance length, schedules,
+and how both fail and end. docs/simulator.md has the table that `pair` prints. aerie_lab.testing.agreement describes how the
+simulator is configured, and why its results are its own.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ pytestmark = pytest.mark.timeout(2400)  # the first test may have to install vLL
 
 @pytest.fixture(scope="module")
 def pair(vllm: Path, tmp_path_factory: pytest.TempPathFactory, report_progress: Callable[[str], None]) -> AgreementRun:
-    made = run_agreement(vllm, tmp_path_factory.mktemp("agreement"))
-    report_progress(render_agreement_table(made))
-    return made
+    run = run_agreement(vllm, tmp_path_factory.mktemp("agreement"))
+    report_progress(render_agreement_table(run))
+    return run
 
 
-def test_pages_have_the_same_families_labels_and_buckets(pair: AgreementRun) -> None:
-    def shape(page: str) -> dict[str, tuple[str, str, set[str]]]:
+def test_expositions_have_the_same_families_labels_and_buckets(pair: AgreementRun) -> None:
+    def shape(exposition: str) -> dict[str, tuple[str, str, set[str]]]:
         return {
             family.name: (
                 family.type,
                 family.documentation,
                 {
-                    sample.name + str(sorted((k, v) for k, v in sample.labels.items() if k not in VARYING))
+                    sample.name + str(sorted((k, v) for k, v in sample.labels.items() if k not in VARYING_LABELS))
                     for sample in family.samples
                 },
             )
-            for family in text_string_to_metric_families(page)
+            for family in text_string_to_metric_families(exposition)
         }
 
     real, simulated = shape(pair.pages["real"]), shape(pair.pages["simulated"])
@@ -74,39 +74,44 @@ def test_pages_have_the_same_families_labels_and_buckets(pair: AgreementRun) -> 
         if not name.startswith("vllm:cache_config_info"):
             assert simulated[name] == real[name], name
     names = [
-        {key for f in text_string_to_metric_families(page) if f.name == "vllm:cache_config_info" for key in f.samples[0].labels}
-        for page in pair.pages.values()
+        {
+            key
+            for f in text_string_to_metric_families(exposition)
+            if f.name == "vllm:cache_config_info"
+            for key in f.samples[0].labels
+        }
+        for exposition in pair.pages.values()
     ]
     assert names[0] == names[1]
-    order = [[line for line in page.splitlines() if line.startswith("# ")] for page in pair.pages.values()]
-    assert order[0] == order[1]
+    comments = [[line for line in exposition.splitlines() if line.startswith("# ")] for exposition in pair.pages.values()]
+    assert comments[0] == comments[1]
 
 
-VARYING = {"version", "patchlevel"}
+VARYING_LABELS = {"version", "patchlevel"}
 
 
 @pytest.mark.parametrize("kind", ["real", "simulated"])
 def test_relations_of_the_counters(pair: AgreementRun, kind: EngineKind) -> None:
-    counted = pair.real if kind == "real" else pair.simulated
+    counters = pair.real if kind == "real" else pair.simulated
     report = pair.reports[kind]
     requests = len(report.outcomes)
     assert not report.errors
-    assert counted["vllm:generation_tokens_total"] == sum(outcome.tokens for outcome in report.outcomes)
-    assert counted["vllm:request_success_total"] == requests == counted["vllm:time_to_first_token_seconds_count"]
-    steps = counted["vllm:inter_token_latency_seconds_count"]
-    # A static K drafts in every step but the one that ends the prefill.
-    assert counted["vllm:spec_decode_num_drafts_total"] == steps
-    assert counted["vllm:spec_decode_num_draft_tokens_total"] == NUM_SPECULATIVE_TOKENS * steps
-    positions = [counted[f"vllm:spec_decode_num_accepted_tokens_per_pos_total[{i}]"] for i in range(NUM_SPECULATIVE_TOKENS)]
-    assert sum(positions) == counted["vllm:spec_decode_num_accepted_tokens_total"]
+    assert counters["vllm:generation_tokens_total"] == sum(outcome.tokens for outcome in report.outcomes)
+    assert counters["vllm:request_success_total"] == requests == counters["vllm:time_to_first_token_seconds_count"]
+    steps = counters["vllm:inter_token_latency_seconds_count"]
+    # A static K drafts in every step except the one that ends the prefill.
+    assert counters["vllm:spec_decode_num_drafts_total"] == steps
+    assert counters["vllm:spec_decode_num_draft_tokens_total"] == NUM_SPECULATIVE_TOKENS * steps
+    positions = [counters[f"vllm:spec_decode_num_accepted_tokens_per_pos_total[{i}]"] for i in range(NUM_SPECULATIVE_TOKENS)]
+    assert sum(positions) == counters["vllm:spec_decode_num_accepted_tokens_total"]
     assert positions == sorted(positions, reverse=True)
     # Tokens past an answer's end are accepted but not returned: at most K for each request.
-    surplus = requests + steps + sum(positions) - counted["vllm:generation_tokens_total"]
+    surplus = requests + steps + sum(positions) - counters["vllm:generation_tokens_total"]
     assert 0 <= surplus <= NUM_SPECULATIVE_TOKENS * requests
-    computed = counted["vllm:request_prefill_kv_computed_tokens_sum"]
-    assert counted["vllm:iteration_tokens_total_sum"] == counted["vllm:generation_tokens_total"] + computed
-    assert counted["vllm:iteration_tokens_total_count"] <= steps + requests
-    assert counted["vllm:prompt_tokens_total"] - counted["vllm:prompt_tokens_cached_total"] == computed
+    computed = counters["vllm:request_prefill_kv_computed_tokens_sum"]
+    assert counters["vllm:iteration_tokens_total_sum"] == counters["vllm:generation_tokens_total"] + computed
+    assert counters["vllm:iteration_tokens_total_count"] <= steps + requests
+    assert counters["vllm:prompt_tokens_total"] - counters["vllm:prompt_tokens_cached_total"] == computed
 
 
 def test_acceptance_length_agrees_within_2_per_cent(pair: AgreementRun) -> None:
@@ -115,27 +120,27 @@ def test_acceptance_length_agrees_within_2_per_cent(pair: AgreementRun) -> None:
     )
 
 
-def ends(kind: EngineKind, vllm: Path, *words: str, model: Path | None = None) -> tuple[int, str]:
-    """Exit status and standard error of a start that fails."""
-    done = subprocess.run(
-        build_command(kind, vllm, 1, *words, model=model),
+def run_failing_start(kind: EngineKind, vllm: Path, *flags: str, model: Path | None = None) -> tuple[int, str]:
+    """Return exit status and output of a start that fails."""
+    process = subprocess.run(
+        build_command(kind, vllm, 1, *flags, model=model),
         env=build_engine_environment({}),
         capture_output=True,
         text=True,
         timeout=START_TIMEOUT_SECONDS,
     )
-    return done.returncode, done.stdout + done.stderr
+    return process.returncode, process.stdout + process.stderr
 
 
 @pytest.mark.parametrize("kind", ["real", "simulated"])
-def test_an_unknown_flag(vllm: Path, kind: EngineKind) -> None:
-    status, said = ends(kind, vllm, "--no-such-flag", "3")
+def test_an_unknown_flag_prevents_the_start(vllm: Path, kind: EngineKind) -> None:
+    status, output = run_failing_start(kind, vllm, "--no-such-flag", "3")
     assert status == 2
-    assert said.rstrip().splitlines()[-1] == "vllm: error: unrecognized arguments: --no-such-flag 3"
+    assert output.rstrip().splitlines()[-1] == "vllm: error: unrecognized arguments: --no-such-flag 3"
 
 
 @pytest.mark.parametrize("kind", ["real", "simulated"])
-def test_a_drafter_whose_config_does_not_own_up_to_its_norms(vllm: Path, tmp_path: Path, kind: EngineKind) -> None:
+def test_a_drafter_whose_config_lacks_its_norms_prevents_the_start(vllm: Path, tmp_path: Path, kind: EngineKind) -> None:
     wrong = tmp_path / "wrong"
     wrong.mkdir()
     for file in (BUNDLE_FOLDER / "eagle31").iterdir():
@@ -143,76 +148,76 @@ def test_a_drafter_whose_config_does_not_own_up_to_its_norms(vllm: Path, tmp_pat
             (wrong / file.name).symlink_to(file.resolve())
     config = json.loads((BUNDLE_FOLDER / "eagle31" / "config.json").read_text())
     (wrong / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in ("fc_norm", "norm_output")}))
-    status, said = ends(kind, vllm, "--speculative-config", build_speculative_config(wrong))
+    status, output = run_failing_start(kind, vllm, "--speculative-config", build_speculative_config(wrong))
     assert status == 1
-    assert re.search("no module or parameter named 'fc_norm'", said)
+    assert re.search("no module or parameter named 'fc_norm'", output)
 
 
 @contextlib.contextmanager
 def open_stream(running: RunningEngine, file: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A client in the midst of a long stream that it writes to `file`; it leaves at the end."""
+    """Run a client that writes a long stream to `file`, and is killed at the end."""
     body = {"model": "agreement", "prompt": "The", "max_tokens": 1500, "stream": True, "ignore_eos": True}
-    ask = ["curl", "--silent", "--no-buffer", "--header", "Content-Type: application/json", "--data", json.dumps(body)]
-    client = subprocess.Popen([*ask, "--output", str(file), f"{running.url}/v1/completions"])
+    command = ["curl", "--silent", "--no-buffer", "--header", "Content-Type: application/json", "--data", json.dumps(body)]
+    client = subprocess.Popen([*command, "--output", str(file), f"{running.url}/v1/completions"])
     try:
-        wait_until(lambda: len(events(file)) > 3, "the stream has begun", timeout_seconds=120)
+        wait_until(lambda: len(read_events(file)) > 3, "the stream has begun", timeout_seconds=120)
         yield client
     finally:
         client.kill()
         client.wait()
 
 
-def events(file: Path) -> list[str]:
+def read_events(file: Path) -> list[str]:
     lines = file.read_text().splitlines() if file.exists() else []
     return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
 
 
-def silent(file: Path) -> list[str]:
-    """All events, where none has come for five seconds; else nothing."""
-    before = events(file)
+def events_if_silent(file: Path) -> list[str]:
+    """Return all events if none was added for five seconds, else an empty list."""
+    before = read_events(file)
     time.sleep(5.0)
-    return before if events(file) == before else []
+    return before if read_events(file) == before else []
 
 
-SLOW = {"step_time": {"formula": {"base_seconds": 0.006, "seconds_per_token": 0.0}}}
+SLOW_STEPS = {"step_time": {"formula": {"base_seconds": 0.006, "seconds_per_token": 0.0}}}
 
 
 @pytest.mark.parametrize("kind", ["real", "simulated"])
 def test_sigterm_with_an_open_stream(vllm: Path, tmp_path: Path, kind: EngineKind) -> None:
-    """The answer is never finished: vLLM tells its client so, as an error or as an abort, or says nothing more."""
+    """The response never finishes: vLLM ends it with an error or an abort, or sends nothing more."""
     file = tmp_path / "stream"
-    with start_engine(kind, vllm, tmp_path, options=SLOW) as running:
+    with start_engine(kind, vllm, tmp_path, options=SLOW_STEPS) as running:
         with open_stream(running, file):
             running.process.send_signal(signal.SIGTERM)
             wait_until(lambda: not is_healthy(running.client), "the port is closed", timeout_seconds=30)
-            cut = wait_until(lambda: silent(file), "the stream is silent", timeout_seconds=60)
+            stream_events = wait_until(lambda: events_if_silent(file), "the stream is silent", timeout_seconds=60)
             time.sleep(2.0)
-            assert events(file) == cut
+            assert read_events(file) == stream_events
         assert running.process.wait(60) == 0
-    last = json.loads(cut[-2] if cut[-1] == "[DONE]" else cut[-1])
+    last = json.loads(stream_events[-2] if stream_events[-1] == "[DONE]" else stream_events[-1])
     if "error" in last:
         assert last["error"]["code"] == 500
     else:  # the engine's abort reaches the client, or the server has closed before it could
-        assert last["choices"][0]["finish_reason"] == ("abort" if cut[-1] == "[DONE]" else None), last
+        assert last["choices"][0]["finish_reason"] == ("abort" if stream_events[-1] == "[DONE]" else None), last
 
 
 @pytest.mark.parametrize("kind", ["real", "simulated"])
 def test_sigterm_with_an_open_stream_and_a_shutdown_timeout(vllm: Path, tmp_path: Path, kind: EngineKind) -> None:
     file = tmp_path / "stream"
-    with start_engine(kind, vllm, tmp_path, "--shutdown-timeout=100", options=SLOW) as running:
+    with start_engine(kind, vllm, tmp_path, "--shutdown-timeout=100", options=SLOW_STEPS) as running:
         with open_stream(running, file) as client:
             running.process.send_signal(signal.SIGTERM)
             body = {"model": "agreement", "prompt": "x", "max_tokens": 2}
             statuses: set[int] = set()
             while client.poll() is None and len(statuses) < 2:
-                with contextlib.suppress(httpx.TransportError):  # at the very end the port closes
+                with contextlib.suppress(httpx.TransportError):  # the port closes at the end
                     statuses |= {httpx.post(f"{running.url}/v1/completions", json=body, timeout=30).status_code}
                     statuses |= {httpx.get(f"{running.url}/health", timeout=30).status_code}
             assert client.wait(120) == 0
         assert statuses == {500, 200}, "new requests are refused while the process is healthy"
-        done = events(file)
-        assert done[-1] == "[DONE]"
-        assert json.loads(done[-2])["choices"][0]["finish_reason"] == "length"
+        stream_events = read_events(file)
+        assert stream_events[-1] == "[DONE]"
+        assert json.loads(stream_events[-2])["choices"][0]["finish_reason"] == "length"
         assert running.process.wait(60) == 0
 
 
@@ -224,13 +229,13 @@ def scheduled(request: pytest.FixtureRequest, vllm: Path, tmp_path_factory: pyte
     """An engine with a schedule, as Aerie writes it; the last test ends it."""
     drafter = command_line.DrafterArguments(str(BUNDLE_FOLDER / "eagle31"))
     config = command_line.build_speculative_config(SCHEDULE, drafter, Version.parse("0.32.0"), EngineArguments())
-    words = ("--speculative-config", json.dumps(config))
-    with start_engine(request.param, vllm, tmp_path_factory.mktemp("scheduled"), *words, options=SLOW) as running:
+    flags = ("--speculative-config", json.dumps(config))
+    with start_engine(request.param, vllm, tmp_path_factory.mktemp("scheduled"), *flags, options=SLOW_STEPS) as running:
         yield running
 
 
-def window_of(running: RunningEngine, clients: int, requests: int) -> Counters:
-    """What closed-loop traffic added to the page, as the operator reads it."""
+def measure_window(running: RunningEngine, clients: int, requests: int) -> Counters:
+    """Return the counters that closed-loop traffic added, as the operator reads them."""
     before = parse_exposition(running.read_metrics().encode())
     running.run_load(clients, requests, 60, seed=clients)
     window = diff_samples(before, parse_exposition(running.read_metrics().encode()))
@@ -238,20 +243,20 @@ def window_of(running: RunningEngine, clients: int, requests: int) -> Counters:
     return window
 
 
-def test_a_schedule_drafts_by_the_batch(scheduled: RunningEngine) -> None:
-    """One request at a time is in the first tier throughout; eight are in the second but for the beginning and the end."""
-    alone, together = window_of(scheduled, 1, 6), window_of(scheduled, 8, 32)
+def test_a_schedule_drafts_by_batch_size(scheduled: RunningEngine) -> None:
+    """One request at a time is always in the first tier. Eight are in the second except at the beginning and the end."""
+    alone, together = measure_window(scheduled, 1, 6), measure_window(scheduled, 8, 32)
     assert rates.mean_draft_length(alone) == NUM_SPECULATIVE_TOKENS
     mean = rates.mean_draft_length(together)
     assert isinstance(mean, float)
     assert 1 <= mean < NUM_SPECULATIVE_TOKENS
     for window in (alone, together):
         assert window.speculation is not None
-        # Every position up to the most that is ever drafted is counted, whatever the tier.
+        # Every position up to the maximum of the schedule is counted, in any tier.
         assert len(window.speculation.accepted_per_position) == NUM_SPECULATIVE_TOKENS
         assert sum(window.speculation.accepted_per_position) == window.speculation.accepted
         assert window.speculation.drafts == window.request_steps
-        # Drafts of 1 and of K tokens, and of no other number: what takes the tiers apart.
+        # Drafts have 1 or K tokens and no other number, which separates the tiers.
         longer = (window.speculation.draft_tokens - window.speculation.drafts) / (NUM_SPECULATIVE_TOKENS - 1)
         assert longer == int(longer)
         survival = rates.survival_by_position(window, SCHEDULE)
@@ -262,29 +267,29 @@ def test_a_schedule_drafts_by_the_batch(scheduled: RunningEngine) -> None:
         )
 
 
-def test_the_death_of_the_engine(scheduled: RunningEngine, tmp_path: Path) -> None:
+def test_a_killed_engine_ends_the_stream_with_an_error(scheduled: RunningEngine, tmp_path: Path) -> None:
     file = tmp_path / "stream"
     with open_stream(scheduled, file) as client:
         if scheduled.kind == "real":
-            os.kill(worker_of(scheduled.process.pid), signal.SIGKILL)
+            os.kill(find_worker(scheduled.process.pid), signal.SIGKILL)
         else:
             scheduled.process.send_signal(signal.SIGUSR1)
         assert client.wait(120) == 0
-    *_, error, last = events(file)
+    *_, error, last = read_events(file)
     assert last == "[DONE]"
     assert json.loads(error)["error"]["message"].startswith("EngineCore encountered an issue.")
     assert scheduled.process.wait(120) == 0
 
 
-def worker_of(pid: int) -> int:
-    """The engine's worker process, the last descendant of the API server."""
+def find_worker(pid: int) -> int:
+    """Return the engine's worker process, the last descendant of the API server."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
-    below = [child for parent in children.get(pid, []) for child in children.get(parent, [])]
-    named = [child for child in below if "Worker" in (Path("/proc") / str(child) / "cmdline").read_text()]
-    assert named, f"no worker below {pid}: {children.get(pid)}, {below}"
-    return named[0]
+    descendants = [child for parent in children.get(pid, []) for child in children.get(parent, [])]
+    workers = [child for child in descendants if "Worker" in (Path("/proc") / str(child) / "cmdline").read_text()]
+    assert workers, f"no worker below {pid}: {children.get(pid)}, {descendants}"
+    return workers[0]

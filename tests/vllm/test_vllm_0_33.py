@@ -1,6 +1,6 @@
-"""vLLM 0.33's Python over 0.32's compiled files (docs/vllm-on-cpu.md): what Aerie and the simulator take for granted of 0.33.
+"""vLLM 0.33's Python over 0.32's compiled files (docs/vllm-on-cpu.md): what Aerie and the simulator assume of 0.33.
 
-Installed only when it is asked for: `aerie-lab build vllm-0.33`. One server, the bundle's target with its EAGLE 3.1 drafter.
+Only `aerie-lab build vllm-0.33` installs it. One server serves the bundle's target with its EAGLE 3.1 drafter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from aerie_lab.testing.agreement import (
     is_healthy,
     start_engine,
 )
-from tests.vllm.parser import flags_of_the_simulator, flags_of_vllm
+from tests.vllm.parser import read_simulator_flags, read_vllm_flags
 
 pytestmark = pytest.mark.timeout(2400)  # a start on busy cores
 REQUESTS = 8
@@ -36,22 +36,22 @@ TOKENS = 40
 
 
 @dataclass(frozen=True)
-class Served:
-    """A server, and what it said of its first requests."""
+class Server:
+    """A server, and its responses to the first requests."""
 
     engine: RunningEngine
-    answers: list[dict[str, Any]]
+    responses: list[dict[str, Any]]
     window: Counters
-    """What they added to the page."""
+    """Counters that the requests added."""
 
 
-def ask(engine: RunningEngine, messages: Any) -> httpx.Response:
+def send_request(engine: RunningEngine, messages: Any) -> httpx.Response:
     body = {"model": "agreement", "messages": list(messages), "max_tokens": TOKENS, "temperature": 0}
     return engine.client.post("/v1/chat/completions", json=body)
 
 
 def scrape(engine: RunningEngine) -> Sample:
-    """The page once it stands still, as the operator reads it."""
+    """Scrape the server once its counters no longer change, as the operator reads it."""
     engine.read_stable_samples()
     return parse_exposition(engine.read_metrics().encode())
 
@@ -62,24 +62,24 @@ def prompts() -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def served(vllm_0_33: Path, prompts: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    words = (
+def served(vllm_0_33: Path, prompts: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    flags = (
         "--speculative-config",
         build_speculative_config(BUNDLE_FOLDER / "eagle31"),
         "--per-request-spec-decode-metrics=detailed",
     )
     # Dev mode: it has /pause. No logo: the start line is one line.
     variables = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_DISABLE_LOG_LOGO": "1"}
-    with start_engine("real", vllm_0_33, tmp_path_factory.mktemp("vllm-0.33"), *words, variables=variables) as running:
+    with start_engine("real", vllm_0_33, tmp_path_factory.mktemp("vllm-0.33"), *flags, variables=variables) as running:
         before = scrape(running)
-        answers = [ask(running, messages).raise_for_status().json() for messages in prompts]
+        responses = [send_request(running, messages).raise_for_status().json() for messages in prompts]
         window = diff_samples(before, scrape(running))
         assert isinstance(window, Counters)
-        yield Served(running, answers, window)
+        yield Server(running, responses, window)
 
 
-def test_it_is_the_newest_release_that_aerie_knows(served: Served) -> None:
-    """So `NEWEST_VERIFIED_VERSION` rests on a run. The log says the version at the start, and that sampling is mended."""
+def test_it_is_the_newest_verified_release(served: Server) -> None:
+    """`NEWEST_VERIFIED_VERSION` is tested by a run. The log has the version, and that sampling is patched."""
     assert served.engine.client.get("/version").json() == {"version": str(NEWEST_VERIFIED_VERSION)}
     assert is_healthy(served.engine.client)
     log = served.engine.log_file.read_text()
@@ -87,42 +87,45 @@ def test_it_is_the_newest_release_that_aerie_knows(served: Served) -> None:
     assert "sampling with speculation on CPU is mended (vLLM issue 55005" in log
 
 
-def test_its_page_is_read(served: Served) -> None:
-    window, counted = served.window, served.window.speculation
+def test_its_exposition_is_parsed(served: Server) -> None:
+    window, counters = served.window, served.window.speculation
     assert sum(window.finished.get(reason, 0.0) for reason in ("length", "stop")) == REQUESTS == window.first_tokens
-    assert window.generation_tokens == sum(answer["usage"]["completion_tokens"] for answer in served.answers)
-    assert counted is not None
-    assert counted.draft_tokens == NUM_SPECULATIVE_TOKENS * counted.drafts > 0
-    assert len(counted.accepted_per_position) == NUM_SPECULATIVE_TOKENS
-    assert list(counted.accepted_per_position) == sorted(counted.accepted_per_position, reverse=True)
-    assert sum(counted.accepted_per_position) == counted.accepted
+    assert window.generation_tokens == sum(response["usage"]["completion_tokens"] for response in served.responses)
+    assert counters is not None
+    assert counters.draft_tokens == NUM_SPECULATIVE_TOKENS * counters.drafts > 0
+    assert len(counters.accepted_per_position) == NUM_SPECULATIVE_TOKENS
+    assert list(counters.accepted_per_position) == sorted(counters.accepted_per_position, reverse=True)
+    assert sum(counters.accepted_per_position) == counters.accepted
     length = rates.acceptance_length(window, Static(NUM_SPECULATIVE_TOKENS))
     assert isinstance(length, rates.Bounds)
-    assert 1.5 < length.low <= length.high < NUM_SPECULATIVE_TOKENS + 1  # the drafter is of use: it was trained for this target
+    assert 1.5 < length.low <= length.high < NUM_SPECULATIVE_TOKENS + 1  # the drafter was trained for this target
 
 
-def test_the_answers_own_figures_are_those_of_the_page(served: Served) -> None:
-    counted = served.window.speculation
-    assert counted is not None
-    figures = [answer["metrics"]["speculative_decoding"] for answer in served.answers]
-    assert sum(one["num_spec_steps"] for one in figures) == counted.drafts
-    histogram = [sum(one["acceptance_histogram"][accepted] for one in figures) for accepted in range(NUM_SPECULATIVE_TOKENS + 1)]
+def test_metrics_of_the_responses_agree_with_the_exposition(served: Server) -> None:
+    counters = served.window.speculation
+    assert counters is not None
+    request_metrics = [response["metrics"]["speculative_decoding"] for response in served.responses]
+    assert sum(metrics["num_spec_steps"] for metrics in request_metrics) == counters.drafts
+    histogram = [
+        sum(metrics["acceptance_histogram"][accepted] for metrics in request_metrics)
+        for accepted in range(NUM_SPECULATIVE_TOKENS + 1)
+    ]
     # Position i is accepted in every step that accepts more than i.
-    assert [sum(histogram[i + 1 :]) for i in range(NUM_SPECULATIVE_TOKENS)] == list(counted.accepted_per_position)
-    for one in figures:
-        assert sum(one["per_step_accepted"]) == one["num_accepted_draft_tokens"]
+    assert [sum(histogram[i + 1 :]) for i in range(NUM_SPECULATIVE_TOKENS)] == list(counters.accepted_per_position)
+    for metrics in request_metrics:
+        assert sum(metrics["per_step_accepted"]) == metrics["num_accepted_draft_tokens"]
 
 
-def test_what_a_paused_engine_refuses_is_no_failure_of_its_own(served: Served, prompts: list[Any]) -> None:
-    """0.33 answers 503 while it is paused (POST /pause, mode abort or wait): probes go on, and no counter that Aerie judges a
-    canary by moves, so it is never taken for a failure of the drafter. `keep` makes requests wait, as 0.32 does."""
+def test_rejections_of_a_paused_engine_are_no_failures(served: Server, prompts: list[Any]) -> None:
+    """vLLM 0.33 returns 503 while it is paused (POST /pause, mode abort or wait): probes still succeed, and no counter of the
+    canary analysis changes, so it never counts as a failure of the drafter. `keep` makes requests wait, as in 0.32."""
     running = served.engine
     for mode in ("abort", "wait"):
         before = scrape(running)
         assert running.client.post("/pause", params={"mode": mode}).json() == {"status": "paused"}
-        refused = ask(running, prompts[0])
-        assert refused.status_code == 503
-        assert "Generation is paused" in refused.text
+        response = send_request(running, prompts[0])
+        assert response.status_code == 503
+        assert "Generation is paused" in response.text
         assert is_healthy(running.client)
         assert running.client.post("/resume").is_success
         window = diff_samples(before, scrape(running))
@@ -131,8 +134,8 @@ def test_what_a_paused_engine_refuses_is_no_failure_of_its_own(served: Served, p
         assert isinstance(rates.error_share(window), rates.Unknown)
         assert window.speculation is not None
         assert window.speculation.drafts == window.request_steps == window.first_tokens == 0
-    assert ask(running, prompts[0]).status_code == 200
+    assert send_request(running, prompts[0]).status_code == 200
 
 
-def test_the_simulators_flags_are_those_of_its_parser(vllm_0_33: Path) -> None:
-    assert flags_of_the_simulator(str(NEWEST_VERIFIED_VERSION)) == flags_of_vllm(vllm_0_33)
+def test_the_simulator_has_the_flags_of_its_parser(vllm_0_33: Path) -> None:
+    assert read_simulator_flags(str(NEWEST_VERIFIED_VERSION)) == read_vllm_flags(vllm_0_33)

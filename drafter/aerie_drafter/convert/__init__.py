@@ -9,7 +9,7 @@ feedback) is required from the user, not guessed. Not guaranteed: the quality of
 """
 
 from aerie.engine.models.origin import CheckpointOrigin
-from aerie_drafter.convert.bring_in import Conversion, convert_checkpoint, import_checkpoint
+from aerie_drafter.convert.conversion import Conversion, convert_checkpoint, import_checkpoint
 from aerie_drafter.convert.settings import ConversionOverrides, LayerIdConvention
 
 __all__ = [

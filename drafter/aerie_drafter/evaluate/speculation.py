@@ -7,7 +7,7 @@ probability q(x) is accepted with probability min(1, p(x) / q(x)). The first rej
 max(0, p - q), normalized. After K accepted tokens one more is sampled from p. A greedy draft has q(x) = 1.
 
 Guarantee: the emitted text is distributed as the target's own; at temperature 0 it is the target's greedy text, up to
-rounding in passes over several tokens. One text at a time: correctness comes before speed.
+rounding when several tokens are evaluated in one pass. One text at a time: correctness comes before speed.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ class TargetRunner:
     def _capture_aux_states(self) -> Iterator[list[Tensor]]:
         states: list[Tensor] = []
 
-        def hook(_: nn.Module, positional: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-            states.append(positional[0] if positional else named["hidden_states"])
+        def hook(_: nn.Module, positional: tuple[Tensor, ...], keyword: dict[str, Tensor]) -> None:
+            states.append(positional[0] if positional else keyword["hidden_states"])
 
         with ExitStack() as stack:
             for module in self._aux_modules:

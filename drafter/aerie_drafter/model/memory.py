@@ -77,13 +77,13 @@ class DecodingCache:
         self._committed_length = 0 if self._keys is None else self._keys.shape[2]
 
     def positions(self, length: int, device: torch.device) -> Tensor:
-        seen = 0 if self._keys is None else self._keys.shape[2]
-        return torch.arange(seen, seen + length, device=device)
+        cached_length = 0 if self._keys is None else self._keys.shape[2]
+        return torch.arange(cached_length, cached_length + length, device=device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         if self._keys is not None and self._values is not None:
             key, value = torch.cat([self._keys, key], dim=2), torch.cat([self._values, value], dim=2)
         self._keys, self._values = key, value
-        length, seen = query.shape[2], key.shape[2]
-        visible = torch.ones(length, seen, dtype=torch.bool, device=query.device).tril(seen - length)
+        length, total_length = query.shape[2], key.shape[2]
+        visible = torch.ones(length, total_length, dtype=torch.bool, device=query.device).tril(total_length - length)
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scale)

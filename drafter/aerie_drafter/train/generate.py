@@ -151,6 +151,6 @@ def complete_prompts(model: Any, tokenizer: Any, prompts: Sequence[str], paramet
 
 def _end_token_ids(model: Any, tokenizer: Any) -> set[int]:
     """Return the tokens that end a turn: the tokenizer's and the generation configuration's."""
-    named = getattr(model.generation_config, "eos_token_id", None)
-    listed = named if isinstance(named, list) else [named]
-    return {int(token) for token in (*listed, tokenizer.eos_token_id) if token is not None}
+    configured_ids = getattr(model.generation_config, "eos_token_id", None)
+    token_ids = configured_ids if isinstance(configured_ids, list) else [configured_ids]
+    return {int(token) for token in (*token_ids, tokenizer.eos_token_id) if token is not None}

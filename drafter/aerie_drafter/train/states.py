@@ -69,9 +69,9 @@ class InProcessTarget:
     @torch.no_grad()
     def fetch_hidden_states(self, tokens: Tensor, conversations_by_row: Sequence[Sequence[Tensor]] = ()) -> TargetHiddenStates:  # noqa: ARG002 (needed by HiddenStateFiles)
         """Run the target. Padding at the end needs no mask, because attention is causal."""
-        with _capture_inputs([*self.layers, self.decoder.norm], self.aux_layer_ids) as seen:
+        with _capture_inputs([*self.layers, self.decoder.norm], self.aux_layer_ids) as inputs_by_layer:
             final = self.decoder(input_ids=tokens, use_cache=False).last_hidden_state
-        return TargetHiddenStates(torch.cat([seen[layer] for layer in self.aux_layer_ids], dim=-1), final)
+        return TargetHiddenStates(torch.cat([inputs_by_layer[layer] for layer in self.aux_layer_ids], dim=-1), final)
 
 
 @contextmanager

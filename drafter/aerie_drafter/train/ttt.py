@@ -210,7 +210,7 @@ class _LossInputs(NamedTuple):
 
 
 class _SlicedKlLoss(torch.autograd.Function):
-    """The loss and its gradients in one pass over slices of positions."""
+    """The loss and its gradients, computed together slice by slice of positions."""
 
     @staticmethod
     def forward(ctx: Any, fixed: _LossInputs, head: Tensor, *states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

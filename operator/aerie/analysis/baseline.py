@@ -51,7 +51,7 @@ class BaselineCalibration:
 
     plan: AnalysisPlan
     """Plan with which the blocks were counted."""
-    deviation_histories: Mapping[str, DeviationHistory] = field(default_factory=dict)
+    deviations: Mapping[str, DeviationHistory] = field(default_factory=dict)
     """Deviations by criterion, by the names of `build_calibration_criteria`."""
     load_curve_fits: Mapping[str, LoadCurveFit] = field(default_factory=dict)
     """Load curves by the same names, of the criteria that are load-adjusted."""
@@ -75,7 +75,7 @@ class BaselineCalibration:
         seconds = block.end_time - block.start_time
         outputs = {name: counts.output_tokens / seconds for name, counts in counts_by_pod.items()}
         mean_output = math.fsum(outputs.values()) / len(outputs)
-        histories, load_curve_fits = dict(self.deviation_histories), dict(self.load_curve_fits)
+        deviations, load_curve_fits = dict(self.deviations), dict(self.load_curve_fits)
         for criterion in build_calibration_criteria(self.plan):
             fractions = {name: criterion.fraction(counts) for name, counts in counts_by_pod.items()}
             values = {name: numerator / denominator for name, (numerator, denominator) in fractions.items() if denominator > 0}
@@ -86,10 +86,10 @@ class BaselineCalibration:
                     continue  # blocks at different outputs would show a dispersion that no analysis has
                 if (curve := curve_fit.curve) is not None:
                     values = {name: curve.adjust(value, outputs[name], mean_output) for name, value in values.items()}
-            histories[criterion.name] = histories.get(criterion.name, DeviationHistory()).add_block(values, criterion.relative)
+            deviations[criterion.name] = deviations.get(criterion.name, DeviationHistory()).add_block(values, criterion.relative)
         return replace(
             self,
-            deviation_histories=histories,
+            deviations=deviations,
             load_curve_fits=load_curve_fits,
             block_count=self.block_count + 1,
             last_block_end_time=block.end_time,
@@ -104,13 +104,13 @@ class BaselineCalibration:
         calibrated_names = self._calibrated_names(build_calibration_criteria(plan), plan)
         if not calibrated_names:
             return BaselineCalibration(plan, engine=engine)
-        histories = {name: self.deviation_histories[calibrated_name] for name, calibrated_name in calibrated_names.items()}
+        deviations = {name: self.deviations[calibrated_name] for name, calibrated_name in calibrated_names.items()}
         load_curve_fits = {
             name: self.load_curve_fits[calibrated_name]
             for name, calibrated_name in calibrated_names.items()
             if calibrated_name in self.load_curve_fits
         }
-        return replace(self, plan=plan, deviation_histories=histories, load_curve_fits=load_curve_fits)
+        return replace(self, plan=plan, deviations=deviations, load_curve_fits=load_curve_fits)
 
     def _calibrated_names(self, criteria: Iterable[Criterion], plan: AnalysisPlan) -> dict[str, str]:
         """Return the name under which each criterion is calibrated here, by the criterion's name; without those that are not."""
@@ -124,7 +124,7 @@ class BaselineCalibration:
         """Return the name under which the criterion is calibrated; None where it is not, or from numbers of another kind."""
         calibrated_criteria = build_calibration_criteria(self.plan)
         name = next((calibrated.name for calibrated in calibrated_criteria if calibrated.fraction is criterion.fraction), None)
-        if name is None or name not in self.deviation_histories or plan.block_seconds != self.plan.block_seconds:
+        if name is None or name not in self.deviations or plan.block_seconds != self.plan.block_seconds:
             return None
         projection, own_projection = plan.projection, self.plan.projection
         is_compatible = {
@@ -139,8 +139,7 @@ class BaselineCalibration:
         """Return the plan of an analysis that begins, with the calibration; without criteria that have too little of it."""
         calibrated_names = self._calibrated_names(build_criteria(plan), plan)
         dispersions = {
-            name: self.deviation_histories[calibrated_name].estimate_dispersion()
-            for name, calibrated_name in calibrated_names.items()
+            name: self.deviations[calibrated_name].estimate_dispersion() for name, calibrated_name in calibrated_names.items()
         }
         curves = {
             name: self.load_curve_fits[calibrated_name].curve
@@ -159,7 +158,7 @@ class BaselineCalibration:
             {
                 "plan": self.plan.to_dict(),
                 "engine": self.engine,
-                "deviation_histories": {name: history.to_dict() for name, history in self.deviation_histories.items()},
+                "deviations": {name: history.to_dict() for name, history in self.deviations.items()},
                 "load_curve_fits": {name: curve_fit.to_list() for name, curve_fit in self.load_curve_fits.items()},
                 "block_count": self.block_count,
                 "last_block_end_time": self.last_block_end_time,
@@ -171,9 +170,9 @@ class BaselineCalibration:
         """Return the calibration that `pack` made this text of; None for text of another release."""
         try:
             document = codec.unpack(text)
-            histories = {name: DeviationHistory.from_dict(history) for name, history in document["deviation_histories"].items()}
+            deviations = {name: DeviationHistory.from_dict(history) for name, history in document["deviations"].items()}
             load_curve_fits = {name: LoadCurveFit(*values) for name, values in document["load_curve_fits"].items()}
             plan, engine = AnalysisPlan.from_dict(document["plan"]), str(document["engine"])
-            return cls(plan, histories, load_curve_fits, document["block_count"], document["last_block_end_time"], engine)
+            return cls(plan, deviations, load_curve_fits, document["block_count"], document["last_block_end_time"], engine)
         except (ValueError, KeyError, TypeError, AttributeError):
             return None

@@ -1,7 +1,7 @@
 """The engine's container: image and version, arguments, environment, resources, and what is merged into its pod.
 
 Flags of vLLM that Aerie sets itself, or that would remove what it relies on, are rejected one by one, each with the field to
-use instead (`_RESERVED_FLAGS`). vLLM's parser (vllm/utils/argparse_utils.py) reads `_` as `-`. It takes `--flag value`,
+use instead (`RESERVED_FLAG_FIXES`). vLLM's parser (vllm/utils/argparse_utils.py) reads `_` as `-`. It takes `--flag value`,
 `--flag=value` and, for flags that hold JSON, `--flag.key value`; like any argparse parser, it takes the unambiguous beginning
 of a name. The rules match all of these (`--model` and `--config` are themselves the beginnings of other names). `--tokenizer`
 and `--tokenizer-revision` stay with the user: Aerie has no field for another tokenizer.
@@ -25,37 +25,46 @@ version, and knows the few tags that only look like one."""
 LMCACHE_IMAGE_PATTERN = "(^|/)lmcache/vllm-openai:v?[0-9]"
 """LMCache's image has the name of vLLM's image, and is tagged with LMCache's versions."""
 
-_FLAG_NAME_REST = "[^=.]*"  # the rest of a name, for flags whose beginning is reserved as a whole
 _SERVICE_HINT = "and clients use the Service with the name of the resource"
-_RESERVED_FLAGS = {
-    "--model": ("--model", "the model belongs in spec.model.source"),
-    "--revision": (f"--rev{_FLAG_NAME_REST}", "the commit belongs in spec.model.source.huggingFace.revision"),
-    "--served-model-name": (f"--served{_FLAG_NAME_REST}", "the name belongs in spec.model.servedName"),
-    "--speculative-config": (
-        f"(--spec(u{_FLAG_NAME_REST}|[-_]{_FLAG_NAME_REST})?|-sc)",
-        "the drafter belongs in spec.drafter, K in spec.speculation.numSpeculativeTokens",
-    ),
-    "--host": (f"--hos{_FLAG_NAME_REST}", f"engines listen on the address of their pod, {_SERVICE_HINT}"),
-    "--port": (f"--por{_FLAG_NAME_REST}", f"engines listen on a port that Aerie sets, {_SERVICE_HINT}"),
-    "--uds": (f"--ud{_FLAG_NAME_REST}", f"engines listen on the address of their pod, {_SERVICE_HINT}"),
-    "--shutdown-timeout": (f"--shut{_FLAG_NAME_REST}", "it follows spec.engine.podTemplate.spec.terminationGracePeriodSeconds"),
-    "--hf-token": (
-        f"--hf[-_]t{_FLAG_NAME_REST}",
-        "a token does not belong on a command line, its Secret belongs in spec.engine.tokenSecretRef",
-    ),
-    "--config": (
-        "--config",
-        "Aerie does not see when a file in the pod changes, its flags belong in spec.engine.args one by one",
-    ),
-    "--disable-log-stats": (f"--disable[-_]log[-_]s{_FLAG_NAME_REST}", "without the engine's metrics no canary can be analyzed"),
-    "--ssl-*": (f"--ssl{_FLAG_NAME_REST}", "probes and metrics use plain HTTP, TLS belongs at the gateway"),
+RESERVED_FLAG_FIXES = {
+    "--model": "the model belongs in spec.model.source",
+    "--revision": "the commit belongs in spec.model.source.huggingFace.revision",
+    "--served-model-name": "the name belongs in spec.model.servedName",
+    "--speculative-config": "the drafter belongs in spec.drafter, K in spec.speculation.numSpeculativeTokens",
+    "--host": f"engines listen on the address of their pod, {_SERVICE_HINT}",
+    "--port": f"engines listen on a port that Aerie sets, {_SERVICE_HINT}",
+    "--uds": f"engines listen on the address of their pod, {_SERVICE_HINT}",
+    "--shutdown-timeout": "it follows spec.engine.podTemplate.spec.terminationGracePeriodSeconds",
+    "--hf-token": "a token does not belong on a command line, its Secret belongs in spec.engine.tokenSecretRef",
+    "--config": "Aerie does not see when a file in the pod changes, its flags belong in spec.engine.args one by one",
+    "--disable-log-stats": "without the engine's metrics no canary can be analyzed",
+    "--ssl-*": "probes and metrics use plain HTTP, TLS belongs at the gateway",
 }
-"""Flags that Aerie reserves, by the name that a user knows: a regular expression of the flag's names, and what to do instead."""
+"""What users do instead, by the flag that Aerie reserves; `aerie.engine.command_line` uses the same sentences."""
+
+_FLAG_NAME_REST = "[^=.]*"  # the rest of a name, for flags whose beginning is reserved as a whole
+_RESERVED_FLAG_PATTERNS = {
+    "--model": "--model",
+    "--revision": f"--rev{_FLAG_NAME_REST}",
+    "--served-model-name": f"--served{_FLAG_NAME_REST}",
+    "--speculative-config": f"(--spec(u{_FLAG_NAME_REST}|[-_]{_FLAG_NAME_REST})?|-sc)",
+    "--host": f"--hos{_FLAG_NAME_REST}",
+    "--port": f"--por{_FLAG_NAME_REST}",
+    "--uds": f"--ud{_FLAG_NAME_REST}",
+    "--shutdown-timeout": f"--shut{_FLAG_NAME_REST}",
+    "--hf-token": f"--hf[-_]t{_FLAG_NAME_REST}",
+    "--config": "--config",
+    "--disable-log-stats": f"--disable[-_]log[-_]s{_FLAG_NAME_REST}",
+    "--ssl-*": f"--ssl{_FLAG_NAME_REST}",
+}
+"""Regular expression of all names by which vLLM accepts the flag."""
 
 
-def _reserved_flag_rule(flag: str, name_pattern: str, fix: str) -> ValidationRule:
+def _reserved_flag_rule(flag: str, fix: str) -> ValidationRule:
     # The character after the name ends it: `--model` must not match `--model-impl`.
-    return ValidationRule(f"!self.matches('^{name_pattern}([=.]|$)')", f"leave {flag} out: {fix}")
+    return ValidationRule(
+        f"!self.matches('^{_RESERVED_FLAG_PATTERNS[flag]}([=.]|$)')", f"{flag} is reserved for Aerie: remove it; {fix}"
+    )
 
 
 EngineArgument = Annotated[
@@ -63,7 +72,7 @@ EngineArgument = Annotated[
     Field(
         min_length=1,
         max_length=4096,
-        json_schema_extra=schema_extra(*(_reserved_flag_rule(flag, *rest) for flag, rest in _RESERVED_FLAGS.items())),
+        json_schema_extra=schema_extra(*(_reserved_flag_rule(flag, fix) for flag, fix in RESERVED_FLAG_FIXES.items())),
     ),
 ]
 

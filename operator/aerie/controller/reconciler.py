@@ -47,7 +47,7 @@ from aerie.engine.models.drafter_catalog import DrafterCatalog
 from aerie.manifests.preflight_job import PreflightJobConfig
 from aerie.rollout.conditions import ConditionUpdate
 from aerie.rollout.facts.concurrency import ConcurrencyLimits
-from aerie.rollout.facts.snapshot import Snapshot
+from aerie.rollout.facts.snapshot import EngineState, OperatorState, Snapshot
 from aerie.rollout.plan import ReconcilePlan
 from aerie.rollout.reconcile import EMPTY_CATALOG, build_reconcile_plan
 from aerie.rollout.status.hold import (
@@ -195,7 +195,7 @@ class Reconciler:
             return None
         name_conflicts = await find_name_conflicts(self.cluster, snapshot, plan.objects_to_apply)
         if name_conflicts:
-            snapshot = replace(snapshot, name_conflicts=name_conflicts)
+            snapshot = replace(snapshot, cluster=replace(snapshot.cluster, name_conflicts=name_conflicts))
             plan = build_reconcile_plan(snapshot, self.preflight_job_config, now, self.drafter_catalog)
         self._track(key, snapshot, plan)
         is_persistent_failure = self.queue.count_failures(key) >= MIN_REPORTED_RECONCILE_FAILURES
@@ -262,23 +262,28 @@ class Reconciler:
 
     def _add_measurements(self, key: NamespacedName, snapshot: Snapshot, gaps: CacheGaps) -> Snapshot:
         scraper, uid = self.scraper, snapshot.resource.metadata.uid
-        return replace(
-            snapshot,
+        cluster = replace(
+            snapshot.cluster,
+            node_labels=self.node_labels.labels_by_node,
+            unlisted_kinds=gaps.errors_by_kind,
+            is_listing_forbidden=gaps.is_forbidden,
+            crd_problem=self.crd_monitor.problem,
+        )
+        engines = EngineState(
             metrics_by_deployment=scraper.metrics_by_deployment(key),
             blocks=scraper.blocks(key),
             equivalence_result=self.equivalence_prober.equivalence_result(key),
             context_lengths=self.context_length_prober.lengths(key),
             invalid_metrics=scraper.invalid_metrics(key),
             metrics_source_error=scraper.metrics_source_error(key),
+        )
+        operator = OperatorState(
             baseline_calibration=scraper.baseline_calibration(key, uid),
             recommendation=self.tuner.recommendation(key, uid),
             tuning_record=self.tuner.tuning_record(key, uid),
             start_permission=self.concurrency_limiter.start_permission(key),
-            node_labels=self.node_labels.labels_by_node,
-            unlisted_kinds=gaps.errors_by_kind,
-            is_listing_forbidden=gaps.is_forbidden,
-            crd_problem=self.crd_monitor.problem,
         )
+        return replace(snapshot, cluster=cluster, engines=engines, operator=operator)
 
 
 def describe_plan(key: NamespacedName, plan: ReconcilePlan) -> dict[str, object]:

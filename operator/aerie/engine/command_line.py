@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from aerie.api.engine import RESERVED_FLAG_FIXES
 from aerie.engine.arguments import ArgumentError, EngineArguments, parse_flags
 from aerie.engine.releases import Feature, Version, describe_missing_feature, supports
 from aerie.engine.speculation import Adaptive, Off, Schedule, SpeculationSetting, max_speculative_tokens
@@ -26,52 +27,40 @@ from aerie.engine.speculative_config import (
 # ------------------------------------------------------------------------------------------------------------ reserved flags
 @dataclass(frozen=True, slots=True)
 class ReservedFlags:
-    """Flags that only Aerie sets, and what users do instead."""
+    """Flags that are reserved for Aerie, and what users do instead."""
 
     flags: tuple[str, ...]
     """Full names; a name that ends in `*` stands for all names with that beginning."""
-    alternative: str
+    fix: str
 
 
+_SHORT_FORMS = {"--speculative-config": ("--spec-method", "--spec-model", "--spec-tokens")}
+"""Flags that set a part of another flag's value; they are reserved with it."""
+_SINGLE_POD_FLAGS = (
+    "--headless",
+    "--nnodes",
+    "--node-rank",
+    "--master-addr",
+    "--master-port",
+    "--data-parallel-address",
+    "--data-parallel-external-lb",
+    "--data-parallel-hybrid-lb",
+    "--data-parallel-multi-port-external-lb",
+    "--data-parallel-rank",
+    "--data-parallel-rpc-port",
+    "--data-parallel-size-local",
+    "--data-parallel-start-rank",
+)
 _SINGLE_POD_HINT = (
     "a replica is one pod: request more GPUs in spec.engine.resources and use --tensor-parallel-size or --data-parallel-size"
 )
-_LISTEN_ADDRESS_HINT = "Aerie sets the address, and clients use the Service with the name of the resource"
 
 RESERVED_FLAGS = (
-    ReservedFlags(("--model",), "the model belongs in spec.model.source"),
-    ReservedFlags(("--revision",), "the commit belongs in spec.model.source.huggingFace.revision"),
-    ReservedFlags(("--served-model-name",), "the name belongs in spec.model.servedName"),
-    ReservedFlags(
-        ("--speculative-config", "--spec-method", "--spec-model", "--spec-tokens"),
-        "the drafter belongs in spec.drafter, the number of tokens in spec.speculation.numSpeculativeTokens",
-    ),
-    ReservedFlags(("--host", "--port", "--uds"), _LISTEN_ADDRESS_HINT),
-    ReservedFlags(("--shutdown-timeout",), "it follows spec.engine.podTemplate.spec.terminationGracePeriodSeconds"),
-    ReservedFlags(("--hf-token",), "a token does not belong on a command line, its Secret belongs in spec.engine.tokenSecretRef"),
-    ReservedFlags(("--config",), "Aerie cannot read a file in the pod, its flags belong in spec.engine.args one by one"),
-    ReservedFlags(("--disable-log-stats",), "without the engine's metrics no canary can be analyzed"),
-    ReservedFlags(("--ssl-*",), "probes and metrics use plain HTTP, TLS belongs at the gateway"),
+    *(ReservedFlags((flag, *_SHORT_FORMS.get(flag, ())), fix) for flag, fix in RESERVED_FLAG_FIXES.items()),
     ReservedFlags(("--grpc",), "clients, probes and metrics use HTTP"),
-    ReservedFlags(
-        (
-            "--headless",
-            "--nnodes",
-            "--node-rank",
-            "--master-addr",
-            "--master-port",
-            "--data-parallel-address",
-            "--data-parallel-external-lb",
-            "--data-parallel-hybrid-lb",
-            "--data-parallel-multi-port-external-lb",
-            "--data-parallel-rank",
-            "--data-parallel-rpc-port",
-            "--data-parallel-size-local",
-            "--data-parallel-start-rank",
-        ),
-        _SINGLE_POD_HINT,
-    ),
+    ReservedFlags(_SINGLE_POD_FLAGS, _SINGLE_POD_HINT),
 )
+"""The flags that the API rejects, and those of which it has no rule."""
 
 
 def validate_user_arguments(args: Sequence[str]) -> tuple[str, ...]:
@@ -90,7 +79,7 @@ def _reserved_flag_errors(args: Sequence[str]) -> Iterator[str]:
         reserved = next((row for row in RESERVED_FLAGS if any(_may_match_flag(flag.name, name) for name in row.flags)), None)
         if reserved is None:
             continue
-        yield f"spec.engine.args has '{flag.raw_text}', which Aerie sets: remove it; {reserved.alternative}."
+        yield f"spec.engine.args has '{flag.raw_text}', which is reserved for Aerie: remove it; {reserved.fix}."
         if flag.name == "--speculative-config" and len(flag.values) == 1 and (message := _check_lossless_json(flag.values[0])):
             yield message
 

@@ -14,9 +14,9 @@
 
 Each line is a policy, tried from the top; the first one with an answer decides.
 
-Guarantees: a function of its arguments; one transition at a time; at most two revisions have pods. What serves is stable: a
-first revision with any ready pod is never deleted for a change of the spec. It is adopted, and the change is rolled out by a
-canary. A new spec is taken up in every phase, even during a rollback that cannot end (canary/blocked_rollback.py). Not
+Guarantees: a function of its arguments; one transition at a time; at most two revisions have pods. A serving revision is
+stable: a first revision with any ready pod is never deleted for a change of the spec. It is adopted, and a canary rolls out the
+change. A new spec is taken up in every phase, even during a rollback that cannot end (canary/blocked_rollback.py). Not
 guaranteed: that two changes in a row are both rolled out; the last one is, and the other is reported as superseded.
 """
 
@@ -106,7 +106,7 @@ class _ProgressionContext:
     canary_arm: CanaryArm | None
     """The canary of the status, or an unrecorded revision that is rolled back like one; None for a superseded first revision."""
     serving: Progression
-    """The progression that keeps what serves; each policy changes it."""
+    """The progression that keeps the serving pods; each policy changes it."""
 
     @property
     def replicas(self) -> int:
@@ -127,7 +127,7 @@ def next_progression(
         status,
         status.stable,
         status.canary,
-        _keep_serving(snapshot, desired, preflight_result, status),
+        _keep_serving(snapshot.resource, desired, preflight_result, status),
     )
     if (progression := _pause(context)) is not None:
         return progression
@@ -142,17 +142,19 @@ def next_progression(
     return _progress_canary(context)
 
 
-def _keep_serving(snapshot: Snapshot, desired: DesiredRevision, preflight_result: PreflightResult, status: Status) -> Progression:
-    """Return the progression that keeps what serves and reports the desired revision as rolled out."""
+def _keep_serving(
+    resource: SpeculativeDeployment, desired: DesiredRevision, preflight_result: PreflightResult, status: Status
+) -> Progression:
+    """Return the progression that keeps the serving pods and reports the desired revision as rolled out."""
     canary_arm, stable = status.canary, status.stable
     serving = Progression(
         stable_revision=stable.revision if stable else None,
         phase="Ready",
         progressing=ConditionUpdate(PROGRESSING, "False", "Complete", f"Revision {desired.revision} is rolled out."),
         preflight_passed=preflight_result.build_condition(desired.revision),
-        target_replicas=ArmReplicas(snapshot.resource.spec.replicas),
+        target_replicas=ArmReplicas(resource.spec.replicas),
         analysis=status.analysis,
-        rejected_revision=_read_rejected_revision(snapshot, desired),
+        rejected_revision=_read_rejected_revision(resource, desired),
     )
     if preflight_result.state in ("Passed", "Failed") or desired.revision not in (
         serving.stable_revision,
@@ -251,7 +253,7 @@ def _adopt_serving_first_revision(context: _ProgressionContext) -> Progression |
     canary_arm = context.canary_arm
     if canary_arm is None or canary_arm.revision == context.desired.revision:
         return None
-    ready_pods = context.snapshot.ready_pod_count(canary_arm.revision)
+    ready_pods = context.snapshot.cluster.ready_pod_count(canary_arm.revision)
     if not ready_pods:
         return None
     return _adopt_superseded_first_revision(context.serving, context.desired, canary_arm, context.status, ready_pods, context.now)
@@ -351,7 +353,7 @@ def _wait_for_start_permission(context: _ProgressionContext) -> Progression | No
     stable = context.stable
     if context.canary_arm is not None or stable is None or _may_start_canary(context.snapshot, context.desired, stable):
         return None
-    return _wait_for_slot(context.serving, context.desired, context.snapshot.start_permission.wait_reason)
+    return _wait_for_slot(context.serving, context.desired, context.snapshot.operator.start_permission.wait_reason)
 
 
 _Policy = Callable[[_ProgressionContext], Progression | None]
@@ -484,7 +486,9 @@ def _find_unexpected_revisions(snapshot: Snapshot, desired: DesiredRevision, sta
     them."""
     owner_uid, expected = snapshot.resource.metadata.uid, {desired.revision, stable.revision if stable else None}
     deployment_labels = [
-        read_labels(deployment) for deployment in snapshot.children_of_kind("Deployment") if is_owned_by(deployment, owner_uid)
+        read_labels(deployment)
+        for deployment in snapshot.cluster.children_of_kind("Deployment")
+        if is_owned_by(deployment, owner_uid)
     ]
     # A remaining control stands in as long as it is needed (children/desired.py), and delays nothing.
     existing = {labels.get(naming.REVISION_LABEL) for labels in deployment_labels if labels.get(naming.CONTROL_LABEL) != "true"}
@@ -502,12 +506,14 @@ def _find_unrecorded_revision(
     if status.previous is not None:
         return None
     candidates = _find_unexpected_revisions(snapshot, desired, stable)
-    stands_in_for_stable = canary.is_stable_broken(snapshot, stable) and _read_rejected_revision(snapshot, desired) is None
+    stands_in_for_stable = (
+        canary.is_stable_broken(snapshot.cluster, stable) and _read_rejected_revision(snapshot.resource, desired) is None
+    )
     if desired.revision != stable.revision and not stands_in_for_stable:
         candidates.append(desired.revision)
-    if snapshot.ready_pod_count(stable.revision):
+    if snapshot.cluster.ready_pod_count(stable.revision):
         candidates = [revision for revision in candidates if revision != blocked_rollback.find_abandoned_revision(status)]
-    unrecorded = next((revision for revision in candidates if snapshot.ready_pod_count(revision)), None)
+    unrecorded = next((revision for revision in candidates if snapshot.cluster.ready_pod_count(revision)), None)
     return unrecorded if unrecorded is not None and count_missing_ready_pods(snapshot, (stable.revision,), now) else None
 
 
@@ -529,7 +535,10 @@ def _with_current_replicas_and_weights(
     control_replicas = canary.control.replicas if canary.control else 0
     if canary.control is not None:
         arms["control"] = (canary.control, True)
-    elif snapshot.is_rollout_suspended and (control_deployment := snapshot.deployment(stable.revision, control=True)) is not None:
+    elif (
+        snapshot.is_rollout_suspended
+        and (control_deployment := snapshot.cluster.deployment(stable.revision, control=True)) is not None
+    ):
         # It was to be removed, and no arm loses pods now: its pods can stand in for stable ones.
         arms["control"] = (stable.model_copy(update={"weight": 0}), True)
         control_replicas = control_deployment["spec"]["replicas"]
@@ -545,14 +554,16 @@ def _read_status_weights(snapshot: Snapshot, **arms: tuple[Arm, bool]) -> dict[s
     weights = {name: TOTAL_WEIGHT * (arm.weight or 0) // 100 for name, (arm, _) in arms.items()}
     if not snapshot.is_rollout_suspended:
         return weights
-    ready_pods = {name: snapshot.ready_pod_count(arm.revision, control=is_control) for name, (arm, is_control) in arms.items()}
+    ready_pods = {
+        name: snapshot.cluster.ready_pod_count(arm.revision, control=is_control) for name, (arm, is_control) in arms.items()
+    }
     return redirect_to_ready_arms(weights, ready_pods)
 
 
-def _read_rejected_revision(snapshot: Snapshot, desired: DesiredRevision) -> str | None:
+def _read_rejected_revision(resource: SpeculativeDeployment, desired: DesiredRevision) -> str | None:
     """Return the desired revision where it was rejected and nobody has requested a retry; else None."""
-    status = snapshot.resource.status or Status()
-    retry_request = read_retry_request(snapshot.resource)
+    status = resource.status or Status()
+    retry_request = read_retry_request(resource)
     if status.rejected_revision != desired.revision or (retry_request is not None and retry_request != status.last_handled_retry):
         return None
     return status.rejected_revision
@@ -605,10 +616,12 @@ def _keep_stable_revision(serving: Progression, status: Status) -> Progression:
 
 def _may_start_canary(snapshot: Snapshot, desired: DesiredRevision, stable: Arm) -> bool:
     """Return whether the canary may start, however many others are in progress."""
-    if "Rollout" in snapshot.start_permission.allowed_purposes or desired.trial is not None:  # a trial already holds its slot
+    if (
+        "Rollout" in snapshot.operator.start_permission.allowed_purposes or desired.trial is not None
+    ):  # a trial already holds its slot
         return True
     is_promotion_requested = canary.read_manual_action(snapshot.resource, desired.revision) == "promote"
-    return is_promotion_requested or not snapshot.ready_pod_count(stable.revision)
+    return is_promotion_requested or not snapshot.cluster.ready_pod_count(stable.revision)
 
 
 def _wait_for_slot(serving: Progression, desired: DesiredRevision, wait_reason: str) -> Progression:
@@ -627,13 +640,13 @@ def _progress_first_revision(
     """Start pods of the first revision; it is stable when all are ready, or some once its deadline has passed."""
     resource = snapshot.resource
     spec, status = resource.spec, resource.status or Status()
-    live_pods = snapshot.live_pods(desired.revision)
+    live_pods = snapshot.cluster.live_pods(desired.revision)
     ready_pods = sum(pod_failures.is_pod_ready(pod) for pod in live_pods)
     if canary_arm is not None and ready_pods >= spec.replicas:
         reason = f"{ready_pods}/{spec.replicas} pods ready" if spec.replicas else "spec.replicas is 0"
         return _adopt_as_stable(serving, desired, canary_arm, status, reason, now)
     arm = canary_arm or CanaryArm(**dict(desired.arm), change=desired.describe_change(status), start_time=now)
-    failure = snapshot.pod_failure(desired.revision)
+    failure = snapshot.cluster.pod_failure(desired.revision)
     message = f"First revision {desired.revision}: {ready_pods}/{spec.replicas} pods ready" + (
         f": {failure.message}" if failure else ""
     )

@@ -28,7 +28,7 @@ from aerie.rollout.conditions import DEGRADED, PROGRESSING, ConditionUpdate, bui
 from aerie.rollout.facts import concurrency, hardware
 from aerie.rollout.facts.orphans import ORPHAN_REQUEUE_DELAY, Orphans, exclude_orphans
 from aerie.rollout.facts.route_status import check_route_status_timeout
-from aerie.rollout.facts.snapshot import Snapshot, is_owned_by
+from aerie.rollout.facts.snapshot import ClusterState, Snapshot, is_owned_by
 from aerie.rollout.plan import Event, ObjectReference, ReconcilePlan
 from aerie.rollout.progression import Progression, next_progression
 from aerie.rollout.revision.desired import DesiredRevision, resolve_desired_revision
@@ -100,7 +100,7 @@ def build_reconcile_plan(
         status,
         events,
         requeue_after,
-        hardware.compared_node_names(decision.snapshot, status),
+        hardware.compared_node_names(decision.snapshot.cluster, status),
     )
 
 
@@ -113,7 +113,7 @@ def _decide(snapshot: Snapshot, selection: DrafterSelection, now: datetime) -> _
     desired = resolve_desired_revision(snapshot.resource, selection.problem, setting.setting, setting.trial)
     preflight_result = read_preflight_result(snapshot, desired.revision, now)
     progression = effective_setting.with_trial_outcome(
-        next_progression(snapshot, desired, preflight_result, now), snapshot, setting, now
+        next_progression(snapshot, desired, preflight_result, now), snapshot.resource, setting, now
     )
     trial_decision = effective_setting.decide_next_trial(snapshot, setting, progression, now)
     if (hold := find_hold_condition(snapshot)) is not None and not is_paused:
@@ -153,9 +153,9 @@ def _diff_objects(
     foreign: list[Any] = []
     to_apply = []
     for item in desired_objects:
-        if item in orphans or (not may_scale_down and drain_order.scales_down(snapshot, item)):
+        if item in orphans or (not may_scale_down and drain_order.scales_down(snapshot.cluster, item)):
             continue
-        live = snapshot.child(item["kind"], item["metadata"]["name"]) or _find_name_conflict(snapshot, item)
+        live = snapshot.cluster.child(item["kind"], item["metadata"]["name"]) or _find_name_conflict(snapshot.cluster, item)
         if live is not None and not is_owned_by(live, snapshot.resource.metadata.uid):
             foreign.append(live)
         elif item["kind"] == "HTTPRoute" and _routes_to_any(item, foreign):
@@ -208,7 +208,9 @@ def _compute_requeue_delay(
     trial_delay = (
         timedelta(0)
         if decision.trial_decision.trial is not None
-        else effective_setting.compute_time_until_trial_expiry(decision.snapshot, decision.setting, decision.progression, now)
+        else effective_setting.compute_time_until_trial_expiry(
+            decision.snapshot.resource, decision.setting, decision.progression, now
+        )
     )
     delays = (
         trial_delay,
@@ -262,9 +264,9 @@ def _build_ramp_step_events(before: Status | None, after: Status) -> Iterator[Ev
         yield Event("Normal", "Ramping", message)
 
 
-def _find_name_conflict(snapshot: Snapshot, item: dict[str, Any]) -> Any:
+def _find_name_conflict(cluster: ClusterState, item: dict[str, Any]) -> Any:
     kind_and_name = (item["kind"], item["metadata"]["name"])
     return next(
-        (conflict for conflict in snapshot.name_conflicts if (conflict["kind"], conflict["metadata"]["name"]) == kind_and_name),
+        (conflict for conflict in cluster.name_conflicts if (conflict["kind"], conflict["metadata"]["name"]) == kind_and_name),
         None,
     )

@@ -1,4 +1,4 @@
-"""The resource on the lab's API server: its definition from crds/, and ways to offer it an object."""
+"""The resource on the lab's API server: its definition from crds/, and a fixture for dry runs of objects."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from aerie_lab.errors import KubeError
 from aerie_lab.testing import wait_until
 
 CRD = Path(__file__).resolve().parents[3] / "crds" / "aerie.dev_speculativedeployments.yaml"
-WHERE = "/apis/aerie.dev/v1alpha1/namespaces/default/speculativedeployments"
+RESOURCES_PATH = "/apis/aerie.dev/v1alpha1/namespaces/default/speculativedeployments"
 
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
-LEAST: dict[str, Any] = {
+MINIMAL_RESOURCE: dict[str, Any] = {
     "apiVersion": "aerie.dev/v1alpha1",
     "kind": "SpeculativeDeployment",
     "metadata": {"name": "chat"},
@@ -31,14 +31,14 @@ LEAST: dict[str, Any] = {
 }
 
 Changes = Mapping[str, Any]
-Offer = Callable[..., dict[str, Any]]
+DryRun = Callable[..., dict[str, Any]]
 
 
-def changed(changes: Changes) -> dict[str, Any]:
-    """The least object with some fields of its spec set, by dotted path; None removes one."""
-    document = copy.deepcopy(LEAST)
-    for path, value in changes.items():
-        *parents, last = path.split(".")
+def build_manifest(changes: Changes) -> dict[str, Any]:
+    """Return the minimal resource with some fields of its spec set, by dotted path; None removes one."""
+    document = copy.deepcopy(MINIMAL_RESOURCE)
+    for field_path, value in changes.items():
+        *parents, last = field_path.split(".")
         node = document["spec"]
         for parent in parents:
             node = node.setdefault(parent, {})
@@ -51,7 +51,7 @@ def changed(changes: Changes) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def crd(lab: Lab) -> Iterator[dict[str, Any]]:
-    """The definition, established; taken away again, so that the lab is as it was."""
+    """The established definition; deleted at the end of the module."""
     document: dict[str, Any] = yaml.safe_load(CRD.read_text())
     lab.apply(document)
     name = document["metadata"]["name"]
@@ -67,32 +67,32 @@ def _established() -> str:
 
 def _served(lab: Lab) -> bool:
     with contextlib.suppress(KubeError):
-        return bool(_request(lab, "GET", WHERE)["kind"])
+        return bool(_request(lab, "GET", RESOURCES_PATH)["kind"])
     return False
 
 
-def _request(lab: Lab, method: str, where: str, body: Any = None, query: Mapping[str, str] | None = None) -> Any:
+def _request(lab: Lab, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None) -> Any:
     async def run() -> Any:
         async with lab.client() as client:
-            return await client.request(method, where, body=body, query=query)
+            return await client.request(method, path, body=body, query=query)
 
     return asyncio.run(run())
 
 
 @pytest.fixture
-def least() -> dict[str, Any]:
-    """The least object that can be applied."""
-    return copy.deepcopy(LEAST)
+def minimal_resource() -> dict[str, Any]:
+    """The minimal resource that can be applied."""
+    return copy.deepcopy(MINIMAL_RESOURCE)
 
 
 @pytest.fixture
-def offer(lab: Lab, crd: dict[str, Any]) -> Offer:  # noqa: ARG001 - the definition has to be there
-    """Offers the least object with changes to the API server, which keeps nothing; what it would keep. Raises KubeError."""
+def dry_run(lab: Lab, crd: dict[str, Any]) -> DryRun:  # noqa: ARG001 - the definition has to be there
+    """Dry run of the minimal resource with changes; returns what the API server would store. Raises KubeError."""
 
-    def offer(changes: Changes, name: str = "chat") -> dict[str, Any]:
-        document = changed(changes)
+    def dry_run(changes: Changes, name: str = "chat") -> dict[str, Any]:
+        document = build_manifest(changes)
         document["metadata"]["name"] = name
-        found: dict[str, Any] = _request(lab, "POST", WHERE, document, {"dryRun": "All"})
-        return found
+        stored: dict[str, Any] = _request(lab, "POST", RESOURCES_PATH, document, {"dryRun": "All"})
+        return stored
 
-    return offer
+    return dry_run

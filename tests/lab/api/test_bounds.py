@@ -11,10 +11,10 @@ from aerie.api.types import duration
 from aerie_lab.errors import KubeError
 
 Changes = Mapping[str, Any]
-Offer = Callable[..., dict[str, Any]]
+DryRun = Callable[..., dict[str, Any]]
 
 NOT_A_DURATION = "not a duration: write whole numbers with h, m, s or ms, such as 30s, 5m or 1h30m"
-# Each duration with its bounds, one value beyond each, and one that all rules take.
+# Each duration with its bounds, one value out of bounds, and one that all rules accept.
 DURATIONS = [
     ("speculation.tuning.slo.timePerOutputToken", "1ms", "1m", "61s", "40ms"),
     ("speculation.tuning.slo.timeToFirstToken", "1ms", "1h", "61m", "1h"),
@@ -36,39 +36,39 @@ DURATIONS = [
     "path", ["engine.cache.sizeLimit", "engine.resources.limits", "engine.resources.requests"], ids=["size", "limits", "requests"]
 )
 @pytest.mark.parametrize("amount", [-1, -5])
-def test_negative_number_is_rejected_as_an_amount(offer: Offer, path: str, amount: int) -> None:
-    whole = path.endswith("sizeLimit")
-    assert "write an amount of 0 or more" in refusal(offer, {path: amount if whole else {"nvidia.com/gpu": amount}})
-    offer({path: 0 if whole else {"nvidia.com/gpu": 0}})
+def test_negative_number_is_rejected_as_an_amount(dry_run: DryRun, path: str, amount: int) -> None:
+    is_scalar = path.endswith("sizeLimit")
+    assert "write an amount of 0 or more" in get_rejection(dry_run, {path: amount if is_scalar else {"nvidia.com/gpu": amount}})
+    dry_run({path: 0 if is_scalar else {"nvidia.com/gpu": 0}})
 
 
 @pytest.mark.parametrize(
-    "given", [{"acceptedChecks": ["c2"]}, {"acceptedChecks": ["C0"]}, {"acceptedChecks": ["C123"]}, {"mode": "Never"}]
+    "preflight_spec", [{"acceptedChecks": ["c2"]}, {"acceptedChecks": ["C0"]}, {"acceptedChecks": ["C123"]}, {"mode": "Never"}]
 )
-def test_invalid_preflight_spec_is_rejected(offer: Offer, given: Changes) -> None:
-    refusal(offer, {"rollout.preflight": given})
-    offer({"rollout.preflight": {"mode": "Warn", "acceptedChecks": ["C2", "C29"]}})
+def test_invalid_preflight_spec_is_rejected(dry_run: DryRun, preflight_spec: Changes) -> None:
+    get_rejection(dry_run, {"rollout.preflight": preflight_spec})
+    dry_run({"rollout.preflight": {"mode": "Warn", "acceptedChecks": ["C2", "C29"]}})
 
 
-def refusal(offer: Offer, changes: Changes) -> str:
+def get_rejection(dry_run: DryRun, changes: Changes) -> str:
     with pytest.raises(KubeError) as caught:
-        offer(changes)
+        dry_run(changes)
     assert caught.value.status == 422, caught.value
     return caught.value.message
 
 
-@pytest.mark.parametrize(("path", "shortest", "longest", "beyond", "taken"), DURATIONS)
-def test_duration_bounds(offer: Offer, path: str, shortest: str, longest: str, beyond: str, taken: str) -> None:
-    message = refusal(offer, {path: "5 minutes"})
+@pytest.mark.parametrize(("path", "shortest", "longest", "beyond", "accepted"), DURATIONS)
+def test_duration_bounds(dry_run: DryRun, path: str, shortest: str, longest: str, beyond: str, accepted: str) -> None:
+    message = get_rejection(dry_run, {path: "5 minutes"})
     assert message.endswith(f'spec.{path}: Invalid value: "5 minutes": {NOT_A_DURATION}'), message
-    assert f'spec.{path}: Invalid value: "{beyond}": write a duration from {shortest} to {longest}' in refusal(
-        offer, {path: beyond}
+    assert f'spec.{path}: Invalid value: "{beyond}": write a duration from {shortest} to {longest}' in get_rejection(
+        dry_run, {path: beyond}
     )
-    offer({path: taken})
+    dry_run({path: accepted})
 
 
 @pytest.mark.parametrize(
-    ("changes", "says", "taken"),
+    ("changes", "message", "accepted"),
     [
         (
             {"speculation.numSpeculativeTokens": 16},
@@ -116,17 +116,17 @@ def test_duration_bounds(offer: Offer, path: str, shortest: str, longest: str, b
             {"engine.resources": {"limits": {"nvidia.com/gpu": 1, "memory": "64Gi", "cpu": "500m"}}},
         ),
     ],
-    ids=lambda value: next(iter(value), "least") if isinstance(value, Mapping) else "",
+    ids=lambda value: next(iter(value), "minimal") if isinstance(value, Mapping) else "",
 )
-def test_bound_rejects_and_accepts(offer: Offer, changes: Changes, says: str, taken: Changes) -> None:
-    assert says in refusal(offer, changes)
-    offer(taken)
+def test_bound_rejects_and_accepts(dry_run: DryRun, changes: Changes, message: str, accepted: Changes) -> None:
+    assert message in get_rejection(dry_run, changes)
+    dry_run(accepted)
 
 
-def test_long_name_is_rejected(offer: Offer) -> None:
-    offer({}, "a" * 40)
+def test_long_name_is_rejected(dry_run: DryRun) -> None:
+    dry_run({}, "a" * 40)
     with pytest.raises(KubeError, match=r"metadata\.name: Too long: may not be more than 40 bytes"):
-        offer({}, "a" * 41)
+        dry_run({}, "a" * 41)
 
 
 def test_every_duration_field_is_covered(crd: dict[str, Any]) -> None:
@@ -146,10 +146,10 @@ MALFORMED = ["", "5", "1.5h", "-5m", "+5m", "5 m", "5m\n", "1d", "1us", "\uff15m
 
 
 @pytest.mark.parametrize("text", WELL_FORMED + MALFORMED)
-def test_server_and_python_agree_on_durations(offer: Offer, text: str) -> None:
+def test_server_and_python_agree_on_durations(dry_run: DryRun, text: str) -> None:
     try:
         duration.parse_duration(text)
     except ValueError:
-        assert NOT_A_DURATION in refusal(offer, {"rollout.canary.stepDuration": text})
+        assert NOT_A_DURATION in get_rejection(dry_run, {"rollout.canary.stepDuration": text})
     else:
-        assert offer({"rollout.canary.stepDuration": text})["spec"]["rollout"]["canary"]["stepDuration"] == text
+        assert dry_run({"rollout.canary.stepDuration": text})["spec"]["rollout"]["canary"]["stepDuration"] == text

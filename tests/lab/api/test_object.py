@@ -16,29 +16,29 @@ from aerie_lab.errors import LabError
 from aerie_lab.testing import Namespace
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples").glob("*.yaml"))
-Offer = Callable[..., dict[str, Any]]
+DryRun = Callable[..., dict[str, Any]]
 
 pytestmark = pytest.mark.usefixtures("crd")
 
 
 @pytest.fixture
-def chat(namespace: Namespace, least: dict[str, Any]) -> dict[str, Any]:
-    """The least object, in the namespace of the test."""
-    namespace.kubectl("apply", "-f", "-", stdin=json.dumps(least))
+def chat(namespace: Namespace, minimal_resource: dict[str, Any]) -> dict[str, Any]:
+    """The minimal resource in the namespace of the test."""
+    namespace.kubectl("apply", "-f", "-", stdin=json.dumps(minimal_resource))
     return namespace.get("specdep", "chat")
 
 
-def test_server_stores_the_defaults_of_the_models(chat: dict[str, Any], least: dict[str, Any]) -> None:
+def test_server_stores_the_defaults_of_the_models(chat: dict[str, Any], minimal_resource: dict[str, Any]) -> None:
     spec = chat["spec"]
-    read = SpeculativeDeployment.from_dict(least).to_dict()["spec"]
+    read = SpeculativeDeployment.from_dict(minimal_resource).to_dict()["spec"]
     for name in ("replicas", "speculation", "rollout", "metrics"):
         assert spec[name] == read[name]
     assert spec["engine"] == {"image": "vllm/vllm-openai:v0.33.0"}
     assert "drafter" not in spec
 
 
-def test_partial_object_gets_the_other_defaults(offer: Offer) -> None:
-    rollout = offer({"rollout": {"analysis": {"blockDuration": "1m"}}})["spec"]["rollout"]
+def test_partial_object_gets_the_other_defaults(dry_run: DryRun) -> None:
+    rollout = dry_run({"rollout": {"analysis": {"blockDuration": "1m"}}})["spec"]["rollout"]
     assert rollout["analysis"]["blockDuration"] == "1m"
     assert rollout["analysis"]["maxDuration"] == "4h"
     assert rollout["canary"]["stepWeights"] == [25, 50]
@@ -52,12 +52,12 @@ def test_stored_object_reads_back(chat: dict[str, Any]) -> None:
     assert read.served_name == "chat"
 
 
-@pytest.mark.parametrize("how", [[], ["--server-side"]], ids=["client-side", "server-side"])
-def test_applying_twice_changes_nothing(namespace: Namespace, how: list[str]) -> None:
+@pytest.mark.parametrize("apply_options", [[], ["--server-side"]], ids=["client-side", "server-side"])
+def test_applying_twice_changes_nothing(namespace: Namespace, apply_options: list[str]) -> None:
     text = EXAMPLES[0].read_text()
-    namespace.kubectl("apply", *how, "-f", "-", stdin=text)
+    namespace.kubectl("apply", *apply_options, "-f", "-", stdin=text)
     before = namespace.get("specdep", "chat")
-    namespace.kubectl("apply", *how, "-f", "-", stdin=text)
+    namespace.kubectl("apply", *apply_options, "-f", "-", stdin=text)
     assert namespace.get("specdep", "chat") == before
     assert before["metadata"]["generation"] == 1
 
@@ -69,21 +69,21 @@ def test_example_is_accepted(namespace: Namespace, example: Path) -> None:
 
 
 def test_misspelt_field_is_rejected_by_kubectl_and_pruned_by_the_server(
-    namespace: Namespace, least: dict[str, Any], offer: Offer
+    namespace: Namespace, minimal_resource: dict[str, Any], dry_run: DryRun
 ) -> None:
-    least["spec"]["rolout"] = {"paused": True}
+    minimal_resource["spec"]["rolout"] = {"paused": True}
     with pytest.raises(LabError, match=r'unknown field "spec\.rolout"'):
-        namespace.kubectl("apply", "-f", "-", stdin=json.dumps(least))
-    assert "rolout" not in offer({"rolout": {"paused": True}})["spec"]
+        namespace.kubectl("apply", "-f", "-", stdin=json.dumps(minimal_resource))
+    assert "rolout" not in dry_run({"rolout": {"paused": True}})["spec"]
 
 
-def test_pod_template_is_stored_unchanged(offer: Offer) -> None:
+def test_pod_template_is_stored_unchanged(dry_run: DryRun) -> None:
     spec = {
         "nodeSelector": {"pool": "a"},
         "containers": [{"name": "engine", "securityContext": {"privileged": False}, "ports": [{"containerPort": 1}]}],
         "overhead": {"cpu": 1},
     }
-    assert offer({"engine.podTemplate": {"spec": spec}})["spec"]["engine"]["podTemplate"]["spec"] == spec
+    assert dry_run({"engine.podTemplate": {"spec": spec}})["spec"]["engine"]["podTemplate"]["spec"] == spec
 
 
 def test_scale(namespace: Namespace, chat: dict[str, Any]) -> None:
@@ -99,14 +99,14 @@ def test_scale(namespace: Namespace, chat: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("replicas", [2, 1, 0])
 def test_autoscaler_may_request_fewer_pods_than_a_canary_with_reuse(
-    namespace: Namespace, least: dict[str, Any], replicas: int
+    namespace: Namespace, minimal_resource: dict[str, Any], replicas: int
 ) -> None:
-    least["spec"] |= {"replicas": 3, "rollout": {"canary": {"capacity": "Reuse"}}}
-    namespace.kubectl("apply", "-f", "-", stdin=json.dumps(least))
+    minimal_resource["spec"] |= {"replicas": 3, "rollout": {"canary": {"capacity": "Reuse"}}}
+    namespace.kubectl("apply", "-f", "-", stdin=json.dumps(minimal_resource))
     namespace.kubectl("scale", "specdep", "chat", f"--replicas={replicas}")
 
 
-def a_status() -> Status:
+def build_status() -> Status:
     now = datetime(2026, 11, 21, 12, 0, 0, 250_000, tzinfo=UTC)
     setting = SettingStatus(mode="Static", num_speculative_tokens=3)
     stable = Arm(revision="abc", drafter="org/eagle3 (EAGLE 3)", setting=setting, acceptance_length=2.41, ready_replicas=3)
@@ -125,18 +125,18 @@ def a_status() -> Status:
 
 
 def test_status_is_stored_and_read_back(namespace: Namespace, chat: dict[str, Any]) -> None:
-    status = a_status()
+    status = build_status()
     patch = json.dumps({"status": status.to_dict(), "spec": {"replicas": 9}})
     namespace.kubectl("patch", "specdep", "chat", "--subresource=status", "--type=merge", "-p", patch)
-    found = namespace.get("specdep", "chat")
-    assert SpeculativeDeployment.from_dict(found).status == status
-    assert found["spec"] == chat["spec"]
-    assert found["metadata"]["generation"] == 1
+    stored = namespace.get("specdep", "chat")
+    assert SpeculativeDeployment.from_dict(stored).status == status
+    assert stored["spec"] == chat["spec"]
+    assert stored["metadata"]["generation"] == 1
 
 
 def test_printer_columns(namespace: Namespace, chat: dict[str, Any]) -> None:
     assert "status" not in chat
-    patch = json.dumps({"status": a_status().to_dict()})
+    patch = json.dumps({"status": build_status().to_dict()})
     namespace.kubectl("patch", "specdep", "chat", "--subresource=status", "--type=merge", "-p", patch)
     head, row = namespace.kubectl("get", "specdep").splitlines()
     assert head.split() == ["NAME", "PHASE", "DRAFTER", "K", "AL", "CANARY", "CANARY-AL", "READY", "AGE"]

@@ -1,4 +1,4 @@
-"""Odd values for every field of the spec, offered to the API server and to Python.
+"""Odd values for every field of the spec, validated by the API server and by Python.
 
 The operator can read everything that the server accepts; otherwise it could not reconcile a stored resource. `aerie preflight`
 rejects exactly what the server rejects.
@@ -16,7 +16,7 @@ from aerie.api.crd import build_root_schema
 from aerie.api.validation.admission import find_manifest_errors, prune_manifest
 from aerie_lab.cluster import Lab
 from aerie_lab.errors import KubeError
-from tests.lab.api.conftest import LEAST, WHERE
+from tests.lab.api.conftest import MINIMAL_RESOURCE, RESOURCES_PATH
 
 Json = dict[str, Any]
 ODD: tuple[Any, ...] = (
@@ -26,31 +26,31 @@ ODD: tuple[Any, ...] = (
 )
 
 
-def paths(schema: Json, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every field; [] is an entry of a list, {} one of a map."""
+def iter_paths(schema: Json, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the path of every field; [] is an entry of a list, {} one of a map."""
     if path:
         yield path
     for name, child in (schema.get("properties") or {}).items():
-        yield from paths(child, (*path, name))
+        yield from iter_paths(child, (*path, name))
     for key, part in (("items", "[]"), ("additionalProperties", "{}")):
         if isinstance(schema.get(key), dict):
-            yield from paths(schema[key], (*path, part))
+            yield from iter_paths(schema[key], (*path, part))
 
 
-def put(node: Any, path: tuple[str, ...], value: Any) -> Any:
-    """`node` with the value at the path."""
+def set_at_path(node: Any, path: tuple[str, ...], value: Any) -> Any:
+    """Return `node` with the value at the path."""
     if not path:
         return value
-    first, *rest = path
+    first, *remaining_path = path
     if first == "[]":
-        return [put({}, tuple(rest), value)]
+        return [set_at_path({}, tuple(remaining_path), value)]
     key = "a" if first == "{}" else first
     inner = node if isinstance(node, dict) else {}
-    return {**inner, key: put(inner.get(key, {}), tuple(rest), value)}
+    return {**inner, key: set_at_path(inner.get(key, {}), tuple(remaining_path), value)}
 
 
-def refused(document: Json) -> str:
-    """Why Python refuses it as a manifest."""
+def explain_rejection(document: Json) -> str:
+    """Return the message with which Python rejects the manifest, or an empty string."""
     try:
         SpeculativeDeployment.from_dict(prune_manifest(document))
     except ResourceError as error:
@@ -65,33 +65,39 @@ def _is_whole_float(value: object) -> bool:
 
 def test_operator_reads_everything_that_the_server_accepts(lab: Lab, crd: Json) -> None:  # noqa: ARG001 - it has to be there
     spec = build_root_schema()["properties"]["spec"]
-    offers = [(path, value, put(copy.deepcopy(LEAST), ("spec", *path), value)) for path in paths(spec) for value in ODD]
-    taken = unreadable = 0
+    manifests = [
+        (path, value, set_at_path(copy.deepcopy(MINIMAL_RESOURCE), ("spec", *path), value))
+        for path in iter_paths(spec)
+        for value in ODD
+    ]
+    accepted_count = unreadable_count = 0
     faults: list[str] = []
     disagreed: list[str] = []
 
-    async def offer() -> None:
-        nonlocal taken, unreadable
+    async def offer_manifests() -> None:
+        nonlocal accepted_count, unreadable_count
         async with lab.client() as client:
-            for path, value, document in offers:
+            for path, value, document in manifests:
                 try:
-                    stored = await client.request("POST", WHERE, body=document, query={"dryRun": "All"})
+                    stored = await client.request("POST", RESOURCES_PATH, body=document, query={"dryRun": "All"})
                 except UnicodeError:
                     continue
                 except KubeError:
-                    if not refused(document) and not _is_whole_float(value):
-                        disagreed.append(f"the server refuses spec.{'.'.join(path)} = {value!r}")
+                    if not explain_rejection(document) and not _is_whole_float(value):
+                        disagreed.append(f"the server rejects spec.{'.'.join(path)} = {value!r}")
                     continue
-                taken += 1
-                if (said := refused(document)) and not _is_whole_float(value):
-                    disagreed.append(f"the server takes spec.{'.'.join(path)} = {value!r}: {said}")
+                accepted_count += 1
+                if (rejection := explain_rejection(document)) and not _is_whole_float(value):
+                    disagreed.append(f"the server accepts spec.{'.'.join(path)} = {value!r}: {rejection}")
                 try:
                     SpeculativeDeployment.from_dict(stored)
                 except ResourceError as error:
-                    unreadable += 1
+                    unreadable_count += 1
                     faults.append(f"spec.{'.'.join(path)} = {value!r}: {error}")
 
-    asyncio.run(offer())
-    assert not unreadable, "\n".join(faults)
+    asyncio.run(offer_manifests())
+    assert not unreadable_count, "\n".join(faults)
     assert not disagreed, "\n".join(disagreed)
-    assert taken > len(offers) // 20, f"the values are odd, not hopeless: {taken} of {len(offers)} were taken"
+    assert accepted_count > len(manifests) // 20, (
+        f"too many odd values are rejected: {accepted_count} of {len(manifests)} were accepted"
+    )

@@ -17,10 +17,10 @@ from aerie.api.crd import build_root_schema
 from aerie.api.validation.admission import find_manifest_errors
 from aerie_lab.errors import KubeError, LabError
 from aerie_lab.testing import Namespace
-from tests.lab.api.conftest import changed
+from tests.lab.api.conftest import build_manifest
 
 Changes = Mapping[str, Any]
-Offer = Callable[..., dict[str, Any]]
+DryRun = Callable[..., dict[str, Any]]
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
@@ -39,7 +39,7 @@ class Case:
     @property
     def message(self) -> str:
         """The message about the rejected object, without its field."""
-        (error,) = find_manifest_errors(changed(self.rejected))
+        (error,) = find_manifest_errors(build_manifest(self.rejected))
         field, separator, message = error.partition(": ")
         assert (field, separator) == (self.field, ": ")
         return message.removesuffix(".")
@@ -70,7 +70,7 @@ def prometheus(**fields: Any) -> Changes:
 
 
 CASES = [
-    # -- what preflight lets pass, and amounts
+    # -- accepted preflight checks, and amounts
     Case(
         "preflight check in lower case",
         {"rollout.preflight": {"acceptedChecks": ["c2"]}},
@@ -294,12 +294,12 @@ CASES = [
     ),
     *(
         Case(
-            f"disruption of {given}",
-            {"rollout.disruption.maxUnavailable": given},
+            f"disruption of {rejected_value}",
+            {"rollout.disruption.maxUnavailable": rejected_value},
             "spec.rollout.disruption.maxUnavailable",
-            {"rollout.disruption.maxUnavailable": instead},
+            {"rollout.disruption.maxUnavailable": accepted_value},
         )
-        for given, instead in ((0, 1), (1001, 1000), ("0%", "1%"), ("101%", "100%"), ("all", "25%"))
+        for rejected_value, accepted_value in ((0, 1), (1001, 1000), ("0%", "1%"), ("101%", "100%"), ("all", "25%"))
     ),
     Case(
         "maxUnavailable without budgets",
@@ -327,12 +327,12 @@ CASES = [
     ),
     *(
         Case(
-            f"Prometheus at {bad}",
-            prometheus(address=bad),
+            f"Prometheus at {rejected_address}",
+            prometheus(address=rejected_address),
             "spec.metrics.source.prometheus.address",
-            prometheus(address=good),
+            prometheus(address=accepted_address),
         )
-        for bad, good in [
+        for rejected_address, accepted_address in [
             ("prometheus.monitoring:9090", "http://prometheus.monitoring:9090"),
             ("https://me:secret@thanos.example", "https://thanos.example"),
             ("http://10.0.0.1:9090/api/v1/", "http://10.0.0.1:9090/"),
@@ -416,37 +416,37 @@ CASES += [
 NAME_MESSAGE, SERVED_NAME_MESSAGE = (rule["message"] for rule in build_root_schema()["x-kubernetes-validations"])
 
 
-def rejection(offer: Offer, changes: Changes) -> str:
+def get_rejection(dry_run: DryRun, changes: Changes) -> str:
     with pytest.raises(KubeError) as caught:
-        offer(changes)
+        dry_run(changes)
     assert caught.value.status == 422, caught.value
     return caught.value.message
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_rule_rejects_and_accepts(offer: Offer, case: Case) -> None:
-    message = rejection(offer, case.rejected)
+def test_rule_rejects_and_accepts(dry_run: DryRun, case: Case) -> None:
+    message = get_rejection(dry_run, case.rejected)
     assert f"{case.field}: " in message
     assert message.endswith(f": {case.message}"), message  # several messages would be in brackets
-    offer(case.accepted)
-    assert find_manifest_errors(changed(case.accepted)) == []
+    dry_run(case.accepted)
+    assert find_manifest_errors(build_manifest(case.accepted)) == []
 
 
 @pytest.mark.parametrize("name", ["llama.8b", "8b-llama"])
-def test_name_that_is_no_service_name_is_rejected(offer: Offer, name: str) -> None:
+def test_name_that_is_no_service_name_is_rejected(dry_run: DryRun, name: str) -> None:
     with pytest.raises(KubeError) as caught:
-        offer({}, name)
+        dry_run({}, name)
     assert caught.value.message.endswith(f": {NAME_MESSAGE}")
 
 
-def test_served_name_is_immutable(namespace: Namespace, least: dict[str, Any]) -> None:
-    namespace.kubectl("apply", "-f", "-", stdin=json.dumps(least))
-    least["spec"]["model"]["servedName"] = "llama"
+def test_served_name_is_immutable(namespace: Namespace, minimal_resource: dict[str, Any]) -> None:
+    namespace.kubectl("apply", "-f", "-", stdin=json.dumps(minimal_resource))
+    minimal_resource["spec"]["model"]["servedName"] = "llama"
     with pytest.raises(LabError) as caught:
-        namespace.kubectl("apply", "-f", "-", stdin=json.dumps(least))
+        namespace.kubectl("apply", "-f", "-", stdin=json.dumps(minimal_resource))
     assert f"spec.model.servedName: Invalid value: {SERVED_NAME_MESSAGE}" in str(caught.value)
-    least["spec"]["model"]["servedName"] = "chat"  # the default
-    namespace.kubectl("apply", "-f", "-", stdin=json.dumps(least))
+    minimal_resource["spec"]["model"]["servedName"] = "chat"  # the default
+    namespace.kubectl("apply", "-f", "-", stdin=json.dumps(minimal_resource))
 
 
 def test_every_rule_has_a_case(crd: dict[str, Any]) -> None:

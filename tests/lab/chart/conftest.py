@@ -43,20 +43,20 @@ def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="session")
 def render(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Render:
-    """What `helm template` writes for a release aerie in aerie-system, with the values of a case and those that are given."""
+    """Output of `helm template` for a release aerie in aerie-system, with the values of a case and further arguments."""
 
     def run(*arguments: object, case: str | None = None, chart: Path = CHART) -> str:
         values = () if case is None else ("--values", CASES / f"{case}.yaml")
-        done = helm("template", "aerie", chart, "--namespace", "aerie-system", *values, *arguments)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        completed = helm("template", "aerie", chart, "--namespace", "aerie-system", *values, *arguments)
+        assert completed.returncode == 0, completed.stderr
+        return completed.stdout
 
     return run
 
 
 @pytest.fixture(scope="session")
 def objects(render: Render) -> Callable[..., list[dict[str, Any]]]:
-    """The same, read."""
+    """Parsed output of the fixture render."""
 
     def run(*arguments: object, case: str | None = None, chart: Path = CHART) -> list[dict[str, Any]]:
         return [item for item in yaml.safe_load_all(render(*arguments, case=case, chart=chart)) if item]
@@ -64,41 +64,41 @@ def objects(render: Render) -> Callable[..., list[dict[str, Any]]]:
     return run
 
 
-def allowed(lab: Lab, user: str, verb: str, resource: str, namespace: str, name: str = "") -> bool:
-    """What the API server's authorizer says; `resource` is written group/resource/subresource, group '' for the core."""
-    group, plural, *below = resource.split("/")
+def is_allowed(lab: Lab, user: str, verb: str, resource: str, namespace: str, name: str = "") -> bool:
+    """Return the response of the API server's authorizer; `resource` is group/resource/subresource, group '' for the core."""
+    group, plural, *subresource = resource.split("/")
     attributes = {"namespace": namespace, "verb": verb, "group": group, "resource": plural, "name": name}
-    if below:
-        attributes["subresource"] = below[0]
+    if subresource:
+        attributes["subresource"] = subresource[0]
     review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview"}
 
-    async def ask() -> bool:
+    async def review_access() -> bool:
         async with lab.client() as client:
             spec = {"user": user, "resourceAttributes": attributes}
-            answer = await client.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", {**review, "spec": spec})
-            return bool(answer["status"]["allowed"])
+            response = await client.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", {**review, "spec": spec})
+            return bool(response["status"]["allowed"])
 
-    return asyncio.run(ask())
+    return asyncio.run(review_access())
 
 
 @pytest.fixture(scope="session")
 def may(lab: Lab) -> Callable[..., bool]:
     """Whether a user may do something: user, verb, group/resource[/subresource], namespace, name."""
-    return functools.partial(allowed, lab)
+    return functools.partial(is_allowed, lab)
 
 
 @pytest.fixture(scope="session")
 def release(lab: Lab) -> Release:
-    """Installs a chart as `aerie` in a namespace, by path and arguments; leaves the cluster as it was, whatever happens."""
+    """Installs a chart as `aerie` in a namespace, by path and arguments; the end always restores the cluster."""
 
     @contextlib.contextmanager
     def installed(namespace: str, chart: Path, *arguments: str) -> Iterator[None]:
-        where = ("--namespace", namespace, "--wait", "--timeout=180s")
+        options = ("--namespace", namespace, "--wait", "--timeout=180s")
         try:
-            lab.helm("install", "aerie", str(chart), *where, *arguments)
+            lab.helm("install", "aerie", str(chart), *options, *arguments)
             yield
         finally:
-            lab.helm("uninstall", "aerie", *where, "--ignore-not-found")
+            lab.helm("uninstall", "aerie", *options, "--ignore-not-found")
             lab.kubectl("delete", "crd", DEFINITION, "--ignore-not-found")  # kept by default, and no namespace takes it along
 
     return installed

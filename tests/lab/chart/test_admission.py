@@ -17,7 +17,7 @@ from aerie_lab.testing.plugin import new_namespace
 
 Release = Callable[..., contextlib.AbstractContextManager[None]]
 EDITOR, ROUTER, WRITER = "editor", "router", "writer"
-"""With the cluster's role edit; with that and HTTPRoutes; with nothing but the chart's own role for SpeculativeDeployments."""
+"""Users with the cluster's role edit; with that and HTTPRoutes; with the chart's own role for SpeculativeDeployments alone."""
 GATEWAY = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "shared", "namespace": "infra"}], "hostnames": ["a.example"]}}
 
 
@@ -47,7 +47,7 @@ def binding(user: str, role: str, kind: str = "ClusterRole") -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def team(lab: Lab, chart: Path, release: Release) -> Iterator[Namespace]:
-    """A namespace with its users; the policy is in force, and no operator runs."""
+    """A namespace with its users; the policy is active, and no operator runs."""
     routes = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
@@ -55,41 +55,44 @@ def team(lab: Lab, chart: Path, release: Release) -> Iterator[Namespace]:
         "rules": [{"apiGroups": ["gateway.networking.k8s.io"], "resources": ["httproutes"], "verbs": ["create"]}],
     }
     with (
-        new_namespace(lab, "aerie-system") as home,
-        new_namespace(lab, "team") as found,
-        release(home.name, chart, "--set", "replicas=0"),
+        new_namespace(lab, "aerie-system") as system_namespace,
+        new_namespace(lab, "team") as namespace,
+        release(system_namespace.name, chart, "--set", "replicas=0"),
     ):
-        found.apply(routes, binding(EDITOR, "edit"), binding(ROUTER, "edit"), binding(ROUTER, "routes", "Role"))
-        found.apply(binding(WRITER, "aerie-edit"), binding(WRITER, "aerie-view"))
-        wait_until(lambda: "Deployments nor pods" in refusal(found, WRITER, resource(), "--dry-run=server"), "it is in force")
-        yield found
+        namespace.apply(routes, binding(EDITOR, "edit"), binding(ROUTER, "edit"), binding(ROUTER, "routes", "Role"))
+        namespace.apply(binding(WRITER, "aerie-edit"), binding(WRITER, "aerie-view"))
+        wait_until(
+            lambda: "Deployments nor pods" in get_rejection(namespace, WRITER, resource(), "--dry-run=server"),
+            "the policy is active",
+        )
+        yield namespace
 
 
 @pytest.fixture(autouse=True)
-def alone(team: Namespace) -> None:
+def delete_resources(team: Namespace) -> None:
     team.kubectl("delete", "specdep", "--all")
 
 
-def apply(team: Namespace, user: str, document: dict[str, Any], *more: str) -> None:
-    team.kubectl("apply", f"--as={user}", "-f", "-", *more, stdin=json.dumps(document))
+def apply(team: Namespace, user: str, document: dict[str, Any], *arguments: str) -> None:
+    team.kubectl("apply", f"--as={user}", "-f", "-", *arguments, stdin=json.dumps(document))
 
 
-def refusal(team: Namespace, user: str, document: dict[str, Any], *more: str) -> str:
+def get_rejection(team: Namespace, user: str, document: dict[str, Any], *arguments: str) -> str:
     try:
-        apply(team, user, document, *more)
+        apply(team, user, document, *arguments)
     except LabError as error:
         return str(error)
     return ""
 
 
-def patch(team: Namespace, user: str, *more: str, **spec: Any) -> None:
-    team.kubectl("patch", "specdep", "chat", f"--as={user}", "--type=merge", "-p", json.dumps({"spec": spec}), *more)
+def patch(team: Namespace, user: str, *arguments: str, **spec: Any) -> None:
+    team.kubectl("patch", "specdep", "chat", f"--as={user}", "--type=merge", "-p", json.dumps({"spec": spec}), *arguments)
 
 
 def test_editor_cannot_request_a_route(team: Namespace) -> None:
-    said = refusal(team, EDITOR, resource(rollout={"traffic": GATEWAY}))
-    assert "user editor may not create httproutes.gateway.networking.k8s.io" in said
-    assert "write mode: Service" in said
+    rejection = get_rejection(team, EDITOR, resource(rollout={"traffic": GATEWAY}))
+    assert "user editor may not create httproutes.gateway.networking.k8s.io" in rejection
+    assert "write mode: Service" in rejection
     apply(team, EDITOR, resource())
     with pytest.raises(LabError, match="may not create httproutes"):
         patch(team, EDITOR, rollout={"traffic": GATEWAY})
@@ -107,16 +110,16 @@ def test_editor_cannot_change_an_existing_route(team: Namespace) -> None:
 
 
 def test_chart_role_alone_cannot_change_pods(team: Namespace) -> None:
-    assert "user writer may create neither Deployments nor pods" in refusal(team, WRITER, resource())
+    assert "user writer may create neither Deployments nor pods" in get_rejection(team, WRITER, resource())
     apply(team, ROUTER, resource(rollout={"traffic": GATEWAY}))
-    for what in (
+    for spec in (
         {"engine": {"podTemplate": {"spec": {"serviceAccountName": "admin"}}}},
         {"engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "theirs", "key": "a"}}}]}},
         {"model": {"source": {"huggingFace": None, "persistentVolumeClaim": {"claimName": "theirs"}}}},
         {"drafter": {"source": {"persistentVolumeClaim": {"claimName": "theirs"}}}},
     ):
         with pytest.raises(LabError, match="may create neither Deployments nor pods"):
-            patch(team, WRITER, **what)
+            patch(team, WRITER, **spec)
     patch(team, WRITER, replicas=2, speculation={"numSpeculativeTokens": 2}, rollout={"canary": {"replicas": 2}})
     team.kubectl("scale", "specdep", "chat", f"--as={WRITER}", "--replicas=4")
     team.kubectl("annotate", "specdep", "chat", f"--as={WRITER}", "aerie.dev/promote=abc")

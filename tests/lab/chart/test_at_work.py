@@ -45,12 +45,12 @@ def test_operator_works_with_its_permissions_and_catalog(
 ) -> None:
     """The resource names no drafter: preflight gets that of the chart's catalog."""
     (tmp_path / "entry").write_text(ENTRY)
-    given = ["--set-file", f"catalog.mine={tmp_path / 'entry'}"]
-    given += ["--set", f"namespaces={{{namespace.name}}}"] if scope == "listed" else []
-    with new_namespace(lab, "aerie-system") as home, release(home.name, chart, *given):
+    helm_arguments = ["--set-file", f"catalog.mine={tmp_path / 'entry'}"]
+    helm_arguments += ["--set", f"namespaces={{{namespace.name}}}"] if scope == "listed" else []
+    with new_namespace(lab, "aerie-system") as home, release(home.name, chart, *helm_arguments):
         (pod, *_) = pods = home.list_all("pods", "app.kubernetes.io/name=aerie")
-        for place in (home, namespace):
-            place.apply(RESOURCE)
+        for target in (home, namespace):
+            target.apply(RESOURCE)
         (job, *_) = wait_until(lambda: namespace.list_all("jobs", "aerie.dev/name=chat"), "the preflight Job of the resource")
         chat = namespace.wait_until("specdep", "chat", lambda item: item.get("status", {}).get("conditions"), "a status")
 
@@ -59,69 +59,75 @@ def test_operator_works_with_its_permissions_and_catalog(
         assert images(job["spec"]["template"]) == images(pod)
         (drafter,) = chat["status"]["selectedDrafters"]
         assert (drafter["target"], drafter["repo"], drafter["kind"], drafter["inUse"]) == ("a/b", "a/c", "EAGLE 3.1", False)
-        read = namespace.get("configmap", job["metadata"]["name"])["data"]["resource.json"]
-        assert json.loads(read)["spec"]["drafter"]["source"]["huggingFace"]["repo"] == "a/c"
+        resource_json = namespace.get("configmap", job["metadata"]["name"])["data"]["resource.json"]
+        assert json.loads(resource_json)["spec"]["drafter"]["source"]["huggingFace"]["repo"] == "a/c"
         if scope == "all":
             home.wait_until("specdep", "chat", lambda item: "status" in item, "a status in the other namespace")
         else:
             assert "status" not in home.get("specdep", "chat")
-        for each in pods:
-            assert "forbidden" not in home.kubectl("logs", each["metadata"]["name"])
+        for operator_pod in pods:
+            assert "forbidden" not in home.kubectl("logs", operator_pod["metadata"]["name"])
 
 
 def test_namespace_without_permissions_blocks_no_other(lab: Lab, namespace: Namespace, chart: Path, release: Release) -> None:
     """The operator restarts without permissions in one of its namespaces. It manages the other one for longer than Kopf tolerates
     rejections, and both when the permissions are restored."""
     with contextlib.ExitStack() as stack:
-        home, lost = (stack.enter_context(new_namespace(lab, label)) for label in ("aerie-system", "lost"))
-        given = ["--set", f"namespaces={{{namespace.name},{lost.name}}}", "--set", "replicas=1"]
-        stack.enter_context(release(home.name, chart, *given))
-        binding = lost.get("rolebinding", "aerie")
-        lost.kubectl("delete", "rolebinding", "aerie")
+        home, forbidden_namespace = (stack.enter_context(new_namespace(lab, label)) for label in ("aerie-system", "lost"))
+        helm_arguments = ["--set", f"namespaces={{{namespace.name},{forbidden_namespace.name}}}", "--set", "replicas=1"]
+        stack.enter_context(release(home.name, chart, *helm_arguments))
+        binding = forbidden_namespace.get("rolebinding", "aerie")
+        forbidden_namespace.kubectl("delete", "rolebinding", "aerie")
         home.kubectl("rollout", "restart", "deployment/aerie")
         home.wait_for_rollout("aerie")
         (pod,) = (
-            one for one in home.list_all("pods", "app.kubernetes.io/name=aerie") if "deletionTimestamp" not in one["metadata"]
+            operator_pod
+            for operator_pod in home.list_all("pods", "app.kubernetes.io/name=aerie")
+            if "deletionTimestamp" not in operator_pod["metadata"]
         )
-        for place in (namespace, lost):
-            place.apply(RESOURCE.replace("spec:", DRAFTER))
+        for target in (namespace, forbidden_namespace):
+            target.apply(RESOURCE.replace("spec:", DRAFTER))
         wait_until(lambda: namespace.list_all("jobs", "aerie.dev/name=chat"), "work in the other namespace")
 
-        def page(port: int, path: str) -> str:
+        def fetch(port: int, path: str) -> str:
             url = f"http://{pod['status']['podIP']}:{port}{path}"
             code = f"import urllib.request as u; print(u.urlopen('{url}').read().decode())"
             inside = [sys.executable, "-m", "aerie_lab.sandbox.inside", "--network", str(process.find_lab_pid(lab.folder))]
             return subprocess.run([*inside, sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
-        ready = page(8081, "/readyz")
+        ready = fetch(8081, "/readyz")
         assert ready.startswith("ready\n")
-        assert f"SpeculativeDeployments of namespace {lost.name} cannot be listed" in ready
-        failed = f'aerie_list_failed{{kind="SpeculativeDeployment",namespace="{lost.name}"}}'
-        assert f"{failed} 1.0" in page(8080, "/metrics")
+        assert f"SpeculativeDeployments of namespace {forbidden_namespace.name} cannot be listed" in ready
+        list_failed_metric = f'aerie_list_failed{{kind="SpeculativeDeployment",namespace="{forbidden_namespace.name}"}}'
+        assert f"{list_failed_metric} 1.0" in fetch(8080, "/metrics")
 
-        def refused() -> int:
-            found = re.search(
-                r'^aerie_kube_api_requests_total{code="403",verb="GET"} (\S+)', page(8080, "/metrics"), re.MULTILINE
+        def count_forbidden_requests() -> int:
+            match = re.search(
+                r'^aerie_kube_api_requests_total{code="403",verb="GET"} (\S+)', fetch(8080, "/metrics"), re.MULTILINE
             )
-            return int(float(found[1])) if found else 0
+            return int(float(match[1])) if match else 0
 
-        wait_until(lambda: refused() >= 7, "two minutes of refusals", timeout_seconds=240, interval_seconds=2)
+        wait_until(lambda: count_forbidden_requests() >= 7, "two minutes of rejections", timeout_seconds=240, interval_seconds=2)
         namespace.kubectl("delete", "job", "-l", "aerie.dev/name=chat", "--wait=true")
         wait_until(lambda: namespace.list_all("jobs", "aerie.dev/name=chat"), "it is still at work")
-        assert not lost.list_all("jobs", "aerie.dev/name=chat")
+        assert not forbidden_namespace.list_all("jobs", "aerie.dev/name=chat")
 
-        lost.apply({key: value for key, value in binding.items() if key != "metadata"} | {"metadata": {"name": "aerie"}})
-        wait_until(
-            lambda: lost.list_all("jobs", "aerie.dev/name=chat"), "work in the namespace that is back", timeout_seconds=180
+        forbidden_namespace.apply(
+            {key: value for key, value in binding.items() if key != "metadata"} | {"metadata": {"name": "aerie"}}
         )
-        assert f"{failed} 0.0" in page(8080, "/metrics")
-        assert page(8081, "/readyz") == "ready\n"
-        (same,) = home.list_all("pods", "app.kubernetes.io/name=aerie")
-        assert same["metadata"]["uid"] == pod["metadata"]["uid"]
-        assert [one["restartCount"] for one in same["status"]["containerStatuses"]] == [0]
-        said = home.kubectl("logs", same["metadata"]["name"])
-        assert said.count("cannot be listed") == said.count("can be listed again") == 1
-        assert "will retry" not in said
+        wait_until(
+            lambda: forbidden_namespace.list_all("jobs", "aerie.dev/name=chat"),
+            "work in the namespace that is back",
+            timeout_seconds=180,
+        )
+        assert f"{list_failed_metric} 0.0" in fetch(8080, "/metrics")
+        assert fetch(8081, "/readyz") == "ready\n"
+        (current_pod,) = home.list_all("pods", "app.kubernetes.io/name=aerie")
+        assert current_pod["metadata"]["uid"] == pod["metadata"]["uid"]
+        assert [container["restartCount"] for container in current_pod["status"]["containerStatuses"]] == [0]
+        log = home.kubectl("logs", current_pod["metadata"]["name"])
+        assert log.count("cannot be listed") == log.count("can be listed again") == 1
+        assert "will retry" not in log
 
 
 def images(pod: dict[str, Any]) -> list[str]:

@@ -33,10 +33,10 @@ CHILDREN = (
 @pytest.fixture(scope="module")
 def home(lab: Lab, chart: Path, release: Release) -> Iterator[Namespace]:
     """A restricted namespace with a release `aerie` in it, ready."""
-    with new_namespace(lab, "aerie-system") as found:
-        lab.kubectl("label", "namespace", found.name, "pod-security.kubernetes.io/enforce=restricted")
-        with release(found.name, chart):
-            yield found
+    with new_namespace(lab, "aerie-system") as namespace:
+        lab.kubectl("label", "namespace", namespace.name, "pod-security.kubernetes.io/enforce=restricted")
+        with release(namespace.name, chart):
+            yield namespace
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +51,10 @@ def pods(home: Namespace) -> list[dict[str, Any]]:
 
 def test_two_restricted_pods_run_on_different_nodes(home: Namespace) -> None:
     home.wait_for_rollout("aerie")
-    found = pods(home)
-    assert len(found) == 2
-    assert len({pod["spec"]["nodeName"] for pod in found}) == 2
-    assert {pod["metadata"]["labels"]["app.kubernetes.io/instance"] for pod in found} == {"aerie"}
+    operator_pods = pods(home)
+    assert len(operator_pods) == 2
+    assert len({pod["spec"]["nodeName"] for pod in operator_pods}) == 2
+    assert {pod["metadata"]["labels"]["app.kubernetes.io/instance"] for pod in operator_pods} == {"aerie"}
     budget = home.wait_until("pdb", "aerie", lambda item: item["status"].get("currentHealthy") == 2, "both count for the budget")
     assert budget["status"]["disruptionsAllowed"] == 1
 
@@ -65,18 +65,18 @@ def test_leader_holds_the_lease_of_the_release(home: Namespace) -> None:
 
 
 def test_service_selects_the_metrics_port(home: Namespace) -> None:
-    def addresses() -> list[str]:
+    def find_metrics_urls() -> list[str]:
         slices = home.list_all("endpointslices", "kubernetes.io/service-name=aerie-metrics")
         ports = [port["port"] for item in slices for port in item["ports"]]
-        found = [f"http://{endpoint['addresses'][0]}:{ports[0]}" for item in slices for endpoint in item["endpoints"] or []]
-        return found if len(found) == 2 else []
+        urls = [f"http://{endpoint['addresses'][0]}:{ports[0]}" for item in slices for endpoint in item["endpoints"] or []]
+        return urls if len(urls) == 2 else []
 
-    for address in wait_until(addresses, "both pods are behind the Service"):
-        assert "# TYPE " in inside(home.lab, f"{address}/metrics")
+    for url in wait_until(find_metrics_urls, "both pods are behind the Service"):
+        assert "# TYPE " in fetch_inside_the_lab(home.lab, f"{url}/metrics")
 
 
-def inside(lab: Lab, url: str) -> str:
-    """GET from the lab's own network."""
+def fetch_inside_the_lab(lab: Lab, url: str) -> str:
+    """Return the response to a GET from the lab's own network."""
     code = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=60).read().decode())"
     command = [
         sys.executable,
@@ -88,9 +88,9 @@ def inside(lab: Lab, url: str) -> str:
         code,
         url,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 @pytest.mark.parametrize("resource", CHILDREN)
@@ -122,8 +122,8 @@ def test_operator_may_manage_children_everywhere(may: May, operator: str, resour
     ],
 )
 def test_operator_has_no_other_permissions(may: May, operator: str, resource: str, verbs: set[str]) -> None:
-    every = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
-    assert {verb for verb in every if may(operator, verb, resource, "default")} == verbs
+    all_verbs = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
+    assert {verb for verb in all_verbs if may(operator, verb, resource, "default")} == verbs
 
 
 def test_operator_has_one_lease_in_its_namespace(may: May, operator: str, home: Namespace) -> None:
@@ -145,14 +145,14 @@ def test_operator_has_one_lease_in_its_namespace(may: May, operator: str, home: 
 def test_cluster_roles_cover_the_resource(may: May, namespace: Namespace, role: str, verbs: set[str]) -> None:
     namespace.kubectl("create", "rolebinding", "one", f"--clusterrole={role}", "--user=somebody")
     wait_until(lambda: may("somebody", "get", SPECDEPS, namespace.name), "the controller has aggregated the roles")
-    every = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
+    all_verbs = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
 
-    def found(resource: str = SPECDEPS) -> set[str]:
-        return {verb for verb in every if may("somebody", verb, resource, namespace.name)}
+    def allowed_verbs(resource: str = SPECDEPS) -> set[str]:
+        return {verb for verb in all_verbs if may("somebody", verb, resource, namespace.name)}
 
-    wait_until(lambda: found() == verbs, f"{role} may {sorted(verbs)}")
-    assert found(f"{SPECDEPS}/scale") == {"get"} | (set() if role == "view" else {"update", "patch"})
-    assert found(f"{SPECDEPS}/status") == {"get"}
+    wait_until(lambda: allowed_verbs() == verbs, f"{role} may {sorted(verbs)}")
+    assert allowed_verbs(f"{SPECDEPS}/scale") == {"get"} | (set() if role == "view" else {"update", "patch"})
+    assert allowed_verbs(f"{SPECDEPS}/status") == {"get"}
 
 
 def test_commands_of_the_notes_work(home: Namespace) -> None:
@@ -165,6 +165,6 @@ def test_commands_of_the_notes_work(home: Namespace) -> None:
 
 
 def test_example_of_the_chart_is_accepted(home: Namespace, chart: Path) -> None:
-    about = yaml.safe_load((chart / "Chart.yaml").read_text())
-    for example in yaml.safe_load(about["annotations"]["artifacthub.io/crdsExamples"]):
+    chart_metadata = yaml.safe_load((chart / "Chart.yaml").read_text())
+    for example in yaml.safe_load(chart_metadata["annotations"]["artifacthub.io/crdsExamples"]):
         home.kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(example))

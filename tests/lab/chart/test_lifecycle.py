@@ -1,4 +1,4 @@
-"""The chart over time and in parts of a cluster: what the server takes, upgrades, uninstalling, rights in some namespaces."""
+"""Life cycle of the chart: accepted objects, upgrades, uninstall, and permissions in listed namespaces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Release = Callable[..., contextlib.AbstractContextManager[None]]
 
 CASES = sorted(path.stem for path in (Path(__file__).parent / "cases").glob("*.yaml"))
 DEFINITION = "speculativedeployments.aerie.dev"
-# A resource with which nothing is done.
+# A paused resource.
 PAUSED = """
 apiVersion: aerie.dev/v1alpha1
 kind: SpeculativeDeployment
@@ -47,10 +47,10 @@ def _places(lab: Lab) -> Iterator[None]:
 def test_server_accepts_every_object(lab: Lab, objects: Callable[..., list[dict[str, Any]]], case: str) -> None:
     # The definitions of the Prometheus operator are not in the lab.
     items = [item for item in objects(case=case) if not item["apiVersion"].startswith("monitoring.coreos.com/")]
-    listed = {"apiVersion": "v1", "kind": "List", "items": items}
-    text = json.dumps(listed)
-    said = lab.kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text)
-    assert said.count("serverside-applied (server dry run)") == len(items)
+    object_list = {"apiVersion": "v1", "kind": "List", "items": items}
+    text = json.dumps(object_list)
+    output = lab.kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text)
+    assert output.count("serverside-applied (server dry run)") == len(items)
 
 
 def test_resources_survive_upgrade_and_uninstall(
@@ -58,39 +58,39 @@ def test_resources_survive_upgrade_and_uninstall(
 ) -> None:
     older = tmp_path / "older"
     shutil.copytree(chart, older)
-    about = yaml.safe_load((older / "Chart.yaml").read_text())
-    (older / "Chart.yaml").write_text(yaml.safe_dump(about | {"version": "0.0.9"}))
-    where = ("--namespace", namespace.name, "--wait", "--timeout=180s")
+    chart_metadata = yaml.safe_load((older / "Chart.yaml").read_text())
+    (older / "Chart.yaml").write_text(yaml.safe_dump(chart_metadata | {"version": "0.0.9"}))
+    helm_options = ("--namespace", namespace.name, "--wait", "--timeout=180s")
 
     def chart_of(kind: str, name: str) -> str:
-        found: str = namespace.get(kind, name)["metadata"]["labels"]["helm.sh/chart"]
-        return found
+        label: str = namespace.get(kind, name)["metadata"]["labels"]["helm.sh/chart"]
+        return label
 
     def uid(kind: str, name: str) -> str:
-        found: str = namespace.get(kind, name)["metadata"]["uid"]
-        return found
+        object_uid: str = namespace.get(kind, name)["metadata"]["uid"]
+        return object_uid
 
     with release(namespace.name, older, "--set", "replicas=1"):
         namespace.apply(PAUSED)
         resource, deployment = uid("specdep", "chat"), uid("deployment", "aerie")
         assert chart_of("crd", DEFINITION) == "aerie-0.0.9"
 
-        lab.helm("upgrade", "aerie", str(chart), *where, "--set", "replicas=2")
+        lab.helm("upgrade", "aerie", str(chart), *helm_options, "--set", "replicas=2")
         assert (uid("specdep", "chat"), uid("deployment", "aerie")) == (resource, deployment)
-        assert chart_of("crd", DEFINITION) == chart_of("deployment", "aerie") == f"aerie-{about['version']}"
+        assert chart_of("crd", DEFINITION) == chart_of("deployment", "aerie") == f"aerie-{chart_metadata['version']}"
         assert namespace.get("deployment", "aerie")["status"]["readyReplicas"] == 2
 
-        lab.helm("uninstall", "aerie", *where)
+        lab.helm("uninstall", "aerie", *helm_options)
         assert uid("specdep", "chat") == resource
-        left = lab.kubectl("get", "clusterrole,clusterrolebinding", "-l", "app.kubernetes.io/name=aerie", "-o", "name")
-        assert left == ""
+        remaining = lab.kubectl("get", "clusterrole,clusterrolebinding", "-l", "app.kubernetes.io/name=aerie", "-o", "name")
+        assert remaining == ""
         for kind in ("deployment", "role", "rolebinding", "service", "pdb", "serviceaccount"):
             assert namespace.list_all(kind, "app.kubernetes.io/name=aerie") == []
 
         # The same release takes the definition over again, and this time does not leave it.
-        lab.helm("install", "aerie", str(chart), *where, "--set", "replicas=1,crds.keep=false")
+        lab.helm("install", "aerie", str(chart), *helm_options, "--set", "replicas=1,crds.keep=false")
         assert uid("specdep", "chat") == resource
-        lab.helm("uninstall", "aerie", *where)
+        lab.helm("uninstall", "aerie", *helm_options)
         assert not namespace.exists("crd", DEFINITION)
 
 
@@ -100,17 +100,17 @@ def test_permissions_are_limited_to_listed_namespaces(
     user = f"system:serviceaccount:{namespace.name}:aerie"
     resources = ("apps/deployments", "aerie.dev/speculativedeployments", "/pods")
 
-    def seen(*places: str) -> list[bool]:
-        return [may(user, "list", resource, place) for resource in resources for place in places]
+    def list_permissions(*namespaces: str) -> list[bool]:
+        return [may(user, "list", resource, namespace_name) for resource in resources for namespace_name in namespaces]
 
-    with new_namespace(lab, "team-one") as one, new_namespace(lab, "team-two") as two:
-        listed = ("--set", f"replicas=1,namespaces={{{one.name},{two.name}}}")
-        with release(namespace.name, chart, *listed):
-            assert all(seen(one.name, two.name))
-            assert not any(seen(namespace.name, ""))
+    with new_namespace(lab, "team-one") as first_namespace, new_namespace(lab, "team-two") as second_namespace:
+        both_namespaces = ("--set", f"replicas=1,namespaces={{{first_namespace.name},{second_namespace.name}}}")
+        with release(namespace.name, chart, *both_namespaces):
+            assert all(list_permissions(first_namespace.name, second_namespace.name))
+            assert not any(list_permissions(namespace.name, ""))
             assert not may(user, "get", "/nodes", "")
 
-            fewer = ("--set", f"replicas=1,namespaces={{{two.name}}}")
-            lab.helm("upgrade", "aerie", str(chart), "--namespace", namespace.name, "--wait", "--timeout=180s", *fewer)
-            assert all(seen(two.name))
-            assert not any(seen(one.name, namespace.name, ""))
+            one_namespace = ("--set", f"replicas=1,namespaces={{{second_namespace.name}}}")
+            lab.helm("upgrade", "aerie", str(chart), "--namespace", namespace.name, "--wait", "--timeout=180s", *one_namespace)
+            assert all(list_permissions(second_namespace.name))
+            assert not any(list_permissions(first_namespace.name, namespace.name, ""))

@@ -29,9 +29,9 @@ Objects = Callable[..., list[dict[str, Any]]]
 
 @pytest.mark.parametrize("case", CASES)
 def test_lint(helm: Helm, chart: Path, case: str) -> None:
-    done = helm("lint", "--strict", chart, "--values", HERE / "cases" / f"{case}.yaml")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "[WARNING]" not in done.stdout
+    completed = helm("lint", "--strict", chart, "--values", HERE / "cases" / f"{case}.yaml")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "[WARNING]" not in completed.stdout
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -47,16 +47,16 @@ def test_every_snapshot_has_a_case() -> None:
 
 
 def test_definition_matches_the_repository(objects: Objects, chart: Path) -> None:
-    wanted = yaml.safe_load((chart.parents[1] / "crds" / "aerie.dev_speculativedeployments.yaml").read_text())
-    for keep, wanted_annotations in (("true", {"helm.sh/resource-policy": "keep"}), ("false", {})):
-        found = objects("--set", f"crds.keep={keep}", "--show-only", "templates/crds.yaml")
-        assert [item["metadata"]["name"] for item in found] == ["speculativedeployments.aerie.dev"]
-        assert found[0]["spec"] == wanted["spec"]
-        assert found[0]["metadata"].get("annotations", {}) == wanted_annotations
+    expected = yaml.safe_load((chart.parents[1] / "crds" / "aerie.dev_speculativedeployments.yaml").read_text())
+    for keep, expected_annotations in (("true", {"helm.sh/resource-policy": "keep"}), ("false", {})):
+        definitions = objects("--set", f"crds.keep={keep}", "--show-only", "templates/crds.yaml")
+        assert [item["metadata"]["name"] for item in definitions] == ["speculativedeployments.aerie.dev"]
+        assert definitions[0]["spec"] == expected["spec"]
+        assert definitions[0]["metadata"].get("annotations", {}) == expected_annotations
 
 
 @pytest.mark.parametrize(
-    ("given", "where", "why"),
+    ("value", "location", "message"),
     [
         ("replicas=two", "/replicas", "got string, want integer"),
         ("replicas=-1", "/replicas", "minimum"),
@@ -97,11 +97,11 @@ def test_definition_matches_the_repository(objects: Objects, chart: Path) -> Non
         ),
     ],
 )
-def test_invalid_value_is_rejected_and_named(helm: Helm, chart: Path, given: str, where: str, why: str) -> None:
-    done = helm("template", "aerie", chart, "--set", given)
-    assert done.returncode != 0
-    assert where in done.stderr
-    assert why in done.stderr
+def test_invalid_value_is_rejected_and_named(helm: Helm, chart: Path, value: str, location: str, message: str) -> None:
+    completed = helm("template", "aerie", chart, "--set", value)
+    assert completed.returncode != 0
+    assert location in completed.stderr
+    assert message in completed.stderr
 
 
 def test_chart_as_a_dependency(helm: Helm, chart: Path, tmp_path: Path) -> None:
@@ -109,12 +109,12 @@ def test_chart_as_a_dependency(helm: Helm, chart: Path, tmp_path: Path) -> None:
         f"apiVersion: v2\nname: platform\nversion: 1.0.0\ndependencies: [{{name: aerie, version: 0.1.0, repository: 'file://{chart}'}}]\n"
     )
     (tmp_path / "values.yaml").write_text("global: {registry: x}\naerie: {replicas: 1}\n")
-    built = helm("dependency", "build", tmp_path)
-    assert built.returncode == 0, built.stderr
-    done = helm("template", "one", tmp_path, "--show-only", "charts/aerie/templates/deployment.yaml")
-    assert done.returncode == 0, done.stderr
-    assert yaml.safe_load(done.stdout)["spec"]["replicas"] == 1
-    assert yaml.safe_load(done.stdout)["metadata"]["name"] == "one-aerie"
+    dependency_build = helm("dependency", "build", tmp_path)
+    assert dependency_build.returncode == 0, dependency_build.stderr
+    completed = helm("template", "one", tmp_path, "--show-only", "charts/aerie/templates/deployment.yaml")
+    assert completed.returncode == 0, completed.stderr
+    assert yaml.safe_load(completed.stdout)["spec"]["replicas"] == 1
+    assert yaml.safe_load(completed.stdout)["metadata"]["name"] == "one-aerie"
 
 
 @pytest.mark.parametrize("enabled", ["true", "false"])
@@ -124,39 +124,39 @@ def test_chart_as_a_conditional_dependency(helm: Helm, chart: Path, tmp_path: Pa
         f"repository: 'file://{chart}', condition: aerie.enabled}}]\n"
     )
     assert helm("dependency", "build", tmp_path).returncode == 0
-    done = helm("template", "one", tmp_path, "--set", f"aerie.enabled={enabled}")
-    assert done.returncode == 0, done.stderr
-    assert ("kind: Deployment" in done.stdout) == (enabled == "true")
+    completed = helm("template", "one", tmp_path, "--set", f"aerie.enabled={enabled}")
+    assert completed.returncode == 0, completed.stderr
+    assert ("kind: Deployment" in completed.stdout) == (enabled == "true")
 
 
 def test_numeric_priority_class_is_a_string(objects: Objects) -> None:
-    (found,) = objects("--set-string", "priorityClassName=123", "--show-only", "templates/deployment.yaml")
-    assert found["spec"]["template"]["spec"]["priorityClassName"] == "123"
+    (operator_deployment,) = objects("--set-string", "priorityClassName=123", "--show-only", "templates/deployment.yaml")
+    assert operator_deployment["spec"]["template"]["spec"]["priorityClassName"] == "123"
 
 
 @pytest.mark.parametrize("release", ["1aerie", "my.aerie", "1.2", "a-release-name-of-the-53-characters-that-helm-accepts"])
 def test_any_release_name_gives_valid_names(helm: Helm, chart: Path, release: str) -> None:
-    done = helm(
+    completed = helm(
         "template", release, chart, "--namespace", "x", "--set", "crds.enabled=false,networkPolicy.enabled=true," + MONITORING
     )
-    assert done.returncode == 0, done.stderr
-    names = [item["metadata"]["name"] for item in yaml.safe_load_all(done.stdout) if item]
+    assert completed.returncode == 0, completed.stderr
+    names = [item["metadata"]["name"] for item in yaml.safe_load_all(completed.stdout) if item]
     assert all(len(name) <= 63 and re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) for name in names)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_selectors_match_the_operators_pods(objects: Objects, case: str) -> None:
-    found = {item["kind"]: item for item in objects(case=case)}
-    labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
-    selectors = [found["Deployment"]["spec"]["selector"]["matchLabels"], found["Service"]["spec"]["selector"]]
-    if "PodDisruptionBudget" in found:
-        selectors.append(found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"])
-    if "NetworkPolicy" in found:
-        selectors.append(found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"])
+    objects_by_kind = {item["kind"]: item for item in objects(case=case)}
+    labels = objects_by_kind["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    selectors = [objects_by_kind["Deployment"]["spec"]["selector"]["matchLabels"], objects_by_kind["Service"]["spec"]["selector"]]
+    if "PodDisruptionBudget" in objects_by_kind:
+        selectors.append(objects_by_kind["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"])
+    if "NetworkPolicy" in objects_by_kind:
+        selectors.append(objects_by_kind["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"])
     assert all(selector.items() <= labels.items() for selector in selectors)
-    if "ServiceMonitor" in found:
-        wanted = found["ServiceMonitor"]["spec"]["selector"]["matchLabels"]
-        assert wanted.items() <= found["Service"]["metadata"]["labels"].items()
+    if "ServiceMonitor" in objects_by_kind:
+        monitor_labels = objects_by_kind["ServiceMonitor"]["spec"]["selector"]["matchLabels"]
+        assert monitor_labels.items() <= objects_by_kind["Service"]["metadata"]["labels"].items()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -216,8 +216,8 @@ def test_dashboard_queries_are_valid(objects: Objects, tmp_path: Path) -> None:
     assert queries
     variables = {variable["name"] for variable in dashboard["templating"]["list"]} | {"__rate_interval"}
     assert {name for query in queries for name in re.findall(r"\$(\w+)", query)} <= variables
-    plain = [re.sub(r"\$\w+", ".*", query.replace("$__rate_interval", "5m")) for query in queries]
-    rules = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(plain)]
+    expanded_queries = [re.sub(r"\$\w+", ".*", query.replace("$__rate_interval", "5m")) for query in queries]
+    rules = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(expanded_queries)]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
     promtool("check", "rules", tmp_path / "rules.yaml")
     monitored = objects("--set", "metrics.podMonitor.enabled=true", "--show-only", "templates/podmonitor.yaml")[0]["spec"]
@@ -226,6 +226,8 @@ def test_dashboard_queries_are_valid(objects: Objects, tmp_path: Path) -> None:
 
 
 def promtool(*arguments: object) -> None:
-    """Raises AssertionError with what it said."""
-    done = subprocess.run([str(ensure_binary("promtool")), *map(str, arguments)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    """Run promtool. Raises AssertionError with its output."""
+    completed = subprocess.run(
+        [str(ensure_binary("promtool")), *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    assert completed.returncode == 0, completed.stdout + completed.stderr

@@ -1,4 +1,4 @@
-"""The agent dies, or the API server is away: what ran, ended and changed meanwhile comes out right."""
+"""The agent dies, or the API server is down: pods that ran, ended or changed meanwhile get the right status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SERVING = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}
 
 @pytest.fixture(scope="module")
 def lab(report_progress: Callable[[str], None]) -> Iterator[Lab]:
-    """A lab of its own: what is broken here is not broken for the other tests."""
+    """Start a separate lab, so that failures here do not affect other tests."""
     settings = LabSettings(name=f"agent-{os.getpid()}", gateway=False, restart_backoff=1.0)
     with Lab.up(settings, report_progress, end_with_caller=True) as running:
         yield running
@@ -36,34 +36,34 @@ def test_pods_of_an_agent_that_died_are_taken_over(lab: Lab, namespace: Namespac
     namespace.wait_until_phase("done", "Succeeded")
     namespace.wait_until("pod", "half", lambda p: find_container_status(p)["state"].get("terminated"), "one of two done")
     namespace.faults.restart("node-agent")
-    found = namespace.wait_until(
+    serving_pod = namespace.wait_until(
         "pod",
         "serving",
         lambda p: find_container_status(p)["restartCount"] == 1 and is_ready(p),
         "started again",
         timeout_seconds=120,
     )
-    assert found["metadata"]["uid"] == before["metadata"]["uid"]
-    ended = find_container_status(found)["lastState"]["terminated"]
+    assert serving_pod["metadata"]["uid"] == before["metadata"]["uid"]
+    ended = find_container_status(serving_pod)["lastState"]["terminated"]
     assert (ended["exitCode"], ended["reason"]) == (137, "ContainerStatusUnknown")
-    assert len(found["status"]["podIPs"]) == 1
-    # What had ended stays ended, and can still be asked for its log; what ran and must not run again has failed.
+    assert len(serving_pod["status"]["podIPs"]) == 1
+    # Ended containers stay ended and keep their logs; a container that ran and must not restart has failed.
     assert namespace.get("pod", "done")["status"]["phase"] == "Succeeded"
     assert namespace.kubectl("logs", "done") == "kept\n"
-    found = namespace.wait_until_phase("half", "Failed")
-    assert find_container_status(found)["state"]["terminated"]["exitCode"] == 0
-    assert find_container_status(found, "other")["state"]["terminated"]["exitCode"] == 137
+    half_pod = namespace.wait_until_phase("half", "Failed")
+    assert find_container_status(half_pod)["state"]["terminated"]["exitCode"] == 0
+    assert find_container_status(half_pod, "other")["state"]["terminated"]["exitCode"] == 137
     running = [c["container"] for c in lab.call_agent("containers") if c["namespace"] == namespace.name]
     assert running == ["main"]
-    found = namespace.wait_until_ready("hollow")
-    assert (found["status"]["phase"], find_container_status(found)["restartCount"]) == ("Running", 0)
+    hollow_pod = namespace.wait_until_ready("hollow")
+    assert (hollow_pod["status"]["phase"], find_container_status(hollow_pod)["restartCount"]) == ("Running", 0)
     namespace.kubectl("delete", "pod", "serving", "hollow", "done", "half", "--timeout=180s")
 
 
-def test_what_happens_without_the_api_server_is_told_later(lab: Lab, namespace: Namespace, tmp_path: Path) -> None:
-    told = {"name": "told", "hostPath": {"path": str(tmp_path)}}
+def test_changes_during_an_api_server_outage_are_reported_later(lab: Lab, namespace: Namespace, tmp_path: Path) -> None:
+    volume = {"name": "told", "hostPath": {"path": str(tmp_path)}}
     ending = shell("until [ -e /told/go ]; do sleep 0.1; done", volumeMounts=[{"name": "told", "mountPath": "/told"}])
-    namespace.apply(pod("crashing", shell("sleep 0.5; exit 1")), pod("ending", ending, volumes=[told], restartPolicy="Never"))
+    namespace.apply(pod("crashing", shell("sleep 0.5; exit 1")), pod("ending", ending, volumes=[volume], restartPolicy="Never"))
     namespace.wait_until_phase("ending", "Running")
     with namespace.faults.stop_component("kube-apiserver"):
         (tmp_path / "go").touch()

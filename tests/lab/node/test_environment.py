@@ -1,4 +1,4 @@
-"""What a container is given to start with: command, arguments, variables, working directory."""
+"""Command, arguments, variables and working directory of a container."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from aerie_lab.testing import Namespace
 from aerie_lab.testing.pods import config_map, pod, python, read_termination_json
 
-TELL = """
+REPORT_SCRIPT = """
 import json, os, sys
 told = {"arguments": sys.argv[1:], "folder": os.getcwd(), "environment": dict(os.environ)}
 open("/dev/termination-log", "w").write(json.dumps(told))
@@ -26,11 +26,11 @@ def _objects(namespace: Namespace) -> None:
     namespace.apply(config_map("numbers", one="1", two="2"), SECRET, SERVICE)
 
 
-def test_everything_a_container_is_told(namespace: Namespace) -> None:
+def test_environment_arguments_and_folder_of_a_container(namespace: Namespace) -> None:
     def field(path: str) -> dict[str, object]:
         return {"fieldRef": {"fieldPath": path}}
 
-    container = python(TELL, args=["--model=$(MODEL)", "$(UNKNOWN)", "$$(MODEL)", "$(HOME)"], workingDir="/made/for/it")
+    container = python(REPORT_SCRIPT, args=["--model=$(MODEL)", "$(UNKNOWN)", "$$(MODEL)", "$(HOME)"], workingDir="/made/for/it")
     container["resources"] = {"requests": {"cpu": "250m"}, "limits": {"memory": "64Mi", "nvidia.com/gpu": "1"}}
     container["envFrom"] = [
         {"configMapRef": {"name": "numbers"}, "prefix": "N_"},
@@ -58,10 +58,10 @@ def test_everything_a_container_is_told(namespace: Namespace) -> None:
         {"name": "OPTIONAL", "valueFrom": {"configMapKeyRef": {"name": "numbers", "key": "three", "optional": True}}},
     ]
     namespace.apply(pod("told", container, metadata={"annotations": {"note": "x=1"}}, restartPolicy="Never"))
-    found = namespace.wait_until_phase("told", "Succeeded")
-    told = read_termination_json(found)
-    assert told["arguments"] == ["--model=m-1-$(LATER)", "$(UNKNOWN)", "$(MODEL)", "$(HOME)"]
-    assert told["folder"] == "/made/for/it"
+    environment_pod = namespace.wait_until_phase("told", "Succeeded")
+    report = read_termination_json(environment_pod)
+    assert report["arguments"] == ["--model=m-1-$(LATER)", "$(UNKNOWN)", "$(MODEL)", "$(HOME)"]
+    assert report["folder"] == "/made/for/it"
     service = namespace.get("service", "my-model")["spec"]["clusterIP"]
     expected = {
         "MODEL": "m-1-$(LATER)",
@@ -71,11 +71,11 @@ def test_everything_a_container_is_told(namespace: Namespace) -> None:
         "b": "beta",
         "POD": "told",
         "NAMESPACE": namespace.name,
-        "UID": found["metadata"]["uid"],
-        "NODE": found["spec"]["nodeName"],
+        "UID": environment_pod["metadata"]["uid"],
+        "NODE": environment_pod["spec"]["nodeName"],
         "ACCOUNT": "default",
-        "IP": found["status"]["podIP"],
-        "HOST_IP": found["status"]["hostIP"],
+        "IP": environment_pod["status"]["podIP"],
+        "HOST_IP": environment_pod["status"]["hostIP"],
         "LABEL": "told",
         "ANNOTATION": "x=1",
         "CPU": "250",
@@ -91,12 +91,12 @@ def test_everything_a_container_is_told(namespace: Namespace) -> None:
         "MY_MODEL_PORT_9000_TCP_ADDR": service,
         "HOSTNAME": "told",
     }
-    assert {name: told["environment"].get(name) for name in expected} == expected
-    assert "OPTIONAL" not in told["environment"]
+    assert {name: report["environment"].get(name) for name in expected} == expected
+    assert "OPTIONAL" not in report["environment"]
 
 
-def test_without_service_links_only_the_api_server_is_told(namespace: Namespace) -> None:
-    namespace.apply(pod("unlinked", python(TELL), enableServiceLinks=False, restartPolicy="Never"))
+def test_without_service_links_only_the_api_server_has_variables(namespace: Namespace) -> None:
+    namespace.apply(pod("unlinked", python(REPORT_SCRIPT), enableServiceLinks=False, restartPolicy="Never"))
     environment = read_termination_json(namespace.wait_until_phase("unlinked", "Succeeded"))["environment"]
     assert "KUBERNETES_SERVICE_HOST" in environment
     assert not [name for name in environment if name.startswith("MY_MODEL")]

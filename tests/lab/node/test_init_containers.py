@@ -1,4 +1,4 @@
-"""Init containers: one after the other, each until it has succeeded, and before all others."""
+"""Init containers: in order, each until it has succeeded, and before all other containers."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ MOUNT = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
 VOLUMES = [{"name": "work", "emptyDir": {}}]
 
 
-def test_they_run_in_order_and_a_failed_one_again(namespace: Namespace) -> None:
-    stumbling = "test -e /work/tried || { touch /work/tried; exit 3; }; echo second >> /work/order"
+def test_init_containers_run_in_order_and_restart_after_failure(namespace: Namespace) -> None:
+    failing_once = "test -e /work/tried || { touch /work/tried; exit 3; }; echo second >> /work/order"
     namespace.apply(
         pod(
             "ordered",
             shell("cat /work/order > /dev/termination-log", **MOUNT),
             initContainers=[
                 {"name": "first", **shell("echo first >> /work/order", **MOUNT)},
-                {"name": "second", **shell(stumbling, **MOUNT)},
+                {"name": "second", **shell(failing_once, **MOUNT)},
             ],
             volumes=VOLUMES,
             restartPolicy="OnFailure",
         )
     )
-    found = namespace.wait_until_phase("ordered", "Succeeded")
-    assert read_termination_message(found).split() == ["first", "second"]
-    second = find_container_status(found, "second")
+    ordered_pod = namespace.wait_until_phase("ordered", "Succeeded")
+    assert read_termination_message(ordered_pod).split() == ["first", "second"]
+    second = find_container_status(ordered_pod, "second")
     assert second["restartCount"] == 1
     assert second["lastState"]["terminated"]["exitCode"] == 3
     assert second["ready"]
-    assert find_container_status(found, "first")["state"]["terminated"]["reason"] == "Completed"
-    assert read_condition_status(found, "Initialized") == "True"
+    assert find_container_status(ordered_pod, "first")["state"]["terminated"]["reason"] == "Completed"
+    assert read_condition_status(ordered_pod, "Initialized") == "True"
 
 
-def test_a_failed_one_fails_a_pod_that_never_restarts(namespace: Namespace) -> None:
+def test_a_failed_init_container_fails_a_pod_that_never_restarts(namespace: Namespace) -> None:
     namespace.apply(pod("failing", shell("true"), initContainers=[{"name": "setup", **shell("exit 7")}], restartPolicy="Never"))
-    found = namespace.wait_until_phase("failing", "Failed")
-    assert find_container_status(found, "setup")["state"]["terminated"]["exitCode"] == 7
-    assert find_container_status(found)["state"]["waiting"]["reason"] == "PodInitializing"
-    assert read_condition_status(found, "Initialized") == "False"
-    assert read_condition_status(found, "Ready") == "False"
+    failed_pod = namespace.wait_until_phase("failing", "Failed")
+    assert find_container_status(failed_pod, "setup")["state"]["terminated"]["exitCode"] == 7
+    assert find_container_status(failed_pod)["state"]["waiting"]["reason"] == "PodInitializing"
+    assert read_condition_status(failed_pod, "Initialized") == "False"
+    assert read_condition_status(failed_pod, "Ready") == "False"

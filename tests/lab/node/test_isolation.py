@@ -1,4 +1,4 @@
-"""A pod has a network, a host name, processes and a file system of its own, and changes nothing of the machine's."""
+"""A pod has its own network, host name, processes and file system, and does not change those of the machine."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ WEB = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}
 
 def test_each_pod_has_an_address_and_all_ports(namespace: Namespace) -> None:
     namespace.apply(pod("one", echo(readinessProbe=WEB)), pod("two", echo(readinessProbe=WEB)))
-    one, two = (namespace.wait_until_ready(name)["status"]["podIP"] for name in ("one", "two"))
-    assert one != two
+    first_ip, second_ip = (namespace.wait_until_ready(name)["status"]["podIP"] for name in ("one", "two"))
+    assert first_ip != second_ip
     ask = f"""
 import json, urllib.request
 def pod(address):
     return json.load(urllib.request.urlopen(f"http://{{address}}:8080/", timeout=10))["pod"]
-open("/dev/termination-log", "w").write(json.dumps([pod("{one}"), pod("{two}")]))
+open("/dev/termination-log", "w").write(json.dumps([pod("{first_ip}"), pod("{second_ip}")]))
 """
     namespace.apply(pod("asking", python(ask), restartPolicy="Never"))
     assert read_termination_json(namespace.wait_until_phase("asking", "Succeeded")) == ["one", "two"]
 
 
-def test_the_way_out_of_a_pod_does_not_move_when_others_come_and_go(namespace: Namespace) -> None:
+def test_the_gateway_of_a_pod_keeps_its_mac_address(namespace: Namespace) -> None:
     ask = f"""
 import json, socket
 try:
@@ -44,7 +44,7 @@ entries = [line.split() for line in open("/proc/net/arp")]
 open("/dev/termination-log", "w").write(json.dumps([e[3] for e in entries if e[0] == "{BRIDGE_IP}"]))
 """
     namespace.apply(pod("asking", python(ask), restartPolicy="Never"))
-    # Were it the kernel's choice, it would be the address of one of the pods' cables.
+    # The kernel's default would be the address of one of the pods' veth devices.
     assert read_termination_json(namespace.wait_until_phase("asking", "Succeeded")) == [BRIDGE_MAC]
 
 
@@ -74,9 +74,9 @@ os.kill(1, 15)
             restartPolicy="Never",
         )
     )
-    found = namespace.wait_until("pod", "couple", lambda p: find_container_status(p)["state"].get("terminated"), "told")
-    told = read_termination_json(found)
-    assert told == {
+    ended_pod = namespace.wait_until("pod", "couple", lambda p: find_container_status(p)["state"].get("terminated"), "told")
+    report = read_termination_json(ended_pod)
+    assert report == {
         "neighbour": "host-of-couple",
         "hostname": "host-of-couple",
         "address": "10.1.2.3",
@@ -85,7 +85,7 @@ os.kill(1, 15)
     }
 
 
-def test_writes_do_not_reach_the_machine(namespace: Namespace) -> None:
+def test_writes_do_not_change_files_of_the_machine(namespace: Namespace) -> None:
     mark = f"aerie-lab-{namespace.name}"
     script = f"""
         for folder in /usr /etc /tmp /root /run /var/tmp; do touch $folder/{mark}; done
@@ -124,6 +124,6 @@ def test_a_read_only_root(namespace: Namespace) -> None:
             restartPolicy="Never",
         )
     )
-    found = namespace.wait_until("pod", "strict", lambda p: p["status"].get("phase") in ("Succeeded", "Failed"), "done")
-    assert read_termination_message(found) == ""
-    assert found["status"]["phase"] == "Succeeded"
+    ended_pod = namespace.wait_until("pod", "strict", lambda p: p["status"].get("phase") in ("Succeeded", "Failed"), "done")
+    assert read_termination_message(ended_pod) == ""
+    assert ended_pod["status"]["phase"] == "Succeeded"

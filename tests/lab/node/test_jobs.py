@@ -18,13 +18,13 @@ def test_jobs_complete_and_fail(namespace: Namespace) -> None:
         job("hopeless", "exit 1", backoffLimit=0),
         job("late", "sleep 600", activeDeadlineSeconds=1),
     )
-    found = namespace.wait_until("job", "working", lambda j: read_condition_status(j, "Complete") == "True", "complete")
-    assert found["status"]["succeeded"] == 3
-    found = namespace.wait_until("job", "hopeless", lambda j: read_condition_status(j, "Failed") == "True", "failed")
-    assert found["status"]["failed"] == 1
-    found = namespace.wait_until("job", "late", lambda j: read_condition_status(j, "Failed") == "True", "failed")
-    reasons = {c["type"]: c["reason"] for c in found["status"]["conditions"]}
+    finished_job = namespace.wait_until("job", "working", lambda j: read_condition_status(j, "Complete") == "True", "complete")
+    assert finished_job["status"]["succeeded"] == 3
+    finished_job = namespace.wait_until("job", "hopeless", lambda j: read_condition_status(j, "Failed") == "True", "failed")
+    assert finished_job["status"]["failed"] == 1
+    finished_job = namespace.wait_until("job", "late", lambda j: read_condition_status(j, "Failed") == "True", "failed")
+    reasons = {c["type"]: c["reason"] for c in finished_job["status"]["conditions"]}
     assert reasons["Failed"] == "DeadlineExceeded"
-    # Finalizers and all: nothing of them is in the way of their deletion.
+    # Jobs and pods have finalizers, which must not block their deletion.
     namespace.kubectl("delete", "job", "working", "hopeless", "late", "--cascade=foreground", "--timeout=180s")
     assert namespace.list_all("pods") == []

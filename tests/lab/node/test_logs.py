@@ -13,7 +13,7 @@ from aerie_lab.testing import Namespace
 from aerie_lab.testing.pods import pod, shell
 
 
-def test_what_was_written(namespace: Namespace) -> None:
+def test_logs_with_their_options(namespace: Namespace) -> None:
     script = "for i in 1 2 3; do echo line $i; done; echo error >&2; printf unfinished"
     namespace.apply(pod("writing", shell(script), {"name": "quiet", **shell("true")}, restartPolicy="Never"))
     namespace.wait_until_phase("writing", "Succeeded")
@@ -24,10 +24,10 @@ def test_what_was_written(namespace: Namespace) -> None:
     assert sorted(logs()) == ["error", "line 1", "line 2", "line 3", "unfinished"]
     assert len(logs("--tail=2")) == 2
     assert logs("--limit-bytes=4") == ["line"]
-    stamped = logs("--timestamps")
-    moment = datetime.datetime.fromisoformat(stamped[0].split(" ")[0])
+    lines = logs("--timestamps")
+    moment = datetime.datetime.fromisoformat(lines[0].split(" ")[0])
     assert abs(datetime.datetime.now(datetime.UTC) - moment) < datetime.timedelta(minutes=5)
-    assert {line.split(" ", 1)[1] for line in stamped} == set(logs())
+    assert {line.split(" ", 1)[1] for line in lines} == set(logs())
     assert logs("--since=1h") == logs()
     tomorrow = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
     assert logs(f"--since-time={tomorrow}") == []
@@ -36,7 +36,7 @@ def test_what_was_written(namespace: Namespace) -> None:
         logs("--previous")
 
 
-def test_following_ends_with_the_container(namespace: Namespace) -> None:
+def test_following_a_log_ends_with_the_container(namespace: Namespace) -> None:
     script = "echo begin; while [ ! -e /in/go ]; do sleep 0.05; done; echo end"
     namespace.apply(
         pod(

@@ -12,7 +12,7 @@ OFTEN = {"periodSeconds": 1}
 
 
 def post(namespace: Namespace, pod_name: str, path: str) -> None:
-    """A request to the echo server of a pod, through the API server."""
+    """Send a request to the echo server of a pod, through the API server."""
     where = f"/api/v1/namespaces/{namespace.name}/pods/{pod_name}:8080/proxy/{path}"
     namespace.kubectl("create", "--raw", where, "-f", "-", stdin="{}")
 
@@ -23,9 +23,11 @@ def test_readiness_by_http_follows_the_answers(namespace: Namespace) -> None:
     namespace.apply(pod("serving", echo(readinessProbe=probe, ports=ports)))
     namespace.wait_until_ready("serving")
     post(namespace, "serving", "unhealthy")
-    found = namespace.wait_until("pod", "serving", lambda p: read_condition_status(p, "Ready") == "False", "not Ready any more")
-    assert read_condition_status(found, "ContainersReady") == "False"
-    status = find_container_status(found)
+    unready_pod = namespace.wait_until(
+        "pod", "serving", lambda p: read_condition_status(p, "Ready") == "False", "not Ready any more"
+    )
+    assert read_condition_status(unready_pod, "ContainersReady") == "False"
+    status = find_container_status(unready_pod)
     assert (status["ready"], status["started"], status["restartCount"]) == (False, True, 0)
     wait_until(
         lambda: [m for r, m in namespace.events("serving") if r == "Unhealthy" and "statuscode: 503" in m],
@@ -35,7 +37,7 @@ def test_readiness_by_http_follows_the_answers(namespace: Namespace) -> None:
     namespace.wait_until_ready("serving")
 
 
-def told_of_the_kill(namespace: Namespace, pod_name: str) -> bool:
+def has_liveness_kill_event(namespace: Namespace, pod_name: str) -> bool:
     return any(reason == "Killing" and "liveness" in message for reason, message in namespace.events(pod_name))
 
 
@@ -51,17 +53,17 @@ def test_liveness_restarts_a_container(namespace: Namespace) -> None:
     namespace.wait_until_ready("by-http")
     post(namespace, "by-http", "unhealthy")
     for name, code in (("by-http", 0), ("by-command", 137)):
-        found = namespace.wait_until(
+        restarted_pod = namespace.wait_until(
             "pod",
             name,
             lambda p: find_container_status(p)["restartCount"],
             "restarted",
         )
-        assert find_container_status(found)["lastState"]["terminated"]["exitCode"] == code
-        wait_until(functools.partial(told_of_the_kill, namespace, name), "an event says why")
+        assert find_container_status(restarted_pod)["lastState"]["terminated"]["exitCode"] == code
+        wait_until(functools.partial(has_liveness_kill_event, namespace, name), "an event says why")
 
 
-def test_nothing_else_is_asked_before_the_startup_probe_succeeds(namespace: Namespace, tmp_path: Path) -> None:
+def test_other_probes_wait_until_the_startup_probe_succeeds(namespace: Namespace, tmp_path: Path) -> None:
     late = """
 import os, socket, time
 while not os.path.exists("/told/go"):
@@ -78,19 +80,19 @@ time.sleep(600)
         readinessProbe={"exec": {"command": ["test", "-e", "/tmp/up"]}, **OFTEN},
     )
     never = shell("sleep 600", startupProbe={"exec": {"command": ["false"]}, "failureThreshold": 2, **OFTEN})
-    told = {"name": "told", "hostPath": {"path": str(tmp_path)}}
-    namespace.apply(pod("slow", container, volumes=[told]), pod("stuck", never, restartPolicy="Never"))
-    found = namespace.wait_until("pod", "slow", lambda p: find_container_status(p)["state"].get("running"), "running")
-    assert find_container_status(found)["started"] is False
+    volume = {"name": "told", "hostPath": {"path": str(tmp_path)}}
+    namespace.apply(pod("slow", container, volumes=[volume]), pod("stuck", never, restartPolicy="Never"))
+    slow_pod = namespace.wait_until("pod", "slow", lambda p: find_container_status(p)["state"].get("running"), "running")
+    assert find_container_status(slow_pod)["started"] is False
     (tmp_path / "go").touch()
-    found = namespace.wait_until_ready("slow")
-    assert find_container_status(found)["started"] is True
-    assert find_container_status(found)["restartCount"] == 0
-    found = namespace.wait_until_phase("stuck", "Failed")
-    assert find_container_status(found)["state"]["terminated"]["exitCode"] == 137
+    slow_pod = namespace.wait_until_ready("slow")
+    assert find_container_status(slow_pod)["started"] is True
+    assert find_container_status(slow_pod)["restartCount"] == 0
+    stuck_pod = namespace.wait_until_phase("stuck", "Failed")
+    assert find_container_status(stuck_pod)["state"]["terminated"]["exitCode"] == 137
 
 
-def test_a_probe_that_takes_too_long_has_failed(namespace: Namespace) -> None:
+def test_a_probe_that_times_out_has_failed(namespace: Namespace) -> None:
     probe = {"exec": {"command": ["sleep", "600"]}, "timeoutSeconds": 1, "failureThreshold": 1, **OFTEN}
     namespace.apply(pod("hanging", shell("sleep 600", readinessProbe=probe)))
     wait_until(lambda: [m for r, m in namespace.events("hanging") if r == "Unhealthy" and "timed out after 1s" in m], "told so")

@@ -8,37 +8,37 @@ from aerie_lab.testing import Namespace
 from aerie_lab.testing.pods import Object, find_container_status, pod, read_condition_status, shell
 
 
-def back_off(status: Object) -> int:
-    """Seconds that a waiting container says."""
-    told = re.search(r"back-off (\d+)s", status["state"]["waiting"]["message"])
-    assert told is not None
-    return int(told[1])
+def read_back_off_seconds(status: Object) -> int:
+    """Return the back-off in the message of a waiting container."""
+    match = re.search(r"back-off (\d+)s", status["state"]["waiting"]["message"])
+    assert match is not None
+    return int(match[1])
 
 
 def test_always_restarts_with_back_off(namespace: Namespace) -> None:
     namespace.apply(pod("crashing", shell("echo run; exit 5")))
-    found = namespace.wait_until(
+    crashing_pod = namespace.wait_until(
         "pod",
         "crashing",
         lambda p: (
             find_container_status(p)["restartCount"] >= 2
             and find_container_status(p)["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff"
-            and back_off(find_container_status(p)) == min(2 ** (find_container_status(p)["restartCount"] - 1), 30)
+            and read_back_off_seconds(find_container_status(p)) == min(2 ** (find_container_status(p)["restartCount"] - 1), 30)
         ),
         "CrashLoopBackOff of 2 s at two restarts, and of twice as long at each further one",
     )
-    status = find_container_status(found)
-    assert found["status"]["phase"] == "Running"
+    status = find_container_status(crashing_pod)
+    assert crashing_pod["status"]["phase"] == "Running"
     assert status["lastState"]["terminated"]["exitCode"] == 5
     assert status["lastState"]["terminated"]["reason"] == "Error"
-    assert read_condition_status(found, "Ready") == "False"
+    assert read_condition_status(crashing_pod, "Ready") == "False"
     assert namespace.kubectl("logs", "crashing", "--previous").split() == ["run"]
 
 
 def test_always_restarts_after_success_too(namespace: Namespace) -> None:
     namespace.apply(pod("repeating", shell("true")))
-    found = namespace.wait_until("pod", "repeating", lambda p: find_container_status(p)["restartCount"] >= 1, "restarted")
-    assert find_container_status(found)["lastState"]["terminated"]["reason"] == "Completed"
+    restarted_pod = namespace.wait_until("pod", "repeating", lambda p: find_container_status(p)["restartCount"] >= 1, "restarted")
+    assert find_container_status(restarted_pod)["lastState"]["terminated"]["reason"] == "Completed"
 
 
 def test_on_failure_restarts_until_success(namespace: Namespace) -> None:
@@ -57,15 +57,17 @@ def test_on_failure_restarts_until_success(namespace: Namespace) -> None:
     assert status["state"]["terminated"]["reason"] == "Completed"
 
 
-def test_never_keeps_what_happened(namespace: Namespace) -> None:
+def test_with_policy_never_a_pod_keeps_its_terminated_state(namespace: Namespace) -> None:
     namespace.apply(
         pod("failing", shell("exit 3"), {"name": "other", **shell("true")}, restartPolicy="Never"),
         pod("killed", shell("sleep 600"), restartPolicy="Never"),
     )
-    found = namespace.wait_until_phase("failing", "Failed")
-    assert find_container_status(found)["state"]["terminated"]["exitCode"] == 3
-    assert find_container_status(found, "other")["state"]["terminated"]["exitCode"] == 0
-    assert {read_condition_status(found, kind) for kind in ("Ready", "ContainersReady", "PodReadyToStartContainers")} == {"False"}
+    failed_pod = namespace.wait_until_phase("failing", "Failed")
+    assert find_container_status(failed_pod)["state"]["terminated"]["exitCode"] == 3
+    assert find_container_status(failed_pod, "other")["state"]["terminated"]["exitCode"] == 0
+    assert {read_condition_status(failed_pod, kind) for kind in ("Ready", "ContainersReady", "PodReadyToStartContainers")} == {
+        "False"
+    }
     namespace.wait_until_ready("killed")
     namespace.faults.kill("killed", namespace=namespace.name)
     ended = find_container_status(namespace.wait_until_phase("killed", "Failed"))["state"]["terminated"]

@@ -13,7 +13,7 @@ def mount(name: str, path: str, **fields: object) -> Object:
 
 
 def test_empty_dirs_are_shared_between_containers(namespace: Namespace) -> None:
-    look = """
+    reader_script = """
 import json, os, time
 while not os.path.exists("/memory/done"):
     time.sleep(0.05)
@@ -28,12 +28,14 @@ except OSError as error:
     told["write"] = error.strerror
 open("/dev/termination-log", "w").write(json.dumps(told))
 """
-    write = "mkdir -p /disk/sub; echo disk > /disk/sub/file; echo memory > /memory/file; touch /memory/done"
+    writer_script = "mkdir -p /disk/sub; echo disk > /disk/sub/file; echo memory > /memory/file; touch /memory/done"
     namespace.apply(
         pod(
             "sharing",
-            python(look, volumeMounts=[mount("disk", "/part", subPath="sub", readOnly=True), mount("memory", "/memory")]),
-            {"name": "writer", **shell(write, volumeMounts=[mount("disk", "/disk"), mount("memory", "/memory")])},
+            python(
+                reader_script, volumeMounts=[mount("disk", "/part", subPath="sub", readOnly=True), mount("memory", "/memory")]
+            ),
+            {"name": "writer", **shell(writer_script, volumeMounts=[mount("disk", "/disk"), mount("memory", "/memory")])},
             volumes=[
                 {"name": "disk", "emptyDir": {}},
                 {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
@@ -41,14 +43,14 @@ open("/dev/termination-log", "w").write(json.dumps(told))
             restartPolicy="Never",
         )
     )
-    told = read_termination_json(namespace.wait_until_phase("sharing", "Succeeded"))
-    assert told == {
+    report = read_termination_json(namespace.wait_until_phase("sharing", "Succeeded"))
+    assert report == {
         "disk": "disk\n", "memory": "memory\n", "size": 2**20, "shm": 64 * 2**20, "write": "Read-only file system",
     }  # fmt: skip
 
 
-def test_files_from_objects(namespace: Namespace) -> None:
-    tell = """
+def test_config_maps_secrets_and_fields_as_files(namespace: Namespace) -> None:
+    report_script = """
 import json, os
 told = {}
 for root, folders, files in os.walk("/in", followlinks=True):
@@ -71,7 +73,7 @@ open("/dev/termination-log", "w").write(json.dumps(told))
         pod(
             "reading",
             python(
-                tell,
+                report_script,
                 volumeMounts=[
                     mount("map", "/in/map"),
                     mount("some", "/in/some"),
@@ -142,12 +144,12 @@ def test_a_changed_config_map_reaches_a_running_pod(namespace: Namespace) -> Non
     )
     namespace.wait_until_phase("following", "Running")
     namespace.apply(config_map("changing", text="new"))
-    # A change of the pod's annotations makes a kubelet look at once, instead of within a minute.
+    # A change of the pod's annotations makes a kubelet reconcile immediately, instead of within a minute.
     namespace.kubectl("annotate", "pod", "following", "look=again")
     namespace.wait_until_phase("following", "Succeeded")
 
 
-def test_folders_of_this_machine(namespace: Namespace, tmp_path: Path) -> None:
+def test_host_paths_persistent_and_image_volumes(namespace: Namespace, tmp_path: Path) -> None:
     for name in ("host", "volume"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
@@ -200,9 +202,9 @@ def test_folders_of_this_machine(namespace: Namespace, tmp_path: Path) -> None:
                 restartPolicy="Never",
             ),
         )
-        found = namespace.wait_until_phase("folders", "Succeeded")
-        assert found["spec"]["nodeName"] == "node-2"
-        assert read_termination_message(found) == 'hostvolume{"from": "image volume"}'
+        ended_pod = namespace.wait_until_phase("folders", "Succeeded")
+        assert ended_pod["spec"]["nodeName"] == "node-2"
+        assert read_termination_message(ended_pod) == 'hostvolume{"from": "image volume"}'
         assert (tmp_path / "volume" / "answer").read_text() == "written\n"
         assert (tmp_path / "host" / "made").is_dir()
     finally:
@@ -232,7 +234,7 @@ open("/dev/termination-log", "w").write(json.dumps([space, status("configmaps"),
     assert read_termination_json(namespace.wait_until_phase("asking", "Succeeded")) == [namespace.name, 200, 403]
 
 
-def test_a_volume_that_is_not_there_yet_is_waited_for(namespace: Namespace) -> None:
+def test_a_pod_waits_for_a_missing_volume(namespace: Namespace) -> None:
     namespace.apply(
         pod(
             "patient",

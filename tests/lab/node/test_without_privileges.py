@@ -1,4 +1,4 @@
-"""The whole lab in a user namespace, as a user without privileges has it.
+"""The whole lab in a user namespace, for a user without privileges.
 
 Privileges that this process has are dropped for the lab; without any to drop, every other test shows the same.
 """
@@ -20,39 +20,39 @@ from aerie_lab.paths import lab_folder
 from aerie_lab.testing.namespace import Namespace
 from aerie_lab.testing.pods import config_map, echo, pod, read_termination_message, shell
 
-DROP = ["setpriv", "--bounding-set=-sys_admin,-net_admin", "--inh-caps=-sys_admin,-net_admin"]
+DROP_PRIVILEGES = ["setpriv", "--bounding-set=-sys_admin,-net_admin", "--inh-caps=-sys_admin,-net_admin"]
 NAME = f"bare-{os.getpid()}"
 
 
-def bare(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*DROP, *command], capture_output=True, text=True, timeout=200, check=False)
+def run_unprivileged(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*DROP_PRIVILEGES, *command], capture_output=True, text=True, timeout=200, check=False)
 
 
 @pytest.fixture
-def bare_lab(report_progress: Callable[[str], None]) -> Iterator[Lab]:
+def unprivileged_lab(report_progress: Callable[[str], None]) -> Iterator[Lab]:
     if os.geteuid() != 0:
         pytest.skip("this user has no privileges to drop: the whole suite runs without them")
     if shutil.which("setpriv") is None or shutil.which("unshare") is None:
         pytest.skip("needs setpriv and unshare (util-linux) to drop privileges")
-    if bare("unshare", "--net", "true").returncode == 0:
+    if run_unprivileged("unshare", "--net", "true").returncode == 0:
         pytest.skip("privileges cannot be dropped here")
-    if bare("unshare", "--user", "--net", "true").returncode != 0:
+    if run_unprivileged("unshare", "--user", "--net", "true").returncode != 0:
         pytest.skip("user namespaces are not allowed here")
     for family in ("etcd", "kubernetes"):
         ensure_family(family, report_progress)
     program = str(Path(sys.executable).parent / "aerie-lab")
-    up = bare(program, "up", "--name", NAME, "--no-gateway")
+    up = run_unprivileged(program, "up", "--name", NAME, "--no-gateway")
     try:
         assert up.returncode == 0, up.stderr
         yield Lab.find(NAME)
     finally:
-        down = bare(program, "down", "--name", NAME)
+        down = run_unprivileged(program, "down", "--name", NAME)
     assert down.returncode == 0, down.stderr
     assert not lab_folder(NAME).exists()
 
 
-def test_pods_run_without_privileges(bare_lab: Lab, tmp_path: Path) -> None:
-    namespace = Namespace(bare_lab, "default")
+def test_pods_run_without_privileges(unprivileged_lab: Lab, tmp_path: Path) -> None:
+    namespace = Namespace(unprivileged_lab, "default")
     script = """
         cat /in/key > /dev/termination-log
         touch /usr/x /etc/x /x /disk/x /memory/x /host/x
@@ -84,12 +84,12 @@ def test_pods_run_without_privileges(bare_lab: Lab, tmp_path: Path) -> None:
     namespace.kubectl("delete", "pod", "writing", "serving", "--timeout=180s")
 
 
-def test_without_any_permission_one_sentence_tells_how_to_allow_it() -> None:
+def test_without_user_namespaces_the_error_names_the_setting() -> None:
     if subprocess.run(["unshare", "--user", "--map-root-user", "true"], check=False).returncode != 0:
         pytest.skip("needs a user namespace in which the next one can be forbidden")
     program = str(Path(sys.executable).parent / "aerie-lab")
     # The limit is the inner namespace's own; the machine's stays as it is.
-    forbid = f'echo 0 > /proc/sys/user/max_user_namespaces && exec {" ".join(DROP)} "$0" "$@"'
+    forbid = f'echo 0 > /proc/sys/user/max_user_namespaces && exec {" ".join(DROP_PRIVILEGES)} "$0" "$@"'
     inside = ["unshare", "--user", "--map-root-user", "sh", "-c", forbid]
     up = subprocess.run(
         [*inside, program, "up", "--name", NAME, "--no-gateway"], capture_output=True, text=True, timeout=100, check=False

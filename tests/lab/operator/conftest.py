@@ -32,16 +32,16 @@ from aerie_lab.testing import Namespace, wait_until
 from aerie_lab.testing.proxy import ApiServerProxy
 
 State = dict[str, Any]
-DEFINITION = Path(__file__).resolve().parents[3] / "crds" / "aerie.dev_speculativedeployments.yaml"
+CRD_FILE = Path(__file__).resolve().parents[3] / "crds" / "aerie.dev_speculativedeployments.yaml"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def definition(lab: Lab) -> Iterator[None]:
-    """The resource's definition, established; taken away again, so that the lab is as it was."""
-    document = yaml.safe_load(DEFINITION.read_text())
+def custom_resource_definition(lab: Lab) -> Iterator[None]:
+    """Install the custom resource definition and wait until it is established; delete it at the end."""
+    document = yaml.safe_load(CRD_FILE.read_text())
     name = document["metadata"]["name"]
     lab.apply(document)
-    # It fails at once for as long as the definition has no conditions at all.
+    # kubectl fails immediately as long as the definition has no conditions at all.
     wait = ("wait", "--for=condition=Established", f"crd/{name}", "--timeout=180s")
     wait_until(lambda: lab.kubectl(*wait), "the definition is established", timeout_seconds=180)
     yield
@@ -49,9 +49,9 @@ def definition(lab: Lab) -> Iterator[None]:
 
 
 class Operator:
-    """The operator as a process of this machine, working in one namespace.
+    """The operator as a process of this machine, for one namespace.
 
-    Where it ends because it could not renew its lease, on a machine that has no time for it, it is started again, as its pod is.
+    If it ends because it could not renew its lease, on an overloaded machine, it is restarted, as its pod would be.
     """
 
     def __init__(self, namespace: Namespace, log: Path) -> None:
@@ -60,13 +60,13 @@ class Operator:
         self._changes = threading.Lock()
 
     def command(self) -> list[str]:
-        """What starts it."""
+        """Return the command that starts it."""
         command = [sys.executable, "-m", "aerie.cli", "operator", "--namespace", self.namespace.name]
         command += ["--lease-namespace", self.namespace.name, "--preflight-image", "aerie.dev/aerie:test"]
         return [*command, "--health-port", "0", "--metrics-port", "0"]
 
     def kubeconfig(self) -> Path:
-        """The API server as it sees it."""
+        """Return the kubeconfig of its API server."""
         return self.namespace.lab.folder / "kubeconfig"
 
     def start(self) -> None:
@@ -74,16 +74,16 @@ class Operator:
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig())}
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(self.command(), stdout=output, stderr=output, env=environment)
-        threading.Thread(target=self._keep, args=(self.process,), name="keep", daemon=True).start()
+        threading.Thread(target=self._restart_after_lost_lease, args=(self.process,), name="keep", daemon=True).start()
 
-    def _keep(self, process: subprocess.Popen[bytes]) -> None:
+    def _restart_after_lost_lease(self, process: subprocess.Popen[bytes]) -> None:
         process.wait()
         with self._changes:
             if self.process is process and "is no longer the leader" in self.log.read_text(errors="replace")[-5000:]:
                 self.start()
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """End it; its exit status."""
+        """End it; return its exit status."""
         with self._changes:
             process, self.process = self.process, None
         assert process is not None
@@ -91,35 +91,37 @@ class Operator:
         return process.wait(60)
 
 
-class Inside(Operator):
-    """The operator in the lab's own network, as its pod would be: it reaches the pods' addresses."""
+class LabNetworkOperator(Operator):
+    """The operator in the lab's own network, like its pod: it reaches the pods' addresses."""
 
     PORT = "18080"
 
-    def _enter(self) -> list[str]:
+    def _network_command(self) -> list[str]:
         lab = process.find_lab_pid(self.namespace.lab.folder)
         return [sys.executable, "-m", "aerie_lab.sandbox.inside", "--network", str(lab)]
 
     def command(self) -> list[str]:
-        """What starts it."""
-        return [*self._enter(), *super().command(), "--metrics-port", self.PORT]
+        """Return the command that starts it."""
+        return [*self._network_command(), *super().command(), "--metrics-port", self.PORT]
 
     def kubeconfig(self) -> Path:
-        """The API server as it sees it."""
+        """Return the kubeconfig of its API server."""
         return self.namespace.lab.folder / "components" / "admin.kubeconfig"
 
     def scrapes(self) -> int:
-        """How many metrics pages it has read."""
+        """Return the number of metrics responses that it has read."""
         code = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:{self.PORT}/metrics').read().decode())"
-        done = subprocess.run([*self._enter(), sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        tried = re.findall(r"^aerie_scrape_duration_seconds_count (\S+)", done.stdout, re.MULTILINE)
-        failed = re.findall(r"^aerie_scrape_failures_total{.*} (\S+)", done.stdout, re.MULTILINE)
-        return int(sum(map(float, tried)) - sum(map(float, failed)))
+        response = subprocess.run(
+            [*self._network_command(), sys.executable, "-c", code], capture_output=True, text=True, check=False
+        )
+        attempts = re.findall(r"^aerie_scrape_duration_seconds_count (\S+)", response.stdout, re.MULTILINE)
+        failed = re.findall(r"^aerie_scrape_failures_total{.*} (\S+)", response.stdout, re.MULTILINE)
+        return int(sum(map(float, attempts)) - sum(map(float, failed)))
 
 
 @pytest.fixture
-def stopped(namespace: Namespace, tmp_path: Path) -> Iterator[Operator]:
-    """An operator that the test starts; its log is shown when the test fails."""
+def unstarted_operator(namespace: Namespace, tmp_path: Path) -> Iterator[Operator]:
+    """An operator that the test starts; its log is printed for failed tests."""
     operator = Operator(namespace, tmp_path / "operator.log")
     yield operator
     if operator.process is not None:
@@ -129,16 +131,16 @@ def stopped(namespace: Namespace, tmp_path: Path) -> Iterator[Operator]:
 
 
 @pytest.fixture
-def operator(stopped: Operator) -> Operator:
+def operator(unstarted_operator: Operator) -> Operator:
     """A running operator."""
-    stopped.start()
-    return stopped
+    unstarted_operator.start()
+    return unstarted_operator
 
 
 @pytest.fixture
-def inside(namespace: Namespace, tmp_path: Path) -> Iterator[Inside]:
-    """A running operator in the lab's own network; its log is shown when the test fails."""
-    operator = Inside(namespace, tmp_path / "operator.log")
+def inner_operator(namespace: Namespace, tmp_path: Path) -> Iterator[LabNetworkOperator]:
+    """A running operator in the lab's own network; its log is printed for failed tests."""
+    operator = LabNetworkOperator(namespace, tmp_path / "operator.log")
     operator.start()
     yield operator
     if operator.process is not None:
@@ -148,23 +150,23 @@ def inside(namespace: Namespace, tmp_path: Path) -> Iterator[Inside]:
 
 
 @pytest.fixture
-def specdep(namespace: Namespace) -> Callable[..., dict[str, Any]]:
-    """Waits until the resource's status is as `look` wants it; the resource."""
+def wait_for_status(namespace: Namespace) -> Callable[..., dict[str, Any]]:
+    """A function that waits until the resource's status satisfies a condition, and returns the resource."""
 
-    def wait(look: Callable[[dict[str, Any]], object], what: str, within: float = 240) -> dict[str, Any]:
-        def found() -> dict[str, Any] | None:
+    def wait(condition: Callable[[dict[str, Any]], object], description: str, timeout: float = 240) -> dict[str, Any]:
+        def matching_document() -> dict[str, Any] | None:
             document: dict[str, Any] = namespace.get("specdep", "chat")
-            return document if look(document.get("status") or {}) else None
+            return document if condition(document.get("status") or {}) else None
 
-        document = wait_until(found, what, timeout_seconds=within, interval_seconds=0.3)
+        document = wait_until(matching_document, description, timeout_seconds=timeout, interval_seconds=0.3)
         assert document is not None
         return document
 
     return wait
 
 
-class Living:
-    """An operator of the nursery."""
+class ForkedOperator:
+    """An operator of the launcher."""
 
     def __init__(self, process: int, log: Path) -> None:
         self.process, self.log = process, log
@@ -173,21 +175,21 @@ class Living:
         self._end.register(self._handle, select.POLLIN)
 
     def alive(self) -> bool:
-        """Whether it has not ended."""
+        """Return whether it is running."""
         return not self._end.poll(0)
 
     def kill(self) -> None:
-        """SIGKILL, at once."""
+        """Send SIGKILL."""
         self._send(signal.SIGKILL)
 
-    def end(self, within: float = 120) -> None:
-        """End it as its pod would be ended."""
+    def end(self, timeout: float = 120) -> None:
+        """End it with SIGTERM, as its pod would be ended."""
         self._send(signal.SIGTERM)
-        if not self._end.poll(within * 1000):
-            raise AssertionError(f"not within {within:g} s: the operator ends\n{self.said()}")
+        if not self._end.poll(timeout * 1000):
+            raise AssertionError(f"not within {timeout:g} s: the operator ends\n{self.read_log()}")
 
-    def said(self) -> str:
-        """The end of its log."""
+    def read_log(self) -> str:
+        """Return the end of its log."""
         return self.log.read_text(errors="replace")[-5000:]
 
     def _send(self, number: int) -> None:
@@ -195,21 +197,21 @@ class Living:
             signal.pidfd_send_signal(self._handle, number)
 
     def close(self) -> None:
-        """Forget it."""
+        """Kill it and release its handle."""
         self.kill()
         os.close(self._handle)
 
 
-class Kept:
-    """An operator that is started again whenever it ends, as its pod would be; ended as its pod would be at the end of the block.
+class RestartedOperator:
+    """An operator that is restarted whenever it ends, as its pod would be; it is ended at the end of the block.
 
-    It ends by itself where it cannot renew its lease: without an API server, or on a machine that has no time for it.
+    It exits if it cannot renew its lease: without an API server, or on an overloaded machine.
     """
 
-    def __init__(self, start: Callable[[], Living]) -> None:
+    def __init__(self, start: Callable[[], ForkedOperator]) -> None:
         self._start, self._stop = start, threading.Event()
-        self._lives: list[Living] = []
-        self._thread = threading.Thread(target=self._live, name="kept", daemon=True)
+        self._runs: list[ForkedOperator] = []
+        self._thread = threading.Thread(target=self._run, name="kept", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -221,81 +223,81 @@ class Kept:
 
     @property
     def starts(self) -> int:
-        """How often it was started."""
-        return len(self._lives)
+        """Return the number of its starts."""
+        return len(self._runs)
 
-    def said(self) -> str:
-        """All its logs."""
-        return "".join(living.log.read_text(errors="replace") for living in self._lives if living.log.exists())
+    def read_log(self) -> str:
+        """Return all its logs."""
+        return "".join(operator.log.read_text(errors="replace") for operator in self._runs if operator.log.exists())
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         while not self._stop.is_set():
             operator = self._start()
-            self._lives.append(operator)
+            self._runs.append(operator)
             while operator.alive() and not self._stop.wait(0.2):
                 pass
             operator.end()
 
 
-class Nursery:
-    """Starts operators quickly, see nursery.py. All that it started end with it."""
+class OperatorLauncher:
+    """Starts operators quickly, see operator_launcher.py. All its operators end with it."""
 
-    def __init__(self, lab: Lab, logs: Path, *, inside: bool = False) -> None:
-        """`inside`: the operators are in the lab's own network, so that they reach the pods' addresses."""
-        self._kubeconfig, self._logs = lab.folder / "components" / "admin.kubeconfig" if inside else lab.kubeconfig, logs
-        command = [sys.executable, str(Path(__file__).with_name("nursery.py"))]
-        if inside:
+    def __init__(self, lab: Lab, logs: Path, *, in_lab_network: bool = False) -> None:
+        """Start the launcher; `in_lab_network`: its operators reach the pods' addresses."""
+        self._kubeconfig, self._logs = lab.folder / "components" / "admin.kubeconfig" if in_lab_network else lab.kubeconfig, logs
+        command = [sys.executable, str(Path(__file__).with_name("operator_launcher.py"))]
+        if in_lab_network:
             network = ["--network", str(process.find_lab_pid(lab.folder))]
             command = [sys.executable, "-m", "aerie_lab.sandbox.inside", *network, *command]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._turn, self._count = threading.Lock(), itertools.count(1)
-        self.started: list[Living] = []
+        self._lock, self._count = threading.Lock(), itertools.count(1)
+        self.started: list[ForkedOperator] = []
 
     def start(
-        self, namespace: str, *, everywhere: bool = False, lease: str = "operator", notify: str = "", **ways: Path
-    ) -> Living:
-        """One that works in the namespace, or everywhere; its lease is there. `notify`: where its notices go; `ways`: kubeconfig,
-        clock (see nursery.py)."""
+        self, namespace: str, *, everywhere: bool = False, lease: str = "operator", notify: str = "", **paths: Path
+    ) -> ForkedOperator:
+        """Start an operator for the namespace, or everywhere; its lease is in the namespace. `notify`: URL of notifications;
+        `paths`: kubeconfig, clock (see operator_launcher.py)."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         arguments = [] if everywhere else ["--namespace", namespace]
         arguments += ["--lease-namespace", namespace, "--lease-name", lease, "--health-port=0", "--metrics-port=0"]
         arguments += ["--preflight-image", "aerie.dev/test/passes", *(["--notify-url", notify] if notify else [])]
-        with self._turn:
+        with self._lock:
             log = self._logs / f"{next(self._count)}-{namespace}.log"
-            kubeconfig, clock = str(ways.get("kubeconfig", self._kubeconfig)), ways.get("clock")
-            order = {"arguments": arguments, "kubeconfig": kubeconfig, "log": str(log), "clock": clock and str(clock)}
-            self._process.stdin.write(json.dumps(order) + "\n")
+            kubeconfig, clock = str(paths.get("kubeconfig", self._kubeconfig)), paths.get("clock")
+            request = {"arguments": arguments, "kubeconfig": kubeconfig, "log": str(log), "clock": clock and str(clock)}
+            self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-            living = Living(int(self._process.stdout.readline()), log)
-            self.started.append(living)
-        return living
+            operator = ForkedOperator(int(self._process.stdout.readline()), log)
+            self.started.append(operator)
+        return operator
 
-    def keep(self, namespace: str, *, first: Callable[[], object] = lambda: None, **how: Any) -> Kept:
-        """The same, kept running; `first` is called before each start."""
+    def keep_running(self, namespace: str, *, first: Callable[[], object] = lambda: None, **options: Any) -> RestartedOperator:
+        """Return an operator that is restarted whenever it ends; `first` is called before each start."""
 
-        def start() -> Living:
+        def start() -> ForkedOperator:
             first()
-            return self.start(namespace, **how)
+            return self.start(namespace, **options)
 
-        return Kept(start)
+        return RestartedOperator(start)
 
-    def share(self) -> Nursery:
-        """The same nursery for somebody who ends what is started by it, and nothing else."""
+    def share(self) -> OperatorLauncher:
+        """Return the same launcher with a list of its own, for a user that ends only its own operators."""
         share = copy.copy(self)
         share.started = []
         return share
 
     def end_all(self) -> list[Path]:
-        """Kill all that it has started; their logs."""
-        for living in self.started:
-            living.close()
-        logs = [living.log for living in self.started]
+        """Kill all its operators; return their logs."""
+        for operator in self.started:
+            operator.close()
+        logs = [operator.log for operator in self.started]
         self.started.clear()
         return logs
 
     def close(self) -> None:
-        """End it with all that it started."""
+        """End it and all its operators."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -305,24 +307,24 @@ class Nursery:
 
 
 @pytest.fixture(scope="module")
-def operators(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """The nursery, which takes a moment to start."""
-    found = Nursery(lab, tmp_path_factory.mktemp("operators"))
-    yield found
-    found.close()
+def operators(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorLauncher]:
+    """The launcher of the module's operators."""
+    launcher = OperatorLauncher(lab, tmp_path_factory.mktemp("operators"))
+    yield launcher
+    launcher.close()
 
 
 @pytest.fixture(scope="module")
-def inner_operators(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """The nursery in the lab's own network."""
-    found = Nursery(lab, tmp_path_factory.mktemp("operators"), inside=True)
-    yield found
-    found.close()
+def inner_operators(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorLauncher]:
+    """The launcher of operators in the lab's own network."""
+    launcher = OperatorLauncher(lab, tmp_path_factory.mktemp("operators"), in_lab_network=True)
+    yield launcher
+    launcher.close()
 
 
 @pytest.fixture
-def nursery(operators: Nursery) -> Iterator[Nursery]:
-    """Operators in numbers; they end with the test, and the logs of the last ones are shown when it fails."""
+def launcher(operators: OperatorLauncher) -> Iterator[OperatorLauncher]:
+    """A launcher whose operators end with the test; the logs of the last ones are printed for failed tests."""
     share = operators.share()
     yield share
     for log in share.end_all()[-3:]:
@@ -331,25 +333,24 @@ def nursery(operators: Nursery) -> Iterator[Nursery]:
 
 @pytest.fixture(scope="module")
 def proxy(lab: Lab) -> Iterator[ApiServerProxy]:
-    """Doors to the API server at which things go wrong."""
-    with ApiServerProxy(lab) as found:
-        yield found
+    """Endpoints of the API server with injected faults."""
+    with ApiServerProxy(lab) as proxy:
+        yield proxy
 
 
-def accepted(document: dict[str, Any]) -> dict[str, Any]:
-    """The resource, with a person's word beforehand that the canary of this very revision is to be promoted."""
+def with_manual_promotion(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the resource with a manual promotion of exactly this revision."""
     revision = resolve_desired_revision(SpeculativeDeployment.from_dict(document)).revision
     return {**document, "metadata": {**document["metadata"], "annotations": {PROMOTE_ANNOTATION: revision}}}
 
 
 @pytest.fixture(scope="session")
-def light() -> Callable[..., dict[str, Any]]:
-    """A resource whose pods are Ready at once and run nothing, and whose preflight passes at once in the nursery's operators.
-
-    Nothing is measured on such pods, so a person has said beforehand that its canary is to be promoted, once it serves.
+def processless_resource() -> Callable[..., dict[str, Any]]:
+    """A resource whose pods run nothing and are Ready immediately, and whose preflight passes immediately in the launcher's
+    operators. Nothing is measured on such pods, so it has a manual promotion of its canary.
     """
 
-    def make(drafter: str = "eagle31", *, name: str = "chat", gates: Sequence[str] = (), **spec: Any) -> dict[str, Any]:
+    def build(drafter: str = "eagle31", *, name: str = "chat", gates: Sequence[str] = (), **spec: Any) -> dict[str, Any]:
         def image(folder: str) -> dict[str, Any]:
             return {"source": {"image": {"reference": f"models.example/{folder}@sha256:{'0' * 64}"}}}
 
@@ -374,9 +375,9 @@ def light() -> Callable[..., dict[str, Any]]:
                 **spec,
             },
         }
-        return accepted(document)
+        return with_manual_promotion(document)
 
-    return make
+    return build
 
 
 KINDS = (
@@ -389,81 +390,81 @@ KINDS = (
     ("v1", "configmaps"),
     ("v1", "pods"),
 )
-ONE_EACH = ("deployments", "replicasets", "services", "poddisruptionbudgets", "jobs", "configmaps")
-OF_THE_MOMENT = re.compile(
+SINGLE_KINDS = ("deployments", "replicasets", "services", "poddisruptionbudgets", "jobs", "configmaps")
+VOLATILE_KEYS = re.compile(
     r"uid|resourceVersion|creationTimestamp|generation|managedFields|clusterIPs?|.*Time|(started|ended)At|.*[/-]uid|aerie\.dev/applied"
 )
 
 RECORDED_JOB = re.compile(r'(?<=\\"job\\": \\")[0-9a-f-]{36}(?=\\")')
-"""In the JSON of a record's verdict, the uid of the Job that came to it."""
+"""The uid of the Job in the JSON of a record's result."""
 
 
-def everything(lab: Lab, namespace: str | None = None) -> dict[str, State]:
-    """All that there is of the namespace, or of each, without names and times of the moment."""
+def read_state_by_namespace(lab: Lab, namespace: str | None = None) -> dict[str, State]:
+    """Return all objects of the namespace, or of each namespace, without generated names and times."""
 
-    async def ask() -> list[Any]:
+    async def list_objects() -> list[Any]:
         async with lab.client() as client:
             return [await client.get(resource_path(version, plural, namespace)) for version, plural in KINDS]
 
-    found: dict[str, State] = collections.defaultdict(dict)
-    for (_, plural), listed in zip(KINDS, asyncio.run(ask()), strict=True):
-        for item in listed["items"]:
-            where, name = item["metadata"]["namespace"], item["metadata"]["name"]
+    state_by_namespace: dict[str, State] = collections.defaultdict(dict)
+    for (_, plural), response in zip(KINDS, asyncio.run(list_objects()), strict=True):
+        for item in response["items"]:
+            namespace_name, name = item["metadata"]["namespace"], item["metadata"]["name"]
             if name == "kube-root-ca.crt" or item["metadata"].get("deletionTimestamp"):
                 continue
-            if plural == "pods":  # by its labels: the end of its name is drawn by lot
+            if plural == "pods":  # by its labels: its name ends in random characters
                 labels = " ".join(
                     f"{key}={value}" for key, value in sorted(item["metadata"]["labels"].items()) if "uid" not in key
                 )
                 name = f"{labels} {item['status'].get('phase')}"
-                found[where][f"pods {name}"] = found[where].get(f"pods {name}", 0) + 1
+                state_by_namespace[namespace_name][f"pods {name}"] = state_by_namespace[namespace_name].get(f"pods {name}", 0) + 1
                 continue
             if plural != "speculativedeployments":
                 counts = ("replicas", "readyReplicas", "succeeded")
                 item["status"] = {key: item["status"][key] for key in counts if key in item.get("status", {})}
-            lasting = RECORDED_JOB.sub("UID", json.dumps(_lasting(item)))
-            found[where][f"{plural} {name}"] = json.loads(lasting.replace(where, "NAMESPACE"))
-    return found
+            stable_json = RECORDED_JOB.sub("UID", json.dumps(_without_volatile_keys(item)))
+            state_by_namespace[namespace_name][f"{plural} {name}"] = json.loads(stable_json.replace(namespace_name, "NAMESPACE"))
+    return state_by_namespace
 
 
-def _lasting(value: Any) -> Any:
+def _without_volatile_keys(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _lasting(below) for key, below in value.items() if not OF_THE_MOMENT.fullmatch(key)}
-    return [_lasting(below) for below in value] if isinstance(value, list) else value
+        return {key: _without_volatile_keys(child) for key, child in value.items() if not VOLATILE_KEYS.fullmatch(key)}
+    return [_without_volatile_keys(child) for child in value] if isinstance(value, list) else value
 
 
 @pytest.fixture(scope="session")
 def states(lab: Lab) -> Callable[..., dict[str, State]]:
-    """All that there is of a namespace, or of each, without names and times of the moment."""
-    return functools.partial(everything, lab)
+    """A function that returns all objects of a namespace, or of each namespace, without generated names and times."""
+    return functools.partial(read_state_by_namespace, lab)
 
 
 @pytest.fixture(scope="session")
-def settled(states: Callable[..., dict[str, State]]) -> Callable[..., State]:
-    """Waits until the rollout of a drafter is over in every respect, with nothing left of another; the state."""
+def wait_until_settled(states: Callable[..., dict[str, State]]) -> Callable[..., State]:
+    """A function that waits until the rollout of a drafter is complete, with no other objects left, and returns the state."""
 
     def wait(namespace: str, drafter: str, *, replicas: int = 2) -> State:
-        def look() -> State | None:
-            found = states(namespace)[namespace]
-            status = found.get("speculativedeployments chat", {}).get("status") or {}
-            over = status.get("phase") == "Ready" and status["stable"]["drafter"].endswith(f"/{drafter}")
-            each = [sum(key.startswith(f"{plural} ") for key in found) for plural in ONE_EACH]
+        def settled_state() -> State | None:
+            state = states(namespace)[namespace]
+            status = state.get("speculativedeployments chat", {}).get("status") or {}
+            is_ready = status.get("phase") == "Ready" and status["stable"]["drafter"].endswith(f"/{drafter}")
+            counts = [sum(key.startswith(f"{plural} ") for key in state) for plural in SINGLE_KINDS]
             pods = sum(
                 count
-                for key, count in found.items()
+                for key, count in state.items()
                 if key.startswith("pods ") and "aerie.dev/revision" in key and "preflight" not in key
             )
-            # Kubernetes' own controllers count for themselves, and may be later than the operator.
+            # Kubernetes' own controllers count independently, and may be later than the operator.
             ready = {
-                one["status"].get("readyReplicas")
-                for key, one in found.items()
+                item["status"].get("readyReplicas")
+                for key, item in state.items()
                 if key.startswith(("deployments ", "replicasets "))
             }
-            alone = over and each == [1] * len(ONE_EACH) and ready == {replicas}
-            return found if alone and status["readyReplicas"] == pods == replicas else None
+            is_alone = is_ready and counts == [1] * len(SINGLE_KINDS) and ready == {replicas}
+            return state if is_alone and status["readyReplicas"] == pods == replicas else None
 
-        found = wait_until(look, f"the rollout of {drafter} is over", timeout_seconds=240, interval_seconds=0.3)
-        assert found is not None
-        return found
+        state = wait_until(settled_state, f"the rollout of {drafter} is over", timeout_seconds=240, interval_seconds=0.3)
+        assert state is not None
+        return state
 
     return wait

@@ -1,4 +1,4 @@
-"""An endpoint for notices, to be run in the lab's network: appends what is posted to a file, line by line, and says its port."""
+"""A notification endpoint for the lab's network: prints its port and appends each posted notification to a file."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 class Receiver(BaseHTTPRequestHandler):
-    """Takes everything that is whole."""
+    """Accepts complete requests."""
 
     turn = threading.Lock()
 
     def do_POST(self) -> None:
-        """One notice; half of one, from an operator that was killed in mid-sentence, is none."""
+        """Append a notification; an incomplete one, from an operator that was killed meanwhile, is dropped."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if len(body) < int(self.headers["Content-Length"]):
             return
@@ -24,7 +24,7 @@ class Receiver(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Resources of the tests of rollouts: pods that run nothing, or simulated engines that ask themselves; rollouts in a hurry."""
+"""Resources for rollout tests: pods that run nothing, or simulated engines with own requests; fast rollouts."""
 
 from __future__ import annotations
 
@@ -23,31 +23,37 @@ def resource(
     node: str = "node-1",
     gated: bool = False,
     engine: str = "aerie.dev/lab/engine",
-    runs: bool | None = None,
+    run_engine: bool | None = None,
     simulator: str | None = None,
     gpus: int = 0,
     canary: Object | None = None,
     analysis: Object | None = None,
     **rollout: Any,
 ) -> Object:
-    """`runs`: whether its pods run their engine, which they do where there is a simulator or another engine than the lab's."""
-    runs = runs if runs is not None else simulator is not None or not engine.startswith("aerie.dev/lab/")
-    pods: Object = {"nodeSelector": {"kubernetes.io/hostname": node}, "terminationGracePeriodSeconds": 30}
-    pods["containers"] = [{"name": "engine", "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}]
+    """Return a resource; `run_engine`: whether its pods run their engine (default: with a simulator or a foreign image)."""
+    run_engine = run_engine if run_engine is not None else simulator is not None or not engine.startswith("aerie.dev/lab/")
+    pod_spec: Object = {"nodeSelector": {"kubernetes.io/hostname": node}, "terminationGracePeriodSeconds": 30}
+    pod_spec["containers"] = [{"name": "engine", "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}]
     if gated:
-        pods["schedulingGates"] = [{"name": "aerie.dev/test"}]
-    template: Object = {"spec": pods}
-    if not runs:
+        pod_spec["schedulingGates"] = [{"name": "aerie.dev/test"}]
+    template: Object = {"spec": pod_spec}
+    if not run_engine:
         template["metadata"] = {"annotations": {"lab.aerie.dev/processless": "true"}}
-    run: Object = {"image": f"{engine}:v0.33.0", "version": "0.33.0", "podTemplate": template}
+    engine_spec: Object = {"image": f"{engine}:v0.33.0", "version": "0.33.0", "podTemplate": template}
     if simulator is not None:
-        run["env"] = [{"name": "AERIE_SIMULATOR", "value": simulator}]
+        engine_spec["env"] = [{"name": "AERIE_SIMULATOR", "value": simulator}]
     if gpus:
-        run["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
-    # Pods that run nothing are looked at less often.
+        engine_spec["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
+    # Pods that run nothing are scraped less often.
     interval, block, blocks = ("1s", "2s", 5) if simulator is not None else ("10s", "20s", 2)
-    quick = {"warmupDuration": "1s", "blockDuration": block, "minBlocks": blocks, "minDuration": "2s", "maxDuration": "1h"}
-    quick |= {"margin": 0.05, "failureMargin": 0.1}
+    analysis_spec = {
+        "warmupDuration": "1s",
+        "blockDuration": block,
+        "minBlocks": blocks,
+        "minDuration": "2s",
+        "maxDuration": "1h",
+    }
+    analysis_spec |= {"margin": 0.05, "failureMargin": 0.1}
     return {
         "apiVersion": "aerie.dev/v1alpha1",
         "kind": "SpeculativeDeployment",
@@ -56,15 +62,15 @@ def resource(
             "replicas": replicas,
             "model": image("target"),
             "drafter": image(drafter),
-            "engine": run,
-            # So long that a slow machine does not fail them: what is compared here is the drafters.
+            "engine": engine_spec,
+            # Long enough for slow machines: the drafters are compared here, not the times.
             "speculation": {
                 "numSpeculativeTokens": 3,
                 "tuning": {"slo": {"timePerOutputToken": "10s", "timeToFirstToken": "30s"}},
             },
             "rollout": {
                 "canary": {"stepWeights": [], "stepDuration": "0s", "scaleDownDelay": "0s", **(canary or {})},
-                "analysis": quick | (analysis or {}),
+                "analysis": analysis_spec | (analysis or {}),
                 **rollout,
             },
             "metrics": {"scrapeInterval": interval},
@@ -76,20 +82,20 @@ BUSY = (
     '{"startup_seconds": 0.5, "own_requests_per_second": 5, '
     '"step_time": {"formula": {"base_seconds": 0.03, "seconds_per_token": 1e-4}}}'
 )
-"""An engine that asks itself, in steps so long that thirty of them take little of a processor."""
+"""An engine with own requests, in steps so long that thirty engines take little CPU time."""
 FROZEN = BUSY.replace("{", '{"metrics_corruption": "frozen", ', 1)
 IDLE = '{"startup_seconds": 0.5}'
-GONE = IDLE.replace("{", '{"metrics_corruption": "missing", ', 1)
-BUSY_GONE = BUSY.replace("{", '{"metrics_corruption": "missing", ', 1)
+NO_METRICS = IDLE.replace("{", '{"metrics_corruption": "missing", ', 1)
+BUSY_NO_METRICS = BUSY.replace("{", '{"metrics_corruption": "missing", ', 1)
 LONG = {"warmupDuration": "10m"}
 SHORT = {"maxDuration": "1m"}
 
 
 def revision_of(document: Object) -> str:
-    """The revision that a resource asks for."""
+    """Return the resource's desired revision."""
     return resolve_desired_revision(SpeculativeDeployment.from_dict(document)).revision
 
 
-def accepted(document: Object) -> Object:
-    """With a person's word beforehand that the canary of this very revision is to be promoted."""
+def with_manual_promotion(document: Object) -> Object:
+    """Return the resource with a manual promotion of exactly this revision."""
     return {**document, "metadata": {**document["metadata"], "annotations": {PROMOTE_ANNOTATION: revision_of(document)}}}

@@ -1,4 +1,4 @@
-"""What stable pods tell of themselves under traffic: it is written down, and an operator that begins goes on from it."""
+"""Calibration on stable pods under traffic: it is stored, and a restarted operator continues with it."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from aerie.manifests import calibration_config_map
 from aerie_lab.engine.background import BackgroundTraffic
 from aerie_lab.engine.traffic import TrafficTarget
 from aerie_lab.testing import Namespace, wait_until
-from tests.lab.operator.test_canary import PATIENCE, RATE, answers, resource
+from tests.lab.operator.test_canary import RATE, TIMEOUT_SECONDS, gateway_answers, resource
 
 NAME = calibration_config_map.calibration_config_map_name("chat")
 
 
-def written(namespace: Namespace) -> BaselineCalibration | None:
-    """What is written of the resource's stable pods."""
-    found = next((one for one in namespace.list_all("configmaps") if one["metadata"]["name"] == NAME), None)
-    return None if found is None else BaselineCalibration.unpack(found["data"][calibration_config_map.CALIBRATION_KEY])
+def stored_calibration(namespace: Namespace) -> BaselineCalibration | None:
+    """Return the stored calibration of the resource's stable pods, or None."""
+    config_map = next((item for item in namespace.list_all("configmaps") if item["metadata"]["name"] == NAME), None)
+    return None if config_map is None else BaselineCalibration.unpack(config_map["data"][calibration_config_map.CALIBRATION_KEY])
 
 
 def a_day_later(calibration: BaselineCalibration) -> BaselineCalibration:
-    """The same pods after a day's worth of blocks, for which a test has no time."""
-    chance = random.Random(1)  # noqa: S311 - no secrets
+    """Return the calibration of the same pods after a day's blocks, which would take a test too long."""
+    rng = random.Random(1)  # noqa: S311 - no secrets
     for _ in range(FULL_TRUST_BATCHES * BLOCKS_PER_BATCH):
         pods = {}
-        for name in calibration.deviation_histories[ACCEPTANCE_LENGTH].pods:
-            accepted, seconds = 2000 * chance.gauss(1.5, 0.1), chance.gauss(1, 0.1)
+        for name in calibration.deviations[ACCEPTANCE_LENGTH].pods:
+            accepted, seconds = 2000 * rng.gauss(1.5, 0.1), rng.gauss(1, 0.1)
             pods[name] = EngineCounts(
                 drafts=2000,
                 accepted_tokens=accepted,
@@ -45,7 +45,7 @@ def a_day_later(calibration: BaselineCalibration) -> BaselineCalibration:
                 first_tokens=100,
                 first_token_seconds=10 * seconds,
                 timed_requests=100,
-                request_steps=4000 / chance.gauss(2.5, 0.1),
+                request_steps=4000 / rng.gauss(2.5, 0.1),
                 iterations=500,
             )
         block = ClosedBlock(
@@ -58,40 +58,40 @@ def a_day_later(calibration: BaselineCalibration) -> BaselineCalibration:
     return calibration
 
 
-def test_what_stable_pods_told_outlives_a_killed_operator_and_the_next_analysis_goes_by_it(
-    namespace: Namespace, inside: Any, specdep: Callable[..., dict[str, Any]]
+def test_calibration_survives_killed_operator_and_is_used(
+    namespace: Namespace, inner_operator: Any, wait_for_status: Callable[..., dict[str, Any]]
 ) -> None:
     host = f"{namespace.name}.example"
     namespace.apply(resource(host, "eagle3"))
-    status = specdep(lambda s: s.get("phase") == "Ready", "it is Ready")["status"]
+    status = wait_for_status(lambda s: s.get("phase") == "Ready", "it is Ready")["status"]
     url = namespace.lab.gateway_url or ""
-    wait_until(lambda: answers(url, host), "the gateway answers")
+    wait_until(lambda: gateway_answers(url, host), "the gateway answers")
     with BackgroundTraffic(TrafficTarget(url, "chat", host, timeout_seconds=120), RATE):
-        first = wait_until(lambda: written(namespace), "what stable pods tell is written", timeout_seconds=PATIENCE)
+        first = wait_until(lambda: stored_calibration(namespace), "the calibration is stored", timeout_seconds=TIMEOUT_SECONDS)
         assert first is not None
         wait_until(
-            lambda: (written(namespace) or first).block_count >= 2 * first.block_count,
+            lambda: (stored_calibration(namespace) or first).block_count >= 2 * first.block_count,
             "and again when it has doubled",
-            timeout_seconds=PATIENCE,
+            timeout_seconds=TIMEOUT_SECONDS,
         )
-        assert inside.end(signal.SIGKILL) == -signal.SIGKILL
-        known = written(namespace)
-        assert known is not None
-        assert all(
-            name.startswith(f"chat-{status['stable']['revision']}-") for name in known.deviation_histories[ACCEPTANCE_LENGTH].pods
-        )
-        day = a_day_later(known)
+        assert inner_operator.end(signal.SIGKILL) == -signal.SIGKILL
+        stored = stored_calibration(namespace)
+        assert stored is not None
+        assert all(name.startswith(f"chat-{status['stable']['revision']}-") for name in stored.deviations[ACCEPTANCE_LENGTH].pods)
+        day = a_day_later(stored)
         data = {
             calibration_config_map.BLOCK_COUNT_KEY: str(day.block_count),
             calibration_config_map.CALIBRATION_KEY: day.pack(),
         }
         namespace.kubectl("patch", "configmap", NAME, "--type=merge", "--patch", json.dumps({"data": data}))
-        inside.start()
+        inner_operator.start()
         namespace.apply(resource(host, "worse"))
-        begun = specdep(lambda s: s.get("analysis"), "another drafter is analyzed", PATIENCE)["status"]["analysis"]
-    assert begun["calibrationBlocks"] >= FULL_TRUST_BATCHES * BLOCKS_PER_BATCH
-    assert 1 <= begun["varianceInflation"] < 3
-    kept = written(namespace)
-    assert kept is not None
-    assert kept.block_count >= day.block_count, "nothing that was known is lost"
-    assert inside.end() == 0
+        analysis = wait_for_status(lambda s: s.get("analysis"), "another drafter is analyzed", TIMEOUT_SECONDS)["status"][
+            "analysis"
+        ]
+    assert analysis["calibrationBlocks"] >= FULL_TRUST_BATCHES * BLOCKS_PER_BATCH
+    assert 1 <= analysis["varianceInflation"] < 3
+    final = stored_calibration(namespace)
+    assert final is not None
+    assert final.block_count >= day.block_count, "no stored block is lost"
+    assert inner_operator.end() == 0

@@ -1,4 +1,4 @@
-"""Whatever is wrong with the API server, the clock or the user's timing, the rollout comes to the end that it should."""
+"""Rollouts with faults of the API server, the clock or the user's timing have the right result."""
 
 from __future__ import annotations
 
@@ -21,202 +21,232 @@ from aerie_lab.testing import Namespace, wait_until
 from aerie_lab.testing.plugin import new_namespace
 from aerie_lab.testing.proxy import ApiCall, ApiServerProxy, ForwardCall, build_error_response
 
-Light = Callable[..., dict[str, Any]]
+ResourceFactory = Callable[..., dict[str, Any]]
 State = dict[str, Any]
-Settled = Callable[..., State]
+WaitUntilSettled = Callable[..., State]
 OLD, NEW = "eagle3", "eagle31"
-AWAY = 60.0
-"""Seconds without an API server: longer than any lease and any call of the operator's."""
+OUTAGE_SECONDS = 60.0
+"""Duration without an API server: longer than any lease and any call of the operator."""
 
 
 def status(namespace: Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = namespace.get("specdep", "chat").get("status") or {}
-    return found
+    status: dict[str, Any] = namespace.get("specdep", "chat").get("status") or {}
+    return status
 
 
 def results(state: State) -> list[str]:
-    return [one["result"] for one in state["speculativedeployments chat"]["status"]["rolloutHistory"]]
+    return [record["result"] for record in state["speculativedeployments chat"]["status"]["rolloutHistory"]]
 
 
-def condition(found: dict[str, Any], kind: str) -> tuple[str, str]:
-    return next(((one["status"], one["reason"]) for one in found.get("conditions") or [] if one["type"] == kind), ("", ""))
+def condition(status: dict[str, Any], kind: str) -> tuple[str, str]:
+    return next(
+        ((entry["status"], entry["reason"]) for entry in status.get("conditions") or [] if entry["type"] == kind), ("", "")
+    )
 
 
-# ------------------------------------------------------------------------------------------------------- a hard API server
+# ---------------------------------------------------------------------------------------------------- faults of the API server
 @pytest.fixture(scope="module")
 def slow_rollout(
-    lab: Lab, operators: Any, proxy: ApiServerProxy, light: Light, settled: Settled, tmp_path_factory: pytest.TempPathFactory
+    lab: Lab,
+    operators: Any,
+    proxy: ApiServerProxy,
+    processless_resource: ResourceFactory,
+    wait_until_settled: WaitUntilSettled,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Future[State]]:
-    """A rollout through a door at which every call takes two seconds longer. It mostly waits, so others run beside it."""
+    """A rollout through an endpoint that delays every call by two seconds. It mostly waits, so other tests run beside it."""
 
-    async def slow(_: ApiCall, pass_on: ForwardCall) -> web.StreamResponse:
+    async def slow(_: ApiCall, forward: ForwardCall) -> web.StreamResponse:
         await asyncio.sleep(2)
-        return await pass_on()
+        return await forward()
 
     kubeconfig = proxy.open_endpoint(slow).write_kubeconfig(tmp_path_factory.mktemp("slow") / "kubeconfig")
 
     def roll_out(namespace: Namespace) -> State:
-        with operators.keep(namespace.name, kubeconfig=kubeconfig):
-            namespace.apply(light(OLD))
-            settled(namespace.name, OLD)
-            namespace.apply(light(NEW))
-            return settled(namespace.name, NEW)
+        with operators.keep_running(namespace.name, kubeconfig=kubeconfig):
+            namespace.apply(processless_resource(OLD))
+            wait_until_settled(namespace.name, OLD)
+            namespace.apply(processless_resource(NEW))
+            return wait_until_settled(namespace.name, NEW)
 
     with new_namespace(lab, "slow") as namespace, ThreadPoolExecutor(1) as pool:
         yield pool.submit(roll_out, namespace)
 
 
 @pytest.mark.usefixtures("slow_rollout")
-def test_every_write_conflicts_once(
-    namespace: Namespace, nursery: Any, proxy: ApiServerProxy, light: Light, settled: Settled, tmp_path: Path
+def test_rollout_completes_if_every_write_conflicts_once(
+    namespace: Namespace,
+    launcher: Any,
+    proxy: ApiServerProxy,
+    processless_resource: ResourceFactory,
+    wait_until_settled: WaitUntilSettled,
+    tmp_path: Path,
 ) -> None:
-    refused: set[tuple[str, str, str]] = set()
+    rejected_writes: set[tuple[str, str, str]] = set()
 
-    async def conflicting(call: ApiCall, pass_on: ForwardCall) -> web.StreamResponse:
+    async def conflicting(call: ApiCall, forward: ForwardCall) -> web.StreamResponse:
         key = (call.verb, call.resource, call.name)
-        if call.is_write and key not in refused:
-            refused.add(key)
+        if call.is_write and key not in rejected_writes:
+            rejected_writes.add(key)
             return build_error_response(
                 409, "Conflict", "the object has been modified; please apply your changes to the latest version"
             )
-        return await pass_on()
+        return await forward()
 
     kubeconfig = proxy.open_endpoint(conflicting).write_kubeconfig(tmp_path / "kubeconfig")
-    with nursery.keep(namespace.name, kubeconfig=kubeconfig):
-        namespace.apply(light(OLD))
-        settled(namespace.name, OLD)
-        refused.clear()
-        namespace.apply(light(NEW))
-        end = settled(namespace.name, NEW)
+    with launcher.keep_running(namespace.name, kubeconfig=kubeconfig):
+        namespace.apply(processless_resource(OLD))
+        wait_until_settled(namespace.name, OLD)
+        rejected_writes.clear()
+        namespace.apply(processless_resource(NEW))
+        end = wait_until_settled(namespace.name, NEW)
     assert results(end) == ["Promoted", "Promoted"]
-    assert ("delete", "deployments") in {key[:2] for key in refused}
+    assert ("delete", "deployments") in {key[:2] for key in rejected_writes}
 
 
 # --------------------------------------------------------------------------------------------------------- clocks and leaders
-def test_the_clock_jumps_while_a_rollout_waits(
-    namespace: Namespace, nursery: Any, light: Light, settled: Settled, tmp_path: Path
+def test_clock_jumps_do_not_affect_a_waiting_rollout(
+    namespace: Namespace,
+    launcher: Any,
+    processless_resource: ResourceFactory,
+    wait_until_settled: WaitUntilSettled,
+    tmp_path: Path,
 ) -> None:
     clock = tmp_path / "clock"
-    gated = light(NEW, gates=["aerie.dev/test"])
-    # An operator that has to be started anew goes by the clock as it then is, so it had better be right by then.
-    with nursery.keep(namespace.name, clock=clock, first=lambda: clock.write_text("0")) as operator:
-        namespace.apply(light(OLD))
-        settled(namespace.name, OLD)
+    gated = processless_resource(NEW, gates=["aerie.dev/test"])
+    # A restarted operator uses the clock of that moment, so the clock has to be right then.
+    with launcher.keep_running(namespace.name, clock=clock, first=lambda: clock.write_text("0")) as operator:
+        namespace.apply(processless_resource(OLD))
+        wait_until_settled(namespace.name, OLD)
         namespace.apply(gated)
         wait_until(lambda: status(namespace)["phase"] == "Starting", "its canary is to start", timeout_seconds=120)
         for number, jump in enumerate((7200, -7200, 0)):
             changed = tmp_path / "changed"
             changed.write_text(str(jump))
-            changed.replace(clock)  # in one step: it may be read at any moment
-            gated["spec"]["replicas"] = 3 + number  # any change: its generation shows that there was a look since the jump
+            changed.replace(clock)  # atomically: it may be read at any moment
+            gated["spec"]["replicas"] = 3 + number  # any change: its generation shows a reconcile after the jump
             namespace.apply(gated)
-            wanted = namespace.get("specdep", "chat")["metadata"]["generation"]
-            wait_until(functools.partial(seen, namespace, wanted), "it is looked at", timeout_seconds=120)
+            generation = namespace.get("specdep", "chat")["metadata"]["generation"]
+            wait_until(functools.partial(is_observed, namespace, generation), "it is reconciled", timeout_seconds=120)
             assert status(namespace)["phase"] == "Starting"
         open_gates(namespace, 5)
-        end = settled(namespace.name, NEW, replicas=5)
+        end = wait_until_settled(namespace.name, NEW, replicas=5)
     assert results(end) == ["Promoted", "Promoted"]
-    assert operator.starts > 1 or operator.said().count("clock has jumped") == 3
+    assert operator.starts > 1 or operator.read_log().count("clock has jumped") == 3
 
 
-def seen(namespace: Namespace, generation: int) -> bool:
+def is_observed(namespace: Namespace, generation: int) -> bool:
     return bool(status(namespace)["observedGeneration"] == generation)
 
 
 def open_gates(namespace: Namespace, count: int) -> None:
-    """Let the pods that wait start, until there are none."""
+    """Remove the scheduling gates of `count` pods."""
 
-    def opened() -> bool:
+    def all_opened() -> bool:
         waiting = [pod["metadata"]["name"] for pod in namespace.list_all("pods") if pod["spec"].get("schedulingGates")]
         for name in waiting:
             remove = '[{"op": "remove", "path": "/spec/schedulingGates"}]'
             namespace.kubectl("patch", "pod", name, "--type=json", "-p", remove)
-        done.update(waiting)
-        return len(done) >= count
+        opened.update(waiting)
+        return len(opened) >= count
 
-    done: set[str] = set()
-    wait_until(opened, f"{count} pods have been let go", timeout_seconds=120)
+    opened: set[str] = set()
+    wait_until(all_opened, f"{count} pods have no gate any more", timeout_seconds=120)
 
 
-def test_two_leaders_at_once(
-    namespace: Namespace, nursery: Any, proxy: ApiServerProxy, light: Light, settled: Settled, tmp_path: Path
+def test_two_simultaneous_leaders_complete_the_rollout(
+    namespace: Namespace,
+    launcher: Any,
+    proxy: ApiServerProxy,
+    processless_resource: ResourceFactory,
+    wait_until_settled: WaitUntilSettled,
+    tmp_path: Path,
 ) -> None:
-    last: dict[str, float] = {}
-    waiting: dict[ApiCall, tuple[str, asyncio.Event]] = {}
-    together: list[ApiCall] = []
+    last_write_at: dict[str, float] = {}
+    waiting_calls: dict[ApiCall, tuple[str, asyncio.Event]] = {}
+    simultaneous_writes: list[ApiCall] = []
 
-    def pairing(who: str) -> Callable[[ApiCall, ForwardCall], Any]:
-        """Holds up a write until the other operator makes the same one, so that they do meet."""
+    def pair_writes(operator_name: str) -> Callable[[ApiCall, ForwardCall], Any]:
+        """Delay a write until the other operator makes the same one, so that they are simultaneous."""
 
-        async def pair(call: ApiCall, pass_on: ForwardCall) -> web.StreamResponse:
+        async def pair(call: ApiCall, forward: ForwardCall) -> web.StreamResponse:
             if call.is_write and call.resource != "leases":
-                last[who] = time.monotonic()
-                other, event = waiting.get(call, (who, asyncio.Event()))
-                if other != who:
-                    together.append(call)
+                last_write_at[operator_name] = time.monotonic()
+                waiting_operator, event = waiting_calls.get(call, (operator_name, asyncio.Event()))
+                if waiting_operator != operator_name:
+                    simultaneous_writes.append(call)
                     event.set()
                 else:
-                    waiting[call] = who, event
+                    waiting_calls[call] = operator_name, event
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(1 if together else 10):
+                        async with asyncio.timeout(1 if simultaneous_writes else 10):
                             await event.wait()
-                    waiting.pop(call, None)
-            return await pass_on()
+                    waiting_calls.pop(call, None)
+            return await forward()
 
         return pair
 
-    def leader(who: str) -> Any:
-        return nursery.keep(
-            namespace.name, lease=who, kubeconfig=proxy.open_endpoint(pairing(who)).write_kubeconfig(tmp_path / who)
+    def start_leader(operator_name: str) -> Any:
+        return launcher.keep_running(
+            namespace.name,
+            lease=operator_name,
+            kubeconfig=proxy.open_endpoint(pair_writes(operator_name)).write_kubeconfig(tmp_path / operator_name),
         )
 
-    with leader("one") as one, leader("other") as other:
-        wait_until(lambda: " is the leader" in one.said() and " is the leader" in other.said(), "both lead", timeout_seconds=120)
-        namespace.apply(light(OLD))
-        settled(namespace.name, OLD)
-        namespace.apply(light(NEW))
-        end = settled(namespace.name, NEW)
-        assert results(end) == ["Promoted", "Promoted"]
-        namespace.apply(light(NEW, replicas=4))
-        settled(namespace.name, NEW, replicas=4)
-        assert together, "both have acted, and at once"
+    with start_leader("one") as first, start_leader("other") as second:
         wait_until(
-            lambda: time.monotonic() > max(last.values()) + 10, "neither writes any more", timeout_seconds=240, interval_seconds=1
+            lambda: " is the leader" in first.read_log() and " is the leader" in second.read_log(),
+            "both lead",
+            timeout_seconds=120,
         )
-    assert results(settled(namespace.name, NEW, replicas=4)) == ["Promoted", "Promoted"]
+        namespace.apply(processless_resource(OLD))
+        wait_until_settled(namespace.name, OLD)
+        namespace.apply(processless_resource(NEW))
+        end = wait_until_settled(namespace.name, NEW)
+        assert results(end) == ["Promoted", "Promoted"]
+        namespace.apply(processless_resource(NEW, replicas=4))
+        wait_until_settled(namespace.name, NEW, replicas=4)
+        assert simultaneous_writes, "both have written simultaneously"
+        wait_until(
+            lambda: time.monotonic() > max(last_write_at.values()) + 10,
+            "neither writes any more",
+            timeout_seconds=240,
+            interval_seconds=1,
+        )
+    assert results(wait_until_settled(namespace.name, NEW, replicas=4)) == ["Promoted", "Promoted"]
 
 
 # ------------------------------------------------------------------------------------------------------------ the user's timing
 @pytest.mark.parametrize("runs", [True, False], ids=["operator-up", "operator-down"])
-def test_a_resource_is_deleted_and_made_anew(
-    namespace: Namespace, nursery: Any, light: Light, settled: Settled, runs: bool
+def test_recreated_resource_replaces_all_objects(
+    namespace: Namespace, launcher: Any, processless_resource: ResourceFactory, wait_until_settled: WaitUntilSettled, runs: bool
 ) -> None:
-    def renew() -> str:
+    def recreate() -> str:
         namespace.kubectl("delete", "specdep", "chat", "--wait=false")
-        namespace.apply(light())
+        namespace.apply(processless_resource())
         return uid(namespace)
 
     def owners() -> set[str]:
-        found = namespace.list_all("deployments,services,poddisruptionbudgets,jobs,configmaps")
-        return {reference["uid"] for item in found for reference in item["metadata"].get("ownerReferences") or ()}
+        objects = namespace.list_all("deployments,services,poddisruptionbudgets,jobs,configmaps")
+        return {reference["uid"] for item in objects for reference in item["metadata"].get("ownerReferences") or ()}
 
-    def is_right(old: str, new: str) -> None:
+    def check_recreated(old: str, new: str) -> None:
         assert new != old
-        wait_until(lambda: owners() == {new}, "all that there is belongs to the new one", timeout_seconds=240)
-        assert results(settled(namespace.name, NEW)) == ["Promoted"]
+        wait_until(lambda: owners() == {new}, "all objects belong to the new one", timeout_seconds=240)
+        assert results(wait_until_settled(namespace.name, NEW)) == ["Promoted"]
         assert condition(status(namespace), "Degraded") == ("False", "AsExpected")
         assert not {reason for reason, _ in events(namespace, new)} & {"NameTaken", "ApplyFailed"}
 
-    with nursery.keep(namespace.name):
-        namespace.apply(light())
-        settled(namespace.name, NEW)
+    with launcher.keep_running(namespace.name):
+        namespace.apply(processless_resource())
+        wait_until_settled(namespace.name, NEW)
         old = uid(namespace)
         if runs:
-            is_right(old, renew())
+            check_recreated(old, recreate())
     if not runs:
-        new = renew()
-        with nursery.keep(namespace.name):
-            is_right(old, new)
+        new = recreate()
+        with launcher.keep_running(namespace.name):
+            check_recreated(old, new)
 
 
 def uid(namespace: Namespace) -> str:
@@ -225,79 +255,90 @@ def uid(namespace: Namespace) -> str:
 
 def events(namespace: Namespace, uid: str) -> list[tuple[str, str]]:
     """(reason, note) of the events about the object with this uid."""
-    return [(e["reason"], e["message"]) for e in namespace.list_all("events") if e["involvedObject"].get("uid") == uid]
+    return [
+        (event["reason"], event["message"]) for event in namespace.list_all("events") if event["involvedObject"].get("uid") == uid
+    ]
 
 
-def test_fifty_resources_at_once(namespace: Namespace, nursery: Any, light: Light) -> None:
+def test_fifty_simultaneous_resources_become_ready(
+    namespace: Namespace, launcher: Any, processless_resource: ResourceFactory
+) -> None:
     names = [f"chat-{number}" for number in range(50)]
 
     def ready() -> bool:
-        found = {item["metadata"]["name"]: item.get("status") or {} for item in namespace.list_all("specdep")}
-        waiting = [name for name in names if found[name].get("phase") != "Ready"]
+        statuses = {item["metadata"]["name"]: item.get("status") or {} for item in namespace.list_all("specdep")}
+        waiting = [name for name in names if statuses[name].get("phase") != "Ready"]
         if waiting:
-            raise LabError(f"{len(waiting)} are not: {waiting[0]}: {found[waiting[0]].get('conditions')}")
+            raise LabError(f"{len(waiting)} are not: {waiting[0]}: {statuses[waiting[0]].get('conditions')}")
         return True
 
-    with nursery.keep(namespace.name):
-        namespace.apply(*(light(name=name, replicas=1) for name in names))
+    with launcher.keep_running(namespace.name):
+        namespace.apply(*(processless_resource(name=name, replicas=1) for name in names))
         wait_until(ready, "all are Ready", timeout_seconds=280, interval_seconds=2)
     pods = [pod for pod in namespace.list_all("pods") if "aerie.dev/name" in pod["metadata"]["labels"]]
     assert sorted(pod["metadata"]["labels"]["aerie.dev/name"] for pod in pods) == sorted(names)
 
 
-def test_every_call_takes_two_seconds_longer(slow_rollout: Future[State]) -> None:
+def test_rollout_completes_with_slow_api_server(slow_rollout: Future[State]) -> None:
     assert results(slow_rollout.result()) == ["Promoted", "Promoted"]
 
 
 # ------------------------------------------------------------------------- no API server: last, because all others need one
-def test_an_api_server_that_is_away_for_a_minute(namespace: Namespace, nursery: Any, light: Light, settled: Settled) -> None:
-    namespace.apply(light(OLD))
-    with nursery.keep(namespace.name) as first, nursery.keep(namespace.name) as second:
-        settled(namespace.name, OLD)
-        namespace.apply(light(NEW))
+def test_rollout_completes_after_api_server_outage(
+    namespace: Namespace, launcher: Any, processless_resource: ResourceFactory, wait_until_settled: WaitUntilSettled
+) -> None:
+    namespace.apply(processless_resource(OLD))
+    with launcher.keep_running(namespace.name) as first, launcher.keep_running(namespace.name) as second:
+        wait_until_settled(namespace.name, OLD)
+        namespace.apply(processless_resource(NEW))
         wait_until(
             lambda: len(status(namespace).get("rolloutHistory", ())) == 2 or status(namespace)["phase"] != "Ready", "it has begun"
         )
         with namespace.faults.stop_component("kube-apiserver"):
-            time.sleep(AWAY)
-        for component in ("kube-controller-manager", "kube-scheduler"):  # by themselves they look again after up to a minute
+            time.sleep(OUTAGE_SECONDS)
+        for component in ("kube-controller-manager", "kube-scheduler"):  # their own retry takes up to a minute
             namespace.faults.restart(component)
-        end = settled(namespace.name, NEW)
+        end = wait_until_settled(namespace.name, NEW)
         assert results(end) == ["Promoted", "Promoted"]
         assert first.starts + second.starts > 2, "a leader that cannot renew its lease ends"
 
 
-def test_etcd_restarts_and_what_watches_missed_is_forgotten(
-    namespace: Namespace, nursery: Any, proxy: ApiServerProxy, light: Light, settled: Settled, tmp_path: Path
+def test_rollout_completes_after_etcd_restart_and_expired_watches(
+    namespace: Namespace,
+    launcher: Any,
+    proxy: ApiServerProxy,
+    processless_resource: ResourceFactory,
+    wait_until_settled: WaitUntilSettled,
+    tmp_path: Path,
 ) -> None:
-    forgotten = False
-    refused: set[str] = set()
+    history_expired = False
+    rejected_resources: set[str] = set()
 
-    async def forgetful(call: ApiCall, pass_on: ForwardCall) -> web.StreamResponse:
-        if call.verb == "watch" and forgotten:
-            refused.add(call.resource)
-            gone = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 410, "reason": "Expired"}
-            event = {"type": "ERROR", "object": {**gone, "message": "too old resource version"}}
+    async def reject_watches(call: ApiCall, forward: ForwardCall) -> web.StreamResponse:
+        if call.verb == "watch" and history_expired:
+            rejected_resources.add(call.resource)
+            status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 410, "reason": "Expired"}
+            event = {"type": "ERROR", "object": {**status, "message": "too old resource version"}}
             return web.Response(text=json.dumps(event) + "\n", content_type="application/json")
-        return await pass_on()
+        return await forward()
 
-    door = proxy.open_endpoint(forgetful)
-    namespace.apply(light(OLD))
-    with nursery.keep(namespace.name, kubeconfig=door.write_kubeconfig(tmp_path / "kubeconfig")):
-        settled(namespace.name, OLD)
-        namespace.apply(light(NEW))
+    endpoint = proxy.open_endpoint(reject_watches)
+    namespace.apply(processless_resource(OLD))
+    with launcher.keep_running(namespace.name, kubeconfig=endpoint.write_kubeconfig(tmp_path / "kubeconfig")):
+        wait_until_settled(namespace.name, OLD)
+        namespace.apply(processless_resource(NEW))
         namespace.faults.restart("etcd")
-        settled(namespace.name, NEW)
+        wait_until_settled(namespace.name, NEW)
 
-        forgotten = True
+        history_expired = True
 
-        def cut() -> bool:
-            door.break_watches()
-            return {"speculativedeployments", "deployments"} <= refused
+        def watches_rejected() -> bool:
+            endpoint.break_watches()
+            return {"speculativedeployments", "deployments"} <= rejected_resources
 
-        wait_until(cut, "the watches have been refused")
+        wait_until(watches_rejected, "the watches have been rejected")
         namespace.kubectl("delete", "service,pdb", "--all")
-        namespace.apply(light(OLD, replicas=3))
-        forgotten = False
-        end = settled(namespace.name, OLD, replicas=3)
+        namespace.apply(processless_resource(OLD, replicas=3))
+        history_expired = False
+        end = wait_until_settled(namespace.name, OLD, replicas=3)
         assert results(end) == ["Promoted"] * 3

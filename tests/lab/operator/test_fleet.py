@@ -1,7 +1,7 @@
-"""A fleet of forty whose pods take their time, on a real API server: promoted, also where pods are evicted and a node is lost.
+"""A fleet of forty slowly starting pods on a real API server: it is promoted, also if pods are evicted and a node is lost.
 
-The pods run nothing, and are Ready after a while, as engines that load their model. Nothing is measured on them, so a person has
-said beforehand that the canary is to be promoted.
+The pods run nothing, and are Ready after a delay, like engines that load their model. Nothing is measured on them, so the canary
+has a manual promotion.
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ from aerie_lab.faults import FaultInjector
 from aerie_lab.kube.client import resource_path
 from aerie_lab.node.support import PROCESSLESS_ANNOTATION, PROCESSLESS_LOAD_SECONDS_ANNOTATION
 from aerie_lab.testing import Namespace, wait_until
-from tests.lab.operator.conftest import accepted
+from tests.lab.operator.conftest import with_manual_promotion
 
 Object = dict[str, Any]
-Light = Callable[..., Object]
+ResourceFactory = Callable[..., Object]
 FLEET, LOAD, DEADLINE = 40, 4, 60
-"""Replicas, seconds to load, and progressDeadline in seconds. A promotion that is judged by its own length has DEADLINE / FLEET
-seconds for a pod."""
+"""Replicas, seconds to load, and progressDeadline in seconds. If the deadline applied to the whole promotion, each pod would have
+DEADLINE / FLEET seconds."""
 
 
-def resource(light: Light, drafter: str, **spec: Any) -> Object:
-    document = light(drafter, replicas=FLEET, rollout={"canary": {"stepWeights": []}, "progressDeadline": f"{DEADLINE}s"}, **spec)
-    away = [
-        {"key": f"node.kubernetes.io/{what}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}
-        for what in ("not-ready", "unreachable")
+def resource(processless_resource: ResourceFactory, drafter: str, **spec: Any) -> Object:
+    document = processless_resource(
+        drafter, replicas=FLEET, rollout={"canary": {"stepWeights": []}, "progressDeadline": f"{DEADLINE}s"}, **spec
+    )
+    tolerations = [
+        {"key": f"node.kubernetes.io/{condition}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}
+        for condition in ("not-ready", "unreachable")
     ]
     spread = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
     document["spec"]["engine"]["podTemplate"] = {
         "metadata": {"annotations": {PROCESSLESS_ANNOTATION: "true", PROCESSLESS_LOAD_SECONDS_ANNOTATION: str(LOAD)}},
         "spec": {
             "terminationGracePeriodSeconds": 5,
-            "tolerations": away,
+            "tolerations": tolerations,
             "topologySpreadConstraints": [{**spread, "labelSelector": {"matchLabels": {"aerie.dev/name": "chat"}}}],
             "containers": [{"name": "engine", "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}],
         },
@@ -45,10 +47,10 @@ def resource(light: Light, drafter: str, **spec: Any) -> Object:
     return document
 
 
-def ready(pod: Object) -> bool:
+def is_ready(pod: Object) -> bool:
     conditions = pod["status"].get("conditions") or []
     return (
-        any((each["type"], each["status"]) == ("Ready", "True") for each in conditions)
+        any((condition["type"], condition["status"]) == ("Ready", "True") for condition in conditions)
         and "deletionTimestamp" not in pod["metadata"]
     )
 
@@ -62,58 +64,58 @@ def status(namespace: Namespace) -> Object:
 
 
 @pytest.fixture
-def serves(namespace: Namespace, light: Light) -> Light:
-    """The function that makes the resource; forty pods of its first revision serve."""
+def serving_fleet(namespace: Namespace, processless_resource: ResourceFactory) -> ResourceFactory:
+    """A function that builds the resource; forty pods of its first revision serve."""
 
-    def make(drafter: str) -> Object:
-        return accepted(resource(light, drafter))
+    def build(drafter: str) -> Object:
+        return with_manual_promotion(resource(processless_resource, drafter))
 
-    namespace.apply(make("eagle3"))
+    namespace.apply(build("eagle3"))
     wait_until(
         lambda: status(namespace).get("phase") == "Ready" and status(namespace)["readyReplicas"] == FLEET,
         "forty serve",
         timeout_seconds=300,
     )
-    return make
+    return build
 
 
 @pytest.mark.usefixtures("operator")
 @pytest.mark.timeout(1500)
-def test_forty_pods_that_take_longer_than_the_deadline_all_in_all_are_promoted(namespace: Namespace, serves: Light) -> None:
+def test_slow_promotion_of_forty_pods_passes_the_deadline(namespace: Namespace, serving_fleet: ResourceFactory) -> None:
     began = time.monotonic()
     old = status(namespace)["stable"]["revision"]
-    namespace.apply(serves("eagle31"))
-    least = FLEET
+    namespace.apply(serving_fleet("eagle31"))
+    min_ready = FLEET
 
     def promoted() -> bool:
-        nonlocal least
-        least = min(least, sum(map(ready, namespace.list_all("pods", "aerie.dev/name=chat"))))
-        found = status(namespace)
-        assert [each["result"] for each in found["rolloutHistory"]] in (["Promoted"], ["Promoted", "Promoted"])
-        return bool(found["stable"]["revision"] != old)
+        nonlocal min_ready
+        min_ready = min(min_ready, sum(map(is_ready, namespace.list_all("pods", "aerie.dev/name=chat"))))
+        current = status(namespace)
+        assert [record["result"] for record in current["rolloutHistory"]] in (["Promoted"], ["Promoted", "Promoted"])
+        return bool(current["stable"]["revision"] != old)
 
     wait_until(promoted, "it is promoted", timeout_seconds=1200, interval_seconds=1)
     assert time.monotonic() - began > DEADLINE, "longer than a step may stand still"
-    assert least >= FLEET - 1, "one look at pods is not of one moment"
+    assert min_ready >= FLEET - 1, "a list of pods is not of one moment"
 
 
 @pytest.mark.usefixtures("operator")
 @pytest.mark.timeout(1500)
-def test_an_evicted_pod_and_a_lost_node_in_the_promotion_take_nothing_back(namespace: Namespace, serves: Light) -> None:
+def test_evicted_pod_and_lost_node_do_not_roll_back_promotion(namespace: Namespace, serving_fleet: ResourceFactory) -> None:
     old = status(namespace)["stable"]["revision"]
-    namespace.apply(serves("eagle31"))
+    namespace.apply(serving_fleet("eagle31"))
     wait_until(
         lambda: (status(namespace).get("canary") or {}).get("readyReplicas", 0) > 5, "it is being promoted", timeout_seconds=600
     )
     new = status(namespace)["canary"]["revision"]
-    evicted = [next(filter(ready, pods(namespace, revision)))["metadata"]["name"] for revision in (old, new)]
+    evicted = [next(filter(is_ready, pods(namespace, revision)))["metadata"]["name"] for revision in (old, new)]
 
     async def evict() -> None:
-        """What a kubelet does: the pod has failed, and its object stays."""
-        said = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
+        """Evict pods like a kubelet: the pod has failed, and its object stays."""
+        failed_status = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
         async with namespace.lab.client() as client:
             for name in evicted:
-                await client.patch(resource_path("v1", "pods", namespace.name) + f"/{name}/status", {"status": said})
+                await client.patch(resource_path("v1", "pods", namespace.name) + f"/{name}/status", {"status": failed_status})
 
     asyncio.run(evict())
     with FaultInjector(namespace.lab).silence_node("node-2"):
@@ -123,8 +125,8 @@ def test_an_evicted_pod_and_a_lost_node_in_the_promotion_take_nothing_back(names
             timeout_seconds=1200,
             interval_seconds=1,
         )
-        assert [each["result"] for each in status(namespace)["rolloutHistory"]] == ["Promoted", "Promoted"]
+        assert [record["result"] for record in status(namespace)["rolloutHistory"]] == ["Promoted", "Promoted"]
         wait_until(
-            lambda: status(namespace)["readyReplicas"] == FLEET, "all forty serve on the node that is left", timeout_seconds=300
+            lambda: status(namespace)["readyReplicas"] == FLEET, "all forty serve on the remaining node", timeout_seconds=300
         )
-    wait_until(lambda: sum(map(ready, pods(namespace, new))) == FLEET, "and do so when the node is back", timeout_seconds=300)
+    wait_until(lambda: sum(map(is_ready, pods(namespace, new))) == FLEET, "and do so when the node is back", timeout_seconds=300)

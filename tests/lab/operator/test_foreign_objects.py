@@ -1,4 +1,4 @@
-"""Objects of somebody else that bear a name which Aerie would give: left alone from apply to delete, and named in a condition."""
+"""Foreign objects with names that Aerie would use: never changed or deleted, and named in a condition."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GATEWAY = {
     "mode": "Gateway",
     "gateway": {"parentRefs": [{"name": "lab", "namespace": "projectcontour"}], "hostnames": ["a.example"]},
 }
-THEIRS: dict[str, Object] = {
+FOREIGN_OBJECTS: dict[str, Object] = {
     "Service": {"apiVersion": "v1", "spec": {"selector": SELECTOR, "ports": [{"port": 9999}]}},
     "HTTPRoute": {
         "apiVersion": "gateway.networking.k8s.io/v1",
@@ -36,7 +36,7 @@ THEIRS: dict[str, Object] = {
         "spec": {"suspend": True, "template": {"spec": {**POD["spec"], "restartPolicy": "Never"}}},
     },
 }
-FIRST = (
+FIRST_REVISION_OBJECTS = (
     ("Service", "{name}"),
     ("Service", "{name}-stable"),
     ("HTTPRoute", "{name}"),
@@ -45,8 +45,8 @@ FIRST = (
     ("Job", "{name}-{revision}-preflight"),
     ("Deployment", "{name}-{revision}"),
 )
-"""What a first revision is made of."""
-SECOND = (
+"""Objects of a first revision."""
+CANARY_OBJECTS = (
     ("Service", "{name}-canary"),
     ("Service", "{name}-control"),
     ("PodDisruptionBudget", "{name}-{revision}"),
@@ -55,21 +55,21 @@ SECOND = (
     ("Deployment", "{name}-{revision}"),
     ("Deployment", "{name}-{before}-control"),
 )
-"""What a canary adds."""
-UNNEEDED = (("PodDisruptionBudget", "{name}"),)
-"""What Aerie does not make, and somebody with a resource of that name may well have."""
+"""Objects that a canary adds."""
+UNUSED_NAMES = (("PodDisruptionBudget", "{name}"),)
+"""Objects that Aerie does not create, and that a user may have under the resource's name."""
 
 
-def of(document: Object) -> str:
+def revision_of(document: Object) -> str:
     return resolve_desired_revision(SpeculativeDeployment.from_dict(document)).revision
 
 
-def theirs(kind: str, name: str) -> Object:
-    return {**copy.deepcopy(THEIRS[kind]), "kind": kind, "metadata": {"name": name, "labels": {"team": "other"}}}
+def foreign_object(kind: str, name: str) -> Object:
+    return {**copy.deepcopy(FOREIGN_OBJECTS[kind]), "kind": kind, "metadata": {"name": name, "labels": {"team": "other"}}}
 
 
-def content(item: Object) -> Object:
-    """All of it that whoever made it would call theirs: without status and what follows from it."""
+def owned_content(item: Object) -> Object:
+    """Return the content that its owner has written: without status and what follows from it."""
     metadata = {
         key: item["metadata"].get(key) for key in ("name", "uid", "labels", "ownerReferences", "deletionTimestamp", "generation")
     }
@@ -77,43 +77,49 @@ def content(item: Object) -> Object:
     return {"metadata": metadata, "managers": managers, **{key: item[key] for key in ("spec", "data") if key in item}}
 
 
-def degraded(document: Object) -> tuple[str, str]:
+def degraded_condition(document: Object) -> tuple[str, str]:
     conditions = (document.get("status") or {}).get("conditions") or []
-    return next(((each["reason"], each["message"]) for each in conditions if each["type"] == "Degraded"), ("", ""))
+    return next(
+        ((condition["reason"], condition["message"]) for condition in conditions if condition["type"] == "Degraded"), ("", "")
+    )
 
 
 @pytest.mark.usefixtures("operator")
 @pytest.mark.timeout(900)
-def test_nothing_of_somebody_else_is_taken_over_whatever_its_kind(namespace: Namespace, light: Callable[..., Object]) -> None:
+def test_foreign_objects_are_reported_and_left_alone(namespace: Namespace, processless_resource: Callable[..., Object]) -> None:
     rollout = {"canary": {"stepWeights": [], "scaleDownDelay": "0s"}, "traffic": GATEWAY}
-    made: dict[tuple[str, str], Object] = {}
-    named: dict[str, tuple[str, str]] = {}
+    contents: dict[tuple[str, str], Object] = {}
+    conflicts: dict[str, tuple[str, str]] = {}
 
-    def put(kind: str, name: str) -> None:
-        namespace.apply(theirs(kind, name))
-        made[kind, name] = content(namespace.get(kind, name))
+    def create_foreign(kind: str, name: str) -> None:
+        namespace.apply(foreign_object(kind, name))
+        contents[kind, name] = owned_content(namespace.get(kind, name))
 
-    def says_so(resource: str) -> bool:
-        kind, name = named[resource]
-        reason, message = degraded(namespace.get("specdep", resource))
+    def conflict_is_reported(resource: str) -> bool:
+        kind, name = conflicts[resource]
+        reason, message = degraded_condition(namespace.get("specdep", resource))
         return reason == "NameTaken" and f"{kind} {name} belongs to another owner" in message
 
-    # What is there before the resource is.
-    for number, (kind, pattern) in enumerate((*FIRST, *UNNEEDED)):
+    # Objects that exist before the resource.
+    for number, (kind, pattern) in enumerate((*FIRST_REVISION_OBJECTS, *UNUSED_NAMES)):
         name = f"first-{number}"
-        document = light("eagle3", name=name, replicas=1, rollout=rollout)
-        place = pattern.format(name=name, revision=of(document))
-        put(kind, place)
+        document = processless_resource("eagle3", name=name, replicas=1, rollout=rollout)
+        object_name = pattern.format(name=name, revision=revision_of(document))
+        create_foreign(kind, object_name)
         namespace.apply(document)
-        if (kind, pattern) not in UNNEEDED:
-            named[name] = (kind, place)
-    for name in named:
-        wait_until(lambda name=name: says_so(name), f"{name} says that {named[name]} is not its own", timeout_seconds=240)  # type: ignore[misc]
+        if (kind, pattern) not in UNUSED_NAMES:
+            conflicts[name] = (kind, object_name)
+    for name in conflicts:
+        wait_until(
+            lambda name=name: conflict_is_reported(name),  # type: ignore[misc]
+            f"{name} reports that {conflicts[name]} is not its own",
+            timeout_seconds=240,
+        )
 
-    # What comes to be before a canary does.
-    second = {f"second-{number}": place for number, place in enumerate(SECOND)}
+    # Objects that are created before a canary.
+    second = {f"second-{number}": pattern for number, pattern in enumerate(CANARY_OBJECTS)}
     for name in second:
-        namespace.apply(light("eagle3", name=name, replicas=1, rollout=rollout))
+        namespace.apply(processless_resource("eagle3", name=name, replicas=1, rollout=rollout))
     for name in second:
         wait_until(
             lambda name=name: (namespace.get("specdep", name).get("status") or {}).get("phase") == "Ready",  # type: ignore[misc]
@@ -121,25 +127,29 @@ def test_nothing_of_somebody_else_is_taken_over_whatever_its_kind(namespace: Nam
             timeout_seconds=240,
         )
     for name, (kind, pattern) in second.items():
-        old, new = (light(drafter, name=name, replicas=1, rollout=rollout) for drafter in ("eagle3", "eagle31"))
-        place = pattern.format(name=name, revision=of(new), before=of(old))
-        put(kind, place)
-        named[name] = (kind, place)
+        old, new = (processless_resource(drafter, name=name, replicas=1, rollout=rollout) for drafter in ("eagle3", "eagle31"))
+        object_name = pattern.format(name=name, revision=revision_of(new), before=revision_of(old))
+        create_foreign(kind, object_name)
+        conflicts[name] = (kind, object_name)
         namespace.apply(new)
     for name in second:
-        wait_until(lambda name=name: says_so(name), f"{name} says that {named[name]} is not its own", timeout_seconds=240)  # type: ignore[misc]
-        if named[name][0] == "Service":
+        wait_until(
+            lambda name=name: conflict_is_reported(name),  # type: ignore[misc]
+            f"{name} reports that {conflicts[name]} is not its own",
+            timeout_seconds=240,
+        )
+        if conflicts[name][0] == "Service":
             backends = namespace.get("httproute", name)["spec"]["rules"][0]["backendRefs"]
-            assert named[name][1] not in {backend["name"] for backend in backends if backend.get("weight")}, (
+            assert conflicts[name][1] not in {backend["name"] for backend in backends if backend.get("weight")}, (
                 "no request goes there"
             )
 
-    for (kind, name), before in made.items():
-        assert content(namespace.get(kind, name)) == before, f"{kind} {name} is as it was"
-    for name in (*named, f"first-{len(FIRST)}"):
+    for (kind, name), before in contents.items():
+        assert owned_content(namespace.get(kind, name)) == before, f"{kind} {name} is as it was"
+    for name in (*conflicts, f"first-{len(FIRST_REVISION_OBJECTS)}"):
         namespace.kubectl("delete", "specdep", name)
     wait_until(
-        lambda: not namespace.list_all("deployments", "aerie.dev/name"), "all that was Aerie's is gone", timeout_seconds=120
+        lambda: not namespace.list_all("deployments", "aerie.dev/name"), "all objects of Aerie are deleted", timeout_seconds=120
     )
-    for (kind, name), before in made.items():
-        assert content(namespace.get(kind, name)) == before, f"{kind} {name} is there still"
+    for (kind, name), before in contents.items():
+        assert owned_content(namespace.get(kind, name)) == before, f"{kind} {name} still exists"

@@ -15,35 +15,37 @@ PRODUCTS = {"node-1": "NVIDIA-H100-80GB-HBM3", "node-2": "NVIDIA-A100-SXM4-80GB"
 
 
 @pytest.mark.usefixtures("operator")
-def test_a_canary_on_another_gpu_is_not_compared_by_time(namespace: Namespace, specdep: Callable[..., dict[str, Any]]) -> None:
+def test_canary_on_another_gpu_is_not_compared_by_time(
+    namespace: Namespace, wait_for_status: Callable[..., dict[str, Any]]
+) -> None:
     for node, product in PRODUCTS.items():
         namespace.kubectl("label", "--overwrite", "node", node, f"{LABEL}={product}")
     try:
         namespace.apply(resource("chat", node="node-1", preflight={"mode": "Off"}))
-        specdep(lambda s: s.get("phase") == "Ready", "it is Ready")
+        wait_for_status(lambda s: s.get("phase") == "Ready", "it is Ready")
         namespace.apply(resource("chat", node="node-2", preflight={"mode": "Off"}))
-        status = specdep(lambda s: (s.get("analysis") or {}).get("hardwareMismatch"), "the GPUs are noticed")["status"]
+        status = wait_for_status(lambda s: (s.get("analysis") or {}).get("hardwareMismatch"), "the difference is shown")["status"]
     finally:
         for node in PRODUCTS:
             namespace.kubectl("label", "node", node, f"{LABEL}-")
-    said = f"canary pods run on {PRODUCTS['node-2']} (1 pod), control pods on {PRODUCTS['node-1']} (1 pod)"
-    assert status["analysis"]["hardwareMismatch"] == said
-    assert said in status["analysis"]["message"]
+    difference = f"canary pods run on {PRODUCTS['node-2']} (1 pod), control pods on {PRODUCTS['node-1']} (1 pod)"
+    assert status["analysis"]["hardwareMismatch"] == difference
+    assert difference in status["analysis"]["message"]
 
 
 @pytest.mark.usefixtures("operator")
 @pytest.mark.parametrize("node", PRODUCTS)
-def test_the_control_runs_on_the_gpu_product_of_the_canary(
-    namespace: Namespace, specdep: Callable[..., dict[str, Any]], node: str
+def test_control_runs_on_gpu_product_of_canary(
+    namespace: Namespace, wait_for_status: Callable[..., dict[str, Any]], node: str
 ) -> None:
     """The stable pods, and so the control, may run on either node; the canary is sent to one of them."""
     for name, product in PRODUCTS.items():
         namespace.kubectl("label", "--overwrite", "node", name, f"{LABEL}={product}")
     try:
-        namespace.apply(anywhere(resource("chat", replicas=2, preflight={"mode": "Off"})))
-        old = specdep(lambda s: s.get("phase") == "Ready", "it is Ready")["status"]["stable"]["revision"]
+        namespace.apply(without_node_selector(resource("chat", replicas=2, preflight={"mode": "Off"})))
+        old = wait_for_status(lambda s: s.get("phase") == "Ready", "it is Ready")["status"]["stable"]["revision"]
         namespace.apply(resource("chat", replicas=2, node=node, preflight={"mode": "Off"}, canary={"replicas": 2}))
-        specdep(lambda s: s.get("phase") == "WarmingUp" or s.get("analysis"), "canary and control serve")
+        wait_for_status(lambda s: s.get("phase") == "WarmingUp" or s.get("analysis"), "canary and control serve")
         arms = {
             arm: {pod["spec"].get("nodeName") for pod in namespace.list_all("pods", selector)}
             for arm, selector in {
@@ -51,15 +53,15 @@ def test_the_control_runs_on_the_gpu_product_of_the_canary(
                 "control": f"aerie.dev/revision={old},aerie.dev/control=true",
             }.items()
         }
-        unlike = (namespace.get("specdep", "chat")["status"].get("analysis") or {}).get("hardwareMismatch")
+        difference = (namespace.get("specdep", "chat")["status"].get("analysis") or {}).get("hardwareMismatch")
     finally:
         for name in PRODUCTS:
             namespace.kubectl("label", "node", name, f"{LABEL}-")
     assert arms == {"canary": {node}, "control": {node}}
-    assert not unlike
+    assert not difference
 
 
-def anywhere(document: dict[str, Any]) -> dict[str, Any]:
-    """Without a word on the node."""
+def without_node_selector(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the resource without its node selector."""
     del document["spec"]["engine"]["podTemplate"]["spec"]["nodeSelector"]
     return document

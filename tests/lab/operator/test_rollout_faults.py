@@ -1,12 +1,12 @@
-"""Rollouts in every trouble that the state machine knows, side by side in one namespace, under one operator that is killed again
-and again; and then fifty canaries at once, while it is killed fifty times.
+"""Rollouts with every fault that the state machine handles, side by side in one namespace, under an operator that is killed
+repeatedly; then fifty simultaneous canaries with fifty kills.
 
-    scenarios   one resource each, as a coroutine that plays the user, the cluster's faults and the engines' lies
-    kills       SIGKILL when the first canary comes into a phase, for each phase; then fifty at random moments (`SEED`)
-    witness     what should never happen, over the whole time and for all of them (witness.py); and the rows that were passed
+    scenarios   one resource each, as a coroutine with the user's actions, the cluster's faults and corrupt metrics
+    kills       SIGKILL when the first canary enters a phase, for each phase; then fifty at random times (`SEED`)
+    recorder    violations of invariants, over the whole time and for all resources (event_recorder.py); transitions taken
 
-Nothing here waits for what "should be over by now": each wait is for a state, and has minutes. Pods that nobody measures run
-nothing; the others are simulated engines that ask themselves, so no client's traffic is needed (that is test_canary's).
+Each wait is for a state, with minutes of time. Pods that are not measured run nothing; the others are simulated engines with own
+requests, so no client's traffic is needed (test_canary.py has it).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from aerie.rollout.status.notifications import build_notifications
 from aerie_lab.cluster import Lab, process
 from aerie_lab.faults import FaultInjector
 from aerie_lab.testing.plugin import new_namespace
-from tests.lab.operator.crowd import CROWD, KILLS, Crowd
+from tests.lab.operator.bulk_change import KILL_COUNT, RESOURCE_COUNT, BulkChange
+from tests.lab.operator.environment import Case, Environment, OperatorSeries
+from tests.lab.operator.event_recorder import EventRecorder, record_events
 from tests.lab.operator.scenarios import SCENARIOS
-from tests.lab.operator.stage import Case, Reign, Stage
-from tests.lab.operator.witness import Witness, witness
 
 pytestmark = pytest.mark.timeout(1800)
-NOT_HERE = {
+NOT_COVERED = {
     (
         "Analyzing",
         Trigger.EXPLORED,
-    ): "a trial of tuning, of which this crowd has none: unit tests of the state machine and of tuned rollouts",
+    ): "a trial of tuning, which these scenarios do not have: unit tests of the state machine and of tuned rollouts",
     ("Verifying", Trigger.TIMER): "it takes an hour: unit tests of post-promotion monitoring",
     (
         "Ramping",
@@ -46,129 +46,145 @@ NOT_HERE = {
     ): "it takes more pods than one that are late for their revision's sake: unit tests of fleet size",
     ("Promoting", Trigger.DEADLINE_EXCEEDED): "as with Ramping",
 }
-"""Rows that no scenario passes, and why."""
+"""Transitions that no scenario takes, and the reason."""
 
 
 @dataclass
-class Told:
-    """What a run has shown."""
+class RunResult:
+    """The results of a run."""
 
     failures: dict[str, BaseException | None]
-    crowd: BaseException | None
+    bulk_failure: BaseException | None
     killed_in: dict[str, str]
     kills: int
-    offences: list[str]
-    rows: dict[tuple[str, Trigger], set[str]]
-    transitions: int
-    untold: set[str]
-    """Ids of notices that did not come."""
+    violations: list[str]
+    transitions_taken: dict[tuple[str, Trigger], set[str]]
+    phase_changes: int
+    missing_notifications: set[str]
+    """Ids of notifications that were not received."""
 
 
 @dataclass(frozen=True)
-class Received:
-    """An endpoint for notices in the lab's network, and what it has taken."""
+class NotificationSink:
+    """A notification endpoint in the lab's network, with the notifications that it has received."""
 
     url: str
     file: Path
 
-    def missing(self, resources: Iterable[dict[str, Any]]) -> set[str]:
-        """Of what the resources' statuses tell, what has not come."""
+    def missing_ids(self, resources: Iterable[dict[str, Any]]) -> set[str]:
+        """Return the ids of the statuses' notifications that were not received."""
         lines = self.file.read_text().splitlines() if self.file.exists() else []
-        found = [SpeculativeDeployment.from_dict(item) for item in resources]
-        wanted = {notice.id for one in found if one.status is not None for notice in build_notifications(one, one.status)}
-        return wanted - {json.loads(line)["id"] for line in lines}
+        deployments = [SpeculativeDeployment.from_dict(item) for item in resources]
+        expected = {
+            notification.id
+            for deployment in deployments
+            if deployment.status is not None
+            for notification in build_notifications(deployment, deployment.status)
+        }
+        return expected - {json.loads(line)["id"] for line in lines}
 
-    async def none_missing(self, witness: Witness) -> set[str]:
-        """What is missing when nothing is, or when there was time enough."""
+    async def wait_until_none_missing(self, recorder: EventRecorder) -> set[str]:
+        """Wait up to two minutes until no notification is missing; return the missing ids."""
         for _ in range(240):
-            if not self.missing(witness.now.values()):
+            if not self.missing_ids(recorder.resources.values()):
                 break
             await asyncio.sleep(0.5)
-        return self.missing(witness.now.values())
+        return self.missing_ids(recorder.resources.values())
 
 
-async def play(lab: Lab, namespace: str, faults: FaultInjector, nursery: Any, received: Received) -> Told:
-    """All of it."""
-    async with lab.client() as client, witness(client, namespace) as seer:
-        reign = Reign(nursery, namespace, received.url)
-        stage = Stage(lab, namespace, client, seer, reign, faults, waiting=set(SCENARIOS))
-        keeping = asyncio.create_task(reign.run())
+async def run_scenarios(
+    lab: Lab, namespace: str, faults: FaultInjector, launcher: Any, notification_sink: NotificationSink
+) -> RunResult:
+    """Run all scenarios, then the bulk change."""
+    async with lab.client() as client, record_events(client, namespace) as recorder:
+        operators = OperatorSeries(launcher, namespace, notification_sink.url)
+        environment = Environment(lab, namespace, client, recorder, operators, faults, waiting=set(SCENARIOS))
+        operators_task = asyncio.create_task(operators.run())
         try:
-            crowd = Crowd(stage)
-            seer.listeners.append(stage.heard)
-            serving = asyncio.create_task(crowd.serve())
-            cases = {name: Case(name, stage) for name in SCENARIOS}
+            bulk_change = BulkChange(environment)
+            recorder.listeners.append(environment.kill_in_new_phase)
+            bulk_task = asyncio.create_task(bulk_change.create_all())
+            cases = {name: Case(name, environment) for name in SCENARIOS}
 
-            async def act(name: str) -> None:
+            async def run_scenario(name: str) -> None:
                 try:
                     await SCENARIOS[name](cases[name])
                 finally:
-                    stage.served(name)  # whoever has failed keeps nobody waiting
+                    environment.mark_serving(name)  # a failed scenario delays no other
                     for fault in reversed(cases[name].faults):
                         await asyncio.to_thread(fault.undo)
 
-            ends = await asyncio.gather(*map(act, SCENARIOS), return_exceptions=True)
-            seer.listeners.clear()
-            fifty = (await asyncio.gather(serving, return_exceptions=True))[0]
-            kills = reign.kills
-            if fifty is None:
-                fifty = (await asyncio.gather(crowd.change(), return_exceptions=True))[0]
-            kills = reign.kills - kills
-            untold = await received.none_missing(seer)
+            errors = await asyncio.gather(*map(run_scenario, SCENARIOS), return_exceptions=True)
+            recorder.listeners.clear()
+            bulk_error = (await asyncio.gather(bulk_task, return_exceptions=True))[0]
+            kills = operators.kills
+            if bulk_error is None:
+                bulk_error = (await asyncio.gather(bulk_change.change_all(), return_exceptions=True))[0]
+            kills = operators.kills - kills
+            missing_notifications = await notification_sink.wait_until_none_missing(recorder)
         finally:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
-        failures = dict(zip(SCENARIOS, ends, strict=True))
-        return Told(failures, fifty, stage.killed_in, kills, seer.offences(), seer.rows(), seer.transitions(), untold)
+            operators_task.cancel()
+            await asyncio.gather(operators_task, return_exceptions=True)
+        failures = dict(zip(SCENARIOS, errors, strict=True))
+        return RunResult(
+            failures,
+            bulk_error,
+            environment.killed_in,
+            kills,
+            recorder.violations(),
+            recorder.transitions_taken(),
+            recorder.phase_changes(),
+            missing_notifications,
+        )
 
 
 @pytest.fixture(scope="module")
-def received(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Received]:
+def notification_sink(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NotificationSink]:
     file = tmp_path_factory.mktemp("received") / "notices"
-    inside = [sys.executable, "-m", "aerie_lab.sandbox.inside", "--network", str(process.find_lab_pid(lab.folder))]
-    command = [*inside, sys.executable, str(Path(__file__).with_name("receiver.py")), str(file)]
+    network_command = [sys.executable, "-m", "aerie_lab.sandbox.inside", "--network", str(process.find_lab_pid(lab.folder))]
+    command = [*network_command, sys.executable, str(Path(__file__).with_name("receiver.py")), str(file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as endpoint:
         assert endpoint.stdout is not None
-        yield Received(f"http://127.0.0.1:{endpoint.stdout.readline().strip()}", file)
+        yield NotificationSink(f"http://127.0.0.1:{endpoint.stdout.readline().strip()}", file)
         endpoint.kill()
 
 
 @pytest.fixture(scope="module")
-def told(lab: Lab, inner_operators: Any, received: Received) -> Iterator[Told]:
+def result(lab: Lab, inner_operators: Any, notification_sink: NotificationSink) -> Iterator[RunResult]:
     with new_namespace(lab, "rollout-faults") as namespace:
         try:
-            yield asyncio.run(play(lab, namespace.name, namespace.faults, inner_operators, received))
+            yield asyncio.run(run_scenarios(lab, namespace.name, namespace.faults, inner_operators, notification_sink))
         finally:
             inner_operators.end_all()
 
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
-def test_scenario(told: Told, name: str) -> None:
-    failure = told.failures[name]
+def test_scenario(result: RunResult, name: str) -> None:
+    failure = result.failures[name]
     if failure is not None:
         raise failure
 
 
-def test_fifty_canaries_at_once_while_the_operator_is_killed_fifty_times(told: Told) -> None:
-    if told.crowd is not None:
-        raise told.crowd
-    assert told.kills == KILLS
+def test_fifty_canaries_complete_despite_fifty_kills(result: RunResult) -> None:
+    if result.bulk_failure is not None:
+        raise result.bulk_failure
+    assert result.kills == KILL_COUNT
 
 
-def test_the_operator_was_killed_in_every_phase(told: Told) -> None:
-    wanted = {phase for phase, _ in TRANSITIONS.keys() - NOT_HERE.keys()} | {"RollingBack"}
-    assert wanted <= told.killed_in.keys()
+def test_operator_was_killed_in_every_phase(result: RunResult) -> None:
+    expected = {phase for phase, _ in TRANSITIONS.keys() - NOT_COVERED.keys()} | {"RollingBack"}
+    assert expected <= result.killed_in.keys()
 
 
-def test_every_end_was_told_outside(told: Told) -> None:
-    assert told.untold == set()
+def test_all_notifications_were_received(result: RunResult) -> None:
+    assert result.missing_notifications == set()
 
 
-def test_nothing_happened_that_never_should(told: Told) -> None:
-    assert told.transitions > 4 * CROWD, "the witness has seen them"
-    assert told.offences == []
+def test_no_invariant_was_violated(result: RunResult) -> None:
+    assert result.phase_changes > 4 * RESOURCE_COUNT, "the recorder has observed them"
+    assert result.violations == []
 
 
-def test_every_row_of_the_table_was_passed(told: Told) -> None:
-    assert TRANSITIONS.keys() >= NOT_HERE.keys(), "what is left out is a row"
-    assert TRANSITIONS.keys() - NOT_HERE.keys() - told.rows.keys() == set()
+def test_every_transition_of_the_table_was_taken(result: RunResult) -> None:
+    assert TRANSITIONS.keys() >= NOT_COVERED.keys(), "excluded transitions exist"
+    assert TRANSITIONS.keys() - NOT_COVERED.keys() - result.transitions_taken.keys() == set()

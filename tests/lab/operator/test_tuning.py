@@ -1,12 +1,12 @@
-"""Tuning on running engines, whose costs are such that K = 3 is wrong: three resources side by side, under one operator.
+"""Tuning on running engines, for which K = 3 is wrong: three resources side by side, under one operator.
 
-    load     mode Auto, requests through the gateway: the load doubles, and a setting that drafts less is proven and kept; then
-             the load is as before, and nothing that is not proven follows
-    shown    mode Recommend, engines that ask themselves, at a load at which K = 3 loses: it is told, and nothing happens
-    planted  mode Auto, a drafter that takes far more time than the tuner can know from K = 3: what it recommends is taken back
+    load     mode Auto, requests through the gateway: the load doubles, and a setting with fewer drafts is proven and applied;
+             then the load decreases again, and no unproven setting follows
+    shown    mode Recommend, engines with own requests, at a load at which K = 3 loses: a recommendation, and no trial
+    planted  mode Auto, a drafter that takes far more time than the tuner can measure at K = 3: its recommendation is rolled back
 
-Nothing here waits for what "should be over by now": each wait is for a state, and has minutes. Steps take tens of milliseconds,
-so that what a busy machine adds to each does not bring an engine near to its limit, where nothing could be told of it.
+Each wait is for a state, with minutes of time. Steps take tens of milliseconds, so that the delay on a busy machine does not
+bring an engine near to its limit, where nothing can be measured.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from aerie_lab.engine.traffic import TrafficTarget
 from aerie_lab.engine.workload import LengthDistribution, TrafficClass
 from aerie_lab.testing import Namespace, wait_until
 from tests.lab.operator.resources import resource
-from tests.lab.operator.test_canary import answers
+from tests.lab.operator.test_canary import gateway_answers
 
 pytestmark = pytest.mark.timeout(1800)
 Object = dict[str, Any]
-PATIENCE = 900.0
-"""Seconds for one wait. A minute or two is usual."""
+TIMEOUT_SECONDS = 900.0
+"""Maximum for one wait. A minute or two is usual."""
 RATE = 7.8
 """Requests a second for two engines: at K = 3 they have three at a time, and with twice the rate ten."""
 ANSWER = LengthDistribution(45, 0.3)
-KINDS = (TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(30, 0.3), ANSWER),)
+TRAFFIC_CLASSES = (TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(30, 0.3), ANSWER),)
 
 
 def simulator(formula: Object, rates: list[float], requests_per_second: float = 0.0) -> str:
     """Return the simulator's options; each engine sends itself `requests_per_second`, of 45 tokens each."""
-    told = {
+    options = {
         "startup_seconds": 0.5,
         "own_requests_per_second": requests_per_second,
         "step_time": {"formula": formula},
         "acceptance": {"chat": {"rates": rates}},
     }
-    return json.dumps(told | {"apply_drafter_effect": False})
+    return json.dumps(options | {"apply_drafter_effect": False})
 
 
 COSTLY_TOKENS = {"base_seconds": 1e-2, "seconds_per_token": 1.25e-3}
@@ -58,18 +58,18 @@ COSTLY_DRAFTS = {"base_seconds": 1e-3, "seconds_per_token": 0.0, "seconds_per_dr
 MANY = [0.94, 0.8836, 0.8306]
 
 
-def tuned(name: str, mode: str, engine: str, *, cooldown: str = "0s", **more: Any) -> Object:
-    """A resource whose setting is decided on every ten seconds. Its canary takes the place of a stable pod, so that each pod has
-    as much to do as before; with two of them none is spared for exploring."""
-    made = resource(
+def tuned_resource(name: str, mode: str, engine: str, *, cooldown: str = "0s", **rollout_fields: Any) -> Object:
+    """Return a resource whose tuner decides every ten seconds. Its canary takes the place of a stable pod, so that the load per
+    pod stays the same; with two pods none is spared for explorations."""
+    document = resource(
         name,
         simulator=engine,
         replicas=2,
         canary={"capacity": "Reuse", "control": "Stable"},
         analysis={"blockDuration": "4s", "maxDuration": "5m"},
-        **more,
+        **rollout_fields,
     )
-    spec = made["spec"]
+    spec = document["spec"]
     spec["speculation"]["tuning"] = {
         "mode": mode,
         "decisionInterval": "10s",
@@ -80,95 +80,111 @@ def tuned(name: str, mode: str, engine: str, *, cooldown: str = "0s", **more: An
     spec["metrics"]["scrapeInterval"] = "2s"
     spec["engine"]["args"] = ["--enforce-eager"]
     spec["engine"]["env"].append({"name": "VLLM_USE_V2_MODEL_RUNNER", "value": "0"})  # so that no schedule is a candidate
-    del spec["engine"]["podTemplate"]["spec"][
-        "containers"
-    ]  # requests come through the gateway: pods wait until it knows, before they end
-    return made
+    del spec["engine"]["podTemplate"]["spec"]["containers"]  # requests come through the gateway: pods drain before they end
+    return document
 
 
-def test_settings_are_proven_or_only_shown_or_taken_back(namespace: Namespace, inside: Any) -> None:
+def test_tuned_settings_are_applied_recommended_or_rolled_back(namespace: Namespace, inner_operator: Any) -> None:
     host = f"{namespace.name}.example"
     gateway = {"parentRefs": [{"name": "lab", "namespace": "projectcontour"}], "hostnames": [host]}
     route = {"mode": "Gateway", "gateway": gateway}
-    namespace.apply(tuned("load", "Auto", simulator(COSTLY_TOKENS, FEW), traffic=route))
-    namespace.apply(tuned("shown", "Recommend", simulator(COSTLY_TOKENS, FEWER, requests_per_second=5.4)))
-    namespace.apply(tuned("planted", "Auto", simulator(COSTLY_DRAFTS, MANY, requests_per_second=11), cooldown="1h"))
+    namespace.apply(tuned_resource("load", "Auto", simulator(COSTLY_TOKENS, FEW), traffic=route))
+    namespace.apply(tuned_resource("shown", "Recommend", simulator(COSTLY_TOKENS, FEWER, requests_per_second=5.4)))
+    namespace.apply(tuned_resource("planted", "Auto", simulator(COSTLY_DRAFTS, MANY, requests_per_second=11), cooldown="1h"))
 
-    def status(name: str, look: Callable[[Object], object], what: str) -> Object:
-        found: Object = namespace.wait_until(
-            "specdep", name, lambda item: look(item.get("status") or {}), f"{name}: {what}", timeout_seconds=PATIENCE
+    def wait_for_condition(name: str, condition: Callable[[Object], object], description: str) -> Object:
+        status: Object = namespace.wait_until(
+            "specdep",
+            name,
+            lambda item: condition(item.get("status") or {}),
+            f"{name}: {description}",
+            timeout_seconds=TIMEOUT_SECONDS,
         )["status"]
-        return found
+        return status
 
     for name in ("load", "shown", "planted"):
-        status(name, lambda s: s.get("phase") == "Ready", "it is Ready")
+        wait_for_condition(name, lambda s: s.get("phase") == "Ready", "it is Ready")
     url = namespace.lab.gateway_url or ""
-    wait_until(lambda: answers(url, host), "the gateway answers")
+    wait_until(lambda: gateway_answers(url, host), "the gateway answers")
     target = TrafficTarget(url, "chat", host, stream=False, timeout_seconds=120)
-    with BackgroundTraffic(target, RATE, KINDS) as traffic:
-        status("load", lambda s: reason(s) in ("Optimal", "Recommended", "Trial"), "there is a first decision")
-        with BackgroundTraffic(target, RATE, KINDS) as more:
-            found = status("load", lambda s: trials(s) and trials(s)[0]["result"] == "Promoted", "a change is proven")
-            proven = trials(found)[0]
-            chosen = status("load", lambda s: s.get("phase") == "Ready" and chosen_of(s), "the proven setting serves")
-            assert proven["fromSetting"] == {"mode": "Static", "numSpeculativeTokens": 3}
-            assert chosen["speculation"]["applied"]["setting"] == chosen["stable"]["setting"]
-            assert proven["toSetting"] != proven["fromSetting"]
-            assert proven["predicted"]["estimate"] > 0
-            assert 0 <= proven["measured"]["lower"] <= proven["measured"]["estimate"], "faster than the control, rounded"
-            assert proven["measured"]["estimate"] > 0
+    with BackgroundTraffic(target, RATE, TRAFFIC_CLASSES) as traffic:
+        wait_for_condition("load", lambda s: reason(s) in ("Optimal", "Recommended", "Trial"), "there is a first decision")
+        with BackgroundTraffic(target, RATE, TRAFFIC_CLASSES) as more_traffic:
+            trial_status = wait_for_condition(
+                "load", lambda s: trials(s) and trials(s)[0]["result"] == "Promoted", "a change is proven"
+            )
+            trial = trials(trial_status)[0]
+            applied_status = wait_for_condition(
+                "load", lambda s: s.get("phase") == "Ready" and applied_setting(s), "the proven setting serves"
+            )
+            assert trial["fromSetting"] == {"mode": "Static", "numSpeculativeTokens": 3}
+            assert applied_status["speculation"]["applied"]["setting"] == applied_status["stable"]["setting"]
+            assert trial["toSetting"] != trial["fromSetting"]
+            assert trial["predicted"]["estimate"] > 0
+            assert 0 <= trial["measured"]["lower"] <= trial["measured"]["estimate"], "faster than the control, rounded"
+            assert trial["measured"]["estimate"] > 0
             assert namespace.get("specdep", "load")["spec"]["speculation"]["numSpeculativeTokens"] == 3, "the spec is the user's"
-        # Half of the load again: the next decisions are on that, and whatever they lead to is proven too.
-        seen = decided_at(namespace, "load")
-        wait_until(lambda: decided_at(namespace, "load") != seen, "it is decided on the load as before", timeout_seconds=PATIENCE)
-        later = namespace.get("specdep", "load")["status"]
-        assert all(one["result"] != "Promoted" or one["measured"]["lower"] >= 0 for one in trials(later))
-    for one in (traffic, more):
-        assert [outcome for outcome in one.report.outcomes if outcome.error] == []
+        # Half of the load again: the next decisions depend on it, and their settings are proven, too.
+        first_decision = decided_at(namespace, "load")
+        wait_until(
+            lambda: decided_at(namespace, "load") != first_decision,
+            "there is a decision on the previous load",
+            timeout_seconds=TIMEOUT_SECONDS,
+        )
+        later_status = namespace.get("specdep", "load")["status"]
+        assert all(record["result"] != "Promoted" or record["measured"]["lower"] >= 0 for record in trials(later_status))
+    for background in (traffic, more_traffic):
+        assert [outcome for outcome in background.report.outcomes if outcome.error] == []
 
-    shown = status("shown", lambda s: reason(s) == "Recommended", "a better setting is told")
-    assert shown["speculation"]["recommended"] != shown["speculation"]["current"] == {"mode": "Static", "numSpeculativeTokens": 3}
-    assert shown["speculation"]["predicted"]["estimate"] > 0
-    assert not {"trial", "applied", "trials"} & shown["speculation"].keys()
-    assert [one["result"] for one in shown["rolloutHistory"]] == ["Promoted"], "the first revision, and no canary since"
+    recommended_status = wait_for_condition("shown", lambda s: reason(s) == "Recommended", "a better setting is recommended")
+    assert (
+        recommended_status["speculation"]["recommended"]
+        != recommended_status["speculation"]["current"]
+        == {"mode": "Static", "numSpeculativeTokens": 3}
+    )
+    assert recommended_status["speculation"]["predicted"]["estimate"] > 0
+    assert not {"trial", "applied", "trials"} & recommended_status["speculation"].keys()
+    assert [record["result"] for record in recommended_status["rolloutHistory"]] == ["Promoted"], (
+        "the first revision, and no canary since"
+    )
 
-    back = status("planted", lambda s: trials(s) and not s.get("canary"), "its trial is over")
-    taken = trials(back)[0]
-    assert (taken["result"], taken["toSetting"]["mode"]) == ("RolledBack", "Static")
-    assert taken["toSetting"]["numSpeculativeTokens"] > 3
-    assert taken["predicted"]["estimate"] > 0 > taken["measured"]["estimate"]
-    assert back["stable"]["setting"] == {"mode": "Static", "numSpeculativeTokens": 3}
-    assert "applied" not in back["speculation"]
-    resting = status("planted", lambda s: reason(s) == "Cooldown", "nothing is tried for a while")
-    assert resting["speculation"]["lastRollbackTime"] == taken["completionTime"]
+    rolled_back_status = wait_for_condition("planted", lambda s: trials(s) and not s.get("canary"), "its trial is over")
+    rolled_back_trial = trials(rolled_back_status)[0]
+    assert (rolled_back_trial["result"], rolled_back_trial["toSetting"]["mode"]) == ("RolledBack", "Static")
+    assert rolled_back_trial["toSetting"]["numSpeculativeTokens"] > 3
+    assert rolled_back_trial["predicted"]["estimate"] > 0 > rolled_back_trial["measured"]["estimate"]
+    assert rolled_back_status["stable"]["setting"] == {"mode": "Static", "numSpeculativeTokens": 3}
+    assert "applied" not in rolled_back_status["speculation"]
+    cooldown_status = wait_for_condition("planted", lambda s: reason(s) == "Cooldown", "nothing is tried for a while")
+    assert cooldown_status["speculation"]["lastRollbackTime"] == rolled_back_trial["completionTime"]
 
-    for name, told in (("load", "by tuning (spec: 3)"), ("shown", "K=3"), ("planted", "K=7")):
+    for name, text in (("load", "by tuning (spec: 3)"), ("shown", "K=3"), ("planted", "K=7")):
         command = [sys.executable, "-m", "aerie.cli", "tune", "explain", name, "-n", namespace.name]
         environment = {**os.environ, "KUBECONFIG": str(namespace.lab.kubeconfig)}
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
         assert ended.returncode == 0, ended.stderr
-        assert told in ended.stdout
-    assert trials(namespace.get("specdep", "planted")["status"]) == [taken], "nothing is tried for a while"
-    assert inside.end() == 0
+        assert text in ended.stdout
+    assert trials(namespace.get("specdep", "planted")["status"]) == [rolled_back_trial], "nothing is tried for a while"
+    assert inner_operator.end() == 0
 
 
 def reason(status: Object) -> str:
-    """Of the condition SpeculationTuned."""
-    known = {one["type"]: one for one in status.get("conditions") or []}
-    return str(known.get("SpeculationTuned", {}).get("reason", ""))
+    """Return the reason of the condition SpeculationTuned."""
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
+    return str(conditions.get("SpeculationTuned", {}).get("reason", ""))
 
 
 def trials(status: Object) -> list[Object]:
-    """How trials have ended, the newest first."""
+    """Return the ended trials, the newest first."""
     return list((status.get("speculation") or {}).get("trials") or [])
 
 
-def chosen_of(status: Object) -> object:
+def applied_setting(status: Object) -> object:
     return (status.get("speculation") or {}).get("applied")
 
 
 def decided_at(namespace: Namespace, name: str) -> str:
-    """When the last decision was made that is written down."""
+    """Return the time of the last stored decision."""
     return str(
         namespace.get("configmap", tuning_config_map.tuning_config_map_name(name))["data"][tuning_config_map.DECISION_TIME_KEY]
     )

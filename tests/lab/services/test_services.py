@@ -1,4 +1,4 @@
-"""Cluster IPs answer inside the lab, and lead to ready endpoints only."""
+"""Cluster IPs work inside the lab, and forward to ready endpoints only."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ open("/dev/termination-log", "w").write(json.dumps(found))
 
 
 def endpoints(namespace: Namespace) -> dict[str, bool]:
-    """Pod name -> ready."""
-    found = namespace.list_all("endpointslices", "kubernetes.io/service-name=web")
-    listed = [endpoint for part in found for endpoint in part.get("endpoints") or []]
+    """Return whether each pod is a ready endpoint, by pod name."""
+    slices = namespace.list_all("endpointslices", "kubernetes.io/service-name=web")
+    listed = [endpoint for part in slices for endpoint in part.get("endpoints") or []]
     return {endpoint["targetRef"]["name"]: endpoint["conditions"]["ready"] for endpoint in listed}
 
 
-def asked(namespace: Namespace, name: str) -> dict[str, int]:
-    """Who answers thirty requests from a pod inside the lab."""
+def count_responses(namespace: Namespace, name: str) -> dict[str, int]:
+    """Return the number of responses by pod, of thirty requests from a pod inside the lab."""
     url = f"http://{namespace.get('service', 'web')['spec']['clusterIP']}"
     namespace.apply(pod(name, python(ASK, args=[url]), restartPolicy="Never"))
-    found: dict[str, int] = read_termination_json(namespace.wait_until_phase(name, "Succeeded"))
-    return found
+    responses_by_pod: dict[str, int] = read_termination_json(namespace.wait_until_phase(name, "Succeeded"))
+    return responses_by_pod
 
 
-def test_a_service_balances_over_what_is_ready(namespace: Namespace) -> None:
-    # A stall of the machine is no answer yet; a refusal is one at once.
+def test_a_service_balances_over_ready_endpoints(namespace: Namespace) -> None:
+    # A stall of the machine must not count as a failure; a rejected connection fails immediately.
     probe = {"httpGet": {"path": "/healthz", "port": 8080}, "periodSeconds": 1, "failureThreshold": 1, "timeoutSeconds": 30}
     names = ("one", "two", "three")
     namespace.apply(SERVICE, *(pod(name, echo(readinessProbe=probe), metadata={"labels": {"part": "web"}}) for name in names))
     for name in names:
         namespace.wait_until_ready(name)
     wait_until(lambda: endpoints(namespace) == dict.fromkeys(names, True), "three ready endpoints")
-    assert asked(namespace, "all") == {"one": 10, "two": 10, "three": 10}
+    assert count_responses(namespace, "all") == {"one": 10, "two": 10, "three": 10}
 
     where = f"/api/v1/namespaces/{namespace.name}/pods/two:8080/proxy/unhealthy"
     namespace.kubectl("create", "--raw", where, "-f", "-", stdin="{}")
     namespace.kubectl("delete", "pod", "three", "--wait=false")
     wait_until(lambda: endpoints(namespace) == {"one": True, "two": False}, "one ready endpoint")
-    assert asked(namespace, "rest") == {"one": 30}
+    assert count_responses(namespace, "rest") == {"one": 30}
 
 
-def test_without_endpoints_a_connection_is_refused_and_with_the_first_it_works(namespace: Namespace) -> None:
+def test_a_service_rejects_connections_until_its_first_endpoint(namespace: Namespace) -> None:
     namespace.apply(SERVICE)
-    assert asked(namespace, "early").keys() <= {"ConnectionResetError", "ConnectionRefusedError", "RemoteDisconnected"}
+    assert count_responses(namespace, "early").keys() <= {"ConnectionResetError", "ConnectionRefusedError", "RemoteDisconnected"}
     namespace.apply(
         pod("web", echo(readinessProbe={"tcpSocket": {"port": 8080}, "periodSeconds": 1}), metadata={"labels": {"part": "web"}})
     )
     wait_until(lambda: endpoints(namespace) == {"web": True}, "a ready endpoint")
-    assert asked(namespace, "later") == {"web": 30}
+    assert count_responses(namespace, "later") == {"web": 30}

@@ -1,4 +1,4 @@
-"""What the README tells to type, typed: a lab, the chart, the examples, an answer through the gateway, and nothing left."""
+"""The README's commands: a lab, the chart, the examples, an answer through the gateway, and a complete clean-up."""
 
 from __future__ import annotations
 
@@ -27,107 +27,109 @@ LAB = ".venv/bin/aerie-lab "
 
 
 def commands() -> list[str]:
-    """The README's commands by hand, with continued lines joined."""
+    """Return the README's commands to be typed, with continued lines joined."""
     readme = (ROOT / "README.md").read_text()
     (block,) = [text for text in re.findall(r"^```\n(.*?)^```", readme, re.MULTILINE | re.DOTALL) if "helm install" in text]
     return [line.strip() for line in block.replace("\\\n", " ").splitlines()]
 
 
-class Walk:
-    """The README's commands, one after the other; each is taken off the list as it is run."""
+class Walkthrough:
+    """The README's remaining commands; each is removed from the list when it is run."""
 
     def __init__(self) -> None:
-        self.left = commands()
-        self.last = ""
+        self.remaining = commands()
+        self.last_command = ""
         self.environment: Mapping[str, str] = {**os.environ, "AERIE_LAB_NAME": NAME}
 
-    def on(self, beginning: str) -> str:
-        """Run the next command, which begins so; its output."""
+    def run(self, beginning: str) -> str:
+        """Run the next command, which must have this beginning, and return its output."""
         done = subprocess.run(
-            ["bash", "-c", self.next(beginning)], cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False
+            ["bash", "-c", self.take_next(beginning)], cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def next(self, beginning: str) -> str:
-        """The next command, for whoever runs it otherwise. This interpreter's folder stands for .venv/bin."""
-        command = self.left.pop(0)
+    def take_next(self, beginning: str) -> str:
+        """Return the next command without running it. This interpreter's folder replaces .venv/bin."""
+        command = self.remaining.pop(0)
         assert command.startswith(beginning), f"the README goes on with: {command}"
-        self.last = command.replace(".venv/bin/", f"{shlex.quote(str(Path(sys.executable).parent))}/")
-        return self.last
+        self.last_command = command.replace(".venv/bin/", f"{shlex.quote(str(Path(sys.executable).parent))}/")
+        return self.last_command
 
-    def enter(self, beginning: str) -> None:
-        """Be in the shell that the next command opens, as far as its environment goes."""
-        command = [*shlex.split(self.next(beginning)), "env", "-0"]
+    def enter_shell(self, beginning: str) -> None:
+        """Take over the environment of the shell that the next command opens."""
+        command = [*shlex.split(self.take_next(beginning)), "env", "-0"]
         done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=True)
         self.environment = dict(entry.split("=", 1) for entry in done.stdout.split("\0") if entry)
 
-    def again(self) -> bool:
-        """Run the last command once more; whether it went well."""
-        done = subprocess.run(["bash", "-c", self.last], env=self.environment, capture_output=True, check=False)
+    def run_again(self) -> bool:
+        """Run the last command again, and return whether it succeeded."""
+        done = subprocess.run(["bash", "-c", self.last_command], env=self.environment, capture_output=True, check=False)
         return done.returncode == 0
 
 
 @pytest.fixture
-def walk() -> Iterator[Walk]:
-    """The beginning of the walk; its lab is gone in the end, whatever happens."""
+def walkthrough() -> Iterator[Walkthrough]:
+    """Yield a walkthrough at its beginning; its lab is removed at the end, whatever happens."""
     try:
-        yield Walk()
+        yield Walkthrough()
     finally:
         take_down_lab(NAME)
 
 
-def test_the_readme_by_hand(walk: Walk) -> None:
-    walk.on(f"{LAB}up --simulated-vllm")
+def test_the_commands_of_the_readme_work(walkthrough: Walkthrough) -> None:
+    walkthrough.run(f"{LAB}up --simulated-vllm")
     lab = Lab.find(NAME)
-    walk.enter(f"{LAB}shell")
+    walkthrough.enter_shell(f"{LAB}shell")
 
-    walk.on("helm install aerie charts/aerie")
-    walk.on("kubectl create secret generic hugging-face")
-    walk.on("kubectl apply -f examples/speculativedeployment.yaml")
-    watched(walk)
-    shown = columns(lab)
+    walkthrough.run("helm install aerie charts/aerie")
+    walkthrough.run("kubectl create secret generic hugging-face")
+    walkthrough.run("kubectl apply -f examples/speculativedeployment.yaml")
+    watch_until_ready(walkthrough)
+    shown = read_columns(lab)
     assert (shown["PHASE"], shown["K"], shown["READY"]) == ("Ready", "3", "4")
     assert shown["DRAFTER"] == "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B@ada412b6"
-    before = serving(lab)
+    before = list_ready_pods(lab)
     assert len(before) == 4
 
-    walk.on("kubectl apply -f examples/gateway.yaml")
-    answer = answered(walk)
+    walkthrough.run("kubectl apply -f examples/gateway.yaml")
+    answer = request_answer(walkthrough)
     assert answer["model"] == "chat"
     assert answer["usage"]["completion_tokens"] == 24
     assert answer["choices"][0]["message"]["content"]
-    assert serving(lab) == before, "another way to the pods is no other pods"
-    # By default an engine at rest is read once a minute, and it takes two readings.
+    assert list_ready_pods(lab) == before, "another way to the pods is no other pods"
+    # By default an idle engine is scraped once a minute, and the value needs two scrapes.
     lab.kubectl("patch", "specdep", "chat", "--type=merge", "--patch", '{"spec": {"metrics": {"scrapeInterval": "1s"}}}')
     wait_until(
-        lambda: walk.again() and columns(lab)["AL"],
+        lambda: walkthrough.run_again() and read_columns(lab)["AL"],
         "the acceptance length is shown after some traffic",
         timeout_seconds=240,
         interval_seconds=1,
     )
-    assert 1 < float(columns(lab)["AL"]) <= 4
+    assert 1 < float(read_columns(lab)["AL"]) <= 4
 
-    # Preflight looked at the true shapes of both.
+    # Preflight read the real tensor shapes of both.
     status = json.loads(lab.kubectl("get", "specdep", "chat", "-o", "json"))["status"]
-    (passed,) = [one for one in status["conditions"] if one["type"] == "PreflightPassed"]
+    (passed,) = [condition for condition in status["conditions"] if condition["type"] == "PreflightPassed"]
     assert passed["status"] == "True"
     assert "eagle_aux_hidden_state_layer_ids" in passed["message"]
 
-    # As the chart's README says: uninstalling leaves the definition and what serves.
+    # The chart's README: uninstalling leaves the definition and the serving pods.
     lab.helm("uninstall", "aerie", "--namespace", "aerie-system", "--wait")
-    assert serving(lab) == before
+    assert list_ready_pods(lab) == before
     lab.kubectl("delete", "specdep", "chat")
-    walk.next("exit")
-    walk.on(f"{LAB}down")
-    assert walk.left == []
+    walkthrough.take_next("exit")
+    walkthrough.run(f"{LAB}down")
+    assert walkthrough.remaining == []
 
 
-def watched(walk: Walk) -> None:
-    """Watch as the README does until the phase is Ready."""
-    command = walk.next("kubectl get specdep chat --watch")
+def watch_until_ready(walkthrough: Walkthrough) -> None:
+    """Watch with the README's command until the phase is Ready."""
+    command = walkthrough.take_next("kubectl get specdep chat --watch")
     deadline, text = time.monotonic() + 300, ""
-    with subprocess.Popen(["bash", "-c", f"exec {command}"], env=walk.environment, stdout=subprocess.PIPE, text=True) as watching:
+    with subprocess.Popen(
+        ["bash", "-c", f"exec {command}"], env=walkthrough.environment, stdout=subprocess.PIPE, text=True
+    ) as watching:
         assert watching.stdout is not None
         os.set_blocking(watching.stdout.fileno(), False)
         try:
@@ -140,36 +142,38 @@ def watched(walk: Walk) -> None:
             watching.terminate()
 
 
-def columns(lab: Lab) -> dict[str, str]:
-    """What `kubectl get` shows of the resource, by heading: a column begins where its heading does."""
+def read_columns(lab: Lab) -> dict[str, str]:
+    """Return the columns of `kubectl get` by heading: a column begins where its heading does."""
     heading, line = lab.kubectl("get", "specdep", "chat").splitlines()
-    found = [(match[0], match.start()) for match in re.finditer(r"\S+", heading)]
-    ends = [start for _, start in found[1:]] + [len(line)]
-    return {name: line[start:end].strip() for (name, start), end in zip(found, ends, strict=True)}
+    headings = [(match[0], match.start()) for match in re.finditer(r"\S+", heading)]
+    ends = [start for _, start in headings[1:]] + [len(line)]
+    return {name: line[start:end].strip() for (name, start), end in zip(headings, ends, strict=True)}
 
 
-def serving(lab: Lab) -> set[str]:
-    """The engines' pods that are Ready."""
+def list_ready_pods(lab: Lab) -> set[str]:
+    """Return the names of the engines' pods that are Ready."""
     pods = json.loads(lab.kubectl("get", "pods", "-l", "aerie.dev/name=chat", "-o", "json"))["items"]
     return {
         pod["metadata"]["name"]
         for pod in pods
-        if any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions") or [])
+        if any(
+            condition["type"] == "Ready" and condition["status"] == "True" for condition in pod["status"].get("conditions") or []
+        )
     }
 
 
-def answered(walk: Walk) -> dict[str, Any]:
-    """The answer to the README's request, as soon as the route has reached Envoy."""
-    command = walk.next('curl "$GATEWAY/v1/chat/completions"')
+def request_answer(walkthrough: Walkthrough) -> dict[str, Any]:
+    """Return the answer to the README's request, once the route has reached Envoy."""
+    command = walkthrough.take_next('curl "$GATEWAY/v1/chat/completions"')
 
     def ask() -> dict[str, Any] | None:
-        done = subprocess.run(["bash", "-c", command], env=walk.environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(["bash", "-c", command], env=walkthrough.environment, capture_output=True, text=True, check=False)
         try:
-            found: dict[str, Any] = json.loads(done.stdout)
+            response: dict[str, Any] = json.loads(done.stdout)
         except ValueError:
             return None
-        return found if "choices" in found else None
+        return response if "choices" in response else None
 
-    found = wait_until(ask, "the gateway answers")
-    assert found is not None
-    return found
+    response = wait_until(ask, "the gateway answers")
+    assert response is not None
+    return response

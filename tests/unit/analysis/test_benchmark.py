@@ -1,4 +1,4 @@
-"""The benchmark of decisions is about the operator's rule, on counters like an engine's."""
+"""The benchmark of decisions uses the operator's rule, on counters like an engine's."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ from benchmarks._canary_scenarios import EFFECTS, RULES, SCENARIOS, run
 HOURS = 2 * 3600.0
 
 
-def closed_one_by_one(counters: model.Counters, index: int, canaries: int, rule: BlockRule) -> list[ClosedBlock]:
-    """The blocks of one run, by the operator's own function."""
+def close_with_operator(counters: model.Counters, index: int, canaries: int, rule: BlockRule) -> list[ClosedBlock]:
+    """Close the blocks of one run with the operator's own function."""
     pods = counters.drafts.shape[1]
     arms: list[ArmName] = ["canary" if pod < canaries else "control" for pod in range(pods)]
-    found: list[ClosedBlock] = []
+    closed_blocks: list[ClosedBlock] = []
     block: OpenBlock | None = None
     for scrape in range(counters.drafts.shape[2]):
-        seen = {}
+        samples = {}
         for pod, arm in enumerate(arms):
-            at = (index, pod, scrape)
+            position = (index, pod, scrape)
             counts = EngineCounts(
-                drafts=float(counters.drafts[at]),
-                accepted_tokens=float(counters.accepted[at]),
-                decode_tokens=float(counters.drafts[at] + counters.accepted[at]),
-                request_steps=float(counters.drafts[at]),
-                finished_requests=float(counters.finished[at]),
-                first_tokens=float(counters.begun[at]),
+                drafts=float(counters.drafts[position]),
+                accepted_tokens=float(counters.accepted[position]),
+                decode_tokens=float(counters.drafts[position] + counters.accepted[position]),
+                request_steps=float(counters.drafts[position]),
+                finished_requests=float(counters.finished[position]),
+                first_tokens=float(counters.begun[position]),
             )
-            started = float(counters.restarts[at])
-            seen[str(pod)] = PodSample(arm, CounterSnapshot(counts, None, started, 1) if counters.seen[at] else None)
+            started = float(counters.restarts[position])
+            samples[str(pod)] = PodSample(arm, CounterSnapshot(counts, None, started, 1) if counters.scraped[position] else None)
         now = scrape * model.SCRAPE
         if block is None:
-            block = start_block(now, seen, rule)
+            block = start_block(now, samples, rule)
             continue
-        block, closed = add_scrapes(block, now, seen, rule)
+        block, closed = add_scrapes(block, now, samples, rule)
         if closed:
-            found.append(closed)
-    return found
+            closed_blocks.append(closed)
+    return closed_blocks
 
 
 @pytest.mark.parametrize(
@@ -70,38 +70,42 @@ def test_blocks_and_verdicts_are_the_operators(traffic: model.Traffic, canaries:
     runs, rule, better = 4, BlockRule(), 0.02
     counters = model.simulate(traffic, runs, pods, HOURS, np.random.default_rng(5))
     blocks = close(counters, canaries, rule)
-    terms = AnalysisPlan(pod_counts=(canaries, pods - canaries))
-    scatters = [
+    plan = AnalysisPlan(pod_counts=(canaries, pods - canaries))
+    dispersions = [
         Dispersion(1.0 + 0.4 * index, 0.002, 20.0 if index else 0.0, 0.002 * index, 2.0 * index, 24) for index in range(runs)
     ]
-    criterion = next(one for one in build_criteria(terms) if one.name == TOKENS_PER_STEP)
+    criterion = next(row for row in build_criteria(plan) if row.name == TOKENS_PER_STEP)
     tests = [*criterion.rollback_tests, *criterion.promote_tests]
-    vectorised = [rules.certain(test, blocks.canary * (1 + better), blocks.control, scatters, terms) for test in tests]
+    vectorised = [
+        rules.significant_blocks(test, blocks.canary * (1 + better), blocks.control, dispersions, plan) for test in tests
+    ]
     for index in range(runs):
-        mine = AnalysisPlan(pod_counts=terms.pod_counts, dispersions={TOKENS_PER_STEP: scatters[index]})
+        run_plan = AnalysisPlan(pod_counts=plan.pod_counts, dispersions={TOKENS_PER_STEP: dispersions[index]})
         state, column, answers = AnalysisState(0.0), 0, []
-        for block in closed_one_by_one(counters, index, canaries, rule):
+        for block in close_with_operator(counters, index, canaries, rule):
             if block.canary and block.control:
                 assert blocks.ended[index, column] == block.end_time
                 assert blocks.dropped[index, column] == state.dropped_block_count
                 lengths = [1 + side.counts.accepted_tokens / side.counts.drafts for side in (block.canary, block.control)]
                 assert [blocks.canary[index, column], blocks.control[index, column]] == pytest.approx(lengths, rel=1e-9)
                 sides = [(side.arrived_requests, side.pod_count) for side in (block.canary, block.control)]
-                known = [
+                counts = [
                     getattr(blocks, f"{arm}_{what}")[index, column] for arm in ("canary", "control") for what in ("begun", "pods")
                 ]
-                assert known == [number for one in sides for number in one]
+                assert counts == [number for side in sides for number in side]
                 column += 1
-            state = add_block(state, _better(block, better), mine)
+            state = add_block(state, _improve(block, better), run_plan)
             if block.canary and block.control:
-                answers.append([is_mean_test_met(test, criterion, state.paired_moments[TOKENS_PER_STEP], mine) for test in tests])
+                answers.append(
+                    [is_mean_test_met(test, criterion, state.paired_moments[TOKENS_PER_STEP], run_plan) for test in tests]
+                )
         assert np.isnan(blocks.canary[index, column:]).all()
         assert column > 20
-        assert answers == np.stack([found[index, :column] for found in vectorised], axis=1).tolist()
+        assert answers == np.stack([answers_of_test[index, :column] for answers_of_test in vectorised], axis=1).tolist()
 
 
-def _better(block: ClosedBlock, better: float) -> ClosedBlock:
-    """The block as it would be if the canary's acceptance length were that much better."""
+def _improve(block: ClosedBlock, better: float) -> ClosedBlock:
+    """Return the block with the canary's acceptance length increased by the fraction `better`."""
     if block.canary is None:
         return block
     counts = block.canary.counts
@@ -112,8 +116,8 @@ def _better(block: ClosedBlock, better: float) -> ClosedBlock:
 
 
 @pytest.mark.slow
-def test_its_counters_are_like_the_simulators() -> None:
-    """Requests alike within a class, as the simulator can have them too: mean, traffic and scatter of blocks agree."""
+def test_model_counters_match_the_simulator() -> None:
+    """Requests of a class are alike, as in the simulator: mean, traffic and dispersion of blocks agree."""
     pods, seconds, per_block = 4, 1560.0, 4
     kinds = [
         TrafficClass(
@@ -127,17 +131,17 @@ def test_its_counters_are_like_the_simulators() -> None:
         for index in range(pods)
     ]
     fleet = SimulatedFleet(engines, kinds, PoissonArrivals(float(pods)), routing="random", seed=3)
-    last: dict[str, list[tuple[float, float]]] = {pod.name: [(0.0, 0.0)] for pod in engines}
+    totals_by_pod: dict[str, list[tuple[float, float]]] = {pod.name: [(0.0, 0.0)] for pod in engines}
     for scrape in fleet.run(seconds):
         if scrape.counters is not None:
             now = (scrape.counters.spec_decode_num_drafts, scrape.counters.spec_decode_num_accepted_tokens)
-            last[scrape.pod].append((float(now[0]), float(now[1])))
-    scrapes = min(len(one) for one in last.values()) // per_block * per_block
-    engine = np.array([one[:scrapes] for one in last.values()])[:, ::per_block]
-    theirs = np.diff(engine, axis=1)
+            totals_by_pod[scrape.pod].append((float(now[0]), float(now[1])))
+    scrapes = min(len(totals) for totals in totals_by_pod.values()) // per_block * per_block
+    cumulated = np.array([totals[:scrapes] for totals in totals_by_pod.values()])[:, ::per_block]
+    simulator_windows = np.diff(cumulated, axis=1)
     traffic = model.Traffic(swing=0.0, mix_day=0.0, mix_shared=0.0, mix_pod=0.0, kappa=1e5)
     counters = model.simulate(traffic, 20, pods, seconds, np.random.default_rng(7))
-    ours = np.diff(np.stack([counters.drafts, counters.accepted], axis=-1)[:, :, ::per_block], axis=2)
+    model_windows = np.diff(np.stack([counters.drafts, counters.accepted], axis=-1)[:, :, ::per_block], axis=2)
 
     def length(windows: model.Floats) -> float:
         return float(1 + windows[..., 1].sum() / windows[..., 0].sum())
@@ -146,13 +150,13 @@ def test_its_counters_are_like_the_simulators() -> None:
         arms = [1 + arm[..., 1].sum(axis=0) / arm[..., 0].sum(axis=0) for arm in (windows[:1], windows[1:])]
         return float(np.std(arms[0] / arms[1]))
 
-    assert length(theirs) == pytest.approx(length(ours), rel=0.02)
-    assert theirs[..., 0].mean() == pytest.approx(ours[..., 0].mean(), rel=0.08)
-    assert spread(theirs) == pytest.approx(np.mean([spread(one) for one in ours]), rel=0.3)
+    assert length(simulator_windows) == pytest.approx(length(model_windows), rel=0.02)
+    assert simulator_windows[..., 0].mean() == pytest.approx(model_windows[..., 0].mean(), rel=0.08)
+    assert spread(simulator_windows) == pytest.approx(np.mean([spread(run) for run in model_windows]), rel=0.3)
 
 
 def test_requests_have_tokens_and_drafts_follow() -> None:
-    """Of requests that differ, those that accept less make more of the drafts: the acceptance length is the harmonic mean."""
+    """Requests that accept less make more of the drafts: the acceptance length is the harmonic mean."""
     traffic = model.Traffic(rate=5.0, swing=0.0, mix_day=0.0, mix_shared=0.0, mix_pod=0.0, kappa=2.5)
     counters = model.simulate(traffic, 10, 2, HOURS, np.random.default_rng(9))
     drafts, accepted, finished = (float(each[..., -1].sum()) for each in (counters.drafts, counters.accepted, counters.finished))
@@ -182,33 +186,33 @@ def test_argo_counts_measurements_of_every_outcome() -> None:
         [bad] * 4 + [good] * 11,
         [np.nan] * 15,
     ]
-    found = rules.argo(np.array(checks), np.ones((5, 15)))
-    assert found.promoted.tolist() == [True, True, False, False, False]
-    assert found.promote[:2].tolist() == [10, 10]
-    assert found.rollback[2:].tolist() == [10, 4, 4]
-    five = rules.argo_example(np.array(checks), np.ones((5, 15)))
-    assert (five.promoted.tolist(), five.promote[0]) == ([True, True, True, False, False], 5)
+    decisions = rules.argo(np.array(checks), np.ones((5, 15)))
+    assert decisions.promoted.tolist() == [True, True, False, False, False]
+    assert decisions.promote[:2].tolist() == [10, 10]
+    assert decisions.rollback[2:].tolist() == [10, 4, 4]
+    example_decisions = rules.argo_example(np.array(checks), np.ones((5, 15)))
+    assert (example_decisions.promoted.tolist(), example_decisions.promote[0]) == ([True, True, True, False, False], 5)
     assert rules.by_argo(np.array(checks), np.ones((5, 15)), count=10, failure_limit=0).promoted.tolist() == [False] * 5
 
 
 def test_flagger_counts_passed_checks_and_never_forgets_failed_ones() -> None:
     checks = np.array([[0.5] * 4 + [1.0] * 10, [1.0, 0.5] * 7, [np.nan] * 14])
-    found = rules.flagger(checks, np.ones((3, 14)))
-    assert (found.promote[0], found.rollback[1], found.rollback[2]) == (14, 10, 5)
+    decisions = rules.flagger(checks, np.ones((3, 14)))
+    assert (decisions.promote[0], decisions.rollback[1], decisions.rollback[2]) == (14, 10, 5)
     assert rules.flagger_example(checks, np.ones((3, 14))).promote[:2].tolist() == [9, 9]
 
 
 @pytest.mark.slow
 def test_the_page_is_written_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = run("base", 20)
-    monkeypatch.setattr(canary, "_found", dict.fromkeys(SCENARIOS, cells))
+    monkeypatch.setattr(canary, "_cells_by_scenario", dict.fromkeys(SCENARIOS, cells))
     canary.document(tmp_path)
     text = (tmp_path / "canary-decisions.md").read_text()
     assert text.count("| Argo Rollouts, its docs' five |") == len(SCENARIOS) + 1
     assert "{" not in text
 
 
-def test_a_small_run_of_it() -> None:
+def test_a_small_run_has_plausible_cells() -> None:
     cells = run("base", 20)
     assert set(cells) == {(rule, effect) for rule in RULES for effect in EFFECTS}
     assert cells["ours", 0.20]["promote_pct"] == 100

@@ -1,4 +1,4 @@
-"""Closing blocks: when they end, what is in them, and what is left out and said."""
+"""Closing of blocks: when they end, what is in them, and which pods are excluded and reported."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from aerie.engine.metrics.sample import Counters, Gauges, Sample, SpeculationCou
 RULE = BlockRule(block_seconds=60, scrape_interval_seconds=15, min_drafts=100, min_finished_requests=2)
 
 
-def reading(scrape: float, rate: float = 50.0, *, started: float | None = 0.0, load: float | None = 4.0) -> CounterSnapshot:
-    """A pod's counters after so many scrapes of its own."""
+def make_reading(scrape: float, rate: float = 50.0, *, started: float | None = 0.0, load: float | None = 4.0) -> CounterSnapshot:
+    """Make a pod's counters after `scrape` scrapes of its own."""
     counts = EngineCounts(drafts=rate * scrape, accepted_tokens=60.0 * scrape, finished_requests=scrape)
     return CounterSnapshot(counts, load, started, engine_count=1)
 
@@ -37,13 +37,13 @@ class Fleet:
     def __init__(self, rule: BlockRule = RULE, **arms: ArmName) -> None:
         self.rule, self.arms = rule, arms
         self.scrape = 0
-        self.open = start_block(0.0, {name: PodSample(arm, reading(0)) for name, arm in arms.items()}, rule)
+        self.open = start_block(0.0, {name: PodSample(arm, make_reading(0)) for name, arm in arms.items()}, rule)
 
     def round(self, **instead: CounterSnapshot | None) -> ClosedBlock | None:
-        """One more round of scraping; `instead` says what it brings of a pod, where that is not what was to be expected."""
+        """Scrape every pod once more; `instead` has the readings that replace a pod's usual one."""
         self.scrape += 1
-        seen = {name: PodSample(arm, instead.get(name, reading(self.scrape))) for name, arm in self.arms.items()}
-        self.open, closed = add_scrapes(self.open, 15.0 * self.scrape, seen, self.rule)
+        samples = {name: PodSample(arm, instead.get(name, make_reading(self.scrape))) for name, arm in self.arms.items()}
+        self.open, closed = add_scrapes(self.open, 15.0 * self.scrape, samples, self.rule)
         return closed
 
     def until_closed(self, rounds: int = 50) -> ClosedBlock:
@@ -58,42 +58,42 @@ def test_a_block_is_what_was_counted_in_its_time() -> None:
     assert (block.start_time, block.end_time, block.excluded_pods) == (0.0, 60.0, {})
     assert block.canary is not None
     assert block.control is not None
-    assert (block.canary.pod_count, block.canary.counts, block.canary.mean_load) == (1, reading(4).counts, 4.0)
-    assert (block.control.pod_count, block.control.counts) == (2, reading(4).counts + reading(4).counts)
-    assert block.control.counts_by_pod == {"b": reading(4).counts, "c": reading(4).counts}
+    assert (block.canary.pod_count, block.canary.counts, block.canary.mean_load) == (1, make_reading(4).counts, 4.0)
+    assert (block.control.pod_count, block.control.counts) == (2, make_reading(4).counts + make_reading(4).counts)
+    assert block.control.counts_by_pod == {"b": make_reading(4).counts, "c": make_reading(4).counts}
     assert fleet.until_closed().start_time == 60.0
 
 
-def test_it_goes_on_until_both_arms_have_enough() -> None:
+def test_a_block_continues_until_both_arms_have_enough() -> None:
     fleet = Fleet(replace(RULE, min_finished_requests=7), a="canary", b="control")
     assert fleet.until_closed().end_time == 7 * 15
     fleet = Fleet(replace(RULE, min_drafts=501), a="canary", b="control")
     assert fleet.until_closed().end_time == 11 * 15
 
 
-def test_an_arm_that_finishes_nothing_of_what_it_holds_keeps_no_block_open() -> None:
-    def held(scrape: int, load: float) -> CounterSnapshot:
-        return replace(reading(scrape), counts=EngineCounts(drafts=2000.0), load=load)
+def test_an_arm_that_finishes_no_request_keeps_no_block_open() -> None:
+    def make_stalled_reading(scrape: int, load: float) -> CounterSnapshot:
+        return replace(make_reading(scrape), counts=EngineCounts(drafts=2000.0), load=load)
 
     fleet = Fleet(a="canary", b="control")
     for scrape in range(1, 8):
-        assert fleet.round(a=held(scrape, 9.0)) is None
-    block = fleet.round(a=held(8, 9.0))
+        assert fleet.round(a=make_stalled_reading(scrape, 9.0)) is None
+    block = fleet.round(a=make_stalled_reading(8, 9.0))
     assert block is not None
     assert (block.end_time, block.canary and block.canary.counts.finished_requests) == (120.0, 0.0)
     idle = Fleet(a="canary", b="control")
-    assert all(idle.round(a=held(scrape, 0.0)) is None for scrape in range(1, 20)), "nothing is sent to it"
+    assert all(idle.round(a=make_stalled_reading(scrape, 0.0)) is None for scrape in range(1, 20)), "nothing is sent to it"
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=4, max_size=8))
-def test_what_was_accepted_never_moves_its_end(accepted: list[float]) -> None:
+def test_accepted_tokens_never_move_the_end_of_a_block(accepted: list[float]) -> None:
     fleet = Fleet(a="canary", b="control")
     rising = iter(sorted(accepted))
     for scrape in range(1, 4):
-        lucky = reading(scrape)
-        assert fleet.round(a=replace(lucky, counts=replace(lucky.counts, accepted_tokens=next(rising)))) is None
-    lucky = reading(4)
-    assert fleet.round(a=replace(lucky, counts=replace(lucky.counts, accepted_tokens=next(rising)))) is not None
+        reading = make_reading(scrape)
+        assert fleet.round(a=replace(reading, counts=replace(reading.counts, accepted_tokens=next(rising)))) is None
+    reading = make_reading(4)
+    assert fleet.round(a=replace(reading, counts=replace(reading.counts, accepted_tokens=next(rising)))) is not None
 
 
 def test_one_lost_scrape_costs_nothing() -> None:
@@ -105,13 +105,13 @@ def test_one_lost_scrape_costs_nothing() -> None:
     assert block is not None
     assert block.excluded_pods == {}
     assert block.canary is not None
-    assert block.canary.counts == reading(3).counts
+    assert block.canary.counts == make_reading(3).counts
     following = fleet.until_closed()
     assert following.canary is not None
-    assert following.canary.counts == reading(8).counts - reading(3).counts
+    assert following.canary.counts == make_reading(8).counts - make_reading(3).counts
 
 
-def test_a_pod_whose_scrapes_fail_is_left_out_and_said() -> None:
+def test_a_pod_whose_scrapes_fail_is_excluded_and_reported() -> None:
     fleet = Fleet(a="canary", b="control", c="control")
     for _ in range(2):
         fleet.round()
@@ -123,7 +123,7 @@ def test_a_pod_whose_scrapes_fail_is_left_out_and_said() -> None:
     assert block.control.pod_count == 1
 
 
-def test_the_only_pod_of_an_arm_is_waited_for_and_then_the_block_dropped() -> None:
+def test_a_block_is_dropped_if_the_only_pod_of_an_arm_stays_lost() -> None:
     fleet = Fleet(a="canary", b="control")
     closed = [fleet.round(a=None) for _ in range(8)]
     assert closed[:-1] == [None] * 7
@@ -134,22 +134,22 @@ def test_the_only_pod_of_an_arm_is_waited_for_and_then_the_block_dropped() -> No
 @pytest.mark.parametrize(
     "after",
     [
-        reading(1, started=40.0),
-        replace(reading(3), engine_count=2),
-        reading(1, started=None),
+        make_reading(1, started=40.0),
+        replace(make_reading(3), engine_count=2),
+        make_reading(1, started=None),
     ],
     ids=["start time", "engines", "counter fell"],
 )
-def test_a_restart_drops_the_pods_window_but_no_other(after: CounterSnapshot) -> None:
+def test_a_restart_drops_only_the_window_of_its_pod(after: CounterSnapshot) -> None:
     fleet = Fleet(a="canary", b="control", c="control")
     fleet.round()
     fleet.round()
     fleet.round(c=after)
-    block = fleet.round(c=replace(after, counts=after.counts + reading(1).counts))
+    block = fleet.round(c=replace(after, counts=after.counts + make_reading(1).counts))
     assert block is not None
     assert block.excluded_pods == {"Restarted": 1}
     assert block.control is not None
-    assert block.control.counts == reading(4).counts
+    assert block.control.counts == make_reading(4).counts
 
 
 def test_pods_that_come_and_go() -> None:
@@ -168,14 +168,14 @@ def test_pods_that_come_and_go() -> None:
     assert following.control.pod_count == 2
 
 
-def test_a_block_without_an_arm_is_dropped_at_once() -> None:
+def test_a_block_without_an_arm_is_dropped_immediately() -> None:
     fleet = Fleet(a="canary", b="control")
     fleet.round()
     del fleet.arms["a"]
-    assert fleet.until_closed() == ClosedBlock(0.0, 60.0, None, fleet_side(4), {"Gone": 1})
+    assert fleet.until_closed() == ClosedBlock(0.0, 60.0, None, control_after(4), {"Gone": 1})
 
 
-def fleet_side(scrapes: int) -> ArmCounts | None:
+def control_after(scrapes: int) -> ArmCounts | None:
     fleet = Fleet(a="canary", b="control")
     for _ in range(scrapes - 1):
         fleet.round()
@@ -201,7 +201,7 @@ def test_nothing_is_counted_twice_and_nothing_negative(events: list[str], contro
     for event in events:
         run = 0 if event == "restart" else run + 1
         generation += event == "restart"
-        block = fleet.round(a=None if event == "lost" else reading(run, started=float(generation)))
+        block = fleet.round(a=None if event == "lost" else make_reading(run, started=float(generation)))
         if block and block.canary:
             assert block.canary.counts.decreased_counter is None
             total += block.canary.counts.finished_requests
@@ -240,12 +240,14 @@ def sample(speculation: SpeculationCounters | None) -> Sample:
     )
 
 
-def test_what_is_kept_of_a_sample() -> None:
-    deep = SpeculationCounters(drafts=30.0, draft_tokens=150.0, accepted=45.0, accepted_per_position=(20.0, 12.0, 8.0, 4.0, 1.0))
-    found = read_counters(
-        sample(deep), SampleProjection(draft_positions=3, time_per_output_token_edge=0.025, time_to_first_token_edge=0.05)
+def test_read_counters_projects_a_sample() -> None:
+    speculation = SpeculationCounters(
+        drafts=30.0, draft_tokens=150.0, accepted=45.0, accepted_per_position=(20.0, 12.0, 8.0, 4.0, 1.0)
     )
-    assert found.counts == EngineCounts(
+    reading = read_counters(
+        sample(speculation), SampleProjection(draft_positions=3, time_per_output_token_edge=0.025, time_to_first_token_edge=0.05)
+    )
+    assert reading.counts == EngineCounts(
         drafts=30.0,
         accepted_tokens=40.0,
         draft_tokens=150.0,
@@ -264,12 +266,12 @@ def test_what_is_kept_of_a_sample() -> None:
         timed_requests=8.0,
         slow_output_requests=2.0,
     )
-    assert (found.load, found.process_start_time, found.engine_count) == (2.0, 7.0, 2)
+    assert (reading.load, reading.process_start_time, reading.engine_count) == (2.0, 7.0, 2)
 
 
-def test_without_speculation_and_objectives() -> None:
-    found = read_counters(sample(None), SampleProjection(draft_positions=3)).counts
-    assert (found.drafts, found.accepted_tokens, found.slow_first_token_requests, found.slow_output_requests) == (0, 0, 0, 0)
+def test_read_counters_without_speculation_and_objectives() -> None:
+    counts = read_counters(sample(None), SampleProjection(draft_positions=3)).counts
+    assert (counts.drafts, counts.accepted_tokens, counts.slow_first_token_requests, counts.slow_output_requests) == (0, 0, 0, 0)
 
 
 def test_an_objective_needs_its_edge() -> None:

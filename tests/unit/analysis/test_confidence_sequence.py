@@ -65,13 +65,13 @@ def test_half_widths_of_unit_variance(tightest: float, widths: dict[int, float])
     assert {n: half_width(n, 1.0, tuned) for n in widths} == pytest.approx(widths, abs=6e-3)
 
 
-def test_it_says_nothing_from_too_few_blocks() -> None:
+def test_half_width_of_too_few_blocks_is_infinite() -> None:
     assert [n for n in range(1, 20) if half_width(n, 1.0, SequenceParameters(0.05, 30)) == math.inf] == [1, 2, 3, 4, 5, 6]
     assert half_width(2, 1.0, SequenceParameters(0.05, 10, inflation=2.0)) == math.inf
 
 
-def integrated(t: float, n: int, g: float) -> float:
-    """The e-value as the mixture that it is: the density of the t statistic of n normal values with effect d in units of their
+def integrate_e_value(t: float, n: int, g: float) -> float:
+    """Integrate the e-value as a mixture: the density of the t statistic of n normal values with effect d in units of their
     deviation, over that of effect 0, averaged over d ~ N(0, g). Both integrals by the midpoint rule."""
     freedom = n - 1
     s = (np.arange(2000) + 0.5) / 2000 * 4  # sample deviation over true deviation: chi / sqrt(freedom)
@@ -93,7 +93,7 @@ def integrated(t: float, n: int, g: float) -> float:
 @pytest.mark.parametrize("t", [0.0, 1.0, 3.0])
 @pytest.mark.parametrize("g", [0.1, 0.633])
 def test_e_value_is_the_mixture(t: float, n: int, g: float) -> None:
-    assert t_test_e_value(t * t, n, n - 1, g) == pytest.approx(integrated(t, n, g), rel=2e-3)
+    assert t_test_e_value(t * t, n, n - 1, g) == pytest.approx(integrate_e_value(t, n, g), rel=2e-3)
 
 
 @given(st.floats(1.5, 500), st.floats(0, 40), st.floats(0.01, 2), st.floats(0.001, 0.2))
@@ -105,7 +105,7 @@ def test_critical_is_where_the_e_value_reaches_the_level(blocks: float, more: fl
         assert t_test_e_value(1e12, blocks, blocks - 1 + more, g) <= 1 / alpha * (1 + 1e-6)
 
 
-def test_precision_makes_it_tightest_about_there() -> None:
+def test_half_width_is_smallest_near_the_tightest_block_count() -> None:
     widths = {blocks: half_width(60, 1.0, SequenceParameters(0.05, blocks)) for blocks in (6, 60, 600)}
     assert min(widths, key=widths.__getitem__) == 60
     assert mixture_precision(0.10, 10) == pytest.approx(0.633, abs=1e-3)
@@ -142,8 +142,8 @@ def test_blocks_until_is_the_first_count_that_is_enough(distance: float, tuned: 
         assert half_width(count, 1.0, tuned) <= distance < half_width(count - 1, 1.0, tuned)
 
 
-def crossings(scores: np.ndarray, tuned: SequenceParameters) -> float:
-    """Share of the runs (rows) in which the lower bound of the mean was ever above 0."""
+def crossing_rate(scores: np.ndarray, tuned: SequenceParameters) -> float:
+    """Return the share of runs (rows) in which the lower bound of the mean was ever above 0."""
     n = np.arange(1, scores.shape[1] + 1)
     mean = np.cumsum(scores, axis=1) / n
     with np.errstate(invalid="ignore"):
@@ -152,23 +152,23 @@ def crossings(scores: np.ndarray, tuned: SequenceParameters) -> float:
         return float((mean > deviation * width)[:, 1:].any(axis=1).mean())
 
 
-def test_it_is_wrong_no_more_often_than_alpha_at_two_thousand_looks() -> None:
+def test_false_alarms_stay_below_alpha_over_two_thousand_peeks() -> None:
     scores = np.random.default_rng(1).standard_normal((4000, 2000))
-    assert 0.025 < crossings(scores, SequenceParameters(0.05, 30)) <= 0.05
-    assert 0.003 < crossings(scores, SequenceParameters(0.01, 10)) <= 0.01
+    assert 0.025 < crossing_rate(scores, SequenceParameters(0.05, 30)) <= 0.05
+    assert 0.003 < crossing_rate(scores, SequenceParameters(0.01, 10)) <= 0.01
 
 
-def test_blocks_with_a_memory_need_inflation() -> None:
+def test_autocorrelated_blocks_need_inflation() -> None:
     random, keep = np.random.default_rng(2), 0.5
     scores = random.standard_normal((3000, 1000))
     for index in range(1, scores.shape[1]):
         scores[:, index] = keep * scores[:, index - 1] + math.sqrt(1 - keep**2) * scores[:, index]
     inflation = (1 + keep) / (1 - keep)
-    assert crossings(scores, SequenceParameters(0.05, 30)) > 0.2
-    assert crossings(scores, SequenceParameters(0.05, 30, inflation)) <= 0.05
+    assert crossing_rate(scores, SequenceParameters(0.05, 30)) > 0.2
+    assert crossing_rate(scores, SequenceParameters(0.05, 30, inflation)) <= 0.05
 
 
-def test_a_lasting_difference_is_kept_clear_of() -> None:
+def test_half_width_includes_lasting_differences_of_pods() -> None:
     certain = SequenceParameters(0.05, 30, pod_effect_sd=0.1)
     assert half_width(10_000, 1.0, certain) > 0.196
     assert half_width(10, 1.0, certain) == pytest.approx(math.hypot(half_width(10, 1.0, SequenceParameters(0.05, 30)), 0.196))
@@ -181,12 +181,12 @@ def test_alpha_is_spent_by_the_deadline(horizon: int, tightest: int) -> None:
     scores = np.random.default_rng(3).standard_normal((20_000, horizon))
     level = alpha_with_deadline(0.03, horizon, tightest)
     assert 0.03 < level <= 0.06
-    assert crossings(scores, SequenceParameters(level, tightest)) <= 0.03
+    assert crossing_rate(scores, SequenceParameters(level, tightest)) <= 0.03
 
 
 def test_most_of_alpha_is_spent_where_the_deadline_is_far() -> None:
     scores = np.random.default_rng(4).standard_normal((20_000, 120))
-    assert 0.02 < crossings(scores, SequenceParameters(alpha_with_deadline(0.03, 120, 20), 20)) <= 0.03
+    assert 0.02 < crossing_rate(scores, SequenceParameters(alpha_with_deadline(0.03, 120, 20), 20)) <= 0.03
 
 
 def test_without_an_end_nothing_is_added() -> None:
@@ -203,16 +203,20 @@ def test_the_e_value_of_counts_is_the_mixture(canary: int, control: int, share: 
 
 @pytest.mark.parametrize("share", [0.25, 0.5])
 def test_counts_are_wrong_no_more_often_than_alpha(share: float) -> None:
-    """Exactly: the distribution of the canary's count, event by event, without the runs that have crossed."""
-    alpha, left, crossed = 0.05, {0: 1.0}, 0.0
-    for seen in range(1, 301):
-        after: dict[int, float] = {}
-        for count, chance in left.items():
-            after[count] = after.get(count, 0.0) + chance * (1 - share)
-            after[count + 1] = after.get(count + 1, 0.0) + chance * share
-        stopped = [count for count in after if RareEvents().add_block(count, seen - count, share).is_canary_worse(alpha)]
-        crossed += sum(after.pop(count) for count in stopped)
-        left = after
+    """Exact test: the distribution of the canary's count, event by event, without the runs that have crossed."""
+    alpha, probabilities, crossed = 0.05, {0: 1.0}, 0.0
+    for event_count in range(1, 301):
+        next_probabilities: dict[int, float] = {}
+        for count, chance in probabilities.items():
+            next_probabilities[count] = next_probabilities.get(count, 0.0) + chance * (1 - share)
+            next_probabilities[count + 1] = next_probabilities.get(count + 1, 0.0) + chance * share
+        stopped = [
+            count
+            for count in next_probabilities
+            if RareEvents().add_block(count, event_count - count, share).is_canary_worse(alpha)
+        ]
+        crossed += sum(next_probabilities.pop(count) for count in stopped)
+        probabilities = next_probabilities
     assert 0.002 < crossed <= alpha
 
 

@@ -12,19 +12,20 @@ from aerie.analysis.statistics.shares import ShareCounts, share_lower_bound, sha
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.002, 0.0075, 0.02, 0.2])
-def test_a_bound_is_hardly_ever_wrong_however_often_it_is_looked_at(share: float) -> None:
-    """Requests in groups of 5, to 5,000: the true share is excluded in fewer than 5 % of the runs, on either side."""
+def test_bounds_are_rarely_wrong_at_every_peek(share: float) -> None:
+    """Requests arrive in groups of 5, up to 5,000: the true share is excluded in fewer than 5 % of the runs, on either side."""
     random = np.random.default_rng(3)
     wrong = 0
     for events in np.cumsum(random.binomial(5, share, (300, 1000)), axis=1):
-        looks = [(int(events[index]), 5 * (index + 1)) for index in range(0, 1000, 10)]
+        counts_at_peeks = [(int(events[index]), 5 * (index + 1)) for index in range(0, 1000, 10)]
         wrong += any(
-            share_upper_bound(x, n, 0.005, 0.025) < share or share_lower_bound(x, n, 0.005, 0.025) > share for x, n in looks
+            share_upper_bound(x, n, 0.005, 0.025) < share or share_lower_bound(x, n, 0.005, 0.025) > share
+            for x, n in counts_at_peeks
         )
     assert wrong < 0.05 * 300
 
 
-def test_how_many_requests_without_an_event_it_takes() -> None:
+def test_upper_bound_needs_a_thousand_requests_without_an_event() -> None:
     assert share_upper_bound(0, 1000, 0.005, 0.025) < 0.005 < share_upper_bound(0, 900, 0.005, 0.025)
 
 
@@ -36,21 +37,21 @@ def test_bounds_hold_the_share_between_them(events: int, of: int, limit: float) 
     assert share_upper_bound(events, 2 * of, limit, 0.05) <= share_upper_bound(events, of, limit, 0.05) + 1e-9
 
 
-def test_the_control_counts_as_far_as_it_is_certain() -> None:
-    """Both fail one of a hundred: that it is below twice the control's takes many requests, as the control's may be less."""
+def test_the_uncertainty_of_the_control_counts() -> None:
+    """Both fail 1 %: to show a share below twice the control's takes many requests, as the control's may be lower."""
     equal = ShareCounts(1, 100, 1, 100)
     assert not equal.scale_by(10).is_below(2.0, 0.005, 0.05)
     assert equal.scale_by(100).is_below(2.0, 0.005, 0.05)
     assert not ShareCounts(3, 100, 1, 100).scale_by(100).is_below(2.0, 0.005, 0.05)
 
 
-def test_what_is_alike_in_time_is_worth_less() -> None:
+def test_inflation_widens_the_bound() -> None:
     none = ShareCounts(0, 1500, 0, 1500)
     assert none.is_below(2.0, 0.005, 0.05)
     assert not none.is_below(2.0, 0.005, 0.05, inflation=3.0)
 
 
-def test_nothing_counted_is_below_nothing() -> None:
+def test_no_requests_are_not_below_the_control() -> None:
     assert not ShareCounts().is_below(2.0, 0.005, 0.05)
     assert not ShareCounts(0, 0, 0, 1000).is_below(2.0, 0.005, 0.05)
     assert not ShareCounts(-2, 10, 0, 10).is_below(2.0, 0.005, 0.05), "counters that are not of one instant"

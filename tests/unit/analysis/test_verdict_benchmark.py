@@ -1,4 +1,4 @@
-"""The benchmark of verdicts: its blocks are what it says, and some of its cells come out as they should."""
+"""The benchmark of verdicts: its blocks have the documented dispersion, and some of its cells have plausible results."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from benchmarks._verdict_model import FIELDS, Canary, Life, Traffic
 CELLS = list(simulated.cells())
 
 
-def figure(counts: model.Floats, part: str, whole: str) -> model.Floats:
-    """A mean, in each stretch and pod."""
+def count_ratio(counts: model.Floats, part: str, whole: str) -> model.Floats:
+    """Return the ratio of two counts, by grid interval and pod."""
     return np.asarray(counts[..., FIELDS.index(part)] / counts[..., FIELDS.index(whole)])
 
 
@@ -34,17 +34,17 @@ def figure(counts: model.Floats, part: str, whole: str) -> model.Floats:
     ],
 )
 @pytest.mark.parametrize("rate", [1.0, 20.0])
-def test_blocks_scatter_as_is_said(part: str, whole: str, of: str, rate: float) -> None:
+def test_blocks_have_the_documented_dispersion(part: str, whole: str, of: str, rate: float) -> None:
     random, traffic = np.random.default_rng(1), Traffic(rate=rate)
     shared = model.drifts(traffic, 3000 * traffic.grid, random)
-    values = figure(model.simulate(traffic, 8, shared, random), part, whole)
+    values = count_ratio(model.simulate(traffic, 8, shared, random), part, whole)
     apart = np.std(values[:, 0::2] / values[:, 1::2]) / math.sqrt(2)
     by_requests = (1 - model.FLOOR**2) / rate
-    assert apart == pytest.approx(model.SCATTERS[of] * math.sqrt(by_requests + model.FLOOR**2), rel=0.06)
+    assert apart == pytest.approx(model.DISPERSIONS[of] * math.sqrt(by_requests + model.FLOOR**2), rel=0.06)
 
 
-def test_drafts_follow_from_tokens() -> None:
-    """A canary with more tokens per step makes as many tokens, of fewer drafts."""
+def test_more_tokens_per_step_need_fewer_drafts() -> None:
+    """A canary with more tokens per step makes equally many tokens from fewer drafts."""
     random, traffic = np.random.default_rng(2), Traffic(rate=20.0)
     shared = model.drifts(traffic, 500 * traffic.grid, random)
     better = model.simulate(traffic, 4, shared, random, Canary(per_step=1.1))
@@ -58,18 +58,18 @@ def test_drafts_follow_from_tokens() -> None:
     assert sums["drafts"] == pytest.approx(1 / 1.1, abs=0.01)
 
 
-def test_requests_given_up_begin_nowhere() -> None:
+def test_abandoned_requests_reduce_first_tokens() -> None:
     random, traffic = np.random.default_rng(3), Traffic(rate=10.0)
     shared = model.drifts(traffic, 60 * traffic.grid, random)
-    ill = model.simulate(traffic, 2, shared, random, Canary(given_up=0.5, onset=60 * 60.0))
-    begun = ill[..., FIELDS.index("first_tokens")].mean(axis=1)
+    canary = model.simulate(traffic, 2, shared, random, Canary(given_up=0.5, onset=60 * 60.0))
+    begun = canary[..., FIELDS.index("first_tokens")].mean(axis=1)
     assert begun[30:].sum() / begun[:30].sum() == pytest.approx(0.5, abs=0.1)
-    waits = figure(ill, "first_token_seconds", "first_tokens")
-    assert waits[:30].max() < 1 < waits[30:].min()
+    first_token_times = count_ratio(canary, "first_token_seconds", "first_tokens")
+    assert first_token_times[:30].max() < 1 < first_token_times[30:].min()
 
 
 def test_blocks_are_closed_by_the_rule() -> None:
-    """Few requests: a block waits until both arms have enough, and none is lost."""
+    """A block continues until both arms have enough requests, and no request is lost."""
     random, traffic = np.random.default_rng(4), Traffic(rate=1 / 6, block=18.0, grid=6.0)
     shared = model.drifts(traffic, 3600.0, random)
     canary, control = (model.simulate(traffic, 1, shared, random) for _ in range(2))
@@ -87,25 +87,25 @@ def test_blocks_are_closed_by_the_rule() -> None:
     assert sum(sides) == canary[:last, :, FIELDS.index("finished_requests")].sum()
 
 
-def test_a_pod_is_whole_while_it_serves() -> None:
+def test_a_pod_is_complete_while_it_serves() -> None:
     life = Life(180.0, [600.0, 1000.0])
-    assert [life.whole(at, at + 120.0) for at in (120.0, 180.0, 480.0, 600.0, 720.0, 780.0, 900.0)] == [
+    assert [life.is_complete(at, at + 120.0) for at in (120.0, 180.0, 480.0, 600.0, 720.0, 780.0, 900.0)] == [
         False, True, False, False, False, True, False,
     ]  # fmt: skip
     assert [life.restarts(at) for at in (599.0, 600.0, 2000.0)] == [0, 1, 2]
 
 
-def test_days_tell_how_blocks_scatter() -> None:
-    memory = simulated.day(Traffic(pods_sd=0.02), 3, 0, 1)
-    scatters = memory.calibrate_plan(AnalysisPlan()).dispersions
-    assert math.sqrt(scatters[TOKENS_PER_STEP].variance) == pytest.approx(0.043, rel=0.1)
-    assert math.sqrt(scatters[TIME_PER_OUTPUT_TOKEN].variance) == pytest.approx(0.03, rel=0.1)
-    assert scatters[TOKENS_PER_STEP].inflation == pytest.approx(1.7, abs=0.8)
-    assert scatters[TIME_PER_OUTPUT_TOKEN].pod_effect_degrees_of_freedom == 2.0
+def test_a_day_of_stable_pods_estimates_the_dispersions() -> None:
+    calibration = simulated.day(Traffic(pods_sd=0.02), 3, 0, 1)
+    dispersions = calibration.calibrate_plan(AnalysisPlan()).dispersions
+    assert math.sqrt(dispersions[TOKENS_PER_STEP].variance) == pytest.approx(0.043, rel=0.1)
+    assert math.sqrt(dispersions[TIME_PER_OUTPUT_TOKEN].variance) == pytest.approx(0.03, rel=0.1)
+    assert dispersions[TOKENS_PER_STEP].inflation == pytest.approx(1.7, abs=0.8)
+    assert dispersions[TIME_PER_OUTPUT_TOKEN].pod_effect_degrees_of_freedom == 2.0
 
 
 def cell(key: str, title: str = "") -> simulated.Cell:
-    return next(one for one in CELLS if one.key == key and title in one.title)
+    return next(candidate for candidate in CELLS if candidate.key == key and title in candidate.title)
 
 
 @pytest.mark.parametrize(
@@ -120,15 +120,15 @@ def cell(key: str, title: str = "") -> simulated.Cell:
     ],
     ids=lambda value: value.key if isinstance(value, simulated.Cell) else None,
 )
-def test_some_cells(which: simulated.Cell, outcome: str) -> None:
-    known = [simulated.day(Traffic(), 3, 0, 1)] if which.traffic == Traffic() else []
-    assert [found for found, _, _ in simulated.run(which, range(3), known, 1)] == [outcome] * 3
+def test_cells_have_the_expected_outcome(which: simulated.Cell, outcome: str) -> None:
+    calibrations = [simulated.day(Traffic(), 3, 0, 1)] if which.traffic == Traffic() else []
+    assert [run_outcome for run_outcome, _, _ in simulated.run(which, range(3), calibrations, 1)] == [outcome] * 3
 
 
-def test_a_canary_that_crashes_late_is_taken_back_after_its_promotion() -> None:
-    known = [simulated.day(Traffic(), 3, 0, 1)]
-    found = simulated.run(replace(cell("crash_promoted"), pods=1), range(12), known, 1)
-    assert any(outcome == "RolledBack" and minutes > 32 and "processes" in why for outcome, minutes, why in found)
+def test_a_canary_that_crashes_late_is_rolled_back_after_promotion() -> None:
+    calibrations = [simulated.day(Traffic(), 3, 0, 1)]
+    runs = simulated.run(replace(cell("crash_promoted"), pods=1), range(12), calibrations, 1)
+    assert any(outcome == "RolledBack" and minutes > 32 and "processes" in why for outcome, minutes, why in runs)
 
 
 def test_the_page_is_written_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,10 +136,10 @@ def test_the_page_is_written_from_a_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert figures == pytest.approx(
         {"Promoted_pct": 100 / 3, "RolledBack_pct": 100 / 3, "Undecided_pct": 100 / 3, "minutes": 35.0}
     )
-    monkeypatch.setattr(verdict, "_found", dict.fromkeys(CELLS, figures))
+    monkeypatch.setattr(verdict, "_figures_by_cell", dict.fromkeys(CELLS, figures))
     monkeypatch.setattr(verdict, "ORACLES", 50)
     verdict.document(tmp_path)
     text = (tmp_path / "verdict-checks.md").read_text()
-    assert text.count("\n| ") == len(verdict.ASKED) + 3
+    assert text.count("\n| ") == len(verdict.WRONG_OUTCOMES) + 3
     assert "{" not in text
-    assert set(verdict.ASKED) | {verdict.BETTER, verdict.UNLIKE_BETTER} == {one.key for one in CELLS}
+    assert set(verdict.WRONG_OUTCOMES) | {verdict.BETTER, verdict.UNLIKE_BETTER} == {row.key for row in CELLS}

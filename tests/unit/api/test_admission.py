@@ -14,7 +14,7 @@ import yaml
 from aerie.api.validation.admission import find_manifest_errors, prune_manifest
 from aerie.cli.app import run_command_line
 from tests.golden import Messages
-from tests.lab.api.conftest import LEAST, Changes, changed
+from tests.lab.api.conftest import MINIMAL_RESOURCE, Changes, build_manifest
 from tests.lab.api.test_rules import CASES, NAME_MESSAGE, Case
 
 Capture = pytest.CaptureFixture[str]
@@ -25,15 +25,15 @@ BUNDLE = Path(__file__).resolve().parents[3] / "drafter/bundle"
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_rule_rejects_and_accepts(case: Case, messages: Messages) -> None:
     messages.check(case.name, f"{case.field}: {case.message}")
-    assert find_manifest_errors(changed(case.accepted)) == []
+    assert find_manifest_errors(build_manifest(case.accepted)) == []
 
 
 @pytest.fixture
 def preflight(tmp_path: Path) -> Preflight:
-    """Runs the command on the least manifest with changes, whose models are the bundle's."""
+    """Runs the command on the minimal manifest with changes and the bundle's models."""
 
     def preflight(changes: Changes, *options: str, **metadata: Any) -> int:
-        document = changed({"speculation.numSpeculativeTokens": 3, **changes})
+        document = build_manifest({"speculation.numSpeculativeTokens": 3, **changes})
         document["metadata"] |= metadata
         (tmp_path / "chat.yaml").write_text(yaml.safe_dump(document))
         folders = ["--target", f"{BUNDLE}/target", "--drafter", f"{BUNDLE}/eagle3"]
@@ -89,16 +89,16 @@ def test_preflight_rejects_what_the_schema_rejects(
 
 
 def test_invalid_name_gets_the_message_of_its_rule() -> None:
-    document = changed({})
+    document = build_manifest({})
     document["metadata"]["name"] = "1chat"
     assert find_manifest_errors(document) == [f"{NAME_MESSAGE}."]
 
 
 def test_preflight_as_json_lists_rejections(preflight: Preflight, capsys: Capture) -> None:
     assert preflight({"metrics.scrapeInterval": "61s"}, "-o", "json") == 2
-    said = json.loads(capsys.readouterr().out)
-    assert said["allowed"] is said["passed"] is False
-    assert [sentence.partition(":")[0] for sentence in said["errors"]] == ["spec.metrics.scrapeInterval"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["allowed"] is report["passed"] is False
+    assert [sentence.partition(":")[0] for sentence in report["errors"]] == ["spec.metrics.scrapeInterval"]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_manifest_for_kubernetes_passes(
 
 
 def test_null_equals_an_absent_field_except_in_a_list() -> None:
-    document = copy.deepcopy(LEAST)
+    document = copy.deepcopy(MINIMAL_RESOURCE)
     document["spec"] |= {"rollout": {"analysis": {"minDuration": None}, "canary": None}, "drafter": None, "unknown": None}
     assert find_manifest_errors(document) == []
     assert prune_manifest(document)["spec"].keys() == {"model", "engine", "rollout", "unknown"}
@@ -130,6 +130,6 @@ def test_null_equals_an_absent_field_except_in_a_list() -> None:
 
 
 def test_message_does_not_repeat_a_secret() -> None:
-    said = find_manifest_errors(changed({"engine.args": ["--hf-token=hf_secret"]}))
-    assert said
-    assert "hf_secret" not in str(said)
+    errors = find_manifest_errors(build_manifest({"engine.args": ["--hf-token=hf_secret"]}))
+    assert errors
+    assert "hf_secret" not in str(errors)

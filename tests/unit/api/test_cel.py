@@ -13,23 +13,23 @@ from aerie.api.types.base import JsonObject
 from aerie.api.validation.cel import CelError, compile_expression
 
 
-def rules(node: Any) -> Iterator[JsonObject]:
+def iter_rules(node: Any) -> Iterator[JsonObject]:
     if isinstance(node, dict):
         yield from node.get("x-kubernetes-validations", [])
         for child in node.values():
-            yield from rules(child)
+            yield from iter_rules(child)
 
 
 def test_every_rule_compiles() -> None:
-    found = list(rules(build_root_schema()))
-    assert len(found) > 60
-    for rule in found:
+    schema_rules = list(iter_rules(build_root_schema()))
+    assert len(schema_rules) > 60
+    for rule in schema_rules:
         compile_expression(rule["rule"])
         compile_expression(rule.get("messageExpression", "''"))
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
+    ("text", "expected"),
     [
         ("1 + 2 * 3 - 4", 3),
         ("!true || 1 < 2 && 'a' == 'a'", True),
@@ -66,10 +66,10 @@ def test_every_rule_compiles() -> None:
         ("@", CelError),
     ],
 )
-def test_expression_evaluates_as_in_cel(text: str, value: Any) -> None:
+def test_expression_evaluates_as_in_cel(text: str, expected: Any) -> None:
     try:
-        found = compile_expression(text)({"self": {"a": 1}})
+        evaluated = compile_expression(text)({"self": {"a": 1}})
     except CelError:
-        found = CelError
-    assert found == value
-    assert type(found) is type(value)
+        evaluated = CelError
+    assert evaluated == expected
+    assert type(evaluated) is type(expected)

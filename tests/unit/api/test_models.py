@@ -28,8 +28,8 @@ COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
 
 
 @pytest.fixture
-def least() -> JsonObject:
-    """The least resource."""
+def minimal_resource() -> JsonObject:
+    """The minimal resource."""
     source = {"huggingFace": {"repo": "meta-llama/Llama-3.1-8B-Instruct", "revision": COMMIT}}
     return {
         "apiVersion": "aerie.dev/v1alpha1",
@@ -39,8 +39,8 @@ def least() -> JsonObject:
     }
 
 
-def test_defaults_of_the_spec(least: JsonObject) -> None:
-    spec = SpeculativeDeployment.from_dict(least).spec
+def test_defaults_of_the_spec(minimal_resource: JsonObject) -> None:
+    spec = SpeculativeDeployment.from_dict(minimal_resource).spec
     assert (spec.replicas, spec.drafter, spec.metrics.scrape_interval) == (1, None, timedelta(seconds=15))
     assert (
         spec.speculation.num_speculative_tokens,
@@ -104,18 +104,18 @@ def test_any_resource_reads_back(
     assert SpeculativeDeployment.from_dict(read.to_dict()) == read
 
 
-def test_unknown_fields_from_the_server_are_ignored(least: JsonObject) -> None:
-    plain = SpeculativeDeployment.from_dict(least)
-    newer = copy.deepcopy(least)
-    newer["spec"]["future"] = 1
-    newer["spec"]["engine"]["future"] = {"a": 1}
-    newer["metadata"] |= {"managedFields": [], "finalizers": ["x"], "ownerReferences": []}
-    assert SpeculativeDeployment.from_dict(newer) == plain
+def test_unknown_fields_from_the_server_are_ignored(minimal_resource: JsonObject) -> None:
+    expected_resource = SpeculativeDeployment.from_dict(minimal_resource)
+    newer_document = copy.deepcopy(minimal_resource)
+    newer_document["spec"]["future"] = 1
+    newer_document["spec"]["engine"]["future"] = {"a": 1}
+    newer_document["metadata"] |= {"managedFields": [], "finalizers": ["x"], "ownerReferences": []}
+    assert SpeculativeDeployment.from_dict(newer_document) == expected_resource
 
 
-def test_any_metadata_of_a_user_is_accepted(least: JsonObject) -> None:
-    least["metadata"] |= {"finalizers": ["x"], "annotations": {"a": "b"}}
-    read = SpeculativeDeployment.from_dict(least, unknown_fields="forbid")
+def test_any_metadata_of_a_user_is_accepted(minimal_resource: JsonObject) -> None:
+    minimal_resource["metadata"] |= {"finalizers": ["x"], "annotations": {"a": "b"}}
+    read = SpeculativeDeployment.from_dict(minimal_resource, unknown_fields="forbid")
     assert read.metadata.annotations == {"a": "b"}
 
 
@@ -145,17 +145,17 @@ def _set(*path: str, to: Any) -> Callable[[JsonObject], None]:
         ("kind", "Deployment"),
     ],
 )
-def test_invalid_input_gets_a_message(least: JsonObject, path: str, value: Any, messages: Messages) -> None:
-    _set(*path.split("."), to=value)(least)
+def test_invalid_input_gets_a_message(minimal_resource: JsonObject, path: str, value: Any, messages: Messages) -> None:
+    _set(*path.split("."), to=value)(minimal_resource)
     with pytest.raises(ResourceError) as caught:
-        SpeculativeDeployment.from_dict(least, unknown_fields="forbid")
+        SpeculativeDeployment.from_dict(minimal_resource, unknown_fields="forbid")
     messages.check(f"{path}: {value}", str(caught.value))
 
 
-def test_each_error_has_its_own_line(least: JsonObject) -> None:
-    least["spec"] |= {"replicas": -1, "metrics": {"scrapeInterval": "x"}}
+def test_each_error_has_its_own_line(minimal_resource: JsonObject) -> None:
+    minimal_resource["spec"] |= {"replicas": -1, "metrics": {"scrapeInterval": "x"}}
     with pytest.raises(ResourceError) as caught:
-        SpeculativeDeployment.from_dict(least)
+        SpeculativeDeployment.from_dict(minimal_resource)
     assert [line.split(" ")[0] for line in str(caught.value).splitlines()] == ["spec.replicas", "spec.metrics.scrapeInterval:"]
 
 
@@ -167,15 +167,15 @@ def test_each_error_has_its_own_line(least: JsonObject) -> None:
         ({"image": {"reference": "a@sha256:" + "0" * 64}}, ImageSource),
     ],
 )
-def test_source_variant(least: JsonObject, source: JsonObject, kind: type) -> None:
-    least["spec"]["model"]["source"] = source
-    assert isinstance(SpeculativeDeployment.from_dict(least).spec.model.source.variant, kind)
+def test_source_variant(minimal_resource: JsonObject, source: JsonObject, kind: type) -> None:
+    minimal_resource["spec"]["model"]["source"] = source
+    assert isinstance(SpeculativeDeployment.from_dict(minimal_resource).spec.model.source.variant, kind)
 
 
-def test_served_name_defaults_to_the_name(least: JsonObject) -> None:
-    assert SpeculativeDeployment.from_dict(least).served_name == "chat"
-    least["spec"]["model"]["servedName"] = "llama"
-    assert SpeculativeDeployment.from_dict(least).served_name == "llama"
+def test_served_name_defaults_to_the_name(minimal_resource: JsonObject) -> None:
+    assert SpeculativeDeployment.from_dict(minimal_resource).served_name == "chat"
+    minimal_resource["spec"]["model"]["servedName"] = "llama"
+    assert SpeculativeDeployment.from_dict(minimal_resource).served_name == "llama"
 
 
 @pytest.mark.parametrize(
@@ -204,8 +204,8 @@ def test_served_name_defaults_to_the_name(least: JsonObject) -> None:
     ],
 )
 def test_schema_accepts_exactly_the_image_tags_with_a_version(image: str) -> None:
-    taken = bool(re.search(VERSIONED_IMAGE_PATTERN, image)) and not re.search(LMCACHE_IMAGE_PATTERN, image)
-    assert taken == (not isinstance(parse_image_version(image), UnknownVersion))
+    is_accepted = bool(re.search(VERSIONED_IMAGE_PATTERN, image)) and not re.search(LMCACHE_IMAGE_PATTERN, image)
+    assert is_accepted == (not isinstance(parse_image_version(image), UnknownVersion))
 
 
 def test_timestamp_is_written_in_utc_and_read_back() -> None:
@@ -249,5 +249,5 @@ OUTCOME = RolloutOutcome(
 
 @pytest.mark.parametrize("amount", [-1, "-1", -5])
 def test_negative_amount_of_an_older_definition_is_read(amount: object) -> None:
-    """Else nobody would care for a fleet that serves."""
+    """An error would stop the reconciles of serving pods."""
     assert ResourceRequirements.from_dict({"limits": {"nvidia.com/gpu": amount}}).limits == {"nvidia.com/gpu": str(amount)}

@@ -16,25 +16,25 @@ ROOT = Path(__file__).resolve().parents[3]
 PRESERVED = "x-kubernetes-preserve-unknown-fields"
 
 
-def nodes(schema: JsonObject, path: str = "") -> Iterator[tuple[str, JsonObject]]:
+def iter_nodes(schema: JsonObject, path: str = "") -> Iterator[tuple[str, JsonObject]]:
     yield path, schema
     for name, child in schema.get("properties", {}).items():
-        yield from nodes(child, f"{path}.{name}")
+        yield from iter_nodes(child, f"{path}.{name}")
     for key, suffix in (("items", "[]"), ("additionalProperties", "{}")):
         if key in schema:
-            yield from nodes(schema[key], path + suffix)
+            yield from iter_nodes(schema[key], path + suffix)
 
 
 @pytest.fixture(scope="module")
 def schema() -> JsonObject:
     """The schema of the whole object."""
     version = build_custom_resource_definition()["spec"]["versions"][0]
-    found: JsonObject = version["schema"]["openAPIV3Schema"]
-    return found
+    root_schema: JsonObject = version["schema"]["openAPIV3Schema"]
+    return root_schema
 
 
 def test_schema_is_structural(schema: JsonObject) -> None:
-    for path, node in nodes(schema):
+    for path, node in iter_nodes(schema):
         assert ("type" in node) != ("x-kubernetes-int-or-string" in node), path
         assert not {"$ref", "anyOf", "oneOf", "allOf", "const", "title", "nullable"} & node.keys(), path
         assert not {"properties", "additionalProperties"} <= node.keys(), path
@@ -46,7 +46,7 @@ def test_schema_is_structural(schema: JsonObject) -> None:
 
 
 def test_every_value_is_bounded(schema: JsonObject) -> None:
-    for path, node in nodes(schema):
+    for path, node in iter_nodes(schema):
         if node.get("type") == "string":
             assert {"maxLength", "enum", "format"} & node.keys() or path in (".apiVersion", ".kind"), path
         if node.get("type") == "array":
@@ -56,20 +56,20 @@ def test_every_value_is_bounded(schema: JsonObject) -> None:
 
 
 def test_every_field_is_described(schema: JsonObject) -> None:
-    for path, node in nodes(schema):
+    for path, node in iter_nodes(schema):
         for name, child in node.get("properties", {}).items():
             if not f"{path}.{name}".startswith(".metadata"):  # the API server describes it
                 assert child.get("description", "").endswith("."), f"{path}.{name}"
 
 
 def test_keys_of_a_list_are_required_fields_of_its_entries(schema: JsonObject) -> None:
-    for path, node in nodes(schema):
+    for path, node in iter_nodes(schema):
         if node.get("x-kubernetes-list-type") == "map":
             assert set(node["x-kubernetes-list-map-keys"]) <= set(node["items"]["required"]), path
 
 
 def test_rule_messages_fit_the_server(schema: JsonObject) -> None:
-    for path, node in nodes(schema):
+    for path, node in iter_nodes(schema):
         for rule in node.get("x-kubernetes-validations", []):
             assert "\n" not in rule["message"], path
             assert len(rule["message"]) <= 2048, path
@@ -85,8 +85,8 @@ def test_unknown_keyword_stops_the_generation() -> None:
 
 def test_generated_files_are_up_to_date() -> None:
     command = [sys.executable, "-m", "scripts.generate", "--check"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A family that needs no network, a Go that does as a test says, and a cache of each test's own."""
+"""A family that needs no network, a fake Go with the test's own build, and a cache per test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ var version = "unstamped"
 func main() { os.Stdout.WriteString("hello version " + version + "\\n") }
 """
 
-# Answers as `go` does, and "builds" by running the test's own lines: `produce` makes what a build should.
+# Responds like `go`, and "builds" by running the test's own lines: `produce` writes the files of a build.
 FAKE_GO = r"""#!/bin/sh
 produce() {
     printf '#!/bin/sh\necho hello version v1.2.3\n' > "$out/hello"
@@ -42,7 +42,7 @@ esac
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The lab's cache for this test."""
+    """Return the lab's cache for this test."""
     monkeypatch.setenv("AERIE_LAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("AERIE_LAB_BINARIES", raising=False)
     return tmp_path / "cache"
@@ -50,7 +50,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wheels:
-    """The only wheels that pip finds in this test."""
+    """Return the only wheels that pip finds in this test."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
     return Wheels(tmp_path / "wheels")
@@ -58,7 +58,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wheels:
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> BinaryFamily:
-    """A family of one binary whose module lies beside its go.mod."""
+    """Return a family of one binary whose module is beside its go.mod."""
     sources = tmp_path / "modules" / "tiny"
     for name, text in {
         "go.mod": "module aerie.dev/tiny\n\ngo 1.26.0\n\nrequire example.com/tool v1.2.3\n\nreplace example.com/tool => ./tool\n",
@@ -81,13 +81,13 @@ def tiny(tmp_path: Path) -> BinaryFamily:
 
 @pytest.fixture(scope="session")
 def any_go() -> GoToolchain:
-    """The Go that the lab itself would use; installed when this machine has none."""
+    """Return the Go that the lab itself would use; installed when this machine has none."""
     return toolchain.find_go("1.26.0", print)
 
 
 @pytest.fixture
 def go(any_go: GoToolchain, monkeypatch: pytest.MonkeyPatch) -> GoToolchain:
-    """A real Go, first on the PATH, with its caches outside the test's own."""
+    """Return a real Go, first on the PATH, with its caches outside the test's own."""
     monkeypatch.setenv("PATH", f"{any_go.path.parent}:{os.environ['PATH']}")
     for name in ("GOCACHE", "GOMODCACHE", "GOPATH"):
         if name in any_go.environment:
@@ -97,7 +97,7 @@ def go(any_go: GoToolchain, monkeypatch: pytest.MonkeyPatch) -> GoToolchain:
 
 @pytest.fixture
 def fake_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Puts a Go on the PATH that runs the given shell lines when it is to build."""
+    """Put a fake `go` on the PATH that runs the given shell lines in place of a build."""
 
     def put(build: str) -> Path:
         path = tmp_path / "fake" / "go"

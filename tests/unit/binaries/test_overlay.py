@@ -1,4 +1,4 @@
-"""One release's Python over another environment's compiled files: what is taken from where, and what is refused."""
+"""The Python of one release with the compiled files of another environment: the origin of each file, and rejected bases."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ PROGRAM = """
 import importlib.metadata, pathlib, subprocess, sys, beneath, engine
 
 def main():
-    told = "import engine, pathlib; print(engine.RELEASE, (pathlib.Path(engine.__file__).parent / 'k.so').read_text())"
+    program = "import engine, pathlib; print(engine.RELEASE, (pathlib.Path(engine.__file__).parent / 'k.so').read_text())"
     print("version", importlib.metadata.version("engine"))
     if sys.argv[1:] != ["--version"]:
         # A child without variables: nothing hangs on PYTHONPATH.
-        print(subprocess.run([sys.executable, "-c", told], env={}, capture_output=True, text=True, check=True).stdout)
+        print(subprocess.run([sys.executable, "-c", program], env={}, capture_output=True, text=True, check=True).stdout)
 """
 ADDON = """
 import engine
@@ -42,8 +42,8 @@ def register():
 
 
 @pytest.fixture(autouse=True)
-def no_pip(wheels: Wheels, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves out what takes seconds: pip in each environment. Wheels are unpacked instead; test_environment.py has pip itself."""
+def without_pip(wheels: Wheels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the slow step, pip in each environment. Wheels are unpacked instead; test_environment.py tests pip itself."""
 
     def make(_: PythonEnvironment, home: Path) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
@@ -61,7 +61,7 @@ def no_pip(wheels: Wheels, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def base(tmp_path: Path, wheels: Wheels) -> PythonEnvironment:
-    """An engine for CPU: release 1.0.0, with a compiled file, a package that both need, and an add-on."""
+    """Return an engine for CPU: release 1.0.0, with a compiled file, a package that both need, and an add-on."""
     files = {"engine/__init__.py": "RELEASE = '1.0.0'", "engine/k.so": "cpu kernel", "engine/old.py": "", "beneath.py": ""}
     files["tool.py"] = PROGRAM
     addon = tmp_path / "addon_of_lab.py"
@@ -80,12 +80,12 @@ def base(tmp_path: Path, wheels: Wheels) -> PythonEnvironment:
 
 
 @pytest.fixture
-def above(base: PythonEnvironment, wheels: Wheels) -> PythonEnvironment:
-    """Release 2.0.0, which only has compiled files for another device."""
-    return over(base, wheels, "2.0.0")
+def overlay(base: PythonEnvironment, wheels: Wheels) -> PythonEnvironment:
+    """Return release 2.0.0, which only has compiled files for another device."""
+    return build_overlay(base, wheels, "2.0.0")
 
 
-def over(base: PythonEnvironment, wheels: Wheels, version: str) -> PythonEnvironment:
+def build_overlay(base: PythonEnvironment, wheels: Wheels, version: str) -> PythonEnvironment:
     files = {
         "engine/__init__.py": f"RELEASE = '{version}'",
         "engine/k.so": "gpu kernel",
@@ -104,28 +104,28 @@ def over(base: PythonEnvironment, wheels: Wheels, version: str) -> PythonEnviron
     )
 
 
-def test_the_release_s_python_runs_over_the_base_s_compiled_files(base: PythonEnvironment, above: PythonEnvironment) -> None:
-    assert store.unusable_reason(above) == "engine, which it stands on, cannot be used (it has not been built)"
-    said: list[str] = []
-    home = store.ensure_build(above, said.append)
-    assert [line.split(":")[0] for line in said if "ready" in line] == ["engine 1.0.0", "engine-2 2.0.0"]
+def test_an_overlay_runs_its_python_with_compiled_files_of_the_base(base: PythonEnvironment, overlay: PythonEnvironment) -> None:
+    assert store.unusable_reason(overlay) == "engine, which it stands on, cannot be used (it has not been built)"
+    progress: list[str] = []
+    home = store.ensure_build(overlay, progress.append)
+    assert [line.split(":")[0] for line in progress if "ready" in line] == ["engine 1.0.0", "engine-2 2.0.0"]
     done = subprocess.run([home / "bin" / "engine"], capture_output=True, text=True, cwd="/", env={}, check=True)
     assert done.stdout.split() == ["version", "2.0.0+cpu", "2.0.0", "cpu", "kernel"]
 
-    package = home / above.site_packages / "engine"
+    package = home / overlay.site_packages / "engine"
     left = {path.relative_to(package).as_posix() for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"}
     assert left == {"__init__.py", "table.json", "k.so"}
     assert (package / "k.so").resolve() == (store.build_folder(base) / base.site_packages / "engine" / "k.so").resolve()
 
-    assert store.unusable_reason(above) is None
+    assert store.unusable_reason(overlay) is None
     (store.build_folder(base) / base.site_packages / "engine" / "k.so").write_text("another")
-    assert store.unusable_reason(above) == f"{above.site_packages}/engine/k.so has 7 bytes instead of 10"
+    assert store.unusable_reason(overlay) == f"{overlay.site_packages}/engine/k.so has 7 bytes instead of 10"
 
 
-def test_a_base_of_another_key_is_another_environment(base: PythonEnvironment, above: PythonEnvironment) -> None:
-    before = environment.hash_environment(above)
+def test_another_base_gives_another_overlay_key(base: PythonEnvironment, overlay: PythonEnvironment) -> None:
+    before = environment.hash_environment(overlay)
     base.lock.write_text(base.lock.read_text() + "other==1\n")
-    assert environment.hash_environment(above) != before
+    assert environment.hash_environment(overlay) != before
 
 
 @pytest.mark.parametrize(
@@ -139,14 +139,14 @@ def test_a_base_of_another_key_is_another_environment(base: PythonEnvironment, a
         ({"compiled_files": ("fast.so",)}, r"/engine lacks fast\.so and also has k\.so:"),
     ],
 )
-def test_a_base_that_does_not_fit_is_refused_before_anything_is_made(
-    above: PythonEnvironment, tmp_path: Path, change: dict[str, Any], reason: str
+def test_an_incompatible_base_is_rejected_before_the_build(
+    overlay: PythonEnvironment, tmp_path: Path, change: dict[str, Any], reason: str
 ) -> None:
-    assert above.overlay is not None
-    package = tmp_path / "base" / above.site_packages / "engine"
+    assert overlay.overlay is not None
+    package = tmp_path / "base" / overlay.site_packages / "engine"
     package.mkdir(parents=True)
     (package / "k.so").write_text("cpu kernel")
-    other = dataclasses.replace(above, overlay=dataclasses.replace(above.overlay, **change))
+    other = dataclasses.replace(overlay, overlay=dataclasses.replace(overlay.overlay, **change))
     with pytest.raises(BuildError, match=f"^engine-2 2.0.0 .*{reason}") as caught:
         environment.install_environment(
             other, tmp_path, tmp_path / "home", tmp_path / "log", print, base_folder=tmp_path / "base"
@@ -155,8 +155,8 @@ def test_a_base_that_does_not_fit_is_refused_before_anything_is_made(
     assert not (tmp_path / "home").exists()
 
 
-def test_a_release_that_the_base_s_addon_does_not_know_is_refused(base: PythonEnvironment, wheels: Wheels) -> None:
-    other = over(base, wheels, "3.0.0")
+def test_a_release_unknown_to_the_addon_of_the_base_is_rejected(base: PythonEnvironment, wheels: Wheels) -> None:
+    other = build_overlay(base, wheels, "3.0.0")
     with pytest.raises(
         BuildError, match=r"^engine-2 3\.0\.0 is rejected by the lab's add-on addon_of_lab: .*3\.0\.0 is not known$"
     ):
@@ -164,31 +164,31 @@ def test_a_release_that_the_base_s_addon_does_not_know_is_refused(base: PythonEn
     assert store.unusable_reason(other) == "it has not been built"
 
 
-def test_what_another_process_builds_above_it_stays(
+def test_an_unfinished_build_of_an_overlay_is_not_removed(
     base: PythonEnvironment, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Builds of engine-2 have a lock of their own: a build of engine must not take theirs for what a killed one has left."""
-    under_way = cache / "bin" / "engine-2-0123456789abcdef"
+    """Builds of engine-2 have their own lock, so a build of engine must not remove them as remains of a killed build."""
+    unfinished_build = cache / "bin" / "engine-2-0123456789abcdef"
     left = cache / "bin" / "engine-0123456789abcdef"
-    for folder in (under_way, left):
+    for folder in (unfinished_build, left):
         folder.mkdir(parents=True)
     monkeypatch.setattr(environment, "install_environment", lambda *_, **__: pytest.fail("built"))
     with pytest.raises(pytest.fail.Exception):
         store.ensure_build(base, print)
-    assert under_way.is_dir()
+    assert unfinished_build.is_dir()
     assert not left.exists()
 
 
 # -- vLLM 0.33 --------------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_release_that_aerie_knows_is_one_that_the_lab_runs() -> None:
-    """And the newest whose flags the simulator has."""
+def test_the_lab_runs_the_newest_release_that_aerie_supports() -> None:
+    """It is also the newest release whose flags the simulator accepts."""
     runs = {Version.parse(environment.version) for environment in ENVIRONMENTS.values()}
     assert max(runs) == NEWEST_VERIFIED_VERSION == Version.parse(NEWEST_VLLM_VERSION)
 
 
-def test_vllm_0_33_stands_on_the_lab_s_vllm() -> None:
+def test_vllm_0_33_is_an_overlay_of_the_vllm_of_the_lab() -> None:
     next_release = ENVIRONMENTS["vllm-0.33"]
     assert next_release.overlay is not None
     assert next_release.overlay.base is ENVIRONMENTS["vllm"]
@@ -199,14 +199,14 @@ def test_vllm_0_33_stands_on_the_lab_s_vllm() -> None:
     assert "4b6bdec4ab269990bf70d45a3c1e94c3760a27064513760193b26d6f0da883aa" in pins  # the x86_64 wheel of the release
 
 
-def test_it_is_built_only_when_it_is_named() -> None:
+def test_vllm_0_33_is_built_only_on_request() -> None:
     assert "vllm-0.33" in binaries.FAMILY_NAMES
     assert "vllm-0.33" not in binaries.DEFAULT_FAMILY_NAMES
     with pytest.raises(BuildError, match=r"vllm-0\.33 is not ready, because .*: run `aerie-lab build vllm-0\.33`"):
         binaries.find_family_folder("vllm-0.33")
 
 
-def test_the_program_vllm_is_the_whole_build_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_vllm_program_comes_from_the_requested_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "ensure_build", lambda recipe, _: tmp_path / recipe.name)
     assert lookup.ensure_binary("vllm") == tmp_path / "vllm" / "bin" / "vllm"
     ready = tmp_path / "ready"
@@ -216,4 +216,4 @@ def test_the_program_vllm_is_the_whole_build_s(tmp_path: Path, monkeypatch: pyte
     assert lookup.ensure_family("vllm", binaries_folder=ready) == ready
     assert (
         lookup.ensure_family("vllm-0.33", binaries_folder=ready) == tmp_path / "vllm-0.33" / "bin"
-    )  # a vllm of one's own is of any release
+    )  # a vllm of the user may have any release

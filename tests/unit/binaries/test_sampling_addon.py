@@ -1,4 +1,4 @@
-"""The plugin that mends vLLM's sampling on CPU: what it replaces, what it refuses, and what the replacement computes."""
+"""The plugin that fixes vLLM's sampling on CPU: the replaced functions, the supported sources, and the replacement's results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _expand_kernel_impl(
         replace_to,
     )
 """
-"""Of vllm/utils/cpu_triton_utils.py, vLLM 0.32.0 and 0.33.0 (Apache-2.0)."""
+"""Extract of vllm/utils/cpu_triton_utils.py, vLLM 0.32.0 and 0.33.0 (Apache-2.0)."""
 EMPTY = """
 import torch
 
@@ -41,11 +41,11 @@ import torch
 def apply_top_k_only(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return logits.masked_fill(torch.arange(logits.shape[1]) >= k.max(), -1.0)
 """
-"""As vLLM's of that name: it takes the maximum of what may be empty."""
+"""Equivalent of vLLM's function of that name, which takes the maximum of a tensor that may be empty."""
 
 
-def module_with(text: str, folder: Path) -> ModuleType:
-    """A module whose source can be read, as `inspect` does it."""
+def import_module_with(text: str, folder: Path) -> ModuleType:
+    """Import a module whose source `inspect` can read."""
     file = folder / "cpu_triton_utils.py"
     file.write_text(text)
     spec = importlib.util.spec_from_file_location("cpu_triton_utils", file)
@@ -57,8 +57,8 @@ def module_with(text: str, folder: Path) -> ModuleType:
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.0+cpu", "0.33.0"])
-def test_the_known_fault_is_replaced_once(version: str, tmp_path: Path) -> None:
-    module = module_with(FAULTY, tmp_path)
+def test_the_faulty_function_is_replaced_once(version: str, tmp_path: Path) -> None:
+    module = import_module_with(FAULTY, tmp_path)
     addon.apply(EXPAND, module, version)
     assert module._expand_kernel_impl is addon.expand
     addon.apply(EXPAND, module, version)  # vLLM loads plugins more than once in a process
@@ -75,8 +75,8 @@ CHANGED = FAULTY.replace("_ensure_int64(output)", "output")
         ("", "0.33.0", "has the digest absent"),
     ],
 )
-def test_what_is_not_known_is_refused(text: str, version: str, sentence: str, tmp_path: Path) -> None:
-    module = module_with(text, tmp_path)
+def test_an_unknown_function_is_not_replaced(text: str, version: str, sentence: str, tmp_path: Path) -> None:
+    module = import_module_with(text, tmp_path)
     before = getattr(module, EXPAND.name, None)
     with pytest.raises(addon.MendError, match=sentence):
         addon.apply(EXPAND, module, version)
@@ -84,7 +84,7 @@ def test_what_is_not_known_is_refused(text: str, version: str, sentence: str, tm
 
 
 @pytest.mark.parametrize(
-    ("values", "dtype", "swap", "expected"),
+    ("values", "dtype", "replacement", "expected"),
     [
         ([0.7, 0.0, 1.5], torch.float32, (0, 1), [0.7, 0.7, 1.0, 1.5, 1.5, 1.5]),  # temperatures; the second is greedy
         ([0.9, 0.0, 1.0], torch.float32, (0, 0), [0.9, 0.9, 0.0, 1.0, 1.0, 1.0]),  # top_p
@@ -92,11 +92,11 @@ def test_what_is_not_known_is_refused(text: str, version: str, sentence: str, tm
         ([5, 0, 40], torch.int64, (5, 7), [7, 7, 0, 40, 40, 40]),
     ],
 )
-def test_each_request_s_value_is_written_for_each_of_its_drafts(
-    values: list[float], dtype: torch.dtype, swap: tuple[int, int], expected: list[float]
+def test_the_value_of_a_request_is_written_for_each_draft(
+    values: list[float], dtype: torch.dtype, replacement: tuple[int, int], expected: list[float]
 ) -> None:
     output = torch.full((6,), -123, dtype=dtype)
-    addon.expand(output, torch.tensor(values, dtype=dtype), torch.tensor([2, 3, 6], dtype=torch.int32), *swap)
+    addon.expand(output, torch.tensor(values, dtype=dtype), torch.tensor([2, 3, 6], dtype=torch.int32), *replacement)
     assert output.tolist() == torch.tensor(expected, dtype=dtype).tolist()
 
 
@@ -106,29 +106,29 @@ def test_a_request_without_drafts_writes_nothing() -> None:
     assert output.tolist() == [0.5, 0.5, 2.0]
 
 
-def test_a_step_without_drafts_is_not_cut(tmp_path: Path) -> None:
-    module = module_with(EMPTY, tmp_path)
+def test_a_step_without_drafts_is_not_truncated(tmp_path: Path) -> None:
+    module = import_module_with(EMPTY, tmp_path)
     none, some = torch.zeros(0, 5), torch.zeros(1, 5)
     with pytest.raises(RuntimeError, match="numel"):
         module.apply_top_k_only(none, torch.zeros(0))
-    mend = replace(TOP_K, digests={"0.33.0": addon.digest(module.apply_top_k_only)})
+    patch = replace(TOP_K, digests={"0.33.0": addon.digest(module.apply_top_k_only)})
     for _ in range(2):
-        addon.apply(mend, module, "0.33.0")
+        addon.apply(patch, module, "0.33.0")
     assert module.apply_top_k_only(none, torch.zeros(0)) is none
     assert module.apply_top_k_only(some, torch.tensor([2])).tolist() == [[0, 0, -1, -1, -1]]
 
 
-def test_it_lies_among_the_packages_with_its_entry_point(tmp_path: Path) -> None:
-    (one,) = ENVIRONMENTS["vllm"].addons
-    environment.install_addon(one, tmp_path)
-    (found,) = importlib.metadata.Distribution.discover(name=one.module, path=[str(tmp_path)])
-    (point,) = found.entry_points
-    assert (point.group, point.value) == ("vllm.general_plugins", "aerie_vllm_sampling:register")
+def test_the_addon_is_installed_with_its_entry_point(tmp_path: Path) -> None:
+    (sampling_addon,) = ENVIRONMENTS["vllm"].addons
+    environment.install_addon(sampling_addon, tmp_path)
+    (distribution,) = importlib.metadata.Distribution.discover(name=sampling_addon.module, path=[str(tmp_path)])
+    (entry_point,) = distribution.entry_points
+    assert (entry_point.group, entry_point.value) == ("vllm.general_plugins", "aerie_vllm_sampling:register")
     assert (tmp_path / "aerie_vllm_sampling.py").read_text() == Path(addon.__file__).read_text()
     assert f"{ENVIRONMENTS['vllm'].site_packages}/aerie_vllm_sampling.py" in ENVIRONMENTS["vllm"].files
 
 
-def test_another_text_of_the_module_is_another_environment(tmp_path: Path) -> None:
+def test_a_changed_addon_gives_another_environment_key(tmp_path: Path) -> None:
     vllm = ENVIRONMENTS["vllm"]
     changed = tmp_path / "aerie_vllm_sampling.py"
     changed.write_text("def register(): ...")

@@ -1,4 +1,4 @@
-"""Which Go is used, and what is said when none can be had. That our own Go builds is shown in tests/lab."""
+"""Choice of the Go toolchain, and the message when there is none. tests/lab builds with the installed toolchain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aerie_lab.errors import BuildError
 
 @pytest.fixture
 def no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip has nowhere to get anything from: nobody listens on port 9."""
+    """Give pip no reachable registry: nobody listens on port 9."""
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
     monkeypatch.setenv("PIP_FIND_LINKS", "")
@@ -23,9 +23,9 @@ def no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_go_on_the_path_is_used(fake_go: Callable[[str], Path]) -> None:
     path = fake_go("true")
-    found = toolchain.find_go("1.26.0", print)
-    assert (found.path, found.version) == (path, "go1.99.0")
-    assert found.environment.get("GOMODCACHE") == os.environ.get("GOMODCACHE")  # the user's, whatever it is
+    toolchain_on_path = toolchain.find_go("1.26.0", print)
+    assert (toolchain_on_path.path, toolchain_on_path.version) == (path, "go1.99.0")
+    assert toolchain_on_path.environment.get("GOMODCACHE") == os.environ.get("GOMODCACHE")  # the user's, whatever it is
 
 
 @pytest.mark.usefixtures("no_registry")
@@ -45,13 +45,13 @@ def test_no_go_and_no_registry_is_one_sentence(cache: Path, monkeypatch: pytest.
     ("script", "reason"),
     [("echo go1.21.13", "fake/go is go1.21.13"), ("exit 1", "fake/go does not run")],
 )
-def test_unfit_go_on_the_path_is_named(fake_go: Callable[[str], Path], script: str, reason: str) -> None:
+def test_an_unsuitable_go_on_the_path_is_reported(fake_go: Callable[[str], Path], script: str, reason: str) -> None:
     fake_go("true").write_text(f"#!/bin/sh\n{script}\n")
     with pytest.raises(BuildError, match=reason):
         toolchain.find_go("1.26.0", print)
 
 
-def test_own_go_that_does_not_run_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_go_that_does_not_run_is_reported(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     binary = cache / "go" / toolchain.pinned_go_version() / "go" / "bin" / "go"
     binary.parent.mkdir(parents=True)
@@ -62,11 +62,11 @@ def test_own_go_that_does_not_run_is_named(cache: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
-def test_own_go_may_build_every_family(family: BinaryFamily) -> None:
+def test_the_installed_go_can_build_every_family(family: BinaryFamily) -> None:
     assert toolchain.parse_go_version(toolchain.pinned_go_version()) >= toolchain.parse_go_version(family.min_go_version)
 
 
-def test_environment_keeps_the_users_registry_and_settles_the_rest() -> None:
+def test_environment_keeps_the_registry_and_fixes_other_settings() -> None:
     environment = toolchain.build_go_environment(
         {"GOPROXY": "https://proxy.example", "GOFLAGS": "-race", "GOROOT": "/x", "GOEXPERIMENT": "y", "HOME": "/h"}
     )
@@ -86,7 +86,7 @@ def test_versions_are_compared_as_numbers(older: str, newer: str) -> None:
 
 
 @pytest.mark.parametrize(("system", "machine"), [("Darwin", "arm64"), ("Linux", "riscv64")])
-def test_other_machines_are_refused(monkeypatch: pytest.MonkeyPatch, system: str, machine: str) -> None:
+def test_unsupported_machines_are_rejected(monkeypatch: pytest.MonkeyPatch, system: str, machine: str) -> None:
     monkeypatch.setattr("platform.system", lambda: system)
     monkeypatch.setattr("platform.machine", lambda: machine)
     with pytest.raises(BuildError, match=f"this is {system} on {machine}"):

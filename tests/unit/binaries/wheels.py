@@ -1,4 +1,4 @@
-"""Wheels that a test writes, and the locks that name them: pip finds them in a folder and nowhere else."""
+"""Wheels that a test writes, and locks that pin them: pip finds them in a folder and nowhere else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Wheels:
     folder: Path
 
     def write(self, name: str, version: str, files: Mapping[str, str], programs: Mapping[str, str]) -> str:
-        """A package of the files, with programs as `name: module:function`. Returns the lines of a lock that pin it."""
+        """Write a package of the files, with programs as `name: module:function`. Return the lines of a lock that pin it."""
         about = f"{name.replace('-', '_')}-{version}.dist-info"
         content = dict(files)
         content[f"{about}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
@@ -42,7 +42,7 @@ class Wheels:
             wheel.extractall(folder)
 
     def lock(self, name: str, pins: str) -> Path:
-        """A lock file beside the folder."""
+        """Write a lock file beside the folder."""
         lock = self.folder.parent / f"{name}.txt"
         lock.write_text(pins)
         return lock

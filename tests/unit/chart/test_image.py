@@ -1,4 +1,4 @@
-"""What the Dockerfile puts into the image, as far as it can be known without a container engine."""
+"""Contents of the image as the Dockerfile states them, checked without a container engine."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ ROOT = Path(__file__).resolve().parents[3]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
-def copied() -> list[str]:
-    """The paths of the repository that the Dockerfile copies."""
+def copied_paths() -> list[str]:
+    """Return the paths of the repository that the Dockerfile copies."""
     lines = re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE)
     return [path for line in lines for path in line.split()[:-1]]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The wheel, built from what the Dockerfile copies and nothing else."""
+    """The wheel, built from exactly the files that the Dockerfile copies."""
     folder = tmp_path_factory.mktemp("source")
-    for path in copied():
+    for path in copied_paths():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         copy = shutil.copytree if (ROOT / path).is_dir() else shutil.copy
         copy(ROOT / path, folder / path)
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder / "wheel")]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (found,) = (folder / "wheel").glob("*.whl")
-    return zipfile.ZipFile(found)
+    completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    (wheel_path,) = (folder / "wheel").glob("*.whl")
+    return zipfile.ZipFile(wheel_path)
 
 
-def test_the_wheel_holds_the_operator_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+def test_wheel_contains_only_the_operator(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"aerie"}
     assert {"aerie/cli/__init__.py", "aerie/engine/models/catalog.toml", "aerie/py.typed"} <= set(names)
 
 
-def test_everything_is_installed_by_hash_and_torch_is_not() -> None:
+def test_locked_packages_have_hashes_and_exclude_torch() -> None:
     locks = re.findall(r"-r (\S+)", DOCKERFILE)
-    assert set(locks) <= set(copied())
+    assert set(locks) <= set(copied_paths())
     for lock in locks:
         pins = re.findall(r"^([a-z0-9-]+)==\S+( ;.*?)? \\$", text := (ROOT / lock).read_text(), re.MULTILINE)
         assert len(pins) == len(re.findall(r"^\S+==", text, re.MULTILINE))
@@ -54,6 +54,6 @@ def test_everything_is_installed_by_hash_and_torch_is_not() -> None:
     assert all(pin in (ROOT / "requirements" / "build.txt").read_text() for pin in backend)
 
 
-def test_the_builder_is_sent_what_is_copied() -> None:
-    sent = [line[1:].rstrip("/") for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
-    assert all(any(path == entry or path.startswith(f"{entry}/") for entry in sent) for path in copied())
+def test_build_context_includes_every_copied_path() -> None:
+    included_paths = [line[1:].rstrip("/") for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    assert all(any(path == entry or path.startswith(f"{entry}/") for entry in included_paths) for path in copied_paths())

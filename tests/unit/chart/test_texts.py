@@ -82,13 +82,13 @@ def test_schema_gets_descriptions_and_keeps_the_rest(chart: ModuleType, values: 
 
 
 def test_keys_of_schema_and_values_must_match(chart: ModuleType, values: Any) -> None:
-    more = json.loads(json.dumps(SCHEMA))
-    more["properties"]["image"]["properties"]["tag"] = {"type": "string"}
+    schema = json.loads(json.dumps(SCHEMA))
+    schema["properties"]["image"]["properties"]["tag"] = {"type": "string"}
     with pytest.raises(chart.ChartError, match=r"has image\.tag, which values\.yaml lacks"):
-        chart.with_descriptions(more, values)
-    del more["properties"]["image"]["properties"]
+        chart.with_descriptions(schema, values)
+    del schema["properties"]["image"]["properties"]
     with pytest.raises(chart.ChartError, match=r"has image\.name, which values\.schema\.json lacks"):
-        chart.with_descriptions(more, values)
+        chart.with_descriptions(schema, values)
 
 
 def test_readme_keeps_the_text_around_the_table(chart: ModuleType, values: Any) -> None:
@@ -108,26 +108,27 @@ def test_readme_without_marks_is_rejected(chart: ModuleType, values: Any) -> Non
         chart.with_table(f"{chart.END}\n", values)
 
 
-def objects(schema: Any) -> list[dict[str, Any]]:
-    """Every part of a schema that names properties."""
+def find_object_schemas(schema: Any) -> list[dict[str, Any]]:
+    """Return every part of a schema that has properties."""
     if isinstance(schema, list):
-        return [found for item in schema for found in objects(item)]
+        return [object_schema for item in schema for object_schema in find_object_schemas(item)]
     if not isinstance(schema, dict):
         return []
     own = [schema] if isinstance(schema.get("properties"), dict) else []
-    return own + [found for item in schema.values() for found in objects(item)]
+    return own + [object_schema for item in schema.values() for object_schema in find_object_schemas(item)]
 
 
 def test_schema_allows_no_unknown_key() -> None:
     assert all(
-        part.get("additionalProperties") is False for part in objects(json.loads((CHART / "values.schema.json").read_text()))
+        part.get("additionalProperties") is False
+        for part in find_object_schemas(json.loads((CHART / "values.schema.json").read_text()))
     )
 
 
 def test_chart_has_the_version_of_the_project() -> None:
-    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert about["appVersion"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    (definition,) = yaml.safe_load(about["annotations"]["artifacthub.io/crds"])
+    chart_metadata = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart_metadata["appVersion"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    (definition,) = yaml.safe_load(chart_metadata["annotations"]["artifacthub.io/crds"])
     crd = yaml.safe_load((CHART / "files" / "aerie.dev_speculativedeployments.yaml").read_text())
     names = (crd["metadata"]["name"], crd["spec"]["names"]["kind"], crd["spec"]["versions"][0]["name"])
     assert (definition["name"], definition["kind"], definition["version"]) == names

@@ -1,4 +1,4 @@
-"""The edge of a process: statuses and one line, whatever a command raises and wherever its output goes."""
+"""The boundary of a process: status and one line for each exception of a command and each failure of its output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BIN = Path(sys.executable).parent
 AERIE = str(BIN / "aerie")
 
 
-def raises(error: BaseException) -> int:
+def run_command_that_raises(error: BaseException) -> int:
     def command() -> int:
         raise error
 
@@ -23,7 +23,7 @@ def raises(error: BaseException) -> int:
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "message"),
     [
         (
             KeyError("x"),
@@ -41,32 +41,32 @@ def raises(error: BaseException) -> int:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_an_error_is_a_line_and_a_status(
-    error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_an_exception_is_one_line_and_a_status(
+    error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AERIE_TRACEBACK", raising=False)
-    assert raises(error) == code
-    printed = capsys.readouterr().err
-    assert said in printed
-    assert printed.count("\n") == 1
+    assert run_command_that_raises(error) == code
+    stderr = capsys.readouterr().err
+    assert message in stderr
+    assert stderr.count("\n") == 1
 
 
-def test_a_traceback_comes_when_it_is_asked_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aerie_traceback_prints_a_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AERIE_TRACEBACK", "1")
-    assert raises(KeyError("x")) == 70
-    printed = capsys.readouterr().err
-    assert "Traceback (most recent call last)" in printed
-    assert printed.splitlines()[-1].startswith("error: aerie-lab has a defect")
+    assert run_command_that_raises(KeyError("x")) == 70
+    stderr = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in stderr
+    assert stderr.splitlines()[-1].startswith("error: aerie-lab has a defect")
 
 
-def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
     text = line.replace("AERIE", AERIE)
     return subprocess.run(["bash", "-c", text], capture_output=True, text=True, env={**os.environ, **environment})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("line", "code", "said"),
+    ("line", "code", "message"),
     [
         ("AERIE catalog > /dev/full", 2, "error: standard output cannot be written (No space left on device).\n"),
         ("AERIE catalog -o json > /dev/full", 2, "error: standard output cannot be written (No space left on device).\n"),
@@ -82,26 +82,26 @@ def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
         (f"{BIN}/aerie-lab up --api-port 70000", 2, "error: api_port is 70000: choose a number from 0 to 65535.\n"),
     ],
 )
-def test_a_process(line: str, code: int, said: str) -> None:
-    done = shell(line)
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    assert said in done.stderr
-    if not said:
-        assert done.stderr == ""
+def test_status_and_message_of_a_process(line: str, code: int, message: str) -> None:
+    process = run_shell(line)
+    assert process.returncode == code, process.stderr
+    assert "Traceback" not in process.stderr
+    assert message in process.stderr
+    if not message:
+        assert process.stderr == ""
 
 
 @pytest.mark.slow
-def test_a_terminal_without_the_marks_gets_others() -> None:
+def test_an_ascii_terminal_gets_ascii_marks() -> None:
     bundle = Path(__file__).resolve().parents[3] / "drafter/bundle"
-    done = shell(f"AERIE preflight --target {bundle}/target --drafter {bundle}/eagle3", PYTHONIOENCODING="ascii")
-    assert done.returncode == 0, done.stderr
-    assert "\nok C1 " in done.stdout
+    process = run_shell(f"AERIE preflight --target {bundle}/target --drafter {bundle}/eagle3", PYTHONIOENCODING="ascii")
+    assert process.returncode == 0, process.stderr
+    assert "\nok C1 " in process.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["aerie", "kubectl-aerie", "aerie-drafter", "aerie-lab"])
 def test_every_command_line_has_a_version(name: str) -> None:
-    done = subprocess.run([BIN / name, "--version"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("aerie 0.")
+    process = subprocess.run([BIN / name, "--version"], capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert process.stdout.startswith("aerie 0.")

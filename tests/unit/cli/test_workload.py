@@ -26,15 +26,15 @@ Preflight = Callable[..., int]
 
 
 def deployment(name: str = "chat", kind: str = "Deployment", pod: Any = None, **container: Any) -> dict[str, Any]:
-    made = {"name": "vllm", "image": IMAGE, "args": ARGS, **container}
-    template = {"containers": [{key: value for key, value in made.items() if value is not None}], **(pod or {})}
+    fields = {"name": "vllm", "image": IMAGE, "args": ARGS, **container}
+    template = {"containers": [{key: value for key, value in fields.items() if value is not None}], **(pod or {})}
     spec = template if kind == "Pod" else {"replicas": 2, "template": {"spec": template}}
     return {"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
-def only(*documents: dict[str, Any]) -> Workload:
-    (found,) = find_workloads(documents)
-    return found
+def find_workload(*documents: dict[str, Any]) -> Workload:
+    (workload,) = find_workloads(documents)
+    return workload
 
 
 @pytest.fixture
@@ -86,33 +86,33 @@ wait
         ({"image": "registry.example/team/my-vllm@sha256:00", "args": ["--model=a/b"]}, ["--model=a/b"]),
     ],
 )
-def test_the_words_behind_vllm_serve(container: dict[str, Any], words: list[str]) -> None:
-    assert only(deployment(**container)).serve_arguments == words
+def test_the_arguments_of_vllm_serve_are_found(container: dict[str, Any], words: list[str]) -> None:
+    assert find_workload(deployment(**container)).serve_arguments == words
 
 
-def test_variables_of_the_script_are_the_engines() -> None:
-    found = only(deployment(args=None, command=["sh", "-c", "export A=1; B=$A VLLM_X='2 3' vllm serve a/b"]))
-    assert found.environment == {"A": "1", "B": "1", "VLLM_X": "2 3"}
+def test_variables_of_the_script_are_in_the_environment() -> None:
+    workload = find_workload(deployment(args=None, command=["sh", "-c", "export A=1; B=$A VLLM_X='2 3' vllm serve a/b"]))
+    assert workload.environment == {"A": "1", "B": "1", "VLLM_X": "2 3"}
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "ReplicaSet", "DaemonSet", "Pod"])
-def test_every_kind_of_workload(kind: str) -> None:
-    assert only(deployment(kind=kind)).name == f"{kind}/chat, container vllm"
+def test_every_kind_of_workload_is_found(kind: str) -> None:
+    assert find_workload(deployment(kind=kind)).name == f"{kind}/chat, container vllm"
 
 
-def test_other_documents_containers_and_lists(preflight: Preflight, capsys: Capture) -> None:
+def test_other_documents_and_containers_are_ignored(preflight: Preflight, capsys: Capture) -> None:
     sidecar = {"name": "log", "image": "busybox", "command": ["sh", "-c", "tail -f /log"]}
     chat = deployment()
     chat["spec"]["template"]["spec"]["containers"].insert(0, sidecar)
     router = deployment("router", image="lmcache/vllm-router:v1", args=["--port=80"])
     others = [{"kind": "Service", "metadata": {"name": "chat"}}, router, deployment("redis", image="redis", args=None)]
-    assert only(*others, chat).name == "Deployment/chat, container vllm"
+    assert find_workload(*others, chat).name == "Deployment/chat, container vllm"
     assert preflight({"kind": "List", "items": [*others, chat]}, *FOLDERS) == 0
     assert "Deployment/chat, container vllm" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("container", "said"),
+    ("container", "message"),
     [
         ({"command": ["/start.sh"]}, "it runs /start.sh, which preflight does not read"),
         ({"args": ["--port", 8000]}, "args[1] is 8000: set a string, in quotes"),
@@ -130,13 +130,15 @@ def test_other_documents_containers_and_lists(preflight: Preflight, capsys: Capt
         ({"resources": []}, "resources is []: set an object"),
     ],
 )
-def test_what_cannot_be_read_is_said(preflight: Preflight, container: dict[str, Any], said: str, capsys: Capture) -> None:
+def test_unreadable_workloads_are_rejected(
+    preflight: Preflight, container: dict[str, Any], message: str, capsys: Capture
+) -> None:
     assert preflight(deployment(**container), *FOLDERS) == 2
-    assert f"Deployment/chat, container vllm: {said}" in " ".join(capsys.readouterr().err.split())
+    assert f"Deployment/chat, container vllm: {message}" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "message"),
     [
         (
             {"kind": "Deployment"},
@@ -148,9 +150,9 @@ def test_what_cannot_be_read_is_said(preflight: Preflight, container: dict[str, 
         ({"kind": "Pod", "metadata": {"name": "x"}, "spec": {"containers": {}}}, "Pod/x: containers is {}: set a list"),
     ],
 )
-def test_odd_shapes(preflight: Preflight, document: dict[str, Any], said: str, capsys: Capture) -> None:
+def test_invalid_manifests_are_rejected(preflight: Preflight, document: dict[str, Any], message: str, capsys: Capture) -> None:
     assert preflight(document) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 # -- A shell's script ----------------------------------------------------------------------------------------------------
@@ -176,38 +178,38 @@ def test_odd_shapes(preflight: Preflight, document: dict[str, Any], said: str, c
         ('exec vllm serve "$@"', ["$@"]),
     ],
 )
-def test_a_script(script: str, words: list[str]) -> None:
+def test_a_script_is_expanded_as_by_a_shell(script: str, words: list[str]) -> None:
     environment = {"MODEL": "me/llama", "FLAGS": "--port 80"}
-    (found,) = find_vllm_commands(script, environment, ExpansionBudget())
-    assert found.serve_arguments == words
+    (command,) = find_vllm_commands(script, environment, ExpansionBudget())
+    assert command.serve_arguments == words
 
 
 @pytest.mark.parametrize(
     "script", ["if true; then vllm serve a; fi", "while true\ndo x; done", "cat <<EOF\nEOF", "x $(a $(b))", "x $((1+1))", "'"]
 )
-def test_more_than_simple_commands(script: str) -> None:
+def test_scripts_of_more_than_simple_commands_are_rejected(script: str) -> None:
     with pytest.raises(ValueError, match=r"line 1 has more than simple commands|the executed commands are unknown"):
         find_vllm_commands(script, {}, ExpansionBudget())
 
 
-DOUBLE = "A=xxxxxxxxxxxxxxxx;" + "A=$A$A;" * 64
+DOUBLING_SCRIPT = "A=xxxxxxxxxxxxxxxx;" + "A=$A$A;" * 64
 
 
 @pytest.mark.parametrize(
     "script",
     [
-        DOUBLE + "vllm serve $A",
+        DOUBLING_SCRIPT + "vllm serve $A",
         "A=" + "x" * 2**15 + "; B=" + "$A''" * 2**10,
         "A=" + "x" * 2**15 + "; vllm serve " + "$A " * 2**10,
     ],
     ids=["doubled", "pieces", "words"],
 )
-def test_a_script_whose_variables_grow_is_refused_before_they_take_memory(script: str) -> None:
+def test_a_script_with_growing_variables_is_rejected(script: str) -> None:
     with pytest.raises(ValueError, match="the expanded variables have more than 2 MiB"):
         find_vllm_commands(script, {}, ExpansionBudget())
 
 
-def test_many_variables_and_commands_take_no_time_together() -> None:
+def test_many_variables_and_commands_are_read_in_linear_time() -> None:
     environment = {f"V{number}": "x" for number in range(30_000)}
     assert find_vllm_commands("A=1;" * 30_000 + "vllm serve $A;" * 30_000, environment, ExpansionBudget())[0].serve_arguments == [
         "1"
@@ -215,58 +217,58 @@ def test_many_variables_and_commands_take_no_time_together() -> None:
     assert find_serve_arguments(["x"] * 100_000) is None
 
 
-def test_variables_of_the_manifest_that_grow_are_refused(preflight: Preflight, capsys: Capture) -> None:
+def test_growing_variables_of_the_manifest_are_rejected(preflight: Preflight, capsys: Capture) -> None:
     env = [{"name": "V0", "value": "x" * 16}, *({"name": f"V{n + 1}", "value": f"$(V{n})$(V{n})"} for n in range(64))]
     assert preflight(deployment(env=env), *FOLDERS) == 2
-    said = " ".join(capsys.readouterr().err.split())
+    stderr = " ".join(capsys.readouterr().err.split())
     assert (
-        "Deployment/chat, container vllm: its command cannot be read (the expanded variables have more than 2 MiB): set" in said
+        "Deployment/chat, container vllm: its command cannot be read (the expanded variables have more than 2 MiB): set" in stderr
     )
 
 
-def test_only_what_is_exported_is_the_engines() -> None:
+def test_only_exported_variables_are_in_the_environment() -> None:
     script = "VLLM_A=1; export VLLM_B=2; VLLM_C=3; export VLLM_C; VLLM_D=4\nVLLM_E=5 vllm serve m"
-    (found,) = find_vllm_commands(script, {"VLLM_D": "0"}, ExpansionBudget())
-    assert found.environment == {"VLLM_B": "2", "VLLM_C": "3", "VLLM_D": "4", "VLLM_E": "5"}
+    (command,) = find_vllm_commands(script, {"VLLM_D": "0"}, ExpansionBudget())
+    assert command.environment == {"VLLM_B": "2", "VLLM_C": "3", "VLLM_D": "4", "VLLM_E": "5"}
 
 
-# -- The verdict ---------------------------------------------------------------------------------------------------------
+# -- The result ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_deployment_is_checked(preflight: Preflight, capsys: Capture) -> None:
     limits = {"nvidia.com/gpu": 1}
     assert preflight(deployment(resources={"limits": limits}), *FOLDERS, "--gpu-memory=16GiB") == 0
-    printed = capsys.readouterr()
-    assert printed.out.splitlines()[:3] == ["target   me/llama", "drafter  me/eagle", "vLLM     0.33.0"]
-    assert "✓ C29 GPU count: the pod has 1 of nvidia.com/gpu" in printed.out
-    assert "Deployment/chat, container vllm" in printed.err
-    assert "secret" not in printed.out + printed.err
+    output = capsys.readouterr()
+    assert output.out.splitlines()[:3] == ["target   me/llama", "drafter  me/eagle", "vLLM     0.33.0"]
+    assert "✓ C29 GPU count: the pod has 1 of nvidia.com/gpu" in output.out
+    assert "Deployment/chat, container vllm" in output.err
+    assert "secret" not in output.out + output.err
 
 
-def test_a_refusal_is_status_1_and_json(preflight: Preflight, capsys: Capture) -> None:
+def test_an_error_is_status_1_and_in_the_json(preflight: Preflight, capsys: Capture) -> None:
     args = [*ARGS, "--tensor-parallel-size=4"]
     assert preflight(deployment(args=args, resources={"limits": {"nvidia.com/gpu": "2"}}), *FOLDERS, "-o", "json") == 1
     report = json.loads(capsys.readouterr().out)
     assert (report["passed"], report["allowed"], report["drafter"]) == (False, False, "me/eagle")
-    assert [one["id"] for one in report["findings"] if one["severity"] == "error"] == ["C29"]
+    assert [finding["id"] for finding in report["findings"] if finding["severity"] == "error"] == ["C29"]
 
 
-def test_method_tokens_environment_and_nodes_count(preflight: Preflight, capsys: Capture) -> None:
+def test_method_tokens_environment_and_node_selector_are_used(preflight: Preflight, capsys: Capture) -> None:
     config = json.dumps({"model": "me/eagle", "num_speculative_tokens": 2})
     pod = {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}}
     env = [{"name": "VLLM_USE_V2_MODEL_RUNNER", "value": "0"}]
     assert preflight(deployment(args=["me/llama", "-sc", config], env=env, pod=pod), *FOLDERS) == 1
-    printed = capsys.readouterr().out
-    assert "✗ C10 method is set: --speculative-config has no method" in printed
-    assert "model runner V1: VLLM_USE_V2_MODEL_RUNNER=0" in printed
-    assert "of 80.0 GiB" in printed
+    output = capsys.readouterr().out
+    assert "✗ C10 method is set: --speculative-config has no method" in output
+    assert "model runner V1: VLLM_USE_V2_MODEL_RUNNER=0" in output
+    assert "of 80.0 GiB" in output
 
 
-def test_a_drafter_for_an_engine_without_one(preflight: Preflight, capsys: Capture) -> None:
+def test_an_engine_without_a_drafter_is_checked_with_the_given_one(preflight: Preflight, capsys: Capture) -> None:
     plain = deployment(args=["me/llama"])
     assert preflight(plain, *FOLDERS) == 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert 'has no drafter: checked with --drafter and {"method": "eagle3", "num_speculative_tokens": 3}.' in said
+    stderr = " ".join(capsys.readouterr().err.split())
+    assert 'has no drafter: checked with --drafter and {"method": "eagle3", "num_speculative_tokens": 3}.' in stderr
     assert preflight(plain, *FOLDERS[:2]) == 0
     assert "has no --speculative-config: the engine runs without a drafter." in " ".join(capsys.readouterr().err.split())
     ngram = deployment(args=["me/llama", "--spec-method=ngram", "--spec-tokens=4"])
@@ -277,7 +279,7 @@ def test_a_drafter_for_an_engine_without_one(preflight: Preflight, capsys: Captu
 
 
 @pytest.mark.parametrize(
-    ("container", "options", "said"),
+    ("container", "options", "message"),
     [
         ({"args": ["/models/llama"]}, (), "serves /models/llama, a path in the pod: set --target to a folder or"),
         ({"args": ["s3://bucket/llama"]}, (), "serves s3://bucket/llama, a path in the pod"),
@@ -294,17 +296,17 @@ def test_a_drafter_for_an_engine_without_one(preflight: Preflight, capsys: Captu
         ({}, ("--vllm=new", *FOLDERS), "--vllm: 'new' is not a vLLM version"),
     ],
 )  # fmt: skip
-def test_what_keeps_it_from_being_checked(
-    preflight: Preflight, container: dict[str, Any], options: tuple[str, ...], said: str, capsys: Capture
+def test_workloads_that_cannot_be_checked_are_status_2(
+    preflight: Preflight, container: dict[str, Any], options: tuple[str, ...], message: str, capsys: Capture
 ) -> None:
     assert preflight(deployment(**container), *options) == 2
-    printed = " ".join(capsys.readouterr().err.split())
-    assert said in printed
-    assert "spec.engine" not in printed
+    stderr = " ".join(capsys.readouterr().err.split())
+    assert message in stderr
+    assert "spec.engine" not in stderr
 
 
 @pytest.mark.parametrize(
-    ("container", "said"),
+    ("container", "message"),
     [
         ({}, "vLLM 0.33.0, by its image's tag."),
         ({"args": [*ARGS, "--config=/etc/vllm.yaml"]}, "--config is a file in the pod: its flags are unknown."),
@@ -325,22 +327,24 @@ def test_what_keeps_it_from_being_checked(
         ),
     ],
 )
-def test_what_is_not_known_is_a_note(preflight: Preflight, container: dict[str, Any], said: str, capsys: Capture) -> None:
+def test_unknown_parts_of_a_workload_are_notes(
+    preflight: Preflight, container: dict[str, Any], message: str, capsys: Capture
+) -> None:
     assert preflight(deployment(**container), *FOLDERS) == 0
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_speculators_checkpoint_names_the_way_out(preflight: Preflight, tmp_path: Path, capsys: Capture) -> None:
+def test_a_speculators_checkpoint_as_target_names_the_options(preflight: Preflight, tmp_path: Path, capsys: Capture) -> None:
     folder = tmp_path / "speculator"
     folder.mkdir()
     config = {"speculators_model_type": "eagle3", "speculators_config": {"verifier": {"name_or_path": "me/verifier"}}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.bin").touch()
     assert preflight(deployment(args=["me/speculator"]), "--target", str(folder)) == 2
-    said = " ".join(capsys.readouterr().err.split())
+    stderr = " ".join(capsys.readouterr().err.split())
     assert (
         "me/speculator is a drafter whose config names its target, me/verifier: set --target me/verifier --drafter me/speculator."
-        in said
+        in stderr
     )
 
 
@@ -350,19 +354,19 @@ def test_a_speculators_checkpoint_names_the_way_out(preflight: Preflight, tmp_pa
 def test_several_engines_need_a_name(preflight: Preflight, capsys: Capture) -> None:
     files = [deployment("one"), {"kind": "Service", "metadata": {"name": "one"}}, deployment("two")]
     assert preflight(files, *FOLDERS) == 2
-    said = " ".join(capsys.readouterr().err.split())
+    stderr = " ".join(capsys.readouterr().err.split())
     assert (
         "contains Deployment/one, container vllm, Deployment/two, container vllm, but preflight checks one at a time: select"
-        in said
+        in stderr
     )
-    assert said.endswith("select one with --name.")
+    assert stderr.endswith("select one with --name.")
     assert preflight(files, *FOLDERS, "--name", "two") == 0
     assert "Deployment/two" in capsys.readouterr().err
     assert preflight(files, *FOLDERS, "--name", "three") == 2
     assert "but contains none with the name three" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_resource_goes_before_a_workload(preflight: Preflight, capsys: Capture) -> None:
+def test_a_resource_takes_precedence_over_a_workload(preflight: Preflight, capsys: Capture) -> None:
     source = {"huggingFace": {"repo": "example/target", "revision": "1" * 40}}
     resource = {
         "apiVersion": "aerie.dev/v1alpha1",
@@ -373,7 +377,7 @@ def test_a_resource_goes_before_a_workload(preflight: Preflight, capsys: Capture
     assert preflight([deployment(), resource], *FOLDERS) == 0
     assert "target   example/target@" in capsys.readouterr().out
     assert preflight([resource, {**resource, "metadata": {"name": "other"}}], *FOLDERS) == 2
-    printed = " ".join(capsys.readouterr().err.split())
-    assert "contains SpeculativeDeployment/chat, SpeculativeDeployment/other, but" in printed
-    assert printed.endswith("select one with --name.")
+    stderr = " ".join(capsys.readouterr().err.split())
+    assert "contains SpeculativeDeployment/chat, SpeculativeDeployment/other, but" in stderr
+    assert stderr.endswith("select one with --name.")
     assert preflight([resource, {**resource, "metadata": {"name": "other"}}], *FOLDERS, "--name=other") == 0

@@ -1,4 +1,4 @@
-"""Wrong calls and hostile files: the right status and a sentence, and never a traceback."""
+"""Wrong calls and hostile files: status and message, and never a traceback."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ FILES = {
 }
 
 
-def checkpoint(folder: Path, header: bytes | None = None, index: object = None, config: bytes = b"{}") -> None:
+def write_checkpoint(folder: Path, header: bytes | None = None, index: object = None, config: bytes = b"{}") -> None:
     folder.mkdir()
     (folder / "config.json").write_bytes(config)
     if index is not None:
@@ -91,21 +91,21 @@ def checkpoint(folder: Path, header: bytes | None = None, index: object = None, 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("hostile")
+    root = tmp_path_factory.mktemp("hostile")
     for name, text in FILES.items():
-        (made / name).write_text(text)
-    (made / "squashed.gz").write_bytes(b"\x1f\x8b\x08\0\0\0\0\0\0\3\xff\xff\xff")
-    (made / "utf16.yaml").write_bytes("a: 1".encode("utf-16"))
+        (root / name).write_text(text)
+    (root / "squashed.gz").write_bytes(b"\x1f\x8b\x08\0\0\0\0\0\0\3\xff\xff\xff")
+    (root / "utf16.yaml").write_bytes("a: 1".encode("utf-16"))
     large = ",".join(["9" * 4200] * 200)
     tensor = f'{{"a":{{"dtype":"BF16","shape":[{large}],"data_offsets":[0,0]}}}}'.encode()
-    checkpoint(made / "large", tensor)
-    most = ",".join(["9223372036854775807"] * 100_000)
-    checkpoint(made / "many", f'{{"a":{{"dtype":"BF16","shape":[{most}],"data_offsets":[0,0]}}}}'.encode())
-    checkpoint(made / "control", b'{"a\\u001b[2J":{"dtype":"BF16","shape":[0],"data_offsets":[0,0]}}')
-    checkpoint(made / "null", index={"weight_map": {"a": "x\0y"}})
-    checkpoint(made / "surrogate", index={"weight_map": {"a": "\ud800"}})
-    checkpoint(made / "digits", b"{}", config=b'{"hidden_size": ' + b"9" * 4000 + b"}")
-    return made
+    write_checkpoint(root / "large", tensor)
+    maximum = ",".join(["9223372036854775807"] * 100_000)
+    write_checkpoint(root / "many", f'{{"a":{{"dtype":"BF16","shape":[{maximum}],"data_offsets":[0,0]}}}}'.encode())
+    write_checkpoint(root / "control", b'{"a\\u001b[2J":{"dtype":"BF16","shape":[0],"data_offsets":[0,0]}}')
+    write_checkpoint(root / "null", index={"weight_map": {"a": "x\0y"}})
+    write_checkpoint(root / "surrogate", index={"weight_map": {"a": "\ud800"}})
+    write_checkpoint(root / "digits", b"{}", config=b'{"hidden_size": ' + b"9" * 4000 + b"}")
+    return root
 
 
 Row = tuple[str, str, int, str]
@@ -224,7 +224,7 @@ ROWS: list[Row] = [
 ]
 
 
-def command(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+def select_command(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     if program == "aerie":
         return lambda: run_command_line(arguments)
     if program == "aerie-drafter":
@@ -234,28 +234,30 @@ def command(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]} {row[1]}".replace("/", "|"))
-def test_a_wrong_call(row: Row, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    program, line, code, said = row
+def test_status_and_message_of_a_wrong_call(
+    row: Row, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program, line, code, message = row
     for name in ("AERIE_IMAGE", "AERIE_TRACEBACK", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
-    # Nothing here asks the Hub, and what does is told so.
+    # A case that requests the Hub gets an error.
     monkeypatch.setenv("HTTPS_PROXY", "nowhere://127.0.0.1:1")
-    places = {"FOLDER": str(folder), "TARGET": TARGET, "DRAFTER": DRAFTER, "BUNDLE": str(BUNDLE)}
-    for name, place in places.items():
-        line = line.replace(name, place)
-    found = run_to_exit_status(program, "", command(program, line.split(), monkeypatch))
-    printed = capsys.readouterr()
-    assert (found, "Traceback" in printed.err + printed.out) == (code, False), printed.err
-    assert said in " ".join(printed.err.split())
-    assert len(printed.err) < 4000
+    paths = {"FOLDER": str(folder), "TARGET": TARGET, "DRAFTER": DRAFTER, "BUNDLE": str(BUNDLE)}
+    for name, path in paths.items():
+        line = line.replace(name, path)
+    status = run_to_exit_status(program, "", select_command(program, line.split(), monkeypatch))
+    output = capsys.readouterr()
+    assert (status, "Traceback" in output.err + output.out) == (code, False), output.err
+    assert message in " ".join(output.err.split())
+    assert len(output.err) < 4000
 
 
-def test_a_job_reports_a_hostile_manifest_as_a_refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_preflight_job_rejects_a_hostile_manifest(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = folder / "verdict"
     assert run_command_line(["preflight-job", f"--file={folder / 'bomb.yaml'}", f"--report={report}"]) == 1
     assert json.loads(report.read_text())["passed"] is False
     assert "after its aliases are expanded" in capsys.readouterr().out
 
 
-def test_enough_rows() -> None:
+def test_there_are_at_least_60_wrong_calls() -> None:
     assert len(ROWS) >= 60

@@ -1,5 +1,5 @@
 """An event loop in virtual time: its clock stands still while something runs, and jumps to the next timer when nothing does. And
-patience where time is real."""
+long timeouts where time is real."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """See the module."""
+    """Event loop in virtual time."""
 
     now = 0.0
 
@@ -31,13 +31,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 @pytest.fixture
 def run() -> Run:
-    """Runs a coroutine to its end, in no time."""
+    """Runs a coroutine to its end in virtual time."""
     return run_virtually
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine may take its time where the sockets and the time are real."""
+def long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long timeouts for tests with real sockets in real time, which a busy machine may delay."""
     monkeypatch.setattr(http_fetch, "HTTP_RESPONSE_TIMEOUT_SECONDS", 120.0)
     monkeypatch.setattr(http_client, "CONNECT_TIMEOUT_SECONDS", 120.0)
 

@@ -1,4 +1,4 @@
-"""What is read by the scraper in tests: a resource, its pods and their pages, and a scraper that tells what it tells."""
+"""Objects for tests of the scraper: a resource, its pods and their metrics, and a scraper that records its notifications."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from aerie.rollout.facts.snapshot import Snapshot
 
 DATA = Path(__file__).parents[1] / "engine" / "data"
 BEFORE, AFTER = ((DATA / f"vllm-0.32.0-ngram-{number}.prom").read_bytes() for number in (1, 2))
-FIGURES = ArmMetrics(acceptance_length=2.27, time_per_output_token=0.00356, time_to_first_token=0.0237)
-"""Of the window between the two."""
+ARM_METRICS = ArmMetrics(acceptance_length=2.27, time_per_output_token=0.00356, time_to_first_token=0.0237)
+"""Metrics of the window between BEFORE and AFTER."""
 OLD = "2026-01-01T00:00:00Z"
 
 
@@ -56,7 +56,7 @@ def deployment(
 
 
 def pod(number: int = 0, name: str = "chat", revision: str = "r1", address: str = "10.0.0.1", **changes: Any) -> dict[str, Any]:
-    made: dict[str, Any] = {
+    pod_object: dict[str, Any] = {
         "metadata": {
             "name": f"{name}-{revision}-hash-{number}",
             "labels": {
@@ -76,37 +76,37 @@ def pod(number: int = 0, name: str = "chat", revision: str = "r1", address: str 
         },
     }
     for path, value in changes.items():
-        *folders, last = path.split("__")
-        where = made
-        for folder in folders:
-            where = where[folder]
-        where[last] = value
-    return made
+        *parents, last = path.split("__")
+        node = pod_object
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+    return pod_object
 
 
-class Reader:
-    """A scraper through a transport, and what it tells."""
+class ScraperHarness:
+    """A scraper with a transport; records notifications and outcomes."""
 
     def __init__(self, transport: httpx.AsyncBaseTransport, access: PrometheusAccess | None = None) -> None:
-        self.told: list[tuple[float, NamespacedName]] = []
-        self.ends: Counter[str] = Counter()
-        self.scraper = Scraper(self._tell, self._count, transport, access=access)
+        self.notifications: list[tuple[float, NamespacedName]] = []
+        self.outcomes: Counter[str] = Counter()
+        self.scraper = Scraper(self._notify, self._count_outcome, transport, access=access)
 
-    def _tell(self, key: NamespacedName) -> None:
-        self.told.append((asyncio.get_running_loop().time(), key))
+    def _notify(self, key: NamespacedName) -> None:
+        self.notifications.append((asyncio.get_running_loop().time(), key))
 
-    def _count(self, outcome: str, _: float) -> None:
-        self.ends[outcome] += 1
+    def _count_outcome(self, outcome: str, _: float) -> None:
+        self.outcomes[outcome] += 1
 
-    def observe(self, observed: Snapshot) -> NamespacedName:
-        """From now on its pods are read."""
-        of = observed.resource
-        key = NamespacedName("default", of.metadata.name)
-        self.scraper.track(key, observed, of.status or Status())
+    def track_pods(self, observed: Snapshot) -> NamespacedName:
+        """Scrape the pods of the resource from now on."""
+        observed_resource = observed.resource
+        key = NamespacedName("default", observed_resource.metadata.name)
+        self.scraper.track(key, observed, observed_resource.status or Status())
         return key
 
-    async def for_(self, seconds: float) -> None:
-        reading = asyncio.create_task(self.scraper.run())
+    async def run_for(self, seconds: float) -> None:
+        scraping = asyncio.create_task(self.scraper.run())
         await asyncio.sleep(seconds)
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+        scraping.cancel()
+        await asyncio.gather(scraping, return_exceptions=True)

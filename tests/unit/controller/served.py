@@ -1,4 +1,4 @@
-"""A server on this machine that answers as a test says."""
+"""A local HTTP server whose responses come from a test's handler."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @contextlib.asynccontextmanager
-async def served(method: str, path: str, answer: Answer) -> AsyncIterator[str]:
-    """Its address; this method and path alone are answered."""
+async def serve_http(method: str, path: str, handler: Handler) -> AsyncIterator[str]:
+    """Yield the address of the server, which responds to this method and path alone."""
     app = web.Application()
-    app.router.add_route(method, path, answer)
+    app.router.add_route(method, path, handler)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:

@@ -1,4 +1,4 @@
-"""Blocks from rounds over the pods of an analysis: who is in which arm, what is new, and when a comparison is another one."""
+"""Blocks from rounds over the pods of an analysis: pods by arm, new samples, and restarted comparisons."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ INTERVAL = 15.0
 
 
 def status(phase: str, *, control: bool = True, evidence: AnalysisRun | None = None) -> Status:
-    stable, new = Arm(revision="old", setting=SETTING), Arm(revision="new", setting=SETTING)
-    found = evidence or start_analysis(AnalysisSpec(), (new, stable), (1, 1), None, 0, None, NOW)
+    stable, canary_arm = Arm(revision="old", setting=SETTING), Arm(revision="new", setting=SETTING)
+    analysis_run = evidence or start_analysis(AnalysisSpec(), (canary_arm, stable), (1, 1), None, 0, None, NOW)
     canary = CanaryArm.model_validate(
         {"revision": "new", "setting": SETTING, "change": "drafter", "phase": phase, "startTime": NOW, "readyTime": NOW}
     )
@@ -29,14 +29,14 @@ def status(phase: str, *, control: bool = True, evidence: AnalysisRun | None = N
     return Status(
         stable=stable,
         canary=canary,
-        analysis=AnalysisStatus(parameters=AnalysisSpec(), verdict="Continue", state=found.pack()),
+        analysis=AnalysisStatus(parameters=AnalysisSpec(), verdict="Continue", state=analysis_run.pack()),
     )
 
 
-def compared(phase: str = "Analyzing", *, control: bool = True) -> ComparisonConfig:
-    found = build_comparison_config("chat", status(phase, control=control), INTERVAL)
-    assert found is not None
-    return found
+def build_config(phase: str = "Analyzing", *, control: bool = True) -> ComparisonConfig:
+    config = build_comparison_config("chat", status(phase, control=control), INTERVAL)
+    assert config is not None
+    return config
 
 
 def sample(drafts: float, accepted: float, requests: float) -> Sample:
@@ -63,51 +63,51 @@ def sample(drafts: float, accepted: float, requests: float) -> Sample:
     )
 
 
-def test_nothing_is_compared_before_the_analysis_and_after_the_end() -> None:
+def test_no_comparison_before_the_analysis_and_after_its_end() -> None:
     assert build_comparison_config("chat", Status(), INTERVAL) is None
     for phase in ("Starting", "WarmingUp", "RollingBack"):
         assert build_comparison_config("chat", status(phase), INTERVAL) is None
     unreadable = status("Analyzing")
     assert unreadable.analysis is not None
-    other = unreadable.analysis.model_copy(update={"state": "of another release"})
-    assert build_comparison_config("chat", unreadable.model_copy(update={"analysis": other}), INTERVAL) is None
+    other_analysis = unreadable.analysis.model_copy(update={"state": "of another release"})
+    assert build_comparison_config("chat", unreadable.model_copy(update={"analysis": other_analysis}), INTERVAL) is None
 
 
-def test_the_canary_is_compared_with_its_control_and_later_with_the_stable_pods() -> None:
-    assert compared().arms == {"chat-new": "canary", "chat-old-control": "control"}
-    assert compared(control=False).arms == {"chat-new": "canary", "chat-old": "control"}
-    assert compared("Ramping").arms == {"chat-new": "canary", "chat-old": "control"}
+def test_canary_is_compared_with_control_and_later_with_stable_pods() -> None:
+    assert build_config().arms == {"chat-new": "canary", "chat-old-control": "control"}
+    assert build_config(control=False).arms == {"chat-new": "canary", "chat-old": "control"}
+    assert build_config("Ramping").arms == {"chat-new": "canary", "chat-old": "control"}
 
 
-def test_after_a_promotion_the_stable_pods_are_followed_and_in_a_recheck_compared_with_those_before() -> None:
-    found = start_analysis(AnalysisSpec(), (Arm(revision="new"), Arm(revision="old")), (1, 1), None, 0, None, NOW).reset_guard(
-        NOW
-    )
-    promoted = status("Promoting", evidence=found).model_copy(update={"stable": Arm(revision="new"), "canary": None})
+def test_promoted_pods_are_compared_with_previous_pods_in_verifying() -> None:
+    analysis_run = start_analysis(
+        AnalysisSpec(), (Arm(revision="new"), Arm(revision="old")), (1, 1), None, 0, None, NOW
+    ).reset_guard(NOW)
+    promoted = status("Promoting", evidence=analysis_run).model_copy(update={"stable": Arm(revision="new"), "canary": None})
 
     def arms(phase: str) -> dict[str, str]:
         previous = {"revision": "old", "phase": phase, "phaseStartTime": NOW, "change": "drafter", "startTime": NOW}
-        kept = promoted.model_copy(update={"previous": PreviousArm.model_validate(previous)})
-        compared = build_comparison_config("chat", kept, INTERVAL)
-        assert compared is not None
-        return dict(compared.arms)
+        monitored_status = promoted.model_copy(update={"previous": PreviousArm.model_validate(previous)})
+        config = build_comparison_config("chat", monitored_status, INTERVAL)
+        assert config is not None
+        return dict(config.arms)
 
     assert arms("Monitoring") == {"chat-new": "canary"}
     assert arms("Verifying") == {"chat-new": "canary", "chat-old": "control"}
     assert build_comparison_config("chat", promoted, INTERVAL) is None
 
 
-def test_evidence_that_begins_anew_is_another_comparison_and_a_block_more_is_not() -> None:
+def test_restarted_evidence_is_another_comparison() -> None:
     first = start_analysis(AnalysisSpec(), (Arm(revision="new"), Arm(revision="old")), (1, 1), None, 0, None, NOW)
-    again = first.reset_guard(datetime(2026, 11, 1, 1, tzinfo=UTC))
+    restarted = first.reset_guard(datetime(2026, 11, 1, 1, tzinfo=UTC))
     assert build_comparison_config("chat", status("Held", evidence=first), INTERVAL) != build_comparison_config(
-        "chat", status("Held", evidence=again), INTERVAL
+        "chat", status("Held", evidence=restarted), INTERVAL
     )
-    assert compared() == compared("Held")
+    assert build_config() == build_config("Held")
 
 
-def test_a_block_closes_from_what_the_pods_of_both_arms_counted() -> None:
-    comparison = BlockCollector(compared())
+def test_block_has_the_counts_of_the_pods_of_both_arms() -> None:
+    comparison = BlockCollector(build_config())
     closed = 0
     for n in range(18):
         now = T0 + INTERVAL * n
@@ -129,14 +129,14 @@ def test_a_block_closes_from_what_the_pods_of_both_arms_counted() -> None:
     assert (first.canary.mean_load, first.excluded_pods) == (2.0, {})
 
 
-def test_a_page_that_does_not_come_any_more_is_not_counted_again() -> None:
-    comparison = BlockCollector(compared())
+def test_missing_samples_are_not_counted_again() -> None:
+    comparison = BlockCollector(build_config())
     for n in range(40):
         now = T0 + INTERVAL * n
-        stopped = min(now, T0 + 5 * INTERVAL)
+        last_sample_time = min(now, T0 + 5 * INTERVAL)
         m = min(n, 5)
         pods = [
-            ("a", "chat-new", stopped - 1, sample(300.0 * m, 600.0 * m, 5.0 * m)),
+            ("a", "chat-new", last_sample_time - 1, sample(300.0 * m, 600.0 * m, 5.0 * m)),
             ("b", "chat-old-control", now - 1, sample(300.0 * n, 450.0 * n, 5.0 * n)),
         ]
         comparison.collect(now, pods)
@@ -145,8 +145,8 @@ def test_a_page_that_does_not_come_any_more_is_not_counted_again() -> None:
     assert all(sum(block.excluded_pods.values()) == 1 for block in comparison.blocks)
 
 
-def test_rounds_that_were_late_are_not_made_up_for() -> None:
-    comparison = BlockCollector(compared())
+def test_late_rounds_are_not_repeated() -> None:
+    comparison = BlockCollector(build_config())
     comparison.collect(T0, [])
     comparison.collect(T0 + 500, [])
     assert not comparison.is_due(T0 + 505)

@@ -1,4 +1,4 @@
-"""What the client makes of the API server's answers."""
+"""Responses of the API server as the client interprets them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kubernetes.aio.client import ApiClient, Configuration
 
 from aerie.controller.kubernetes.client import LEASES, SERVICES, ApiError, Cluster
 
-from .served import served
+from .served import serve_http
 
 
-class Answering(Cluster):
-    """A cluster in which a deletion is answered with `code`, and there is an object with this uid, or none."""
+class DeletionCluster(Cluster):
+    """A cluster that responds to a deletion with `code` and has an object with this uid, or none."""
 
     def __init__(self, code: int, uid: str | None) -> None:
         super().__init__(cast("ApiClient", None))
@@ -31,24 +31,24 @@ class Answering(Cluster):
 
 
 @pytest.mark.parametrize(("code", "uid"), [(404, None), (409, None), (409, "another")])
-def test_what_is_gone_is_deleted(code: int, uid: str | None) -> None:
-    asyncio.run(Answering(code, uid).delete(SERVICES, "a", "chat", "ours"))
+def test_deletion_of_a_missing_object_succeeds(code: int, uid: str | None) -> None:
+    asyncio.run(DeletionCluster(code, uid).delete(SERVICES, "a", "chat", "ours"))
 
 
 @pytest.mark.parametrize(("code", "uid"), [(409, "ours"), (403, "ours"), (500, None)])
-def test_what_is_still_there_is_not(code: int, uid: str | None) -> None:
+def test_deletion_of_an_existing_object_fails(code: int, uid: str | None) -> None:
     with pytest.raises(ApiError) as caught:
-        asyncio.run(Answering(code, uid).delete(SERVICES, "a", "chat", "ours"))
+        asyncio.run(DeletionCluster(code, uid).delete(SERVICES, "a", "chat", "ours"))
     assert caught.value.status == code
 
 
 @pytest.mark.parametrize(("headers", "seconds"), [({"Retry-After": "7"}, 7.0), ({}, None), ({"Retry-After": "tomorrow"}, None)])
-def test_a_refusal_says_when_to_come_back(headers: dict[str, str], seconds: float | None) -> None:
+def test_retry_after_header_is_read_from_a_rejection(headers: dict[str, str], seconds: float | None) -> None:
     async def busy(_: web.Request) -> web.Response:
         return web.json_response({"reason": "TooManyRequests", "message": "later"}, status=429, headers=headers)
 
     async def work() -> None:
-        async with served("GET", "/api/v1/services", busy) as address:
+        async with serve_http("GET", "/api/v1/services", busy) as address:
             cluster = Cluster(ApiClient(Configuration(host=address)))
             try:
                 with pytest.raises(ApiError) as caught:
@@ -60,7 +60,7 @@ def test_a_refusal_says_when_to_come_back(headers: dict[str, str], seconds: floa
     asyncio.run(work())
 
 
-def test_nothing_but_a_lease_is_written_by_an_operator_whose_lease_has_run_out() -> None:
+def test_operator_with_an_expired_lease_writes_only_leases() -> None:
     async def work() -> None:
         cluster = Cluster(cast("ApiClient", Unreachable()))
         cluster.may_write = lambda: False
@@ -76,7 +76,7 @@ def test_nothing_but_a_lease_is_written_by_an_operator_whose_lease_has_run_out()
 
 
 class Unreachable:
-    """Whatever is asked of it, no answer comes."""
+    """An API client whose requests never get a response."""
 
     async def param_serialize(self, **_: Any) -> None:
         raise OSError("nobody is there")
@@ -91,19 +91,19 @@ class Unreachable:
         ("", None),
     ],
 )
-def test_an_answer_tells_the_time_of_the_api_server(header: str, date: datetime | None) -> None:
+def test_server_time_is_read_from_the_date_header(header: str, date: datetime | None) -> None:
     async def dated(_: web.Request) -> web.Response:
         return web.json_response({"items": [], "metadata": {"resourceVersion": "1"}}, headers={"Date": header})
 
     async def work() -> None:
-        async with served("GET", "/api/v1/services", dated) as address:
+        async with serve_http("GET", "/api/v1/services", dated) as address:
             cluster = Cluster(ApiClient(Configuration(host=address)))
             assert cluster.server_time() is None
             try:
                 await cluster.request("GET", SERVICES.path(None))
             finally:
                 await cluster.close()
-        found = cluster.server_time()
-        assert (found and found[0]) == date
+        server_time = cluster.server_time()
+        assert (server_time and server_time[0]) == date
 
     asyncio.run(work())

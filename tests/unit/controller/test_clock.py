@@ -1,4 +1,4 @@
-"""The clock: it goes on evenly, whatever is done to the machine's."""
+"""The clock is monotonic, even if the machine's clock is changed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 from aerie.controller import clock
 
 
-def test_a_jump_is_told_once_and_not_followed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_clock_jump_is_logged_once_and_not_followed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     start = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
-    class Machine(datetime):
+    class MachineClock(datetime):
         jumped = timedelta()
         passed = 0.0
 
@@ -24,28 +24,30 @@ def test_a_jump_is_told_once_and_not_followed(monkeypatch: pytest.MonkeyPatch, c
         def now(cls, tz: tzinfo | None = None) -> Any:
             return start.astimezone(tz) + timedelta(seconds=cls.passed) + cls.jumped
 
-    monkeypatch.setattr(clock, "datetime", Machine)
-    monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: 1000.0 + Machine.passed))
-    ours = clock.Clock()
-    assert ours.now() == start
+    monkeypatch.setattr(clock, "datetime", MachineClock)
+    monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: 1000.0 + MachineClock.passed))
+    monotonic_clock = clock.Clock()
+    assert monotonic_clock.now() == start
     for jump in (timedelta(hours=2), timedelta(hours=-2), timedelta()):
-        Machine.jumped, Machine.passed = jump, Machine.passed + 10
+        MachineClock.jumped, MachineClock.passed = jump, MachineClock.passed + 10
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            assert ours.now() == ours.now() == start + timedelta(seconds=Machine.passed)
+            assert monotonic_clock.now() == monotonic_clock.now() == start + timedelta(seconds=MachineClock.passed)
         assert [f"{jump.total_seconds():+.0f} s" in record.getMessage() for record in caplog.records] == [True]
-    assert clock.Clock().now() == start + timedelta(seconds=Machine.passed)
+    assert clock.Clock().now() == start + timedelta(seconds=MachineClock.passed)
 
 
-@pytest.mark.parametrize(("ahead", "followed"), [(-7200, True), (7200, True), (3, False), (-3, False)])
-def test_leaders_go_by_the_clock_of_the_api_server(ahead: int, followed: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """A leader takes over times that another one has written: a machine whose clock is off must not read them by its own."""
-    ours = clock.Clock()
-    machine = ours.now()
-    heard = time.monotonic() - 1.0
+@pytest.mark.parametrize(("seconds_ahead", "is_followed"), [(-7200, True), (7200, True), (3, False), (-3, False)])
+def test_clock_follows_the_api_server_beyond_a_tolerance(
+    seconds_ahead: int, is_followed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A leader reads times that another one has written: its own machine's clock must not shift them."""
+    leader_clock = clock.Clock()
+    machine_time = leader_clock.now()
+    received_at = time.monotonic() - 1.0
     with caplog.at_level(logging.WARNING):
-        ours.synchronize(machine - timedelta(seconds=ahead + 1), heard)
-        off = (ours.now() - machine).total_seconds()
-    assert round(off) == (-ahead if followed else 0)
-    assert len(caplog.records) == followed
-    assert all(f"{ahead:+.0f} s" in record.getMessage() for record in caplog.records)
+        leader_clock.synchronize(machine_time - timedelta(seconds=seconds_ahead + 1), received_at)
+        offset = (leader_clock.now() - machine_time).total_seconds()
+    assert round(offset) == (-seconds_ahead if is_followed else 0)
+    assert len(caplog.records) == is_followed
+    assert all(f"{seconds_ahead:+.0f} s" in record.getMessage() for record in caplog.records)

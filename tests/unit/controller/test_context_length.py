@@ -1,4 +1,4 @@
-"""Who is asked how long a request it takes, when, and what becomes of it. Time is virtual, engines are made up."""
+"""Queries of the maximum context length: which pods get them, when, and with which result. Virtual time, fake engines."""
 
 from __future__ import annotations
 
@@ -16,150 +16,158 @@ from aerie.controller.probes.context_length import MAX_MODELS_RESPONSE_BYTES, Co
 from aerie.controller.work_queue import NamespacedName
 from aerie.rollout.facts.context_length import ContextLengths
 from aerie.rollout.facts.snapshot import Snapshot
+from tests.snapshots import build_snapshot
 from tests.unit.controller.conftest import Run
-from tests.unit.controller.test_equivalence import CANARY, CHAT, CONTROL, OTHER, PODS, STABLE, observed, pod, status
+from tests.unit.controller.test_equivalence import CANARY, CHAT, CONTROL, OTHER, PODS, STABLE, pod, snapshot_of, status
 
 
-def body(length: Any, model: str = "chat") -> bytes:
+def models_body(length: Any, model: str = "chat") -> bytes:
     return json.dumps({"object": "list", "data": [{"id": model, "max_model_len": length}]}).encode()
 
 
-class Engines:
-    """Answers of the pods, by address, and whom was asked when."""
+class FakeEngines:
+    """Responses of the pods by address; records the time and host of each request."""
 
-    def __init__(self, **special: Any) -> None:
-        self.asked: list[tuple[float, str]] = []
-        self.special: dict[str, Any] = dict.fromkeys((CANARY, CONTROL, STABLE, OTHER), body(8192))
-        for name, answer in special.items():
-            self.special[{"canary": CANARY, "control": CONTROL, "stable": STABLE}[name]] = answer
-        self.transport = httpx.MockTransport(self.answer)
+    def __init__(self, **responses: Any) -> None:
+        self.requests: list[tuple[float, str]] = []
+        self.responses: dict[str, Any] = dict.fromkeys((CANARY, CONTROL, STABLE, OTHER), models_body(8192))
+        for arm, response in responses.items():
+            self.responses[{"canary": CANARY, "control": CONTROL, "stable": STABLE}[arm]] = response
+        self.transport = httpx.MockTransport(self.respond)
 
-    async def answer(self, request: httpx.Request) -> httpx.Response:
+    async def respond(self, request: httpx.Request) -> httpx.Response:
         assert (request.method, request.url.path, request.url.port) == ("GET", "/v1/models", 8000)
-        self.asked.append((asyncio.get_running_loop().time(), request.url.host))
-        answer = self.special[request.url.host]
-        code, content = (200, answer) if isinstance(answer, bytes) else answer
+        self.requests.append((asyncio.get_running_loop().time(), request.url.host))
+        response = self.responses[request.url.host]
+        code, content = (200, response) if isinstance(response, bytes) else response
         return httpx.Response(code, stream=httpx.ByteStream(content))
 
     def counts(self) -> dict[str, int]:
-        return dict(Counter(host for _, host in self.asked))
+        return dict(Counter(host for _, host in self.requests))
 
 
-async def said(engines: Engines, *looks: tuple[Snapshot, Status, float]) -> ContextLengths | None:
-    """What is known after each look was followed for so many seconds."""
-    heard: list[NamespacedName] = []
-    contexts = ContextLengthProber(heard.append, engines.transport)
-    running = asyncio.create_task(contexts.run())
+async def run_prober(engines: FakeEngines, *observations: tuple[Snapshot, Status, float]) -> ContextLengths | None:
+    """Return the lengths after each observation was tracked for its number of seconds."""
+    notified_keys: list[NamespacedName] = []
+    prober = ContextLengthProber(notified_keys.append, engines.transport)
+    running = asyncio.create_task(prober.run())
     try:
-        for seen, state, seconds in looks:
-            contexts.track(CHAT, seen, state)
+        for snapshot, deployment_status, seconds in observations:
+            prober.track(CHAT, snapshot, deployment_status)
             await asyncio.sleep(seconds)
-        found = contexts.lengths(CHAT)
-        assert bool(heard) == (found is not None), "who waits is told"
-        return found
+        lengths = prober.lengths(CHAT)
+        assert bool(notified_keys) == (lengths is not None), "a waiting reconcile is notified"
+        return lengths
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
 
 @pytest.mark.parametrize("phase", ["Starting", "WarmingUp", "Analyzing", "Held", "AwaitingApproval", "Ramping", "Promoting"])
-def test_one_pod_of_each_arm_is_asked_once(run: Run, phase: str) -> None:
+def test_one_pod_per_arm_is_queried_once(run: Run, phase: str) -> None:
     async def test() -> None:
-        engines = Engines(canary=body(4096))
-        looks = [(observed(), status(phase), 60.0)] * 3
-        assert await said(engines, *looks) == ContextLengths(4096, 8192)
+        engines = FakeEngines(canary=models_body(4096))
+        observations = [(snapshot_of(), status(phase), 60.0)] * 3
+        assert await run_prober(engines, *observations) == ContextLengths(4096, 8192)
         assert engines.counts() == {CANARY: 1, CONTROL: 1, STABLE: 1}
 
     run(test())
 
 
-def test_of_the_stable_revisions_pods_the_least_counts(run: Run) -> None:
+def test_smallest_length_of_the_stable_pods_counts(run: Run) -> None:
     async def test() -> None:
-        assert await said(Engines(stable=body(2048)), (observed(), status(), 10.0)) == ContextLengths(8192, 2048)
-        alone = Engines()
-        assert await said(alone, (observed(*PODS[:2]), status(), 10.0)) == ContextLengths(8192, 8192)
-        assert alone.counts() == {CANARY: 1, CONTROL: 1}, "the control is the only one"
+        assert await run_prober(FakeEngines(stable=models_body(2048)), (snapshot_of(), status(), 10.0)) == ContextLengths(
+            8192, 2048
+        )
+        engines = FakeEngines()
+        assert await run_prober(engines, (snapshot_of(*PODS[:2]), status(), 10.0)) == ContextLengths(8192, 8192)
+        assert engines.counts() == {CANARY: 1, CONTROL: 1}, "the control is the only one"
 
     run(test())
 
 
-def sourced() -> Snapshot:
-    found = observed().resource.to_dict()
-    found["spec"]["metrics"] = {"source": {"prometheus": {"address": "http://prometheus:9090"}}}
-    return Snapshot(SpeculativeDeployment.from_dict(found), observed().children, pods=PODS)
+def snapshot_with_prometheus_source() -> Snapshot:
+    document = snapshot_of().resource.to_dict()
+    document["spec"]["metrics"] = {"source": {"prometheus": {"address": "http://prometheus:9090"}}}
+    return build_snapshot(SpeculativeDeployment.from_dict(document), snapshot_of().cluster.children, pods=PODS)
 
 
 @pytest.mark.parametrize(
-    ("seen", "state"), [(observed(), status("RollingBack")), (observed(), Status()), (sourced(), status("Analyzing"))]
+    ("snapshot", "deployment_status"),
+    [
+        (snapshot_of(), status("RollingBack")),
+        (snapshot_of(), Status()),
+        (snapshot_with_prometheus_source(), status("Analyzing")),
+    ],
 )
-def test_nobody_is_asked_otherwise(run: Run, seen: Snapshot, state: Status) -> None:
+def test_no_query_after_the_canary_or_with_a_prometheus_source(run: Run, snapshot: Snapshot, deployment_status: Status) -> None:
     async def test() -> None:
-        engines = Engines()
-        assert await said(engines, (seen, state, 600.0)) is None
-        assert engines.asked == []
+        engines = FakeEngines()
+        assert await run_prober(engines, (snapshot, deployment_status, 600.0)) is None
+        assert engines.requests == []
 
     run(test())
 
 
-def test_it_waits_for_pods_that_serve_and_asks_nobody_elses(run: Run) -> None:
+def test_query_waits_for_ready_pods_and_skips_foreign_pods(run: Run) -> None:
     async def test() -> None:
-        strange = pod("a", "chat-new", CANARY)
-        strange["metadata"]["ownerReferences"] = []
-        engines = Engines()
-        looks = [(observed(*pods, *PODS[1:]), status("Starting"), 60.0) for pods in ((), (strange,))]
-        assert await said(engines, *looks) is None
-        assert engines.asked == []
-        assert await said(engines, *looks, (observed(), status("Starting"), 1.0)) == ContextLengths(8192, 8192)
+        foreign_pod = pod("a", "chat-new", CANARY)
+        foreign_pod["metadata"]["ownerReferences"] = []
+        engines = FakeEngines()
+        observations = [(snapshot_of(*pods, *PODS[1:]), status("Starting"), 60.0) for pods in ((), (foreign_pod,))]
+        assert await run_prober(engines, *observations) is None
+        assert engines.requests == []
+        assert await run_prober(engines, *observations, (snapshot_of(), status("Starting"), 1.0)) == ContextLengths(8192, 8192)
 
     run(test())
 
 
 @pytest.mark.parametrize("answer", [(503, b""), (500, b"{}"), b" " * (MAX_MODELS_RESPONSE_BYTES + 1)])
-def test_one_that_does_not_answer_is_asked_later_and_later(run: Run, answer: Any) -> None:
+def test_failed_query_is_retried_at_growing_intervals(run: Run, answer: Any) -> None:
     async def test() -> None:
-        engines = Engines(canary=answer)
-        assert await said(engines, (observed(), status(), 3600.0)) is None
-        assert engines.counts().keys() == {CANARY}, "the others are asked only after it"
-        assert 5 < len(engines.asked) < 20
-        engines = Engines(control=answer)
-        contexts = ContextLengthProber(lambda _: None, engines.transport)
-        running = asyncio.create_task(contexts.run())
-        contexts.track(CHAT, observed(), status())
+        engines = FakeEngines(canary=answer)
+        assert await run_prober(engines, (snapshot_of(), status(), 3600.0)) is None
+        assert engines.counts().keys() == {CANARY}, "the others are queried only after it"
+        assert 5 < len(engines.requests) < 20
+        engines = FakeEngines(control=answer)
+        prober = ContextLengthProber(lambda _: None, engines.transport)
+        running = asyncio.create_task(prober.run())
+        prober.track(CHAT, snapshot_of(), status())
         await asyncio.sleep(60.0)
-        assert contexts.lengths(CHAT) is None
-        engines.special[CONTROL] = body(8192)
+        assert prober.lengths(CHAT) is None
+        engines.responses[CONTROL] = models_body(8192)
         await asyncio.sleep(120.0)
-        assert contexts.lengths(CHAT) == ContextLengths(8192, 8192)
+        assert prober.lengths(CHAT) == ContextLengths(8192, 8192)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
     run(test())
 
 
-@pytest.mark.parametrize("answer", [(401, b""), (404, b""), b"no json", body(None), body(4096, "another")])
-def test_one_that_does_not_say_it_is_asked_once(run: Run, answer: Any) -> None:
+@pytest.mark.parametrize("answer", [(401, b""), (404, b""), b"no json", models_body(None), models_body(4096, "another")])
+def test_pod_that_reports_no_length_is_queried_once(run: Run, answer: Any) -> None:
     async def test() -> None:
-        engines = Engines(canary=answer)
-        assert await said(engines, (observed(), status(), 3600.0), (observed(), status("Analyzing"), 3600.0)) is None
+        engines = FakeEngines(canary=answer)
+        assert await run_prober(engines, (snapshot_of(), status(), 3600.0), (snapshot_of(), status("Analyzing"), 3600.0)) is None
         assert engines.counts()[CANARY] == 1
 
     run(test())
 
 
-def test_another_canary_is_asked_anew_and_what_is_gone_is_forgotten(run: Run) -> None:
+def test_new_canary_is_queried_again_and_a_removed_one_forgotten(run: Run) -> None:
     async def test() -> None:
-        engines = Engines()
-        contexts = ContextLengthProber(lambda _: None, engines.transport)
-        running = asyncio.create_task(contexts.run())
-        contexts.track(CHAT, observed(), status())
+        engines = FakeEngines()
+        prober = ContextLengthProber(lambda _: None, engines.transport)
+        running = asyncio.create_task(prober.run())
+        prober.track(CHAT, snapshot_of(), status())
         await asyncio.sleep(1.0)
-        assert contexts.lengths(CHAT) is not None
-        contexts.track(CHAT, observed(), status(began="2026-01-02T00:00:00Z"))
-        assert contexts.lengths(CHAT) is None
+        assert prober.lengths(CHAT) is not None
+        prober.track(CHAT, snapshot_of(), status(start_time="2026-01-02T00:00:00Z"))
+        assert prober.lengths(CHAT) is None
         await asyncio.sleep(1.0)
-        assert contexts.lengths(CHAT) == ContextLengths(8192, 8192)
-        contexts.forget(CHAT)
-        assert contexts.lengths(CHAT) is None
+        assert prober.lengths(CHAT) == ContextLengths(8192, 8192)
+        prober.forget(CHAT)
+        assert prober.lengths(CHAT) is None
         assert engines.counts()[CANARY] == 2
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

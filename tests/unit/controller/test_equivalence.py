@@ -1,4 +1,4 @@
-"""Which pods are asked for greedy answers, how fast, and what becomes of what they say. Time is virtual, engines are made up."""
+"""Probes for greedy answers: which pods get them, at which rate, and how answers are compared. Virtual time, fake engines."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ from aerie.engine.completions import PROBE_PROMPTS, build_completion_request
 from aerie.rollout.canary.analysis_run import start_analysis
 from aerie.rollout.facts.snapshot import Snapshot
 from tests.golden import Messages
+from tests.snapshots import build_snapshot
 
-from .served import Answer, served
+from .served import Handler, serve_http
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 OLD = "2026-01-01T00:00:00Z"
@@ -42,8 +43,8 @@ NUMBER = len(PROBE_PROMPTS)
 CHAT = NamespacedName("default", "chat")
 
 
-def body(tokens: str, **likely: float) -> bytes:
-    """An answer of one token a letter; each is by far the likeliest, or as `likely` says."""
+def completion_body(tokens: str, **likely: float) -> bytes:
+    """Return a completion of one token per letter; each is by far the likeliest, or has the alternatives `likely`."""
     top = [{token: -0.1, "~": -6.0} | likely for token in tokens]
     return json.dumps({"choices": [{"logprobs": {"tokens": list(tokens), "top_logprobs": top}}]}).encode()
 
@@ -81,7 +82,7 @@ PODS = (
 )
 
 
-def observed(*found: dict[str, Any], **rollout: Any) -> Snapshot:
+def snapshot_of(*pods: dict[str, Any], **rollout: Any) -> Snapshot:
     document = {
         "metadata": {"name": "chat", "namespace": "default", "uid": "u"},
         "spec": {
@@ -91,98 +92,107 @@ def observed(*found: dict[str, Any], **rollout: Any) -> Snapshot:
         },
     }
     children = tuple(map(deployment, ("chat-new", "chat-old", "chat-old-control")))
-    return Snapshot(SpeculativeDeployment.from_dict(document), children, pods=found or PODS)
+    return build_snapshot(SpeculativeDeployment.from_dict(document), children, pods=pods or PODS)
 
 
-def status(phase: str = "WarmingUp", *, began: str = OLD, answers: EquivalenceResult | None = None, unasked: str = "") -> Status:
-    canary = {"revision": "new", "change": "drafter", "startTime": began, "readyTime": began, "phase": phase}
-    found = Status.model_validate({"stable": {"revision": "old"}, "canary": canary})
+def status(
+    phase: str = "WarmingUp", *, start_time: str = OLD, probe_result: EquivalenceResult | None = None, skip_reason: str = ""
+) -> Status:
+    canary = {"revision": "new", "change": "drafter", "startTime": start_time, "readyTime": start_time, "phase": phase}
+    deployment_status = Status.model_validate({"stable": {"revision": "old"}, "canary": canary})
     if phase != "Analyzing":
-        return found
-    assert found.canary is not None
-    assert found.stable is not None
-    arms = (found.canary, found.stable)
-    evidence = start_analysis(AnalysisSpec(), arms, (1, 1), None, 0, None, found.canary.start_time, unasked).with_probe_result(
-        answers
-    )
+        return deployment_status
+    assert deployment_status.canary is not None
+    assert deployment_status.stable is not None
+    arms = (deployment_status.canary, deployment_status.stable)
+    evidence = start_analysis(
+        AnalysisSpec(), arms, (1, 1), None, 0, None, deployment_status.canary.start_time, skip_reason
+    ).with_probe_result(probe_result)
     analysis = {"parameters": AnalysisSpec().to_dict(), "verdict": "Continue", "state": evidence.pack()}
-    return Status.model_validate({**found.to_dict(), "analysis": analysis})
+    return Status.model_validate({**deployment_status.to_dict(), "analysis": analysis})
 
 
-class Engines:
-    """Answers of the pods, by address; every request is recorded with its time."""
+class FakeEngines:
+    """Responses of the pods by address; records each request with its time."""
 
-    def __init__(self, **special: Any) -> None:
-        self.asked: list[tuple[float, str, dict[str, Any]]] = []
-        self.special: dict[str, Any] = {CANARY: body("abc"), CONTROL: body("abc"), STABLE: body("abc"), OTHER: body("abc")}
-        for name, answer in special.items():
-            self.special[{"canary": CANARY, "control": CONTROL, "stable": STABLE}[name]] = answer
-        self.transport = httpx.MockTransport(self.answer)
+    def __init__(self, **responses: Any) -> None:
+        self.requests: list[tuple[float, str, dict[str, Any]]] = []
+        self.responses: dict[str, Any] = {
+            CANARY: completion_body("abc"),
+            CONTROL: completion_body("abc"),
+            STABLE: completion_body("abc"),
+            OTHER: completion_body("abc"),
+        }
+        for arm, response in responses.items():
+            self.responses[{"canary": CANARY, "control": CONTROL, "stable": STABLE}[arm]] = response
+        self.transport = httpx.MockTransport(self.respond)
 
-    async def answer(self, request: httpx.Request) -> httpx.Response:
+    async def respond(self, request: httpx.Request) -> httpx.Response:
         assert (request.method, request.url.path, request.url.port) == ("POST", "/v1/completions", 8000)
-        asked = json.loads(request.content)
-        self.asked.append((asyncio.get_running_loop().time(), request.url.host, asked))
-        answer = self.special[request.url.host]
-        if callable(answer):
-            answer = await answer(asked)
-        code, content = (200, answer) if isinstance(answer, bytes) else answer
+        request_body = json.loads(request.content)
+        self.requests.append((asyncio.get_running_loop().time(), request.url.host, request_body))
+        response = self.responses[request.url.host]
+        if callable(response):
+            response = await response(request_body)
+        code, content = (200, response) if isinstance(response, bytes) else response
         return httpx.Response(code, stream=httpx.ByteStream(content))
 
     def counts(self) -> dict[str, int]:
-        return dict(Counter(host for _, host, _ in self.asked))
+        return dict(Counter(host for _, host, _ in self.requests))
 
 
-async def told(engines: Engines, *looks: tuple[Snapshot, Status, float]) -> EquivalenceResult | None:
-    """What a prober has after it has followed each look for so many seconds."""
-    heard: list[NamespacedName] = []
-    prober = EquivalenceProber(heard.append, engines.transport)
+async def run_prober(engines: FakeEngines, *observations: tuple[Snapshot, Status, float]) -> EquivalenceResult | None:
+    """Return the comparison of a prober that has tracked each observation for its number of seconds."""
+    notified_keys: list[NamespacedName] = []
+    prober = EquivalenceProber(notified_keys.append, engines.transport)
     running = asyncio.create_task(prober.run())
     try:
-        for seen, state, seconds in looks:
-            prober.track(CHAT, seen, state)
+        for snapshot, deployment_status, seconds in observations:
+            prober.track(CHAT, snapshot, deployment_status)
             await asyncio.sleep(seconds)
-        found = prober.equivalence_result(CHAT)
-        assert bool(heard) == (found is not None), "who waits is told"
-        return found
+        comparison = prober.equivalence_result(CHAT)
+        assert bool(notified_keys) == (comparison is not None), "a waiting reconcile is notified"
+        return comparison
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
 
-# ------------------------------------------------------------------------------------------------------------- whom, and how fast
-def test_one_pod_of_each_arm_is_asked_every_prompt_once_within_half_of_the_warm_up(run: Run) -> None:
+# ------------------------------------------------------------------------------------------------------------- pods and rate
+def test_one_pod_per_arm_gets_each_prompt_once_during_warm_up(run: Run) -> None:
     async def test() -> None:
-        engines = Engines()
-        found = await told(engines, (observed(), status(), 150.0))
-        assert found == EquivalenceResult(tuple([PromptDifference()] * NUMBER), NUMBER)
+        engines = FakeEngines()
+        comparison = await run_prober(engines, (snapshot_of(), status(), 150.0))
+        assert comparison == EquivalenceResult(tuple([PromptDifference()] * NUMBER), NUMBER)
         assert engines.counts() == {CANARY: NUMBER, CONTROL: NUMBER, STABLE: NUMBER}
-        assert [asked["prompt"] for _, host, asked in engines.asked if host == CANARY] == list(PROBE_PROMPTS)
-        assert {asked["model"] for _, _, asked in engines.asked} == {"chat"}
-        times = [at for at, host, _ in engines.asked if host == CANARY]
+        assert [request_body["prompt"] for _, host, request_body in engines.requests if host == CANARY] == list(PROBE_PROMPTS)
+        assert {request_body["model"] for _, _, request_body in engines.requests} == {"chat"}
+        times = [at for at, host, _ in engines.requests if host == CANARY]
         assert [later - at for at, later in itertools.pairwise(times)] == [5.0] * (NUMBER - 1)
 
     run(test())
 
 
 @pytest.mark.parametrize(("warmup", "seconds"), [("10s", 10 / 2 / NUMBER), ("0s", 0.2), ("24h", 5.0)])
-def test_the_pace_follows_the_warm_up(warmup: str, seconds: float) -> None:
+def test_prompt_interval_follows_the_warm_up(warmup: str, seconds: float) -> None:
     assert equivalence.prompt_interval_seconds(
-        observed(analysis={"warmupDuration": warmup, "maxDuration": "48h"}), status()
+        snapshot_of(analysis={"warmupDuration": warmup, "maxDuration": "48h"}).resource, status()
     ) == pytest.approx(max(0.2, seconds))
 
 
-def test_in_the_analysis_two_are_asked_in_a_block_at_most() -> None:
-    assert equivalence.prompt_interval_seconds(observed(), status("Analyzing")) == 60.0
-    slow = status("Analyzing")
-    assert slow.analysis is not None
+def test_analysis_sends_at_most_two_prompts_per_block() -> None:
+    assert equivalence.prompt_interval_seconds(snapshot_of().resource, status("Analyzing")) == 60.0
+    analyzing = status("Analyzing")
+    assert analyzing.analysis is not None
     parameters = AnalysisSpec.model_validate({"blockDuration": "10s"})
-    quick = slow.model_copy(update={"analysis": slow.analysis.model_copy(update={"parameters": parameters})})
-    assert equivalence.prompt_interval_seconds(observed(), quick) == 5.0
+    with_short_blocks = analyzing.model_copy(
+        update={"analysis": analyzing.analysis.model_copy(update={"parameters": parameters})}
+    )
+    assert equivalence.prompt_interval_seconds(snapshot_of().resource, with_short_blocks) == 5.0
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("pods", "expected"),
     [
         (PODS, (CANARY, CONTROL, STABLE)),
         (PODS[:2], (CANARY, CONTROL, CONTROL)),
@@ -194,101 +204,108 @@ def test_in_the_analysis_two_are_asked_in_a_block_at_most() -> None:
         (PODS[:1], None),
     ],
 )
-def test_whom(found: tuple[dict[str, Any], ...], expected: tuple[str, str, str] | None) -> None:
-    pods = equivalence.find_probe_urls(observed(*found), status())
+def test_one_pod_per_arm_is_selected_for_probes(pods: tuple[dict[str, Any], ...], expected: tuple[str, str, str] | None) -> None:
+    probe_urls = equivalence.find_probe_urls(snapshot_of(*pods), status())
     urls = expected and equivalence.ProbeUrls(*(f"http://{address}:8000/v1/completions" for address in expected))
-    assert pods == urls
+    assert probe_urls == urls
 
 
-def test_pods_that_the_resource_does_not_own_are_not_asked() -> None:
-    strange = pod("a", "chat-new", CANARY)
-    strange["metadata"]["ownerReferences"] = []
-    assert equivalence.find_probe_urls(observed(strange, *PODS[1:]), status()) is None
+def test_foreign_pods_are_not_probed() -> None:
+    foreign_pod = pod("a", "chat-new", CANARY)
+    foreign_pod["metadata"]["ownerReferences"] = []
+    assert equivalence.find_probe_urls(snapshot_of(foreign_pod, *PODS[1:]), status()) is None
 
 
 @pytest.mark.parametrize(
-    ("seen", "state"),
+    ("snapshot", "deployment_status"),
     [
-        (observed(), status("Starting")),
-        (observed(), status("Held")),
-        (observed(), status("Ramping")),
-        (observed(), Status()),
-        (observed(paused=True), status()),
-        (observed(analysis={"outputEquivalence": "Disabled"}), status()),
-        (observed(), status("Analyzing", answers=EquivalenceResult())),
-        (observed(), status("Analyzing", unasked="because")),
+        (snapshot_of(), status("Starting")),
+        (snapshot_of(), status("Held")),
+        (snapshot_of(), status("Ramping")),
+        (snapshot_of(), Status()),
+        (snapshot_of(paused=True), status()),
+        (snapshot_of(analysis={"outputEquivalence": "Disabled"}), status()),
+        (snapshot_of(), status("Analyzing", probe_result=EquivalenceResult())),
+        (snapshot_of(), status("Analyzing", skip_reason="because")),
     ],
 )
-def test_nobody_is_asked_otherwise(run: Run, seen: Snapshot, state: Status) -> None:
+def test_no_probe_is_sent_outside_warm_up_and_analysis(run: Run, snapshot: Snapshot, deployment_status: Status) -> None:
     async def test() -> None:
-        engines = Engines()
-        assert await told(engines, (seen, state, 600.0)) is None
-        assert engines.asked == []
+        engines = FakeEngines()
+        assert await run_prober(engines, (snapshot, deployment_status, 600.0)) is None
+        assert engines.requests == []
 
     run(test())
 
 
-def test_while_an_arm_does_not_serve_nothing_is_asked_and_nothing_lost(run: Run) -> None:
+def test_probes_wait_until_all_arms_serve(run: Run) -> None:
     async def test() -> None:
-        engines = Engines()
-        found = await told(engines, (observed(PODS[0]), status(), 60.0), (observed(), status(), 130.0))
-        assert found == EquivalenceResult(tuple([PromptDifference()] * NUMBER), NUMBER)
-        assert min(at for at, _, _ in engines.asked) >= 60.0
+        engines = FakeEngines()
+        comparison = await run_prober(engines, (snapshot_of(PODS[0]), status(), 60.0), (snapshot_of(), status(), 130.0))
+        assert comparison == EquivalenceResult(tuple([PromptDifference()] * NUMBER), NUMBER)
+        assert min(at for at, _, _ in engines.requests) >= 60.0
 
     run(test())
 
 
-def test_what_the_warm_up_leaves_is_asked_in_the_analysis_and_stays_until_it_ends(run: Run) -> None:
+def test_remaining_prompts_are_sent_in_the_analysis(run: Run) -> None:
     async def test() -> None:
-        engines = Engines()
-        done = EquivalenceResult(tuple([PromptDifference()] * NUMBER), NUMBER)
-        looks = [(observed(), status(), 48.0), (observed(), status("Analyzing"), 15 * 60.0)]
-        assert await told(engines, *looks) == done
+        engines = FakeEngines()
+        comparison = EquivalenceResult(tuple([PromptDifference()] * NUMBER), NUMBER)
+        observations = [(snapshot_of(), status(), 48.0), (snapshot_of(), status("Analyzing"), 15 * 60.0)]
+        assert await run_prober(engines, *observations) == comparison
         assert engines.counts()[CANARY] == NUMBER
-        assert await told(engines, *looks, (observed(), status("Analyzing", answers=done), 1.0)) == done
-        engines.asked.clear()
+        assert (
+            await run_prober(engines, *observations, (snapshot_of(), status("Analyzing", probe_result=comparison), 1.0))
+            == comparison
+        )
+        engines.requests.clear()
         prober = EquivalenceProber(lambda _: None, engines.transport)
-        prober.track(CHAT, observed(), status())
-        prober.track(CHAT, observed(), status("Ramping"))
+        prober.track(CHAT, snapshot_of(), status())
+        prober.track(CHAT, snapshot_of(), status("Ramping"))
         assert prober.equivalence_result(CHAT) is None
 
     run(test())
 
 
-def test_another_canary_is_asked_anew(run: Run) -> None:
+def test_new_canary_is_probed_again(run: Run) -> None:
     async def test() -> None:
-        engines = Engines()
-        again = status(began="2026-01-02T00:00:00Z")
-        found = await told(engines, (observed(), status(), 150.0), (observed(), again, 0.0), (observed(), again, 150.0))
-        assert found == EquivalenceResult(tuple([PromptDifference()] * NUMBER), NUMBER)
+        engines = FakeEngines()
+        new_canary = status(start_time="2026-01-02T00:00:00Z")
+        comparison = await run_prober(
+            engines, (snapshot_of(), status(), 150.0), (snapshot_of(), new_canary, 0.0), (snapshot_of(), new_canary, 150.0)
+        )
+        assert comparison == EquivalenceResult(tuple([PromptDifference()] * NUMBER), NUMBER)
         assert engines.counts()[CANARY] == 2 * NUMBER
 
     run(test())
 
 
-# ------------------------------------------------------------------------------------------------------------------ what they say
-def test_differences_are_kept_and_answers_are_not(run: Run) -> None:
-    async def odd(asked: dict[str, Any]) -> bytes:
-        return body("abx") if asked["prompt"] in PROBE_PROMPTS[:3] else body("abc")
+# -------------------------------------------------------------------------------------------------------------------- comparison
+def test_differences_are_stored_and_answers_are_not(run: Run) -> None:
+    async def respond_with_difference(request_body: dict[str, Any]) -> bytes:
+        return completion_body("abx") if request_body["prompt"] in PROBE_PROMPTS[:3] else completion_body("abc")
 
-    async def near(asked: dict[str, Any]) -> bytes:
+    async def respond_with_near_tie(request_body: dict[str, Any]) -> bytes:
         return (
-            body("abd", d=-0.1, c=-0.2)
-            if asked["prompt"] == PROBE_PROMPTS[5]
-            else body("azc")
-            if asked["prompt"] == PROBE_PROMPTS[7]
-            else body("abc")
+            completion_body("abd", d=-0.1, c=-0.2)
+            if request_body["prompt"] == PROBE_PROMPTS[5]
+            else completion_body("azc")
+            if request_body["prompt"] == PROBE_PROMPTS[7]
+            else completion_body("abc")
         )
 
     async def test() -> None:
-        found = await told(Engines(canary=odd, stable=near), (observed(), status(), 150.0))
-        assert found is not None
+        comparison = await run_prober(
+            FakeEngines(canary=respond_with_difference, stable=respond_with_near_tie), (snapshot_of(), status(), 150.0)
+        )
+        assert comparison is not None
         expected = (
             [PromptDifference(2)] * 3
             + [PromptDifference()] * 2
             + [PromptDifference(None, 2), PromptDifference(), PromptDifference(None, 1)]
         )
-        assert found.compared_prompts == tuple(expected + [PromptDifference()] * (NUMBER - 8))
+        assert comparison.compared_prompts == tuple(expected + [PromptDifference()] * (NUMBER - 8))
 
     run(test())
 
@@ -306,76 +323,80 @@ def test_differences_are_kept_and_answers_are_not(run: Run) -> None:
         (b"x" * (MAX_COMPLETION_RESPONSE_BYTES + 1), "too large"),
     ],
 )
-def test_an_engine_that_refuses_is_not_asked_again_and_keeps_the_others_from_being_asked(
-    run: Run, messages: Messages, answer: Any, name: str
-) -> None:
+def test_rejected_probe_is_not_retried_and_ends_the_comparison(run: Run, messages: Messages, answer: Any, name: str) -> None:
     async def test() -> None:
-        engines = Engines(canary=answer)
-        found = await told(engines, (observed(), status(), 150.0))
-        assert found is not None
-        assert (found.compared_prompts, found.prompt_count) == ((), NUMBER)
-        messages.check(name, found.skip_reason)
+        engines = FakeEngines(canary=answer)
+        comparison = await run_prober(engines, (snapshot_of(), status(), 150.0))
+        assert comparison is not None
+        assert (comparison.compared_prompts, comparison.prompt_count) == ((), NUMBER)
+        messages.check(name, comparison.skip_reason)
         assert engines.counts() == {CANARY: 1}
 
     run(test())
 
 
-def test_what_was_not_answered_is_asked_again_a_few_times_and_then_left_out(run: Run) -> None:
-    failed: Counter[str] = Counter()
+def test_failed_prompt_is_retried_a_few_times_and_then_excluded(run: Run) -> None:
+    attempts: Counter[str] = Counter()
 
-    async def now_and_then(asked: dict[str, Any]) -> Any:
-        failed[asked["prompt"]] += 1
-        lost = asked["prompt"] == PROBE_PROMPTS[4] or (asked["prompt"] == PROBE_PROMPTS[2] and failed[PROBE_PROMPTS[2]] == 1)
-        return (503, b"") if lost else body("abc")
+    async def respond_sometimes(request_body: dict[str, Any]) -> Any:
+        attempts[request_body["prompt"]] += 1
+        fails = request_body["prompt"] == PROBE_PROMPTS[4] or (
+            request_body["prompt"] == PROBE_PROMPTS[2] and attempts[PROBE_PROMPTS[2]] == 1
+        )
+        return (503, b"") if fails else completion_body("abc")
 
     async def test() -> None:
-        found = await told(Engines(control=now_and_then), (observed(), status(), 400.0))
-        assert found == EquivalenceResult(
+        comparison = await run_prober(FakeEngines(control=respond_sometimes), (snapshot_of(), status(), 400.0))
+        assert comparison == EquivalenceResult(
             tuple([PromptDifference()] * (NUMBER - 1)), NUMBER, f"http://{CONTROL}:8000/v1/completions answered with status 503"
         )
-        assert (failed[PROBE_PROMPTS[4]], failed[PROBE_PROMPTS[2]], failed[PROBE_PROMPTS[0]]) == (MAX_ATTEMPTS_PER_PROMPT, 2, 1)
+        assert (attempts[PROBE_PROMPTS[4]], attempts[PROBE_PROMPTS[2]], attempts[PROBE_PROMPTS[0]]) == (
+            MAX_ATTEMPTS_PER_PROMPT,
+            2,
+            1,
+        )
 
     run(test())
 
 
-def test_engines_that_never_answer_are_given_up_after_a_while_and_are_asked_ever_slower(run: Run) -> None:
+def test_silent_engine_is_probed_at_growing_intervals_until_the_limit(run: Run) -> None:
     async def silent(_: dict[str, Any]) -> bytes:
         await asyncio.sleep(1e6)
         return b""
 
     async def test() -> None:
-        engines = Engines(canary=silent)
-        found = await told(engines, (observed(), status(), 12 * 3600.0))
-        assert found == EquivalenceResult((), NUMBER, f"http://{CANARY}:8000/v1/completions did not answer in time")
+        engines = FakeEngines(canary=silent)
+        comparison = await run_prober(engines, (snapshot_of(), status(), 12 * 3600.0))
+        assert comparison == EquivalenceResult((), NUMBER, f"http://{CANARY}:8000/v1/completions did not answer in time")
         assert engines.counts() == {CANARY: MAX_ATTEMPTS_PER_PROMPT * NUMBER}
-        times = [at for at, _, _ in engines.asked]
+        times = [at for at, _, _ in engines.requests]
         assert times[-1] - times[-2] == 60.0 > PROMPT_TIMEOUT_SECONDS
 
     run(test())
 
 
-def test_many_resources_wait_for_each_other(run: Run) -> None:
-    busy = 0
-    most = 0
+def test_concurrent_probes_are_bounded_over_all_resources(run: Run) -> None:
+    active = 0
+    max_active = 0
 
     async def slow(_: dict[str, Any]) -> bytes:
-        nonlocal busy, most
-        busy += 1
-        most = max(most, busy)
+        nonlocal active, max_active
+        active += 1
+        max_active = max(max_active, active)
         await asyncio.sleep(1.0)
-        busy -= 1
-        return body("abc")
+        active -= 1
+        return completion_body("abc")
 
     async def test() -> None:
-        heard: list[NamespacedName] = []
-        prober = EquivalenceProber(heard.append, Engines(canary=slow).transport)
+        notified_keys: list[NamespacedName] = []
+        prober = EquivalenceProber(notified_keys.append, FakeEngines(canary=slow).transport)
         running = asyncio.create_task(prober.run())
         keys = [NamespacedName("default", f"chat-{number}") for number in range(3 * MAX_CONCURRENT_PROBES)]
         for key in keys:
-            prober.track(key, observed(), status())
+            prober.track(key, snapshot_of(), status())
         await asyncio.sleep(600)
-        assert sorted(heard) == sorted(keys)
-        assert most == MAX_CONCURRENT_PROBES
+        assert sorted(notified_keys) == sorted(keys)
+        assert max_active == MAX_CONCURRENT_PROBES
         prober.forget(keys[0])
         assert prober.equivalence_result(keys[0]) is None
         running.cancel()
@@ -385,27 +406,27 @@ def test_many_resources_wait_for_each_other(run: Run) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- over a real network
-def asked(answer: Answer) -> Any:
-    """What is made of a server that answers so."""
+def send_to_server(handler: Handler) -> Any:
+    """Return the completion of a server with this handler."""
 
-    async def work() -> Any:
-        async with served("POST", "/v1/completions", answer) as url, create_http_client() as through:
-            return await equivalence.send_prompt(through, f"{url}/v1/completions", build_completion_request("chat", "Hello"))
+    async def send() -> Any:
+        async with serve_http("POST", "/v1/completions", handler) as url, create_http_client() as client:
+            return await equivalence.send_prompt(client, f"{url}/v1/completions", build_completion_request("chat", "Hello"))
 
-    return asyncio.run(work())
+    return asyncio.run(send())
 
 
-def test_a_server_is_sent_json_and_its_answer_read() -> None:
-    async def answer(request: web.Request) -> web.Response:
+def test_probe_sends_json_and_reads_the_completion() -> None:
+    async def handle(request: web.Request) -> web.Response:
         assert request.content_type == "application/json"
         assert (await request.json())["prompt"] == "Hello"
-        return web.Response(body=body("abc"), content_type="application/json")
+        return web.Response(body=completion_body("abc"), content_type="application/json")
 
-    assert asked(answer).tokens == ("a", "b", "c")
+    assert send_to_server(handle).tokens == ("a", "b", "c")
 
 
-def test_an_endless_answer_ends() -> None:
-    async def answer(request: web.Request) -> web.StreamResponse:
+def test_endless_response_is_aborted() -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         try:
@@ -415,23 +436,23 @@ def test_an_endless_answer_ends() -> None:
             return response
 
     with pytest.raises(ProbeError, match="answered with more than") as failure:
-        asked(answer)
+        send_to_server(handle)
     assert failure.value.is_final
 
 
 def test_a_redirect_is_not_followed() -> None:
-    async def answer(_: web.Request) -> web.Response:
+    async def handle(_: web.Request) -> web.Response:
         raise web.HTTPFound("http://127.0.0.1:1/")
 
     with pytest.raises(ProbeError, match="status 302"):
-        asked(answer)
+        send_to_server(handle)
 
 
-def test_a_port_that_is_closed() -> None:
-    async def work() -> None:
-        async with create_http_client() as through:
-            await equivalence.send_prompt(through, "http://127.0.0.1:1/v1/completions", b"{}")
+def test_closed_port_is_a_retryable_error() -> None:
+    async def send() -> None:
+        async with create_http_client() as client:
+            await equivalence.send_prompt(client, "http://127.0.0.1:1/v1/completions", b"{}")
 
     with pytest.raises(ProbeError, match="cannot be reached") as failure:
-        asyncio.run(work())
+        asyncio.run(send())
     assert not failure.value.is_final

@@ -1,4 +1,4 @@
-"""Turns are shared: whoever has many keys or slow ones keeps nobody else waiting."""
+"""Turns are shared: many or slow keys of one owner delay no other owner."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 def owner(key: NamespacedName) -> NamespacedName:
-    """Of pod `a-3` the resource `a`."""
+    """Return the resource of a pod: `a` for pod `a-3`."""
     return NamespacedName(key.namespace, key.name.partition("-")[0])
 
 
-async def taken(queue: FairQueue, number: int) -> list[NamespacedName]:
+async def take_keys(queue: FairQueue, number: int) -> list[NamespacedName]:
     return [(await queue.get())[0] for _ in range(number)]
 
 
-def test_namespaces_take_turns_and_in_each_its_resources(run: Run) -> None:
-    async def story() -> None:
+def test_namespaces_alternate_and_so_do_their_resources(run: Run) -> None:
+    async def scenario() -> None:
         queue = FairQueue(owner, 100)
         for key in (
             *(NamespacedName("many", f"a-{n}") for n in range(50)),
@@ -37,7 +37,7 @@ def test_namespaces_take_turns_and_in_each_its_resources(run: Run) -> None:
             NamespacedName("few", "c-1"),
         ):
             queue.add(key)
-        assert [str(key) for key in await taken(queue, 6)] == [
+        assert [str(key) for key in await take_keys(queue, 6)] == [
             "many/a-0",
             "few/c-0",
             "many/b-0",
@@ -47,15 +47,15 @@ def test_namespaces_take_turns_and_in_each_its_resources(run: Run) -> None:
         ]
         assert len(queue) == 47
 
-    run(story())
+    run(scenario())
 
 
-def test_a_namespace_has_so_many_turns_at_a_time_and_a_resource_half_of_them(run: Run) -> None:
-    async def story() -> None:
+def test_turns_of_a_namespace_and_of_a_resource_are_bounded(run: Run) -> None:
+    async def scenario() -> None:
         queue = FairQueue(owner, 4)
         for number in range(10):
             queue.add(NamespacedName("many", f"a-{number}"))
-        first = await taken(queue, 2)
+        first = await take_keys(queue, 2)
         waiting = asyncio.create_task(queue.get())
         await asyncio.sleep(10)
         assert not waiting.done(), "a has two turns"
@@ -63,7 +63,7 @@ def test_a_namespace_has_so_many_turns_at_a_time_and_a_resource_half_of_them(run
         assert (await waiting)[0] == NamespacedName("many", "b-0")
         for number in range(3):
             queue.add(NamespacedName("many", f"c-{number}"))
-        assert await taken(queue, 1) == [NamespacedName("many", "c-0")]
+        assert await take_keys(queue, 1) == [NamespacedName("many", "c-0")]
         waiting = asyncio.create_task(queue.get())
         await asyncio.sleep(10)
         assert not waiting.done(), "the namespace has four"
@@ -73,49 +73,49 @@ def test_a_namespace_has_so_many_turns_at_a_time_and_a_resource_half_of_them(run
         queue.done(first[0])
         assert (await waiting)[0].namespace == "many"
 
-    run(story())
+    run(scenario())
 
 
-def test_a_key_that_was_added_during_its_turn_comes_back_once(run: Run) -> None:
-    async def story() -> None:
+def test_key_added_during_its_turn_is_returned_once_more(run: Run) -> None:
+    async def scenario() -> None:
         queue = FairQueue(owner, 1)
         key = NamespacedName("one", "a-0")
         queue.add(key)
-        assert await taken(queue, 1) == [key]
+        assert await take_keys(queue, 1) == [key]
         queue.add(key)
         queue.add(key)
         queue.done(key)
-        assert await taken(queue, 1) == [key]
+        assert await take_keys(queue, 1) == [key]
         queue.done(key)
         assert len(queue) == 0
 
-    run(story())
+    run(scenario())
 
 
 KEYS = st.builds(NamespacedName, st.sampled_from("xyz"), st.builds("{}-{}".format, st.sampled_from("abc"), st.integers(0, 5)))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "get", "done"]), KEYS), max_size=80), st.integers(1, 5))
-def test_whatever_happens_limits_hold_and_every_key_gets_its_turn(steps: list[tuple[str, NamespacedName]], each: int) -> None:
-    async def story() -> None:
-        queue, waiting, working = FairQueue(owner, each), set(), []  # type: tuple[FairQueue, set[NamespacedName], list[NamespacedName]]
-        for word, key in steps:
-            if word == "add":
+def test_limits_hold_and_every_key_gets_its_turn(steps: list[tuple[str, NamespacedName]], max_turns: int) -> None:
+    async def scenario() -> None:
+        queue, waiting, working = FairQueue(owner, max_turns), set(), []  # type: tuple[FairQueue, set[NamespacedName], list[NamespacedName]]
+        for action, key in steps:
+            if action == "add":
                 queue.add(key)
                 waiting.add(key)
-            elif word == "get" and queue._ready:
-                working += await taken(queue, 1)
+            elif action == "get" and queue._ready:
+                working += await take_keys(queue, 1)
                 waiting.discard(working[-1])
-                assert max(Counter(one.namespace for one in working).values()) <= each
-                assert max(Counter(map(owner, working)).values()) <= (each + 1) // 2
-            elif word == "done" and working:
+                assert max(Counter(active_key.namespace for active_key in working).values()) <= max_turns
+                assert max(Counter(map(owner, working)).values()) <= (max_turns + 1) // 2
+            elif action == "done" and working:
                 queue.done(working.pop(0))
         while working:
             queue.done(working.pop())
         while waiting:
-            (key,) = await taken(queue, 1)
+            (key,) = await take_keys(queue, 1)
             waiting.remove(key)
             queue.done(key)
         assert len(queue) == 0
 
-    run_virtually(story())
+    run_virtually(scenario())

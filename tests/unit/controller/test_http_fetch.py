@@ -1,4 +1,4 @@
-"""One metrics page over the network, from servers that behave and from others."""
+"""Fetch of a metrics response over the network, from servers that are correct, slow, broken or hostile."""
 
 from __future__ import annotations
 
@@ -16,106 +16,106 @@ from aerie.engine.metrics.exposition import ExpositionError, parse_exposition
 from benchmarks._hostile_pods import serve
 from tests.golden import Messages
 
-from .served import Answer, served
+from .served import Handler, serve_http
 
-pytestmark = pytest.mark.usefixtures("patient")
-PAGE = (Path(__file__).parents[1] / "engine" / "data" / "vllm-0.32.0-ngram-1.prom").read_bytes()
-
-
-def got(answer: Answer, path: str = "/metrics") -> bytes:
-    """What is fetched from a server that answers so."""
-
-    async def run() -> bytes:
-        async with served("GET", "/metrics", answer) as url, http_fetch.create_http_client() as through:
-            return await http_fetch.fetch_metrics(through, f"{url}{path}")
-
-    return asyncio.run(run())
+pytestmark = pytest.mark.usefixtures("long_timeouts")
+EXPOSITION = (Path(__file__).parents[1] / "engine" / "data" / "vllm-0.32.0-ngram-1.prom").read_bytes()
 
 
-def fails(reason: str, answer: Answer) -> None:
+def fetch_from(handle: Handler, path: str = "/metrics") -> bytes:
+    """Fetch the body from a server with this handler."""
+
+    async def fetch() -> bytes:
+        async with serve_http("GET", "/metrics", handle) as url, http_fetch.create_http_client() as client:
+            return await http_fetch.fetch_metrics(client, f"{url}{path}")
+
+    return asyncio.run(fetch())
+
+
+def assert_fetch_fails(reason: str, handle: Handler) -> None:
     with pytest.raises(http_fetch.ScrapeError) as failure:
-        got(answer)
+        fetch_from(handle)
     assert failure.value.reason == reason
 
 
-async def page(request: web.Request) -> web.Response:
+async def serve_exposition(request: web.Request) -> web.Response:
     assert request.headers["Accept"] == "text/plain"
     assert request.headers["Accept-Encoding"] == "identity"
-    return web.Response(body=PAGE, content_type="text/plain")
+    return web.Response(body=EXPOSITION, content_type="text/plain")
 
 
-def test_a_page_as_vllm_serves_it() -> None:
-    assert got(page) == PAGE
+def test_response_of_vllm_is_fetched() -> None:
+    assert fetch_from(serve_exposition) == EXPOSITION
 
 
-def test_another_status_than_200() -> None:
-    async def answer(_: web.Request) -> web.Response:
-        return web.Response(status=500, body=PAGE)
+def test_error_status_is_rejected() -> None:
+    async def handle(_: web.Request) -> web.Response:
+        return web.Response(status=500, body=EXPOSITION)
 
-    fails("status", answer)
+    assert_fetch_fails("status", handle)
 
 
 def test_a_redirect_is_not_followed() -> None:
-    async def answer(_: web.Request) -> web.Response:
+    async def handle(_: web.Request) -> web.Response:
         raise web.HTTPFound("http://127.0.0.1:1/")
 
-    fails("status", answer)
+    assert_fetch_fails("status", handle)
 
 
-def test_a_page_without_end() -> None:
-    async def answer(request: web.Request) -> web.StreamResponse:
+def test_endless_response_is_too_large() -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         while True:
             await response.write(b"# a comment\n" * 10_000)
 
-    fails("too_large", answer)
+    assert_fetch_fails("too_large", handle)
 
 
-def test_a_page_that_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_fetch, "HTTP_RESPONSE_TIMEOUT_SECONDS", 0.3)
 
-    async def answer(_: web.Request) -> web.Response:
+    async def handle(_: web.Request) -> web.Response:
         await asyncio.Event().wait()
         raise AssertionError
 
-    fails("timeout", answer)
+    assert_fetch_fails("timeout", handle)
 
 
-def test_a_page_that_trickles_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trickling_response_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_fetch, "HTTP_RESPONSE_TIMEOUT_SECONDS", 0.5)
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def handle(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         while True:
             await response.write(b"#\n")
             await asyncio.sleep(0.01)
 
-    fails("timeout", answer)
+    assert_fetch_fails("timeout", handle)
 
 
-def test_a_page_that_is_cut() -> None:
-    async def answer(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Length": str(len(PAGE))})
+def test_truncated_response_is_invalid() -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": str(len(EXPOSITION))})
         await response.prepare(request)
-        await response.write(PAGE[:1000])
+        await response.write(EXPOSITION[:1000])
         assert request.transport is not None
         request.transport.close()
         return response
 
-    fails("invalid_response", answer)
+    assert_fetch_fails("invalid_response", handle)
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"\x00\xff garbage \n", b"<html>\n", gzip.compress(PAGE)], ids=["empty", "bytes", "html", "gzip"]
+    "body", [b"", b"\x00\xff garbage \n", b"<html>\n", gzip.compress(EXPOSITION)], ids=["empty", "bytes", "html", "gzip"]
 )
-def test_garbage_is_fetched_and_refused_as_a_page(body: bytes) -> None:
-    async def answer(_: web.Request) -> web.Response:
+def test_invalid_body_is_fetched_and_not_parsed(body: bytes) -> None:
+    async def handle(_: web.Request) -> web.Response:
         return web.Response(body=body)
 
     with pytest.raises(ExpositionError):
-        parse_exposition(got(answer))
+        parse_exposition(fetch_from(handle))
 
 
 @pytest.mark.parametrize(
@@ -132,13 +132,13 @@ def test_garbage_is_fetched_and_refused_as_a_page(body: bytes) -> None:
         ("endless-page", "too_large"),
     ],
 )
-def test_servers_that_send_without_end_are_left_in_words_that_are_not_theirs(messages: Messages, form: str, reason: str) -> None:
+def test_malformed_response_is_reported_without_its_content(messages: Messages, form: str, reason: str) -> None:
     async def run() -> str:
         server = await serve("127.0.0.1", 0, form)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics"
-        async with server, http_fetch.create_http_client() as through:
+        async with server, http_fetch.create_http_client() as client:
             with pytest.raises(http_fetch.ScrapeError) as failure:
-                await http_fetch.fetch_metrics(through, url)
+                await http_fetch.fetch_metrics(client, url)
         assert failure.value.reason == reason
         return str(failure.value).removeprefix(url).strip()
 
@@ -146,13 +146,13 @@ def test_servers_that_send_without_end_are_left_in_words_that_are_not_theirs(mes
 
 
 @pytest.mark.parametrize("form", ["drip", "silent"])
-def test_servers_that_take_their_time_are_left_when_it_is_over(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_response_times_out(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_fetch, "HTTP_RESPONSE_TIMEOUT_SECONDS", 0.3)
 
     async def run() -> None:
         server = await serve("127.0.0.1", 0, form)
-        async with server, http_fetch.create_http_client() as through:
-            await http_fetch.fetch_metrics(through, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics")
+        async with server, http_fetch.create_http_client() as client:
+            await http_fetch.fetch_metrics(client, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics")
 
     with pytest.raises(http_fetch.ScrapeError) as failure:
         asyncio.run(run())
@@ -176,20 +176,20 @@ RAW = [
 ]
 
 
-@pytest.mark.parametrize(("sent", "body"), RAW, ids=range(len(RAW)))
-def test_where_a_body_ends(sent: bytes, body: bytes | None) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+@pytest.mark.parametrize(("raw_response", "body"), RAW, ids=range(len(RAW)))
+def test_body_ends_where_its_headers_state(raw_response: bytes, body: bytes | None) -> None:
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer), contextlib.suppress(OSError):
             await reader.readuntil(b"\r\n\r\n")
-            for at in range(0, len(sent), 7):  # however it is cut
-                writer.write(sent[at : at + 7])
+            for offset in range(0, len(raw_response), 7):  # however it is cut
+                writer.write(raw_response[offset : offset + 7])
                 await writer.drain()
                 await asyncio.sleep(0)
 
     async def run() -> bytes:
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        async with server, http_fetch.create_http_client() as through:
-            return await http_fetch.fetch_metrics(through, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics")
+        server = await asyncio.start_server(respond, "127.0.0.1", 0)
+        async with server, http_fetch.create_http_client() as client:
+            return await http_fetch.fetch_metrics(client, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics")
 
     if body is not None:
         assert asyncio.run(run()) == body
@@ -199,32 +199,32 @@ def test_where_a_body_ends(sent: bytes, body: bytes | None) -> None:
     assert failure.value.reason == "invalid_response"
 
 
-def test_nobody_listens() -> None:
-    with socket.socket() as taken:  # bound and not listening: nobody else can take the port meanwhile
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+def test_closed_port_is_unreachable() -> None:
+    with socket.socket() as bound_socket:  # bound and not listening: nobody else can take the port meanwhile
+        bound_socket.bind(("127.0.0.1", 0))
+        port = bound_socket.getsockname()[1]
 
-        async def run() -> None:
-            async with http_fetch.create_http_client() as through:
-                await http_fetch.fetch_metrics(through, f"http://127.0.0.1:{port}/metrics")
+        async def fetch() -> None:
+            async with http_fetch.create_http_client() as client:
+                await http_fetch.fetch_metrics(client, f"http://127.0.0.1:{port}/metrics")
 
         with pytest.raises(http_fetch.ScrapeError) as failure:
-            asyncio.run(run())
+            asyncio.run(fetch())
     assert failure.value.reason == "unreachable"
 
 
-def test_what_speaks_no_http() -> None:
-    async def run() -> None:
-        async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+def test_response_that_is_not_http_is_invalid() -> None:
+    async def fetch() -> None:
+        async def handle(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"SSH-2.0-none\r\n")
             await writer.drain()
             writer.close()
 
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        async with server, http_fetch.create_http_client() as through:
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        async with server, http_fetch.create_http_client() as client:
             port = server.sockets[0].getsockname()[1]
-            await http_fetch.fetch_metrics(through, f"http://127.0.0.1:{port}/metrics")
+            await http_fetch.fetch_metrics(client, f"http://127.0.0.1:{port}/metrics")
 
     with pytest.raises(http_fetch.ScrapeError) as failure:
-        asyncio.run(run())
+        asyncio.run(fetch())
     assert failure.value.reason == "invalid_response"

@@ -1,4 +1,4 @@
-"""Leader election, in virtual time, against a Lease kept as the API server keeps one."""
+"""Leader election, in virtual time, with a Lease that is stored as by the API server."""
 
 from __future__ import annotations
 
@@ -20,69 +20,72 @@ TIMING = LeaseTiming(lease_duration_seconds=12, retry_period_seconds=2, safety_m
 
 
 class Server:
-    """One Lease with optimistic locking. `down`: no call is answered. `slow`: seconds that each takes. `back`: until that time of
-    the loop calls wait, and one that is given up takes 1.5 s more to end, as on a machine that has no time."""
+    """One Lease with optimistic locking.
+
+    `down`: no call gets a response. `slow`: seconds per call. `blocked_until`: until that time of the loop calls wait, and one
+    that is cancelled takes 1.5 s more to end, as on an overloaded machine.
+    """
 
     def __init__(self) -> None:
         self.lease: ObjectDict | None = None
         self.version = 0
         self.down = False
         self.slow = 0.0
-        self.back = 0.0
+        self.blocked_until = 0.0
 
-    async def _answer(self) -> None:
+    async def _respond(self) -> None:
         if self.down:
             await asyncio.sleep(3600)
         try:
-            await asyncio.sleep(max(self.slow, self.back - asyncio.get_running_loop().time()))
+            await asyncio.sleep(max(self.slow, self.blocked_until - asyncio.get_running_loop().time()))
         except asyncio.CancelledError:
-            if self.back:
+            if self.blocked_until:
                 await asyncio.sleep(1.5)
             raise
 
     async def get(self, kind: ResourceKind, namespace: str, name: str) -> ObjectDict | None:
         assert (kind.kind, namespace, name) == ("Lease", "aerie", "operator")
-        await self._answer()
+        await self._respond()
         return copy.deepcopy(self.lease)
 
-    async def create(self, wanted: ObjectDict) -> ObjectDict:
-        await self._answer()
+    async def create(self, desired: ObjectDict) -> ObjectDict:
+        await self._respond()
         if self.lease is not None:
             raise ApiError(409, "AlreadyExists", "it is there")
-        return self._store(wanted)
+        return self._store(desired)
 
-    async def replace(self, wanted: ObjectDict) -> ObjectDict:
-        await self._answer()
+    async def replace(self, desired: ObjectDict) -> ObjectDict:
+        await self._respond()
         assert self.lease is not None
-        if wanted["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
+        if desired["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "it has changed")
-        return self._store(wanted)
+        return self._store(desired)
 
-    def _store(self, wanted: ObjectDict) -> ObjectDict:
+    def _store(self, desired: ObjectDict) -> ObjectDict:
         self.version += 1
-        self.lease = copy.deepcopy(wanted)
+        self.lease = copy.deepcopy(desired)
         self.lease["metadata"]["resourceVersion"] = str(self.version)
         return copy.deepcopy(self.lease)
 
 
 class Candidate:
-    """An operator that leads whenever it may, and notes from when to when it acted."""
+    """An operator that leads whenever it may, and records whether it acts."""
 
     def __init__(self, server: Server, name: str) -> None:
         self.server = server
         self.elector = LeaderElector(server, "aerie", "operator", name, TIMING)
         self.acting = False
         self.terms = 0
-        """How often it came to lead."""
-        self.task = asyncio.create_task(self.live())
+        """How often it became the leader."""
+        self.task = asyncio.create_task(self.lead())
 
-    async def live(self) -> None:
+    async def lead(self) -> None:
         while True:
-            async with self.elector.hold_leadership() as lost:
+            async with self.elector.hold_leadership() as leadership_lost:
                 self.acting = True
                 self.terms += 1
                 try:
-                    await lost.wait()
+                    await leadership_lost.wait()
                 finally:
                     self.acting = False
 
@@ -91,7 +94,7 @@ class Candidate:
         await asyncio.gather(self.task, return_exceptions=True)
 
 
-def test_one_leads_and_goes_on_leading(run: Run) -> None:
+def test_one_candidate_leads_permanently(run: Run) -> None:
     async def work() -> None:
         server = Server()
         candidates = [Candidate(server, name) for name in ("a", "b", "c")]
@@ -106,36 +109,36 @@ def test_one_leads_and_goes_on_leading(run: Run) -> None:
     run(work())
 
 
-def test_a_leader_that_ends_hands_over_at_once(run: Run) -> None:
+def test_leader_that_stops_releases_the_lease(run: Run) -> None:
     async def work() -> None:
         server = Server()
         first, second = Candidate(server, "a"), Candidate(server, "b")
         await asyncio.sleep(10)
         await first.stop()
-        began = asyncio.get_running_loop().time()
+        started_at = asyncio.get_running_loop().time()
         while not second.acting:
             await asyncio.sleep(0.1)
-        assert asyncio.get_running_loop().time() - began <= TIMING.retry_period_seconds + 1
+        assert asyncio.get_running_loop().time() - started_at <= TIMING.retry_period_seconds + 1
         await second.stop()
 
     run(work())
 
 
-def test_a_leader_that_died_is_followed_within_the_lease_and_a_retry(run: Run) -> None:
+def test_dead_leader_is_replaced_within_the_lease_and_a_retry(run: Run) -> None:
     async def work() -> None:
         server = Server()
         first = Candidate(server, "a")
         await asyncio.sleep(5)
         second = Candidate(server, "b")
         await asyncio.sleep(10)
-        first.elector._lease_client = DEAD  # as after kill -9: nothing is given back
+        first.elector._lease_client = DEAD  # as after kill -9: the Lease is not released
         first.task.cancel()
-        began = asyncio.get_running_loop().time()
+        started_at = asyncio.get_running_loop().time()
         while not second.acting:
             await asyncio.sleep(0.1)
         assert (
             TIMING.lease_duration_seconds - TIMING.retry_period_seconds
-            <= asyncio.get_running_loop().time() - began
+            <= asyncio.get_running_loop().time() - started_at
             <= TIMING.lease_duration_seconds + 2 * TIMING.retry_period_seconds
         )
         assert server.lease is not None
@@ -145,12 +148,12 @@ def test_a_leader_that_died_is_followed_within_the_lease_and_a_retry(run: Run) -
     run(work())
 
 
-class _Dead(Server):
-    async def _answer(self) -> None:
+class _DeadServer(Server):
+    async def _respond(self) -> None:
         raise ApiError(None, "ClientError", "no answer")
 
 
-DEAD = _Dead()
+DEAD = _DeadServer()
 
 
 @pytest.mark.parametrize("slow", [0.0, 1.5, 2.5])
@@ -191,13 +194,13 @@ def test_a_lease_taken_by_force_ends_the_leadership(run: Run) -> None:
         await asyncio.sleep(TIMING.retry_period_seconds + 0.1)
         assert not first.acting
         await first.stop()
-        assert server.lease["spec"]["holderIdentity"] == "somebody", "what is not ours is not given back"
+        assert server.lease["spec"]["holderIdentity"] == "somebody", "the Lease of another holder is not released"
 
     run(work())
 
 
 @pytest.mark.parametrize("slow", [2.0, 3.0])
-def test_a_slow_api_server_costs_nobody_the_lease(run: Run, slow: float) -> None:
+def test_slow_api_server_costs_no_leader_the_lease(run: Run, slow: float) -> None:
     async def work() -> None:
         server = Server()
         server.slow = slow
@@ -214,8 +217,8 @@ def test_a_slow_api_server_costs_nobody_the_lease(run: Run, slow: float) -> None
     run(work())
 
 
-@pytest.mark.parametrize("into", [0.1, 0.6, 1.1, 1.6])
-def test_a_server_that_answers_nothing_for_six_seconds_costs_nobody_the_lease(run: Run, into: float) -> None:
+@pytest.mark.parametrize("seconds_after_renewal", [0.1, 0.6, 1.1, 1.6])
+def test_server_outage_of_six_seconds_costs_no_leader_the_lease(run: Run, seconds_after_renewal: float) -> None:
     async def work() -> None:
         server = Server()
         leader = Candidate(server, "a")
@@ -223,8 +226,8 @@ def test_a_server_that_answers_nothing_for_six_seconds_costs_nobody_the_lease(ru
         version = server.version
         while server.version == version:  # a renewal
             await asyncio.sleep(0.01)
-        await asyncio.sleep(into)
-        server.back = asyncio.get_running_loop().time() + 6
+        await asyncio.sleep(seconds_after_renewal)
+        server.blocked_until = asyncio.get_running_loop().time() + 6
         await asyncio.sleep(30)
         assert (leader.acting, leader.terms) == (True, 1)
         await leader.stop()
@@ -256,22 +259,22 @@ def test_a_jump_of_the_wall_clock_changes_nothing(run: Run, monkeypatch: pytest.
     run(work())
 
 
-def test_a_leader_knows_by_its_own_clock_that_another_one_may_lead(run: Run) -> None:
+def test_leader_detects_an_expired_lease_by_its_own_clock(run: Run) -> None:
     async def work() -> None:
         server = Server()
         elector = LeaderElector(server, "aerie", "operator", "one", TIMING)
         assert not elector.is_leader()
-        async with elector.hold_leadership() as lost:
+        async with elector.hold_leadership() as leadership_lost:
             assert elector.is_leader()
             await asyncio.sleep(100)
             assert elector.is_leader(), "it is renewed"
             server.down = True
             loop = asyncio.get_running_loop()
-            began = loop.time()
+            started_at = loop.time()
             while elector.is_leader():
                 await asyncio.sleep(0.1)
-            assert loop.time() - began <= TIMING.lease_duration_seconds - TIMING.safety_margin_seconds + 0.2
+            assert loop.time() - started_at <= TIMING.lease_duration_seconds - TIMING.safety_margin_seconds + 0.2
             await asyncio.sleep(TIMING.request_timeout_seconds)
-            assert lost.is_set()
+            assert leadership_lost.is_set()
 
     run(work())

@@ -1,4 +1,4 @@
-"""Passes over a resource: what they read and write, and that no old news of the world makes them write anything."""
+"""Reconciles of a resource: reads and writes, and that no stale cache causes a write."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from aerie.manifests.preflight_job import PreflightJobConfig
 from aerie.rollout.facts.concurrency import ConcurrencyLimits
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
-Place = tuple[str, str]
+ObjectKey = tuple[str, str]
 CHAT = NamespacedName("default", "chat")
 
 
-class Nowhere(dict[str, dict[str, str]]):
-    """Labels of any node, none of which tells its hardware."""
+class PlainNodeLabels(dict[str, dict[str, str]]):
+    """Labels of any node, without its hardware."""
 
     def __missing__(self, name: str) -> dict[str, str]:
         return {"kubernetes.io/hostname": name}
 
 
 class Server(Cluster):
-    """An API server with the controllers that Aerie relies on. `calls` are those of Aerie, `told` what a watch would tell."""
+    """An API server with the controllers that Aerie needs. `calls` are those of Aerie, `watch_events` those of a watch."""
 
     def __init__(self) -> None:
-        self.objects: dict[Place, ObjectDict] = {}
+        self.objects: dict[ObjectKey, ObjectDict] = {}
         self.versions, self.uids = itertools.count(1), itertools.count(1)
         self.calls: list[str] = []
-        self.told: list[tuple[str, ObjectDict]] = []
+        self.watch_events: list[tuple[str, ObjectDict]] = []
         self.events: list[ObjectDict] = []
-        """Events of Jobs that get no pods."""
-        self.node_labels = Nowhere()
-        self.refuses: dict[str, ApiError] = {}
-        """What is answered to an apply, by kind."""
+        """Events of Jobs without pods."""
+        self.node_labels = PlainNodeLabels()
+        self.apply_errors: dict[str, ApiError] = {}
+        """Error of an apply, by kind."""
         self.history: list[list[ObjectDict]] = []
-        """What there was before each change."""
+        """All objects before each change."""
 
     @property
     def writes(self) -> list[str]:
@@ -60,20 +60,20 @@ class Server(Cluster):
 
     def _store(self, item: ObjectDict) -> ObjectDict:
         self.history.append(copy.deepcopy(list(self.objects.values())))
-        place = (item["kind"], item["metadata"]["name"])
-        uid = self.objects[place]["metadata"]["uid"] if place in self.objects else f"u{next(self.uids)}"
+        object_key = (item["kind"], item["metadata"]["name"])
+        uid = self.objects[object_key]["metadata"]["uid"] if object_key in self.objects else f"u{next(self.uids)}"
         metadata = {"namespace": "default", **item["metadata"], "uid": uid, "resourceVersion": str(next(self.versions))}
-        self.objects[place] = copy.deepcopy({**item, "metadata": metadata})
-        self.told.append(("MODIFIED", self.objects[place]))
-        return copy.deepcopy(self.objects[place])
+        self.objects[object_key] = copy.deepcopy({**item, "metadata": metadata})
+        self.watch_events.append(("MODIFIED", self.objects[object_key]))
+        return copy.deepcopy(self.objects[object_key])
 
     def remove(self, kind: str, name: str) -> None:
         self.history.append(copy.deepcopy(list(self.objects.values())))
         item = self.objects.pop((kind, name))
-        gone = {**item, "metadata": {**item["metadata"], "resourceVersion": str(next(self.versions))}}
-        self.told.append(("DELETED", gone))
+        deleted = {**item, "metadata": {**item["metadata"], "resourceVersion": str(next(self.versions))}}
+        self.watch_events.append(("DELETED", deleted))
 
-    # -- the calls
+    # -- requests
     async def get(self, kind: ResourceKind, namespace: str, name: str) -> ObjectDict | None:  # noqa: ARG002
         self.calls.append(f"GET {kind.kind} {name}")
         return copy.deepcopy(self.objects.get((kind.kind, name)))
@@ -88,51 +88,51 @@ class Server(Cluster):
         kind: ResourceKind,
         namespace: str | None,  # noqa: ARG002
         selector: str = "",
-        patience: PageErrorHandler | None = None,  # noqa: ARG002
+        on_page_error: PageErrorHandler | None = None,  # noqa: ARG002
     ) -> AsyncIterator[tuple[list[ObjectDict], str | None]]:
         self.calls.append(f"GET {kind.kind} {selector}")
         if kind.kind == "HTTPRoute":  # no Gateway API here
             yield [], None
             return
         label, _, value = selector.partition("=")
-        found = []
-        for (of, _), item in self.objects.items():
-            has = (item["metadata"].get("labels") or {}).get(label)
-            if of == kind.kind and (not label or (has is not None and value in ("", has))):
-                found.append(copy.deepcopy(item))
+        objects = []
+        for (object_kind, _), item in self.objects.items():
+            label_value = (item["metadata"].get("labels") or {}).get(label)
+            if object_kind == kind.kind and (not label or (label_value is not None and value in ("", label_value))):
+                objects.append(copy.deepcopy(item))
         version = str(next(self.versions))
-        for start in range(0, max(len(found), 1), 2):
-            yield found[start : start + 2], version
+        for start in range(0, max(len(objects), 1), 2):
+            yield objects[start : start + 2], version
 
-    async def apply(self, wanted: ObjectDict, *, uid: str | None) -> ObjectDict:
-        self.calls.append(f"APPLY {wanted['kind']} {wanted['metadata']['name']}")
-        if (error := self.refuses.get(wanted["kind"])) is not None:
+    async def apply(self, desired: ObjectDict, *, uid: str | None) -> ObjectDict:
+        self.calls.append(f"APPLY {desired['kind']} {desired['metadata']['name']}")
+        if (error := self.apply_errors.get(desired["kind"])) is not None:
             raise error
-        known = self.objects.get((wanted["kind"], wanted["metadata"]["name"]), {})
-        if known and known["metadata"]["uid"] != uid:
+        existing = self.objects.get((desired["kind"], desired["metadata"]["name"]), {})
+        if existing and existing["metadata"]["uid"] != uid:
             raise ApiError(409, "Conflict", "another field manager owns its fields")
-        return self._store({**known, **wanted})
+        return self._store({**existing, **desired})
 
     async def request(self, verb: str, path: str, *_: Any, **__: Any) -> Any:
         self.calls.append(f"{verb} {path}")
         assert path.endswith("/events"), "the only call that has no method of its own"
         return {"items": self.events}
 
-    async def merge_patch(self, wanted: ObjectDict, changes: ObjectDict) -> None:  # noqa: ARG002
-        self.calls.append(f"MERGE {wanted['kind']} {wanted['metadata']['name']}")
-        if (error := self.refuses.get(wanted["kind"])) is not None:
+    async def merge_patch(self, target: ObjectDict, changes: ObjectDict) -> None:  # noqa: ARG002
+        self.calls.append(f"MERGE {target['kind']} {target['metadata']['name']}")
+        if (error := self.apply_errors.get(target["kind"])) is not None:
             raise error
 
     async def replace_status(self, resource: ObjectDict, status: ObjectDict) -> ObjectDict:
         self.calls.append("STATUS")
-        known = self.objects[resource["kind"], resource["metadata"]["name"]]
-        if known["metadata"]["resourceVersion"] != resource["metadata"]["resourceVersion"]:
+        existing = self.objects[resource["kind"], resource["metadata"]["name"]]
+        if existing["metadata"]["resourceVersion"] != resource["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "it has changed")
-        return self._store({**known, "status": status})
+        return self._store({**existing, "status": status})
 
-    async def create(self, wanted: ObjectDict) -> ObjectDict:
-        self.calls.append(f"TELL {wanted['reason']}")
-        return wanted
+    async def create(self, desired: ObjectDict) -> ObjectDict:
+        self.calls.append(f"EVENT {desired['reason']}")
+        return desired
 
     async def delete(self, kind: ResourceKind, namespace: str, name: str, uid: str) -> None:  # noqa: ARG002
         self.calls.append(f"DELETE {kind.kind} {name}")
@@ -141,21 +141,21 @@ class Server(Cluster):
 
     # -- the user and the controllers
     def edit(self, **spec: Any) -> None:
-        whole = {
+        default_spec = {
             "replicas": 2,
             "model": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "target"}}},
             "engine": {"image": "vllm/vllm-openai:v0.33.0"},
             "drafter": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "eagle3"}}},
         }
-        known = self.objects.get(
-            ("SpeculativeDeployment", "chat"), {"spec": whole, "metadata": {"name": "chat", "generation": 0}}
+        existing = self.objects.get(
+            ("SpeculativeDeployment", "chat"), {"spec": default_spec, "metadata": {"name": "chat", "generation": 0}}
         )
-        metadata = {**known["metadata"], "generation": known["metadata"]["generation"] + 1}
-        about = {"apiVersion": "aerie.dev/v1alpha1", "kind": "SpeculativeDeployment", "metadata": metadata}
-        self._store({**known, **about, "spec": {**known["spec"], **spec}})
+        metadata = {**existing["metadata"], "generation": existing["metadata"]["generation"] + 1}
+        type_and_metadata = {"apiVersion": "aerie.dev/v1alpha1", "kind": "SpeculativeDeployment", "metadata": metadata}
+        self._store({**existing, **type_and_metadata, "spec": {**existing["spec"], **spec}})
 
-    def controllers(self) -> None:
-        """Jobs pass, Deployments have ready pods, pods without a Deployment go."""
+    def run_controllers(self) -> None:
+        """Complete Jobs, create ready pods of Deployments, delete pods without a Deployment."""
         for (kind, name), item in list(self.objects.items()):
             if kind == "Job" and not item.get("status"):
                 self._store({**item, "status": {"conditions": [{"type": "Complete", "status": "True"}]}})
@@ -179,43 +179,43 @@ class Server(Cluster):
 
 
 class Operator:
-    """A reconciler and its mirror, which hears of the server what the test lets it."""
+    """A reconciler and its cache, which gets the watch events that the test delivers."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.queue = WorkQueue()
-        self.mirror = ObjectCache(self.queue.add)
+        self.cache = ObjectCache(self.queue.add)
         scraper = Scraper(self.queue.add, lambda *_: None)
         prober = EquivalenceProber(self.queue.add)
         self.reconciler = Reconciler(
-            server, self.mirror, self.queue, OperatorMetrics(), scraper, prober, PreflightJobConfig("aerie.dev/aerie:test")
+            server, self.cache, self.queue, OperatorMetrics(), scraper, prober, PreflightJobConfig("aerie.dev/aerie:test")
         )
-        self.heard = 0
+        self.delivered_count = 0
 
-    def hear(self) -> None:
-        for kind, item in self.server.told[self.heard :]:
+    def deliver_events(self) -> None:
+        for kind, item in self.server.watch_events[self.delivered_count :]:
             if kind == "DELETED":
-                self.mirror.handle_deletion(item)
+                self.cache.handle_deletion(item)
             else:
-                self.mirror.put(item)
-        self.heard = len(self.server.told)
+                self.cache.put(item)
+        self.delivered_count = len(self.server.watch_events)
 
     async def list(self) -> None:
-        await Lister(self.server, self.mirror, self.queue, (), OperatorMetrics()).run_due_lists()
+        await Lister(self.server, self.cache, self.queue, (), OperatorMetrics()).run_due_lists()
 
     async def settle(self) -> None:
-        """Passes and controllers until no pass has anything to do."""
+        """Run reconciles and controllers until a reconcile changes nothing."""
         for _ in range(30):
-            self.hear()
+            self.deliver_events()
             before = len(self.server.writes)
             await self.reconciler.reconcile(CHAT)
-            self.server.controllers()
-            if len(self.server.writes) == before and self.heard == len(self.server.told):
+            self.server.run_controllers()
+            if len(self.server.writes) == before and self.delivered_count == len(self.server.watch_events):
                 return
         raise AssertionError("it never settles")
 
 
-async def settled() -> Operator:
+async def start_settled_operator() -> Operator:
     server = Server()
     server.edit()
     operator = Operator(server)
@@ -224,9 +224,9 @@ async def settled() -> Operator:
     return operator
 
 
-def test_a_pass_with_nothing_to_do_makes_no_call(run: Run) -> None:
+def test_reconcile_without_changes_makes_no_request(run: Run) -> None:
     async def work() -> None:
-        operator = await settled()
+        operator = await start_settled_operator()
         operator.server.calls.clear()
         await operator.reconciler.reconcile(CHAT)
         assert operator.server.calls == []
@@ -234,12 +234,12 @@ def test_a_pass_with_nothing_to_do_makes_no_call(run: Run) -> None:
     run(work())
 
 
-def test_what_a_pass_has_written_is_known_to_the_next_one_before_any_watch_tells(run: Run) -> None:
+def test_written_objects_are_cached_before_their_watch_events(run: Run) -> None:
     async def work() -> None:
         server = Server()
         server.edit()
         operator = Operator(server)
-        operator.hear()
+        operator.deliver_events()
         await operator.reconciler.reconcile(CHAT)
         assert [call.split()[0] for call in server.writes] == ["APPLY"] * 3 + ["STATUS"]
         assert len(operator.queue) == 1, "another pass follows"
@@ -250,43 +250,43 @@ def test_what_a_pass_has_written_is_known_to_the_next_one_before_any_watch_tells
     run(work())
 
 
-def test_only_nodes_of_canary_and_control_are_asked_for_and_each_once(run: Run) -> None:
+def test_nodes_of_canary_and_control_are_read_once(run: Run) -> None:
     async def work() -> None:
-        operator = await settled()
+        operator = await start_settled_operator()
         server = operator.server
-        assert not [call for call in server.calls if call.startswith("GET Node")], "no rollout is under way"
+        assert not [call for call in server.calls if call.startswith("GET Node")], "no rollout is in progress"
         before = {f"node-of-{name}" for kind, name in server.objects if kind == "Deployment"}
         server.edit(drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": "other"}}})
         await operator.settle()
         assert server.objects["SpeculativeDeployment", "chat"]["status"]["phase"] == "WarmingUp"
         arms = {f"node-of-{name}" for kind, name in server.objects if kind == "Deployment"} - before
         assert len(arms) == 2
-        asked = [call.removeprefix("GET Node ") for call in server.calls if call.startswith("GET Node")]
-        assert sorted(asked) == sorted(arms)
+        requested_nodes = [call.removeprefix("GET Node ") for call in server.calls if call.startswith("GET Node")]
+        assert sorted(requested_nodes) == sorted(arms)
         assert operator.reconciler.node_labels.labels_by_node.keys() == arms
 
     run(work())
 
 
-def test_a_rollout_waits_until_another_resources_is_over(run: Run) -> None:
+def test_rollout_waits_for_the_rollout_of_another_resource(run: Run) -> None:
     async def work() -> None:
-        operator = await settled()
+        operator = await start_settled_operator()
         operator.reconciler = replace(operator.reconciler, concurrency_limits=ConcurrencyLimits(max_rollouts=1))
         status = {"stable": {"revision": "a"}, "canary": {"phase": "Analyzing", "startTime": "2026-01-01T00:00:00Z"}}
-        about = {"namespace": "default", "name": "other", "uid": "o", "generation": 1}
-        other = {"kind": "SpeculativeDeployment", "apiVersion": "aerie.dev/v1alpha1", "metadata": about, "spec": {}}
-        operator.mirror.put({**other, "metadata": {**about, "resourceVersion": "1000000"}, "status": status})
+        metadata = {"namespace": "default", "name": "other", "uid": "o", "generation": 1}
+        other = {"kind": "SpeculativeDeployment", "apiVersion": "aerie.dev/v1alpha1", "metadata": metadata, "spec": {}}
+        operator.cache.put({**other, "metadata": {**metadata, "resourceVersion": "1000000"}, "status": status})
         operator.server.edit(drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": "other"}}})
         await operator.settle()
-        waiting = operator.server.objects["SpeculativeDeployment", "chat"]["status"]
-        assert (waiting["phase"], waiting["queue"]["purpose"]) == ("Queued", "Rollout")
+        queued_status = operator.server.objects["SpeculativeDeployment", "chat"]["status"]
+        assert (queued_status["phase"], queued_status["queue"]["purpose"]) == ("Queued", "Rollout")
         while len(operator.queue):
             operator.queue.done((await operator.queue.get())[0])
-        gone = {**other, "metadata": {**about, "resourceVersion": "1000001"}}
-        operator.mirror.handle_deletion(gone)
+        deleted = {**other, "metadata": {**metadata, "resourceVersion": "1000001"}}
+        operator.cache.handle_deletion(deleted)
         await operator.reconciler.reconcile(NamespacedName("default", "other"))
-        woken = [(await operator.queue.get())[0].name for _ in range(len(operator.queue))]
-        assert "chat" in woken
+        reconciled_names = [(await operator.queue.get())[0].name for _ in range(len(operator.queue))]
+        assert "chat" in reconciled_names
         await operator.settle()
         status = operator.server.objects["SpeculativeDeployment", "chat"]["status"]
         assert ("queue" in status, status["phase"]) == (False, "WarmingUp")
@@ -294,11 +294,11 @@ def test_a_rollout_waits_until_another_resources_is_over(run: Run) -> None:
     run(work())
 
 
-def test_no_old_news_of_the_world_causes_a_write(run: Run) -> None:
-    """From every state that there ever was of two rollouts, with the mirror left behind there."""
+def test_stale_cache_causes_no_write(run: Run) -> None:
+    """Reconcile with a stale cache, for every past state of two rollouts."""
 
     async def work() -> None:
-        operator = await settled()
+        operator = await start_settled_operator()
         operator.server.edit(drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": "other"}}})
         await operator.settle()
         operator.server.edit(replicas=3)
@@ -306,30 +306,30 @@ def test_no_old_news_of_the_world_causes_a_write(run: Run) -> None:
         server = operator.server
         history, server.history = server.history, []
         assert len(history) > 20
-        looks = 0
+        live_read_count = 0
         for state in history:
-            behind = Operator(server)
+            stale_operator = Operator(server)
             for item in state:
-                behind.mirror.put(item)
+                stale_operator.cache.put(item)
             server.calls.clear()
-            await behind.reconciler.reconcile(CHAT)
-            looks += bool(server.calls)
+            await stale_operator.reconciler.reconcile(CHAT)
+            live_read_count += bool(server.calls)
             assert server.writes == []
             server.calls.clear()
-            await behind.reconciler.reconcile(CHAT)
-            assert server.calls == [], "the live look has told the mirror"
-        assert looks > 10
+            await stale_operator.reconciler.reconcile(CHAT)
+            assert server.calls == [], "the live read has updated the cache"
+        assert live_read_count > 10
 
     run(work())
 
 
-def test_a_deletion_that_no_watch_told_of_is_made_good_after_the_next_list(run: Run) -> None:
+def test_deletion_without_an_event_is_repaired_after_the_next_list(run: Run) -> None:
     async def work() -> None:
-        operator = await settled()
+        operator = await start_settled_operator()
         operator.server.remove("Service", "chat")
         operator.server.calls.clear()
         await operator.reconciler.reconcile(CHAT)
-        assert operator.server.calls == [], "a ghost"
+        assert operator.server.calls == [], "the cache still has the Service"
         await operator.list()
         assert len(operator.queue) == 1
         await operator.reconciler.reconcile(CHAT)
@@ -338,34 +338,34 @@ def test_a_deletion_that_no_watch_told_of_is_made_good_after_the_next_list(run: 
     run(work())
 
 
-def test_a_resource_whose_deletion_no_watch_told_of_is_left_alone(run: Run) -> None:
+def test_resource_deleted_without_an_event_is_not_reconciled(run: Run) -> None:
     async def work() -> None:
-        operator = await settled()
+        operator = await start_settled_operator()
         operator.server.remove("SpeculativeDeployment", "chat")
         operator.server.remove("Service", "chat")
-        operator.mirror.handle_deletion(operator.server.told[-1][1])
+        operator.cache.handle_deletion(operator.server.watch_events[-1][1])
         operator.server.calls.clear()
         await operator.reconciler.reconcile(CHAT)
         assert operator.server.calls == ["GET SpeculativeDeployment chat"]
-        assert operator.mirror.get_resource(CHAT) is None
+        assert operator.cache.get_resource(CHAT) is None
         await operator.reconciler.reconcile(CHAT)
         assert len(operator.server.calls) == 1
 
     run(work())
 
 
-def test_a_resource_made_anew_under_its_name_is_another_one(run: Run) -> None:
+def test_recreated_resource_ignores_events_of_the_deleted_one(run: Run) -> None:
     async def work() -> None:
-        operator = await settled()
+        operator = await start_settled_operator()
         server = operator.server
         for kind, name in list(server.objects):
             server.remove(kind, name)
-        late = server.told[operator.heard :]
+        late_events = server.watch_events[operator.delivered_count :]
         server.edit()
-        operator.mirror.put(server.objects["SpeculativeDeployment", "chat"])
-        for _, item in late:  # of the one that is gone, after the new one has been heard of
-            operator.mirror.handle_deletion(item)
-        operator.heard = len(server.told)
+        operator.cache.put(server.objects["SpeculativeDeployment", "chat"])
+        for _, item in late_events:  # of the deleted resource, after the event of the new one
+            operator.cache.handle_deletion(item)
+        operator.delivered_count = len(server.watch_events)
         await operator.settle()
         resource = server.objects["SpeculativeDeployment", "chat"]
         assert resource["status"]["phase"] == "Ready"
@@ -377,32 +377,34 @@ def test_a_resource_made_anew_under_its_name_is_another_one(run: Run) -> None:
     run(work())
 
 
-class Gapped(Lister):
-    """Lists with gaps that a test names."""
+class ListerWithGaps(Lister):
+    """A lister with gaps that a test sets."""
 
     def __init__(self) -> None:
-        self.known = CacheGaps()
+        self.gaps = CacheGaps()
 
     def find_gaps(self, document: ObjectDict) -> CacheGaps:  # noqa: ARG002
-        return self.known
+        return self.gaps
 
 
-def condition(server: Server, kind: str) -> tuple[str, str, str]:
-    found = server.objects["SpeculativeDeployment", "chat"]["status"]["conditions"]
-    return next((one["status"], one["reason"], one["message"]) for one in found if one["type"] == kind)
+def get_condition(server: Server, kind: str) -> tuple[str, str, str]:
+    conditions = server.objects["SpeculativeDeployment", "chat"]["status"]["conditions"]
+    return next(
+        (condition["status"], condition["reason"], condition["message"]) for condition in conditions if condition["type"] == kind
+    )
 
 
-def test_nothing_is_done_before_enough_is_known(run: Run) -> None:
+def test_pending_lists_delay_the_reconcile(run: Run) -> None:
     async def work() -> None:
-        operator = await settled()
-        operator.reconciler.lister = lists = Gapped()
-        lists.known = CacheGaps(is_pending=True, errors_by_kind={"Pod": "pods cannot be listed"})
+        operator = await start_settled_operator()
+        operator.reconciler.lister = lists = ListerWithGaps()
+        lists.gaps = CacheGaps(is_pending=True, errors_by_kind={"Pod": "pods cannot be listed"})
         operator.server.edit(replicas=3)
-        operator.hear()
+        operator.deliver_events()
         operator.server.calls.clear()
         await operator.reconciler.reconcile(CHAT)
         assert operator.server.calls == []
-        lists.known = CacheGaps()
+        lists.gaps = CacheGaps()
         await operator.settle()
         assert operator.server.objects["SpeculativeDeployment", "chat"]["status"]["readyReplicas"] == 3
 
@@ -410,43 +412,45 @@ def test_nothing_is_done_before_enough_is_known(run: Run) -> None:
 
 
 @pytest.mark.parametrize("forbidden", [True, False])
-def test_without_the_pods_a_resource_is_left_as_it_is_and_says_so_once(run: Run, forbidden: bool) -> None:
+def test_resource_without_listed_pods_is_only_reported_as_degraded(run: Run, forbidden: bool) -> None:
     async def work() -> None:
-        operator = await settled()
+        operator = await start_settled_operator()
         server = operator.server
         before = copy.deepcopy(server.objects["SpeculativeDeployment", "chat"]["status"])
-        operator.reconciler.lister = lists = Gapped()
-        lists.known = CacheGaps(errors_by_kind={"Pod": "Pods of namespace b cannot be listed: no"}, is_forbidden=forbidden)
+        operator.reconciler.lister = lists = ListerWithGaps()
+        lists.gaps = CacheGaps(errors_by_kind={"Pod": "Pods of namespace b cannot be listed: no"}, is_forbidden=forbidden)
         server.edit(replicas=3, drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": "other"}}})
         server.calls.clear()
         for _ in range(4):
-            operator.hear()
+            operator.deliver_events()
             await operator.reconciler.reconcile(CHAT)
         assert server.writes == ["STATUS"]
-        status, reason, message = condition(server, "Degraded")
+        status, reason, message = get_condition(server, "Degraded")
         assert (status, reason) == ("True", "ListForbidden" if forbidden else "ListFailed")
         assert "Pods of namespace b cannot be listed: no" in message
         after = copy.deepcopy(server.objects["SpeculativeDeployment", "chat"]["status"])
-        for one in (before, after):
-            one["conditions"] = [each for each in one["conditions"] if each["type"] != "Degraded"]
+        for status_document in (before, after):
+            status_document["conditions"] = [
+                condition for condition in status_document["conditions"] if condition["type"] != "Degraded"
+            ]
         assert after == before
         metric = operator.reconciler.metrics.registry.get_sample_value
         assert metric("aerie_resources_held", {"reason": reason}) == 1
-        lists.known = CacheGaps()
+        lists.gaps = CacheGaps()
         await operator.settle()
-        assert condition(server, "Degraded")[0] == "False"
+        assert get_condition(server, "Degraded")[0] == "False"
         assert metric("aerie_resources_held", {"reason": reason}) == 0
 
     run(work())
 
 
-def test_a_kind_that_cannot_be_listed_keeps_no_other_one_from_its_repair(run: Run) -> None:
+def test_unlistable_kind_does_not_block_repairs_of_other_kinds(run: Run) -> None:
     async def work() -> None:
-        operator = await settled()
+        operator = await start_settled_operator()
         server = operator.server
-        operator.reconciler.lister = lists = Gapped()
-        why = {"Service": "Services of namespace b cannot be listed: no"}
-        lists.known = CacheGaps(errors_by_kind=why, skipped_kinds=frozenset(why), is_forbidden=True)
+        operator.reconciler.lister = lists = ListerWithGaps()
+        errors_by_kind = {"Service": "Services of namespace b cannot be listed: no"}
+        lists.gaps = CacheGaps(errors_by_kind=errors_by_kind, skipped_kinds=frozenset(errors_by_kind), is_forbidden=True)
         server.remove("Service", "chat")
         budget = next(name for (kind, name) in server.objects if kind == "PodDisruptionBudget")
         server.remove("PodDisruptionBudget", budget)
@@ -457,17 +461,17 @@ def test_a_kind_that_cannot_be_listed_keeps_no_other_one_from_its_repair(run: Ru
         assert not [call for call in server.writes if call.startswith(("DELETE", "APPLY Service", "APPLY Job"))]
         (deployment,) = (item for (kind, _), item in server.objects.items() if kind == "Deployment")
         assert deployment["spec"]["replicas"] == 3, "it is scaled, and no other revision begins"
-        assert condition(server, "Degraded")[:2] == ("True", "ListForbidden")
-        assert not [call for call in server.calls if call.startswith("GET Service ")], "which is refused likewise"
-        lists.known = CacheGaps()
+        assert get_condition(server, "Degraded")[:2] == ("True", "ListForbidden")
+        assert not [call for call in server.calls if call.startswith("GET Service ")], "which is rejected too"
+        lists.gaps = CacheGaps()
         await operator.settle()
         assert ("Service", "chat") in server.objects
-        assert condition(server, "Degraded")[0] == "False"
+        assert get_condition(server, "Degraded")[0] == "False"
 
     run(work())
 
 
-NEWER = [
+NEWER_STATUS_FIELDS = [
     ("phase", "Charming"),
     ("canary", {"revision": "x", "change": "y", "phase": "Charming", "startTime": "2026-11-21T12:00:00Z"}),
     (
@@ -478,109 +482,109 @@ NEWER = [
 ]
 
 
-@pytest.mark.parametrize(("field", "value"), NEWER)
-def test_a_status_of_another_release_is_kept_and_nothing_is_done_by_it(run: Run, field: str, value: Any) -> None:
+@pytest.mark.parametrize(("field", "value"), NEWER_STATUS_FIELDS)
+def test_unreadable_status_of_another_release_is_preserved(run: Run, field: str, value: Any) -> None:
     async def work() -> None:
-        operator = await settled()
+        operator = await start_settled_operator()
         server = operator.server
         item = server.objects["SpeculativeDeployment", "chat"]
-        whole = {**item["status"], field: value, "novel": {"of": ["another", "release"]}}
-        server._store({**item, "status": whole})
+        newer_status = {**item["status"], field: value, "novel": {"of": ["another", "release"]}}
+        server._store({**item, "status": newer_status})
         server.edit(drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": "other"}}})
         server.remove("Service", "chat")
         server.calls.clear()
         for _ in range(4):
-            operator.hear()
+            operator.deliver_events()
             await operator.reconciler.reconcile(CHAT)
         assert server.writes == ["STATUS"]
-        status, reason, message = condition(server, "Degraded")
+        status, reason, message = get_condition(server, "Degraded")
         assert (status, reason) == ("True", "VersionSkew")
         assert f"status.{field}" in message
         assert "install the operator" in message
-        found = server.objects["SpeculativeDeployment", "chat"]["status"]
-        assert {name for name in whole if found[name] != whole[name]} == {"conditions"}
+        stored_status = server.objects["SpeculativeDeployment", "chat"]["status"]
+        assert {name for name in newer_status if stored_status[name] != newer_status[name]} == {"conditions"}
 
     run(work())
 
 
-UNREADABLE = {"engine": {"image": "vllm/vllm-openai:v0.33.0", "resources": {"limits": {"nvidia.com/gpu": "-x"}}}}
+UNREADABLE_SPEC = {"engine": {"image": "vllm/vllm-openai:v0.33.0", "resources": {"limits": {"nvidia.com/gpu": "-x"}}}}
 
 
-def test_a_fleet_whose_spec_cannot_be_read_is_cared_for(run: Run) -> None:
+def test_serving_pods_with_an_unreadable_spec_are_maintained(run: Run) -> None:
     async def work() -> None:
-        operator = await settled()
+        operator = await start_settled_operator()
         server, gauge = operator.server, operator.reconciler.metrics.registry.get_sample_value
         before = {key: item["spec"] for key, item in server.objects.items() if key[0] in ("Deployment", "Service")}
-        server.edit(**UNREADABLE, replicas=3)
+        server.edit(**UNREADABLE_SPEC, replicas=3)
         for kind, name in before:
             server.remove(kind, name)
         await operator.settle()
         after = {key: server.objects[key]["spec"] for key in before}
         assert after == {key: {**spec, **({"replicas": 3} if key[0] == "Deployment" else {})} for key, spec in before.items()}
-        status, reason, message = condition(server, "Degraded")
+        status, reason, message = get_condition(server, "Degraded")
         assert (status, reason) == ("True", "UnreadableSpec")
         assert "spec.engine.resources.limits.nvidia.com/gpu is '-x'" in message
         assert gauge("aerie_resources_held", {"reason": "UnreadableSpec"}) == 1
         server.calls.clear()
         for _ in range(3):
-            operator.hear()
+            operator.deliver_events()
             await operator.reconciler.reconcile(CHAT)
-        assert server.calls == [], "and nothing is said twice"
+        assert server.calls == [], "and nothing is written twice"
         server.edit(engine={"image": "vllm/vllm-openai:v0.33.0"})
         await operator.settle()
-        assert condition(server, "Degraded")[0] == "False"
+        assert get_condition(server, "Degraded")[0] == "False"
         assert gauge("aerie_resources_held", {"reason": "UnreadableSpec"}) == 0
         assert server.objects["SpeculativeDeployment", "chat"]["status"]["phase"] == "Ready"
 
     run(work())
 
 
-def test_a_spec_that_cannot_be_read_and_serves_nobody_is_left_as_it_is(run: Run) -> None:
+def test_unreadable_spec_without_stable_pods_is_only_reported(run: Run) -> None:
     async def work() -> None:
         server = Server()
-        server.edit(**UNREADABLE)
+        server.edit(**UNREADABLE_SPEC)
         operator = Operator(server)
-        operator.hear()
+        operator.deliver_events()
         await operator.reconciler.reconcile(CHAT)
         assert server.writes == ["STATUS"]
-        status, reason, message = condition(server, "Degraded")
+        status, reason, message = get_condition(server, "Degraded")
         assert (status, reason) == ("True", "UnreadableSpec")
         assert "spec.engine.resources.limits" in message
 
     run(work())
 
 
-def test_why_a_job_has_no_pod_is_read_from_its_events(run: Run) -> None:
+def test_events_explain_a_job_without_pods(run: Run) -> None:
     async def work() -> None:
         server = Server()
         server.edit()
         operator = Operator(server)
-        operator.hear()
+        operator.deliver_events()
         await operator.reconciler.reconcile(CHAT)
-        ((_, name),) = (place for place in server.objects if place[0] == "Job")
+        ((_, name),) = (object_key for object_key in server.objects if object_key[0] == "Job")
         job = server.objects["Job", name]
         server._store({**job, "metadata": {**job["metadata"], "creationTimestamp": "2026-01-01T00:00:00Z"}})
         notes = {"00:01": f'pods "{name}-bcdfg" is forbidden: exceeded', "00:00": "older"}
         server.events = [{"metadata": {}, "note": note, "deprecatedLastTimestamp": at} for at, note in notes.items()]
-        operator.hear()
-        again = await operator.reconciler.reconcile(CHAT)
+        operator.deliver_events()
+        requeue_after = await operator.reconciler.reconcile(CHAT)
         status = server.objects["SpeculativeDeployment", "chat"]["status"]
-        (told,) = (one for one in status["conditions"] if one["type"] == "PreflightPassed")
-        assert (told["status"], told["reason"]) == ("Unknown", "FailedCreate")
-        assert told["message"].endswith(f'pods "{name}-..." is forbidden: exceeded')
-        assert again is not None
+        (preflight_condition,) = (condition for condition in status["conditions"] if condition["type"] == "PreflightPassed")
+        assert (preflight_condition["status"], preflight_condition["reason"]) == ("Unknown", "FailedCreate")
+        assert preflight_condition["message"].endswith(f'pods "{name}-..." is forbidden: exceeded')
+        assert requeue_after is not None
         server.calls.clear()
         server.events[0]["note"] = f'pods "{name}-hjklm" is forbidden: exceeded'
-        operator.hear()
+        operator.deliver_events()
         await operator.reconciler.reconcile(CHAT)
-        assert server.writes == [], "another attempt is no news"
+        assert server.writes == [], "another attempt causes no write"
 
     run(work())
 
 
-# ------------------------------------------------------------------------------------------------- answers to one object
+# ------------------------------------------------------------------------------------------------- errors of one object
 KINDS = ("Service", "PodDisruptionBudget", "ConfigMap", "Job", "Deployment")
-ANSWERS = {
+ERROR_MESSAGES = {
     404: "the server could not find the requested resource",
     409: "Apply failed with 1 conflict",
     422: "spec: Invalid value",
@@ -590,23 +594,23 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("status", ANSWERS)
-def test_what_is_answered_to_one_object_keeps_no_other_from_being_written(run: Run, kind: str, status: int) -> None:
+@pytest.mark.parametrize("status", ERROR_MESSAGES)
+def test_apply_error_of_one_object_blocks_no_other(run: Run, kind: str, status: int) -> None:
     async def work() -> None:
-        operator = await settled()
+        operator = await start_settled_operator()
         server = operator.server
-        for item in [item for (of, _), item in server.objects.items() if of in KINDS and of != "Job"]:
+        for item in [item for (object_kind, _), item in server.objects.items() if object_kind in KINDS and object_kind != "Job"]:
             # Without the annotation by which Aerie knows what it has applied.
             server._store({**item, "metadata": {**item["metadata"], "annotations": {}}})
         server.edit(replicas=3, rollout={"progressDeadline": "40m"})
-        server.refuses[kind] = ApiError(status, "Reason", ANSWERS[status])
+        server.apply_errors[kind] = ApiError(status, "Reason", ERROR_MESSAGES[status])
         server.calls.clear()
-        operator.hear()
+        operator.deliver_events()
         await operator.list()
-        passing = status not in (404, 422)
+        is_temporary = status not in (404, 422)
         for _ in range(5):
-            if passing and kind != "Job":
-                with pytest.raises(ApiError, match=ANSWERS[status]):
+            if is_temporary and kind != "Job":
+                with pytest.raises(ApiError, match=ERROR_MESSAGES[status]):
                     await operator.reconciler.reconcile(CHAT)
                 operator.reconciler.queue.add_rate_limited(CHAT)
             else:
@@ -614,15 +618,17 @@ def test_what_is_answered_to_one_object_keeps_no_other_from_being_written(run: R
         applied = {call.split()[1] for call in server.writes if call.startswith("APPLY")}
         assert applied >= {"Service", "PodDisruptionBudget", "ConfigMap", "Deployment"}
         document = server.objects["SpeculativeDeployment", "chat"]
-        degraded = next(each for each in document["status"]["conditions"] if each["type"] == "Degraded")
+        degraded = next(condition for condition in document["status"]["conditions"] if condition["type"] == "Degraded")
         assert document["status"]["observedGeneration"] == document["metadata"]["generation"]
-        if kind != "Job":  # there is none to be made
+        if kind != "Job":  # no Job has to be created
             assert degraded["reason"] == "ApplyFailed"
-            assert ANSWERS[status] in degraded["message"]
-        server.refuses.clear()
+            assert ERROR_MESSAGES[status] in degraded["message"]
+        server.apply_errors.clear()
         await operator.settle()
         degraded = next(
-            each for each in server.objects["SpeculativeDeployment", "chat"]["status"]["conditions"] if each["type"] == "Degraded"
+            condition
+            for condition in server.objects["SpeculativeDeployment", "chat"]["status"]["conditions"]
+            if condition["type"] == "Degraded"
         )
         assert degraded["reason"] == "AsExpected"
 
@@ -630,22 +636,22 @@ def test_what_is_answered_to_one_object_keeps_no_other_from_being_written(run: R
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_object_of_somebody_else_is_left_alone_and_named(run: Run, kind: str) -> None:
+def test_foreign_object_is_unchanged_and_reported(run: Run, kind: str) -> None:
     async def work() -> None:
-        plain = await settled()
-        ours = next(item for (of, _), item in plain.server.objects.items() if of == kind)
-        name = ours["metadata"]["name"]
+        owner = await start_settled_operator()
+        owned_object = next(item for (object_kind, _), item in owner.server.objects.items() if object_kind == kind)
+        name = owned_object["metadata"]["name"]
         server = Server()
         server.edit()
-        server._store({**ours, "metadata": {"name": name, "labels": {"team": "other"}}, "status": {}})
-        before = copy.deepcopy({key: server.objects[kind, name][key] for key in ("spec", "data") if key in ours})
+        server._store({**owned_object, "metadata": {"name": name, "labels": {"team": "other"}}, "status": {}})
+        before = copy.deepcopy({key: server.objects[kind, name][key] for key in ("spec", "data") if key in owned_object})
         operator = Operator(server)
         await operator.settle()
-        theirs = server.objects[kind, name]
-        assert theirs["metadata"]["labels"] == {"team": "other"}
-        assert {key: theirs[key] for key in before} == before
+        foreign_object = server.objects[kind, name]
+        assert foreign_object["metadata"]["labels"] == {"team": "other"}
+        assert {key: foreign_object[key] for key in before} == before
         document = server.objects["SpeculativeDeployment", "chat"]
-        degraded = next(each for each in document["status"]["conditions"] if each["type"] == "Degraded")
+        degraded = next(condition for condition in document["status"]["conditions"] if condition["type"] == "Degraded")
         assert (degraded["status"], degraded["reason"]) == ("True", "NameTaken")
         assert degraded["message"].startswith(f"{kind} {name} ")
         assert not [call for call in server.writes if call in (f"APPLY {kind} {name}", f"DELETE {kind} {name}")]
@@ -653,91 +659,93 @@ def test_an_object_of_somebody_else_is_left_alone_and_named(run: Run, kind: str)
     run(work())
 
 
-def test_fields_of_a_newer_release_stay_when_the_status_is_written_and_cause_no_write(run: Run) -> None:
+def test_status_fields_of_a_newer_release_are_preserved(run: Run) -> None:
     async def work() -> None:
-        operator = await settled()
+        operator = await start_settled_operator()
         server = operator.server
         item = copy.deepcopy(server.objects["SpeculativeDeployment", "chat"])
         for part in (item["status"], item["status"]["stable"], item["status"]["rolloutHistory"][0]):
             part["novel"] = {"of": "another release"}
         server._store(item)
-        operator.hear()
+        operator.deliver_events()
         server.calls.clear()
         await operator.reconciler.reconcile(CHAT)
         assert server.calls == []
         server.edit(replicas=3)
         await operator.settle()
-        found = server.objects["SpeculativeDeployment", "chat"]["status"]
-        assert found["stable"]["replicas"] == 3
-        for part in (found, found["stable"], found["rolloutHistory"][0]):
+        stored_status = server.objects["SpeculativeDeployment", "chat"]["status"]
+        assert stored_status["stable"]["replicas"] == 3
+        for part in (stored_status, stored_status["stable"], stored_status["rolloutHistory"][0]):
             assert part["novel"] == {"of": "another release"}
 
     run(work())
 
 
-class Older(Server):
-    """An API server whose definition lacks fields of the status."""
+class ServerWithOldDefinition(Server):
+    """An API server whose definition lacks status fields."""
 
-    lacks: tuple[str, ...] = ("rolloutHistory", "selector")
+    missing_fields: tuple[str, ...] = ("rolloutHistory", "selector")
 
     async def replace_status(self, resource: ObjectDict, status: ObjectDict) -> ObjectDict:
-        return await super().replace_status(resource, {key: value for key, value in status.items() if key not in self.lacks})
+        return await super().replace_status(
+            resource, {key: value for key, value in status.items() if key not in self.missing_fields}
+        )
 
     async def request(self, verb: str, path: str, *_: Any, **__: Any) -> Any:
         assert (verb, path.rpartition("/")[2]) == ("GET", "speculativedeployments.aerie.dev")
         definition = build_custom_resource_definition()
         properties = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
-        for field in self.lacks:
+        for field in self.missing_fields:
             del properties[field]
         return definition
 
 
-def test_an_older_definition_is_told_once_and_causes_no_endless_writes(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_older_definition_is_logged_once_and_causes_no_repeated_writes(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
-        server = Older()
+        server = ServerWithOldDefinition()
         server.edit()
         operator = Operator(server)
         await operator.settle()
-        status, reason, message = condition(server, "Degraded")
+        status, reason, message = get_condition(server, "Degraded")
         assert (status, reason) == ("True", "VersionSkew")
         assert "status.rolloutHistory, status.selector: apply the definition of this release" in message
         metric = operator.reconciler.metrics.registry.get_sample_value
         assert metric("aerie_status_fields_dropped") == 2
-        operator.hear()
+        operator.deliver_events()
         server.calls.clear()
         for _ in range(3):
             await operator.reconciler.reconcile(CHAT)
         assert server.calls == []
         server.edit(replicas=3)
         await operator.settle()
-        assert server.objects["SpeculativeDeployment", "chat"]["status"]["readyReplicas"] == 3, "work goes on"
-        server.lacks = ()
-        watching = asyncio.create_task(operator.reconciler.crd_monitor.run(server))
+        assert server.objects["SpeculativeDeployment", "chat"]["status"]["readyReplicas"] == 3, "reconciles continue"
+        server.missing_fields = ()
+        monitoring = asyncio.create_task(operator.reconciler.crd_monitor.run(server))
         await asyncio.sleep(1)
         await operator.settle()
-        assert condition(server, "Degraded")[0] == "False"
+        assert get_condition(server, "Degraded")[0] == "False"
         assert server.objects["SpeculativeDeployment", "chat"]["status"]["selector"]
         assert metric("aerie_status_fields_dropped") == 0
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        monitoring.cancel()
+        await asyncio.gather(monitoring, return_exceptions=True)
 
     with caplog.at_level(logging.WARNING):
         run(work())
-    told = [record.levelname for record in caplog.records if "CustomResourceDefinition" in record.message]
-    assert told == ["ERROR", "ERROR", "WARNING"], "the second field is written after the first one"
+    logged_levels = [record.levelname for record in caplog.records if "CustomResourceDefinition" in record.message]
+    assert logged_levels == ["ERROR", "ERROR", "WARNING"], "the second field is written after the first one"
 
 
-def test_an_older_definition_is_told_before_anything_is_written(run: Run) -> None:
+def test_older_definition_is_reported_before_the_first_write(run: Run) -> None:
     async def work() -> None:
-        server = Older()
+        server = ServerWithOldDefinition()
         server.edit()
         operator = Operator(server)
-        watching = asyncio.create_task(operator.reconciler.crd_monitor.run(server))
+        monitoring = asyncio.create_task(operator.reconciler.crd_monitor.run(server))
         await asyncio.sleep(1)
-        operator.hear()
+        operator.deliver_events()
         await operator.reconciler.reconcile(CHAT)
-        assert condition(server, "Degraded")[:2] == ("True", "VersionSkew")
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        assert get_condition(server, "Degraded")[:2] == ("True", "VersionSkew")
+        monitoring.cancel()
+        await asyncio.gather(monitoring, return_exceptions=True)
 
     run(work())

@@ -1,4 +1,4 @@
-"""Which pods are read, when, and what becomes of it. Time is virtual; pages are captured ones of vLLM."""
+"""Which pods are scraped, when, and with which result. Time is virtual; expositions are captured ones of vLLM."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from aerie.controller.scraping.targets import EngineEndpoint, find_engine_endpoi
 from aerie.controller.work_queue import NamespacedName
 from aerie.engine.metrics.sample import Sample
 from aerie.rollout.facts.arm_metrics import ArmMetrics
-from aerie.rollout.facts.snapshot import Snapshot
+from tests.snapshots import build_snapshot
 
-from .scraped import AFTER, BEFORE, FIGURES, OLD, Reader, deployment, pod, resource
+from .scraped import AFTER, ARM_METRICS, BEFORE, OLD, ScraperHarness, deployment, pod, resource
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
-def found(*pods: dict[str, Any], **of: Any) -> list[str]:
-    return [name for name, _ in find_engine_endpoints(Snapshot(resource(), (deployment(**of),), pods=pods))]
+def scraped_pods(*pods: dict[str, Any], **changes: Any) -> list[str]:
+    return [name for name, _ in find_engine_endpoints(build_snapshot(resource(), (deployment(**changes),), pods=pods))]
 
 
 # ------------------------------------------------------------------------------------------------------------------ which pods
-def test_a_pod_that_the_resource_owns_is_read_on_the_port_that_it_names() -> None:
-    observed = Snapshot(resource(), (deployment(),), pods=(pod(address="10.0.0.7"),))
+def test_owned_pod_is_scraped_on_its_named_port() -> None:
+    observed = build_snapshot(resource(), (deployment(),), pods=(pod(address="10.0.0.7"),))
     assert list(find_engine_endpoints(observed)) == [
         ("chat-r1-hash-0", EngineEndpoint("http://10.0.0.7:8000/metrics", "chat-r1", "c1 0"))
     ]
     other = pod(address="fd00::7", spec__containers=[{"name": "engine", "ports": [{"name": "http", "containerPort": 9000}]}])
-    assert [target.url for _, target in find_engine_endpoints(Snapshot(resource(), (deployment(),), pods=(other,)))] == [
+    assert [target.url for _, target in find_engine_endpoints(build_snapshot(resource(), (deployment(),), pods=(other,)))] == [
         "http://[fd00::7]:9000/metrics"
     ]
 
@@ -78,241 +78,243 @@ def test_a_pod_that_the_resource_owns_is_read_on_the_port_that_it_names() -> Non
         "no port",
     ],
 )
-def test_other_pods_are_not(changes: dict[str, Any]) -> None:
-    assert found(pod()) == ["chat-r1-hash-0"]
-    assert found(pod(**changes)) == []
+def test_other_pods_are_not_scraped(changes: dict[str, Any]) -> None:
+    assert scraped_pods(pod()) == ["chat-r1-hash-0"]
+    assert scraped_pods(pod(**changes)) == []
 
 
-def test_a_deployment_of_somebody_else_has_none() -> None:
-    assert found(pod(), uid="another") == []
+def test_pods_of_a_foreign_deployment_are_not_scraped() -> None:
+    assert scraped_pods(pod(), uid="another") == []
 
 
-# ---------------------------------------------------------------------------------------------------------------- what becomes
-class Engines:
-    """Engines behind addresses. Each serves one page before `turns` and another one after; some do not answer."""
+# ------------------------------------------------------------------------------------------------------------ scraped metrics
+class FakeEngines:
+    """Engines by address. Each serves one exposition before `changes_at` and another one after; some do not respond."""
 
-    def __init__(self, turns: float = 1e9) -> None:
-        self.turns, self.silent = turns, re.compile("never")
+    def __init__(self, changes_at: float = 1e9) -> None:
+        self.changes_at, self.silent = changes_at, re.compile("never")
         self.calls: list[tuple[float, str]] = []
-        self.now = self.most = 0
+        self.active = self.max_active = 0
 
-    async def answer(self, request: httpx.Request) -> httpx.Response:
+    async def handle(self, request: httpx.Request) -> httpx.Response:
         loop, host = asyncio.get_running_loop(), request.url.host
         self.calls.append((loop.time(), host))
-        self.now += 1
-        self.most = max(self.most, self.now)
+        self.active += 1
+        self.max_active = max(self.max_active, self.active)
         try:
             if self.silent.fullmatch(host):
                 await asyncio.sleep(2.0)
                 raise httpx.ConnectTimeout("no answer")
             await asyncio.sleep(0.05)
-            return httpx.Response(200, stream=httpx.ByteStream(BEFORE if loop.time() < self.turns else AFTER))
+            return httpx.Response(200, stream=httpx.ByteStream(BEFORE if loop.time() < self.changes_at else AFTER))
         finally:
-            self.now -= 1
+            self.active -= 1
 
     def times(self, host: str) -> list[float]:
         return [at for at, called in self.calls if called == host]
 
 
-class Follower(Reader):
-    """Of the pods' own pages."""
+class PodScraperHarness(ScraperHarness):
+    """A scraper of the pods' own metrics endpoints."""
 
-    def __init__(self, engines: Engines) -> None:
-        super().__init__(httpx.MockTransport(engines.answer))
+    def __init__(self, engines: FakeEngines) -> None:
+        super().__init__(httpx.MockTransport(engines.handle))
 
-    def follow(self, of: SpeculativeDeployment, *pods: dict[str, Any], revisions: tuple[str, ...] = ("r1",)) -> NamespacedName:
-        name = of.metadata.name
-        return self.observe(Snapshot(of, tuple(deployment(name, revision) for revision in revisions), pods=pods))
-
-
-def test_figures_come_with_the_second_reading_after_traffic_and_are_told_once_shown(run: Run) -> None:
-    async def story() -> None:
-        engines = Engines(turns=200)
-        follower = Follower(engines)
-        key = follower.follow(resource(), pod(), pod(1, address="10.0.0.2"))
-        await follower.for_(199)
-        assert set(follower.scraper.metrics_by_deployment(key)) == {"chat-r1"}
-        assert (
-            follower.scraper.metrics_by_deployment(key)["chat-r1"] == ArmMetrics()
-        )  # no traffic: nothing is known, and nothing told
-        assert follower.told == []
-        await follower.for_(61)
-        assert follower.scraper.metrics_by_deployment(key) == {"chat-r1": FIGURES}
-        assert {told for _, told in follower.told} == {key}
-        shown: dict[str, Any] = {"acceptanceLength": 2.27, "timePerOutputToken": 0.00356, "timeToFirstToken": 0.0237}
-        follower.follow(resource(**shown), pod(), pod(1, address="10.0.0.2"))
-        follower.told.clear()
-        await follower.for_(3600)
-        assert follower.told == []
-        assert follower.scraper.metrics_by_deployment(key) == {"chat-r1": FIGURES}  # idle for an hour: they stay
-        assert set(follower.ends) == {"done"}
-
-    run(story())
+    def track(
+        self, tracked_resource: SpeculativeDeployment, *pods: dict[str, Any], revisions: tuple[str, ...] = ("r1",)
+    ) -> NamespacedName:
+        name = tracked_resource.metadata.name
+        return self.track_pods(
+            build_snapshot(tracked_resource, tuple(deployment(name, revision) for revision in revisions), pods=pods)
+        )
 
 
-def test_stable_pods_are_read_slowly_and_those_of_a_rollout_each_interval(run: Run) -> None:
-    async def story() -> None:
-        engines = Engines()
-        follower = Follower(engines)
-        follower.follow(resource(), pod())
-        await follower.for_(600)
-        calm = engines.times("10.0.0.1")
-        assert 9 <= len(calm) <= 10
-        assert calm[0] <= 60
+def test_metrics_follow_traffic_and_notify_until_shown(run: Run) -> None:
+    async def scenario() -> None:
+        engines = FakeEngines(changes_at=200)
+        harness = PodScraperHarness(engines)
+        key = harness.track(resource(), pod(), pod(1, address="10.0.0.2"))
+        await harness.run_for(199)
+        assert set(harness.scraper.metrics_by_deployment(key)) == {"chat-r1"}
+        assert harness.scraper.metrics_by_deployment(key)["chat-r1"] == ArmMetrics()  # no traffic: no metrics and no notification
+        assert harness.notifications == []
+        await harness.run_for(61)
+        assert harness.scraper.metrics_by_deployment(key) == {"chat-r1": ARM_METRICS}
+        assert {notified_key for _, notified_key in harness.notifications} == {key}
+        arm_metrics: dict[str, Any] = {"acceptanceLength": 2.27, "timePerOutputToken": 0.00356, "timeToFirstToken": 0.0237}
+        harness.track(resource(**arm_metrics), pod(), pod(1, address="10.0.0.2"))
+        harness.notifications.clear()
+        await harness.run_for(3600)
+        assert harness.notifications == []
+        assert harness.scraper.metrics_by_deployment(key) == {"chat-r1": ARM_METRICS}  # idle for an hour: they stay
+        assert set(harness.outcomes) == {"done"}
+
+    run(scenario())
+
+
+def test_stable_pods_are_scraped_less_often_than_those_of_a_rollout(run: Run) -> None:
+    async def scenario() -> None:
+        engines = FakeEngines()
+        harness = PodScraperHarness(engines)
+        harness.track(resource(), pod())
+        await harness.run_for(600)
+        scrape_times = engines.times("10.0.0.1")
+        assert 9 <= len(scrape_times) <= 10
+        assert scrape_times[0] <= 60
         engines.calls.clear()
-        follower.follow(resource(rolling=True), pod())
-        await follower.for_(600)
+        harness.track(resource(rolling=True), pod())
+        await harness.run_for(600)
         assert 39 <= len(engines.times("10.0.0.1")) <= 41
         engines.calls.clear()
-        follower.follow(resource(interval="1s"), pod())
-        await follower.for_(600)
+        harness.track(resource(interval="1s"), pod())
+        await harness.run_for(600)
         assert 140 <= len(engines.times("10.0.0.1")) <= 150
 
-    run(story())
+    run(scenario())
 
 
-def test_an_engine_that_began_anew_starts_over(run: Run) -> None:
-    async def story() -> None:
-        engines = Engines(turns=100)
-        follower = Follower(engines)
-        key = follower.follow(resource(), pod())
-        await follower.for_(200)
-        assert follower.scraper.metrics_by_deployment(key) == {"chat-r1": FIGURES}
+def test_restarted_engine_starts_a_new_window(run: Run) -> None:
+    async def scenario() -> None:
+        engines = FakeEngines(changes_at=100)
+        harness = PodScraperHarness(engines)
+        key = harness.track(resource(), pod())
+        await harness.run_for(200)
+        assert harness.scraper.metrics_by_deployment(key) == {"chat-r1": ARM_METRICS}
         statuses = [{"name": "engine", "started": True, "containerID": "c2", "restartCount": 1}]
-        follower.follow(resource(), pod(status__containerStatuses=statuses))
-        await follower.for_(61)
-        assert follower.scraper.metrics_by_deployment(key) == {}
+        harness.track(resource(), pod(status__containerStatuses=statuses))
+        await harness.run_for(61)
+        assert harness.scraper.metrics_by_deployment(key) == {}
 
-    run(story())
+    run(scenario())
 
 
-@pytest.mark.parametrize("says", [True, False])
-def test_where_the_page_does_not_say_when_it_began_the_container_does(run: Run, says: bool) -> None:
-    """vLLM's front end in Rust, and several API servers."""
-    page = BEFORE if says else re.sub(rb"(?m)^process_start_time_seconds .*\n", b"", BEFORE)
+@pytest.mark.parametrize("has_start_time", [True, False])
+def test_start_time_comes_from_the_container_if_the_metrics_lack_it(run: Run, has_start_time: bool) -> None:
+    """Metrics of vLLM's front end in Rust, and of several API servers, lack the start time."""
+    exposition = BEFORE if has_start_time else re.sub(rb"(?m)^process_start_time_seconds .*\n", b"", BEFORE)
 
     class Listener:
         def __init__(self) -> None:
-            self.heard: list[float | None] = []
+            self.start_times: list[float | None] = []
 
         def record_sample(
             self, _: NamespacedName, __: str, ___: EngineEndpoint, ____: float, sample: Sample, _____: float
         ) -> None:
-            self.heard.append(sample.process_start_time)
+            self.start_times.append(sample.process_start_time)
 
-    async def story() -> None:
-        transport, listener = httpx.MockTransport(lambda _: httpx.Response(200, stream=httpx.ByteStream(page))), Listener()
-        reader = Reader(transport)
-        reader.scraper = Scraper(reader._tell, reader._count, transport, sample_consumer=listener)
+    async def scenario() -> None:
+        transport, listener = httpx.MockTransport(lambda _: httpx.Response(200, stream=httpx.ByteStream(exposition))), Listener()
+        harness = ScraperHarness(transport)
+        harness.scraper = Scraper(harness._notify, harness._count_outcome, transport, sample_consumer=listener)
         engine = {"name": "engine", "started": True, "containerID": "c1", "restartCount": 0}
         statuses = [engine | {"state": {"running": {"startedAt": "2026-11-01T00:00:00Z"}}}]
-        reader.observe(Snapshot(resource(), (deployment(),), pods=(pod(status__containerStatuses=statuses),)))
-        await reader.for_(100)
-        assert set(listener.heard) == {1795265017.02 if says else 1793491200.0}
+        harness.track_pods(build_snapshot(resource(), (deployment(),), pods=(pod(status__containerStatuses=statuses),)))
+        await harness.run_for(100)
+        assert set(listener.start_times) == {1795265017.02 if has_start_time else 1793491200.0}
 
-    run(story())
+    run(scenario())
 
 
-def test_a_pod_that_no_longer_answers_counts_for_nothing_and_comes_back(run: Run) -> None:
-    async def story() -> None:
-        engines = Engines(turns=100)
-        follower = Follower(engines)
-        key = follower.follow(resource(), pod())
-        await follower.for_(200)
+def test_unavailable_pod_has_no_metrics_until_it_responds(run: Run) -> None:
+    async def scenario() -> None:
+        engines = FakeEngines(changes_at=100)
+        harness = PodScraperHarness(engines)
+        key = harness.track(resource(), pod())
+        await harness.run_for(200)
         engines.silent = re.compile(".*")
-        await follower.for_(400)
-        assert follower.scraper.metrics_by_deployment(key) == {}
-        assert follower.ends["timeout"] >= 2
+        await harness.run_for(400)
+        assert harness.scraper.metrics_by_deployment(key) == {}
+        assert harness.outcomes["timeout"] >= 2
         engines.silent = re.compile("never")
-        await follower.for_(MAX_NORMAL_SCRAPE_DELAY_SECONDS + 130)
-        assert follower.scraper.metrics_by_deployment(key) == {"chat-r1": ArmMetrics()}  # from there on, without traffic
+        await harness.run_for(MAX_NORMAL_SCRAPE_DELAY_SECONDS + 130)
+        assert harness.scraper.metrics_by_deployment(key) == {"chat-r1": ArmMetrics()}  # from there on, without traffic
 
-    run(story())
+    run(scenario())
 
 
-def test_pods_that_are_gone_are_not_read_any_more(run: Run) -> None:
-    async def story() -> None:
-        engines = Engines()
-        follower = Follower(engines)
-        key = follower.follow(resource(), pod(), pod(1, address="10.0.0.2"))
-        await follower.for_(120)
-        follower.follow(resource(), pod())
+def test_removed_pods_are_not_scraped(run: Run) -> None:
+    async def scenario() -> None:
+        engines = FakeEngines()
+        harness = PodScraperHarness(engines)
+        key = harness.track(resource(), pod(), pod(1, address="10.0.0.2"))
+        await harness.run_for(120)
+        harness.track(resource(), pod())
         engines.calls.clear()
-        await follower.for_(120)
+        await harness.run_for(120)
         assert {host for _, host in engines.calls} == {"10.0.0.1"}
-        follower.scraper.forget(key)
+        harness.scraper.forget(key)
         engines.calls.clear()
-        await follower.for_(120)
+        await harness.run_for(120)
         assert engines.calls == []
-        assert follower.scraper.metrics_by_deployment(key) == {}
+        assert harness.scraper.metrics_by_deployment(key) == {}
 
-    run(story())
+    run(scenario())
 
 
-def test_a_hundred_silent_resources_cost_little_and_keep_nobody_waiting(run: Run) -> None:
-    async def story() -> None:
-        engines = Engines()
+def test_many_silent_resources_delay_no_other_scrape(run: Run) -> None:
+    async def scenario() -> None:
+        engines = FakeEngines()
         engines.silent = re.compile(r"10\.1\..*")
-        follower = Follower(engines)
-        for one in range(100):
-            name = f"silent-{one}"
-            pods = (pod(number, name, address=f"10.1.{one}.{number}") for number in range(4))
-            follower.follow(resource(name), *pods)
-        follower.follow(resource("rolling", rolling=True), pod(0, "rolling", address="10.0.0.1"))
-        follower.follow(resource("stable"), pod(0, "stable", address="10.0.0.2"))
-        await follower.for_(1800)
-        assert engines.most <= 2 * MAX_CONCURRENT_SCRAPES
+        harness = PodScraperHarness(engines)
+        for index in range(100):
+            name = f"silent-{index}"
+            pods = (pod(number, name, address=f"10.1.{index}.{number}") for number in range(4))
+            harness.track(resource(name), *pods)
+        harness.track(resource("rolling", rolling=True), pod(0, "rolling", address="10.0.0.1"))
+        harness.track(resource("stable"), pod(0, "stable", address="10.0.0.2"))
+        await harness.run_for(1800)
+        assert engines.max_active <= 2 * MAX_CONCURRENT_SCRAPES
         by_second = Counter(int(at) for at, _ in engines.calls)
         assert max(by_second.values()) <= 25  # 400 pods over a minute are 7 a second
-        last = sum(number for second, number in by_second.items() if second >= 1200)
-        assert last <= 400 * 1.2  # each of them once in ten minutes
+        request_count = sum(number for second, number in by_second.items() if second >= 1200)
+        assert request_count <= 400 * 1.2  # each of them once in ten minutes
         rolling = engines.times("10.0.0.1")
         assert max(after - before for before, after in itertools.pairwise(rolling)) < 16
         assert len(engines.times("10.0.0.2")) >= 15
-        assert follower.ends["timeout"] > 400
+        assert harness.outcomes["timeout"] > 400
 
-    run(story())
+    run(scenario())
 
 
-def test_pages_that_are_none_are_counted_and_end_nothing(run: Run) -> None:
-    async def story() -> None:
-        async def answer(request: httpx.Request) -> httpx.Response:
+def test_invalid_expositions_are_counted_and_scraping_continues(run: Run) -> None:
+    async def scenario() -> None:
+        async def handle(request: httpx.Request) -> httpx.Response:
             return httpx.Response(200, stream=httpx.ByteStream(b"# nothing\n" if request.url.host == "10.0.0.1" else BEFORE))
 
-        follower = Follower(Engines())
-        follower.scraper = Scraper(follower._tell, follower._count, httpx.MockTransport(answer))
-        key = follower.follow(resource(), pod(), pod(1, address="10.0.0.2"))
-        await follower.for_(200)
-        assert follower.ends["invalid_exposition"] >= 2
-        assert follower.ends["done"] >= 3
-        assert follower.scraper.metrics_by_deployment(key) == {"chat-r1": ArmMetrics()}
+        harness = PodScraperHarness(FakeEngines())
+        harness.scraper = Scraper(harness._notify, harness._count_outcome, httpx.MockTransport(handle))
+        key = harness.track(resource(), pod(), pod(1, address="10.0.0.2"))
+        await harness.run_for(200)
+        assert harness.outcomes["invalid_exposition"] >= 2
+        assert harness.outcomes["done"] >= 3
+        assert harness.scraper.metrics_by_deployment(key) == {"chat-r1": ArmMetrics()}
 
-    run(story())
+    run(scenario())
 
 
-def test_reading_that_is_cut_short_again_and_again_goes_on_each_time(run: Run) -> None:
-    async def story() -> None:
-        engines = Engines()
-        follower = Follower(engines)
-        follower.follow(resource(), pod(), pod(1, address="10.0.0.2"))
+def test_scraper_continues_after_each_cancellation(run: Run) -> None:
+    async def scenario() -> None:
+        engines = FakeEngines()
+        harness = PodScraperHarness(engines)
+        harness.track(resource(), pod(), pod(1, address="10.0.0.2"))
         for _ in range(3 * MAX_CONCURRENT_SCRAPES):
-            await follower.for_(1.0)
+            await harness.run_for(1.0)
         engines.silent = re.compile(r"10\.0\.0\.1")
-        for _ in range(3 * MAX_CONCURRENT_SCRAPES):  # in the middle of a page that does not come
-            await follower.for_(1.0)
+        for _ in range(3 * MAX_CONCURRENT_SCRAPES):  # during a response that never arrives
+            await harness.run_for(1.0)
         engines.silent = re.compile("never")
         engines.calls.clear()
-        await follower.for_(150)
+        await harness.run_for(150)
         assert len(engines.times("10.0.0.1")) >= 2
         assert len(engines.times("10.0.0.2")) >= 2
 
-    run(story())
+    run(scenario())
 
 
-def test_who_listens_hears_each_reading_that_is_believed(run: Run) -> None:
-    async def story() -> None:
+def test_consumer_gets_each_valid_sample(run: Run) -> None:
+    async def scenario() -> None:
         class Listener:
-            heard: list[tuple[NamespacedName, str, str, float, float]] = []  # noqa: RUF012
+            samples: list[tuple[NamespacedName, str, str, float, float]] = []  # noqa: RUF012
 
             def record_sample(
                 self,
@@ -324,23 +326,25 @@ def test_who_listens_hears_each_reading_that_is_believed(run: Run) -> None:
                 interval: float,
             ) -> None:
                 assert sample.counters.iterations >= 0
-                self.heard.append((owner, pod, endpoint.deployment, sampled_at, interval))
+                self.samples.append((owner, pod, endpoint.deployment, sampled_at, interval))
 
-        engines, listener = Engines(), Listener()
+        engines, listener = FakeEngines(), Listener()
         engines.silent = re.compile(r"10\.0\.0\.2")
-        follower = Follower(engines)
-        follower.scraper = Scraper(follower._tell, follower._count, httpx.MockTransport(engines.answer), sample_consumer=listener)
-        key = follower.follow(resource(), pod(), pod(1, address="10.0.0.2"))
-        await follower.for_(200)
-        assert len(listener.heard) == len(engines.times("10.0.0.1"))
-        assert {(owner, name, group, interval) for owner, name, group, _, interval in listener.heard} == {
+        harness = PodScraperHarness(engines)
+        harness.scraper = Scraper(
+            harness._notify, harness._count_outcome, httpx.MockTransport(engines.handle), sample_consumer=listener
+        )
+        key = harness.track(resource(), pod(), pod(1, address="10.0.0.2"))
+        await harness.run_for(200)
+        assert len(listener.samples) == len(engines.times("10.0.0.1"))
+        assert {(owner, name, group, interval) for owner, name, group, _, interval in listener.samples} == {
             (key, "chat-r1-hash-0", "chat-r1", 60.0)
         }
-        assert follower.scraper.unavailable_reason(key) == "", "one of them is read"
+        assert harness.scraper.unavailable_reason(key) == "", "one of them is scraped"
         engines.silent = re.compile(".*")
-        await follower.for_(200)
-        assert "did not answer in time" in follower.scraper.unavailable_reason(key)
-        follower.scraper.forget(key)
-        assert follower.scraper.unavailable_reason(key) == ""
+        await harness.run_for(200)
+        assert "did not answer in time" in harness.scraper.unavailable_reason(key)
+        harness.scraper.forget(key)
+        assert harness.scraper.unavailable_reason(key) == ""
 
-    run(story())
+    run(scenario())

@@ -1,5 +1,5 @@
-"""What the tuner is told, when it decides, and that without evidence it asks for nothing. Time is virtual, and so are decisions,
-but for the last test: that one has a real process."""
+"""Input of the tuner, the times of its decisions, and decisions without evidence. Time is virtual, and so are decisions,
+except in the tests of the real process."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from aerie.controller.work_queue import NamespacedName
 from aerie.engine.metrics.sample import Counters, Gauges, Sample
 from aerie.engine.speculation import Off, Static
 from aerie.manifests import preflight_job, tuning_config_map
-from aerie.rollout.facts.snapshot import Snapshot
 from aerie.tuning.recommendation import Recommendation
 from aerie.tuning.telemetry import TelemetryScale, TuningTelemetry
 from aerie.tuning.worker.codec import pack_telemetry
 from aerie.tuning.worker.protocol import DecisionRequest, DecisionResponse
 from tests.golden import Messages
+from tests.snapshots import build_snapshot
 from tests.unit.controller.conftest import Run
 from tests.unit.controller.scraped import deployment, pod
 from tests.unit.tuning.windows import K3, window
@@ -42,32 +42,32 @@ INTERVAL = 30 * MINUTE
 SETTING = {"mode": "Static", "numSpeculativeTokens": 3}
 ZERO = window(K3, 1.0, 0.01) - window(K3, 1.0, 0.01)
 BUSY = window(K3, 8.0, 0.01)
-"""A minute of one pod."""
+"""Counters of one pod in a minute."""
 
 
-class Virtual(Clock):
-    """Goes with the loop's time."""
+class VirtualClock(Clock):
+    """A clock that follows the time of the event loop."""
 
     def now(self) -> datetime:
         return T0 + timedelta(seconds=asyncio.get_running_loop().time())
 
 
-class Fake(TuningWorkerClient):
-    """Answers as it is told, in no time."""
+class FakeTuningWorker(TuningWorkerClient):
+    """A worker that returns the configured action immediately."""
 
     def __init__(self) -> None:
         super().__init__(("false",))
-        self.orders: list[DecisionRequest] = []
+        self.requests: list[DecisionRequest] = []
         self.action = "Hold"
-        self.broken = ""
+        self.error = ""
 
-    async def request_decision(self, order: DecisionRequest) -> DecisionResponse:
-        self.orders.append(order)
-        if self.broken:
-            raise TuningWorkerError(self.broken)
+    async def request_decision(self, request: DecisionRequest) -> DecisionResponse:
+        self.requests.append(request)
+        if self.error:
+            raise TuningWorkerError(self.error)
         setting = Static(5) if self.action in ("Change", "Explore") else None
-        advice = Recommendation(order.revision, order.now, self.action, setting, None, "because.")  # type: ignore[arg-type]
-        return DecisionResponse(advice, "all of it", pack_telemetry(order.merged_telemetry()))
+        recommendation = Recommendation(request.revision, request.now, self.action, setting, None, "because.")  # type: ignore[arg-type]
+        return DecisionResponse(recommendation, "all of it", pack_telemetry(request.merged_telemetry()))
 
     async def close(self) -> None:
         pass
@@ -79,7 +79,7 @@ def resource(
     image: str = "vllm/vllm-openai:v0.33.0",
     version: str | None = None,
     args: tuple[str, ...] = (),
-    more: Any = None,
+    tuning_fields: Any = None,
     **status: Any,
 ) -> SpeculativeDeployment:
     arm = {"revision": "r1", "setting": {"mode": "Static", "numSpeculativeTokens": 3}}
@@ -91,59 +91,63 @@ def resource(
                 "model": {"source": {"persistentVolumeClaim": {"claimName": "models"}}},
                 "drafter": {"source": {"persistentVolumeClaim": {"claimName": "drafters"}}},
                 "engine": {"image": image, "args": list(args), **({"version": version} if version else {})},
-                "speculation": {"tuning": {"mode": mode, **(more or {})}},
+                "speculation": {"tuning": {"mode": mode, **(tuning_fields or {})}},
             },
             "status": {"stable": arm, **status},
         }
     )
 
 
-class Story:
-    """A tuner, and a resource that it follows."""
+class TunerHarness:
+    """A tuner, and a resource that it tracks."""
 
     def __init__(self) -> None:
-        self.decider, self.told, self.ends = Fake(), list[float](), Counter[str]()
-        self.silence = ""
-        self.tuner = Tuner(self._tell, self._count, lambda _: self.silence, Virtual(), self.decider)
+        self.worker, self.notified_at, self.outcomes = FakeTuningWorker(), list[float](), Counter[str]()
+        self.unavailable_reason = ""
+        self.tuner = Tuner(self._notify, self._count_outcome, lambda _: self.unavailable_reason, VirtualClock(), self.worker)
         self.counters: dict[str, Counters] = {}
         self.children: dict[str, dict[str, Any]] = {}
 
-    def _tell(self, key: NamespacedName) -> None:
+    def _notify(self, key: NamespacedName) -> None:
         assert key == CHAT
-        self.told.append(asyncio.get_running_loop().time())
+        self.notified_at.append(asyncio.get_running_loop().time())
 
-    def _count(self, outcome: str, seconds: float) -> None:
+    def _count_outcome(self, outcome: str, seconds: float) -> None:
         assert seconds >= 0
-        self.ends[outcome] += 1
+        self.outcomes[outcome] += 1
 
-    def follow(self, of: SpeculativeDeployment, *revisions: SpeculativeDeployment) -> None:
-        """As it is now; `revisions` are the specs that made r1, r2, ..."""
-        for number, spec in enumerate(revisions or (of,), 1):
-            record = preflight_job.build_preflight_config_map(spec, f"r{number}", {})
-            self.children[f"r{number}"] = record
+    def track(self, tracked_resource: SpeculativeDeployment, *revisions: SpeculativeDeployment) -> None:
+        """Track the resource; `revisions` are the specs of r1, r2, ..."""
+        for number, revision_spec in enumerate(revisions or (tracked_resource,), 1):
+            config_map = preflight_job.build_preflight_config_map(revision_spec, f"r{number}", {})
+            self.children[f"r{number}"] = config_map
         children = (deployment(), *self.children.values())
         pods = (pod(), pod(1, address="10.0.0.2"))
-        self.tuner.track(CHAT, Snapshot(of, children, pods=pods), of.status or Status())
+        self.tuner.track(CHAT, build_snapshot(tracked_resource, children, pods=pods), tracked_resource.status or Status())
 
-    def written(self) -> None:
-        kept = self.tuner.tuning_record(CHAT, "uid-chat")
-        assert kept is not None
-        made = tuning_config_map.render_tuning_config_map("chat", kept)
-        made["metadata"] |= {"ownerReferences": [{"controller": True, "uid": "uid-chat"}]}
-        self.children["tuning"] = made
+    def store_tuning_record(self) -> None:
+        tuning_record = self.tuner.tuning_record(CHAT, "uid-chat")
+        assert tuning_record is not None
+        config_map = tuning_config_map.render_tuning_config_map("chat", tuning_record)
+        config_map["metadata"] |= {"ownerReferences": [{"controller": True, "uid": "uid-chat"}]}
+        self.children["tuning"] = config_map
 
-    def hear(self, counted: Counters, *, number: int = 0, group: str = "chat-r1", run: str = "c1", **gauges: Any) -> None:
-        """A reading of a pod, after what it counted since the last one."""
-        name = f"{group}-hash-{number}"
-        self.counters[name] = self.counters.get(name, ZERO) + counted
-        found = Sample(self.counters[name], Gauges(1.0, gauges.get("waiting", 0.0), 0.1, 1000.0), frozenset({"0"}))
-        at = self.tuner._clock.now().timestamp()
-        self.tuner.record_sample(CHAT, name, EngineEndpoint("http://10.0.0.1:8000/metrics", group, run), at, found, 60.0)
+    def record_sample(
+        self, counters: Counters, *, number: int = 0, deployment_name: str = "chat-r1", run: str = "c1", **gauges: Any
+    ) -> None:
+        """Record a sample of a pod, with the counters added since the last one."""
+        name = f"{deployment_name}-hash-{number}"
+        self.counters[name] = self.counters.get(name, ZERO) + counters
+        sample = Sample(self.counters[name], Gauges(1.0, gauges.get("waiting", 0.0), 0.1, 1000.0), frozenset({"0"}))
+        sampled_at = self.tuner._clock.now().timestamp()
+        self.tuner.record_sample(
+            CHAT, name, EngineEndpoint("http://10.0.0.1:8000/metrics", deployment_name, run), sampled_at, sample, 60.0
+        )
 
-    async def traffic(self, seconds: float, counted: Counters = BUSY, every: float = 60.0, **of: Any) -> None:
-        for _ in range(round(seconds / every)):
-            self.hear(counted, **of)
-            await asyncio.sleep(every)
+    async def run_traffic(self, seconds: float, counters: Counters = BUSY, interval: float = 60.0, **sample_options: Any) -> None:
+        for _ in range(round(seconds / interval)):
+            self.record_sample(counters, **sample_options)
+            await asyncio.sleep(interval)
 
     async def __aenter__(self) -> Self:
         self.running = asyncio.create_task(self.tuner.run())
@@ -154,295 +158,306 @@ class Story:
         await asyncio.gather(self.running, return_exceptions=True)
 
     @property
-    def advice(self) -> Recommendation:
-        found = self.tuner.recommendation(CHAT, "uid-chat")
-        assert found is not None
-        return found
+    def recommendation(self) -> Recommendation:
+        recommendation = self.tuner.recommendation(CHAT, "uid-chat")
+        assert recommendation is not None
+        return recommendation
 
 
-# -------------------------------------------------------------------------------------------------------------- when it decides
-def test_it_decides_once_an_interval_on_all_that_came_since(run: Run) -> None:
-    async def story() -> None:
-        async with Story() as one:
-            one.follow(resource())
-            await one.traffic(2.5 * INTERVAL)
-            assert [order.current_setting for order in one.decider.orders] == [Static(3)] * 2
-            first, second = (order.new_telemetry for order in one.decider.orders)
-            whole = one.decider.orders[1].merged_telemetry()
-            windows = sum(cell.windows for cell in whole.cells.values())
-            assert windows == sum(cell.windows for part in (first, second) for cell in part.cells.values())
+# ----------------------------------------------------------------------------------------------------------- times of decisions
+def test_tuner_decides_once_per_interval_on_all_new_telemetry(run: Run) -> None:
+    async def scenario() -> None:
+        async with TunerHarness() as harness:
+            harness.track(resource())
+            await harness.run_traffic(2.5 * INTERVAL)
+            assert [request.current_setting for request in harness.worker.requests] == [Static(3)] * 2
+            first, second = (request.new_telemetry for request in harness.worker.requests)
+            telemetry = harness.worker.requests[1].merged_telemetry()
+            windows = sum(cell.windows for cell in telemetry.cells.values())
+            assert windows == sum(cell.windows for new_telemetry in (first, second) for cell in new_telemetry.cells.values())
             assert 50 <= windows <= 70
-            assert one.ends == {"hold": 2}
-            assert len(one.told) == 2
-            assert one.advice.revision == "r1"
-            kept = one.tuner.tuning_record(CHAT, "uid-chat")
-            assert kept is not None
-            assert (kept.explanation, Recommendation.from_dict(json.loads(kept.recommendation))) == ("all of it", one.advice)
+            assert harness.outcomes == {"hold": 2}
+            assert len(harness.notified_at) == 2
+            assert harness.recommendation.revision == "r1"
+            tuning_record = harness.tuner.tuning_record(CHAT, "uid-chat")
+            assert tuning_record is not None
+            assert (tuning_record.explanation, Recommendation.from_dict(json.loads(tuning_record.recommendation))) == (
+                "all of it",
+                harness.recommendation,
+            )
 
-    run(story())
+    run(scenario())
 
 
-def test_a_canary_on_spare_gpus_takes_no_replica_and_another_does(run: Run) -> None:
-    async def story() -> None:
-        for canary, lent in (({}, 0), ({"capacity": "Reuse"}, 1), ({"capacity": "Reuse", "control": "Stable"}, 1)):
-            async with Story() as one:
-                of = resource()
-                rollout = of.spec.rollout.model_copy(update={"canary": CanarySpec.from_dict(canary)})
-                one.follow(of.model_copy(update={"spec": of.spec.model_copy(update={"rollout": rollout})}))
-                await one.traffic(1.2 * INTERVAL)
-                assert [order.borrowed_replicas for order in one.decider.orders] == [lent], (
+def test_only_a_canary_with_reuse_borrows_a_replica(run: Run) -> None:
+    async def scenario() -> None:
+        for canary, borrowed in (({}, 0), ({"capacity": "Reuse"}, 1), ({"capacity": "Reuse", "control": "Stable"}, 1)):
+            async with TunerHarness() as harness:
+                tracked_resource = resource()
+                rollout = tracked_resource.spec.rollout.model_copy(update={"canary": CanarySpec.from_dict(canary)})
+                harness.track(
+                    tracked_resource.model_copy(update={"spec": tracked_resource.spec.model_copy(update={"rollout": rollout})})
+                )
+                await harness.run_traffic(1.2 * INTERVAL)
+                assert [request.borrowed_replicas for request in harness.worker.requests] == [borrowed], (
                     "of two replicas one stays in any case"
                 )
 
-    run(story())
+    run(scenario())
 
 
-def test_what_a_canary_has_taught_is_decided_on_at_once(run: Run) -> None:
-    async def story() -> None:
-        async with Story() as one:
-            one.follow(resource())
-            await one.traffic(1.3 * INTERVAL)
-            assert len(one.decider.orders) == 1
-            now = one.tuner._clock.now()
+def test_completed_exploration_causes_a_decision_immediately(run: Run) -> None:
+    async def scenario() -> None:
+        async with TunerHarness() as harness:
+            harness.track(resource())
+            await harness.run_traffic(1.3 * INTERVAL)
+            assert len(harness.worker.requests) == 1
+            now = harness.tuner._clock.now()
             arms = {"fromSetting": SETTING, "toSetting": SETTING | {"numSpeculativeTokens": 5}, "revision": "r2"}
             trial = arms | {"purpose": "Explore", "result": "Explored", "message": "It was measured."}
-            ended = {"startTime": T0.isoformat(), "completionTime": now.isoformat()}
-            said = {"current": SETTING, "trials": [trial | ended], "explorationTimes": [now.isoformat()]}
-            one.follow(resource(speculation=said))
-            await one.traffic(0.2 * INTERVAL)
-            assert [order.history.exploration_times for order in one.decider.orders] == [(), (now.timestamp(),)]
-            await one.traffic(INTERVAL)
-            assert len(one.decider.orders) == 3, "and then once an interval, as before"
+            times = {"startTime": T0.isoformat(), "completionTime": now.isoformat()}
+            speculation = {"current": SETTING, "trials": [trial | times], "explorationTimes": [now.isoformat()]}
+            harness.track(resource(speculation=speculation))
+            await harness.run_traffic(0.2 * INTERVAL)
+            assert [request.history.exploration_times for request in harness.worker.requests] == [(), (now.timestamp(),)]
+            await harness.run_traffic(INTERVAL)
+            assert len(harness.worker.requests) == 3, "and then once per interval, as before"
 
-    run(story())
+    run(scenario())
 
 
-def test_while_a_canary_explores_it_is_decided_again_and_again(run: Run) -> None:
-    async def story() -> None:
-        async with Story() as one:
-            one.follow(resource())
-            await one.traffic(1.3 * INTERVAL)
-            assert [order.explored_setting for order in one.decider.orders] == [None]
-            now = one.tuner._clock.now().isoformat()
+def test_exploration_causes_frequent_decisions(run: Run) -> None:
+    async def scenario() -> None:
+        async with TunerHarness() as harness:
+            harness.track(resource())
+            await harness.run_traffic(1.3 * INTERVAL)
+            assert [request.explored_setting for request in harness.worker.requests] == [None]
+            now = harness.tuner._clock.now().isoformat()
             setting = SETTING | {"numSpeculativeTokens": 5}
             trial = {"setting": setting, "purpose": "Explore", "revision": "r2", "specRevision": "r1", "startTime": now}
             canary = {"revision": "r2", "setting": setting, "change": "K=5", "startTime": now, "readyTime": now}
-            said = {"current": SETTING, "trial": trial}
-            one.follow(resource(speculation=said, canary=canary | {"phase": "WarmingUp"}))
-            await one.traffic(0.3 * INTERVAL)
-            assert len(one.decider.orders) == 1
-            one.follow(resource(speculation=said, canary=canary | {"phase": "Analyzing"}))
-            await one.traffic(0.45 * INTERVAL)
-            assert [order.explored_setting for order in one.decider.orders[1:]] == [Static(5)] * 4
-            one.follow(resource(speculation=said | {"trial": trial | {"purpose": "Improve"}}, canary=canary))
-            await one.traffic(1.2 * INTERVAL)
-            assert [order.explored_setting for order in one.decider.orders[5:]] == [None, None]
+            speculation = {"current": SETTING, "trial": trial}
+            harness.track(resource(speculation=speculation, canary=canary | {"phase": "WarmingUp"}))
+            await harness.run_traffic(0.3 * INTERVAL)
+            assert len(harness.worker.requests) == 1
+            harness.track(resource(speculation=speculation, canary=canary | {"phase": "Analyzing"}))
+            await harness.run_traffic(0.45 * INTERVAL)
+            assert [request.explored_setting for request in harness.worker.requests[1:]] == [Static(5)] * 4
+            harness.track(resource(speculation=speculation | {"trial": trial | {"purpose": "Improve"}}, canary=canary))
+            await harness.run_traffic(1.2 * INTERVAL)
+            assert [request.explored_setting for request in harness.worker.requests[5:]] == [None, None]
 
-    run(story())
+    run(scenario())
 
 
-def test_what_it_asks_with(run: Run) -> None:
-    async def story() -> None:
-        async with Story() as one:
-            more = {
+def test_request_has_spec_status_and_telemetry(run: Run) -> None:
+    async def scenario() -> None:
+        async with TunerHarness() as harness:
+            tuning_fields = {
                 "maxSpeculativeTokens": 5,
                 "cooldownDuration": "1h",
                 "historyWindow": "12h",
                 "decisionInterval": "10m",
                 "slo": {"timePerOutputToken": "40ms"},
             }
-            told = {"current": {"mode": "Static", "numSpeculativeTokens": 3}, "lastChangeTime": "2026-10-31T00:00:00Z"}
-            one.follow(resource(args=("--max-num-seqs=64",), more=more, speculation=told))
-            await one.traffic(700.0, waiting=3.0)
-            (order,) = one.decider.orders
+            speculation = {"current": {"mode": "Static", "numSpeculativeTokens": 3}, "lastChangeTime": "2026-10-31T00:00:00Z"}
+            harness.track(resource(args=("--max-num-seqs=64",), tuning_fields=tuning_fields, speculation=speculation))
+            await harness.run_traffic(700.0, waiting=3.0)
+            (request,) = harness.worker.requests
             assert (
-                order.revision,
-                order.max_speculative_tokens,
-                order.replicas,
-                order.queued_requests,
-                order.borrowed_replicas,
+                request.revision,
+                request.max_speculative_tokens,
+                request.replicas,
+                request.queued_requests,
+                request.borrowed_replicas,
             ) == ("r1", 5, 2, 3.0, 0)
-            assert (order.engine.version, order.engine.arguments) == ("0.33.0", ("--max-num-seqs=64",))
-            assert (order.policy.cooldown_seconds, order.policy.cooldown_after_rollback_seconds) == (3600.0, 4 * 3600.0)
-            assert (order.policy.exploration_seconds, order.horizon, order.scale) == (
+            assert (request.engine.version, request.engine.arguments) == ("0.33.0", ("--max-num-seqs=64",))
+            assert (request.policy.cooldown_seconds, request.policy.cooldown_after_rollback_seconds) == (3600.0, 4 * 3600.0)
+            assert (request.policy.exploration_seconds, request.horizon, request.scale) == (
                 600.0,
                 12 * 3600.0,
                 TelemetryScale.from_decision_interval(600.0, 12 * 3600.0),
             )
-            assert order.objectives.time_per_output_token == pytest.approx(0.04)
-            assert order.history.changed_at == datetime(2026, 10, 31, tzinfo=UTC).timestamp()
-            back = DecisionRequest.from_line(order.to_line())
-            assert replace(back, new_telemetry=order.new_telemetry) == order
-            assert back.new_telemetry.cells.keys() == order.new_telemetry.cells.keys()
+            assert request.objectives.time_per_output_token == pytest.approx(0.04)
+            assert request.history.changed_at == datetime(2026, 10, 31, tzinfo=UTC).timestamp()
+            decoded = DecisionRequest.from_line(request.to_line())
+            assert replace(decoded, new_telemetry=request.new_telemetry) == request
+            assert decoded.new_telemetry.cells.keys() == request.new_telemetry.cells.keys()
 
-    run(story())
+    run(scenario())
 
 
 @pytest.mark.parametrize("mode", ["Recommend", "Off"])
-def test_who_is_not_tuned_is_not_followed(run: Run, mode: str) -> None:
-    async def story() -> None:
-        async with Story() as one:
-            one.follow(resource(mode))
-            await one.traffic(1.2 * INTERVAL)
-            assert len(one.decider.orders) == (mode == "Recommend")
-            one.follow(resource("Off"))
-            assert one.tuner.recommendation(CHAT, "uid-chat") is None
-            assert one.tuner.tuning_record(CHAT, "uid-chat") is None
+def test_resource_with_mode_off_is_not_tracked(run: Run, mode: str) -> None:
+    async def scenario() -> None:
+        async with TunerHarness() as harness:
+            harness.track(resource(mode))
+            await harness.run_traffic(1.2 * INTERVAL)
+            assert len(harness.worker.requests) == (mode == "Recommend")
+            harness.track(resource("Off"))
+            assert harness.tuner.recommendation(CHAT, "uid-chat") is None
+            assert harness.tuner.tuning_record(CHAT, "uid-chat") is None
 
-    run(story())
+    run(scenario())
 
 
-def test_a_new_operator_goes_on_from_what_is_written(run: Run) -> None:
-    async def story() -> None:
-        async with Story() as one:
-            one.follow(resource())
-            await one.traffic(1.2 * INTERVAL)
-            one.written()
-            async with Story() as two:
-                two.children = dict(one.children)
-                two.follow(resource())
-                assert two.advice == one.advice
-                await two.traffic(1.3 * INTERVAL)
-                (order,) = two.decider.orders
-                assert order.packed_telemetry
-                assert sum(cell.windows for cell in order.merged_telemetry().cells.values()) > sum(
-                    cell.windows for cell in order.new_telemetry.cells.values()
+def test_next_operator_continues_from_the_stored_record(run: Run) -> None:
+    async def scenario() -> None:
+        async with TunerHarness() as harness:
+            harness.track(resource())
+            await harness.run_traffic(1.2 * INTERVAL)
+            harness.store_tuning_record()
+            async with TunerHarness() as next_harness:
+                next_harness.children = dict(harness.children)
+                next_harness.track(resource())
+                assert next_harness.recommendation == harness.recommendation
+                await next_harness.run_traffic(1.3 * INTERVAL)
+                (request,) = next_harness.worker.requests
+                assert request.packed_telemetry
+                assert sum(cell.windows for cell in request.merged_telemetry().cells.values()) > sum(
+                    cell.windows for cell in request.new_telemetry.cells.values()
                 )
-            async with Story() as stranger:
-                stranger.children = dict(one.children)
-                stranger.follow(resource(image="vllm/vllm-openai:v0.32.0"))
-                assert stranger.tuner.tuning_record(CHAT, "uid-chat") is None, "it is of other engines"
+            async with TunerHarness() as harness_of_other_engine:
+                harness_of_other_engine.children = dict(harness.children)
+                harness_of_other_engine.track(resource(image="vllm/vllm-openai:v0.32.0"))
+                assert harness_of_other_engine.tuner.tuning_record(CHAT, "uid-chat") is None, "it is of other engines"
 
-    run(story())
+    run(scenario())
 
 
 # ------------------------------------------------------------------------------------------------------------ without evidence
-def test_without_requests_nothing_is_decided_and_nothing_held(run: Run) -> None:
-    async def story() -> None:
-        async with Story() as one:
-            one.follow(resource())
-            await one.traffic(3.5 * INTERVAL, ZERO)
-            assert one.decider.orders == []
-            assert one.advice.action == "Insufficient"
-            assert "no requests" in one.advice.reason
-            assert len(one.told) == 1, "what says nothing new causes no pass"
-            assert one.ends == {"no_data": 3}
-            assert one.tuner._sessions[CHAT].pending_telemetry is None
+def test_no_requests_cause_no_decision_and_store_no_telemetry(run: Run) -> None:
+    async def scenario() -> None:
+        async with TunerHarness() as harness:
+            harness.track(resource())
+            await harness.run_traffic(3.5 * INTERVAL, ZERO)
+            assert harness.worker.requests == []
+            assert harness.recommendation.action == "Insufficient"
+            assert "no requests" in harness.recommendation.reason
+            assert len(harness.notified_at) == 1, "an unchanged recommendation causes no reconcile"
+            assert harness.outcomes == {"no_data": 3}
+            assert harness.tuner._sessions[CHAT].pending_telemetry is None
 
-    run(story())
+    run(scenario())
 
 
-def test_when_nothing_can_be_read_the_advice_says_why(run: Run, messages: Messages) -> None:
-    async def story() -> None:
-        async with Story() as one:
-            one.decider.action = "Change"
-            one.follow(resource())
-            await one.traffic(1.2 * INTERVAL)
-            assert one.advice.setting == Static(5)
-            one.silence = "http://prometheus:9090 cannot be reached."
+def test_recommendation_without_metrics_names_the_reason(run: Run, messages: Messages) -> None:
+    async def scenario() -> None:
+        async with TunerHarness() as harness:
+            harness.worker.action = "Change"
+            harness.track(resource())
+            await harness.run_traffic(1.2 * INTERVAL)
+            assert harness.recommendation.setting == Static(5)
+            harness.unavailable_reason = "http://prometheus:9090 cannot be reached."
             await asyncio.sleep(2 * INTERVAL)
-            assert one.advice.action == "Insufficient"
-            messages.check("no metrics", one.advice.reason)
-            kept = one.tuner.tuning_record(CHAT, "uid-chat")
-            assert kept is not None, "what was counted before stays"
+            assert harness.recommendation.action == "Insufficient"
+            messages.check("no metrics", harness.recommendation.reason)
+            tuning_record = harness.tuner.tuning_record(CHAT, "uid-chat")
+            assert tuning_record is not None, "earlier telemetry is kept"
 
-    run(story())
+    run(scenario())
 
 
 @pytest.mark.parametrize(
-    ("counted", "name"),
+    ("counters", "name"),
     [
         (window(Static(5), 8.0, 0.01), "K changed by hand"),
         (window(Off(), 8.0, 0.01), "speculation switched off by hand"),
     ],
 )
-def test_an_engine_that_runs_something_else_is_no_evidence(run: Run, messages: Messages, counted: Counters, name: str) -> None:
-    async def story() -> None:
-        async with Story() as one:
-            one.follow(resource())
-            one.counters["chat-r1-hash-0"] = counted - counted
-            await one.traffic(1.2 * INTERVAL, counted)
-            assert one.decider.orders == []
-            assert one.advice.action == "Insufficient"
-            messages.check(name, one.advice.reason)
+def test_engine_with_another_setting_is_no_evidence(run: Run, messages: Messages, counters: Counters, name: str) -> None:
+    async def scenario() -> None:
+        async with TunerHarness() as harness:
+            harness.track(resource())
+            harness.counters["chat-r1-hash-0"] = counters - counters
+            await harness.run_traffic(1.2 * INTERVAL, counters)
+            assert harness.worker.requests == []
+            assert harness.recommendation.action == "Insufficient"
+            messages.check(name, harness.recommendation.reason)
 
-    run(story())
+    run(scenario())
 
 
-def test_restarts_and_gaps_are_left_out_and_counted(run: Run, messages: Messages) -> None:
-    async def story() -> None:
-        async with Story() as one:
-            one.follow(resource())
-            await one.traffic(600.0)
-            one.counters.clear()  # the counters begin anew
-            await one.traffic(600.0, run="c2")
-            one.counters["chat-r1-hash-0"] = ZERO
-            await one.traffic(120.0, run="c2")
+def test_windows_over_restarts_and_gaps_are_excluded_and_counted(run: Run, messages: Messages) -> None:
+    async def scenario() -> None:
+        async with TunerHarness() as harness:
+            harness.track(resource())
+            await harness.run_traffic(600.0)
+            harness.counters.clear()  # the counters restart
+            await harness.run_traffic(600.0, run="c2")
+            harness.counters["chat-r1-hash-0"] = ZERO
+            await harness.run_traffic(120.0, run="c2")
             await asyncio.sleep(301.0)
-            await one.traffic(600.0, run="c2")
-            (order,) = one.decider.orders
-            (restart, restarts), (gap, gaps) = order.new_telemetry.excluded_windows.most_common()
+            await harness.run_traffic(600.0, run="c2")
+            (request,) = harness.worker.requests
+            (restart, restarts), (gap, gaps) = request.new_telemetry.excluded_windows.most_common()
             assert (restarts, gaps) == (2, 1)
             messages.check("window over a restart", restart)
             messages.check("window over a gap", gap)
 
-    run(story())
+    run(scenario())
 
 
-def test_short_windows_are_put_together(run: Run) -> None:
-    async def story() -> None:
-        async with Story() as one:
-            one.follow(resource())
-            await one.traffic(1.2 * INTERVAL, window(K3, 8.0, 0.01, seconds=5.0), every=5.0)
-            (order,) = one.decider.orders
-            windows = sum(cell.windows for cell in order.new_telemetry.cells.values())
+def test_short_windows_are_merged(run: Run) -> None:
+    async def scenario() -> None:
+        async with TunerHarness() as harness:
+            harness.track(resource())
+            await harness.run_traffic(1.2 * INTERVAL, window(K3, 8.0, 0.01, seconds=5.0), interval=5.0)
+            (request,) = harness.worker.requests
+            windows = sum(cell.windows for cell in request.new_telemetry.cells.values())
             assert 150 <= windows <= 200, "of ten seconds each"
 
-    run(story())
+    run(scenario())
 
 
-def test_without_a_record_of_the_engines_nothing_is_known(run: Run) -> None:
-    async def story() -> None:
-        async with Story() as one:
-            one.tuner.track(CHAT, Snapshot(resource(), (deployment(),), pods=(pod(),)), resource().status or Status())
-            await one.traffic(1.2 * INTERVAL)
-            assert one.decider.orders == []
-            assert one.advice.reason.startswith("there is no record of the engines")
+def test_no_decision_without_a_record_of_the_engines(run: Run) -> None:
+    async def scenario() -> None:
+        async with TunerHarness() as harness:
+            harness.tuner.track(CHAT, build_snapshot(resource(), (deployment(),), pods=(pod(),)), resource().status or Status())
+            await harness.run_traffic(1.2 * INTERVAL)
+            assert harness.worker.requests == []
+            assert harness.recommendation.reason.startswith("there is no record of the engines")
 
-    run(story())
+    run(scenario())
 
 
-# ------------------------------------------------------------------------------------------------------------------- whose pods
-@pytest.mark.parametrize(("unlike", "settings"), [(None, {"3", "5"}), ("the canary's pods run on A100 (1 pod), ...", {"3"})])
-def test_a_canary_on_another_gpu_teaches_nothing_of_its_setting(run: Run, unlike: str | None, settings: set[str]) -> None:
-    async def story() -> None:
+# ----------------------------------------------------------------------------------------------------------------- counted pods
+@pytest.mark.parametrize(
+    ("hardware_mismatch", "settings"), [(None, {"3", "5"}), ("the canary's pods run on A100 (1 pod), ...", {"3"})]
+)
+def test_canary_on_other_hardware_is_no_evidence(run: Run, hardware_mismatch: str | None, settings: set[str]) -> None:
+    async def scenario() -> None:
         arm = {
             "revision": "r2",
             "change": "K=5",
             "startTime": "2026-11-01T00:00:00Z",
             "setting": {"mode": "Static", "numSpeculativeTokens": 5},
         }
-        analysis = {"parameters": {}, "verdict": "Continue", **({"hardwareMismatch": unlike} if unlike else {})}
-        async with Story() as one:
-            one.follow(resource(canary={**arm, "control": {"revision": "r1"}}, analysis=analysis), resource(), resource())
-            wide = window(Static(5), 8.0, 0.01)
-            one.counters["chat-r2-hash-0"] = wide - wide
+        analysis = {
+            "parameters": {},
+            "verdict": "Continue",
+            **({"hardwareMismatch": hardware_mismatch} if hardware_mismatch else {}),
+        }
+        async with TunerHarness() as harness:
+            harness.track(resource(canary={**arm, "control": {"revision": "r1"}}, analysis=analysis), resource(), resource())
+            canary_counters = window(Static(5), 8.0, 0.01)
+            harness.counters["chat-r2-hash-0"] = canary_counters - canary_counters
             for _ in range(40):
-                one.hear(BUSY)
-                one.hear(BUSY, group="chat-r1-control")
-                one.hear(wide, group="chat-r2")
+                harness.record_sample(BUSY)
+                harness.record_sample(BUSY, deployment_name="chat-r1-control")
+                harness.record_sample(canary_counters, deployment_name="chat-r2")
                 await asyncio.sleep(60.0)
-            (order,) = one.decider.orders
-            assert {str(block.setting) for block in order.new_telemetry.blocks()} == settings
-            assert any("control" in key.replica for key in order.new_telemetry.cells) == (unlike is None)
+            (request,) = harness.worker.requests
+            assert {str(block.setting) for block in request.new_telemetry.blocks()} == settings
+            assert any("control" in key.replica for key in request.new_telemetry.cells) == (hardware_mismatch is None)
 
-    run(story())
+    run(scenario())
 
 
-def test_only_arms_that_differ_in_their_setting_alone_count(run: Run) -> None:
-    async def story() -> None:
-        others = (resource(image="vllm/vllm-openai:v0.32.0"), resource(version="0.34.0"))
-        for other, settings in ((resource(), 2), *((one, 1) for one in others)):
+def test_only_arms_with_the_same_engine_count(run: Run) -> None:
+    async def scenario() -> None:
+        other_engines = (resource(image="vllm/vllm-openai:v0.32.0"), resource(version="0.34.0"))
+        for other, settings in ((resource(), 2), *((other_engine, 1) for other_engine in other_engines)):
             canary: dict[str, Any] = {
                 "canary": {
                     "revision": "r2",
@@ -452,81 +467,88 @@ def test_only_arms_that_differ_in_their_setting_alone_count(run: Run) -> None:
                     "control": {"revision": "r1"},
                 }
             }
-            async with Story() as one:
-                one.follow(resource(**canary), resource(), other)
-                wide = window(Static(5), 8.0, 0.01)
-                one.counters["chat-r2-hash-0"] = wide - wide
+            async with TunerHarness() as harness:
+                harness.track(resource(**canary), resource(), other)
+                canary_counters = window(Static(5), 8.0, 0.01)
+                harness.counters["chat-r2-hash-0"] = canary_counters - canary_counters
                 for _ in range(40):
-                    one.hear(BUSY)
-                    one.hear(BUSY, group="chat-r1-control")
-                    one.hear(wide, group="chat-r2")
+                    harness.record_sample(BUSY)
+                    harness.record_sample(BUSY, deployment_name="chat-r1-control")
+                    harness.record_sample(canary_counters, deployment_name="chat-r2")
                     await asyncio.sleep(60.0)
-                (order,) = one.decider.orders
-                assert {str(block.setting) for block in order.new_telemetry.blocks()} == ({"3", "5"} if settings == 2 else {"3"})
-                assert {key.replica for key in order.new_telemetry.cells} >= {"chat-r1-hash-0"}
+                (request,) = harness.worker.requests
+                assert {str(block.setting) for block in request.new_telemetry.blocks()} == (
+                    {"3", "5"} if settings == 2 else {"3"}
+                )
+                assert {key.replica for key in request.new_telemetry.cells} >= {"chat-r1-hash-0"}
 
-    run(story())
+    run(scenario())
 
 
 @pytest.mark.parametrize("engine", [{"image": "vllm/vllm-openai:v0.32.0"}, {"version": "0.34.0"}])
-def test_other_engines_begin_anew_and_another_setting_goes_on(run: Run, engine: dict[str, Any]) -> None:
-    async def story() -> None:
-        async with Story() as one:
-            one.follow(resource())
-            await one.traffic(1.2 * INTERVAL)
+def test_telemetry_ends_with_its_engine_and_not_with_its_setting(run: Run, engine: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with TunerHarness() as harness:
+            harness.track(resource())
+            await harness.run_traffic(1.2 * INTERVAL)
             arm = {"revision": "r2", "setting": {"mode": "Static", "numSpeculativeTokens": 5}}
-            one.follow(resource(stable=arm), resource(), resource())
-            assert one.tuner.tuning_record(CHAT, "uid-chat") is not None
+            harness.track(resource(stable=arm), resource(), resource())
+            assert harness.tuner.tuning_record(CHAT, "uid-chat") is not None
             arm = {"revision": "r3", "setting": {"mode": "Static", "numSpeculativeTokens": 5}}
-            newer = resource(**engine)
-            one.follow(resource(stable=arm), resource(), resource(), newer)
-            assert one.tuner.tuning_record(CHAT, "uid-chat") is None
-            assert one.tuner.recommendation(CHAT, "uid-chat") is None
+            newer_engine = resource(**engine)
+            harness.track(resource(stable=arm), resource(), resource(), newer_engine)
+            assert harness.tuner.tuning_record(CHAT, "uid-chat") is None
+            assert harness.tuner.recommendation(CHAT, "uid-chat") is None
 
-    run(story())
-
-
-# ----------------------------------------------------------------------------------------------------------------- what may fail
-def test_a_decision_that_fails_is_tried_again_on_all_that_was_counted(run: Run) -> None:
-    async def story() -> None:
-        async with Story() as one:
-            one.decider.broken = "it ended with status -9"
-            one.follow(resource())
-            await one.traffic(1.2 * INTERVAL)
-            failed = len(one.decider.orders)
-            assert failed >= 2
-            assert one.ends == {"failed": failed}
-            assert one.told == []
-            one.decider.broken = ""
-            await one.traffic(0.5 * INTERVAL)
-            assert one.ends["hold"] == 1
-            windows = sum(cell.windows for cell in one.decider.orders[-1].new_telemetry.cells.values())
-            assert windows >= 30, "those of the failed tries are among them"
-
-    run(story())
+    run(scenario())
 
 
-def test_a_pods_start_tells_what_a_reload_costs() -> None:
-    def started(seconds: int, **engine: Any) -> dict[str, Any]:
-        made = pod()
-        begun = {"state": {"running": {"startedAt": "2026-11-01T00:00:00Z"}}, **engine}
-        made["status"]["containerStatuses"][0] |= begun
-        at = (T0 + timedelta(seconds=seconds)).isoformat()
-        made["status"]["conditions"] = [{"type": "Ready", "status": "True", "lastTransitionTime": at}]
-        return made
+# --------------------------------------------------------------------------------------------------------------------- failures
+def test_failed_decision_is_retried_on_all_telemetry(run: Run) -> None:
+    async def scenario() -> None:
+        async with TunerHarness() as harness:
+            harness.worker.error = "it ended with status -9"
+            harness.track(resource())
+            await harness.run_traffic(1.2 * INTERVAL)
+            failure_count = len(harness.worker.requests)
+            assert failure_count >= 2
+            assert harness.outcomes == {"failed": failure_count}
+            assert harness.notified_at == []
+            harness.worker.error = ""
+            await harness.run_traffic(0.5 * INTERVAL)
+            assert harness.outcomes["hold"] == 1
+            windows = sum(cell.windows for cell in harness.worker.requests[-1].new_telemetry.cells.values())
+            assert windows >= 30, "windows of the failed decisions are included"
 
-    assert median_startup_seconds((started(100), started(200), started(900), started(1, restartCount=2), pod())) == 200.0
+    run(scenario())
+
+
+def test_startup_time_is_the_median_of_first_starts() -> None:
+    def build_started_pod(seconds: int, **engine: Any) -> dict[str, Any]:
+        started_pod = pod()
+        container_status = {"state": {"running": {"startedAt": "2026-11-01T00:00:00Z"}}, **engine}
+        started_pod["status"]["containerStatuses"][0] |= container_status
+        ready_at = (T0 + timedelta(seconds=seconds)).isoformat()
+        started_pod["status"]["conditions"] = [{"type": "Ready", "status": "True", "lastTransitionTime": ready_at}]
+        return started_pod
+
+    assert (
+        median_startup_seconds(
+            (build_started_pod(100), build_started_pod(200), build_started_pod(900), build_started_pod(1, restartCount=2), pod())
+        )
+        == 200.0
+    )
     assert median_startup_seconds((pod(),)) is None
 
 
 # ------------------------------------------------------------------------------------------------------------- the real process
-def order(**changes: Any) -> DecisionRequest:
+def build_request(**changes: Any) -> DecisionRequest:
     from aerie.tuning.decision.policy import LatencyObjectives, TrialHistory, TuningPolicy
     from aerie.tuning.worker.protocol import EngineFacts
     from tests.unit.tuning.windows import spread, telemetry
 
-    since = telemetry([K3], lambda b, k: 0.01 + 5e-5 * b * (k + 1), spread(2, 40, 60))
-    made = DecisionRequest(
+    new_telemetry = telemetry([K3], lambda b, k: 0.01 + 5e-5 * b * (k + 1), spread(2, 40, 60))
+    request = DecisionRequest(
         *(
             "r1",
             3600.0,
@@ -543,40 +565,40 @@ def order(**changes: Any) -> DecisionRequest:
             TrialHistory(),
             TuningPolicy(),
         ),
-        *(since.horizon, since.scale, "", since),
+        *(new_telemetry.horizon, new_telemetry.scale, "", new_telemetry),
     )
-    return replace(made, **changes)
+    return replace(request, **changes)
 
 
-def in_real_time(work: Any) -> None:
+def run_in_real_time(work: Any) -> None:
     asyncio.run(work)
 
 
 @pytest.mark.slow
-def test_a_process_decides_and_ends_when_nothing_is_asked() -> None:
-    async def story() -> None:
-        decider = TuningWorkerClient(timeout_seconds=300.0, idle_timeout_seconds=0.0)
+def test_worker_process_decides_and_exits_when_idle() -> None:
+    async def scenario() -> None:
+        worker = TuningWorkerClient(timeout_seconds=300.0, idle_timeout_seconds=0.0)
         try:
-            first = await decider.request_decision(order())
+            first = await worker.request_decision(build_request())
             assert first.recommendation.action in ("Hold", "Change", "Explore")
             assert first.recommendation.revision == "r1"
             assert "Evidence" in first.explanation
-            process = decider._process
+            process = worker._process
             assert process is not None
             async with asyncio.timeout(300.0):
                 assert await process.wait() == 0, "it ends with its input"
-            again = await decider.request_decision(
-                order(packed_telemetry=first.packed_telemetry, new_telemetry=TuningTelemetry())
+            second = await worker.request_decision(
+                build_request(packed_telemetry=first.packed_telemetry, new_telemetry=TuningTelemetry())
             )
-            assert again.recommendation == first.recommendation, "the same telemetry, from its text"
-            few = await decider.request_decision(order(new_telemetry=TuningTelemetry()))
-            assert few.recommendation.action == "Insufficient"
+            assert second.recommendation == first.recommendation, "the same telemetry, from its text"
+            without_evidence = await worker.request_decision(build_request(new_telemetry=TuningTelemetry()))
+            assert without_evidence.recommendation.action == "Insufficient"
             with pytest.raises(TuningWorkerError, match="failed: "):
-                await decider.request_decision(order(engine=replace(order().engine, version="none")))
+                await worker.request_decision(build_request(engine=replace(build_request().engine, version="none")))
         finally:
-            await decider.close()
+            await worker.close()
 
-    in_real_time(story())
+    run_in_real_time(scenario())
 
 
 @pytest.mark.parametrize(
@@ -587,61 +609,74 @@ def test_a_process_decides_and_ends_when_nothing_is_asked() -> None:
         ("import time; time.sleep(600)", "did not respond within"),
         ("import sys; sys.stdin.readline(); sys.stdout.write('x' * 5_000_000); sys.stdout.flush()", "failed"),
     ],
-    ids=["talks nonsense", "ends", "hangs", "does not stop talking"],
+    ids=["invalid response", "exits", "hangs", "endless response"],
 )
-def test_a_process_that_does_not_answer_as_it_should_is_killed(program: str, message: str) -> None:
-    async def story() -> None:
-        decider = TuningWorkerClient((sys.executable, "-c", program), timeout_seconds=1.0 if "sleep" in program else 300.0)
+def test_worker_process_with_an_invalid_response_is_killed(program: str, message: str) -> None:
+    async def scenario() -> None:
+        worker = TuningWorkerClient((sys.executable, "-c", program), timeout_seconds=1.0 if "sleep" in program else 300.0)
         with pytest.raises(TuningWorkerError, match=message):
-            await decider.request_decision(order(new_telemetry=TuningTelemetry()))
-        assert decider._process is None
+            await worker.request_decision(build_request(new_telemetry=TuningTelemetry()))
+        assert worker._process is None
 
-    in_real_time(story())
+    run_in_real_time(scenario())
 
 
-def test_a_command_that_is_none_is_told() -> None:
-    async def story() -> None:
+def test_missing_worker_command_is_an_error() -> None:
+    async def scenario() -> None:
         with pytest.raises(TuningWorkerError, match="cannot be started"):
-            await TuningWorkerClient(("/nonexistent",)).request_decision(order(new_telemetry=TuningTelemetry()))
+            await TuningWorkerClient(("/nonexistent",)).request_decision(build_request(new_telemetry=TuningTelemetry()))
 
-    in_real_time(story())
+    run_in_real_time(scenario())
 
 
-def test_what_has_failed_and_what_a_trial_takes_goes_with_the_order(run: Run) -> None:
-    ended = T0.isoformat()
+def test_request_has_failed_trials_and_surge_pods(run: Run) -> None:
+    ended_at = T0.isoformat()
     failure = {
         "setting": SETTING | {"numSpeculativeTokens": 5},
         "reason": "Failed",
         "failureCount": 2,
         "specRevision": "r1",
-        "lastStartTime": ended,
-        "lastCompletionTime": ended,
+        "lastStartTime": ended_at,
+        "lastCompletionTime": ended_at,
     }
-    without = failure | {"setting": SETTING | {"numSpeculativeTokens": 7}, "reason": "InsufficientCapacity", "requiredPods": 4}
-    said = {"current": SETTING, "consecutiveFailures": 2, "failures": [failure, without], "lastRollbackTime": ended}
+    without_capacity = failure | {
+        "setting": SETTING | {"numSpeculativeTokens": 7},
+        "reason": "InsufficientCapacity",
+        "requiredPods": 4,
+    }
+    speculation = {
+        "current": SETTING,
+        "consecutiveFailures": 2,
+        "failures": [failure, without_capacity],
+        "lastRollbackTime": ended_at,
+    }
 
-    async def story() -> None:
-        async with Story() as one:
-            one.follow(resource(speculation=said))
-            await one.traffic(1.3 * INTERVAL)
-            (found,) = one.decider.orders
-            assert (found.surge_pods, found.history.consecutive_failures) == (2, 2)
-            (failed,) = found.failed_trials
-            assert (failed.setting, failed.was_compared) == (Static(5), False)
-            assert failed.backoff_until == (T0 + timedelta(hours=48)).timestamp()
-            assert DecisionRequest.from_line(found.to_line()).failed_trials == found.failed_trials
+    async def scenario() -> None:
+        async with TunerHarness() as harness:
+            harness.track(resource(speculation=speculation))
+            await harness.run_traffic(1.3 * INTERVAL)
+            (request,) = harness.worker.requests
+            assert (request.surge_pods, request.history.consecutive_failures) == (2, 2)
+            (failed_trial,) = request.failed_trials
+            assert (failed_trial.setting, failed_trial.was_compared) == (Static(5), False)
+            assert failed_trial.backoff_until == (T0 + timedelta(hours=48)).timestamp()
+            assert DecisionRequest.from_line(request.to_line()).failed_trials == request.failed_trials
 
-    run(story())
+    run(scenario())
 
 
-def test_a_resource_whose_spec_asks_for_no_drafts_is_not_decided_on(run: Run) -> None:
-    async def story() -> None:
-        async with Story() as one:
-            found = resource()
-            spec = found.spec.speculation.model_copy(update={"num_speculative_tokens": 0})
-            one.follow(found.model_copy(update={"spec": found.spec.model_copy(update={"speculation": spec})}))
-            await one.traffic(1.3 * INTERVAL)
-            assert one.decider.orders == []
-            assert one.tuner.recommendation(CHAT, "uid-chat") is None
+def test_no_decision_for_a_spec_without_draft_tokens(run: Run) -> None:
+    async def scenario() -> None:
+        async with TunerHarness() as harness:
+            tracked_resource = resource()
+            speculation = tracked_resource.spec.speculation.model_copy(update={"num_speculative_tokens": 0})
+            harness.track(
+                tracked_resource.model_copy(
+                    update={"spec": tracked_resource.spec.model_copy(update={"speculation": speculation})}
+                )
+            )
+            await harness.run_traffic(1.3 * INTERVAL)
+            assert harness.worker.requests == []
+            assert harness.tuner.recommendation(CHAT, "uid-chat") is None
 
-    run(story())
+    run(scenario())

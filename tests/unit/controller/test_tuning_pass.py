@@ -1,4 +1,4 @@
-"""From windows to what a person sees: what the tuner says reaches the status and its ConfigMap by passes, and nothing else."""
+"""Recommendations of the tuner reach the status, and its telemetry the ConfigMap, by reconciles and by nothing else."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from aerie.controller.work_queue import NamespacedName
 from aerie.engine.metrics.sample import Gauges, Sample
 from aerie.manifests.tuning_config_map import TuningRecord
 from tests.unit.controller.conftest import Run
-from tests.unit.controller.test_reconciler import CHAT, Operator, settled
-from tests.unit.controller.test_tuner import BUSY, INTERVAL, ZERO, Fake, Virtual
+from tests.unit.controller.test_reconciler import CHAT, Operator, start_settled_operator
+from tests.unit.controller.test_tuner import BUSY, INTERVAL, ZERO, FakeTuningWorker, VirtualClock
 
-PLACE = ("ConfigMap", "chat-aerie-tuning")
+TUNING_CONFIG_MAP = ("ConfigMap", "chat-aerie-tuning")
 
 
-async def lived(operator: Operator, decider: Fake, seconds: float) -> list[NamespacedName]:
-    """Minutes of traffic of its first stable pod, with a tuner that tells by `told`."""
-    told: list[NamespacedName] = []
-    tuner = operator.reconciler.tuner = Tuner(told.append, clock=Virtual(), worker=decider)
+async def run_tuner(operator: Operator, worker: FakeTuningWorker, seconds: float) -> list[NamespacedName]:
+    """Run a tuner on `seconds` of traffic of the first stable pod; return the notified keys."""
+    notified_keys: list[NamespacedName] = []
+    tuner = operator.reconciler.tuner = Tuner(notified_keys.append, clock=VirtualClock(), worker=worker)
     await operator.reconciler.reconcile(CHAT)
     revision = operator.server.objects["SpeculativeDeployment", "chat"]["status"]["stable"]["revision"]
-    deciding, counters = asyncio.create_task(tuner.run()), ZERO
+    tuning, counters = asyncio.create_task(tuner.run()), ZERO
     for _ in range(round(seconds / 60)):
         counters = counters + BUSY
         sample = Sample(counters, Gauges(1.0, 0.0, 0.1, 1000.0), frozenset({"0"}))
@@ -31,58 +31,58 @@ async def lived(operator: Operator, decider: Fake, seconds: float) -> list[Names
         now = tuner._clock.now().timestamp()
         tuner.record_sample(CHAT, f"chat-{revision}-0", target, now, sample, 60.0)
         await asyncio.sleep(60.0)
-    deciding.cancel()
-    await asyncio.gather(deciding, return_exceptions=True)
-    return told
+    tuning.cancel()
+    await asyncio.gather(tuning, return_exceptions=True)
+    return notified_keys
 
 
-def status_of(operator: Operator) -> dict[str, Any]:
-    found: dict[str, Any] = operator.server.objects["SpeculativeDeployment", "chat"]["status"]
-    return found
+def get_status(operator: Operator) -> dict[str, Any]:
+    status: dict[str, Any] = operator.server.objects["SpeculativeDeployment", "chat"]["status"]
+    return status
 
 
-def test_an_advice_reaches_the_status_and_what_is_known_its_config_map(run: Run) -> None:
-    async def story() -> None:
-        operator, decider = await settled(), Fake()
-        decider.action = "Hold"
-        told = await lived(operator, decider, 1.2 * INTERVAL)
-        assert told == [CHAT]
+def test_recommendation_reaches_status_and_config_map(run: Run) -> None:
+    async def scenario() -> None:
+        operator, worker = await start_settled_operator(), FakeTuningWorker()
+        worker.action = "Hold"
+        notified_keys = await run_tuner(operator, worker, 1.2 * INTERVAL)
+        assert notified_keys == [CHAT]
         operator.server.calls.clear()
         await operator.settle()
         assert "APPLY ConfigMap chat-aerie-tuning" in operator.server.writes
-        kept = TuningRecord.from_data(operator.server.objects[PLACE]["data"])
-        assert kept is not None
-        assert kept.explanation == "all of it"
-        conditions = {one["type"]: one for one in status_of(operator)["conditions"]}
+        tuning_record = TuningRecord.from_data(operator.server.objects[TUNING_CONFIG_MAP]["data"])
+        assert tuning_record is not None
+        assert tuning_record.explanation == "all of it"
+        conditions = {condition["type"]: condition for condition in get_status(operator)["conditions"]}
         assert conditions["SpeculationTuned"]["status"] == "True"
         operator.server.calls.clear()
         await operator.reconciler.reconcile(CHAT)
         assert operator.server.calls == [], "and then nothing more is written"
 
-    run(story())
+    run(scenario())
 
 
-def test_the_next_operator_knows_it_and_mode_off_forgets_it(run: Run) -> None:
-    async def story() -> None:
-        operator = await settled()
-        await lived(operator, Fake(), 1.2 * INTERVAL)
+def test_next_operator_restores_telemetry_and_mode_off_deletes_it(run: Run) -> None:
+    async def scenario() -> None:
+        operator = await start_settled_operator()
+        await run_tuner(operator, FakeTuningWorker(), 1.2 * INTERVAL)
         await operator.settle()
-        known = operator.reconciler.tuner.tuning_record(
+        stored_record = operator.reconciler.tuner.tuning_record(
             CHAT, operator.server.objects["SpeculativeDeployment", "chat"]["metadata"]["uid"]
         )
-        next_one = Operator(operator.server)
-        next_one.reconciler.tuner = Tuner(lambda _: None, clock=Virtual(), worker=Fake())
+        next_operator = Operator(operator.server)
+        next_operator.reconciler.tuner = Tuner(lambda _: None, clock=VirtualClock(), worker=FakeTuningWorker())
         operator.server.calls.clear()
-        await next_one.list()
-        await next_one.settle()
+        await next_operator.list()
+        await next_operator.settle()
         assert operator.server.writes == []
         uid = operator.server.objects["SpeculativeDeployment", "chat"]["metadata"]["uid"]
-        recalled = next_one.reconciler.tuner.tuning_record(CHAT, uid)
-        assert recalled is not None
-        assert known is not None
-        assert recalled.telemetry == known.telemetry
+        restored_record = next_operator.reconciler.tuner.tuning_record(CHAT, uid)
+        assert restored_record is not None
+        assert stored_record is not None
+        assert restored_record.telemetry == stored_record.telemetry
         operator.server.edit(speculation={"numSpeculativeTokens": 3, "tuning": {"mode": "Off"}})
-        await next_one.settle()
-        assert PLACE not in operator.server.objects
+        await next_operator.settle()
+        assert TUNING_CONFIG_MAP not in operator.server.objects
 
-    run(story())
+    run(scenario())

@@ -1,4 +1,4 @@
-"""The queue: once, one at a time, later and later. In virtual time."""
+"""The work queue: each key waits once, is processed by one worker, and is retried with back-off. In virtual time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_key_waits_once(run: Run) -> None:
     run(work())
 
 
-def test_a_key_in_work_comes_back_once_and_only_after(run: Run) -> None:
+def test_key_added_while_processed_is_returned_once_afterwards(run: Run) -> None:
     async def work() -> None:
         queue = WorkQueue()
         queue.add(A)
@@ -43,7 +43,7 @@ def test_a_key_in_work_comes_back_once_and_only_after(run: Run) -> None:
     run(work())
 
 
-def test_the_earlier_of_two_times_counts_and_now_goes_before_both(run: Run) -> None:
+def test_earliest_time_of_a_key_counts(run: Run) -> None:
     async def work() -> None:
         loop = asyncio.get_running_loop()
         queue = WorkQueue()
@@ -64,7 +64,7 @@ def test_the_earlier_of_two_times_counts_and_now_goes_before_both(run: Run) -> N
     run(work())
 
 
-def test_failures_come_back_later_and_later_until_forgotten(run: Run) -> None:
+def test_failed_key_is_retried_with_back_off_until_forgotten(run: Run) -> None:
     async def work() -> None:
         queue = WorkQueue(Backoff(initial_seconds=1, max_seconds=5))
         queue.add(A)
@@ -81,13 +81,13 @@ def test_failures_come_back_later_and_later_until_forgotten(run: Run) -> None:
     run(work())
 
 
-def test_a_key_that_rests_is_handed_out_once_after_its_rest_whoever_adds_it(run: Run) -> None:
+def test_resting_key_is_returned_once_after_its_rest(run: Run) -> None:
     async def work() -> None:
         loop = asyncio.get_running_loop()
         queue = WorkQueue()
         queue.add(A)
         await queue.get()
-        queue.add(A)  # during the work
+        queue.add(A)  # while it is processed
         queue.done(A, rest_seconds=3.3)
         for _ in range(4):
             await asyncio.sleep(0.7)
@@ -107,7 +107,7 @@ def test_a_key_that_rests_is_handed_out_once_after_its_rest_whoever_adds_it(run:
     run(work())
 
 
-def test_the_time_waited_is_told(run: Run) -> None:
+def test_get_returns_the_time_waited(run: Run) -> None:
     async def work() -> None:
         queue = WorkQueue()
         queue.add(A)
@@ -135,11 +135,11 @@ def test_nothing_that_was_added_is_lost(run: Run, steps: list[tuple[NamespacedNa
                 queue.done(key)
 
         workers = [asyncio.create_task(worker()) for _ in range(2)]
-        for key, how, seconds in steps:
+        for key, action, seconds in steps:
             pending.add(key)
-            if how == "add":
+            if action == "add":
                 queue.add(key)
-            elif how == "after":
+            elif action == "after":
                 queue.add_after(key, seconds)
             else:
                 queue.add_rate_limited(key)
@@ -153,7 +153,7 @@ def test_nothing_that_was_added_is_lost(run: Run, steps: list[tuple[NamespacedNa
     run(work())
 
 
-def test_it_is_empty_when_nothing_waits_and_nothing_is_worked_on(run: Run) -> None:
+def test_queue_is_empty_when_no_key_waits_or_is_processed(run: Run) -> None:
     async def work() -> None:
         queue = WorkQueue()
         await queue.wait_until_empty()

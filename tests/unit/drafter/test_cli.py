@@ -1,4 +1,4 @@
-"""The command line: quick help, one sentence and status 2 for what cannot be done."""
+"""The command line: quick help, one sentence and status 2 for an error."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) ->
     assert import_module(f"aerie_drafter.cli.{name}").command.__doc__
 
 
-def test_a_refusal_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["export", str(tmp_path / "none"), str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path / 'none' / 'config.json'}: missing.\n"
 
 
-def test_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_give_exit_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["export"]) == 2
     assert run_cli(["paint"]) == 2
     assert "paint" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A configuration comes back from what is written for vLLM, whatever it is."""
+"""Any configuration that is written for vLLM is read back equal."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ROPES = st.sampled_from(
 
 @st.composite
 def configs(draw: st.DrawFn) -> DrafterConfig:
-    """Any drafter that can be."""
+    """Draw any valid drafter configuration."""
     family = draw(st.sampled_from(DrafterFamily))
     fc_norm = draw(st.booleans())
     groups, vocabulary = draw(st.integers(1, 4)), draw(st.integers(2, 64))
     heads = groups * draw(st.integers(1, 4))
     mla = MlaDims(*(2 * draw(SIZE) for _ in range(5))) if family is DrafterFamily.MLA else None
-    rope: dict[str, Any] = draw(ROPES.filter(lambda one: mla is None or one["rope_type"] != "linear"))
+    rope: dict[str, Any] = draw(ROPES.filter(lambda candidate: mla is None or candidate["rope_type"] != "linear"))
     return DrafterConfig(
         family=family,
         hidden_size=draw(SIZE) * (1 if family is DrafterFamily.QWEN3 else heads),
@@ -54,7 +54,7 @@ def configs(draw: st.DrawFn) -> DrafterConfig:
 
 @settings(deadline=None)
 @given(configs())
-def test_what_is_written_for_vllm_comes_back(config: DrafterConfig) -> None:
+def test_a_config_written_for_vllm_is_read_back_equal(config: DrafterConfig) -> None:
     back = DrafterConfig.from_vllm_config(json.loads(json.dumps(config.to_vllm_config())))
     if config.mla is not None:  # has heads of its own, and writes no head_dim
         assert {**vars(back), "head_dim": 0} == {**vars(config), "head_dim": 0}
@@ -64,7 +64,7 @@ def test_what_is_written_for_vllm_comes_back(config: DrafterConfig) -> None:
 
 @settings(deadline=None)
 @given(configs())
-def test_shapes_of_a_configuration_have_no_fault(config: DrafterConfig) -> None:
+def test_tensors_of_a_config_have_valid_shapes(config: DrafterConfig) -> None:
     shapes = expected_tensor_shapes(config)
     assert find_shape_errors(config, shapes) == []
     assert len(find_shape_errors(config, {name: shape for name, shape in shapes.items() if name != "norm.weight"})) == 1
@@ -73,10 +73,10 @@ def test_shapes_of_a_configuration_have_no_fault(config: DrafterConfig) -> None:
 
 @given(st.integers(1, 200))
 def test_default_layers_are_in_the_target(layers: int) -> None:
-    found = default_aux_layer_ids(layers)
-    assert found
-    assert list(found) == sorted(set(found))
-    assert found[0] >= 0
-    assert found[-1] <= layers
+    layer_ids = default_aux_layer_ids(layers)
+    assert layer_ids
+    assert list(layer_ids) == sorted(set(layer_ids))
+    assert layer_ids[0] >= 0
+    assert layer_ids[-1] <= layers
     if layers >= 8:
-        assert found == (2, layers // 2, layers - 3)
+        assert layer_ids == (2, layers // 2, layers - 3)

@@ -1,4 +1,4 @@
-"""Other projects' checkpoints: what comes out computes what went in, and what cannot be known is asked for."""
+"""Other projects' checkpoints: the converted drafter computes the same, and ambiguous values need an option."""
 
 from __future__ import annotations
 
@@ -37,10 +37,12 @@ LLAMA = {
 }
 
 
-def random(**given: Any) -> Drafter:
+def build_drafter(**overrides: Any) -> Drafter:
     torch.manual_seed(3)
     drafter = Drafter(
-        DrafterConfig(**{"family": DrafterFamily.LLAMA, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048, **SIZES, **given})
+        DrafterConfig(
+            **{"family": DrafterFamily.LLAMA, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048, **SIZES, **overrides}
+        )
     )
     for name, parameter in drafter.named_parameters():
         if "norm" in name:
@@ -52,7 +54,7 @@ def random(**given: Any) -> Drafter:
 
 @torch.no_grad()
 def outputs(drafter: Drafter) -> tuple[Tensor, Tensor]:
-    """Logits of two steps, the second fed back, and the tokens they stand for."""
+    """Return the logits of two steps, the second fed back, and the tokens of their columns."""
     generator = torch.Generator().manual_seed(5)
     width = drafter.config.target_hidden_size * len(drafter.config.aux_layer_ids)
     aux, memory = torch.randn(1, 6, width, generator=generator), DecodingCache()
@@ -62,21 +64,21 @@ def outputs(drafter: Drafter) -> tuple[Tensor, Tensor]:
     return torch.cat([drafter.logits(first.normed_hidden), drafter.logits(second.normed_hidden)], dim=1), drafter.draft_token_ids
 
 
-def same(one: Drafter, other: Drafter) -> bool:
-    """Whether weights are equal, and outputs but for rounding: a matrix product's depends on where in memory its weights lie."""
-    weights = other.state_dict()
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in one.state_dict().items())
-    (logits, tokens), (others, theirs) = outputs(one), outputs(other)
-    return torch.allclose(logits, others, rtol=1e-5, atol=1e-5) and torch.equal(tokens, theirs)
+def are_equal(first: Drafter, second: Drafter) -> bool:
+    """Return whether weights are equal, and outputs up to rounding, which depends on the memory layout of the weights."""
+    weights = second.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in first.state_dict().items())
+    (first_logits, first_tokens), (second_logits, second_tokens) = outputs(first), outputs(second)
+    return torch.allclose(first_logits, second_logits, rtol=1e-5, atol=1e-5) and torch.equal(first_tokens, second_tokens)
 
 
-def foreign(
-    folder: Path, drafter: Drafter, config: dict[str, Any], names: Callable[[str], str] = str, *, pickled: bool = False
+def write_foreign_checkpoint(
+    folder: Path, drafter: Drafter, config: dict[str, Any], rename: Callable[[str], str] = str, *, pickled: bool = False
 ) -> Path:
-    """A folder as another project would leave it."""
+    """Write a folder in the format of another project."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    tensors = {names(name): tensor for name, tensor in build_checkpoint(drafter, {}).tensors.items()}
+    tensors = {rename(name): tensor for name, tensor in build_checkpoint(drafter, {}).tensors.items()}
     if pickled:
         torch.save(tensors, folder / "pytorch_model.bin")
     else:
@@ -84,7 +86,7 @@ def foreign(
     return folder
 
 
-def target(folder: Path, layers: int = 8) -> Path:
+def write_target(folder: Path, layers: int = 8) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"num_hidden_layers": layers, "hidden_size": 16, "vocab_size": 40}))
     return folder
@@ -92,25 +94,25 @@ def target(folder: Path, layers: int = 8) -> Path:
 
 @pytest.mark.parametrize("pickled", [True, False])
 def test_safeailab(tmp_path: Path, pickled: bool) -> None:
-    drafter = random()
-    source = foreign(tmp_path / "s", drafter, {**LLAMA, "architectures": ["LlamaForCausalLM"]}, pickled=pickled)
+    drafter = build_drafter()
+    source = write_foreign_checkpoint(tmp_path / "s", drafter, {**LLAMA, "architectures": ["LlamaForCausalLM"]}, pickled=pickled)
     with pytest.raises(ConfigError, match=r"config.json: eagle_aux_hidden_state_layer_ids is missing: set the target's folder"):
         convert_checkpoint(source, ConversionOverrides())
-    found = import_checkpoint(source, tmp_path / "d", ConversionOverrides(), target=target(tmp_path / "t"))
-    assert found.origin is CheckpointOrigin.SAFEAILAB
-    assert any("the default for 8 layers" in finding for finding in found.findings)
+    conversion = import_checkpoint(source, tmp_path / "d", ConversionOverrides(), target=write_target(tmp_path / "t"))
+    assert conversion.origin is CheckpointOrigin.SAFEAILAB
+    assert any("the default for 8 layers" in finding for finding in conversion.findings)
     back = load_drafter(tmp_path / "d")
     assert back.config == drafter.config
     assert back.config.eagle_version == "EAGLE 3"
-    assert same(back, drafter)
+    assert are_equal(back, drafter)
 
 
 SPECFORGE = {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"], "fc_norm": True, "norm_output": True}
 DAY = datetime.date
 
 
-def test_specforge_asks_for_the_day(tmp_path: Path) -> None:
-    source = foreign(tmp_path / "s", random(fc_norm=True), SPECFORGE)
+def test_specforge_needs_the_training_date(tmp_path: Path) -> None:
+    source = write_foreign_checkpoint(tmp_path / "s", build_drafter(fc_norm=True), SPECFORGE)
     with pytest.raises(
         ConfigError, match=r"had another meaning in SpecForge from 2026-07-20 to 2026-09-15 .*its date of training is unknown"
     ):
@@ -120,7 +122,7 @@ def test_specforge_asks_for_the_day(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "norm_output"),
+    ("overrides", "norm_output"),
     [
         (ConversionOverrides(training_date=DAY(2026, 8, 8)), False),
         (ConversionOverrides(training_date=DAY(2026, 9, 16)), True),
@@ -129,16 +131,16 @@ def test_specforge_asks_for_the_day(tmp_path: Path) -> None:
         (ConversionOverrides(origin=CheckpointOrigin.TORCHSPEC), True),
     ],
 )
-def test_specforge_feedback(tmp_path: Path, wishes: ConversionOverrides, norm_output: bool) -> None:
-    drafter = random(fc_norm=True, norm_output=norm_output)
-    source = foreign(tmp_path / "s", drafter, SPECFORGE)
-    found = import_checkpoint(source, tmp_path / "d", wishes, target=target(tmp_path / "t"))
-    assert same(load_drafter(tmp_path / "d"), drafter)
-    assert any("pull request 879" in finding for finding in found.findings) is (wishes.training_date == DAY(2026, 8, 8))
+def test_specforge_feedback(tmp_path: Path, overrides: ConversionOverrides, norm_output: bool) -> None:
+    drafter = build_drafter(fc_norm=True, norm_output=norm_output)
+    source = write_foreign_checkpoint(tmp_path / "s", drafter, SPECFORGE)
+    conversion = import_checkpoint(source, tmp_path / "d", overrides, target=write_target(tmp_path / "t"))
+    assert are_equal(load_drafter(tmp_path / "d"), drafter)
+    assert any("pull request 879" in finding for finding in conversion.findings) is (overrides.training_date == DAY(2026, 8, 8))
 
 
-def test_specforge_without_final_norm_is_refused(tmp_path: Path) -> None:
-    source = foreign(tmp_path / "s", random(fc_norm=True), {**SPECFORGE, "norm_output": False})
+def test_specforge_without_final_norm_is_rejected(tmp_path: Path) -> None:
+    source = write_foreign_checkpoint(tmp_path / "s", build_drafter(fc_norm=True), {**SPECFORGE, "norm_output": False})
     with pytest.raises(ConfigError, match="no engine computes that; retrain it"):
         convert_checkpoint(source, ConversionOverrides(target_layer_count=8, training_date=DAY(2026, 8, 8)))
     assert (
@@ -149,17 +151,19 @@ def test_specforge_without_final_norm_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_specforge_of_before_is_eagle_3(tmp_path: Path) -> None:
+def test_specforge_without_feedback_norm_is_eagle_3(tmp_path: Path) -> None:
     config = {key: value for key, value in SPECFORGE.items() if key not in ("fc_norm", "norm_output")}
-    found = convert_checkpoint(foreign(tmp_path / "s", random(), config), ConversionOverrides(target_layer_count=8))
-    assert (found.origin, found.checkpoint.config.eagle_version) == (CheckpointOrigin.SPECFORGE, "EAGLE 3")
+    conversion = convert_checkpoint(
+        write_foreign_checkpoint(tmp_path / "s", build_drafter(), config), ConversionOverrides(target_layer_count=8)
+    )
+    assert (conversion.origin, conversion.checkpoint.config.eagle_version) == (CheckpointOrigin.SPECFORGE, "EAGLE 3")
 
 
 OUTPUTS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}
 
 
 @pytest.mark.parametrize(
-    ("config", "wishes", "names", "expected"),
+    ("config", "overrides", "rename", "expected"),
     [
         (OUTPUTS, ConversionOverrides(), str, (2, 4, 5)),
         (OUTPUTS, ConversionOverrides(layer_id_convention=LayerIdConvention.INPUTS), str, (1, 3, 4)),
@@ -192,60 +196,70 @@ OUTPUTS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}
         ),
     ],
 )
-def test_layers_are_counted_as_vllm_does(
-    tmp_path: Path, config: dict[str, Any], wishes: ConversionOverrides, names: Callable[[str], str], expected: tuple[int, ...]
+def test_layer_ids_are_those_of_vllm(
+    tmp_path: Path,
+    config: dict[str, Any],
+    overrides: ConversionOverrides,
+    rename: Callable[[str], str],
+    expected: tuple[int, ...],
 ) -> None:
-    source = foreign(tmp_path / "s", random(), {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"], **config}, names)
-    assert convert_checkpoint(source, wishes).checkpoint.config.aux_layer_ids == expected
+    source = write_foreign_checkpoint(
+        tmp_path / "s", build_drafter(), {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"], **config}, rename
+    )
+    assert convert_checkpoint(source, overrides).checkpoint.config.aux_layer_ids == expected
 
 
-def test_layers_that_could_be_either_are_asked_for(tmp_path: Path) -> None:
+def test_ambiguous_layer_ids_need_an_option(tmp_path: Path) -> None:
     config = {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"], "eagle_aux_hidden_state_layer_ids": [3, 4, 6]}
     with pytest.raises(ConfigError, match="convert with --layer-ids inputs or --layer-ids outputs"):
-        convert_checkpoint(foreign(tmp_path / "s", random(), config), ConversionOverrides())
+        convert_checkpoint(write_foreign_checkpoint(tmp_path / "s", build_drafter(), config), ConversionOverrides())
 
 
 def test_torchspec(tmp_path: Path) -> None:
-    drafter = random(fc_norm=True, norm_output=True)
-    found = import_checkpoint(
-        foreign(tmp_path / "s", drafter, {**SPECFORGE, **OUTPUTS, "_torchspec_version": "0.1"}),
+    drafter = build_drafter(fc_norm=True, norm_output=True)
+    conversion = import_checkpoint(
+        write_foreign_checkpoint(tmp_path / "s", drafter, {**SPECFORGE, **OUTPUTS, "_torchspec_version": "0.1"}),
         tmp_path / "d",
         ConversionOverrides(),
     )
-    assert found.origin is CheckpointOrigin.TORCHSPEC
+    assert conversion.origin is CheckpointOrigin.TORCHSPEC
     assert load_drafter(tmp_path / "d").config == drafter.config
-    assert same(load_drafter(tmp_path / "d"), drafter)
+    assert are_equal(load_drafter(tmp_path / "d"), drafter)
 
 
 def test_sglang_legacy_names(tmp_path: Path) -> None:
     legacy = {"fc_norm.0.": "aux_norm_low.", "fc_norm.1.": "aux_norm_mid.", "fc_norm.2.": "aux_norm_high."}
 
-    def names(name: str) -> str:
+    def rename(name: str) -> str:
         for new, old in legacy.items():
             name = name.replace(new, old)
         return name
 
-    drafter = random(fc_norm=True, norm_output=True)
+    drafter = build_drafter(fc_norm=True, norm_output=True)
     config = {**LLAMA, **OUTPUTS, "architectures": ["LlamaForCausalLMEagle3"], "use_aux_norm": True, "norm_output": True}
-    found = import_checkpoint(foreign(tmp_path / "s", drafter, config, names), tmp_path / "d", ConversionOverrides())
-    assert found.origin is CheckpointOrigin.SGLANG
-    assert same(load_drafter(tmp_path / "d"), drafter)
+    conversion = import_checkpoint(
+        write_foreign_checkpoint(tmp_path / "s", drafter, config, rename), tmp_path / "d", ConversionOverrides()
+    )
+    assert conversion.origin is CheckpointOrigin.SGLANG
+    assert are_equal(load_drafter(tmp_path / "d"), drafter)
 
 
 def test_nemo(tmp_path: Path) -> None:
-    drafter = random(fc_norm=True, norm_output=True)
+    drafter = build_drafter(fc_norm=True, norm_output=True)
     config = {**SPECFORGE, **OUTPUTS, "architectures": ["LlamaEagle3DraftModel"]}
 
-    def names(name: str) -> str:
+    def rename(name: str) -> str:
         return name if name in ("d2t", "t2d") or name.startswith("lm_head") else f"model.{name.replace('midlayer.', 'layers.0.')}"
 
-    found = import_checkpoint(foreign(tmp_path / "s", drafter, config, names), tmp_path / "d", ConversionOverrides())
-    assert found.origin is CheckpointOrigin.NEMO
-    assert same(load_drafter(tmp_path / "d"), drafter)
+    conversion = import_checkpoint(
+        write_foreign_checkpoint(tmp_path / "s", drafter, config, rename), tmp_path / "d", ConversionOverrides()
+    )
+    assert conversion.origin is CheckpointOrigin.NEMO
+    assert are_equal(load_drafter(tmp_path / "d"), drafter)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "config_fields",
     [
         {"fc_norm": True, "norm_output": True},
         {"norm_before_fc": True, "norm_before_residual": True},
@@ -263,19 +277,21 @@ def test_nemo(tmp_path: Path) -> None:
         },
     ],
 )
-def test_speculators_round_trip(tmp_path: Path, given: dict[str, Any]) -> None:
-    drafter = random(**given)
+def test_speculators_round_trip(tmp_path: Path, config_fields: dict[str, Any]) -> None:
+    drafter = build_drafter(**config_fields)
     save_checkpoint(tmp_path / "a", drafter, {"target": "some/target", "training_horizon": 3})
     export_checkpoint(tmp_path / "a", tmp_path / "b", export_format=ExportFormat.SPECULATORS, num_speculative_tokens=4)
-    found = import_checkpoint(tmp_path / "b", tmp_path / "c", ConversionOverrides())
-    assert found.origin is CheckpointOrigin.SPECULATORS
+    conversion = import_checkpoint(tmp_path / "b", tmp_path / "c", ConversionOverrides())
+    assert conversion.origin is CheckpointOrigin.SPECULATORS
     assert load_drafter(tmp_path / "c").config == drafter.config
-    assert same(load_drafter(tmp_path / "c"), drafter)
-    assert found.checkpoint.provenance.training_horizon == 3
+    assert are_equal(load_drafter(tmp_path / "c"), drafter)
+    assert conversion.checkpoint.provenance.training_horizon == 3
 
 
-def speculators(tmp_path: Path, change: Callable[[dict[str, Any]], None], drafter: Drafter | None = None) -> Path:
-    save_checkpoint(tmp_path / "a", drafter or random(), {"target": "t"})
+def write_speculators_checkpoint(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], drafter: Drafter | None = None
+) -> Path:
+    save_checkpoint(tmp_path / "a", drafter or build_drafter(), {"target": "t"})
     export_checkpoint(tmp_path / "a", tmp_path / "b", export_format=ExportFormat.SPECULATORS)
     config = json.loads((tmp_path / "b" / "config.json").read_text())
     change(config)
@@ -284,23 +300,23 @@ def speculators(tmp_path: Path, change: Callable[[dict[str, Any]], None], drafte
 
 
 def test_speculators_own_copies_and_defaults(tmp_path: Path) -> None:
-    drafter = random(norm_before_residual=True)
-    source = speculators(tmp_path, lambda config: config.pop("norm_before_residual"), drafter)
+    drafter = build_drafter(norm_before_residual=True)
+    source = write_speculators_checkpoint(tmp_path, lambda config: config.pop("norm_before_residual"), drafter)
     header = read_header(source / "model.safetensors")
     extra = {"verifier_lm_head.weight": torch.ones(20, 16), "verifier_norm.weight": torch.ones(16)}
     write_tensors(source / "model.safetensors", {**read_tensors(header), **extra}, {})
-    found = import_checkpoint(source, tmp_path / "c", ConversionOverrides())
-    assert same(load_drafter(tmp_path / "c"), drafter)
-    assert any("verifier_lm_head.weight, verifier_norm.weight" in finding for finding in found.findings)
-    assert any("norm_before_residual is true, vLLM's default" in finding for finding in found.findings)
+    conversion = import_checkpoint(source, tmp_path / "c", ConversionOverrides())
+    assert are_equal(load_drafter(tmp_path / "c"), drafter)
+    assert any("verifier_lm_head.weight, verifier_norm.weight" in finding for finding in conversion.findings)
+    assert any("norm_before_residual is true, vLLM's default" in finding for finding in conversion.findings)
 
 
 def windowed(config: dict[str, Any]) -> None:
     config["transformer_layer_config"] |= {"sliding_window": 2048, "layer_types": ["sliding_attention"]}
 
 
-def test_a_sliding_window_is_not_dropped_in_silence(tmp_path: Path) -> None:
-    source = speculators(tmp_path, windowed)
+def test_a_sliding_window_is_not_dropped_silently(tmp_path: Path) -> None:
+    source = write_speculators_checkpoint(tmp_path, windowed)
     with pytest.raises(ConfigError, match="sliding_window is 2048 and the layer uses it"):
         convert_checkpoint(source, ConversionOverrides())
     assert any(
@@ -323,9 +339,11 @@ def test_a_sliding_window_is_not_dropped_in_silence(tmp_path: Path) -> None:
         (lambda config: config.update(draft_vocab_size=19), "has shape 20.*the configuration makes it 19"),
     ],
 )
-def test_bad_speculators(tmp_path: Path, change: Callable[[dict[str, Any]], None], sentence: str) -> None:
+def test_invalid_speculators_checkpoints_are_rejected(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], sentence: str
+) -> None:
     with pytest.raises(DrafterError, match=sentence) as caught:
-        convert_checkpoint(speculators(tmp_path, change), ConversionOverrides())
+        convert_checkpoint(write_speculators_checkpoint(tmp_path, change), ConversionOverrides())
     assert str(tmp_path / "b") in str(caught.value)
 
 
@@ -337,27 +355,29 @@ OURS = {
 }
 
 
-def test_ids_in_place_of_offsets(tmp_path: Path) -> None:
-    drafter = random()
+def test_ids_in_d2t_are_converted_to_offsets(tmp_path: Path) -> None:
+    drafter = build_drafter()
     ids = drafter.draft_token_ids
-    source = foreign(tmp_path / "s", drafter, OURS)
+    source = write_foreign_checkpoint(tmp_path / "s", drafter, OURS)
     tensors = read_tensors(read_header(source / "model.safetensors"))
     write_tensors(source / "model.safetensors", {**tensors, "d2t": ids}, {})
-    found = convert_checkpoint(source, ConversionOverrides())
-    assert torch.equal(found.checkpoint.tensors["d2t"], drafter.d2t)
-    assert any("as t2d proves" in finding for finding in found.findings)
-    write_tensors(source / "model.safetensors", {name: one for name, one in {**tensors, "d2t": ids}.items() if name != "t2d"}, {})
+    conversion = convert_checkpoint(source, ConversionOverrides())
+    assert torch.equal(conversion.checkpoint.tensors["d2t"], drafter.d2t)
+    assert any("as t2d proves" in finding for finding in conversion.findings)
+    write_tensors(
+        source / "model.safetensors", {name: tensor for name, tensor in {**tensors, "d2t": ids}.items() if name != "t2d"}, {}
+    )
     with pytest.raises(CheckpointError, match="d2t is an offset: token of the target = draft id"):
         convert_checkpoint(source, ConversionOverrides())
 
 
-def test_mapping_missing_or_needless(tmp_path: Path) -> None:
-    drafter = random()
-    source = foreign(tmp_path / "s", drafter, OURS)
+def test_a_missing_mapping_is_added_and_a_needless_one_removed(tmp_path: Path) -> None:
+    drafter = build_drafter()
+    source = write_foreign_checkpoint(tmp_path / "s", drafter, OURS)
     tensors = read_tensors(read_header(source / "model.safetensors"))
-    write_tensors(source / "model.safetensors", {name: one for name, one in tensors.items() if name != "d2t"}, {})
+    write_tensors(source / "model.safetensors", {name: tensor for name, tensor in tensors.items() if name != "d2t"}, {})
     assert torch.equal(convert_checkpoint(source, ConversionOverrides()).checkpoint.tensors["d2t"], drafter.d2t)
-    full = foreign(tmp_path / "f", random(draft_vocab_size=40), {**OURS, "draft_vocab_size": 40})
+    full = write_foreign_checkpoint(tmp_path / "f", build_drafter(draft_vocab_size=40), {**OURS, "draft_vocab_size": 40})
     assert "d2t" not in convert_checkpoint(full, ConversionOverrides()).checkpoint.tensors
     tensors = read_tensors(read_header(full / "model.safetensors"))
     write_tensors(full / "model.safetensors", {**tensors, "d2t": torch.arange(39, -1, -1) - torch.arange(40)}, {})
@@ -365,21 +385,23 @@ def test_mapping_missing_or_needless(tmp_path: Path) -> None:
         convert_checkpoint(full, ConversionOverrides())
 
 
-def test_a_mapping_that_does_not_rise_is_kept(tmp_path: Path) -> None:
-    drafter = random()
-    source = foreign(tmp_path / "s", drafter, OURS)
+def test_a_mapping_in_another_order_is_kept(tmp_path: Path) -> None:
+    drafter = build_drafter()
+    source = write_foreign_checkpoint(tmp_path / "s", drafter, OURS)
     tensors = read_tensors(read_header(source / "model.safetensors"))
     order = torch.arange(20).flip(0)
     falling = drafter.draft_token_ids[order] - torch.arange(20)
     moved = {**tensors, "d2t": falling, "lm_head.weight": tensors["lm_head.weight"][order]}
     write_tensors(source / "model.safetensors", moved, {})
-    found = convert_checkpoint(source, ConversionOverrides()).checkpoint.tensors
-    assert torch.equal(found["d2t"], falling)
-    assert torch.equal(found["t2d"], drafter.t2d)
+    converted = convert_checkpoint(source, ConversionOverrides()).checkpoint.tensors
+    assert torch.equal(converted["d2t"], falling)
+    assert torch.equal(converted["t2d"], drafter.t2d)
 
 
-def test_parallel_drafters_are_refused(tmp_path: Path) -> None:
-    source = foreign(tmp_path / "s", random(), OURS, lambda name: "mask_hidden" if name == "t2d" else name)
+def test_parallel_drafters_are_rejected(tmp_path: Path) -> None:
+    source = write_foreign_checkpoint(
+        tmp_path / "s", build_drafter(), OURS, lambda name: "mask_hidden" if name == "t2d" else name
+    )
     with pytest.raises(CheckpointError, match=r"model.safetensors: mask_hidden exists: parallel drafting"):
         convert_checkpoint(source, ConversionOverrides())
 
@@ -389,7 +411,7 @@ def test_pickles_are_not_executed(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple[Any, ...]:
             return (Path(tmp_path / "exploded").touch, ())
 
-    source = foreign(tmp_path / "s", random(), OURS, pickled=True)
+    source = write_foreign_checkpoint(tmp_path / "s", build_drafter(), OURS, pickled=True)
     torch.save({"fc.weight": Bomb()}, source / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"pytorch_model.bin: cannot be read as tensors only"):
         convert_checkpoint(source, ConversionOverrides())
@@ -399,15 +421,23 @@ def test_pickles_are_not_executed(tmp_path: Path) -> None:
         convert_checkpoint(source, ConversionOverrides())
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    drafter = random(fc_norm=True)
-    source = foreign(tmp_path / "s", drafter, SPECFORGE)
-    arguments = ["convert", str(source), str(tmp_path / "d"), "--target", str(target(tmp_path / "t")), "--trained", "2026-08-01"]
+def test_convert_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drafter = build_drafter(fc_norm=True)
+    source = write_foreign_checkpoint(tmp_path / "s", drafter, SPECFORGE)
+    arguments = [
+        "convert",
+        str(source),
+        str(tmp_path / "d"),
+        "--target",
+        str(write_target(tmp_path / "t")),
+        "--trained",
+        "2026-08-01",
+    ]
     assert run_cli(arguments) == 0
-    said = capsys.readouterr()
-    assert "norm_output is changed from true to false" in said.err
-    assert "EAGLE 3 with fc_norm, from specforge" in said.out
-    assert same(load_drafter(tmp_path / "d"), drafter)
+    printed = capsys.readouterr()
+    assert "norm_output is changed from true to false" in printed.err
+    assert "EAGLE 3 with fc_norm, from specforge" in printed.out
+    assert are_equal(load_drafter(tmp_path / "d"), drafter)
     assert run_cli(["convert", str(source), str(tmp_path / "e"), "--layers", "low"]) == 2
     assert "integers separated by commas" in capsys.readouterr().err
     assert not (tmp_path / "e").exists()

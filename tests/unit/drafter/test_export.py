@@ -1,4 +1,4 @@
-"""Exports: the tensors that went in, every key that some vLLM looks for, and a card that says what it is."""
+"""Exports: unchanged tensors, every key that a vLLM release reads, and a model card."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from .sizes import SIZES
 MLA = MlaDims(kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=4, q_lora_rank=6)
 
 
-def make(**given: Any) -> Drafter:
+def build_drafter(**overrides: Any) -> Drafter:
     torch.manual_seed(4)
     config: dict[str, Any] = {"family": DrafterFamily.LLAMA, **SIZES, "fc_norm": True, "norm_output": True}
-    drafter = Drafter(DrafterConfig(**{**config, **given}))
+    drafter = Drafter(DrafterConfig(**{**config, **overrides}))
     drafter.set_draft_vocabulary(torch.arange(5, 25))
     return drafter
 
@@ -36,7 +36,7 @@ def make(**given: Any) -> Drafter:
 def trained(tmp_path: Path) -> Path:
     save_checkpoint(
         tmp_path / "trained",
-        make(),
+        build_drafter(),
         Provenance(target="some/target", training_data="books", training_horizon=3, notes={"seed": "7"}),
     )
     return tmp_path / "trained"
@@ -51,12 +51,12 @@ def test_vllm_form(trained: Path, tmp_path: Path) -> None:
     assert config["eagle_aux_hidden_state_layer_ids"] == config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
     switches = ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual")
     assert [config[name] for name in switches] == [True, True, False, False]
-    state = make().state_dict()
+    state = build_drafter().state_dict()
     assert all(torch.equal(tensor, state[name]) for name, tensor in load_drafter(tmp_path / "out").state_dict().items())
     assert checkpoint.read_provenance(tmp_path / "out").training_horizon == 3
 
 
-def test_the_card(trained: Path, tmp_path: Path) -> None:
+def test_the_model_card_describes_the_checkpoint(trained: Path, tmp_path: Path) -> None:
     export_checkpoint(trained, tmp_path / "out", num_speculative_tokens=4, acceptance_length=2.5, measured_on="chat")
     _, header, body = (tmp_path / "out" / "README.md").read_text().split("---\n", 2)
     assert yaml.safe_load(header) == {"base_model": "some/target", "tags": ["eagle3", "speculative-decoding", "vllm"]}
@@ -68,14 +68,14 @@ def test_the_card(trained: Path, tmp_path: Path) -> None:
     assert speculative == {"method": "eagle3", "model": "<this folder>", "num_speculative_tokens": 4}
 
 
-def test_same_export_same_bytes(trained: Path, tmp_path: Path) -> None:
+def test_the_same_export_gives_the_same_bytes(trained: Path, tmp_path: Path) -> None:
     for number in ("1", "2"):
         export_checkpoint(trained, tmp_path / number / "out", export_format=ExportFormat.SPECULATORS)
     for name in ("README.md", "config.json", "model.safetensors"):
         assert (tmp_path / "1" / "out" / name).read_bytes() == (tmp_path / "2" / "out" / name).read_bytes()
 
 
-def test_smaller(trained: Path, tmp_path: Path) -> None:
+def test_exports_without_embedding_and_in_half_precision_are_smaller(trained: Path, tmp_path: Path) -> None:
     export_checkpoint(trained, tmp_path / "out", include_embedding=False, dtype=torch.bfloat16)
     header = read_header(tmp_path / "out" / "model.safetensors")
     assert "embed_tokens.weight" not in header.tensors
@@ -94,39 +94,39 @@ def test_speculators_form(trained: Path, tmp_path: Path) -> None:
     assert config["speculators_config"]["verifier"] == {"name_or_path": str(target), "architectures": ["Qwen3ForCausalLM"]}
     assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 5
     assert config["transformer_layer_config"]["vocab_size"] == 40
-    assert config["norm_before_residual"] is False  # written: what is left out vLLM takes for true
+    assert config["norm_before_residual"] is False  # written, because vLLM's default is true
     names = set(read_header(tmp_path / "out" / "model.safetensors").tensors)
     assert "layers.0.mlp.up_proj.weight" in names
     assert not any(name.startswith("midlayer.") for name in names)
 
 
-def test_what_speculators_cannot_hold(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "d", make(family=DrafterFamily.MLA, mla=MLA), {"target": "t"})
+def test_settings_that_speculators_format_lacks_are_rejected(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "d", build_drafter(family=DrafterFamily.MLA, mla=MLA), {"target": "t"})
     with pytest.raises(ConfigError, match="the speculators format does not support latent attention"):
         export_checkpoint(tmp_path / "d", tmp_path / "out", export_format=ExportFormat.SPECULATORS)
     assert not (tmp_path / "out").exists()
 
 
-def test_refusals(trained: Path, tmp_path: Path) -> None:
+def test_invalid_settings_are_rejected(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="num_speculative_tokens is 0: must be at least 1"):
         export_checkpoint(trained, tmp_path / "out", num_speculative_tokens=0)
     with pytest.raises(ConfigError, match=r"acceptance_length is 4\.5: must be between 1 and 4 for num_speculative_tokens 3"):
         export_checkpoint(trained, tmp_path / "out", acceptance_length=4.5)
-    save_checkpoint(tmp_path / "unknown", make(), {})
+    save_checkpoint(tmp_path / "unknown", build_drafter(), {})
     with pytest.raises(ConfigError, match=r"model.safetensors: its target is unknown; set it"):
         export_checkpoint(tmp_path / "unknown", tmp_path / "out")
     with pytest.raises(CheckpointError, match="contains files that aerie-drafter did not write"):
         export_checkpoint(trained, tmp_path)
 
 
-def test_a_drafter_over_itself(trained: Path) -> None:
+def test_an_export_over_its_own_source(trained: Path) -> None:
     before = load_drafter(trained).state_dict()
     export_checkpoint(trained, trained)
     assert all(torch.equal(tensor, before[name]) for name, tensor in load_drafter(trained).state_dict().items())
 
 
 @pytest.mark.parametrize(
-    ("given", "form", "release"),
+    ("overrides", "form", "release"),
     [
         ({}, ExportFormat.VLLM, "0.22.0"),
         ({}, ExportFormat.SPECULATORS, "0.25.0"),
@@ -136,10 +136,10 @@ def test_a_drafter_over_itself(trained: Path) -> None:
         ({"family": DrafterFamily.MLA, "mla": MLA, "fc_norm": False, "norm_output": False}, ExportFormat.VLLM, "0.22.0"),
     ],
 )
-def test_first_release(given: dict[str, Any], form: ExportFormat, release: str) -> None:
-    assert min_vllm_version(make(**given).config, form) == release
+def test_min_vllm_version_of_an_export(overrides: dict[str, Any], form: ExportFormat, release: str) -> None:
+    assert min_vllm_version(build_drafter(**overrides).config, form) == release
 
 
-def test_the_command(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_command(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["export", str(trained), str(tmp_path / "out"), "--tokens", "5", "--dtype", "bfloat16"]) == 0
     assert f'"model": "{tmp_path / "out"}", "num_speculative_tokens": 5' in capsys.readouterr().out

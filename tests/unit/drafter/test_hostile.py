@@ -1,4 +1,4 @@
-"""Whatever stands in a checkpoint's files: it is read, or refused in one sentence; never a traceback of something else."""
+"""Arbitrary content of a checkpoint's files: it is read, or rejected in one sentence, without another traceback."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 ANY = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-class Saved(dict[str, dict[str, bytes]]):
-    """Files by form and name; short where hypothesis writes an example down."""
+class Checkpoint(dict[str, dict[str, bytes]]):
+    """Files by format and name; a short repr for examples that hypothesis prints."""
 
     def __repr__(self) -> str:
         return "saved"
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Saved:
-    """Good files, by form and name."""
+def valid_checkpoints(tmp_path: Path) -> Checkpoint:
+    """Return valid files, by format and name."""
     drafter = Drafter(CONFIG)
     drafter.set_draft_vocabulary(torch.arange(0, 12, 2))
     save_checkpoint(tmp_path / "vllm", drafter, {"target": "t"})
     export_checkpoint(tmp_path / "vllm", tmp_path / "speculators", export_format=ExportFormat.SPECULATORS)
-    return Saved(
+    return Checkpoint(
         {
             form: {name: (tmp_path / form / name).read_bytes() for name in ("config.json", "model.safetensors")}
             for form in ("vllm", "speculators")
@@ -69,8 +69,8 @@ def saved(tmp_path: Path) -> Saved:
     )
 
 
-def try_all(folder: Path, files: dict[str, bytes]) -> None:
-    """Everything that reads a checkpoint."""
+def read_with_all_readers(folder: Path, files: dict[str, bytes]) -> None:
+    """Read the files with every function that reads a checkpoint."""
     folder.mkdir(exist_ok=True)
     for name, content in files.items():
         (folder / name).write_bytes(content)
@@ -78,7 +78,7 @@ def try_all(folder: Path, files: dict[str, bytes]) -> None:
         load_drafter,
         compute_model_digest,
         inspect_checkpoint,
-        lambda one: convert_checkpoint(one, ConversionOverrides(target_layer_count=8)),
+        lambda source: convert_checkpoint(source, ConversionOverrides(target_layer_count=8)),
     ):
         try:
             read(folder)
@@ -89,48 +89,52 @@ def try_all(folder: Path, files: dict[str, bytes]) -> None:
 
 @ANY
 @given(at=st.integers(0, 2**16), new=st.integers(0, 255), form=st.sampled_from(["vllm", "speculators"]))
-def test_any_byte_of_the_weights(saved: Saved, tmp_path: Path, at: int, new: int, form: str) -> None:
-    files = dict(saved[form])
+def test_changed_weight_bytes_are_read_or_rejected(
+    valid_checkpoints: Checkpoint, tmp_path: Path, at: int, new: int, form: str
+) -> None:
+    files = dict(valid_checkpoints[form])
     content = bytearray(files["model.safetensors"])
     end = 8 + int.from_bytes(content[:8], "little") + 64  # the header, and a little of what follows
     content[at % end] = new
-    try_all(tmp_path / "d", {**files, "model.safetensors": bytes(content)})
+    read_with_all_readers(tmp_path / "d", {**files, "model.safetensors": bytes(content)})
 
 
 @ANY
 @given(length=st.integers(0, 2**16))
-def test_cut_off_anywhere(saved: Saved, tmp_path: Path, length: int) -> None:
-    files = dict(saved["vllm"])
+def test_truncated_weights_are_read_or_rejected(valid_checkpoints: Checkpoint, tmp_path: Path, length: int) -> None:
+    files = dict(valid_checkpoints["vllm"])
     whole = files["model.safetensors"]
-    try_all(tmp_path / "d", {**files, "model.safetensors": whole[: length % len(whole)]})
+    read_with_all_readers(tmp_path / "d", {**files, "model.safetensors": whole[: length % len(whole)]})
     with pytest.raises(DrafterError, match=r"model\.safetensors"):
         load_drafter(tmp_path / "d")
 
 
 @ANY
 @given(data=st.data(), form=st.sampled_from(["vllm", "speculators"]))
-def test_any_value_in_the_configuration(saved: Saved, tmp_path: Path, data: st.DataObject, form: str) -> None:
-    files = dict(saved[form])
+def test_changed_config_values_are_read_or_rejected(
+    valid_checkpoints: Checkpoint, tmp_path: Path, data: st.DataObject, form: str
+) -> None:
+    files = dict(valid_checkpoints[form])
     config = json.loads(files["config.json"])
     places = [config, *(inner for inner in config.values() if isinstance(inner, dict))]
     place = data.draw(st.sampled_from(places))
     place[data.draw(st.sampled_from(sorted(place)))] = data.draw(VALUES)
-    try_all(tmp_path / "d", {**files, "config.json": json.dumps(config).encode()})
+    read_with_all_readers(tmp_path / "d", {**files, "config.json": json.dumps(config).encode()})
 
 
 @ANY
 @given(content=st.binary(max_size=64))
-def test_any_bytes_for_the_configuration(saved: Saved, tmp_path: Path, content: bytes) -> None:
-    try_all(tmp_path / "d", {**saved["vllm"], "config.json": content})
+def test_random_config_bytes_are_read_or_rejected(valid_checkpoints: Checkpoint, tmp_path: Path, content: bytes) -> None:
+    read_with_all_readers(tmp_path / "d", {**valid_checkpoints["vllm"], "config.json": content})
 
 
 @pytest.mark.parametrize("form", ["vllm", "speculators"])
-def test_a_vocabulary_of_any_size_takes_no_memory(saved: Saved, tmp_path: Path, form: str) -> None:
-    """20 GiB were taken to check a mapping of six tokens, and the machine ended the process."""
-    files = dict(saved[form])
+def test_a_huge_vocabulary_size_allocates_no_memory(valid_checkpoints: Checkpoint, tmp_path: Path, form: str) -> None:
+    """Regression: the check of a mapping of six tokens allocated 20 GiB, and the kernel killed the process."""
+    files = dict(valid_checkpoints[form])
     config = json.loads(files["config.json"])
     place = config if "vocab_size" in config else config["transformer_layer_config"]
     place["vocab_size"] = 2**40
-    try_all(tmp_path / "d", {**files, "config.json": json.dumps(config).encode()})
+    read_with_all_readers(tmp_path / "d", {**files, "config.json": json.dumps(config).encode()})
     with pytest.raises(DrafterError, match=r"vocab_size is 1099511627776: must be at most 16777216\."):
         convert_checkpoint(tmp_path / "d", ConversionOverrides(target_layer_count=8))

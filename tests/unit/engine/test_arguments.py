@@ -1,4 +1,4 @@
-"""What users' engine arguments imply, in all the ways that vLLM lets them be written."""
+"""Settings that users' engine arguments imply, in every form that vLLM accepts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aerie.engine.arguments import (
 )
 
 
-def of(line: str) -> EngineArguments:
+def parse_line(line: str) -> EngineArguments:
     return parse_arguments(shlex.split(line))
 
 
@@ -84,12 +84,12 @@ def of(line: str) -> EngineArguments:
         ("--trust-remote-code --chat-template ./x.jinja --seed 0", {"trust_remote_code": True}),
     ],
 )
-def test_what_arguments_imply(line: str, expected: dict[str, object]) -> None:
-    assert of(line) == EngineArguments(**expected)  # type: ignore[arg-type]
+def test_arguments_imply_settings(line: str, expected: dict[str, object]) -> None:
+    assert parse_line(line) == EngineArguments(**expected)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("line", "why"),
+    ("line", "message"),
     [
         ("--tensor-parallel-size two", "sets --tensor-parallel-size to two: vLLM expects a whole number above 0"),
         ("-tp 0", "sets --tensor-parallel-size to 0"),
@@ -107,11 +107,11 @@ def test_what_arguments_imply(line: str, expected: dict[str, object]) -> None:
         ("--max-num 2", "short for --max-num-batched-tokens or --max-num-seqs: use the full name"),
     ],
 )
-def test_what_vllm_would_refuse_or_aerie_not_see(line: str, why: str) -> None:
+def test_arguments_that_vllm_would_reject(line: str, message: str) -> None:
     with pytest.raises(ArgumentError) as caught:
-        of(line)
+        parse_line(line)
     assert str(caught.value).startswith("spec.engine.args ")
-    assert why in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_options_keep_order_and_spelling() -> None:
@@ -124,7 +124,7 @@ def test_options_keep_order_and_spelling() -> None:
     ]
 
 
-def test_dots_make_one_tree() -> None:
+def test_dotted_flags_merge_into_one_object() -> None:
     args = ["--a.b.c", "1", "--a.b.d", "text", "--a.e", "80g", "--a.f", "true", "--a.b.c", "2", "--g.h", "1", "--g.h.i", "2"]
     assert [option.values[0] for option in parse_flags(args)] == [
         '{"b": {"c": 2, "d": "text"}, "e": 80000000000, "f": true}',
@@ -142,22 +142,22 @@ def test_dots_make_one_tree() -> None:
         ]
     ),
 )
-def test_both_forms_mean_the_same(number: int, name: str) -> None:
+def test_both_forms_of_a_flag_are_equal(number: int, name: str) -> None:
     assert (
         parse_arguments([f"{name}={number}"]) == parse_arguments([name, str(number)]) == EngineArguments(tensor_parallel=number)
     )
 
 
 @given(st.integers(0, 10**6), st.sampled_from("kmgt"))
-def test_human_numbers(number: int, suffix: str) -> None:
+def test_human_readable_numbers(number: int, suffix: str) -> None:
     power = "kmgt".index(suffix) + 1
     assert parse_human_readable_int(f"{number}{suffix}") == number * 1000**power
     assert parse_human_readable_int(f"{number}{suffix.upper()}") == number * 1024**power
     assert parse_human_readable_int(str(number)) == number
 
 
-def test_gpus() -> None:
-    assert of("-tp 4 -pp 2 -dp 3").gpus_per_replica == 24
+def test_gpus_per_replica() -> None:
+    assert parse_line("-tp 4 -pp 2 -dp 3").gpus_per_replica == 24
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_gpus() -> None:
     ],
     ids=lambda args: args[0][:40],
 )
-def test_what_nobody_means_is_read_or_refused(args: list[str]) -> None:
+def test_extreme_arguments_parse_or_are_rejected(args: list[str]) -> None:
     try:
         assert parse_arguments(args) is not None
     except ArgumentError as error:
@@ -180,7 +180,7 @@ def test_what_nobody_means_is_read_or_refused(args: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "on", "kept"),
+    ("line", "is_enabled", "preserved"),
     [
         ("", False, ()),
         ("--enable-sleep-mode", True, ()),
@@ -189,6 +189,6 @@ def test_what_nobody_means_is_read_or_refused(args: list[str]) -> None:
         ("--sleep_preserve_parameter_names=draft.*", False, ("draft.*",)),
     ],
 )
-def test_what_a_sleep_keeps(line: str, on: bool, kept: tuple[str, ...]) -> None:
-    found = parse_arguments(line.split())
-    assert (found.enable_sleep_mode, found.sleep_preserve_parameter_names) == (on, kept)
+def test_sleep_mode_and_preserved_parameters(line: str, is_enabled: bool, preserved: tuple[str, ...]) -> None:
+    arguments = parse_arguments(line.split())
+    assert (arguments.enable_sleep_mode, arguments.sleep_preserve_parameter_names) == (is_enabled, preserved)

@@ -1,4 +1,4 @@
-"""The command line from Aerie's side: its own flags, lossy verification, and the speculative config by setting and release."""
+"""The command line as Aerie writes it: reserved flags, lossy verification, and the speculative config by setting and release."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SCHEDULE = Schedule((ScheduleTier(1, 4, 5), ScheduleTier(5, 64, 1)), 5)
 PLAIN = EngineArguments()
 
 
-# ------------------------------------------------------------------------------------------------------------ owned flags
+# --------------------------------------------------------------------------------------------------------- reserved flags
 @pytest.mark.parametrize(
-    ("line", "instead"),
+    ("line", "fix"),
     [
         ("--model x", "the model belongs in spec.model.source"),
         ("some/model --seed 1", "the model belongs in spec.model.source"),
@@ -38,7 +38,7 @@ PLAIN = EngineArguments()
         ("--served_model_name chat", "spec.model.servedName"),
         (
             "--speculative-config {}",
-            "the drafter belongs in spec.drafter, the number of tokens in spec.speculation.numSpeculativeTokens",
+            "the drafter belongs in spec.drafter, K in spec.speculation.numSpeculativeTokens",
         ),
         ("-sc {}", "spec.drafter"),
         ("--speculative_config.method eagle3", "spec.drafter"),
@@ -59,12 +59,12 @@ PLAIN = EngineArguments()
         ("-dpl 1", "a replica is one pod"),
     ],
 )
-def test_aeries_own_flags_are_refused_with_the_field_to_use(line: str, instead: str) -> None:
-    sentences = validate_user_arguments(shlex.split(line))
-    assert len(sentences) == 1
-    assert sentences[0].startswith("spec.engine.args ")
-    assert sentences[0].endswith(".")
-    assert instead in sentences[0]
+def test_reserved_flags_are_rejected_with_the_field_to_use(line: str, fix: str) -> None:
+    messages = validate_user_arguments(shlex.split(line))
+    assert len(messages) == 1
+    assert messages[0].startswith("spec.engine.args ")
+    assert messages[0].endswith(".")
+    assert fix in messages[0]
 
 
 @pytest.mark.parametrize(
@@ -79,16 +79,16 @@ def test_aeries_own_flags_are_refused_with_the_field_to_use(line: str, instead: 
         "--per-request-spec-decode-metrics summary",
     ],
 )
-def test_the_users_flags_are_left_alone(line: str) -> None:
+def test_other_flags_are_accepted(line: str) -> None:
     assert validate_user_arguments(shlex.split(line)) == ()
 
 
-def test_every_refusal_is_told_at_once() -> None:
+def test_every_reserved_flag_has_a_message() -> None:
     assert len(validate_user_arguments(["--port=1", "--host", "x", "--max-model-len", "8k", "--model=y"])) == 3
 
 
-def test_each_owned_flag_is_owned_once() -> None:
-    flags = [flag for owned in RESERVED_FLAGS for flag in owned.flags]
+def test_each_reserved_flag_is_listed_once() -> None:
+    flags = [flag for row in RESERVED_FLAGS for flag in row.flags]
     assert len(flags) == len(set(flags))
 
 
@@ -106,28 +106,28 @@ def test_each_owned_flag_is_owned_once() -> None:
         {"posterior_alpha": 0.3},
     ],
 )
-def test_lossy_verification_is_refused(config: dict[str, object]) -> None:
-    sentence = check_lossless({"method": "eagle3", **config})
-    assert sentence is not None
-    assert "lets the drafter change the model's outputs" in sentence
-    told = validate_user_arguments(["--speculative-config", json.dumps(config)])
-    assert told[1:] == (sentence,)
+def test_lossy_verification_is_rejected(config: dict[str, object]) -> None:
+    message = check_lossless({"method": "eagle3", **config})
+    assert message is not None
+    assert "lets the drafter change the model's outputs" in message
+    messages = validate_user_arguments(["--speculative-config", json.dumps(config)])
+    assert messages[1:] == (message,)
 
 
 @pytest.mark.parametrize("method", sorted(LOSSLESS_SAMPLING_METHODS))
-def test_lossless_verification_is_not(method: str) -> None:
+def test_lossless_verification_is_accepted(method: str) -> None:
     assert check_lossless({"method": "eagle3", "rejection_sample_method": method}) is None
     assert check_lossless({"method": "eagle3"}) is None
 
 
-def test_a_speculative_config_that_is_no_object() -> None:
+def test_a_speculative_config_that_is_no_object_has_one_message() -> None:
     assert len(validate_user_arguments(["-sc", "eagle3"])) == 1
     assert len(validate_user_arguments(["-sc", "[]"])) == 1
 
 
 # ----------------------------------------------------------------------------------------------------------------- settings
 @pytest.mark.parametrize(
-    ("setting", "drafter", "config"),
+    ("setting", "drafter", "expected"),
     [
         (Off(), EAGLE, None),
         (Static(3), EAGLE, {"method": "eagle3", "model": "/models/drafter", "num_speculative_tokens": 3}),
@@ -159,15 +159,17 @@ def test_a_speculative_config_that_is_no_object() -> None:
         ),
     ],
 )
-def test_the_speculative_config(setting: SpeculationSetting, drafter: DrafterArguments, config: dict[str, object] | None) -> None:
-    found = build_speculative_config(setting, drafter, NEWEST_VERIFIED_VERSION, PLAIN)
-    assert found == config
-    assert found is None or list(found) == list(config or {})
-    assert found is None or check_lossless(found) is None
+def test_the_speculative_config_of_each_setting(
+    setting: SpeculationSetting, drafter: DrafterArguments, expected: dict[str, object] | None
+) -> None:
+    config = build_speculative_config(setting, drafter, NEWEST_VERIFIED_VERSION, PLAIN)
+    assert config == expected
+    assert config is None or list(config) == list(expected or {})
+    assert config is None or check_lossless(config) is None
 
 
 @pytest.mark.parametrize(
-    ("setting", "version", "line", "drafter", "why"),
+    ("setting", "version", "line", "drafter", "message"),
     [
         (SCHEDULE, "0.23.0", "", EAGLE, "use vLLM 0.24.0 or newer"),
         (SCHEDULE, "0.25.0", "-dp 2", EAGLE, "vLLM 0.25.0 may deadlock on a schedule with data parallel size 2"),
@@ -192,13 +194,13 @@ def test_the_speculative_config(setting: SpeculationSetting, drafter: DrafterArg
         (Static(3), "0.33.0", "", DrafterArguments("x", "eagle-3"), "the drafter's method is 'eagle-3'"),
     ],
 )
-def test_what_a_release_cannot_run_is_refused(
-    setting: SpeculationSetting, version: str, line: str, drafter: DrafterArguments, why: str
+def test_unsupported_settings_are_rejected(
+    setting: SpeculationSetting, version: str, line: str, drafter: DrafterArguments, message: str
 ) -> None:
     arguments = parse_arguments(shlex.split(line))
     reasons = find_unsupported_reasons(setting, drafter, Version.parse(version), arguments)
     assert len(reasons) == 1
-    assert why in reasons[0]
+    assert message in reasons[0]
     assert reasons[0].endswith(".")
     with pytest.raises(ArgumentError, match=re.escape(reasons[0])):
         build_speculative_config(setting, drafter, Version.parse(version), arguments)
@@ -216,7 +218,7 @@ def test_what_a_release_cannot_run_is_refused(
         (Adaptive(3), "0.34.0", "", EAGLE),
     ],
 )
-def test_what_a_release_can_run_is_not(setting: SpeculationSetting, version: str, line: str, drafter: DrafterArguments) -> None:
+def test_supported_settings_are_accepted(setting: SpeculationSetting, version: str, line: str, drafter: DrafterArguments) -> None:
     assert find_unsupported_reasons(setting, drafter, Version.parse(version), parse_arguments(shlex.split(line))) == ()
 
 
@@ -235,8 +237,8 @@ def test_the_whole_command_line() -> None:
         "--speculative-config",
         '{"method":"eagle3","model":"/models/drafter","num_speculative_tokens":3}',
     ]
-    named = build_serve_arguments(ServerArguments("a/b", "chat", 8000, 60, "0e9e"), [], None)
-    assert named[5:7] == ["--revision", "0e9e"]
-    assert "--speculative-config" not in named
+    arguments = build_serve_arguments(ServerArguments("a/b", "chat", 8000, 60, "0e9e"), [], None)
+    assert arguments[5:7] == ["--revision", "0e9e"]
+    assert "--speculative-config" not in arguments
     with pytest.raises(ArgumentError, match=r"'--port'.*'--model=x'"):
         build_serve_arguments(server, ["--port", "1", "--model=x"], None)

@@ -1,4 +1,4 @@
-"""What an engine says of its context length."""
+"""The context length in an engine's list of models."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from aerie_lab.engine.api import build_models_response
 ADAPTER = {"id": "chat", "object": "model", "root": "/adapter", "parent": "base"}
 
 
-def listed(*cards: Any) -> bytes:
+def build_listing(*cards: Any) -> bytes:
     return json.dumps({"object": "list", "data": cards}).encode()
 
 
-def test_the_model_that_is_served_by_the_name_counts() -> None:
-    body = json.dumps(build_models_response(("chat", "again"), "/models/target", 1_700_000_000, 4096)).encode()
-    assert (read_max_model_len(body, "chat"), read_max_model_len(body, "again"), read_max_model_len(body, "another")) == (
+def test_the_length_is_that_of_the_served_name() -> None:
+    body = json.dumps(build_models_response(("chat", "alias"), "/models/target", 1_700_000_000, 4096)).encode()
+    assert (read_max_model_len(body, "chat"), read_max_model_len(body, "alias"), read_max_model_len(body, "another")) == (
         4096,
         4096,
         None,
@@ -33,11 +33,11 @@ def test_the_model_that_is_served_by_the_name_counts() -> None:
         b"no json",
         b"[]",
         b'{"data": 3}',
-        listed(),
-        listed("chat"),
-        listed(ADAPTER),
-        *(listed(ADAPTER | {"max_model_len": wrong}) for wrong in (None, "4096", 0, -1, True, 40.96)),
+        build_listing(),
+        build_listing("chat"),
+        build_listing(ADAPTER),
+        *(build_listing(ADAPTER | {"max_model_len": value}) for value in (None, "4096", 0, -1, True, 40.96)),
     ],
 )
-def test_what_says_nothing(body: bytes) -> None:
+def test_responses_without_a_length_give_none(body: bytes) -> None:
     assert read_max_model_len(body, "chat") is None

@@ -1,4 +1,4 @@
-"""Answers of Prometheus, made of captured pages: they give what the pages give, and nothing where the pages would be refused."""
+"""Responses of Prometheus with captured expositions: they give the same samples, and errors where the expositions would."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ DATA = Path(__file__).parent / "data"
 PAGES = sorted(DATA.glob("*.prom"))
 FIRST, SECOND = ((DATA / f"vllm-0.32.0-ngram-{number}.prom").read_bytes() for number in (1, 2))
 T0 = 1_790_000_000.123
-Answer = dict[str, Any]
+Response = dict[str, Any]
 
 
-def found(*answers: Answer, pod: str = "a") -> PrometheusScrape | str:
-    return parse_newest_scrapes(merge_responses(*answers), "pod")[pod]
+def newest_or_reason(*responses: Response, pod: str = "a") -> PrometheusScrape | str:
+    return parse_newest_scrapes(merge_responses(*responses), "pod")[pod]
 
 
-def scrape(*answers: Answer) -> PrometheusScrape:
-    one = found(*answers)
-    assert isinstance(one, PrometheusScrape), one
-    return one
+def scrape(*responses: Response) -> PrometheusScrape:
+    newest_scrape = newest_or_reason(*responses)
+    assert isinstance(newest_scrape, PrometheusScrape), newest_scrape
+    return newest_scrape
 
 
-def without(page: bytes, name: str) -> bytes:
-    return b"".join(line for line in page.splitlines(keepends=True) if not line.startswith(name.encode()))
+def remove_series(body: bytes, name: str) -> bytes:
+    return b"".join(line for line in body.splitlines(keepends=True) if not line.startswith(name.encode()))
 
 
-# ---------------------------------------------------------------------------------------------------------------- what it gives
+# ----------------------------------------------------------------------------------------------------------------------- samples
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_an_answer_gives_what_the_page_gives(path: Path) -> None:
-    page = path.read_bytes()
-    one = scrape(build_range_response({"a": [(T0, page)]}))
-    assert one.timestamp == T0
-    assert one.to_sample() == parse_exposition(page)
+def test_a_response_gives_the_sample_of_the_exposition(path: Path) -> None:
+    body = path.read_bytes()
+    newest_scrape = scrape(build_range_response({"a": [(T0, body)]}))
+    assert newest_scrape.timestamp == T0
+    assert newest_scrape.to_sample() == parse_exposition(body)
 
 
-def test_the_newest_scrape_counts_of_each_pod() -> None:
-    answered = parse_newest_scrapes(
+def test_the_newest_scrape_of_each_pod() -> None:
+    scrapes = parse_newest_scrapes(
         merge_responses(build_range_response({"a": [(T0, FIRST), (T0 + 15, SECOND)], "b": [(T0 + 7, FIRST)]})), "pod"
     )
-    a, b = answered["a"], answered["b"]
+    a, b = scrapes["a"], scrapes["b"]
     assert isinstance(a, PrometheusScrape)
     assert isinstance(b, PrometheusScrape)
     assert (a.timestamp, b.timestamp) == (T0 + 15, T0 + 7)
@@ -62,87 +62,87 @@ def test_the_newest_scrape_counts_of_each_pod() -> None:
     assert isinstance(diff_samples(b.to_sample(), a.to_sample()), Counters)
 
 
-def test_the_pods_label_is_the_one_that_is_named() -> None:
+def test_pods_are_identified_by_the_given_label() -> None:
     document = build_range_response({"a": [(T0, FIRST)]}, kubernetes_pod_name="mine")
     assert list(parse_newest_scrapes(merge_responses(document), "kubernetes_pod_name")) == ["mine"]
 
 
-def test_a_scrape_of_which_not_all_has_arrived_is_passed_over_until_it_has_lasted() -> None:
-    part = without(SECOND, "vllm:time_to_first_token_seconds")
+def test_an_incomplete_scrape_is_skipped_unless_it_repeats() -> None:
+    part = remove_series(SECOND, "vllm:time_to_first_token_seconds")
     assert scrape(build_range_response({"a": [(T0, FIRST), (T0 + 15, part)]})).timestamp == T0
     late = scrape(build_range_response({"a": [(T0, FIRST), (T0 + 15, part), (T0 + 30, part)]}))
     assert late.timestamp == T0 + 30
     with pytest.raises(
-        ExpositionError, match=r"^as Prometheus has it, the metrics page has no vllm:time_to_first_token_seconds_bucket"
+        ExpositionError, match=r"^according to Prometheus, the metrics response has no vllm:time_to_first_token_seconds_bucket"
     ):
         late.to_sample()
 
 
 def test_series_of_two_scrapes_are_never_mixed() -> None:
-    page = FIRST.replace(b"vllm:num_preemptions_total", b"vllm:num_preemptions_total_of_before")
-    one = scrape(build_range_response({"a": [(T0, FIRST), (T0 + 15, page), (T0 + 30, page)]}))
-    assert one.timestamp == T0 + 30
+    body = FIRST.replace(b"vllm:num_preemptions_total", b"vllm:num_preemptions_total_of_before")
+    newest_scrape = scrape(build_range_response({"a": [(T0, FIRST), (T0 + 15, body), (T0 + 30, body)]}))
+    assert newest_scrape.timestamp == T0 + 30
     with pytest.raises(ExpositionError, match="no vllm:num_preemptions_total"):
-        one.to_sample()
+        newest_scrape.to_sample()
 
 
-def test_another_container_of_the_pod_is_none_of_the_engines_business() -> None:
+def test_series_of_another_container_are_ignored() -> None:
     proxy = b"process_start_time_seconds 5.0\nistio_requests_total 7.0\n"
     engine, side = (
         build_range_response({"a": [(T0, FIRST)]}),
         build_range_response({"a": [(T0 + 3, proxy)]}, job="mesh", instance="a:15020"),
     )
-    one = scrape(side, engine)
-    assert one.timestamp == T0
-    assert one.to_sample() == parse_exposition(FIRST)
+    newest_scrape = scrape(side, engine)
+    assert newest_scrape.timestamp == T0
+    assert newest_scrape.to_sample() == parse_exposition(FIRST)
 
 
-def test_an_engine_that_began_anew_shows() -> None:
-    page = re.sub(rb"(?m)^process_start_time_seconds .*$", b"process_start_time_seconds 1.9e+09", FIRST)
-    again = scrape(build_range_response({"a": [(T0, SECOND), (T0 + 15, page)]})).to_sample()
-    reset = diff_samples(parse_exposition(SECOND), again)
+def test_a_restarted_engine_is_a_counter_reset() -> None:
+    body = re.sub(rb"(?m)^process_start_time_seconds .*$", b"process_start_time_seconds 1.9e+09", FIRST)
+    restarted = scrape(build_range_response({"a": [(T0, SECOND), (T0 + 15, body)]})).to_sample()
+    reset = diff_samples(parse_exposition(SECOND), restarted)
     assert isinstance(reset, CounterReset)
     assert reset.message.startswith("the engine was restarted: it began at 1900000000")
 
 
-# -------------------------------------------------------------------------------------------------------------- what it refuses
+# ------------------------------------------------------------------------------------------------------------------------ errors
 @pytest.mark.parametrize("value", ["NaN", "+Inf"])
-def test_what_is_no_number(value: str) -> None:
-    page = re.sub(rb"(?m)^(vllm:generation_tokens_total\{.*\}) .*$", rf"\1 {value}".encode(), FIRST)
-    assert page != FIRST
+def test_values_that_are_no_numbers_are_rejected(value: str) -> None:
+    body = re.sub(rb"(?m)^(vllm:generation_tokens_total\{.*\}) .*$", rf"\1 {value}".encode(), FIRST)
+    assert body != FIRST
     with pytest.raises(
-        ExpositionError, match=r"as Prometheus has it, the metrics page has a line that cannot be read \(no finite"
+        ExpositionError, match=r"according to Prometheus, the metrics response has a line that cannot be read \(no finite"
     ):
-        scrape(build_range_response({"a": [(T0, page)]})).to_sample()
+        scrape(build_range_response({"a": [(T0, body)]})).to_sample()
 
 
-def test_a_counter_below_what_it_was_is_a_reset_as_on_a_page() -> None:
-    page = re.sub(rb"(?m)^(vllm:generation_tokens_total\{.*\}) .*$", rb"\1 1.0", SECOND)
-    one = scrape(build_range_response({"a": [(T0, page)]})).to_sample()
-    assert one == parse_exposition(page)
-    assert isinstance(diff_samples(parse_exposition(FIRST), one), CounterReset)
+def test_a_counter_that_fell_is_a_reset() -> None:
+    body = re.sub(rb"(?m)^(vllm:generation_tokens_total\{.*\}) .*$", rb"\1 1.0", SECOND)
+    sample = scrape(build_range_response({"a": [(T0, body)]})).to_sample()
+    assert sample == parse_exposition(body)
+    assert isinstance(diff_samples(parse_exposition(FIRST), sample), CounterReset)
 
 
-def test_a_page_under_other_names_is_refused_as_a_page_is() -> None:
-    page = FIRST.replace(b"vllm:", b"vllm_v2:")
+def test_series_with_other_names_are_rejected() -> None:
+    body = FIRST.replace(b"vllm:", b"vllm_v2:")
     with pytest.raises(ExpositionError, match="no vllm:"):
-        parse_exposition(page)
+        parse_exposition(body)
     with pytest.raises(ExpositionError, match="no vllm:"):
-        scrape(build_range_response({"a": [(T0, page)]})).to_sample()
+        scrape(build_range_response({"a": [(T0, body)]})).to_sample()
 
 
-def test_a_pod_that_could_not_be_scraped_is_not_one_with_a_false_page() -> None:
+def test_a_pod_that_could_not_be_scraped_has_a_reason() -> None:
     down = json.loads(json.dumps(build_range_response({"a": [(T0, "")]})).replace('"1"', '"0"'))
-    assert found(down) == "could not be scraped (up is 0)"
+    assert newest_or_reason(down) == "could not be scraped (up is 0)"
     two = build_range_response({"a": [(T0, "")]}, job="mesh")
-    assert "which of its scrapes would be the engine's does not show" in str(found(down, two))
+    assert "which of its scrapes would be the engine's does not show" in str(newest_or_reason(down, two))
     nothing = build_range_response({"a": [(T0, b"process_start_time_seconds 5.0\n")]}, include_up=False)
-    assert "has no metrics of vLLM there" in str(found(nothing))
+    assert "has no metrics of vLLM there" in str(newest_or_reason(nothing))
 
 
-def test_a_pod_that_is_scraped_twice_is_not_counted_twice() -> None:
-    mine, other = build_range_response({"a": [(T0, FIRST)]}), build_range_response({"a": [(T0 + 3, FIRST)]}, job="annotations")
-    assert found(mine, other) == (
+def test_a_pod_that_is_scraped_twice_has_a_reason() -> None:
+    first, second = build_range_response({"a": [(T0, FIRST)]}), build_range_response({"a": [(T0 + 3, FIRST)]}, job="annotations")
+    assert newest_or_reason(first, second) == (
         "is scraped more than once (by job): name one of them in spec.metrics.source.prometheus.matchLabels"
     )
 
@@ -176,19 +176,19 @@ GOOD = build_range_response({"a": [(T0, FIRST)]})
     ],
     ids=range(20),
 )
-def test_an_answer_that_is_none_is_told_by_its_kind_and_not_by_its_words(body: bytes) -> None:
-    with pytest.raises(PrometheusResponseError, match=r"^answered with") as caught:
+def test_invalid_responses_are_rejected_without_their_text(body: bytes) -> None:
+    with pytest.raises(PrometheusResponseError, match=r"^[a-z]") as caught:
         parse_newest_scrapes(body, "pod")
     assert re.sub(r" \(bad_data\)|\d+", "", str(caught.value)) in {
-        "answered with what is no answer of Prometheus",
-        "answered with no such result",
-        "answered with a series without the label pod",
-        "answered with more than  series",
-        "answered with more than  samples of a series",
+        "an invalid Prometheus response",
+        "no result of type matrix",
+        "a series without the label pod",
+        "more than  series",
+        "more than  samples of a series",
     }
 
 
-def test_a_pod_with_thousands_of_targets_is_told_by_names_of_labels_alone() -> None:
+def test_the_message_of_many_targets_has_only_label_names() -> None:
     series = [
         {
             "metric": {"__name__": "vllm:num_preemptions_total", "pod": "a", "hunter2": str(n), "job": str(n)},
@@ -196,18 +196,18 @@ def test_a_pod_with_thousands_of_targets_is_told_by_names_of_labels_alone() -> N
         }
         for n in range(10_000)
     ]
-    told = found({"status": "success", "data": {"resultType": "matrix", "result": series}})
-    assert str(told).startswith("is scraped more than once (by job): name one")
+    message = newest_or_reason({"status": "success", "data": {"resultType": "matrix", "result": series}})
+    assert str(message).startswith("is scraped more than once (by job): name one")
 
 
-def test_an_answer_without_series_and_one_with_native_histograms() -> None:
+def test_responses_without_series_or_with_native_histograms() -> None:
     assert parse_newest_scrapes(b'{"status": "success", "data": {"resultType": "matrix", "result": []}}', "pod") == {}
     native = {"metric": {"__name__": "vllm:time_to_first_token_seconds", "pod": "a"}, "histograms": [[T0, {}]]}
     assert scrape(GOOD, {"data": {"result": [native]}}).to_sample() == parse_exposition(FIRST)
 
 
 # --------------------------------------------------------------------------------------------------------------------- the query
-def test_the_query_names_what_is_read_and_no_more() -> None:
+def test_the_query_selects_only_the_parsed_series() -> None:
     text = build_range_query(["chat-r1-a", "chat.b"], "pod", {"namespace": "default", "cluster": 'a"\\b'}, 30)
     names, rest = text.removeprefix('{__name__=~"').split('",', 1)
     assert {"up", "process_start_time_seconds", "vllm:spec_decode_num_drafts_total"} <= set(names.split("|"))

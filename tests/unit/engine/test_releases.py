@@ -1,4 +1,4 @@
-"""Versions: reading and ordering them, image tags, the feature table."""
+"""Versions: how they are parsed and ordered, image tags, the feature table."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ parse = Version.parse
         (" V0.33.0 ", "0.33.0"),
     ],
 )
-def test_reading(text: str, canonical: str) -> None:
+def test_versions_are_parsed(text: str, canonical: str) -> None:
     assert str(parse(text)) == canonical
     assert parse(canonical) == parse(text)
 
@@ -55,7 +55,7 @@ def test_reading(text: str, canonical: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "latest", "1", "0.33.0.0.1", "0.33.x", "0.33.0+", "0.33.0-", "25.10-3py", "v", "0.3\u00b3.0", "\u0660.1.2"]
 )
-def test_what_is_no_version(text: str) -> None:
+def test_invalid_versions_are_rejected(text: str) -> None:
     with pytest.raises(VersionError, match=r"is not a vLLM version: use the form 0\.\d+\.\d+\.$"):
         parse(text)
 
@@ -75,23 +75,23 @@ _TEXTS = st.builds(
 @given(st.lists(_TEXTS, min_size=2, max_size=6))
 def test_the_order_is_total_and_that_of_pep_440(texts: list[str]) -> None:
     for left, right in itertools.product(texts, repeat=2):
-        ours, theirs = parse(left), parse(right)
-        assert (ours < theirs) + (ours == theirs) + (ours > theirs) == 1
-        assert (hash(ours) == hash(theirs)) or ours != theirs
+        first, second = parse(left), parse(right)
+        assert (first < second) + (first == second) + (first > second) == 1
+        assert (hash(first) == hash(second)) or first != second
         try:
             reference = (Pep440(left), Pep440(right))
         except InvalidVersion:  # a vendor's suffix: only Aerie reads it
             continue
-        assert (ours < theirs, ours == theirs) == (reference[0] < reference[1], reference[0] == reference[1])
+        assert (first < second, first == second) == (reference[0] < reference[1], reference[0] == reference[1])
 
 
 @given(_TEXTS)
-def test_a_version_survives_being_written(text: str) -> None:
+def test_a_formatted_version_parses_to_itself(text: str) -> None:
     assert parse(str(parse(text))) == parse(text)
 
 
 @given(st.text(max_size=20))
-def test_reading_never_fails_but_with_a_sentence(text: str) -> None:
+def test_any_text_parses_or_raises_version_error(text: str) -> None:
     with contextlib.suppress(VersionError):
         parse(text)
 
@@ -109,14 +109,14 @@ def test_reading_never_fails_but_with_a_sentence(text: str) -> None:
         ("rocm/vllm:rocm7.0.0_vllm_0.11.2_20251210", "0.11.2"),
     ],
 )
-def test_image_tags(image: str, version: str) -> None:
-    found = parse_image_version(image)
-    assert isinstance(found, Version)
-    assert str(found) == str(parse(version))
+def test_versions_of_image_tags(image: str, version: str) -> None:
+    parsed = parse_image_version(image)
+    assert isinstance(parsed, Version)
+    assert str(parsed) == str(parse(version))
 
 
 @pytest.mark.parametrize(
-    ("image", "why"),
+    ("image", "message"),
     [
         ("vllm/vllm-openai:latest", "the tag 'latest', which is not a vLLM version"),
         ("vllm/vllm-openai:nightly", "the tag 'nightly'"),
@@ -139,50 +139,50 @@ def test_image_tags(image: str, version: str) -> None:
         ("vllm/vllm-openai@sha256:" + "0" * 64, "has only a digest"),
     ],
 )
-def test_tags_that_name_no_version_say_what_to_set(image: str, why: str) -> None:
-    found = parse_image_version(image)
-    assert isinstance(found, UnknownVersion)
-    assert why in found.message
-    assert found.message.startswith(f"spec.engine.image '{image}'")
-    assert found.message.endswith(f"set spec.engine.version to its vLLM version, such as {NEWEST_VERIFIED_VERSION}.")
+def test_tags_without_a_version_name_the_field_to_set(image: str, message: str) -> None:
+    version = parse_image_version(image)
+    assert isinstance(version, UnknownVersion)
+    assert message in version.message
+    assert version.message.startswith(f"spec.engine.image '{image}'")
+    assert version.message.endswith(f"set spec.engine.version to its vLLM version, such as {NEWEST_VERIFIED_VERSION}.")
 
 
-def test_no_image_at_all() -> None:
-    found = parse_image_version("")
-    assert isinstance(found, UnknownVersion)
-    assert "is not an image" in found.message
+def test_an_empty_image_has_no_version() -> None:
+    version = parse_image_version("")
+    assert isinstance(version, UnknownVersion)
+    assert "is not an image" in version.message
 
 
-def test_the_declared_version_goes_before_the_tag() -> None:
+def test_the_declared_version_takes_precedence_over_the_tag() -> None:
     assert resolve_engine_version("x/y:latest", "v0.30.0") == EngineVersion(parse("0.30.0"))
     assert resolve_engine_version("vllm/vllm-openai:v0.30.0") == EngineVersion(parse("0.30.0"))
     assert resolve_engine_version("vllm/vllm-openai:v0.30.0-rocm", "0.30.0") == EngineVersion(parse("0.30.0"))
     assert isinstance(resolve_engine_version("x/y:latest"), UnknownVersion)
-    disagree = resolve_engine_version("vllm/vllm-openai:v0.30.0", "0.29.0")
-    assert isinstance(disagree, EngineVersion)
-    assert disagree.version == parse("0.29.0")
-    assert "spec.engine.version is 0.29.0 but the tag of spec.engine.image" in disagree.warnings[0]
+    declared = resolve_engine_version("vllm/vllm-openai:v0.30.0", "0.29.0")
+    assert isinstance(declared, EngineVersion)
+    assert declared.version == parse("0.29.0")
+    assert "spec.engine.version is 0.29.0 but the tag of spec.engine.image" in declared.warnings[0]
 
 
-def test_a_declared_version_that_is_none_is_named() -> None:
-    found = resolve_engine_version("vllm/vllm-openai:v0.30.0", "newest")
-    assert isinstance(found, UnknownVersion)
-    assert found.message.startswith("spec.engine.version is 'newest', which is not a vLLM version")
+def test_an_invalid_declared_version_is_named() -> None:
+    version = resolve_engine_version("vllm/vllm-openai:v0.30.0", "newest")
+    assert isinstance(version, UnknownVersion)
+    assert version.message.startswith("spec.engine.version is 'newest', which is not a vLLM version")
 
 
 @pytest.mark.parametrize("newer", ["0.34.0", "1.0.0", "0.40.2"])
-def test_a_newer_release_is_taken_for_the_newest_known_with_a_warning(newer: str) -> None:
-    found = resolve_engine_version("x/y:latest", newer)
-    assert isinstance(found, EngineVersion)
-    assert f"it is treated as {NEWEST_VERIFIED_VERSION}" in found.warnings[0]
-    assert [supports(found.version, feature) for feature in Feature] == [
+def test_a_newer_release_is_treated_as_the_newest_verified(newer: str) -> None:
+    engine_version = resolve_engine_version("x/y:latest", newer)
+    assert isinstance(engine_version, EngineVersion)
+    assert f"it is treated as {NEWEST_VERIFIED_VERSION}" in engine_version.warnings[0]
+    assert [supports(engine_version.version, feature) for feature in Feature] == [
         supports(NEWEST_VERIFIED_VERSION, feature) for feature in Feature
     ]
 
 
-@pytest.mark.parametrize("known", ["0.33.0", "0.33.4", "0.25.1", "0.33.0rc1"])
-def test_known_releases_warn_of_nothing(known: str) -> None:
-    assert resolve_engine_version("x/y:latest", known) == EngineVersion(parse(known))
+@pytest.mark.parametrize("release", ["0.33.0", "0.33.4", "0.25.1", "0.33.0rc1"])
+def test_known_releases_have_no_warning(release: str) -> None:
+    assert resolve_engine_version("x/y:latest", release) == EngineVersion(parse(release))
 
 
 @pytest.mark.parametrize(
@@ -203,21 +203,21 @@ def test_known_releases_warn_of_nothing(known: str) -> None:
         (Feature.P_EAGLE, "0.15.1", "0.16.0"),
     ],
 )
-def test_features_come_and_go(feature: Feature, without: str, with_it: str) -> None:
+def test_features_are_supported_from_and_up_to_a_version(feature: Feature, without: str, with_it: str) -> None:
     assert supports(parse(with_it), feature)
     assert not supports(parse(without), feature)
     assert without in describe_missing_feature(parse(without), feature)
 
 
 @pytest.mark.parametrize("feature", Feature)
-def test_every_row_is_whole(feature: Feature) -> None:
+def test_every_feature_has_versions_and_a_source(feature: Feature) -> None:
     assert feature.since <= NEWEST_VERIFIED_VERSION
     assert feature.removed_in is None or feature.since < feature.removed_in <= NEWEST_VERIFIED_VERSION
     assert feature.description
     assert feature.source.startswith(("vllm/", "pull request "))
 
 
-def test_no_two_rows_are_one() -> None:
+def test_no_two_features_have_equal_values() -> None:
     """Two equal values of an Enum are one member with two names."""
     assert len(Feature.__members__) == len(list(Feature))
 

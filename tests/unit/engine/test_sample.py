@@ -1,4 +1,4 @@
-"""Pages of real vLLM and made ones: what is read, what is refused, and what happened between two of them."""
+"""Expositions of real vLLM and generated ones: parsed samples, errors, and the difference of two samples."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ DATA = Path(__file__).parent / "data"
 PAGES = sorted(DATA.glob("*.prom"))
 
 
-def page(name: str) -> bytes:
+def read_exposition(name: str) -> bytes:
     return (DATA / f"vllm-0.32.0-{name}.prom").read_bytes()
 
 
-# ------------------------------------------------------------------------------------------------------- pages of real vLLM
-def test_a_page_of_real_vllm() -> None:
-    sample = parse_exposition(page("ngram-2"))
+# -------------------------------------------------------------------------------------------------- expositions of real vLLM
+def test_an_exposition_of_real_vllm() -> None:
+    sample = parse_exposition(read_exposition("ngram-2"))
     counters = sample.counters
     assert counters.speculation == SpeculationCounters(354, 850, 448, (250, 122, 76))
     assert sum(counters.speculation.accepted_per_position) == counters.speculation.accepted
@@ -44,43 +44,46 @@ def test_a_page_of_real_vllm() -> None:
     assert sample.process_start_time == 1.79526501702e09
 
 
-def test_a_page_of_two_api_servers_has_no_gauges_at_first_and_counts_iterations_twice() -> None:
-    fresh, after = parse_exposition(page("two-api-servers-0")), parse_exposition(page("two-api-servers-2"))
-    assert fresh.gauges == Gauges(None, None, None, 65536)
+def test_an_exposition_of_two_api_servers() -> None:
+    before, after = parse_exposition(read_exposition("two-api-servers-0")), parse_exposition(read_exposition("two-api-servers-2"))
+    assert before.gauges == Gauges(None, None, None, 65536)
     assert after.gauges == Gauges(0, 0, 0, 65536)
     assert after.process_start_time is None
-    one_server = parse_exposition(page("ngram-2")).counters
+    one_server = parse_exposition(read_exposition("ngram-2")).counters
     assert after.counters.speculation == one_server.speculation
     assert after.counters.request_steps == one_server.request_steps
     assert one_server.iterations < after.counters.iterations <= 2 * one_server.iterations
 
 
 @pytest.mark.parametrize("metric", Metric)
-def test_every_metric_of_the_table_is_real(metric: Metric) -> None:
-    """Name, type, labels and default buckets are those of the captured page."""
+def test_every_metric_is_in_the_exposition(metric: Metric) -> None:
+    """Name, type, labels and default buckets are those of the captured exposition."""
     row = metric.definition
-    families = {family.name: family for family in text_string_to_metric_families(page("ngram-2").decode())}
+    families = {family.name: family for family in text_string_to_metric_families(read_exposition("ngram-2").decode())}
     family = families[row.name.removesuffix("_total") if row.metric_type is MetricType.COUNTER else row.name]
     assert family.type == row.metric_type
-    wanted = set(row.labels) | ({"le"} if row.metric_type is MetricType.HISTOGRAM else set())
-    read = [sample for sample in family.samples if sample.name.startswith(row.name) and "_created" not in sample.name]
-    assert read
-    for sample in read:
+    expected_labels = set(row.labels) | ({"le"} if row.metric_type is MetricType.HISTOGRAM else set())
+    series = [sample for sample in family.samples if sample.name.startswith(row.name) and "_created" not in sample.name]
+    assert series
+    for sample in series:
         assert set(sample.labels) >= set(row.labels)
         if metric is not Metric.CACHE_CONFIG:
-            assert set(sample.labels) <= wanted
-    edges = [float(sample.labels["le"]) for sample in read if sample.name.endswith("_bucket")]
+            assert set(sample.labels) <= expected_labels
+    edges = [float(sample.labels["le"]) for sample in series if sample.name.endswith("_bucket")]
     assert edges == [*row.buckets, math.inf] if row.metric_type is MetricType.HISTOGRAM else not edges
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_reading_agrees_with_the_clients_own_parser(path: Path) -> None:
+def test_counters_agree_with_the_prometheus_client(path: Path) -> None:
     text = path.read_text()
     values: dict[tuple[str, str], float] = {}
     for family in text_string_to_metric_families(text):
-        for one in family.samples:
-            key = (one.name, one.labels.get("le") or one.labels.get("position") or one.labels.get("finished_reason") or "")
-            values[key] = values.get(key, 0.0) + one.value
+        for sample in family.samples:
+            key = (
+                sample.name,
+                sample.labels.get("le") or sample.labels.get("position") or sample.labels.get("finished_reason") or "",
+            )
+            values[key] = values.get(key, 0.0) + sample.value
     counters = parse_exposition(text.encode()).counters
     assert counters.speculation is not None
     assert counters.speculation.drafts == values["vllm:spec_decode_num_drafts_total", ""]
@@ -93,16 +96,16 @@ def test_reading_agrees_with_the_clients_own_parser(path: Path) -> None:
         assert count == values["vllm:time_to_first_token_seconds_bucket", "+Inf" if edge == math.inf else str(edge)]
 
 
-# ------------------------------------------------------------------------------------------------------------- made pages
+# --------------------------------------------------------------------------------------------------- generated expositions
 def render(sample: Sample, model: str = "tiny") -> bytes:
-    """Everything on the first engine, zeros on the others."""
+    """Render an exposition with all values on the first engine, and zeros on the others."""
     lines = list(_lines(sample, model))
     if sample.process_start_time is not None:
         lines += ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {sample.process_start_time!r}"]
     return ("# HELP vllm:x y\n" + "\n".join(lines) + "\n").encode()
 
 
-def escaped(value: str) -> str:
+def escape_value(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
@@ -111,8 +114,8 @@ def _lines(sample: Sample, model: str) -> Iterator[str]:
     for index, engine in enumerate(sorted(sample.engines)):
         labels = {"engine": engine, "model_name": model}
         scale = 0.0 if index else 1.0
-        for metric, value, more in _numbers(counters, gauges):
-            yield _line(metric.definition.name, labels | more, value * scale)
+        for metric, value, metric_labels in _values(counters, gauges):
+            yield _line(metric.definition.name, labels | metric_labels, value * scale)
         for metric, histogram in _histograms(counters):
             name = metric.definition.name
             for edge, count in zip(histogram.edges, histogram.counts, strict=True):
@@ -124,10 +127,10 @@ def _lines(sample: Sample, model: str) -> Iterator[str]:
 
 
 def _line(name: str, labels: dict[str, str], value: float) -> str:
-    return name + "{" + ",".join(f'{key}="{escaped(text)}"' for key, text in sorted(labels.items())) + "} " + repr(value)
+    return name + "{" + ",".join(f'{key}="{escape_value(text)}"' for key, text in sorted(labels.items())) + "} " + repr(value)
 
 
-def _numbers(counters: Counters, gauges: Gauges) -> Iterator[tuple[Metric, float, dict[str, str]]]:
+def _values(counters: Counters, gauges: Gauges) -> Iterator[tuple[Metric, float, dict[str, str]]]:
     yield Metric.GENERATION_TOKENS, counters.generation_tokens, {}
     yield Metric.PROMPT_TOKENS, counters.prompt_tokens, {}
     yield Metric.PROMPT_TOKENS_BY_SOURCE, counters.computed_prompt_tokens, {"source": "local_compute"}
@@ -175,7 +178,7 @@ def histograms() -> st.SearchStrategy[Histogram]:
 
 
 def counters() -> st.SearchStrategy[Counters]:
-    """Counters of one engine: all with the same edges and positions."""
+    """Return a strategy of one engine's counters, all with the same edges and positions."""
     return st.builds(
         Counters,
         generation_tokens=COUNTS,
@@ -197,11 +200,11 @@ def counters() -> st.SearchStrategy[Counters]:
 
 
 def samples() -> st.SearchStrategy[Sample]:
-    some = st.none() | COUNTS
+    gauge = st.none() | COUNTS
     return st.builds(
         Sample,
-        counters=counters() | counters().map(lambda made: dataclasses.replace(made, speculation=None)),
-        gauges=st.builds(Gauges, some, some, st.none() | st.floats(0, 1), some),
+        counters=counters() | counters().map(lambda generated: dataclasses.replace(generated, speculation=None)),
+        gauges=st.builds(Gauges, gauge, gauge, st.none() | st.floats(0, 1), gauge),
         engines=st.sampled_from([frozenset("0"), frozenset("01"), frozenset(['a"b', "c\\,}"])]),
         process_start_time=st.none() | st.floats(1e9, 2e9),
     )
@@ -211,34 +214,34 @@ def samples() -> st.SearchStrategy[Sample]:
     samples(),
     st.sampled_from(["tiny", 'a"b', "back\\slash", "new\nline", "a,le=", "}", 'x\\",position="9', "\N{GREEK SMALL LETTER MU}"]),
 )
-def test_what_is_written_is_read(sample: Sample, model: str) -> None:
+def test_a_rendered_sample_parses_to_itself(sample: Sample, model: str) -> None:
     assert parse_exposition(render(sample, model)) == sample
 
 
 def test_every_label_value_is_unescaped() -> None:
-    made = dataclasses.replace(parse_exposition(page("ngram-2")), engines=frozenset({'a"b', "c\\n", "d\n}"}))
-    assert parse_exposition(render(made)).engines == made.engines
+    sample = dataclasses.replace(parse_exposition(read_exposition("ngram-2")), engines=frozenset({'a"b', "c\\n", "d\n}"}))
+    assert parse_exposition(render(sample)).engines == sample.engines
 
 
-def test_engines_and_names_are_summed() -> None:
-    one = page("ngram-2")
-    other = one.replace(b'engine="0"', b'engine="1"')
-    named = one.replace(b'model_name="tiny"', b'model_name="second name"')
-    both, single = parse_exposition(one + other + named), parse_exposition(one)
-    assert both.counters == single.counters + single.counters + single.counters
-    assert both.engines == {"0", "1"}
-    assert both.gauges.kv_tokens == 3 * 65536
+def test_engines_and_model_names_are_summed() -> None:
+    first_engine = read_exposition("ngram-2")
+    second_engine = first_engine.replace(b'engine="0"', b'engine="1"')
+    second_model = first_engine.replace(b'model_name="tiny"', b'model_name="second name"')
+    total, single = parse_exposition(first_engine + second_engine + second_model), parse_exposition(first_engine)
+    assert total.counters == single.counters + single.counters + single.counters
+    assert total.engines == {"0", "1"}
+    assert total.gauges.kv_tokens == 3 * 65536
 
 
-def test_a_timestamp_behind_the_value_is_left_out() -> None:
-    stamped = page("ngram-2").replace(
+def test_a_timestamp_after_the_value_is_ignored() -> None:
+    body = read_exposition("ngram-2").replace(
         b'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0', b'vllm:num_requests_running{engine="0"} 7 1395066363000'
     )
-    assert parse_exposition(stamped).gauges.running_requests == 7
+    assert parse_exposition(body).gauges.running_requests == 7
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "why"),
+    ("old", "new", "message"),
     [
         (b"\n", b"", "ends in the middle of a line"),
         (b"vllm:", b"sglang:", "has no vllm:generation_tokens_total"),
@@ -255,20 +258,20 @@ def test_a_timestamp_behind_the_value_is_left_out() -> None:
         (b'source="local_compute"', b'source="local\\', "cannot be read"),
     ],
 )
-def test_a_page_that_cannot_be_read_is_refused_with_a_sentence(old: bytes, new: bytes, why: str) -> None:
-    broken = page("ngram-2").rstrip() if old == b"\n" else page("ngram-2").replace(old, new)
+def test_invalid_expositions_are_rejected_with_a_message(old: bytes, new: bytes, message: str) -> None:
+    broken = read_exposition("ngram-2").rstrip() if old == b"\n" else read_exposition("ngram-2").replace(old, new)
     with pytest.raises(ExpositionError) as caught:
         parse_exposition(broken)
-    assert why in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", b"<html>\n", b"\xff\xfe\n", b'vllm:cache_config_info{block_size="\xff"} 1\n'])
-def test_other_pages_are_refused(text: bytes) -> None:
+def test_other_responses_are_rejected(text: bytes) -> None:
     with pytest.raises(ExpositionError):
         parse_exposition(text)
 
 
-LINES = [line + b"\n" for line in page("ngram-2").split(b"\n") if line.startswith(b"vllm:")]
+LINES = [line + b"\n" for line in read_exposition("ngram-2").split(b"\n") if line.startswith(b"vllm:")]
 
 
 @given(
@@ -277,15 +280,15 @@ LINES = [line + b"\n" for line in page("ngram-2").split(b"\n") if line.startswit
     st.integers(0, 6),
     st.binary(max_size=3) | st.sampled_from([b'"', b"\\", b"{", b"}", b",", b"=", b" ", b"\n"]),
 )
-def test_a_damaged_page_is_read_or_refused(line: int, where: float, cut: int, put: bytes) -> None:
-    at = int(where * len(LINES[line]))
-    damaged = LINES[line][:at] + put + LINES[line][at + cut :]
+def test_a_damaged_exposition_parses_or_is_rejected(line: int, share: float, cut: int, inserted: bytes) -> None:
+    offset = int(share * len(LINES[line]))
+    damaged = LINES[line][:offset] + inserted + LINES[line][offset + cut :]
     with contextlib.suppress(ExpositionError):
         parse_exposition(b"".join([*LINES[:line], damaged, *LINES[line + 1 :]]))
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "why"),
+    ("old", "new", "message"),
     [
         (b'position="1"', b'position="one"', "does not have the positions 0, 1, 2"),
         (b'le="0.5"', b'le="half"', "is no histogram: its buckets need different edges"),
@@ -295,30 +298,34 @@ def test_a_damaged_page_is_read_or_refused(line: int, where: float, cut: int, pu
         (b"\nprocess_start_time_seconds 1", b"\nprocess_start_time_seconds x", "cannot be read"),
     ],
 )
-def test_labels_that_are_no_numbers_are_refused(old: bytes, new: bytes, why: str) -> None:
-    with pytest.raises(ExpositionError, match=why):
-        parse_exposition(page("ngram-2").replace(old, new))
+def test_labels_that_are_no_numbers_are_rejected(old: bytes, new: bytes, message: str) -> None:
+    with pytest.raises(ExpositionError, match=message):
+        parse_exposition(read_exposition("ngram-2").replace(old, new))
 
 
-def test_a_cache_whose_size_is_not_known_yet() -> None:
-    sample = parse_exposition(page("ngram-2").replace(b'num_gpu_blocks="512"', b'num_gpu_blocks="None"'))
+def test_an_unknown_kv_cache_size_is_none() -> None:
+    sample = parse_exposition(read_exposition("ngram-2").replace(b'num_gpu_blocks="512"', b'num_gpu_blocks="None"'))
     assert sample.gauges.kv_tokens is None
 
 
-# ---------------------------------------------------------------------------------------------------------------- between
-def at(counters: Counters, started: float | None = 1e9) -> Sample:
-    return Sample(counters, Gauges(0, 0, 0, 0), frozenset("0"), started)
+# ------------------------------------------------------------------------------------------------------------- difference
+def build_sample(counters: Counters, process_start_time: float | None = 1e9) -> Sample:
+    return Sample(counters, Gauges(0, 0, 0, 0), frozenset("0"), process_start_time)
 
 
 @given(counters(), counters(), counters())
 def test_windows_add_up(first: Counters, second: Counters, third: Counters) -> None:
-    """Adjacent windows are together the window from end to end: exactly on counts, to rounding on seconds."""
-    scrapes = [at(first), at(first + second), at(first + second + third)]
-    one, two, whole = diff_samples(*scrapes[:2]), diff_samples(*scrapes[1:]), diff_samples(scrapes[0], scrapes[2])
-    assert isinstance(one, Counters)
-    assert isinstance(two, Counters)
+    """The sum of adjacent windows is the window from end to end: exact for counts, to rounding for seconds."""
+    scrapes = [build_sample(first), build_sample(first + second), build_sample(first + second + third)]
+    first_window, second_window, whole = (
+        diff_samples(*scrapes[:2]),
+        diff_samples(*scrapes[1:]),
+        diff_samples(scrapes[0], scrapes[2]),
+    )
+    assert isinstance(first_window, Counters)
+    assert isinstance(second_window, Counters)
     assert isinstance(whole, Counters)
-    together = one + two
+    together = first_window + second_window
     assert together.speculation == whole.speculation
     assert together.finished == whole.finished
     assert together.request_steps == whole.request_steps
@@ -327,49 +334,51 @@ def test_windows_add_up(first: Counters, second: Counters, third: Counters) -> N
 
 
 @given(counters(), counters(), st.booleans())
-def test_a_restart_is_never_a_negative_count(before: Counters, after: Counters, told: bool) -> None:
-    """Whatever the two scrapes are, the window has nothing below zero."""
-    found = diff_samples(at(before, 1e9 if told else None), at(after, 1e9 if told else None))
-    if isinstance(found, CounterReset):
-        assert found.message.endswith(".")
+def test_a_difference_has_no_negative_count(before: Counters, after: Counters, has_start_time: bool) -> None:
+    """The difference of any two scrapes has no value below zero."""
+    difference = diff_samples(
+        build_sample(before, 1e9 if has_start_time else None), build_sample(after, 1e9 if has_start_time else None)
+    )
+    if isinstance(difference, CounterReset):
+        assert difference.message.endswith(".")
         return
-    for value in (found.generation_tokens, found.step_seconds, found.iterations, *found.finished.values()):
+    for value in (difference.generation_tokens, difference.step_seconds, difference.iterations, *difference.finished.values()):
         assert value >= 0
-    for histogram in (found.time_to_first_token, found.time_per_output_token):
+    for histogram in (difference.time_to_first_token, difference.time_per_output_token):
         assert list(histogram.counts) == sorted(histogram.counts)
         assert histogram.counts[0] >= 0
 
 
-def test_how_a_restart_shows() -> None:
-    before, after = parse_exposition(page("ngram-1")), parse_exposition(page("ngram-2"))
+def test_a_restart_is_a_counter_reset_with_its_evidence() -> None:
+    before, after = parse_exposition(read_exposition("ngram-1")), parse_exposition(read_exposition("ngram-2"))
     window = diff_samples(before, after)
     assert isinstance(window, Counters)
     assert window.first_tokens == 16
     assert diff_samples(after, before) == CounterReset("the engine was restarted: generation tokens fell.")
     later = dataclasses.replace(after, process_start_time=1.8e9)
-    assert "it began at 1800000000" in _sentence(before, later)
-    more = dataclasses.replace(after, engines=frozenset({"0", "1"}))
-    assert "from ['0'] to ['0', '1']" in _sentence(before, more)
-    plain = dataclasses.replace(after, counters=dataclasses.replace(after.counters, speculation=None))
-    assert "only one of them has speculation" in _sentence(before, plain)
+    assert "it began at 1800000000" in _reset_message(before, later)
+    two_engines = dataclasses.replace(after, engines=frozenset({"0", "1"}))
+    assert "from ['0'] to ['0', '1']" in _reset_message(before, two_engines)
+    without_speculation = dataclasses.replace(after, counters=dataclasses.replace(after.counters, speculation=None))
+    assert "only one of them has speculation" in _reset_message(before, without_speculation)
     assert after.counters.speculation is not None
-    deeper = dataclasses.replace(after.counters.speculation, accepted_per_position=(250, 122, 76, 0))
-    assert "3 positions" in _sentence(
-        before, dataclasses.replace(after, counters=dataclasses.replace(after.counters, speculation=deeper))
+    four_positions = dataclasses.replace(after.counters.speculation, accepted_per_position=(250, 122, 76, 0))
+    assert "3 positions" in _reset_message(
+        before, dataclasses.replace(after, counters=dataclasses.replace(after.counters, speculation=four_positions))
     )
 
 
-def _sentence(before: Sample, after: Sample) -> str:
-    found = diff_samples(before, after)
-    assert isinstance(found, CounterReset)
-    return found.message
+def _reset_message(before: Sample, after: Sample) -> str:
+    reset = diff_samples(before, after)
+    assert isinstance(reset, CounterReset)
+    return reset.message
 
 
-def test_a_page_of_the_front_end_in_rust_before_its_first_request() -> None:
-    """OpenMetrics' last line, no start of the process, and series that a label tells apart only from their first event on."""
+def test_an_exposition_of_the_rust_front_end_before_any_request() -> None:
+    """It has OpenMetrics' last line, no start of the process, and no series by label before their first event."""
     later = {b"process_start_time_seconds", b"vllm:cache_config_info", b"vllm:request_success_total"}
     later.add(b"vllm:spec_decode_num_accepted_tokens_per_pos_total")
-    lines = [line for line in page("ngram-1").split(b"\n") if re.split(rb"[ {]", line)[0] not in later]
+    lines = [line for line in read_exposition("ngram-1").split(b"\n") if re.split(rb"[ {]", line)[0] not in later]
     fresh = parse_exposition(b"\n".join(lines) + b"# EOF\n")
     assert (fresh.process_start_time, fresh.gauges.kv_tokens, fresh.counters.finished) == (None, None, {})
     assert fresh.counters.speculation is not None

@@ -1,4 +1,4 @@
-"""A whole command line of `vllm serve`: the model, the drafter, and what cannot be taken from it."""
+"""A whole command line of `vllm serve`: the model, the drafter, and its errors."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ EAGLE: dict[str, Any] = {"method": "eagle3", "model": "me/eagle", "num_speculati
         ([], None, None),
     ],
 )
-def test_the_model(args: list[str], model: str | None, revision: str | None) -> None:
-    found = parse_serve_command(args)
-    assert (found.model, found.revision, found.speculative_config) == (model, revision, {})
+def test_the_model_and_its_revision(args: list[str], model: str | None, revision: str | None) -> None:
+    command = parse_serve_command(args)
+    assert (command.model, command.revision, command.speculative_config) == (model, revision, {})
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,14 @@ def test_the_model(args: list[str], model: str | None, revision: str | None) -> 
         ["--spec-method=eagle3", "--spec-model", "me/eagle", "--spec-tokens", "5"],
     ],
 )
-def test_every_way_to_write_the_drafter(args: list[str]) -> None:
-    found = parse_serve_command(["me/llama", "-tp=4", *args])
-    assert found.speculative_config == EAGLE
-    assert found.arguments.tensor_parallel == 4
+def test_every_form_of_the_speculative_config(args: list[str]) -> None:
+    command = parse_serve_command(["me/llama", "-tp=4", *args])
+    assert command.speculative_config == EAGLE
+    assert command.arguments.tensor_parallel == 4
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["a/b", "c/d"], "begins with 2 words, but vLLM expects one model"),
         (["--model"], "has --model with 0 values, but vLLM expects one"),
@@ -63,15 +63,15 @@ def test_every_way_to_write_the_drafter(args: list[str]) -> None:
         (["-sc", "[" * 100_000], "invalid JSON"),
     ],
 )
-def test_what_vllm_would_refuse(args: list[str], said: str) -> None:
+def test_arguments_that_vllm_would_reject(args: list[str], message: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         parse_serve_command(args)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(
-    ("args", "spread"),
+    ("args", "flag"),
     [
         ([], ""),
         (["--distributed-executor-backend=mp", "--nnodes=1"], ""),
@@ -80,10 +80,10 @@ def test_what_vllm_would_refuse(args: list[str], said: str) -> None:
         (["--data-parallel-size=16", "--data-parallel-size-local=8"], "--data-parallel-size-local=8"),
     ],
 )
-def test_an_engine_of_several_pods(args: list[str], spread: str) -> None:
-    assert parse_serve_command(args).multi_pod_flag == spread
+def test_the_flag_of_an_engine_on_several_pods(args: list[str], flag: str) -> None:
+    assert parse_serve_command(args).multi_pod_flag == flag
 
 
-def test_flags_in_a_file_are_not_known() -> None:
+def test_a_config_file_is_detected() -> None:
     assert parse_serve_command(["--config", "/etc/vllm.yaml"]).has_config_file
     assert not parse_serve_command(["--port=80"]).has_config_file

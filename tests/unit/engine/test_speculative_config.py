@@ -1,4 +1,4 @@
-"""The keys of vLLM's speculative config: the table against the published releases, and what is refused with which sentence."""
+"""The keys of vLLM's speculative config: the table against the published releases, and the messages for rejected values."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from aerie.engine.speculative_config import ConfigProblem, find_config_problems,
 from aerie.manifests.revision_hash import compute_revision
 
 PUBLISHED: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "data" / "speculative_config.json").read_text())
-"""By key: its annotation from a release of 0.26.0 to 0.33.0 on (data/README.md)."""
-TAKEN = {
+"""Annotation of each key by release, from 0.26.0 to 0.33.0 (data/README.md)."""
+VALID_VALUES = {
     "attention_backend": "FLASH_ATTN",
     "code_revision": "0" * 40,
     "draft_tensor_parallel_size": 1,
@@ -32,10 +32,10 @@ TAKEN = {
     "rejection_sample_method": "block",
     "draft_lm_head_quantization": "nvfp4",
 }
-OTHERS: dict[str, Any] = {"boolean": True, "integer": 3, "number": 0.5, "string": "x", "array": [1.0], "object": {}}
+VALUE_BY_TYPE: dict[str, Any] = {"boolean": True, "integer": 3, "number": 0.5, "string": "x", "array": [1.0], "object": {}}
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -65,7 +65,7 @@ def test_the_table_has_the_keys_of_every_release_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("key", ENGINE_OPTIONS, ids=lambda key: key.name)
-def test_kinds_words_and_bounds_are_those_of_the_release(key: Any) -> None:
+def test_types_values_and_bounds_are_those_of_the_release(key: Any) -> None:
     latest = [annotation for annotation in PUBLISHED[key.name].values() if annotation][-1]
     kinds = {
         "bool": "boolean",
@@ -75,7 +75,7 @@ def test_kinds_words_and_bounds_are_those_of_the_release(key: Any) -> None:
         "SkipValidation": "object",
         "LoadConfig": "object",
     }
-    assert key.json_type == next((kind for begin, kind in kinds.items() if latest.startswith(begin)), "string")
+    assert key.json_type == next((kind for prefix, kind in kinds.items() if latest.startswith(prefix)), "string")
     if key.allowed_values:
         assert set(key.allowed_values) <= set(re.findall(r"'(\w+)'", latest))
     if key.minimum is not None:
@@ -83,33 +83,33 @@ def test_kinds_words_and_bounds_are_those_of_the_release(key: Any) -> None:
     assert bool(key.description) != bool(key.rejection_reason)
 
 
-def test_no_word_that_is_taken_is_lossy() -> None:
+def test_no_accepted_value_is_lossy() -> None:
     for key in ENGINE_OPTIONS:
         if not key.rejection_reason:
-            assert all(check_lossless({key.name: value}) is None for value in key.allowed_values or (OTHERS[key.json_type],)), (
-                key.name
-            )
+            assert all(
+                check_lossless({key.name: value}) is None for value in key.allowed_values or (VALUE_BY_TYPE[key.json_type],)
+            ), key.name
         elif "what the model answers" in key.rejection_reason:
-            assert check_lossless({key.name: OTHERS[key.json_type]}) is not None
+            assert check_lossless({key.name: VALUE_BY_TYPE[key.json_type]}) is not None
 
 
-# ---------------------------------------------------------------------------------------------------------- what is refused
+# -------------------------------------------------------------------------------------------------------------- validation
 @pytest.mark.parametrize("key", ENGINE_OPTIONS, ids=lambda key: key.name)
-def test_each_row_is_taken_or_refused_by_name_value_and_way_out(key: Any) -> None:
-    value = TAKEN.get(key.name, OTHERS[key.json_type])
-    said = validate_engine_options({key.name: value})
-    at_apply = find_manifest_errors(manifest(engineOptions={key.name: value}))
+def test_each_key_is_accepted_or_rejected_with_a_fix(key: Any) -> None:
+    value = VALID_VALUES.get(key.name, VALUE_BY_TYPE[key.json_type])
+    messages = validate_engine_options({key.name: value})
+    admission_errors = find_manifest_errors(manifest(engineOptions={key.name: value}))
     if not key.rejection_reason:
-        assert said == ()
-        assert at_apply == []
+        assert messages == ()
+        assert admission_errors == []
         return
-    assert said == (f"spec.speculation.engineOptions has {key.name}: {shown(value)}: {key.rejection_reason}.",)
+    assert messages == (f"spec.speculation.engineOptions has {key.name}: {format_value(value)}: {key.rejection_reason}.",)
     if key.json_type not in ("array", "object"):
-        assert at_apply == [f"spec.speculation.engineOptions.{key.name}: {key.rejection_reason}."]
+        assert admission_errors == [f"spec.speculation.engineOptions.{key.name}: {key.rejection_reason}."]
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("options", "reason"),
     [
         ({"fly_windows": 3}, "unknown to Aerie as a key"),
         ({"disable_by_batch_size": 3}, "unknown to Aerie as a key"),
@@ -122,29 +122,29 @@ def test_each_row_is_taken_or_refused_by_name_value_and_way_out(key: Any) -> Non
         ({"code_revision": "main"}, "set a string that matches"),
     ],
 )
-def test_what_is_unknown_or_of_another_kind_is_refused(options: dict[str, Any], why: str) -> None:
-    (sentence,) = validate_engine_options(options)
+def test_unknown_keys_and_invalid_values_are_rejected(options: dict[str, Any], reason: str) -> None:
+    (message,) = validate_engine_options(options)
     ((name, value),) = options.items()
-    assert sentence.startswith(f"spec.speculation.engineOptions has {name}: {shown(value)}")
-    assert why in sentence
+    assert message.startswith(f"spec.speculation.engineOptions has {name}: {format_value(value)}")
+    assert reason in message
     assert find_unsupported_reasons(
         Static(3), DrafterArguments("x", engine_options=options), Version.parse("0.33.0"), parse_arguments([])
-    ) == (sentence,)
+    ) == (message,)
 
 
-def test_the_definition_keeps_unknown_keys_for_the_operator_to_refuse() -> None:
+def test_admission_accepts_unknown_keys() -> None:
     document = manifest(engineOptions={"fly_windows": 3})
     assert find_manifest_errors(document) == []
     assert SpeculativeDeployment.from_dict(document).spec.speculation.engine_options == {"fly_windows": 3}
 
 
 # ------------------------------------------------------------------------------------------------------ against a version
-def of(config: dict[str, Any], version: str) -> list[ConfigProblem]:
+def find_problems(config: dict[str, Any], version: str) -> list[ConfigProblem]:
     return list(find_config_problems(config, Version.parse(version), tensor_parallel=2))
 
 
 @pytest.mark.parametrize(
-    ("config", "version", "what", "way_out"),
+    ("config", "version", "description", "fix"),
     [
         (
             {"draft_sample_method": "probabilistic"},
@@ -171,37 +171,37 @@ def of(config: dict[str, Any], version: str) -> list[ConfigProblem]:
         ({"draft_tensor_parallel_size": 3}, "0.33.0", "vLLM accepts only 1 or the target's, 2", "set one of them"),
     ],
 )
-def test_what_a_version_refuses(config: dict[str, Any], version: str, what: str, way_out: str) -> None:
-    (fault,) = of(config, version)
-    assert what in fault.description
-    assert fault.fix.startswith(way_out)
+def test_keys_that_a_version_does_not_support(config: dict[str, Any], version: str, description: str, fix: str) -> None:
+    (problem,) = find_problems(config, version)
+    assert description in problem.description
+    assert problem.fix.startswith(fix)
 
 
-def test_what_a_version_takes() -> None:
+def test_supported_keys_have_no_problem() -> None:
     sampled = {"method": "eagle3", "draft_sample_method": "probabilistic"}
-    assert of(sampled | {"rejection_sample_method": "block", "draft_tensor_parallel_size": 2}, "0.33.0") == []
-    assert of(sampled | {"use_local_argmax_reduction": False}, "0.22.0") == []
-    assert of({"draft_sample_method": "greedy", "use_local_argmax_reduction": True}, "0.33.0") == []
+    assert find_problems(sampled | {"rejection_sample_method": "block", "draft_tensor_parallel_size": 2}, "0.33.0") == []
+    assert find_problems(sampled | {"use_local_argmax_reduction": False}, "0.22.0") == []
+    assert find_problems({"draft_sample_method": "greedy", "use_local_argmax_reduction": True}, "0.33.0") == []
 
 
-def test_what_a_model_runner_ignores() -> None:
-    drawn = {"draft_sample_method": "probabilistic", "rejection_sample_method": "block"}
-    (fault,) = find_runner_problems(drawn, 1, "asked for")
-    assert "then drafts greedily" in fault.description
-    assert not fault.prevents_start
-    assert list(find_runner_problems(drawn, 2, "asked for")) == []
-    (fault,) = find_runner_problems({"draft_lm_head_quantization": "fp8"}, 1, "asked for")
-    assert fault.prevents_start
-    (fault,) = find_runner_problems({"disable_padded_drafter_batch": True}, 2, "asked for")
-    assert not fault.prevents_start
+def test_keys_that_a_model_runner_ignores_or_rejects() -> None:
+    sampled = {"draft_sample_method": "probabilistic", "rejection_sample_method": "block"}
+    (problem,) = find_runner_problems(sampled, 1, "asked for")
+    assert "then drafts greedily" in problem.description
+    assert not problem.prevents_start
+    assert list(find_runner_problems(sampled, 2, "asked for")) == []
+    (problem,) = find_runner_problems({"draft_lm_head_quantization": "fp8"}, 1, "asked for")
+    assert problem.prevents_start
+    (problem,) = find_runner_problems({"disable_padded_drafter_batch": True}, 2, "asked for")
+    assert not problem.prevents_start
     assert list(find_runner_problems({"disable_padded_drafter_batch": False, "parallel_drafting": True}, 2, "asked for")) == []
 
 
-# --------------------------------------------------------------------------------------------------------- what is written
-def test_the_speculative_config_has_them_last_and_in_order() -> None:
+# --------------------------------------------------------------------------------------------------------------- the config
+def test_the_speculative_config_has_the_options_last_and_sorted() -> None:
     drafter = DrafterArguments("x", draft_sampling="Probabilistic", engine_options={"quantization": "fp8", "enforce_eager": True})
-    found = build_speculative_config(Static(3), drafter, Version.parse("0.33.0"), parse_arguments([]))
-    assert list(found or {}) == [
+    config = build_speculative_config(Static(3), drafter, Version.parse("0.33.0"), parse_arguments([]))
+    assert list(config or {}) == [
         "method",
         "model",
         "num_speculative_tokens",
@@ -209,7 +209,7 @@ def test_the_speculative_config_has_them_last_and_in_order() -> None:
         "enforce_eager",
         "quantization",
     ]
-    assert (found or {})["draft_sample_method"] == "probabilistic"
+    assert (config or {})["draft_sample_method"] == "probabilistic"
     assert (
         find_unsupported_reasons(
             Off(), DrafterArguments("x", engine_options={"nothing": 1}), Version.parse("0.33.0"), parse_arguments([])
@@ -225,16 +225,16 @@ def test_adaptive_verification_needs_the_draft_logits() -> None:
     assert find_unsupported_reasons(Static(3), drafter, Version.parse("0.33.0"), parse_arguments([])) == ()
 
 
-def test_a_change_is_another_revision_and_nothing_written_is_the_old_one() -> None:
+def test_changed_options_change_the_revision() -> None:
     def revision_of(setting: Static | Off, **speculation: Any) -> str:
         return compute_revision(SpeculativeDeployment.from_dict(manifest(**speculation)), setting)
 
-    plain = revision_of(Static(3))
-    assert plain == revision_of(Static(3), engineOptions={})
-    others = [
+    base_revision = revision_of(Static(3))
+    assert base_revision == revision_of(Static(3), engineOptions={})
+    changed_revisions = [
         revision_of(Static(3), draftSampling="Greedy"),
         revision_of(Static(3), draftSampling="Probabilistic"),
         revision_of(Static(3), engineOptions={"enforce_eager": True}),
     ]
-    assert len({plain, *others}) == 4
+    assert len({base_revision, *changed_revisions}) == 4
     assert revision_of(Off(), draftSampling="Probabilistic") == revision_of(Off())

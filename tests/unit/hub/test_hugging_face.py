@@ -1,4 +1,4 @@
-"""The lab's Hub, asked as aerie, huggingface_hub and the simulator ask it."""
+"""The lab's Hub with the clients aerie, huggingface_hub and the simulator."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ COMMIT = "0123456789" * 4
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Repository]:
-    """What the Hub of these tests has: the lab's own, and a folder by a row of a user."""
+def repositories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Repository]:
+    """Repositories of the Hub under test: the lab's own, and a folder from a user's table."""
     folder = tmp_path_factory.mktemp("hub")
     (folder / "own" / "below").mkdir(parents=True)
     (folder / "own" / "config.json").write_text('{"max_position_embeddings": 64}')
@@ -54,9 +54,9 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Repository]:
 
 
 @pytest.fixture(scope="module")
-def endpoint(known: dict[str, Repository]) -> Iterator[str]:
+def endpoint(repositories: dict[str, Repository]) -> Iterator[str]:
     """The address of a running Hub."""
-    with create_hub_server(known, "127.0.0.1", 0) as server:
+    with create_hub_server(repositories, "127.0.0.1", 0) as server:
         serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         serving.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -66,70 +66,70 @@ def endpoint(known: dict[str, Repository]) -> Iterator[str]:
 
 @pytest.fixture
 def api(endpoint: str) -> HfApi:
-    """huggingface_hub, with any token."""
+    """Client huggingface_hub with a token."""
     return HfApi(endpoint=endpoint, token="hf_any")
 
 
-def read(endpoint: str, known: dict[str, Repository], name: str) -> Checkpoint:
+def read_checkpoint(endpoint: str, repositories: dict[str, Repository], repository: str) -> Checkpoint:
     with HubClient(endpoint, "hf_any") as hub:
-        return hub.read_checkpoint(name, known[name].commit)
+        return hub.read_checkpoint(repository, repositories[repository].commit)
 
 
-def test_a_checkpoint_without_weights_has_the_true_headers(endpoint: str, known: dict[str, Repository]) -> None:
-    target = read(endpoint, known, LLAMA)
+def test_checkpoint_without_weights_has_the_published_headers(endpoint: str, repositories: dict[str, Repository]) -> None:
+    target = read_checkpoint(endpoint, repositories, LLAMA)
     assert target.tensors is not None
     # What the published index gives as total_size, and the sizes of the published files.
     assert target.weight_bytes == 16_060_522_496
-    sizes = [file.size for path, file in known[LLAMA].files().items() if path.endswith(".safetensors")]
+    sizes = [file.size for path, file in repositories[LLAMA].files().items() if path.endswith(".safetensors")]
     assert sizes == [4_976_698_672, 4_999_802_720, 4_915_916_176, 1_168_138_808]
     assert target.tensors["model.layers.31.mlp.down_proj.weight"].shape == (4096, 14336)
-    drafter = read(endpoint, known, EAGLE_31)
+    drafter = read_checkpoint(endpoint, repositories, EAGLE_31)
     assert (drafter.d2t_offsets or ())[:2] == (0, 0)
     assert len(drafter.d2t_offsets or ()) == drafter.config["draft_vocab_size"]
-    assert read(endpoint, known, EAGLE_3).tensors is None
+    assert read_checkpoint(endpoint, repositories, EAGLE_3).tensors is None
 
 
-def test_the_bundle_is_at_the_digests_of_its_registry(known: dict[str, Repository]) -> None:
+def test_bundle_revisions_match_the_registry_digests(repositories: dict[str, Repository]) -> None:
     registry = json.loads((ROOT / "drafter" / "bundle" / "registry.json").read_text())
-    for name, part in {"target": registry["target"], **registry["drafters"]}.items():
-        assert part["digest"].removeprefix("sha256:").startswith(known[f"aerie/bundle-{name}"].commit)
+    for name, checkpoint in {"target": registry["target"], **registry["drafters"]}.items():
+        assert checkpoint["digest"].removeprefix("sha256:").startswith(repositories[f"aerie/bundle-{name}"].commit)
 
 
-def test_a_folder_arrives_as_it_is(api: HfApi, known: dict[str, Repository], tmp_path: Path) -> None:
-    got = Path(api.snapshot_download("aerie/bundle-eagle31", cache_dir=tmp_path))
-    assert got.name == known["aerie/bundle-eagle31"].commit
+def test_downloaded_folder_is_unchanged(api: HfApi, repositories: dict[str, Repository], tmp_path: Path) -> None:
+    bundle_path = Path(api.snapshot_download("aerie/bundle-eagle31", cache_dir=tmp_path))
+    assert bundle_path.name == repositories["aerie/bundle-eagle31"].commit
     for path in (ROOT / "drafter" / "bundle" / "eagle31").iterdir():
-        assert (got / path.name).read_bytes() == path.read_bytes()
-    own = Path(api.snapshot_download(OWN, revision=COMMIT, allow_patterns=["below/*"], cache_dir=tmp_path))
-    assert (own / "below" / "big.bin").read_bytes() == bytes(range(256)) * 9000
-    assert not (own / "config.json").exists()
+        assert (bundle_path / path.name).read_bytes() == path.read_bytes()
+    own_path = Path(api.snapshot_download(OWN, revision=COMMIT, allow_patterns=["below/*"], cache_dir=tmp_path))
+    assert (own_path / "below" / "big.bin").read_bytes() == bytes(range(256)) * 9000
+    assert not (own_path / "config.json").exists()
 
 
-def test_listings(api: HfApi, endpoint: str) -> None:
+def test_listings_name_files_and_sizes(api: HfApi, endpoint: str) -> None:
     assert api.list_repo_files(OWN) == ["below/big.bin", "config.json"]
-    assert [entry.path for entry in api.list_repo_tree(OWN, path_in_repo="below")] == ["below/big.bin"]
+    assert [path_info.path for path_info in api.list_repo_tree(OWN, path_in_repo="below")] == ["below/big.bin"]
     files = HfFileSystem(endpoint=endpoint, token="hf_any")
     assert files.info(f"{OWN}@{COMMIT}/config.json")["size"] == len('{"max_position_embeddings": 64}')
-    (entry,) = api.get_paths_info(OWN, ["config.json", "nothing.json"])
-    assert entry.path == "config.json"
+    (path_info,) = api.get_paths_info(OWN, ["config.json", "nothing.json"])
+    assert path_info.path == "config.json"
     with pytest.raises(EntryNotFoundError):
         list(api.list_repo_tree(OWN, path_in_repo="additional_chat_templates"))
 
 
 @pytest.mark.parametrize(
-    ("asked", "got"), [("bytes=0-3", (0, 4)), ("bytes=300-", (300, 2_304_000)), ("bytes=255-256", (255, 257))]
+    ("range_header", "expected_bytes"), [("bytes=0-3", (0, 4)), ("bytes=300-", (300, 2_304_000)), ("bytes=255-256", (255, 257))]
 )
-def test_ranges(endpoint: str, asked: str, got: tuple[int, int]) -> None:
-    begin, end = got
-    answer = httpx.get(f"{endpoint}/{OWN}/resolve/main/below/big.bin", headers={"Range": asked}, timeout=60)
-    assert answer.status_code == 206
-    assert answer.content == (bytes(range(256)) * 9000)[begin:end]
-    assert answer.headers["Content-Range"] == f"bytes {begin}-{end - 1}/2304000"
+def test_range_request_returns_its_bytes(endpoint: str, range_header: str, expected_bytes: tuple[int, int]) -> None:
+    begin, end = expected_bytes
+    response = httpx.get(f"{endpoint}/{OWN}/resolve/main/below/big.bin", headers={"Range": range_header}, timeout=60)
+    assert response.status_code == 206
+    assert response.content == (bytes(range(256)) * 9000)[begin:end]
+    assert response.headers["Content-Range"] == f"bytes {begin}-{end - 1}/2304000"
 
 
-def test_refusals_are_told_apart(api: HfApi, endpoint: str, tmp_path: Path) -> None:
-    past = httpx.get(f"{endpoint}/{OWN}/resolve/main/config.json", headers={"Range": "bytes=1000-"}, timeout=60)
-    assert past.status_code == 416
+def test_hub_rejection_names_its_cause(api: HfApi, endpoint: str, tmp_path: Path) -> None:
+    response = httpx.get(f"{endpoint}/{OWN}/resolve/main/config.json", headers={"Range": "bytes=1000-"}, timeout=60)
+    assert response.status_code == 416
     with pytest.raises(EntryNotFoundError, match="has no nothing"):
         api.hf_hub_download(OWN, "nothing.json", cache_dir=tmp_path)
     with pytest.raises(RevisionNotFoundError, match=f"its one commit is {COMMIT}"):
@@ -145,50 +145,50 @@ def test_refusals_are_told_apart(api: HfApi, endpoint: str, tmp_path: Path) -> N
             api.hf_hub_download(name, file, cache_dir=tmp_path)
 
 
-def test_a_row_of_a_user_needs_a_commit(tmp_path: Path) -> None:
+def test_user_table_row_needs_a_commit(tmp_path: Path) -> None:
     table = tmp_path / "images.toml"
     table.write_text('[[checkpoint]]\nrepository = "a/b"\ncommit = "main"\nfolder = "x"\n')
     with pytest.raises(StateError, match="'commit' of a/b is 'main': write 40 hexadecimal digits"):
         load_repositories([table])
 
 
-def test_a_simulated_engine_reads_what_it_is_told_to_serve(
-    endpoint: str, known: dict[str, Repository], monkeypatch: pytest.MonkeyPatch
+def test_simulated_engine_reads_its_checkpoints_from_the_hub(
+    endpoint: str, repositories: dict[str, Repository], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     monkeypatch.setenv("HF_TOKEN", "hf_any")
 
-    def form(drafter: str, revision: str | None = None, target: str = LLAMA) -> str:
+    def describe_drafter(drafter: str, revision: str | None = None, target: str = LLAMA) -> str:
         speculation = {"method": "eagle3", "model": drafter, "num_speculative_tokens": 3}
         if revision:
             speculation["revision"] = revision
-        words = [target, "--revision", known[target].commit, "--speculative-config", json.dumps(speculation)]
-        setup = prepare_engine(parse_simulator_arguments(words), SimulatorOptions())
+        arguments = [target, "--revision", repositories[target].commit, "--speculative-config", json.dumps(speculation)]
+        setup = prepare_engine(parse_simulator_arguments(arguments), SimulatorOptions())
         assert setup.drafter is not None
         return f"{setup.drafter.variant}, {setup.settings.max_model_len}"
 
-    assert form(EAGLE_3) == "eagle3, 131072"
-    assert form(EAGLE_31, known[EAGLE_31].commit) == "eagle3.1, 131072"
-    assert form("aerie/bundle-eagle31", target="aerie/bundle-target") == "eagle3.1, 2048"
+    assert describe_drafter(EAGLE_3) == "eagle3, 131072"
+    assert describe_drafter(EAGLE_31, repositories[EAGLE_31].commit) == "eagle3.1, 131072"
+    assert describe_drafter("aerie/bundle-eagle31", target="aerie/bundle-target") == "eagle3.1, 2048"
     with pytest.raises(EngineError, match="acme/other is not a local folder and is not a valid model identifier listed"):
-        form("acme/other")
+        describe_drafter("acme/other")
     with pytest.raises(EngineError, match="does not exist at this revision"):
-        form(EAGLE_31, "b" * 40)
+        describe_drafter(EAGLE_31, "b" * 40)
 
 
-MANIFESTS = [*sorted((ROOT / "examples").glob("*.yaml")), *(show.manifest for show in DEMO_SCENARIOS.values())]
+MANIFESTS = [*sorted((ROOT / "examples").glob("*.yaml")), *(scenario.manifest for scenario in DEMO_SCENARIOS.values())]
 
 
-@pytest.mark.parametrize("file", MANIFESTS, ids=lambda path: path.stem)
-def test_the_hub_has_what_examples_and_demo_name(file: Path, known: dict[str, Repository]) -> None:
-    spec = SpeculativeDeployment.from_dict(yaml.safe_load(file.read_text()), unknown_fields="forbid").spec
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)
+def test_hub_has_the_sources_of_examples_and_demos(manifest: Path, repositories: dict[str, Repository]) -> None:
+    spec = SpeculativeDeployment.from_dict(yaml.safe_load(manifest.read_text()), unknown_fields="forbid").spec
     sources = [spec.model.source] + ([spec.drafter.source] if spec.drafter else [])
     for source in sources:
         if isinstance(source.variant, HuggingFaceSource):
-            assert known[source.variant.repo].commit == source.variant.revision
+            assert repositories[source.variant.repo].commit == source.variant.revision
 
 
-@pytest.mark.parametrize("show", DEMO_SCENARIOS.values(), ids=list(DEMO_SCENARIOS))
-def test_the_hub_has_the_drafters_of_the_demos(show: DemoScenario, known: dict[str, Repository]) -> None:
-    for drafter in (show.better_drafter, show.worse_drafter):
-        assert known[drafter["repo"]].commit == drafter["revision"]
+@pytest.mark.parametrize("scenario", DEMO_SCENARIOS.values(), ids=list(DEMO_SCENARIOS))
+def test_hub_has_the_drafters_of_the_demos(scenario: DemoScenario, repositories: dict[str, Repository]) -> None:
+    for drafter in (scenario.better_drafter, scenario.worse_drafter):
+        assert repositories[drafter["repo"]].commit == drafter["revision"]

@@ -1,4 +1,4 @@
-"""The image table: which row a reference finds, and what is wrong with a table."""
+"""The image table: the row that matches a reference, and errors of a table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aerie_lab.images.table import SIMULATED_IMAGE_TABLE, ImageError, ImageTable
         ("registry.example:5000/x:1", "registry.example:5000/x"),
     ],
 )
-def test_references(reference: str, name: str) -> None:
+def test_references_are_normalized_to_repositories(reference: str, name: str) -> None:
     assert normalize_repository(reference) == name
 
 
@@ -71,32 +71,32 @@ entrypoint = ["any"]
 @pytest.mark.parametrize(
     ("suffix", "tag"), [("", ""), (":v0.33.0", "v0.33.0"), ("@sha256:00", ""), (":v0.33.0@sha256:00", "v0.33.0")]
 )
-def test_a_row_may_ask_for_the_tag(table_of: type, repository: str, suffix: str, tag: str) -> None:
+def test_a_row_may_use_the_tag(table_of: type, repository: str, suffix: str, tag: str) -> None:
     table = table_of(
         '[[image]]\nrepository = "*/vllm-openai"\nentrypoint = ["x"]\nenvironment = {AERIE_SIMULATOR_TAG = "{tag}"}\n'
     )
     assert table.resolve_image(f"{repository}{suffix}").environment == {"AERIE_SIMULATOR_TAG": tag}
 
 
-def test_a_simulated_vllm_knows_its_tag() -> None:
+def test_a_simulated_vllm_gets_its_tag() -> None:
     assert ImageTable([SIMULATED_IMAGE_TABLE]).resolve_image("vllm/vllm-openai:v0.32.0").environment == {
         "AERIE_SIMULATOR_TAG": "v0.32.0"
     }
 
 
-def test_unknown_references_are_named(table_of: type) -> None:
+def test_unknown_references_are_reported(table_of: type) -> None:
     with pytest.raises(ImageError, match=r"'example.org/x:1'.*repository = 'example.org/x'"):
         table_of("").resolve_image("example.org/x:1")
     with pytest.raises(ImageError, match=r"image volume 'x:1'"):
         table_of("").resolve_volume("x:1")
 
 
-def test_an_image_whose_binaries_cannot_be_built() -> None:
-    def refuse(family: str) -> Path:
+def test_a_failed_build_of_binaries_is_an_image_error() -> None:
+    def fail_to_build(family: str) -> Path:
         raise BuildError(f"no Go for {family}")
 
     with pytest.raises(ImageError, match="no Go for contour"):
-        ImageTable(find_binaries_folder=refuse).resolve_image("ghcr.io/projectcontour/contour:v1")
+        ImageTable(find_binaries_folder=fail_to_build).resolve_image("ghcr.io/projectcontour/contour:v1")
 
 
 def test_image_volumes_lie_beside_their_table(table_of: type, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_image_volumes_lie_beside_their_table(table_of: type, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
         ("[[image]\n", "is not TOML"),
         ("[[image]]\nentrypoint = []\n", "has no 'repository'"),
@@ -124,13 +124,13 @@ def test_image_volumes_lie_beside_their_table(table_of: type, tmp_path: Path) ->
         ("[[images]]\nrepository = 'x'\n", "unknown entry 'images'"),
     ],
 )
-def test_faulty_tables_are_refused_with_a_sentence(table_of: type, text: str, complaint: str) -> None:
+def test_invalid_tables_are_rejected_with_one_sentence(table_of: type, text: str, message: str) -> None:
     with pytest.raises(StateError) as caught:
         table_of(text)
-    assert complaint in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).endswith((".", "}."))
 
 
-def test_a_table_that_is_not_there() -> None:
+def test_a_missing_table_is_reported() -> None:
     with pytest.raises(StateError, match=r"/no/such.toml cannot be read"):
         ImageTable([Path("/no/such.toml")])

@@ -1,4 +1,4 @@
-"""What was cut short leaves no socket behind, also when the server does not take part in the end. Real sockets, in real time."""
+"""A cancelled request leaves no socket open, even if the server does not close it. Real sockets, in real time."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from aerie_lab.cluster.certificates import Authority
 from aerie_lab.kube.client import KubeClient
 
 EVENT = b'{"type": "ADDED", "object": {}}\n'
-BEGUN = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (len(EVENT), EVENT)
-"""A watch, as far as its first event."""
+WATCH_BEGINNING = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (len(EVENT), EVENT)
+"""Response to a watch, up to its first event."""
 
 
 @contextlib.contextmanager
-def silent(certificates: Path) -> Iterator[str]:
-    """The address of a server that begins a watch for whoever comes, and then neither reads nor closes."""
+def silent_server(certificates: Path) -> Iterator[str]:
+    """Yield the address of a server that begins a watch on each connection, and then neither reads nor closes it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates / "server.crt", certificates / "server.key")
-    with contextlib.ExitStack() as held, socket.create_server(("127.0.0.1", 0)) as server:
+    with contextlib.ExitStack() as connections, socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
             with contextlib.suppress(OSError):  # until the server is shut down
                 while True:
-                    one = held.enter_context(context.wrap_socket(server.accept()[0], server_side=True))
-                    one.recv(65536)
-                    one.sendall(BEGUN)
+                    connection = connections.enter_context(context.wrap_socket(server.accept()[0], server_side=True))
+                    connection.recv(65536)
+                    connection.sendall(WATCH_BEGINNING)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -52,7 +52,7 @@ def certificates(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_watch_that_is_given_up_leaves_no_socket(certificates: Path) -> None:
+def test_a_cancelled_watch_leaves_no_socket_open(certificates: Path) -> None:
     async def watch(server: str) -> None:
         async with KubeClient(server, certificates, "admin") as client:
             begun = asyncio.Event()
@@ -63,10 +63,10 @@ def test_a_watch_that_is_given_up_leaves_no_socket(certificates: Path) -> None:
 
             watches = [asyncio.create_task(follow()) for _ in range(4)]
             await asyncio.wait_for(begun.wait(), 60)
-            for one in watches:
-                one.cancel()
+            for task in watches:
+                task.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
 
-    with silent(certificates) as server:
+    with silent_server(certificates) as server:
         asyncio.run(watch(server))
-        gc.collect()  # what a socket that nobody has closed warns of fails the test
+        gc.collect()  # the ResourceWarning of an unclosed socket fails the test

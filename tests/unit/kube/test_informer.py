@@ -17,11 +17,11 @@ def item(name: str, uid: str, version: int) -> dict[str, Any]:
 
 
 Round = tuple[list[dict[str, Any]], list[tuple[str, dict[str, Any]]]]
-"""What a list shows, and the events that follow it."""
+"""The objects of a list, and the events that follow it."""
 
 
 class Server:
-    """Answers with one list after the other, and with the events between them."""
+    """A client that returns one list after the other, and the events between them."""
 
     def __init__(self, *rounds: Round) -> None:
         self.rounds = list(rounds)
@@ -40,39 +40,43 @@ class Server:
         raise KubeError(410, "Expired", "too old")
 
 
-def told(*rounds: Round) -> list[tuple[str, str]]:
+def collect_events(*rounds: Round) -> list[tuple[str, str]]:
     async def run() -> list[tuple[str, str]]:
-        heard: list[tuple[str, str]] = []
+        events: list[tuple[str, str]] = []
         server = Server(*rounds)
 
-        def hear(kind: str, item: dict[str, Any]) -> None:
-            heard.append((kind, item["metadata"]["uid"]))
+        def record(kind: str, item: dict[str, Any]) -> None:
+            events.append((kind, item["metadata"]["uid"]))
             if item["metadata"]["name"] == "cursed":
                 raise RuntimeError("a defect")
 
-        following = asyncio.create_task(Informer(server, "/api/v1/pods", hear).run())  # type: ignore[arg-type]
+        following = asyncio.create_task(Informer(server, "/api/v1/pods", record).run())  # type: ignore[arg-type]
         await asyncio.wait_for(server.done.wait(), 10)
         following.cancel()
-        return heard
+        return events
 
     return asyncio.run(run())
 
 
-def test_a_second_list_tells_the_difference() -> None:
+def test_a_second_list_gives_events_for_its_differences() -> None:
     first: Round = ([item("a", "1", 1), item("b", "2", 1), item("c", "3", 1)], [])
     second: Round = ([item("a", "1", 1), item("b", "2", 5)], [])
-    assert told(first, second) == [("ADDED", "1"), ("ADDED", "2"), ("ADDED", "3"), ("DELETED", "3"), ("MODIFIED", "2")]
+    assert collect_events(first, second) == [("ADDED", "1"), ("ADDED", "2"), ("ADDED", "3"), ("DELETED", "3"), ("MODIFIED", "2")]
 
 
-def test_an_object_that_was_made_again_unseen_is_another_one() -> None:
-    assert told(([item("a", "1", 1)], []), ([item("a", "2", 9)], [])) == [("ADDED", "1"), ("DELETED", "1"), ("ADDED", "2")]
+def test_an_object_with_another_uid_is_deleted_and_added() -> None:
+    assert collect_events(([item("a", "1", 1)], []), ([item("a", "2", 9)], [])) == [
+        ("ADDED", "1"),
+        ("DELETED", "1"),
+        ("ADDED", "2"),
+    ]
 
 
-def test_events() -> None:
+def test_watch_events_are_reported() -> None:
     events = [("ADDED", item("b", "2", 2)), ("BOOKMARK", item("", "", 3)), ("DELETED", item("a", "1", 4))]
-    assert told(([item("a", "1", 1)], events)) == [("ADDED", "1"), ("ADDED", "2"), ("DELETED", "1")]
+    assert collect_events(([item("a", "1", 1)], events)) == [("ADDED", "1"), ("ADDED", "2"), ("DELETED", "1")]
 
 
-def test_a_defect_met_with_one_object_does_not_hide_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    assert told(([item("cursed", "1", 1), item("b", "2", 1)], [])) == [("ADDED", "1"), ("ADDED", "2")]
+def test_an_error_for_one_object_does_not_hide_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    assert collect_events(([item("cursed", "1", 1), item("b", "2", 1)], [])) == [("ADDED", "1"), ("ADDED", "2")]
     assert "a defect" in caplog.text

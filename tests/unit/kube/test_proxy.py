@@ -1,4 +1,4 @@
-"""What a request to the API server is called."""
+"""Verb, resource and name of a request to the API server."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SPECDEP = "/apis/aerie.dev/v1alpha1/namespaces/a/speculativedeployments/chat"
         ("GET", "/api", ApiCall("get", "", "", "")),
     ],
 )
-def test_a_request_is_a_call(method: str, path: str, call: ApiCall) -> None:
+def test_requests_are_parsed_to_api_calls(method: str, path: str, call: ApiCall) -> None:
     assert ApiCall.from_request(method, path) == call
     assert call.is_write == (method != "GET")
 
 
-def test_a_watch_is_told_from_a_list() -> None:
+def test_a_watch_request_is_a_watch_call() -> None:
     assert ApiCall.from_request("GET", "/apis/apps/v1/deployments", watch=True) == ApiCall("watch", "deployments", "", "")

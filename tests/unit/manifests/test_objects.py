@@ -29,14 +29,19 @@ DRAFT = {"method": "eagle3", "model": "/models/drafter", "num_speculative_tokens
 
 
 def resource(**spec: Any) -> SpeculativeDeployment:
-    whole = {
+    complete_spec = {
         "replicas": 4,
         "model": {"source": {"huggingFace": {"repo": "meta-llama/Llama-3.1-8B-Instruct", "revision": COMMIT}}},
         "engine": {"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=8192"]},
         "drafter": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "eagle31"}}},
         **spec,
     }
-    document = {"apiVersion": "aerie.dev/v1alpha1", "kind": "SpeculativeDeployment", "metadata": {"name": "chat"}, "spec": whole}
+    document = {
+        "apiVersion": "aerie.dev/v1alpha1",
+        "kind": "SpeculativeDeployment",
+        "metadata": {"name": "chat"},
+        "spec": complete_spec,
+    }
     return SpeculativeDeployment.from_dict(document)
 
 
@@ -64,7 +69,7 @@ def test_command_line_of_the_engine() -> None:
 
 def test_no_drafter_no_flag_and_no_volume() -> None:
     template = engine_pod.build_pod_template(resource(), None)
-    assert not [one for one in engine(template)["args"] if "speculative" in one]
+    assert not [argument for argument in engine(template)["args"] if "speculative" in argument]
     assert [volume["name"] for volume in template["spec"]["volumes"]] == ["cache", "shm"]
 
 
@@ -82,21 +87,21 @@ def test_claims_and_images_are_mounted_read_only() -> None:
 
 @pytest.mark.parametrize(("grace", "timeout"), [(None, 105), (600, 585), (20, 5), (3, 1)])
 def test_shutdown_timeout_follows_the_grace_period(grace: int | None, timeout: int) -> None:
-    given = {"podTemplate": {"spec": {"terminationGracePeriodSeconds": grace}}} if grace else {}
-    template = engine_pod.build_pod_template(resource(engine={"image": "vllm/vllm-openai:v0.33.0", **given}), DRAFT)
+    engine_spec = {"podTemplate": {"spec": {"terminationGracePeriodSeconds": grace}}} if grace else {}
+    template = engine_pod.build_pod_template(resource(engine={"image": "vllm/vllm-openai:v0.33.0", **engine_spec}), DRAFT)
     arguments = engine(template)["args"]
     assert arguments[arguments.index("--shutdown-timeout") + 1] == str(timeout)
     assert template["spec"]["terminationGracePeriodSeconds"] == (grace or engine_pod.DEFAULT_GRACE_PERIOD_SECONDS)
 
 
 def test_users_variables_take_precedence() -> None:
-    given = {
+    engine_spec = {
         "image": "vllm/vllm-openai:v0.33.0",
         "env": [{"name": "HF_HOME", "value": "/elsewhere"}],
         "tokenSecretRef": {"name": "hub"},
         "cache": {"claimName": "cache"},
     }
-    template = engine_pod.build_pod_template(resource(engine=given), DRAFT)
+    template = engine_pod.build_pod_template(resource(engine=engine_spec), DRAFT)
     environment = {variable["name"]: variable for variable in engine(template)["env"]}
     assert environment["HF_HOME"]["value"] == "/elsewhere"
     assert environment["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]["value"] == "3900"
@@ -105,13 +110,15 @@ def test_users_variables_take_precedence() -> None:
 
 
 def test_pod_template_is_merged_except_over_reserved_labels() -> None:
-    given = {
+    pod_template = {
         "metadata": {"labels": {"team": "chat", naming.REVISION_LABEL: "forged"}, "annotations": {"inject": "true"}},
         "spec": {"nodeSelector": {"gpu": "h200"}, "containers": [{"name": "engine", "workingDir": "/tmp"}, {"name": "log"}]},
     }
-    template = engine_pod.build_pod_template(resource(engine={"image": "vllm/vllm-openai:v0.33.0", "podTemplate": given}), DRAFT)
-    made = deployment.build_deployment(resource(), template, "abc", "canary", 1)
-    assert made["spec"]["template"]["metadata"] == {
+    template = engine_pod.build_pod_template(
+        resource(engine={"image": "vllm/vllm-openai:v0.33.0", "podTemplate": pod_template}), DRAFT
+    )
+    canary = deployment.build_deployment(resource(), template, "abc", "canary", 1)
+    assert canary["spec"]["template"]["metadata"] == {
         "labels": {"team": "chat", naming.NAME_LABEL: "chat", naming.REVISION_LABEL: "abc", naming.CONTROL_LABEL: "false"},
         "annotations": {"inject": "true"},
     }
@@ -146,7 +153,7 @@ def test_pod_template_is_merged_except_over_reserved_labels() -> None:
 )
 def test_pod_template_cannot_remove_what_the_engine_needs(name: str, spec: dict[str, Any], messages: Messages) -> None:
     with pytest.raises(PodTemplateError) as caught:
-        engine_pod.build_pod_template(on_claims(podTemplate={"spec": spec}), DRAFT)
+        engine_pod.build_pod_template(build_resource_on_claims(podTemplate={"spec": spec}), DRAFT)
     messages.check(name, str(caught.value))
 
 
@@ -168,21 +175,21 @@ def test_pod_template_may_change_the_rest(changes: dict[str, Any]) -> None:
         "containers": [{"name": "engine", **changes}, {"name": "log", "image": "b", "args": ["c"]}],
         "volumes": [{"name": "shm", "emptyDir": {"sizeLimit": "16Gi"}}, {"name": "mine", "emptyDir": {}}],
     }
-    template = engine_pod.build_pod_template(on_claims(podTemplate={"spec": spec}), DRAFT)
-    made = engine(template)
+    template = engine_pod.build_pod_template(build_resource_on_claims(podTemplate={"spec": spec}), DRAFT)
+    container = engine(template)
     for name, value in changes.items():
         assert (
-            (name not in made)
+            (name not in container)
             if value is None
-            else made[name] != engine(engine_pod.build_pod_template(on_claims(), DRAFT)).get(name)
+            else container[name] != engine(engine_pod.build_pod_template(build_resource_on_claims(), DRAFT)).get(name)
         )
-    assert [one["name"] for one in template["spec"]["containers"]] == ["engine", "log"]
+    assert [container_spec["name"] for container_spec in template["spec"]["containers"]] == ["engine", "log"]
 
 
-def on_claims(**of_engine: Any) -> SpeculativeDeployment:
-    """A resource whose models are volumes of the pod."""
+def build_resource_on_claims(**engine_spec: Any) -> SpeculativeDeployment:
+    """Return a resource whose models are volumes of the pod."""
     source = {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "a"}}}
-    return resource(model=source, drafter=source, engine={"image": "vllm/vllm-openai:v0.33.0", **of_engine})
+    return resource(model=source, drafter=source, engine={"image": "vllm/vllm-openai:v0.33.0", **engine_spec})
 
 
 def test_promoted_canary_keeps_its_pods() -> None:
@@ -195,11 +202,11 @@ def test_promoted_canary_keeps_its_pods() -> None:
     assert control["metadata"]["name"] == "chat-abc-control"
     assert control["spec"]["selector"] != stable["spec"]["selector"]
     budget = deployment.build_disruption_budget(resource(), "abc")["spec"]["selector"]["matchLabels"]
-    for made in (canary, control):
-        labels = made["spec"]["template"]["metadata"]["labels"]
-        assert made["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    for arm_deployment in (canary, control):
+        labels = arm_deployment["spec"]["template"]["metadata"]["labels"]
+        assert arm_deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
         assert network.build_main_service(resource())["spec"]["selector"].items() <= labels.items()
-        assert (budget.items() <= labels.items()) == (made is canary), "what a control pod loses is time alone"
+        assert (budget.items() <= labels.items()) == (arm_deployment is canary), "what a control pod loses is time alone"
     assert (
         network.build_arm_service(resource(), "control", "abc")["spec"]["selector"] == control["spec"]["selector"]["matchLabels"]
     )
@@ -208,9 +215,9 @@ def test_promoted_canary_keeps_its_pods() -> None:
 def test_route_has_a_weight_for_each_arm_and_no_timeout() -> None:
     gateway = {"parentRefs": [{"name": "public", "namespace": "gateways"}], "hostnames": ["chat.example.com"]}
     rollout = {"traffic": {"mode": "Gateway", "gateway": gateway}}
-    made = network.build_http_route(resource(rollout=rollout), {"stable": 80, "canary": 10, "control": 10})
-    assert made["spec"]["parentRefs"] == gateway["parentRefs"]
-    (rule,) = made["spec"]["rules"]
+    route = network.build_http_route(resource(rollout=rollout), {"stable": 80, "canary": 10, "control": 10})
+    assert route["spec"]["parentRefs"] == gateway["parentRefs"]
+    (rule,) = route["spec"]["rules"]
     assert [(backend["name"], backend["weight"]) for backend in rule["backendRefs"]] == [
         ("chat-stable", 80),
         ("chat-canary", 10),

@@ -31,10 +31,10 @@ ALLOWED_VOLUMES = {
     "secret",
     "image",
 }
-"""Of Pod Security's profile restricted (pod-security-admission, check_restrictedVolumes.go)."""
+"""Volume types of Pod Security's profile restricted (pod-security-admission, check_restrictedVolumes.go)."""
 
 
-def job(
+def build_job(
     source: str = "huggingFace",
     runner: PreflightJobConfig = PreflightJobConfig("aerie:1"),  # noqa: B008 - frozen
     engine: dict[str, Any] | None = None,
@@ -54,26 +54,28 @@ def job(
     return preflight_job.build_preflight_job(resource, "r1", engine_pod.build_pod_template(resource, None), runner)
 
 
-def variables(made: dict[str, Any]) -> dict[str, Any]:
-    return {one["name"]: one.get("value", one.get("valueFrom")) for one in pod(made)["containers"][0]["env"]}
+def variables_by_name(job: dict[str, Any]) -> dict[str, Any]:
+    return {
+        variable["name"]: variable.get("value", variable.get("valueFrom")) for variable in pod_spec(job)["containers"][0]["env"]
+    }
 
 
-def mounts(made: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The volume that is mounted for reading at each path, but for the Job's own."""
-    known = {volume["name"]: volume for volume in pod(made)["volumes"]}
-    found = pod(made)["containers"][0]["volumeMounts"]
-    assert all(mount["readOnly"] is True for mount in found)
-    return {mount["mountPath"]: known[mount["name"]] for mount in found if mount["name"] != "aerie-resource"}
+def volumes_by_mount_path(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the volume that is mounted read-only at each path, except the Job's own."""
+    volumes_by_name = {volume["name"]: volume for volume in pod_spec(job)["volumes"]}
+    mounts = pod_spec(job)["containers"][0]["volumeMounts"]
+    assert all(mount["readOnly"] is True for mount in mounts)
+    return {mount["mountPath"]: volumes_by_name[mount["name"]] for mount in mounts if mount["name"] != "aerie-resource"}
 
 
-def pod(made: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = made["spec"]["template"]["spec"]
-    return found
+def pod_spec(job: dict[str, Any]) -> dict[str, Any]:
+    spec: dict[str, Any] = job["spec"]["template"]["spec"]
+    return spec
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_pod_fits_the_restricted_profile(source: str) -> None:
-    spec = pod(job(source))
+    spec = pod_spec(build_job(source))
     (container,) = spec["containers"]
     assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     assert container["securityContext"]["allowPrivilegeEscalation"] is False
@@ -84,25 +86,25 @@ def test_pod_fits_the_restricted_profile(source: str) -> None:
 
 
 def test_requests_and_limits_satisfy_any_quota() -> None:
-    resources = pod(job())["containers"][0]["resources"]
+    resources = pod_spec(build_job())["containers"][0]["resources"]
     assert set(resources["requests"]) == set(resources["limits"]) == {"cpu", "memory", "ephemeral-storage"}
 
 
 def test_configured_resources_replace_the_defaults() -> None:
-    mine = ResourceRequirements(limits={"cpu": "250m", "memory": "256Mi"})
-    resources = pod(job(runner=PreflightJobConfig("aerie:1", resources=mine)))["containers"][0]["resources"]
+    configured = ResourceRequirements(limits={"cpu": "250m", "memory": "256Mi"})
+    resources = pod_spec(build_job(runner=PreflightJobConfig("aerie:1", resources=configured)))["containers"][0]["resources"]
     assert resources == {"limits": {"cpu": "250m", "memory": "256Mi"}, "claims": []}
 
 
 def test_mesh_injection_is_disabled() -> None:
-    metadata = job()["spec"]["template"]["metadata"]
+    metadata = build_job()["spec"]["template"]["metadata"]
     for place in ("labels", "annotations"):
         assert metadata[place]["sidecar.istio.io/inject"] == "false"
         assert metadata[place]["linkerd.io/inject"] == "disabled"
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "wanted"),
+    ("operator_secrets", "engine_secrets", "expected"),
     [
         ((), None, None),
         ((), ["a"], ["a"]),
@@ -110,17 +112,23 @@ def test_mesh_injection_is_disabled() -> None:
         (("operator", "a"), ["a", "b"], ["operator", "a", "b"]),
     ],
 )
-def test_pull_secrets_of_operator_and_engine(ours: tuple[str, ...], theirs: list[str] | None, wanted: list[str] | None) -> None:
-    given: dict[str, Any] = {} if theirs is None else {"imagePullSecrets": [{"name": name} for name in theirs]}
-    spec = pod(job(runner=PreflightJobConfig("aerie:1", ours), serviceAccountName="engines", **given))
-    found = spec.get("imagePullSecrets")
-    assert (found and [secret["name"] for secret in found]) == wanted
+def test_pull_secrets_of_operator_and_engine(
+    operator_secrets: tuple[str, ...], engine_secrets: list[str] | None, expected: list[str] | None
+) -> None:
+    engine_pod_spec: dict[str, Any] = (
+        {} if engine_secrets is None else {"imagePullSecrets": [{"name": name} for name in engine_secrets]}
+    )
+    spec = pod_spec(
+        build_job(runner=PreflightJobConfig("aerie:1", operator_secrets), serviceAccountName="engines", **engine_pod_spec)
+    )
+    pull_secrets = spec.get("imagePullSecrets")
+    assert (pull_secrets and [secret["name"] for secret in pull_secrets]) == expected
     assert spec["serviceAccountName"] == "engines", "whose secrets the API server adds where there are no others"
     assert spec["automountServiceAccountToken"] is False
 
 
 def test_drained_or_waiting_pod_is_no_failure() -> None:
-    spec = job()["spec"]
+    spec = build_job()["spec"]
     assert {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]} in spec["podFailurePolicy"][
         "rules"
     ]
@@ -128,13 +136,18 @@ def test_drained_or_waiting_pod_is_no_failure() -> None:
 
 
 @given(st.lists(st.from_regex(r"[a-z]{1,8}", fullmatch=True)), st.lists(st.from_regex(r"[a-z]{1,8}", fullmatch=True)))
-def test_pull_secrets_are_unique(ours: list[str], theirs: list[str]) -> None:
-    spec = pod(job(runner=PreflightJobConfig("aerie:1", tuple(ours)), imagePullSecrets=[{"name": name} for name in theirs]))
-    found = [secret["name"] for secret in spec.get("imagePullSecrets", [])]
-    assert sorted(found) == sorted({*ours, *theirs})
+def test_pull_secrets_are_unique(operator_secrets: list[str], engine_secrets: list[str]) -> None:
+    spec = pod_spec(
+        build_job(
+            runner=PreflightJobConfig("aerie:1", tuple(operator_secrets)),
+            imagePullSecrets=[{"name": name} for name in engine_secrets],
+        )
+    )
+    pull_secrets = [secret["name"] for secret in spec.get("imagePullSecrets", [])]
+    assert sorted(pull_secrets) == sorted({*operator_secrets, *engine_secrets})
 
 
-# -- The way to the Hub --------------------------------------------------------------------------------------------------
+# -- Access to the Hub ---------------------------------------------------------------------------------------------------
 
 CORPORATE: dict[str, Any] = {
     "volumes": [
@@ -159,16 +172,20 @@ CORPORATE: dict[str, Any] = {
 }
 
 
-def named(**values: str) -> list[dict[str, Any]]:
+def build_variables(**values: str) -> list[dict[str, Any]]:
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
 def test_variables_of_the_engine_are_inherited_except_its_programs() -> None:
     token = {"secretKeyRef": {"name": "mine", "key": "token"}}
-    world = named(HF_ENDPOINT="https://mirror", HTTPS_PROXY="http://proxy:3128", NO_PROXY=".svc", ALL="$(HTTPS_PROXY)")
-    foreign = named(VLLM_USE_V2_MODEL_RUNNER="0", LD_PRELOAD="/lib/tcmalloc.so", PYTHONPATH="/vllm", PATH="/vllm/bin")
-    made = job(engine={"env": [*world, *foreign, {"name": "HF_TOKEN", "valueFrom": token}]}, **CORPORATE)
-    assert variables(made) == {
+    hub_variables = build_variables(
+        HF_ENDPOINT="https://mirror", HTTPS_PROXY="http://proxy:3128", NO_PROXY=".svc", ALL="$(HTTPS_PROXY)"
+    )
+    engine_variables = build_variables(
+        VLLM_USE_V2_MODEL_RUNNER="0", LD_PRELOAD="/lib/tcmalloc.so", PYTHONPATH="/vllm", PATH="/vllm/bin"
+    )
+    job = build_job(engine={"env": [*hub_variables, *engine_variables, {"name": "HF_TOKEN", "valueFrom": token}]}, **CORPORATE)
+    assert variables_by_name(job) == {
         "HF_HOME": "/cache/huggingface",
         "HF_ENDPOINT": "https://mirror",
         "HTTPS_PROXY": "http://proxy:3128",
@@ -176,22 +193,24 @@ def test_variables_of_the_engine_are_inherited_except_its_programs() -> None:
         "ALL": "$(HTTPS_PROXY)",
         "HF_TOKEN": token,
     }
-    assert pod(made)["containers"][0]["envFrom"] == [{"secretRef": {"name": "proxy"}}]
-    assert pod(made)["hostAliases"] == CORPORATE["hostAliases"]
-    assert pod(made)["securityContext"]["fsGroup"] == 1000
-    assert "runAsUser" not in pod(made)["securityContext"], "the operator's image is for the user that it names"
+    assert pod_spec(job)["containers"][0]["envFrom"] == [{"secretRef": {"name": "proxy"}}]
+    assert pod_spec(job)["hostAliases"] == CORPORATE["hostAliases"]
+    assert pod_spec(job)["securityContext"]["fsGroup"] == 1000
+    assert "runAsUser" not in pod_spec(job)["securityContext"], "the operator's image is for the user that it names"
 
 
 def test_token_of_the_engine_is_inherited() -> None:
-    assert variables(job(engine={"tokenSecretRef": {"name": "hub"}}))["HF_TOKEN"] == {
+    assert variables_by_name(build_job(engine={"tokenSecretRef": {"name": "hub"}}))["HF_TOKEN"] == {
         "secretKeyRef": {"name": "hub", "key": "token"}
     }
 
 
 def test_variables_of_the_engine_take_precedence() -> None:
-    runner = PreflightJobConfig("aerie:1", env=tuple(named(HTTPS_PROXY="http://cluster:1", HF_ENDPOINT="https://cluster")))
-    found = variables(job(runner=runner, engine={"env": named(HF_ENDPOINT="https://mine")}))
-    assert (found["HTTPS_PROXY"], found["HF_ENDPOINT"]) == ("http://cluster:1", "https://mine")
+    runner = PreflightJobConfig(
+        "aerie:1", env=tuple(build_variables(HTTPS_PROXY="http://cluster:1", HF_ENDPOINT="https://cluster"))
+    )
+    variables = variables_by_name(build_job(runner=runner, engine={"env": build_variables(HF_ENDPOINT="https://mine")}))
+    assert (variables["HTTPS_PROXY"], variables["HF_ENDPOINT"]) == ("http://cluster:1", "https://mine")
 
 
 @pytest.mark.parametrize(
@@ -199,22 +218,24 @@ def test_variables_of_the_engine_take_precedence() -> None:
 )
 def test_only_volumes_named_by_variables_are_mounted(path: str) -> None:
     name, _, value = path.partition("=")
-    found = mounts(job(engine={"env": named(**{name: value, "TMPDIR": "/weights/tmp"})}, **CORPORATE))
-    assert found == {"/etc/corporate": {"name": "authorities", "configMap": {"name": "corporate"}}}
+    volumes = volumes_by_mount_path(
+        build_job(engine={"env": build_variables(**{name: value, "TMPDIR": "/weights/tmp"})}, **CORPORATE)
+    )
+    assert volumes == {"/etc/corporate": {"name": "authorities", "configMap": {"name": "corporate"}}}
 
 
 def test_cache_is_mounted_read_only_for_an_offline_engine() -> None:
     cache = {"cache": {"claimName": "models"}}
-    assert mounts(job(engine=cache)) == {}, "a claim that one node may mount would hold it up"
-    found = mounts(job(engine=cache | {"env": named(HF_HUB_OFFLINE="1")}))
-    assert found == {"/cache": {"name": "cache", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}}}
-    assert mounts(job(engine={"env": named(HF_HUB_OFFLINE="1")})) == {}, "a new cache is empty"
+    assert volumes_by_mount_path(build_job(engine=cache)) == {}, "a claim that one node may mount would hold it up"
+    volumes = volumes_by_mount_path(build_job(engine=cache | {"env": build_variables(HF_HUB_OFFLINE="1")}))
+    assert volumes == {"/cache": {"name": "cache", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}}}
+    assert volumes_by_mount_path(build_job(engine={"env": build_variables(HF_HUB_OFFLINE="1")})) == {}, "a new cache is empty"
 
 
 def test_volume_of_the_engine_may_have_any_name() -> None:
-    own = {"name": "resource", "configMap": {"name": "corporate"}}
+    volume = {"name": "resource", "configMap": {"name": "corporate"}}
     engine = {"name": "engine", "volumeMounts": [{"name": "resource", "mountPath": "/etc/corporate"}]}
-    made = job(engine={"env": named(SSL_CERT_FILE="/etc/corporate/a")}, volumes=[own], containers=[engine])
-    assert mounts(made) == {"/etc/corporate": own}
-    names = [volume["name"] for volume in pod(made)["volumes"]]
+    job = build_job(engine={"env": build_variables(SSL_CERT_FILE="/etc/corporate/a")}, volumes=[volume], containers=[engine])
+    assert volumes_by_mount_path(job) == {"/etc/corporate": volume}
+    names = [volume["name"] for volume in pod_spec(job)["volumes"]]
     assert len(names) == len(set(names))

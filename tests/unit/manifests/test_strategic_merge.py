@@ -43,20 +43,20 @@ BASE: dict[str, Any] = {
         ({"containers": [{"image": "no-name"}]}, ["containers", 1], {"image": "no-name"}),
     ],
 )
-def test_examples(patch: dict[str, Any], path: list[Any], expected: object) -> None:
+def test_patch_is_merged_as_by_kubectl(patch: dict[str, Any], path: list[Any], expected: object) -> None:
     before = copy.deepcopy((BASE, patch))
-    found: Any = apply_strategic_merge(BASE, patch)
+    merged: Any = apply_strategic_merge(BASE, patch)
     for part in path[:-1]:
-        found = found[part]
+        merged = merged[part]
     last = path[-1]
-    assert (found.get(last) if isinstance(found, dict) else found[last]) == expected
+    assert (merged.get(last) if isinstance(merged, dict) else merged[last]) == expected
     assert before == (BASE, patch), "the arguments were changed"
 
 
 values = st.recursive(
     st.integers() | st.text(max_size=3),
-    lambda below: (
-        st.dictionaries(st.sampled_from(["a", "b", "name", *MERGE_KEYS]), below, max_size=3)
+    lambda children: (
+        st.dictionaries(st.sampled_from(["a", "b", "name", *MERGE_KEYS]), children, max_size=3)
         | st.lists(st.fixed_dictionaries({"name": st.text(max_size=2)}), max_size=3, unique_by=lambda e: e["name"])
     ),
     max_leaves=12,
@@ -64,25 +64,25 @@ values = st.recursive(
 pods = st.dictionaries(st.sampled_from(["a", "containers", "volumes", "tolerations"]), values, max_size=4)
 
 
-def well_keyed(value: Any) -> bool:
+def has_merge_keys(value: Any) -> bool:
     """Whether every list that is merged by a key holds maps that have it, and nothing else stands in its place."""
     if isinstance(value, dict):
-        fine = all(
+        has_keys = all(
             isinstance(v, list) and all(MERGE_KEYS[k] in e for e in v if isinstance(e, dict))
             for k, v in value.items()
             if k in MERGE_KEYS
         )
-        return fine and all(well_keyed(v) for v in value.values())
-    return all(well_keyed(v) for v in value) if isinstance(value, list) else True
+        return has_keys and all(has_merge_keys(v) for v in value.values())
+    return all(has_merge_keys(v) for v in value) if isinstance(value, list) else True
 
 
-@given(pods.filter(well_keyed))
+@given(pods.filter(has_merge_keys))
 def test_empty_patch_and_own_content_change_nothing(pod: dict[str, Any]) -> None:
     assert apply_strategic_merge(pod, {}) == pod
     assert apply_strategic_merge(pod, pod) == pod
 
 
-@given(pods.filter(well_keyed), pods.filter(well_keyed))
+@given(pods.filter(has_merge_keys), pods.filter(has_merge_keys))
 def test_merge_is_idempotent(pod: dict[str, Any], patch: dict[str, Any]) -> None:
     once = apply_strategic_merge(pod, patch)
     assert apply_strategic_merge(once, patch) == once

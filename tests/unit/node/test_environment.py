@@ -1,4 +1,4 @@
-"""Variables, command and quantities, as Kubernetes has them."""
+"""Variables, command and quantities, as in Kubernetes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aerie_lab.node.environment import (
     resolve_resource_reference,
 )
 
-KNOWN = {"A": "1", "B": "two words", "EMPTY": "", "ODD": "$(A)"}
+VARIABLES = {"A": "1", "B": "two words", "EMPTY": "", "ODD": "$(A)"}
 
 
 @pytest.mark.parametrize(
@@ -44,18 +44,18 @@ KNOWN = {"A": "1", "B": "two words", "EMPTY": "", "ODD": "$(A)"}
         ("$(A))", "1)"),
     ],
 )
-def test_expansion(text: str, expanded: str) -> None:
-    assert expand_variables(text, KNOWN) == expanded
+def test_variables_are_expanded(text: str, expanded: str) -> None:
+    assert expand_variables(text, VARIABLES) == expanded
 
 
 @given(st.text(st.characters(exclude_characters="$")))
-def test_text_without_a_dollar_sign_stays(text: str) -> None:
-    assert expand_variables(text, KNOWN) == text
+def test_text_without_a_dollar_sign_is_unchanged(text: str) -> None:
+    assert expand_variables(text, VARIABLES) == text
 
 
 @given(st.text("$()AB", max_size=12))
-def test_doubled_dollar_signs_keep_any_text(text: str) -> None:
-    assert expand_variables(text.replace("$", "$$"), KNOWN) == text
+def test_doubled_dollar_signs_escape_any_text(text: str) -> None:
+    assert expand_variables(text.replace("$", "$$"), VARIABLES) == text
 
 
 @pytest.mark.parametrize(
@@ -63,17 +63,17 @@ def test_doubled_dollar_signs_keep_any_text(text: str) -> None:
     [("500m", 0.5), ("2", 2), ("2Gi", 2**31), ("1.5Ki", 1536), ("1e3", 1000), ("12E", 12e18), ("1E2", 100), (".5", 0.5),
      ("100k", 100_000), ("-1", -1), ("3u", 3e-6), ("7n", 7e-9)],
 )  # fmt: skip
-def test_quantities(text: str, number: float) -> None:
+def test_quantities_are_parsed(text: str, number: float) -> None:
     assert parse_quantity(text) == pytest.approx(number)
 
 
 @pytest.mark.parametrize("text", ["", "abc", "1x", "1 Gi", "1.2.3", "1kk", "Gi"])
-def test_what_is_no_quantity(text: str) -> None:
+def test_invalid_quantities_are_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="not a quantity"):
         parse_quantity(text)
 
 
-def a_pod(**spec: Any) -> dict[str, Any]:
+def build_pod(**spec: Any) -> dict[str, Any]:
     return {
         "metadata": {
             "name": "p",
@@ -86,7 +86,7 @@ def a_pod(**spec: Any) -> dict[str, Any]:
     }
 
 
-def test_fields() -> None:
+def test_field_references_are_resolved() -> None:
     status = {"podIP": "10.0.0.1", "hostIP": "10.0.0.2"}
     values = {
         "metadata.name": "p",
@@ -101,9 +101,9 @@ def test_fields() -> None:
         "status.podIP": "10.0.0.1",
         "status.hostIP": "10.0.0.2",
     }
-    assert {field: resolve_field_reference(a_pod(), field, status) for field in values} == values
+    assert {field: resolve_field_reference(build_pod(), field, status) for field in values} == values
     with pytest.raises(ConfigError, match=r"metadata\.generation"):
-        resolve_field_reference(a_pod(), "metadata.generation", status)
+        resolve_field_reference(build_pod(), "metadata.generation", status)
 
 
 @pytest.mark.parametrize(
@@ -120,30 +120,31 @@ def test_fields() -> None:
         ({"resource": "limits.cpu", "containerName": "other"}, "8"),
     ],
 )
-def test_resources(reference: dict[str, Any], value: str) -> None:
+def test_resource_references_are_resolved(reference: dict[str, Any], value: str) -> None:
     container = {"name": "c", "resources": {"requests": {"cpu": "100m"}, "limits": {"cpu": "1500m", "memory": "1Gi"}}}
-    pod = a_pod(containers=[container, {"name": "other"}])
+    pod = build_pod(containers=[container, {"name": "other"}])
     assert resolve_resource_reference(pod, container, reference, {"cpu": "8", "ephemeral-storage": "1k"}) == value
 
 
 @given(st.integers(1, 10**7))
 def test_no_resource_is_lost_to_rounding(millis: int) -> None:
     container = {"name": "c", "resources": {"limits": {"cpu": f"{millis}m"}}}
-    told = resolve_resource_reference(a_pod(containers=[container]), container, {"resource": "limits.cpu", "divisor": "1m"}, {})
-    assert told == str(millis)
+    reference = {"resource": "limits.cpu", "divisor": "1m"}
+    cpu_limit = resolve_resource_reference(build_pod(containers=[container]), container, reference, {})
+    assert cpu_limit == str(millis)
 
 
-def a_service(name: str, namespace: str, address: str = "10.96.0.7", **spec: Any) -> dict[str, Any]:
+def build_service(name: str, namespace: str, address: str = "10.96.0.7", **spec: Any) -> dict[str, Any]:
     return {"metadata": {"name": name, "namespace": namespace}, "spec": {"clusterIP": address, **spec}}
 
 
 def test_service_variables() -> None:
     services = [
-        a_service("kubernetes", "default", "10.96.0.1", ports=[{"name": "https", "port": 443}]),
-        a_service("my-db", "n", ports=[{"name": "sql-main", "port": 5432}, {"port": 53, "protocol": "UDP"}]),
-        a_service("headless", "n", "None", ports=[{"port": 1}]),
-        a_service("foreign", "elsewhere", ports=[{"port": 1}]),
-        a_service("portless", "n"),
+        build_service("kubernetes", "default", "10.96.0.1", ports=[{"name": "https", "port": 443}]),
+        build_service("my-db", "n", ports=[{"name": "sql-main", "port": 5432}, {"port": 53, "protocol": "UDP"}]),
+        build_service("headless", "n", "None", ports=[{"port": 1}]),
+        build_service("foreign", "elsewhere", ports=[{"port": 1}]),
+        build_service("portless", "n"),
     ]
     linked = build_service_variables(services, "n", enable_service_links=True)
     assert linked == {
@@ -178,9 +179,9 @@ OBJECTS = {
 }
 
 
-def variables(**container: Any) -> dict[str, str]:
+def build_container_environment(**container: Any) -> dict[str, str]:
     return build_environment(
-        a_pod(),
+        build_pod(),
         {"name": "c", **container},
         service_variables={"BASE": "b", "k": "service"},
         lookup=lambda plural, name: OBJECTS.get((plural, name)),
@@ -189,12 +190,12 @@ def variables(**container: Any) -> dict[str, str]:
     )
 
 
-def test_later_sources_win() -> None:
-    found = variables(
+def test_later_sources_override_earlier_ones() -> None:
+    environment = build_container_environment(
         envFrom=[{"configMapRef": {"name": "map"}}, {"prefix": "P_", "secretRef": {"name": "secret"}}],
         env=[{"name": "same", "value": "$(same)+$(P_s)+$(BASE)+$(AFTER)"}, {"name": "AFTER", "value": "x"}],
     )
-    assert found == {
+    assert environment == {
         "BASE": "b",
         "k": "from map",
         "same": "map+from secret+b+$(AFTER)",
@@ -205,7 +206,7 @@ def test_later_sources_win() -> None:
 
 
 @pytest.mark.parametrize(
-    ("container", "complaint"),
+    ("container", "message"),
     [
         ({"envFrom": [{"configMapRef": {"name": "no"}}]}, 'configmap "no" not found'),
         ({"env": [{"name": "E", "valueFrom": {"secretKeyRef": {"name": "no", "key": "k"}}}]}, 'secret "no" not found'),
@@ -213,20 +214,20 @@ def test_later_sources_win() -> None:
         ({"env": [{"name": "E", "valueFrom": {"fileKeyRef": {}}}]}, "fileKeyRef is not offered"),
     ],
 )  # fmt: skip
-def test_what_is_missing_is_named(container: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        variables(**container)
+def test_missing_objects_and_keys_are_reported(container: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_container_environment(**container)
 
 
-def test_what_is_optional_may_be_missing() -> None:
-    found = variables(
+def test_optional_objects_and_keys_may_be_missing() -> None:
+    environment = build_container_environment(
         envFrom=[{"configMapRef": {"name": "no", "optional": True}}],
         env=[
             {"name": "E", "valueFrom": {"configMapKeyRef": {"name": "no", "key": "k", "optional": True}}},
             {"name": "F", "valueFrom": {"secretKeyRef": {"name": "secret", "key": "no", "optional": True}}},
         ],
     )
-    assert not found.keys() & {"E", "F"}
+    assert not environment.keys() & {"E", "F"}
 
 
 @pytest.mark.parametrize(
@@ -239,4 +240,4 @@ def test_what_is_optional_may_be_missing() -> None:
     ],
 )
 def test_command_and_arguments(container: dict[str, Any], line: list[str]) -> None:
-    assert build_command_line(container, ["entry"], ["default"], KNOWN) == line
+    assert build_command_line(container, ["entry"], ["default"], VARIABLES) == line

@@ -1,4 +1,4 @@
-"""The requests of faults and of their repairs are those that the node agent and the supervisor serve, with their fields."""
+"""Requests of faults and their repairs: node agent and supervisor serve them, with their fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aerie_lab.supervisor.supervisor import SUPERVISOR_VERBS, Supervisor
 
 
 class FakeLab:
-    """Binds each request to the method that would serve it."""
+    """A lab that binds each request to the method that would serve it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,7 +45,9 @@ class FakeLab:
         (lambda faults: faults.stop_component("hub"), "stop-component", ["stop_component", "resume_component"]),
     ],
 )
-def test_a_fault_and_its_repair(inject: Callable[[FaultInjector], Fault], kind: str, verbs: list[str], tmp_path: Path) -> None:
+def test_a_fault_and_its_repair_send_their_requests(
+    inject: Callable[[FaultInjector], Fault], kind: str, verbs: list[str], tmp_path: Path
+) -> None:
     lab = FakeLab(tmp_path)
     injector = FaultInjector(cast("Lab", lab))
     with inject(injector):
@@ -54,7 +56,7 @@ def test_a_fault_and_its_repair(inject: Callable[[FaultInjector], Fault], kind: 
     assert lab.verbs == verbs
 
 
-def test_faults_without_repair(tmp_path: Path) -> None:
+def test_faults_without_repair_send_one_request(tmp_path: Path) -> None:
     lab = FakeLab(tmp_path)
     injector = FaultInjector(cast("Lab", lab))
     injector.kill("pod", "main")

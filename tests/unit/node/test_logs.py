@@ -1,4 +1,4 @@
-"""Logs on disk and as `kubectl logs` shows them."""
+"""Logs on disk, and the output of `kubectl logs`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def log(tmp_path: Path) -> Iterator[LogFile]:
     opened.close()
 
 
-def shown(path: Path, query: LogQuery) -> list[str]:
+def read_lines(path: Path, query: LogQuery) -> list[str]:
     async def read() -> bytes:
         ended = asyncio.Event()
         ended.set()
@@ -30,30 +30,30 @@ def shown(path: Path, query: LogQuery) -> list[str]:
     return asyncio.run(read()).decode().splitlines()
 
 
-def test_lines_are_stamped(log: LogFile) -> None:
+def test_lines_have_timestamp_and_stream(log: LogFile) -> None:
     log.write(b"one\ntwo\n", "stdout")
     log.write(b"three\n", "stderr")
     pattern = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z (stdout|stderr) F \w+"
     assert all(re.fullmatch(pattern, line) for line in log.path.read_text().splitlines())
-    assert shown(log.path, LogQuery()) == ["one", "two", "three"]
-    assert shown(log.path, LogQuery(stream="stderr")) == ["three"]
-    assert [line.split(" ")[1] for line in shown(log.path, LogQuery(timestamps=True))] == ["one", "two", "three"]
+    assert read_lines(log.path, LogQuery()) == ["one", "two", "three"]
+    assert read_lines(log.path, LogQuery(stream="stderr")) == ["three"]
+    assert [line.split(" ")[1] for line in read_lines(log.path, LogQuery(timestamps=True))] == ["one", "two", "three"]
 
 
 def test_tail_limit_and_since(log: LogFile) -> None:
     log.write(b"one\ntwo\nthree\n", "stdout")
-    assert shown(log.path, LogQuery(tail_lines=2)) == ["two", "three"]
-    assert shown(log.path, LogQuery(tail_lines=0)) == []
-    assert shown(log.path, LogQuery(tail_lines=9)) == ["one", "two", "three"]
-    assert shown(log.path, LogQuery(limit_bytes=6)) == ["one", "tw"]
-    assert shown(log.path, LogQuery(since=time.time() - 60)) == ["one", "two", "three"]
-    assert shown(log.path, LogQuery(since=time.time() + 60)) == []
+    assert read_lines(log.path, LogQuery(tail_lines=2)) == ["two", "three"]
+    assert read_lines(log.path, LogQuery(tail_lines=0)) == []
+    assert read_lines(log.path, LogQuery(tail_lines=9)) == ["one", "two", "three"]
+    assert read_lines(log.path, LogQuery(limit_bytes=6)) == ["one", "tw"]
+    assert read_lines(log.path, LogQuery(since=time.time() - 60)) == ["one", "two", "three"]
+    assert read_lines(log.path, LogQuery(since=time.time() + 60)) == []
     assert read_container_log_tail(log.path, 2) == "two\nthree"
     assert read_container_log_tail(log.path.with_name("none"), 2) == ""
 
 
-def test_a_log_that_is_not_there_is_empty(tmp_path: Path) -> None:
-    assert shown(tmp_path / "none.log", LogQuery(follow=True)) == []
+def test_a_missing_log_is_empty(tmp_path: Path) -> None:
+    assert read_lines(tmp_path / "none.log", LogQuery(follow=True)) == []
 
 
 def test_carriage_returns_are_no_line_ends(log: LogFile) -> None:
@@ -78,7 +78,7 @@ def test_complete_lines_are_written_before_an_unfinished_one(log: LogFile) -> No
     assert asyncio.run(run()) == ("first\nsecond", "first\nsecond\nunfinished")
 
 
-def test_a_line_without_end_is_broken(log: LogFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_is_too_long_is_split(log: LogFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_MAX_LINE_BYTES", 10)
 
     async def run() -> None:
@@ -91,18 +91,18 @@ def test_a_line_without_end_is_broken(log: LogFile, monkeypatch: pytest.MonkeyPa
     assert read_container_log_tail(log.path, 9) == "x" * 25
 
 
-def test_old_lines_are_set_aside_and_dropped(log: LogFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_lines_are_rotated_and_dropped(log: LogFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_MAX_LOG_FILE_BYTES", 200)
     for number in range(50):
         log.write(f"line {number}\n".encode(), "stdout")
-    found = shown(log.path, LogQuery())
-    assert found[-1] == "line 49"
-    assert 4 <= len(found) < 20
-    assert found == [f"line {number}" for number in range(50 - len(found), 50)]
+    lines = read_lines(log.path, LogQuery())
+    assert lines[-1] == "line 49"
+    assert 4 <= len(lines) < 20
+    assert lines == [f"line {number}" for number in range(50 - len(lines), 50)]
     assert len(list(log.path.parent.iterdir())) == 2
 
 
-def test_following_misses_nothing_when_the_file_is_set_aside(log: LogFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_misses_no_line_when_the_file_is_rotated(log: LogFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_MAX_LOG_FILE_BYTES", 400)
     monkeypatch.setattr(logs, "_FOLLOW_POLL_SECONDS", 0.001)
 
@@ -117,8 +117,8 @@ def test_following_misses_nothing_when_the_file_is_set_aside(log: LogFile, monke
             ended.set()
 
         writing = asyncio.create_task(write())
-        found = b"".join([chunk async for chunk in stream_log(log.path, LogQuery(follow=True), ended)])
+        content = b"".join([chunk async for chunk in stream_log(log.path, LogQuery(follow=True), ended)])
         await writing
-        return found.decode().splitlines()
+        return content.decode().splitlines()
 
     assert asyncio.run(run()) == [f"line {number}" for number in range(60)]

@@ -1,4 +1,4 @@
-"""The thresholds of probes, and single questions."""
+"""The thresholds of probes, and single probes."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ from aerie_lab.node.probes import ProbeState, resolve_port, run_probe
         (None, "+---+", [True, None, None, False, True]),
     ],
 )
-def test_three_failures_or_one_success(start: bool | None, answers: str, verdicts: list[bool | None]) -> None:
-    judge = ProbeState(3, 1, verdict=start)
-    assert [judge.record(answer == "+") for answer in answers] == verdicts
+def test_verdict_changes_after_three_failures_or_one_success(
+    start: bool | None, answers: str, verdicts: list[bool | None]
+) -> None:
+    state = ProbeState(3, 1, verdict=start)
+    assert [state.record(answer == "+") for answer in answers] == verdicts
 
 
 @given(st.lists(st.booleans(), max_size=50), st.integers(1, 5), st.integers(1, 5))
-def test_a_verdict_stands_on_as_many_equal_answers(answers: list[bool], failures: int, successes: int) -> None:
-    judge = ProbeState(failures, successes)
+def test_a_verdict_needs_its_threshold_of_equal_answers(answers: list[bool], failures: int, successes: int) -> None:
+    state = ProbeState(failures, successes)
     last: bool | None = None
     for index, answer in enumerate(answers):
-        verdict = judge.record(answer)
+        verdict = state.record(answer)
         if verdict is not None:
             needed = successes if verdict else failures
             assert answers[index + 1 - needed : index + 1] == [verdict] * needed
@@ -44,7 +46,7 @@ def test_a_verdict_stands_on_as_many_equal_answers(answers: list[bool], failures
             last = verdict
 
 
-def test_ports_by_name() -> None:
+def test_ports_are_resolved_by_name() -> None:
     container = {"ports": [{"name": "web", "containerPort": 8080}, {"containerPort": 1}]}
     assert [resolve_port(port, container) for port in (1, "2", "web")] == [1, 2, 8080]
     with pytest.raises(ValueError, match="other"):
@@ -66,19 +68,19 @@ async def _unused(command: Sequence[str], timeout: float) -> tuple[int | None, s
         (None, False, "no response within 2s"),
     ],
 )
-def test_http(answer: bytes | None, good: bool, problem: str) -> None:
-    asked = b""
+def test_http_probes(answer: bytes | None, good: bool, problem: str) -> None:
+    request = b""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        asked = await reader.readuntil(b"\r\n\r\n")
+        nonlocal request
+        request = await reader.readuntil(b"\r\n\r\n")
         if answer is None:
             await reader.read()
         else:
             writer.write(answer)
         writer.close()
 
-    async def ask() -> tuple[bool, str]:
+    async def probe_server() -> tuple[bool, str]:
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             headers = [{"name": "X-Probe", "value": "yes"}]
@@ -86,14 +88,14 @@ def test_http(answer: bytes | None, good: bool, problem: str) -> None:
             probe = {"httpGet": http_get, "timeoutSeconds": 2 if answer is None else 60}
             return await run_probe(probe, {}, "127.0.0.1", _unused)
 
-    found, said = asyncio.run(ask())
-    assert found is good
-    assert good or problem in said
-    assert asked.startswith(b"GET /ok?a=1 HTTP/1.1\r\n")
-    assert b"X-Probe: yes\r\n" in asked
+    succeeded, message = asyncio.run(probe_server())
+    assert succeeded is good
+    assert good or problem in message
+    assert request.startswith(b"GET /ok?a=1 HTTP/1.1\r\n")
+    assert b"X-Probe: yes\r\n" in request
 
 
-def test_tcp() -> None:
+def test_tcp_probes() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         probe = {"tcpSocket": {"port": listener.getsockname()[1]}}
         assert asyncio.run(run_probe(probe, {}, "127.0.0.1", _unused)) == (True, "")
@@ -106,15 +108,15 @@ def test_tcp() -> None:
     ("outcome", "good", "problem"),
     [((0, "fine"), True, "fine"), ((1, " bad\n"), False, "bad"), ((None, ""), False, "timed out after 3s")],
 )
-def test_commands(outcome: tuple[int | None, str], good: bool, problem: str) -> None:
+def test_command_probes(outcome: tuple[int | None, str], good: bool, problem: str) -> None:
     async def execute(command: Sequence[str], timeout: float) -> tuple[int | None, str]:
         assert (list(command), timeout) == (["check"], 3.0)
         return outcome
 
     probe = {"exec": {"command": ["check"]}, "timeoutSeconds": 3}
-    found, said = asyncio.run(run_probe(probe, {}, "", execute))
-    assert found is good
-    assert problem in said
+    succeeded, message = asyncio.run(run_probe(probe, {}, "", execute))
+    assert succeeded is good
+    assert problem in message
 
 
 def test_a_command_that_cannot_be_run_is_a_failure() -> None:

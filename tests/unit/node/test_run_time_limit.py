@@ -1,4 +1,4 @@
-"""How long runs of a container last, while a fault ends them."""
+"""Duration of the runs of a container that a fault ends."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ import pytest
 from aerie_lab.node.run_time_limit import RunTimeLimit
 
 
-def runs(of: RunTimeLimit, then: Callable[[], None] = lambda: None, count: int = 1) -> list[float]:
-    """Seconds of runs, one after the other; `then` is called a moment after the first has begun."""
+def measure_runs(of: RunTimeLimit, then: Callable[[], None] = lambda: None, count: int = 1) -> list[float]:
+    """Return the seconds of consecutive runs; `then` is called 0.05 s after the first has begun."""
 
-    async def play() -> list[float]:
+    async def measure() -> list[float]:
         asyncio.get_running_loop().call_later(0.05, then)
-        found = []
+        durations = []
         for _ in range(count):
             began = time.monotonic()
             await asyncio.wait_for(of.wait_until_exceeded(), 5)
-            found.append(time.monotonic() - began)
-        return found
+            durations.append(time.monotonic() - began)
+        return durations
 
-    return asyncio.run(play())
-
-
-def test_each_run_lasts_for_as_long() -> None:
-    span = RunTimeLimit()
-    span.set(0.1)
-    assert all(0.1 <= seconds < 2 for seconds in runs(span, count=3))
+    return asyncio.run(measure())
 
 
-def test_it_counts_from_the_start_of_the_run_under_way() -> None:
-    span = RunTimeLimit()
-    (seconds,) = runs(span, lambda: span.set(0.2))
+def test_each_run_lasts_until_the_limit() -> None:
+    limit = RunTimeLimit()
+    limit.set(0.1)
+    assert all(0.1 <= seconds < 2 for seconds in measure_runs(limit, count=3))
+
+
+def test_a_limit_set_during_a_run_counts_from_its_start() -> None:
+    limit = RunTimeLimit()
+    (seconds,) = measure_runs(limit, lambda: limit.set(0.2))
     assert 0.2 <= seconds < 2
-    other = RunTimeLimit()
-    other.set(60)
-    (seconds,) = runs(other, lambda: other.set(0.01))
+    shortened_limit = RunTimeLimit()
+    shortened_limit.set(60)
+    (seconds,) = measure_runs(shortened_limit, lambda: shortened_limit.set(0.01))
     assert 0.05 <= seconds < 2, "it was set to less than the run had lasted for"
 
 
-def test_without_bound_a_run_goes_on() -> None:
-    span = RunTimeLimit()
-    span.set(0.1)
+def test_a_removed_limit_does_not_end_a_run() -> None:
+    limit = RunTimeLimit()
+    limit.set(0.1)
 
-    async def play() -> None:
-        asyncio.get_running_loop().call_later(0.05, span.set, None)
+    async def measure() -> None:
+        asyncio.get_running_loop().call_later(0.05, limit.set, None)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(span.wait_until_exceeded(), 0.4)
+            await asyncio.wait_for(limit.wait_until_exceeded(), 0.4)
 
-    asyncio.run(play())
+    asyncio.run(measure())

@@ -1,4 +1,4 @@
-"""Phases and conditions, by table."""
+"""Phases and conditions of a pod."""
 
 from __future__ import annotations
 
@@ -43,36 +43,36 @@ WAITING = ContainerState("c", "i")
         ([ended(3)], [WAITING], "Failed"),
     ],
 )
-def test_phases(init: list[ContainerState], main: list[ContainerState], expected: str) -> None:
+def test_phase_follows_from_container_states(init: list[ContainerState], main: list[ContainerState], expected: str) -> None:
     assert compute_phase(init, main) == expected
 
 
 def status_of(*main: ContainerState, pod: dict[str, Any] | None = None, **facts: Any) -> dict[str, Any]:
     pod = {"metadata": {"generation": 1}, "spec": {}, **(pod or {})}
-    known = PodFacts(pod, "10.0.0.1", "10.0.0.2", NOW, True, **facts)
-    return build_pod_status(known, [], main, NOW)
+    pod_facts = PodFacts(pod, "10.0.0.1", "10.0.0.2", NOW, True, **facts)
+    return build_pod_status(pod_facts, [], main, NOW)
 
 
 def conditions_of(status: dict[str, Any]) -> dict[str, str]:
     return {c["type"]: c["status"] for c in status["conditions"]}
 
 
-def test_ready_only_when_all_containers_are() -> None:
+def test_a_pod_is_ready_when_all_its_containers_are() -> None:
     assert conditions_of(status_of(running(ready=True), running(ready=True)))["Ready"] == "True"
     half = status_of(running(ready=True), running())
     assert conditions_of(half)["Ready"] == conditions_of(half)["ContainersReady"] == "False"
 
 
 @pytest.mark.parametrize("gate", [None, "False", "True"])
-def test_readiness_gates(gate: str | None) -> None:
+def test_a_pod_is_ready_when_its_readiness_gate_is_true(gate: str | None) -> None:
     conditions = [] if gate is None else [{"type": "g", "status": gate}]
     pod = {"spec": {"readinessGates": [{"conditionType": "g"}]}, "status": {"conditions": conditions}}
-    found = conditions_of(status_of(running(ready=True), pod=pod))
-    assert found["ContainersReady"] == "True"
-    assert found["Ready"] == ("True" if gate == "True" else "False")
+    conditions_by_type = conditions_of(status_of(running(ready=True), pod=pod))
+    assert conditions_by_type["ContainersReady"] == "True"
+    assert conditions_by_type["Ready"] == ("True" if gate == "True" else "False")
 
 
-def test_a_transition_time_moves_only_with_the_status() -> None:
+def test_a_transition_time_changes_only_with_the_status() -> None:
     before = [{"type": "Ready", "status": "True", "lastTransitionTime": "then"}]
     stays = status_of(running(ready=True), pod={"status": {"conditions": before}})
     moves = status_of(running(), pod={"status": {"conditions": before}})
@@ -92,19 +92,19 @@ def test_a_transition_time_moves_only_with_the_status() -> None:
         (WAITING, False, False, "Pending"),
     ],
 )
-def test_a_pod_that_fails_as_a_whole(main: ContainerState, failure: bool, over: bool, expected: str) -> None:
-    found = status_of(main, failure=("DeadlineExceeded", "late") if failure else None, is_finished=over)
-    assert found["phase"] == expected
-    assert found.get("reason") == ("DeadlineExceeded" if failure else None)
+def test_the_failure_of_a_pod_shows_once_it_has_finished(main: ContainerState, failure: bool, over: bool, expected: str) -> None:
+    status = status_of(main, failure=("DeadlineExceeded", "late") if failure else None, is_finished=over)
+    assert status["phase"] == expected
+    assert status.get("reason") == ("DeadlineExceeded" if failure else None)
 
 
-def test_between_two_runs_the_end_of_the_last_one_is_told() -> None:
+def test_between_two_runs_the_state_is_the_last_termination() -> None:
     state = ContainerState("c", "i", waiting=("", ""), last_terminated={"exitCode": 1})
     assert state.to_status()["state"] == {"terminated": {"exitCode": 1}}
 
 
 @pytest.mark.parametrize(
-    ("known", "wanted", "same"),
+    ("current", "desired", "same"),
     [
         ({"a": 1, "more": 2}, {"a": 1}, True),
         ({"a": 1}, {"a": 2}, False),
@@ -128,10 +128,10 @@ def test_between_two_runs_the_end_of_the_last_one_is_told() -> None:
         (None, {"phase": "Pending"}, False),
     ],
 )  # fmt: skip
-def test_what_needs_no_writing(known: Any, wanted: dict[str, Any], same: bool) -> None:
-    assert status_covers(known, wanted) is same
+def test_current_status_covers_the_desired_one(current: Any, desired: dict[str, Any], same: bool) -> None:
+    assert status_covers(current, desired) is same
 
 
-def test_what_was_written_needs_no_writing_again() -> None:
+def test_a_written_status_covers_itself() -> None:
     written = status_of(running(ready=True), crashed(), ended(1))
     assert status_covers(written, written)

@@ -1,4 +1,4 @@
-"""Which fields of a pod are refused."""
+"""Fields of a pod that the lab does not support."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONTAINER = {"name": "c", "image": "i", "resources": {"limits": {"cpu": "1"}}, "
 
 
 @pytest.mark.parametrize(
-    ("spec", "container", "refused"),
+    ("spec", "container", "unsupported"),
     [
         ({}, {}, []),
         ({"hostNetwork": True}, {}, ["spec.hostNetwork"]),
@@ -34,25 +34,25 @@ CONTAINER = {"name": "c", "image": "i", "resources": {"limits": {"cpu": "1"}}, "
         ({"initContainers": [{"name": "s", "restartPolicy": "Always"}]}, {}, ["spec.initContainers[s].restartPolicy"]),
     ],
 )  # fmt: skip
-def test_fields(spec: dict[str, Any], container: dict[str, Any], refused: list[str]) -> None:
-    assert find_unsupported_fields({"spec": {"containers": [CONTAINER | container], **spec}}) == refused
+def test_unsupported_fields_are_found(spec: dict[str, Any], container: dict[str, Any], unsupported: list[str]) -> None:
+    assert find_unsupported_fields({"spec": {"containers": [CONTAINER | container], **spec}}) == unsupported
 
 
 @pytest.mark.parametrize(
     ("annotations", "expected"),
     [(None, False), ({}, False), ({"lab.aerie.dev/processless": "false"}, False), ({"lab.aerie.dev/processless": "true"}, True)],
 )
-def test_processless(annotations: dict[str, str] | None, expected: bool) -> None:
+def test_processless_follows_the_annotation(annotations: dict[str, str] | None, expected: bool) -> None:
     assert is_processless({"metadata": {"annotations": annotations}}) is expected
 
 
-def test_seconds_to_load() -> None:
+def test_load_seconds_are_read_from_the_annotation() -> None:
     assert read_processless_load_seconds({"metadata": {}}) == 0
     assert read_processless_load_seconds({"metadata": {"annotations": {PROCESSLESS_LOAD_SECONDS_ANNOTATION: "2.5"}}}) == 2.5
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "1e9"])
-def test_seconds_to_load_that_are_none(text: str) -> None:
+def test_invalid_load_seconds_are_rejected(text: str) -> None:
     with pytest.raises(
         ValueError, match=f"the annotation {PROCESSLESS_LOAD_SECONDS_ANNOTATION} is '{text}', and has to be a number of seconds"
     ):

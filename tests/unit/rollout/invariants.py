@@ -1,12 +1,13 @@
-"""What holds of every decision about a rollout, whatever happens in the cluster, and what a rollout comes to that is left alone.
+"""Invariants of every reconcile of a rollout, whatever happens in the cluster, and of the end of a rollout that is left alone.
 
-    of each look            no_exception (walk.py), no_weight_without_a_pod, no_serving_pod_given_up, no_gpu_decides, no_spin,
-                            bounded_looks
-    of what is left alone   ended_or_waits_for_a_person, taken_up, faultless_is_promoted, serves_whole, steady
+    each reconcile     no_exception (walk.py), no_weight_without_a_pod, no_serving_pod_removed, no_rollback_for_gpu_time,
+                       no_spin, bounded_reconciles
+    a rollout's end    ended_or_waits_for_user, new_spec_gets_pods, healthy_spec_is_promoted, all_replicas_serve,
+                       no_writes_at_rest
 
-Each is a function that gives a sentence on what is wrong, or none. What they calculate, they calculate from the spec, the objects
-and the pods alone, and never by the code that they judge. While a resource is paused nothing is decided, so nothing is demanded
-of what is asked for; what a cluster does by itself (a pod that fails, an eviction) is nobody's decision.
+Each function returns a sentence on the violation, or an empty string. The functions use the spec, the objects and the pods
+alone, never the code under test. A paused resource is not decided on, so its desired revision is not checked. Events in the
+cluster (a pod that fails, an eviction) are no decisions of the operator.
 """
 
 from __future__ import annotations
@@ -16,185 +17,196 @@ from datetime import timedelta
 from typing import Any
 
 from aerie.rollout.canary.blocked_rollback import find_reversal_cause
-from tests.unit.rollout.cluster import Cluster, Look
+from tests.unit.rollout.cluster import Cluster, Reconcile
 
-ALONE = timedelta(hours=72)
-"""After so long, whatever ends by itself has ended."""
+SETTLING_TIME = timedelta(hours=72)
+"""Time after which every rollout that ends without a user has ended."""
 WRITES_IN_A_ROW = 12
 IDLE_IN_A_ROW = 40
-"""Looks within less than five seconds each that find nothing to do: a gateway's patience is 30 seconds."""
+"""Reconciles at intervals of less than five seconds that find nothing to do: a gateway's timeout is 30 seconds."""
 _FINAL = frozenset({"Ready", "RolledBack", "Failed"})
 _ROOM = ("insufficient nvidia.com/gpu", "exceeded quota")
 
 
-def no_weight_without_a_pod(look: Look) -> str:
+def no_weight_without_a_pod(reconcile: Reconcile) -> str:
     """No arm without a serving pod gets requests while pods of another arm serve: by the route's weights and the Services'
     selectors in mode Gateway, by the Service that bears the resource's name everywhere."""
-    spec = look.observed.resource.spec
-    if spec.rollout.paused or spec.replicas == 0 or {"Service", "HTTPRoute"} & look.observed.unlisted_kinds.keys():
+    spec = reconcile.observed.resource.spec
+    if spec.rollout.paused or spec.replicas == 0 or {"Service", "HTTPRoute"} & reconcile.observed.cluster.unlisted_kinds.keys():
         return ""
-    serving = {name: min(count, _asked_after(look, name)) for name, count in look.serving.items()}
-    labels = {name: _pod_labels(look, name) for name, count in serving.items() if count}
-    if not labels:
+    serving = {name: min(count, _replicas_after(reconcile, name)) for name, count in reconcile.serving.items()}
+    labels_by_deployment = {name: _pod_labels(reconcile, name) for name, count in serving.items() if count}
+    if not labels_by_deployment:
         return ""
 
     def serves(service: str) -> bool:
-        selector = (_after(look, "Service", service) or {}).get("spec", {}).get("selector")
-        return selector is not None and any(selector.items() <= one.items() for one in labels.values())
+        selector = (_object_after(reconcile, "Service", service) or {}).get("spec", {}).get("selector")
+        return selector is not None and any(selector.items() <= labels.items() for labels in labels_by_deployment.values())
 
     if not serves("chat"):
-        return f"Service chat selects none of the pods that serve: {sorted(labels)}"
-    route = _after(look, "HTTPRoute", "chat")
+        return f"Service chat selects none of the pods that serve: {sorted(labels_by_deployment)}"
+    route = _object_after(reconcile, "HTTPRoute", "chat")
     if spec.rollout.traffic.gateway is None or route is None:
         return ""
-    empty = [one for one in route["spec"]["rules"][0]["backendRefs"] if one["weight"] and not serves(one["name"])]
-    return (
-        f"{[(one['name'], one['weight']) for one in empty]} get requests without a pod, while {sorted(labels)} serve"
-        if empty
-        else ""
-    )
+    empty = [backend for backend in route["spec"]["rules"][0]["backendRefs"] if backend["weight"] and not serves(backend["name"])]
+    if not empty:
+        return ""
+    weights = [(backend["name"], backend["weight"]) for backend in empty]
+    return f"{weights} get requests without a pod, while {sorted(labels_by_deployment)} serve"
 
 
-def no_serving_pod_given_up(look: Look) -> str:
-    """A decision leaves as many serving pods as the spec allows to be the fewest, or all that there are: Surge all replicas,
-    Reuse those less the places lent to canary and control; and less the few that may be late, which a rollout goes around."""
-    before = sum(look.serving.values())
-    after = sum(min(count, _asked_after(look, name)) for name, count in look.serving.items())
-    replicas, floor = look.observed.resource.spec.replicas, _floor(look)
+def no_serving_pod_removed(reconcile: Reconcile) -> str:
+    """A reconcile leaves the minimum of serving pods that the spec allows, or all that exist: with Surge all replicas, with Reuse
+    those less the places of canary and control. The few pods that may be late are excused, because a rollout does not wait for
+    them."""
+    before = sum(reconcile.serving.values())
+    after = sum(min(count, _replicas_after(reconcile, name)) for name, count in reconcile.serving.items())
+    replicas, floor = reconcile.observed.resource.spec.replicas, _min_serving_pods(reconcile)
     excused = 0 if replicas < 3 else max(1, replicas // 20)
     if after >= min(before, floor - excused):
         return ""
-    status = look.observed.resource.status
+    status = reconcile.observed.resource.status
     last = status.rollout_history[0] if status and status.rollout_history else None
     if last is not None and find_reversal_cause(last) is not None and 2 * after >= before:
-        return (
-            ""  # a rollback that could not end was turned round: what has not served for so long goes, and the larger part stays
-        )
+        return ""  # a blocked rollback was reversed: pods that have not served for so long are deleted, and the larger part stays
     return f"{before} pods served, {after} are left, and the spec ({replicas} replicas) allows {floor} less {excused} late ones"
 
 
-def no_gpu_decides(look: Look) -> str:
-    """No rollout is taken back for its times: here drafters differ in acceptance alone, and GPUs in time alone. That a time
-    was not counted until the deadline is no verdict on it."""
-    ended = next((one for one in look.plan.status.rollout_history if one.completion_time == look.at), None)
-    analysis = look.plan.status.analysis
+def no_rollback_for_gpu_time(reconcile: Reconcile) -> str:
+    """No rollout is rolled back for its latency: here drafters differ in acceptance alone, and GPUs in time alone. A time that
+    was not counted until the deadline is no verdict."""
+    ended = next((record for record in reconcile.plan.status.rollout_history if record.completion_time == reconcile.at), None)
+    analysis = reconcile.plan.status.analysis
     if ended is None or ended.result != "RolledBack" or (analysis is not None and analysis.verdict == "Inconclusive"):
         return ""
     if "ime per output token" not in ended.message.partition(".")[0]:
         return ""
-    return f"revision {ended.revision} is taken back: {ended.message}"
+    return f"revision {ended.revision} is rolled back: {ended.message}"
 
 
-def no_spin(cluster: Cluster, look: Look) -> str:
-    """A decision that writes nothing does not ask for the next at once; and writes end where nothing else happens."""
-    if not look.written and look.again is not None and look.again <= timedelta(0):
-        return f"nothing was written, and it wants to look again in {look.again}"
-    if cluster.quiet.writing > WRITES_IN_A_ROW:
-        return f"{cluster.quiet.writing} looks in a row have written although nothing else has happened: {_wrote(look)}"
+def no_spin(cluster: Cluster, reconcile: Reconcile) -> str:
+    """A reconcile that writes nothing does not request the next one immediately; and writes end where nothing else happens."""
+    if not reconcile.written and reconcile.requeue_after is not None and reconcile.requeue_after <= timedelta(0):
+        return f"nothing was written, and it wants to reconcile again in {reconcile.requeue_after}"
+    if cluster.idle_streak.writing > WRITES_IN_A_ROW:
+        return f"{cluster.idle_streak.writing} reconciles in a row wrote without another event: {_describe_writes(reconcile)}"
     return ""
 
 
-def bounded_looks(cluster: Cluster, look: Look) -> str:
-    """What waits does not look again every second for long."""
-    if cluster.quiet.idle > IDLE_IN_A_ROW:
-        return f"{cluster.quiet.idle} looks in a row found nothing to do, and the next one is wanted in {look.again}"
+def bounded_reconciles(cluster: Cluster, reconcile: Reconcile) -> str:
+    """A waiting rollout is not reconciled every second for long."""
+    if cluster.idle_streak.idle > IDLE_IN_A_ROW:
+        return f"{cluster.idle_streak.idle} reconciles in a row found nothing to do; next one in {reconcile.requeue_after}"
     return ""
 
 
 # ----------------------------------------------------------------------------------------------------------------- left alone
-def ended_or_waits_for_a_person(cluster: Cluster) -> str:
-    """Left alone for three days, a rollout has ended, or its condition Progressing says what a person can do, or lacks room."""
-    cluster.go_on(ALONE, lambda: bool(_decided(cluster)) and _rests(cluster))
-    return "" if _decided(cluster) else f"after {ALONE} it is {_summary(cluster)}"
+def ended_or_waits_for_user(cluster: Cluster) -> str:
+    """A rollout that is left alone for three days has ended, or its condition Progressing names a manual action or lack of
+    room."""
+    cluster.advance(SETTLING_TIME, lambda: bool(_outcome(cluster)) and _is_at_rest(cluster))
+    return "" if _outcome(cluster) else f"after {SETTLING_TIME} it is {_summary(cluster)}"
 
 
-def taken_up(cluster: Cluster) -> str:
-    """A new spec is taken up from wherever a rollout is, whatever else is broken: it gets pods, or ends with a reason."""
-    cluster.refusing, cluster.unlisted, cluster.gateway = [], {}, "Accepts"
-    _good_spec(cluster)
-    wanted = cluster.wanted
+def new_spec_gets_pods(cluster: Cluster) -> str:
+    """A new spec is handled in every state of a rollout, whatever else is broken: it gets pods, or ends with a reason."""
+    cluster.api_errors, cluster.unlisted_kinds, cluster.gateway = [], {}, "Accepts"
+    _apply_valid_spec(cluster)
+    desired_revision = cluster.desired_revision
 
-    def found() -> bool:
+    def is_handled() -> bool:
         arms = [cluster.status.get(arm) or {} for arm in ("stable", "canary")]
-        ended = [one["revision"] for one in cluster.status.get("rolloutHistory") or []]
-        return wanted in [*(one.get("revision") for one in arms), *ended]
+        ended = [record["revision"] for record in cluster.status.get("rolloutHistory") or []]
+        return desired_revision in [*(status.get("revision") for status in arms), *ended]
 
-    return "" if cluster.go_on(ALONE, found) else f"revision {wanted} has no pods after {ALONE}: {_summary(cluster)}"
+    return (
+        ""
+        if cluster.advance(SETTLING_TIME, is_handled)
+        else f"revision {desired_revision} has no pods after {SETTLING_TIME}: {_summary(cluster)}"
+    )
 
 
-def faultless_is_promoted(cluster: Cluster) -> str:
-    """When nothing is wrong any more with the cluster, nor with drafters that serve or are asked for, what is asked for is
-    promoted, of whatever size: where there are requests by itself, and else by a person's word."""
-    cluster.cure()
-    _good_spec(cluster)
-    wanted = cluster.wanted
+def healthy_spec_is_promoted(cluster: Cluster) -> str:
+    """A spec of any size is promoted once cluster and drafters are healthy: automatically if there are requests, else by a manual
+    promotion."""
+    cluster.heal_all()
+    _apply_valid_spec(cluster)
+    desired_revision = cluster.desired_revision
 
     def promoted() -> bool:
         status = cluster.status
         canary = status.get("canary") or {}
-        if status.get("conditions") and f"aerie.dev/promote={wanted}" in cluster.message("Progressing"):
-            cluster.annotate(promote=wanted)
-        return bool((status.get("stable") or {}).get("revision") == wanted and not canary and not status.get("previous"))
+        if status.get("conditions") and f"aerie.dev/promote={desired_revision}" in cluster.message("Progressing"):
+            cluster.annotate(promote=desired_revision)
+        return bool(
+            (status.get("stable") or {}).get("revision") == desired_revision and not canary and not status.get("previous")
+        )
 
-    return "" if cluster.go_on(4 * ALONE, promoted) else f"revision {wanted} is not promoted: {_summary(cluster)}"
+    return (
+        ""
+        if cluster.advance(4 * SETTLING_TIME, promoted)
+        else f"revision {desired_revision} is not promoted: {_summary(cluster)}"
+    )
 
 
-def serves_whole(cluster: Cluster) -> str:
-    """After a promotion all pods of it serve, nothing else is left, and all requests go to them."""
-    wanted, replicas = cluster.wanted, cluster.document["spec"]["replicas"]
-    cluster.go_on(timedelta(hours=2))
+def all_replicas_serve(cluster: Cluster) -> str:
+    """All pods of a promoted revision serve, no other pods are left, and all requests go to them."""
+    desired_revision, replicas = cluster.desired_revision, cluster.document["spec"]["replicas"]
+    cluster.advance(timedelta(hours=2))
     deployments = cluster.replicas()
-    if deployments != {f"chat-{wanted}": replicas} or cluster.serving(wanted) != replicas:
-        return f"{cluster.serving(wanted)} of {replicas} pods serve, of Deployments {deployments}"
+    if deployments != {f"chat-{desired_revision}": replicas} or cluster.serving(desired_revision) != replicas:
+        return f"{cluster.serving(desired_revision)} of {replicas} pods serve, of Deployments {deployments}"
     if cluster.condition("Ready")[0] != "True" or cluster.status["phase"] != "Ready":
         return f"it serves whole and is {_summary(cluster)}"
     return ""
 
 
-def steady(cluster: Cluster) -> str:
-    """What has come to rest writes nothing any more, however often it is looked at."""
-    for lasts in (timedelta(0), timedelta(minutes=7), timedelta(days=2)):
-        cluster.now += lasts
-        look = cluster.look()
-        if look.written:
-            return f"after {lasts} of rest {_wrote(look)}"
+def no_writes_at_rest(cluster: Cluster) -> str:
+    """A resource at rest causes no writes, however often it is reconciled."""
+    for duration in (timedelta(0), timedelta(minutes=7), timedelta(days=2)):
+        cluster.now += duration
+        reconcile = cluster.reconcile()
+        if reconcile.written:
+            return f"after {duration} of rest {_describe_writes(reconcile)}"
     return ""
 
 
-# ------------------------------------------------------------------------------------------------------------------ their parts
-def _floor(look: Look) -> int:
-    spec = look.observed.resource.spec
+# -------------------------------------------------------------------------------------------------------------------- helpers
+def _min_serving_pods(reconcile: Reconcile) -> int:
+    spec = reconcile.observed.resource.spec
     canary, replicas = spec.rollout.canary, spec.replicas
-    lent = min(canary.replicas, replicas) * (2 if canary.control == "Fresh" else 1)
+    borrowed = min(canary.replicas, replicas) * (2 if canary.control == "Fresh" else 1)
     if canary.capacity == "Surge" or replicas == 0:
         return replicas
-    return max(replicas, lent + 1) - lent
+    return max(replicas, borrowed + 1) - borrowed
 
 
-def _after(look: Look, kind: str, name: str) -> Mapping[str, Any] | None:
-    """The object when the plan is carried out."""
-    if any((gone.kind, gone.name) == (kind, name) for gone in look.plan.objects_to_delete):
+def _object_after(reconcile: Reconcile, kind: str, name: str) -> Mapping[str, Any] | None:
+    """Return the object as it is after the plan is applied, or None."""
+    if any((reference.kind, reference.name) == (kind, name) for reference in reconcile.plan.objects_to_delete):
         return None
-    made = next((one for one in look.plan.objects_to_apply if (one["kind"], one["metadata"]["name"]) == (kind, name)), None)
-    return made or look.observed.child(kind, name)
+    applied = next(
+        (item for item in reconcile.plan.objects_to_apply if (item["kind"], item["metadata"]["name"]) == (kind, name)), None
+    )
+    return applied or reconcile.observed.cluster.child(kind, name)
 
 
-def _asked_after(look: Look, deployment: str) -> int:
-    if "Deployment" in look.observed.unlisted_kinds:
+def _replicas_after(reconcile: Reconcile, deployment: str) -> int:
+    if "Deployment" in reconcile.observed.cluster.unlisted_kinds:
         return 10**6
-    found = _after(look, "Deployment", deployment)
-    return 0 if found is None else int(found["spec"]["replicas"])
+    item = _object_after(reconcile, "Deployment", deployment)
+    return 0 if item is None else int(item["spec"]["replicas"])
 
 
-def _pod_labels(look: Look, deployment: str) -> Mapping[str, str]:
-    found = _after(look, "Deployment", deployment)
-    assert found is not None, "it has pods that stay"
-    labels: Mapping[str, str] = found["spec"]["template"]["metadata"]["labels"]
+def _pod_labels(reconcile: Reconcile, deployment: str) -> Mapping[str, str]:
+    item = _object_after(reconcile, "Deployment", deployment)
+    assert item is not None, "it has pods that stay"
+    labels: Mapping[str, str] = item["spec"]["template"]["metadata"]["labels"]
     return labels
 
 
-def _decided(cluster: Cluster) -> str:
-    """In a word, how it has ended or for whom it waits; empty while neither."""
+def _outcome(cluster: Cluster) -> str:
+    """Return the phase in which it has ended or waits for a user; empty while neither."""
     status = cluster.status
     if not status.get("conditions"):
         return ""
@@ -210,29 +222,30 @@ def _decided(cluster: Cluster) -> str:
     if cluster.condition("Progressing")[1] == "ScaledToZero":
         return "ScaledToZero"
     if status.get("stable") is None and status["phase"] == "Failed":
-        return "Failed"  # of the first revision: its pods show what is wrong, and it waits for another spec
+        return "Failed"  # the first revision: its pods show what is wrong, and it waits for another spec
     return ""
 
 
-def _rests(cluster: Cluster) -> bool:
-    """Whether nothing is written any more, and will not be before something else happens or hours are over."""
+def _is_at_rest(cluster: Cluster) -> bool:
+    """Return whether nothing is written any more before something else happens or hours are over."""
     last = cluster.document.get("status") or {"phase": None}
     before = (cluster.__dict__.get("rested"), cluster.__dict__.get("rested_at", cluster.now))
-    told = (last["phase"], last.get("canary", {}).get("phase"), cluster.message("Progressing").split(":")[0])
-    if before[0] != told:
-        cluster.__dict__["rested"], cluster.__dict__["rested_at"] = told, cluster.now
+    summary = (last["phase"], last.get("canary", {}).get("phase"), cluster.message("Progressing").split(":")[0])
+    if before[0] != summary:
+        cluster.__dict__["rested"], cluster.__dict__["rested_at"] = summary, cluster.now
         return False
     return bool(cluster.now - before[1] > timedelta(hours=1))
 
 
-def _good_spec(cluster: Cluster) -> None:
-    """A spec that nobody has asked for before and with which nothing is wrong, and nobody's word against it."""
+def _apply_valid_spec(cluster: Cluster) -> None:
+    """Apply a valid spec that was not requested before, without manual actions."""
     spec = cluster.document["spec"]
     cluster.document["metadata"].pop("annotations", None)
     rollout = {**spec.get("rollout", {}), "paused": False, "progressDeadline": "1h"}
     rollout["analysis"] = {**rollout.get("analysis", {}), "onInconclusive": "Hold"}
     cluster.edit(
-        rollout=rollout, drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": f"new{cluster.looks}"}}}
+        rollout=rollout,
+        drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": f"new{cluster.reconcile_count}"}}},
     )
 
 
@@ -243,11 +256,11 @@ def _summary(cluster: Cluster) -> str:
     return f"{status['phase']} ({canary.get('phase')}), {arms}, {cluster.replicas()}: {cluster.message('Progressing')}"
 
 
-def _wrote(look: Look) -> str:
-    before = look.observed.resource.status
-    after = look.plan.status
+def _describe_writes(reconcile: Reconcile) -> str:
+    before = reconcile.observed.resource.status
+    after = reconcile.plan.status
     old, new = before.to_dict() if before else {}, after.to_dict()
     changed = {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
-    applied = [f"{one['kind']} {one['metadata']['name']}" for one in look.plan.objects_to_apply]
-    deleted = [f"{one.kind} {one.name}" for one in look.plan.objects_to_delete]
-    return f"it applies {applied}, deletes {deleted}, tells {[one.reason for one in look.plan.events]}, writes {changed}"
+    applied = [f"{item['kind']} {item['metadata']['name']}" for item in reconcile.plan.objects_to_apply]
+    deleted = [f"{reference.kind} {reference.name}" for reference in reconcile.plan.objects_to_delete]
+    return f"it applies {applied}, deletes {deleted}, tells {[event.reason for event in reconcile.plan.events]}, writes {changed}"

@@ -1,4 +1,4 @@
-"""Faults of a canary that need no statistics, and what is none of its own."""
+"""Abort conditions: failures of a canary that need no statistics, and failures that are not the canary's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aerie.rollout.facts.pod_failures import is_pod_ready
 from tests.golden import Messages
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
-PATIENCE = timedelta(minutes=30)
+DEADLINE = timedelta(minutes=30)
 
 
 def pod(
@@ -46,70 +46,70 @@ def group(objects: list[Any], dead: list[Any] | None = None) -> ArmPods:
     return ArmPods(tuple(objects), tuple(dead or ()), counts, LatePods())
 
 
-def found(canary: list[Any], others: list[Any], patience: timedelta | None = PATIENCE, **unreadable: str) -> list[str]:
-    return list(find_abort_reasons(group(canary), group(others), unreadable, patience, {}, NOW))
+def abort_reasons(canary: list[Any], others: list[Any], deadline: timedelta | None = DEADLINE, **unreadable: str) -> list[str]:
+    return list(find_abort_reasons(group(canary), group(others), unreadable, deadline, {}, NOW))
 
 
-def test_pods_that_serve_are_no_fault() -> None:
-    assert found([pod("a")], [pod("b")]) == []
-    assert found([pod("a", restarts=9)], [pod("b")]) == [], "whatever it was, it is over"
+def test_serving_pods_give_no_abort_reason() -> None:
+    assert abort_reasons([pod("a")], [pod("b")]) == []
+    assert abort_reasons([pod("a", restarts=9)], [pod("b")]) == [], "it has recovered"
 
 
-def test_a_canary_that_crashes_alone(messages: Messages) -> None:
-    (said,) = found([pod("a", serves=False, restarts=3)], [pod("b")])
-    messages.check("crash loop", said)
-    assert found([pod("a", serves=False, restarts=2)], [pod("b")]) == []
-    assert found([pod("a", serves=False, restarts=3)], [pod("b", serves=False, restarts=3)]) == []
+def test_crash_loop_of_canary_alone_aborts(messages: Messages) -> None:
+    (message,) = abort_reasons([pod("a", serves=False, restarts=3)], [pod("b")])
+    messages.check("crash loop", message)
+    assert abort_reasons([pod("a", serves=False, restarts=2)], [pod("b")]) == []
+    assert abort_reasons([pod("a", serves=False, restarts=3)], [pod("b", serves=False, restarts=3)]) == []
 
 
-def test_a_sidecar_that_crashes_says_nothing_of_the_engine() -> None:
-    assert found([pod("a", serves=False, restarts=9, container="log-shipper")], [pod("b")]) == []
+def test_crash_loop_of_sidecar_does_not_abort() -> None:
+    assert abort_reasons([pod("a", serves=False, restarts=9, container="log-shipper")], [pod("b")]) == []
 
 
-def test_restarts_of_days_do_not_add_up() -> None:
-    assert found([pod("a", serves=False, restarts=3, ran=timedelta(hours=20))], [pod("b")]) == []
-    assert found([pod("a", serves=False, restarts=4, ran=timedelta(minutes=20))], [pod("b")]) != []
+def test_restarts_over_days_do_not_abort() -> None:
+    assert abort_reasons([pod("a", serves=False, restarts=3, ran=timedelta(hours=20))], [pod("b")]) == []
+    assert abort_reasons([pod("a", serves=False, restarts=4, ran=timedelta(minutes=20))], [pod("b")]) != []
 
 
 @pytest.mark.parametrize(
     ("size", "crashing", "stopped"), [(2, 1, True), (4, 1, False), (4, 2, True), (40, 2, False), (40, 3, True)]
 )
-def test_one_pod_does_not_decide_over_a_fleet(size: int, crashing: int, stopped: bool) -> None:
+def test_crashing_pods_abort_by_share_of_fleet(size: int, crashing: int, stopped: bool) -> None:
     bad = [pod(f"bad-{number}", serves=False, restarts=5) for number in range(crashing)]
     good = [pod(f"good-{number}") for number in range(size - crashing)]
-    assert bool(found(bad + good, [pod("stable")])) == stopped
-    pages: dict[str, Any] = dict.fromkeys((crashed["metadata"]["name"] for crashed in bad), "a counter is NaN")
-    serving = [pod(name) for name in pages] + good
-    assert bool(found(serving, [pod("stable")], **pages)) == stopped
+    assert bool(abort_reasons(bad + good, [pod("stable")])) == stopped
+    invalid_metrics: dict[str, Any] = dict.fromkeys((crashed["metadata"]["name"] for crashed in bad), "a counter is NaN")
+    serving = [pod(name) for name in invalid_metrics] + good
+    assert bool(abort_reasons(serving, [pod("stable")], **invalid_metrics)) == stopped
 
 
-def test_one_pod_of_a_large_stable_arm_does_not_hide_a_canary_that_crashes() -> None:
+def test_one_crashing_stable_pod_of_many_does_not_excuse_canary() -> None:
     others = [pod(f"stable-{number}", serves=number > 0, restarts=5) for number in range(100)]
-    assert found([pod("a", serves=False, restarts=5)], others) != []
+    assert abort_reasons([pod("a", serves=False, restarts=5)], others) != []
 
 
-def test_pods_that_are_evicted_again_and_again(messages: Messages) -> None:
+def test_repeated_evictions_of_canary_abort(messages: Messages) -> None:
     dead = [evicted(f"a-{number}", timedelta(minutes=10 * number)) for number in range(3)]
     canary, others = group([pod("a", serves=False)], dead), group([pod("b")])
-    (said,) = find_abort_reasons(canary, others, {}, PATIENCE, {}, NOW)
-    messages.check("evicted repeatedly", said)
-    assert list(find_abort_reasons(canary, group([pod("b")], dead), {}, PATIENCE, {}, NOW)) == [], "the cluster's fault"
+    (message,) = find_abort_reasons(canary, others, {}, DEADLINE, {}, NOW)
+    messages.check("evicted repeatedly", message)
+    assert list(find_abort_reasons(canary, group([pod("b")], dead), {}, DEADLINE, {}, NOW)) == [], "the cluster's fault"
     old = [evicted(f"a-{number}", timedelta(hours=10 * number)) for number in range(3)]
-    assert list(find_abort_reasons(group([pod("a", serves=False)], old), others, {}, PATIENCE, {}, NOW)) == []
+    assert list(find_abort_reasons(group([pod("a", serves=False)], old), others, {}, DEADLINE, {}, NOW)) == []
 
 
-def test_figures_that_are_none(messages: Messages) -> None:
-    (said,) = found([pod("a")], [pod("b")], a="a counter is NaN.")
-    messages.check("invalid metrics", said)
-    assert found([pod("a")], [pod("b")], a="a counter is NaN", b="a counter is NaN") == []
-    assert found([pod("a")], [pod("b")], b="a counter is NaN") == []
+def test_invalid_metrics_of_canary_alone_abort(messages: Messages) -> None:
+    (message,) = abort_reasons([pod("a")], [pod("b")], a="a counter is NaN.")
+    messages.check("invalid metrics", message)
+    assert abort_reasons([pod("a")], [pod("b")], a="a counter is NaN", b="a counter is NaN") == []
+    assert abort_reasons([pod("a")], [pod("b")], b="a counter is NaN") == []
 
 
-def test_a_canary_that_is_away_for_long(messages: Messages) -> None:
+def test_canary_without_ready_pod_past_deadline_aborts(messages: Messages) -> None:
     away = pod("a", serves=False, since=timedelta(minutes=31))
-    (said,) = found([away], [pod("b")])
-    messages.check("no ready pod", said)
-    assert found([away], [pod("b")], patience=None) == []
-    assert found([away, pod("c")], [pod("b")]) == []
-    assert found([pod("a", serves=False, since=timedelta(minutes=29))], [pod("b")]) == []
-    assert found([away, pod("c", serves=False, since=timedelta(minutes=3))], [pod("b")]) == [], "one served 3 minutes ago"
+    (message,) = abort_reasons([away], [pod("b")])
+    messages.check("no ready pod", message)
+    assert abort_reasons([away], [pod("b")], deadline=None) == []
+    assert abort_reasons([away, pod("c")], [pod("b")]) == []
+    assert abort_reasons([pod("a", serves=False, since=timedelta(minutes=29))], [pod("b")]) == []
+    assert abort_reasons([away, pod("c", serves=False, since=timedelta(minutes=3))], [pod("b")]) == [], "one served 3 minutes ago"

@@ -1,4 +1,4 @@
-"""What an analysis keeps between two looks: every block once, whatever is shown twice or comes late."""
+"""The state of an analysis between two reconciles: every block counts once, also if it is repeated or late."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def arm(tokens: int = 3, target: str = "acme/big@00000000", mode: str = "Static"
     return Arm(revision="r", target=target, drafter="acme/drafter@11111111", setting=setting)
 
 
-def evidence(attempt: int = 0) -> AnalysisRun:
+def new_run(attempt: int = 0) -> AnalysisRun:
     return start_analysis(AnalysisSpec(), (arm(), arm()), (1, 1), None, attempt, None, NOW)
 
 
@@ -36,37 +36,37 @@ def blocks(count: int, better: float = 0.0) -> list[ClosedBlock]:
 
 
 @given(st.lists(st.integers(1, 12), max_size=8))
-def test_a_block_counts_once_however_often_it_is_shown(shown: list[int]) -> None:
-    found = evidence()
+def test_repeated_block_counts_once(shown: list[int]) -> None:
+    run = new_run()
     for count in shown:
-        found = AnalysisRun.unpack(found.with_blocks(reversed(blocks(count))).pack()) or found
-    assert found.state.block_count == max(shown, default=0)
-    assert found.counted_until == T0 + 120 * max(shown, default=0)
+        run = AnalysisRun.unpack(run.with_blocks(reversed(blocks(count))).pack()) or run
+    assert run.state.block_count == max(shown, default=0)
+    assert run.counted_until == T0 + 120 * max(shown, default=0)
 
 
-def test_a_block_that_began_before_is_not_counted() -> None:
+def test_block_from_before_the_analysis_is_not_counted() -> None:
     later = start_analysis(AnalysisSpec(), (arm(), arm()), (1, 1), None, 0, None, NOW + timedelta(seconds=90))
     assert later.with_blocks(blocks(3)).state.block_count == 2
 
 
-def test_it_comes_back_from_the_status_as_it_was() -> None:
-    found = evidence(attempt=2).with_blocks(blocks(7, 0.1)).reset_guard(NOW + timedelta(minutes=14)).with_blocks(blocks(12, 0.1))
-    assert AnalysisRun.unpack(found.pack()) == found
-    assert found.guard_state is not None
-    assert (found.state.block_count, found.guard_state.block_count) == (7, 5)
-    assert len(found.pack()) < 4000
+def test_analysis_run_round_trips_through_status() -> None:
+    run = new_run(attempt=2).with_blocks(blocks(7, 0.1)).reset_guard(NOW + timedelta(minutes=14)).with_blocks(blocks(12, 0.1))
+    assert AnalysisRun.unpack(run.pack()) == run
+    assert run.guard_state is not None
+    assert (run.state.block_count, run.guard_state.block_count) == (7, 5)
+    assert len(run.pack()) < 4000
 
 
-@pytest.mark.parametrize("text", ["", "not base64!", "aGVsbG8=", evidence().pack()[:-8]])
-def test_what_another_release_wrote_is_no_evidence(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "not base64!", "aGVsbG8=", new_run().pack()[:-8]])
+def test_unpack_of_another_format_returns_none(text: str) -> None:
     assert AnalysisRun.unpack(text) is None
 
 
-def test_what_it_was_accepted_with_stays_while_it_is_watched() -> None:
-    found = evidence().with_blocks(blocks(5)).reset_guard(NOW + timedelta(minutes=10))
-    found, judgement = found.with_blocks(blocks(30, -0.3)).check_guardrails(NOW + timedelta(hours=1), [])
-    assert judgement.outcome == "Rollback"
-    assert found.state.block_count == 5
+def test_guardrail_blocks_do_not_change_analysis_state() -> None:
+    run = new_run().with_blocks(blocks(5)).reset_guard(NOW + timedelta(minutes=10))
+    run, verdict = run.with_blocks(blocks(30, -0.3)).check_guardrails(NOW + timedelta(hours=1), [])
+    assert verdict.outcome == "Rollback"
+    assert run.state.block_count == 5
 
 
 @pytest.mark.parametrize(
@@ -82,15 +82,15 @@ def test_what_it_was_accepted_with_stays_while_it_is_watched() -> None:
         (arm(5, mode="Adaptive"), arm(mode="Adaptive"), "both Adaptive, other K"),
     ],
 )
-def test_what_may_be_compared(canary: Arm, control: Arm, difference: str, messages: Messages) -> None:
-    found = explain_incomparable_acceptance(canary, control)
-    assert bool(found) == bool(difference)
+def test_incomparable_acceptance_is_explained(canary: Arm, control: Arm, difference: str, messages: Messages) -> None:
+    explanation = explain_incomparable_acceptance(canary, control)
+    assert bool(explanation) == bool(difference)
     if difference:
-        messages.check(difference, found)
+        messages.check(difference, explanation)
 
 
 @pytest.mark.parametrize(
-    ("canary", "control", "judged"),
+    ("canary", "control", "criterion"),
     [
         (arm(), arm(), (TOKENS_PER_STEP, 3)),
         (arm(5), arm(), (TIME_PER_OUTPUT_TOKEN, 3)),
@@ -98,10 +98,13 @@ def test_what_may_be_compared(canary: Arm, control: Arm, difference: str, messag
         (arm(target="acme/other@0"), arm(), (TIME_PER_OUTPUT_TOKEN, 3)),
     ],
 )
-def test_what_decides(canary: Arm, control: Arm, judged: tuple[str, int]) -> None:
-    """With unlike numbers of tokens drafts are shown at the common positions."""
-    terms = start_analysis(AnalysisSpec(), (canary, control), (1, 1), None, 0, None, NOW).plan
-    assert (next(one for one in build_criteria(terms) if one.promote_tests).name, terms.projection.draft_positions) == judged
+def test_deciding_criterion_depends_on_arms(canary: Arm, control: Arm, criterion: tuple[str, int]) -> None:
+    """Arms with different numbers of tokens are compared at the common draft positions."""
+    plan = start_analysis(AnalysisSpec(), (canary, control), (1, 1), None, 0, None, NOW).plan
+    assert (
+        next(candidate for candidate in build_criteria(plan) if candidate.promote_tests).name,
+        plan.projection.draft_positions,
+    ) == criterion
 
 
 @pytest.mark.parametrize(
@@ -117,17 +120,17 @@ def test_what_decides(canary: Arm, control: Arm, judged: tuple[str, int]) -> Non
 def test_adaptive_arms_are_compared_in_tokens_per_step_besides_time(
     canary: Arm, control: Arm, goal: AnalysisGoal | None, compared: bool
 ) -> None:
-    terms = start_analysis(AnalysisSpec(), (canary, control), (1, 1), None, 0, None, NOW, goal=goal).plan
-    assert (TOKENS_PER_STEP in {one.name for one in build_criteria(terms)}) == compared
+    plan = start_analysis(AnalysisSpec(), (canary, control), (1, 1), None, 0, None, NOW, goal=goal).plan
+    assert (TOKENS_PER_STEP in {criterion.name for criterion in build_criteria(plan)}) == compared
 
 
 def test_short_blocks_need_fewer_drafts_and_long_ones_no_more() -> None:
     def rule(seconds: float) -> tuple[float, float]:
-        terms = start_analysis(
+        plan = start_analysis(
             AnalysisSpec(block_duration=timedelta(seconds=seconds)), (arm(), arm()), (1, 1), None, 0, None, NOW
         ).plan
-        found = build_block_rule(terms, 15)
-        return found.min_drafts, found.min_finished_requests
+        block_rule = build_block_rule(plan, 15)
+        return block_rule.min_drafts, block_rule.min_finished_requests
 
     assert rule(120) == rule(600) == (2000, 20)
     assert rule(30) == (500, 5)

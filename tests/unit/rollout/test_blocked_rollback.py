@@ -1,4 +1,4 @@
-"""What is decided of a rollback that could not end rests on a field of the history, and not on the sentence beside it."""
+"""Decisions on a blocked rollback use a field of the rollout history, not its message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from aerie.api.status import Status
 from aerie.manifests import naming
 from aerie.rollout.canary.blocked_rollback import find_abandoned_revision
-from tests.unit.rollout.world import World, canarying
+from tests.unit.rollout.world import World, world_in_phase
 
 MINUTE = timedelta(minutes=1)
 ENDED: dict[str, Any] = {
@@ -28,59 +28,59 @@ REPLACED = (
 )
 
 
-def stuck() -> tuple[World, str]:
-    """A rollback whose stable pods cannot start, while some of the canary's serve, and that stable revision."""
-    world, old = canarying("Promoting", replicas=4)
-    mine = world.wanted
+def blocked_rollback() -> tuple[World, str]:
+    """Return a rollback whose stable pods cannot start while some canary pods serve, and its stable revision."""
+    world, stable_revision = world_in_phase("Promoting", replicas=4)
+    new_revision = world.desired_revision
     for _ in range(3):
         world.schedule()
         world.ready()
         world.step()
-    world.annotate(rollback=mine)
+    world.annotate(rollback=new_revision)
     world.step()
-    go_on(world, {mine}, 30)
+    run_reconciles(world, {new_revision}, 30)
     assert world.status["phase"] == "RollingBack"
-    return world, old
+    return world, stable_revision
 
 
-def go_on(world: World, serve: set[str], looks: int) -> None:
-    """So many looks, one in ten minutes; pods of all other revisions have no image. Until a rollback is turned round."""
-    turned = [one for one in world.status["rolloutHistory"] if "reversalCause" in one]
-    for _ in range(looks):
+def run_reconciles(world: World, serving_revisions: set[str], times: int) -> None:
+    """Reconcile every ten minutes until a rollback is reversed; pods of other revisions cannot pull their image."""
+    reversals = [record for record in world.status["rolloutHistory"] if "reversalCause" in record]
+    for _ in range(times):
         world.schedule()
         for pod in world.pods:
             waiting = {"name": "engine", "ready": False, "state": {"waiting": {"reason": "ImagePullBackOff"}}}
             pod["status"] = {"phase": "Pending", "containerStatuses": [{**waiting, "restartCount": 0, "image": "gone"}]}
-            if pod["metadata"]["labels"][naming.REVISION_LABEL] in serve:
+            if pod["metadata"]["labels"][naming.REVISION_LABEL] in serving_revisions:
                 pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
         world.step()
-        if [one for one in world.status["rolloutHistory"] if "reversalCause" in one] != turned:
+        if [record for record in world.status["rolloutHistory"] if "reversalCause" in record] != reversals:
             return
         world.now += 10 * MINUTE
 
 
-def test_a_revision_that_serves_in_place_of_the_stable_one_is_recorded_as_such() -> None:
-    world, old = stuck()
+def test_replaced_stable_revision_has_reversal_cause() -> None:
+    world, stable_revision = blocked_rollback()
     world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=4096"]})
-    go_on(world, {world.status["canary"]["revision"]}, 10)
+    run_reconciles(world, {world.status["canary"]["revision"]}, 10)
     ended = world.status["rolloutHistory"][0]
-    assert (ended["revision"], ended["result"], ended["reversalCause"]) == (old, "Failed", "StableUnavailable")
+    assert (ended["revision"], ended["result"], ended["reversalCause"]) == (stable_revision, "Failed", "StableUnavailable")
     assert find_abandoned_revision(Status.from_dict(world.status)) is None
 
 
-def test_a_revision_that_is_given_up_for_a_third_one_is_recorded_as_such() -> None:
-    world, old = stuck()
-    mine = world.status["canary"]["revision"]
+def test_revision_abandoned_for_a_third_has_reversal_cause() -> None:
+    world, stable_revision = blocked_rollback()
+    new_revision = world.status["canary"]["revision"]
     world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=4096"]})
-    go_on(world, set(), 10)
+    run_reconciles(world, set(), 10)
     ended = world.status["rolloutHistory"][0]
-    assert (ended["revision"], ended["result"], ended["reversalCause"]) == (mine, "Failed", "Abandoned")
-    assert world.status["stable"]["revision"] == old
+    assert (ended["revision"], ended["result"], ended["reversalCause"]) == (new_revision, "Failed", "Abandoned")
+    assert world.status["stable"]["revision"] == stable_revision
     assert find_abandoned_revision(Status.from_dict(world.status)) == ended["revision"]
 
 
 @pytest.mark.parametrize(
-    ("told", "revision"),
+    ("fields", "revision"),
     [
         ({"reversalCause": "Abandoned", "message": "In other words."}, "b"),
         ({"reversalCause": "StableUnavailable", "message": "In other words."}, None),
@@ -90,5 +90,5 @@ def test_a_revision_that_is_given_up_for_a_third_one_is_recorded_as_such() -> No
         ({"message": REPLACED}, None),
     ],
 )
-def test_the_field_counts_and_without_it_the_message(told: dict[str, Any], revision: str | None) -> None:
-    assert find_abandoned_revision(Status.from_dict({"rolloutHistory": [{**ENDED, **told}]})) == revision
+def test_reversal_cause_precedes_message(fields: dict[str, Any], revision: str | None) -> None:
+    assert find_abandoned_revision(Status.from_dict({"rolloutHistory": [{**ENDED, **fields}]})) == revision

@@ -1,4 +1,4 @@
-"""What stable pods told: when it is written down, that it stays, and that the next analysis goes by it."""
+"""The calibration on stable pods: when it is stored, that it persists, and that the next analysis uses it."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from aerie.rollout.canary.calibration_record import (
     StoredCalibration,
     is_calibration_write_due,
 )
-from tests.unit.rollout.world import START, World, canarying, serving, side
+from tests.unit.rollout.world import START, World, serving_world, side, world_in_phase
 
-PLACE = ("ConfigMap", "chat-aerie-calibration")
+CONFIG_MAP = ("ConfigMap", "chat-aerie-calibration")
 
 
-def lived(world: World, blocks: int, seconds: float = 120.0) -> None:
-    """So many blocks of two stable pods that scatter by 2 %, as the operator would have counted them."""
+def run_stable_blocks(world: World, blocks: int, seconds: float = 120.0) -> None:
+    """Add blocks of two stable pods with a dispersion of 2 % to the calibration, as the operator does."""
     resource = world.observed().resource
     assert resource.status is not None
     assert resource.status.stable is not None
-    terms = calibration_record.build_calibration_plan(resource, resource.status.stable)
+    plan = calibration_record.build_calibration_plan(resource, resource.status.stable)
     engine = calibration_record.read_engine_identity(world.observed(), resource.status.stable.revision)
-    memory = (world.memory or BaselineCalibration(terms)).compatible_with(terms, engine)
+    calibration = (world.baseline_calibration or BaselineCalibration(plan)).compatible_with(plan, engine)
     for _ in range(blocks):
         began = world.now.timestamp()
         world.now += timedelta(seconds=seconds)
-        pods = {name: side(2.5 * (1 + world.chance.gauss(0, 0.02))).counts for name in ("a", "b")}
+        pods = {name: side(2.5 * (1 + world.rng.gauss(0, 0.02))).counts for name in ("a", "b")}
         block = ClosedBlock(began, world.now.timestamp(), None, ArmCounts(2, EngineCounts(), None, pods))
-        memory = memory.add_block(block, build_block_rule(terms, 60.0))
-    world.memory = memory
+        calibration = calibration.add_block(block, build_block_rule(plan, 60.0))
+    world.baseline_calibration = calibration
 
 
 def blocks_written(world: World) -> int:
-    return int(world.objects[PLACE]["data"][child.BLOCK_COUNT_KEY])
+    return int(world.objects[CONFIG_MAP]["data"][child.BLOCK_COUNT_KEY])
 
 
-def analysis(world: World) -> Any:
+def start_analysis(world: World) -> Any:
     world.drafter("eagle31")
     for _ in range(3):
         world.step()
@@ -63,14 +63,14 @@ def analysis(world: World) -> Any:
     return world.status["analysis"]
 
 
-# ------------------------------------------------------------------------------------------------------------- when it is due
+# ------------------------------------------------------------------------------------------------------------------- writes
 @pytest.mark.slow
-def test_it_is_written_when_it_has_doubled_and_later_once_an_hour() -> None:
-    world = serving()
-    assert PLACE not in world.objects
+def test_calibration_is_written_when_doubled_then_hourly() -> None:
+    world = serving_world()
+    assert CONFIG_MAP not in world.objects
     written = []
     for number in range(1, 241):
-        lived(world, 1)
+        run_stable_blocks(world, 1)
         before = world.status
         if world.step().objects_to_apply:
             written.append(number)
@@ -79,120 +79,120 @@ def test_it_is_written_when_it_has_doubled_and_later_once_an_hour() -> None:
     assert written == [1, 2, 4, 8, 16, 32, 62, 92, 122, 152, 182, 212]
 
 
-def test_it_is_the_resources_and_goes_with_it() -> None:
-    world = serving()
-    lived(world, 3)
+def test_calibration_object_is_owned_by_the_resource() -> None:
+    world = serving_world()
+    run_stable_blocks(world, 3)
     world.step()
-    made = world.objects[PLACE]
-    assert made["metadata"]["labels"]["aerie.dev/name"] == "chat"
-    assert [one["uid"] for one in made["metadata"]["ownerReferences"]] == ["u1"]
-    assert made["data"][child.BLOCK_COUNT_KEY] == "3"
-    assert made["data"][child.LAST_BLOCK_END_KEY] == (START + timedelta(minutes=6)).isoformat(timespec="milliseconds")
-    assert BaselineCalibration.unpack(made["data"][child.CALIBRATION_KEY]) == world.memory
+    config_map = world.objects[CONFIG_MAP]
+    assert config_map["metadata"]["labels"]["aerie.dev/name"] == "chat"
+    assert [owner["uid"] for owner in config_map["metadata"]["ownerReferences"]] == ["u1"]
+    assert config_map["data"][child.BLOCK_COUNT_KEY] == "3"
+    assert config_map["data"][child.LAST_BLOCK_END_KEY] == (START + timedelta(minutes=6)).isoformat(timespec="milliseconds")
+    assert BaselineCalibration.unpack(config_map["data"][child.CALIBRATION_KEY]) == world.baseline_calibration
 
 
-@pytest.mark.parametrize("hand", ["deleted", "edited", "emptied"])
-def test_what_a_hand_has_done_to_it_is_made_good_from_what_the_operator_holds(hand: str) -> None:
-    world = serving()
-    lived(world, 3)
+@pytest.mark.parametrize("manual_edit", ["deleted", "edited", "emptied"])
+def test_manual_edit_of_calibration_is_repaired_from_memory(manual_edit: str) -> None:
+    world = serving_world()
+    run_stable_blocks(world, 3)
     world.step()
-    if hand == "deleted":
-        del world.objects[PLACE]
-    elif hand == "edited":
-        world.objects[PLACE]["data"][child.BLOCK_COUNT_KEY] = "many"
+    if manual_edit == "deleted":
+        del world.objects[CONFIG_MAP]
+    elif manual_edit == "edited":
+        world.objects[CONFIG_MAP]["data"][child.BLOCK_COUNT_KEY] = "many"
     else:
-        del world.objects[PLACE]["data"]
+        del world.objects[CONFIG_MAP]["data"]
     assert [item["metadata"]["name"] for item in world.step().objects_to_apply] == ["chat-aerie-calibration"]
     assert blocks_written(world) == 3
 
 
-def test_an_operator_that_holds_nothing_leaves_it_alone() -> None:
-    world = serving()
-    lived(world, 3)
+def test_restarted_operator_does_not_overwrite_calibration() -> None:
+    world = serving_world()
+    run_stable_blocks(world, 3)
     world.step()
-    world.memory = None
+    world.baseline_calibration = None
     plan = world.step()
     assert not plan.objects_to_apply
     assert not plan.objects_to_delete
-    assert PLACE in world.objects
+    assert CONFIG_MAP in world.objects
 
 
-def test_nothing_is_written_in_a_pause() -> None:
-    world = serving()
-    lived(world, 3)
+def test_calibration_is_not_written_while_paused() -> None:
+    world = serving_world()
+    run_stable_blocks(world, 3)
     world.edit(rollout={"paused": True})
     world.step()
-    assert PLACE not in world.objects
+    assert CONFIG_MAP not in world.objects
 
 
-def test_when_it_began_anew_it_is_written_over_the_old_one() -> None:
-    world = serving()
-    lived(world, 200)
+def test_restarted_calibration_replaces_the_old_one() -> None:
+    world = serving_world()
+    run_stable_blocks(world, 200)
     world.step()
     world.edit(rollout={"analysis": {"blockDuration": "60s"}})
-    lived(world, 1, 60.0)
+    run_stable_blocks(world, 1, 60.0)
     world.step()
     assert blocks_written(world) == 1
 
 
 @given(st.lists(st.floats(2.0, 20_000.0), min_size=1, max_size=200))
-def test_writes_are_few_and_a_crash_costs_half_or_an_hour(lengths: list[float]) -> None:
-    memory, written, writes, now = BaselineCalibration(AnalysisPlan()), StoredCalibration(), 0, 0.0
+def test_calibration_writes_are_few_and_bound_the_loss(lengths: list[float]) -> None:
+    calibration, stored, writes, now = BaselineCalibration(AnalysisPlan()), StoredCalibration(), 0, 0.0
     for number, seconds in enumerate(lengths, start=1):
         now += seconds
-        memory = BaselineCalibration(AnalysisPlan(), block_count=number, last_block_end_time=now)
-        if is_calibration_write_due(memory, written, canary_active=False):
-            written, writes = StoredCalibration(memory.block_count, memory.last_block_end_time), writes + 1
-        assert memory.block_count - written.blocks <= written.blocks
-        assert memory.last_block_end_time - written.counted_until < CALIBRATION_WRITE_INTERVAL_SECONDS
+        calibration = BaselineCalibration(AnalysisPlan(), block_count=number, last_block_end_time=now)
+        if is_calibration_write_due(calibration, stored, canary_active=False):
+            stored, writes = StoredCalibration(calibration.block_count, calibration.last_block_end_time), writes + 1
+        assert calibration.block_count - stored.blocks <= stored.blocks
+        assert calibration.last_block_end_time - stored.counted_until < CALIBRATION_WRITE_INTERVAL_SECONDS
         assert not is_calibration_write_due(
-            memory, StoredCalibration(memory.block_count, memory.last_block_end_time), canary_active=True
+            calibration, StoredCalibration(calibration.block_count, calibration.last_block_end_time), canary_active=True
         )
     assert writes <= 1 + math.log2(len(lengths)) + now / CALIBRATION_WRITE_INTERVAL_SECONDS
 
 
-# ----------------------------------------------------------------------------------------------------------- what becomes of it
-def test_the_next_analysis_goes_by_it_and_says_so() -> None:
-    world = serving()
-    lived(world, 720)
-    found = analysis(world)
-    assert found["calibrationBlocks"] == 720
-    assert 1 <= found["varianceInflation"] < 2
+# ---------------------------------------------------------------------------------------------------------------------- use
+def test_analysis_uses_calibration_and_names_it() -> None:
+    world = serving_world()
+    run_stable_blocks(world, 720)
+    analysis = start_analysis(world)
+    assert analysis["calibrationBlocks"] == 720
+    assert 1 <= analysis["varianceInflation"] < 2
     assert blocks_written(world) == 720
 
 
-def test_without_it_an_analysis_is_cautious_and_says_so() -> None:
-    world, _ = canarying("Analyzing")
+def test_analysis_without_calibration_is_cautious() -> None:
+    world, _ = world_in_phase("Analyzing")
     assert "calibrationBlocks" not in world.status["analysis"]
     assert world.status["analysis"]["varianceInflation"] == 3.0
 
 
-def test_with_it_the_same_figures_decide_sooner() -> None:
-    def blocks(known: int) -> int:
-        world = serving(rollout={"analysis": {"minDuration": "0s"}})
-        lived(world, known)
-        analysis(world)
+def test_calibration_shortens_analysis() -> None:
+    def blocks_to_promotion(calibration_blocks: int) -> int:
+        world = serving_world(rollout={"analysis": {"minDuration": "0s"}})
+        run_stable_blocks(world, calibration_blocks)
+        start_analysis(world)
         for number in range(1, 60):
             world.measure(1, +0.1)
             if world.status["phase"] == "Ramping":
                 return number
         raise AssertionError("never")
 
-    assert blocks(720) < blocks(0)
+    assert blocks_to_promotion(720) < blocks_to_promotion(0)
 
 
-def test_what_came_since_the_last_write_is_written_when_a_canary_begins_and_survives_its_operator() -> None:
-    world = serving()
-    lived(world, 130)
+def test_start_of_canary_writes_pending_calibration() -> None:
+    world = serving_world()
+    run_stable_blocks(world, 130)
     world.step()
-    lived(world, 20)
+    run_stable_blocks(world, 20)
     assert not world.step().objects_to_apply
     world.drafter("eagle31")
     for _ in range(3):
         world.step()
         world.check()
     assert blocks_written(world) == 150
-    world.memory = None  # killed
+    world.baseline_calibration = None  # killed
     world.schedule()
     world.ready()
     world.step()
@@ -201,91 +201,94 @@ def test_what_came_since_the_last_write_is_written_when_a_canary_begins_and_surv
     assert world.status["analysis"]["calibrationBlocks"] == 150
 
 
-def test_an_analysis_under_way_keeps_what_it_began_with() -> None:
-    world = serving()
-    lived(world, 150)
-    began = analysis(world)
-    world.memory = None
-    del world.objects[PLACE]
+def test_running_analysis_keeps_its_calibration() -> None:
+    world = serving_world()
+    run_stable_blocks(world, 150)
+    first = start_analysis(world)
+    world.baseline_calibration = None
+    del world.objects[CONFIG_MAP]
     world.measure(3, 0.0)
-    now = world.status["analysis"]
-    assert (now["calibrationBlocks"], now["varianceInflation"]) == (began["calibrationBlocks"], began["varianceInflation"])
+    current = world.status["analysis"]
+    assert (current["calibrationBlocks"], current["varianceInflation"]) == (
+        first["calibrationBlocks"],
+        first["varianceInflation"],
+    )
 
 
-def test_it_stays_over_a_promotion_and_a_rollback() -> None:
-    world, _ = canarying("Promoting")
-    lived(world, 5)
+def test_calibration_survives_promotion_and_rollback() -> None:
+    world, _ = world_in_phase("Promoting")
+    run_stable_blocks(world, 5)
     world.settle()
-    assert world.status["stable"]["revision"] == world.wanted
+    assert world.status["stable"]["revision"] == world.desired_revision
     assert blocks_written(world) == 5
-    world.memory = None
+    world.baseline_calibration = None
     world.drafter("eagle3")
     world.settle()
-    assert PLACE in world.objects
+    assert CONFIG_MAP in world.objects
 
 
-def test_a_resource_made_anew_does_not_inherit_it() -> None:
-    world = serving()
-    lived(world, 150)
+def test_recreated_resource_does_not_inherit_calibration() -> None:
+    world = serving_world()
+    run_stable_blocks(world, 150)
     world.step()
-    world.memory = None
-    assert recalled(world) is not None
+    world.baseline_calibration = None
+    assert find_stored_calibration(world) is not None
     world.document["metadata"]["uid"] = "u2"
-    assert recalled(world) is None
+    assert find_stored_calibration(world) is None
     assert calibration_record.read_stored_calibration(world.observed()) == StoredCalibration()
 
 
 # ------------------------------------------------------------------------------------------------------------- another engine
-def recalled(world: World) -> BaselineCalibration | None:
+def find_stored_calibration(world: World) -> BaselineCalibration | None:
     observed = world.observed()
     assert observed.resource.status is not None
     assert observed.resource.status.stable is not None
     return calibration_record.find_calibration(observed, observed.resource.status.stable)
 
 
-def test_the_engine_of_a_history_is_its_image_and_the_version_that_is_written() -> None:
-    world = serving()
-    assert calibration_record.read_engine_identity(world.observed(), world.wanted) == "vllm/vllm-openai:v0.33.0"
+def test_calibration_engine_is_image_and_version() -> None:
+    world = serving_world()
+    assert calibration_record.read_engine_identity(world.observed(), world.desired_revision) == "vllm/vllm-openai:v0.33.0"
     assert calibration_record.read_engine_identity(world.observed(), "another") == ""
-    world = serving(engine={"image": "registry/vllm:latest", "version": "0.33.0"})
-    assert calibration_record.read_engine_identity(world.observed(), world.wanted) == "registry/vllm:latest 0.33.0"
-    del world.objects["ConfigMap", f"chat-{world.wanted}-preflight"]
-    assert calibration_record.read_engine_identity(world.observed(), world.wanted) == "registry/vllm:latest"
+    world = serving_world(engine={"image": "registry/vllm:latest", "version": "0.33.0"})
+    assert calibration_record.read_engine_identity(world.observed(), world.desired_revision) == "registry/vllm:latest 0.33.0"
+    del world.objects["ConfigMap", f"chat-{world.desired_revision}-preflight"]
+    assert calibration_record.read_engine_identity(world.observed(), world.desired_revision) == "registry/vllm:latest"
 
 
 @pytest.mark.parametrize(
     "engine", [{"image": "vllm/vllm-openai:v0.34.0"}, {"image": "vllm/vllm-openai:v0.33.0", "version": "0.34.0"}]
 )
-def test_an_analysis_of_another_engine_does_not_go_by_what_was_written_of_the_one_before(engine: dict[str, Any]) -> None:
-    world = serving()
-    lived(world, 720)
+def test_analysis_of_another_engine_ignores_calibration(engine: dict[str, Any]) -> None:
+    world = serving_world()
+    run_stable_blocks(world, 720)
     world.step()
-    held = world.memory
+    calibration = world.baseline_calibration
     world.edit(engine=engine)
     world.settle_until("Starting")
-    world.annotate(promote=world.wanted)
+    world.annotate(promote=world.desired_revision)
     for _ in range(20):
         world.schedule()
         world.ready()
         world.now += timedelta(minutes=10)
         world.step()
-    assert world.status["stable"]["revision"] == world.wanted
-    for memory in (held, None):
-        world.memory = memory
-        assert recalled(world) is None
-    lived(world, 1)
-    assert world.memory is not None
-    assert world.memory.block_count == 1
+    assert world.status["stable"]["revision"] == world.desired_revision
+    for value in (calibration, None):
+        world.baseline_calibration = value
+        assert find_stored_calibration(world) is None
+    run_stable_blocks(world, 1)
+    assert world.baseline_calibration is not None
+    assert world.baseline_calibration.block_count == 1
 
 
-def test_what_an_earlier_release_wrote_says_of_no_engine_and_is_dropped() -> None:
-    world = serving()
-    lived(world, 150)
+def test_calibration_of_earlier_release_is_dropped() -> None:
+    world = serving_world()
+    run_stable_blocks(world, 150)
     world.step()
-    world.memory = None
-    data = world.objects[PLACE]["data"]
-    found = codec.unpack(data[child.CALIBRATION_KEY])
-    del found["engine"]
-    data[child.CALIBRATION_KEY] = codec.pack(found)
-    assert recalled(world) is None
-    assert "calibrationBlocks" not in analysis(world)
+    world.baseline_calibration = None
+    data = world.objects[CONFIG_MAP]["data"]
+    content = codec.unpack(data[child.CALIBRATION_KEY])
+    del content["engine"]
+    data[child.CALIBRATION_KEY] = codec.pack(content)
+    assert find_stored_calibration(world) is None
+    assert "calibrationBlocks" not in start_analysis(world)

@@ -1,4 +1,4 @@
-"""A canary whose engine takes shorter requests than the stable pods do."""
+"""Canaries whose engine accepts shorter requests than the stable pods."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import pytest
 
 from aerie.rollout.facts.context_length import ContextLengths, shorter_context_message
 from tests.golden import Messages
-from tests.unit.rollout.world import World, canarying
+from tests.unit.rollout.world import World, world_in_phase
 
 
-def canary_with(world: World, canary: int, control: int) -> str:
-    """The canary's phase after one more look, at which these lengths are known."""
-    world.contexts = ContextLengths(canary, control)
+def canary_phase_with(world: World, canary: int, control: int) -> str:
+    """Return the canary's phase after one more reconcile, with these context lengths."""
+    world.context_lengths = ContextLengths(canary, control)
     world.step()
     return str(world.status.get("canary", {}).get("phase"))
 
 
-def test_a_shorter_context_is_named_with_both_lengths_and_the_way_out(messages: Messages) -> None:
-    told = shorter_context_message(ContextLengths(4096, 131_072), ("--max-num-seqs=64",))
-    messages.check("shorter context", told)
+def test_shorter_context_message_names_lengths_and_fix(messages: Messages) -> None:
+    message = shorter_context_message(ContextLengths(4096, 131_072), ("--max-num-seqs=64",))
+    messages.check("shorter context", message)
 
 
 @pytest.mark.parametrize(
-    ("found", "args"),
+    ("lengths", "args"),
     [
         (None, ()),
         (ContextLengths(4096, 4096), ()),
@@ -33,36 +33,34 @@ def test_a_shorter_context_is_named_with_both_lengths_and_the_way_out(messages: 
         (ContextLengths(4096, 8192), ("--max-model-len", "4k")),
     ],
 )
-def test_nothing_is_said_where_it_is_no_shorter_not_known_or_asked_for(
-    found: ContextLengths | None, args: tuple[str, ...]
-) -> None:
-    assert shorter_context_message(found, args) == ""
+def test_equal_unknown_or_requested_context_has_no_message(lengths: ContextLengths | None, args: tuple[str, ...]) -> None:
+    assert shorter_context_message(lengths, args) == ""
 
 
 @pytest.mark.parametrize("args", [("--max-model-len=8192",), ("--max-model-len=auto",), ("--max-model-len=-1",)])
-def test_less_than_was_asked_for_is_said(args: tuple[str, ...]) -> None:
+def test_less_than_requested_context_has_message(args: tuple[str, ...]) -> None:
     assert shorter_context_message(ContextLengths(4096, 8192), args)
 
 
 @pytest.mark.parametrize("phase", ["WarmingUp", "Analyzing", "Ramping", "Promoting"])
-def test_it_ends_the_canary_in_every_phase_with_the_reason_in_its_outcome(phase: Any) -> None:
-    world, old = canarying(phase)
-    assert canary_with(world, 4096, 8192) == "RollingBack"
+def test_shorter_context_aborts_canary_in_every_phase(phase: Any) -> None:
+    world, old = world_in_phase(phase)
+    assert canary_phase_with(world, 4096, 8192) == "RollingBack"
     assert world.status["stable"]["revision"] == old
     assert world.status["rolloutHistory"][0]["result"] == "RolledBack"
     assert "4096 tokens" in world.status["rolloutHistory"][0]["message"]
     world.settle()
-    assert world.status["rejectedRevision"] == world.wanted, "it is not tried again by itself"
+    assert world.status["rejectedRevision"] == world.desired_revision, "it is not retried automatically"
 
 
-def test_where_it_is_no_shorter_or_not_known_nothing_changes() -> None:
-    world, _ = canarying("Analyzing")
-    assert canary_with(world, 8192, 8192) == "Analyzing"
-    world.contexts = None
+def test_equal_or_unknown_context_changes_nothing() -> None:
+    world, _ = world_in_phase("Analyzing")
+    assert canary_phase_with(world, 8192, 8192) == "Analyzing"
+    world.context_lengths = None
     world.step()
     assert world.status["canary"]["phase"] == "Analyzing"
 
 
-def test_a_context_that_the_spec_asks_for_is_rolled_out() -> None:
-    world, _ = canarying("Analyzing", engine={"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=4096"]})
-    assert canary_with(world, 4096, 8192) == "Analyzing"
+def test_requested_shorter_context_is_rolled_out() -> None:
+    world, _ = world_in_phase("Analyzing", engine={"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=4096"]})
+    assert canary_phase_with(world, 4096, 8192) == "Analyzing"

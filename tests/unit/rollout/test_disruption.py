@@ -1,4 +1,4 @@
-"""The budgets of a drain: one for the pods of each revision, never two for a pod, whatever a rollout does meanwhile."""
+"""PodDisruptionBudgets: one for the pods of each revision, and never two for a pod during a rollout."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 from aerie.api import ResourceError, SpeculativeDeployment
 from aerie.manifests import deployment, naming
-from tests.unit.rollout.world import World, canarying, serving, watching
+from tests.unit.rollout.world import World, monitored_world, serving_world, world_in_phase
 
 
 def budgets(world: World) -> dict[str, Mapping[str, str]]:
-    """Their selectors, by name."""
+    """Return the selector of each budget, by name."""
     return {
         name: item["spec"]["selector"]["matchLabels"]
         for (kind, name), item in world.objects.items()
@@ -22,84 +22,84 @@ def budgets(world: World) -> dict[str, Mapping[str, str]]:
     }
 
 
-def of(world: World, pod: dict[str, Any]) -> list[str]:
+def budgets_of(world: World, pod: dict[str, Any]) -> list[str]:
     labels = pod["metadata"]["labels"]
     return [name for name, selector in budgets(world).items() if selector.items() <= labels.items()]
 
 
-def holds(world: World) -> None:
-    """No pod has two, a control pod none, and each of the stable revision and the canary its own."""
-    asked = {arm["revision"] for arm in (world.status["stable"], world.status.get("canary")) if arm}
+def check_budgets(world: World) -> None:
+    """Check that no pod has two budgets, a control pod has none, and stable and canary pods have their own."""
+    revisions = {arm["revision"] for arm in (world.status["stable"], world.status.get("canary")) if arm}
     for pod in world.pods:
         labels = pod["metadata"]["labels"]
         revision, control = labels[naming.REVISION_LABEL], labels[naming.CONTROL_LABEL] == "true"
-        assert len(of(world, pod)) <= 1
+        assert len(budgets_of(world, pod)) <= 1
         if control:
-            assert not of(world, pod)
-        elif revision in asked:
-            assert of(world, pod) == [f"chat-{revision}"]
+            assert not budgets_of(world, pod)
+        elif revision in revisions:
+            assert budgets_of(world, pod) == [f"chat-{revision}"]
 
 
-def amount(**rollout: Any) -> object:
+def max_unavailable(**rollout: Any) -> object:
     document = {**World().document, "spec": {**World().document["spec"], "rollout": rollout}}
     return deployment.build_disruption_budget(SpeculativeDeployment.from_dict(document), "r1")["spec"]["maxUnavailable"]
 
 
 @pytest.mark.parametrize(
-    ("given", "made"),
+    ("value", "expected"),
     [(None, "10%"), (1, 1), ("1", 1), (1000, 1000), ("25%", "25%"), ("100%", "100%")],
 )
-def test_the_user_says_how_many(given: object, made: object) -> None:
-    assert amount(**({} if given is None else {"disruption": {"maxUnavailable": given}})) == made
+def test_max_unavailable_is_configurable(value: object, expected: object) -> None:
+    assert max_unavailable(**({} if value is None else {"disruption": {"maxUnavailable": value}})) == expected
 
 
-@pytest.mark.parametrize("given", [0, -1, 1001, "0%", "101%", "10 %", "a few", "", True, 1.5])
-def test_what_is_no_amount_is_refused_and_named(given: object) -> None:
+@pytest.mark.parametrize("value", [0, -1, 1001, "0%", "101%", "10 %", "a few", "", True, 1.5])
+def test_invalid_max_unavailable_is_rejected(value: object) -> None:
     with pytest.raises(ResourceError, match=r"spec\.rollout\.disruption\.maxUnavailable"):
-        amount(disruption={"maxUnavailable": given})
+        max_unavailable(disruption={"maxUnavailable": value})
 
 
 @pytest.mark.parametrize("capacity", ["Surge", "Reuse"])
 @pytest.mark.parametrize("ramp", [[], [25, 50]])
-def test_through_a_whole_rollout_no_pod_has_two(capacity: str, ramp: list[int]) -> None:
-    world, old = watching(replicas=6, rollout={"canary": {"capacity": capacity, "stepWeights": ramp}})
-    holds(world)
+def test_no_pod_has_two_budgets_during_rollout(capacity: str, ramp: list[int]) -> None:
+    world, old = monitored_world(replicas=6, rollout={"canary": {"capacity": capacity, "stepWeights": ramp}})
+    check_budgets(world)
     world.settle()
-    holds(world)
+    check_budgets(world)
     world.now += timedelta(minutes=11)
     world.settle()
-    assert list(budgets(world)) == [f"chat-{world.wanted}"], f"that of {old} is gone"
+    assert list(budgets(world)) == [f"chat-{world.desired_revision}"], f"the budget of {old} is deleted"
 
 
 @pytest.mark.parametrize("phase", ["Starting", "WarmingUp", "Analyzing", "Promoting"])
-def test_a_canary_that_loads_is_in_no_budget_of_the_stable_pods(phase: str) -> None:
-    world, old = canarying(phase, replicas=4)
-    holds(world)
+def test_loading_canary_is_outside_stable_budget(phase: str) -> None:
+    world, old = world_in_phase(phase, replicas=4)
+    check_budgets(world)
     world.schedule()  # its pods are Pending
-    holds(world)
-    found = budgets(world)
-    assert set(found) == {f"chat-{old}", f"chat-{world.wanted}"}
-    assert found[f"chat-{old}"] == naming.deployment_selector_labels("chat", old, control=False)
+    check_budgets(world)
+    selectors = budgets(world)
+    assert set(selectors) == {f"chat-{old}", f"chat-{world.desired_revision}"}
+    assert selectors[f"chat-{old}"] == naming.deployment_selector_labels("chat", old, control=False)
 
 
-def test_a_promotion_changes_no_selector_and_takes_away_no_budget_of_what_serves() -> None:
-    world, _ = canarying("Promoting", replicas=4, rollout={"canary": {"scaleDownDelay": "10m"}})
-    mine = f"chat-{world.wanted}"
-    before = budgets(world)[mine]
+def test_promotion_keeps_budgets_of_serving_pods() -> None:
+    world, _ = world_in_phase("Promoting", replicas=4, rollout={"canary": {"scaleDownDelay": "10m"}})
+    name = f"chat-{world.desired_revision}"
+    before = budgets(world)[name]
     while world.status["phase"] == "Promoting":
         world.schedule()
         world.ready()
         world.step()
-        assert budgets(world)[mine] == before
-        holds(world)
+        assert budgets(world)[name] == before
+        check_budgets(world)
 
 
-def test_none_are_made_where_none_are_wanted_and_those_that_are_there_go() -> None:
-    world = serving()
+def test_disabled_budgets_are_not_created_and_deleted() -> None:
+    world = serving_world()
     assert budgets(world)
     world.edit(rollout={"disruption": {"budget": "None"}})
     world.settle()
     assert not budgets(world)
     world.edit(rollout={})
     world.settle()
-    assert list(budgets(world)) == [f"chat-{world.wanted}"]
+    assert list(budgets(world)) == [f"chat-{world.desired_revision}"]

@@ -1,4 +1,4 @@
-"""A change of spec.speculation.draftSampling is a rollout that is judged by acceptance; for sampled traffic it is recommended."""
+"""Rollouts of spec.speculation.draftSampling are compared by acceptance; it is recommended for sampled traffic."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def resource(image: str = "vllm/vllm-openai:v0.33.0", **speculation: Any) -> Spe
     )
 
 
-def test_a_change_makes_other_pods_is_named_and_its_acceptance_is_compared() -> None:
+def test_sampling_change_makes_revision_comparable_by_acceptance() -> None:
     before, after = resolve_desired_revision(resource()), resolve_desired_revision(resource(draftSampling="Probabilistic"))
     assert before.revision != after.revision
     assert before.pod_template != after.pod_template
@@ -53,15 +53,15 @@ def test_a_change_makes_other_pods_is_named_and_its_acceptance_is_compared() -> 
         ),
     ],
 )
-def test_the_operator_makes_no_pods_of_what_it_refuses(speculation: dict[str, Any], key: str, messages: Messages) -> None:
-    wanted = resolve_desired_revision(resource(**speculation))
-    assert wanted.pod_template is None
-    messages.check(f"invalid option {key}", wanted.problem)
+def test_rejected_sampling_creates_no_pods(speculation: dict[str, Any], key: str, messages: Messages) -> None:
+    desired = resolve_desired_revision(resource(**speculation))
+    assert desired.pod_template is None
+    messages.check(f"invalid option {key}", desired.problem)
 
 
-def test_a_version_without_the_key_is_refused(messages: Messages) -> None:
-    wanted = resolve_desired_revision(resource("vllm/vllm-openai:v0.20.2", draftSampling="Probabilistic"))
-    messages.check("a version without the key", wanted.problem)
+def test_engine_version_without_sampling_key_is_rejected(messages: Messages) -> None:
+    desired = resolve_desired_revision(resource("vllm/vllm-openai:v0.20.2", draftSampling="Probabilistic"))
+    messages.check("a version without the key", desired.problem)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_version_without_the_key_is_refused(messages: Messages) -> None:
         ),
     ],
 )
-def test_it_is_recommended_for_sampled_traffic_alone(
+def test_sampling_is_recommended_for_sampled_traffic_only(
     speculation: dict[str, Any], setting: SpeculationSetting, image: str, expected: str | None
 ) -> None:
     assert recommend_draft_sampling(resource(f"vllm/vllm-openai:{image}", **speculation), setting) == expected

@@ -1,4 +1,4 @@
-"""Greedy answers in the course of a rollout: when they are asked for, that they count once, and what they end."""
+"""Greedy answers during a rollout: when they are requested, that they count once, and their verdict."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from aerie.api.status import Status
 from aerie.rollout.canary.analysis_run import AnalysisRun
 from aerie.rollout.canary.equivalence_probe import find_probe_skip_reason
 from tests.golden import Messages
-from tests.unit.rollout.world import World, canarying, serving, told
+from tests.unit.rollout.world import World, equivalence_result, serving_world, world_in_phase
 
 
-def why_not(world: World) -> str:
+def skip_reason(world: World) -> str:
     status = Status.model_validate(world.status)
     assert status.stable is not None
     assert status.canary is not None
     return find_probe_skip_reason(world.observed(), status.stable, status.canary)
 
 
-def comparison(world: World) -> dict[str, Any] | None:
-    known = world.status["analysis"].get("comparisons") or []
-    return next((one for one in known if one["metric"] == "OutputEquivalence"), None)
+def equivalence_comparison(world: World) -> dict[str, Any] | None:
+    comparisons = world.status["analysis"].get("comparisons") or []
+    return next((comparison for comparison in comparisons if comparison["metric"] == "OutputEquivalence"), None)
 
 
-def judged(world: World) -> str:
-    """The reason of a verdict for the canary."""
+def promotion_reason(world: World) -> str:
+    """Close blocks until the canary passes; return the verdict's message."""
     for _ in range(40):
         world.measure(1, +0.2)
         if world.status["phase"] != "Analyzing":
@@ -36,15 +36,15 @@ def judged(world: World) -> str:
     return str(world.status["analysis"]["message"])
 
 
-# ------------------------------------------------------------------------------------------------------------ when they are asked
-def test_another_drafter_is_asked() -> None:
-    world, _ = canarying("WarmingUp")
-    assert why_not(world) == ""
+# ---------------------------------------------------------------------------------------------------------------------- probes
+def test_probe_for_another_drafter() -> None:
+    world, _ = world_in_phase("WarmingUp")
+    assert skip_reason(world) == ""
 
 
 def warming_up(**change: Any) -> World:
-    """A canary with this change, whose pods serve."""
-    world = serving(speculation={"numSpeculativeTokens": 2})
+    """Return a canary with this change, whose pods serve."""
+    world = serving_world(speculation={"numSpeculativeTokens": 2})
     world.edit(**change)
     for _ in range(6):
         world.step()
@@ -55,12 +55,12 @@ def warming_up(**change: Any) -> World:
     return world
 
 
-def test_another_number_of_tokens_is_asked() -> None:
-    assert why_not(warming_up(speculation={"numSpeculativeTokens": 5})) == ""
+def test_probe_for_another_token_count() -> None:
+    assert skip_reason(warming_up(speculation={"numSpeculativeTokens": 5})) == ""
 
 
-def test_no_drafter_is_asked() -> None:
-    assert why_not(warming_up(speculation={"numSpeculativeTokens": 0})) == ""
+def test_probe_without_drafter() -> None:
+    assert skip_reason(warming_up(speculation={"numSpeculativeTokens": 0})) == ""
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def test_no_drafter_is_asked() -> None:
         ),
     ],
 )
-def test_an_engine_that_may_answer_otherwise_is_not(change: dict[str, Any], name: str, messages: Messages) -> None:
-    messages.check(f"not probed: {name}", why_not(warming_up(**change)))
+def test_no_probe_for_engine_that_may_answer_differently(change: dict[str, Any], name: str, messages: Messages) -> None:
+    messages.check(f"not probed: {name}", skip_reason(warming_up(**change)))
 
 
-# ------------------------------------------------------------------------------------------------------------ what becomes of it
-def test_a_canary_that_changes_answers_is_rolled_back_before_a_block_has_closed(messages: Messages) -> None:
-    world, old = canarying("WarmingUp")
-    world.answers = told(24)
+# -------------------------------------------------------------------------------------------------------------------- verdicts
+def test_changed_answers_roll_back_before_first_block(messages: Messages) -> None:
+    world, old = world_in_phase("WarmingUp")
+    world.equivalence_result = equivalence_result(24)
     world.step()
     assert world.status["phase"] == "WarmingUp"
     world.now += timedelta(minutes=5)
@@ -107,40 +107,40 @@ def test_a_canary_that_changes_answers_is_rolled_back_before_a_block_has_closed(
     outcome = world.status["rolloutHistory"][0]
     assert (outcome["result"], world.status["stable"]["revision"]) == ("RolledBack", old)
     messages.check("outputs differ", outcome["message"])
-    assert [one["metric"] for one in outcome["comparisons"]] == ["OutputEquivalence"]
+    assert [comparison["metric"] for comparison in outcome["comparisons"]] == ["OutputEquivalence"]
 
 
-def test_answers_count_once_and_are_shown_beside_the_figures(messages: Messages) -> None:
-    world, _ = canarying("Analyzing")
-    world.answers = told(1, 1)
+def test_answers_count_once_and_are_shown(messages: Messages) -> None:
+    world, _ = world_in_phase("Analyzing")
+    world.equivalence_result = equivalence_result(1, 1)
     world.step()
     first = world.status["analysis"]
     assert first["verdict"] == "Continue"
-    assert (comparison(world) or {})["sampleCount"] == 24
+    assert (equivalence_comparison(world) or {})["sampleCount"] == 24
     assert world.plan().status.to_dict() == world.status, "nothing is written again"
-    world.answers = told(24)  # another operator has asked anew
+    world.equivalence_result = equivalence_result(24)  # another operator has requested them again
     world.step()
     assert world.status["analysis"] == first
-    evidence = AnalysisRun.unpack(first["state"])
-    assert evidence is not None
-    assert evidence.state.equivalence == told(1, 1)
-    messages.check("outputs differ by chance", (comparison(world) or {})["message"])
+    run = AnalysisRun.unpack(first["state"])
+    assert run is not None
+    assert run.state.equivalence == equivalence_result(1, 1)
+    messages.check("outputs differ by chance", (equivalence_comparison(world) or {})["message"])
 
 
-def test_without_answers_a_canary_is_accepted_after_its_soak_and_says_so(messages: Messages) -> None:
-    world, _ = canarying("Analyzing")
-    messages.check("passed without the probe's result", judged(world))
-    assert comparison(world) is None
+def test_canary_without_answers_is_accepted_after_soak(messages: Messages) -> None:
+    world, _ = world_in_phase("Analyzing")
+    messages.check("passed without the probe's result", promotion_reason(world))
+    assert equivalence_comparison(world) is None
 
 
-def test_answers_that_nobody_asked_for_count_for_nothing(messages: Messages) -> None:
-    world, _ = canarying("Analyzing", rollout={"analysis": {"outputEquivalence": "Disabled"}})
-    world.answers = told(24)
-    messages.check("passed without the probe", judged(world))
+def test_unrequested_answers_are_ignored(messages: Messages) -> None:
+    world, _ = world_in_phase("Analyzing", rollout={"analysis": {"outputEquivalence": "Disabled"}})
+    world.equivalence_result = equivalence_result(24)
+    messages.check("passed without the probe", promotion_reason(world))
 
 
-def test_answers_that_come_after_the_verdict_are_too_late() -> None:
-    world, _ = canarying("Ramping")
-    world.answers = told(24)
+def test_answers_after_the_verdict_are_ignored() -> None:
+    world, _ = world_in_phase("Ramping")
+    world.equivalence_result = equivalence_result(24)
     world.step()
     assert world.status["phase"] == "Ramping"

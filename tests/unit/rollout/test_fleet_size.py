@@ -1,6 +1,6 @@
-"""Rollouts of fleets as they are: many pods that take their time, some of them dead, stuck, refused or never scheduled.
+"""Rollouts of realistic fleets: many pods that start slowly, some of them dead, stuck, rejected or never scheduled.
 
-Time is virtual: it jumps to the next moment at which a pod changes or the decision wants to be made again.
+Time is virtual: it jumps to the next change of a pod or to the next requested reconcile.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import pytest
 from aerie.manifests import naming
 from aerie.rollout.facts import pod_failures
 from tests.golden import Messages
-from tests.unit.rollout.world import START, World, canarying, masked, of, serving, watching
+from tests.unit.rollout.world import START, World, is_pod_of, masked, monitored_world, serving_world, world_in_phase
 
 MINUTE = timedelta(minutes=1)
 EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on ephemeral-storage."}
 
 
-class Slow(World):
-    """Pods load for `load` and drain for `drain`; nodes are as large as they have to be."""
+class SlowWorld(World):
+    """A world whose pods load for `load` and drain for `drain`, with room for all of them."""
 
     load, drain = 300.0, 30.0
 
@@ -32,14 +32,14 @@ class Slow(World):
         self.pods = [pod for pod in self.pods if not self._gone(pod)]
         deployments = [item for (kind, _), item in self.objects.items() if kind == "Deployment"]
         for item in deployments:
-            alive = [pod for pod in self.pods if of(pod, item) and not ended(pod) and not deleted(pod)]
+            alive = [pod for pod in self.pods if is_pod_of(pod, item) and not is_failed(pod) and not is_deleted(pod)]
             for pod in sorted(alive, key=lambda pod: (pod_failures.is_pod_ready(pod), pod["metadata"]["creationTimestamp"]))[
                 : max(0, len(alive) - item["spec"]["replicas"])
             ]:
                 pod["metadata"]["deletionTimestamp"] = (now + timedelta(seconds=120)).isoformat()
                 pod["gone"] = now + timedelta(seconds=self.drain)
             for _ in range(item["spec"]["replicas"] - len(alive)):
-                if sum(not self._gone(pod) and not ended(pod) for pod in self.pods) >= places:
+                if sum(not self._gone(pod) and not is_failed(pod) for pod in self.pods) >= places:
                     break
                 labels = item["spec"]["template"]["metadata"]["labels"]
                 name = f"{item['metadata']['name']}-{next(numbers):05d}"
@@ -53,26 +53,26 @@ class Slow(World):
         }
         for pod in self.pods:
             label = pod["metadata"]["labels"]
-            if (label[naming.REVISION_LABEL], label[naming.CONTROL_LABEL]) not in keys and not deleted(pod):
+            if (label[naming.REVISION_LABEL], label[naming.CONTROL_LABEL]) not in keys and not is_deleted(pod):
                 pod["metadata"]["deletionTimestamp"] = (now + timedelta(seconds=120)).isoformat()
                 pod["gone"] = now + timedelta(seconds=self.drain)
             if pod["ready_at"] is not None and pod["ready_at"] <= now and pod["status"]["phase"] == "Pending":
                 condition = {"type": "Ready", "status": "True", "lastTransitionTime": pod["ready_at"].isoformat()}
                 pod["status"] = {"phase": "Running", "conditions": [condition]}
 
-    def _ready_at(self, name: str) -> datetime | None:  # noqa: ARG002 - those who override it look at the name
+    def _ready_at(self, name: str) -> datetime | None:  # noqa: ARG002 - overrides use the name
         return self.now + timedelta(seconds=self.load)
 
     def _gone(self, pod: dict[str, Any]) -> bool:
-        gone: datetime | None = pod.get("gone")
-        return gone is not None and gone <= self.now
+        removed_at: datetime | None = pod.get("gone")
+        return removed_at is not None and removed_at <= self.now
 
-    def go_on(self, until: str, hours: float = 48) -> None:
-        """To the phase, or until time is over."""
+    def run_until(self, until: str, hours: float = 48) -> None:
+        """Run until the phase is reached; fail when the hours have passed."""
         end = self.now + timedelta(hours=hours)
         while self.now < end:
             before = copy.deepcopy((self.document, self.objects))
-            again = self.step().requeue_after
+            requeue_after = self.step().requeue_after
             if self.status["phase"] == until:
                 return
             self.check()
@@ -80,25 +80,27 @@ class Slow(World):
             if self.status["phase"] == "Analyzing":
                 self.measure(1, +0.2)
             elif before == (self.document, self.objects):
-                moments = [pod[key] for pod in self.pods for key in ("ready_at", "gone") if pod.get(key) and pod[key] > self.now]
-                moments += [] if again is None else [self.now + max(again, timedelta(seconds=1))]
-                assert moments, f"nothing will ever happen: {self.message('Progressing')}"
-                self.now = min(moments)
+                event_times = [
+                    pod[key] for pod in self.pods for key in ("ready_at", "gone") if pod.get(key) and pod[key] > self.now
+                ]
+                event_times += [] if requeue_after is None else [self.now + max(requeue_after, timedelta(seconds=1))]
+                assert event_times, f"nothing will ever happen: {self.message('Progressing')}"
+                self.now = min(event_times)
                 self.schedule()
         raise AssertionError(f"{self.status['phase']}, not {until}: {self.message('Progressing')}")
 
 
-def ended(pod: dict[str, Any]) -> bool:
+def is_failed(pod: dict[str, Any]) -> bool:
     return bool(pod["status"].get("phase") == "Failed")
 
 
-def deleted(pod: dict[str, Any]) -> bool:
+def is_deleted(pod: dict[str, Any]) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
-def slow(replicas: int, cls: type[Slow] = Slow, **spec: Any) -> Slow:
+def slow_world(replicas: int, cls: type[SlowWorld] = SlowWorld, **spec: Any) -> SlowWorld:
     world = cls(replicas=replicas, **spec)
-    world.go_on("Ready")
+    world.run_until("Ready")
     world.drafter("eagle31")
     world.step()
     return world
@@ -108,14 +110,14 @@ def slow(replicas: int, cls: type[Slow] = Slow, **spec: Any) -> Slow:
 @pytest.mark.parametrize(
     ("replicas", "load"), [(1, 300), (3, 1200), (24, 300), (32, 300), (40, 300), (64, 120), (64, 1700), (200, 120)]
 )
-def test_a_faultless_rollout_of_any_size_is_promoted(replicas: int, load: float) -> None:
-    class Loading(Slow):
+def test_healthy_rollout_of_any_size_is_promoted(replicas: int, load: float) -> None:
+    class Loading(SlowWorld):
         pass
 
     Loading.load = load
-    world = slow(replicas, Loading)
-    new = world.wanted
-    world.go_on("Monitoring")
+    world = slow_world(replicas, Loading)
+    new = world.desired_revision
+    world.run_until("Monitoring")
     assert world.status["rolloutHistory"][0]["result"] == "Promoted"
     assert world.status["stable"]["revision"] == new
     assert world.serving(new) >= replicas
@@ -124,44 +126,44 @@ def test_a_faultless_rollout_of_any_size_is_promoted(replicas: int, load: float)
 @pytest.mark.slow
 @pytest.mark.parametrize("capacity", ["Surge", "Reuse"])
 @pytest.mark.parametrize("status", [EVICTED, None])
-def test_a_dead_pod_or_the_pod_of_a_lost_node_holds_nothing_up(status: dict[str, Any] | None, capacity: str) -> None:
-    world = slow(4, rollout={"canary": {"capacity": capacity}})
-    gone = copy.deepcopy(world.pods[0])
-    gone["metadata"]["name"] = "chat-gone"
+def test_dead_pod_or_lost_node_delays_nothing(status: dict[str, Any] | None, capacity: str) -> None:
+    world = slow_world(4, rollout={"canary": {"capacity": capacity}})
+    dead_pod = copy.deepcopy(world.pods[0])
+    dead_pod["metadata"]["name"] = "chat-gone"
     if status is None:
-        gone["metadata"]["deletionTimestamp"] = (world.now - MINUTE).isoformat()
+        dead_pod["metadata"]["deletionTimestamp"] = (world.now - MINUTE).isoformat()
     else:
-        gone["status"] = dict(status)
-    gone["ready_at"] = None
-    world.pods.append(gone)
-    new = world.wanted
-    world.go_on("Ready")
+        dead_pod["status"] = dict(status)
+    dead_pod["ready_at"] = None
+    world.pods.append(dead_pod)
+    new = world.desired_revision
+    world.run_until("Ready")
     assert world.status["stable"]["revision"] == new
-    assert world.condition("Degraded") == ("False", "AsExpected"), "what is left of a dead pod is no trouble of the fleet"
+    assert world.condition("Degraded") == ("False", "AsExpected"), "a dead pod is no failure of the fleet"
 
 
-def test_a_dead_pod_and_a_missed_probe_do_not_skip_the_judgement() -> None:
-    world = serving()
+def test_dead_pod_and_missed_probe_do_not_skip_analysis() -> None:
+    world = serving_world()
     world.ready(value="False")
     world.pods.append({**copy.deepcopy(world.pods[0]), "status": dict(EVICTED)})
     world.drafter("eagle31")
     world.settle_until("Starting")
 
 
-def test_one_crash_of_the_only_pod_does_not_skip_the_judgement() -> None:
-    world = serving(replicas=1)
-    world.crash(world.wanted, 1)
+def test_one_crash_of_the_only_pod_does_not_skip_analysis() -> None:
+    world = serving_world(replicas=1)
+    world.crash(world.desired_revision, 1)
     world.drafter("eagle31")
     world.settle_until("Starting")
 
 
 @pytest.mark.parametrize("ramp", [[], [60]])
 @pytest.mark.parametrize("edit", ["word", "replicas", "nothing"])
-def test_the_ramp_may_change_while_it_is_under_way(ramp: list[int], edit: str) -> None:
-    world, _ = canarying("Ramping", replicas=4)
+def test_ramp_may_change_during_ramp(ramp: list[int], edit: str) -> None:
+    world, _ = world_in_phase("Ramping", replicas=4)
     rollout = world.document["spec"].get("rollout", {})
     world.edit(rollout={**rollout, "canary": {**rollout.get("canary", {}), "stepWeights": ramp}})
-    new = world.wanted
+    new = world.desired_revision
     if edit == "word":
         world.annotate(rollback=new)
     elif edit == "replicas":
@@ -174,8 +176,8 @@ def test_the_ramp_may_change_while_it_is_under_way(ramp: list[int], edit: str) -
     assert world.status["rolloutHistory"][0]["result"] == ("RolledBack" if edit == "word" else "Promoted")
 
 
-class OneBadNode(Slow):
-    """Each tenth pod of the canary never serves: it crashes."""
+class FailingCanaryPods(SlowWorld):
+    """A world in which the first `bad` pods of the canary never serve."""
 
     bad = 1
 
@@ -187,38 +189,38 @@ class OneBadNode(Slow):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", [20, 64])
-def test_a_bad_node_does_not_take_a_fleet_back(replicas: int) -> None:
-    world = slow(replicas, OneBadNode)
-    new = world.wanted
-    world.go_on("Monitoring")
+def test_bad_node_does_not_roll_back_fleet(replicas: int) -> None:
+    world = slow_world(replicas, FailingCanaryPods)
+    new = world.desired_revision
+    world.run_until("Monitoring")
     assert world.status["stable"]["revision"] == new
     assert world.serving(new) >= replicas - 1
 
 
-def test_many_late_pods_take_it_back() -> None:
-    class Bad(OneBadNode):
+def test_many_late_pods_roll_back() -> None:
+    class Bad(FailingCanaryPods):
         bad = 64
 
-    world = slow(20, Bad)
-    world.go_on("RollingBack")
+    world = slow_world(20, Bad)
+    world.run_until("RollingBack")
     assert "spec.rollout.progressDeadline" in world.status["rolloutHistory"][0]["message"]
     assert world.serving() >= 20
 
 
-class Full(Slow):
-    """A cluster with room for so many pods."""
+class LimitedCluster(SlowWorld):
+    """A cluster with room for `places` pods."""
 
     places: int = 10**6
 
-    def schedule(self, places: int = 10**6) -> None:  # noqa: ARG002 - it has its own
+    def schedule(self, places: int = 10**6) -> None:  # noqa: ARG002 - this class has its own
         super().schedule(self.places)
         for item in [item for (kind, _), item in self.objects.items() if kind == "Deployment"]:
-            mine = sum(of(pod, item) and not deleted(pod) for pod in self.pods)
-            refused = mine < item["spec"]["replicas"]
-            since = self.__dict__.setdefault("since", {}).setdefault((item["metadata"]["name"], refused), self.now)
+            own_count = sum(is_pod_of(pod, item) and not is_deleted(pod) for pod in self.pods)
+            is_rejected = own_count < item["spec"]["replicas"]
+            since = self.__dict__.setdefault("since", {}).setdefault((item["metadata"]["name"], is_rejected), self.now)
             condition = {
                 "type": "ReplicaFailure",
-                "status": "True" if refused else "False",
+                "status": "True" if is_rejected else "False",
                 "reason": "FailedCreate",
                 "message": 'pods "chat-x" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=1',
                 "lastTransitionTime": since.isoformat(),
@@ -226,26 +228,26 @@ class Full(Slow):
             item["status"] = {"conditions": [condition]}
 
 
-def test_a_quota_is_told_and_rejects_nothing(messages: Messages) -> None:
-    class Quota(Full):
+def test_quota_is_reported_and_rejects_no_revision(messages: Messages) -> None:
+    class Quota(LimitedCluster):
         places = 5
 
-    world = slow(4, Quota)
-    new = world.wanted
-    world.go_on("Failed", hours=3)
+    world = slow_world(4, Quota)
+    new = world.desired_revision
+    world.run_until("Failed", hours=3)
     assert "exceeded quota: gpus" in world.message("Progressing")
     assert "rejectedRevision" not in world.status
     messages.check("waits for a quota", masked(world.message("Progressing"), NEW=new))
     began = world.now
     Quota.places = 6
-    world.go_on("Monitoring")
+    world.run_until("Monitoring")
     assert world.status["stable"]["revision"] == new
     assert world.now - began < timedelta(hours=4)
 
 
-def test_pods_that_a_webhook_refuses_are_told_in_its_words() -> None:
-    world = Full(replicas=2)
-    world.__class__ = type("Refusing", (Full,), {"places": 0})
+def test_pod_rejection_by_webhook_is_reported() -> None:
+    world = LimitedCluster(replicas=2)
+    world.__class__ = type("RejectingCluster", (LimitedCluster,), {"places": 0})
     for _ in range(4):
         world.step()
         world.check()
@@ -254,13 +256,13 @@ def test_pods_that_a_webhook_refuses_are_told_in_its_words() -> None:
     assert "exceeded quota: gpus" in world.message("Ready")
 
 
-def test_an_autoscaler_that_asks_for_more_than_there_is_takes_nothing_back() -> None:
-    class Roomy(Full):
+def test_autoscaling_beyond_capacity_does_not_roll_back() -> None:
+    class Roomy(LimitedCluster):
         places = 24
 
-    world = slow(20, Roomy)
-    new = world.wanted
-    world.go_on("Promoting")
+    world = slow_world(20, Roomy)
+    new = world.desired_revision
+    world.run_until("Promoting")
     world.edit(replicas=40)
     for _ in range(40):
         world.step()
@@ -269,13 +271,13 @@ def test_an_autoscaler_that_asks_for_more_than_there_is_takes_nothing_back() -> 
     assert world.status["phase"] == "Promoting"
     assert world.serving() >= 20
     world.edit(replicas=20)
-    world.go_on("Monitoring")
+    world.run_until("Monitoring")
     assert world.status["stable"]["revision"] == new
 
 
 @pytest.mark.parametrize("drafter", ["eagle31", "refused"])
-def test_a_first_revision_that_lacks_a_pod_is_not_deleted_for_an_edit(drafter: str) -> None:
-    class Seven(Full):
+def test_incomplete_first_revision_survives_edit(drafter: str) -> None:
+    class Seven(LimitedCluster):
         places = 7
 
     world = Seven(replicas=8)
@@ -286,7 +288,7 @@ def test_a_first_revision_that_lacks_a_pod_is_not_deleted_for_an_edit(drafter: s
         world.now += MINUTE
     assert world.serving() == 7
     assert "stable" not in world.status
-    old = world.wanted
+    old = world.desired_revision
     world.drafter(drafter)
     for _ in range(20):
         world.step()
@@ -297,37 +299,39 @@ def test_a_first_revision_that_lacks_a_pod_is_not_deleted_for_an_edit(drafter: s
     assert world.status["stable"]["revision"] == old
 
 
-def test_a_first_revision_is_stable_once_its_time_is_over_and_some_pods_serve(messages: Messages) -> None:
-    class Seven(Full):
+def test_partially_ready_first_revision_is_stable_at_deadline(messages: Messages) -> None:
+    class Seven(LimitedCluster):
         places = 7
 
     world = Seven(replicas=8)
-    world.go_on("Ready", hours=2)
+    world.run_until("Ready", hours=2)
     assert world.condition("Ready") == ("False", "QuotaExceeded")
-    messages.check("first revision without a pod", masked(world.status["rolloutHistory"][0]["message"], NEW=world.wanted))
+    messages.check(
+        "first revision without a pod", masked(world.status["rolloutHistory"][0]["message"], NEW=world.desired_revision)
+    )
 
 
 @pytest.mark.parametrize("how", ["spec", "word"])
-def test_a_rollback_that_cannot_end_hears_of_another_spec(how: str) -> None:
-    world, old = canarying("Promoting", replicas=4)
-    mine = world.wanted
+def test_blocked_rollback_follows_new_spec_or_promotion(how: str) -> None:
+    world, stable_revision = world_in_phase("Promoting", replicas=4)
+    new_revision = world.desired_revision
     for _ in range(3):
         world.schedule()
         world.ready()
         world.step()
-    assert world.serving(mine) > 1
-    world.annotate(rollback=mine)
+    assert world.serving(new_revision) > 1
+    world.annotate(rollback=new_revision)
     world.step()
     assert world.status["phase"] == "RollingBack"
 
-    def look(times: int) -> None:
+    def reconcile_times(times: int) -> None:
         for _ in range(times):
             world.schedule()
             for pod in world.pods:
                 revision = pod["metadata"]["labels"][naming.REVISION_LABEL]
-                if revision == old and not pod_failures.is_pod_ready(pod):
+                if revision == stable_revision and not pod_failures.is_pod_ready(pod):
                     pod["status"] = {"phase": "Pending", "containerStatuses": [waiting("ImagePullBackOff")]}
-                elif revision != old:
+                elif revision != stable_revision:
                     pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
             world.check()
             before = world.serving()
@@ -335,39 +339,41 @@ def test_a_rollback_that_cannot_end_hears_of_another_spec(how: str) -> None:
             assert world.serving() >= before
             world.now += 10 * MINUTE
 
-    look(30)
+    reconcile_times(30)
     assert world.status["phase"] == "RollingBack"
     del world.document["metadata"]["annotations"]
     if how == "word":
-        world.annotate(promote=mine)
+        world.annotate(promote=new_revision)
     else:
         world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=4096"]})
     for _ in range(40):
-        look(1)
-        if world.status["stable"]["revision"] == (mine if how == "word" else world.wanted):
+        reconcile_times(1)
+        if world.status["stable"]["revision"] == (new_revision if how == "word" else world.desired_revision):
             break
         if (world.status.get("canary") or {}).get("phase") in ("WarmingUp", "Analyzing"):
-            world.annotate(promote=world.wanted)
-    assert world.status["stable"]["revision"] == (mine if how == "word" else world.wanted), world.message("Progressing")
+            world.annotate(promote=world.desired_revision)
+    assert world.status["stable"]["revision"] == (new_revision if how == "word" else world.desired_revision), world.message(
+        "Progressing"
+    )
 
 
 def waiting(reason: str) -> dict[str, Any]:
     return {"name": "engine", "ready": False, "restartCount": 0, "image": "gone", "state": {"waiting": {"reason": reason}}}
 
 
-def test_nothing_spins_while_a_trial_waits_and_the_resource_is_paused() -> None:
+def test_waiting_trial_of_paused_resource_does_not_spin() -> None:
     from aerie.api.status import Trial
     from aerie.engine.speculation import Static
     from aerie.manifests.revision_hash import compute_revision
     from aerie.rollout.revision.desired import build_status_setting
 
-    world = serving(replicas=2)
+    world = serving_world(replicas=2)
     resource = world.observed().resource
     trial = Trial(
         setting=build_status_setting(Static(5)),
         purpose="Improve",
         revision=compute_revision(resource, Static(5)),
-        spec_revision=world.wanted,
+        spec_revision=world.desired_revision,
         start_time=START,
     )
     world.document["status"]["speculation"]["trial"] = trial.to_dict()
@@ -375,12 +381,12 @@ def test_nothing_spins_while_a_trial_waits_and_the_resource_is_paused() -> None:
     world.now = START + timedelta(hours=2)
     world.step()
     for _ in range(5):
-        again = world.step().requeue_after
-        assert again is None or again >= timedelta(seconds=1)
+        requeue_after = world.step().requeue_after
+        assert requeue_after is None or requeue_after >= timedelta(seconds=1)
 
 
-def test_a_status_that_is_lost_is_recovered_from_the_pods_that_serve() -> None:
-    world, old = canarying("Analyzing", replicas=4)
+def test_lost_status_is_recovered_from_serving_pods() -> None:
+    world, old = world_in_phase("Analyzing", replicas=4)
     del world.document["status"]
     for _ in range(10):
         before = world.serving(old)
@@ -391,12 +397,12 @@ def test_a_status_that_is_lost_is_recovered_from_the_pods_that_serve() -> None:
         assert f"chat-{old}" in world.replicas()
     assert world.status["stable"]["revision"] == old
     assert world.status["stable"]["drafter"] == "models/eagle3"
-    assert world.status["canary"]["revision"] == world.wanted
+    assert world.status["canary"]["revision"] == world.desired_revision
 
 
-def test_a_word_of_any_length_is_heard_once() -> None:
-    world, _ = canarying("Analyzing")
-    world.annotate(rollback=world.wanted)
+def test_retry_annotation_of_any_length_is_handled_once() -> None:
+    world, _ = world_in_phase("Analyzing")
+    world.annotate(rollback=world.desired_revision)
     for _ in range(4):
         world.step()
         world.schedule()
@@ -409,10 +415,10 @@ def test_a_word_of_any_length_is_heard_once() -> None:
     assert len(world.status["lastHandledRetry"]) == 64
 
 
-def test_a_promoted_fleet_is_not_taken_back_for_one_crashing_pod() -> None:
-    world, _ = watching(replicas=20)
+def test_one_crashing_promoted_pod_does_not_roll_back() -> None:
+    world, _ = monitored_world(replicas=20)
     assert world.status["phase"] == "Monitoring"
-    bad = next(pod for pod in world.pods if pod["metadata"]["labels"][naming.REVISION_LABEL] == world.wanted)
+    bad = next(pod for pod in world.pods if pod["metadata"]["labels"][naming.REVISION_LABEL] == world.desired_revision)
     bad["status"] = {"phase": "Running", "containerStatuses": [{"name": "engine", "ready": False, "restartCount": 9}]}
     world.step()
     assert world.status["phase"] == "Monitoring"

@@ -1,4 +1,4 @@
-"""Arms on unlike GPUs: it is noticed by the labels of their nodes, time is left out and that is said, acceptance is judged."""
+"""Arms on different GPUs: node labels show it, times are omitted with a message, acceptance is compared."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from aerie.rollout.facts.hardware import MAX_COMPARED_PODS, LabelsByNode, _sampl
 from aerie.rollout.trials.failures import COOLDOWNS_AFTER_ROLLBACK
 from aerie.tuning.decision.policy import backoff_factor
 from tests.golden import Messages
-from tests.unit.rollout.test_effective_setting import K5, MINUTE, advise, look, speculation, tuned
-from tests.unit.rollout.world import World, canarying, serving, watching
+from tests.unit.rollout.test_effective_setting import K5, MINUTE, recommend, reconcile, speculation, tuned_world
+from tests.unit.rollout.world import World, monitored_world, serving_world, world_in_phase
 
 A100, H100 = "NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3"
 PRODUCT, INSTANCE = "nvidia.com/gpu.product", "node.kubernetes.io/instance-type"
 
 
 def pods(*nodes: str | None) -> list[dict[str, Any]]:
-    return [{"metadata": {"name": f"p{at}"}, "spec": {"nodeName": node} if node else {}} for at, node in enumerate(nodes)]
+    return [{"metadata": {"name": f"p{index}"}, "spec": {"nodeName": node} if node else {}} for index, node in enumerate(nodes)]
 
 
 NODES: LabelsByNode = {
@@ -46,12 +46,12 @@ NODES: LabelsByNode = {
         (["h2", "h1"], ["h3"]),
     ],
 )
-def test_alike_by_the_first_label_that_all_nodes_have(canary: list[str | None], control: list[str | None]) -> None:
-    """A node that the GPU's own label has not reached yet is no other hardware."""
+def test_hardware_is_compared_by_first_common_label(canary: list[str | None], control: list[str | None]) -> None:
+    """A node that does not have the GPU's own label yet counts as equal hardware."""
     assert hardware_difference_message(pods(*canary), pods(*control), NODES) == ""
 
 
-def test_unlike_names_both_products_with_counts(messages: Messages) -> None:
+def test_mixed_hardware_message_has_product_counts(messages: Messages) -> None:
     messages.check("GPU products", hardware_difference_message(pods("a1", "a2"), pods("a1", "h1"), NODES) or "")
     messages.check("instance types", hardware_difference_message(pods("a1"), pods("h2"), NODES) or "")
 
@@ -59,61 +59,63 @@ def test_unlike_names_both_products_with_counts(messages: Messages) -> None:
 @pytest.mark.parametrize(
     ("canary", "control"), [([], ["a1"]), (["a1"], []), ([None], ["a1"]), (["a1"], ["bare"]), (["a1"], ["h1", "gone"])]
 )
-def test_not_known(canary: list[str | None], control: list[str | None]) -> None:
+def test_hardware_without_labels_is_unknown(canary: list[str | None], control: list[str | None]) -> None:
     assert hardware_difference_message(pods(*canary), pods(*control), NODES) is None
 
 
-@pytest.mark.parametrize("newer", [lambda at: at < 500, lambda at: at % 2 == 0], ids=["the later half", "every second pod"])
-def test_of_many_pods_a_sample_is_taken_that_no_order_of_pods_deceives(newer: Callable[[int], bool]) -> None:
-    nodes: LabelsByNode = {f"n{at}": {PRODUCT: A100 if newer(at) else H100} for at in range(1000)}
-    said = hardware_difference_message(pods("n0"), pods(*nodes), nodes)
-    assert said is not None
-    counts = [int(count) for count in re.findall(r"\((\d+) pods\)", said)]
+@pytest.mark.parametrize(
+    "is_newer", [lambda index: index < 500, lambda index: index % 2 == 0], ids=["the later half", "every second pod"]
+)
+def test_hardware_sample_is_independent_of_pod_order(is_newer: Callable[[int], bool]) -> None:
+    nodes: LabelsByNode = {f"n{index}": {PRODUCT: A100 if is_newer(index) else H100} for index in range(1000)}
+    message = hardware_difference_message(pods("n0"), pods(*nodes), nodes)
+    assert message is not None
+    counts = [int(count) for count in re.findall(r"\((\d+) pods\)", message)]
     assert sum(counts) == MAX_COMPARED_PODS
     assert min(counts) > MAX_COMPARED_PODS // 4
-    assert f"{MAX_COMPARED_PODS} of its 1000 pods" in said
+    assert f"{MAX_COMPARED_PODS} of its 1000 pods" in message
 
 
-def test_another_pod_changes_at_most_one_of_the_sample() -> None:
-    arm = pods(*(f"n{at}" for at in range(1000)))
+def test_new_pod_changes_at_most_one_of_sample() -> None:
+    arm = pods(*(f"n{index}" for index in range(1000)))
     assert len({pod["metadata"]["name"] for pod in _sample(arm)} - {pod["metadata"]["name"] for pod in _sample(arm[1:])}) <= 1
 
 
-# -------------------------------------------------------------------------------------------------------------- in a rollout
-def place(world: World, canary: str, others: str) -> None:
-    """Pods of the canary run on a node of one product, all others on another one's."""
-    world.nodes = {"one": {PRODUCT: canary}, "other": {PRODUCT: others}}
-    mine = (world.status.get("canary") or {}).get("revision")
+# ------------------------------------------------------------------------------------------------------------------ rollouts
+def place_pods(world: World, canary_product: str, other_product: str) -> None:
+    """Place the canary's pods on a node of one GPU product, all others on a node of another."""
+    world.nodes = {"one": {PRODUCT: canary_product}, "other": {PRODUCT: other_product}}
+    canary_revision = (world.status.get("canary") or {}).get("revision")
     for pod in world.pods:
-        pod["spec"] = {"nodeName": "one" if pod["metadata"]["labels"][naming.REVISION_LABEL] == mine else "other"}
+        pod["spec"] = {"nodeName": "one" if pod["metadata"]["labels"][naming.REVISION_LABEL] == canary_revision else "other"}
 
 
-def evidence(world: World) -> AnalysisRun:
-    found = AnalysisRun.unpack(world.status["analysis"]["state"])
-    assert found is not None
-    return found
+def analysis_run(world: World) -> AnalysisRun:
+    run = AnalysisRun.unpack(world.status["analysis"]["state"])
+    assert run is not None
+    return run
 
 
-def test_a_plan_names_the_nodes_that_it_depends_on() -> None:
-    world, _ = canarying("Analyzing")
-    place(world, A100, H100)
+def test_plan_names_its_nodes() -> None:
+    world, _ = world_in_phase("Analyzing")
+    place_pods(world, A100, H100)
     assert world.step().hardware_nodes == ("one", "other")
-    ready = serving()
-    place(ready, A100, A100)
-    assert ready.step().hardware_nodes == (), "of no rollout"
+    ready = serving_world()
+    place_pods(ready, A100, A100)
+    assert ready.step().hardware_nodes == (), "no rollout"
 
 
-def test_a_much_slower_gpu_rolls_nothing_back_and_a_better_drafter_is_promoted_by_its_acceptance(messages: Messages) -> None:
-    world, _ = canarying("Analyzing")
-    place(world, A100, H100)
+def test_canary_on_slower_gpu_is_decided_by_acceptance(messages: Messages) -> None:
+    world, _ = world_in_phase("Analyzing")
+    place_pods(world, A100, H100)
     world.measure_time(6, 4.0)
     assert world.status["phase"] == "Analyzing"
     difference = world.status["analysis"]["hardwareMismatch"]
     assert difference in world.message("Progressing")
     messages.check("other hardware", difference)
-    shown = {one["metric"] for one in world.status["analysis"]["comparisons"]}
+    metrics = {comparison["metric"] for comparison in world.status["analysis"]["comparisons"]}
     requests = {"FailedRequests", "AbandonedRequests", "OutputLength", "TruncatedRequests"}
-    assert shown == {"TokensPerStep", "AcceptanceLength", *requests}
+    assert metrics == {"TokensPerStep", "AcceptanceLength", *requests}
     for _ in range(40):
         world.measure(1, +0.2)
         if world.status["phase"] != "Analyzing":
@@ -124,17 +126,17 @@ def test_a_much_slower_gpu_rolls_nothing_back_and_a_better_drafter_is_promoted_b
     assert difference in reason
 
 
-def test_alike_hardware_is_judged_as_ever() -> None:
-    world, _ = canarying("Analyzing")
-    place(world, A100, A100)
+def test_equal_hardware_compares_times() -> None:
+    world, _ = world_in_phase("Analyzing")
+    place_pods(world, A100, A100)
     world.measure_time(2, 4.0)
     assert world.status["phase"] == "RollingBack"
     assert "hardwareMismatch" not in world.status["analysis"]
 
 
-def test_what_fails_is_said_with_what_was_left_out(messages: Messages) -> None:
-    world, _ = canarying("Analyzing")
-    place(world, A100, H100)
+def test_rollback_message_names_omitted_criteria(messages: Messages) -> None:
+    world, _ = world_in_phase("Analyzing")
+    place_pods(world, A100, H100)
     for _ in range(40):
         world.measure(1, -0.2)
         if world.status["phase"] != "Analyzing":
@@ -144,18 +146,18 @@ def test_what_fails_is_said_with_what_was_left_out(messages: Messages) -> None:
     messages.check("rolled back on other hardware", world.status["rolloutHistory"][0]["message"])
 
 
-def test_times_of_unlike_hardware_are_not_used_once_it_is_alike() -> None:
-    world, _ = canarying("Analyzing")
-    place(world, A100, H100)
+def test_times_of_different_hardware_are_not_reused() -> None:
+    world, _ = world_in_phase("Analyzing")
+    place_pods(world, A100, H100)
     world.measure_time(4, 4.0)
-    place(world, H100, H100)
+    place_pods(world, H100, H100)
     minute = timedelta(seconds=60)
     world.now += minute
-    world.step()  # in the middle of a block, which has begun on unlike hardware
+    world.step()  # in the middle of a block that began on different hardware
     world.now -= minute
     world.measure_time(1, 4.0)
     world.measure_time(3, 0.0)
-    state = evidence(world).state
+    state = analysis_run(world).state
     assert world.status["phase"] == "Analyzing"
     assert state.slow_output_streak == 0
     assert state.paired_moments["TimePerOutputToken"].count == 3
@@ -163,30 +165,30 @@ def test_times_of_unlike_hardware_are_not_used_once_it_is_alike() -> None:
     assert "hardwareMismatch" not in world.status["analysis"]
 
 
-def test_times_from_before_it_was_known_are_forgotten() -> None:
-    world, _ = canarying("Analyzing")
+def test_times_from_unknown_hardware_are_dropped() -> None:
+    world, _ = world_in_phase("Analyzing")
     world.measure_time(1, 4.0)
-    assert evidence(world).state.slow_output_streak == 1
-    place(world, A100, H100)
+    assert analysis_run(world).state.slow_output_streak == 1
+    place_pods(world, A100, H100)
     world.measure_time(1, 4.0)
-    state = evidence(world).state
+    state = analysis_run(world).state
     assert (state.slow_output_streak, "TimePerOutputToken" in state.paired_moments) == (0, False)
 
 
-def test_it_stays_unlike_while_nothing_new_is_known() -> None:
-    world, _ = canarying("Analyzing")
-    place(world, A100, H100)
+def test_hardware_stays_different_while_unknown() -> None:
+    world, _ = world_in_phase("Analyzing")
+    place_pods(world, A100, H100)
     world.step()
     world.nodes = {}
     world.measure_time(6, 4.0)
     assert world.status["analysis"]["hardwareMismatch"] in world.message("Progressing")
 
 
-def test_with_neither_acceptance_nor_time_only_a_person_accepts(messages: Messages) -> None:
-    """A first drafter: drafts are not compared, and what is left (failed requests) is no reason to promote."""
-    world, _ = canarying("Analyzing", speculation={"numSpeculativeTokens": 0})
-    assert evidence(world).plan.drafts_not_comparable_reason
-    place(world, A100, H100)
+def test_without_acceptance_and_time_promotion_is_manual(messages: Messages) -> None:
+    """First drafter: drafts are not compared, and the remaining criteria (failed requests) are no reason to promote."""
+    world, _ = world_in_phase("Analyzing", speculation={"numSpeculativeTokens": 0})
+    assert analysis_run(world).plan.drafts_not_comparable_reason
+    place_pods(world, A100, H100)
     for _ in range(130):
         world.measure(1, 0.0)
         if world.status["phase"] != "Analyzing":
@@ -197,17 +199,17 @@ def test_with_neither_acceptance_nor_time_only_a_person_accepts(messages: Messag
     messages.check("nothing that may promote", reason)
 
 
-def test_an_accepted_canary_is_watched_without_time() -> None:
-    world, _ = canarying("Ramping", rollout={"canary": {"stepDuration": "4h"}})
+def test_guardrails_after_analysis_omit_time() -> None:
+    world, _ = world_in_phase("Ramping", rollout={"canary": {"stepDuration": "4h"}})
     world.schedule()
     world.ready()
-    place(world, A100, H100)
+    place_pods(world, A100, H100)
     world.measure_time(8, 4.0)
     assert world.status["phase"] == "Ramping"
 
 
-def test_a_recheck_after_a_promotion_is_without_time_too() -> None:
-    world, old = watching(rollout={"canary": {"scaleDownDelay": "3h"}})
+def test_verifying_omits_time() -> None:
+    world, old = monitored_world(rollout={"canary": {"scaleDownDelay": "3h"}})
     for _ in range(30):
         world.measure_alone(1, 1.5)
         if world.status["phase"] == "Verifying":
@@ -223,27 +225,27 @@ def test_a_recheck_after_a_promotion_is_without_time_too() -> None:
 
 # ------------------------------------------------------------------------------------------------------------------- trials
 @pytest.mark.parametrize("action", ["Change", "Explore"])
-def test_a_trial_on_unlike_hardware_ends_undecided_and_is_remembered(action: Any) -> None:
-    world = tuned()
-    advise(world, action=action)
+def test_trial_on_different_hardware_is_inconclusive(action: Any) -> None:
+    world = tuned_world()
+    recommend(world, action=action)
     world.step()
     for _ in range(60):
-        look(world)
-        place(world, A100, H100)
+        reconcile(world)
+        place_pods(world, A100, H100)
         world.now += MINUTE
         if "trial" not in speculation(world):
             break
-    tried, failure = speculation(world)["trials"][0], speculation(world)["failures"][0]
-    assert (tried["toSetting"], tried["result"]) == (K5, "Inconclusive")
+    trial, failure = speculation(world)["trials"][0], speculation(world)["failures"][0]
+    assert (trial["toSetting"], trial["result"]) == (K5, "Inconclusive")
     assert (failure["reason"], failure["failureCount"]) == ("Failed", 1)
     assert A100 in failure["message"]
     for _ in range(60):
-        look(world)
+        reconcile(world)
         world.now += MINUTE
         if world.status["phase"] == "Ready":
             break
-    advise(world, action=action)
-    look(world)
+    recommend(world, action=action)
+    reconcile(world)
     assert "trial" not in speculation(world)
     assert world.condition("SpeculationTuned") == ("False", "Cooldown")
     ended = datetime.fromisoformat(failure["lastCompletionTime"])
@@ -251,6 +253,6 @@ def test_a_trial_on_unlike_hardware_ends_undecided_and_is_remembered(action: Any
     world.now = (
         ended + COOLDOWNS_AFTER_ROLLBACK * backoff_factor(1) * max(tuning.cooldown_duration, tuning.decision_interval) + MINUTE
     )
-    advise(world, action=action)
-    look(world)
-    assert speculation(world)["trial"]["setting"] == K5, "the pause is over"
+    recommend(world, action=action)
+    reconcile(world)
+    assert speculation(world)["trial"]["setting"] == K5, "the cooldown is over"

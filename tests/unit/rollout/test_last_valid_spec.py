@@ -1,4 +1,4 @@
-"""A spec that the API server took and this operator cannot read: its fleet is cared for, and a condition says so."""
+"""Specs that the API server accepted and this operator cannot read: the fleet is maintained, with a condition."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from aerie.api import ResourceError
 from aerie.manifests import naming, preflight_job
 from tests.golden import Messages
-from tests.unit.rollout.world import World, canarying, serving, watching
+from tests.unit.rollout.world import World, monitored_world, serving_world, world_in_phase
 
 GATEWAY = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "front"}]}}
-AMOUNT = {"limits": {"nvidia.com/gpu": "-x"}}
-REASON = ("True", "UnreadableSpec")
+INVALID_RESOURCES = {"limits": {"nvidia.com/gpu": "-x"}}
+UNREADABLE = ("True", "UnreadableSpec")
 FAULTS: list[tuple[str, dict[str, Any]]] = [
     ("spec.replicas", {"replicas": 5000}),
     ("spec.replicas", {"replicas": -1}),
@@ -22,7 +22,7 @@ FAULTS: list[tuple[str, dict[str, Any]]] = [
         "spec.model.servedName",
         {"model": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "target"}}, "servedName": ""}},
     ),
-    ("spec.engine.resources", {"engine": {"image": "vllm/vllm-openai:v0.33.0", "resources": AMOUNT}}),
+    ("spec.engine.resources", {"engine": {"image": "vllm/vllm-openai:v0.33.0", "resources": INVALID_RESOURCES}}),
     ("spec.engine.image", {"engine": {}}),
     (
         "spec.drafter.method",
@@ -36,32 +36,32 @@ FAULTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def lose(world: World, *kinds: str) -> set[tuple[str, str]]:
-    """Objects of these kinds are gone, and so are the pods of the Deployments among them."""
-    gone = {key for key in world.objects if key[0] in kinds}
-    for key in gone:
+def delete_objects(world: World, *kinds: str) -> set[tuple[str, str]]:
+    """Delete the objects of these kinds, and the pods of the Deployments among them; return their keys."""
+    deleted = {key for key in world.objects if key[0] in kinds}
+    for key in deleted:
         item = world.objects.pop(key)
         if item["kind"] == "Deployment":
-            mine = item["spec"]["selector"]["matchLabels"].items()
-            world.pods = [pod for pod in world.pods if not mine <= pod["metadata"]["labels"].items()]
-    return gone
+            selector = item["spec"]["selector"]["matchLabels"].items()
+            world.pods = [pod for pod in world.pods if not selector <= pod["metadata"]["labels"].items()]
+    return deleted
 
 
 @pytest.mark.parametrize("replicas", [1, 40, 1000])
 @pytest.mark.parametrize(("field", "change"), FAULTS, ids=lambda value: value if isinstance(value, str) else "")
-def test_what_is_lost_is_repaired_and_a_condition_names_the_field(field: str, change: dict[str, Any], replicas: int) -> None:
-    world = serving(replicas=replicas)
-    before, revision = copy.deepcopy(world.objects), world.wanted
+def test_invalid_spec_repairs_objects_and_names_field(field: str, change: dict[str, Any], replicas: int) -> None:
+    world = serving_world(replicas=replicas)
+    before, revision = copy.deepcopy(world.objects), world.desired_revision
     world.edit(**change)
-    gone = lose(world, "Deployment", "Service", "PodDisruptionBudget")
-    assert len(gone) == 3
-    kept = {("PodDisruptionBudget", f"chat-{revision}")} if "disruption" in field else set()
+    deleted = delete_objects(world, "Deployment", "Service", "PodDisruptionBudget")
+    assert len(deleted) == 3
+    not_restored = {("PodDisruptionBudget", f"chat-{revision}")} if "disruption" in field else set()
     world.settle()
-    assert gone - world.objects.keys() == kept
-    for key in gone - kept:
+    assert deleted - world.objects.keys() == not_restored
+    for key in deleted - not_restored:
         assert world.objects[key]["spec"] == before[key]["spec"]
     assert world.serving(revision) == replicas
-    assert world.condition("Degraded") == REASON
+    assert world.condition("Degraded") == UNREADABLE
     assert field in world.message("Degraded")
     assert "correct" in world.message("Degraded")
     assert world.condition("Progressing") == ("False", "UnreadableSpec")
@@ -71,18 +71,18 @@ def test_what_is_lost_is_repaired_and_a_condition_names_the_field(field: str, ch
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (40, 12), (1000, 400), (12, 1000)])
-def test_replicas_are_followed(before: int, after: int) -> None:
-    world = serving(replicas=before)
-    world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "resources": AMOUNT})
+def test_invalid_spec_still_follows_replicas(before: int, after: int) -> None:
+    world = serving_world(replicas=before)
+    world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "resources": INVALID_RESOURCES})
     world.settle()
     world.edit(replicas=after)
     world.settle()
     assert sum(world.replicas().values()) == world.serving() == world.status["replicas"] == after
-    assert world.condition("Degraded") == REASON
+    assert world.condition("Degraded") == UNREADABLE
 
 
-def test_replicas_that_cannot_be_read_stay_as_they_were(messages: Messages) -> None:
-    world = serving(replicas=7)
+def test_unreadable_replicas_stay_unchanged(messages: Messages) -> None:
+    world = serving_world(replicas=7)
     world.edit(replicas=5000)
     world.settle()
     assert sum(world.replicas().values()) == 7
@@ -94,26 +94,25 @@ def test_replicas_that_cannot_be_read_stay_as_they_were(messages: Messages) -> N
     [("Starting", 1), ("Starting", 40), ("Starting", 1000), ("Analyzing", 4), ("Ramping", 4), ("Ramping", 40)],
 )
 @pytest.mark.parametrize(
-    "change", [{"engine": {"image": "vllm/vllm-openai:v0.33.0", "resources": AMOUNT}}, {"metrics": {"scrapeInterval": "0s"}}]
+    "change",
+    [{"engine": {"image": "vllm/vllm-openai:v0.33.0", "resources": INVALID_RESOURCES}}, {"metrics": {"scrapeInterval": "0s"}}],
 )
-def test_a_rollout_under_way_is_held_and_goes_on_when_the_field_is_corrected(
-    phase: str, change: dict[str, Any], replicas: int
-) -> None:
-    world, old = canarying(phase, replicas=replicas)
-    for _ in range(3):  # what the phase before has left behind goes
+def test_invalid_field_holds_rollout_until_corrected(phase: str, change: dict[str, Any], replicas: int) -> None:
+    world, old = world_in_phase(phase, replicas=replicas)
+    for _ in range(3):  # objects of the previous phase are deleted
         world.step()
-    right, pods = copy.deepcopy(world.document["spec"]), world.replicas()
+    valid_spec, pods = copy.deepcopy(world.document["spec"]), world.replicas()
     canary = world.status["canary"]
     world.edit(**change)
     world.settle()
     assert world.replicas() == pods
     assert world.status["stable"]["revision"] == old
     assert (world.status["canary"]["phase"], world.status["canary"]["revision"]) == (phase, canary["revision"])
-    lose(world, "Deployment", "Service", "PodDisruptionBudget")
+    delete_objects(world, "Deployment", "Service", "PodDisruptionBudget")
     world.settle()
     assert world.replicas() == pods
-    assert world.condition("Degraded") == REASON
-    world.document["spec"] = right
+    assert world.condition("Degraded") == UNREADABLE
+    world.document["spec"] = valid_spec
     world.edit()
     world.step()
     assert world.condition("Degraded")[0] == "False"
@@ -121,8 +120,8 @@ def test_a_rollout_under_way_is_held_and_goes_on_when_the_field_is_corrected(
     assert world.status["stable"]["revision"] == old
 
 
-def test_pods_kept_after_a_promotion_stay() -> None:
-    world, old = watching()
+def test_invalid_spec_keeps_retained_pods() -> None:
+    world, old = monitored_world()
     pods = world.replicas()
     world.edit(speculation={"numSpeculativeTokens": -1})
     world.settle()
@@ -130,79 +129,79 @@ def test_pods_kept_after_a_promotion_stay() -> None:
     assert world.status["previous"]["revision"] == old
 
 
-def test_a_rejected_revision_is_still_rejected_when_the_field_is_corrected() -> None:
-    world, old = canarying("Analyzing")
-    world.annotate(rollback=world.wanted)
+def test_rejected_revision_stays_rejected_after_correction() -> None:
+    world, old = world_in_phase("Analyzing")
+    world.annotate(rollback=world.desired_revision)
     world.settle()
     rejected = world.status["rejectedRevision"]
-    right = copy.deepcopy(world.document["spec"])
-    world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "resources": AMOUNT})
+    valid_spec = copy.deepcopy(world.document["spec"])
+    world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "resources": INVALID_RESOURCES})
     world.settle()
     assert (world.status["rejectedRevision"], world.status["stable"]["revision"]) == (rejected, old)
-    world.document["spec"] = right
+    world.document["spec"] = valid_spec
     world.edit()
     world.settle()
     assert world.status["phase"] == "RolledBack"
 
 
-def test_traffic_that_cannot_be_read_leaves_the_route_and_the_services_of_the_arms() -> None:
-    world = serving(rollout={"traffic": GATEWAY})
+def test_unreadable_traffic_keeps_route_and_services() -> None:
+    world = serving_world(rollout={"traffic": GATEWAY})
     before = copy.deepcopy(world.objects)
     assert ("HTTPRoute", "chat") in before
     world.edit(rollout={"traffic": {"mode": "Mesh"}, "disruption": {"maxUnavailable": 1}})
-    lose(world, "Deployment", "PodDisruptionBudget")
+    delete_objects(world, "Deployment", "PodDisruptionBudget")
     del world.objects["Service", "chat"]
     world.settle()
     assert world.objects.keys() == before.keys()
     for key in (("HTTPRoute", "chat"), ("Service", "chat-stable"), ("Service", "chat")):
         assert world.objects[key]["spec"] == before[key]["spec"]
     [budget] = [item for (kind, _), item in world.objects.items() if kind == "PodDisruptionBudget"]
-    assert budget["spec"]["maxUnavailable"] == 1, "what can be read of the rollout's settings counts"
+    assert budget["spec"]["maxUnavailable"] == 1, "readable fields of the rollout apply"
     assert "HTTPRoute" in world.message("Degraded")
 
 
-def test_the_route_is_repaired_where_traffic_can_be_read() -> None:
-    world = serving(rollout={"traffic": GATEWAY})
+def test_readable_traffic_repairs_route() -> None:
+    world = serving_world(rollout={"traffic": GATEWAY})
     before = copy.deepcopy(world.objects)
     world.edit(speculation={"numSpeculativeTokens": -1})
-    lose(world, "HTTPRoute", "Service")
+    delete_objects(world, "HTTPRoute", "Service")
     world.settle()
     assert {key: item["spec"] for key, item in world.objects.items() if "spec" in item} == {
         key: item["spec"] for key, item in before.items() if "spec" in item
     }
 
 
-def test_paused_leaves_everything_as_it_is() -> None:
-    world = serving()
+def test_paused_invalid_spec_changes_nothing() -> None:
+    world = serving_world()
     world.edit(speculation={"numSpeculativeTokens": -1}, rollout={"paused": True})
-    lose(world, "Service")
+    delete_objects(world, "Service")
     world.step()
     assert ("Service", "chat") not in world.objects
-    assert world.condition("Degraded") == REASON
+    assert world.condition("Degraded") == UNREADABLE
 
 
 @pytest.mark.parametrize("change", [{"engine": {"image": 1}}, {"speculation": {"numSpeculativeTokens": -1}}])
-def test_without_a_record_of_what_serves_nothing_can_be_read_instead(change: dict[str, Any]) -> None:
+def test_missing_record_gives_no_substitute_spec(change: dict[str, Any]) -> None:
     world = World(**change)
     with pytest.raises(ResourceError, match=r"^spec\."):
         world.step()
 
 
-def test_a_status_of_another_release_is_no_state_to_go_by() -> None:
-    world = serving()
+def test_status_of_another_release_is_ignored() -> None:
+    world = serving_world()
     world.edit(speculation={"numSpeculativeTokens": -1})
     world.document["status"]["phase"] = "Charming"
     with pytest.raises(ResourceError, match=r"status\.phase"):
         world.step()
 
 
-def test_a_forged_record_makes_no_pods() -> None:
-    """More people may write ConfigMaps than Deployments."""
-    world = serving()
-    record = world.objects["ConfigMap", preflight_job.preflight_job_name("chat", world.wanted)]
+def test_forged_record_creates_no_pods() -> None:
+    """ConfigMaps are writable for more users than Deployments."""
+    world = serving_world()
+    record = world.objects["ConfigMap", preflight_job.preflight_job_name("chat", world.desired_revision)]
     record["data"][preflight_job.RESOURCE_KEY] = record["data"][preflight_job.RESOURCE_KEY].replace("v0.33.0", "v0.32.0")
     before = copy.deepcopy(world.deployments())
-    world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "resources": AMOUNT})
+    world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "resources": INVALID_RESOURCES})
     world.settle()
     assert {name: item["spec"] for name, item in world.deployments().items()} == {
         name: item["spec"] for name, item in before.items()
@@ -212,15 +211,17 @@ def test_a_forged_record_makes_no_pods() -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "1", "{", '{"spec": []}', '{"spec": {"engine": 1}}', ""])
-def test_a_record_that_cannot_be_read_is_none(text: str) -> None:
-    world = serving()
-    world.objects["ConfigMap", preflight_job.preflight_job_name("chat", world.wanted)]["data"][preflight_job.RESOURCE_KEY] = text
-    world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "resources": AMOUNT})
+def test_unreadable_record_is_none(text: str) -> None:
+    world = serving_world()
+    world.objects["ConfigMap", preflight_job.preflight_job_name("chat", world.desired_revision)]["data"][
+        preflight_job.RESOURCE_KEY
+    ] = text
+    world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "resources": INVALID_RESOURCES})
     with pytest.raises(ResourceError, match=r"^spec\.engine\.resources"):
         world.step()
 
 
-def test_a_first_revision_that_starts_goes_no_further_and_keeps_its_pods() -> None:
+def test_invalid_spec_holds_starting_first_revision() -> None:
     world = World()
     world.step()
     world.check()
@@ -231,4 +232,4 @@ def test_a_first_revision_that_starts_goes_no_further_and_keeps_its_pods() -> No
     world.edit(metrics={"scrapeInterval": "0s"})
     world.settle()
     assert world.replicas() == pods
-    assert world.condition("Degraded") == REASON
+    assert world.condition("Degraded") == UNREADABLE

@@ -1,4 +1,4 @@
-"""What a status tells the outside: once for each thing that happened, by ids that stay."""
+"""Notifications of a status: one per event, with stable ids."""
 
 from __future__ import annotations
 
@@ -9,92 +9,92 @@ from typing import Any
 from aerie.api import SpeculativeDeployment
 from aerie.rollout.status.notifications import Notification, build_notifications
 from tests.golden import Messages
-from tests.unit.rollout.world import World, canarying, masked, serving
+from tests.unit.rollout.world import World, masked, serving_world, world_in_phase
 
 
-def told(world: World) -> list[Notification]:
+def notifications(world: World) -> list[Notification]:
     resource = SpeculativeDeployment.from_dict(world.document)
     assert resource.status is not None
     return list(build_notifications(resource, resource.status))
 
 
-def kinds(world: World) -> list[str]:
-    return [notice.event_type for notice in told(world)]
+def event_types(world: World) -> list[str]:
+    return [notification.event_type for notification in notifications(world)]
 
 
-def test_the_way_of_a_promotion() -> None:
-    world, _ = canarying("Starting")
-    assert kinds(world) == ["promoted", "started"]
-    began = told(world)[-1]
-    world, _ = canarying("Ramping")
-    assert kinds(world) == ["promoted", "started"]
-    assert told(world)[-1].id == began.id, "it is the same one"
+def test_promotion_sends_notifications_in_order() -> None:
+    world, _ = world_in_phase("Starting")
+    assert event_types(world) == ["promoted", "started"]
+    started = notifications(world)[-1]
+    world, _ = world_in_phase("Ramping")
+    assert event_types(world) == ["promoted", "started"]
+    assert notifications(world)[-1].id == started.id, "the same notification"
     for _ in range(20):
         world.schedule()
         world.ready()
         world.now += timedelta(minutes=5)
         world.step()
-    first, last = told(world)
+    first, last = notifications(world)
     assert (first.event_type, last.event_type) == ("promoted", "promoted")
-    assert last.id.rpartition("/")[0] == began.id.rpartition("/")[0], "of the same rollout"
+    assert last.id.rpartition("/")[0] == started.id.rpartition("/")[0], "the same rollout"
     assert last.data["comparisons"][0]["metric"] == "TokensPerStep"
     assert (last.data["drafter"], last.data["replacedDrafter"]) == ("models/eagle31", "models/eagle3")
 
 
-def test_a_person_is_wanted(messages: Messages) -> None:
-    world, _ = canarying("Analyzing")
+def test_waiting_for_user_sends_notification(messages: Messages) -> None:
+    world, _ = world_in_phase("Analyzing")
     world.now += timedelta(hours=4)
     world.step()
-    assert kinds(world) == ["promoted", "started", "inconclusive"]
-    messages.check("inconclusive", masked(told(world)[-1].data["message"], NEW=world.wanted))
-    world, _ = canarying("Analyzing", rollout={"canary": {"approval": "Manual"}})
+    assert event_types(world) == ["promoted", "started", "inconclusive"]
+    messages.check("inconclusive", masked(notifications(world)[-1].data["message"], NEW=world.desired_revision))
+    world, _ = world_in_phase("Analyzing", rollout={"canary": {"approval": "Manual"}})
     world.measure(20, +0.2)
-    assert kinds(world) == ["promoted", "started", "approval-required"]
+    assert event_types(world) == ["promoted", "started", "approval-required"]
 
 
-def test_the_same_revision_tried_again_is_another_rollout() -> None:
-    world, _ = canarying("Analyzing")
-    world.annotate(rollback=world.wanted)
+def test_retried_revision_is_another_rollout() -> None:
+    world, _ = world_in_phase("Analyzing")
+    world.annotate(rollback=world.desired_revision)
     world.settle()
-    assert kinds(world) == ["promoted", "rolled-back"]
+    assert event_types(world) == ["promoted", "rolled-back"]
     world.annotate(rollback="", retry="1")
     world.now += timedelta(minutes=1)
     world.settle_until("Starting")
-    ids = [notice.id for notice in told(world)]
-    assert kinds(world) == ["promoted", "rolled-back", "started"]
+    ids = [notification.id for notification in notifications(world)]
+    assert event_types(world) == ["promoted", "rolled-back", "started"]
     assert len(set(ids)) == 3
     assert ids[1].split("/")[:2] == ids[2].split("/")[:2]
     assert ids[1].split("/")[2] != ids[2].split("/")[2]
 
 
-def test_a_refusal_is_told_once_for_each_spec() -> None:
-    world = serving()
+def test_rejection_is_notified_once_per_spec() -> None:
+    world = serving_world()
     world.drafter("refused")
     world.settle()
-    assert kinds(world) == ["promoted", "failed"]
-    refused = told(world)[-1]
-    assert "torn" in refused.data["message"]
+    assert event_types(world) == ["promoted", "failed"]
+    rejection = notifications(world)[-1]
+    assert "torn" in rejection.data["message"]
     world.now += timedelta(hours=1)
     world.settle()
-    assert told(world)[-1] == refused
+    assert notifications(world)[-1] == rejection
 
 
-def test_a_first_revision_that_does_not_come() -> None:
+def test_failed_first_revision_is_notified() -> None:
     world = World()
     world.settle_until("Starting")
-    assert kinds(world) == ["started"]
+    assert event_types(world) == ["started"]
     world.now += timedelta(minutes=30)
     world.step()
-    assert kinds(world) == ["started", "failed"]
+    assert event_types(world) == ["started", "failed"]
 
 
-def test_a_notice_is_a_cloud_event() -> None:
-    world, _ = canarying("Starting")
-    event: dict[str, Any] = json.loads(json.dumps(told(world)[-1].to_cloud_event("prod")))
+def test_notification_is_a_cloud_event() -> None:
+    world, _ = world_in_phase("Starting")
+    event: dict[str, Any] = json.loads(json.dumps(notifications(world)[-1].to_cloud_event("prod")))
     data = event.pop("data")
     assert event == {
         "specversion": "1.0",
-        "id": told(world)[-1].id,
+        "id": notifications(world)[-1].id,
         "source": "prod",
         "type": "dev.aerie.rollout.started",
         "subject": "default/chat",
@@ -106,7 +106,7 @@ def test_a_notice_is_a_cloud_event() -> None:
         "name": "chat",
         "uid": "u1",
         "phase": "started",
-        "revision": world.wanted,
+        "revision": world.desired_revision,
         "change": "drafter models/eagle31",
         "drafter": "models/eagle31",
         "replacedDrafter": "models/eagle3",

@@ -1,4 +1,4 @@
-"""Control pods are drawn to the GPU product of the canary's, and the templates of all other pods stay as they are."""
+"""Placement: control pods prefer the GPU product of the canary's, and all other pod templates stay unchanged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from aerie.manifests.naming import CONTROL_LABEL, NAME_LABEL, REVISION_LABEL
 from aerie.manifests.pod import placement
 from aerie.rollout.revision import pod_template
-from tests.unit.rollout.world import World, canarying
+from tests.unit.rollout.world import World, world_in_phase
 
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 TERM = {"weight": 1, "podAffinityTerm": {"labelSelector": {"matchLabels": {"app": "cache"}}, "topologyKey": "zone"}}
@@ -29,11 +29,11 @@ def affinity(deployment: dict[str, Any]) -> Any:
     return deployment["spec"]["template"]["spec"].get("affinity")
 
 
-def control(world: World, revision: str) -> dict[str, Any]:
+def control_deployment(world: World, revision: str) -> dict[str, Any]:
     return world.deployments(control=True)[revision]
 
 
-def terms(revision: str) -> list[dict[str, Any]]:
+def affinity_terms(revision: str) -> list[dict[str, Any]]:
     selector = {
         "matchLabels": {NAME_LABEL: "chat", CONTROL_LABEL: "false"},
         "matchExpressions": [{"key": REVISION_LABEL, "operator": "NotIn", "values": [revision]}],
@@ -50,31 +50,31 @@ def terms(revision: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_control_pods_prefer_the_product_of_the_canarys_and_no_other_pods_have_a_preference() -> None:
-    world, old = canarying("Starting")
-    assert affinity(control(world, old)) == {"podAffinity": {PREFERRED: terms(old)}}
-    assert [affinity(one) for one in world.deployments().values()] == [None, None]
+def test_only_control_pods_prefer_the_canary_gpu_product() -> None:
+    world, old = world_in_phase("Starting")
+    assert affinity(control_deployment(world, old)) == {"podAffinity": {PREFERRED: affinity_terms(old)}}
+    assert [affinity(deployment) for deployment in world.deployments().values()] == [None, None]
 
 
-def test_the_users_own_affinity_is_kept_and_comes_first() -> None:
-    world, old = canarying("Starting", **with_affinity(OWN))
+def test_user_affinity_is_kept_first() -> None:
+    world, old = world_in_phase("Starting", **with_affinity(OWN))
     expected = copy.deepcopy(OWN)
-    expected["podAffinity"][PREFERRED] += terms(old)
-    assert affinity(control(world, old)) == expected
-    assert [affinity(one) for one in world.deployments().values()] == [OWN, OWN]
+    expected["podAffinity"][PREFERRED] += affinity_terms(old)
+    assert affinity(control_deployment(world, old)) == expected
+    assert [affinity(deployment) for deployment in world.deployments().values()] == [OWN, OWN]
 
 
 @pytest.mark.parametrize(
     "empty", [{}, {"podAffinity": None}, {"podAffinity": {PREFERRED: None}}, {"podAffinity": {PREFERRED: []}}]
 )
-def test_an_empty_affinity_is_none(empty: Any) -> None:
-    world, old = canarying("Starting", **with_affinity(empty))
-    assert affinity(control(world, old))["podAffinity"] == {PREFERRED: terms(old)}
+def test_empty_affinity_is_omitted(empty: Any) -> None:
+    world, old = world_in_phase("Starting", **with_affinity(empty))
+    assert affinity(control_deployment(world, old))["podAffinity"] == {PREFERRED: affinity_terms(old)}
 
 
-def test_the_promoted_pods_and_the_record_of_the_revision_know_nothing_of_it() -> None:
-    world, _ = canarying("Analyzing")
-    new = world.wanted
+def test_promoted_pods_and_record_have_no_preference() -> None:
+    world, _ = world_in_phase("Analyzing")
+    new = world.desired_revision
     before = world.deployments()[new]["spec"]["template"]
     for _ in range(60):
         world.measure(1, +0.2)
@@ -88,56 +88,54 @@ def test_the_promoted_pods_and_the_record_of_the_revision_know_nothing_of_it() -
     assert "podAffinity" not in str(world.objects)
 
 
-def test_the_next_canarys_control_pods_are_the_same() -> None:
-    """They may still be there, and another template would have each of them made anew."""
-    world, old = canarying("Analyzing")
-    first, before = world.wanted, copy.deepcopy(control(world, old)["spec"]["template"])
+def test_control_pods_of_next_canary_are_equal() -> None:
+    """Control pods may still exist, and another template would recreate each of them."""
+    world, old = world_in_phase("Analyzing")
+    first, before = world.desired_revision, copy.deepcopy(control_deployment(world, old)["spec"]["template"])
     world.edit(speculation={"numSpeculativeTokens": 4})
     world.settle_until("Starting")
     world.step()
-    assert world.status["canary"]["revision"] == world.wanted != first
-    assert control(world, old)["spec"]["template"] == before
+    assert world.status["canary"]["revision"] == world.desired_revision != first
+    assert control_deployment(world, old)["spec"]["template"] == before
 
 
-# ------------------------------------------------------------------------------------------- upgrades, and records that are lost
+# ------------------------------------------------------------------------------------------------- upgrades and lost records
 @pytest.mark.parametrize("spec", [{}, with_affinity(OWN)], ids=["no affinity", "the user's"])
-def test_an_upgrade_leaves_the_control_pods_of_a_canary_under_way_where_they_are(
-    monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any]
-) -> None:
-    with monkeypatch.context() as before:
-        before.setattr(placement, "prefer_canary_gpu_product", lambda template, *_: template)
-        world, old = canarying("Analyzing", **spec)
-    made = copy.deepcopy(world.deployments(control=True) | {"stable": world.deployments()[old]})
+def test_upgrade_keeps_running_control_pods(monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any]) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(placement, "prefer_canary_gpu_product", lambda template, *_: template)
+        world, old = world_in_phase("Analyzing", **spec)
+    deployments = copy.deepcopy(world.deployments(control=True) | {"stable": world.deployments()[old]})
     plan = world.step()
     assert plan.objects_to_apply == ()
-    assert world.deployments(control=True) | {"stable": world.deployments()[old]} == made
+    assert world.deployments(control=True) | {"stable": world.deployments()[old]} == deployments
 
 
-def test_a_lost_record_leaves_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pods of the stable revision are then as its Deployment has them, with what the API server has added."""
-    world, old = canarying("Analyzing")
-    before = affinity(control(world, old))
-    found = pod_template.resolve_pod_template
+def test_lost_record_keeps_control_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The template of the stable revision is then its Deployment's, with the API server's defaults."""
+    world, old = world_in_phase("Analyzing")
+    before = affinity(control_deployment(world, old))
+    resolve = pod_template.resolve_pod_template
 
-    def defaulted(*given: Any) -> dict[str, Any] | None:
-        template = copy.deepcopy(found(*given))
+    def defaulted(*arguments: Any) -> dict[str, Any] | None:
+        template = copy.deepcopy(resolve(*arguments))
         return template and {**template, "spec": {**template["spec"], "schedulerName": "default-scheduler"}}
 
     monkeypatch.setattr("aerie.rollout.children.desired.resolve_pod_template", defaulted)
     world.step()
-    assert control(world, old)["spec"]["template"]["spec"]["schedulerName"] == "default-scheduler"
-    assert affinity(control(world, old)) == before
+    assert control_deployment(world, old)["spec"]["template"]["spec"]["schedulerName"] == "default-scheduler"
+    assert affinity(control_deployment(world, old)) == before
 
 
-def test_what_is_changed_by_hand_is_put_back() -> None:
-    world, old = canarying("Analyzing")
-    before = copy.deepcopy(control(world, old)["spec"])
-    control(world, old)["spec"]["template"]["spec"]["affinity"] = {}
+def test_manual_affinity_change_is_reverted() -> None:
+    world, old = world_in_phase("Analyzing")
+    before = copy.deepcopy(control_deployment(world, old)["spec"])
+    control_deployment(world, old)["spec"]["template"]["spec"]["affinity"] = {}
     world.step()
-    assert control(world, old)["spec"] == before
+    assert control_deployment(world, old)["spec"] == before
 
 
-def test_the_users_template_is_not_changed() -> None:
+def test_user_template_is_not_changed() -> None:
     template: dict[str, Any] = {"spec": {"affinity": copy.deepcopy(OWN)}}
     placement.prefer_canary_gpu_product(template, "chat", "abc")
     assert template == {"spec": {"affinity": OWN}}

@@ -1,4 +1,4 @@
-"""What is told of pods that do not serve."""
+"""Messages on pods that do not serve."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def pod(name: str, state: State) -> Pod:
     return Pod(name, "chat-a", {}, "", START, state, START)
 
 
-def test_a_lack_of_room_is_told_beside_what_is_graver(messages: Messages) -> None:
-    """One pod of four without its image is excused; the rollout then waits for room alone, and a person must read that."""
+def test_lack_of_room_is_reported_besides_worse_failures(messages: Messages) -> None:
+    """One pod of four without its image is excused; the rollout then waits for room alone, which has to be shown."""
     states: dict[str, State] = {"a": "Roomless", "b": "Imageless", "c": "Roomless"}
     group = [pod(name, state).document() for name, state in states.items()]
     worst = pod_failures.most_severe_failure(group, {})
@@ -24,7 +24,7 @@ def test_a_lack_of_room_is_told_beside_what_is_graver(messages: Messages) -> Non
     messages.check("image and node", worst.message)
 
 
-def test_room_alone_is_told_once(messages: Messages) -> None:
+def test_lack_of_room_alone_is_reported_once(messages: Messages) -> None:
     group = [pod(name, "Roomless").document() for name in ("a", "b")] + [pod("c", "Loading").document()]
     worst = pod_failures.most_severe_failure(group, {})
     assert worst is not None
@@ -32,10 +32,10 @@ def test_room_alone_is_told_once(messages: Messages) -> None:
     messages.check("no node", worst.message)
 
 
-def test_a_quota_is_told_beside_a_crash(messages: Messages) -> None:
-    trouble = pod_failures.PodFailure("QuotaExceeded", "Deployment chat-a cannot create its pods: exceeded quota: gpus")
+def test_quota_is_reported_besides_a_crash(messages: Messages) -> None:
+    failure = pod_failures.PodFailure("QuotaExceeded", "Deployment chat-a cannot create its pods: exceeded quota: gpus")
     worst = pod_failures.most_severe_failure(
-        [pod("a", "Crashing").document()], {}, pod_failures.PodCreationFailure(trouble, START + timedelta(0))
+        [pod("a", "Crashing").document()], {}, pod_failures.PodCreationFailure(failure, START + timedelta(0))
     )
     assert worst is not None
     assert worst.reason == "CrashLoopBackOff"

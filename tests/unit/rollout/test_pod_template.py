@@ -1,4 +1,4 @@
-"""An upgrade of Aerie that builds pods in another way: what runs stays as it is, until somebody wants it renewed."""
+"""Upgrades of Aerie that change the pod template: running pods stay unchanged until a user renews them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import pytest
 
 from aerie.manifests.pod import engine_pod
 from aerie.manifests.revision_hash import RENEW_ANNOTATION
-from tests.unit.rollout.world import World, canarying, serving
+from tests.unit.rollout.world import World, serving_world, world_in_phase
 
 CONTAINER = "engine"
 
 
 @pytest.fixture
 def upgrade(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Begins to build pods with a variable more, as a later release may."""
+    """Return a function after which pods get one more variable, as in a later release."""
     before = engine_pod.build_pod_template
 
-    def template(*given: Any) -> dict[str, Any]:
-        built = copy.deepcopy(before(*given))
+    def template(*arguments: Any) -> dict[str, Any]:
+        built = copy.deepcopy(before(*arguments))
         built["spec"]["containers"][0].setdefault("env", []).append({"name": "NEW", "value": "1"})
         return built
 
@@ -29,16 +29,16 @@ def upgrade(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def templates(world: World) -> dict[str, Any]:
-    found = {name: item["spec"]["template"] for (kind, name), item in world.objects.items() if kind == "Deployment"}
-    return copy.deepcopy(found)
+    templates_by_name = {name: item["spec"]["template"] for (kind, name), item in world.objects.items() if kind == "Deployment"}
+    return copy.deepcopy(templates_by_name)
 
 
 def is_new(template: dict[str, Any]) -> bool:
-    return any(one["name"] == "NEW" for one in template["spec"]["containers"][0]["env"])
+    return any(variable["name"] == "NEW" for variable in template["spec"]["containers"][0]["env"])
 
 
-def test_an_upgrade_that_builds_other_pods_writes_nothing(upgrade: Any) -> None:
-    world = serving()
+def test_upgrade_with_other_template_writes_nothing(upgrade: Any) -> None:
+    world = serving_world()
     before = copy.deepcopy((world.objects, world.document))
     upgrade()
     plan = world.plan()
@@ -49,8 +49,8 @@ def test_an_upgrade_that_builds_other_pods_writes_nothing(upgrade: Any) -> None:
 
 
 @pytest.mark.parametrize("phase", ["Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting"])
-def test_nor_does_one_in_the_middle_of_a_rollout(upgrade: Any, phase: str) -> None:
-    world, _ = canarying(phase, replicas=4)
+def test_upgrade_during_rollout_writes_nothing(upgrade: Any, phase: str) -> None:
+    world, _ = world_in_phase(phase, replicas=4)
     world.step()
     before = templates(world)
     upgrade()
@@ -62,8 +62,8 @@ def test_nor_does_one_in_the_middle_of_a_rollout(upgrade: Any, phase: str) -> No
     assert {name: after[name] for name in before if name in after} == {name: before[name] for name in before if name in after}
 
 
-def test_a_fleet_is_scaled_and_repaired_with_the_pods_it_has(upgrade: Any) -> None:
-    world = serving()
+def test_scaling_and_repair_keep_the_old_template(upgrade: Any) -> None:
+    world = serving_world()
     before = templates(world)
     upgrade()
     world.edit(replicas=5)
@@ -72,11 +72,11 @@ def test_a_fleet_is_scaled_and_repaired_with_the_pods_it_has(upgrade: Any) -> No
     (deployment,) = (item for (kind, _), item in world.objects.items() if kind == "Deployment")
     deployment["spec"]["template"]["spec"]["containers"][0]["image"] = "somebody/else:1"
     world.settle()
-    assert templates(world) == before, "what was changed by hand is put back, as it was"
+    assert templates(world) == before, "a manual change is reverted"
 
 
-def test_a_lost_or_forged_record_changes_no_pod(upgrade: Any) -> None:
-    world = serving()
+def test_lost_or_forged_record_changes_no_pod(upgrade: Any) -> None:
+    world = serving_world()
     before = templates(world)
     upgrade()
     (record,) = (key for key in world.objects if key[0] == "ConfigMap")
@@ -90,9 +90,9 @@ def test_a_lost_or_forged_record_changes_no_pod(upgrade: Any) -> None:
     assert templates(world) == before
 
 
-def test_a_new_revision_gets_the_pods_of_today_and_its_control_those_of_the_stable_one(upgrade: Any) -> None:
-    world = serving(replicas=3)
-    old = world.wanted
+def test_new_revision_gets_new_template_and_control_the_old(upgrade: Any) -> None:
+    world = serving_world(replicas=3)
+    old = world.desired_revision
     upgrade()
     world.drafter("eagle31")
     for _ in range(3):
@@ -100,20 +100,20 @@ def test_a_new_revision_gets_the_pods_of_today_and_its_control_those_of_the_stab
         world.check()
     assert {revision: is_new(item["spec"]["template"]) for revision, item in world.deployments().items()} == {
         old: False,
-        world.wanted: True,
+        world.desired_revision: True,
     }
     assert not is_new(world.deployments(control=True)[old]["spec"]["template"])
 
 
-def test_who_wants_the_pods_of_today_renews_them_by_a_canary(upgrade: Any) -> None:
-    world = serving()
-    old = world.wanted
+def test_template_is_renewed_by_a_canary(upgrade: Any) -> None:
+    world = serving_world()
+    old = world.desired_revision
     upgrade()
     world.annotate(**{RENEW_ANNOTATION.removeprefix("aerie.dev/"): "2026-11"})
-    assert world.wanted != old
+    assert world.desired_revision != old
     for _ in range(3):
         world.step()
         world.check()
-    assert world.status["canary"]["revision"] == world.wanted
-    assert is_new(world.deployments()[world.wanted]["spec"]["template"])
+    assert world.status["canary"]["revision"] == world.desired_revision
+    assert is_new(world.deployments()[world.desired_revision]["spec"]["template"])
     assert world.status["canary"]["change"] == "engine"

@@ -1,8 +1,7 @@
-"""After a promotion: old pods are kept for a while, the way back is short, and a fall of acceptance is looked into with them."""
+"""Post-promotion monitoring: retained pods, fast rollback, and comparison with retained pods after an acceptance drop."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +14,8 @@ from aerie.rollout.facts.arm_metrics import ArmMetrics
 from aerie.rollout.reconcile import build_reconcile_plan
 from aerie.rollout.status import build
 from tests.golden import Messages
-from tests.unit.rollout.world import IMAGE, World, masked, watching
+from tests.snapshots import replace_facts
+from tests.unit.rollout.world import IMAGE, World, masked, monitored_world
 
 GATEWAY = {"traffic": {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}}
 MINUTE = timedelta(minutes=1)
@@ -27,38 +27,38 @@ def weights(world: World) -> dict[str, int]:
 
 
 def selector(world: World) -> dict[str, str]:
-    found: dict[str, str] = world.objects["Service", "chat"]["spec"]["selector"]
-    return found
+    selector: dict[str, str] = world.objects["Service", "chat"]["spec"]["selector"]
+    return selector
 
 
-def last(world: World) -> dict[str, Any]:
-    found: dict[str, Any] = world.status["rolloutHistory"][0]
-    return found
+def last_outcome(world: World) -> dict[str, Any]:
+    outcome: dict[str, Any] = world.status["rolloutHistory"][0]
+    return outcome
 
 
-def on_the_way_back(world: World, end: str) -> None:
-    """Looks until the phase: what serves never falls below what the spec says, and pods never need more places than before."""
+def roll_back_until(world: World, phase: str) -> None:
+    """Reconcile until the phase; never fewer serving pods than the spec's replicas, never more pods than before."""
     for _ in range(20):
         assert world.serving() >= 4
         assert len(world.pods) <= 6
         world.step()
-        if world.status["phase"] == end:
+        if world.status["phase"] == phase:
             return
         world.schedule()
         world.ready()
-    raise AssertionError(f"{world.status['phase']} instead of {end}")
+    raise AssertionError(f"{world.status['phase']} instead of {phase}")
 
 
-# ------------------------------------------------------------------------------------------------------------------- what is kept
-def test_as_many_old_pods_as_canary_and_control_were_stay_ready_without_requests_and_go_in_time() -> None:
-    world, old = watching(rollout=GATEWAY)
-    new = world.wanted
+# ------------------------------------------------------------------------------------------------------------------ retention
+def test_retained_pods_match_canary_and_control_and_expire() -> None:
+    world, old = monitored_world(rollout=GATEWAY)
+    new = world.desired_revision
     assert world.status["phase"] == "Monitoring"
     assert world.replicas() == {f"chat-{new}": 4, f"chat-{old}": 2}
     assert selector(world) == {naming.NAME_LABEL: "chat", naming.REVISION_LABEL: new}
-    world.step()  # the stable Service first, and then the route
+    world.step()  # the stable Service first, then the route
     assert weights(world) == {"stable": TOTAL_WEIGHT}
-    assert (last(world)["result"], last(world)["revision"]) == ("Promoted", new)
+    assert (last_outcome(world)["result"], last_outcome(world)["revision"]) == ("Promoted", new)
     assert world.status["stable"]["revision"] == new
     assert 2.9 < world.status["stable"]["referenceAcceptanceLength"] < 3.1
     world.schedule()
@@ -86,30 +86,30 @@ def test_as_many_old_pods_as_canary_and_control_were_stay_ready_without_requests
 
 
 @pytest.mark.parametrize("canary", [{"scaleDownDelay": "0s"}, {"capacity": "Reuse"}])
-def test_nothing_is_kept_where_nothing_is_to_be_or_there_is_no_place_for_it(canary: dict[str, Any]) -> None:
-    world, _ = watching(rollout={"canary": canary})
+def test_no_pods_are_retained_without_delay_or_room(canary: dict[str, Any]) -> None:
+    world, _ = monitored_world(rollout={"canary": canary})
     assert world.status["phase"] == "Ready"
     world.settle()
-    assert world.replicas() == {f"chat-{world.wanted}": 4}
+    assert world.replicas() == {f"chat-{world.desired_revision}": 4}
 
 
-def test_with_one_place_to_spare_one_pod_is_kept_and_of_fewer_replicas_no_more_than_those() -> None:
-    world, old = watching(rollout={"canary": {"control": "Stable"}})
-    assert world.replicas() == {f"chat-{world.wanted}": 4, f"chat-{old}": 1}
-    world, old = watching()
+def test_retained_pods_are_bounded_by_room_and_replicas() -> None:
+    world, old = monitored_world(rollout={"canary": {"control": "Stable"}})
+    assert world.replicas() == {f"chat-{world.desired_revision}": 4, f"chat-{old}": 1}
+    world, old = monitored_world()
     world.edit(replicas=1)
     world.step()
-    assert world.replicas() == {f"chat-{world.wanted}": 1, f"chat-{old}": 1}
+    assert world.replicas() == {f"chat-{world.desired_revision}": 1, f"chat-{old}": 1}
     world.edit(replicas=6)
     world.step()
-    assert world.replicas() == {f"chat-{world.wanted}": 6, f"chat-{old}": 1}, "no model is loaded to be kept"
+    assert world.replicas() == {f"chat-{world.desired_revision}": 6, f"chat-{old}": 1}, "no model is loaded for retention"
     world.edit(replicas=0)
     world.settle()
-    assert world.replicas() == {f"chat-{world.wanted}": 0}
+    assert world.replicas() == {f"chat-{world.desired_revision}": 0}
 
 
-def test_paused_they_stay_and_go_when_it_goes_on() -> None:
-    world, old = watching()
+def test_pause_keeps_retained_pods() -> None:
+    world, old = monitored_world()
     world.step()
     before = world.status["previous"]
     world.edit(rollout={"paused": True, "canary": {"scaleDownDelay": "10m"}})
@@ -120,22 +120,22 @@ def test_paused_they_stay_and_go_when_it_goes_on() -> None:
     assert f"chat-{old}" in world.replicas()
     world.edit(rollout={"canary": {"scaleDownDelay": "10m"}})
     world.settle()
-    assert world.replicas() == {f"chat-{world.wanted}": 4}
+    assert world.replicas() == {f"chat-{world.desired_revision}": 4}
 
 
-# ------------------------------------------------------------------------------------------------------------------- the way back
+# ------------------------------------------------------------------------------------------------------------------- rollback
 @pytest.mark.parametrize("rollout", [{}, GATEWAY])
-def test_a_person_takes_it_back_and_the_old_pods_serve_at_once(rollout: dict[str, Any], messages: Messages) -> None:
-    world, old = watching(rollout=rollout)
-    new = world.wanted
+def test_manual_rollback_serves_from_retained_pods_immediately(rollout: dict[str, Any], messages: Messages) -> None:
+    world, old = monitored_world(rollout=rollout)
+    new = world.desired_revision
     world.step()
     world.annotate(rollback=new)
     world.step()
     assert (world.status["phase"], world.status["stable"]["revision"]) == ("RollingBack", old)
     assert selector(world) == {naming.NAME_LABEL: "chat"}
     assert world.replicas() == {f"chat-{new}": 4, f"chat-{old}": 2}, "traffic goes before pods"
-    messages.check("rolled back manually", last(world)["message"])
-    assert (last(world)["result"], last(world)["drafter"], last(world)["replacedDrafter"]) == (
+    messages.check("rolled back manually", last_outcome(world)["message"])
+    assert (last_outcome(world)["result"], last_outcome(world)["drafter"], last_outcome(world)["replacedDrafter"]) == (
         "RolledBack",
         "models/eagle31",
         "models/eagle3",
@@ -149,83 +149,83 @@ def test_a_person_takes_it_back_and_the_old_pods_serve_at_once(rollout: dict[str
             "the promoted pods, until the stable Service leads to the others"
         )
         assert shares[-1] == {"stable": TOTAL_WEIGHT // 2, "canary": TOTAL_WEIGHT // 2}, "two of four"
-    on_the_way_back(world, "RolledBack")
+    roll_back_until(world, "RolledBack")
     world.settle()
     assert world.replicas() == {f"chat-{old}": 4}
     assert world.status["rejectedRevision"] == new
-    assert [one["result"] for one in world.status["rolloutHistory"]] == ["RolledBack", "Promoted", "Promoted"]
+    assert [record["result"] for record in world.status["rolloutHistory"]] == ["RolledBack", "Promoted", "Promoted"]
 
 
-def test_the_old_spec_again_is_as_good_as_a_word() -> None:
-    world, old = watching()
+def test_old_spec_rolls_back_like_a_manual_action() -> None:
+    world, old = monitored_world()
     world.drafter("eagle3")
     world.step()
     assert (world.status["phase"], world.status["stable"]["revision"]) == ("RollingBack", old)
-    on_the_way_back(world, "Ready")
+    roll_back_until(world, "Ready")
     world.settle()
     assert world.replicas() == {f"chat-{old}": 4}
-    assert last(world)["result"] == "Superseded"
+    assert last_outcome(world)["result"] == "Superseded"
     assert "rejectedRevision" not in world.status
 
 
-def test_another_spec_gets_a_canary_beside_what_was_promoted_and_the_kept_pods_go_first() -> None:
-    world, old = watching()
-    new = world.wanted
+def test_new_spec_deletes_retained_pods_before_its_canary() -> None:
+    world, old = monitored_world()
+    new = world.desired_revision
     world.edit(speculation={"numSpeculativeTokens": 4})
     for _ in range(8):
         world.step()
-        assert not (f"chat-{old}" in world.replicas() and f"chat-{world.wanted}" in world.replicas())
+        assert not (f"chat-{old}" in world.replicas() and f"chat-{world.desired_revision}" in world.replicas())
         world.check()
     assert world.status["phase"] == "Starting"
     assert world.status["stable"]["revision"] == new
-    assert set(world.replicas()) == {f"chat-{new}", f"chat-{new}-control", f"chat-{world.wanted}"}
+    assert set(world.replicas()) == {f"chat-{new}", f"chat-{new}-control", f"chat-{world.desired_revision}"}
 
 
-def test_a_crash_loop_takes_it_back_by_itself(messages: Messages) -> None:
-    world, old = watching()
-    new = world.wanted
+def test_crash_loop_rolls_back_promotion(messages: Messages) -> None:
+    world, old = monitored_world()
+    new = world.desired_revision
     world.step()
     world.crash(new, 3)
     world.step()
     assert world.status["stable"]["revision"] == old
-    messages.check("crash loop", masked(last(world)["message"], NEW=new))
+    messages.check("crash loop", masked(last_outcome(world)["message"], NEW=new))
 
 
-def test_no_accepted_token_takes_it_back_by_itself(messages: Messages) -> None:
-    world, old = watching()
-    world.measure_alone(2, 1.0, scatter=0.0)
+def test_zero_acceptance_rolls_back_promotion(messages: Messages) -> None:
+    world, old = monitored_world()
+    world.measure_alone(2, 1.0, dispersion=0.0)
     assert world.status["stable"]["revision"] == old
-    messages.check("no accepted token", last(world)["message"])
+    messages.check("no accepted token", last_outcome(world)["message"])
 
 
 # -------------------------------------------------------------------------------------------------------------------------- drift
-def test_as_long_as_acceptance_stays_nothing_happens() -> None:
-    world, _ = watching()
+def test_steady_acceptance_changes_nothing() -> None:
+    world, _ = monitored_world()
     world.measure_alone(4, 2.97)
     assert world.status["phase"] == "Monitoring"
 
 
-def fallen() -> tuple[World, str]:
-    world, old = watching(rollout=GATEWAY)
+def verifying() -> tuple[World, str]:
+    world, old = monitored_world(rollout=GATEWAY)
     world.measure_alone(4, 2.4)
     assert world.status["phase"] == "Verifying"
     return world, old
 
 
-def test_after_a_fall_the_old_pods_get_requests_to_be_compared_with(messages: Messages) -> None:
-    world, old = fallen()
-    world.step()  # their Service first, and then the route
+def test_acceptance_drop_starts_verifying_with_retained_pods(messages: Messages) -> None:
+    world, old = verifying()
+    world.step()  # their Service first, then the route
     assert weights(world) == {"stable": 66_667, "previous": 33_333}
     assert selector(world) == {naming.NAME_LABEL: "chat"}
     messages.check("regression", world.status["analysis"]["message"])
-    messages.check("verification", masked(world.message("Progressing"), NEW=world.wanted, OLD=old))
+    messages.check("verification", masked(world.message("Progressing"), NEW=world.desired_revision, OLD=old))
     assert world.status["analysis"]["message"] in world.message("Progressing")
     assert (world.status["replicas"], world.status["previous"]["weight"]) == (6, 33)
 
 
-def test_a_fall_of_both_is_one_of_the_traffic_and_takes_nothing_back(messages: Messages) -> None:
-    world, old = fallen()
-    new = world.wanted
+def test_drop_of_both_revisions_does_not_roll_back(messages: Messages) -> None:
+    world, old = verifying()
+    new = world.desired_revision
     world.measure(31, 0.0)
     assert world.status["phase"] == "Ready"
     assert world.status["stable"]["revision"] == new
@@ -234,24 +234,24 @@ def test_a_fall_of_both_is_one_of_the_traffic_and_takes_nothing_back(messages: M
     assert world.replicas() == {f"chat-{new}": 4}
 
 
-def test_a_fall_of_the_promoted_pods_alone_takes_them_back(messages: Messages) -> None:
-    world, old = fallen()
+def test_drop_of_promoted_pods_alone_rolls_back(messages: Messages) -> None:
+    world, old = verifying()
     for _ in range(30):
         world.measure(1, -0.2)
         if world.status["phase"] != "Verifying":
             break
     assert world.status["stable"]["revision"] == old
-    messages.check("regression of the promoted pods", last(world)["message"])
-    assert last(world)["comparisons"][0]["upper"] < 0
-    on_the_way_back(world, "RolledBack")
+    messages.check("regression of the promoted pods", last_outcome(world)["message"])
+    assert last_outcome(world)["comparisons"][0]["upper"] < 0
+    roll_back_until(world, "RolledBack")
 
 
-def test_what_is_counted_goes_on_where_a_lost_write_left_it() -> None:
-    world, _ = watching()
+def test_monitoring_continues_after_a_lost_write() -> None:
+    world, _ = monitored_world()
     for _ in range(4):
         before = world.status
         world.measure_alone(1, 2.4)
-        world.document["status"] = before  # the write was lost, and so the look is repeated
+        world.document["status"] = before  # the write was lost, so the reconcile is repeated
         world.step()
     assert world.status["phase"] == "Verifying"
 
@@ -267,39 +267,39 @@ def test_what_is_counted_goes_on_where_a_lost_write_left_it() -> None:
         ({}, None),
     ],
 )
-def test_no_accepted_draft_is_a_warning_of_its_own_whether_the_revision_was_compared_or_not(
-    arm: dict[str, Any], reason: str | None
-) -> None:
-    found = build._build_regression_condition(Arm.model_validate({"revision": "r1", **arm}))
-    assert (found and found.reason) == reason
-    assert found is None or "level 2" in found.message
+def test_zero_acceptance_warns_with_and_without_comparison(arm: dict[str, Any], reason: str | None) -> None:
+    condition = build._build_regression_condition(Arm.model_validate({"revision": "r1", **arm}))
+    assert (condition and condition.reason) == reason
+    assert condition is None or "level 2" in condition.message
 
 
-def test_later_a_lasting_fall_is_a_warning_and_nothing_else(messages: Messages) -> None:
-    world, _ = watching()
+def test_late_acceptance_drop_only_warns(messages: Messages) -> None:
+    world, _ = monitored_world()
     world.now += 10 * MINUTE
     world.settle()
     assert world.status["phase"] == "Ready"
     assert world.condition("Degraded")[0] == "False"
-    group = naming.deployment_name("chat", world.wanted, control=False)
+    deployment = naming.deployment_name("chat", world.desired_revision, control=False)
 
-    def look(length: float) -> None:
-        figures = {group: ArmMetrics(acceptance_length=length)}
-        plan = build_reconcile_plan(replace(world.observed(), metrics_by_deployment=figures), IMAGE, world.now)
+    def reconcile_with_length(length: float) -> None:
+        metrics_by_deployment = {deployment: ArmMetrics(acceptance_length=length)}
+        plan = build_reconcile_plan(
+            replace_facts(world.observed(), metrics_by_deployment=metrics_by_deployment), IMAGE, world.now
+        )
         assert (plan.objects_to_apply, plan.objects_to_delete) == ((), ())
         world.document["status"] = plan.status.to_dict()
 
-    look(2.7)
+    reconcile_with_length(2.7)
     assert world.condition("Degraded")[0] == "False"
-    look(2.4)
+    reconcile_with_length(2.4)
     assert world.condition("Degraded") == ("True", "AcceptanceRegression")
-    messages.check("acceptance regression", masked(world.message("Degraded"), NEW=world.wanted))
-    look(2.9)
+    messages.check("acceptance regression", masked(world.message("Degraded"), NEW=world.desired_revision))
+    reconcile_with_length(2.9)
     assert world.condition("Degraded")[0] == "False"
-    look(1.02)
+    reconcile_with_length(1.02)
     assert world.condition("Degraded") == ("True", "AcceptanceRegression")
-    look(1.0)
+    reconcile_with_length(1.0)
     assert world.condition("Degraded") == ("True", "DraftsRejected"), "lost weights are no drift, however little is left to fall"
-    messages.check("drafts rejected", masked(world.message("Degraded"), NEW=world.wanted))
-    look(2.9)
+    messages.check("drafts rejected", masked(world.message("Degraded"), NEW=world.desired_revision))
+    reconcile_with_length(2.9)
     assert world.condition("Degraded")[0] == "False"

@@ -1,10 +1,9 @@
-"""What becomes of a preflight that cannot run, hangs, or whose pod does not end: said, tried again, never forgotten."""
+"""Preflights that cannot run, hang, or whose pod does not end: they are reported and retried, and results persist."""
 
 from __future__ import annotations
 
 import copy
 import json
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,20 +14,21 @@ from aerie.manifests.preflight_job import PreflightJobConfig
 from aerie.rollout.plan import ReconcilePlan
 from aerie.rollout.reconcile import build_reconcile_plan
 from tests.golden import Messages
+from tests.snapshots import replace_facts
 from tests.unit.rollout.world import IMAGE, World, masked
 
-PASSES = {"passed": True, "summary": "checked.", "errors": [], "warnings": ["⚠ C3 norms: a bit low."]}
-REFUSES = {"passed": False, "summary": "no.", "errors": ["✗ C9 weights: torn."], "warnings": []}
-HUB = {"passed": None, "error": "the Hub does not answer"}
+PASSED = {"passed": True, "summary": "checked.", "errors": [], "warnings": ["⚠ C3 norms: a bit low."]}
+REJECTED = {"passed": False, "summary": "no.", "errors": ["✗ C9 weights: torn."], "warnings": []}
+HUB_ERROR = {"passed": None, "error": "the Hub does not answer"}
 
 
 class Cluster(World):
-    """A world in which the Job's pod is made by the test."""
+    """A world in which the test creates the Job's pod."""
 
     def __init__(self) -> None:
         super().__init__()
         self.step()
-        self.name = preflight.preflight_job_name("chat", self.wanted)
+        self.name = preflight.preflight_job_name("chat", self.desired_revision)
 
     @property
     def job(self) -> dict[str, Any]:
@@ -48,62 +48,62 @@ class Cluster(World):
         ]
         return self.checks[0]
 
-    def says(self, document: dict[str, Any], phase: str = "Running") -> None:
-        """The container ends with this message; another one of the pod goes on."""
-        code = {True: 0, False: 1, None: 2}[document["passed"]]
-        ended = {"exitCode": code, "message": json.dumps(document), "startedAt": self.now.isoformat()}
+    def finish_container(self, result: dict[str, Any], phase: str = "Running") -> None:
+        """End the container with this message; another container of the pod keeps running."""
+        code = {True: 0, False: 1, None: 2}[result["passed"]]
+        ended = {"exitCode": code, "message": json.dumps(result), "startedAt": self.now.isoformat()}
         self.pod(phase, {"terminated": ended})
 
-    def fails(self, reason: str = "BackoffLimitExceeded") -> None:
+    def fail_job(self, reason: str = "BackoffLimitExceeded") -> None:
         moment = self.now.isoformat()
         failed = {"type": "Failed", "status": "True", "lastTransitionTime": moment, "reason": reason, "message": "it has failed"}
         self.job["status"] = {"conditions": [failed]}
 
-    def look(self, **observed: Any) -> ReconcilePlan:
-        plan = build_reconcile_plan(replace(self.observed(), **observed), IMAGE, self.now, self.catalog)
+    def reconcile(self, **observed: Any) -> ReconcilePlan:
+        plan = build_reconcile_plan(replace_facts(self.observed(), **observed), IMAGE, self.now, self.catalog)
         self.document["status"] = plan.status.to_dict()
         return plan
 
 
-@pytest.mark.parametrize(("said", "phase"), [(PASSES, "Starting"), (REFUSES, "Failed")])
-def test_a_verdict_counts_as_soon_as_it_is_there_whatever_else_runs_in_the_pod(said: dict[str, Any], phase: str) -> None:
+@pytest.mark.parametrize(("result", "phase"), [(PASSED, "Starting"), (REJECTED, "Failed")])
+def test_result_counts_while_other_containers_run(result: dict[str, Any], phase: str) -> None:
     cluster = Cluster()
-    cluster.says(said)
+    cluster.finish_container(result)
     cluster.step()
     assert cluster.status["phase"] == phase
 
 
-@pytest.mark.parametrize(("said", "status", "words"), [(PASSES, "True", "C3 norms"), (REFUSES, "False", "C9 weights: torn.")])
-def test_a_verdict_outlives_the_pod_that_gave_it(said: dict[str, Any], status: str, words: str) -> None:
+@pytest.mark.parametrize(("result", "status", "text"), [(PASSED, "True", "C3 norms"), (REJECTED, "False", "C9 weights: torn.")])
+def test_result_outlives_its_pod(result: dict[str, Any], status: str, text: str) -> None:
     cluster = Cluster()
-    cluster.says(said)
+    cluster.finish_container(result)
     cluster.step()
-    cluster.checks.clear()  # somebody cleans up, or the Job's deadline ends a pod whose other container never did
-    cluster.fails("DeadlineExceeded")
+    cluster.checks.clear()  # a user cleans up, or the Job's deadline ends a pod whose other container still runs
+    cluster.fail_job("DeadlineExceeded")
     cluster.now += timedelta(hours=7)
     cluster.step()
     assert cluster.condition("PreflightPassed")[0] == status
-    assert words in cluster.message("PreflightPassed")
+    assert text in cluster.message("PreflightPassed")
     assert ("Job", cluster.name) in cluster.objects
 
 
-def test_a_job_that_is_deleted_looks_again() -> None:
+def test_deleted_job_is_recreated() -> None:
     cluster = Cluster()
-    cluster.says(REFUSES)
+    cluster.finish_container(REJECTED)
     cluster.step()
     old = copy.deepcopy(cluster.checks)
     del cluster.objects["Job", cluster.name]
     cluster.step()
     cluster.step()
     assert cluster.checks == old, "its pod has not gone yet"
-    assert cluster.condition("PreflightPassed") == ("Unknown", "Preflight"), "another Job's verdict does not count"
-    cluster.says(PASSES)
+    assert cluster.condition("PreflightPassed") == ("Unknown", "Preflight"), "another Job's result does not count"
+    cluster.finish_container(PASSED)
     cluster.step()
     assert cluster.status["phase"] == "Starting"
 
 
 @pytest.mark.parametrize(
-    ("status", "reason", "words"),
+    ("status", "reason", "text"),
     [
         (
             {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}]},
@@ -122,52 +122,52 @@ def test_a_job_that_is_deleted_looks_again() -> None:
         ),
     ],
 )
-def test_what_a_pod_waits_for_is_said_and_it_goes_on_when_that_comes(status: dict[str, Any], reason: str, words: str) -> None:
+def test_reason_of_waiting_pod_is_shown_until_it_runs(status: dict[str, Any], reason: str, text: str) -> None:
     cluster = Cluster()
     cluster.pod(**status)
     cluster.step()
     assert cluster.condition("PreflightPassed") == ("Unknown", reason)
-    assert words in cluster.message("PreflightPassed")
-    assert words in cluster.message("Progressing")
+    assert text in cluster.message("PreflightPassed")
+    assert text in cluster.message("Progressing")
     cluster.now += timedelta(hours=3)
     plan = cluster.step()
     assert (plan.objects_to_apply, plan.objects_to_delete, plan.events) == ((), (), ()), (
-        "Kubernetes goes on trying, and nothing has changed"
+        "Kubernetes retries, and nothing has changed"
     )
-    cluster.says(PASSES, "Succeeded")
+    cluster.finish_container(PASSED, "Succeeded")
     cluster.step()
     assert cluster.status["phase"] == "Starting"
 
 
-def test_a_pod_that_is_never_made_is_told_in_the_clusters_words() -> None:
+def test_pod_creation_error_is_shown() -> None:
     cluster = Cluster()
     cluster.job["metadata"]["creationTimestamp"] = cluster.now.isoformat()
-    plan = cluster.look()
+    plan = cluster.reconcile()
     assert plan.requeue_after is not None
     assert plan.requeue_after <= timedelta(seconds=10), "no event of a Job is watched"
     cluster.now += plan.requeue_after
-    cluster.look()
-    assert cluster.condition("PreflightPassed") == ("Unknown", "FailedCreate"), "which has it looked up live, with the events"
-    words = 'pods "..." is forbidden: violates PodSecurity "restricted:latest"'
-    plan = cluster.look(job_creation_errors={cluster.name: words})
+    cluster.reconcile()
+    assert cluster.condition("PreflightPassed") == ("Unknown", "FailedCreate"), "for this the Job's events are read"
+    message = 'pods "..." is forbidden: violates PodSecurity "restricted:latest"'
+    plan = cluster.reconcile(job_creation_errors={cluster.name: message})
     assert cluster.condition("PreflightPassed") == ("Unknown", "FailedCreate")
-    assert words in cluster.message("PreflightPassed")
+    assert message in cluster.message("PreflightPassed")
     cluster.now += timedelta(hours=2)
-    plan = cluster.look(job_creation_errors={cluster.name: words})
+    plan = cluster.reconcile(job_creation_errors={cluster.name: message})
     assert not plan.objects_to_delete
     assert plan.requeue_after == timedelta(minutes=1)
 
 
-def test_the_pause_before_another_job_grows_up_to_an_hour() -> None:
-    cluster, pauses = Cluster(), []
+def test_job_retry_delay_grows_up_to_an_hour() -> None:
+    cluster, delays = Cluster(), []
     for _ in range(7):
-        cluster.says(HUB, "Failed")
-        cluster.fails()
+        cluster.finish_container(HUB_ERROR, "Failed")
+        cluster.fail_job()
         plan = cluster.step()
         assert cluster.condition("PreflightPassed") == ("Unknown", "PreflightError")
         assert "the Hub does not answer" in cluster.message("PreflightPassed")
         assert plan.requeue_after is not None
-        pauses.append(plan.requeue_after)
+        delays.append(plan.requeue_after)
         assert cluster.step().requeue_after == plan.requeue_after, "an error is counted once"
         cluster.checks.clear()
         cluster.now += plan.requeue_after - timedelta(seconds=1)
@@ -177,25 +177,27 @@ def test_the_pause_before_another_job_grows_up_to_an_hour() -> None:
         cluster.step()
         assert ("Job", cluster.name) not in cluster.objects
         cluster.step()
-    assert [pause.total_seconds() / 60 for pause in pauses] == [5, 10, 20, 40, 60, 60, 60]
-    cluster.says(PASSES)
+    assert [delay.total_seconds() / 60 for delay in delays] == [5, 10, 20, 40, 60, 60, 60]
+    cluster.finish_container(PASSED)
     cluster.step()
     assert cluster.status["phase"] == "Starting"
 
 
-def test_a_job_that_has_waited_for_hours_is_made_anew_at_once() -> None:
+def test_job_that_waited_for_hours_is_recreated_immediately() -> None:
     cluster = Cluster()
-    cluster.fails("DeadlineExceeded")
+    cluster.fail_job("DeadlineExceeded")
     cluster.step()
     assert ("Job", cluster.name) not in cluster.objects
 
 
 @pytest.mark.parametrize("state", ["running", "terminated"])
-def test_a_container_that_hangs_is_given_up(state: str) -> None:
-    """Its volume hangs; or it could not read the Hub, and another container keeps the pod from ending, so no other is made."""
+def test_hanging_container_is_ended(state: str) -> None:
+    """The volume hangs; or the Hub could not be read, and another container keeps the pod from ending."""
     cluster = Cluster()
-    began = {"startedAt": cluster.now.isoformat()}
-    cluster.pod("Running", {state: began | ({"exitCode": 2, "message": json.dumps(HUB)} if state == "terminated" else {})})
+    started = {"startedAt": cluster.now.isoformat()}
+    cluster.pod(
+        "Running", {state: started | ({"exitCode": 2, "message": json.dumps(HUB_ERROR)} if state == "terminated" else {})}
+    )
     plan = cluster.step()
     assert plan.requeue_after == timedelta(minutes=30)
     cluster.now += timedelta(minutes=30)
@@ -207,143 +209,143 @@ def test_a_container_that_hangs_is_given_up(state: str) -> None:
     assert ("Job", cluster.name) not in cluster.objects
 
 
-def test_how_a_container_ended_is_told_where_it_could_not_say_it(messages: Messages) -> None:
+def test_exit_of_container_without_message_is_shown(messages: Messages) -> None:
     cluster = Cluster()
     cluster.pod("Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled", "startedAt": cluster.now.isoformat()}})
-    cluster.fails()
+    cluster.fail_job()
     cluster.step()
     messages.check("a container that was killed", cluster.message("PreflightPassed"))
 
 
-def test_a_canary_under_way_has_passed_whatever_becomes_of_the_job() -> None:
+def test_running_canary_has_passed_without_its_job() -> None:
     cluster = Cluster()
-    cluster.says(PASSES)
+    cluster.finish_container(PASSED)
     cluster.step()
     assert cluster.status["phase"] == "Starting"
     cluster.checks.clear()
     cluster.objects["ConfigMap", cluster.name]["data"].pop(preflight.RESULT_KEY)
-    cluster.fails()
+    cluster.fail_job()
     cluster.step()
     assert cluster.condition("PreflightPassed") == ("True", "Passed")
 
 
-def test_a_job_that_waits_is_made_anew_with_what_the_operator_is_given_now() -> None:
+def test_waiting_job_is_recreated_with_current_configuration() -> None:
     cluster = Cluster()
     cluster.pod(state={"waiting": {"reason": "ImagePullBackOff", "message": "pull access denied"}})
     cluster.step()
-    given = PreflightJobConfig(IMAGE.image, ("registry",))
-    plan = build_reconcile_plan(cluster.observed(), given, cluster.now, cluster.catalog)
+    configuration = PreflightJobConfig(IMAGE.image, ("registry",))
+    plan = build_reconcile_plan(cluster.observed(), configuration, cluster.now, cluster.catalog)
     assert [(item.kind, item.name) for item in plan.objects_to_delete] == [("Job", cluster.name)]
-    cluster.says(PASSES)
-    plan = build_reconcile_plan(cluster.observed(), given, cluster.now, cluster.catalog)
-    assert not plan.objects_to_delete, "its verdict holds"
+    cluster.finish_container(PASSED)
+    plan = build_reconcile_plan(cluster.observed(), configuration, cluster.now, cluster.catalog)
+    assert not plan.objects_to_delete, "its result counts"
 
 
-# -- A Hub that says no --------------------------------------------------------------------------------------------------
+# -- denials by the Hub --------------------------------------------------------------------------------------------------
 
 DENIED = {"passed": None, "hubRejected": True, "error": "me/model answered HTTP 403: the token may not read it."}
 
 
-def test_a_hub_that_says_no_refuses_and_is_asked_again_later_and_later() -> None:
-    cluster, pauses = Cluster(), []
+def test_hub_denial_rejects_and_is_retried_with_backoff() -> None:
+    cluster, delays = Cluster(), []
     for _ in range(6):
-        cluster.says(DENIED, "Failed")
-        cluster.fails("PodFailurePolicy")
+        cluster.finish_container(DENIED, "Failed")
+        cluster.fail_job("PodFailurePolicy")
         plan = cluster.step()
         assert cluster.condition("PreflightPassed") == ("False", "PreflightFailed")
         assert cluster.message("PreflightPassed").startswith(str(DENIED["error"]))
         assert f"Job {cluster.name}" in cluster.message("PreflightPassed")
         assert cluster.status["phase"] == "Failed"
         assert plan.requeue_after is not None
-        pauses.append(plan.requeue_after.total_seconds() / 60)
+        delays.append(plan.requeue_after.total_seconds() / 60)
         cluster.checks.clear()
         cluster.now += plan.requeue_after
         cluster.step()
         assert ("Job", cluster.name) not in cluster.objects
         cluster.step()
-    assert pauses == [5, 10, 20, 40, 60, 60]
-    cluster.says(PASSES)
+    assert delays == [5, 10, 20, 40, 60, 60]
+    cluster.finish_container(PASSED)
     cluster.step()
     assert cluster.status["phase"] == "Starting"
 
 
 # -- spec.rollout.preflight ----------------------------------------------------------------------------------------------
 
-CHECKED = {**REFUSES, "failedChecks": ["C2", "C9"]}
+CHECKED = {**REJECTED, "failedChecks": ["C2", "C9"]}
 
 
-def allow(cluster: Cluster, **preflight: Any) -> None:
+def edit_preflight(cluster: Cluster, **preflight: Any) -> None:
     cluster.edit(rollout={"preflight": preflight})
 
 
-def record(cluster: Cluster) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(cluster.objects["ConfigMap", cluster.name]["data"][preflight.RESULT_KEY])
-    return found
+def read_result(cluster: Cluster) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(cluster.objects["ConfigMap", cluster.name]["data"][preflight.RESULT_KEY])
+    return result
 
 
-def test_a_refused_revision_goes_on_when_its_refusals_are_accepted(messages: Messages) -> None:
+def test_accepted_checks_let_a_rejected_revision_continue(messages: Messages) -> None:
     cluster = Cluster()
-    cluster.says(CHECKED)
+    cluster.finish_container(CHECKED)
     cluster.step()
     job = cluster.job["metadata"]["uid"]
-    allow(cluster, acceptedChecks=["C2"])
+    edit_preflight(cluster, acceptedChecks=["C2"])
     cluster.step()
     assert cluster.condition("PreflightPassed") == ("False", "PreflightFailed"), "C9 is not accepted"
-    allow(cluster, acceptedChecks=["C2", "C9", "C11"])
+    edit_preflight(cluster, acceptedChecks=["C2", "C9", "C11"])
     cluster.step()
     assert cluster.condition("PreflightPassed") == ("True", "PreflightAccepted")
     messages.check("accepted checks", masked(cluster.message("PreflightPassed")))
     assert cluster.status["phase"] == "Starting"
-    assert (record(cluster)["acceptedChecks"], record(cluster)["failedChecks"]) == (["C2", "C9"], ["C2", "C9"])
-    assert cluster.job["metadata"]["uid"] == job, "the same verdict"
+    assert (read_result(cluster)["acceptedChecks"], read_result(cluster)["failedChecks"]) == (["C2", "C9"], ["C2", "C9"])
+    assert cluster.job["metadata"]["uid"] == job, "the same result"
 
 
-def test_files_that_cannot_be_read_cannot_be_accepted_by_any_id() -> None:
+def test_unreadable_files_cannot_be_accepted() -> None:
     cluster = Cluster()
-    cluster.says({**REFUSES, "failedChecks": []})
-    allow(cluster, acceptedChecks=["C2", "C9"])
+    cluster.finish_container({**REJECTED, "failedChecks": []})
+    edit_preflight(cluster, acceptedChecks=["C2", "C9"])
     cluster.step()
     assert cluster.condition("PreflightPassed") == ("False", "PreflightFailed")
 
 
-@pytest.mark.parametrize("said", [CHECKED, {**REFUSES, "failedChecks": []}, HUB, DENIED])
-def test_in_mode_warn_a_preflight_that_has_ended_holds_nothing_back(said: dict[str, Any]) -> None:
+@pytest.mark.parametrize("result", [CHECKED, {**REJECTED, "failedChecks": []}, HUB_ERROR, DENIED])
+def test_mode_warn_ignores_failed_preflight(result: dict[str, Any]) -> None:
     cluster = Cluster()
-    allow(cluster, mode="Warn")
+    edit_preflight(cluster, mode="Warn")
     cluster.step()
-    assert cluster.condition("PreflightPassed") == ("Unknown", "Preflight"), "it looks first"
-    cluster.says(said, "Failed")
-    cluster.fails()
+    assert cluster.condition("PreflightPassed") == ("Unknown", "Preflight"), "preflight runs first"
+    cluster.finish_container(result, "Failed")
+    cluster.fail_job()
     cluster.step()
     assert cluster.condition("PreflightPassed") == ("True", "PreflightWarned")
-    assert str(said.get("error") or said["errors"][0]) in cluster.message("PreflightPassed")
+    assert str(result.get("error") or result["errors"][0]) in cluster.message("PreflightPassed")
     assert cluster.status["phase"] == "Starting"
-    assert record(cluster)["mode"] == "Warn"
+    assert read_result(cluster)["mode"] == "Warn"
 
 
-def test_in_mode_off_there_is_no_job_and_that_is_said_for_as_long_as_the_revision_serves() -> None:
+def test_mode_off_has_no_job_and_a_permanent_condition() -> None:
     cluster = Cluster()
     cluster.pod("Running", {"running": {"startedAt": cluster.now.isoformat()}})
-    allow(cluster, mode="Off")
+    edit_preflight(cluster, mode="Off")
     cluster.step()
     assert cluster.condition("PreflightPassed") == ("Unknown", "Skipped")
     assert cluster.status["phase"] == "Starting"
-    assert ("Job", cluster.name) not in cluster.objects, "one that was under way ends"
+    assert ("Job", cluster.name) not in cluster.objects, "a running one is ended"
     cluster.step()
     assert ("Job", cluster.name) not in cluster.objects
-    assert record(cluster)["mode"] == "Off"
-    allow(cluster, mode="Enforce")
+    assert read_result(cluster)["mode"] == "Off"
+    edit_preflight(cluster, mode="Enforce")
     cluster.step()
     assert cluster.condition("PreflightPassed") == ("Unknown", "Skipped")
 
 
-@pytest.mark.parametrize("given", [{"mode": "Off"}, {"mode": "Warn"}, {"acceptedChecks": ["C9"]}, {"mode": "Enforce"}])
-def test_a_change_of_it_moves_nothing_of_a_revision_that_has_passed(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", [{"mode": "Off"}, {"mode": "Warn"}, {"acceptedChecks": ["C9"]}, {"mode": "Enforce"}])
+def test_mode_change_keeps_a_passed_revision(fields: dict[str, Any]) -> None:
     cluster = Cluster()
-    cluster.says(PASSES)
+    cluster.finish_container(PASSED)
     cluster.step()
-    allow(cluster, **given)
-    plan = cluster.look()
+    edit_preflight(cluster, **fields)
+    plan = cluster.reconcile()
     assert [item["kind"] for item in plan.objects_to_apply] == []
     assert plan.objects_to_delete == ()
     assert cluster.condition("PreflightPassed") == ("True", "Passed")

@@ -1,6 +1,6 @@
-"""The step from what was observed to what is to be done, where nothing is compared: the first revision, refusals, repairs.
+"""The plan without a comparison: first revisions, rejections, repairs.
 
-Canaries are in test_canary.py, and whatever may happen to a resource in test_rollouts.py.
+Canaries are tested in test_transition.py, random events of a resource in test_rollouts.py.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from aerie.engine.models.drafter_catalog import DrafterCatalog
 from aerie.manifests import preflight_job
 from aerie.rollout.reconcile import with_apply_errors
 from tests.golden import Messages
-from tests.unit.rollout.world import START, World, masked, serving
+from tests.unit.rollout.world import START, World, masked, serving_world
 
 
-def test_the_first_revision_is_looked_at_before_a_pod_is_made() -> None:
+def test_first_revision_gets_preflight_before_pods() -> None:
     world = World()
     world.step()
     assert world.status["phase"] == "Preflight"
     assert world.deployments() == {}
-    assert ("Job", preflight_job.preflight_job_name("chat", world.wanted)) in world.objects
+    assert ("Job", preflight_job.preflight_job_name("chat", world.desired_revision)) in world.objects
     world.check()
     world.step()
-    assert list(world.deployments()) == [world.wanted]
+    assert list(world.deployments()) == [world.desired_revision]
     assert world.status["phase"] == "Starting"
     assert world.status.get("stable") is None
     world.schedule()
     world.ready()
     world.step()
     assert world.status["phase"] == "Ready"
-    assert world.status["stable"]["revision"] == world.wanted
+    assert world.status["stable"]["revision"] == world.desired_revision
     assert world.status["stable"]["drafter"] == "models/eagle3"
     assert world.condition("Ready") == ("True", "AllPodsReady")
     assert world.status["rolloutHistory"][0]["result"] == "Promoted"
 
 
-def test_a_refused_drafter_never_gets_a_pod_and_says_why() -> None:
+def test_rejected_drafter_gets_no_pod_and_a_reason() -> None:
     world = World(drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": "refused"}}})
     world.settle()
     assert world.deployments() == {}
@@ -49,8 +49,8 @@ def test_a_refused_drafter_never_gets_a_pod_and_says_why() -> None:
     assert "delete Job" in world.message("PreflightPassed")
 
 
-def test_a_refused_change_leaves_what_serves_alone() -> None:
-    world = serving()
+def test_rejected_change_keeps_serving_pods() -> None:
+    world = serving_world()
     before = copy.deepcopy(world.deployments())
     world.drafter("refused")
     world.settle()
@@ -60,7 +60,7 @@ def test_a_refused_change_leaves_what_serves_alone() -> None:
     assert world.condition("Progressing")[0] == "False"
 
 
-def test_a_catalog_that_grows_or_shrinks_rolls_nothing() -> None:
+def test_catalog_change_rolls_out_nothing() -> None:
     row = 'targets = ["acme/big"]\nkind = "eagle3.1"\nrepo = "me/{0}"\nrevision = "{1}"'
     world = World(drafter=None, model={"source": {"huggingFace": {"repo": "acme/big", "revision": "0" * 40}}})
     world.catalog = DrafterCatalog(()).with_user_entries({"one": row.format("one", "1" * 40)})
@@ -79,7 +79,7 @@ def test_a_catalog_that_grows_or_shrinks_rolls_nothing() -> None:
     assert world.status["stable"]["drafter"] == "me/one@11111111"
 
 
-def test_a_first_revision_that_is_late_keeps_its_pods_to_be_looked_at() -> None:
+def test_late_first_revision_keeps_its_pods() -> None:
     world = World()
     for _ in range(3):
         world.step()
@@ -87,17 +87,17 @@ def test_a_first_revision_that_is_late_keeps_its_pods_to_be_looked_at() -> None:
         world.schedule()
     world.now += timedelta(hours=1)
     world.step()
-    assert list(world.deployments()) == [world.wanted]
+    assert list(world.deployments()) == [world.desired_revision]
     assert world.condition("Progressing") == ("False", "ProgressDeadlineExceeded")
     world.ready()
     world.step()
-    assert world.status["phase"] == "Ready", "late is better than never"
+    assert world.status["phase"] == "Ready", "late pods count"
 
 
-def test_an_error_that_is_no_verdict_is_tried_again_later() -> None:
+def test_preflight_error_without_result_is_retried() -> None:
     world = World()
     world.step()
-    name = preflight_job.preflight_job_name("chat", world.wanted)
+    name = preflight_job.preflight_job_name("chat", world.desired_revision)
     world.conclude(name, {"passed": None, "error": "the Hub does not answer"})
     plan = world.step()
     assert plan.requeue_after is not None
@@ -112,8 +112,8 @@ def test_an_error_that_is_no_verdict_is_tried_again_later() -> None:
     assert world.status["phase"] == "Ready"
 
 
-def test_paused_changes_nothing_but_the_status() -> None:
-    world = serving()
+def test_paused_changes_only_the_status() -> None:
+    world = serving_world()
     world.edit(rollout={"paused": True}, replicas=5)
     plan = world.step()
     assert (plan.objects_to_apply, plan.objects_to_delete) == ((), ())
@@ -123,8 +123,8 @@ def test_paused_changes_nothing_but_the_status() -> None:
     assert (world.status["phase"], len(world.pods)) == ("Ready", 5)
 
 
-def test_what_is_left_of_a_deleted_namesake_neither_serves_nor_stands_in_the_way(messages: Messages) -> None:
-    world = serving()
+def test_orphans_of_deleted_resource_neither_serve_nor_block(messages: Messages) -> None:
+    world = serving_world()
     for pod in world.pods:
         pod["metadata"]["creationTimestamp"] = (START - timedelta(hours=1)).isoformat()
     del world.document["status"]
@@ -134,15 +134,15 @@ def test_what_is_left_of_a_deleted_namesake_neither_serves_nor_stands_in_the_way
         assert (plan.objects_to_apply, plan.objects_to_delete) == ((), ())
         assert plan.requeue_after is not None
         assert plan.requeue_after <= timedelta(seconds=10)
-    assert world.status["phase"] == "Preflight", "the Job of before has looked at other files, perhaps"
+    assert world.status["phase"] == "Preflight", "the previous Job may have checked other files"
     assert world.condition("Degraded") == ("False", "AsExpected")
-    world.objects.clear()  # the garbage collector has come; the pods are the last to go
+    world.objects.clear()  # the garbage collector has run; pods are deleted last
     for _ in range(3):
         world.step()
         world.check()
-    assert list(world.deployments()) == [world.wanted]
+    assert list(world.deployments()) == [world.desired_revision]
     assert world.condition("Ready")[0] == "False"
-    messages.check("no pod ready", masked(world.message("Ready"), NEW=world.wanted))
+    messages.check("no pod ready", masked(world.message("Ready"), NEW=world.desired_revision))
     world.pods = []
     world.settle()
     assert world.status["phase"] == "Ready"
@@ -150,8 +150,8 @@ def test_what_is_left_of_a_deleted_namesake_neither_serves_nor_stands_in_the_way
 
 
 def test_replicas_change_at_any_time_without_a_new_revision() -> None:
-    world = serving()
-    before = world.wanted
+    world = serving_world()
+    before = world.desired_revision
     world.edit(replicas=3)
     world.step()
     assert world.deployments()[before]["spec"]["replicas"] == 3
@@ -163,40 +163,40 @@ def test_replicas_change_at_any_time_without_a_new_revision() -> None:
     assert world.condition("Ready") == ("True", "ScaledToZero")
 
 
-def test_a_child_that_was_edited_or_deleted_is_put_back() -> None:
-    world = serving()
-    plain = copy.deepcopy(world.objects)
+def test_edited_or_deleted_child_is_restored() -> None:
+    world = serving_world()
+    before = copy.deepcopy(world.objects)
     world.objects["Service", "chat"]["spec"]["selector"] = {"app": "other"}
-    del world.objects["PodDisruptionBudget", f"chat-{world.wanted}"]
+    del world.objects["PodDisruptionBudget", f"chat-{world.desired_revision}"]
     world.step()
-    for key in plain:
-        world.objects[key]["metadata"]["uid"] = plain[key]["metadata"]["uid"]
-    assert world.objects == plain
+    for key in before:
+        world.objects[key]["metadata"]["uid"] = before[key]["metadata"]["uid"]
+    assert world.objects == before
 
 
-def test_a_name_that_is_taken_is_named_and_left_alone(messages: Messages) -> None:
+def test_name_conflict_is_reported_and_left_alone(messages: Messages) -> None:
     world = World()
     owner = {"kind": "Deployment", "name": "other", "controller": True, "uid": "u9"}
-    world.foreign = [{"kind": "Service", "metadata": {"name": "chat", "uid": "s", "ownerReferences": [owner]}}]
+    world.name_conflicts = [{"kind": "Service", "metadata": {"name": "chat", "uid": "s", "ownerReferences": [owner]}}]
     world.settle()
     assert ("Service", "chat") not in world.objects
     assert world.condition("Degraded") == ("True", "NameTaken")
     messages.check("name conflict", world.message("Degraded"))
 
 
-def test_what_the_api_server_refuses_is_said_and_told_once(messages: Messages) -> None:
+def test_api_rejection_is_reported_with_one_event(messages: Messages) -> None:
     world = World()
     plan = with_apply_errors(world.plan(), None, ["Deployment chat: spec.template.spec.nope: unknown field"], world.now)
-    found = next(c for c in plan.status.conditions if c.type == "Degraded")
-    assert (found.status, found.reason) == ("True", "ApplyFailed")
-    messages.check("apply error", found.message)
-    again = with_apply_errors(world.plan(), plan.status, ["Deployment chat: spec.template.spec.nope: unknown field"], world.now)
+    condition = next(condition for condition in plan.status.conditions if condition.type == "Degraded")
+    assert (condition.status, condition.reason) == ("True", "ApplyFailed")
+    messages.check("apply error", condition.message)
+    second = with_apply_errors(world.plan(), plan.status, ["Deployment chat: spec.template.spec.nope: unknown field"], world.now)
     assert [event.reason for event in plan.events].count("ApplyFailed") == 1
-    assert [event.reason for event in again.events].count("ApplyFailed") == 0
+    assert [event.reason for event in second.events].count("ApplyFailed") == 0
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "text"),
     [
         ({"drafter": None}, "spec.drafter is missing"),
         ({"engine": {"image": "vllm/vllm-openai:latest"}}, "version"),
@@ -213,17 +213,17 @@ def test_what_the_api_server_refuses_is_said_and_told_once(messages: Messages) -
         ),
     ],
 )
-def test_a_spec_that_cannot_run_is_said_without_a_job(spec: dict[str, Any], said: str) -> None:
+def test_unrunnable_spec_is_reported_without_job(spec: dict[str, Any], text: str) -> None:
     world = World(**spec)
     world.settle()
     assert world.condition("PreflightPassed") == ("False", "InvalidSpec")
-    assert said in world.message("Progressing")
+    assert text in world.message("Progressing")
     assert not [key for key in world.objects if key[0] in ("Job", "Deployment")]
 
 
-def test_mode_gateway_has_a_route_and_leaving_it_removes_it() -> None:
+def test_leaving_mode_gateway_deletes_the_route() -> None:
     gateway = {"traffic": {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}}
-    world = serving(rollout=gateway)
+    world = serving_world(rollout=gateway)
     assert {("HTTPRoute", "chat"), ("Service", "chat-stable")} <= world.objects.keys()
     world.edit(rollout={})
     world.settle()
@@ -231,17 +231,17 @@ def test_mode_gateway_has_a_route_and_leaving_it_removes_it() -> None:
 
 
 def test_without_tokens_there_is_no_drafter() -> None:
-    world = serving(speculation={"numSpeculativeTokens": 0})
+    world = serving_world(speculation={"numSpeculativeTokens": 0})
     (deployment,) = world.deployments().values()
     (engine,) = deployment["spec"]["template"]["spec"]["containers"]
     assert "--speculative-config" not in engine["args"]
     assert world.status["stable"]["setting"] == {"mode": "Off", "numSpeculativeTokens": 0}
 
 
-def test_a_source_of_metrics_that_is_of_no_use_is_a_condition_that_outlasts_the_operator() -> None:
-    world = serving(metrics={"source": {"prometheus": {"address": "http://prometheus:9090"}}})
+def test_invalid_metrics_source_condition_survives_restart() -> None:
+    world = serving_world(metrics={"source": {"prometheus": {"address": "http://prometheus:9090"}}})
     assert world.condition("Degraded") == ("False", "AsExpected")
-    world.source_trouble = "http://prometheus:9090 cannot be reached"
+    world.metrics_source_error = "http://prometheus:9090 cannot be reached"
     plan = world.step()
     assert [(event.type, event.reason, event.message) for event in plan.events] == [
         ("Warning", "MetricsUnavailable", "http://prometheus:9090 cannot be reached")
@@ -249,20 +249,20 @@ def test_a_source_of_metrics_that_is_of_no_use_is_a_condition_that_outlasts_the_
     assert world.condition("Degraded") == ("True", "MetricsUnavailable")
     assert world.condition("Ready") == ("True", "AllPodsReady")
     before = copy.deepcopy(world.status)
-    world.source_trouble = None  # another operator, which has not asked yet
+    world.metrics_source_error = None  # another operator, which has not read the source yet
     assert world.step().events == ()
     assert world.status == before
-    world.source_trouble = ""
+    world.metrics_source_error = ""
     world.step()
     assert world.condition("Degraded") == ("False", "AsExpected")
 
 
-def test_a_source_that_is_gone_from_the_spec_is_no_trouble_any_more() -> None:
-    world = serving(metrics={"source": {"prometheus": {"address": "http://prometheus:9090"}}})
-    world.source_trouble = "http://prometheus:9090 cannot be reached"
+def test_removed_metrics_source_ends_its_condition() -> None:
+    world = serving_world(metrics={"source": {"prometheus": {"address": "http://prometheus:9090"}}})
+    world.metrics_source_error = "http://prometheus:9090 cannot be reached"
     world.step()
     world.edit(metrics={})
-    world.source_trouble = None
+    world.metrics_source_error = None
     world.step()
     assert world.condition("Degraded") == ("False", "AsExpected")
-    assert world.status["phase"] == "Ready", "where metrics come from is no matter of a revision"
+    assert world.status["phase"] == "Ready", "the metrics source is not part of a revision"

@@ -1,4 +1,4 @@
-"""Pods and weights of the arms: what is asked for in each case, and a cluster whose pods serve when they like."""
+"""Pods and weights of the arms: the requested replicas in each case, and a cluster whose pods start at any time."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from aerie.rollout.capacity.replica_counts import (
 from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 
 
-def places(replicas: int, /, **canary: object) -> Capacity:
+def capacity(replicas: int, /, **canary: object) -> Capacity:
     return Capacity.from_spec(replicas, CanarySpec.model_validate(canary))
 
 
-def test_surge_takes_spare_capacity_and_leaves_the_stable_pods() -> None:
-    assert replicas_during_analysis(places(4, replicas=1)) == ArmReplicas(4, 1, 1)
-    assert replicas_during_analysis(places(4, replicas=1, control="Stable")) == ArmReplicas(4, 1, 0)
-    assert replicas_during_analysis(places(1, replicas=5)) == ArmReplicas(1, 1, 1)
+def test_surge_uses_spare_capacity_and_keeps_stable_pods() -> None:
+    assert replicas_during_analysis(capacity(4, replicas=1)) == ArmReplicas(4, 1, 1)
+    assert replicas_during_analysis(capacity(4, replicas=1, control="Stable")) == ArmReplicas(4, 1, 0)
+    assert replicas_during_analysis(capacity(1, replicas=5)) == ArmReplicas(1, 1, 1)
 
 
-def test_reuse_makes_room_first() -> None:
-    assert replicas_during_analysis(places(4, replicas=1, capacity="Reuse")) == ArmReplicas(2, 1, 1)
-    assert replicas_during_analysis(places(4, replicas=1, capacity="Reuse", control="Stable")) == ArmReplicas(3, 1, 0)
+def test_reuse_scales_stable_down_first() -> None:
+    assert replicas_during_analysis(capacity(4, replicas=1, capacity="Reuse")) == ArmReplicas(2, 1, 1)
+    assert replicas_during_analysis(capacity(4, replicas=1, capacity="Reuse", control="Stable")) == ArmReplicas(3, 1, 0)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_reuse_leaves_a_stable_pod_however_small_the_fleet_has_become(replicas: int) -> None:
-    small = places(replicas, replicas=1, capacity="Reuse")
+def test_reuse_keeps_one_stable_pod(replicas: int) -> None:
+    small = capacity(replicas, replicas=1, capacity="Reuse")
     assert replicas_during_analysis(small) == ArmReplicas(1, 1, 1)
     assert (small.max_total_pods, small.min_ready_pods) == (3, 1)
-    assert replicas_during_analysis(places(0, capacity="Reuse")) == ArmReplicas(0, 0, 0)
+    assert replicas_during_analysis(capacity(0, capacity="Reuse")) == ArmReplicas(0, 0, 0)
 
 
-def test_a_ramp_that_is_lowered_takes_no_serving_pod_before_a_stable_one_serves_for_it() -> None:
-    forty = places(40, replicas=1)
+def test_lowered_ramp_keeps_canary_pods_until_stable_serves() -> None:
+    forty = capacity(40, replicas=1)
 
-    def lowered(stable: int, asked: int, serving: int) -> ArmReplicas:
+    def lowered(stable: int, requested: int, serving: int) -> ArmReplicas:
         return replicas_during_ramp_up(
-            forty, 1, PodCounts(requested=stable, ready=stable), PodCounts(requested=asked, ready=serving), PodCounts()
+            forty, 1, PodCounts(requested=stable, ready=stable), PodCounts(requested=requested, ready=serving), PodCounts()
         )
 
     assert lowered(35, 7, 5) == ArmReplicas(35, 5)
@@ -61,48 +61,48 @@ def test_a_ramp_that_is_lowered_takes_no_serving_pod_before_a_stable_one_serves_
     assert lowered(40, 1, 1) == ArmReplicas(40, 1)
 
 
-def test_what_alone_serves_stays_when_a_fleet_that_is_late_shrinks_to_one() -> None:
-    """Of the eight stable pods that were, one may be late; of the one that is asked for now, none may."""
-    places = Capacity.from_spec(1, CanarySpec())
+def test_only_serving_pod_stays_when_late_fleet_shrinks() -> None:
+    """One of the previous eight stable pods may be late; the only requested one may not."""
+    capacity = Capacity.from_spec(1, CanarySpec())
     assert (
         replicas_during_rollback(
-            places, PodCounts(requested=8, tolerated_late=1), PodCounts(requested=1, ready=1), PodCounts()
+            capacity, PodCounts(requested=8, tolerated_late=1), PodCounts(requested=1, ready=1), PodCounts()
         ).canary
         == 1
     )
 
 
-def test_control_pods_that_alone_serve_stay_where_the_spec_asks_for_none_any_more() -> None:
-    places = Capacity.from_spec(4, CanarySpec(control="Stable"))
+def test_only_serving_control_pods_stay_when_not_requested() -> None:
+    capacity = Capacity.from_spec(4, CanarySpec(control="Stable"))
     control, nobody = PodCounts(requested=2, ready=2), PodCounts(requested=1)
     assert with_substitute_control_pods(
-        replicas_during_analysis(places), places, PodCounts(requested=4, ready=3), nobody, control
+        replicas_during_analysis(capacity), capacity, PodCounts(requested=4, ready=3), nobody, control
     ) == ArmReplicas(4, 1, 1)
     assert with_substitute_control_pods(
-        replicas_during_analysis(places), places, PodCounts(requested=4, ready=4), nobody, control
+        replicas_during_analysis(capacity), capacity, PodCounts(requested=4, ready=4), nobody, control
     ) == ArmReplicas(4, 1, 0)
     assert with_substitute_control_pods(
-        replicas_during_analysis(places), places, PodCounts(requested=4), nobody, PodCounts(requested=2)
+        replicas_during_analysis(capacity), capacity, PodCounts(requested=4), nobody, PodCounts(requested=2)
     ) == ArmReplicas(4, 1, 0)
 
 
-def test_late_pods_that_are_few_are_gone_around() -> None:
-    forty = places(40, replicas=1)
+def test_few_late_pods_are_tolerated() -> None:
+    forty = capacity(40, replicas=1)
     stuck = PodCounts(requested=22, ready=20, tolerated_late=0)
     assert replicas_during_ramp_up(forty, 40, PodCounts(20, 0, 20), stuck, PodCounts()) == ArmReplicas(20, 22), (
         "both places beyond the fleet are taken"
     )
-    around = replicas_during_ramp_up(
+    plan = replicas_during_ramp_up(
         forty, 40, PodCounts(20, 0, 20), PodCounts(requested=22, ready=20, tolerated_late=2), PodCounts()
     )
-    assert around == ArmReplicas(18, 22), "two stable pods make room, and no more than two pods less serve"
+    assert plan == ArmReplicas(18, 22), "two stable pods make room, and no more than two pods less serve"
     assert replicas_during_ramp_up(
         forty, 40, PodCounts(18, 0, 18), PodCounts(requested=22, ready=20, tolerated_late=2), PodCounts()
     ) == ArmReplicas(18, 24)
 
 
-def test_a_promotion_takes_no_more_places_than_the_analysis_had() -> None:
-    four = places(4, replicas=1)
+def test_promotion_needs_no_more_places_than_analysis() -> None:
+    four = capacity(4, replicas=1)
     assert replicas_during_ramp_up(four, 4, PodCounts(4, 0, 4), PodCounts(1, 0, 1), PodCounts(1, 0, 1)) == ArmReplicas(
         3, 1
     )  # the control still holds its place
@@ -112,23 +112,23 @@ def test_a_promotion_takes_no_more_places_than_the_analysis_had() -> None:
     assert replicas_during_ramp_up(four, 4, PodCounts(2, 0, 2), PodCounts(3, 0, 3), PodCounts(0, 0, 0)) == ArmReplicas(2, 4)
 
 
-def test_what_is_kept_after_a_promotion_has_the_places_of_canary_and_control() -> None:
-    assert max_retained_replicas(places(4, replicas=1)) == 2
-    assert max_retained_replicas(places(4, replicas=1, control="Stable")) == 1
-    assert max_retained_replicas(places(1, replicas=1)) == 1, "no more than it was"
-    assert max_retained_replicas(places(4, replicas=1, capacity="Reuse")) == 0
-    assert max_retained_replicas(places(0)) == 0
+def test_retained_pods_use_places_of_canary_and_control() -> None:
+    assert max_retained_replicas(capacity(4, replicas=1)) == 2
+    assert max_retained_replicas(capacity(4, replicas=1, control="Stable")) == 1
+    assert max_retained_replicas(capacity(1, replicas=1)) == 1, "no more than it was"
+    assert max_retained_replicas(capacity(4, replicas=1, capacity="Reuse")) == 0
+    assert max_retained_replicas(capacity(0)) == 0
 
 
-def test_a_ramp_by_weight_needs_pods_for_its_load_and_one_by_pods_for_its_share() -> None:
-    assert canary_replicas_for_traffic(places(4), 25, by_pods=False) == 1
-    assert canary_replicas_for_traffic(places(4), 50, by_pods=False) == 2
-    assert canary_replicas_for_traffic(places(10), 5, by_pods=False) == 1
+def test_ramp_pods_follow_weight_or_share() -> None:
+    assert canary_replicas_for_traffic(capacity(4), 25, by_pods=False) == 1
+    assert canary_replicas_for_traffic(capacity(4), 50, by_pods=False) == 2
+    assert canary_replicas_for_traffic(capacity(10), 5, by_pods=False) == 1
     assert (
-        canary_replicas_for_traffic(places(4), 50, by_pods=True) == 3
+        canary_replicas_for_traffic(capacity(4), 50, by_pods=True) == 3
     )  # beside three stable ones, in the six places that there are
-    assert canary_replicas_for_traffic(places(4, capacity="Reuse"), 50, by_pods=True) == 2
-    assert canary_replicas_for_traffic(places(1), 50, by_pods=True) == 1
+    assert canary_replicas_for_traffic(capacity(4, capacity="Reuse"), 50, by_pods=True) == 2
+    assert canary_replicas_for_traffic(capacity(1), 50, by_pods=True) == 1
 
 
 @pytest.mark.parametrize(
@@ -145,12 +145,12 @@ def test_a_ramp_by_weight_needs_pods_for_its_load_and_one_by_pods_for_its_share(
         (ArmReplicas(1000, 1, 1), (1000, 1, 1), (99_800, 100, 100)),
     ],
 )
-def test_weights_while_judging(arms: ArmReplicas, serving: tuple[int, int, int], weights: tuple[int, int, int]) -> None:
-    found = traffic_weights.weights_by_replicas(arms, *(PodCounts(ready=count) for count in serving))
-    assert tuple(found.values()) == weights
+def test_weights_during_analysis(arms: ArmReplicas, serving: tuple[int, int, int], weights: tuple[int, int, int]) -> None:
+    by_arm = traffic_weights.weights_by_replicas(arms, *(PodCounts(ready=count) for count in serving))
+    assert tuple(by_arm.values()) == weights
 
 
-def test_weights_of_a_ramp() -> None:
+def test_weights_during_ramp() -> None:
     quarter = TOTAL_WEIGHT // 4
     assert traffic_weights.ramp_weights(quarter, PodCounts(4, 0, 4), PodCounts(1, 0, 1)) == {
         "stable": TOTAL_WEIGHT - quarter,
@@ -171,8 +171,8 @@ def test_weights_of_a_ramp() -> None:
 
 @pytest.mark.parametrize("replicas", [1, 2, 4, 40, 150, 200, 400, 700, 1000])
 @pytest.mark.parametrize("canary", [1, 3])
-def test_a_pod_of_the_canary_has_the_load_of_a_stable_pod(replicas: int, canary: int) -> None:
-    arms = replicas_during_analysis(places(replicas, replicas=canary))
+def test_canary_pod_has_load_of_stable_pod(replicas: int, canary: int) -> None:
+    arms = replicas_during_analysis(capacity(replicas, replicas=canary))
     weights = traffic_weights.weights_by_replicas(
         arms, *(PodCounts(ready=count) for count in (arms.stable, arms.canary, arms.control))
     )
@@ -181,7 +181,7 @@ def test_a_pod_of_the_canary_has_the_load_of_a_stable_pod(replicas: int, canary:
     assert weights["control"] == weights["canary"]
 
 
-def test_the_status_shows_whole_percents_and_a_small_share_as_one() -> None:
+def test_status_weight_is_at_least_one_percent() -> None:
     assert [traffic_weights.weight_to_percent(weight) for weight in (0, 1, 100, 16_667, TOTAL_WEIGHT)] == [0, 1, 1, 17, 100]
 
 
@@ -196,102 +196,102 @@ CANARIES = st.builds(
 
 
 @given(replicas=st.integers(1, 20), canary=CANARIES, serving=st.tuples(*[st.integers(0, 20)] * 3))
-def test_weights_sum_up_and_go_to_pods_that_serve(replicas: int, canary: CanarySpec, serving: tuple[int, int, int]) -> None:
+def test_weights_sum_up_and_go_to_serving_pods(replicas: int, canary: CanarySpec, serving: tuple[int, int, int]) -> None:
     arms = replicas_during_analysis(Capacity.from_spec(replicas, canary))
-    found = traffic_weights.weights_by_replicas(arms, *(PodCounts(ready=count) for count in serving))
-    assert sum(found.values()) == TOTAL_WEIGHT
-    assert all(weight >= 0 for weight in found.values())
-    for weight, count in zip(found.values(), serving, strict=True):
+    weights = traffic_weights.weights_by_replicas(arms, *(PodCounts(ready=count) for count in serving))
+    assert sum(weights.values()) == TOTAL_WEIGHT
+    assert all(weight >= 0 for weight in weights.values())
+    for weight, count in zip(weights.values(), serving, strict=True):
         assert not weight or count or not any(serving)
-    if found["control"] and found["canary"]:
-        assert found["control"] == found["canary"]
+    if weights["control"] and weights["canary"]:
+        assert weights["control"] == weights["canary"]
 
 
 class Cluster(RuleBasedStateMachine):
-    """Pods that are made when asked for, serve when they like, and hold their place until they are gone."""
+    """Pods that are created when requested, serve at any time later, and hold their place until they have ended."""
 
     @initialize(replicas=st.integers(2, 9), canary=CANARIES, share=st.sampled_from([0, 25, 50]), by_pods=st.booleans())
     def begin(self, replicas: int, canary: CanarySpec, share: int, by_pods: bool) -> None:
-        self.places = Capacity.from_spec(max(replicas, 2 * canary.replicas), canary)
-        found = replicas_during_analysis(self.places)
-        self.goal = canary_replicas_for_traffic(self.places, share, by_pods=by_pods) if share else self.places.replicas
-        self.wanted = {"stable": found.stable, "canary": found.canary, "control": found.control}
-        self.serving = dict(self.wanted)  # the analysis is over, and went well
-        self.starting = dict.fromkeys(self.wanted, 0)
-        self.ending = dict.fromkeys(self.wanted, 0)
-        self.canary_before = self.wanted["canary"]
+        self.capacity = Capacity.from_spec(max(replicas, 2 * canary.replicas), canary)
+        replicas_by_arm = replicas_during_analysis(self.capacity)
+        self.goal = canary_replicas_for_traffic(self.capacity, share, by_pods=by_pods) if share else self.capacity.replicas
+        self.desired = {"stable": replicas_by_arm.stable, "canary": replicas_by_arm.canary, "control": replicas_by_arm.control}
+        self.serving = dict(self.desired)  # the analysis has passed
+        self.starting = dict.fromkeys(self.desired, 0)
+        self.ending = dict.fromkeys(self.desired, 0)
+        self.canary_before = self.desired["canary"]
 
-    def there(self, arm: str) -> int:
+    def pod_count(self, arm: str) -> int:
         return self.serving[arm] + self.starting[arm] + self.ending[arm]
 
     @rule()
     def decide(self) -> None:
-        asked = {arm: max(wanted, self.serving[arm] + self.starting[arm]) for arm, wanted in self.wanted.items()}
-        seen = (PodCounts(asked[arm], self.ending[arm], self.serving[arm]) for arm in self.wanted)
-        arms = replicas_during_ramp_up(self.places, self.goal, *seen)
+        requested = {arm: max(count, self.serving[arm] + self.starting[arm]) for arm, count in self.desired.items()}
+        counts = (PodCounts(requested[arm], self.ending[arm], self.serving[arm]) for arm in self.desired)
+        arms = replicas_during_ramp_up(self.capacity, self.goal, *counts)
         assert arms.canary >= self.canary_before
         self.canary_before = arms.canary
-        self.wanted = {"stable": arms.stable, "canary": arms.canary, "control": arms.control}
-        for arm, count in self.wanted.items():  # as a ReplicaSet does: pods that do not serve go first
+        self.desired = {"stable": arms.stable, "canary": arms.canary, "control": arms.control}
+        for arm, count in self.desired.items():  # as a ReplicaSet does: pods that do not serve are deleted first
             spare = self.serving[arm] + self.starting[arm] - count
             for pods in (self.starting, self.serving):
-                gone = max(0, min(spare, pods[arm]))
-                pods[arm] -= gone
-                self.ending[arm] += gone
-                spare -= gone
+                ended = max(0, min(spare, pods[arm]))
+                pods[arm] -= ended
+                self.ending[arm] += ended
+                spare -= ended
             self.starting[arm] += max(0, count - self.serving[arm] - self.starting[arm])
 
     @rule(arm=st.sampled_from(["stable", "canary"]))
-    def one_serves(self, arm: str) -> None:
+    def a_pod_becomes_ready(self, arm: str) -> None:
         if self.starting[arm]:
             self.starting[arm] -= 1
             self.serving[arm] += 1
 
     @rule(arm=st.sampled_from(["stable", "canary", "control"]))
-    def one_is_gone(self, arm: str) -> None:
+    def a_pod_ends(self, arm: str) -> None:
         self.ending[arm] = max(0, self.ending[arm] - 1)
 
     @rule(arm=st.sampled_from(["stable", "canary"]))
-    def one_is_missing(self, arm: str) -> None:
-        """A pod is lost, and its Deployment has not noticed yet."""
+    def a_pod_is_lost(self, arm: str) -> None:
+        """Lose a pod; its Deployment has not observed it yet."""
         self.serving[arm] = max(0, self.serving[arm] - 1)
 
     @rule(arm=st.sampled_from(["stable", "canary"]))
-    def it_is_made_anew(self, arm: str) -> None:
-        self.starting[arm] += max(0, self.wanted[arm] - self.serving[arm] - self.starting[arm])
+    def missing_pods_are_created(self, arm: str) -> None:
+        self.starting[arm] += max(0, self.desired[arm] - self.serving[arm] - self.starting[arm])
 
     @rule(arm=st.sampled_from(["stable", "canary"]))
-    def one_is_replaced(self, arm: str) -> None:
-        """A pod is lost, and its Deployment makes another in its place."""
+    def a_lost_pod_is_replaced(self, arm: str) -> None:
+        """Lose a pod; its Deployment creates another one."""
         if self.serving[arm]:
             self.serving[arm] -= 1
             self.starting[arm] += 1
 
     @invariant()
-    def there_are_places_for_all(self) -> None:
-        if hasattr(self, "places"):
-            assert sum(self.there(arm) for arm in self.wanted) <= self.places.max_total_pods
+    def pods_fit_into_the_places(self) -> None:
+        if hasattr(self, "capacity"):
+            assert sum(self.pod_count(arm) for arm in self.desired) <= self.capacity.max_total_pods
 
     @invariant()
-    def nothing_below_the_floor_is_asked_for(self) -> None:
-        if hasattr(self, "places"):
-            assert self.wanted["stable"] + self.wanted["canary"] >= self.places.min_ready_pods
+    def at_least_min_ready_pods_are_requested(self) -> None:
+        if hasattr(self, "capacity"):
+            assert self.desired["stable"] + self.desired["canary"] >= self.capacity.min_ready_pods
 
     @invariant()
-    def it_gets_there(self) -> None:
-        if not hasattr(self, "places"):
+    def goal_is_reached(self) -> None:
+        if not hasattr(self, "capacity"):
             return
-        kept = tuple(dict(each) for each in (self.wanted, self.serving, self.starting, self.ending)), self.canary_before
-        for _ in range(4 * self.places.replicas + 4):
+        saved = tuple(dict(counts) for counts in (self.desired, self.serving, self.starting, self.ending)), self.canary_before
+        for _ in range(4 * self.capacity.replicas + 4):
             self.decide()
-            for arm in self.wanted:
-                self.it_is_made_anew(arm)
+            for arm in self.desired:
+                self.missing_pods_are_created(arm)
                 self.serving[arm] += self.starting[arm]
                 self.starting[arm] = self.ending[arm] = 0
         assert self.serving["canary"] == self.goal
         assert self.serving["control"] == 0
-        assert self.serving["stable"] + self.serving["canary"] >= self.places.replicas
-        (self.wanted, self.serving, self.starting, self.ending), self.canary_before = kept
+        assert self.serving["stable"] + self.serving["canary"] >= self.capacity.replicas
+        (self.desired, self.serving, self.starting, self.ending), self.canary_before = saved
 
 
 TestCluster = Cluster.TestCase

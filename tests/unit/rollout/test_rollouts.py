@@ -1,9 +1,8 @@
-"""All that may happen to a resource, in any order: users, people's words, figures, crashes of the operator, pods that come and
-go.
+"""Events of a resource in any order: edits, manual actions, blocks, crashes of the operator, pods that start and end.
 
-Safety: what serves is not given up, nothing is sent to where nobody serves while somebody else does, no engine starts before its
-preflight has passed, nothing is promoted without evidence or a person's word, one transition at a time. Liveness: left alone, it
-ends with what the spec asks for or says why not, and then nothing is written any more.
+Safety: serving pods are not deleted, no requests go to an arm without serving pods while another arm has some, no engine starts
+before its preflight has passed, nothing is promoted without evidence or a manual action, one transition at a time. Liveness: left
+alone, a rollout ends with the desired revision or names the reason, and then nothing is written any more.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aerie.rollout.facts.pod_failures import is_pod_ready
-from tests.unit.rollout.world import DRAFTERS, World, canarying, told, watching
+from tests.unit.rollout.world import DRAFTERS, World, equivalence_result, monitored_world, world_in_phase
 
 GATEWAY = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
 NEIGHBOURS: dict[str | None, set[str | None]] = {
     None: {None, "Starting", "Promoting"},
     "Starting": {"Starting", "WarmingUp", "RollingBack"},
-    # With no pod asked for, what is not decided starts anew, and a person may decide.
+    # With zero replicas, a canary without a verdict restarts, and the user may decide.
     "WarmingUp": {"Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting", "RollingBack"},
     "Analyzing": {"Starting", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "RollingBack"},
     "AwaitingApproval": {"AwaitingApproval", "Ramping", "Promoting", "RollingBack"},
@@ -35,17 +34,17 @@ NEIGHBOURS: dict[str | None, set[str | None]] = {
 
 
 class Rollouts(RuleBasedStateMachine):
-    """See the module."""
+    """The state machine of events, see the module's docstring."""
 
     def __init__(self) -> None:
         super().__init__()
         self.world = World()
         self.unserved: set[str] = set()
-        """Canaries that began while nothing served, or while no pod was asked for."""
-        self.words: set[str | None] = set()
-        """Revisions that a person has said to promote when the operator looked: a word that led on may be gone by now."""
-        self.seen: set[str] | None = None
-        """What served when all Deployments were last decided upon; None when the spec is another one since."""
+        """Canaries that began while no pod served, or with zero replicas."""
+        self.promoted_revisions: set[str | None] = set()
+        """Revisions with a manual promotion at any reconcile: the annotation may have been removed since."""
+        self.pods_at_decision: set[str] | None = None
+        """Pods that served at the last complete reconcile; None if the spec has changed since."""
 
     @initialize(
         phase=st.sampled_from([None, "Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting", "Monitoring", "Verifying"]),
@@ -53,78 +52,85 @@ class Rollouts(RuleBasedStateMachine):
         gateway=st.sampled_from([True, True, False]),
         reuse=st.booleans(),
     )
-    def somewhere_on_the_way(self, phase: str | None, replicas: int, gateway: bool, reuse: bool) -> None:
+    def start_in_phase(self, phase: str | None, replicas: int, gateway: bool, reuse: bool) -> None:
         rollout: dict[str, Any] = {"traffic": GATEWAY} if gateway else {}
         if phase in ("Monitoring", "Verifying"):
-            self.world, _ = watching(replicas=replicas, rollout=rollout)
+            self.world, _ = monitored_world(replicas=replicas, rollout=rollout)
             self.world.measure_alone(4 if phase == "Verifying" else 0, 2.4)
             assert self.world.status["phase"] == phase
         elif phase is not None:
             if reuse and replicas > 2:
                 rollout["canary"] = {"capacity": "Reuse"}
-            self.world, _ = canarying(phase, replicas=replicas, rollout=rollout)
+            self.world, _ = world_in_phase(phase, replicas=replicas, rollout=rollout)
         self.world.now += timedelta(minutes=1)
-        self.world.dated = True
+        self.world.has_change_times = True
 
     @rule(times=st.integers(1, 6))
-    def all_goes_well(self, times: int) -> None:
+    def all_succeeds(self, times: int) -> None:
         for _ in range(times):
-            self.look()
+            self.reconcile()
             self.world.check()
             self.world.schedule()
             self.world.ready()
             self.world.now += timedelta(minutes=6)
 
     @rule(parts=st.integers(0, 8))
-    def a_pass_that_may_crash(self, parts: int) -> None:
-        self.look(parts)
+    def reconcile_that_may_crash(self, parts: int) -> None:
+        self.reconcile(parts)
 
     @rule(parts=st.integers(4, 9), blocks=st.integers(1, 6), better=st.sampled_from([-0.2, 0.0, 0.2]))
     @precondition(lambda self: self.world.status.get("analysis"))
     def blocks_close(self, parts: int, blocks: int, better: float) -> None:
         for _ in range(blocks):
             self.world.measure(1, better, step=False)
-            self.look(parts)
+            self.reconcile(parts)
 
-    @rule(odd=st.sampled_from([0, 24]))
-    def answers_come(self, odd: int) -> None:
-        self.world.answers = told(odd)
+    @rule(canary_differences=st.sampled_from([0, 24]))
+    def answers_come(self, canary_differences: int) -> None:
+        self.world.equivalence_result = equivalence_result(canary_differences)
 
-    def look(self, parts: int = 1000) -> None:
+    def reconcile(self, parts: int = 1000) -> None:
         world, before = self.world, self.world.status
-        served, canary = before.get("stable"), before.get("canary")
-        alive = world.serving((served or {}).get("revision", "")) if served else 0
-        self.words.add((world.document["metadata"].get("annotations") or {}).get("aerie.dev/promote"))
-        self.seen = self.serving() if parts == 1000 else None
+        stable, canary = before.get("stable"), before.get("canary")
+        ready_count = world.serving((stable or {}).get("revision", "")) if stable else 0
+        self.promoted_revisions.add((world.document["metadata"].get("annotations") or {}).get("aerie.dev/promote"))
+        self.pods_at_decision = self.serving() if parts == 1000 else None
         plan = world.step(parts)
         if parts == 1000 and world.document["spec"]["replicas"] and world.status["phase"] != "Paused":
-            assert not world.lost(), "requests go where nobody serves"
+            assert not world.unserved_services(), "requests go where nobody serves"
         deleted = {reference.name for reference in plan.objects_to_delete}
-        assert served is None or f"chat-{served['revision']}" not in deleted, "what serves by the status is never deleted"
+        assert stable is None or f"chat-{stable['revision']}" not in deleted, "the status's stable revision is never deleted"
         after = world.status
         event(f"phase {after.get('phase')}")
-        if served is None:
+        if stable is None:
             return
         now = after["stable"]["revision"]
-        new = (after.get("canary") or {}).get("revision")
-        if new is not None and (canary or {}).get("revision") != new and (alive == 0 or world.document["spec"]["replicas"] == 0):
-            self.unserved.add(new)
-        kept = before.get("previous")
-        if kept is not None and now == kept["revision"]:
-            assert (canary, new, after["canary"]["phase"]) == (None, served["revision"], "RollingBack")
+        new_canary = (after.get("canary") or {}).get("revision")
+        if (
+            new_canary is not None
+            and (canary or {}).get("revision") != new_canary
+            and (ready_count == 0 or world.document["spec"]["replicas"] == 0)
+        ):
+            self.unserved.add(new_canary)
+        previous = before.get("previous")
+        if previous is not None and now == previous["revision"]:
+            assert (canary, new_canary, after["canary"]["phase"]) == (None, stable["revision"], "RollingBack")
             assert after["rolloutHistory"][0]["message"].startswith("Rolled back after promotion. ")
             return
-        if now != served["revision"]:
-            proven = (after.get("analysis") or {}).get("verdict") == "Promote"
-            asked = now in self.words
-            empty = canary is None and world.document["spec"]["replicas"] == 0
-            assert proven or asked or empty or now in self.unserved, "promoted without evidence"
+        if now != stable["revision"]:
+            is_proven = (after.get("analysis") or {}).get("verdict") == "Promote"
+            is_requested = now in self.promoted_revisions
+            is_empty = canary is None and world.document["spec"]["replicas"] == 0
+            assert is_proven or is_requested or is_empty or now in self.unserved, "promoted without evidence"
             return
-        if (canary or {}).get("revision") in (new, None) or new is None:
-            left, entered = (canary or {}).get("phase"), (after.get("canary") or {}).get("phase")
-            # Pods that an operator made which was killed before it could write of them are a canary on its way out.
-            stray = left is None and entered == "RollingBack" and new in world.deployments()
-            assert entered in NEIGHBOURS[left] or (left is None and entered == "Starting") or stray, (left, entered)
+        if (canary or {}).get("revision") in (new_canary, None) or new_canary is None:
+            old_phase, new_phase = (canary or {}).get("phase"), (after.get("canary") or {}).get("phase")
+            # Pods of an operator that was killed before it wrote the status are a canary that is rolled back.
+            stray = old_phase is None and new_phase == "RollingBack" and new_canary in world.deployments()
+            assert new_phase in NEIGHBOURS[old_phase] or (old_phase is None and new_phase == "Starting") or stray, (
+                old_phase,
+                new_phase,
+            )
         else:
             raise AssertionError("one canary has taken the place of another")
 
@@ -138,20 +144,20 @@ class Rollouts(RuleBasedStateMachine):
     @rule(replicas=st.integers(0, 4))
     def another_size(self, replicas: int) -> None:
         self.world.edit(replicas=replicas)
-        self.seen = None
+        self.pods_at_decision = None
 
     @rule(paused=st.booleans(), reuse=st.booleans(), gateway=st.booleans(), delay=st.sampled_from(["0s", "10m", "3h"]))
-    def other_terms(self, paused: bool, reuse: bool, gateway: bool, delay: str) -> None:
+    def another_rollout_spec(self, paused: bool, reuse: bool, gateway: bool, delay: str) -> None:
         traffic = GATEWAY if gateway else {"mode": "Service"}
         capacity = "Reuse" if reuse and self.world.document["spec"]["replicas"] > 2 else "Surge"
         canary = {"capacity": capacity, "scaleDownDelay": delay}
-        self.seen = None
+        self.pods_at_decision = None
         self.world.edit(rollout={"paused": paused, "canary": canary, "traffic": traffic})
 
-    @rule(word=st.sampled_from(["promote", "rollback", "retry"]))
+    @rule(action=st.sampled_from(["promote", "rollback", "retry"]))
     @precondition(lambda self: self.world.status.get("stable"))
-    def a_person_says(self, word: str) -> None:
-        self.world.annotate(**{word: self.world.wanted})
+    def manual_action(self, action: str) -> None:
+        self.world.annotate(**{action: self.world.desired_revision})
 
     @rule()
     def jobs_end(self) -> None:
@@ -161,10 +167,10 @@ class Rollouts(RuleBasedStateMachine):
     def pods_come_and_go(self, places: int) -> None:
         world = self.world
         floor, before = world.document["spec"]["replicas"], world.serving()
-        known = self.serving() == self.seen  # what fails after a decision, the decision could not know
+        is_unchanged = self.serving() == self.pods_at_decision  # a pod that fails after a decision was not known to it
         surge = world.document["spec"].get("rollout", {}).get("canary", {}).get("capacity") != "Reuse"
         world.schedule(places)
-        if known and surge and (world.status.get("canary") or {}).get("phase") in ("Ramping", "Promoting"):
+        if is_unchanged and surge and (world.status.get("canary") or {}).get("phase") in ("Ramping", "Promoting"):
             assert world.serving() >= min(before, floor), "serving pods were given up"
 
     @rule(value=st.sampled_from(["True", "False"]))
@@ -173,7 +179,7 @@ class Rollouts(RuleBasedStateMachine):
 
     @rule(restarts=st.integers(1, 4))
     @precondition(lambda self: self.world.status.get("canary") or self.world.status.get("previous"))
-    def what_is_new_crashes(self, restarts: int) -> None:
+    def the_new_revision_crashes(self, restarts: int) -> None:
         self.world.crash((self.world.status.get("canary") or self.world.status["stable"])["revision"], restarts)
 
     @rule(seconds=st.sampled_from([3, 60, 360, 1860]))
@@ -182,9 +188,9 @@ class Rollouts(RuleBasedStateMachine):
 
     @rule(data=st.data())
     @precondition(lambda self: self.world.objects)
-    def somebody_deletes_a_child(self, data: st.DataObject) -> None:
+    def a_child_is_deleted(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.world.objects)))
-        if key[0] != "Deployment":  # with it go its pods, which is another story
+        if key[0] != "Deployment":  # its pods would be deleted with it, which is not tested here
             del self.world.objects[key]
 
     @invariant()
@@ -196,22 +202,22 @@ class Rollouts(RuleBasedStateMachine):
     @invariant()
     def at_most_one_revision_beside_the_stable_one(self) -> None:
         status = self.world.status
-        known = {(status.get(arm) or {}).get("revision") for arm in ("stable", "canary", "previous")}
-        strange = [revision for revision in self.world.deployments() if revision not in known]
-        assert len(strange) <= 2, "one that a crash kept out of the status, one that is about to go"
+        known_revisions = {(status.get(arm) or {}).get("revision") for arm in ("stable", "canary", "previous")}
+        orphans = [revision for revision in self.world.deployments() if revision not in known_revisions]
+        assert len(orphans) <= 2, "one that a crash kept out of the status, one to be deleted"
 
     @invariant()
     def at_most_two_revisions_have_pods(self) -> None:
         both = [self.world.deployments(control=control) for control in (False, True)]
-        asking = {revision for found in both for revision, item in found.items() if item["spec"]["replicas"]}
-        assert len(asking) <= 2, sorted(asking)
+        revisions = {revision for deployments in both for revision, item in deployments.items() if item["spec"]["replicas"]}
+        assert len(revisions) <= 2, sorted(revisions)
 
     def teardown(self) -> None:
-        """Left alone, with a person who says yes, it ends; and then nothing is written any more."""
+        """Left alone, with a user who promotes, the rollout ends; and then nothing is written any more."""
         world = self.world
         world.edit(rollout={**world.document["spec"].get("rollout", {}), "paused": False})
         for _ in range(60):
-            self.look()
+            self.reconcile()
             world.check()
             world.schedule()
             world.ready()
@@ -224,18 +230,18 @@ class Rollouts(RuleBasedStateMachine):
         assert (plan.objects_to_apply, plan.objects_to_delete, plan.events) == ((), (), ())
         assert plan.status.to_dict() == world.status
         if world.status["phase"] == "Ready":
-            assert world.replicas() == {f"chat-{world.wanted}": world.document["spec"]["replicas"]}
+            assert world.replicas() == {f"chat-{world.desired_revision}": world.document["spec"]["replicas"]}
             assert world.condition("Ready")[0] == "True"
         elif world.document["spec"]["drafter"]["source"]["persistentVolumeClaim"]["path"] == "refused":
             assert world.condition("PreflightPassed")[0] == "False"
         else:
             assert world.status["phase"] in ("RolledBack", "Failed")
-            assert world.status["rejectedRevision"] == world.wanted
+            assert world.status["rejectedRevision"] == world.desired_revision
             stable = world.status["stable"]["revision"]
             assert world.replicas() == {f"chat-{stable}": world.document["spec"]["replicas"]}
 
 
-# Without shrinking, which takes minutes here.
+# Shrinking is left out: it takes minutes here.
 _PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 Rollouts.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None, phases=_PHASES)
 TestRollouts = Rollouts.TestCase

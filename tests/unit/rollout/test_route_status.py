@@ -1,4 +1,4 @@
-"""A gateway that refuses the route: the status says so, and nothing about the canary is decided by what the pods count."""
+"""Gateways that reject the route: the status names it, and blocks of the canary do not count."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 from aerie.rollout.facts.route_status import ROUTE_STATUS_TIMEOUT, route_rejection_message
 from tests.golden import Messages
-from tests.unit.rollout.world import World, canarying, masked, serving
+from tests.unit.rollout.world import World, masked, serving_world, world_in_phase
 
 PARENT = {"name": "public", "namespace": "gateways", "sectionName": "https"}
 GATEWAY: dict[str, Any] = {"traffic": {"mode": "Gateway", "gateway": {"parentRefs": [PARENT]}}}
 
 
-def says(world: World, *told: tuple[dict[str, Any], str]) -> None:
-    """The gateways write into the route's status: parent, and whether it is accepted."""
+def set_route_status(world: World, *statuses: tuple[dict[str, Any], str]) -> None:
+    """Write the gateways' part of the route's status: for each parent, whether the route is accepted."""
     parents = [
         {
             "parentRef": parent,
@@ -25,13 +25,13 @@ def says(world: World, *told: tuple[dict[str, Any], str]) -> None:
                 {"type": "ResolvedRefs", "status": "True"},
             ],
         }
-        for parent, status in told
+        for parent, status in statuses
     ]
     world.objects["HTTPRoute", "chat"]["status"] = {"parents": parents}
 
 
 @pytest.mark.parametrize(
-    ("told", "refused"),
+    ("statuses", "is_rejected"),
     [
         ([], False),
         ([(PARENT, "True")], False),
@@ -39,23 +39,23 @@ def says(world: World, *told: tuple[dict[str, Any], str]) -> None:
         ([(PARENT, "False")], True),
         ([(PARENT | {"group": "gateway.networking.k8s.io", "kind": "Gateway"}, "False")], True),
         ([(PARENT, "False"), (PARENT, "True")], False),  # two controllers, one of which serves it
-        ([({"name": "former", "namespace": "gateways"}, "False")], False),  # what the spec named before
+        ([({"name": "former", "namespace": "gateways"}, "False")], False),  # a parent of the previous spec
     ],
 )
-def test_refused_is_what_every_gateway_that_has_spoken_refuses(told: list[Any], refused: bool, messages: Messages) -> None:
-    world = serving(rollout=GATEWAY)
-    says(world, *told)
+def test_route_is_rejected_if_all_gateways_with_status_reject(statuses: list[Any], is_rejected: bool, messages: Messages) -> None:
+    world = serving_world(rollout=GATEWAY)
+    set_route_status(world, *statuses)
     rejection = route_rejection_message(world.observed())
-    assert bool(rejection) == refused
-    if refused:
+    assert bool(rejection) == is_rejected
+    if is_rejected:
         messages.check("rejected route", rejection)
     world.step()
-    assert world.condition("Degraded") == (("True", "RouteNotAccepted") if refused else ("False", "AsExpected"))
+    assert world.condition("Degraded") == (("True", "RouteNotAccepted") if is_rejected else ("False", "AsExpected"))
     assert world.condition("Ready") == ("True", "AllPodsReady")
 
 
-def test_a_gateway_that_says_nothing_is_told_after_a_while(messages: Messages) -> None:
-    world = serving(rollout=GATEWAY)
+def test_silent_gateway_is_reported_after_a_delay(messages: Messages) -> None:
+    world = serving_world(rollout=GATEWAY)
     route = world.objects["HTTPRoute", "chat"]
     route["metadata"]["creationTimestamp"] = world.now.isoformat()
     plan = world.step()
@@ -66,62 +66,62 @@ def test_a_gateway_that_says_nothing_is_told_after_a_while(messages: Messages) -
     messages.check("no status from the gateway", world.message("Degraded"))
     assert (plan.requeue_after, [event.reason for event in plan.events]) == (None, ["GatewayNotResponding"])
     assert world.step().status.to_dict() == world.status
-    says(world, (PARENT, "Unknown"))
+    set_route_status(world, (PARENT, "Unknown"))
     world.step()
     assert world.condition("Degraded") == ("False", "AsExpected")
 
 
-def test_without_a_route_there_is_nothing_to_refuse() -> None:
-    assert route_rejection_message(serving().observed()) == ""
+def test_no_route_has_no_error() -> None:
+    assert route_rejection_message(serving_world().observed()) == ""
 
 
-def test_a_canary_waits_for_the_route_and_fails_at_its_deadline(messages: Messages) -> None:
-    world, _ = canarying("Starting", rollout=GATEWAY)
-    says(world, (PARENT, "False"))
+def test_canary_waits_for_route_until_deadline(messages: Messages) -> None:
+    world, _ = world_in_phase("Starting", rollout=GATEWAY)
+    set_route_status(world, (PARENT, "False"))
     world.schedule()
     world.ready()
     world.step()
     assert world.status["phase"] == "Starting"
-    messages.check("canary without a route", masked(world.message("Progressing"), NEW=world.wanted))
+    messages.check("canary without a route", masked(world.message("Progressing"), NEW=world.desired_revision))
     world.now += timedelta(minutes=30)
     world.step()
     assert world.status["rolloutHistory"][0]["result"] == "Failed"
     messages.check("no route within the deadline", world.status["rolloutHistory"][0]["message"])
 
 
-def test_a_canary_goes_on_once_the_route_is_accepted() -> None:
-    world, _ = canarying("Starting", rollout=GATEWAY)
-    says(world, (PARENT, "False"))
+def test_canary_continues_when_route_is_accepted() -> None:
+    world, _ = world_in_phase("Starting", rollout=GATEWAY)
+    set_route_status(world, (PARENT, "False"))
     world.schedule()
     world.ready()
     world.step()
-    says(world, (PARENT, "True"))
+    set_route_status(world, (PARENT, "True"))
     world.step()
     assert world.status["phase"] == "WarmingUp"
 
 
-def test_blocks_of_the_meantime_count_for_nothing() -> None:
-    world, _ = canarying("WarmingUp", rollout=GATEWAY)
+def test_blocks_during_rejected_route_are_not_counted() -> None:
+    world, _ = world_in_phase("WarmingUp", rollout=GATEWAY)
     world.now += timedelta(minutes=5)
     world.step()
-    says(world, (PARENT, "False"))
+    set_route_status(world, (PARENT, "False"))
     world.measure(40, +0.2)
     assert world.status["phase"] == "Analyzing"
     assert not world.status["analysis"].get("comparisons")
-    says(world, (PARENT, "True"))
+    set_route_status(world, (PARENT, "True"))
     world.step()
     assert not world.status["analysis"].get("comparisons"), "nor afterwards"
     world.measure(1, +0.2)
     assert world.status["analysis"]["comparisons"][0]["sampleCount"] == 1
 
 
-def test_a_step_of_the_ramp_is_not_held_where_the_route_is_refused() -> None:
-    world, _ = canarying("Ramping", rollout=GATEWAY)
+def test_rejected_route_does_not_hold_ramp_step() -> None:
+    world, _ = world_in_phase("Ramping", rollout=GATEWAY)
     step = world.status["canary"]["stepIndex"]
     for _ in range(3):
         world.schedule()
         world.ready()
-        says(world, (PARENT, "False"))
+        set_route_status(world, (PARENT, "False"))
         world.now += timedelta(minutes=5)
         world.step()
     assert (world.status["phase"], world.status["canary"]["stepIndex"]) == ("Ramping", step)

@@ -1,4 +1,4 @@
-"""What serves goes on serving: pods that a rollout would take away stand in for those that do not serve."""
+"""Substitution: pods that a rollout would delete serve in place of pods that are not ready."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from datetime import timedelta
 import pytest
 
 from tests.golden import Messages
-from tests.unit.rollout.cluster import MINUTE, Cluster, Refusing
-from tests.unit.rollout.test_walk import come_to
+from tests.unit.rollout.cluster import MINUTE, ApiError, Cluster
+from tests.unit.rollout.test_walk import cluster_in_phase
 from tests.unit.rollout.world import World, masked
 
 
-def fail(cluster: Cluster, revision: str, count: int = 1000) -> None:
-    """So many pods of the revision crash, and stay so."""
+def fail_pods(cluster: Cluster, revision: str, count: int = 1000) -> None:
+    """Let pods of the revision fail permanently, at most `count`."""
     for pod in [pod for pod in cluster.fleet if pod.alive and pod.revision == revision][:count]:
         pod.become("NotReady", cluster.now)
-    cluster.imageless.add(revision)
+    cluster.unpullable_revisions.add(revision)
     cluster.react()
 
 
-def recover(cluster: Cluster) -> None:
-    cluster.imageless.clear()
+def recover_pods(cluster: Cluster) -> None:
+    cluster.unpullable_revisions.clear()
     for pod in cluster.fleet:
         if pod.alive and pod.state in ("NotReady", "Imageless"):
             pod.become("Loading", cluster.now, cluster.now + MINUTE)
@@ -34,320 +34,320 @@ def weights(cluster: Cluster) -> dict[str, int]:
 
 @pytest.mark.parametrize("how", ["spec", "word"])
 @pytest.mark.parametrize("phase", ["WarmingUp", "Analyzing", "AwaitingApproval"])
-def test_a_canary_that_alone_serves_stays_until_stable_pods_do(phase: str, how: str) -> None:
-    cluster = come_to(phase)
-    old, new = cluster.status["stable"]["revision"], cluster.wanted
-    fail(cluster, old)
+def test_only_serving_canary_stays_until_stable_serves(phase: str, how: str) -> None:
+    cluster = cluster_in_phase(phase)
+    old, new = cluster.status["stable"]["revision"], cluster.desired_revision
+    fail_pods(cluster, old)
     if how == "spec":
         cluster.drafter("eagle32")
     else:
         cluster.annotate(rollback=new)
-    cluster.go_on(10 * MINUTE)
+    cluster.advance(10 * MINUTE)
     assert (cluster.status["phase"], cluster.serving()) == ("RollingBack", 1)
-    recover(cluster)
-    cluster.go_on(10 * MINUTE)
+    recover_pods(cluster)
+    cluster.advance(10 * MINUTE)
     assert cluster.serving(old) >= 4
     assert f"chat-{new}" not in cluster.replicas()
 
 
-def test_control_pods_stand_in_before_those_of_the_canary() -> None:
-    cluster = come_to("WarmingUp")
+def test_control_pods_substitute_before_canary_pods() -> None:
+    cluster = cluster_in_phase("WarmingUp")
     traffic = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
     cluster.edit(rollout={**cluster.document["spec"]["rollout"], "traffic": traffic})
-    cluster.go_on(MINUTE)
-    old, new = cluster.status["stable"]["revision"], cluster.wanted
-    for pod in [pod for pod in cluster.fleet if pod.of == f"chat-{old}"][:1]:
+    cluster.advance(MINUTE)
+    old, new = cluster.status["stable"]["revision"], cluster.desired_revision
+    for pod in [pod for pod in cluster.fleet if pod.deployment == f"chat-{old}"][:1]:
         pod.become("NotReady", cluster.now)
     cluster.react()
     cluster.annotate(rollback=new)
-    cluster.go_on(MINUTE)
+    cluster.advance(MINUTE)
     assert cluster.replicas() == {f"chat-{old}": 4, f"chat-{old}-control": 1, f"chat-{new}": 0}
     assert weights(cluster) == {"chat-stable": 75_000, "chat-canary": 0, "chat-control": 25_000}
-    recover(cluster)
-    cluster.go_on(3 * MINUTE)
+    recover_pods(cluster)
+    cluster.advance(3 * MINUTE)
     assert cluster.replicas() == {f"chat-{old}": 4}
 
 
-def test_a_rollback_that_cannot_end_says_what_a_person_can_do(messages: Messages) -> None:
-    cluster = come_to("RollingBack")
+def test_blocked_rollback_message_names_manual_actions(messages: Messages) -> None:
+    cluster = cluster_in_phase("RollingBack")
     old = cluster.status["stable"]["revision"]
-    fail(cluster, old)
-    cluster.go_on(20 * MINUTE)
+    fail_pods(cluster, old)
+    cluster.advance(20 * MINUTE)
     assert "aerie.dev/promote" not in cluster.message("Progressing"), "its pods are not late yet"
-    cluster.go_on(timedelta(hours=1))
+    cluster.advance(timedelta(hours=1))
     new = cluster.status["canary"]["revision"]
-    said = cluster.message("Progressing")
-    messages.check("blocked rollback", masked(said, NEW=new, OLD=old))
+    message = cluster.message("Progressing")
+    messages.check("blocked rollback", masked(message, NEW=new, OLD=old))
     del cluster.document["metadata"]["annotations"]
     cluster.annotate(promote=new)
-    cluster.go_on(timedelta(hours=1))
+    cluster.advance(timedelta(hours=1))
     assert cluster.status["stable"]["revision"] == new
 
 
-def test_a_canary_that_waits_for_its_control_says_whose_pods_are_missing(messages: Messages) -> None:
-    cluster = come_to("Starting")
+def test_canary_waiting_for_control_names_missing_pods(messages: Messages) -> None:
+    cluster = cluster_in_phase("Starting")
     old = cluster.status["stable"]["revision"]
-    fail(cluster, old)
-    for pod in [pod for pod in cluster.fleet if pod.of == f"chat-{old}"]:
+    fail_pods(cluster, old)
+    for pod in [pod for pod in cluster.fleet if pod.deployment == f"chat-{old}"]:
         pod.become("Serving", cluster.now)
-    assert cluster.go_on(timedelta(hours=2), lambda: bool(cluster.status.get("rolloutHistory", [{}])[0]["result"] == "Failed"))
+    assert cluster.advance(timedelta(hours=2), lambda: bool(cluster.status.get("rolloutHistory", [{}])[0]["result"] == "Failed"))
     messages.check("control not ready", masked(cluster.status["rolloutHistory"][0]["message"], OLD=old))
 
 
 @pytest.mark.parametrize("gateway", [True, False])
-def test_pods_that_were_kept_get_the_requests_while_no_promoted_one_serves(gateway: bool) -> None:
-    cluster = come_to("Monitoring")
+def test_retained_pods_serve_while_no_promoted_pod_does(gateway: bool) -> None:
+    cluster = cluster_in_phase("Monitoring")
     if gateway:
         traffic = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
         cluster.edit(rollout={**cluster.document["spec"]["rollout"], "traffic": traffic})
-        cluster.look()
-    new = cluster.wanted
+        cluster.reconcile()
+    new = cluster.desired_revision
     assert cluster.objects["Service", "chat"]["spec"]["selector"]["aerie.dev/revision"] == new
-    fail(cluster, new)
-    cluster.look()
+    fail_pods(cluster, new)
+    cluster.reconcile()
     assert "aerie.dev/revision" not in cluster.objects["Service", "chat"]["spec"]["selector"]
     assert not gateway or weights(cluster) == {"chat-stable": 0, "chat-previous": 100_000}
-    recover(cluster)
-    cluster.go_on(3 * MINUTE)
+    recover_pods(cluster)
+    cluster.advance(3 * MINUTE)
     assert cluster.objects["Service", "chat"]["spec"]["selector"]["aerie.dev/revision"] == new
     assert not gateway or weights(cluster) == {"chat-stable": 100_000}
 
 
-def test_kept_pods_stay_as_long_as_promoted_ones_are_missing(messages: Messages) -> None:
-    cluster = come_to("Monitoring")
-    new, old = cluster.wanted, cluster.status["previous"]["revision"]
-    fail(cluster, new, 2)
-    cluster.go_on(20 * MINUTE)
+def test_retained_pods_stay_while_promoted_pods_are_missing(messages: Messages) -> None:
+    cluster = cluster_in_phase("Monitoring")
+    new, old = cluster.desired_revision, cluster.status["previous"]["revision"]
+    fail_pods(cluster, new, 2)
+    cluster.advance(20 * MINUTE)
     assert cluster.status["phase"] == "Monitoring", "scaleDownDelay is over"
     assert cluster.serving(old) == 2
     messages.check("promoted pods not ready", masked(cluster.message("Progressing"), NEW=new, OLD=old))
-    recover(cluster)
-    cluster.go_on(10 * MINUTE)
+    recover_pods(cluster)
+    cluster.advance(10 * MINUTE)
     assert cluster.status["phase"] == "Ready"
     assert cluster.replicas() == {f"chat-{new}": 4}
 
 
-def test_a_new_spec_takes_no_kept_pods_away_that_serve_for_promoted_ones() -> None:
-    cluster = come_to("Monitoring")
-    fail(cluster, cluster.wanted, 2)
+def test_new_spec_keeps_retained_pods_that_substitute() -> None:
+    cluster = cluster_in_phase("Monitoring")
+    fail_pods(cluster, cluster.desired_revision, 2)
     before = cluster.serving()
     cluster.drafter("eagle32")
-    cluster.go_on(MINUTE)
+    cluster.advance(MINUTE)
     assert cluster.serving() >= min(before, 4)
-    cluster.go_on(timedelta(hours=6), lambda: bool(cluster.status["stable"]["revision"] == cluster.wanted))
-    assert cluster.status["stable"]["revision"] == cluster.wanted
+    cluster.advance(timedelta(hours=6), lambda: bool(cluster.status["stable"]["revision"] == cluster.desired_revision))
+    assert cluster.status["stable"]["revision"] == cluster.desired_revision
 
 
-def test_a_status_lost_in_the_promotion_is_recovered_without_giving_up_pods() -> None:
-    cluster = come_to("Promoting")
-    cluster.go_on(10 * MINUTE, lambda: cluster.serving(cluster.wanted) >= 3)
-    new = cluster.wanted
+def test_status_lost_during_promotion_is_recovered_with_all_pods() -> None:
+    cluster = cluster_in_phase("Promoting")
+    cluster.advance(10 * MINUTE, lambda: cluster.serving(cluster.desired_revision) >= 3)
+    new = cluster.desired_revision
     del cluster.document["status"]
-    cluster.look()
+    cluster.reconcile()
     assert cluster.status["stable"]["revision"] == new, "of which most pods serve"
     lowest = cluster.serving()
-    cluster.on_look = lambda _: None
+    cluster.on_reconcile = lambda _: None
     for _ in range(30):
-        cluster.go_on(MINUTE)
+        cluster.advance(MINUTE)
         lowest = min(lowest, cluster.serving())
     assert lowest >= 4
     assert cluster.replicas() == {f"chat-{new}": 4}
 
 
-def test_pods_that_come_to_serve_while_nothing_is_stable_are_adopted() -> None:
+def test_pods_ready_without_stable_revision_are_adopted() -> None:
     cluster = Cluster(replicas=2, load=300)
-    cluster.go_on(MINUTE)
-    first = cluster.wanted
-    cluster.unlisted["Job"] = cluster.now + 10 * MINUTE  # nothing is deleted meanwhile
+    cluster.advance(MINUTE)
+    first = cluster.desired_revision
+    cluster.unlisted_kinds["Job"] = cluster.now + 10 * MINUTE  # nothing is deleted meanwhile
     cluster.drafter("refused")
-    cluster.go_on(30 * MINUTE)
+    cluster.advance(30 * MINUTE)
     assert cluster.status["stable"]["revision"] == first
     assert cluster.serving(first) == 2
 
 
-def test_a_spec_that_cannot_run_gives_up_no_canary_that_alone_serves() -> None:
-    """Its outcome is Failed too, as that of a rollback which was turned round."""
-    cluster = come_to("Promoting")
-    old, new = cluster.status["stable"]["revision"], cluster.wanted
-    cluster.go_on(10 * MINUTE, lambda: cluster.serving(new) >= 3)
-    fail(cluster, old)
+def test_unrunnable_spec_keeps_only_serving_canary() -> None:
+    """Its result is Failed, like that of a reversed rollback."""
+    cluster = cluster_in_phase("Promoting")
+    old, new = cluster.status["stable"]["revision"], cluster.desired_revision
+    cluster.advance(10 * MINUTE, lambda: cluster.serving(new) >= 3)
+    fail_pods(cluster, old)
     cluster.edit(drafter=None)
-    cluster.go_on(timedelta(hours=2))
+    cluster.advance(timedelta(hours=2))
     cluster.drafter("eagle32")
     before = cluster.serving(new)
-    cluster.go_on(MINUTE)
+    cluster.advance(MINUTE)
     assert cluster.serving(new) == before > 0
     assert cluster.status["stable"]["revision"] == new
 
 
-def test_a_canary_whose_control_cannot_be_made_waits_not_for_ever() -> None:
-    """Nothing tells any more what the stable pods were made of."""
-    cluster = come_to("Preflight")
-    old, new = cluster.status["stable"]["revision"], cluster.wanted
+def test_canary_without_creatable_control_fails_at_deadline() -> None:
+    """No object has the template of the stable pods any more."""
+    cluster = cluster_in_phase("Preflight")
+    old, new = cluster.status["stable"]["revision"], cluster.desired_revision
     for kind, name in [("ConfigMap", f"chat-{old}-preflight"), ("Deployment", f"chat-{old}")]:
         cluster.delete(kind, name)
     cluster.react()
-    cluster.go_on(timedelta(hours=3))
+    cluster.advance(timedelta(hours=3))
     assert cluster.status["rolloutHistory"][0]["result"] == "Failed"
     assert (cluster.status["phase"], cluster.serving(new)) == ("RollingBack", 1), "nobody else serves"
     assert f"aerie.dev/promote={new}" in cluster.message("Progressing")
 
 
 @pytest.mark.parametrize("gateway", [True, False])
-def test_a_control_that_alone_serves_stays_though_its_canary_is_gone(gateway: bool) -> None:
-    """Neither the canary nor a stable pod serves, and a third spec is asked for."""
-    cluster = come_to("WarmingUp")
+def test_only_serving_control_stays_after_its_canary(gateway: bool) -> None:
+    """Neither the canary nor a stable pod serves, and a third spec is requested."""
+    cluster = cluster_in_phase("WarmingUp")
     if gateway:
         traffic = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
         cluster.edit(rollout={**cluster.document["spec"]["rollout"], "traffic": traffic})
-        cluster.go_on(MINUTE)
-    old, new = cluster.status["stable"]["revision"], cluster.wanted
-    for pod in [pod for pod in cluster.fleet if pod.of in (f"chat-{old}", f"chat-{new}")]:
+        cluster.advance(MINUTE)
+    old, new = cluster.status["stable"]["revision"], cluster.desired_revision
+    for pod in [pod for pod in cluster.fleet if pod.deployment in (f"chat-{old}", f"chat-{new}")]:
         pod.become("NotReady", cluster.now)
     cluster.react()
     cluster.annotate(rollback=new)
-    cluster.go_on(timedelta(hours=2))
+    cluster.advance(timedelta(hours=2))
     cluster.drafter("eagle32")
-    cluster.on_look = lambda look: seen.append(sum(look.serving.values()))
-    seen: list[int] = []
-    assert cluster.go_on(timedelta(hours=3), lambda: bool(cluster.status["stable"]["revision"] == cluster.wanted))
-    assert min(seen) == 1
+    cluster.on_reconcile = lambda reconcile: serving_counts.append(sum(reconcile.serving.values()))
+    serving_counts: list[int] = []
+    assert cluster.advance(timedelta(hours=3), lambda: bool(cluster.status["stable"]["revision"] == cluster.desired_revision))
+    assert min(serving_counts) == 1
 
 
-def test_a_control_stands_in_for_stable_pods_in_the_ramp_too() -> None:
-    cluster = come_to("Analyzing")
-    old, new = cluster.status["stable"]["revision"], cluster.wanted
-    for pod in [pod for pod in cluster.fleet if pod.of == f"chat-{old}"]:
+def test_control_substitutes_for_stable_pods_during_ramp() -> None:
+    cluster = cluster_in_phase("Analyzing")
+    old, new = cluster.status["stable"]["revision"], cluster.desired_revision
+    for pod in [pod for pod in cluster.fleet if pod.deployment == f"chat-{old}"]:
         pod.become("NotReady", cluster.now)
     cluster.react()
     cluster.annotate(promote=new)
-    cluster.go_on(MINUTE)
+    cluster.advance(MINUTE)
     assert cluster.status["phase"] == "Ramping"
     assert (cluster.serving(old), cluster.serving(new)) == (1, 1)
-    assert cluster.go_on(timedelta(hours=3), lambda: bool(cluster.status["stable"]["revision"] == new))
+    assert cluster.advance(timedelta(hours=3), lambda: bool(cluster.status["stable"]["revision"] == new))
 
 
-def test_pods_that_serve_stay_though_no_status_could_be_written_of_them() -> None:
-    """The stable pods have crashed, the new spec's serve in their place, and by then another is asked for."""
-    cluster = come_to("Preflight")
-    old, new = cluster.status["stable"]["revision"], cluster.wanted
-    fail(cluster, old)
+def test_serving_pods_stay_without_written_status() -> None:
+    """The stable pods have crashed, the new spec's pods serve in their place, and then another spec is requested."""
+    cluster = cluster_in_phase("Preflight")
+    old, new = cluster.status["stable"]["revision"], cluster.desired_revision
+    fail_pods(cluster, old)
     for pod in cluster.fleet:
         pod.become("Imageless", cluster.now)
-    cluster.refusing.append(Refusing("Status", 500, cluster.now + timedelta(hours=1)))
-    cluster.go_on(20 * MINUTE)
+    cluster.api_errors.append(ApiError("Status", 500, cluster.now + timedelta(hours=1)))
+    cluster.advance(20 * MINUTE)
     assert cluster.serving(new) == 4
     cluster.drafter("eagle32")
-    cluster.go_on(timedelta(hours=3))
-    assert cluster.serving(new) == 4 or cluster.status["stable"]["revision"] == cluster.wanted
-    cluster.go_on(timedelta(hours=6), lambda: bool(cluster.status["stable"]["revision"] == cluster.wanted))
-    assert cluster.status["stable"]["revision"] == cluster.wanted
+    cluster.advance(timedelta(hours=3))
+    assert cluster.serving(new) == 4 or cluster.status["stable"]["revision"] == cluster.desired_revision
+    cluster.advance(timedelta(hours=6), lambda: bool(cluster.status["stable"]["revision"] == cluster.desired_revision))
+    assert cluster.status["stable"]["revision"] == cluster.desired_revision
 
 
-def test_a_status_lost_while_a_kind_cannot_be_listed_shrinks_nothing() -> None:
-    cluster = come_to("Promoting")
-    cluster.go_on(10 * MINUTE, lambda: cluster.serving(cluster.wanted) >= 2)
+def test_lost_status_with_unlisted_kind_scales_nothing_down() -> None:
+    cluster = cluster_in_phase("Promoting")
+    cluster.advance(10 * MINUTE, lambda: cluster.serving(cluster.desired_revision) >= 2)
     before = cluster.replicas()
-    cluster.unlisted["Service"] = cluster.now + 5 * MINUTE
+    cluster.unlisted_kinds["Service"] = cluster.now + 5 * MINUTE
     del cluster.document["status"]
-    cluster.look()
-    cluster.look()
+    cluster.reconcile()
+    cluster.reconcile()
     assert cluster.replicas() == before
 
 
-def test_a_control_that_alone_serves_gets_the_requests_in_the_ramp_too() -> None:
-    cluster = come_to("WarmingUp")
+def test_only_serving_control_gets_requests_during_ramp() -> None:
+    cluster = cluster_in_phase("WarmingUp")
     traffic = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
     cluster.edit(rollout={**cluster.document["spec"]["rollout"], "traffic": traffic})
-    cluster.go_on(MINUTE)
-    old, new = cluster.status["stable"]["revision"], cluster.wanted
-    for pod in [pod for pod in cluster.fleet if pod.of in (f"chat-{old}", f"chat-{new}")]:
+    cluster.advance(MINUTE)
+    old, new = cluster.status["stable"]["revision"], cluster.desired_revision
+    for pod in [pod for pod in cluster.fleet if pod.deployment in (f"chat-{old}", f"chat-{new}")]:
         pod.become("NotReady", cluster.now)
     cluster.react()
     cluster.annotate(promote=new)
-    cluster.go_on(MINUTE)
+    cluster.advance(MINUTE)
     assert cluster.status["phase"] == "Ramping"
     assert weights(cluster) == {"chat-stable": 0, "chat-canary": 0, "chat-control": 100_000}
 
 
-def test_a_first_revision_whose_operator_was_killed_before_its_status_is_adopted_as_any_other() -> None:
+def test_first_revision_without_written_status_is_adopted() -> None:
     world = World(replicas=1)
     world.settle_until("Preflight")
     world.check()
     plan = world.plan()
-    made = [item["kind"] for item in plan.objects_to_apply].index("Deployment") + 1
-    world.step(made)
+    write_count = [item["kind"] for item in plan.objects_to_apply].index("Deployment") + 1
+    world.step(write_count)
     world.schedule()
     world.ready()
     world.settle()
     assert world.status["phase"] == "Ready"
-    assert [(one["change"], one["result"]) for one in world.status["rolloutHistory"]] == [("first revision", "Promoted")]
+    assert [(record["change"], record["result"]) for record in world.status["rolloutHistory"]] == [("first revision", "Promoted")]
 
 
-def test_while_a_kind_cannot_be_listed_no_requests_go_to_an_arm_without_a_pod() -> None:
-    cluster = come_to("Monitoring")
+def test_unlisted_kind_sends_no_requests_to_empty_arm() -> None:
+    cluster = cluster_in_phase("Monitoring")
     cluster.edit(rollout={**cluster.document["spec"]["rollout"], "canary": {"scaleDownDelay": "3h"}})
     new, old = cluster.status["stable"]["revision"], cluster.status["previous"]["revision"]
-    cluster.unlisted["Job"] = cluster.now + timedelta(hours=1)
-    fail(cluster, new)
-    cluster.go_on(MINUTE)
+    cluster.unlisted_kinds["Job"] = cluster.now + timedelta(hours=1)
+    fail_pods(cluster, new)
+    cluster.advance(MINUTE)
     assert cluster.serving(old) > 0
     selector = cluster.objects["Service", "chat"]["spec"]["selector"]
     assert "aerie.dev/revision" not in selector, "pods of both revisions are selected"
 
 
-def test_while_a_kind_cannot_be_listed_no_arm_of_a_rollout_loses_pods() -> None:
-    cluster = come_to("Analyzing")
+def test_unlisted_kind_scales_no_arm_down() -> None:
+    cluster = cluster_in_phase("Analyzing")
     old = cluster.status["stable"]["revision"]
     cluster.document["status"]["stable"]["replicas"] = 2
-    cluster.unlisted["PodDisruptionBudget"] = cluster.now + timedelta(hours=1)
-    cluster.go_on(10 * MINUTE)
+    cluster.unlisted_kinds["PodDisruptionBudget"] = cluster.now + timedelta(hours=1)
+    cluster.advance(10 * MINUTE)
     assert cluster.replicas()[f"chat-{old}"] == 4
 
 
-def test_the_control_of_a_revision_that_nothing_names_holds_no_rollout_up() -> None:
-    """Its pod stands in where the stable ones find no room."""
-    cluster = come_to("Analyzing")
+def test_orphaned_control_does_not_delay_rollout() -> None:
+    """Its pod serves while the stable pods have no room."""
+    cluster = cluster_in_phase("Analyzing")
     old = cluster.status["stable"]["revision"]
     control = cluster.objects["Deployment", f"chat-{old}-control"]
     for item in (control, control["spec"]["template"]):
         item["metadata"]["labels"]["aerie.dev/revision"] = "0123456789"
     cluster.document["status"].pop("canary")
     cluster.drafter("eagle32")
-    cluster.go_on(20 * MINUTE)
-    assert (cluster.status.get("canary") or {}).get("revision") == cluster.wanted
+    cluster.advance(20 * MINUTE)
+    assert (cluster.status.get("canary") or {}).get("revision") == cluster.desired_revision
 
 
-def test_a_rejected_canary_that_alone_serves_gets_the_requests_when_no_stable_pod_can_start() -> None:
-    cluster = come_to("Analyzing")
-    old, new = cluster.status["stable"]["revision"], cluster.wanted
+def test_only_serving_rejected_canary_gets_requests() -> None:
+    cluster = cluster_in_phase("Analyzing")
+    old, new = cluster.status["stable"]["revision"], cluster.desired_revision
     cluster.document["status"].pop("canary")
     cluster.document["status"] |= {"rejectedRevision": new, "phase": "RolledBack"}
-    fail(cluster, old)
+    fail_pods(cluster, old)
     for pod in cluster.fleet:
         if pod.revision == old:
             pod.become("Imageless", cluster.now)
     traffic = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
     cluster.edit(rollout={**cluster.document["spec"]["rollout"], "traffic": traffic})
-    cluster.go_on(MINUTE)
+    cluster.advance(MINUTE)
     assert cluster.serving(new) == 1
     assert weights(cluster)["chat-canary"] == 100_000
 
 
-def test_while_a_kind_cannot_be_listed_a_control_that_was_to_go_gets_the_requests_of_stable_pods_that_are_lost() -> None:
+def test_unlisted_kind_lets_control_substitute_for_lost_stable_pods() -> None:
     """The status names no control any more, and its pods are still there because no arm loses any."""
-    cluster = come_to("Analyzing")
+    cluster = cluster_in_phase("Analyzing")
     old = cluster.status["stable"]["revision"]
     traffic = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
     cluster.edit(rollout={**cluster.document["spec"]["rollout"], "traffic": traffic})
-    cluster.go_on(MINUTE)
-    cluster.unlisted["PodDisruptionBudget"] = cluster.now + timedelta(hours=1)
+    cluster.advance(MINUTE)
+    cluster.unlisted_kinds["PodDisruptionBudget"] = cluster.now + timedelta(hours=1)
     cluster.document["status"]["canary"] |= {"phase": "RollingBack", "weight": 0}
     cluster.document["status"]["stable"]["weight"] = 100
     del cluster.document["status"]["canary"]["control"]
     for pod in cluster.fleet:
-        if pod.revision == old and not pod.of.endswith("control"):
+        if pod.revision == old and not pod.deployment.endswith("control"):
             pod.become("Imageless", cluster.now)
-    cluster.go_on(MINUTE)
+    cluster.advance(MINUTE)
     assert cluster.serving() == 2, "canary and control"
     assert weights(cluster)["chat-control"] == 100_000

@@ -1,4 +1,4 @@
-"""Canaries, from the change of a drafter to its promotion or its end, as decisions in a world that does what Kubernetes would."""
+"""Canaries, from the change of a drafter to promotion or rollback, in the simulated cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from tests.golden import Messages
-from tests.unit.rollout.world import World, canarying, masked, serving
+from tests.unit.rollout.world import World, masked, serving_world, world_in_phase
 
 MINUTE = timedelta(minutes=1)
 GATEWAY = {"traffic": {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}}
@@ -21,11 +21,11 @@ def weights(world: World) -> dict[str, int]:
     return {backend["name"].removeprefix("chat-"): backend["weight"] for backend in rule["backendRefs"]}
 
 
-def until(world: World, phase: str, looks: int = 30, minutes: float = 1.0, among: tuple[str, ...] = ()) -> None:
-    """Looks until the phase; `among`: no other phase may come before it."""
-    for _ in range(looks):
+def run_until(world: World, phase: str, times: int = 30, minutes: float = 1.0, allowed_phases: tuple[str, ...] = ()) -> None:
+    """Reconcile until the phase; `allowed_phases`: no other phase may precede it."""
+    for _ in range(times):
         world.step()
-        assert not among or world.status["phase"] in among
+        assert not allowed_phases or world.status["phase"] in allowed_phases
         if world.status["phase"] == phase:
             return
         world.check()
@@ -35,15 +35,15 @@ def until(world: World, phase: str, looks: int = 30, minutes: float = 1.0, among
     raise AssertionError(f"{world.status['phase']} instead of {phase}: {world.message('Progressing')}")
 
 
-def last(world: World) -> dict[str, Any]:
-    found: dict[str, Any] = world.status["rolloutHistory"][0]
-    return found
+def last_outcome(world: World) -> dict[str, Any]:
+    outcome: dict[str, Any] = world.status["rolloutHistory"][0]
+    return outcome
 
 
-# ------------------------------------------------------------------------------------------------------------------ the way there
+# ------------------------------------------------------------------------------------------------------------------ promotion
 def test_canary_and_control_start_together_beside_the_stable_pods(messages: Messages) -> None:
-    world, old = canarying("Starting")
-    new = world.wanted
+    world, old = world_in_phase("Starting")
+    new = world.desired_revision
     assert world.replicas() == {f"chat-{old}": 2, f"chat-{new}": 1, f"chat-{old}-control": 1}
     stable, control = world.deployments()[old], world.deployments(control=True)[old]
     template = copy.deepcopy(control["spec"]["template"]["spec"])
@@ -54,17 +54,17 @@ def test_canary_and_control_start_together_beside_the_stable_pods(messages: Mess
     assert world.condition("Ready") == ("True", "AllPodsReady")
 
 
-def test_the_pods_of_a_spec_that_is_gone_are_put_back_as_they_were() -> None:
-    world, old = canarying("WarmingUp")
+def test_pods_of_replaced_spec_are_restored_unchanged() -> None:
+    world, old = world_in_phase("WarmingUp")
     before = world.objects.pop(("Deployment", f"chat-{old}"))
     world.step()
     after = world.objects["Deployment", f"chat-{old}"]
     assert after["spec"] == before["spec"]
 
 
-def test_a_better_canary_warms_up_is_analyzed_ramped_and_promoted_without_a_new_pod_of_its_own(messages: Messages) -> None:
-    world, old = canarying("WarmingUp", rollout={**GATEWAY, "analysis": {"minDuration": "1h"}}, replicas=4)
-    new = world.wanted
+def test_better_canary_is_promoted_through_all_phases(messages: Messages) -> None:
+    world, old = world_in_phase("WarmingUp", rollout={**GATEWAY, "analysis": {"minDuration": "1h"}}, replicas=4)
+    new = world.desired_revision
     assert weights(world) == {"stable": 66_666, "canary": 16_667, "control": 16_667}
     world.now += 4 * MINUTE
     assert world.step().requeue_after == MINUTE
@@ -82,22 +82,22 @@ def test_a_better_canary_warms_up_is_analyzed_ramped_and_promoted_without_a_new_
     assert world.status["phase"] == "Ramping", "the soak is over"
     world.step()
     assert f"chat-{old}-control" not in world.replicas()
-    seen: set[str] = set()
+    names: set[str] = set()
     for _ in range(40):
         world.schedule()
         world.ready()
         world.step()
-        mine = {pod["metadata"]["name"] for pod in world.pods if f"chat-{new}" in pod["metadata"]["name"]}
-        assert seen <= mine, "a pod of the canary is gone"
-        seen = mine
+        current = {pod["metadata"]["name"] for pod in world.pods if f"chat-{new}" in pod["metadata"]["name"]}
+        assert names <= current, "a pod of the canary was deleted"
+        names = current
         assert world.serving() >= 4
         world.now += MINUTE
         if world.status["phase"] == "Ready":
             break
-    assert last(world)["result"] == "Promoted"
-    messages.check("promoted", last(world)["message"])
-    assert last(world)["comparisons"][0]["estimate"] > 0.15
-    assert (last(world)["drafter"], last(world)["replacedDrafter"]) == ("models/eagle31", "models/eagle3")
+    assert last_outcome(world)["result"] == "Promoted"
+    messages.check("promoted", last_outcome(world)["message"])
+    assert last_outcome(world)["comparisons"][0]["estimate"] > 0.15
+    assert (last_outcome(world)["drafter"], last_outcome(world)["replacedDrafter"]) == ("models/eagle31", "models/eagle3")
     assert world.status["stable"]["revision"] == new
     world.settle()
     assert world.replicas() == {f"chat-{new}": 4}
@@ -106,9 +106,9 @@ def test_a_better_canary_warms_up_is_analyzed_ramped_and_promoted_without_a_new_
     assert world.objects["Service", "chat-stable"]["spec"]["selector"]["aerie.dev/revision"] == new
 
 
-def test_a_worse_canary_loses_its_traffic_and_then_its_pods_and_is_not_tried_again(messages: Messages) -> None:
-    world, old = canarying("Analyzing", rollout=GATEWAY)
-    new = world.wanted
+def test_worse_canary_loses_traffic_then_pods_and_is_rejected(messages: Messages) -> None:
+    world, old = world_in_phase("Analyzing", rollout=GATEWAY)
+    new = world.desired_revision
     for _ in range(30):
         world.measure(1, -0.2)
         if world.status["phase"] != "Analyzing":
@@ -116,23 +116,23 @@ def test_a_worse_canary_loses_its_traffic_and_then_its_pods_and_is_not_tried_aga
     assert world.status["phase"] == "RollingBack"
     assert weights(world) == {"stable": TOTAL_WEIGHT, "canary": 0}
     assert f"chat-{new}" in world.replicas(), "its pods go after its traffic"
-    until(world, "RolledBack", among=("RollingBack", "RolledBack"))
+    run_until(world, "RolledBack", allowed_phases=("RollingBack", "RolledBack"))
     world.settle()
     assert world.replicas() == {f"chat-{old}": 2}
     assert world.status["phase"] == "RolledBack"
-    assert last(world)["result"] == "RolledBack"
+    assert last_outcome(world)["result"] == "RolledBack"
     messages.check("rolled back", masked(world.message("Progressing"), NEW=new))
     before = world.status["analysis"]
     assert world.condition("Ready") == ("True", "AllPodsReady")
     world.annotate(retry="now")
     world.settle_until("Starting")
     assert f"chat-{new}" in world.replicas()
-    until(world, "Analyzing")
+    run_until(world, "Analyzing")
     assert world.status["analysis"]["startTime"] != before["startTime"]
 
 
-def test_missing_data_never_promotes_and_ends_undecided(messages: Messages) -> None:
-    world, _ = canarying("Analyzing")
+def test_missing_data_ends_inconclusive(messages: Messages) -> None:
+    world, _ = world_in_phase("Analyzing")
     world.now += timedelta(hours=3)
     world.step()
     assert world.status["phase"] == "Analyzing"
@@ -140,75 +140,75 @@ def test_missing_data_never_promotes_and_ends_undecided(messages: Messages) -> N
     world.step()
     assert world.status["phase"] == "Held"
     assert world.condition("Progressing") == ("False", "InconclusiveAnalysis")
-    assert f"aerie.dev/promote={world.wanted}" in world.message("Progressing")
-    messages.check("inconclusive", masked(world.message("Progressing"), NEW=world.wanted))
+    assert f"aerie.dev/promote={world.desired_revision}" in world.message("Progressing")
+    messages.check("inconclusive", masked(world.message("Progressing"), NEW=world.desired_revision))
     assert world.plan().objects_to_apply == ()
-    world.annotate(promote=world.wanted)
-    until(world, "Ready")
-    messages.check("promoted manually", last(world)["message"])
+    world.annotate(promote=world.desired_revision)
+    run_until(world, "Ready")
+    messages.check("promoted manually", last_outcome(world)["message"])
 
 
-def test_undecided_is_rolled_back_where_the_spec_says_so(messages: Messages) -> None:
-    world, old = canarying("Analyzing", rollout={"analysis": {"onInconclusive": "Rollback"}})
+def test_inconclusive_canary_is_rolled_back_if_configured(messages: Messages) -> None:
+    world, old = world_in_phase("Analyzing", rollout={"analysis": {"onInconclusive": "Rollback"}})
     world.now += timedelta(hours=4)
     world.settle()
-    assert last(world)["result"] == "RolledBack"
-    messages.check("rolled back as inconclusive", last(world)["message"])
+    assert last_outcome(world)["result"] == "RolledBack"
+    messages.check("rolled back as inconclusive", last_outcome(world)["message"])
     assert world.replicas() == {f"chat-{old}": 2}
 
 
-def test_a_person_is_asked_where_the_spec_says_so(messages: Messages) -> None:
-    world, _ = canarying("Analyzing", rollout={"canary": {"approval": "Manual"}})
+def test_manual_approval_waits_for_user(messages: Messages) -> None:
+    world, _ = world_in_phase("Analyzing", rollout={"canary": {"approval": "Manual"}})
     world.measure(20, +0.2)
     assert world.status["phase"] == "AwaitingApproval"
-    messages.check("awaiting approval", masked(world.message("Progressing"), NEW=world.wanted))
+    messages.check("awaiting approval", masked(world.message("Progressing"), NEW=world.desired_revision))
     world.annotate(promote="another")
     world.step()
-    assert world.status["phase"] == "AwaitingApproval", "a word about another revision"
-    world.annotate(promote=world.wanted)
-    until(world, "Ready")
+    assert world.status["phase"] == "AwaitingApproval", "an action on another revision"
+    world.annotate(promote=world.desired_revision)
+    run_until(world, "Ready")
 
 
-def test_what_a_person_promotes_in_its_warm_up_is_compared_in_the_ramp_all_the_same(messages: Messages) -> None:
-    world, _ = canarying("WarmingUp")
-    world.annotate(promote=world.wanted)
-    until(world, "Ramping")
+def test_manual_promotion_in_warm_up_is_compared_during_ramp(messages: Messages) -> None:
+    world, _ = world_in_phase("WarmingUp")
+    world.annotate(promote=world.desired_revision)
+    run_until(world, "Ramping")
     for _ in range(3):  # it grows for its share
         world.schedule()
         world.ready()
         world.step()
     world.measure(30, -0.2, seconds=10)
-    assert last(world)["result"] == "RolledBack"
-    messages.check("rolled back in the ramp after a manual promotion", last(world)["message"])
+    assert last_outcome(world)["result"] == "RolledBack"
+    messages.check("rolled back in the ramp after a manual promotion", last_outcome(world)["message"])
 
 
-def test_a_person_ends_it_at_any_time(messages: Messages) -> None:
-    world, old = canarying("Promoting", replicas=4)
-    world.annotate(rollback=world.wanted)
+def test_manual_rollback_works_in_every_phase(messages: Messages) -> None:
+    world, old = world_in_phase("Promoting", replicas=4)
+    world.annotate(rollback=world.desired_revision)
     while world.status["phase"] != "RolledBack":
         world.step()
         assert world.serving() >= 4, "stable pods come before the canary's go"
         world.schedule()
         world.ready()
-    messages.check("rolled back manually", last(world)["message"])
+    messages.check("rolled back manually", last_outcome(world)["message"])
     world.settle()
     assert world.replicas() == {f"chat-{old}": 4}
 
 
-# ------------------------------------------------------------------------------------------------------------- what goes wrong
-def test_a_canary_that_crashes_again_and_again_is_rolled_back_at_once(messages: Messages) -> None:
-    world, old = canarying("Analyzing")
-    world.crash(world.wanted, 2)
+# ------------------------------------------------------------------------------------------------------------------- failures
+def test_crash_loop_of_canary_rolls_back_immediately(messages: Messages) -> None:
+    world, old = world_in_phase("Analyzing")
+    world.crash(world.desired_revision, 2)
     world.step()
     assert world.status["phase"] == "Analyzing"
-    world.crash(world.wanted, 3)
+    world.crash(world.desired_revision, 3)
     world.settle()
-    messages.check("crash loop", masked(last(world)["message"], NEW=world.wanted))
+    messages.check("crash loop", masked(last_outcome(world)["message"], NEW=world.desired_revision))
     assert world.replicas() == {f"chat-{old}": 2}
 
 
-def test_a_canary_that_turns_bad_in_the_ramp_is_rolled_back(messages: Messages) -> None:
-    world, _ = canarying("Ramping", replicas=4, rollout={"canary": {"stepDuration": "1h"}})
+def test_canary_that_regresses_in_ramp_is_rolled_back(messages: Messages) -> None:
+    world, _ = world_in_phase("Ramping", replicas=4, rollout={"canary": {"stepDuration": "1h"}})
     for _ in range(25):
         world.schedule()
         world.ready()
@@ -216,79 +216,79 @@ def test_a_canary_that_turns_bad_in_the_ramp_is_rolled_back(messages: Messages) 
         if world.status["phase"] == "RollingBack":
             break
     assert world.status["phase"] == "RollingBack"
-    messages.check("rolled back in the ramp", last(world)["message"])
+    messages.check("rolled back in the ramp", last_outcome(world)["message"])
 
 
 def test_pods_that_do_not_start_fail_the_rollout() -> None:
-    world, old = canarying("Starting")
+    world, old = world_in_phase("Starting")
     world.schedule()
     world.now += timedelta(minutes=31)
     world.settle_until("Failed")
-    assert last(world)["result"] == "Failed"
-    assert "spec.rollout.progressDeadline" in last(world)["message"]
+    assert last_outcome(world)["result"] == "Failed"
+    assert "spec.rollout.progressDeadline" in last_outcome(world)["message"]
     world.settle()
     assert world.replicas() == {f"chat-{old}": 2}
 
 
-# --------------------------------------------------------------------------------------------------------- what happens meanwhile
+# ----------------------------------------------------------------------------------------------------- changes during a rollout
 @pytest.mark.parametrize("phase", ["Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting"])
-def test_a_spec_that_is_taken_back_ends_it_at_once(phase: str, messages: Messages) -> None:
-    world, old = canarying(phase, replicas=4)
+def test_reverted_spec_ends_canary_immediately(phase: str, messages: Messages) -> None:
+    world, old = world_in_phase(phase, replicas=4)
     world.drafter("eagle3")
     for _ in range(20):
         world.step()
         assert phase not in ("Ramping", "Promoting") or world.serving() >= 4
         world.schedule()
         world.ready()
-    assert last(world)["result"] == "Superseded"
-    messages.check("superseded by the stable revision", last(world)["message"])
+    assert last_outcome(world)["result"] == "Superseded"
+    messages.check("superseded by the stable revision", last_outcome(world)["message"])
     assert world.status["phase"] == "Ready"
     assert world.replicas() == {f"chat-{old}": 4}
 
 
-def test_another_spec_starts_anew_with_the_same_stable_pods() -> None:
-    world, old = canarying("Analyzing")
-    first = world.wanted
+def test_another_spec_restarts_with_same_stable_pods() -> None:
+    world, old = world_in_phase("Analyzing")
+    first = world.desired_revision
     world.edit(speculation={"numSpeculativeTokens": 4})
     world.settle_until("Starting")
-    assert last(world)["revision"] == first
-    assert world.status["canary"]["revision"] == world.wanted != first
+    assert last_outcome(world)["revision"] == first
+    assert world.status["canary"]["revision"] == world.desired_revision != first
     assert world.status["stable"]["revision"] == old
     world.step()
-    assert set(world.replicas()) == {f"chat-{old}", f"chat-{old}-control", f"chat-{world.wanted}"}
+    assert set(world.replicas()) == {f"chat-{old}", f"chat-{old}-control", f"chat-{world.desired_revision}"}
 
 
-def test_what_a_kill_left_of_one_canary_goes_before_the_next_begins(messages: Messages) -> None:
-    world = serving()
-    old = world.wanted
+def test_orphans_of_killed_canary_are_deleted_before_the_next(messages: Messages) -> None:
+    world = serving_world()
+    old = world.desired_revision
     world.drafter("eagle31")
     world.step()
     world.check()
-    left = world.wanted
+    orphan = world.desired_revision
     world.step(len(world.plan().objects_to_apply))  # killed before the status names it
     world.drafter("another")
     world.step(len(world.plan().objects_to_apply))  # and again, before anything is deleted
     world.check()
-    assert set(world.deployments()) == {old, left}
+    assert set(world.deployments()) == {old, orphan}
     world.step()
     assert world.condition("Progressing") == ("True", "Preflight")
-    messages.check("unexpected revision", masked(world.message("Progressing"), LEFT=left))
+    messages.check("unexpected revision", masked(world.message("Progressing"), LEFT=orphan))
     assert set(world.deployments()) == {old}
     world.step()
-    assert set(world.deployments()) == {old, world.wanted}
+    assert set(world.deployments()) == {old, world.desired_revision}
     assert world.status["phase"] == "Starting"
 
 
-def test_replicas_may_change_meanwhile() -> None:
-    world, old = canarying("Analyzing")
+def test_replicas_may_change_during_rollout() -> None:
+    world, old = world_in_phase("Analyzing")
     world.edit(replicas=5)
     world.step()
-    assert world.replicas() == {f"chat-{old}": 5, f"chat-{world.wanted}": 1, f"chat-{old}-control": 1}
+    assert world.replicas() == {f"chat-{old}": 5, f"chat-{world.desired_revision}": 1, f"chat-{old}-control": 1}
     assert world.status["phase"] == "Analyzing"
 
 
-def test_paused_it_stands_still_and_what_is_compared_stays_the_same() -> None:
-    world, _ = canarying("Analyzing")
+def test_pause_stops_rollout_and_keeps_comparison() -> None:
+    world, _ = world_in_phase("Analyzing")
     world.step()
     before = world.status["canary"]
     assert before["control"]["replicas"] == 1
@@ -300,29 +300,29 @@ def test_paused_it_stands_still_and_what_is_compared_stays_the_same() -> None:
     assert world.status["canary"] == before
 
 
-def test_where_nothing_serves_nor_will_the_new_revision_takes_its_place() -> None:
-    world = serving()
-    old = world.wanted
+def test_unready_stable_revision_is_replaced_without_canary() -> None:
+    world = serving_world()
+    old = world.desired_revision
     world.crash(old, 5)
     world.drafter("eagle31")
     world.settle_until("Promoting")
     for _ in range(10):
         world.step()
         world.schedule()
-        world.ready(world.wanted)
+        world.ready(world.desired_revision)
     assert world.status["phase"] == "Ready"
-    assert world.status["stable"]["revision"] == world.wanted != old
+    assert world.status["stable"]["revision"] == world.desired_revision != old
 
 
-def test_where_nothing_serves_for_a_moment_it_is_a_canary_all_the_same() -> None:
-    world = serving()
+def test_briefly_unready_stable_revision_gets_a_canary() -> None:
+    world = serving_world()
     world.ready(value="False")
     world.drafter("eagle31")
     world.settle_until("Starting")
 
 
-def test_scaled_to_nothing_a_canary_is_not_promoted_for_that() -> None:
-    world, old = canarying("Analyzing")
+def test_scaling_to_zero_does_not_promote_canary() -> None:
+    world, old = world_in_phase("Analyzing")
     world.edit(replicas=0)
     for _ in range(3):
         world.step()
@@ -330,26 +330,26 @@ def test_scaled_to_nothing_a_canary_is_not_promoted_for_that() -> None:
         world.ready()
     assert world.status["stable"]["revision"] == old
     assert world.condition("Progressing") == ("False", "ScaledToZero")
-    assert not any(world.replicas().values()), "no pod of any arm is asked for"
+    assert not any(world.replicas().values()), "no pod of any arm is requested"
     world.edit(replicas=2)
     world.step()
-    assert world.status["phase"] == "Starting", "what is judged starts with pods of one age"
-    assert world.replicas() == {f"chat-{old}": 2, f"chat-{old}-control": 1, f"chat-{world.wanted}": 1}
+    assert world.status["phase"] == "Starting", "an analysis starts with pods of one age"
+    assert world.replicas() == {f"chat-{old}": 2, f"chat-{old}-control": 1, f"chat-{world.desired_revision}": 1}
 
 
-@pytest.mark.parametrize(("word", "result"), [("promote", "Promoted"), ("rollback", "RolledBack")])
-def test_a_person_may_decide_about_a_canary_without_pods(word: str, result: str) -> None:
-    world, _ = canarying("Analyzing")
+@pytest.mark.parametrize(("action", "result"), [("promote", "Promoted"), ("rollback", "RolledBack")])
+def test_manual_actions_apply_to_canary_without_pods(action: str, result: str) -> None:
+    world, _ = world_in_phase("Analyzing")
     world.edit(replicas=0)
     world.step()
-    world.annotate(**{word: world.wanted})
+    world.annotate(**{action: world.desired_revision})
     world.step()
     assert world.status["rolloutHistory"][0]["result"] == result
 
 
-def test_reuse_needs_no_place_beyond_those_of_the_spec() -> None:
-    world = serving(replicas=4, rollout={"canary": {"capacity": "Reuse"}})
-    old = world.wanted
+def test_reuse_needs_no_extra_places() -> None:
+    world = serving_world(replicas=4, rollout={"canary": {"capacity": "Reuse"}})
+    old = world.desired_revision
     world.drafter("eagle31")
     for _ in range(60):
         world.step()
@@ -361,13 +361,13 @@ def test_reuse_needs_no_place_beyond_those_of_the_spec() -> None:
             world.measure(1, +0.2)
         world.now += MINUTE
     assert world.status["phase"] == "Ready"
-    assert world.replicas() == {f"chat-{world.wanted}": 4}
-    assert old != world.wanted
+    assert world.replicas() == {f"chat-{world.desired_revision}": 4}
+    assert old != world.desired_revision
 
 
-def test_nothing_is_written_while_nothing_happens() -> None:
+def test_idle_reconciles_write_nothing() -> None:
     for phase in ("Starting", "WarmingUp", "Analyzing", "Ramping"):
-        world, _ = canarying(phase, replicas=4)
+        world, _ = world_in_phase(phase, replicas=4)
         if phase != "Starting":
             world.schedule()
             world.ready()

@@ -1,8 +1,8 @@
-"""All that may happen to a resource while it is tuned: what `test_rollouts` does, and advices at any time, of these pods and of
-others, fresh and old; modes and numbers of tokens that a user writes; passes that see pods as they were.
+"""Events of a resource with tuning: those of `test_rollouts`, and recommendations at any time, for these pods and others, new and
+old; edits of mode and number of tokens; reconciles with an old list of pods.
 
-Safety: never two changes at once, no trial but in mode Auto, no setting in force but the spec's and such as a canary has proven
-or a person has promoted, and what the user writes wins. Liveness is that of `test_rollouts`: a trial ends by itself.
+Safety: never two changes at once, trials only in mode Auto, only settings of the spec or of a proven or manually promoted canary
+are applied, and the user's spec takes precedence. Liveness as in `test_rollouts`: a trial ends automatically.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.unit.rollout.world import K_OF_SPEC
 
 
 class Tuning(Rollouts):
-    """See the module."""
+    """The state machine of events with tuning, see the module's docstring."""
 
     @rule(
         setting=st.sampled_from([Static(5), Static(1), Static(3), Off()]),
@@ -32,14 +32,14 @@ class Tuning(Rollouts):
         other=st.sampled_from([False, False, False, True]),
     )
     @precondition(lambda self: self.world.status.get("stable"))
-    def an_advice_comes(self, setting: SpeculationSetting, action: RecommendedAction, old: int, other: bool) -> None:
+    def a_recommendation_comes(self, setting: SpeculationSetting, action: RecommendedAction, old: int, other: bool) -> None:
         revision = "another" if other else self.world.status["stable"]["revision"]
         at = self.world.now.timestamp() - old
-        self.world.advice = Recommendation(revision, at, action, setting, (0.02, 0.08, 0.15), f"{setting} is advised.")
+        self.world.recommendation = Recommendation(revision, at, action, setting, (0.02, 0.08, 0.15), f"{setting} is advised.")
 
     @rule()
-    def another_operator_begins(self) -> None:
-        self.world.advice = None
+    def another_operator_starts(self) -> None:
+        self.world.recommendation = None
 
     @rule(mode=st.sampled_from(["Auto", "Auto", "Recommend", "Off"]), tokens=st.sampled_from([K_OF_SPEC, K_OF_SPEC, 5, 2]))
     def another_tuning(self, mode: str, tokens: int) -> None:
@@ -50,56 +50,56 @@ class Tuning(Rollouts):
     def blocks_of_a_trial_close(self, parts: int, blocks: int, slower: float) -> None:
         for _ in range(blocks):
             self.world.measure_time(1, slower, step=False)
-            self.look(parts)
+            self.reconcile(parts)
 
-    @rule(word=st.sampled_from(["promote", "rollback"]))
+    @rule(action=st.sampled_from(["promote", "rollback"]))
     @precondition(lambda self: self.world.status.get("canary"))
-    def a_person_says_so_of_the_canary(self, word: str) -> None:
-        self.world.annotate(**{word: self.world.status["canary"]["revision"]})
+    def manual_action_on_the_canary(self, action: str) -> None:
+        self.world.annotate(**{action: self.world.status["canary"]["revision"]})
 
     @rule(parts=st.integers(0, 8))
-    def a_pass_that_sees_pods_as_they_were(self, parts: int) -> None:
+    def reconcile_with_old_pods(self, parts: int) -> None:
         now = self.world.pods
         before, self.world.pods = copy.deepcopy(now), [pod for pod in now if pod["status"].get("phase") != "Running"]
-        self.look(parts)
+        self.reconcile(parts)
         self.world.pods = before
 
-    def look(self, parts: int = 1000) -> None:
+    def reconcile(self, parts: int = 1000) -> None:
         world, before = self.world, self.world.status
-        super().look(parts)
+        super().reconcile(parts)
         after = world.status
         if after == before:
             return
-        alone = resolve_desired_revision(world.observed().resource).revision
+        spec_revision = resolve_desired_revision(world.observed().resource).revision
         tuning = after.get("speculation") or {}
         trial = tuning.get("trial")
         if trial is not None:
             event("a trial")
             assert world.document["spec"].get("speculation", {}).get("tuning", {}).get("mode") == "Auto"
-            assert trial["specRevision"] == alone, "the user's spec wins"
-            known = after.get("canary")
-            assert known is None or known["revision"] == trial["revision"] or known["phase"] == "RollingBack", "one at a time"
+            assert trial["specRevision"] == spec_revision, "the user's spec wins"
+            canary = after.get("canary")
+            assert canary is None or canary["revision"] == trial["revision"] or canary["phase"] == "RollingBack", "one at a time"
             assert after.get("previous") is None
-        self.proven(before, after, alone)
-        chosen = tuning.get("applied")
-        if chosen is not None:
+        self.check_promotion(before, after, spec_revision)
+        applied = tuning.get("applied")
+        if applied is not None:
             event("a choice")
             arms = [after["stable"], after.get("previous") or {}]
-            assert chosen["revision"] in {arm.get("revision") for arm in arms}
-            assert chosen["revision"] != chosen["specRevision"]
+            assert applied["revision"] in {arm.get("revision") for arm in arms}
+            assert applied["revision"] != applied["specRevision"]
 
-    def proven(self, before: dict[str, Any], after: dict[str, Any], alone: str) -> None:
-        """What has become stable by this pass is the spec's, or was before, or has passed a trial."""
-        was, now = (before.get("stable") or {}).get("revision"), (after.get("stable") or {}).get("revision")
-        if now in (was, alone, (before.get("previous") or {}).get("revision")) or was is None:
+    def check_promotion(self, before: dict[str, Any], after: dict[str, Any], spec_revision: str) -> None:
+        """Check that a new stable revision is the spec's, the previous one, or one that passed a trial."""
+        old_revision, new_revision = (before.get("stable") or {}).get("revision"), (after.get("stable") or {}).get("revision")
+        if new_revision in (old_revision, spec_revision, (before.get("previous") or {}).get("revision")) or old_revision is None:
             return
         trial = (before.get("speculation") or {})["trial"]
-        assert now == trial["revision"]
-        assert (after.get("analysis") or {}).get("verdict") == "Promote" or now in self.words
+        assert new_revision == trial["revision"]
+        assert (after.get("analysis") or {}).get("verdict") == "Promote" or new_revision in self.promoted_revisions
         event("a trial was promoted")
 
 
-# Without shrinking, which takes minutes here.
+# Shrinking is left out: it takes minutes here.
 _PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 Tuning.TestCase.settings = settings(max_examples=50, stateful_step_count=25, deadline=None, phases=_PHASES)
 TestTuning = pytest.mark.slow(Tuning.TestCase)

@@ -1,4 +1,4 @@
-"""Paths are followed inside the new root, never out of it."""
+"""Resolution of paths below a new root: they never lead outside it."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def root(tmp_path: Path) -> Path:
         ("/loop/x", "/loop/x"),
     ],
 )
-def test_paths(root: Path, path: str, real: str) -> None:
+def test_paths_resolve_below_the_root(root: Path, path: str, real: str) -> None:
     assert _resolve_below(str(root), path) == f"{root}{real}"

@@ -1,4 +1,4 @@
-"""Which endpoints get a new connection."""
+"""Selection of the endpoints that get a new connection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from aerie_lab.services.proxy import select_endpoints
 
 
-def part(*endpoints: tuple[str, dict[str, bool | None]], ports: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+def endpoint_slice(*endpoints: tuple[str, dict[str, bool | None]], ports: list[dict[str, Any]] | None = None) -> dict[str, Any]:
     return {
         "ports": [{"name": "", "port": 8080}] if ports is None else ports,
         "endpoints": [{"addresses": [address], "conditions": conditions} for address, conditions in endpoints],
@@ -18,8 +18,8 @@ def part(*endpoints: tuple[str, dict[str, bool | None]], ports: list[dict[str, A
 
 READY: dict[str, bool | None] = {"ready": True, "serving": True, "terminating": False}
 UNREADY: dict[str, bool | None] = {"ready": False, "serving": False, "terminating": False}
-LEAVING: dict[str, bool | None] = {"ready": False, "serving": True, "terminating": True}
-GONE: dict[str, bool | None] = {"ready": False, "serving": False, "terminating": True}
+TERMINATING: dict[str, bool | None] = {"ready": False, "serving": True, "terminating": True}
+TERMINATED: dict[str, bool | None] = {"ready": False, "serving": False, "terminating": True}
 
 
 @pytest.mark.parametrize(
@@ -27,32 +27,37 @@ GONE: dict[str, bool | None] = {"ready": False, "serving": False, "terminating":
     [
         ([READY, READY], [0, 1]),
         ([READY, UNREADY], [0]),
-        ([READY, LEAVING], [0]),
-        ([UNREADY, LEAVING], [1]),
-        ([LEAVING, GONE], [0]),
-        ([UNREADY, GONE], []),
+        ([READY, TERMINATING], [0]),
+        ([UNREADY, TERMINATING], [1]),
+        ([TERMINATING, TERMINATED], [0]),
+        ([UNREADY, TERMINATED], []),
         ([{}, UNREADY], [0]),  # unknown counts as ready
         ([{"ready": None}], [0]),
         ([], []),
     ],
 )
-def test_conditions(conditions: list[dict[str, bool | None]], chosen: list[int]) -> None:
+def test_endpoints_are_selected_by_conditions(conditions: list[dict[str, bool | None]], chosen: list[int]) -> None:
     addresses = [f"10.0.0.{index}" for index in range(len(conditions))]
-    found = select_endpoints([part(*zip(addresses, conditions, strict=True))], "")
-    assert found == [(addresses[index], 8080) for index in chosen]
+    endpoints = select_endpoints([endpoint_slice(*zip(addresses, conditions, strict=True))], "")
+    assert endpoints == [(addresses[index], 8080) for index in chosen]
 
 
-def test_ports_go_by_name() -> None:
+def test_ports_are_selected_by_name() -> None:
     ports = [{"name": "web", "port": 1}, {"name": "metrics", "port": 2}]
-    slices = [part(("10.0.0.1", READY), ports=ports), part(("10.0.0.2", READY), ports=[{"name": "web", "port": 3}])]
+    slices = [
+        endpoint_slice(("10.0.0.1", READY), ports=ports),
+        endpoint_slice(("10.0.0.2", READY), ports=[{"name": "web", "port": 3}]),
+    ]
     assert select_endpoints(slices, "web") == [("10.0.0.1", 1), ("10.0.0.2", 3)]
     assert select_endpoints(slices, "metrics") == [("10.0.0.1", 2)]
     assert select_endpoints(slices, "") == []
 
 
 def test_the_same_endpoint_in_two_slices_counts_once() -> None:
-    assert select_endpoints([part(("10.0.0.1", READY)), part(("10.0.0.1", READY))], "") == [("10.0.0.1", 8080)]
+    assert select_endpoints([endpoint_slice(("10.0.0.1", READY)), endpoint_slice(("10.0.0.1", READY))], "") == [
+        ("10.0.0.1", 8080)
+    ]
 
 
-def test_slices_without_content() -> None:
+def test_slices_without_content_have_no_endpoints() -> None:
     assert select_endpoints([{"ports": None, "endpoints": None}], "") == []

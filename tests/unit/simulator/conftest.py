@@ -31,7 +31,7 @@ class Running:
     client: httpx.Client
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a family's samples with these labels."""
+        """Return the sum of a family's samples with these labels."""
         total = 0.0
         for line in self.client.get("/metrics").text.splitlines():
             if line.startswith(f"{name}{{") and all(f'{key}="{value}"' in line for key, value in labels.items()):
@@ -39,11 +39,11 @@ class Running:
         return total
 
     def last_words(self) -> str:
-        """What an ended process has written to its standard error."""
+        """Return what an ended process has written to its standard error."""
         return self.process.communicate()[1]
 
     def end(self, number: int = signal.SIGTERM, within: float = 60) -> int:
-        """Send the signal; the exit status."""
+        """Send the signal, and return the exit status."""
         self.process.send_signal(number)
         return self.process.wait(within)
 
@@ -53,11 +53,14 @@ Start = Callable[..., Running]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts a simulator with the given arguments after MODEL; `options` go to AERIE_SIMULATOR, `variables` beside it."""
+    """Return a function that starts a simulator with arguments after MODEL.
+
+    `options` are the value of AERIE_SIMULATOR, `variables` other environment variables.
+    """
     running: list[Running] = []
 
-    def begin(
-        *words: str,
+    def start_simulator(
+        *arguments: str,
         model: str = "acme/model",
         options: dict[str, Any] | None = None,
         variables: Mapping[str, str] | None = None,
@@ -67,9 +70,9 @@ def start() -> Iterator[Start]:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         # Five seconds by default, as long as httpx keeps one: on busy cores a request would meet a connection that is closing.
-        kept = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3900"}
-        environment = {**os.environ, "AERIE_SIMULATOR": json.dumps(FAST | (options or {})), **kept, **(variables or {})}
-        command = [sys.executable, "-m", "aerie_lab.engine", model, "--host", "127.0.0.1", "--port", str(port), *words]
+        keep_alive = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3900"}
+        environment = {**os.environ, "AERIE_SIMULATOR": json.dumps(FAST | (options or {})), **keep_alive, **(variables or {})}
+        command = [sys.executable, "-m", "aerie_lab.engine", model, "--host", "127.0.0.1", "--port", str(port), *arguments]
         process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
         client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
         running.append(Running(process, client))
@@ -80,7 +83,7 @@ def start() -> Iterator[Start]:
             time.sleep(0.02)
         return running[-1]
 
-    yield begin
+    yield start_simulator
     for each in running:
         each.client.close()
         if each.process.poll() is None:
@@ -97,7 +100,7 @@ def _healthy(client: httpx.Client) -> bool:
 
 
 def write_drafter(folder: Path, *tensors: str, **config: Any) -> Path:
-    """A folder with a drafter's config and the header of its weights."""
+    """Write a folder with a drafter's config and the header of its weights."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle3"], **config}))
     header = json.dumps({name: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for name in tensors}).encode()
@@ -111,7 +114,7 @@ NORMED = (*PLAIN, "fc_norm.0.weight", "fc_norm.1.weight", "fc_norm.2.weight")
 
 @pytest.fixture
 def drafters(tmp_path: Path) -> dict[str, Path]:
-    """EAGLE 3 and 3.1 drafters, and the two put together wrongly in every way."""
+    """Return EAGLE 3 and 3.1 drafters, and every wrong combination of the two."""
     return {
         "eagle3": write_drafter(tmp_path / "eagle3", *PLAIN),
         "eagle3.1": write_drafter(tmp_path / "eagle31", *NORMED, fc_norm=True, norm_output=True),

@@ -1,4 +1,4 @@
-"""Acceptance: survivals, drift, and the analytical values that a simulation has to come to."""
+"""Acceptance: survival, drift, and the analytical values that a simulation has to converge to."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_survival_never_rises_and_stays_a_probability(q: tuple[float, ...], k: i
     assert np.all(np.diff(survival) <= 0)
 
 
-def test_without_spread_the_expected_length_is_the_sum_of_products() -> None:
+def test_expected_length_without_spread_is_the_sum_of_products() -> None:
     assert expected_length(Acceptance((0.8, 0.5)), 3) == pytest.approx(1 + 0.8 + 0.4 + 0.2)
     assert expected_length(Acceptance((0.8, 0.5)), 1) == pytest.approx(1.8)
 
@@ -49,7 +49,7 @@ def test_lengths_and_rates_are_inverted() -> None:
     ) == pytest.approx(3.6)
 
 
-def test_a_shift_moves_every_conditional() -> None:
+def test_a_shift_changes_every_conditional_rate() -> None:
     worse = CLASS_ACCEPTANCE["chat"].shift_logits(-1.0)
     assert all(a < b for a, b in zip(worse.conditionals, CLASS_ACCEPTANCE["chat"].conditionals, strict=True))
     assert worse.shift_logits(1.0).conditionals == pytest.approx(CLASS_ACCEPTANCE["chat"].conditionals)
@@ -62,7 +62,7 @@ def test_drift_adds_context_age_and_hour() -> None:
     assert not Drift()
 
 
-def test_nonsense_is_refused() -> None:
+def test_invalid_acceptances_are_rejected() -> None:
     with pytest.raises(ValueError, match="conditionals are"):
         Acceptance((1.2,))
     with pytest.raises(ValueError, match="spread is -1"):

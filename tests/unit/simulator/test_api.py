@@ -1,4 +1,4 @@
-"""What an answer says: words by place, and events that are put together from pieces."""
+"""Text of an answer: words by position, and events that are built from pieces."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WORDS = [
 
 
 @given(first=st.integers(0, 100), count=st.integers(0, 100))
-def test_the_words_go_round(first: int, count: int) -> None:
+def test_words_repeat_in_a_cycle(first: int, count: int) -> None:
     assert api.filler_text(first, count).split() == list(itertools.islice(itertools.cycle(_WORDS), first, first + count))
 
 
@@ -41,7 +41,9 @@ def test_the_words_go_round(first: int, count: int) -> None:
     count=st.integers(1, 20),
     lossy=st.sampled_from([0.0, 0.5]),
 )
-def test_an_event_from_pieces_is_the_whole_one(kind: RequestKind, model: str, first: int, count: int, lossy: float) -> None:
+def test_an_event_built_from_pieces_equals_the_whole_event(
+    kind: RequestKind, model: str, first: int, count: int, lossy: float
+) -> None:
     ask = GenerationRequest(kind, model, 1, (), 9, stream=True, include_usage=False, ignore_eos=False, prompt_digest=b"prompt")
     whole = api.encode_event(api.build_chunk(ask, "cmpl-1", 5, first, count, None, lossy))
     assert api.ChunkEncoder(ask, "cmpl-1", 5, lossy).encode(first, count) == whole

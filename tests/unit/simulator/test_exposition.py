@@ -1,4 +1,4 @@
-"""The page is vLLM's, line by line: held against one of a fresh vLLM 0.32.0 and against prometheus_client's own rendering."""
+"""The exposition equals vLLM's line by line: that of a new vLLM 0.32.0, and values rendered by prometheus_client."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
-from prometheus_client import Histogram as TheirHistogram
+from prometheus_client import Histogram as LibraryHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from aerie_lab.engine.counters import ITL_BUCKETS, Counters, Histogram
 from aerie_lab.engine.exposition import render_exposition, render_histogram
 
 FRESH = Path(__file__).with_name("vllm-0.32.0-fresh.prom")
-"""Served by vLLM 0.32.0 on CPU just after its start, K = 3, --max-model-len 1024: the lines that name vLLM."""
+"""Metrics response of vLLM 0.32.0 on CPU just after its start, K = 3, --max-model-len 1024: the lines that name vLLM."""
 
 
-def without_times(lines: list[str]) -> list[str]:
+def without_timestamps(lines: list[str]) -> list[str]:
     return [re.sub(r"(_created\{.*\}) .*", r"\1 T", line) for line in lines]
 
 
-def test_a_fresh_page_is_vllms() -> None:
+def test_the_exposition_of_a_new_engine_equals_that_of_vllm() -> None:
     expected = [line for line in FRESH.read_text().splitlines() if "cache_config_info" not in line]
-    assert without_times(render_exposition(Counters(1024, 3), "tiny", 1.8e9).splitlines()) == without_times(expected)
+    assert without_timestamps(render_exposition(Counters(1024, 3), "tiny", 1.8e9).splitlines()) == without_timestamps(expected)
 
 
-def test_without_speculation_its_families_are_absent() -> None:
+def test_without_speculation_its_metric_families_are_absent() -> None:
     assert "spec_decode" not in render_exposition(Counters(1024, None), "tiny", 1.8e9)
 
 
@@ -35,31 +35,31 @@ def test_the_cache_config_is_an_info_gauge() -> None:
     assert text.endswith('vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="512"} 1.0\n')
 
 
-def test_values_are_written_as_prometheus_client_writes_them() -> None:
+def test_values_are_rendered_like_those_of_prometheus_client() -> None:
     registry = CollectorRegistry()
-    theirs = TheirHistogram("itl", "h", ["m"], buckets=ITL_BUCKETS, registry=registry).labels("x")
-    ours = Histogram(ITL_BUCKETS)
+    library_histogram = LibraryHistogram("itl", "h", ["m"], buckets=ITL_BUCKETS, registry=registry).labels("x")
+    simulator_histogram = Histogram(ITL_BUCKETS)
     for value in (0.004, 0.01, 0.0100001, 3.0, 99.0, 1e-7):
-        theirs.observe(value)
-        ours.observe(value)
+        library_histogram.observe(value)
+        simulator_histogram.observe(value)
     expected = [line for line in generate_latest(registry).decode().splitlines() if "#" not in line and "_created" not in line]
-    assert list(render_histogram("itl", ours, ['m="x"'])) == expected
+    assert list(render_histogram("itl", simulator_histogram, ['m="x"'])) == expected
 
 
 @pytest.mark.parametrize("value", [0.0, 12345678.0, 1795265030.3011808, 0.1 + 0.2, 1e15, 3e20])
-def test_large_counters(value: float) -> None:
+def test_large_counters_are_rendered_like_those_of_prometheus_client(value: float) -> None:
     registry = CollectorRegistry()
     Counter("n", "h", registry=registry).inc(value)
     counters = Counters(1024, None)
     counters.generation_tokens = value  # type: ignore[assignment]
-    ours = next(
+    simulator_line = next(
         line for line in render_exposition(counters, "m", 1.0).splitlines() if line.startswith("vllm:generation_tokens_total")
     )
-    theirs = next(line for line in generate_latest(registry).decode().splitlines() if line.startswith("n_total"))
-    assert ours.rsplit(" ", 1)[1] == theirs.rsplit(" ", 1)[1]
+    library_line = next(line for line in generate_latest(registry).decode().splitlines() if line.startswith("n_total"))
+    assert simulator_line.rsplit(" ", 1)[1] == library_line.rsplit(" ", 1)[1]
 
 
-def test_a_model_name_with_quotes_survives() -> None:
+def test_a_model_name_with_quotes_is_escaped() -> None:
     text = render_exposition(Counters(1024, None), 'a"b\\c', 1.0)
     names = {sample.labels["model_name"] for family in text_string_to_metric_families(text) for sample in family.samples}
     assert names == {'a"b\\c'}

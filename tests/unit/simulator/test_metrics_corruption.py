@@ -1,4 +1,4 @@
-"""Corrupt metrics, and an engine that sends itself requests."""
+"""Corrupt metrics, and an engine that sends requests to itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_an_unknown_corruption_is_rejected_by_name() -> None:
     assert parse_options({"metrics_corruption": "nan"}).metrics_corruption == "nan"
 
 
-def test_frozen_metrics_are_those_of_when_the_corruption_began() -> None:
+def test_frozen_metrics_keep_the_values_of_the_start_of_the_corruption() -> None:
     corruptor = MetricsCorruptor()
     assert corruptor.corrupt("one") == "one"
     corruptor.set_corruption("frozen")
@@ -61,9 +61,9 @@ def test_an_engine_exposes_corrupt_metrics_on_request_and_keeps_working(start: S
         running.client.post("/simulator/metrics-corruption", json={"corruption": corruption}).raise_for_status()
         return running.client.get("/metrics").content
 
-    truth = parse_exposition(expose(None)).counters
-    assert truth.speculation is not None
-    assert truth.speculation.drafts > 0
+    counters = parse_exposition(expose(None)).counters
+    assert counters.speculation is not None
+    assert counters.speculation.drafts > 0
     with pytest.raises(ExpositionError, match="no finite value"):
         parse_exposition(expose("nan"))
     with pytest.raises(ExpositionError, match="below zero"):
@@ -72,12 +72,12 @@ def test_an_engine_exposes_corrupt_metrics_on_request_and_keeps_working(start: S
         parse_exposition(expose("renamed"))
     speculation = parse_exposition(expose("worse-drafter")).counters.speculation
     assert speculation is not None
-    assert speculation.accepted >= truth.speculation.accepted
+    assert speculation.accepted >= counters.speculation.accepted
     assert expose("frozen") == running.client.get("/metrics").content
     expose("missing")
     assert running.client.get("/metrics").status_code == 404
     assert running.client.get("/health").status_code == 200
     rejected = running.client.post("/simulator/metrics-corruption", json={"corruption": "vague"})
     assert (rejected.status_code, "there is no metrics corruption 'vague'" in rejected.json()["error"]) == (400, True)
-    assert parse_exposition(expose(None)).counters.generation_tokens >= truth.generation_tokens
+    assert parse_exposition(expose(None)).counters.generation_tokens >= counters.generation_tokens
     assert running.end() == 0

@@ -1,4 +1,4 @@
-"""The prefix cache: whole blocks of a chain, bounded, least recently used first."""
+"""The prefix cache: whole blocks of a chain, bounded, eviction of the least recently used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_a_chain_counts_up_to_its_first_difference_in_whole_blocks() -> None:
     assert cache.match([("system", 48)], max_tokens=47) == 32
 
 
-def test_the_least_recently_used_go_first() -> None:
+def test_the_least_recently_used_blocks_are_evicted_first() -> None:
     cache = PrefixCache(capacity_tokens=100, block_size=1)
     for key in "ab":
         cache.insert([(key, 50)])
@@ -24,7 +24,7 @@ def test_the_least_recently_used_go_first() -> None:
     assert [cache.match([(key, 50)], max_tokens=50) for key in "abc"] == [50, 0, 50]
 
 
-def test_what_is_larger_than_the_cache_leaves_it_empty() -> None:
+def test_a_chain_larger_than_the_cache_leaves_it_empty() -> None:
     cache = PrefixCache(capacity_tokens=10, block_size=1)
     cache.insert([("a", 50)])
     assert cache.match([("a", 50)], max_tokens=50) == 0

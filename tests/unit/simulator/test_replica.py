@@ -1,4 +1,4 @@
-"""One engine: the identities of vLLM's counters hold for any traffic, and its rules one by one."""
+"""One engine: identities of vLLM's counters that hold for any traffic, and each rule separately."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def request(name: str = "a", prompt: int = 20, tokens: int = 10, acceptance: Acc
     return Request(name, prompt, tokens, acceptance, **more)
 
 
-def identities(counters: Counters, finished: list[Request]) -> None:
-    """What holds on every page of vLLM, once all requests have finished."""
+def check_identities(counters: Counters, finished: list[Request]) -> None:
+    """Assert what holds in every metrics response of vLLM, once all requests have finished."""
     assert counters.generation_tokens == sum(r.generated_tokens for r in finished) == counters.request_generation_tokens.total
     assert counters.prompt_tokens == sum(r.prompt_tokens for r in finished) == counters.request_prompt_tokens.total
     assert counters.time_to_first_token.count == len(finished) == sum(counters.request_success.values())
@@ -93,7 +93,7 @@ def test_identities_hold_for_any_traffic(
     finished += replica.advance(math.inf)
     assert len(finished) == len(traffic)
     assert replica.next_step_end is None
-    identities(replica.counters, finished)
+    check_identities(replica.counters, finished)
     if limits["num_speculative_tokens"] is None:
         assert replica.counters.spec_decode_num_drafts == 0
 
@@ -118,24 +118,24 @@ WITHOUT_DRAFTS = ((0.0, 1, 4, SURE), (0.0, 1, 10, Acceptance((0.7,), 1.0)), *[(0
     },
     cuts=[],
 )
-def test_many_steps_at_once_are_the_same_steps(
+def test_batched_steps_equal_single_steps(
     traffic: list[tuple[float, int, int, Acceptance]], limits: dict[str, Any], cuts: list[float]
 ) -> None:
-    """Time may be cut anywhere, even into single steps: the same requests end at the same times, and the same is counted."""
+    """Time may be divided anywhere, even into single steps: requests end at the same times, with the same counters."""
     ordered = sorted(traffic, key=lambda t: t[0])
 
-    def run(how: Literal["at once", "one by one", "as they come"]) -> tuple[list[tuple[str, int, float]], Counters]:
+    def run(mode: Literal["at once", "one by one", "as they come"]) -> tuple[list[tuple[str, int, float]], Counters]:
         replica = engine(step_time=replace(TIME, log_sd=0.1), **limits)
         done: list[Request] = []
 
         def advance(until: float) -> None:
-            while how == "one by one" and (end := replica.next_step_end) is not None and end <= until:
+            while mode == "one by one" and (end := replica.next_step_end) is not None and end <= until:
                 done.extend(replica.advance(end))
             done.extend(replica.advance(until))
 
         events = [(at, None) for at in cuts] + [(item[0], item) for item in ordered]
         for number, (at, item) in enumerate(sorted(events, key=lambda e: e[0])):
-            if how != "at once":
+            if mode != "at once":
                 advance(at)
             if item is not None:
                 replica.submit(request(str(number), *item[1:]), at)
@@ -146,16 +146,16 @@ def test_many_steps_at_once_are_the_same_steps(
     for together, counters in (run("as they come"), run("at once")):
         assert sorted(together) == sorted(one_by_one)
         for name, value in vars(expected).items():
-            found = vars(counters)[name]
+            actual = vars(counters)[name]
             if hasattr(value, "counts"):
-                assert found.counts == value.counts, name
-                assert found.total == pytest.approx(value.total), name
+                assert actual.counts == value.counts, name
+                assert actual.total == pytest.approx(value.total), name
             else:
-                assert found == value, name
+                assert actual == value, name
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.8])
-def test_acceptance_comes_to_its_analytical_value(spread: float) -> None:
+def test_acceptance_converges_to_its_analytical_value(spread: float) -> None:
     acceptance = Acceptance((0.75, 0.7, 0.6), spread)
     replica = engine(max_num_seqs=64, seed=3)
     for number in range(4000):
@@ -168,8 +168,8 @@ def test_acceptance_comes_to_its_analytical_value(spread: float) -> None:
     assert rates.tolist() == pytest.approx(expected_survival(acceptance, 3).tolist(), rel=0.03)
 
 
-def test_with_requests_that_come_and_go_the_laws_of_acceptance_and_step_time_are_kept() -> None:
-    """Whatever is drawn ahead and thrown away: per-position acceptance, and the log-normal time of a step."""
+def test_acceptance_and_step_times_follow_their_distributions() -> None:
+    """Acceptance per position and the log-normal time of a step are kept, though draws ahead are discarded."""
     acceptance, noise = Acceptance((0.75, 0.7, 0.6)), 0.2
     # The median step is the same for any batch, and two edges of the buckets are near it.
     replica = engine(
@@ -209,7 +209,7 @@ def test_one_request_step_by_step() -> None:
     assert (counters.generation_tokens, counters.time_to_first_token.count, counters.inter_token_latency.count) == (1, 1, 0)
     assert counters.spec_decode_num_drafts == 0
     (done,) = replica.advance(math.inf)
-    # 1 token from the prefill, then 3 per step (2 accepted): 1 + 3 + 3 + 1, the last step cut at the answer's end.
+    # 1 token from the prefill, then 3 per step (2 accepted): 1 + 3 + 3 + 1, the last step truncated at the answer's end.
     assert (counters.inter_token_latency.count, counters.iteration_tokens.count) == (3, 4)
     assert (counters.spec_decode_num_drafts, counters.spec_decode_num_draft_tokens) == (3, 9)
     assert counters.spec_decode_num_accepted_tokens_per_pos.tolist() == [3, 3, 0]
@@ -218,7 +218,7 @@ def test_one_request_step_by_step() -> None:
     assert done.time_per_output_token == pytest.approx((done.last_token_time - first_end) / 7)
 
 
-def test_an_answer_that_ends_by_itself() -> None:
+def test_an_answer_that_ends_early_is_counted_as_stopped() -> None:
     replica = engine()
     replica.submit(request(tokens=100, stop_after=5), 0.0)
     (done,) = replica.advance(math.inf)
@@ -251,7 +251,7 @@ def test_prompts_are_prefilled_in_chunks_that_return_nothing() -> None:
     assert replica.counters.iteration_tokens.total == 201
 
 
-def test_a_fully_cached_prompt_brings_dummy_drafts_with_a_static_k_only() -> None:
+def test_a_fully_cached_prompt_gives_dummy_drafts_with_static_k_only() -> None:
     for schedule, dummies in ((None, 1), (((1, 64, 3),), 0)):
         replica = engine(drops_last_block=False, k_schedule=schedule)
         prompt = (("p", 33),)
@@ -274,7 +274,7 @@ def test_an_eagle_drafter_costs_the_last_cached_block() -> None:
     assert replica.counters.prefix_cache_hits == 16
 
 
-def test_a_schedule_drafts_by_the_batch_of_the_step_before() -> None:
+def test_a_schedule_uses_the_batch_size_of_the_previous_step() -> None:
     replica = engine(k_schedule=((1, 1, 3), (2, 8, 1)))
     replica.submit(request("a", tokens=41, acceptance=NONE), 0.0)
     replica.advance(0.1)
@@ -287,21 +287,21 @@ def test_a_schedule_drafts_by_the_batch_of_the_step_before() -> None:
     assert len(counters.spec_decode_num_accepted_tokens_per_pos) == 3
 
 
-def test_schedules_carry_gaps_and_tails_on_and_are_capped() -> None:
+def test_schedules_extend_over_gaps_and_tails_and_are_capped() -> None:
     table = EngineSettings(
         max_num_seqs=12, num_speculative_tokens=4, k_schedule=((1, 2, 9), (5, 6, 1), (9, 9, 0))
     ).build_k_table()
     assert table == [0, 4, 4, 4, 4, 1, 1, 1, 1, 0, 0, 0, 0]
 
 
-def test_the_last_to_come_is_preempted_and_computed_again() -> None:
+def test_the_newest_request_is_preempted_and_recomputed() -> None:
     replica = engine(num_blocks=1 + 8, max_model_len=128, drops_last_block=False)
     for name in "ab":
         replica.submit(request(name, 40, 60, NONE), 0.0)
     done = {r.name: r for r in replica.advance(math.inf)}
     assert replica.counters.num_preemptions >= 1
     assert done["a"].preemptions == 0 < done["b"].preemptions
-    identities(replica.counters, list(done.values()))
+    check_identities(replica.counters, list(done.values()))
     # The interval across a preemption is one observation, and the time to first token is not observed again.
     assert replica.counters.inter_token_latency.count == 2 * 59
 
@@ -315,20 +315,20 @@ def test_the_model_length_ends_answers_and_shortens_the_last_drafts() -> None:
     assert counters.spec_decode_num_draft_tokens < 3 * counters.inter_token_latency.count
 
 
-def test_a_client_that_leaves_is_counted_nowhere_as_finished() -> None:
+def test_an_aborted_request_is_not_counted_as_finished() -> None:
     replica = engine()
-    gone, stays = request("gone", tokens=100), request("stays", tokens=40)
-    replica.submit(gone, 0.0)
-    replica.submit(stays, 0.0)
+    aborted, kept_request = request("gone", tokens=100), request("stays", tokens=40)
+    replica.submit(aborted, 0.0)
+    replica.submit(kept_request, 0.0)
     replica.advance(0.05)
     before = replica.counters.generation_tokens
-    assert gone.generated_tokens > 0
-    replica.abort(gone)
+    assert aborted.generated_tokens > 0
+    replica.abort(aborted)
     assert replica.counters.num_requests_running == 1
     (done,) = replica.advance(math.inf)
-    assert done is stays
+    assert done is kept_request
     assert replica.counters.request_success == {"stop": 0, "length": 1, "abort": 0, "error": 0, "repetition": 0}
-    assert replica.counters.generation_tokens == before + 40 - (before - gone.generated_tokens)
+    assert replica.counters.generation_tokens == before + 40 - (before - aborted.generated_tokens)
     assert replica.counters.kv_cache_usage_perc == 0
 
 
@@ -343,12 +343,12 @@ def test_drift_with_context_lowers_acceptance() -> None:
     assert lengths[1] < 0.6 * lengths[0]
 
 
-def test_a_prompt_that_cannot_fit_is_refused() -> None:
+def test_a_prompt_that_is_too_long_is_rejected() -> None:
     with pytest.raises(ValueError, match="prompt of 64 tokens: give 1 to 63"):
         engine(max_model_len=64).submit(request(prompt=64), 0.0)
 
 
-def test_a_cache_too_small_for_one_request_is_refused() -> None:
+def test_a_cache_too_small_for_one_request_is_rejected() -> None:
     with pytest.raises(
         ValueError, match=r"max seq len \(512\), 512 tokens of KV cache are needed, which is more than there are \(496\)"
     ):

@@ -1,4 +1,4 @@
-"""The process: answers, streams, errors, metrics, and how it starts and ends. What vLLM does is measured in tests/vllm."""
+"""The process: answers, streams, errors, metrics, start and end. tests/vllm measures vLLM itself."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def test_answers_and_their_metrics(start: Start) -> None:
     assert len(body["choices"][0]["text"].split()) == 20
     chat = ask(running, "/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}]).json()
     assert (chat["object"], chat["choices"][0]["message"]["role"]) == ("chat.completion", "assistant")
-    stream = events(running, max_tokens=30)
+    start_stream = events(running, max_tokens=30)
     assert (
-        "".join(e["choices"][0]["text"] for e in stream if e["choices"]).split()
+        "".join(e["choices"][0]["text"] for e in start_stream if e["choices"]).split()
         == ask(running, max_tokens=30).json()["choices"][0]["text"].split()
     )
-    assert [e["choices"][0]["finish_reason"] for e in stream if e["choices"]][-1] == "length"
-    assert stream[-1]["usage"]["completion_tokens"] == 30
+    assert [e["choices"][0]["finish_reason"] for e in start_stream if e["choices"]][-1] == "length"
+    assert start_stream[-1]["usage"]["completion_tokens"] == 30
     first, *_ = events(running, "/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert running.metric("vllm:generation_tokens_total") == 20 + 8 + 30 + 30 + 8
@@ -67,7 +67,7 @@ def test_answers_and_their_metrics(start: Start) -> None:
     assert running.client.get("/version").json() == {"version": "0.33.0"}
 
 
-REFUSALS: list[tuple[dict[str, Any], int, str]] = [
+REJECTED_REQUESTS: list[tuple[dict[str, Any], int, str]] = [
     ({"model": "other"}, 404, "The model `other` does not exist. Valid aliases: acme/model."),
     ({"max_tokens": 5000}, 400, "max_tokens=5000 cannot be greater than max_model_len=1024."),
     ({"max_tokens": 0}, 400, "max_tokens must be at least 1, got 0."),
@@ -78,41 +78,42 @@ REFUSALS: list[tuple[dict[str, Any], int, str]] = [
 ]
 
 
-def test_refusals(start: Start) -> None:
+def test_invalid_requests_are_rejected(start: Start) -> None:
     running = start("--max-model-len", "1024", *NGRAM)
-    for body, status, sentence in REFUSALS:
+    for body, status, sentence in REJECTED_REQUESTS:
         answer = ask(running, **body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, status)
         assert sentence in answer.json()["error"]["message"]
-    assert running.metric("http_requests_total", status="4xx") == len(REFUSALS)
+    assert running.metric("http_requests_total", status="4xx") == len(REJECTED_REQUESTS)
     assert running.metric("vllm:request_success_total") == 0
     assert running.client.get("/nowhere").json() == {"detail": "Not Found"}
     assert running.client.post("/v1/completions", content=b"{bad").status_code == 400
 
 
-def drafting(folder: Path, lossy: float) -> tuple[str, str]:
-    """Arguments for a drafter that changes this share of the tokens."""
+def drafter_arguments(folder: Path, lossy: float) -> tuple[str, str]:
+    """Return arguments for a drafter that changes this share of the tokens."""
     model = str(write_drafter(folder, simulator={"altered_share": lossy}))
     return "--speculative-config", json.dumps({"method": "eagle3", "model": model, "num_speculative_tokens": 3})
 
 
 @pytest.mark.slow
-def test_greedy_answers_are_those_of_the_target_but_with_a_drafter_that_changes_them(start: Start, tmp_path: Path) -> None:
+def test_greedy_answers_differ_only_with_a_lossy_drafter(start: Start, tmp_path: Path) -> None:
     options = {"answer_tokens": 50.0}
     engines = [
         start(*NGRAM, options={**options, "seed": 1}),
-        start(*drafting(tmp_path / "good", 0.0), options={**options, "seed": 2}),
-        start(*drafting(tmp_path / "bad", 0.05), options={**options, "seed": 3}),
+        start(*drafter_arguments(tmp_path / "good", 0.0), options={**options, "seed": 2}),
+        start(*drafter_arguments(tmp_path / "bad", 0.05), options={**options, "seed": 3}),
     ]
-    read = [
-        [greedy.parse_completion(engine.client.post(greedy.COMPLETIONS_PATH, content=asked).content) for asked in QUESTIONS]
+    answers_by_engine = [
+        [greedy.parse_completion(engine.client.post(greedy.COMPLETIONS_PATH, content=question).content) for question in QUESTIONS]
         for engine in engines
     ]
-    assert read[0] == read[1]
-    assert len({len(one.tokens) for one in read[0]}) > 1, "not all prompts are answered at equal length"
-    found = [equivalence.compare_answers(*three) for three in zip(read[2], read[0], read[1], strict=True)]
-    assert equivalence.EquivalenceResult(tuple(found), len(found)).is_lossy(equivalence.EQUIVALENCE_ALPHA)
-    assert all(one.control_position is None for one in found)
+    assert answers_by_engine[0] == answers_by_engine[1]
+    assert len({len(answer.tokens) for answer in answers_by_engine[0]}) > 1, "not all prompts are answered at equal length"
+    ngram, good, bad = answers_by_engine
+    comparisons = [equivalence.compare_answers(*answers) for answers in zip(bad, ngram, good, strict=True)]
+    assert equivalence.EquivalenceResult(tuple(comparisons), len(comparisons)).is_lossy(equivalence.EQUIVALENCE_ALPHA)
+    assert all(comparison.control_position is None for comparison in comparisons)
     body: dict[str, Any] = {"temperature": 0, "prompt": greedy.PROBE_PROMPTS[0], "max_tokens": 40, "ignore_eos": True}
     text = ask(engines[2], **body).json()["choices"][0]["text"]
     assert text != ask(engines[1], **body).json()["choices"][0]["text"]
@@ -121,8 +122,8 @@ def test_greedy_answers_are_those_of_the_target_but_with_a_drafter_that_changes_
 
 def test_log_probabilities_are_in_vllms_form(start: Start) -> None:
     running = start()
-    told = ask(running, max_tokens=2, logprobs=2).json()["choices"][0]["logprobs"]
-    assert told == {
+    logprobs = ask(running, max_tokens=2, logprobs=2).json()["choices"][0]["logprobs"]
+    assert logprobs == {
         "text_offset": [0, 4],
         "token_logprobs": [-0.125, -0.125],
         "tokens": [" the", " eyrie"],
@@ -142,14 +143,14 @@ def test_a_repeated_prompt_is_cached_in_whole_blocks(start: Start) -> None:
     assert running.metric("vllm:prompt_tokens_by_source_total", source="local_compute") == 300 - 160
 
 
-def test_an_api_key_is_asked_for(start: Start) -> None:
+def test_a_request_without_the_api_key_is_rejected(start: Start) -> None:
     running = start("--api-key", "secret")
     assert ask(running).status_code == 401
     assert running.client.post("/v1/completions", json={"prompt": "a"}, headers={"Authorization": "Bearer secret"}).is_success
     assert running.client.get("/health").is_success
 
 
-def test_a_client_that_leaves_frees_its_place(start: Start) -> None:
+def test_a_disconnected_client_frees_its_place(start: Start) -> None:
     running = start(options={"step_time": {"formula": {"base_seconds": 0.02, "seconds_per_token": 0.0}}})
     with running.client.stream("POST", "/v1/completions", json={"prompt": "a", "max_tokens": 2000, "stream": True}) as answer:
         lines = answer.iter_lines()  # kept: httpx closes the stream of a generator that is dropped
@@ -173,29 +174,29 @@ def test_traffic_checks_every_answer(start: Start) -> None:
     assert running.metric("vllm:prefix_cache_hits_total") > 0
 
 
-def test_traffic_tells_what_is_wrong(start: Start) -> None:
+def test_traffic_reports_errors_by_kind(start: Start) -> None:
     running = start("--served-model-name", "other")
     kind = TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(5), LengthDistribution(5))
-    made = list(itertools.islice(generate_turns([kind], PoissonArrivals(1.0), 0.0, 1e9), 3))
+    turns = list(itertools.islice(generate_turns([kind], PoissonArrivals(1.0), 0.0, 1e9), 3))
     url = str(running.client.base_url).rstrip("/")
-    report = asyncio.run(run_closed_loop(TrafficTarget(url, "acme/model"), iter(made), clients=1))
+    report = asyncio.run(run_closed_loop(TrafficTarget(url, "acme/model"), iter(turns), clients=1))
     assert report.errors == {"status 404": 3}
     running.end()
-    report = asyncio.run(run_closed_loop(TrafficTarget(url, "other"), iter(made), clients=1))
+    report = asyncio.run(run_closed_loop(TrafficTarget(url, "other"), iter(turns), clients=1))
     assert report.errors == {"ClientConnectorError": 3}
 
 
 TOKENS = 300
-"""Of a stream: nine seconds at `SLOW`, so that what follows its beginning falls into it."""
+"""Length of a stream: nine seconds at `SLOW`, so that what follows its beginning falls into it."""
 
 
-def stream(running: Running, lines: list[str], begun: threading.Event, patience: float = 60.0) -> threading.Thread:
-    """Reads a stream until it ends, says that it does, or says nothing for `patience` seconds."""
+def start_stream(running: Running, lines: list[str], begun: threading.Event, timeout: float = 60.0) -> threading.Thread:
+    """Read a stream until it ends, sends [DONE], or sends nothing for `timeout` seconds."""
 
     def read() -> None:
         body = {"prompt": "a", "max_tokens": TOKENS, "stream": True}
         with (
-            httpx.Client(base_url=running.client.base_url, timeout=patience) as client,
+            httpx.Client(base_url=running.client.base_url, timeout=timeout) as client,
             client.stream("POST", "/v1/completions", json=body) as answer,
         ):
             content = answer.iter_lines()
@@ -219,19 +220,19 @@ def stream(running: Running, lines: list[str], begun: threading.Event, patience:
 SLOW = {"step_time": {"formula": {"base_seconds": 0.03, "seconds_per_token": 0.0}}}
 
 
-def test_an_idle_connection_is_closed_when_vllm_would(start: Start) -> None:
+def test_an_idle_connection_is_closed_after_the_keep_alive_timeout(start: Start) -> None:
     running = start(variables={"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "1"})
     with socket.create_connection((running.client.base_url.host, running.client.base_url.port or 0), timeout=60) as idle:
         idle.sendall(b"GET /version HTTP/1.1\r\nHost: engine\r\n\r\n")
-        said = b"".join(iter(lambda: idle.recv(4096), b""))  # to the end, which comes from the engine
-    assert (said.count(b"HTTP/1.1 200"), said.endswith(b'{"version": "0.33.0"}')) == (1, True)
+        response = b"".join(iter(lambda: idle.recv(4096), b""))  # to the end, which comes from the engine
+    assert (response.count(b"HTTP/1.1 200"), response.endswith(b'{"version": "0.33.0"}')) == (1, True)
     assert start(variables={"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "soon"}, wait=False).process.wait(60) == 2
 
 
-def test_sigterm_silences_open_streams_until_their_clients_leave(start: Start) -> None:
+def test_after_sigterm_open_streams_are_silent_until_clients_disconnect(start: Start) -> None:
     running = start(options=SLOW)
     lines: list[str] = []
-    reader = stream(running, lines, threading.Event(), patience=5.0)
+    reader = start_stream(running, lines, threading.Event(), timeout=5.0)
     running.process.send_signal(signal.SIGTERM)
     reader.join(60)  # leaves after five seconds of silence
     assert lines[-1] != "[DONE]"
@@ -239,16 +240,16 @@ def test_sigterm_silences_open_streams_until_their_clients_leave(start: Start) -
     assert running.process.wait(60) == 0
 
 
-def test_sigterm_without_open_requests_ends_it_at_once(start: Start) -> None:
+def test_sigterm_without_open_requests_ends_the_process_immediately(start: Start) -> None:
     running = start(options=SLOW)
     ask(running)
     assert running.end(within=60) == 0
 
 
-def test_with_a_shutdown_timeout_open_streams_are_finished_and_new_requests_refused(start: Start) -> None:
+def test_during_the_shutdown_timeout_streams_finish_and_requests_fail(start: Start) -> None:
     running = start("--shutdown-timeout", "60", options=SLOW)
     lines: list[str] = []
-    reader = stream(running, lines, threading.Event())
+    reader = start_stream(running, lines, threading.Event())
     running.process.send_signal(signal.SIGTERM)
     began = time.monotonic()
     while (answer := ask(running)).status_code == 200:
@@ -261,21 +262,21 @@ def test_with_a_shutdown_timeout_open_streams_are_finished_and_new_requests_refu
     assert running.process.wait(60) == 0
 
 
-def test_a_shutdown_timeout_that_is_too_short_cuts_the_rest(start: Start) -> None:
+def test_a_short_shutdown_timeout_truncates_open_streams(start: Start) -> None:
     running = start(
         "--shutdown-timeout", "1", options={"step_time": {"formula": {"base_seconds": 0.1, "seconds_per_token": 0.0}}}
     )
     lines: list[str] = []
-    reader = stream(running, lines, threading.Event(), patience=5.0)
+    reader = start_stream(running, lines, threading.Event(), timeout=5.0)
     assert running.end() == 0
     reader.join(60)
     assert lines[-1] != "[DONE]"
 
 
-def test_when_its_engine_dies_it_says_so_and_ends(start: Start) -> None:
+def test_a_dead_engine_is_reported_and_ends_the_process(start: Start) -> None:
     running = start(options=SLOW)
     lines: list[str] = []
-    reader = stream(running, lines, threading.Event())
+    reader = start_stream(running, lines, threading.Event())
     running.process.send_signal(signal.SIGUSR1)
     reader.join(60)
     assert json.loads(lines[-2])["error"]["message"].startswith("EngineCore encountered an issue.")
@@ -284,7 +285,7 @@ def test_when_its_engine_dies_it_says_so_and_ends(start: Start) -> None:
 
 
 @pytest.mark.parametrize("drafter", ["no flags", "missing"])
-def test_a_drafter_that_does_not_load_ends_the_process_with_1(start: Start, drafters: dict[str, Path], drafter: str) -> None:
+def test_a_drafter_that_does_not_load_gives_exit_status_1(start: Start, drafters: dict[str, Path], drafter: str) -> None:
     path = str(drafters.get(drafter, "/nowhere/drafter"))
     config = {"method": "eagle3", "model": path, "num_speculative_tokens": 3}
     running = start("--speculative-config", json.dumps(config), wait=False)
@@ -293,25 +294,25 @@ def test_a_drafter_that_does_not_load_ends_the_process_with_1(start: Start, draf
     assert ("'fc_norm'" if drafter == "no flags" else "/nowhere/drafter") in message
 
 
-def test_unknown_flags_and_options_end_it_with_2(start: Start) -> None:
+def test_unknown_flags_and_options_give_exit_status_2(start: Start) -> None:
     assert start("--no-such-flag", wait=False).process.wait(60) == 2
     running = start(options={"startup": 1}, wait=False)
     assert running.process.wait(60) == 2
     assert "unknown field 'startup'" in running.last_words()
 
 
-def test_a_start_takes_its_time_and_can_be_ended(start: Start) -> None:
+def test_a_start_takes_its_load_time_and_can_be_ended(start: Start) -> None:
     running = start(options={"startup_seconds": 30.0}, wait=False)
     with pytest.raises(httpx.TransportError):
         running.client.get("/health")
     began = time.monotonic()
-    while not catches(running.process.pid, signal.SIGTERM):
+    while not has_signal_handler(running.process.pid, signal.SIGTERM):
         assert time.monotonic() - began < 60
     assert running.end() == 0
 
 
-def catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler for the signal."""
+def has_signal_handler(pid: int, number: int) -> bool:
+    """Return whether the process has a handler for the signal."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
     return bool(caught >> (number - 1) & 1)

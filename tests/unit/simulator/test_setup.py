@@ -1,4 +1,4 @@
-"""Arguments, options and drafters: what vLLM takes is taken, what it refuses is refused with its exit status and sentence."""
+"""Arguments, options and drafters: the simulator accepts what vLLM accepts, and rejects the rest like vLLM."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aerie_lab.engine.step import ScaledStepTime, StepTimeFormula, StepTimeGrid
 from aerie_lab.errors import StateError
 
 
-def test_a_command_line_as_people_write_it() -> None:
+def test_a_typical_command_line_is_parsed() -> None:
     arguments = parse_simulator_arguments(
         shlex.split(
             "serve acme/m --served-model-name a b --port=9000 --max_model_len 8k --max-num-seqs 64 --shutdown-timeout 30 "
@@ -53,9 +53,9 @@ def test_the_model_may_be_a_flag_and_json_may_be_dotted() -> None:
         ("--tool-strict-level None --spec-method None", True),
     ],
 )
-def test_what_0_33_takes_and_0_32_refuses(words: str, on: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_that_0_33_accepts_and_0_32_rejects(words: str, on: bool, capsys: pytest.CaptureFixture[str]) -> None:
     assert parse_simulator_arguments(["m", *words.split()], "0.33.0").enable_prefix_caching is on
-    if words.startswith("--no-"):  # the way to say so that both have
+    if words.startswith("--no-"):  # the form that both versions accept
         assert parse_simulator_arguments(["m", *words.split()], "0.32.0").enable_prefix_caching is on
         return
     with pytest.raises(SystemExit, match="2"):
@@ -63,7 +63,7 @@ def test_what_0_33_takes_and_0_32_refuses(words: str, on: bool, capsys: pytest.C
     assert words.split()[0] in capsys.readouterr().err
 
 
-def test_what_0_33_no_longer_takes() -> None:
+def test_flags_that_0_33_no_longer_accepts() -> None:
     words = ["m", "--spec-method", "medusa"]
     parse_simulator_arguments(words, "0.32.1")
     for newer in ("0.33.0", "0.34.0", "0.33.0rc1"):
@@ -85,7 +85,7 @@ def test_what_0_33_no_longer_takes() -> None:
         ("", "0.33.0"),
     ],
 )
-def test_the_images_tag_names_the_version(tag: str, version: str) -> None:
+def test_the_tag_of_the_image_gives_the_version(tag: str, version: str) -> None:
     assert read_options({"AERIE_SIMULATOR_TAG": tag}).version == version
     assert read_options({"AERIE_SIMULATOR_TAG": tag, "AERIE_SIMULATOR": '{"version": "0.30.0"}'}).version == "0.30.0"
 
@@ -100,13 +100,13 @@ def test_the_images_tag_names_the_version(tag: str, version: str) -> None:
         (["m", "-sc", "{bad"], "vllm serve: error: argument --speculative-config/-sc: Value {bad cannot be converted to"),
     ],
 )
-def test_a_wrong_command_line_ends_with_2(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_command_line_gives_exit_status_2(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         parse_simulator_arguments(words)
     assert sentence in capsys.readouterr().err
 
 
-def prepared(*words: str, options: SimulatorOptions | None = None) -> EngineSetup:
+def prepare(*words: str, options: SimulatorOptions | None = None) -> EngineSetup:
     return prepare_engine(parse_simulator_arguments(["acme/m", *words]), options or SimulatorOptions())
 
 
@@ -123,9 +123,9 @@ def test_limits_come_from_the_flags_the_model_and_the_options(tmp_path: Path) ->
         prepare_engine(parse_simulator_arguments([str(tmp_path), "--max-model-len", "5000"]), SimulatorOptions())
 
 
-def test_a_schedule_is_taken_over() -> None:
+def test_a_schedule_is_parsed_to_tiers() -> None:
     ranges = [[1, 4, 5], [5, 64, 1]]
-    setup = prepared(*speculation(method="ngram", num_speculative_tokens=5, num_speculative_tokens_per_batch_size=ranges))
+    setup = prepare(*speculation(method="ngram", num_speculative_tokens=5, num_speculative_tokens_per_batch_size=ranges))
     assert setup.settings.k_schedule == ((1, 4, 5), (5, 64, 1))
     assert setup.settings.drops_last_block is False
 
@@ -143,33 +143,33 @@ def test_a_schedule_is_taken_over() -> None:
         ),
     ],
 )
-def test_speculation_that_vllm_does_not_start_with(config: dict[str, Any], sentence: str) -> None:
+def test_invalid_speculation_settings_are_rejected(config: dict[str, Any], sentence: str) -> None:
     with pytest.raises(EngineError, match=sentence):
-        prepared(*speculation(**config))
+        prepare(*speculation(**config))
 
 
-def test_a_missing_model_is_refused_and_a_name_of_the_hub_believed() -> None:
+def test_a_missing_folder_is_rejected_and_a_hub_name_accepted() -> None:
     with pytest.raises(EngineError, match="Repo id must be in the form"):
         prepare_engine(parse_simulator_arguments(["/nowhere/model"]), SimulatorOptions())
-    assert prepared().settings.max_model_len == 32768
+    assert prepare().settings.max_model_len == 32768
 
 
 def length(setup: EngineSetup) -> float:
     return expected_length(setup.acceptance["chat"], 3)
 
 
-def test_each_drafter_behaves_as_its_files_say(drafters: dict[str, Path]) -> None:
-    def served(name: str) -> EngineSetup:
-        return prepared(*speculation(method="eagle3", model=str(drafters[name]), num_speculative_tokens=3))
+def test_each_drafter_behaves_according_to_its_files(drafters: dict[str, Path]) -> None:
+    def build_acceptance(name: str) -> EngineSetup:
+        return prepare(*speculation(method="eagle3", model=str(drafters[name]), num_speculative_tokens=3))
 
-    assert length(served("eagle3")) == pytest.approx(expected_length(CLASS_ACCEPTANCE["chat"], 3))
-    assert length(served("eagle3")) < length(served("eagle3.1")) < 1.08 * length(served("eagle3"))
-    assert length(served("no norm_output")) < 0.9 * length(served("eagle3"))
-    assert length(served("plain as 3.1")) < 0.75 * length(served("eagle3"))
-    assert length(served("shifted")) < length(served("eagle3"))
-    assert length(served("rated")) == pytest.approx(1.8, rel=0.05)
+    assert length(build_acceptance("eagle3")) == pytest.approx(expected_length(CLASS_ACCEPTANCE["chat"], 3))
+    assert length(build_acceptance("eagle3")) < length(build_acceptance("eagle3.1")) < 1.08 * length(build_acceptance("eagle3"))
+    assert length(build_acceptance("no norm_output")) < 0.9 * length(build_acceptance("eagle3"))
+    assert length(build_acceptance("plain as 3.1")) < 0.75 * length(build_acceptance("eagle3"))
+    assert length(build_acceptance("shifted")) < length(build_acceptance("eagle3"))
+    assert length(build_acceptance("rated")) == pytest.approx(1.8, rel=0.05)
     with pytest.raises(EngineError, match="There is no module or parameter named 'fc_norm'"):
-        served("no flags")
+        build_acceptance("no flags")
 
 
 @pytest.mark.parametrize(
@@ -182,24 +182,24 @@ def test_each_drafter_behaves_as_its_files_say(drafters: dict[str, Path]) -> Non
         (None, "0.33.0", 32768),
     ],
 )
-def test_a_drafter_with_fewer_positions_cuts_the_context_from_0_33_on(
+def test_a_drafter_with_fewer_positions_limits_the_context_from_0_33(
     rope: dict[str, Any] | None, version: str, taken: int, drafters: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = shutil.copytree(drafters["eagle3"], tmp_path / "short")
     config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 4096, "rope_parameters": rope}
     (folder / "config.json").write_text(json.dumps(config))
     words = speculation(method="eagle3", model=str(folder), num_speculative_tokens=3)
-    assert prepared(*words, options=SimulatorOptions(version=version)).settings.max_model_len == taken
+    assert prepare(*words, options=SimulatorOptions(version=version)).settings.max_model_len == taken
 
 
-def test_measured_acceptance_is_left_alone(drafters: dict[str, Path]) -> None:
+def test_measured_acceptance_is_not_shifted(drafters: dict[str, Path]) -> None:
     words = speculation(method="eagle3", model=str(drafters["no norm_output"]), num_speculative_tokens=3)
     options = parse_options({"acceptance": {"chat": {"rates": [0.6, 0.3, 0.1]}}, "apply_drafter_effect": False})
-    assert prepared(*words, options=options).acceptance["chat"].survival(3).tolist() == pytest.approx([0.6, 0.3, 0.1])
+    assert prepare(*words, options=options).acceptance["chat"].survival(3).tolist() == pytest.approx([0.6, 0.3, 0.1])
 
 
-def test_the_mix_ups_have_the_measured_effect() -> None:
-    """The rates that the shifts were taken from come back (module docstring of aerie_lab.engine.drafter)."""
+def test_mismatched_drafter_files_have_the_measured_effect() -> None:
+    """The shifts reproduce the rates that they were computed from (module docstring of aerie_lab.engine.drafter)."""
     from aerie_lab.engine.acceptance import Acceptance, conditionals_from_rates
     from aerie_lab.engine.drafter import _NO_NORM_OUTPUT_SHIFTS, _PLAIN_AS_31_SHIFTS
 
@@ -209,7 +209,7 @@ def test_the_mix_ups_have_the_measured_effect() -> None:
     assert expected_length(plain.shift_logits(*_PLAIN_AS_31_SHIFTS), 3) == pytest.approx(1.58, abs=0.03)
 
 
-def test_damaged_files_are_told_apart(tmp_path: Path) -> None:
+def test_each_kind_of_damaged_file_has_its_error(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(EngineError, match="Invalid repository ID or local directory"):
@@ -222,7 +222,7 @@ def test_damaged_files_are_told_apart(tmp_path: Path) -> None:
         inspect_drafter("eagle3", str(empty))
 
 
-def test_options_of_every_kind(tmp_path: Path) -> None:
+def test_options_of_every_kind_are_parsed(tmp_path: Path) -> None:
     document = {
         "step_time": {"grid": "llama3.1-8b-h100-tp1", "seconds_per_prompt_token": 2e-5},
         "acceptance": {"chat": {"rates": [0.7, 0.5], "spread": 0.3}, "code": {"conditionals": [0.9]}},
@@ -256,6 +256,6 @@ def test_options_of_every_kind(tmp_path: Path) -> None:
         ('{"drift": {"moon": 1}}', "cannot be used"),
     ],
 )
-def test_wrong_options_are_told(text: str, sentence: str) -> None:
+def test_invalid_options_are_rejected(text: str, sentence: str) -> None:
     with pytest.raises(StateError, match=sentence):
         read_options({"AERIE_SIMULATOR": text})

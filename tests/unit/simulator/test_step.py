@@ -1,4 +1,4 @@
-"""Step times: the published grids come back as they are, and outside them nothing gets cheaper by being larger."""
+"""Step times: those of the published grids are exact, and outside them a larger batch is never faster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GRIDS = json.loads(resources.files("aerie_lab.engine").joinpath("step_time_grids
 
 
 @pytest.mark.parametrize("published", GRIDS, ids=[g["name"] for g in GRIDS])
-def test_a_published_cell_gives_its_throughput_back(published: dict[str, Any]) -> None:
+def test_a_published_cell_gives_its_measured_throughput(published: dict[str, Any]) -> None:
     profile = load_grid(published["name"])
     for k, throughputs in published["throughput"].items():
         for batch, throughput in zip(published["batch"], throughputs, strict=True):
@@ -26,7 +26,7 @@ def test_a_published_cell_gives_its_throughput_back(published: dict[str, Any]) -
                 assert batch * length / profile.fixed_seconds(batch, int(k)) == pytest.approx(throughput)
 
 
-def test_between_cells_it_is_linear_and_an_unusable_cell_is_bridged() -> None:
+def test_step_times_are_interpolated_between_usable_cells() -> None:
     profile = load_grid("nemotron3-super-120b-gb200-tp4")
     assert profile.fixed_seconds(3, 0) == pytest.approx((profile.fixed_seconds(2, 0) + profile.fixed_seconds(4, 0)) / 2)
     assert profile.fixed_seconds(4, 2) == pytest.approx(
@@ -38,7 +38,7 @@ def test_between_cells_it_is_linear_and_an_unusable_cell_is_bridged() -> None:
 
 @pytest.mark.parametrize("name", list_grid_names())
 @given(batch=st.integers(1, 2000), k=st.integers(0, 12))
-def test_outside_the_grid_more_is_never_faster(name: str, batch: int, k: int) -> None:
+def test_outside_the_grid_larger_batches_are_never_faster(name: str, batch: int, k: int) -> None:
     profile = load_grid(name)
     last_batch, last_k = max(max(b) for b, _ in profile.step_seconds_by_k.values()), max(profile.step_seconds_by_k)
     assert profile.fixed_seconds(last_batch + batch, min(k, last_k)) >= profile.fixed_seconds(last_batch, min(k, last_k)) * (
@@ -48,7 +48,7 @@ def test_outside_the_grid_more_is_never_faster(name: str, batch: int, k: int) ->
     assert profile.fixed_seconds(0, k) >= 0
 
 
-def test_an_unknown_grid_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_grid_lists_the_known_ones() -> None:
     with pytest.raises(StateError, match=r"grid 'gpt' is unknown: one of qwen3-32b-gb200-tp2"):
         load_grid("gpt")
 
@@ -61,7 +61,7 @@ def test_a_formula_is_its_sum() -> None:
     assert formula.fixed_seconds(4, 0) == pytest.approx(7.0 + 0.5 * 4)
 
 
-def test_captured_sizes_pad_and_beyond_them_is_a_cliff() -> None:
+def test_captured_sizes_pad_the_batch_and_larger_batches_are_slower() -> None:
     formula = StepTimeFormula(base_seconds=0.0, seconds_per_token=1.0, captured_sizes=(8, 16, 512), no_graph_seconds=1000.0)
     assert [formula.fixed_seconds(batch, 0) for batch in (0, 7, 8, 9, 512)] == [0.0, 8.0, 8.0, 16.0, 512.0]
     assert formula.fixed_seconds(128, 3) == 512.0

@@ -1,4 +1,4 @@
-"""A request's next steps: what is drawn at once is what a step-by-step reading of the same random numbers gives."""
+"""A request's next steps: steps drawn together equal single steps drawn from the same random numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aerie_lab.engine.step_sequence import draw_step_sequence
     cached=st.integers(1, 400),
     left=st.integers(1, 400),
 )
-def test_a_path_is_its_steps_one_by_one(seed: int, q: tuple[float, ...], cached: int, left: int) -> None:
+def test_a_path_equals_its_single_steps(seed: int, q: tuple[float, ...], cached: int, left: int) -> None:
     survival = np.multiply.accumulate(np.array(q))
     path = draw_step_sequence(np.random.default_rng(seed), survival, cached, left, 128)
     emitted, tokens = [], [cached]

@@ -1,4 +1,4 @@
-"""The traffic generator's own arithmetic and prompts; that it checks real answers is in test_server."""
+"""The traffic generator's own arithmetic and prompts; test_server tests it with real answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_percentiles_are_nearest_ranks() -> None:
     assert nearest_rank_percentile([], 50) == 0.0
 
 
-def test_a_report_counts_errors_and_leaves_them_out_of_the_latencies() -> None:
+def test_a_report_counts_errors_but_not_in_the_latencies() -> None:
     report = TrafficReport(
         10.0,
         [
@@ -51,7 +51,7 @@ def test_a_report_counts_errors_and_leaves_them_out_of_the_latencies() -> None:
     assert report.errors == {"timeout": 1}
 
 
-def test_prompts_of_one_session_begin_alike() -> None:
+def test_prompts_of_one_session_share_their_beginning() -> None:
     first = build_prompt(turn(1, 0.0, ("system", 20), ("session", 30)), 4.0)
     second = build_prompt(turn(2, 0.0, ("system", 20), ("session", 90)), 4.0)
     other = build_prompt(turn(3, 0.0, ("system", 20), ("another", 90)), 4.0)
@@ -61,7 +61,7 @@ def test_prompts_of_one_session_begin_alike() -> None:
     assert not other.startswith(first[:120])
 
 
-def test_an_open_loop_keeps_its_times(start: Start) -> None:
+def test_an_open_loop_sends_at_the_planned_times(start: Start) -> None:
     running = start()
     turns = [turn(number, 0.1 * number) for number in range(8)]
     began = time.monotonic()

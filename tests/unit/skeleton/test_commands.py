@@ -28,7 +28,7 @@ def check_readme() -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("readme", "makefile", "found"),
+    ("readme", "makefile", "messages"),
     [
         ("```\nmake demo\nmake test\n```\n", MAKEFILE, []),
         ("`make demo`, `make test` and `make test-unit`", MAKEFILE, []),
@@ -37,16 +37,18 @@ def check_readme() -> ModuleType:
         ("`make demo` and `make test`", "test: setup\n", ["names `make demo`, and the Makefile has no such target"]),
     ],
 )
-def test_readme_is_held_to_the_makefile(check_readme: ModuleType, readme: str, makefile: str, found: list[str]) -> None:
-    problems = check_readme.problems(readme, makefile)
-    assert len(problems) == len(found)
-    for problem, part in zip(problems, found, strict=True):
+def test_readme_names_the_targets_of_the_makefile(
+    check_readme: ModuleType, readme: str, makefile: str, messages: list[str]
+) -> None:
+    problems = check_readme.find_errors(readme, makefile)
+    assert len(problems) == len(messages)
+    for problem, part in zip(problems, messages, strict=True):
         assert part in problem
 
 
 @pytest.fixture
 def benchmarks(tmp_path: Path) -> Path:
-    """A copy of the runner with one benchmark of its own."""
+    """Return a copy of the runner with one benchmark of its own."""
     (tmp_path / "benchmarks").mkdir()
     for name in ("__init__.py", "__main__.py"):
         shutil.copy(ROOT / "benchmarks" / name, tmp_path / "benchmarks")
@@ -54,34 +56,34 @@ def benchmarks(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_benchmark(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "benchmarks", *arguments], cwd=folder, capture_output=True, text=True)
 
 
 def test_benchmark_ends_with_one_flat_json_object(benchmarks: Path) -> None:
-    done = bench(benchmarks, "small")
+    done = run_benchmark(benchmarks, "small")
     assert done.stdout.splitlines() == ["warming up", '{"wait_ms": 1.5}']
     assert not (benchmarks / "benchmarks/results").exists()
 
 
-def test_saved_figures_tell_where_they_are_from(benchmarks: Path) -> None:
-    bench(benchmarks, "small", "--save")
+def test_saved_results_name_their_origin(benchmarks: Path) -> None:
+    run_benchmark(benchmarks, "small", "--save")
     saved = json.loads((benchmarks / "benchmarks/results/small.json").read_text())
     assert saved["wait_ms"] == 1.5
     assert {"date", "machine", "commit"} < saved.keys()
     assert all(saved.values())
 
 
-@pytest.mark.parametrize(("name", "said"), [("", "no benchmark is named"), ("fast", "no benchmark is called 'fast'")])
-def test_unknown_benchmark_lists_the_known(benchmarks: Path, name: str, said: str) -> None:
-    done = bench(benchmarks, name)
+@pytest.mark.parametrize(("name", "message"), [("", "no benchmark is named"), ("fast", "no benchmark is called 'fast'")])
+def test_an_unknown_benchmark_lists_the_known_ones(benchmarks: Path, name: str, message: str) -> None:
+    done = run_benchmark(benchmarks, name)
     assert done.returncode == 2
-    assert done.stderr == f"bench: {said}: use make bench NAME=..., with one of: small.\n"
+    assert done.stderr == f"bench: {message}: use make bench NAME=..., with one of: small.\n"
 
 
 @pytest.fixture
-def tests(tmp_path: Path) -> Path:
-    """The folder of a project without tests, with this project's conftest.py (without the lab) and settings."""
+def tests_folder(tmp_path: Path) -> Path:
+    """Return the folder of a project without tests, with this project's conftest.py (without the lab) and settings."""
     conftest = (ROOT / "tests/conftest.py").read_text()
     folder = tmp_path / "tests"
     for tier in ("lab", "unit"):
@@ -94,22 +96,22 @@ def tests(tmp_path: Path) -> Path:
     return folder
 
 
-def run_pytest(tests: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(tests_folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, cwd=tests.parent, capture_output=True, text=True, env={**os.environ, **environment})
+    return subprocess.run(command, cwd=tests_folder.parent, capture_output=True, text=True, env={**os.environ, **environment})
 
 
 @pytest.mark.slow
-def test_test_outside_a_tier_is_an_error_and_quick_tiers_come_first(tests: Path) -> None:
-    (tests / "lab/test_cluster.py").write_text("def test_cluster(): pass\n")
-    (tests / "unit/test_pure.py").write_text("def test_pure(): pass\n")
+def test_a_test_outside_a_tier_fails_and_quick_tiers_run_first(tests_folder: Path) -> None:
+    (tests_folder / "lab/test_cluster.py").write_text("def test_cluster(): pass\n")
+    (tests_folder / "unit/test_pure.py").write_text("def test_pure(): pass\n")
 
-    found = [line for line in run_pytest(tests, "--collect-only").stdout.splitlines() if "::" in line]
-    assert found == ["tests/unit/test_pure.py::test_pure", "tests/lab/test_cluster.py::test_cluster"]
-    assert "test_cluster" not in run_pytest(tests, "--collect-only", "-m", "unit").stdout
+    test_ids = [line for line in run_pytest(tests_folder, "--collect-only").stdout.splitlines() if "::" in line]
+    assert test_ids == ["tests/unit/test_pure.py::test_pure", "tests/lab/test_cluster.py::test_cluster"]
+    assert "test_cluster" not in run_pytest(tests_folder, "--collect-only", "-m", "unit").stdout
 
-    (tests / "test_stray.py").write_text("def test_stray(): pass\n")
-    stray = run_pytest(tests, "--collect-only")
+    (tests_folder / "test_stray.py").write_text("def test_stray(): pass\n")
+    stray = run_pytest(tests_folder, "--collect-only")
     assert stray.returncode != 0
     assert "test_stray.py is in no tier: move it below one of tests/{unit,lab,vllm}." in stray.stderr
 
@@ -149,32 +151,35 @@ test_machine = Machine.TestCase
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("profile", "numbers", "machine", "steps"), [("quick", 10, 10, 15), ("full", 100, 40, 25)])
-def test_quick_profile_runs_few_examples(tests: Path, profile: str, numbers: int, machine: int, steps: int) -> None:
-    (tests / "unit/test_examples.py").write_text(EXAMPLES.replace("{most}", str(steps)))
-    done = run_pytest(tests, "-m", "not slow", HYPOTHESIS_PROFILE=profile)
+def test_quick_profile_runs_few_examples(tests_folder: Path, profile: str, numbers: int, machine: int, steps: int) -> None:
+    (tests_folder / "unit/test_examples.py").write_text(EXAMPLES.replace("{most}", str(steps)))
+    done = run_pytest(tests_folder, "-m", "not slow", HYPOTHESIS_PROFILE=profile)
     assert done.returncode == 0, done.stdout
-    assert len((tests.parent / "numbers").read_text()) == numbers
-    assert machine <= len((tests.parent / "machine").read_text()) <= machine + 1  # hypothesis also makes one to read its rules
-    assert not (tests.parent / "simulation").exists()
+    assert len((tests_folder.parent / "numbers").read_text()) == numbers
+    assert (
+        machine <= len((tests_folder.parent / "machine").read_text()) <= machine + 1
+    )  # hypothesis also creates one to read its rules
+    assert not (tests_folder.parent / "simulation").exists()
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_tests_and_write_no_golden_file(tests: Path) -> None:
+def test_two_processes_share_the_tests_and_write_no_golden_file(tests_folder: Path) -> None:
     for name in ("one", "two"):
-        (tests / f"unit/test_{name}.py").write_text("def test_text(messages): messages.check('greeting', 'hello')\n")
-    assert run_pytest(tests, "--update-messages").returncode == 0
-    assert (tests / "unit/messages/test_two.txt").read_text() == "## greeting\nhello\n"
-    together = run_pytest(tests, "--numprocesses=2", "--dist=loadfile")
+        (tests_folder / f"unit/test_{name}.py").write_text("def test_text(messages): messages.check('greeting', 'hello')\n")
+    assert run_pytest(tests_folder, "--update-messages").returncode == 0
+    assert (tests_folder / "unit/messages/test_two.txt").read_text() == "## greeting\nhello\n"
+    together = run_pytest(tests_folder, "--numprocesses=2", "--dist=loadfile")
     assert together.returncode == 0, together.stdout
     assert "2 passed" in together.stdout
-    refused = run_pytest(tests, "--numprocesses=2", "--update-messages")
+    refused = run_pytest(tests_folder, "--numprocesses=2", "--update-messages")
     assert refused.returncode == pytest.ExitCode.USAGE_ERROR
     assert "leave out -n" in refused.stderr
 
 
-@pytest.mark.parametrize(("arguments", "named"), [(("PKG=rollout",), {"rollout"}), ((), None)])
-def test_make_quick_runs_the_folders_of_unit_tests(arguments: tuple[str, ...], named: set[str] | None) -> None:
+@pytest.mark.parametrize(("arguments", "expected_folders"), [(("PKG=rollout",), {"rollout"}), ((), None)])
+def test_make_quick_runs_the_folders_of_unit_tests(arguments: tuple[str, ...], expected_folders: set[str] | None) -> None:
     done = subprocess.run(["make", "--dry-run", "quick-tests", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
     others = {"binaries", "drafter", "simulator", "__pycache__"}
     folders = {folder.name for folder in (ROOT / "tests/unit").iterdir() if folder.is_dir()} - others
-    assert {word.removeprefix("tests/unit/") for word in done.stdout.split() if word.startswith("tests/")} == (named or folders)
+    tested_paths = [argument for argument in done.stdout.split() if argument.startswith("tests/")]
+    assert {path.removeprefix("tests/unit/") for path in tested_paths} == (expected_folders or folders)

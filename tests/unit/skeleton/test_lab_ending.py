@@ -1,4 +1,4 @@
-"""A signal that ends a process with labs: they are taken down before, whatever the moment."""
+"""A signal that ends a process with labs: they are taken down first, whenever it arrives."""
 
 from __future__ import annotations
 
@@ -44,37 +44,37 @@ def run(body: str) -> tuple[int, list[str]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_the_latest_is_taken_down_first_and_the_process_ends_by_the_signal(number: signal.Signals) -> None:
+def test_labs_are_taken_down_newest_first_and_the_signal_ends_the_process(number: signal.Signals) -> None:
     assert run(BLOCKS % f"signal.raise_signal({int(number)})") == (-number, ["two is down", "one is down"])
 
 
-def test_without_a_signal_nothing_is_called_and_the_handlers_are_those_of_before() -> None:
+def test_without_a_signal_the_previous_handlers_are_restored() -> None:
     ends = "signal.raise_signal(signal.SIGTERM)"
     assert run(BLOCKS % "pass" + ends) == (-signal.SIGTERM, ["two is down", "between", "one is down", "after"])
 
 
-def test_a_second_signal_does_not_disturb() -> None:
+def test_a_second_signal_is_ignored() -> None:
     body = "DISTURBED = 'two'\n" + BLOCKS % "signal.raise_signal(signal.SIGHUP)"
     assert run(body) == (-signal.SIGHUP, ["two is down", "one is down"])
 
 
-def test_a_signal_while_one_is_taken_down_waits_and_then_takes_down_the_others() -> None:
+def test_a_signal_during_down_takes_down_the_other_labs_afterwards() -> None:
     body = "DISTURBED = 'three'\n" + BLOCKS % "down('three')"
     assert run(body) == (-signal.SIGTERM, ["three is down", "two is down", "one is down"])
 
 
-def test_one_that_fails_keeps_no_other_from_it() -> None:
+def test_a_failed_down_does_not_stop_the_others() -> None:
     body = "FAILS = 'two'\n" + BLOCKS % "signal.raise_signal(signal.SIGTERM)"
     assert run(body) == (-signal.SIGTERM, ["two is down", "one is down"])
 
 
-def test_a_forked_process_takes_nothing_down() -> None:
+def test_a_forked_process_takes_no_lab_down() -> None:
     fork = "say(os.waitpid(child, 0)[1]) if (child := os.fork()) else signal.raise_signal(signal.SIGTERM)"
     expected = [str(int(signal.SIGTERM)), "two is down", "between", "one is down", "after"]
     assert run(BLOCKS % fork) == (0, expected)
 
 
-def test_a_handler_of_the_program_stays() -> None:
+def test_a_signal_handler_of_the_program_is_kept() -> None:
     own = "signal.signal(signal.SIGTERM, lambda *_: say('own'))\n"
     expected = ["own", "two is down", "between", "one is down", "after"]
     assert run(own + BLOCKS % "signal.raise_signal(signal.SIGTERM)") == (0, expected)

@@ -1,4 +1,4 @@
-"""The two processes of `make test`: what is shown, and what becomes of a failure or an end from outside."""
+"""The two processes of `make test`: their output, failures and signals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ except KeyboardInterrupt:
     print('{0} tidied up')
     raise
 """
-"""A program that ends on Ctrl-C alone, and then puts things in order."""
+"""Source of a program that ends only on Ctrl-C, and then cleans up."""
 
 PARENT_OF_ONE = f"""
 import subprocess, sys
@@ -34,18 +34,18 @@ except KeyboardInterrupt:
     child.wait()
     raise
 """
-"""A program with a child process, as pytest has them with --numprocesses."""
+"""Source of a program with a child process, like pytest with --numprocesses."""
 
 
 def command(shown: str, beside: str) -> list[str]:
-    code = "import sys; from scripts.run_tests import side_by_side as run\n"
+    code = "import sys; from scripts.run_tests import run_side_by_side as run\n"
     code += "sys.exit(abs(run(*((sys.executable, '-c', code) for code in sys.argv[1:]), 'The others')))"
     return [sys.executable, "-c", code, shown, beside]
 
 
 @pytest.mark.parametrize(("shown", "beside", "status"), [(0, 0, 0), (1, 0, 1), (0, 5, 5), (1, 5, 1)])
-def test_both_run_and_the_second_is_told_in_one_piece(shown: int, beside: int, status: int) -> None:
-    codes = [f"import sys; print('{word}\\n' * 3, end=''); sys.exit({code})" for word, code in (("one", shown), ("two", beside))]
+def test_the_output_of_the_second_command_follows_at_the_end(shown: int, beside: int, status: int) -> None:
+    codes = [f"import sys; print('{line}\\n' * 3, end=''); sys.exit({code})" for line, code in (("one", shown), ("two", beside))]
     done = subprocess.run(command(*codes), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == status
     assert re.fullmatch(
@@ -62,7 +62,7 @@ def test_both_run_and_the_second_is_told_in_one_piece(shown: int, beside: int, s
 
 def test_the_tests_that_failed_are_named_last() -> None:
     summary = "FAILED tests/{0}.py::test_a - no\\nERROR tests/{0}.py::test_b\\n== 1 failed, 7 passed in 3 s =="
-    codes = [f"import sys; print('{summary.format(word)}\\n' + 'noise\\n' * 99); sys.exit(1)" for word in ("one", "two")]
+    codes = [f"import sys; print('{summary.format(module)}\\n' + 'noise\\n' * 99); sys.exit(1)" for module in ("one", "two")]
     done = subprocess.run(command(*codes), cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.endswith(
         "\nWhat ran first ended with status 1.\nFAILED tests/one.py::test_a - no\nERROR tests/one.py::test_b\n"
@@ -71,7 +71,7 @@ def test_the_tests_that_failed_are_named_last() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_end_from_outside_lets_both_put_things_in_order(number: int, tmp_path: Path) -> None:
+def test_a_signal_lets_both_commands_clean_up(number: int, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with out.open("wb") as output:
         running = subprocess.Popen(command(PARENT_OF_ONE, WAITS.format("two")), cwd=ROOT, stdout=output, stderr=output)

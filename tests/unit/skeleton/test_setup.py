@@ -1,4 +1,4 @@
-"""scripts/setup.py: what it says when it cannot go on, and that it repairs what an interrupted run has left.
+"""scripts/setup.py: its error messages, and that it repairs the remains of an interrupted run.
 
 The project that it sets up here is a small one: real pip and a real .venv, one package without dependencies, no network.
 """
@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# A build backend that hands out a ready wheel, so that installing the project needs nothing from outside.
+# A build backend that returns a prepared wheel, so that installing the project needs no network.
 BACKEND = """
 import shutil
 
@@ -27,7 +27,7 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
 
 
 def write_wheel(folder: Path, name: str) -> Path:
-    """A wheel with one empty module."""
+    """Write a wheel with one empty module."""
     wheel = folder / f"{name}-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(f"{name}.py", "")
@@ -39,7 +39,7 @@ def write_wheel(folder: Path, name: str) -> Path:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder with setup.py, a lock that names one wheel beside it, and a project without dependencies."""
+    """Return a folder with setup.py, a lock that names one wheel beside it, and a project without dependencies."""
     root = tmp_path / "project"
     (root / "scripts").mkdir(parents=True)
     (root / "requirements").mkdir()
@@ -57,7 +57,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def set_up(project: Path, path: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs setup.py, with the wheel beside the lock as the only registry."""
+    """Run setup.py, with the wheel beside the lock as the only registry."""
     registry = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(project / "requirements")}
     return subprocess.run(
         [sys.executable, str(project / "scripts/setup.py")],
@@ -67,8 +67,8 @@ def set_up(project: Path, path: str | None = None, **environment: str) -> subpro
     )
 
 
-def stand_in(folder: Path, script: str) -> str:
-    """A PATH on which python3 is the given shell script, and nothing else."""
+def replace_python(folder: Path, script: str) -> str:
+    """Return a PATH whose only program is python3, the given shell script."""
     folder.mkdir()
     (folder / "python3").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "python3").chmod(0o755)
@@ -76,10 +76,10 @@ def stand_in(folder: Path, script: str) -> str:
 
 
 @pytest.mark.slow
-def test_sets_up_once_and_repairs_what_was_interrupted(project: Path) -> None:
+def test_setup_runs_once_and_repairs_an_interrupted_run(project: Path) -> None:
     first = set_up(project)
     assert (first.returncode, first.stderr) == (0, "")
-    progress = "setup:   "  # "done in", and a sign of life where a step takes long
+    progress = "setup:   "  # "done in", and the progress of long steps
     assert [line.split(" (log")[0] for line in first.stdout.splitlines() if not line.startswith(progress)][1:] == [
         "setup: installing 1 pinned packages",
         "setup: installing aerie itself, editable",
@@ -96,13 +96,13 @@ def test_sets_up_once_and_repairs_what_was_interrupted(project: Path) -> None:
     (project / ".venv/.packages").unlink()
     (project / ".venv/.project").unlink()
     shutil.rmtree(project / ".venv/lib")
-    again = set_up(project, path=f"{project}/.venv/bin:{os.environ['PATH']}")
-    assert again.stdout.startswith("setup: removing .venv: it is unfinished")
+    second = set_up(project, path=f"{project}/.venv/bin:{os.environ['PATH']}")
+    assert second.stdout.startswith("setup: removing .venv: it is unfinished")
     subprocess.run([project / ".venv/bin/python", "-c", "import pinned, small"], check=True)
 
 
 @pytest.mark.slow
-def test_package_that_is_not_the_one_of_the_lock_is_refused(project: Path) -> None:
+def test_a_package_with_another_hash_than_the_lock_is_rejected(project: Path) -> None:
     lock = project / "requirements/dev.txt"
     lock.write_text(f"pinned==1.0 --hash=sha256:{'0' * 64}\n")
     done = set_up(project)
@@ -121,7 +121,7 @@ def test_no_network_is_one_sentence(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ('echo "3.9.2"', "python3 is 3.9.2: install one and put it on the PATH."),
         ("exit 127", "no python3 is on the PATH: install one"),
@@ -131,9 +131,9 @@ def test_no_network_is_one_sentence(project: Path) -> None:
         ),
     ],
 )
-def test_unfit_python_is_one_sentence(project: Path, tmp_path: Path, script: str, said: str) -> None:
-    done = set_up(project, path=stand_in(tmp_path / "bin", script))
+def test_an_unsuitable_python_is_one_sentence(project: Path, tmp_path: Path, script: str, message: str) -> None:
+    done = set_up(project, path=replace_python(tmp_path / "bin", script))
     assert done.returncode == 1
     assert done.stderr.startswith("setup: Aerie needs Python 3.11 or newer with the venv module, and ")
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1

@@ -1,4 +1,4 @@
-"""The check of the words in names, docstrings, comments and docs: what it reports, what it leaves, and the tree's own figures."""
+"""The check of the words in names, docstrings, comments and docs: what it reports, what it ignores, and the tree's own counts."""
 
 from __future__ import annotations
 
@@ -9,19 +9,6 @@ import pytest
 from scripts import check_words
 
 NOTHING_ALLOWED = dict.fromkeys(check_words.Kind, 0)
-PUBLIC_MODEL = '''"""Models."""
-
-
-class ResourceModel(BaseModel):
-    pass
-
-
-class Spec(ResourceModel):
-    """Settings that are in force."""
-
-    replicas: int = 1
-    """Pods that a person wants."""
-'''
 
 
 def write_module(root: Path, source: str, path: str = "rollout/pods.py") -> None:
@@ -36,7 +23,7 @@ def check(root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("source", "location", "word"),
+    ("source", "location", "expected"),
     [
         ("pods = 1\nfound = 2\n", "2", "found"),
         ("def _told(): ...\n", "1", "_told"),
@@ -58,14 +45,14 @@ def check(root: Path) -> list[str]:
         ("pods = 1\n# A rollout that is under\n# way waits.\n", "2", "under way"),
     ],
 )
-def test_each_kind_of_violation_is_reported_with_its_line(tmp_path: Path, source: str, location: str, word: str) -> None:
+def test_each_kind_of_violation_is_reported_with_its_line(tmp_path: Path, source: str, location: str, expected: str) -> None:
     write_module(tmp_path, source)
     (message,) = check(tmp_path)
-    assert message.startswith(f"operator/aerie/rollout/pods.py:{location}: `{word}` (")
+    assert message.startswith(f"operator/aerie/rollout/pods.py:{location}: `{expected}` (")
     assert "): write " in message
 
 
-def test_module_names_count(tmp_path: Path) -> None:
+def test_module_names_are_checked(tmp_path: Path) -> None:
     write_module(tmp_path, "", "rollout/leftovers.py")
     write_module(tmp_path, "", "rollout/lanes/__init__.py")
     assert [message.split(" (")[0] for message in check(tmp_path)] == [
@@ -85,24 +72,20 @@ def test_module_names_count(tmp_path: Path) -> None:
         "arms = pods = 1\n'''Without a docstring's place'''.strip()\n",
     ],
 )
-def test_uses_strings_and_code_do_not_count(tmp_path: Path, source: str) -> None:
+def test_uses_strings_and_code_are_not_checked(tmp_path: Path, source: str) -> None:
     write_module(tmp_path, source)
     assert check(tmp_path) == []
 
 
-def test_phrases_of_public_models_are_left_to_the_docs(tmp_path: Path) -> None:
-    write_module(tmp_path, PUBLIC_MODEL, "api/spec.py")
-    assert check(tmp_path) == []
-    write_module(tmp_path, PUBLIC_MODEL)
-    assert {message.split("`")[1] for message in check(tmp_path)} == {"in force", "a person"}
-
-
-def test_listed_pages_of_the_docs_are_checked_without_their_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "rollouts.md").write_text("# Rollouts\n\n```\nNothing is amiss.\n```\n\nThe canary is taken back.\n")
-    assert check(tmp_path) == []
-    monkeypatch.setattr(check_words, "DOCS", ("rollouts.md",))
-    (message,) = check(tmp_path)
-    assert message.startswith("rollouts.md:7: `taken back` (")
+def test_pages_of_the_docs_are_checked_without_their_code(tmp_path: Path) -> None:
+    for page in ("README.md", "docs/rollouts.md", "docs/decisions/0001.md"):
+        (tmp_path / page).parent.mkdir(exist_ok=True)
+        (tmp_path / page).write_text("# Rollouts\n\n```\nNothing is amiss.\n```\n\nThe canary is taken back.\n")
+    assert [message.split(" (")[0] for message in check(tmp_path)] == [
+        "README.md:7: `taken back`",
+        "docs/decisions/0001.md:7: `taken back`",
+        "docs/rollouts.md:7: `taken back`",
+    ]
 
 
 def test_allow_list_accepts_a_word_in_one_file(tmp_path: Path) -> None:
@@ -131,7 +114,7 @@ def test_allow_list_needs_reasons_and_is_kept_short(tmp_path: Path, line: str, p
     assert problem in message
 
 
-def test_maximum_is_the_figure_that_still_passes(tmp_path: Path) -> None:
+def test_counts_up_to_the_maximum_pass(tmp_path: Path) -> None:
     write_module(tmp_path, "found = 1\nseen = 2\n")
     messages, summary = check_words.check(tmp_path, NOTHING_ALLOWED | {check_words.Kind.VAGUE_NAME: 2})
     assert messages == []
@@ -148,5 +131,6 @@ def test_exit_status_and_output(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert output.out.startswith("words: ")
 
 
+@pytest.mark.slow  # `make quick` runs the script itself
 def test_tree_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert check_words.main() == 0, capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Broken metrics: nothing is done without evidence, the reason can be read, and nothing raises."""
+"""Invalid metrics: without evidence no setting changes, the decision has a reason, and nothing raises."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ POLICY = TuningPolicy(draws=50)
 SCHEDULE = Schedule((ScheduleTier(1, 8, 3), ScheduleTier(9, 64, 1)), 3)
 
 
-def situation(current: SpeculationSetting = K3, **changes: object) -> TuningContext:
+def make_context(current: SpeculationSetting = K3, **changes: object) -> TuningContext:
     own = TuningContext(EngineConfig(Version.parse("0.33.0"), is_moe=False), current, 7, 4, NOW)
     return replace(own, **changes)  # type: ignore[arg-type]
 
 
-def decided(found: TuningTelemetry, where: TuningContext) -> TuningDecision:
-    decision = decide_setting(found, where, POLICY, 1)
-    assert explain_decision(decision, found, where, POLICY)
+def decide(telemetry: TuningTelemetry, context: TuningContext) -> TuningDecision:
+    decision = decide_setting(telemetry, context, POLICY, 1)
+    assert explain_decision(decision, telemetry, context, POLICY)
     assert decision_to_json(decision)["reason"] == decision.reason
     return decision
 
@@ -42,68 +42,68 @@ def step(batch: float, tokens: float) -> float:
     return 8e-3 + 4e-4 * tokens + 1e-5 * batch * (tokens + 1)
 
 
-def healthy(setting: SpeculationSetting = K3, end: float = NOW) -> TuningTelemetry:
+def make_valid_telemetry(setting: SpeculationSetting = K3, end: float = NOW) -> TuningTelemetry:
     return telemetry([setting], step, spread(1, 60, 60), end=end)
 
 
-def test_a_k_that_was_changed_by_hand_is_no_evidence_and_is_said() -> None:
-    found = healthy(end=NOW - 2 * HOUR)
+def test_windows_of_a_manually_changed_k_are_excluded_and_reported() -> None:
+    telemetry = make_valid_telemetry(end=NOW - 2 * HOUR)
     for minute in range(119, -1, -1):
-        found.add(ReplicaWindow("3/0", NOW - 60.0 * minute, K3, window(Static(5), 8, 0.01)))
-    decision = decided(found, situation())
+        telemetry.add(ReplicaWindow("3/0", NOW - 60.0 * minute, K3, window(Static(5), 8, 0.01)))
+    decision = decide(telemetry, make_context())
     assert decision.action is TuningAction.INSUFFICIENT
     assert "the newest windows of K=3 ended 1.9 h ago" in decision.reason
     assert "120 of them because the engine is built for 5 draft tokens, and the setting is '3'" in decision.missing_data[-1]
 
 
 def test_lost_metrics_are_no_evidence() -> None:
-    decision = decided(healthy(end=NOW - 3 * HOUR), situation())
+    decision = decide(make_valid_telemetry(end=NOW - 3 * HOUR), make_context())
     assert decision.action is TuningAction.INSUFFICIENT
     assert "no traffic, no metrics" in decision.reason
 
 
 def test_several_api_servers_leave_the_batch_unknown() -> None:
-    found = TuningTelemetry(api_servers=2)
+    telemetry = TuningTelemetry(api_servers=2)
     for minute in range(120):
-        found.add(ReplicaWindow("a", NOW - 60.0 * minute, K3, window(K3, 8, 0.01)))
-    decision = decided(found, situation())
+        telemetry.add(ReplicaWindow("a", NOW - 60.0 * minute, K3, window(K3, 8, 0.01)))
+    decision = decide(telemetry, make_context())
     assert decision.action is TuningAction.INSUFFICIENT
     assert "--api-server-count=1" in decision.reason
 
 
-def test_off_without_any_window_is_not_even_explored() -> None:
-    decision = decided(TuningTelemetry(), situation(Off()))
+def test_off_without_windows_is_not_explored() -> None:
+    decision = decide(TuningTelemetry(), make_context(Off()))
     assert decision.action is TuningAction.INSUFFICIENT
     assert "no window of no speculation was counted" in decision.reason
 
 
 def test_data_parallel_engines_are_not_offered_a_schedule() -> None:
     engine = EngineConfig(Version.parse("0.33.0"), EngineArguments(data_parallel=4, api_server_count=1), is_moe=False)
-    decision = decided(healthy(), situation(engine=engine))
-    assert not any(isinstance(one.setting, Schedule) for one in decision.predictions)
-    assert any("data parallel size 4" in one.reason for one in decision.excluded_candidates)
+    decision = decide(make_valid_telemetry(), make_context(engine=engine))
+    assert not any(isinstance(prediction.setting, Schedule) for prediction in decision.predictions)
+    assert any("data parallel size 4" in candidate.reason for candidate in decision.excluded_candidates)
 
 
-def test_other_buckets_and_broken_counters_among_good_windows_are_left_out() -> None:
-    clean = healthy()
-    before = decided(clean, situation())
-    broken = healthy()
-    good = window(K3, 8, 0.01)
-    spoken = good.speculation
-    assert spoken is not None
-    odd = Histogram((0.3, math.inf), (5.0, 10.0), 2.0)
-    for one in (
-        replace(good, request_steps=math.nan),
-        replace(good, step_seconds=math.inf),
-        replace(good, iterations=-5.0),
-        replace(good, time_to_first_token=odd, time_per_output_token=odd),
-        replace(good, speculation=replace(spoken, accepted_per_position=(9e12, 1.0, 1.0))),
-        replace(good, speculation=replace(spoken, drafts=math.nan)),
-        replace(good, speculation=None),
+def test_other_buckets_and_invalid_counters_are_excluded() -> None:
+    clean = make_valid_telemetry()
+    before = decide(clean, make_context())
+    broken = make_valid_telemetry()
+    valid = window(K3, 8, 0.01)
+    speculation = valid.speculation
+    assert speculation is not None
+    other_buckets = Histogram((0.3, math.inf), (5.0, 10.0), 2.0)
+    for invalid in (
+        replace(valid, request_steps=math.nan),
+        replace(valid, step_seconds=math.inf),
+        replace(valid, iterations=-5.0),
+        replace(valid, time_to_first_token=other_buckets, time_per_output_token=other_buckets),
+        replace(valid, speculation=replace(speculation, accepted_per_position=(9e12, 1.0, 1.0))),
+        replace(valid, speculation=replace(speculation, drafts=math.nan)),
+        replace(valid, speculation=None),
     ):
-        broken.add(ReplicaWindow("3/0", NOW, K3, one))
+        broken.add(ReplicaWindow("3/0", NOW, K3, invalid))
     assert sum(broken.excluded_windows.values()) >= 6
-    after = decided(broken, situation())
+    after = decide(broken, make_context())
     assert after.action is before.action
     assert after.setting == before.setting
 
@@ -119,7 +119,9 @@ def counters(draw: st.DrawFn) -> Counters:
         return Histogram(EDGES, tuple(draw(st.lists(numbers, min_size=len(EDGES), max_size=len(EDGES)))), draw(numbers))
 
     positions = draw(st.lists(numbers, min_size=0, max_size=4))
-    spoken = SpeculationCounters(draw(numbers), draw(numbers), draw(numbers), tuple(positions)) if draw(st.booleans()) else None
+    speculation = (
+        SpeculationCounters(draw(numbers), draw(numbers), draw(numbers), tuple(positions)) if draw(st.booleans()) else None
+    )
     return Counters(
         generation_tokens=draw(numbers),
         prompt_tokens=draw(numbers),
@@ -135,7 +137,7 @@ def counters(draw: st.DrawFn) -> Counters:
         queue_seconds=draw(numbers),
         time_to_first_token=histogram(),
         time_per_output_token=histogram(),
-        speculation=spoken,
+        speculation=speculation,
     )
 
 
@@ -152,46 +154,48 @@ readings = st.builds(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(readings, max_size=60), st.sampled_from(SETTINGS), st.floats(0, 100), st.integers(0, 64))
-def test_garbage_never_raises_and_never_acts(
-    found: list[ReplicaWindow], current: SpeculationSetting, waiting: float, replicas: int
+def test_invalid_windows_never_raise_or_change_the_setting(
+    windows: list[ReplicaWindow], current: SpeculationSetting, waiting: float, replicas: int
 ) -> None:
-    kept = TuningTelemetry()
-    for one in found:
-        kept.add(one)
-    decision = decided(kept, situation(current, queued_requests=waiting, replicas=replicas))
-    if decision.action is not TuningAction.INSUFFICIENT:  # while off one may ask, and then only where the engines are heard of
+    telemetry = TuningTelemetry()
+    for replica_window in windows:
+        telemetry.add(replica_window)
+    decision = decide(telemetry, make_context(current, queued_requests=waiting, replicas=replicas))
+    if (
+        decision.action is not TuningAction.INSUFFICIENT
+    ):  # without speculation it may explore, and only with windows of the engines
         assert current == Off()
         assert decision.action is not TuningAction.CHANGE
-        assert any(block.setting == Off() for block in kept.blocks())
+        assert any(block.setting == Off() for block in telemetry.blocks())
     assert decision.reason
 
 
 @settings(max_examples=12, deadline=None)
 @given(st.lists(readings, min_size=1, max_size=20))
-def test_garbage_among_good_windows_never_raises(found: list[ReplicaWindow]) -> None:
-    kept = healthy()
-    for one in found:
-        kept.add(one)
-    decision = decided(kept, situation())
+def test_invalid_windows_among_valid_ones_never_raise(windows: list[ReplicaWindow]) -> None:
+    telemetry = make_valid_telemetry()
+    for replica_window in windows:
+        telemetry.add(replica_window)
+    decision = decide(telemetry, make_context())
     for prediction in decision.predictions:
         assert all(map(math.isfinite, prediction.gain))
 
 
-def alone(current: SpeculationSetting) -> TuningDecision:
-    """On two hours of nothing but this setting, whose steps take the same at every batch."""
-    found = TuningTelemetry()
+def decide_with_only(current: SpeculationSetting) -> TuningDecision:
+    """Decide after two hours with only this setting, whose steps take equally long at every batch."""
+    telemetry = TuningTelemetry()
     for minute in range(120):
-        found.add(ReplicaWindow("a", NOW - 60.0 * minute, current, window(current, 1 + minute % 60, 0.01)))
-    return decided(found, situation(current))
+        telemetry.add(ReplicaWindow("a", NOW - 60.0 * minute, current, window(current, 1 + minute % 60, 0.01)))
+    return decide(telemetry, make_context(current))
 
 
-def test_a_setting_whose_counters_tell_no_acceptance_is_left_as_it_is() -> None:
-    decision = alone(Adaptive(3))
+def test_a_setting_without_acceptance_counters_stays() -> None:
+    decision = decide_with_only(Adaptive(3))
     assert decision.action is TuningAction.INSUFFICIENT
     assert decision.missing_data
 
 
-def test_a_schedule_of_three_tiers_tells_enough_to_leave_it() -> None:
-    decision = alone(Schedule((ScheduleTier(1, 2, 3), ScheduleTier(3, 8, 2), ScheduleTier(9, 64, 1)), 3))
+def test_a_schedule_of_three_tiers_gives_enough_evidence() -> None:
+    decision = decide_with_only(Schedule((ScheduleTier(1, 2, 3), ScheduleTier(3, 8, 2), ScheduleTier(9, 64, 1)), 3))
     assert decision.action in (TuningAction.CHANGE, TuningAction.EXPLORE), "whether one canary first teaches more is a near thing"
     assert decision.reason.startswith("K=2 is"), "steps cost the same, and two are surely accepted"

@@ -1,4 +1,4 @@
-"""Which settings an engine may have, and that each other one is named with its reason."""
+"""Which settings an engine supports, and the reason for each one that is excluded."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ HEAVY = [(4.0, 0.5), (128.0, 0.5)]
 NEWEST = Version.parse("0.33.0")
 
 
-def why(found: Candidates, setting: str) -> str:
-    return next(one.reason for one in found.excluded if one.label.startswith(setting))
+def exclusion_reason(candidates: Candidates, setting: str) -> str:
+    return next(row.reason for row in candidates.excluded if row.label.startswith(setting))
 
 
-def test_the_newest_release_may_have_everything() -> None:
-    found = build_candidates(EngineConfig(NEWEST), 3, HEAVY)
-    assert found.fixed_settings == (Off(), Static(1), Static(2), Static(3))
-    assert found.supports_schedules
-    assert found.adaptive_settings == (Adaptive(3),)
-    assert not found.excluded
+def test_the_newest_release_supports_every_setting() -> None:
+    candidates = build_candidates(EngineConfig(NEWEST), 3, HEAVY)
+    assert candidates.fixed_settings == (Off(), Static(1), Static(2), Static(3))
+    assert candidates.supports_schedules
+    assert candidates.adaptive_settings == (Adaptive(3),)
+    assert not candidates.excluded
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,13 @@ def test_the_newest_release_may_have_everything() -> None:
         (EngineConfig(NEWEST, method="medusa"), "medusa"),
     ],
 )
-def test_schedules_need_the_engine_for_it(engine: EngineConfig, reason: str) -> None:
-    found = build_candidates(engine, 3, LIGHT)
-    assert not found.supports_schedules
-    assert reason in why(found, "schedules")
+def test_schedules_need_a_supporting_engine(engine: EngineConfig, reason: str) -> None:
+    candidates = build_candidates(engine, 3, LIGHT)
+    assert not candidates.supports_schedules
+    assert reason in exclusion_reason(candidates, "schedules")
 
 
-def test_a_dense_target_runs_schedules_from_the_release_on_that_runs_it_on_v2() -> None:
+def test_a_dense_target_supports_schedules_with_model_runner_v2() -> None:
     assert build_candidates(EngineConfig(Version.parse("0.26.0"), is_moe=False), 3, LIGHT).supports_schedules
     assert not build_candidates(EngineConfig(Version.parse("0.26.0"), is_moe=True), 3, LIGHT).supports_schedules
 
@@ -55,10 +55,10 @@ def test_a_dense_target_runs_schedules_from_the_release_on_that_runs_it_on_v2() 
         (EngineConfig(Version.parse("0.29.0")), "use vLLM 0.30.0"),
     ],
 )
-def test_adaptive_verification_needs_the_engine_for_it(engine: EngineConfig, reason: str) -> None:
-    found = build_candidates(engine, 3, LIGHT)
-    assert not found.adaptive_settings
-    assert reason in why(found, "adaptive")
+def test_adaptive_verification_needs_a_supporting_engine(engine: EngineConfig, reason: str) -> None:
+    candidates = build_candidates(engine, 3, LIGHT)
+    assert not candidates.adaptive_settings
+    assert reason in exclusion_reason(candidates, "adaptive")
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_the_largest_captured_graph(engine: EngineConfig, captured: int | None) 
 
 
 def test_no_step_of_a_candidate_runs_without_a_graph() -> None:
-    found = build_candidates(EngineConfig(Version.parse("0.28.0"), is_moe=False), 5, HEAVY)
-    assert found.fixed_settings == (Off(), Static(1), Static(2), Static(3))
-    assert "50 % of the steps would verify more than the 512 tokens" in why(found, "K=4")
+    candidates = build_candidates(EngineConfig(Version.parse("0.28.0"), is_moe=False), 5, HEAVY)
+    assert candidates.fixed_settings == (Off(), Static(1), Static(2), Static(3))
+    assert "50 % of the steps would verify more than the 512 tokens" in exclusion_reason(candidates, "K=4")
 
 
-def test_a_batch_that_hardly_ever_comes_rules_nothing_out() -> None:
+def test_a_rare_batch_excludes_nothing() -> None:
     rare = [(4.0, 0.995), (128.0, 0.005)]
     assert Static(5) in build_candidates(EngineConfig(Version.parse("0.28.0")), 5, rare).fixed_settings

@@ -1,4 +1,4 @@
-"""`aerie tune explain`: what it says of a resource, and of one that cannot be read."""
+"""`aerie tune explain`: its output for a resource, and for one that cannot be read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aerie.tuning.recommendation import Recommendation
 from tests.golden import Messages
 
 NOW = datetime(2026, 11, 2, tzinfo=UTC)
-KEPT = TuningRecord(NOW.timestamp() - 600, "f", "packed", "{}", "HOLD\nK=3 stays: nothing else is surely better.\n")
+RECORD = TuningRecord(NOW.timestamp() - 600, "f", "packed", "{}", "HOLD\nK=3 stays: nothing else is surely better.\n")
 K3, K5 = {"mode": "Static", "numSpeculativeTokens": 3}, {"mode": "Static", "numSpeculativeTokens": 5}
 TRIAL = {
     "fromSetting": K3,
@@ -49,23 +49,23 @@ def document(mode: str = "Auto", **speculation: Any) -> dict[str, Any]:
     }
 
 
-def told(mode: str = "Auto", kept: TuningRecord | None = KEPT, **speculation: Any) -> str:
-    return "\n".join(render_explanation(SpeculativeDeployment.from_dict(document(mode, **speculation)), kept, NOW))
+def explain(mode: str = "Auto", record: TuningRecord | None = RECORD, **speculation: Any) -> str:
+    return "\n".join(render_explanation(SpeculativeDeployment.from_dict(document(mode, **speculation)), record, NOW))
 
 
-def test_a_person_gets_what_is_in_force_what_was_tried_and_the_last_decision(messages: Messages) -> None:
+def test_text_has_the_settings_the_trials_and_the_last_decision(messages: Messages) -> None:
     applied = {"setting": K5, "revision": "r2", "specRevision": "r1"}
-    text = told(current=K5, applied=applied, trials=[TRIAL], savings=SAVINGS, message="K=5 is better.")
+    text = explain(current=K5, applied=applied, trials=[TRIAL], savings=SAVINGS, message="K=5 is better.")
     messages.check("settings, trials and the last decision", text)
 
 
-def test_before_anything_was_decided_it_says_what_is_waited_for(messages: Messages) -> None:
-    text = told(kept=None)
+def test_text_before_a_decision_has_what_is_pending(messages: Messages) -> None:
+    text = explain(record=None)
     messages.check("no decision yet", text)
-    messages.check("tuning is off", told("Off", None))
+    messages.check("tuning is off", explain("Off", None))
 
 
-class Reads(Cluster):
+class FakeCluster(Cluster):
     objects: dict[tuple[str, str, str], ObjectDict] = {}  # noqa: RUF012
 
     def __init__(self) -> None:
@@ -78,17 +78,17 @@ class Reads(Cluster):
         pass
 
 
-async def _connected(*_: object, **__: object) -> Cluster:
-    return Reads()
+async def _connect(*_: object, **__: object) -> Cluster:
+    return FakeCluster()
 
 
 def test_the_command_reads_the_resource_and_its_own_config_map(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Cluster, "connect", _connected)
-    config_map: ObjectDict = {"metadata": {"ownerReferences": [{"uid": "u1"}]}, "data": KEPT.to_data()}
+    monkeypatch.setattr(Cluster, "connect", _connect)
+    config_map: ObjectDict = {"metadata": {"ownerReferences": [{"uid": "u1"}]}, "data": RECORD.to_data()}
     objects = {("SpeculativeDeployment", "ns", "chat"): document(), ("ConfigMap", "ns", "chat-aerie-tuning"): config_map}
-    monkeypatch.setattr(Reads, "objects", objects)
+    monkeypatch.setattr(FakeCluster, "objects", objects)
     assert run_command_line(["tune", "explain", "chat", "-n", "ns"]) == 0
     assert "K=3 stays: nothing else is surely better." in capsys.readouterr().out
     config_map["metadata"]["ownerReferences"] = [{"uid": "another"}]
@@ -98,7 +98,7 @@ def test_the_command_reads_the_resource_and_its_own_config_map(
     assert "SpeculativeDeployment ns/other" in capsys.readouterr().err
 
 
-ADVICE = Recommendation(
+RECOMMENDATION = Recommendation(
     "r1",
     NOW.timestamp() - 600,
     "Change",
@@ -108,7 +108,7 @@ ADVICE = Recommendation(
 )
 
 
-def test_a_program_gets_the_same_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_same_content(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     tuned = {
         "type": "SpeculationTuned",
         "status": "True",
@@ -116,15 +116,15 @@ def test_a_program_gets_the_same_as_json(monkeypatch: pytest.MonkeyPatch, capsys
         "message": "Yes.",
         "lastTransitionTime": "2026-11-01T12:00:00.000Z",
     }
-    found = document(trials=[TRIAL], savings=SAVINGS)
-    found["status"]["conditions"] = [tuned, {**tuned, "type": "Ready"}]
-    kept = replace(KEPT, recommendation=json.dumps(ADVICE.to_dict()))
-    config_map: ObjectDict = {"metadata": {"ownerReferences": [{"uid": "u1"}]}, "data": kept.to_data()}
-    objects = {("SpeculativeDeployment", "ns", "chat"): found, ("ConfigMap", "ns", "chat-aerie-tuning"): config_map}
-    monkeypatch.setattr(Cluster, "connect", _connected)
-    monkeypatch.setattr(Reads, "objects", objects)
+    resource = document(trials=[TRIAL], savings=SAVINGS)
+    resource["status"]["conditions"] = [tuned, {**tuned, "type": "Ready"}]
+    record = replace(RECORD, recommendation=json.dumps(RECOMMENDATION.to_dict()))
+    config_map: ObjectDict = {"metadata": {"ownerReferences": [{"uid": "u1"}]}, "data": record.to_data()}
+    objects = {("SpeculativeDeployment", "ns", "chat"): resource, ("ConfigMap", "ns", "chat-aerie-tuning"): config_map}
+    monkeypatch.setattr(Cluster, "connect", _connect)
+    monkeypatch.setattr(FakeCluster, "objects", objects)
 
-    def explained() -> Any:
+    def explain_as_json() -> Any:
         assert run_command_line(["tune", "explain", "chat", "-n", "ns", "-o", "json"]) == 0
         return json.loads(capsys.readouterr().out)
 
@@ -132,7 +132,7 @@ def test_a_program_gets_the_same_as_json(monkeypatch: pytest.MonkeyPatch, capsys
         {"minBatchSize": 1, "maxBatchSize": 8, "numSpeculativeTokens": 5},
         {"minBatchSize": 9, "maxBatchSize": 512, "numSpeculativeTokens": 3},
     ]
-    assert explained() == {
+    assert explain_as_json() == {
         "namespace": "default",
         "name": "chat",
         "mode": "Auto",
@@ -146,20 +146,20 @@ def test_a_program_gets_the_same_as_json(monkeypatch: pytest.MonkeyPatch, capsys
             "setting": {"mode": "Schedule", "numSpeculativeTokens": 5, "schedule": schedule},
             "predicted": {"estimate": 0.08, "lower": 0.04, "upper": 0.12},
             "reason": "Faster.",
-            "explanation": KEPT.explanation,
+            "explanation": RECORD.explanation,
         },
     }
-    config_map["data"] = replace(kept, recommendation="[").to_data()
-    decision = explained()["decision"]
+    config_map["data"] = replace(record, recommendation="[").to_data()
+    decision = explain_as_json()["decision"]
     assert [decision[key] for key in ("revision", "action", "setting", "predicted", "reason")] == [None] * 5
-    assert decision["explanation"] == KEPT.explanation
+    assert decision["explanation"] == RECORD.explanation
     objects[("SpeculativeDeployment", "ns", "chat")] = document("Off")
     config_map["data"] = {}
-    found = explained()
-    assert [found[key] for key in ("mode", "speculation", "condition", "decision")] == ["Off", None, None, None]
+    explanation = explain_as_json()
+    assert [explanation[key] for key in ("mode", "speculation", "condition", "decision")] == ["Off", None, None, None]
 
 
-def test_without_a_cluster_it_says_what_to_set(
+def test_without_a_cluster_the_error_names_the_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))

@@ -1,4 +1,4 @@
-"""Decisions: evidence first, thresholds, objectives, cooldowns, exploring, and turning speculation off."""
+"""Decisions: evidence, thresholds, objectives, cooldowns, explorations, and turning speculation off."""
 
 from __future__ import annotations
 
@@ -20,59 +20,63 @@ from aerie.tuning.telemetry import HOUR, TuningTelemetry
 from tests.unit.tuning.windows import K3, spread, telemetry
 
 ENGINE = EngineConfig(Version.parse("0.33.0"), EngineArguments(data_parallel=2, api_server_count=1), is_moe=False)
-"""Data parallel, so that fixed settings are all there is."""
+"""A data-parallel engine, which supports only fixed settings."""
 GOOD = (0.9, 0.88, 0.88, 0.88, 0.88, 0.88, 0.88)
 BAD = (0.25, 0.2, 0.2)
 SURE = TuningPolicy(min_probability_better=0.99)
-"""So that what is likely is not yet enough for a change."""
+"""A policy that needs more evidence for a change."""
 
 
-def cheap(batch: float, tokens: float) -> float:
-    """Steps that hardly care how much they verify."""
+def cheap_steps(batch: float, tokens: float) -> float:
+    """Return the seconds of a step that hardly depend on the number of verified tokens."""
     return 8e-3 + 4e-4 * tokens + 2e-6 * batch * (tokens + 1)
 
 
-def dear(batch: float, tokens: float) -> float:
-    """Steps for which every token counts."""
+def expensive_steps(batch: float, tokens: float) -> float:
+    """Return the seconds of a step that depend on every verified token."""
     return 4e-3 + 1e-3 * tokens + 1.5e-4 * batch * (tokens + 1)
 
 
-def situation(current: SpeculationSetting, **changes: object) -> TuningContext:
+def make_context(current: SpeculationSetting, **changes: object) -> TuningContext:
     own = TuningContext(ENGINE, current, 7, 4, 100 * HOUR)
     return replace(own, **changes)  # type: ignore[arg-type]
 
 
-def decided(found: TuningTelemetry, where: TuningContext, policy: TuningPolicy | None = None, seed: int = 1) -> TuningDecision:
-    return decide_setting(found, where, policy or TuningPolicy(), seed)
+def decide(
+    telemetry: TuningTelemetry, context: TuningContext, policy: TuningPolicy | None = None, seed: int = 1
+) -> TuningDecision:
+    return decide_setting(telemetry, context, policy or TuningPolicy(), seed)
 
 
 @pytest.fixture(scope="module")
 def better_with_more() -> TuningTelemetry:
-    """K = 3 with a canary at 7, on an engine for which 7 is far better."""
-    return telemetry([K3, Static(7)], cheap, spread(1, 60, 60), GOOD)
+    """Telemetry of K = 3 with a canary at 7, on an engine for which 7 is far better."""
+    return telemetry([K3, Static(7)], cheap_steps, spread(1, 60, 60), GOOD)
 
 
-def test_without_evidence_nothing_is_done_and_what_is_missing_is_said() -> None:
-    found = decided(TuningTelemetry(), situation(K3))
-    assert found.action is TuningAction.INSUFFICIENT
-    assert found.setting is None
-    assert "0 windows measure the cost of a step" in found.reason
-    assert "acceptance was counted in 0 blocks" in found.reason
-    assert len(found.missing_data) == 3
+def test_without_evidence_the_decision_lists_the_missing_data() -> None:
+    decision = decide(TuningTelemetry(), make_context(K3))
+    assert decision.action is TuningAction.INSUFFICIENT
+    assert decision.setting is None
+    assert "0 windows measure the cost of a step" in decision.reason
+    assert "acceptance was counted in 0 blocks" in decision.reason
+    assert len(decision.missing_data) == 3
 
 
-def test_a_setting_that_is_surely_better_is_proposed(better_with_more: TuningTelemetry) -> None:
-    found = decided(better_with_more, situation(K3))
-    assert (found.action, found.setting) == (TuningAction.CHANGE, Static(7))
-    best = found.predictions[0]
+def test_a_significantly_better_setting_is_proposed(better_with_more: TuningTelemetry) -> None:
+    decision = decide(better_with_more, make_context(K3))
+    assert (decision.action, decision.setting) == (TuningAction.CHANGE, Static(7))
+    best = decision.predictions[0]
     assert best.setting == Static(7)
     assert best.gain[0] < best.gain[1] < best.gain[2] < best.gain[3]
     assert best.gain[1] > TuningPolicy().required_median_gain()
-    truths = [cheap(b, 3) / (1 + sum_of(3)) / (cheap(b, 7) / (1 + sum_of(7))) - 1 for b in (1, 60)]
+    truths = [
+        cheap_steps(b, 3) / (1 + expected_accepted(3)) / (cheap_steps(b, 7) / (1 + expected_accepted(7))) - 1 for b in (1, 60)
+    ]
     assert min(truths) - 0.03 < best.gain[2] < max(truths) + 0.03
 
 
-def sum_of(tokens: int, conditionals: Sequence[float] = GOOD) -> float:
+def expected_accepted(tokens: int, conditionals: Sequence[float] = GOOD) -> float:
     survival, total = 1.0, 0.0
     for q in conditionals[:tokens]:
         survival *= q
@@ -81,15 +85,15 @@ def sum_of(tokens: int, conditionals: Sequence[float] = GOOD) -> float:
 
 
 def test_the_best_setting_stays(better_with_more: TuningTelemetry) -> None:
-    found = decided(better_with_more, situation(Static(7)))
-    assert found.action is TuningAction.HOLD
-    assert all(one.rejection_reason for one in found.predictions if one.setting != Static(7))
+    decision = decide(better_with_more, make_context(Static(7)))
+    assert decision.action is TuningAction.HOLD
+    assert all(prediction.rejection_reason for prediction in decision.predictions if prediction.setting != Static(7))
 
 
 def test_the_same_seed_gives_the_same_decision(better_with_more: TuningTelemetry) -> None:
-    first, again = (decided(better_with_more, situation(K3), seed=5) for _ in range(2))
-    assert first.predictions == again.predictions
-    assert first.reason == again.reason
+    first, second = (decide(better_with_more, make_context(K3), seed=5) for _ in range(2))
+    assert first.predictions == second.predictions
+    assert first.reason == second.reason
 
 
 @pytest.mark.parametrize(
@@ -100,75 +104,75 @@ def test_the_same_seed_gives_the_same_decision(better_with_more: TuningTelemetry
         (TrialHistory(inconclusive_at=99 * HOUR), "a trial was inconclusive 1.0 h ago; the next change is possible in 5.0 h"),
     ],
 )
-def test_a_cooldown_holds_back_what_is_better(better_with_more: TuningTelemetry, history: TrialHistory, what: str) -> None:
-    found = decided(better_with_more, situation(K3, history=history))
-    assert found.action is TuningAction.HOLD
-    assert found.setting == Static(7)
-    assert what in found.reason
+def test_a_cooldown_delays_a_better_setting(better_with_more: TuningTelemetry, history: TrialHistory, what: str) -> None:
+    decision = decide(better_with_more, make_context(K3, history=history))
+    assert decision.action is TuningAction.HOLD
+    assert decision.setting == Static(7)
+    assert what in decision.reason
 
 
-def test_a_setting_that_breaks_an_objective_is_not_proposed(better_with_more: TuningTelemetry) -> None:
-    first = decided(better_with_more, situation(K3)).predictions
-    limit = next(one for one in first if one.setting == Static(7)).latencies.time_per_output_token
-    tight = situation(K3, objectives=LatencyObjectives(time_per_output_token=0.5 * limit[0]))
-    found = decided(better_with_more, tight)
-    assert found.action is TuningAction.HOLD
-    assert all(one.latencies.probability_met < 0.95 for one in found.predictions)
+def test_a_setting_that_misses_an_objective_is_not_proposed(better_with_more: TuningTelemetry) -> None:
+    predictions = decide(better_with_more, make_context(K3)).predictions
+    limit = next(prediction for prediction in predictions if prediction.setting == Static(7)).latencies.time_per_output_token
+    tight = make_context(K3, objectives=LatencyObjectives(time_per_output_token=0.5 * limit[0]))
+    decision = decide(better_with_more, tight)
+    assert decision.action is TuningAction.HOLD
+    assert all(prediction.latencies.probability_met < 0.95 for prediction in decision.predictions)
     assert (
         "the objectives are met with a probability of"
-        in next(one for one in found.predictions if one.setting == Static(7)).rejection_reason
+        in next(prediction for prediction in decision.predictions if prediction.setting == Static(7)).rejection_reason
     )
 
 
-def test_speculation_that_loses_is_turned_off() -> None:
-    found = decided(telemetry([K3, Static(1)], dear, spread(4, 100, 60), BAD), situation(K3))
-    assert (found.action, found.setting) == (TuningAction.CHANGE, Off())
-    assert "speculation is slower" in found.reason
+def test_slower_speculation_is_turned_off() -> None:
+    decision = decide(telemetry([K3, Static(1)], expensive_steps, spread(4, 100, 60), BAD), make_context(K3))
+    assert (decision.action, decision.setting) == (TuningAction.CHANGE, Off())
+    assert "speculation is slower" in decision.reason
 
 
-def test_an_unproven_gain_is_explored_where_it_is_worth_a_canary() -> None:
-    found = decided(telemetry([K3], cheap, spread(1, 60, 60), GOOD), situation(K3), SURE)
-    assert found.action is TuningAction.EXPLORE
-    assert isinstance(found.setting, Static)
-    assert found.setting.tokens > 3
-    assert found.exploration_value > found.exploration_cost > 0
+def test_an_unproven_gain_is_explored_if_it_is_worth_a_canary() -> None:
+    decision = decide(telemetry([K3], cheap_steps, spread(1, 60, 60), GOOD), make_context(K3), SURE)
+    assert decision.action is TuningAction.EXPLORE
+    assert isinstance(decision.setting, Static)
+    assert decision.setting.tokens > 3
+    assert decision.exploration_value > decision.exploration_cost > 0
 
 
-def test_a_canary_explores_at_the_batches_that_were_seen_and_keeps_the_current_setting_beyond_them() -> None:
-    data = telemetry([K3], cheap, spread(1, 60, 60), GOOD)
-    found = decided(data, situation(K3, engine=SCHEDULING), SURE)
-    assert found.action is TuningAction.EXPLORE
-    assert isinstance(found.setting, Schedule)
-    seen, beyond = found.setting.tiers
-    assert seen.first == 1
-    assert 55 < seen.last < 70, "the largest batch that was seen"
-    assert seen.tokens > 3
-    assert beyond.tokens == 3
-    assert f"An exploration canary with {describe_setting(found.setting)} " in found.reason
+def test_an_exploration_keeps_the_current_setting_beyond_known_batches() -> None:
+    data = telemetry([K3], cheap_steps, spread(1, 60, 60), GOOD)
+    decision = decide(data, make_context(K3, engine=SCHEDULE_ENGINE), SURE)
+    assert decision.action is TuningAction.EXPLORE
+    assert isinstance(decision.setting, Schedule)
+    known_tier, outer_tier = decision.setting.tiers
+    assert known_tier.first == 1
+    assert 55 < known_tier.last < 70, "the largest batch that was seen"
+    assert known_tier.tokens > 3
+    assert outer_tier.tokens == 3
+    assert f"An exploration canary with {describe_setting(decision.setting)} " in decision.reason
 
-    # What it has shown is known: another number of tokens is explored next, if any.
-    more = telemetry([K3, found.setting], cheap, spread(1, 60, 60), GOOD)
-    again = decided(
+    # Its number of tokens is measured: another one is explored next, if any.
+    more = telemetry([K3, decision.setting], cheap_steps, spread(1, 60, 60), GOOD)
+    next_decision = decide(
         more,
-        situation(K3, engine=SCHEDULING, explored_setting=None),
+        make_context(K3, engine=SCHEDULE_ENGINE, explored_setting=None),
         replace(SURE, min_probability_better=0.9999999, min_gain=10.0),
     )
-    assert again.setting is None or max_speculative_tokens(again.setting) != seen.tokens
+    assert next_decision.setting is None or max_speculative_tokens(next_decision.setting) != known_tier.tokens
 
 
-def test_after_a_schedule_that_never_served_none_explores_and_the_same_tokens_are_left_alone() -> None:
-    data = telemetry([K3], cheap, spread(1, 60, 60), GOOD)
-    first = decided(data, situation(K3, engine=SCHEDULING), SURE).setting
+def test_a_failed_schedule_excludes_schedules_and_its_tokens() -> None:
+    data = telemetry([K3], cheap_steps, spread(1, 60, 60), GOOD)
+    first = decide(data, make_context(K3, engine=SCHEDULE_ENGINE), SURE).setting
     assert isinstance(first, Schedule)
     crashed = FailedTrial(first, 101 * HOUR, 99 * HOUR, was_compared=False)
-    found = decided(data, situation(K3, engine=SCHEDULING, failed_trials=(crashed,)), SURE)
-    assert found.action is TuningAction.EXPLORE
-    assert isinstance(found.setting, Static)
-    assert found.setting.tokens != max_speculative_tokens(first)
+    decision = decide(data, make_context(K3, engine=SCHEDULE_ENGINE, failed_trials=(crashed,)), SURE)
+    assert decision.action is TuningAction.EXPLORE
+    assert isinstance(decision.setting, Static)
+    assert decision.setting.tokens != max_speculative_tokens(first)
     slower = replace(crashed, was_compared=True, trial_started_at=100 * HOUR)
-    found = decided(data, situation(K3, engine=SCHEDULING, failed_trials=(slower,)), SURE)
-    assert isinstance(found.setting, Schedule)
-    assert max_speculative_tokens(found.setting) != max_speculative_tokens(first)
+    decision = decide(data, make_context(K3, engine=SCHEDULE_ENGINE, failed_trials=(slower,)), SURE)
+    assert isinstance(decision.setting, Schedule)
+    assert max_speculative_tokens(decision.setting) != max_speculative_tokens(first)
 
 
 @pytest.mark.parametrize(
@@ -180,74 +184,74 @@ def test_after_a_schedule_that_never_served_none_explores_and_the_same_tokens_ar
         ({"objectives": LatencyObjectives(time_per_output_token=0.0036)}, "too close to its objective"),
     ],
 )
-def test_nothing_is_explored_at_the_users_cost(changes: dict[str, object], reason: str) -> None:
-    data = telemetry([K3], cheap, spread(1, 60, 60), GOOD)
-    found = decided(data, situation(K3, **changes), replace(SURE, urgent_exploration_value=1.0))
-    assert found.action is TuningAction.HOLD
-    assert reason in found.reason
+def test_no_exploration_at_the_cost_of_users(changes: dict[str, object], reason: str) -> None:
+    data = telemetry([K3], cheap_steps, spread(1, 60, 60), GOOD)
+    decision = decide(data, make_context(K3, **changes), replace(SURE, urgent_exploration_value=1.0))
+    assert decision.action is TuningAction.HOLD
+    assert reason in decision.reason
 
 
-def test_what_is_worth_far_more_than_the_wait_is_explored_though_requests_wait() -> None:
-    data = telemetry([K3], cheap, spread(1, 60, 60), GOOD)
-    found = decided(data, situation(K3, queued_requests=7.0), SURE)
-    assert found.action is TuningAction.EXPLORE
-    assert found.exploration_value - found.exploration_cost > SURE.urgent_exploration_value
-    assert decided(data, situation(K3, queued_requests=7.0, replicas=2), SURE).action is TuningAction.HOLD
+def test_a_valuable_exploration_is_made_despite_queued_requests() -> None:
+    data = telemetry([K3], cheap_steps, spread(1, 60, 60), GOOD)
+    decision = decide(data, make_context(K3, queued_requests=7.0), SURE)
+    assert decision.action is TuningAction.EXPLORE
+    assert decision.exploration_value - decision.exploration_cost > SURE.urgent_exploration_value
+    assert decide(data, make_context(K3, queued_requests=7.0, replicas=2), SURE).action is TuningAction.HOLD
 
 
-def test_a_request_each_may_wait_for_the_next_step() -> None:
-    data = telemetry([K3], cheap, spread(1, 60, 60), GOOD)
+def test_one_queued_request_per_replica_allows_an_exploration() -> None:
+    data = telemetry([K3], cheap_steps, spread(1, 60, 60), GOOD)
     busy, usual = (
-        decided(data, situation(K3, queued_requests=waiting), replace(SURE, urgent_exploration_value=1.0)).action
+        decide(data, make_context(K3, queued_requests=waiting), replace(SURE, urgent_exploration_value=1.0)).action
         for waiting in (5.0, 4.0)
     )
     assert (busy, usual) == (TuningAction.HOLD, TuningAction.EXPLORE)
 
 
-def test_a_canary_that_explores_is_kept_where_its_setting_is_likely_to_be_better() -> None:
-    data = telemetry([K3, Static(7)], cheap, spread(1, 60, 60), GOOD)
+def test_an_exploration_continues_as_a_trial_if_likely_better() -> None:
+    data = telemetry([K3, Static(7)], cheap_steps, spread(1, 60, 60), GOOD)
     strict = TuningPolicy(min_probability_better=0.9999999, min_gain=10.0)
-    assert decided(data, situation(K3), strict).action is not TuningAction.CHANGE
-    found = decided(data, situation(K3, explored_setting=Static(7)), strict)
-    assert (found.action, found.setting) == (TuningAction.CHANGE, Static(7))
-    assert "Its exploration canary continues as a trial" in found.reason
-    other = decided(data, situation(K3, explored_setting=Static(2)), strict)
+    assert decide(data, make_context(K3), strict).action is not TuningAction.CHANGE
+    decision = decide(data, make_context(K3, explored_setting=Static(7)), strict)
+    assert (decision.action, decision.setting) == (TuningAction.CHANGE, Static(7))
+    assert "Its exploration canary continues as a trial" in decision.reason
+    other = decide(data, make_context(K3, explored_setting=Static(2)), strict)
     assert other.action is TuningAction.HOLD, "no second canary beside the first"
 
 
-def test_what_does_not_show_at_the_load_of_the_hour_waits_for_another_one() -> None:
-    """A day with a quiet night: with many requests in a step fewer tokens are far better, with few worse."""
+def test_a_gain_that_the_current_load_does_not_show_waits() -> None:
+    """Fewer tokens are far better with many requests in a step, and worse with few, in a day with a quiet night."""
     busy, quiet = 20 * spread(30, 90, 60), 2 * spread(1, 2, 60)
-    data = telemetry([K3, Static(1)], dear, [*quiet, *busy, *quiet], (0.9, 0.85, 0.8), end=100 * HOUR)
-    only = TuningPolicy(min_exploration_value=1.0)
-    found = decided(data, situation(K3, engine=SCHEDULING), only)
-    assert found.action is TuningAction.HOLD, found.reason
-    assert found.setting is not None
-    assert "the trial waits for a load that shows the gain" in found.reason
-    again = telemetry([K3, Static(1)], dear, [*quiet, *quiet, *busy], (0.9, 0.85, 0.8), end=100 * HOUR)
-    assert decided(again, situation(K3, engine=SCHEDULING), only).action is TuningAction.CHANGE
+    data = telemetry([K3, Static(1)], expensive_steps, [*quiet, *busy, *quiet], (0.9, 0.85, 0.8), end=100 * HOUR)
+    policy = TuningPolicy(min_exploration_value=1.0)
+    decision = decide(data, make_context(K3, engine=SCHEDULE_ENGINE), policy)
+    assert decision.action is TuningAction.HOLD, decision.reason
+    assert decision.setting is not None
+    assert "the trial waits for a load that shows the gain" in decision.reason
+    busy_data = telemetry([K3, Static(1)], expensive_steps, [*quiet, *quiet, *busy], (0.9, 0.85, 0.8), end=100 * HOUR)
+    assert decide(busy_data, make_context(K3, engine=SCHEDULE_ENGINE), policy).action is TuningAction.CHANGE
 
 
-def test_a_canary_explores_where_the_replicas_that_stay_can_bear_the_load() -> None:
-    """With 2 of 4 out, the others have twice the requests: at 40 in a step that is more than they can do."""
-    quiet, busy = (telemetry([K3], dear, spread(low, 3 * low, 60), end=100 * HOUR) for low in (1, 20))
+def test_an_exploration_needs_capacity_on_the_remaining_replicas() -> None:
+    """When 2 of 4 replicas load, the others have twice the requests: at 40 in a step they are overloaded."""
+    quiet, busy = (telemetry([K3], expensive_steps, spread(low, 3 * low, 60), end=100 * HOUR) for low in (1, 20))
     policy = TuningPolicy(min_probability_better=0.99, min_exploration_value=-1.0, urgent_exploration_value=1.0)
-    spared = decided(busy, situation(K3), policy)
-    assert spared.action is TuningAction.EXPLORE
-    found = decided(busy, situation(K3, borrowed_replicas=2), policy)
-    assert found.action is TuningAction.HOLD
+    with_all_replicas = decide(busy, make_context(K3), policy)
+    assert with_all_replicas.action is TuningAction.EXPLORE
+    decision = decide(busy, make_context(K3, borrowed_replicas=2), policy)
+    assert decision.action is TuningAction.HOLD
     assert re.search(
-        r"while 2 of 4 replicas load, each token would take (\d+ % longer|too long): it waits for a lower load", found.reason
+        r"while 2 of 4 replicas load, each token would take (\d+ % longer|too long): it waits for a lower load", decision.reason
     )
-    assert decided(quiet, situation(K3, borrowed_replicas=1), policy).action is TuningAction.EXPLORE
-    assert decided(quiet, situation(K3, borrowed_replicas=4), policy).action is TuningAction.HOLD
+    assert decide(quiet, make_context(K3, borrowed_replicas=1), policy).action is TuningAction.EXPLORE
+    assert decide(quiet, make_context(K3, borrowed_replicas=4), policy).action is TuningAction.HOLD
 
 
 @pytest.mark.parametrize(
     ("changed", "before", "pause"),
     [(None, 0, 1), (None, 1, 2), (None, 2, 4), (None, 3, 7), (None, 4, 7), (1, 1, 2), (99, 3, 1), (101, 3, 1)],
 )
-def test_canaries_explore_ever_more_seldom_until_the_setting_is_changed(changed: float | None, before: int, pause: int) -> None:
+def test_exploration_pauses_grow_until_the_setting_changes(changed: float | None, before: int, pause: int) -> None:
     explored = (100 * HOUR, *((30 - 5 * index) * HOUR for index in range(before)))
     history = TrialHistory(exploration_times=explored, changed_at=None if changed is None else changed * HOUR)
     due = 100 * HOUR + pause * 24 * HOUR
@@ -258,7 +262,7 @@ def test_canaries_explore_ever_more_seldom_until_the_setting_is_changed(changed:
     assert history.exploration_pause_reason(124 * HOUR, TuningPolicy(), urgent=True, untested_direction=False) is None
 
 
-def test_where_nothing_was_tried_yet_a_canary_explores_soon_after_the_other_or_in_its_time() -> None:
+def test_an_untested_direction_is_explored_after_a_short_pause() -> None:
     history = TrialHistory(exploration_times=(0.0, -30 * HOUR))
     may = [
         history.exploration_pause_reason(hours * HOUR, TuningPolicy(), urgent=False, untested_direction=True) is None
@@ -267,53 +271,53 @@ def test_where_nothing_was_tried_yet_a_canary_explores_soon_after_the_other_or_i
     assert may == [False, True, True, False, False, True]
 
 
-def test_what_lies_on_the_other_side_is_not_what_a_canary_has_shown() -> None:
+def test_an_exploration_tests_only_its_direction() -> None:
     history = TrialHistory(exploration_times=(93 * HOUR, 20 * HOUR))
-    below = telemetry([K3, Static(2)], cheap, spread(1, 60, 60), GOOD)
-    found = decided(below, situation(K3, history=history), replace(SURE, urgent_exploration_value=1.0))
-    assert found.action is TuningAction.EXPLORE
-    assert found.setting is not None
-    assert max_speculative_tokens(found.setting) > 3
-    above = telemetry([K3, Static(4)], cheap, spread(1, 60, 60), GOOD)
-    found = decided(above, situation(K3, history=history), replace(SURE, urgent_exploration_value=1.0, min_gain=0.3))
-    assert found.action is TuningAction.HOLD
-    assert "the last exploration was 7.0 h ago" in found.reason
+    below = telemetry([K3, Static(2)], cheap_steps, spread(1, 60, 60), GOOD)
+    decision = decide(below, make_context(K3, history=history), replace(SURE, urgent_exploration_value=1.0))
+    assert decision.action is TuningAction.EXPLORE
+    assert decision.setting is not None
+    assert max_speculative_tokens(decision.setting) > 3
+    above = telemetry([K3, Static(4)], cheap_steps, spread(1, 60, 60), GOOD)
+    decision = decide(above, make_context(K3, history=history), replace(SURE, urgent_exploration_value=1.0, min_gain=0.3))
+    assert decision.action is TuningAction.HOLD
+    assert "the last exploration was 7.0 h ago" in decision.reason
 
 
-def test_while_off_a_canary_asks_for_acceptance_again_once_a_day() -> None:
-    data = telemetry([Off()], dear, spread(1, 60, 60))
-    late = decided(data, situation(Off(), history=TrialHistory(last_drafted_at=70 * HOUR)))
+def test_a_canary_measures_acceptance_once_a_day_while_off() -> None:
+    data = telemetry([Off()], expensive_steps, spread(1, 60, 60))
+    late = decide(data, make_context(Off(), history=TrialHistory(last_drafted_at=70 * HOUR)))
     assert (late.action, late.setting) == (TuningAction.EXPLORE, K3)
-    early = decided(data, situation(Off(), history=TrialHistory(last_drafted_at=90 * HOUR)))
+    early = decide(data, make_context(Off(), history=TrialHistory(last_drafted_at=90 * HOUR)))
     assert early.action is TuningAction.HOLD
     assert "is possible in 14.0 h" in early.reason
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_small_fleet_asks_again_where_the_canary_needs_no_replica(replicas: int) -> None:
-    data = telemetry([Off()], dear, spread(1, 60, 60))
-    assert decided(data, situation(Off(), replicas=replicas)).action is TuningAction.EXPLORE
-    lending = decided(data, situation(Off(), replicas=replicas, borrowed_replicas=1))
+def test_a_small_fleet_explores_only_with_surge_capacity(replicas: int) -> None:
+    data = telemetry([Off()], expensive_steps, spread(1, 60, 60))
+    assert decide(data, make_context(Off(), replicas=replicas)).action is TuningAction.EXPLORE
+    lending = decide(data, make_context(Off(), replicas=replicas, borrowed_replicas=1))
     assert (lending.action, lending.blocked_reason) == (TuningAction.HOLD, "CannotProbe")
     assert "capacity: Surge" in lending.reason
 
 
-def test_speculation_is_not_turned_off_where_no_canary_could_ask_for_it_again() -> None:
-    data = telemetry([K3, Static(1)], dear, spread(4, 100, 60), BAD)
-    found = decided(data, situation(K3, replicas=2, borrowed_replicas=1))
-    assert (found.action, found.setting, found.blocked_reason) == (TuningAction.HOLD, Off(), "CannotProbe")
-    assert "spec.speculation.numSpeculativeTokens: 0 to turn speculation off" in found.reason
+def test_speculation_stays_on_if_no_canary_could_measure_it_later() -> None:
+    data = telemetry([K3, Static(1)], expensive_steps, spread(4, 100, 60), BAD)
+    decision = decide(data, make_context(K3, replicas=2, borrowed_replicas=1))
+    assert (decision.action, decision.setting, decision.blocked_reason) == (TuningAction.HOLD, Off(), "CannotProbe")
+    assert "spec.speculation.numSpeculativeTokens: 0 to turn speculation off" in decision.reason
 
 
-def test_a_setting_that_has_failed_lately_is_left_alone_and_the_next_best_is_tried(better_with_more: TuningTelemetry) -> None:
+def test_the_next_best_setting_is_tried_after_a_failed_trial(better_with_more: TuningTelemetry) -> None:
     failed = FailedTrial(Static(7), 101 * HOUR, 99 * HOUR, was_compared=False)
-    found = decided(better_with_more, situation(K3, failed_trials=(failed,)))
-    assert found.action in (TuningAction.CHANGE, TuningAction.EXPLORE)
-    assert found.setting not in (K3, Static(7))
-    (seven,) = (one for one in found.predictions if one.setting == Static(7))
+    decision = decide(better_with_more, make_context(K3, failed_trials=(failed,)))
+    assert decision.action in (TuningAction.CHANGE, TuningAction.EXPLORE)
+    assert decision.setting not in (K3, Static(7))
+    (seven,) = (prediction for prediction in decision.predictions if prediction.setting == Static(7))
     assert seven.rejection_reason == "its trials failed; the next is possible in 1.0 h."
-    over = replace(failed, backoff_until=99.9 * HOUR)
-    assert decided(better_with_more, situation(K3, failed_trials=(over,))).setting == Static(7)
+    expired = replace(failed, backoff_until=99.9 * HOUR)
+    assert decide(better_with_more, make_context(K3, failed_trials=(expired,))).setting == Static(7)
 
 
 @pytest.mark.parametrize(("times", "hours"), [(1, 24), (2, 48), (5, 384)])
@@ -321,9 +325,9 @@ def test_the_pause_after_failures_in_a_row_doubles(better_with_more: TuningTelem
     history = TrialHistory(
         rolled_back_at=(100 - hours + 1) * HOUR, consecutive_failures=times, trial_started_at=(99 - hours) * HOUR
     )
-    found = decided(better_with_more, situation(K3, history=history))
-    assert found.action is TuningAction.HOLD
-    assert "is possible in 1.0 h" in found.reason
+    decision = decide(better_with_more, make_context(K3, history=history))
+    assert decision.action is TuningAction.HOLD
+    assert "is possible in 1.0 h" in decision.reason
 
 
 @pytest.mark.parametrize(
@@ -331,125 +335,134 @@ def test_the_pause_after_failures_in_a_row_doubles(better_with_more: TuningTelem
     [LatencyObjectives(time_per_output_token=0.006), LatencyObjectives(time_to_first_token=0.05)],
     ids=["TPOT", "TTFT"],
 )
-def test_a_canary_explores_only_with_what_is_likely_to_keep_the_objectives(objectives: LatencyObjectives) -> None:
-    data = telemetry([K3], dear_with_load, spread(2, 30, 60), GOOD)
-    assert decided(data, situation(K3), SURE).action is TuningAction.EXPLORE
-    found = decided(data, situation(K3, objectives=objectives), SURE)
+def test_an_exploration_is_likely_to_meet_the_objectives(objectives: LatencyObjectives) -> None:
+    data = telemetry([K3], load_dependent_steps, spread(2, 30, 60), GOOD)
+    assert decide(data, make_context(K3), SURE).action is TuningAction.EXPLORE
+    decision = decide(data, make_context(K3, objectives=objectives), SURE)
     slow = {
-        one.setting
-        for one in found.predictions
-        if one.latencies.probability_no_worse < SURE.min_exploration_objective_probability
+        prediction.setting
+        for prediction in decision.predictions
+        if prediction.latencies.probability_no_worse < SURE.min_exploration_objective_probability
     }
     assert slow, "some candidate is likely to break it"
-    assert found.action is not TuningAction.EXPLORE or found.setting not in slow
+    assert decision.action is not TuningAction.EXPLORE or decision.setting not in slow
 
 
-def test_pods_beyond_the_replicas_have_to_be_paid_back() -> None:
+def test_surge_pods_add_to_the_required_gain() -> None:
     assert (
         TuningPolicy().required_pessimistic_gain(2 / 1)
         > TuningPolicy().required_pessimistic_gain(2 / 6)
         > TuningPolicy().required_pessimistic_gain()
     )
-    data = telemetry([K3], cheap, spread(1, 60, 60), GOOD)
-    few, none = (decided(data, situation(K3, surge_pods=extra), SURE) for extra in (2, 0))
+    data = telemetry([K3], cheap_steps, spread(1, 60, 60), GOOD)
+    few, none = (decide(data, make_context(K3, surge_pods=extra), SURE) for extra in (2, 0))
     assert few.exploration_cost > none.exploration_cost
 
 
 def test_a_schedule_is_proposed_where_no_fixed_setting_fits_all_batches() -> None:
-    def truth(batch: float, tokens: float) -> float:
+    def step_seconds(batch: float, tokens: float) -> float:
         return 7e-3 + 3e-4 * tokens + 4e-5 * batch * (tokens + 1)
 
-    data = telemetry([K3, Static(1), Static(7)], truth, spread(1, 250, 90), GOOD)
+    data = telemetry([K3, Static(1), Static(7)], step_seconds, spread(1, 250, 90), GOOD)
     engine = EngineConfig(Version.parse("0.33.0"), is_moe=False)
-    found = decided(data, situation(Static(1), engine=engine))
-    assert found.action is TuningAction.CHANGE
-    assert isinstance(found.setting, Schedule)
-    assert found.setting.tiers[0].tokens > found.setting.tiers[-1].tokens
+    decision = decide(data, make_context(Static(1), engine=engine))
+    assert decision.action is TuningAction.CHANGE
+    assert isinstance(decision.setting, Schedule)
+    assert decision.setting.tiers[0].tokens > decision.setting.tiers[-1].tokens
 
 
-def dear_with_load(batch: float, tokens: float) -> float:
-    """With 10 requests in a step K = 7 is better than 3, and with 20 worse."""
+def load_dependent_steps(batch: float, tokens: float) -> float:
+    """Return the seconds of a step in which K = 7 is better than 3 with 10 requests, and worse with 20."""
     return 6e-3 + 2e-4 * tokens + 1.4e-4 * batch * (tokens + 1)
 
 
-SCHEDULING = EngineConfig(Version.parse("0.33.0"), is_moe=False)
-NIGHT = telemetry([K3, Static(7)], dear_with_load, spread(2, 10, 60), GOOD)
+SCHEDULE_ENGINE = EngineConfig(Version.parse("0.33.0"), is_moe=False)
+LOW_LOAD = telemetry([K3, Static(7)], load_dependent_steps, spread(2, 10, 60), GOOD)
 
 
-def test_what_might_be_worse_under_a_load_that_was_not_seen_waits_for_a_day() -> None:
-    found = decided(NIGHT, situation(K3))
-    assert found.setting != Static(7)
-    (seven,) = (one for one in found.predictions if one.setting == Static(7))
+def test_a_setting_worse_at_extrapolated_loads_waits_for_a_day() -> None:
+    decision = decide(LOW_LOAD, make_context(K3))
+    assert decision.setting != Static(7)
+    (seven,) = (prediction for prediction in decision.predictions if prediction.setting == Static(7))
     assert seven.gain[2] > 0.05
     assert seven.worst_extrapolated_gain is not None
     assert seven.worst_extrapolated_gain < -0.02
     assert "at the lowest or highest expected load it loses" in seven.rejection_reason
     assert "less than a day of load is known" in seven.rejection_reason
-    day = telemetry([K3, Static(7)], dear_with_load, 24 * spread(2, 10, 60), GOOD)
-    known = decided(day, situation(K3))
-    assert known.action is TuningAction.CHANGE
-    assert all(one.worst_extrapolated_gain is None and "a day" not in one.rejection_reason for one in known.predictions)
+    day = telemetry([K3, Static(7)], load_dependent_steps, 24 * spread(2, 10, 60), GOOD)
+    day_decision = decide(day, make_context(K3))
+    assert day_decision.action is TuningAction.CHANGE
+    assert all(
+        prediction.worst_extrapolated_gain is None and "a day" not in prediction.rejection_reason
+        for prediction in day_decision.predictions
+    )
 
 
-def test_what_was_before_the_load_changed_may_come_again() -> None:
-    """A quiet morning after a busy day: what is better for it alone is not for the fleet."""
+def test_the_load_before_a_change_limits_a_setting() -> None:
+    """A setting that is better only for a quiet morning is not proposed after a busy day."""
     day = [*(23 * spread(22, 60, 60)), *(2 * spread(2, 10, 60))]
-    found = decided(telemetry([K3, Static(7)], dear_with_load, day, GOOD, end=100 * HOUR), situation(K3))
-    assert found.evidence.change_points.load is not None
-    (seven,) = (one for one in found.predictions if one.setting == Static(7))
+    decision = decide(telemetry([K3, Static(7)], load_dependent_steps, day, GOOD, end=100 * HOUR), make_context(K3))
+    assert decision.evidence.change_points.load is not None
+    (seven,) = (prediction for prediction in decision.predictions if prediction.setting == Static(7))
     assert seven.gain[2] > 0.05
     assert seven.worst_extrapolated_gain is not None
     assert seven.worst_extrapolated_gain < -0.1
-    assert found.setting != Static(7)
+    assert decision.setting != Static(7)
 
 
-def test_a_schedule_keeps_what_ran_beyond_the_load_that_was_seen() -> None:
-    found = decided(NIGHT, situation(K3, engine=SCHEDULING))
-    assert found.action is TuningAction.CHANGE
-    assert str(found.setting) == "1-10:7,11-20:3"
-    (chosen,) = (one for one in found.predictions if one.setting == found.setting)
-    (seven,) = (one for one in found.predictions if one.setting == Static(7))
+def test_a_schedule_keeps_the_setting_beyond_known_loads() -> None:
+    decision = decide(LOW_LOAD, make_context(K3, engine=SCHEDULE_ENGINE))
+    assert decision.action is TuningAction.CHANGE
+    assert str(decision.setting) == "1-10:7,11-20:3"
+    (chosen,) = (prediction for prediction in decision.predictions if prediction.setting == decision.setting)
+    (seven,) = (prediction for prediction in decision.predictions if prediction.setting == Static(7))
     assert chosen.gain == pytest.approx(seven.gain)
     assert chosen.worst_extrapolated_gain is not None
     assert chosen.worst_extrapolated_gain > -0.02
 
 
-def test_what_is_better_at_night_must_not_break_the_objective_at_noon() -> None:
-    """With 10 requests in a step K = 7 is better than 3, with 20 no worse, and with 40 slower than it may be."""
+def test_a_setting_better_at_low_load_must_meet_the_peak_objective() -> None:
+    """K = 7 is better than 3 with 10 requests in a step, no worse with 20, and slower than the objective with 40."""
 
-    def steep(batch: float, tokens: float) -> float:
+    def step_seconds(batch: float, tokens: float) -> float:
         return 6e-3 + 2e-4 * tokens + 7e-5 * batch * (tokens + 1)
 
-    night = telemetry([K3, Static(7)], steep, spread(2, 10, 60), GOOD)
-    length = {one.setting: one.acceptance_length for one in decided(night, situation(K3)).predictions}
-    assert decided(night, situation(K3)).setting == Static(7)
-    noon = {setting: steep(40, max_speculative_tokens(setting)) / length[setting] for setting in (K3, Static(7))}
-    assert noon[Static(7)] > noon[K3]
-    limit = LatencyObjectives(time_per_output_token=1.25 * (noon[K3] + noon[Static(7)]) / 2)
-    found = decided(night, situation(K3, objectives=limit))
-    assert found.setting != Static(7)
-    (seven,) = (one for one in found.predictions if one.setting == Static(7))
+    low_load = telemetry([K3, Static(7)], step_seconds, spread(2, 10, 60), GOOD)
+    length = {prediction.setting: prediction.acceptance_length for prediction in decide(low_load, make_context(K3)).predictions}
+    assert decide(low_load, make_context(K3)).setting == Static(7)
+    peak_seconds = {setting: step_seconds(40, max_speculative_tokens(setting)) / length[setting] for setting in (K3, Static(7))}
+    assert peak_seconds[Static(7)] > peak_seconds[K3]
+    limit = LatencyObjectives(time_per_output_token=1.25 * (peak_seconds[K3] + peak_seconds[Static(7)]) / 2)
+    decision = decide(low_load, make_context(K3, objectives=limit))
+    assert decision.setting != Static(7)
+    (seven,) = (prediction for prediction in decision.predictions if prediction.setting == Static(7))
     assert seven.worst_extrapolated_gain is not None
     assert seven.worst_extrapolated_gain > -0.02, "at twice the load it is no worse"
     assert seven.latencies.time_per_output_token[1] < 0.6 * (limit.time_per_output_token or 0.0)
     assert seven.latencies.probability_met < 0.95
     assert "the objectives are met with a probability of" in seven.rejection_reason
-    text = explain_decision(found, night, situation(K3, objectives=limit), TuningPolicy())
+    text = explain_decision(decision, low_load, make_context(K3, objectives=limit), TuningPolicy())
     assert "At the largest load, that of time per output token has to be met too" in text
-    assert "objectives" not in explain_decision(found, night, situation(K3), TuningPolicy()).partition("A change is tried")[2]
-    guarded = decided(night, situation(K3, objectives=limit, engine=SCHEDULING))
+    assert (
+        "objectives"
+        not in explain_decision(decision, low_load, make_context(K3), TuningPolicy()).partition("A change is tried")[2]
+    )
+    guarded = decide(low_load, make_context(K3, objectives=limit, engine=SCHEDULE_ENGINE))
     assert (guarded.action, str(guarded.setting)) == (TuningAction.CHANGE, "1-10:7,11-20:3")
 
 
-def test_fewer_tokens_for_a_busy_hour_are_for_its_batches_alone() -> None:
-    busy = telemetry([Static(7), K3], lambda batch, tokens: 4e-3 + dear_with_load(batch, tokens), spread(22, 60, 60), GOOD)
-    found = decided(busy, situation(Static(7), engine=SCHEDULING), TuningPolicy(min_exploration_value=1.0))
-    assert found.action is TuningAction.CHANGE
-    assert isinstance(found.setting, Schedule)
-    assert found.setting.tokens_at(10) == 7
-    assert found.setting.tokens_at(45) < 7
+def test_fewer_tokens_for_a_busy_hour_apply_only_to_its_batches() -> None:
+    busy = telemetry([Static(7), K3], lambda batch, tokens: 4e-3 + load_dependent_steps(batch, tokens), spread(22, 60, 60), GOOD)
+    decision = decide(busy, make_context(Static(7), engine=SCHEDULE_ENGINE), TuningPolicy(min_exploration_value=1.0))
+    assert decision.action is TuningAction.CHANGE
+    assert isinstance(decision.setting, Schedule)
+    assert decision.setting.tokens_at(10) == 7
+    assert decision.setting.tokens_at(45) < 7
 
 
-def test_candidates_that_the_engine_cannot_run_are_named(better_with_more: TuningTelemetry) -> None:
-    found = decided(better_with_more, situation(K3))
-    assert any(one.label == "schedules" and "data parallel size 2" in one.reason for one in found.excluded_candidates)
+def test_candidates_that_the_engine_does_not_support_are_listed(better_with_more: TuningTelemetry) -> None:
+    decision = decide(better_with_more, make_context(K3))
+    assert any(
+        candidate.label == "schedules" and "data parallel size 2" in candidate.reason
+        for candidate in decision.excluded_candidates
+    )

@@ -1,4 +1,4 @@
-"""The benchmark's replay: what it counts, what it judges by, and that the tuner beats K = 3 for all on a grid of another file."""
+"""The benchmark's replay: its regret, its rules, and a tuner that beats a fixed K = 3 on a grid of another file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks._tuning_rules import RULES, profiled
 
 @pytest.fixture
 def own_grid(tmp_path: Path) -> Path:
-    """A dense engine of another kind: a plain formula, K = 2 and 4 among the columns."""
+    """A grid file of another dense engine: a simple formula, with K = 2 and 4 among the columns."""
     batches, lengths = [1, 4, 16, 64, 128], {"0": 1.0, "1": 1.8, "2": 2.4, "3": 2.85, "4": 3.2}
 
     def throughput(batch: int, tokens: int) -> float:
@@ -32,13 +32,13 @@ def test_another_file_of_the_same_form_is_replayed(own_grid: Path) -> None:
     assert grid.name == "own"
     assert grid.start == 3
     chosen = choose(grid, 1)
-    ours = [grid.regret(k, column) for column, k in enumerate(chosen.tokens)]
-    fixed = [grid.regret(3, column) for column in range(5)]
-    assert sum(ours) < 0.5 * sum(fixed)
-    assert max(ours) < 0.06
-    known = chosen.decision.evidence.acceptance
-    assert isinstance(known, AcceptanceModel)
-    assert float(known.length(3).mean()) == pytest.approx(2.85, rel=0.02)
+    tuner_regrets = [grid.regret(k, column) for column, k in enumerate(chosen.tokens)]
+    fixed_regrets = [grid.regret(3, column) for column in range(5)]
+    assert sum(tuner_regrets) < 0.5 * sum(fixed_regrets)
+    assert max(tuner_regrets) < 0.06
+    acceptance = chosen.decision.evidence.acceptance
+    assert isinstance(acceptance, AcceptanceModel)
+    assert float(acceptance.length(3).mean()) == pytest.approx(2.85, rel=0.02)
 
 
 def test_regret_is_against_the_best_cell_of_the_batch(own_grid: Path) -> None:
@@ -50,7 +50,7 @@ def test_regret_is_against_the_best_cell_of_the_batch(own_grid: Path) -> None:
     assert grid.regret(7, 0) == grid.regret(4, 0)
 
 
-def test_a_cell_that_is_not_usable_is_open_to_nobody() -> None:
+def test_an_unusable_cell_counts_for_no_rule() -> None:
     llama = next(grid for grid in grids() if "Llama" in grid.name)
     assert 7 not in llama.usable(4)
     assert llama.regret(7, 4) == llama.regret(5, 4)
@@ -62,7 +62,7 @@ def test_every_rule_names_a_k_for_every_batch() -> None:
             assert len(rule(grid)) == len(grid.batches)
 
 
-def test_the_profiled_table_is_right_where_it_was_measured() -> None:
+def test_the_profiled_table_is_best_where_it_was_measured() -> None:
     llama = next(grid for grid in grids() if "Llama" in grid.name)
     measured = [k for k in llama.usable(0) if k in (0, 1, 3, 5)]
     best = min(llama.regret(k, 0) for k in measured)

@@ -1,4 +1,4 @@
-"""What a tuner remembers, what it leaves out, and that it never remembers more than its horizon."""
+"""Telemetry of the tuner: what it contains, what it excludes, and its horizon."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def test_a_cell_has_the_sums_of_its_windows() -> None:
 
 def test_blocks_are_sums_over_replicas() -> None:
     telemetry = TuningTelemetry()
-    one = window(K3, 4.0, 0.01)
+    counters = window(K3, 4.0, 0.01)
     for replica in "abc":
-        telemetry.add(ReplicaWindow(replica, 30.0, K3, one))
+        telemetry.add(ReplicaWindow(replica, 30.0, K3, counters))
     (block,) = telemetry.blocks()
-    assert block.counters.request_steps == pytest.approx(3 * one.request_steps)
+    assert block.counters.request_steps == pytest.approx(3 * counters.request_steps)
     assert block.start == 0.0
 
 
@@ -60,7 +60,7 @@ def test_a_bin_is_a_quarter_of_an_octave(batch: float) -> None:
         (ReplicaWindow("a", 60.0, Adaptive(3), window(K3, 4, 0.01)), "trims drafts"),
     ],
 )
-def test_windows_that_would_mislead_have_no_step_time_but_acceptance(reading: ReplicaWindow, reason: str) -> None:
+def test_misleading_windows_have_acceptance_but_no_step_time(reading: ReplicaWindow, reason: str) -> None:
     telemetry = TuningTelemetry()
     telemetry.add(reading)
     assert not telemetry.cells
@@ -68,7 +68,7 @@ def test_windows_that_would_mislead_have_no_step_time_but_acceptance(reading: Re
     assert len(list(telemetry.blocks())) == 1
 
 
-def test_with_several_api_servers_the_batch_is_not_known() -> None:
+def test_several_api_servers_leave_the_batch_unknown() -> None:
     telemetry = TuningTelemetry(api_servers=2)
     telemetry.add(ReplicaWindow("a", 60.0, K3, window(K3, 4, 0.01)))
     assert not telemetry.cells
@@ -83,7 +83,7 @@ def test_with_several_api_servers_the_batch_is_not_known() -> None:
         (Static(3), Off(), "the engine drafts"),
     ],
 )
-def test_an_engine_that_runs_another_setting_is_noticed(
+def test_an_engine_with_another_setting_is_detected(
     running: SpeculationSetting, declared: SpeculationSetting, reason: str
 ) -> None:
     sentence = setting_mismatch_reason(window(running, 4, 0.01), declared)
@@ -96,41 +96,43 @@ def test_an_engine_that_runs_another_setting_is_noticed(
     assert not list(telemetry.blocks())
 
 
-def test_other_buckets_in_one_block_are_left_out() -> None:
+def test_other_buckets_in_one_block_are_excluded() -> None:
     telemetry = TuningTelemetry()
-    one = window(K3, 4, 0.01)
-    other = replace(one, time_to_first_token=replace(one.time_to_first_token, edges=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, float("inf"))))
-    telemetry.add(ReplicaWindow("a", 60.0, K3, one))
+    counters = window(K3, 4, 0.01)
+    other = replace(
+        counters, time_to_first_token=replace(counters.time_to_first_token, edges=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, float("inf")))
+    )
+    telemetry.add(ReplicaWindow("a", 60.0, K3, counters))
     telemetry.add(ReplicaWindow("b", 60.0, K3, other))
     assert any("report different counters" in sentence for sentence in telemetry.excluded_windows)
 
 
-def test_memory_ends_at_the_horizon() -> None:
+def test_telemetry_ends_at_the_horizon() -> None:
     telemetry = TuningTelemetry(horizon=2 * CELL_SECONDS)
-    one = window(K3, 4, 0.01)
+    counters = window(K3, 4, 0.01)
     for index in range(200):
-        telemetry.add(ReplicaWindow("a", BLOCK_SECONDS * 2 * index, K3, one))
+        telemetry.add(ReplicaWindow("a", BLOCK_SECONDS * 2 * index, K3, counters))
     newest = telemetry.newest_window_end
     assert newest is not None
     assert min(block.start for block in telemetry.blocks()) >= newest - telemetry.horizon - BLOCK_SECONDS
     assert {key.slot for key in telemetry.cells} <= {newest // CELL_SECONDS - back for back in range(3)}
 
 
-def test_a_window_without_a_request_costs_nothing() -> None:
+def test_a_window_without_requests_is_ignored() -> None:
     telemetry = TuningTelemetry()
-    one = window(K3, 4, 0.01)
-    telemetry.add(ReplicaWindow("a", 60.0, K3, one - one))
+    counters = window(K3, 4, 0.01)
+    telemetry.add(ReplicaWindow("a", 60.0, K3, counters - counters))
     assert telemetry == TuningTelemetry()
 
 
-def test_the_lengths_follow_from_how_often_is_decided_and_how_far_back_is_looked() -> None:
+def test_the_scale_follows_from_interval_and_horizon() -> None:
     assert TelemetryScale.from_decision_interval(1800.0, 24 * HOUR) == TelemetryScale()
     assert TelemetryScale.from_decision_interval(60.0, 600.0) == TelemetryScale(10.0, 100.0, 20.0)
     assert TelemetryScale.from_decision_interval(300.0, 24 * HOUR).block_seconds == 300.0, "no more than 288 blocks"
     assert TelemetryScale.from_decision_interval(6 * HOUR, 168 * HOUR) == TelemetryScale(HOUR, 28 * HOUR, 600.0)
 
 
-def test_other_lengths_are_kept_to() -> None:
+def test_telemetry_follows_its_scale() -> None:
     telemetry = TuningTelemetry(600.0, scale=TelemetryScale.from_decision_interval(60.0, 600.0))
     for index in range(100):
         telemetry.add(
@@ -141,7 +143,7 @@ def test_other_lengths_are_kept_to() -> None:
     assert {key.slot for key in telemetry.cells} == {3, 4, 5, 6, 7, 8, 9}
 
 
-def test_reasons_do_not_grow_without_end() -> None:
+def test_the_number_of_exclusion_reasons_is_bounded() -> None:
     telemetry = TuningTelemetry()
     for index in range(200):
         telemetry.record_exclusion(f"it says {index}.")

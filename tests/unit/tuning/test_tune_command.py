@@ -1,4 +1,4 @@
-"""`aerie tune offline` on recorded pages and on Prometheus's series, and what it says of files that it cannot use."""
+"""`aerie tune offline` on recorded expositions and on Prometheus's series, and its messages for files it cannot use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.golden import Messages
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Thirty-five minutes of one engine with K = 3, the load up and down every ten."""
+    """A recording of 35 minutes of one engine with K = 3, whose load has a period of 10 minutes."""
     kind = TrafficClass("chat", Acceptance((0.75, 0.7, 0.65)), LengthDistribution(50, 0.3), LengthDistribution(100, 0.3))
     pod = SimulatedPod("chat-0", EngineSettings(num_speculative_tokens=3), StepTimeFormula(4e-2, 1e-3, 4e-3, log_sd=0.03))
     fleet = SimulatedFleet([pod], [kind], DiurnalArrivals(1.0, 0.9, peak_seconds=150.0, day_seconds=600.0), seed=2)
@@ -38,7 +38,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_a_person_gets_the_whole_account(pages: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_output_has_all_sections(pages: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["tune", "offline", "--metrics", str(pages), "--dense"]) == 0
     text = capsys.readouterr().out
     assert re.match(r"(HOLD|CHANGE to .*|EXPLORE: one canary with .*)\n", text)
@@ -47,21 +47,21 @@ def test_a_person_gets_the_whole_account(pages: Path, capsys: pytest.CaptureFixt
     assert max(len(line) for line in text.splitlines() if "%" not in line) <= 120
 
 
-def test_a_program_gets_json_and_the_same_again(pages: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_output_is_reproducible(pages: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answers = []
     for _ in range(2):
         assert run_command_line(["tune", "offline", "--metrics", str(pages), "--max-tokens", "5", "-o", "json"]) == 0
         answers.append(json.loads(capsys.readouterr().out))
     assert answers[0] == answers[1]
-    settings = {one["setting"] for one in answers[0]["candidates"]}
+    settings = {candidate["setting"] for candidate in answers[0]["candidates"]}
     assert {"off", "1", "2", "3", "4", "5", "up to 5"} <= settings
-    current = next(one for one in answers[0]["candidates"] if one["setting"] == "3")
+    current = next(candidate for candidate in answers[0]["candidates"] if candidate["setting"] == "3")
     assert current["gain"]["p50"] == 0
     assert current["acceptanceLength"] == pytest.approx(1 + 0.75 + 0.75 * 0.7 + 0.75 * 0.7 * 0.65, rel=0.03)
 
 
 def as_series(pages: Path) -> dict[str, object]:
-    """The same as Prometheus would answer: one series for each line of the pages."""
+    """Convert the recording to a response of Prometheus: one series for each line of the expositions."""
     series: dict[str, tuple[dict[str, str], list[tuple[float, str]]]] = {}
     for row in map(json.loads, pages.read_text().splitlines()):
         for line in row["page"].splitlines():
@@ -74,7 +74,7 @@ def as_series(pages: Path) -> dict[str, object]:
     return {"status": "success", "data": {"resultType": "matrix", "result": result}}
 
 
-def test_series_of_prometheus_say_what_the_pages_say(pages: Path, tmp_path: Path) -> None:
+def test_series_of_prometheus_equal_the_recorded_expositions(pages: Path, tmp_path: Path) -> None:
     short = tmp_path / "pages.jsonl"
     short.write_text("".join(line + "\n" for line in pages.read_text().splitlines()[:20]))
     packed = tmp_path / "series.json.gz"
@@ -82,7 +82,7 @@ def test_series_of_prometheus_say_what_the_pages_say(pages: Path, tmp_path: Path
     assert read_recording(packed).scrapes == read_recording(short).scrapes
 
 
-def test_too_little_is_an_answer_of_its_own(pages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_insufficient_data_has_its_own_exit_code(pages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = tmp_path / "short.jsonl"
     short.write_text("".join(line + "\n" for line in pages.read_text().splitlines()[:8]))
     assert run_command_line(["tune", "offline", "--metrics", str(short)]) == 1
@@ -101,7 +101,7 @@ def test_too_little_is_an_answer_of_its_own(pages: Path, tmp_path: Path, capsys:
         ("no matrix", '{"data": {"resultType": "matrix", "result": [{"metric": {}, "values": []}]}}'),
     ],
 )
-def test_a_file_of_another_kind_is_refused_with_the_way_out(tmp_path: Path, case: str, content: str, messages: Messages) -> None:
+def test_an_invalid_file_is_rejected_with_a_suggestion(tmp_path: Path, case: str, content: str, messages: Messages) -> None:
     file = tmp_path / "metrics"
     file.write_text(content)
     with pytest.raises(CommandError) as error:
@@ -110,12 +110,12 @@ def test_a_file_of_another_kind_is_refused_with_the_way_out(tmp_path: Path, case
 
 
 @pytest.mark.parametrize("schedule", ["1-8", "1-8:3,20-30:1", "1-8:9"])
-def test_a_schedule_that_is_none_is_refused(pages: Path, schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_schedule_is_rejected(pages: Path, schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["tune", "offline", "--metrics", str(pages), "--schedule", schedule]) == 2
     assert "--schedule:" in capsys.readouterr().err
 
 
-def test_who_does_not_tune_does_not_load_numpy() -> None:
-    """It takes 16 MiB, and the operator is held to 150."""
+def test_the_operator_without_tuning_does_not_load_numpy() -> None:
+    """NumPy takes 16 MiB; the operator's limit is 150."""
     code = "import sys, aerie.cli.app, aerie.controller.operator, aerie.tuning; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

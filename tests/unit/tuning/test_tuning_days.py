@@ -1,28 +1,28 @@
-"""Thirty days in which no trial can succeed: how often it is tried all the same, what that costs, and what a person reads."""
+"""Thirty days in which no trial can succeed: how often one is started, its cost, and the message of the condition."""
 
 from __future__ import annotations
 
-from benchmarks._tuning_days import lived
+from benchmarks._tuning_days import simulate_days
 
 
-def test_a_cluster_of_fixed_size_is_asked_for_room_once() -> None:
-    found = lived("NoRoom")
-    assert found.trials == 1
-    assert (found.gpu_hours, found.spent) == (0, 0)
-    assert found.pending_hours <= 2
-    assert found.told.startswith("InsufficientCapacity: ")
-    assert "capacity: Reuse" in found.told
+def test_a_cluster_of_fixed_size_has_one_trial() -> None:
+    totals = simulate_days("NoRoom")
+    assert totals.trials == 1
+    assert (totals.gpu_hours, totals.spent) == (0, 0)
+    assert totals.pending_hours <= 2
+    assert totals.condition_message.startswith("InsufficientCapacity: ")
+    assert "capacity: Reuse" in totals.condition_message
 
 
-def test_a_setting_that_crashes_is_tried_after_ever_longer_pauses() -> None:
-    found = lived("Crash")
-    assert found.trials == 5, "after 1, 2, 4 and 8 days"
-    assert found.told.startswith("Cooldown: ")
-    assert "K=5" in found.told
-    assert 0 < found.spent <= found.gpu_hours + 2
+def test_a_crashing_setting_is_tried_after_growing_pauses() -> None:
+    totals = simulate_days("Crash")
+    assert totals.trials == 5, "after 1, 2, 4 and 8 days"
+    assert totals.condition_message.startswith("Cooldown: ")
+    assert "K=5" in totals.condition_message
+    assert 0 < totals.spent <= totals.gpu_hours + 2
 
 
-def test_who_wrote_nothing_about_tuning_pays_for_no_pod() -> None:
-    found = lived("Crash", mode="Recommend")
-    assert (found.trials, found.gpu_hours, found.pending_hours, found.spent) == (0, 0, 0, 0)
-    assert found.told.startswith("Recommended: ")
+def test_a_resource_without_tuning_gets_no_trial_pods() -> None:
+    totals = simulate_days("Crash", mode="Recommend")
+    assert (totals.trials, totals.gpu_hours, totals.pending_hours, totals.spent) == (0, 0, 0, 0)
+    assert totals.condition_message.startswith("Recommended: ")

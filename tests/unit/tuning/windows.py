@@ -1,4 +1,4 @@
-"""Windows with planted truth: what a replica would count at a batch, with a step of known seconds and known acceptance."""
+"""Windows with known parameters: the counters of a replica at a batch, with known step time and acceptance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aerie.tuning.telemetry import ReplicaWindow, TuningTelemetry
 
 EDGES = (0.005, 0.01, 0.02, 0.05, 0.1, 1.0, math.inf)
 StepSeconds = Callable[[float, float], float]
-"""By batch and K."""
+"""Seconds of a step, by batch and K."""
 
 
 def observed(values: Sequence[float]) -> Histogram:
@@ -33,7 +33,7 @@ def window(
     prefill_seconds: float = 0.0,
     preemptions: float = 0.0,
 ) -> Counters:
-    """`seconds` of one replica. Later positions carry the last conditional on."""
+    """Make the counters of one replica over `seconds`. Later positions have the last conditional."""
     most = max_speculative_tokens(setting)
     tokens = setting.tokens_at(max(1, round(batch))) if isinstance(setting, Schedule) else most
     interval = step_seconds + prefill_seconds * prefill
@@ -64,7 +64,7 @@ def window(
 
 
 def spread(low: float, high: float, count: int) -> list[float]:
-    """Batches, evenly over the octaves."""
+    """Return batches, evenly spaced over the octaves."""
     return [float(b) for b in np.geomspace(low, high, count)]
 
 
@@ -80,18 +80,20 @@ def telemetry(
     replicas: int = 2,
     end: float = 360000.0,
 ) -> TuningTelemetry:
-    """One window a minute at each batch, each setting on replicas of its own; the last one ends at `end`."""
+    """Make one window a minute at each batch, each setting on replicas of its own; the last one ends at `end`."""
     random = np.random.default_rng(seed)
-    found = TuningTelemetry()
+    tuning_telemetry = TuningTelemetry()
     for index, batch in enumerate(batches):
         for setting in settings:
             tokens = setting.tokens_at(max(1, round(batch))) if isinstance(setting, Schedule) else max_speculative_tokens(setting)
             for replica in range(replicas):
                 seconds = step_seconds(batch, tokens) * math.exp(noise * random.standard_normal())
                 prefill = float(random.uniform(0, 3 * batch)) if prefill_seconds else 0.0
-                one = window(setting, batch, seconds, conditionals, prefill=prefill, prefill_seconds=prefill_seconds)
-                found.add(ReplicaWindow(f"{setting}/{replica}", end - 60.0 * (len(batches) - 1 - index), setting, one))
-    return found
+                counters = window(setting, batch, seconds, conditionals, prefill=prefill, prefill_seconds=prefill_seconds)
+                tuning_telemetry.add(
+                    ReplicaWindow(f"{setting}/{replica}", end - 60.0 * (len(batches) - 1 - index), setting, counters)
+                )
+    return tuning_telemetry
 
 
 K3 = Static(3)

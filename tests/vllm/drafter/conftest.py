@@ -1,4 +1,4 @@
-"""Real vLLM as a plain process on this machine, for what needs no cluster: a drafter, its counters, its answers."""
+"""Real vLLM as a plain process, for tests that need no cluster: of a drafter, its counters and its answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENVIRONMENT = {
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3900",
     "OMP_NUM_THREADS": "1",
 }
-"""What docs/vllm-on-cpu.md says; one computing thread, on any core; and idle connections that outlive a busy moment."""
+"""The environment of docs/vllm-on-cpu.md, with one computing thread on any core, and a long limit of idle connections."""
 
 FLAGS = ["--host=127.0.0.1", "--dtype=float32", "--enforce-eager", "--kv-cache-memory-bytes=67108864", "--max-num-seqs=16"]
 
@@ -43,10 +43,10 @@ class Server:
 
     client: httpx.Client
 
-    def answer(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-        """Greedy answers, token ids for token ids, sixteen prompts at a time."""
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+        """Return greedy answers as token ids, with sixteen prompts at a time."""
 
-        def ask(prompt: Sequence[int]) -> list[int]:
+        def send_request(prompt: Sequence[int]) -> list[int]:
             body = {
                 "model": "target",
                 "prompt": list(prompt),
@@ -54,24 +54,24 @@ class Server:
                 "temperature": 0,
                 "return_token_ids": True,
             }
-            answer = self.client.post("/v1/completions", json=body)
-            assert answer.status_code == 200, answer.text
-            (choice,) = answer.json()["choices"]
+            response = self.client.post("/v1/completions", json=body)
+            assert response.status_code == 200, response.text
+            (choice,) = response.json()["choices"]
             return list(choice["token_ids"])
 
         with ThreadPoolExecutor(16) as pool:
-            return list(pool.map(ask, prompts))
+            return list(pool.map(send_request, prompts))
 
     def counters(self) -> dict[str, float]:
-        """vLLM's counters of speculation: `drafts`, and `0`, `1`, ... for accepted tokens per position."""
-        found: dict[str, float] = {}
+        """Return vLLM's counters of speculation: `drafts`, and `0`, `1`, ... for accepted tokens per position."""
+        counters: dict[str, float] = {}
         for line in self.client.get("/metrics").text.splitlines():
             name, _, value = line.rpartition(" ")
             if name.startswith("vllm:spec_decode_num_drafts_total{"):
-                found["drafts"] = float(value)
+                counters["drafts"] = float(value)
             elif name.startswith("vllm:spec_decode_num_accepted_tokens_per_pos_total{"):
-                found[name.split('position="')[1].split('"')[0]] = float(value)
-        return found
+                counters[name.split('position="')[1].split('"')[0]] = float(value)
+        return counters
 
 
 Serve = Callable[..., contextlib.AbstractContextManager[Server]]
@@ -79,9 +79,9 @@ Serve = Callable[..., contextlib.AbstractContextManager[Server]]
 
 @pytest.fixture(scope="session")
 def serve(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
-    """`serve(target, speculation, *flags)`: a context with a Server; without `speculation` there is none.
+    """Return `serve(target, speculation, *flags)`, a context manager that yields a Server. `speculation` None turns it off.
 
-    Programs of this folder can be imported by the server.
+    The server can import the modules of this folder.
     """
     logs = tmp_path_factory.mktemp("servers")
 
@@ -107,18 +107,18 @@ def serve(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
                 wait_ready(client, process, log)
                 yield Server(client)
         finally:
-            end(process)
+            stop_process(process)
 
     return start
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End the server, and kill what is left of it."""
+def stop_process(process: subprocess.Popen[bytes]) -> None:
+    """End the server, and kill its remaining processes."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(20)
     with contextlib.suppress(ProcessLookupError):
-        for _ in range(30):  # the last of the group removes the shared memory, if it is let
+        for _ in range(30):  # the last process of the group removes the shared memory, if it has time
             os.killpg(process.pid, 0)
             time.sleep(0.1)
         os.killpg(process.pid, signal.SIGKILL)

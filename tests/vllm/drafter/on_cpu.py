@@ -1,7 +1,7 @@
 """vLLM's ExampleHiddenStatesConnector for a machine without a GPU; loaded by vLLM's `kv_connector_module_path`.
 
-vLLM 0.32 copies the states out of its cache by CUDA streams. Only that copy is replaced here: which states are kept, the cache
-that they are read from, the files and their names are vLLM's.
+vLLM 0.32 copies the states out of its cache by CUDA streams. Only that copy is replaced here: the selection of states, the
+cache, the files and their names are vLLM's.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as vllms
 
 
-class Done:
-    """An event that has happened."""
+class CompletedEvent:
+    """A CUDA event that is complete."""
 
     def query(self) -> bool:
         return True
@@ -24,7 +24,7 @@ class Done:
 
 
 class HiddenStatesOnCpu(vllms.ExampleHiddenStatesConnector):  # type: ignore[misc]
-    """See the module."""
+    """vLLM's connector, with a copy that needs no CUDA streams."""
 
     def _submit_async_write(self, pending: Any) -> None:
         offsets = torch.arange(self._block_size)
@@ -32,5 +32,5 @@ class HiddenStatesOnCpu(vllms.ExampleHiddenStatesConnector):  # type: ignore[mis
         states = vllms.extract_from_kv_cache(self._kv_cache, slots, len(pending.token_ids))
         os.makedirs(os.path.dirname(pending.filename), exist_ok=True)
         tensors = {"hidden_states": states.contiguous(), "token_ids": pending.token_ids.clone()}
-        self._write_tensors(tensors, Done(), pending.filename, self._lock_fds.pop(pending.req_id, None))
-        self._req_copy_events[pending.req_id] = Done()
+        self._write_tensors(tensors, CompletedEvent(), pending.filename, self._lock_fds.pop(pending.req_id, None))
+        self._req_copy_events[pending.req_id] = CompletedEvent()

@@ -1,15 +1,15 @@
-"""What vLLM's own EAGLE 3 classes make of a drafter: run by vLLM's interpreter, for the tests beside it.
+"""Outputs of vLLM's own EAGLE 3 classes for a drafter; the tests of this folder run it with vLLM's interpreter.
 
     python oracle.py CASE...
 
 A case is a folder with the models `target` and `drafter` and with `inputs.safetensors`; this adds `outputs.safetensors`, or
-where vLLM does not load the drafter, `error.txt`.
+`error.txt` if vLLM does not load the drafter.
 For round n the inputs have `n.aux` [columns, states of the target] and `n.tokens` [columns + steps]; the outputs of its step i
 are `n.i.normed`, `n.i.feedback` and `n.i.logits`, step 0 for all columns, each later step for the one drafted token.
 
 Guarantees: configuration, class, weight loading and all arithmetic outside attention are vLLM's, by the same calls as in a
 server (vllm/v1/spec_decode/llm_base_proposer.py `load_model`, `propose`). Attention is the textbook formula over a cache that
-is written and read by position, which is what a paged cache amounts to for one sequence. Not guaranteed: that vLLM's own
+is written and read by position, which equals a paged cache for one sequence. Not guaranteed: that vLLM's own
 attention kernel computes that formula; served acceptance shows that.
 """
 
@@ -45,9 +45,12 @@ class Cache:
         self._values: Tensor | None = None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """[columns, heads, size] each, to [columns, heads x size of a value]; a position that comes again is written over."""
+        """Map [columns, heads, size] each to [columns, heads x size of a value]; a repeated position is overwritten."""
         last = int(self.positions.max()) + 1
-        self._keys, self._values = _written(self._keys, key, self.positions), _written(self._values, value, self.positions)
+        self._keys, self._values = (
+            _write_positions(self._keys, key, self.positions),
+            _write_positions(self._values, value, self.positions),
+        )
         group = query.shape[1] // key.shape[1]
         keys = self._keys[:last].repeat_interleave(group, dim=1)
         values = self._values[:last].repeat_interleave(group, dim=1)
@@ -57,7 +60,7 @@ class Cache:
         return torch.einsum("hqk,khd->qhd", weights, values).flatten(1)
 
 
-def _written(old: Tensor | None, new: Tensor, positions: Tensor) -> Tensor:
+def _write_positions(old: Tensor | None, new: Tensor, positions: Tensor) -> Tensor:
     size = max(int(positions.max()) + 1, 0 if old is None else old.shape[0])
     grown = torch.full((size, *new.shape[1:]), float("nan"))
     if old is not None:
@@ -69,8 +72,8 @@ def _written(old: Tensor | None, new: Tensor, positions: Tensor) -> Tensor:
 CACHE = Cache()
 
 
-def grouped(layer: Attention, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
-    """In place of `Attention.forward`."""
+def grouped_attention(layer: Attention, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
+    """Compute attention instead of `Attention.forward`."""
     shaped = (
         query.view(-1, layer.num_heads, layer.head_size),
         key.view(-1, layer.num_kv_heads, layer.head_size),
@@ -79,8 +82,10 @@ def grouped(layer: Attention, query: Tensor, key: Tensor, value: Tensor, *_: obj
     return CACHE.attend(*shaped, layer.impl.scale)
 
 
-def latent(layer: MLAAttention, query: Tensor, latents: Tensor, shared: Tensor, *_: object, **__: object) -> Tensor:
-    """In place of `MLAAttention.forward`, in the form that expands the latents (arXiv 2405.04434, section 2.1)."""
+def latent_attention_forward(
+    layer: MLAAttention, query: Tensor, latents: Tensor, shared: Tensor, *_: object, **__: object
+) -> Tensor:
+    """Compute attention instead of `MLAAttention.forward`, with expanded latents (arXiv 2405.04434, section 2.1)."""
     both = layer.kv_b_proj(latents)[0].view(-1, layer.num_heads, layer.qk_nope_head_dim + layer.v_head_dim)
     key, value = both.split([layer.qk_nope_head_dim, layer.v_head_dim], dim=-1)
     key = torch.cat([key, shared.expand(-1, layer.num_heads, -1)], dim=-1)
@@ -88,7 +93,7 @@ def latent(layer: MLAAttention, query: Tensor, latents: Tensor, shared: Tensor, 
 
 
 def run(case: Path) -> None:
-    """Answer one case."""
+    """Compute the outputs of one case."""
     CACHE.clear()
     latent_attention = "kv_lora_rank" in json.loads((case / "drafter" / "config.json").read_text())
     arguments = EngineArgs(
@@ -97,9 +102,9 @@ def run(case: Path) -> None:
         enforce_eager=True,
         skip_tokenizer_init=True,
         kv_cache_memory_bytes=1 << 26,
-        # The one for AMX, which is preferred where there is AMX, refuses float32 weights on loading.
+        # The backend for AMX, which is preferred on machines with AMX, rejects float32 weights.
         attention_backend="CPU_MLA" if latent_attention else None,
-        # vLLM 0.32's C++ form for CPU turns only part of a query that is given by heads, as latent attention gives it.
+        # vLLM 0.32's C++ form for CPU rotates only part of a query by heads, which latent attention has.
         compilation_config={"custom_ops": ["all", "-rotary_embedding"]} if latent_attention else {},
         speculative_config={"method": "eagle3", "model": str(case / "drafter"), "num_speculative_tokens": 3},
     )
@@ -110,12 +115,12 @@ def run(case: Path) -> None:
         except ValueError as error:
             (case / "error.txt").write_text(str(error))
             return
-        outputs = answer(model, load_file(case / "inputs.safetensors"))
+        outputs = compute_outputs(model, load_file(case / "inputs.safetensors"))
     save_file(outputs, case / "outputs.safetensors")
 
 
-def answer(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The rounds one after another: prefill, then drafting from the last column on, as `propose` does."""
+def compute_outputs(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Run the rounds in order: prefill, then drafting from the last column on, as `propose` does."""
     outputs: dict[str, Tensor] = {}
     rounds = 1 + max(int(name.split(".")[0]) for name in inputs)
     first = 0
@@ -136,7 +141,7 @@ def answer(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    Attention.forward, MLAAttention.forward = grouped, latent
+    Attention.forward, MLAAttention.forward = grouped_attention, latent_attention_forward
     with tempfile.TemporaryDirectory() as folder:
         address = f"file://{folder}/rendezvous"
         init_distributed_environment(world_size=1, rank=0, local_rank=0, distributed_init_method=address, backend="gloo")

@@ -1,6 +1,6 @@
-"""Both forms of export to vLLM itself: what it reads from the speculators form computes what the serving form does, bit for bit.
+"""Both forms of export in vLLM: the speculators form and the serving form compute the same, bit for bit.
 
-Bringing the speculators form in again is the third. oracle.py is vLLM's side.
+The imported speculators form is the third. oracle.py is vLLM's side.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aerie_drafter.export import ExportFormat, export_checkpoint
 from aerie_drafter.model import Drafter
 from aerie_lab.testing.model import write_tiny_llama
 
-# Most of it is for installing vLLM, which the fixture may have to do.
+# Most of the timeout is for a first installation of vLLM.
 pytestmark = pytest.mark.timeout(2400)
 
 BASE: dict[str, Any] = {
@@ -47,26 +47,26 @@ CASES: dict[str, dict[str, Any]] = {
         "rope": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
     },
 }
-FORMS = ("vllm", "speculators", "there and back")
+FORMS = ("vllm", "speculators", "imported")
 
 
 def random_drafter(config: DrafterConfig, seed: int) -> Drafter:
-    """Norms random too, so that an exchange of two shows."""
-    chance = torch.Generator().manual_seed(seed)
+    """Return a drafter with random weights and norms, so that exchanged norms are detected."""
+    generator = torch.Generator().manual_seed(seed)
     drafter = Drafter(config)
     with torch.no_grad():
         for weight in drafter.parameters():
-            spread = torch.randn(weight.shape, generator=chance)
-            weight.copy_(1 + 0.3 * spread if weight.dim() == 1 else spread * weight.shape[1] ** -0.5)
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.copy_(1 + 0.3 * noise if weight.dim() == 1 else noise * weight.shape[1] ** -0.5)
     if config.draft_vocab_size < config.vocab_size:
-        kept = torch.randperm(config.vocab_size, generator=chance)[: config.draft_vocab_size]
-        drafter.set_draft_vocabulary(kept.sort().values)
+        target_ids = torch.randperm(config.vocab_size, generator=generator)[: config.draft_vocab_size]
+        drafter.set_draft_vocabulary(target_ids.sort().values)
     return drafter
 
 
 @pytest.fixture(scope="module")
-def answered(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder per case and form, with what vLLM makes of it."""
+def vllm_outputs(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the root with a folder per case and form, each with vLLM's outputs."""
     root = tmp_path_factory.mktemp("forms")
     target = write_tiny_llama(root / "target")
     folders = []
@@ -74,10 +74,10 @@ def answered(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         config = DrafterConfig(**{**BASE, **changes})
         trained = root / f"trained-{number}"
         checkpoint.save_checkpoint(trained, random_drafter(config, number), {"target": str(target)})
-        chance = torch.Generator().manual_seed(number)
+        generator = torch.Generator().manual_seed(number)
         inputs = {
-            "0.aux": torch.randn(12, 64 * len(config.aux_layer_ids), generator=chance),
-            "0.tokens": torch.randint(258, (16,), generator=chance),
+            "0.aux": torch.randn(12, 64 * len(config.aux_layer_ids), generator=generator),
+            "0.tokens": torch.randint(258, (16,), generator=generator),
         }
         for form in FORMS:
             folder = root / f"{number} {form}"
@@ -88,7 +88,7 @@ def answered(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         export_checkpoint(trained, root / f"{number} vllm" / "drafter")
         export_checkpoint(trained, root / f"{number} speculators" / "drafter", export_format=ExportFormat.SPECULATORS)
         import_checkpoint(
-            root / f"{number} speculators" / "drafter", root / f"{number} there and back" / "drafter", ConversionOverrides()
+            root / f"{number} speculators" / "drafter", root / f"{number} imported" / "drafter", ConversionOverrides()
         )
     settings = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -98,19 +98,19 @@ def answered(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "VLLM_LOGGING_LEVEL": "ERROR",
     }
     command = [vllm / "python", Path(__file__).with_name("oracle.py"), *folders]
-    done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    process = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
     return root
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_all_forms_are_one_drafter_to_vllm(case: str, answered: Path) -> None:
+def test_all_forms_have_the_same_outputs_in_vllm(case: str, vllm_outputs: Path) -> None:
     number = list(CASES).index(case)
     for form in FORMS:
-        fault = answered / f"{number} {form}" / "error.txt"
-        assert not fault.exists(), fault.read_text()
-    expected, *others = (load_file(answered / f"{number} {form}" / "outputs.safetensors") for form in FORMS)
+        error_file = vllm_outputs / f"{number} {form}" / "error.txt"
+        assert not error_file.exists(), error_file.read_text()
+    expected, *others = (load_file(vllm_outputs / f"{number} {form}" / "outputs.safetensors") for form in FORMS)
     assert len(expected) == 3 * 5
-    for found in others:
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+    for outputs in others:
+        assert outputs.keys() == expected.keys()
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in outputs.items())

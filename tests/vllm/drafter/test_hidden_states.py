@@ -1,7 +1,7 @@
 """Hidden states that vLLM writes with `extract_hidden_states` are those of the same target in this process.
 
-That is what a training on files rests on: the reader takes vLLM's files as they are, layer ids mean the same on both sides,
-and the last id is the state before the final norm.
+Training on files relies on that: the reader accepts vLLM's files, layer ids are the same on both sides, and the last id is the
+state before the final norm.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import torch
 from aerie_drafter.train.states import HiddenStateFiles, InProcessTarget, extract_target_parts, load_model
 from aerie_lab.testing.model import Shape, write_tiny_llama
 
-# Most of it is for installing vLLM, which the fixture may have to do.
+# Most of the timeout is for a first installation of vLLM.
 pytestmark = pytest.mark.timeout(2400)
 
 LAYERS = 4
 AUX = (0, 1, 3)
 LENGTHS = (1, 7, 64, 65, 300)
-"""Tokens of the texts: blocks of the cache that are full, and that are not."""
+"""Tokens of the texts: full and partial blocks of the cache."""
 
-ROUNDING = 1e-5
-"""In parts of the largest number; measured are up to 1e-6."""
+MAX_ROUNDING = 1e-5
+"""Maximum difference, relative to the largest number. Measured: up to 1e-6."""
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def texts() -> list[torch.Tensor]:
-    chance = torch.Generator().manual_seed(0)
-    return [torch.randint(2, 258, (length,), generator=chance) for length in LENGTHS]
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(2, 258, (length,), generator=generator) for length in LENGTHS]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def files(
     texts: list[torch.Tensor],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    """A folder with what vLLM wrote for the texts."""
+    """Return the folder of the files that vLLM wrote for the texts."""
     folder = tmp_path_factory.mktemp("states")
     layers = [*AUX, LAYERS]
     speculation = {
@@ -66,8 +66,8 @@ def files(
     }
     flags = [f"--kv-transfer-config={json.dumps(transfer)}", "--no-enable-chunked-prefill", "--no-enable-prefix-caching"]
     with serve(target, speculation, *flags, "--max-model-len=2048", "--max-num-batched-tokens=2048") as server:
-        server.answer([text.tolist() for text in texts], 1)
-        for file in folder.glob("*.lock"):  # there since before the answer, and held until the file is whole
+        server.generate([text.tolist() for text in texts], 1)
+        for file in folder.glob("*.lock"):  # exists before the response, and is held until the file is complete
             with file.open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH)
     return folder
@@ -76,11 +76,14 @@ def files(
 def test_states_are_those_of_the_target_in_process(files: Path, target: Path, texts: list[torch.Tensor]) -> None:
     model = load_model(str(target), None, torch.float32, torch.device("cpu"))
     written = HiddenStateFiles(files, extract_target_parts(model), AUX, [*AUX, LAYERS])
-    here = InProcessTarget(model, AUX)
+    in_process = InProcessTarget(model, AUX)
     for text in texts:
-        found, expected = written.fetch_hidden_states(text.unsqueeze(0), [[text]]), here.fetch_hidden_states(text.unsqueeze(0))
-        for one, other in zip(found, expected, strict=True):
-            assert one.shape == other.shape
-            difference = float((one - other).abs().max() / other.abs().max())
+        actual, expected = (
+            written.fetch_hidden_states(text.unsqueeze(0), [[text]]),
+            in_process.fetch_hidden_states(text.unsqueeze(0)),
+        )
+        for state, expected_state in zip(actual, expected, strict=True):
+            assert state.shape == expected_state.shape
+            difference = float((state - expected_state).abs().max() / expected_state.abs().max())
             logging.getLogger(__name__).info("%d tokens: %.1e", len(text), difference)  # shown by --log-cli-level=info
-            assert difference < ROUNDING
+            assert difference < MAX_ROUNDING

@@ -8,7 +8,7 @@ Two arms under one load differ by chance, the more the fewer requests there are:
 requests on each of two pods. So the test covers the recent requests and not one block: as many as distinguish 20 % from chance.
 
     few requests     earlier blocks count too, the older the less        a difference that lasts shows, chance does not
-    many requests    the last block alone                                each block by itself
+    many requests    the last block alone                                each block alone
 
 Effect of each kind of routing:
 

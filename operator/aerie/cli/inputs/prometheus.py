@@ -152,7 +152,7 @@ class _PrometheusClient:
         try:
             return sorted({str(series["metric"][config.pod_label]) for series in result})
         except (LookupError, TypeError):
-            raise self._not_prometheus_error(PrometheusResponseError(f"answered with {str(result)[:100]}")) from None
+            raise self._not_prometheus_error(PrometheusResponseError(str(result)[:100])) from None
 
     def query_steps(
         self, start: float, end: float, step: float, steps_per_query: int
@@ -181,7 +181,7 @@ class _PrometheusClient:
             raise self._not_prometheus_error(error) from None
 
     def _not_prometheus_error(self, error: PrometheusResponseError) -> CommandError:
-        return CommandError(f"--prometheus {self._config.address} {error}: set the address of a Prometheus server.")
+        return CommandError(f"--prometheus {self._config.address} returned {error}: set the address of a Prometheus server.")
 
     def _post(self, url: str, parameters: Mapping[str, str]) -> tuple[int, bytes]:
         subject, deadline = f"--prometheus {self._config.address}", time.monotonic() + REQUEST_TIMEOUT_SECONDS

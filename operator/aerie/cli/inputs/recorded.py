@@ -128,8 +128,7 @@ def _read_prometheus_matrix(text: str, file: Path) -> Iterator[tuple[float, str,
         AttributeError,
         RecursionError,
     ) as error:
-        reason = str(error).removeprefix("answered with ")
         raise CommandError(
-            f"{file} is not a matrix of series with names and a label pod or instance ({reason}): record it with "
+            f"{file} is not a matrix of series with names and a label pod or instance ({error}): record it with "
             'query_range and a query such as {__name__=~"vllm:.*"}.'
         ) from None

@@ -111,7 +111,7 @@ def _is_rejection(error: ApiError) -> bool:
 
 async def _apply_object(cluster: Cluster, snapshot: Snapshot, desired: ObjectDict) -> ObjectDict:
     """Apply the object, over edits that prevent it."""
-    live = snapshot.child(desired["kind"], desired["metadata"]["name"])
+    live = snapshot.cluster.child(desired["kind"], desired["metadata"]["name"])
     uid = live["metadata"]["uid"] if live is not None and is_owned_by(live, snapshot.resource.metadata.uid) else None
     try:
         return await cluster.apply(desired, uid=uid)

@@ -29,7 +29,7 @@ from aerie.controller.work_queue import NamespacedName
 from aerie.manifests import naming
 from aerie.rollout.facts import pod_failures
 from aerie.rollout.facts.last_valid_spec import read_resource
-from aerie.rollout.facts.snapshot import Snapshot, is_owned_by, read_labels
+from aerie.rollout.facts.snapshot import ClusterState, Snapshot, is_owned_by, read_labels
 from aerie.rollout.revision.preflight_result import find_jobs_without_pod
 
 _MAX_LOG_LINES = 8
@@ -42,13 +42,13 @@ def read_cached_snapshot(cache: ObjectCache, document: ObjectDict) -> Snapshot:
     pods = [item for item in owned_objects if item["kind"] == PODS.kind]
     children = tuple(item for item in owned_objects if item["kind"] != PODS.kind)
     resource, substitute = read_resource(document, children)
-    return Snapshot(
-        resource=resource,
-        spec_substitution=substitute,
+    state = ClusterState(
+        resource.metadata.name,
         children=children,
         pods=tuple(pod for pod in pods if naming.NAME_LABEL in read_labels(pod)),
         preflight_pods=tuple(pod for pod in pods if naming.NAME_LABEL not in read_labels(pod)),
     )
+    return Snapshot(resource, state, spec_substitution=substitute)
 
 
 async def read_live_snapshot(
@@ -65,11 +65,12 @@ async def read_live_snapshot(
         _list_into_cache(cluster, cache, key, PODS, selector, f"{naming.PREFLIGHT_LABEL}={key.name}"),
     )
     snapshot = read_cached_snapshot(cache, document)
-    return replace(
-        snapshot,
-        last_log_lines=await _read_crash_logs(cluster, key.namespace, snapshot.pods),
-        job_creation_errors=await read_pod_creation_errors(cluster, key.namespace, find_jobs_without_pod(snapshot)),
+    state = replace(
+        snapshot.cluster,
+        last_log_lines=await _read_crash_logs(cluster, key.namespace, snapshot.cluster.pods),
+        job_creation_errors=await read_pod_creation_errors(cluster, key.namespace, find_jobs_without_pod(snapshot.cluster)),
     )
+    return replace(snapshot, cluster=state)
 
 
 async def find_name_conflicts(
@@ -77,7 +78,7 @@ async def find_name_conflicts(
 ) -> tuple[ObjectDict, ...]:
     """Return the existing objects of other owners that have the name of an object to be created. Raises ApiError."""
     metadata = snapshot.resource.metadata
-    new_objects = [item for item in desired_objects if snapshot.child(item["kind"], item["metadata"]["name"]) is None]
+    new_objects = [item for item in desired_objects if snapshot.cluster.child(item["kind"], item["metadata"]["name"]) is None]
     gets = (
         cluster.get(RESOURCE_KIND_BY_NAME[item["kind"]], item["metadata"]["namespace"], item["metadata"]["name"])
         for item in new_objects

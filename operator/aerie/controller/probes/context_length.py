@@ -49,7 +49,7 @@ class _ContextLengthQuery:
     urls: ProbeUrls | None = None
     lengths: ContextLengths | None = None
     is_finished: bool = False
-    """True when a further query would be of no use."""
+    """True when a further query would change nothing."""
 
 
 class ContextLengthProber:

@@ -26,6 +26,7 @@ from datetime import datetime
 import httpx
 
 from aerie.analysis.equivalence import EquivalenceResult, PromptDifference, compare_answers
+from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
 from aerie.controller.scraping.http_fetch import create_http_client
 from aerie.controller.scraping.targets import find_engine_endpoints
@@ -59,7 +60,7 @@ MAX_PROMPT_INTERVAL_SECONDS = 60.0
 class ProbeError(Exception):
     """Error for a prompt that was not answered; the message is a clause.
 
-    `is_final`: a further prompt to this engine would be of no use.
+    `is_final`: a further prompt to this engine would fail too.
     """
 
     def __init__(self, message: str, *, is_final: bool = False) -> None:
@@ -140,7 +141,7 @@ def find_probe_urls(snapshot: Snapshot, status: Status, path: str = completions.
     if status.canary is None or status.stable is None:
         return None
     name = snapshot.resource.metadata.name
-    ready_pods = {pod["metadata"]["name"] for pod in snapshot.pods if pod_failures.is_pod_ready(pod)}
+    ready_pods = {pod["metadata"]["name"] for pod in snapshot.cluster.pods if pod_failures.is_pod_ready(pod)}
     urls: dict[str, list[str]] = {}
     for pod, endpoint in sorted(find_engine_endpoints(snapshot)):
         if pod in ready_pods:
@@ -160,9 +161,9 @@ def find_probe_urls(snapshot: Snapshot, status: Status, path: str = completions.
     )
 
 
-def prompt_interval_seconds(snapshot: Snapshot, status: Status) -> float:
+def prompt_interval_seconds(resource: SpeculativeDeployment, status: Status) -> float:
     """Return the seconds from one prompt to the next."""
-    analysis = snapshot.resource.spec.rollout.analysis
+    analysis = resource.spec.rollout.analysis
     if status.canary is not None and status.canary.phase == "WarmingUp":
         return min(
             MAX_WARMUP_PROMPT_INTERVAL_SECONDS,
@@ -244,7 +245,7 @@ class EquivalenceProber:
                 return
             probe = self._probes[key] = _ProbeProgress(request)
             self._queue.add(key)
-        probe.urls, probe.interval_seconds = find_probe_urls(snapshot, status), prompt_interval_seconds(snapshot, status)
+        probe.urls, probe.interval_seconds = find_probe_urls(snapshot, status), prompt_interval_seconds(snapshot.resource, status)
 
     def forget(self, key: NamespacedName) -> None:
         """Drop the state of a resource that was deleted."""

@@ -122,7 +122,7 @@ class PrometheusClient:
             except PrometheusResponseError as error:
                 raise ScrapeError(
                     "invalid_response",
-                    f"{server.address} {error}: {PROMETHEUS_FIELD_PATH}.address must be a Prometheus server",
+                    f"{server.address} returned {error}: {PROMETHEUS_FIELD_PATH}.address must be a Prometheus server",
                 ) from None
             yield {pod: scrapes.get(pod, missing_message) for pod in query_pods}
 

@@ -33,10 +33,10 @@ def find_engine_endpoints(snapshot: Snapshot) -> Iterator[tuple[str, EngineEndpo
     resource = snapshot.resource
     deployment_labels = {
         item["metadata"]["name"]: read_labels(item)
-        for item in snapshot.children_of_kind("Deployment")
+        for item in snapshot.cluster.children_of_kind("Deployment")
         if is_owned_by(item, resource.metadata.uid)
     }
-    for pod in snapshot.pods:
+    for pod in snapshot.cluster.pods:
         deployment = _find_deployment_name(pod)
         if deployment not in deployment_labels or pod["metadata"].get("deletionTimestamp"):
             continue

@@ -42,7 +42,9 @@ class RevisionFactsCache:
     def get(self, snapshot: Snapshot, revision: str) -> RevisionFacts | None:
         """Return the facts about the revision; None where there is no record of it, or an unreadable one."""
         if revision not in self._facts_by_revision:
-            record = snapshot.child("ConfigMap", preflight_job.preflight_job_name(snapshot.resource.metadata.name, revision))
+            record = snapshot.cluster.child(
+                "ConfigMap", preflight_job.preflight_job_name(snapshot.resource.metadata.name, revision)
+            )
             if record is None:
                 return None
             self._facts_by_revision = {

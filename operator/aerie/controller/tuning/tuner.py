@@ -87,7 +87,7 @@ class Tuner:
             self._queue.add_after(key, self._first_decision_delay(key, session))
         elif session.inputs != inputs:
             self._update_inputs(key, session, inputs, snapshot)
-        session.startup_seconds = median_startup_seconds(snapshot.live_pods(stable.revision)) or session.startup_seconds
+        session.startup_seconds = median_startup_seconds(snapshot.cluster.live_pods(stable.revision)) or session.startup_seconds
         session.retain_pods(frozenset(name for name, _ in find_engine_endpoints(snapshot)))
 
     def forget(self, key: NamespacedName) -> None:

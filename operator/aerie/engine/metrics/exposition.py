@@ -1,16 +1,16 @@
-"""Parse a metrics page of vLLM, in Prometheus's text format, into a `Sample`.
+"""Parse an exposition of vLLM's metrics, in Prometheus's text format, into a `Sample`.
 
-The parser reads only what Aerie needs, so that a page of 50 KiB takes a millisecond. It selects lines by their name alone, and
-reads labels only where they matter. A page comes from a container that anybody may have written, so it has limits: bytes and
-lines of the page, lines that are read and their length, labels of a line, and distinct values of a label.
+The parser reads only what Aerie needs, so that an exposition of 50 KiB takes a millisecond. It selects lines by their name alone,
+and reads labels only where they matter. An exposition comes from a container that anybody may have written, so it has limits: its
+bytes and lines, lines that are read and their length, labels of a line, and distinct values of a label.
 
-Guarantees: time is linear in a page's bytes, and the largest page takes some 20 ms whatever it contains. A sample has at most 16
+Guarantees: time is linear in the bytes, and the largest exposition takes some 20 ms whatever it contains. A sample has at most 16
 KiB. Every number is finite, not negative and not above `MAX_COUNTER_VALUE`, sums over ranks included. Engines (data-parallel
-ranks) and served model names are summed. Label values are unescaped as the format specifies. A page that is truncated, over a
-limit, malformed in a line that is read, or not vLLM's raises `ExpositionError`, and never gives a number. The message of an
-ExpositionError is Aerie's own, the same for each page with the fault: it contains nothing from the page. Not guaranteed: that
-lines which are not read are well-formed. Nothing of OpenMetrics is read that Prometheus's text format does not have. The page of
-vLLM's front end in Rust, which is always `application/openmetrics-text`, is read completely.
+ranks) and served model names are summed. Label values are unescaped as the format specifies. An exposition that is truncated,
+over a limit, malformed in a line that is read, or not vLLM's raises `ExpositionError`, and never gives a number. Its message is
+Aerie's own, the same for each exposition with the fault: it contains nothing of its text. Not guaranteed: that
+lines which are not read are well-formed. Nothing of OpenMetrics is read that Prometheus's text format does not have. The
+exposition of vLLM's front end in Rust, which is always `application/openmetrics-text`, is read completely.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from aerie.engine.metrics.names import Metric, MetricType
 from aerie.engine.metrics.sample import Counters, Gauges, Sample, SpeculationCounters
 
 MAX_EXPOSITION_BYTES = 1024 * 1024
-"""Bytes of a page. vLLM 0.32 writes 58 KiB for one engine and 45 KiB for each further data-parallel rank. 16 ranks, as many as
-a node has GPUs, take 730 KiB with a model name of 33 characters, and one MiB with 70."""
+"""Bytes of an exposition. vLLM 0.32 writes 58 KiB for one engine and 45 KiB for each further data-parallel rank. 16 ranks, as
+many as a node has GPUs, take 730 KiB with a model name of 33 characters, and one MiB with 70."""
 MAX_EXPOSITION_LINES = 20_000
-"""Lines of a page; 16 ranks have 6,200. The rest is for the lines about LoRA adapters, one for each set of them that ever ran."""
+"""Lines of an exposition; 16 ranks have 6,200. The rest is for LoRA adapters: one line for each set of them that ever ran."""
 MAX_PARSED_LINES = 4096
 """Lines that are read; 16 ranks have 1,400."""
 MAX_LINE_BYTES = 8192
@@ -44,17 +44,17 @@ MAX_COUNTER_VALUE = 1e18
 
 
 class ExpositionError(ValueError):
-    """A page that is no complete metrics page of vLLM; the message is a sentence."""
+    """A response that is no complete exposition of vLLM's metrics; the message is a sentence."""
 
 
 def parse_exposition(body: bytes) -> Sample:
-    """Parse a page in Prometheus's text format. Raises ExpositionError."""
+    """Parse an exposition in Prometheus's text format. Raises ExpositionError."""
     if len(body) > MAX_EXPOSITION_BYTES:
-        raise ExpositionError(f"the metrics page has more than {MAX_EXPOSITION_BYTES} bytes.")
+        raise ExpositionError(f"the metrics response has more than {MAX_EXPOSITION_BYTES} bytes.")
     if not body.endswith(b"\n"):
-        raise ExpositionError("the metrics page ends in the middle of a line: the connection was cut, scrape again.")
+        raise ExpositionError("the metrics response ends in the middle of a line: the connection was cut, scrape again.")
     if body.count(b"\n") > MAX_EXPOSITION_LINES:
-        raise ExpositionError(f"the metrics page has more than {MAX_EXPOSITION_LINES} lines.")
+        raise ExpositionError(f"the metrics response has more than {MAX_EXPOSITION_LINES} lines.")
     builder, parsed_lines = _SampleBuilder(), 0
     for line in body.split(b"\n"):
         if not line.startswith(_VLLM_PREFIX):
@@ -84,7 +84,7 @@ def parse_exposition(body: bytes) -> Sample:
 
 
 def parse_series(series: Iterable[tuple[str, Mapping[str, str], str]], process_start_time: str | None) -> Sample:
-    """Build a sample from the lines of one page, split into name, labels and value, and the process start time. Raises
+    """Build a sample from the lines of one exposition, split into name, labels and value, and the process start time. Raises
     ExpositionError."""
     builder, parsed_lines = _SampleBuilder(), 0
     for series_name, labels, value in series:
@@ -110,12 +110,12 @@ def parse_series(series: Iterable[tuple[str, Mapping[str, str], str]], process_s
 
 
 class _LineError(Exception):
-    """An invalid line; the message contains nothing from the page."""
+    """An invalid line; the message contains nothing from the exposition."""
 
 
 def _unreadable_line_error(name: bytes, error: _LineError) -> ExpositionError:
-    """Return the error of a line. `name` is one of `PARSED_SERIES`, so the message contains nothing from the page."""
-    return ExpositionError(f"the metrics page has a line that cannot be read ({error}): {name.decode()}")
+    """Return the error of a line. `name` is one of `PARSED_SERIES`, so the message contains nothing from the exposition."""
+    return ExpositionError(f"the metrics response has a line that cannot be read ({error}): {name.decode()}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- lines
@@ -215,12 +215,12 @@ def _unescape_value(value: bytes) -> bytes:
     return b"\\".join(piece.replace(b'\\"', b'"').replace(b"\\n", b"\n") for piece in pieces)
 
 
-def _parse_process_start(page: bytes) -> float | None:
-    start = page.find(f"\n{PROCESS_START_SERIES} ".encode())
+def _parse_process_start(exposition: bytes) -> float | None:
+    start = exposition.find(f"\n{PROCESS_START_SERIES} ".encode())
     if start < 0:
         return None
     start += len(PROCESS_START_SERIES) + 2
-    return _parse_start_time(page[start : min(page.index(b"\n", start), start + MAX_VALUE_BYTES + 1)])
+    return _parse_start_time(exposition[start : min(exposition.index(b"\n", start), start + MAX_VALUE_BYTES + 1)])
 
 
 def _parse_start_time(tail: bytes) -> float:
@@ -233,12 +233,12 @@ def _parse_start_time(tail: bytes) -> float:
 # --------------------------------------------------------------------------------------------------------------- sample
 @dataclass(frozen=True, slots=True)
 class _SampleBuilder:
-    """Collector of a page's numbers by series name: sums, and values by label."""
+    """Collector of an exposition's numbers by series name: sums, and values by label."""
 
     sums: dict[bytes, float] = field(default_factory=dict)
     labelled_sums: dict[bytes, dict[bytes, float]] = field(default_factory=dict)
     kv_cache_tokens: list[int | None] = field(default_factory=list)
-    """Tokens in the KV cache of each engine; None if the page does not contain the number ("None" before the cache is sized)."""
+    """Tokens in the KV cache of each engine; None if the number is missing ("None" before the cache is sized)."""
 
     def add_sum(self, name: bytes, value: float) -> None:
         self.sums[name] = _add_bounded(self.sums.get(name, 0.0), value)
@@ -291,7 +291,7 @@ class _SampleBuilder:
             return Histogram(_intern_edges(edges), _intern_counts(counts), total)
         except ValueError:
             requirement = "its buckets need different edges that are numbers, the last of them +Inf."
-            raise ExpositionError(f"the metrics page's {metric} is no histogram: {requirement}") from None
+            raise ExpositionError(f"the metrics response's {metric} is no histogram: {requirement}") from None
 
     def read_speculation(self) -> SpeculationCounters | None:
         if Metric.DRAFTS.definition.name.encode() not in self.sums:
@@ -301,7 +301,7 @@ class _SampleBuilder:
         positions = [str(position).encode() for position in range(len(accepted))]
         if accepted.keys() != set(positions):
             raise ExpositionError(
-                f"the metrics page's {Metric.ACCEPTED_PER_POSITION} does not have the positions 0, 1, 2 and so on."
+                f"the metrics response's {Metric.ACCEPTED_PER_POSITION} does not have the positions 0, 1, 2 and so on."
             )
         return SpeculationCounters(
             self.read_sum(Metric.DRAFTS),
@@ -328,12 +328,12 @@ def _decode_label(value: bytes, metric: Metric) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise ExpositionError(f"the metrics page's {metric} has a label that is no text in UTF-8.") from None
+        raise ExpositionError(f"the metrics response's {metric} has a label that is no text in UTF-8.") from None
 
 
 @functools.lru_cache(maxsize=64)
 def _intern_edges(edges: tuple[float, ...]) -> tuple[float, ...]:
-    """Return these edges as one object for all pages that have them, because an operator stores samples of thousands of pods."""
+    """Return these edges as one object for all expositions with them, because an operator stores samples of thousands of pods."""
     return edges
 
 
@@ -344,7 +344,7 @@ def _intern_counts(counts: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _missing_series_error(name: str) -> ExpositionError:
-    return ExpositionError(f"the metrics page has no {name}: it is not that of a vLLM engine, or of one older than 0.24.")
+    return ExpositionError(f"the metrics response has no {name}: it is not from a vLLM engine, or from one older than 0.24.")
 
 
 def _build_sample(builder: _SampleBuilder, capacity: float | None, process_start_time: float | None) -> Sample:

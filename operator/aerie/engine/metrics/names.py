@@ -1,11 +1,11 @@
 """vLLM's metrics that Aerie reads: name, type, unit, labels, buckets, and what each of them really counts.
 
 Guarantees: every metric is in the source of vLLM 0.24 to 0.33 under this name and type. The meaning is that of the code, where
-that differs from the name. Not guaranteed: buckets, which a user may change from 0.32 on (the parser takes the page's buckets);
-pages of vLLM's experimental front end in Rust.
+that differs from the name. Not guaranteed: buckets, which a user may change from 0.32 on (the parser takes those of the
+exposition); expositions of vLLM's experimental front end in Rust.
 
-A page has each metric once per engine (data-parallel rank), distinguished by the label `engine`. Several API-server processes of
-one pod share one page: counters are then already sums, but see `ITERATION_TOKENS`.
+An exposition has each metric once per engine (data-parallel rank), distinguished by the label `engine`. Several API-server
+processes of one pod share one exposition: counters are then already sums, but see `ITERATION_TOKENS`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MetricDefinition:
     """Definition of one vLLM metric."""
 
     name: str
-    """Name as on a page: counters end in `_total`; histograms are without `_bucket`, `_sum`, `_count`."""
+    """Name as in an exposition: counters end in `_total`; histograms are without `_bucket`, `_sum`, `_count`."""
     metric_type: MetricType
     unit: str
     meaning: str
@@ -56,7 +56,7 @@ _SPEC_DECODE_SOURCE = "vllm/v1/spec_decode/metrics.py"
 
 
 class Metric(Enum):
-    """The metrics that Aerie reads. Each value is a `MetricDefinition`. The speculation metrics are on a page only if the
+    """The metrics that Aerie reads. Each value is a `MetricDefinition`. The speculation metrics are in an exposition only if the
     engine speculates."""
 
     DRAFTS = MetricDefinition(

@@ -1,4 +1,4 @@
-"""Query a Prometheus server for engines' metrics, and turn its response into the `Sample`s that the pages would give.
+"""Query a Prometheus server for engines' metrics, and turn its response into the `Sample`s that the engines would give.
 
     query ────► {__name__=~"...", pod=~"..."}[30s] ────────► samples, scrape times ─► `parse_newest_scrapes`: newest, by pod
     selector ─► {__name__=~"...", pod=~"..."}, with a step ─► values at each step ──► `parse_scrape_history`: all, by pod
@@ -7,9 +7,9 @@ The newest scrape needs a range query. An instant query may return values of dif
 uses steps, because it would have many more samples; its consumers only take differences between steps.
 
 Guarantees: a scrape is complete, all its series have one time, and it is of one target. A value that is no number, or a missing
-series, is rejected as on a page. Series that Prometheus adds itself or that other containers of the pod have are ignored. The
-server may be anybody's. An error message contains only the kind of fault, an error type of `PROMETHEUS_ERROR_TYPES`, and label
-names of `TARGET_LABELS`, and never the server's own text. Time is linear in the response's bytes, and `parse_newest_scrapes`
+series, is rejected as in an exposition. Series that Prometheus adds itself or that other containers of the pod have are ignored.
+The server may be anybody's. An error message contains only the kind of fault, an error type of `PROMETHEUS_ERROR_TYPES`, and
+label names of `TARGET_LABELS`, and never the server's own text. Time is linear in the bytes, and `parse_newest_scrapes`
 limits series and samples. Not guaranteed: that a scrape is complete on the server itself, if its responses are assembled from
 several stores. The newest scrape is then skipped as long as it has fewer series than the previous one.
 """
@@ -56,7 +56,7 @@ _QUERIED_SERIES = (*PARSED_SERIES, PROCESS_START_SERIES, UP_SERIES)
 
 
 class PrometheusResponseError(ValueError):
-    """A response that is not one of Prometheus' API; the message is the rest of a sentence about the server."""
+    """A response that is not one of Prometheus' API; the message is a noun phrase: what the server returned."""
 
 
 def build_range_query(pods: Sequence[str], pod_label: str, labels: Labels, range_seconds: float) -> str:
@@ -86,11 +86,11 @@ class PrometheusScrape:
     process_start_time: str | None
 
     def to_sample(self) -> Sample:
-        """Return the sample that the page would have given. Raises ExpositionError."""
+        """Return the sample that the exposition would have given. Raises ExpositionError."""
         try:
             return parse_series(self.series, self.process_start_time)
         except ExpositionError as error:
-            raise ExpositionError(f"as Prometheus has it, {error}") from None
+            raise ExpositionError(f"according to Prometheus, {error}") from None
 
 
 def parse_newest_scrapes(body: bytes, pod_label: str) -> Mapping[str, PrometheusScrape | str]:
@@ -100,7 +100,7 @@ def parse_newest_scrapes(body: bytes, pod_label: str) -> Mapping[str, Prometheus
     """
     result = parse_result(body)
     if isinstance(result, list) and len(result) > MAX_RESPONSE_SERIES:
-        raise PrometheusResponseError(f"answered with more than {MAX_RESPONSE_SERIES} series")
+        raise PrometheusResponseError(f"more than {MAX_RESPONSE_SERIES} series")
     return {
         pod: _newest_scrape(series) for pod, series in _group_by_pod(result, pod_label, samples=MAX_SAMPLES_PER_SERIES).items()
     }
@@ -126,12 +126,12 @@ def parse_result(body: bytes, result_type: str = "matrix") -> Any:
     try:
         document = json.loads(body)
         if document["status"] != "success" or document["data"]["resultType"] != result_type:
-            raise PrometheusResponseError(f"answered with no such result{format_error_type(body)}")
+            raise PrometheusResponseError(f"no result of type {result_type}{format_error_type(body)}")
         return document["data"]["result"]
     except PrometheusResponseError:
         raise
     except _PARSE_ERRORS:
-        raise PrometheusResponseError("answered with what is no answer of Prometheus") from None
+        raise PrometheusResponseError("an invalid Prometheus response") from None
 
 
 _PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
@@ -144,17 +144,17 @@ def _group_by_pod(result: Any, *pod_labels: str, samples: float = math.inf) -> M
         for item in result:
             labels, pairs = {str(name): str(value) for name, value in item["metric"].items()}, item.get("values", ())
             if len(pairs) > samples:
-                raise PrometheusResponseError(f"answered with more than {samples} samples of a series")
+                raise PrometheusResponseError(f"more than {samples} samples of a series")
             values = {float(timestamp): str(value) for timestamp, value in pairs}
             pod = next((labels[label] for label in pod_labels if labels.get(label)), None)
             if pod is None:
-                raise PrometheusResponseError(f"answered with a series without the label {' or '.join(pod_labels)}")
+                raise PrometheusResponseError(f"a series without the label {' or '.join(pod_labels)}")
             if values:  # a native histogram has no values
                 by_pod.setdefault(pod, []).append(_Series(labels["__name__"], labels, values))
     except PrometheusResponseError:
         raise
     except _PARSE_ERRORS:
-        raise PrometheusResponseError("answered with what is no answer of Prometheus") from None
+        raise PrometheusResponseError("an invalid Prometheus response") from None
     return by_pod
 
 
@@ -250,7 +250,7 @@ def _scrape_without_engine(pod_series: Sequence[_Series]) -> PrometheusScrape | 
         return "has no metrics of vLLM there, and which of its scrapes would be the engine's does not show"
     timestamp, value = max(up_series[0].values.items())
     if value == "1":
-        return PrometheusScrape(timestamp, (), None)  # the page exists and is not vLLM's
+        return PrometheusScrape(timestamp, (), None)  # the exposition exists and is not vLLM's
     return "could not be scraped (up is 0)"
 
 

@@ -1,7 +1,7 @@
 """One scrape of an engine as typed numbers, and the difference between two scrapes.
 
 Guarantees: the difference of two scrapes of one run is never negative. A restart in between is a `CounterReset`, never a rate.
-Counters add up over pods and over adjacent windows. `rates` interprets the numbers of a window; `exposition` reads a page.
+Counters add up over pods and over adjacent windows. `rates` interprets the numbers of a window; `exposition` parses a response.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """Values at the time of the scrape; None if the page does not contain them.
+    """Values at the time of the scrape; None if the exposition does not contain them.
 
     With several API-server processes a gauge is missing until the engine first sets it.
     """
@@ -97,10 +97,10 @@ class Sample:
     counters: Counters
     gauges: Gauges
     engines: frozenset[str]
-    """Values of the label `engine`: one for each data-parallel rank behind this page."""
+    """Values of the label `engine`: one for each data-parallel rank behind this metrics endpoint."""
     process_start_time: float | None = None
-    """Start of the process, in seconds of Unix time. None if the page does not contain it: with several API-server processes,
-    and with vLLM's front end in Rust."""
+    """Start of the process, in seconds of Unix time. None if the exposition lacks it: with several API-server processes, and
+    with vLLM's front end in Rust."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,9 @@ class CounterReset:
 def diff_samples(before: Sample, after: Sample) -> Counters | CounterReset:
     """Return the counters between two scrapes of one pod, or that the engine restarted in between.
 
-    The start time reveals a restart if the page has one. Otherwise a counter that fell reveals it. A restart is missed there if
-    the first scrape after it comes when every counter has passed its old value, so compare the container's restart count too.
+    The start time reveals a restart if the exposition has one. Otherwise a counter that fell reveals it. A restart is missed
+    there if the first scrape after it comes when every counter has passed its old value, so compare the container's restart count
+    too.
     """
     if (
         before.process_start_time is not None
@@ -126,7 +127,7 @@ def diff_samples(before: Sample, after: Sample) -> Counters | CounterReset:
             f"{before.process_start_time:.0f}."
         )
     if before.engines != after.engines:
-        return CounterReset(f"the engines behind the page changed from {sorted(before.engines)} to {sorted(after.engines)}.")
+        return CounterReset(f"the engines of the response changed from {sorted(before.engines)} to {sorted(after.engines)}.")
     try:
         window = after.counters - before.counters
     except ValueError as error:

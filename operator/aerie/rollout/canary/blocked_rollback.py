@@ -129,7 +129,9 @@ def find_reversal_cause(outcome: RolloutOutcome) -> BlockedRollbackCause | None:
 def _count_ready_pods(snapshot: Snapshot, revision: str) -> int:
     """Return the number of ready pods of the revision, those of a control included."""
     return sum(
-        pod_failures.is_pod_ready(pod) for control in (False, True) for pod in snapshot.live_pods(revision, control=control)
+        pod_failures.is_pod_ready(pod)
+        for control in (False, True)
+        for pod in snapshot.cluster.live_pods(revision, control=control)
     )
 
 

@@ -53,14 +53,14 @@ def build_calibration_plan(resource: SpeculativeDeployment, stable: Arm) -> Anal
 
 def read_engine_identity(snapshot: Snapshot, revision: str) -> str:
     """Return image and version of the engine that a revision's pods run; empty without a Deployment, so without pods."""
-    deployment = snapshot.deployment(revision)
+    deployment = snapshot.cluster.deployment(revision)
     if deployment is None:
         return ""
     containers = deployment["spec"]["template"]["spec"].get("containers") or []
     image = (
         next((container.get("image") for container in containers if container.get("name") == naming.ENGINE_CONTAINER), None) or ""
     )
-    preflight_config_map = snapshot.child(
+    preflight_config_map = snapshot.cluster.child(
         "ConfigMap", preflight_job.preflight_job_name(snapshot.resource.metadata.name, revision)
     )
     try:
@@ -100,7 +100,7 @@ def find_calibration(snapshot: Snapshot, stable: Arm) -> BaselineCalibration | N
     """Return the calibration of the stable pods' current engine: that in the operator's memory, or one that an earlier operator
     stored. None without one."""
     engine = read_engine_identity(snapshot, stable.revision)
-    calibration = snapshot.baseline_calibration
+    calibration = snapshot.operator.baseline_calibration
     if calibration is None or calibration.engine != engine:
         calibration = BaselineCalibration.unpack(
             _read_config_map_data(snapshot).get(calibration_config_map.CALIBRATION_KEY) or ""
@@ -118,6 +118,6 @@ def build_calibration_config_map(resource: SpeculativeDeployment, calibration: B
 
 def _read_config_map_data(snapshot: Snapshot) -> dict[str, Any]:
     metadata = snapshot.resource.metadata
-    config_map = snapshot.child("ConfigMap", calibration_config_map.calibration_config_map_name(metadata.name))
+    config_map = snapshot.cluster.child("ConfigMap", calibration_config_map.calibration_config_map_name(metadata.name))
     # A ConfigMap left by a deleted resource of the same name describes other pods.
     return dict(config_map.get("data") or {}) if config_map is not None and is_owned_by(config_map, metadata.uid) else {}

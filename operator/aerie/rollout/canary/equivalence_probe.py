@@ -24,7 +24,7 @@ def find_probe_skip_reason(snapshot: Snapshot, stable: Arm, canary: Arm) -> str:
         return "spec.metrics.source is set, so the operator may not reach the pods"
     if canary.target != stable.target:
         return "the canary serves another target"
-    engine_configs = [_output_relevant_config(snapshot.deployment(arm.revision)) for arm in (stable, canary)]
+    engine_configs = [_output_relevant_config(snapshot.cluster.deployment(arm.revision)) for arm in (stable, canary)]
     if None not in engine_configs and engine_configs[0] != engine_configs[1]:
         return "the canary's engine differs in more than how it drafts"
     return ""

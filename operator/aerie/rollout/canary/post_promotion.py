@@ -24,6 +24,7 @@ from aerie.analysis import messages, post_promotion
 from aerie.analysis.measurement.blocks import ClosedBlock
 from aerie.analysis.state import AnalysisState
 from aerie.analysis.verdict import Verdict
+from aerie.api import SpeculativeDeployment
 from aerie.api.status import AnalysisStatus, Arm, CanaryArm, PreviousArm, Status
 from aerie.rollout.canary import transition
 from aerie.rollout.canary.abort_rules import find_abort_reasons
@@ -76,7 +77,7 @@ def start_monitoring(
     )
     analysis_run = _read_analysis_run(analysis)
     analysis = _store_analysis_run(analysis, analysis_run and analysis_run.reset_guard(now))
-    return _continue_monitoring(snapshot, promoted, previous, fleet, analysis, rollout.canary.scale_down_delay)
+    return _continue_monitoring(snapshot.resource, promoted, previous, fleet, analysis, rollout.canary.scale_down_delay)
 
 
 def read_reference_acceptance_length(analysis: AnalysisStatus | None) -> float | None:
@@ -102,7 +103,9 @@ def advance_monitoring(snapshot: Snapshot, stable: Arm, previous: PreviousArm, n
     state = CanaryState(previous.phase, previous.start_time, previous.phase_start_time, step_started_at=previous.phase_start_time)
     progress_deadline = resource.spec.rollout.progress_deadline
     abort_reasons = list(
-        find_abort_reasons(fleet.canary, fleet.stable, snapshot.invalid_metrics, progress_deadline, snapshot.last_log_lines, now)
+        find_abort_reasons(
+            fleet.canary, fleet.stable, snapshot.engines.invalid_metrics, progress_deadline, snapshot.cluster.last_log_lines, now
+        )
     )
     analysis_run = _with_restarts(_read_analysis_run(status.analysis), fleet)
     analysis_run, verdict, regression = _evaluate_blocks(
@@ -126,7 +129,9 @@ def advance_monitoring(snapshot: Snapshot, stable: Arm, previous: PreviousArm, n
     )
     analysis = _store_analysis_run(status.analysis, analysis_run)
     if state_transition.end_state == "Completed" and required:
-        return _continue_monitoring(snapshot, stable, previous, fleet, analysis, _time_until_next_late_pod(fleet, now), required)
+        return _continue_monitoring(
+            snapshot.resource, stable, previous, fleet, analysis, _time_until_next_late_pod(fleet, now), required
+        )
     if state_transition.end_state == "Completed":
         return _finish_monitoring(stable, _with_verification_result(analysis, previous))
     if state_transition.end_state is not None:
@@ -137,7 +142,13 @@ def advance_monitoring(snapshot: Snapshot, stable: Arm, previous: PreviousArm, n
         analysis = _store_analysis_run(analysis, analysis_run and analysis_run.reset_guard(now))
         analysis = analysis and analysis.model_copy(update={"message": state_transition.message})
     return _continue_monitoring(
-        snapshot, stable, previous, fleet, analysis, state_transition.requeue_after, crash_message=_crash_message(analysis_run)
+        snapshot.resource,
+        stable,
+        previous,
+        fleet,
+        analysis,
+        state_transition.requeue_after,
+        crash_message=_crash_message(analysis_run),
     )
 
 
@@ -204,7 +215,7 @@ def revert_promotion(
 
 # --------------------------------------------------------------------------------------------------------------------- helpers
 def _continue_monitoring(
-    snapshot: Snapshot,
+    resource: SpeculativeDeployment,
     stable: Arm,
     previous: PreviousArm,
     fleet: RolloutPods,
@@ -213,7 +224,6 @@ def _continue_monitoring(
     unready_pods: int = 0,
     crash_message: str = "",
 ) -> PostPromotionTransition:
-    resource = snapshot.resource
     condition = ConditionUpdate(
         PROGRESSING,
         "True",
@@ -255,17 +265,17 @@ def _evaluate_blocks(
     if analysis_run is None:
         return None, None, ""
     if route_rejection_message(snapshot):
-        return analysis_run.skip_blocks(snapshot.blocks), None, ""
+        return analysis_run.skip_blocks(snapshot.engines.blocks), None, ""
     if previous.phase == "Verifying":
         analysis_run = analysis_run.with_hardware_difference(hardware.compared_hardware_difference(snapshot), now).with_blocks(
-            snapshot.blocks
+            snapshot.engines.blocks
         )
         analysis_run, verdict = analysis_run.check_guardrails(now, abort_reasons)
         return analysis_run, verdict, ""
     reference_level = post_promotion.compute_reference_level(analysis_run.state, analysis_run.plan)
     if reference_level is None:
         return analysis_run, None, ""
-    analysis_run = _with_promoted_blocks(analysis_run, snapshot.blocks, reference_level, now)
+    analysis_run = _with_promoted_blocks(analysis_run, snapshot.engines.blocks, reference_level, now)
     return (
         analysis_run,
         None,

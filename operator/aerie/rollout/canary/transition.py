@@ -53,7 +53,7 @@ from aerie.rollout.conditions import PROGRESSING, ConditionUpdate, truncate_mess
 from aerie.rollout.facts import hardware, pod_failures
 from aerie.rollout.facts.context_length import shorter_context_message
 from aerie.rollout.facts.route_status import route_rejected_since, route_rejection_message
-from aerie.rollout.facts.snapshot import Snapshot
+from aerie.rollout.facts.snapshot import ClusterState, Snapshot
 from aerie.rollout.revision.desired import DesiredRevision
 
 FAILED_ATTEMPT_WINDOW = timedelta(hours=24)
@@ -85,7 +85,7 @@ class CanaryTransition:
 def start_canary(snapshot: Snapshot, desired: DesiredRevision, stable: Arm, now: datetime) -> CanaryTransition:
     """Return the transition that starts a canary now."""
     spec, status = snapshot.resource.spec, snapshot.resource.status or Status()
-    is_only_arm = is_stable_broken(snapshot, stable)
+    is_only_arm = is_stable_broken(snapshot.cluster, stable)
     arm = CanaryArm(
         **dict(desired.arm),
         change=desired.describe_change(status),
@@ -115,7 +115,7 @@ def advance_canary(
     analysis_run = _resume_analysis_run(snapshot, desired, stable, state, fleet, now)
     analysis_run, verdict = _evaluate_blocks(state.phase, analysis_run, snapshot, abort_reasons, now)
     observation = _build_observation(snapshot, canary_arm, state, fleet, abort_reasons, verdict, now)
-    policy = _build_policy(snapshot, desired, canary_arm)
+    policy = _build_policy(snapshot.resource, desired, canary_arm)
     state_transition = advance_state(state, observation, policy, now)
     analysis_before = status.analysis if canary_arm.ready_time else None
     analysis = _build_analysis_status(analysis_before, analysis_run, verdict, policy.analysis)
@@ -188,7 +188,7 @@ def _continue_canary(
     arms = fleet.target_replicas(canary.phase, resource.spec.rollout.canary.step_weights, canary.step_index, by_pods=by_pods)
     weights = _compute_weights(resource, canary, fleet, arms)
     canary = canary.model_copy(update={"readiness": _build_waiting(canary_arm, canary, fleet, arms, now)})
-    pod_failure = _most_severe_failure(snapshot, stable, canary_arm)
+    pod_failure = _most_severe_failure(snapshot.cluster, stable, canary_arm)
     condition = build_progressing_condition(resource, canary, fleet, arms, analysis, pod_failure)
     if route_rejection := route_rejection_message(snapshot):
         condition = replace(condition, message=f"{condition.message.rstrip('.')}. The canary does not advance: {route_rejection}")
@@ -218,7 +218,7 @@ def _end_canary(
         # The post-promotion monitoring (post_promotion.py) continues from here.
         arms = ArmReplicas(fleet.stable.counts.requested)
         return CanaryTransition(None, arms, {}, condition, analysis, outcome, timedelta(0))
-    pod_failure = _most_severe_failure(snapshot, stable, canary_arm)
+    pod_failure = _most_severe_failure(snapshot.cluster, stable, canary_arm)
     if state_transition.end_state == "Failed" and fleet.waits_only_for_control:
         reason = f"{reason} The canary's pods are ready; those of its control, of stable revision {stable.revision}, are not."
     if state_transition.end_state == "Failed" and pod_failure is not None:
@@ -309,10 +309,10 @@ def _with_state(canary: CanaryArm, state: CanaryState) -> CanaryArm:
     return canary.model_copy(update=update)
 
 
-def _build_policy(snapshot: Snapshot, desired: DesiredRevision, canary_arm: CanaryArm) -> CanaryPolicy:
+def _build_policy(resource: SpeculativeDeployment, desired: DesiredRevision, canary_arm: CanaryArm) -> CanaryPolicy:
     """Return the rollout part of the spec; its analysis is that with which the current analysis began. A trial waits for no
     user."""
-    spec, status = snapshot.resource.spec, snapshot.resource.status or Status()
+    spec, status = resource.spec, resource.status or Status()
     analysis_spec = status.analysis.parameters if status.analysis and canary_arm.ready_time else spec.rollout.analysis
     exploration_duration = None
     if desired.trial is not None:
@@ -327,12 +327,12 @@ def _evaluate_blocks(
     if analysis_run is None or phase in ("Starting", "WarmingUp"):
         return analysis_run, None
     analysis_run = (
-        analysis_run.skip_blocks(snapshot.blocks)
+        analysis_run.skip_blocks(snapshot.engines.blocks)
         if route_rejection_message(snapshot)
-        else analysis_run.with_blocks(snapshot.blocks)
+        else analysis_run.with_blocks(snapshot.engines.blocks)
     )
     if phase == "Analyzing":
-        return analysis_run.with_probe_result(snapshot.equivalence_result).evaluate(now, abort_reasons)
+        return analysis_run.with_probe_result(snapshot.engines.equivalence_result).evaluate(now, abort_reasons)
     return analysis_run.check_guardrails(now, abort_reasons)
 
 
@@ -367,9 +367,9 @@ def _start_phase_analysis(
     return analysis_run.reset_guard(now)
 
 
-def is_stable_broken(snapshot: Snapshot, stable: Arm) -> bool:
+def is_stable_broken(cluster: ClusterState, stable: Arm) -> bool:
     """Return whether no stable pod is ready, and each of them for a reason that does not pass automatically."""
-    stable_pods = snapshot.live_pods(stable.revision)
+    stable_pods = cluster.live_pods(stable.revision)
     return bool(stable_pods) and all(map(pod_failures.is_pod_unrecoverable, stable_pods))
 
 
@@ -414,9 +414,12 @@ def _route_deadline(snapshot: Snapshot, canary_arm: CanaryArm) -> datetime | Non
     return max(since, canary_arm.step_start_time or canary_arm.start_time) + snapshot.resource.spec.rollout.progress_deadline
 
 
-def _most_severe_failure(snapshot: Snapshot, stable: Arm, canary_arm: CanaryArm) -> pod_failures.PodFailure | None:
+def _most_severe_failure(cluster: ClusterState, stable: Arm, canary_arm: CanaryArm) -> pod_failures.PodFailure | None:
     """Return the failure that keeps pods of canary and control from being ready."""
-    arm_failures = (snapshot.pod_failure(canary_arm.revision), snapshot.pod_failure(stable.revision, control=True))
+    arm_failures = (
+        cluster.pod_failure(canary_arm.revision),
+        cluster.pod_failure(stable.revision, control=True),
+    )
     return pod_failures.select_most_severe(*(pod_failure for pod_failure in arm_failures if pod_failure is not None))
 
 
@@ -481,9 +484,11 @@ def _collect_abort_reasons(snapshot: Snapshot, phase: StateMachinePhase, fleet: 
     # In other phases the deadline of the state machine applies.
     not_ready_timeout = snapshot.resource.spec.rollout.progress_deadline if phase in _PHASES_WITHOUT_POD_DEADLINE else None
     reasons = list(
-        find_abort_reasons(fleet.canary, reference, snapshot.invalid_metrics, not_ready_timeout, snapshot.last_log_lines, now)
+        find_abort_reasons(
+            fleet.canary, reference, snapshot.engines.invalid_metrics, not_ready_timeout, snapshot.cluster.last_log_lines, now
+        )
     )
-    context_message = shorter_context_message(snapshot.context_lengths, snapshot.resource.spec.engine.args)
+    context_message = shorter_context_message(snapshot.engines.context_lengths, snapshot.resource.spec.engine.args)
     return [*reasons, context_message] if context_message else reasons
 
 

@@ -34,8 +34,8 @@ class ArmPods:
     ) -> ArmPods:
         """Return the pods of the revision's Deployment, or of its control Deployment. See `count_late_pods` for
         `stalled_since`."""
-        live_pods = snapshot.live_pods(revision, control=control)
-        deployment = snapshot.deployment(revision, control=control)
+        live_pods = snapshot.cluster.live_pods(revision, control=control)
+        deployment = snapshot.cluster.deployment(revision, control=control)
         replicas = (deployment or {}).get("spec", {}).get("replicas") or 0
         late_pods = count_late_pods(
             live_pods,
@@ -48,11 +48,11 @@ class ArmPods:
         requested = max(replicas, len(live_pods))
         counts = PodCounts(
             requested,
-            snapshot.terminating_pod_count(revision, control=control),
-            snapshot.ready_pod_count(revision, control=control),
+            snapshot.cluster.terminating_pod_count(revision, control=control),
+            snapshot.cluster.ready_pod_count(revision, control=control),
             tolerated_late=late_pods.tolerated_count(requested),
         )
-        return cls(live_pods, snapshot.terminal_pods(revision, control=control), counts, late_pods)
+        return cls(live_pods, snapshot.cluster.terminal_pods(revision, control=control), counts, late_pods)
 
     @property
     def exceeds_late_tolerance(self) -> bool:

@@ -20,10 +20,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from aerie.api import SpeculativeDeployment
 from aerie.manifests import naming
 from aerie.manifests.apply_diff import needs_apply
 from aerie.rollout.facts.route_status import read_accepted_conditions
-from aerie.rollout.facts.snapshot import KubernetesObject, Snapshot, is_owned_by
+from aerie.rollout.facts.snapshot import ClusterState, KubernetesObject, Snapshot, is_owned_by
 from aerie.rollout.plan import ObjectReference
 
 MIN_ROUTE_PROPAGATION = timedelta(seconds=2)
@@ -43,16 +44,16 @@ def route_propagation_remaining(
         desired is None
         and desired_objects
         and not snapshot.is_rollout_suspended
-        and any(is_owned_by(route, _owner_uid(snapshot)) for route in snapshot.children_of_kind("HTTPRoute"))
+        and any(is_owned_by(route, _owner_uid(snapshot.resource)) for route in snapshot.cluster.children_of_kind("HTTPRoute"))
     ):
         return MIN_ROUTE_PROPAGATION  # mode Gateway has ended: the route is deleted first
-    live = desired and snapshot.child("HTTPRoute", desired["metadata"]["name"])
+    live = desired and snapshot.cluster.child("HTTPRoute", desired["metadata"]["name"])
     if desired is None or live is None:
         return None
-    return MIN_ROUTE_PROPAGATION if needs_apply(live, desired) else live_route_propagation_remaining(snapshot, live, now)
+    return MIN_ROUTE_PROPAGATION if needs_apply(live, desired) else live_route_propagation_remaining(snapshot.resource, live, now)
 
 
-def live_route_propagation_remaining(snapshot: Snapshot, live: KubernetesObject, now: datetime) -> timedelta | None:
+def live_route_propagation_remaining(resource: SpeculativeDeployment, live: KubernetesObject, now: datetime) -> timedelta | None:
     """Return the time until requests follow the live route, as far as that is known; None when they do."""
     applied_at = last_applied_at(live)
     if applied_at is None or now >= applied_at + ROUTE_PROPAGATION_TIMEOUT:
@@ -60,15 +61,15 @@ def live_route_propagation_remaining(snapshot: Snapshot, live: KubernetesObject,
     minimum_remaining = applied_at + MIN_ROUTE_PROPAGATION - now
     if minimum_remaining > timedelta(0):
         return min(minimum_remaining, MIN_ROUTE_PROPAGATION)  # the server's clock may be ahead
-    if _is_latest_generation_observed(snapshot, live):
+    if _is_latest_generation_observed(resource, live):
         return None
     # A gateway status is an event of the route. This poll is for missed events, and its interval grows.
     return min(applied_at + ROUTE_PROPAGATION_TIMEOUT - now, max(_MIN_POLL_INTERVAL, (now - applied_at) / 2))
 
 
-def scales_down(snapshot: Snapshot, item: Mapping[str, Any]) -> bool:
+def scales_down(cluster: ClusterState, item: Mapping[str, Any]) -> bool:
     """Return whether the object is a Deployment that would lose pods."""
-    live = snapshot.child(item["kind"], item["metadata"]["name"])
+    live = cluster.child(item["kind"], item["metadata"]["name"])
     return item["kind"] == "Deployment" and live is not None and item["spec"]["replicas"] < (live["spec"].get("replicas") or 0)
 
 
@@ -77,8 +78,8 @@ def is_safe_to_delete(reference: ObjectReference) -> bool:
     return reference.kind not in _KINDS_BEHIND_ROUTE
 
 
-def _owner_uid(snapshot: Snapshot) -> str | None:
-    return snapshot.resource.metadata.uid
+def _owner_uid(resource: SpeculativeDeployment) -> str | None:
+    return resource.metadata.uid
 
 
 def last_applied_at(live: KubernetesObject) -> datetime | None:
@@ -88,9 +89,9 @@ def last_applied_at(live: KubernetesObject) -> datetime | None:
     return max(times, default=None)
 
 
-def _is_latest_generation_observed(snapshot: Snapshot, live: KubernetesObject) -> bool:
+def _is_latest_generation_observed(resource: SpeculativeDeployment, live: KubernetesObject) -> bool:
     """Return whether the gateways' status is of the route's latest generation; true where there is no status."""
     generation = live["metadata"].get("generation")
     return all(
-        condition.get("observedGeneration", generation) == generation for _, condition in read_accepted_conditions(snapshot, live)
+        condition.get("observedGeneration", generation) == generation for _, condition in read_accepted_conditions(resource, live)
     )

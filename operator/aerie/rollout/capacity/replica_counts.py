@@ -140,7 +140,7 @@ def replicas_during_ramp_up(
 
 
 def replicas_during_rollback(capacity: Capacity, stable: PodCounts, canary: PodCounts, control: PodCounts) -> ArmReplicas:
-    """Return the replicas on the way back to the stable arm alone.
+    """Return the replicas during a rollback to the stable arm alone.
 
     Pods of control and canary stand in for stable ones that are not ready; one is removed once a stable one is ready.
     """

@@ -93,7 +93,7 @@ def order_service_changes(
     """
     resource = snapshot.resource
     route = next((item for item in desired_objects if item["kind"] == "HTTPRoute"), None)
-    is_route_unknown = "HTTPRoute" in snapshot.unlisted_kinds
+    is_route_unknown = "HTTPRoute" in snapshot.cluster.unlisted_kinds
     if (
         resource.spec.rollout.traffic.gateway is None
         or not desired_objects
@@ -103,16 +103,16 @@ def order_service_changes(
         return desired_objects, None
     if resource.spec.replicas == 0:  # no Service is to select pods, so none can wait for its pods
         return desired_objects, None
-    live = snapshot.child("HTTPRoute", resource.metadata.name)
+    live = snapshot.cluster.child("HTTPRoute", resource.metadata.name)
     current_weights = _read_route_weights(live) if live is not None else {}
-    if "Service" in snapshot.unlisted_kinds:
+    if "Service" in snapshot.cluster.unlisted_kinds:
         return _with_selectors_and_weights(desired_objects, {}, current_weights or None), None
     desired_weights = _read_route_weights(route) if route is not None else {}
     arms = {
         arm.name: arm
         for arm in _read_arm_services(snapshot, desired_objects, current_weights, now, is_route_unknown=is_route_unknown)
     }
-    route_remaining = drain_order.live_route_propagation_remaining(snapshot, live, now) if live is not None else None
+    route_remaining = drain_order.live_route_propagation_remaining(snapshot.resource, live, now) if live is not None else None
     unchanged = _services_keeping_selectors(list(arms.values()), is_route_propagating=route_remaining is not None)
     weights = _select_weights(arms, desired_weights, current_weights, unchanged)
     delays = [
@@ -201,7 +201,7 @@ def _read_arm_services(
     services = []
     for name in (f"{resource.metadata.name}-{arm}" for arm in network.GATEWAY_ARMS):
         desired = next((item for item in desired_objects if (item["kind"], item["metadata"]["name"]) == ("Service", name)), None)
-        live = snapshot.child("Service", name)
+        live = snapshot.cluster.child("Service", name)
         if desired is None and live is None:
             continue
         ready_now = _count_ready_pods(snapshot, _selector(live)) if live is not None else 0
@@ -230,7 +230,7 @@ def _has_foreign_objects(snapshot: Snapshot, desired_objects: DesiredObjects) ->
         (item["kind"], item["metadata"]["name"]) for item in desired_objects if item["kind"] in ("Service", "HTTPRoute")
     }
     desired_names.discard(("Service", snapshot.resource.metadata.name))  # belongs to no arm
-    existing_objects = (*snapshot.children, *snapshot.name_conflicts)
+    existing_objects = (*snapshot.cluster.children, *snapshot.cluster.name_conflicts)
     return any(
         (existing_object["kind"], existing_object["metadata"]["name"]) in desired_names and not is_owned_by(existing_object, uid)
         for existing_object in existing_objects
@@ -246,7 +246,7 @@ def _endpoint_propagation_remaining(live: KubernetesObject | None, now: datetime
 
 def _count_ready_pods(snapshot: Snapshot, selector: Mapping[str, str]) -> int:
     """Return the number of ready pods that the selector selects."""
-    pods = (pod for pod in snapshot.pods if selector.items() <= read_labels(pod).items())
+    pods = (pod for pod in snapshot.cluster.pods if selector.items() <= read_labels(pod).items())
     return sum(pod_failures.is_pod_ready(pod) and not pod_failures.is_pod_terminal(pod) for pod in pods)
 
 

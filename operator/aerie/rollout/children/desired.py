@@ -55,13 +55,13 @@ def build_desired_objects(
         # A Job cannot be changed: an existing one is left as it is.
         objects.append(preflight_job.build_preflight_job(resource, desired.revision, template, runner))
     objects += _build_deployments(snapshot, desired, progression)
-    calibration = snapshot.baseline_calibration
+    calibration = snapshot.operator.baseline_calibration
     if calibration is not None and calibration_record.is_calibration_write_due(
         calibration, calibration_record.read_stored_calibration(snapshot), canary_active=progression.canary is not None
     ):
         objects.append(calibration_record.build_calibration_config_map(resource, calibration))
-    if snapshot.tuning_record is not None and tuning_record.is_tuning_write_due(snapshot):
-        objects.append(tuning_record.build_tuning_config_map(resource, snapshot.tuning_record))
+    if snapshot.operator.tuning_record is not None and tuning_record.is_tuning_write_due(snapshot):
+        objects.append(tuning_record.build_tuning_config_map(resource, snapshot.operator.tuning_record))
     for manifest in objects:
         yield with_digest(_with_owner(resource, manifest))
 
@@ -145,15 +145,15 @@ def _find_fallback_arm(snapshot: Snapshot, desired: DesiredRevision, stable: str
     Candidates are the pods of a control, first of the stable revision; then those of the desired revision; and any pods while the
     rollout is suspended.
     """
-    if snapshot.ready_pod_count(stable):
+    if snapshot.cluster.ready_pod_count(stable):
         return None
     owner = snapshot.resource.metadata.uid
     candidates = []
-    for child in snapshot.children_of_kind("Deployment"):
+    for child in snapshot.cluster.children_of_kind("Deployment"):
         revision, control = read_labels(child).get(naming.REVISION_LABEL), read_labels(child).get(naming.CONTROL_LABEL) == "true"
         if revision is None or not is_owned_by(child, owner) or child["metadata"].get("deletionTimestamp"):
             continue
-        if (control or revision == desired.revision or snapshot.is_rollout_suspended) and snapshot.ready_pod_count(
+        if (control or revision == desired.revision or snapshot.is_rollout_suspended) and snapshot.cluster.ready_pod_count(
             revision, control=control
         ):
             candidates.append((not control, revision != stable, revision))
@@ -172,7 +172,7 @@ def is_preflight_job_outdated(
 ) -> bool:
     """Return whether a Job without a result runs with an earlier config of the operator, such as its pull secrets or its
     image."""
-    job = snapshot.child("Job", preflight_job.preflight_job_name(snapshot.resource.metadata.name, desired.revision))
+    job = snapshot.cluster.child("Job", preflight_job.preflight_job_name(snapshot.resource.metadata.name, desired.revision))
     if job is None or preflight_result.state not in ("Running", "Error"):
         return False
     template = resolve_pod_template(snapshot, desired, desired.revision)
@@ -197,22 +197,22 @@ def find_objects_to_delete(
 ) -> Iterator[ObjectReference]:
     """Yield the resource's own objects that are no longer needed. `job_expired`: the Job is to be recreated."""
     desired_keys = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in desired_objects}
-    named_revisions = _find_named_revisions(snapshot, progression)
-    for child in snapshot.children:
+    named_revisions = _find_named_revisions(snapshot.resource, progression)
+    for child in snapshot.cluster.children:
         key, metadata = (child["kind"], child["metadata"]["name"]), child["metadata"]
         if key in desired_keys or not is_owned_by(child, snapshot.resource.metadata.uid) or metadata.get("deletionTimestamp"):
             continue
         if child["kind"] == "Deployment":
             is_needed = _is_deployment_needed(snapshot, desired, progression, child, named_revisions, current_time)
         else:
-            is_needed = _is_companion_needed(snapshot, desired, child, named_revisions, job_expired=job_expired)
+            is_needed = _is_companion_needed(snapshot.resource, desired, child, named_revisions, job_expired=job_expired)
         if not is_needed:
             yield ObjectReference(*key, metadata["uid"])
 
 
-def _find_named_revisions(snapshot: Snapshot, progression: Progression) -> set[str]:
+def _find_named_revisions(resource: SpeculativeDeployment, progression: Progression) -> set[str]:
     """Return the revisions that the status that was read, or the one that is written, refers to."""
-    status = snapshot.resource.status or Status()
+    status = resource.status or Status()
     old_revisions = {arm.revision for arm in (status.stable, status.canary, status.previous) if arm is not None}
     new_revisions = (
         progression.stable_revision,
@@ -237,23 +237,27 @@ def _is_deployment_needed(
     if revision in named_revisions and (not is_control or has_recorded_control):
         return True  # after a crash, the status may lack what follows this revision
     # The control of the canary in progress is no desired object where its pod template is unknown.
-    is_leftover_control = is_control and (
+    is_superseded_control = is_control and (
         progression.canary is None or revision != progression.stable_revision or _has_control(progression)
     )
-    if not revision or not (revision == desired.revision or is_leftover_control):
+    if not revision or not (revision == desired.revision or is_superseded_control):
         return False
     # It stands in until other pods are ready, although no arm needs it: for example the control of a removed canary.
     return bool(
-        snapshot.ready_pod_count(revision, control=is_control)
+        snapshot.cluster.ready_pod_count(revision, control=is_control)
         and count_missing_ready_pods(snapshot, named_revisions, current_time)
     )
 
 
 def _is_companion_needed(
-    snapshot: Snapshot, desired: DesiredRevision, child: KubernetesObject, named_revisions: set[str], *, job_expired: bool
+    resource: SpeculativeDeployment,
+    desired: DesiredRevision,
+    child: KubernetesObject,
+    named_revisions: set[str],
+    *,
+    job_expired: bool,
 ) -> bool:
     """Return whether an object without pods of its own, and that is not a desired object, stays nevertheless."""
-    resource = snapshot.resource
     kind, name, revision = child["kind"], child["metadata"]["name"], read_labels(child).get(naming.REVISION_LABEL)
     if kind == "PodDisruptionBudget":  # the budget of the revision's pods
         return revision in named_revisions and resource.spec.rollout.disruption.budget != "None"

@@ -42,7 +42,7 @@ def find_drafting_obstacle(resource: SpeculativeDeployment) -> str:
 
 def is_tuning_write_due(snapshot: Snapshot) -> bool:
     """Return whether the tuner state is to be written."""
-    record = snapshot.tuning_record
+    record = snapshot.operator.tuning_record
     if record is None or not is_tuning_enabled(snapshot.resource):
         return False
     stored_record = read_tuning_record(snapshot)
@@ -52,7 +52,7 @@ def is_tuning_write_due(snapshot: Snapshot) -> bool:
 def read_tuning_record(snapshot: Snapshot) -> TuningRecord | None:
     """Return the stored record. A record that cannot be read counts as none, and is overwritten."""
     metadata = snapshot.resource.metadata
-    config_map = snapshot.child("ConfigMap", tuning_config_map.tuning_config_map_name(metadata.name))
+    config_map = snapshot.cluster.child("ConfigMap", tuning_config_map.tuning_config_map_name(metadata.name))
     # A ConfigMap left by a deleted resource of the same name describes other pods.
     return (
         TuningRecord.from_data(config_map.get("data") or {})

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from aerie.api.status import TRAFFIC_SHIFT_PHASES, Status
 from aerie.manifests.pod.placement import GPU_PRODUCT_LABELS
 from aerie.rollout.facts import pod_failures
-from aerie.rollout.facts.snapshot import KubernetesObject, Snapshot
+from aerie.rollout.facts.snapshot import ClusterState, KubernetesObject, Snapshot
 
 MAX_COMPARED_PODS = 64
 """Pods of one arm that are compared. A product on 5 % of the pods is missed once in 26 times; 32 pods would miss it once in 5."""
@@ -59,11 +59,13 @@ def hardware_difference_message(
 def compared_hardware_difference(snapshot: Snapshot) -> str | None:
     """Return the `hardware_difference_message` of the compared pods."""
     return hardware_difference_message(
-        *select_compared_pods(snapshot, snapshot.resource.status or Status()), snapshot.node_labels
+        *select_compared_pods(snapshot.cluster, snapshot.resource.status or Status()), snapshot.cluster.node_labels
     )
 
 
-def select_compared_pods(snapshot: Snapshot, status: Status) -> tuple[tuple[KubernetesObject, ...], tuple[KubernetesObject, ...]]:
+def select_compared_pods(
+    cluster: ClusterState, status: Status
+) -> tuple[tuple[KubernetesObject, ...], tuple[KubernetesObject, ...]]:
     """Return the pods that are compared according to the status; two empty tuples while nothing is compared.
 
     They are the pods of canary and control; or, after a promotion, those of the promoted and of the previous revision.
@@ -71,15 +73,15 @@ def select_compared_pods(snapshot: Snapshot, status: Status) -> tuple[tuple[Kube
     stable, canary, previous = status.stable, status.canary, status.previous
     if stable is not None and canary is not None and canary.phase != "RollingBack":
         has_control = canary.control is not None and canary.phase not in TRAFFIC_SHIFT_PHASES
-        return snapshot.live_pods(canary.revision), snapshot.live_pods(stable.revision, control=has_control)
+        return cluster.live_pods(canary.revision), cluster.live_pods(stable.revision, control=has_control)
     if stable is not None and previous is not None and previous.phase == "Verifying":
-        return snapshot.live_pods(stable.revision), snapshot.live_pods(previous.revision)
+        return cluster.live_pods(stable.revision), cluster.live_pods(previous.revision)
     return (), ()
 
 
-def compared_node_names(snapshot: Snapshot, status: Status) -> tuple[str, ...]:
+def compared_node_names(cluster: ClusterState, status: Status) -> tuple[str, ...]:
     """Return the names of the nodes whose hardware matters."""
-    return tuple(sorted({node for arm in select_compared_pods(snapshot, status) for node in _node_names(_sample(arm))}))
+    return tuple(sorted({node for arm in select_compared_pods(cluster, status) for node in _node_names(_sample(arm))}))
 
 
 def _sample(arm: Sequence[KubernetesObject]) -> Sequence[KubernetesObject]:

@@ -5,8 +5,8 @@
     a field of rollout; metrics ─────────► its default; kinds that are built from it are not applied
     all other fields ────────────────────► as in the spec
 
-So what serves is still reconciled (rollout/reconcile.py): it is repaired and, while no rollout is in progress, scaled. The
-rollout is suspended.
+So the serving pods are still reconciled (rollout/reconcile.py): they are repaired and, while no rollout is in progress, scaled.
+The rollout is suspended.
 
 Guarantees: pure. No substitute makes a pod that differs from the existing ones: templates are those of
 revision/pod_template.py, and a record that somebody has edited makes another revision, which is not rolled out. Not

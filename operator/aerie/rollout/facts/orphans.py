@@ -30,14 +30,14 @@ class Orphans:
 def exclude_orphans(snapshot: Snapshot) -> tuple[Snapshot, Orphans]:
     """Return the snapshot without orphans, and the orphans. Objects of other owners stay in the snapshot."""
     resource = snapshot.resource
-    orphaned_children = [child for child in snapshot.children if _is_orphan(child, resource)]
+    orphaned_children = [child for child in snapshot.cluster.children if _is_orphan(child, resource)]
     created_at = resource.metadata.creation_timestamp
-    pods = tuple(pod for pod in snapshot.pods if not _predates(pod, created_at))
-    if not orphaned_children and len(pods) == len(snapshot.pods):
+    pods = tuple(pod for pod in snapshot.cluster.pods if not _predates(pod, created_at))
+    if not orphaned_children and len(pods) == len(snapshot.cluster.pods):
         return snapshot, Orphans()
     orphans = Orphans(frozenset((child["kind"], child["metadata"]["name"]) for child in orphaned_children))
-    children = tuple(child for child in snapshot.children if child not in orphans)
-    return replace(snapshot, children=children, pods=pods), orphans
+    children = tuple(child for child in snapshot.cluster.children if child not in orphans)
+    return replace(snapshot, cluster=replace(snapshot.cluster, children=children, pods=pods)), orphans
 
 
 def _is_orphan(child: KubernetesObject, resource: SpeculativeDeployment) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from aerie.api import SpeculativeDeployment
 from aerie.api.types import duration
 from aerie.rollout.facts.snapshot import KubernetesObject, Snapshot
 
@@ -23,10 +24,10 @@ def route_rejection_message(snapshot: Snapshot) -> str:
     """Return why no gateway of mode Gateway accepts the route, as a sentence; empty where one does, or none has status yet."""
     resource = snapshot.resource
     gateway = resource.spec.rollout.traffic.gateway
-    route = snapshot.child("HTTPRoute", resource.metadata.name)
+    route = snapshot.cluster.child("HTTPRoute", resource.metadata.name)
     if gateway is None or route is None:
         return ""
-    conditions_by_parent = read_accepted_conditions(snapshot, route)
+    conditions_by_parent = read_accepted_conditions(snapshot.resource, route)
     if not conditions_by_parent or any(condition["status"] != "False" for _, condition in conditions_by_parent):
         return ""
     parent_key, rejection = conditions_by_parent[0]
@@ -37,10 +38,10 @@ def route_rejection_message(snapshot: Snapshot) -> str:
 
 def route_rejected_since(snapshot: Snapshot) -> datetime | None:
     """Return since when no gateway accepts the route; None where one does, or none has status yet."""
-    route = snapshot.child("HTTPRoute", snapshot.resource.metadata.name)
+    route = snapshot.cluster.child("HTTPRoute", snapshot.resource.metadata.name)
     if route is None or not route_rejection_message(snapshot):
         return None
-    times = [condition.get("lastTransitionTime") for _, condition in read_accepted_conditions(snapshot, route)]
+    times = [condition.get("lastTransitionTime") for _, condition in read_accepted_conditions(snapshot.resource, route)]
     resource_created_at = snapshot.resource.metadata.creation_timestamp or datetime.fromtimestamp(0, tz=UTC)
     return max((datetime.fromisoformat(time) for time in times if time), default=resource_created_at)
 
@@ -49,9 +50,9 @@ def check_route_status_timeout(snapshot: Snapshot, now: datetime) -> tuple[str, 
     """Return the message that the gateway status is overdue, or an empty message and the time until it would be."""
     resource = snapshot.resource
     gateway = resource.spec.rollout.traffic.gateway
-    route = snapshot.child("HTTPRoute", resource.metadata.name)
+    route = snapshot.cluster.child("HTTPRoute", resource.metadata.name)
     route_created_at = route["metadata"].get("creationTimestamp") if route is not None else None
-    if gateway is None or route is None or route_created_at is None or read_accepted_conditions(snapshot, route):
+    if gateway is None or route is None or route_created_at is None or read_accepted_conditions(snapshot.resource, route):
         return "", None
     remaining = datetime.fromisoformat(route_created_at) + ROUTE_STATUS_TIMEOUT - now
     if remaining > timedelta(0):
@@ -65,9 +66,8 @@ def check_route_status_timeout(snapshot: Snapshot, now: datetime) -> tuple[str, 
     ), None
 
 
-def read_accepted_conditions(snapshot: Snapshot, route: KubernetesObject) -> list[tuple[tuple[Any, ...], Any]]:
+def read_accepted_conditions(resource: SpeculativeDeployment, route: KubernetesObject) -> list[tuple[tuple[Any, ...], Any]]:
     """Return the parent key and the condition Accepted of each parent in the route's status that the spec names."""
-    resource = snapshot.resource
     gateway = resource.spec.rollout.traffic.gateway
     spec_parent_keys = [
         _parent_key(parent.to_dict(), resource.metadata.namespace) for parent in (gateway.parent_refs if gateway else [])

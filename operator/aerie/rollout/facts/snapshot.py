@@ -51,10 +51,11 @@ _NO_PODS = _DeploymentPods()
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """One resource and its objects, read one after the other: parts may be a moment older than others."""
+class ClusterState:
+    """What the API server holds of one resource: its child objects and their pods."""
 
-    resource: SpeculativeDeployment
+    resource_name: str
+    """Name of the resource: children and pods are named and labelled by it."""
     children: tuple[KubernetesObject, ...] = ()
     """Objects with the resource's label, of all kinds that Aerie creates."""
     name_conflicts: tuple[KubernetesObject, ...] = ()
@@ -68,46 +69,12 @@ class Snapshot:
     """Why an active Job has no pod, in Kubernetes' own words, by name of the Job."""
     last_log_lines: Mapping[str, str] = field(default_factory=dict)
     """Last log lines of a crashed engine, by name of the pod."""
-    metrics_by_deployment: Mapping[str, ArmMetrics] = field(default_factory=dict)
-    """Metrics of the engines, by name of their Deployment, as far as they have been scraped."""
-    blocks: tuple[ClosedBlock, ...] = ()
-    """Closed blocks of the analysis in progress; some may have been in earlier snapshots."""
-    equivalence_result: EquivalenceResult | None = None
-    """Result of the comparison of the engines' greedy answers, once all are complete; it may have been in earlier snapshots."""
-    context_lengths: ContextLengths | None = None
-    """Longest request that the engines of each arm serve; None where that is unknown."""
-    invalid_metrics: Mapping[str, str] = field(default_factory=dict)
-    """Why the last few scrapes of a pod were invalid, by name of the pod."""
-    metrics_source_error: str | None = ""
-    """Why spec.metrics.source is unusable; empty when it is usable, None while that is unknown."""
-    baseline_calibration: BaselineCalibration | None = None
-    """The operator's calibration of the stable pods; None where it has counted none, and may have to read the stored one."""
-    recommendation: Recommendation | None = None
-    """Recommendation of the tuner; None where it has made none since the operator started."""
     unlisted_kinds: Mapping[str, str] = field(default_factory=dict)
     """Kinds that cannot be listed, none of them crucial, each with a message: such children are unknown."""
     is_listing_forbidden: bool = False
     """Whether listing them is forbidden, rather than failing."""
     crd_problem: str = ""
     """Problem of the CustomResourceDefinition; empty where there is none."""
-    start_permission: StartPermission = field(default_factory=StartPermission)
-    """Changes that may start within the operator's concurrency limits."""
-    tuning_record: TuningRecord | None = None
-    """State that the tuner wants to save; None where it has decided nothing."""
-    spec_substitution: SpecSubstitution | None = None
-    """Substitutes for fields of the spec that cannot be read; None where the whole resource is as its spec says."""
-
-    @property
-    def unmanaged_kinds(self) -> frozenset[str]:
-        """Kinds that are not applied: they cannot be listed, or their desired state is unknown."""
-        return frozenset(self.unlisted_kinds) | (
-            self.spec_substitution.unmanaged_kinds if self.spec_substitution is not None else frozenset()
-        )
-
-    @property
-    def is_rollout_suspended(self) -> bool:
-        """Whether the rollout is suspended because too little is known: what serves is repaired and scaled, nothing else."""
-        return bool(self.unlisted_kinds) or self.spec_substitution is not None
 
     def child(self, kind: str, name: str) -> KubernetesObject | None:
         """Return the child of that kind and name."""
@@ -119,10 +86,10 @@ class Snapshot:
 
     def deployment(self, revision: str, *, control: bool = False) -> KubernetesObject | None:
         """Return the Deployment of one group of pods."""
-        return self.child("Deployment", naming.deployment_name(self.resource.metadata.name, revision, control=control))
+        return self.child("Deployment", naming.deployment_name(self.resource_name, revision, control=control))
 
-    def exclude_lost_pods(self, now: datetime) -> tuple[Snapshot, datetime | None]:
-        """Return the snapshot without pods whose node is lost, so that their end is overdue; and when the next pod becomes
+    def exclude_lost_pods(self, now: datetime) -> tuple[ClusterState, datetime | None]:
+        """Return the state without pods whose node is lost, so that their end is overdue; and when the next pod becomes
         overdue."""
         lost_times = [(pod, pod_failures.node_lost_at(pod)) for pod in self.pods]
         remaining_pods = tuple(pod for pod, lost_at in lost_times if lost_at is None or now < lost_at)
@@ -174,7 +141,7 @@ class Snapshot:
         pods_by_key: dict[tuple[str | None, str | None], list[KubernetesObject]] = {}
         for pod in self.pods:
             labels = read_labels(pod)
-            if labels.get(naming.NAME_LABEL) == self.resource.metadata.name:
+            if labels.get(naming.NAME_LABEL) == self.resource_name:
                 pods_by_key.setdefault((labels.get(naming.REVISION_LABEL), labels.get(naming.CONTROL_LABEL)), []).append(pod)
         return {key: _DeploymentPods.from_pods(pods) for key, pods in pods_by_key.items()}
 
@@ -182,9 +149,72 @@ class Snapshot:
     def _children_by_name(self) -> Mapping[tuple[str, str], KubernetesObject]:
         return {(child["kind"], child["metadata"]["name"]): child for child in reversed(self.children)}
 
+
+@dataclass(frozen=True)
+class EngineState:
+    """What the engines of one resource report."""
+
+    metrics_by_deployment: Mapping[str, ArmMetrics] = field(default_factory=dict)
+    """Metrics of the engines, by name of their Deployment, as far as they have been scraped."""
+    blocks: tuple[ClosedBlock, ...] = ()
+    """Closed blocks of the analysis in progress; some may have been in earlier snapshots."""
+    equivalence_result: EquivalenceResult | None = None
+    """Result of the comparison of the engines' greedy answers, once all are complete; it may have been in earlier snapshots."""
+    context_lengths: ContextLengths | None = None
+    """Longest request that the engines of each arm serve; None where that is unknown."""
+    invalid_metrics: Mapping[str, str] = field(default_factory=dict)
+    """Why the last few scrapes of a pod were invalid, by name of the pod."""
+    metrics_source_error: str | None = ""
+    """Why spec.metrics.source is unusable; empty when it is usable, None while that is unknown."""
+
+
+@dataclass(frozen=True)
+class OperatorState:
+    """What the operator process holds in memory of one resource, and grants it."""
+
+    baseline_calibration: BaselineCalibration | None = None
+    """Calibration of the stable pods; None where none is counted, and the stored calibration may have to be read."""
+    recommendation: Recommendation | None = None
+    """Recommendation of the tuner; None where it has made none since the operator started."""
+    tuning_record: TuningRecord | None = None
+    """State that the tuner wants to save; None where it has decided nothing."""
+    start_permission: StartPermission = field(default_factory=StartPermission)
+    """Changes that may start within the operator's concurrency limits."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One resource, and what is known of it from three sources, read in turn: parts may be a moment older than others."""
+
+    resource: SpeculativeDeployment
+    cluster: ClusterState
+    engines: EngineState = field(default_factory=EngineState)
+    operator: OperatorState = field(default_factory=OperatorState)
+    spec_substitution: SpecSubstitution | None = None
+    """Substitutes for fields of the spec that cannot be read; None where the whole resource is as its spec says."""
+
+    @property
+    def unmanaged_kinds(self) -> frozenset[str]:
+        """Kinds that are not applied: they cannot be listed, or their desired state is unknown."""
+        return frozenset(self.cluster.unlisted_kinds) | (
+            self.spec_substitution.unmanaged_kinds if self.spec_substitution is not None else frozenset()
+        )
+
+    @property
+    def is_rollout_suspended(self) -> bool:
+        """Whether the rollout is suspended because too little is known: serving pods are repaired and scaled, nothing else."""
+        return bool(self.cluster.unlisted_kinds) or self.spec_substitution is not None
+
+    def exclude_lost_pods(self, now: datetime) -> tuple[Snapshot, datetime | None]:
+        """Return the snapshot without pods whose node is lost; and when the next pod becomes overdue."""
+        cluster, next_lost_at = self.cluster.exclude_lost_pods(now)
+        return (self if cluster is self.cluster else replace(self, cluster=cluster)), next_lost_at
+
     def arm_metrics(self, revision: str, *, control: bool = False) -> ArmMetrics | None:
         """Return the metrics of the pods of one Deployment together."""
-        return self.metrics_by_deployment.get(naming.deployment_name(self.resource.metadata.name, revision, control=control))
+        return self.engines.metrics_by_deployment.get(
+            naming.deployment_name(self.cluster.resource_name, revision, control=control)
+        )
 
 
 def read_labels(item: KubernetesObject) -> Mapping[str, str]:

@@ -25,7 +25,7 @@ def resolve_pod_template(snapshot: Snapshot, desired: DesiredRevision, revision:
     """Return the pod template of a revision; None where it is unknown."""
     current = desired.pod_template if revision == desired.revision else None
     recorded = _read_recorded_template(snapshot, revision)
-    live = snapshot.deployment(revision)
+    live = snapshot.cluster.deployment(revision)
     if live is None:
         return current or recorded
     template_digest = (live["metadata"].get("annotations") or {}).get(naming.TEMPLATE_DIGEST_ANNOTATION)
@@ -41,7 +41,7 @@ def resolve_control_pod_template(snapshot: Snapshot, stable_template: dict[str, 
     """Return the template of the control pods of a stable revision with `stable_template`. Their placement stays while they
     exist."""
     placed = placement.prefer_canary_gpu_product(stable_template, snapshot.resource.metadata.name, revision)
-    live = snapshot.deployment(revision, control=True)
+    live = snapshot.cluster.deployment(revision, control=True)
     if live is None or (live["metadata"].get("annotations") or {}).get(
         naming.TEMPLATE_DIGEST_ANNOTATION
     ) == deployment.template_digest(placed):
@@ -53,7 +53,7 @@ def resolve_control_pod_template(snapshot: Snapshot, stable_template: dict[str, 
 
 
 def _read_recorded_template(snapshot: Snapshot, revision: str) -> dict[str, Any] | None:
-    record = snapshot.child("ConfigMap", preflight_job.preflight_job_name(snapshot.resource.metadata.name, revision))
+    record = snapshot.cluster.child("ConfigMap", preflight_job.preflight_job_name(snapshot.resource.metadata.name, revision))
     text = ((record or {}).get("data") or {}).get(preflight_job.POD_TEMPLATE_KEY)
     template: dict[str, Any] | None = json.loads(text) if text is not None else None
     return template

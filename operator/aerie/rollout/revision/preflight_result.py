@@ -3,7 +3,7 @@
 Guarantees: a result counts as soon as the container `preflight` has ended with one, whatever other containers of its pod do.
 Once recorded (`PreflightResult.record`, in the revision's ConfigMap), it stays for as long as its Job does, with or without
 the pod. A Job that gets no pod, or whose pod gets no node, image or container, waits, and Kubernetes' own message is shown; it
-continues automatically when the cause is gone. A Job that ends without a result, or runs for longer than
+continues automatically when the cause is resolved. A Job that ends without a result, or runs for longer than
 `PREFLIGHT_RUN_TIMEOUT`, is recreated after a delay that doubles each time, up to `PREFLIGHT_MAX_RETRY_DELAY`. Pods of another
 Job do not count, whatever their labels. A Hub that denies access is a failure, and is retried after the same delays.
 
@@ -25,7 +25,7 @@ from aerie.api.rollout import PreflightSpec
 from aerie.manifests import preflight_job
 from aerie.rollout.conditions import PREFLIGHT_PASSED, ConditionStatus, ConditionUpdate
 from aerie.rollout.facts import pod_failures
-from aerie.rollout.facts.snapshot import KubernetesObject, Snapshot, is_owned_by
+from aerie.rollout.facts.snapshot import ClusterState, KubernetesObject, Snapshot, is_owned_by
 
 PREFLIGHT_INITIAL_RETRY_DELAY = timedelta(minutes=5)
 """Delay after which the Job is recreated when it ended without a result, such as for a Hub that does not answer."""
@@ -115,12 +115,12 @@ def _override_failure(result: PreflightResult, preflight: PreflightSpec, checks:
 def _read_job_result(snapshot: Snapshot, revision: str, now: datetime) -> PreflightResult:
     """Return the result of the Job."""
     name = preflight_job.preflight_job_name(snapshot.resource.metadata.name, revision)
-    recorded = _read_recorded_result(snapshot, name)
-    job = snapshot.child("Job", name)
+    recorded = _read_recorded_result(snapshot.cluster, name)
+    job = snapshot.cluster.child("Job", name)
     if job is None:
         return PreflightResult("Absent", "", record=recorded)
     uid = job["metadata"].get("uid")
-    job_pods = sorted((pod for pod in snapshot.preflight_pods if is_owned_by(pod, uid)), key=_created_at, reverse=True)
+    job_pods = sorted((pod for pod in snapshot.cluster.preflight_pods if is_owned_by(pod, uid)), key=_created_at, reverse=True)
     job_record = recorded if recorded and recorded.get("job") == uid else {}
     earlier_report = {key: value for key, value in job_record.items() if key not in _OVERRIDE_FIELDS}
     report = next((pod_report for pod in job_pods if (pod_report := _read_termination_message(pod))), {}) or earlier_report
@@ -135,7 +135,7 @@ def _read_job_result(snapshot: Snapshot, revision: str, now: datetime) -> Prefli
         return PreflightResult("Failed", message, record={**report, "job": uid})
     started_at = _container_started_at(job_pods) if failed is None else None
     if failed is None and (started_at is None or now < started_at + PREFLIGHT_RUN_TIMEOUT):
-        return _build_running_result(snapshot, job, job_pods, report, recorded, started_at, now)
+        return _build_running_result(snapshot.cluster, job, job_pods, report, recorded, started_at, now)
     # One error of the same Job counts once, however often it is read.
     attempts = int(earlier_report.get("attempts") or int((recorded or {}).get("attempts") or 0) + 1)
     end_message, ended_at, retry_delay = _describe_job_end(failed, started_at, attempts)
@@ -185,7 +185,7 @@ def _describe_job_end(
 
 
 def _build_running_result(
-    snapshot: Snapshot,
+    cluster: ClusterState,
     job: KubernetesObject,
     job_pods: Sequence[KubernetesObject],
     report: Mapping[str, Any],
@@ -201,7 +201,7 @@ def _build_running_result(
         if age < _INITIAL_POLL_INTERVAL:  # its controller needs a moment
             return PreflightResult("Running", "", record=recorded, requeue_after=_INITIAL_POLL_INTERVAL)
         # Reported without a cause too: only what would be rewritten is read live, and the informer cache has no events.
-        cause = snapshot.job_creation_errors.get(name) or "its events give no reason"
+        cause = cluster.job_creation_errors.get(name) or "its events give no reason"
         message = f"Job {name} has no pod; Kubernetes retries: {cause}"
         return PreflightResult(
             "Running",
@@ -230,22 +230,22 @@ def _build_running_result(
     return PreflightResult("Running", "", record=recorded, requeue_after=remaining)
 
 
-def find_jobs_without_pod(snapshot: Snapshot) -> list[KubernetesObject]:
+def find_jobs_without_pod(cluster: ClusterState) -> list[KubernetesObject]:
     """Return active Jobs that have no pod: their events contain the cause."""
     uids_with_pod = {
-        reference.get("uid") for pod in snapshot.preflight_pods for reference in pod["metadata"].get("ownerReferences") or []
+        reference.get("uid") for pod in cluster.preflight_pods for reference in pod["metadata"].get("ownerReferences") or []
     }
     return [
         job
-        for job in snapshot.children_of_kind("Job")
+        for job in cluster.children_of_kind("Job")
         if job["metadata"].get("uid") not in uids_with_pod
         and not any(condition["status"] == "True" for condition in (job.get("status") or {}).get("conditions") or [])
     ]
 
 
-def _read_recorded_result(snapshot: Snapshot, name: str) -> dict[str, Any] | None:
+def _read_recorded_result(cluster: ClusterState, name: str) -> dict[str, Any] | None:
     """Return the result in the revision's ConfigMap."""
-    text = ((snapshot.child("ConfigMap", name) or {}).get("data") or {}).get(preflight_job.RESULT_KEY)
+    text = ((cluster.child("ConfigMap", name) or {}).get("data") or {}).get(preflight_job.RESULT_KEY)
     return _parse_json_object(text)
 
 

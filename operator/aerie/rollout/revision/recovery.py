@@ -30,16 +30,16 @@ def restore_stable_arm(snapshot: Snapshot, now: datetime) -> Snapshot:
     """Return the snapshot with a stable arm in its status, where the status has none and there are ready pods unknown to it."""
     resource, status = snapshot.resource, snapshot.resource.status or Status()
     first_canary = status.canary
-    if status.stable is not None or (first_canary is not None and snapshot.ready_pod_count(first_canary.revision)):
+    if status.stable is not None or (first_canary is not None and snapshot.cluster.ready_pod_count(first_canary.revision)):
         return snapshot
     ready_by_revision: dict[str, tuple[int, bool]] = {}
-    for deployment in snapshot.children_of_kind("Deployment"):
+    for deployment in snapshot.cluster.children_of_kind("Deployment"):
         revision = read_labels(deployment).get(naming.REVISION_LABEL)
         if revision is None or not is_owned_by(deployment, resource.metadata.uid):
             continue
         is_control = read_labels(deployment).get(naming.CONTROL_LABEL) == "true"  # control pods have the stable revision too
         ready_pods, was_stable = ready_by_revision.get(revision, (0, False))
-        ready_pods += snapshot.ready_pod_count(revision, control=is_control)
+        ready_pods += snapshot.cluster.ready_pod_count(revision, control=is_control)
         if ready_pods:
             ready_by_revision[revision] = (
                 ready_pods,
@@ -65,9 +65,9 @@ def build_withdrawn_canary(snapshot: Snapshot, revision: str, now: datetime) -> 
 
 def read_recorded_arm(snapshot: Snapshot, revision: str) -> Arm:
     """Return the recorded arm of the revision; only its name and replicas where the record is lost too."""
-    record = snapshot.child("ConfigMap", preflight_job.preflight_job_name(snapshot.resource.metadata.name, revision))
+    record = snapshot.cluster.child("ConfigMap", preflight_job.preflight_job_name(snapshot.resource.metadata.name, revision))
     resource_json = ((record or {}).get("data") or {}).get(preflight_job.RESOURCE_KEY)
-    replicas = ((snapshot.deployment(revision) or {}).get("spec") or {}).get("replicas") or 0
+    replicas = ((snapshot.cluster.deployment(revision) or {}).get("spec") or {}).get("replicas") or 0
     try:
         desired = resolve_desired_revision(SpeculativeDeployment.from_dict(json.loads(resource_json or "")))
     except (ValueError, ResourceError):

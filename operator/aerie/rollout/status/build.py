@@ -17,7 +17,7 @@ from aerie.rollout.capacity.traffic_weights import weight_to_percent
 from aerie.rollout.conditions import DEGRADED, READY, ConditionUpdate, build_conditions
 from aerie.rollout.facts.arm_metrics import MIN_ACCEPTANCE_LENGTH, with_arm_metrics
 from aerie.rollout.facts.route_status import check_route_status_timeout, route_rejection_message
-from aerie.rollout.facts.snapshot import Snapshot
+from aerie.rollout.facts.snapshot import ClusterState, Snapshot
 from aerie.rollout.progression import Progression, read_retry_request
 from aerie.rollout.revision.desired import DesiredRevision
 from aerie.rollout.revision.recovery import read_recorded_arm
@@ -48,7 +48,7 @@ def build_status(
     stable = _build_stable_arm(snapshot, desired, progression, previous_status)
     canary = _build_canary_arm(snapshot, progression, previous_status)
     control = canary.control if canary is not None else None
-    previous = _build_previous_arm(snapshot, progression)
+    previous = _build_previous_arm(snapshot.cluster, progression)
     arms = [arm for arm in (stable, canary, control, previous if progression.routes_to_all_pods else None) if arm is not None]
     tuning = build_tuning_status(snapshot, effective, trial_decision, progression, stable, now)
     conditions = [
@@ -93,7 +93,7 @@ def _build_stable_arm(
             snapshot, progression.stable_revision
         )
         arm = Arm(**{name: getattr(recorded_arm, name) for name in Arm.model_fields})
-    arm = _with_pod_counts(snapshot, arm, progression.target_replicas.stable)
+    arm = _with_pod_counts(snapshot.cluster, arm, progression.target_replicas.stable)
     arm = arm.model_copy(update={"weight": _traffic_percent(snapshot, progression, "stable")})
     last_arm = _find_arm_status(previous_status, arm.revision)
     reference_acceptance_length = progression.reference_acceptance_length or (
@@ -115,10 +115,10 @@ def _find_arm_status(previous_status: Status, revision: str) -> Arm | None:
     return next((arm for arm in arms if arm is not None and arm.revision == revision), None)
 
 
-def _build_previous_arm(snapshot: Snapshot, progression: Progression) -> PreviousArm | None:
+def _build_previous_arm(cluster: ClusterState, progression: Progression) -> PreviousArm | None:
     if progression.previous is None:
         return None
-    arm = _with_pod_counts(snapshot, progression.previous, progression.previous.replicas)
+    arm = _with_pod_counts(cluster, progression.previous, progression.previous.replicas)
     return arm.model_copy(update={"weight": _weight_percent(progression.weights, "previous")})
 
 
@@ -132,12 +132,12 @@ def _weight_percent(weights: Mapping[str, int], arm: str) -> int:
 def _build_canary_arm(snapshot: Snapshot, progression: Progression, previous_status: Status) -> CanaryArm | None:
     if progression.canary is None:
         return None
-    arm = _with_pod_counts(snapshot, progression.canary, progression.target_replicas.canary)
+    arm = _with_pod_counts(snapshot.cluster, progression.canary, progression.target_replicas.canary)
     last_canary = previous_status.canary if previous_status.canary and previous_status.canary.revision == arm.revision else None
     control = None
     if progression.target_replicas.control and progression.stable_revision is not None:
         control_base = last_canary.control if last_canary and last_canary.control else Arm(revision=progression.stable_revision)
-        control = _with_pod_counts(snapshot, control_base, progression.target_replicas.control, control=True)
+        control = _with_pod_counts(snapshot.cluster, control_base, progression.target_replicas.control, control=True)
         control = control.model_copy(update={"weight": _traffic_percent(snapshot, progression, "control")})
         last_control = last_canary.control if last_canary else None
         control_metrics = snapshot.arm_metrics(progression.stable_revision, control=True)
@@ -151,8 +151,8 @@ def _build_canary_arm(snapshot: Snapshot, progression: Progression, previous_sta
     )
 
 
-def _with_pod_counts(snapshot: Snapshot, arm: _ArmT, replicas: int, *, control: bool = False) -> _ArmT:
-    ready_pods = snapshot.ready_pod_count(arm.revision, control=control)
+def _with_pod_counts(cluster: ClusterState, arm: _ArmT, replicas: int, *, control: bool = False) -> _ArmT:
+    ready_pods = cluster.ready_pod_count(arm.revision, control=control)
     return arm.model_copy(update={"replicas": replicas, "ready_replicas": ready_pods})
 
 
@@ -166,9 +166,9 @@ def _traffic_percent(snapshot: Snapshot, progression: Progression, arm: str) -> 
         weights: Mapping[str, int] = progression.weights
         return _weight_percent(weights, arm)
     ready_pods = {
-        "stable": snapshot.ready_pod_count(progression.stable_revision),
-        "canary": snapshot.ready_pod_count(progression.canary.revision),
-        "control": snapshot.ready_pod_count(progression.stable_revision, control=True),
+        "stable": snapshot.cluster.ready_pod_count(progression.stable_revision),
+        "canary": snapshot.cluster.ready_pod_count(progression.canary.revision),
+        "control": snapshot.cluster.ready_pod_count(progression.stable_revision, control=True),
     }
     return round(100 * ready_pods[arm] / max(1, sum(ready_pods.values())))
 
@@ -193,7 +193,7 @@ def _build_ready_condition(
     message = f"{min(counted_pods, replicas) if canary else counted_pods}/{replicas} pods ready"
     if stable.ready_replicas >= expected_ready_pods and counted_pods >= replicas:
         return ConditionUpdate(READY, "True", "AllPodsReady", message)
-    pod_failure = snapshot.pod_failure(stable.revision)
+    pod_failure = snapshot.cluster.pod_failure(stable.revision)
     return ConditionUpdate(
         READY,
         "False",
@@ -214,7 +214,7 @@ def _build_degraded_condition(
         pronoun, name_text = ("it", "the name") if len(name_conflicts) == 1 else ("them", "the names")
         message = f"{conflict_text}. Aerie needs {name_text}: delete or rename {pronoun}, or rename the resource."
         return ConditionUpdate(DEGRADED, "True", "NameTaken", message)
-    pod_failure = snapshot.pod_failure(progression.stable_revision) if progression.stable_revision else None
+    pod_failure = snapshot.cluster.pod_failure(progression.stable_revision) if progression.stable_revision else None
     if (pod_failure is None or pod_failure.is_transient) and (route_rejection := route_rejection_message(snapshot)):
         return ConditionUpdate(DEGRADED, "True", "RouteNotAccepted", route_rejection)
     if pod_failure is not None and not pod_failure.is_transient:
@@ -223,8 +223,8 @@ def _build_degraded_condition(
         return ConditionUpdate(DEGRADED, "True", "GatewayNotResponding", route_timeout)
     if source_error := _metrics_source_error(snapshot):
         return ConditionUpdate(DEGRADED, "True", METRICS_UNAVAILABLE, source_error)
-    if snapshot.crd_problem:
-        return ConditionUpdate(DEGRADED, "True", VERSION_SKEW, snapshot.crd_problem)
+    if snapshot.cluster.crd_problem:
+        return ConditionUpdate(DEGRADED, "True", VERSION_SKEW, snapshot.cluster.crd_problem)
     if (regression_condition := _build_regression_condition(stable)) is not None:
         return regression_condition
     return ConditionUpdate(DEGRADED, "False", "AsExpected", "No problems detected.")
@@ -238,8 +238,8 @@ def _owner_name(item: Any) -> str:
 def _metrics_source_error(snapshot: Snapshot) -> str:
     """Return what is wrong with the source of the metrics. While an operator that has just started does not know it, the error of
     the status is returned."""
-    if snapshot.metrics_source_error is not None or snapshot.resource.spec.metrics.source is None:
-        return snapshot.metrics_source_error or ""
+    if snapshot.engines.metrics_source_error is not None or snapshot.resource.spec.metrics.source is None:
+        return snapshot.engines.metrics_source_error or ""
     status = snapshot.resource.status
     previous_messages = (
         condition.message

@@ -50,8 +50,8 @@ def find_hold_condition(snapshot: Snapshot) -> ConditionUpdate | None:
         )
         return ConditionUpdate(DEGRADED, "True", UNREADABLE_SPEC, message)
     return (
-        build_list_failure_condition(snapshot.unlisted_kinds, all_forbidden=snapshot.is_listing_forbidden)
-        if snapshot.unlisted_kinds
+        build_list_failure_condition(snapshot.cluster.unlisted_kinds, all_forbidden=snapshot.cluster.is_listing_forbidden)
+        if snapshot.cluster.unlisted_kinds
         else None
     )
 

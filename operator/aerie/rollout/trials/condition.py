@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from aerie.api import SpeculativeDeployment
 from aerie.api.status import Arm, SpeculationStatus, Status, Trial
 from aerie.engine.speculation import describe_setting
 from aerie.rollout.children.tuning_record import find_drafting_obstacle
 from aerie.rollout.conditions import TUNED, ConditionUpdate
-from aerie.rollout.facts.snapshot import Snapshot
 from aerie.rollout.progression import Progression
 from aerie.rollout.revision.desired import read_status_setting
 from aerie.rollout.trials.effective_setting import EffectiveSetting, TrialDecision
@@ -22,7 +22,7 @@ _STICKY_REASONS = (*_REASON_BY_ACTION.values(), "CannotProbe", "Cooldown", "Insu
 
 
 def build_tuned_condition(
-    snapshot: Snapshot,
+    resource: SpeculativeDeployment,
     effective: EffectiveSetting,
     trial_decision: TrialDecision,
     progression: Progression,
@@ -31,7 +31,7 @@ def build_tuned_condition(
     stable: Arm,
     recommendation: Recommendation | None,
 ) -> ConditionUpdate | None:
-    mode = snapshot.resource.spec.speculation.tuning.mode
+    mode = resource.spec.speculation.tuning.mode
     previous_condition = next((condition for condition in previous_status.conditions if condition.type == TUNED), None)
     if mode == "Off":
         return ConditionUpdate(
@@ -46,7 +46,7 @@ def build_tuned_condition(
         return ConditionUpdate(TUNED, "False", "SettingVoid", message)
     if speculation_status.trial is not None:
         return ConditionUpdate(TUNED, "False", "Trial", _build_trial_message(speculation_status.trial))
-    if obstacle := find_drafting_obstacle(snapshot.resource):
+    if obstacle := find_drafting_obstacle(resource):
         return ConditionUpdate(TUNED, "False", "NoDrafts", obstacle)
     if recommendation is None and previous_condition is None:
         return None

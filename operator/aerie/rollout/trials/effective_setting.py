@@ -128,7 +128,7 @@ def _find_start_obstacle(snapshot: Snapshot, status: Status, trial: Trial, now: 
     preflight_result = read_preflight_result(snapshot, trial.revision, now)
     if preflight_result.state == "Failed":
         return preflight_result.message
-    if status.stable is not None and not snapshot.ready_pod_count(status.stable.revision):
+    if status.stable is not None and not snapshot.cluster.ready_pod_count(status.stable.revision):
         return "No stable pod was ready when its canary was to start."
     if now >= trial.start_time + spec.rollout.progress_deadline:
         progress_deadline = duration.format_duration(spec.rollout.progress_deadline)
@@ -137,13 +137,15 @@ def _find_start_obstacle(snapshot: Snapshot, status: Status, trial: Trial, now: 
     return ""
 
 
-def with_trial_outcome(progression: Progression, snapshot: Snapshot, effective: EffectiveSetting, now: datetime) -> Progression:
+def with_trial_outcome(
+    progression: Progression, resource: SpeculativeDeployment, effective: EffectiveSetting, now: datetime
+) -> Progression:
     """Return the progression with what tuning adds.
 
     This is the outcome of a trial that never had a canary. And no setting of tuning stays rejected, as one of the spec does,
     because it is no longer desired.
     """
-    status = snapshot.resource.status or Status()
+    status = resource.status or Status()
     trial = status.speculation.trial if status.speculation is not None else None
     if effective.trial is not None or effective.applied is not None:
         progression = replace(progression, rejected_revision=None)
@@ -158,14 +160,14 @@ def with_trial_outcome(progression: Progression, snapshot: Snapshot, effective: 
 
 
 def compute_time_until_trial_expiry(
-    snapshot: Snapshot, effective: EffectiveSetting, progression: Progression, now: datetime
+    resource: SpeculativeDeployment, effective: EffectiveSetting, progression: Progression, now: datetime
 ) -> timedelta | None:
     """Return the time until a trial whose canary has not begun is abandoned; None where it is not."""
     if effective.trial is None or progression.canary_revision == effective.trial.revision:
         return None
     if progression.phase == "Paused":  # no trial is abandoned while the rollout is paused
         return None
-    return max(timedelta(0), effective.trial.start_time + snapshot.resource.spec.rollout.progress_deadline - now)
+    return max(timedelta(0), effective.trial.start_time + resource.spec.rollout.progress_deadline - now)
 
 
 # -------------------------------------------------------------------------------------------------------------- next trial
@@ -183,7 +185,7 @@ class TrialDecision:
 
 def find_current_recommendation(snapshot: Snapshot, progression: Progression) -> Recommendation | None:
     """Return the recommendation, if it is for the pods that are stable, also after this step."""
-    recommendation, status = snapshot.recommendation, snapshot.resource.status
+    recommendation, status = snapshot.operator.recommendation, snapshot.resource.status
     previous_stable_revision = status.stable.revision if status is not None and status.stable is not None else None
     return (
         recommendation
@@ -218,8 +220,8 @@ def decide_next_trial(snapshot: Snapshot, effective: EffectiveSetting, progressi
         return pause
     if not _is_recommendation_fresh(status.speculation, recommendation, tuning, now):
         return TrialDecision()  # the next recommendation counts
-    if "Trial" not in snapshot.start_permission.allowed_purposes:
-        wait_reason = snapshot.start_permission.wait_reason
+    if "Trial" not in snapshot.operator.start_permission.allowed_purposes:
+        wait_reason = snapshot.operator.start_permission.wait_reason
         message = f"A trial of {describe_setting(recommendation.setting)} is queued: {wait_reason}." if wait_reason else ""
         return TrialDecision(reason="Queued" if message else "", message=message, queued=True)
     trial = Trial(
@@ -289,7 +291,7 @@ def _find_rollout_obstacle(snapshot: Snapshot, progression: Progression) -> str:
         or progression.outcome is not None
     ):
         return "No trial starts while a rollout is in progress or the desired revision is not the stable one."
-    ready_pods = snapshot.ready_pod_count(progression.stable_revision or "")
+    ready_pods = snapshot.cluster.ready_pod_count(progression.stable_revision or "")
     if ready_pods < resource.spec.replicas or resource.spec.replicas == 0 or route_rejection_message(snapshot):
         return f"No trial starts until all {resource.spec.replicas} pods are ready."
     return ""

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
+from aerie.api import SpeculativeDeployment
 from aerie.api.status import (
     MAX_TRIAL_FAILURES,
     AnalysisStatus,
@@ -65,7 +66,7 @@ def build_failure_update(
     trial: Trial,
     reason: TrialFailureReason | None,
     message: str,
-    snapshot: Snapshot,
+    resource: SpeculativeDeployment,
     now: datetime,
 ) -> dict[str, object]:
     """Return the fields of the status after this trial has ended: with its failure, or without any failure of its setting."""
@@ -83,7 +84,7 @@ def build_failure_update(
         spec_revision=trial.spec_revision,
         last_start_time=trial.start_time,
         last_completion_time=now,
-        required_pods=_count_trial_pods(snapshot) if reason == "InsufficientCapacity" else None,
+        required_pods=_count_trial_pods(resource) if reason == "InsufficientCapacity" else None,
     )
     failed = {
         "Failed": 1 + (speculation_status.consecutive_failures or 0),
@@ -116,7 +117,7 @@ def find_capacity_obstacle(speculation_status: SpeculationStatus, snapshot: Snap
     )
     if failure is None:
         return ""
-    extra_pods = _count_trial_pods(snapshot) - snapshot.resource.spec.replicas
+    extra_pods = _count_trial_pods(snapshot.resource) - snapshot.resource.spec.replicas
     return (
         f"The cluster has no capacity for the {extra_pods} pods on top of spec.replicas that a trial needs. The last one was of "
         f"{describe_setting(read_status_setting(failure.setting))} ({failure.message.rstrip('.')}). "
@@ -125,9 +126,9 @@ def find_capacity_obstacle(speculation_status: SpeculationStatus, snapshot: Snap
     )
 
 
-def _count_trial_pods(snapshot: Snapshot) -> int:
+def _count_trial_pods(resource: SpeculativeDeployment) -> int:
     """Return the number of pods of all arms during a trial."""
-    spec = snapshot.resource.spec
+    spec = resource.spec
     return Capacity.from_spec(spec.replicas, spec.rollout.canary).max_total_pods
 
 
@@ -135,6 +136,6 @@ def _has_capacity_again(snapshot: Snapshot, failure: TrialFailure) -> bool:
     if failure.reason != "InsufficientCapacity" or failure.required_pods is None:
         return False
     return (
-        _count_trial_pods(snapshot) < failure.required_pods
-        or sum(map(pod_failures.is_pod_ready, snapshot.pods)) >= failure.required_pods
+        _count_trial_pods(snapshot.resource) < failure.required_pods
+        or sum(map(pod_failures.is_pod_ready, snapshot.cluster.pods)) >= failure.required_pods
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from aerie.api import SpeculativeDeployment
 from aerie.api.status import Arm, SpeculationStatus, Status, Trial, TuningSavings
 from aerie.rollout.capacity.replica_counts import Capacity
 from aerie.rollout.facts import pod_failures
@@ -34,7 +35,7 @@ def charge_trial(
         if previous_status.canary is not None and previous_status.canary.revision == trial.revision
         else None
     )
-    savings = _accrue_savings(speculation_status.savings, snapshot, now)
+    savings = _accrue_savings(speculation_status.savings, snapshot.resource, now)
     if canary_arm is None:
         return savings
     canary_hours = max(timedelta(0), now - canary_arm.start_time) / timedelta(hours=1)
@@ -42,7 +43,7 @@ def charge_trial(
     spec = snapshot.resource.spec
     capacity = Capacity.from_spec(spec.replicas, spec.rollout.canary)
     stable_revision = previous_status.stable.revision if previous_status.stable is not None else ""
-    trial_pods = (*snapshot.live_pods(trial.revision), *snapshot.live_pods(stable_revision, control=True))
+    trial_pods = (*snapshot.cluster.live_pods(trial.revision), *snapshot.cluster.live_pods(stable_revision, control=True))
     scheduled_pods = sum(not pod_failures.is_pod_unschedulable(pod) for pod in trial_pods)  # a pod without a node costs nothing
     extra_pods = min(capacity.max_total_pods - spec.replicas, scheduled_pods)
     replaced_pods = capacity.canary_replicas + capacity.control_replicas - extra_pods if canary_arm.ready_time is not None else 0
@@ -52,7 +53,11 @@ def charge_trial(
 
 
 def with_retention_cost(
-    speculation_status: SpeculationStatus, snapshot: Snapshot, previous_status: Status, progression: Progression, now: datetime
+    speculation_status: SpeculationStatus,
+    resource: SpeculativeDeployment,
+    previous_status: Status,
+    progression: Progression,
+    now: datetime,
 ) -> SpeculationStatus:
     """Return the status with the cost of the pods that were retained after the promotion of a trial, once they are scaled
     down."""
@@ -68,7 +73,7 @@ def with_retention_cost(
     if last_record.result != "Promoted" or last_record.revision != previous_status.stable.revision:
         return speculation_status
     hours = max(timedelta(0), now - last_record.completion_time) / timedelta(hours=1)
-    savings = _add_cost(_accrue_savings(speculation_status.savings, snapshot, now), previous.replicas * hours)
+    savings = _add_cost(_accrue_savings(speculation_status.savings, resource, now), previous.replicas * hours)
     return speculation_status.model_copy(update={"savings": savings})
 
 
@@ -77,17 +82,21 @@ def _add_cost(savings: TuningSavings, hours: float) -> TuningSavings:
     return savings.model_copy(update={"spent": spent, "net": round(savings.saved - spent, 2)})
 
 
-def _accrue_savings(savings: TuningSavings | None, snapshot: Snapshot, now: datetime) -> TuningSavings:
+def _accrue_savings(savings: TuningSavings | None, resource: SpeculativeDeployment, now: datetime) -> TuningSavings:
     """Return the savings with those since the last update."""
     if savings is None:
         return TuningSavings(update_time=now)
     hours = max(timedelta(0), now - savings.update_time) / timedelta(hours=1)
-    gained = round(savings.saved + savings.current_rate * snapshot.resource.spec.replicas * hours, 2)
+    gained = round(savings.saved + savings.current_rate * resource.spec.replicas * hours, 2)
     return savings.model_copy(update={"saved": gained, "net": round(gained - savings.spent, 2), "update_time": now})
 
 
 def with_savings_rate(
-    speculation_status: SpeculationStatus, snapshot: Snapshot, effective: EffectiveSetting, stable: Arm, now: datetime
+    speculation_status: SpeculationStatus,
+    resource: SpeculativeDeployment,
+    effective: EffectiveSetting,
+    stable: Arm,
+    now: datetime,
 ) -> SpeculationStatus:
     """Return the status with what the applied setting saves against the spec's: the product of the measured gains of the trials
     that led to it."""
@@ -108,5 +117,5 @@ def with_savings_rate(
     if rate == speculation_status.savings.current_rate:
         return speculation_status
     return speculation_status.model_copy(
-        update={"savings": _accrue_savings(speculation_status.savings, snapshot, now).model_copy(update={"current_rate": rate})}
+        update={"savings": _accrue_savings(speculation_status.savings, resource, now).model_copy(update={"current_rate": rate})}
     )

@@ -72,7 +72,7 @@ def build_tuning_status(
     if previous_status.stable is not None:
         speculation_status = _with_setting_change(speculation_status, previous_status.stable, stable, now)
         speculation_status = _with_trial_end(speculation_status, snapshot, effective, previous_status, progression, stable, now)
-        speculation_status = savings.with_retention_cost(speculation_status, snapshot, previous_status, progression, now)
+        speculation_status = savings.with_retention_cost(speculation_status, snapshot.resource, previous_status, progression, now)
         speculation_status = _with_reverted_promotion(speculation_status, previous_status, progression, stable, now)
     retry_requested = read_retry_request(snapshot.resource) != previous_status.last_handled_retry
     active_failures = failures.filter_active_failures(
@@ -88,7 +88,7 @@ def build_tuning_status(
     revisions_with_pods = {stable.revision, *([progression.previous.revision] if progression.previous is not None else [])}
     if speculation_status.applied is not None and speculation_status.applied.revision not in revisions_with_pods:
         speculation_status = speculation_status.model_copy(update={"applied": None})
-    speculation_status = savings.with_savings_rate(speculation_status, snapshot, effective, stable, now)
+    speculation_status = savings.with_savings_rate(speculation_status, snapshot.resource, effective, stable, now)
     if trial_decision.trial is not None:
         speculation_status = speculation_status.model_copy(update={"trial": trial_decision.trial})
     sampling = recommend_draft_sampling(snapshot.resource, read_status_setting(stable.setting))
@@ -99,7 +99,7 @@ def build_tuning_status(
     return TuningStatus(
         speculation_status,
         build_tuned_condition(
-            snapshot, effective, trial_decision, progression, speculation_status, previous_status, stable, recommendation
+            snapshot.resource, effective, trial_decision, progression, speculation_status, previous_status, stable, recommendation
         ),
     )
 
@@ -169,7 +169,7 @@ def _with_trial_end(
         update["last_rollback_time"] = now
     if result != "Superseded":
         message = outcome.message if outcome is not None else effective.abandoned_reason
-        update |= failures.build_failure_update(speculation_status, trial, failure_reason, message, snapshot, now)
+        update |= failures.build_failure_update(speculation_status, trial, failure_reason, message, snapshot.resource, now)
     if result == "Explored":
         update["exploration_times"] = [now, *speculation_status.exploration_times][:MAX_EXPLORATION_TIMES]
     if result == "Explored" and stable.setting is not None and stable.setting.mode == "Off":

@@ -1,4 +1,4 @@
-"""Where the bundle is looked for."""
+"""The folder of the bundle."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from aerie_drafter.bundle import find_bundle_path
 from aerie_drafter.errors import CheckpointError
 
 
-def test_a_part_is_found(tmp_path: Path) -> None:
+def test_a_part_of_the_bundle_is_found(tmp_path: Path) -> None:
     (tmp_path / "registry.json").write_text("{}")
     (tmp_path / "eagle3").mkdir()
     assert find_bundle_path("eagle3", tmp_path) == tmp_path / "eagle3"
     assert find_bundle_path(bundle_folder=tmp_path) == tmp_path
 
 
-def test_an_unknown_part_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_part_lists_the_known_ones(tmp_path: Path) -> None:
     (tmp_path / "registry.json").write_text("{}")
     (tmp_path / "weak").mkdir()
     (tmp_path / "weak" / "config.json").write_text("{}")
@@ -25,6 +25,6 @@ def test_an_unknown_part_is_answered_with_the_known_ones(tmp_path: Path) -> None
         find_bundle_path("eagle4", tmp_path)
 
 
-def test_outside_the_repository_it_says_so(tmp_path: Path) -> None:
+def test_outside_the_repository_the_error_names_it(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="the bundle is missing"):
         find_bundle_path("target", tmp_path)

@@ -17,21 +17,21 @@ ITEMS = corpus.items()
 TOKENIZER = target.make_tokenizer([item.answer for item in ITEMS[:300]])
 
 
-def test_the_text_is_the_same_whenever_it_is_read() -> None:
-    again = corpus.items()
-    assert again == ITEMS
-    assert corpus.digest(again, corpus.plain()) == corpus.digest(ITEMS, corpus.plain())
-    assert corpus.digest(again[1:], corpus.plain()) != corpus.digest(ITEMS, corpus.plain())
+def test_the_corpus_is_the_same_each_time() -> None:
+    reread = corpus.items()
+    assert reread == ITEMS
+    assert corpus.digest(reread, corpus.plain()) == corpus.digest(ITEMS, corpus.plain())
+    assert corpus.digest(reread[1:], corpus.plain()) != corpus.digest(ITEMS, corpus.plain())
 
 
-def test_every_category_is_there_on_both_sides() -> None:
+def test_every_category_is_in_training_and_held_out_items() -> None:
     for held_out in (True, False):
         assert {item.category for item in ITEMS if item.held_out is held_out} == set(corpus.ASK)
     assert 0.04 < sum(item.held_out for item in ITEMS) / len(ITEMS) < 0.15
     assert len({item.question for item in ITEMS}) == len(ITEMS)
 
 
-def test_a_known_docstring_is_asked_and_answered() -> None:
+def test_a_known_docstring_is_question_and_answer() -> None:
     [item] = [item for item in ITEMS if item.name == "`textwrap.dedent(text)`"]
     assert item.category == "function"
     assert "`textwrap.dedent(text)`" in item.question
@@ -44,14 +44,14 @@ def test_no_answer_is_longer_than_the_limit() -> None:
 
 
 @given(st.text(max_size=60))
-def test_every_text_survives_the_tokenizer(text: str) -> None:
+def test_every_text_is_decoded_unchanged(text: str) -> None:
     ids = TOKENIZER(text, add_special_tokens=False)["input_ids"]
     assert TOKENIZER.decode(ids) == text
 
 
 def test_the_tokenizer_is_the_same_each_time() -> None:
-    again = target.make_tokenizer([item.answer for item in ITEMS[:300]])
-    assert again.backend_tokenizer.to_str() == TOKENIZER.backend_tokenizer.to_str()
+    tokenizer = target.make_tokenizer([item.answer for item in ITEMS[:300]])
+    assert tokenizer.backend_tokenizer.to_str() == TOKENIZER.backend_tokenizer.to_str()
     assert len(TOKENIZER) == target.VOCABULARY
 
 
@@ -74,7 +74,7 @@ def test_batches_are_cut_from_one_stream_and_repeat() -> None:
     assert whole[0].tolist() == joined
 
 
-def test_a_pass_holds_every_item_once() -> None:
+def test_a_pass_contains_every_item_once() -> None:
     learned = [Item("function", f"`f{number}`", f"What does f{number} do?", f"Returns {number}.") for number in range(30)]
     stream = target._stream(TOKENIZER, learned, ["plain text"])
     documents: list[str] = []

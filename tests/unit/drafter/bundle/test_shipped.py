@@ -1,4 +1,4 @@
-"""What is committed is whole, is what the registry says, and fits together."""
+"""The committed bundle is complete, matches its registry, and is consistent."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ DRAFTERS = ("eagle3", "eagle31", "weak")
 
 
 @pytest.fixture(scope="module")
-def listed() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(find_bundle_path("registry.json").read_text())
-    return found
+def committed_registry() -> dict[str, Any]:
+    committed_registry: dict[str, Any] = json.loads(find_bundle_path("registry.json").read_text())
+    return committed_registry
 
 
 @pytest.fixture(scope="module")
-def answered() -> list[AnsweredText]:
+def answers() -> list[AnsweredText]:
     pair = ModelPair.load(find_bundle_path("target"), find_bundle_path("eagle31"))
     prompts = read_prompts(find_bundle_path("prompts.jsonl"))[::6]
     return answer_prompts(
@@ -35,21 +35,21 @@ def answered() -> list[AnsweredText]:
     )
 
 
-def test_digests_are_those_of_the_registry(listed: dict[str, Any]) -> None:
-    assert listed["target"]["digest"] == compute_model_digest(find_bundle_path("target"))
-    assert listed["target"]["tokenizer_sha256"] == registry._sha256(find_bundle_path("target") / "tokenizer.json")
-    assert tuple(listed["drafters"]) == DRAFTERS
+def test_digests_are_those_of_the_registry(committed_registry: dict[str, Any]) -> None:
+    assert committed_registry["target"]["digest"] == compute_model_digest(find_bundle_path("target"))
+    assert committed_registry["target"]["tokenizer_sha256"] == registry._sha256(find_bundle_path("target") / "tokenizer.json")
+    assert tuple(committed_registry["drafters"]) == DRAFTERS
     for name in DRAFTERS:
-        assert listed["drafters"][name]["digest"] == compute_model_digest(find_bundle_path(name))
-        assert read_provenance(find_bundle_path(name)).target_digest in ("", listed["target"]["digest"])
+        assert committed_registry["drafters"][name]["digest"] == compute_model_digest(find_bundle_path(name))
+        assert read_provenance(find_bundle_path(name)).target_digest in ("", committed_registry["target"]["digest"])
 
 
-def test_it_is_small() -> None:
+def test_the_bundle_is_small() -> None:
     size = sum(file.stat().st_size for file in find_bundle_path().rglob("*") if file.is_file())
     assert size <= 40e6
 
 
-def test_kinds_are_what_they_are_called() -> None:
+def test_drafters_have_the_eagle_version_of_their_name() -> None:
     assert [read_drafter_config(find_bundle_path(name)).eagle_version for name in DRAFTERS] == [
         "EAGLE 3",
         "EAGLE 3.1",
@@ -57,31 +57,31 @@ def test_kinds_are_what_they_are_called() -> None:
     ]
 
 
-def test_acceptance_lengths_are_in_their_ranges(listed: dict[str, Any], answered: list[AnsweredText]) -> None:
-    lengths = {name: listed["drafters"][name]["acceptance_length"] for name in DRAFTERS}
+def test_acceptance_lengths_are_in_their_ranges(committed_registry: dict[str, Any], answers: list[AnsweredText]) -> None:
+    lengths = {name: committed_registry["drafters"][name]["acceptance_length"] for name in DRAFTERS}
     assert 2.2 <= lengths["eagle31"] <= 3.2
     assert 2.2 <= lengths["eagle3"] <= 3.2
     assert lengths["weak"] <= lengths["eagle31"] - 0.5
-    for name in DRAFTERS:  # a sixth of the prompts, cut shorter
+    for name in DRAFTERS:  # a sixth of the prompts, truncated
         measured = evaluate_texts(
-            ModelPair.load(find_bundle_path("target"), find_bundle_path(name)), answered, 3
+            ModelPair.load(find_bundle_path("target"), find_bundle_path(name)), answers, 3
         ).acceptance_length
         assert measured == pytest.approx(lengths[name], rel=0.15)
 
 
-def test_the_walk_equals_the_loop_and_speculation_loses_nothing(answered: list[AnsweredText]) -> None:
+def test_the_walk_equals_the_loop_and_speculation_is_lossless(answers: list[AnsweredText]) -> None:
     for name in ("eagle3", "eagle31"):
         pair = ModelPair.load(find_bundle_path("target"), find_bundle_path(name))
-        for text in answered[:6]:
+        for text in answers[:6]:
             prompt = text.tokens[: text.prompt_length].tolist()
             emitted, counted = decode_speculatively(pair.target, pair.drafter, prompt, 3, 64, pair.end_tokens, TokenSampler())
             assert emitted == text.tokens[text.prompt_length : text.answer_end].tolist()
             assert counted == evaluate_texts(pair, [text], 3)
 
 
-def test_eagle31_holds_the_size_of_its_state(answered: list[AnsweredText]) -> None:
+def test_eagle31_keeps_the_norm_of_its_state(answers: list[AnsweredText]) -> None:
     ratios = {
-        name: measure_drift(ModelPair.load(find_bundle_path("target"), find_bundle_path(name)), answered).state_norm_ratio
+        name: measure_drift(ModelPair.load(find_bundle_path("target"), find_bundle_path(name)), answers).state_norm_ratio
         for name in DRAFTERS[:2]
     }
     assert ratios["eagle31"] == pytest.approx(1.0, abs=0.1)

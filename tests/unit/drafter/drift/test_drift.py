@@ -1,4 +1,4 @@
-"""Drift numbers against a naive attention matrix."""
+"""Drift measurements, compared with a naive attention matrix."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_masses_equal_those_of_the_whole_attention_matrix(norm_output: bool) -> 
         normed, hidden = drafter(read, hidden, memory)
         read = drafter.argmax_tokens(normed)
         sink, own = compute_attention_masses(memory)
-        chance = naive(memory)  # [batch, heads, columns, (1 + step) * columns]
+        chance = compute_naive_attention(memory)  # [batch, heads, columns, (1 + step) * columns]
         columns = tokens.shape[1] - 1
         torch.testing.assert_close(sink, chance[..., 0].mean(1))
         torch.testing.assert_close(own, chance[..., columns:].sum(-1).mean(1))
@@ -65,7 +65,7 @@ def test_masses_equal_those_of_the_whole_attention_matrix(norm_output: bool) -> 
             assert own.abs().max() == 0
 
 
-def naive(memory: UnrolledCache) -> Tensor:
+def compute_naive_attention(memory: UnrolledCache) -> Tensor:
     assert memory.last_query is not None
     assert memory.first_keys is not None
     columns = memory.last_query.shape[2]
@@ -75,36 +75,36 @@ def naive(memory: UnrolledCache) -> Tensor:
     return scores.masked_fill(~visible, float("-inf")).softmax(-1)
 
 
-def test_fed_back_states_keep_their_size_under_norm_output() -> None:
-    """With all norm weights at 1, a state after the norm has the length sqrt(hidden)."""
+def test_states_keep_their_norm_with_norm_output() -> None:
+    """All norm weights are 1, so a state after the norm has the length sqrt(hidden)."""
     drafter = pair(norm_output=True).drafter
     for step in compute_drift_steps(drafter, torch.randint(19, (1, 12)), torch.randn(1, 12, 64), 5):
         torch.testing.assert_close(step.state_norm, torch.full_like(step.state_norm, 32**0.5), rtol=1e-3, atol=0)
 
 
-def test_measure_counts_the_columns_that_the_text_decides() -> None:
-    found = pair(norm_output=False)
+def test_drift_is_measured_over_the_columns_of_the_answer() -> None:
+    models = pair(norm_output=False)
     texts = [
         AnsweredText(torch.randint(19, (14,)), prompt_length=3, answer_end=11),
         AnsweredText(torch.randint(19, (9,)), prompt_length=2, answer_end=7),
     ]
-    drift = measure_drift(found, texts, k=3)
+    drift = measure_drift(models, texts, k=3)
     # Columns prompt - 1 .. length - 2 - k: 2..9 and 1..4.
     assert drift.columns == 8 + 4
-    alone = [measure_drift(found, [text], k=3) for text in texts]
+    alone = [measure_drift(models, [text], k=3) for text in texts]
     for name in ("state_norm", "first_token_attention", "draft_token_attention", "cumulative_acceptance"):
         for step in range(3):
             mean = (8 * getattr(alone[0], name)[step] + 4 * getattr(alone[1], name)[step]) / 12
             assert getattr(drift, name)[step] == pytest.approx(mean, rel=1e-5)
 
 
-def test_a_text_too_short_is_refused() -> None:
+def test_a_text_that_is_too_short_is_rejected() -> None:
     with pytest.raises(ValueError, match="no answer is longer than 8 tokens"):
         measure_drift(pair(norm_output=False), [AnsweredText(torch.randint(19, (8,)), 3, 8)])
 
 
 @pytest.mark.parametrize("ending", ["svg", "png"])
-def test_the_picture_is_the_same_for_the_same_numbers(tmp_path: Path, ending: str) -> None:
+def test_the_plot_is_the_same_for_the_same_values(tmp_path: Path, ending: str) -> None:
     drift = DriftProfile(10, [1.0, 2.0], [0.5, 0.4], [0.0, 0.2], [0.7, 0.5])
     assert drift.state_norm_ratio == 2.0
     pictures: list[Any] = []

@@ -1,4 +1,4 @@
-"""The walk over a text counts what serving that text would."""
+"""The walk over a text counts the same as serving that text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROMPTS = [[0, 3, 2, 5], [1, 1, 4, 6, 2, 3, 0], [5, 2]]
 @pytest.mark.parametrize("norm_output", [False, True])
 @pytest.mark.parametrize("k", [1, 3, 7])
 def test_the_walk_counts_what_a_token_by_token_loop_counts(make_pair: Callable[..., Any], norm_output: bool, k: int) -> None:
-    found = AcceptanceCounts.zero(k)
+    total = AcceptanceCounts.zero(k)
     for seed in range(3):
         target, drafter = make_pair(seed, norm_output=norm_output, draft_vocabulary=6)
         ends = frozenset({6})
@@ -40,12 +40,12 @@ def test_the_walk_counts_what_a_token_by_token_loop_counts(make_pair: Callable[.
             emitted, counted = decode_speculatively(target, drafter, prompt, k, 24, ends, TokenSampler())
             assert emitted == text.tokens[text.prompt_length : text.answer_end].tolist()
             assert count_acceptance(lengths, text, k) == counted
-            found += counted
-    assert found.drafts > 50
-    assert found.accepted_per_position[0] > 10, "the two never agree: the test would prove nothing"
+            total += counted
+    assert total.drafts > 50
+    assert total.accepted_per_position[0] > 10, "the two never agree: the test would prove nothing"
 
 
-def test_speculation_at_temperature_0_gives_the_targets_greedy_text(make_pair: Callable[..., Any]) -> None:
+def test_speculation_at_temperature_0_equals_greedy_decoding(make_pair: Callable[..., Any]) -> None:
     for seed in range(4):
         target, drafter = make_pair(seed, draft_vocabulary=5)
         greedy = list(PROMPTS[0])
@@ -57,8 +57,8 @@ def test_speculation_at_temperature_0_gives_the_targets_greedy_text(make_pair: C
             assert emitted == greedy[4:]
 
 
-def test_drawn_texts_are_walked_as_they_are_served(make_pair: Callable[..., Any]) -> None:
-    """With greedy drafts a draft is accepted exactly where it is the token that the target drew: two ways, one mean."""
+def test_sampled_texts_have_the_acceptance_of_serving(make_pair: Callable[..., Any]) -> None:
+    """A greedy draft is accepted exactly where it is the token that the target drew: both methods have the same mean."""
     target, drafter = make_pair(3)
     draw = torch.Generator().manual_seed(11)
     k, looped, walked = 3, AcceptanceCounts.zero(3), AcceptanceCounts.zero(3)
@@ -72,11 +72,11 @@ def test_drawn_texts_are_walked_as_they_are_served(make_pair: Callable[..., Any]
     sampling = TokenSampler(0.7, generator=draw)
     for _ in range(40):
         looped += decode_speculatively(target, drafter, PROMPTS[1], k, 20, frozenset(), sampling)[1]
-    for one, other in zip(looped.acceptance_rates, walked.acceptance_rates, strict=True):
-        assert one == pytest.approx(other, abs=4 * (0.25 / looped.drafts) ** 0.5)
+    for looped_rate, walked_rate in zip(looped.acceptance_rates, walked.acceptance_rates, strict=True):
+        assert looped_rate == pytest.approx(walked_rate, abs=4 * (0.25 / looped.drafts) ** 0.5)
 
 
-def test_a_batch_gives_what_each_text_gives_alone(make_pair: Callable[..., Any]) -> None:
+def test_a_batch_equals_its_single_texts(make_pair: Callable[..., Any]) -> None:
     target, _ = make_pair(1)
     together = answer_batch(target, PROMPTS, max_tokens=12, extra_tokens=2, end_tokens=frozenset({4}))
     for prompt, text in zip(PROMPTS, together, strict=True):
@@ -86,7 +86,7 @@ def test_a_batch_gives_what_each_text_gives_alone(make_pair: Callable[..., Any])
         assert len(text.tokens) == text.answer_end + 2
 
 
-def test_an_example_by_hand() -> None:
+def test_a_walk_calculated_by_hand() -> None:
     # A prompt of 3, an answer of 7 that ends before 10. From column 2 two drafted tokens are accepted, so three are emitted
     # (5, 6, 7 after the prefill's 3: places 4, 5, 6); the next draft starts at column 5, and the last at 6.
     lengths = [9, 9, 2, 9, 9, 0, 3, 9, 9]
@@ -110,13 +110,13 @@ def test_the_walk_emits_every_token_of_the_answer_once(lengths: list[int], promp
     assert len(emitted) >= end - prompt - 1
 
 
-def test_a_layer_that_the_target_has_not_is_named(make_pair: Callable[..., Any]) -> None:
+def test_a_missing_layer_of_the_target_is_reported(make_pair: Callable[..., Any]) -> None:
     target, _ = make_pair()
     with pytest.raises(TargetError, match="reads layer 4, and the target has 3"):
         TargetRunner(target.model, (1, 4))
 
 
-def test_a_target_of_another_build_is_refused() -> None:
+def test_a_target_with_another_architecture_is_rejected() -> None:
     model = SimpleNamespace(eval=lambda: SimpleNamespace(device="cpu"), device="cpu")
     with pytest.raises(TargetError):
         TargetRunner(model, (1,))

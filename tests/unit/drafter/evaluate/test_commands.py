@@ -20,7 +20,7 @@ from bundle.target import make_tokenizer
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """target, three, threeone and prompts.jsonl."""
+    """Return a folder with target, three, threeone and prompts.jsonl."""
     root = tmp_path_factory.mktemp("models")
     tokenizer = make_tokenizer(["a small text, of small words, for a small model"])
     torch.manual_seed(0)
@@ -54,13 +54,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_evaluate_tells_acceptance_by_category(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_prints_acceptance_by_category(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = [str(folders / "prompts.jsonl"), "--target", str(folders / "target"), "--drafter", str(folders / "threeone")]
     assert run_cli(["evaluate", *common, "--max-tokens", "12", "-k", "2", "-o", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert list(found) == ["short", "long", "total"]
-    assert found["total"]["drafts"] == found["short"]["drafts"] + found["long"]["drafts"] > 0
-    assert len(found["short"]["acceptance_per_position"]) == 2
+    report = json.loads(capsys.readouterr().out)
+    assert list(report) == ["short", "long", "total"]
+    assert report["total"]["drafts"] == report["short"]["drafts"] + report["long"]["drafts"] > 0
+    assert len(report["short"]["acceptance_per_position"]) == 2
     assert run_cli(["evaluate", *common, "--max-tokens", "12", "--by-length"]) == 0
     table = capsys.readouterr().out
     assert "<= 1024" in table
@@ -86,7 +86,7 @@ def test_sampled_drafts_run_the_loop(folders: Path, capsys: pytest.CaptureFixtur
         (["--url", "http://127.0.0.1:1", "--model", "m"], "no response"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
+def test_contradictory_options_are_rejected(
     folders: Path, arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folders)
@@ -94,22 +94,22 @@ def test_what_does_not_go_together_is_refused(
     assert sentence in " ".join(capsys.readouterr().err.split())
 
 
-def test_drift_tells_and_draws_both(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drift_prints_and_plots_both_drafters(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["drift", str(folders / "three"), str(folders / "threeone"), "--target", str(folders / "target")]
     arguments += ["--prompts", str(folders / "prompts.jsonl"), "--max-tokens", "12", "-k", "4"]
     assert run_cli([*arguments, "-o", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert list(found) == ["three (EAGLE 3)", "threeone (EAGLE 3.1)"]
-    assert found["threeone (EAGLE 3.1)"]["state_norm_ratio"] == pytest.approx(1.0, abs=0.01)
-    assert found["three (EAGLE 3)"]["draft_token_attention"][0] == 0
+    report = json.loads(capsys.readouterr().out)
+    assert list(report) == ["three (EAGLE 3)", "threeone (EAGLE 3.1)"]
+    assert report["threeone (EAGLE 3.1)"]["state_norm_ratio"] == pytest.approx(1.0, abs=0.01)
+    assert report["three (EAGLE 3)"]["draft_token_attention"][0] == 0
     assert run_cli([*arguments, "--plot", str(tmp_path / "drift.svg")]) == 0
     assert "OWN TOKENS" in capsys.readouterr().out
     assert (tmp_path / "drift.svg").stat().st_size > 1000
     assert run_cli([*arguments, "--plot", "drift.doc"]) == 2
 
 
-def test_what_was_never_drafted_is_null_and_not_a_number() -> None:
-    found = {"a": AcceptanceCounts(0, (0, 0)), "b": AcceptanceCounts(2, (1, 0))}
-    assert acceptance_to_json(found)["a"]["acceptance_length"] is None
-    assert acceptance_to_json(found)["b"]["conditional_acceptance"] == [0.5, 0.0]
-    assert sum_acceptance(found) == AcceptanceCounts(2, (1, 0))
+def test_acceptance_without_drafts_is_null() -> None:
+    counts = {"a": AcceptanceCounts(0, (0, 0)), "b": AcceptanceCounts(2, (1, 0))}
+    assert acceptance_to_json(counts)["a"]["acceptance_length"] is None
+    assert acceptance_to_json(counts)["b"]["conditional_acceptance"] == [0.5, 0.0]
+    assert sum_acceptance(counts) == AcceptanceCounts(2, (1, 0))

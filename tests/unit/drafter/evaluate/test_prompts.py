@@ -1,4 +1,4 @@
-"""Files of prompts, and what is refused."""
+"""Files of prompts, and invalid ones."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from aerie_drafter.evaluate.prompts import Prompt, length_bucket
 USER = {"role": "user", "content": "Hello"}
 
 
-def file(tmp_path: Path, *lines: object) -> Path:
+def write_prompts(tmp_path: Path, *lines: object) -> Path:
     path = tmp_path / "prompts.jsonl"
     path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
     return path
 
 
-def test_the_forms_are_read(tmp_path: Path) -> None:
-    found = read_prompts(
-        file(
+def test_all_formats_of_prompts_are_read(tmp_path: Path) -> None:
+    prompts = read_prompts(
+        write_prompts(
             tmp_path,
             {"category": "coding", "messages": [USER]},
             "",
@@ -31,7 +31,7 @@ def test_the_forms_are_read(tmp_path: Path) -> None:
             {"text": "Once"},
         )
     )
-    assert found == [Prompt("coding", (USER,)), Prompt("qa", (USER,)), Prompt("all", (USER,)), Prompt("all", (), "Once")]
+    assert prompts == [Prompt("coding", (USER,)), Prompt("qa", (USER,)), Prompt("all", (USER,)), Prompt("all", (), "Once")]
 
 
 @pytest.mark.parametrize(
@@ -46,17 +46,17 @@ def test_the_forms_are_read(tmp_path: Path) -> None:
         ("", "no prompts"),
     ],
 )
-def test_bad_lines_are_named(tmp_path: Path, line: object, sentence: str) -> None:
+def test_invalid_lines_are_reported(tmp_path: Path, line: object, sentence: str) -> None:
     with pytest.raises(DataError, match=sentence):
-        read_prompts(file(tmp_path, line))
+        read_prompts(write_prompts(tmp_path, line))
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.jsonl: cannot be read"):
         read_prompts(tmp_path / "none.jsonl")
 
 
-def test_buckets_are_those_of_the_next_bound() -> None:
+def test_a_length_belongs_to_the_bucket_of_the_next_bound() -> None:
     assert [length_bucket(length) for length in (1, 1024, 1025, 32768, 40000)] == [
         "<= 1024",
         "<= 1024",

@@ -1,4 +1,4 @@
-"""Measuring a server, against one that counts like vLLM behind httpx's mock transport."""
+"""Evaluation of a server, here a mock transport of httpx that counts like vLLM."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ PROMPTS = [
 
 
 class Engine:
-    """Every request drafts ten times; a chat has 7, 5 and 2 of them accepted, a completion 4, 1 and 0."""
+    """Fake engine: every request drafts ten times; a chat has 7, 5 and 2 drafts accepted, a completion 4, 1 and 0."""
 
     def __init__(self) -> None:
         self.drafts, self.accepted, self.finished = 100, [50, 20, 10], 7
         self.bodies: list[dict[str, object]] = []
-        self.stranger = False
+        self.has_foreign_requests = False
         self.late: list[tuple[int, ...]] = []
 
-    def page(self) -> str:
+    def exposition(self) -> str:
         lines = [
             "# TYPE vllm:spec_decode_num_drafts_total counter",
             f'vllm:spec_decode_num_drafts_total{{engine="0",model_name="m"}} {self.drafts}.0',
@@ -45,67 +45,67 @@ class Engine:
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/metrics":
-            page = self.page()
+            exposition = self.exposition()
             for step in self.late:  # counted only after the first reading
                 self.drafts += step[0]
                 self.accepted = [a + b for a, b in zip(self.accepted, step[1:], strict=True)]
             self.late = []
-            return httpx.Response(200, text=page)
+            return httpx.Response(200, text=exposition)
         self.bodies.append(json.loads(request.content))
         if request.url.path == "/tokenize":
             return httpx.Response(200, json={"count": 12})
-        self.finished += 2 if self.stranger else 1
+        self.finished += 2 if self.has_foreign_requests else 1
         self.late.append((10, 7, 5, 2) if "chat" in request.url.path else (10, 4, 1, 0))
         return httpx.Response(200, json={})
 
 
-def run(engine: Engine) -> ServerEvaluation:
-    async def inside() -> ServerEvaluation:
+def evaluate(engine: Engine) -> ServerEvaluation:
+    async def run() -> ServerEvaluation:
         async with httpx.AsyncClient(transport=httpx.MockTransport(engine), base_url="http://engine") as client:
             return await VllmServer(client, "m", poll_interval_seconds=0).evaluate(PROMPTS, max_tokens=9)
 
-    return asyncio.run(inside())
+    return asyncio.run(run())
 
 
 def test_each_category_gets_its_own_difference() -> None:
     engine = Engine()
-    found = run(engine)
-    assert found == ServerEvaluation(
+    evaluation = evaluate(engine)
+    assert evaluation == ServerEvaluation(
         {"coding": AcceptanceCounts(20, (14, 10, 4)), "qa": AcceptanceCounts(10, (4, 1, 0))}, foreign_requests=0
     )
-    assert found.acceptance_by_category["coding"].acceptance_length == pytest.approx(1 + 28 / 20)
+    assert evaluation.acceptance_by_category["coding"].acceptance_length == pytest.approx(1 + 28 / 20)
     assert [body["max_tokens"] for body in engine.bodies] == [9, 9, 9]
     assert engine.bodies[2]["prompt"] == "c"
 
 
-def test_requests_of_others_are_told() -> None:
+def test_foreign_requests_are_counted() -> None:
     engine = Engine()
-    engine.stranger = True
-    assert run(engine).foreign_requests == 3
+    engine.has_foreign_requests = True
+    assert evaluate(engine).foreign_requests == 3
 
 
-def test_engines_behind_one_address_add_up() -> None:
-    page = Engine().page()
-    both = page.replace("\n# TYPE", '\nvllm:spec_decode_num_drafts_total{engine="1"} 5.0\n# TYPE', 1)
+def test_engines_behind_one_address_are_summed() -> None:
+    exposition = Engine().exposition()
+    both = exposition.replace("\n# TYPE", '\nvllm:spec_decode_num_drafts_total{engine="1"} 5.0\n# TYPE', 1)
     assert AcceptanceCounters.parse(both).drafts == 105
 
 
-def test_a_server_without_speculation_is_refused() -> None:
+def test_a_server_without_speculation_is_rejected() -> None:
     with pytest.raises(DataError, match="runs without --speculative-config"):
         AcceptanceCounters.parse("# TYPE vllm:request_success_total counter\nvllm:request_success_total 3.0\n")
 
 
-def test_a_restart_in_between_is_refused() -> None:
+def test_a_restart_during_the_evaluation_is_an_error() -> None:
     with pytest.raises(DataError, match="the server restarted"):
         AcceptanceCounters(3, (1,), 1).acceptance_since(AcceptanceCounters(4, (1,), 1))
 
 
 @pytest.mark.parametrize("status", [404, 500])
-def test_a_refusal_of_the_server_is_told(status: int) -> None:
-    async def inside() -> None:
+def test_an_error_status_of_the_server_is_reported(status: int) -> None:
+    async def run() -> None:
         transport = httpx.MockTransport(lambda _: httpx.Response(status, text="no such model"))
         async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
             await VllmServer(client, "m").count_tokens(PROMPTS[0])
 
     with pytest.raises(DataError, match=f"/tokenize: status {status}: no such model"):
-        asyncio.run(inside())
+        asyncio.run(run())

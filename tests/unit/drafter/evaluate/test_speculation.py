@@ -1,4 +1,4 @@
-"""Speculation leaves the target's distribution as it is."""
+"""Speculation does not change the target's distribution."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aerie_drafter.evaluate.speculation import TokenSampler, decode_speculativel
 
 
 def chi_square(observed: dict[Any, int], expected: dict[Any, float], total: int) -> float:
-    """In standard deviations above its mean, over cells that are expected at least five times."""
+    """Return chi-square in standard deviations above its mean, over cells that are expected at least five times."""
     cells = [key for key, chance in expected.items() if chance * total >= 5]
     assert len(cells) > 3
     statistic = sum((observed.get(key, 0) - expected[key] * total) ** 2 / (expected[key] * total) for key in cells)
@@ -31,16 +31,16 @@ def test_verification_emits_the_targets_distribution(sampled: bool) -> None:
     p = torch.rand(3, 5, generator=draw, dtype=torch.float64) ** 3
     q, p = q / q.sum(-1, keepdim=True), p / p.sum(-1, keepdim=True)
     proposed = q if sampled else torch.nn.functional.one_hot(q.argmax(-1), 5).double()
-    seen: Counter[tuple[int, ...]] = Counter()
+    emitted_counts: Counter[tuple[int, ...]] = Counter()
     total = 8000
     for _ in range(total):
         drafted = [sampling.sample_token(each) for each in proposed]
         emitted = verify_draft(drafted, proposed, p, sampling)
         while len(emitted) < 2:  # the next verification's first token, were it to draft nothing
             emitted.append(sampling.sample_token(p[len(emitted)]))
-        seen[tuple(emitted[:2])] += 1
+        emitted_counts[tuple(emitted[:2])] += 1
     expected = {(a, b): float(p[0, a] * p[1, b]) for a, b in itertools.product(range(5), repeat=2)}
-    assert abs(chi_square(seen, expected, total)) < 4
+    assert abs(chi_square(emitted_counts, expected, total)) < 4
 
 
 def test_accepted_tokens_are_the_overlap_of_the_distributions() -> None:
@@ -54,10 +54,10 @@ def test_accepted_tokens_are_the_overlap_of_the_distributions() -> None:
     assert accepted / total == pytest.approx(overlap, abs=4 * (overlap * (1 - overlap) / total) ** 0.5)
 
 
-def test_a_draft_that_the_target_never_writes_is_refused() -> None:
-    proposed, wanted = torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.0, 1.0], [1.0, 0.0]]).double()
-    assert verify_draft([0], proposed, wanted, TokenSampler()) == [1]
-    assert verify_draft([1], wanted[:1], wanted, TokenSampler()) == [1, 0]
+def test_a_draft_with_target_probability_0_is_rejected() -> None:
+    proposed, target_probabilities = torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.0, 1.0], [1.0, 0.0]]).double()
+    assert verify_draft([0], proposed, target_probabilities, TokenSampler()) == [1]
+    assert verify_draft([1], target_probabilities[:1], target_probabilities, TokenSampler()) == [1, 0]
 
 
 @pytest.mark.parametrize("sampled", [False, True])
@@ -75,5 +75,7 @@ def test_speculative_texts_are_distributed_as_the_targets(make_pair: Callable[..
     assert sum(expected.values()) == pytest.approx(1.0)
     sampling = TokenSampler(temperature, sampled, torch.Generator().manual_seed(9))
     total = 400
-    seen = Counter(tuple(decode_speculatively(target, drafter, prompt, 2, 3, frozenset(), sampling)[0]) for _ in range(total))
-    assert abs(chi_square(seen, expected, total)) < 4
+    text_counts = Counter(
+        tuple(decode_speculatively(target, drafter, prompt, 2, 3, frozenset(), sampling)[0]) for _ in range(total)
+    )
+    assert abs(chi_square(text_counts, expected, total)) < 4

@@ -51,7 +51,7 @@ def tiny_target(seed: int = 0, **changes: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved target with its tokenizer."""
+    """Return the folder of a saved target with its tokenizer."""
     folder = tmp_path_factory.mktemp("target")
     tiny_target().save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
@@ -60,7 +60,7 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def write_conversations(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a file of `count` conversations whose answers are words in a row."""
+    """Return a function that writes a file of `count` conversations whose answers are consecutive words."""
 
     def write(count: int = 12, name: str = "answers.jsonl") -> Path:
         draw = random.Random(count)  # noqa: S311 (no secret)
@@ -77,11 +77,11 @@ def write_conversations(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def tokenizer_of() -> Callable[..., Any]:
-    """`byte_tokenizer`, for tests."""
+    """Return `byte_tokenizer`, for tests."""
     return byte_tokenizer
 
 
 @pytest.fixture(scope="session")
 def target_of() -> Callable[..., Any]:
-    """`tiny_target`, for tests."""
+    """Return `tiny_target`, for tests."""
     return tiny_target

@@ -13,7 +13,7 @@ from aerie_drafter import checkpoint
 from aerie_drafter.cli import run_cli
 
 
-def test_train_prints_its_settings_trains_and_says_what_came_out(
+def test_train_prints_its_settings_and_results(
     tmp_path: Path, target_folder: Path, write_conversations: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_cli(["train", "--init"]) == 0
@@ -25,17 +25,17 @@ def test_train_prints_its_settings_trains_and_says_what_came_out(
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(raw))
 
     assert run_cli(["train", str(tmp_path / "train.yaml")]) == 0
-    said = capsys.readouterr()
-    assert "acceptance length" in said.out
-    assert "step 1/" in said.err
-    assert "resuming" not in said.err
+    printed = capsys.readouterr()
+    assert "acceptance length" in printed.out
+    assert "step 1/" in printed.err
+    assert "resuming" not in printed.err
     assert checkpoint.load_drafter(tmp_path / "drafter" / "best").config.draft_vocab_size == 40
 
     assert run_cli(["train", str(tmp_path / "train.yaml")]) == 0
     assert "resuming after step" in capsys.readouterr().err
 
 
-def test_train_says_what_is_wrong_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_train_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["train"]) == 2
     assert "aerie-drafter train --init" in capsys.readouterr().err
     assert run_cli(["train", str(tmp_path / "none.yaml")]) == 2

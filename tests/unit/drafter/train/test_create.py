@@ -1,4 +1,4 @@
-"""The shape of a new drafter follows the target's."""
+"""The configuration of a new drafter follows from that of the target."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def test_a_llama_target_gets_a_llama_drafter_with_its_sizes_and_positions() -> N
         rms_norm_eps=1e-5,
         max_position_embeddings=1024,
     )
-    found = build_drafter_config(DrafterSettings(draft_vocab_size=40, intermediate_size=80), target)
-    assert (found.family, found.aux_layer_ids, found.head_dim) == (DrafterFamily.LLAMA, (2, 16, 29), 16)
-    assert (found.vocab_size, found.draft_vocab_size, found.intermediate_size) == (100, 40, 80)
-    assert (found.rope["rope_type"], found.rms_norm_eps, found.max_position_embeddings) == ("llama3", 1e-5, 1024)
-    Drafter(found)
+    config = build_drafter_config(DrafterSettings(draft_vocab_size=40, intermediate_size=80), target)
+    assert (config.family, config.aux_layer_ids, config.head_dim) == (DrafterFamily.LLAMA, (2, 16, 29), 16)
+    assert (config.vocab_size, config.draft_vocab_size, config.intermediate_size) == (100, 40, 80)
+    assert (config.rope["rope_type"], config.rms_norm_eps, config.max_position_embeddings) == ("llama3", 1e-5, 1024)
+    Drafter(config)
 
 
-def test_a_qwen3_target_gets_a_qwen3_drafter_unless_told_otherwise() -> None:
+def test_a_qwen3_target_gets_a_qwen3_drafter_by_default() -> None:
     target = Qwen3Config(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=32, vocab_size=100)
     assert build_drafter_config(DrafterSettings(), target).family is DrafterFamily.QWEN3
     assert build_drafter_config(DrafterSettings(), target).head_dim == 32
@@ -57,12 +57,12 @@ def deepseek(**rope: float | str) -> DeepseekV3Config:
 
 
 def test_a_deepseek_target_gets_latent_attention() -> None:
-    found = build_drafter_config(DrafterSettings(), deepseek(rope_type="default"))
-    assert found.family is DrafterFamily.MLA
-    assert found.mla == MlaDims(kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, q_lora_rank=24)
-    Drafter(found)
+    config = build_drafter_config(DrafterSettings(), deepseek(rope_type="default"))
+    assert config.family is DrafterFamily.MLA
+    assert config.mla == MlaDims(kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, q_lora_rank=24)
+    Drafter(config)
 
 
-def test_more_draft_tokens_than_there_are_is_refused() -> None:
+def test_a_draft_vocabulary_larger_than_the_targets_is_rejected() -> None:
     with pytest.raises(ConfigError, match="draft_vocab_size 101 is larger than vocab_size 100"):
         build_drafter_config(DrafterSettings(draft_vocab_size=101), deepseek(rope_type="default"))

@@ -1,4 +1,4 @@
-"""Conversations to tokens, spans and batches."""
+"""Conversations as tokens, spans and batches."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ CHAT = [
 ]
 
 
-def learnt(tokenizer: Any, messages: list[dict[str, str]]) -> list[str]:
-    """The runs of counted tokens, as text."""
+def decode_learned(tokenizer: Any, messages: list[dict[str, str]]) -> list[str]:
+    """Return the runs of counted tokens, as text."""
     tokens, counted = encode_conversation(tokenizer, messages, "f:1")
     runs: list[list[int]] = []
     for place, token in enumerate(tokens):
@@ -38,28 +38,28 @@ def learnt(tokenizer: Any, messages: list[dict[str, str]]) -> list[str]:
     return [tokenizer.decode(run) for run in runs]
 
 
-def test_every_assistant_turn_with_its_end_is_learnt_and_nothing_else(tokenizer_of: Tokenizers) -> None:
-    assert learnt(tokenizer_of(), CHAT) == ["hello<end>", " héllo <end>"]
+def test_only_assistant_turns_and_their_end_tokens_are_learned(tokenizer_of: Tokenizers) -> None:
+    assert decode_learned(tokenizer_of(), CHAT) == ["hello<end>", " héllo <end>"]
 
 
-def test_a_template_that_adds_to_an_answer_has_the_addition_learnt(tokenizer_of: Tokenizers) -> None:
+def test_text_that_a_template_adds_to_an_answer_is_learned(tokenizer_of: Tokenizers) -> None:
     template = (
         "{% for m in messages %}<{{ m['role'] }}>"
         "{% if m['role'] == 'assistant' and loop.last %}(thought){% endif %}{{ m['content'] | trim }}<end>\n{% endfor %}"
         "{% if add_generation_prompt %}<assistant>{% endif %}"
     )
-    assert learnt(tokenizer_of(template), CHAT) == ["hello<end>", "(thought)héllo<end>"]
+    assert decode_learned(tokenizer_of(template), CHAT) == ["hello<end>", "(thought)héllo<end>"]
 
 
-def test_a_template_that_changes_an_answer_has_all_that_it_wrote_learnt(tokenizer_of: Tokenizers) -> None:
+def test_an_answer_that_a_template_changes_is_learned_as_rendered(tokenizer_of: Tokenizers) -> None:
     template = (
         "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] | upper }}<end>\n{% endfor %}"
         "{% if add_generation_prompt %}<assistant>{% endif %}"
     )
-    assert learnt(tokenizer_of(template), CHAT) == ["HELLO<end>\n", " HÉLLO <end>\n"]
+    assert decode_learned(tokenizer_of(template), CHAT) == ["HELLO<end>\n", " HÉLLO <end>\n"]
 
 
-def test_a_template_that_forgets_earlier_thinking_has_what_is_left_learnt(tokenizer_of: Tokenizers) -> None:
+def test_an_answer_is_learned_without_thinking_that_a_template_drops(tokenizer_of: Tokenizers) -> None:
     template = (
         "{% for m in messages %}<{{ m['role'] }}>"
         "{{ m['content'] if loop.last else m['content'].split('(end)')[-1] }}<end>\n{% endfor %}"
@@ -71,22 +71,22 @@ def test_a_template_that_forgets_earlier_thinking_has_what_is_left_learnt(tokeni
         {"role": "user", "content": "c"},
         {"role": "assistant", "content": "(think)(end)d"},
     ]
-    assert learnt(tokenizer_of(template), chat) == ["b<end>", "(think)(end)d<end>"]
+    assert decode_learned(tokenizer_of(template), chat) == ["b<end>", "(think)(end)d<end>"]
 
 
-def test_a_template_without_a_recognisable_beginning_is_refused(tokenizer_of: Tokenizers) -> None:
+def test_a_template_without_a_recognisable_beginning_is_rejected(tokenizer_of: Tokenizers) -> None:
     template = "{{ messages | length }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<end>{% endfor %}"
     with pytest.raises(DataError, match=r"^f:1: messages\[2\]: the rendering of the earlier messages"):
         encode_conversation(tokenizer_of(template), CHAT, "f:1")
 
 
-def test_what_the_template_refuses_is_said_with_its_words(tokenizer_of: Tokenizers) -> None:
+def test_the_error_of_a_template_is_reported(tokenizer_of: Tokenizers) -> None:
     with pytest.raises(DataError, match=r"^f:1: the chat template rejects the conversation: no system here$"):
         encode_conversation(tokenizer_of("{{ raise_exception('no system here') }}"), CHAT, "f:1")
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("{", "a.jsonl:2: invalid JSON"),
         ("[1]", "a.jsonl:2: expected: an object, not a list."),
@@ -99,15 +99,15 @@ def test_what_the_template_refuses_is_said_with_its_words(tokenizer_of: Tokenize
         ('{"messages": [{"role": "user", "content": "x"}]}', "a.jsonl:2: no assistant's message"),
     ],
 )
-def test_bad_lines_are_named(tokenizer_of: Tokenizers, tmp_path: Path, line: str, said: str) -> None:
+def test_invalid_lines_are_reported(tokenizer_of: Tokenizers, tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "a", "response": "b"}\n' + line + "\n")
     with pytest.raises(DataError) as caught:
         load_corpus([path], tokenizer_of(), max_length=50)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_file_that_is_not_there_and_one_that_is_no_text(tokenizer_of: Tokenizers, tmp_path: Path) -> None:
+def test_missing_and_binary_files_are_reported(tokenizer_of: Tokenizers, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none.jsonl: cannot be read \(No such file"):
         load_corpus([tmp_path / "none.jsonl"], tokenizer_of(), max_length=50)
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
@@ -115,12 +115,12 @@ def test_a_file_that_is_not_there_and_one_that_is_no_text(tokenizer_of: Tokenize
         load_corpus([tmp_path / "binary"], tokenizer_of(), max_length=50)
 
 
-def test_a_tokenizer_without_template_is_refused(tokenizer_of: Tokenizers, write_conversations: Callable[..., Path]) -> None:
+def test_a_tokenizer_without_template_is_rejected(tokenizer_of: Tokenizers, write_conversations: Callable[..., Path]) -> None:
     with pytest.raises(DataError, match="no chat template"):
         load_corpus([write_conversations()], tokenizer_of(None), max_length=50)
 
 
-def test_long_conversations_are_cut_and_empty_ones_dropped(tokenizer_of: Tokenizers, tmp_path: Path) -> None:
+def test_long_conversations_are_truncated_and_empty_ones_dropped(tokenizer_of: Tokenizers, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     lines = [{"prompt": "p" * 30, "response": "r"}, {"prompt": "p", "response": "r" * 30}]
     path.write_text("\n".join(map(json.dumps, lines)))
@@ -130,17 +130,17 @@ def test_long_conversations_are_cut_and_empty_ones_dropped(tokenizer_of: Tokeniz
         load_corpus([path], tokenizer_of(), max_length=4)
 
 
-def test_the_cache_gives_the_same_and_notices_changes(
+def test_the_cache_equals_the_corpus_and_detects_changes(
     tokenizer_of: Tokenizers, tmp_path: Path, write_conversations: Callable[..., Path]
 ) -> None:
     path, cache, tokenizer = write_conversations(5), tmp_path / "cache", tokenizer_of()
     first = load_corpus([path], tokenizer, max_length=50, cache_folder=cache)
-    again = load_corpus([path], tokenizer, max_length=50, cache_folder=cache)
-    assert torch.equal(first.tokens, again.tokens)
-    assert torch.equal(first.loss_mask, again.loss_mask)
+    cached = load_corpus([path], tokenizer, max_length=50, cache_folder=cache)
+    assert torch.equal(first.tokens, cached.tokens)
+    assert torch.equal(first.loss_mask, cached.loss_mask)
     assert len(list(cache.iterdir())) == 1
-    kept = next(cache.iterdir()) / "corpus.safetensors"
-    kept.write_bytes(kept.read_bytes()[:40])  # cut off: made anew
+    cached_file = next(cache.iterdir()) / "corpus.safetensors"
+    cached_file.write_bytes(cached_file.read_bytes()[:40])  # truncated: it is recreated
     assert torch.equal(load_corpus([path], tokenizer, max_length=50, cache_folder=cache).end_offsets, first.end_offsets)
     load_corpus([path], tokenizer, max_length=40, cache_folder=cache)
     tokenizer.chat_template = "x" + tokenizer.chat_template
@@ -151,7 +151,7 @@ def test_the_cache_gives_the_same_and_notices_changes(
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=60), st.integers(1, 5), st.integers(0, 3), st.sampled_from([None, 40, 64])
 )
-def test_an_epoch_has_every_conversation_at_most_once_and_loses_less_than_a_batch(
+def test_an_epoch_omits_less_than_a_batch_and_repeats_nothing(
     lengths: list[int], rows: int, epoch: int, pack: int | None
 ) -> None:
     batches = plan_batches(lengths, rows_per_batch=rows, seed=1, epoch=epoch, packed_row_tokens=pack)
@@ -167,7 +167,7 @@ def test_an_epoch_has_every_conversation_at_most_once_and_loses_less_than_a_batc
         assert sum(lengths[index] for index in left_out) <= (rows - 1) * pack  # less than a batch of rows
 
 
-def test_epochs_differ_and_batches_hold_like_lengths() -> None:
+def test_epochs_differ_and_batches_have_similar_lengths() -> None:
     lengths = [1 + index % 50 for index in range(400)]
     first, second = (plan_batches(lengths, rows_per_batch=4, seed=0, epoch=epoch) for epoch in (0, 1))
     assert first != second
@@ -175,7 +175,7 @@ def test_epochs_differ_and_batches_hold_like_lengths() -> None:
     assert sum(spread) / len(spread) < 3
 
 
-def test_rows_are_put_end_to_end_and_padded() -> None:
+def test_rows_are_concatenated_and_padded() -> None:
     pairs = [(torch.tensor([1, 2, 3]), torch.tensor([0, 1, 1])), (torch.tensor([4]), torch.tensor([1]))]
     corpus = Corpus.from_conversations(pairs)
     tokens, counted = assemble_batch(corpus, [(0, 1), (1,)])
@@ -184,7 +184,7 @@ def test_rows_are_put_end_to_end_and_padded() -> None:
     assert corpus.select([1]).tokens.tolist() == [4]
 
 
-def test_the_draft_vocabulary_is_what_the_assistant_writes_most() -> None:
+def test_the_draft_vocabulary_has_the_most_frequent_tokens() -> None:
     tokens = torch.tensor([5, 5, 5, 7, 7, 2, 9, 9])
     counted = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])
     corpus = Corpus.from_conversations([(tokens, counted)])

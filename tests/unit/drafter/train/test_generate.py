@@ -1,4 +1,4 @@
-"""Answers of the target: what it would say by itself, in batches, and a run that goes on."""
+"""Answers of the target: equal to its own decoding, also in batches, and a run that is resumed."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def asked(target_of: Callable[..., Any], tokenizer_of: Callable[..., Any]) -> tuple[Any, Any]:
-    """A target that writes plain letters, so that what it says can be read again, and its tokenizer."""
+def letter_target(target_of: Callable[..., Any], tokenizer_of: Callable[..., Any]) -> tuple[Any, Any]:
+    """A target that writes plain letters only, so that its text can be tokenized again, and its tokenizer."""
     model, tokenizer = target_of(initializer_range=0.3), tokenizer_of()
     letters = torch.tensor([tokenizer.convert_tokens_to_ids(letter) for letter in "abcdefgh"] + [256])
     others = torch.ones(264, dtype=torch.bool)
@@ -53,7 +53,7 @@ def read(path: Path) -> list[list[dict[str, str]]]:
 
 
 def greedy_answer(model: Any, tokenizer: Any, messages: list[dict[str, str]], length: int) -> str:
-    """One conversation, one token at a time, without cache or padding."""
+    """Decode one conversation, one token at a time, without cache or padding."""
     tokens = tokenizer(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))["input_ids"]
     begun = len(tokens)
     while len(tokens) < begun + length:
@@ -65,41 +65,43 @@ def greedy_answer(model: Any, tokenizer: Any, messages: list[dict[str, str]], le
     return str(tokenizer.decode(tokens[begun:], skip_special_tokens=True))
 
 
-def test_every_turn_is_the_targets_own_on_top_of_its_own(source: Path, asked: tuple[Any, Any], tmp_path: Path) -> None:
-    model, tokenizer = asked
+def test_every_turn_is_generated_after_the_generated_turns(source: Path, letter_target: tuple[Any, Any], tmp_path: Path) -> None:
+    model, tokenizer = letter_target
     output = tmp_path / "answers.jsonl"
     assert generate_answers(model, tokenizer, source, output, parameters=GenerationParameters(max_tokens=6), batch_size=3) == 5
     answered = read(output)
     assert [[m["role"] for m in messages] for messages in answered][1] == ["system", "user", "assistant", "user", "assistant"]
-    said = set()
+    answers = set()
     for messages in answered:
         for index, message in enumerate(messages):
             if message["role"] == "assistant":
                 assert message["content"] == greedy_answer(model, tokenizer, messages[:index], 6)
-                said.add(message["content"])
-    assert len(said) > 1
-    assert "old" not in said
+                answers.add(message["content"])
+    assert len(answers) > 1
+    assert "old" not in answers
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_run_that_was_stopped_goes_on_to_the_same_file(
-    source: Path, asked: tuple[Any, Any], tmp_path: Path, temperature: float
+def test_a_resumed_run_gives_the_same_file(
+    source: Path, letter_target: tuple[Any, Any], tmp_path: Path, temperature: float
 ) -> None:
-    model, tokenizer = asked
-    output, how = tmp_path / "answers.jsonl", GenerationParameters(max_tokens=6, temperature=temperature, seed=3)
-    generate_answers(model, tokenizer, source, output, parameters=how, batch_size=2)
+    model, tokenizer = letter_target
+    output, parameters = tmp_path / "answers.jsonl", GenerationParameters(max_tokens=6, temperature=temperature, seed=3)
+    generate_answers(model, tokenizer, source, output, parameters=parameters, batch_size=2)
     whole = output.read_bytes()
     lines = whole.splitlines(keepends=True)
     output.write_bytes(b"".join(lines[:3]) + lines[3][:5])  # killed in the middle of the second batch
-    seen: list[int] = []
-    assert generate_answers(model, tokenizer, source, output, parameters=how, batch_size=2, on_progress=seen.append) == 3
+    progress: list[int] = []
+    assert (
+        generate_answers(model, tokenizer, source, output, parameters=parameters, batch_size=2, on_progress=progress.append) == 3
+    )
     assert output.read_bytes() == whole
-    assert seen == [4, 5]
-    assert generate_answers(model, tokenizer, source, output, parameters=how, batch_size=2) == 0
+    assert progress == [4, 5]
+    assert generate_answers(model, tokenizer, source, output, parameters=parameters, batch_size=2) == 0
 
 
-def test_sampling_draws_and_another_seed_draws_otherwise(source: Path, asked: tuple[Any, Any], tmp_path: Path) -> None:
-    model, tokenizer = asked
+def test_sampling_depends_on_the_seed(source: Path, letter_target: tuple[Any, Any], tmp_path: Path) -> None:
+    model, tokenizer = letter_target
     texts = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         sampling = GenerationParameters(max_tokens=12, temperature=2.0, seed=seed)
@@ -108,19 +110,19 @@ def test_sampling_draws_and_another_seed_draws_otherwise(source: Path, asked: tu
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_a_question_alone_gets_an_answer(source: Path, asked: tuple[Any, Any], tmp_path: Path) -> None:
-    """Prompts are what people have: a conversation that ends with a question is answered like one with an answer to replace."""
+def test_a_question_without_answer_gets_one(source: Path, letter_target: tuple[Any, Any], tmp_path: Path) -> None:
+    """A conversation that ends with a question is answered like one whose answer is replaced."""
     questions = tmp_path / "questions.jsonl"
     alone = [{"prompt": "d"}, {"messages": FORM[1]["messages"][:-1]}]  # type: ignore[index]
     questions.write_text("".join(json.dumps(line) + "\n" for line in alone))
     for name, file in (("one", questions), ("other", source)):
-        generate_answers(*asked, file, tmp_path / name, parameters=GenerationParameters(max_tokens=6), batch_size=1)
+        generate_answers(*letter_target, file, tmp_path / name, parameters=GenerationParameters(max_tokens=6), batch_size=1)
     d, long = read(tmp_path / "one")
     assert [d, long] == [read(tmp_path / "other")[2], read(tmp_path / "other")[1]]
 
 
-def test_a_file_of_another_run_is_refused(source: Path, asked: tuple[Any, Any], tmp_path: Path) -> None:
-    model, tokenizer = asked
+def test_a_file_of_another_run_is_rejected(source: Path, letter_target: tuple[Any, Any], tmp_path: Path) -> None:
+    model, tokenizer = letter_target
     output = tmp_path / "answers.jsonl"
     generate_answers(model, tokenizer, source, output, parameters=GenerationParameters(max_tokens=2))
     source.write_text(json.dumps(FORM[0]) + "\n")

@@ -1,4 +1,4 @@
-"""What is shown of a training: a bar in a terminal, lines elsewhere."""
+"""Progress of a training: a bar in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aerie_drafter.train.ttt import TrainingMetrics
 TALLY = TrainingMetrics(torch.tensor([[10.0, 10.0], [5.0, 8.0], [10.0, 10.0], [10.0, 7.0], [7.0, 2.0]], dtype=torch.float64))
 
 
-def shown(*, terminal: bool) -> str:
+def read_progress(*, terminal: bool) -> str:
     stream = io.StringIO()
     with ConsoleReporter(Console(file=stream, force_terminal=terminal, color_system=None, width=200)) as live:
         for step in range(1, 4):
@@ -26,11 +26,11 @@ def shown(*, terminal: bool) -> str:
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_loss_and_acceptance_per_position_are_shown(*, terminal: bool) -> None:
-    text = shown(terminal=terminal)
+    text = read_progress(terminal=terminal)
     assert "loss 1.250  accepted 70/29 %" in text
     assert "step 3: acceptance length 1.900 on held-out text, accepted per position 70/29 %, best so far" in text
 
 
-def test_without_a_terminal_only_the_first_and_last_of_quick_steps_get_a_line() -> None:
-    lines = [line for line in shown(terminal=False).splitlines() if line.startswith("step")]
+def test_without_a_terminal_quick_steps_print_the_first_and_last_line() -> None:
+    lines = [line for line in read_progress(terminal=False).splitlines() if line.startswith("step")]
     assert [line.split()[1] for line in lines] == ["1/3", "3/3", "3:"]

@@ -11,28 +11,32 @@ import yaml
 from aerie_drafter.errors import ConfigError
 from aerie_drafter.train.settings import parse_settings, read_settings, render_default_yaml
 
-LEAST: dict[str, Any] = {"target": {"model": "t"}, "data": {"train": ["a.jsonl"]}, "output": {"folder": "o"}}
+MINIMAL: dict[str, Any] = {"target": {"model": "t"}, "data": {"train": ["a.jsonl"]}, "output": {"folder": "o"}}
 
 
 def with_field(name: str, value: Any) -> dict[str, Any]:
     group, field = name.split(".")
-    return {**LEAST, group: {**LEAST.get(group, {}), field: value}}
+    return {**MINIMAL, group: {**MINIMAL.get(group, {}), field: value}}
 
 
-def test_the_commented_file_says_every_field_and_reads_back_as_the_defaults(tmp_path: Path) -> None:
+def test_the_default_file_has_every_field_and_its_default(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     path.write_text(render_default_yaml())
-    found, least = read_settings(path), parse_settings(LEAST, "least")
-    assert (found.loss, found.drafter, found.optimizer) == (least.loss, least.drafter, least.optimizer)
+    settings, minimal_settings = read_settings(path), parse_settings(MINIMAL, "least")
+    assert (settings.loss, settings.drafter, settings.optimizer) == (
+        minimal_settings.loss,
+        minimal_settings.drafter,
+        minimal_settings.optimizer,
+    )
     raw = yaml.safe_load(render_default_yaml())
     for group, fields in raw.items():
-        assert set(fields) == set(getattr(found, group).model_dump())
+        assert set(fields) == set(getattr(settings, group).model_dump())
     fields = sum(len(group) for group in raw.values())
     assert render_default_yaml().count("  # ") == fields
 
 
 def test_defaults_are_the_recipe() -> None:
-    settings = parse_settings(LEAST, "least")
+    settings = parse_settings(MINIMAL, "least")
     assert (settings.loss.horizon, settings.loss.step_decay, settings.optimizer.max_grad_norm) == (7, 0.8, 0.5)
     assert settings.drafter.fc_norm
     assert settings.drafter.norm_output
@@ -40,10 +44,10 @@ def test_defaults_are_the_recipe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         (with_field("loss.horzion", 3), "f: loss.horzion is not a field; fields: horizon, step_decay."),
-        ({**LEAST, "extra": 1}, "f: extra is not a field; fields: target, drafter, data, loss, optimizer, output."),
+        ({**MINIMAL, "extra": 1}, "f: extra is not a field; fields: target, drafter, data, loss, optimizer, output."),
         (with_field("loss.horizon", 0), "f: loss.horizon is 0: input should be greater than or equal to 1."),
         (with_field("optimizer.learning_rate", "fast"), "f: optimizer.learning_rate is 'fast': input should be a valid number"),
         (with_field("drafter.family", "gpt"), "f: drafter.family is 'gpt': input should be 'llama', 'qwen3' or 'deepseek_v2'."),
@@ -54,19 +58,19 @@ def test_defaults_are_the_recipe() -> None:
         (with_field("output.num_speculative_tokens", 8), "f: output.num_speculative_tokens is 8, and loss.horizon 7"),
         (with_field("drafter.norm_before_fc", True), "f: drafter.fc_norm and drafter.norm_before_fc are both true"),
         (
-            {**LEAST, "target": {"model": "t", "hidden_states": "s"}, "data": {"train": ["a"], "packing": True}},
+            {**MINIMAL, "target": {"model": "t", "hidden_states": "s"}, "data": {"train": ["a"], "packing": True}},
             "f: data.packing is true, and target.hidden_states is set, whose files",
         ),
-        ({**LEAST, "target": {"model": "t", "hidden_states": "s", "shard": True}}, "f: target.shard is true"),
+        ({**MINIMAL, "target": {"model": "t", "hidden_states": "s", "shard": True}}, "f: target.shard is true"),
     ],
 )
-def test_a_fault_is_one_sentence_with_field_and_value(raw: dict[str, Any], said: str) -> None:
+def test_an_error_is_one_sentence_with_field_and_value(raw: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_settings(raw, "f")
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
-def test_files_that_are_no_settings(tmp_path: Path) -> None:
+def test_files_that_are_not_settings_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"none.yaml cannot be read \(No such file or directory\): give a YAML file. `aerie-drafter train"
     ):

@@ -1,4 +1,4 @@
-"""Hidden states: which layer is which, from a target in this process and from files of vLLM's form."""
+"""Hidden states: numbering of layers, from a target in this process and from files in vLLM's format."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Targets = Callable[..., Any]
 TEXTS = [torch.arange(7), torch.arange(3, 14)]
 
 
-def padded(texts: Sequence[Tensor]) -> Tensor:
+def pad(texts: Sequence[Tensor]) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
 
 
 def write_files(folder: Path, model: Any, texts: Sequence[Tensor], layers: Sequence[int]) -> None:
-    """What vLLM's ExampleHiddenStatesConnector writes: [tokens, layers, hidden], the last layer without the final norm."""
+    """Write files like vLLM's ExampleHiddenStatesConnector: [tokens, layers, hidden], the last layer without the final norm."""
     source = InProcessTarget(model, layers)
     for index, text in enumerate(texts):
         aux = source.fetch_hidden_states(text.unsqueeze(0)).aux_hidden_states[0]
@@ -40,47 +40,47 @@ def write_files(folder: Path, model: Any, texts: Sequence[Tensor], layers: Seque
 
 def test_layer_k_is_the_input_of_layer_k_and_the_final_state_is_normed(target_of: Targets) -> None:
     model, tokens = target_of(), torch.arange(10).unsqueeze(0)
-    found = InProcessTarget(model, (0, 2, 5)).fetch_hidden_states(tokens)
+    states = InProcessTarget(model, (0, 2, 5)).fetch_hidden_states(tokens)
     with torch.no_grad():
-        known = model.model(input_ids=tokens, output_hidden_states=True)
+        outputs = model.model(input_ids=tokens, output_hidden_states=True)
     # Transformers lists the embedding first, then each layer's output, the last of them after the final norm.
-    torch.testing.assert_close(found.aux_hidden_states, torch.cat([known.hidden_states[k] for k in (0, 2, 5)], dim=-1))
-    torch.testing.assert_close(found.final_hidden_states, known.last_hidden_state)
+    torch.testing.assert_close(states.aux_hidden_states, torch.cat([outputs.hidden_states[k] for k in (0, 2, 5)], dim=-1))
+    torch.testing.assert_close(states.final_hidden_states, outputs.last_hidden_state)
     with torch.no_grad():
         torch.testing.assert_close(
-            found.final_hidden_states @ extract_target_parts(model).lm_head.T, model(input_ids=tokens).logits
+            states.final_hidden_states @ extract_target_parts(model).lm_head.T, model(input_ids=tokens).logits
         )
 
 
 def test_the_number_of_layers_is_the_last_output_before_the_norm(target_of: Targets) -> None:
     model = target_of()
     model.model.norm.weight.data.uniform_(0.5, 2.0)
-    found = InProcessTarget(model, (6,)).fetch_hidden_states(torch.arange(10).unsqueeze(0))
-    torch.testing.assert_close(model.model.norm(found.aux_hidden_states), found.final_hidden_states)
+    states = InProcessTarget(model, (6,)).fetch_hidden_states(torch.arange(10).unsqueeze(0))
+    torch.testing.assert_close(model.model.norm(states.aux_hidden_states), states.final_hidden_states)
 
 
 def test_padding_at_the_end_changes_nothing(target_of: Targets) -> None:
     source = InProcessTarget(target_of(), (1, 3))
-    both = source.fetch_hidden_states(padded(TEXTS))
+    both = source.fetch_hidden_states(pad(TEXTS))
     alone = source.fetch_hidden_states(TEXTS[0].unsqueeze(0))
     torch.testing.assert_close(both.aux_hidden_states[:1, :7], alone.aux_hidden_states)
     torch.testing.assert_close(both.final_hidden_states[:1, :7], alone.final_hidden_states)
 
 
-def test_files_of_vllm_give_what_the_target_gives(tmp_path: Path, target_of: Targets) -> None:
+def test_files_of_vllm_equal_the_states_of_the_target(tmp_path: Path, target_of: Targets) -> None:
     model = target_of()
     model.model.norm.weight.data.uniform_(0.5, 2.0)
     write_files(tmp_path, model, TEXTS, (1, 3, 4, 6))
-    expected = InProcessTarget(model, (1, 4)).fetch_hidden_states(padded(TEXTS))
-    found = HiddenStateFiles(tmp_path, extract_target_parts(model), (1, 4), (1, 3, 4, 6)).fetch_hidden_states(
-        padded(TEXTS), [[text] for text in TEXTS]
+    expected = InProcessTarget(model, (1, 4)).fetch_hidden_states(pad(TEXTS))
+    states = HiddenStateFiles(tmp_path, extract_target_parts(model), (1, 4), (1, 3, 4, 6)).fetch_hidden_states(
+        pad(TEXTS), [[text] for text in TEXTS]
     )
     for row, text in enumerate(TEXTS):
-        torch.testing.assert_close(found.aux_hidden_states[row, : len(text)], expected.aux_hidden_states[row, : len(text)])
-        torch.testing.assert_close(found.final_hidden_states[row, : len(text)], expected.final_hidden_states[row, : len(text)])
+        torch.testing.assert_close(states.aux_hidden_states[row, : len(text)], expected.aux_hidden_states[row, : len(text)])
+        torch.testing.assert_close(states.final_hidden_states[row, : len(text)], expected.final_hidden_states[row, : len(text)])
 
 
-def test_faults_of_files_are_named(tmp_path: Path, target_of: Targets) -> None:
+def test_invalid_files_are_reported(tmp_path: Path, target_of: Targets) -> None:
     model = target_of()
     frame = extract_target_parts(model)
 
@@ -99,7 +99,7 @@ def test_faults_of_files_are_named(tmp_path: Path, target_of: Targets) -> None:
         match=r"no file contains the hidden states of a conversation of 11 tokens that begins "
         r"with \[3, 4",
     ):
-        source().fetch_hidden_states(padded(TEXTS), [[text] for text in TEXTS])
+        source().fetch_hidden_states(pad(TEXTS), [[text] for text in TEXTS])
     whole = (tmp_path / "request-0.safetensors").read_bytes()
     (tmp_path / "request-0.safetensors").write_bytes(whole[:-10])
     with pytest.raises(DataError, match=r"request-0.safetensors: not a complete file of hidden states"):
@@ -107,18 +107,18 @@ def test_faults_of_files_are_named(tmp_path: Path, target_of: Targets) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_frame_is_read_without_the_rest_of_the_target(tmp_path: Path, target_of: Targets, *, tied: bool) -> None:
+def test_target_parts_are_read_without_the_rest_of_the_target(tmp_path: Path, target_of: Targets, *, tied: bool) -> None:
     model = target_of(tie_word_embeddings=tied)
     model.model.norm.weight.data.uniform_(0.5, 2.0)
     model.save_pretrained(tmp_path)
-    expected, found = extract_target_parts(model), load_target_parts(tmp_path, torch.float32, torch.device("cpu"))
-    assert torch.equal(found.embedding, expected.embedding)
-    assert torch.equal(found.lm_head, expected.lm_head)
+    expected, parts = extract_target_parts(model), load_target_parts(tmp_path, torch.float32, torch.device("cpu"))
+    assert torch.equal(parts.embedding, expected.embedding)
+    assert torch.equal(parts.lm_head, expected.lm_head)
     x = torch.randn(3, 32)
-    assert torch.equal(found.final_norm(x), expected.final_norm(x))
+    assert torch.equal(parts.final_norm(x), expected.final_norm(x))
 
 
-def test_a_target_that_is_not_there_or_does_not_fit_is_named(tmp_path: Path, target_of: Targets) -> None:
+def test_a_missing_or_incompatible_target_is_reported(tmp_path: Path, target_of: Targets) -> None:
     with pytest.raises(TargetError, match=r"target.model .*nothing: cannot be loaded"):
         load_model(str(tmp_path / "nothing"), None, torch.float32, torch.device("cpu"))
     with pytest.raises(TargetError, match="aux_layer_ids contains layer 7, but the target has 6"):
@@ -129,7 +129,7 @@ def test_a_target_that_is_not_there_or_does_not_fit_is_named(tmp_path: Path, tar
         extract_target_parts(model)
 
 
-def test_a_frame_names_its_parts(target_of: Targets) -> None:
+def test_target_parts_name_their_tensors(target_of: Targets) -> None:
     frame: TargetParts = extract_target_parts(target_of())
     assert frame.embedding.shape == frame.lm_head.shape == (264, 32)
     assert frame.config.num_hidden_layers == 6

@@ -1,4 +1,4 @@
-"""The loop: repeatable, resumable after a kill, equal over processes, and safe on a full disk."""
+"""The training loop: repeatable, resumable after a kill, equal over processes, and safe on a full disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from aerie_drafter.train.trainer import EvaluationReport, StepReport, scheduled_
 Write = Callable[..., Path]
 
 
-class Listener:
+class RecordingReporter:
     """A reporter that records its reports, and calls `at` with the number of each step."""
 
     def __init__(self, at: Callable[[int], None] | None = None) -> None:
@@ -46,7 +46,7 @@ class Listener:
 
 @pytest.fixture
 def settings_of(tmp_path: Path, target_folder: Path, write_conversations: Write) -> Callable[..., TrainingSettings]:
-    """Settings of a training of seconds; fields by `group__field`."""
+    """Return a function that builds settings of a training of seconds; fields by `group__field`."""
     path = write_conversations(24)
 
     def make(output: str = "out", **fields: Any) -> TrainingSettings:
@@ -69,8 +69,8 @@ def settings_of(tmp_path: Path, target_folder: Path, write_conversations: Write)
 Make = Callable[..., TrainingSettings]
 
 
-def test_a_training_learns_and_keeps_the_best_and_the_last(settings_of: Make) -> None:
-    settings, listener = settings_of(optimizer__epochs=6), Listener()
+def test_a_training_learns_and_saves_best_and_last_checkpoint(settings_of: Make) -> None:
+    settings, listener = settings_of(optimizer__epochs=6), RecordingReporter()
     progress = build_trainer(settings, reporter=listener).run()
     assert progress.step == len(listener.steps) == listener.steps[0].total_steps
     assert listener.steps[-1].loss < listener.steps[0].loss / 3
@@ -83,7 +83,7 @@ def test_a_training_learns_and_keeps_the_best_and_the_last(settings_of: Make) ->
     assert provenance.notes["acceptance_length"] == f"{progress.best_acceptance_length:.4f}"
 
 
-def test_a_new_drafter_begins_as_the_target_where_it_can(settings_of: Make, target_of: Callable[..., Any]) -> None:
+def test_a_new_drafter_is_initialized_from_the_target(settings_of: Make, target_of: Callable[..., Any]) -> None:
     drafter, target = build_trainer(settings_of()).drafter, target_of()
     assert torch.equal(drafter.embed_tokens.weight, target.model.embed_tokens.weight)
     assert torch.equal(drafter.lm_head.weight, target.lm_head.weight[drafter.draft_token_ids])
@@ -119,7 +119,7 @@ build_trainer(read_settings(Path(sys.argv[1])), reporter=Kill()).run()
 
 
 def run_child(program: str, settings: TrainingSettings, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """A Python program in a process of its own, with the settings' file as its first argument."""
+    """Run a Python program in a process of its own, with the settings' file as its first argument."""
     file, script = folder / "train.yaml", folder / "program.py"
     file.write_text(yaml.safe_dump(settings.model_dump(mode="json")))
     script.write_text(program)
@@ -129,7 +129,7 @@ def run_child(program: str, settings: TrainingSettings, folder: Path, *command: 
     )
 
 
-def test_a_killed_training_goes_on_to_the_same_bits(settings_of: Make, tmp_path: Path) -> None:
+def test_a_resumed_training_gives_the_same_bits(settings_of: Make, tmp_path: Path) -> None:
     whole, killed = (
         settings_of("whole", optimizer__gradient_accumulation_steps=1),
         settings_of("killed", optimizer__gradient_accumulation_steps=1),
@@ -137,18 +137,18 @@ def test_a_killed_training_goes_on_to_the_same_bits(settings_of: Make, tmp_path:
     build_trainer(whole).run()
     ended = run_child(_CHILD, killed, tmp_path)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-    again = build_trainer(killed)
-    assert again.resume()
-    assert again.progress.step == 4  # of the seven that were done, those up to the last save
-    again.run()
+    resumed = build_trainer(killed)
+    assert resumed.resume()
+    assert resumed.progress.step == 4  # of the seven that were done, those up to the last save
+    resumed.run()
     for name in ("last", "best"):
         assert checkpoint.compute_model_digest(killed.output.folder / name) == checkpoint.compute_model_digest(
             whole.output.folder / name
         )
 
 
-def test_the_measure_that_chooses_is_the_acceptance_length_of_serving(settings_of: Make) -> None:
-    """On answers that the target gave greedily, the walk counts the drafts and tokens that `aerie_drafter.evaluate` counts."""
+def test_the_best_checkpoint_is_chosen_by_acceptance_length(settings_of: Make) -> None:
+    """The walk over greedy answers of the target counts the drafts and tokens that `aerie_drafter.evaluate` counts."""
     trainer = build_trainer(
         settings_of(
             optimizer__epochs=20,
@@ -171,22 +171,22 @@ def test_the_measure_that_chooses_is_the_acceptance_length_of_serving(settings_o
     trainer.conversation_lengths = trainer.corpus.lengths
     trainer.run()
     emitted = sum(int(counted.sum()) - 1 for _, counted in marked)  # the first token of each comes with the prompt
-    found = evaluate_texts(pair, answered, 3)
-    assert found.accepted_per_position[1] > 0  # so that walks with accepted tokens are compared
-    assert trainer.measure_acceptance()[0] == emitted / found.drafts
+    counts = evaluate_texts(pair, answered, 3)
+    assert counts.accepted_per_position[1] > 0  # so that walks with accepted tokens are compared
+    assert trainer.measure_acceptance()[0] == emitted / counts.drafts
 
 
-def test_a_finished_training_started_again_changes_nothing(settings_of: Make) -> None:
+def test_resuming_a_finished_training_changes_nothing(settings_of: Make) -> None:
     settings = settings_of()
     first = build_trainer(settings).run()
     digest = checkpoint.compute_model_digest(settings.output.folder / "last")
-    listener = Listener()
+    listener = RecordingReporter()
     assert build_trainer(settings, reporter=listener).run() == first
     assert listener.steps == []
     assert checkpoint.compute_model_digest(settings.output.folder / "last") == digest
 
 
-def test_other_settings_do_not_go_on_with_a_training(settings_of: Make) -> None:
+def test_a_training_is_not_resumed_with_other_settings(settings_of: Make) -> None:
     build_trainer(settings_of()).run()
     with pytest.raises(TrainingError, match=r"last: that training had loss.step_decay 0.8, but now it is 0.5; set another"):
         build_trainer(settings_of(loss__step_decay=0.5)).run()
@@ -213,23 +213,23 @@ except CheckpointError as error:
 """
 
 
-def test_a_disk_that_takes_no_more_costs_no_earlier_checkpoint(settings_of: Make, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_previous_checkpoint(settings_of: Make, tmp_path: Path) -> None:
     settings = settings_of()
     ended = run_child(_FULL, settings, tmp_path)
     assert "cannot be written" in ended.stdout, ended.stderr
     assert "the previous one is unchanged" in ended.stdout
-    again = build_trainer(settings)
-    assert again.resume()
-    assert again.progress.step == 4
+    resumed = build_trainer(settings)
+    assert resumed.resume()
+    assert resumed.progress.step == 4
     checkpoint.load_drafter(settings.output.folder / "best")
     assert sorted(path.name for path in settings.output.folder.iterdir()) == ["best", "last"]
 
 
-def test_accumulated_batches_are_one_larger_batch(settings_of: Make) -> None:
-    """Up to rounding: the loss is a mean over positions, however they are grouped."""
+def test_accumulated_batches_equal_one_larger_batch(settings_of: Make) -> None:
+    """The loss is a mean over positions, however they are grouped, so both are equal up to rounding."""
     losses = []
     for name, rows, accumulate in (("one", 4, 1), ("two", 2, 2)):
-        listener = Listener()
+        listener = RecordingReporter()
         fields = {
             "optimizer__batch_size_per_process": rows,
             "optimizer__gradient_accumulation_steps": accumulate,
@@ -263,28 +263,28 @@ with processes.join_process_group() as group:
 """
 
 
-def test_two_processes_are_one_with_twice_the_rows_also_with_a_sharded_target(settings_of: Make, tmp_path: Path) -> None:
-    listener = Listener()
+def test_two_processes_equal_one_with_twice_the_rows(settings_of: Make, tmp_path: Path) -> None:
+    listener = RecordingReporter()
     alone = settings_of("alone", optimizer__batch_size_per_process=4, optimizer__epochs=1)
     build_trainer(alone, reporter=listener).run()
     both = settings_of("both", optimizer__batch_size_per_process=2, optimizer__epochs=1)
     ended = run_child(_TWO, both, tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     assert ended.returncode == 0, ended.stderr
-    found = [tuple(map(float, line.split()[1:])) for line in ended.stdout.splitlines() if line.startswith("loss ")]
+    reports = [tuple(map(float, line.split()[1:])) for line in ended.stdout.splitlines() if line.startswith("loss ")]
     count = len(listener.steps)
-    assert len(found) == 2 * count
-    for part in (found[:count], found[count:]):
+    assert len(reports) == 2 * count
+    for part in (reports[:count], reports[count:]):
         assert [loss for loss, _ in part] == pytest.approx([report.loss for report in listener.steps], rel=1e-4)
         assert [norm for _, norm in part] == pytest.approx([report.gradient_norm for report in listener.steps], rel=1e-3)
     target = Path(both.target.model)
-    one = checkpoint.load_drafter(alone.output.folder / "last", target=target)
+    single_process_drafter = checkpoint.load_drafter(alone.output.folder / "last", target=target)
     for shard in (False, True):
-        two = checkpoint.load_drafter(both.output.folder / f"sharded {shard}" / "last", target=target)
-        for name, parameter in one.named_parameters():
-            torch.testing.assert_close(two.get_parameter(name), parameter, rtol=1e-3, atol=1e-4)
+        two_process_drafter = checkpoint.load_drafter(both.output.folder / f"sharded {shard}" / "last", target=target)
+        for name, parameter in single_process_drafter.named_parameters():
+            torch.testing.assert_close(two_process_drafter.get_parameter(name), parameter, rtol=1e-3, atol=1e-4)
 
 
-def test_states_from_files_train_as_the_target_does(
+def test_training_from_state_files_equals_training_from_the_target(
     settings_of: Make, tmp_path: Path, target_of: Callable[..., Any], tokenizer_of: Callable[..., Any]
 ) -> None:
     inside = settings_of("inside")
@@ -297,13 +297,13 @@ def test_states_from_files_train_as_the_target_does(
         save_file({"token_ids": tokens, "hidden_states": hidden}, folder / f"{index}.safetensors")
     losses = []
     for settings in (inside, settings_of("files", target__hidden_states=str(folder))):
-        listener = Listener()
+        listener = RecordingReporter()
         build_trainer(settings, reporter=listener).run()
         losses.append([report.loss for report in listener.steps])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-5)  # float32 sums, in batches of other shapes
 
 
-def test_a_training_from_a_checkpoint_keeps_its_shape(settings_of: Make) -> None:
+def test_a_training_from_a_checkpoint_keeps_its_config(settings_of: Make) -> None:
     first = settings_of("first", drafter__fc_norm=False, drafter__norm_output=False)
     build_trainer(first).run()
     best = first.output.folder / "best"
@@ -313,7 +313,7 @@ def test_a_training_from_a_checkpoint_keeps_its_shape(settings_of: Make) -> None
 
 
 @pytest.mark.parametrize(
-    ("fields", "kind", "said"),
+    ("fields", "kind", "message"),
     [
         ({"optimizer__batch_size_per_process": 40}, TrainingError, r"fewer rows than one step needs \(40 rows x 1 batches\)"),
         ({"data__train": ["none.jsonl"]}, DataError, "none.jsonl: cannot be read"),
@@ -326,12 +326,14 @@ def test_a_training_from_a_checkpoint_keeps_its_shape(settings_of: Make) -> None
         ({"data__chat_template": "/none"}, ConfigError, "data.chat_template /none: cannot be read"),
     ],
 )
-def test_what_cannot_be_trained_is_said(settings_of: Make, fields: dict[str, Any], kind: type[DrafterError], said: str) -> None:
-    with pytest.raises(kind, match=said):
+def test_settings_that_cannot_be_trained_are_rejected(
+    settings_of: Make, fields: dict[str, Any], kind: type[DrafterError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
         build_trainer(settings_of(**fields))
 
 
-def test_a_gradient_that_is_no_number_ends_the_training(settings_of: Make) -> None:
+def test_a_nan_gradient_ends_the_training(settings_of: Make) -> None:
     trainer = build_trainer(settings_of())
     with torch.no_grad():
         trainer.drafter.fc.weight[0, 0] = float("nan")

@@ -1,4 +1,4 @@
-"""The loss of training-time test against a naive unroll, finite differences and an example by hand."""
+"""The loss of training-time test, compared with a naive unroll, finite differences and a calculation by hand."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def config(**changes: Any) -> DrafterConfig:
     return DrafterConfig(**base | changes)
 
 
-def drafter_of(settings: DrafterConfig, seed: int = 0) -> Drafter:
+def build_drafter(settings: DrafterConfig, seed: int = 0) -> Drafter:
     torch.manual_seed(seed)
     drafter = Drafter(settings).double()
     for parameter in drafter.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
-    kept = torch.randperm(settings.vocab_size)[: settings.draft_vocab_size].sort().values
-    drafter.set_draft_vocabulary(kept)
+    draft_token_ids = torch.randperm(settings.vocab_size)[: settings.draft_vocab_size].sort().values
+    drafter.set_draft_vocabulary(draft_token_ids)
     return drafter
 
 
-def batch_of(settings: DrafterConfig, rows: int = 2, length: int = 9, seed: int = 1) -> tuple[TrainingBatch, Tensor]:
+def build_batch(settings: DrafterConfig, rows: int = 2, length: int = 9, seed: int = 1) -> tuple[TrainingBatch, Tensor]:
     torch.manual_seed(seed)
     wide = settings.target_hidden_size
     counted = torch.rand(rows, length) < 0.7
@@ -85,16 +85,16 @@ class NaiveMemory:
         return scores.masked_fill(~visible, float("-inf")).softmax(-1) @ torch.cat(self.values, 2)
 
 
-def naive(
+def compute_naive_loss(
     drafter: Drafter, batch: TrainingBatch, teacher: Tensor, horizon: int, decay: float
 ) -> tuple[Tensor, list[float], Tensor]:
-    """(weighted sum, columns counted per step, agreement [horizon, rows, columns]), one column at a time."""
+    """Return (weighted sum, columns counted per step, agreement [horizon, rows, columns]), one column at a time."""
     rows, length = batch.tokens.shape
     memory, hidden = NaiveMemory(), drafter.fuse_aux_hidden_states(batch.aux_hidden_states[:, :-1])
     total = torch.zeros((), dtype=torch.float64)
     counts = [0.0] * horizon
     agreed = torch.zeros(horizon, rows, length - 1, dtype=torch.bool)
-    kept = drafter.draft_token_ids.tolist()
+    draft_token_ids = drafter.draft_token_ids.tolist()
     for step in range(horizon):
         read = torch.zeros(rows, length - 1, dtype=torch.long)
         for t in range(length - 1):
@@ -108,10 +108,10 @@ def naive(
                     continue
                 full = teacher @ batch.final_hidden_states[row, t + 1 + step]
                 logits = drafter.lm_head(normed[row, t])
-                agreed[step, row, t] = kept[int(logits.argmax())] == int(full.argmax())
-                if int(full.argmax()) not in kept:
+                agreed[step, row, t] = draft_token_ids[int(logits.argmax())] == int(full.argmax())
+                if int(full.argmax()) not in draft_token_ids:
                     continue
-                p, q = full[kept].softmax(0), logits.softmax(0)
+                p, q = full[draft_token_ids].softmax(0), logits.softmax(0)
                 total = total + decay**step * (p * (p.log() - q.log())).sum()
                 counts[step] += 1
     return total, counts, agreed
@@ -131,44 +131,44 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_loss_and_all_gradients_equal_the_naive_unroll(variant: str, slice_elements: int) -> None:
     settings = config(**VARIANTS[variant])
-    drafter, (batch, teacher) = drafter_of(settings), batch_of(settings)
-    expected, counts, agreed = naive(drafter, batch, teacher, 4, 0.8)
+    drafter, (batch, teacher) = build_drafter(settings), build_batch(settings)
+    expected, counts, agreed = compute_naive_loss(drafter, batch, teacher, 4, 0.8)
     expected.backward()  # type: ignore[no-untyped-call]
     gradients = {name: parameter.grad for name, parameter in drafter.named_parameters() if parameter.requires_grad}
     drafter.zero_grad()
 
-    found = TrainingTimeTest(drafter, teacher, horizon=4, decay=0.8, slice_elements=slice_elements)(batch)
-    found.weighted_sum.backward()
+    output = TrainingTimeTest(drafter, teacher, horizon=4, decay=0.8, slice_elements=slice_elements)(batch)
+    output.weighted_sum.backward()
 
-    torch.testing.assert_close(found.weighted_sum, expected, rtol=1e-10, atol=1e-10)
-    assert found.metrics.sums[0].tolist() == counts
-    assert torch.equal(found.argmax_matches, agreed)
+    torch.testing.assert_close(output.weighted_sum, expected, rtol=1e-10, atol=1e-10)
+    assert output.metrics.sums[0].tolist() == counts
+    assert torch.equal(output.argmax_matches, agreed)
     for name, parameter in drafter.named_parameters():
         if parameter.requires_grad:
             torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-9, atol=1e-10, msg=name)
     assert drafter.embed_tokens.weight.grad is None
 
 
-def test_gradcheck() -> None:
+def test_gradients_equal_finite_differences() -> None:
     settings = config(hidden_size=4, num_attention_heads=1, num_key_value_heads=1, head_dim=4, intermediate_size=4)
     settings = dataclasses.replace(settings, target_hidden_size=3, aux_layer_ids=(1,), vocab_size=6, draft_vocab_size=5)
-    drafter = drafter_of(dataclasses.replace(settings, norm_output=True))
-    batch, teacher = batch_of(settings, rows=1, length=6)
+    drafter = build_drafter(dataclasses.replace(settings, norm_output=True))
+    batch, teacher = build_batch(settings, rows=1, length=6)
     loss = TrainingTimeTest(drafter, teacher, horizon=3)
     names = [name for name, parameter in loss.named_parameters() if parameter.requires_grad]
 
     def total(*values: Tensor) -> Tensor:
-        found = torch.func.functional_call(loss, dict(zip(names, values, strict=True)), (batch,))
-        assert isinstance(found.weighted_sum, Tensor)
-        return found.weighted_sum
+        output = torch.func.functional_call(loss, dict(zip(names, values, strict=True)), (batch,))
+        assert isinstance(output.weighted_sum, Tensor)
+        return output.weighted_sum
 
     values = tuple(loss.get_parameter(name).detach().clone().requires_grad_() for name in names)
     assert torch.autograd.gradcheck(total, values)
 
 
-def test_without_gradients_the_figures_are_the_same() -> None:
+def test_without_gradients_the_metrics_are_the_same() -> None:
     settings = config()
-    drafter, (batch, teacher) = drafter_of(settings), batch_of(settings)
+    drafter, (batch, teacher) = build_drafter(settings), build_batch(settings)
     loss = TrainingTimeTest(drafter, teacher, horizon=3)
     with torch.no_grad():
         quiet = loss(batch)
@@ -176,20 +176,20 @@ def test_without_gradients_the_figures_are_the_same() -> None:
     assert torch.equal(quiet.weighted_sum, loss(batch).weighted_sum)
 
 
-def test_a_batch_with_nothing_counted_has_loss_and_gradients_of_zero() -> None:
+def test_a_batch_without_counted_tokens_has_zero_loss_and_gradients() -> None:
     settings = config()
-    drafter, (batch, teacher) = drafter_of(settings), batch_of(settings)
+    drafter, (batch, teacher) = build_drafter(settings), build_batch(settings)
     batch = dataclasses.replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
-    found = TrainingTimeTest(drafter, teacher, horizon=3)(batch)
-    found.weighted_sum.backward()
-    assert found.weighted_sum.item() == 0
-    assert found.metrics.position_count == 0
-    assert found.metrics.conditional_acceptance == [0, 0, 0]
+    output = TrainingTimeTest(drafter, teacher, horizon=3)(batch)
+    output.weighted_sum.backward()
+    assert output.weighted_sum.item() == 0
+    assert output.metrics.position_count == 0
+    assert output.metrics.conditional_acceptance == [0, 0, 0]
     assert all(p.grad is not None and not p.grad.any() for p in drafter.parameters() if p.requires_grad)
 
 
-class Echo(torch.nn.Module):
-    """A drafter of two tokens that says which token it read: logits (0, ln 3) after token 1, (ln 3, 0) after token 0."""
+class EchoDrafter(torch.nn.Module):
+    """A drafter of two tokens that predicts the token it read: logits (0, ln 3) after token 1, (ln 3, 0) after token 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class Echo(torch.nn.Module):
         return torch.nn.functional.one_hot(tokens, 2).float() * torch.log(torch.tensor(3.0)), hidden
 
 
-def test_position_shifts_by_hand() -> None:
+def test_position_shifts_equal_a_calculation_by_hand() -> None:
     """Tokens x0..x4 = 0 1 1 0 1, of which x3 and x4 are to be learnt; horizon 2, decay 0.5.
 
     The target is sure at once: its state at a place is 40 times the one-hot of the token it predicts, and its lm_head is the
@@ -234,14 +234,14 @@ def test_position_shifts_by_hand() -> None:
         aux_hidden_states=torch.zeros(1, 5, 1),
         final_hidden_states=final,
     )
-    echo = Echo()
-    found = TrainingTimeTest(echo, torch.eye(2), horizon=2, decay=0.5)(batch)  # type: ignore[arg-type]
+    echo = EchoDrafter()
+    output = TrainingTimeTest(echo, torch.eye(2), horizon=2, decay=0.5)(batch)  # type: ignore[arg-type]
     assert echo.read == [[1, 1, 0, 1], [1, 0, 1, 0]]
-    assert found.weighted_sum.item() == pytest.approx(2.5110, abs=1e-4)
-    assert found.metrics.position_count == 2
-    assert found.argmax_matches[:, 0].tolist() == [[False, True, False, False], [True, False, False, False]]
-    assert found.metrics.conditional_acceptance == [0.5, 0.0]
-    assert found.metrics.cumulative_acceptance == [0.5, 0.0]
+    assert output.weighted_sum.item() == pytest.approx(2.5110, abs=1e-4)
+    assert output.metrics.position_count == 2
+    assert output.argmax_matches[:, 0].tolist() == [[False, True, False, False], [True, False, False, False]]
+    assert output.metrics.conditional_acceptance == [0.5, 0.0]
+    assert output.metrics.cumulative_acceptance == [0.5, 0.0]
 
 
 def test_survival_counts_only_columns_whose_steps_are_all_counted() -> None:
@@ -252,49 +252,49 @@ def test_survival_counts_only_columns_whose_steps_are_all_counted() -> None:
     assert count_surviving_columns(agreed, counted).tolist() == [[3, 2, 1], [3, 2, 0], [3, 1, 0]]
 
 
-def test_a_walk_goes_on_after_the_accepted_tokens_and_the_bonus() -> None:
+def test_a_walk_continues_after_accepted_tokens_and_the_bonus_token() -> None:
     # Tokens 2..9 counted; 2 is the prompt's. Column t drafts token t + 2.
     counted = torch.tensor([[False, False] + [True] * 8])
     agreed = torch.zeros(3, 1, 9, dtype=torch.bool)
     agreed[:2, 0, 1] = True  # drafts 3 and 4: both accepted, 5 is the bonus
-    agreed[1, 0, 4] = True  # drafts 6: its first is refused, so the second does not help; 6 is emitted by verification
+    agreed[1, 0, 4] = True  # drafts 6: its first is rejected, so the second does not count; 6 is emitted by verification
     agreed[:, 0, 5] = True  # drafts 7, 8, 9: all accepted, and the bonus would be beyond the end
     assert simulate_speculation(agreed, counted, 3) == (3 + 1 + 3, 3)
-    # K = 1: drafts at 3 (4 the bonus), 5, 6 (its draft is refused), 7 (8 the bonus), 9
+    # K = 1: drafts at 3 (4 the bonus), 5, 6 (its draft is rejected), 7 (8 the bonus), 9
     assert simulate_speculation(agreed, counted, 1) == (2 + 1 + 1 + 2 + 1, 5)
 
 
-def test_tallies_add_up() -> None:
-    one = TrainingMetrics(torch.arange(10, dtype=torch.float64).view(5, 2))
-    assert torch.equal((one + TrainingMetrics.zero(2) + one).sums, 2 * one.sums)
+def test_metrics_add_up() -> None:
+    metrics = TrainingMetrics(torch.arange(10, dtype=torch.float64).view(5, 2))
+    assert torch.equal((metrics + TrainingMetrics.zero(2) + metrics).sums, 2 * metrics.sums)
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # RMSNorm then takes its plain form
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_in_bfloat16_the_loss_is_about_the_same(variant: str) -> None:
+def test_the_loss_in_bfloat16_is_nearly_the_same(variant: str) -> None:
     settings = config(**VARIANTS[variant])
-    drafter, (batch, teacher) = drafter_of(settings).float(), batch_of(settings)
+    drafter, (batch, teacher) = build_drafter(settings).float(), build_batch(settings)
     exact = TrainingBatch(batch.tokens, batch.loss_mask, batch.aux_hidden_states.float(), batch.final_hidden_states.float())
     rounded = TrainingBatch(
         batch.tokens, batch.loss_mask, batch.aux_hidden_states.bfloat16(), batch.final_hidden_states.bfloat16()
     )
     expected = TrainingTimeTest(drafter, teacher.float(), horizon=4)(exact).weighted_sum.item()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = TrainingTimeTest(drafter, teacher.bfloat16(), horizon=4)(rounded)
-    found.weighted_sum.backward()
-    assert found.weighted_sum.dtype == torch.float32
-    assert found.weighted_sum.item() == pytest.approx(expected, rel=0.03)
+        output = TrainingTimeTest(drafter, teacher.bfloat16(), horizon=4)(rounded)
+    output.weighted_sum.backward()
+    assert output.weighted_sum.dtype == torch.float32
+    assert output.weighted_sum.item() == pytest.approx(expected, rel=0.03)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in drafter.parameters() if p.requires_grad)
 
 
 def test_the_order_of_the_draft_vocabulary_changes_nothing() -> None:
     settings = config()
-    drafter, other = drafter_of(settings), drafter_of(settings)
+    drafter, other = build_drafter(settings), build_drafter(settings)
     order = torch.randperm(settings.draft_vocab_size)
     other.lm_head.weight.data = drafter.lm_head.weight.data[order]
     other.d2t = drafter.draft_token_ids[order] - torch.arange(settings.draft_vocab_size)
-    batch, teacher = batch_of(settings, rows=8, length=20)
-    expected, found = (TrainingTimeTest(one, teacher)(batch) for one in (drafter, other))
+    batch, teacher = build_batch(settings, rows=8, length=20)
+    expected, reordered = (TrainingTimeTest(model, teacher)(batch) for model in (drafter, other))
     assert expected.argmax_matches.any()
-    assert torch.equal(found.argmax_matches, expected.argmax_matches)
-    torch.testing.assert_close(found.weighted_sum, expected.weighted_sum)
+    assert torch.equal(reordered.argmax_matches, expected.argmax_matches)
+    torch.testing.assert_close(reordered.weighted_sum, expected.weighted_sum)

@@ -1,4 +1,4 @@
-"""`aerie catalog`: tables, JSON, and what is said where there is nothing."""
+"""`aerie catalog`: tables, JSON, and the message where there is no entry."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def test_one_target(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no verified commit" in second
 
 
-def test_each_row_says_why_it_is_the_default_or_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_selection_reason_of_each_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = 'targets = ["Qwen/Qwen3-8B"]\nkind = "eagle3"\nrepo = "me/mine"\nrevision = "' + "1" * 40 + '"'
     (tmp_path / "map.yaml").write_text(json.dumps({"kind": "ConfigMap", "data": {"mine": row}}))
     assert run_command_line(["catalog", "Qwen/Qwen3-8B", "--catalog", str(tmp_path / "map.yaml"), "-o", "json"]) == 0
-    found = {each["drafter"]: each["selection"] for each in json.loads(capsys.readouterr().out)}
-    assert found["me/mine"] == "selected"
-    assert found["RedHatAI/Qwen3-8B-speculator.eagle3"] == "another row takes precedence"
-    assert found["AngelSlim/Qwen3-8B_eagle3"] == "no verified commit"
-    assert found["RedHatAI/Qwen3-8B-speculator.dflash"] == "dflash is not supported"
+    selections = {row["drafter"]: row["selection"] for row in json.loads(capsys.readouterr().out)}
+    assert selections["me/mine"] == "selected"
+    assert selections["RedHatAI/Qwen3-8B-speculator.eagle3"] == "another row takes precedence"
+    assert selections["AngelSlim/Qwen3-8B_eagle3"] == "no verified commit"
+    assert selections["RedHatAI/Qwen3-8B-speculator.dflash"] == "dflash is not supported"
 
 
-def test_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_target_all_rows_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["catalog"]) == 0
-    printed = capsys.readouterr().out
-    assert len(printed.splitlines()) > 50
-    assert "Dogacel/specdrift-gpt-oss-120b-eagle3" in printed
-    assert "2.55-3.34" in printed
+    output = capsys.readouterr().out
+    assert len(output.splitlines()) > 50
+    assert "Dogacel/specdrift-gpt-oss-120b-eagle3" in output
+    assert "2.55-3.34" in output
 
 
 @pytest.mark.parametrize(("width", "header"), [(40, False), (80, False), (119, False), (120, True)])
@@ -74,19 +74,19 @@ def test_a_narrow_terminal_gets_a_line_for_each_field(
 
 def test_unknown_target(capsys: pytest.CaptureFixture[str], messages: Messages) -> None:
     assert run_command_line(["catalog", "Qwen/Qwen3-9B"]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    messages.check("unknown target", printed.err)
+    output = capsys.readouterr()
+    assert output.out == ""
+    messages.check("unknown target", output.err)
     assert run_command_line(["catalog", "x/y", "-o", "json"]) == 1
     assert json.loads(capsys.readouterr().out) == []
 
 
-def test_only_what_aerie_does_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_target_with_only_unsupported_drafters(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["catalog", "zai-org/GLM-5.2"]) == 0
     assert "None of these drafters is supported: Aerie supports EAGLE 3 and 3.1." in capsys.readouterr().err
 
 
-def test_a_folder_is_recognised_by_its_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_matched_by_its_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 128256}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert run_command_line(["catalog", str(tmp_path)]) == 0
@@ -96,12 +96,12 @@ def test_a_folder_is_recognised_by_its_sizes(tmp_path: Path, capsys: pytest.Capt
     assert "config.json cannot be read (No such file or directory): set a folder with a model" in capsys.readouterr().err
 
 
-def test_entries_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_entries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = 'targets = ["x/y"]\nkind = "eagle3.1"\nrepo = "me/mine"\nnum_speculative_tokens = 4\nacceptance = { chat = 2.9 }'
     (tmp_path / "map.yaml").write_text(json.dumps({"kind": "ConfigMap", "data": {"mine": row}}))
     assert run_command_line(["catalog", "x/y", "--catalog", str(tmp_path / "map.yaml"), "-o", "json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    assert found == {
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert entry == {
         "targets": ["x/y"],
         "drafter": "me/mine",
         "kind": "eagle3.1",
@@ -123,23 +123,23 @@ def test_entries_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_entries_of_a_mounted_config_map(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As kubelet mounts it: each key a link to a file in a folder that is exchanged as a whole."""
+    """Read a mount of kubelet: each key is a link to a file in a folder that is exchanged as a whole."""
     (tmp_path / "..data").mkdir()
     (tmp_path / "..data" / "mine").write_text('targets = ["x/y"]\nkind = "eagle3"\nrepo = "me/mine"')
     (tmp_path / "mine").symlink_to("..data/mine")
     assert run_command_line(["catalog", "x/y", "--catalog", str(tmp_path), "-o", "json"]) == 0
-    assert [found["drafter"] for found in json.loads(capsys.readouterr().out)] == ["me/mine"]
+    assert [entry["drafter"] for entry in json.loads(capsys.readouterr().out)] == ["me/mine"]
     (tmp_path / "..data" / "mine").write_bytes(b"\xff")
     assert run_command_line(["catalog", "--catalog", str(tmp_path)]) == 2
     assert "cannot be read (one of its files is not text)" in capsys.readouterr().err
 
 
-def test_an_entry_that_cannot_be_read_leaves_an_operator_the_others(tmp_path: Path) -> None:
+def test_an_unreadable_entry_leaves_the_other_entries(tmp_path: Path) -> None:
     good = f'targets = ["me/target"]\nrepo = "me/drafter"\nkind = "eagle3"\nrevision = "{"1" * 40}"\n'
     for name, text in (("good", good), ("torn", "repo = "), ("odd", "repo = 1")):
         (tmp_path / name).write_text(text)
-    found, problems = read_valid_catalog(str(tmp_path))
-    assert [match.entry.repo for match in found.find_matches("me/target")] == ["me/drafter"]
+    catalog, problems = read_valid_catalog(str(tmp_path))
+    assert [match.entry.repo for match in catalog.find_matches("me/target")] == ["me/drafter"]
     assert [problem.partition(" is ignored: ")[0] for problem in problems] == [
         "the catalog entry odd",
         "the catalog entry torn",

@@ -1,4 +1,4 @@
-"""The catalog: its own rows, who matches what, what is chosen, and a user's rows with their faults."""
+"""The catalog: its own rows, matches, selection, and a user's rows with their errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LLAMA = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "v
 KIMI = {"model_type": "kimi_k25", "text_config": {"hidden_size": 7168, "num_hidden_layers": 61, "vocab_size": 163840}}
 
 
-def test_published_rows_are_sound() -> None:
+def test_published_rows_are_valid() -> None:
     entries = load_published_catalog().entries
     assert len(entries) > 50
     pairs = [(target, entry.repo, entry.kind) for entry in entries for target in entry.targets]
@@ -33,7 +33,7 @@ def test_published_rows_are_sound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "repo", "by"),
+    ("target", "repo", "reason"),
     [
         ("moonshotai/Kimi-K2.6", "lightseekorg/kimi-k2.6-eagle3.1-mla", "name"),
         ("moonshotai/kimi-k2.6@0123456789", "lightseekorg/kimi-k2.6-eagle3.1-mla", "name"),
@@ -47,18 +47,18 @@ def test_published_rows_are_sound() -> None:
         ("deepseek-ai/DeepSeek-V3", None, "name"),
     ],
 )
-def test_best_match_by_name(target: str, repo: str | None, by: str) -> None:
+def test_best_match_by_name(target: str, repo: str | None, reason: str) -> None:
     best = load_published_catalog().find_matches(target)[0]
-    assert (best.entry.repo, best.reason) == (repo, by)
+    assert (best.entry.repo, best.reason) == (repo, reason)
 
 
-def test_eagle31_comes_first_and_what_aerie_does_not_run_last() -> None:
+def test_eagle31_is_first_and_unsupported_kinds_are_last() -> None:
     kinds = [match.entry.kind for match in load_published_catalog().find_matches("openai/gpt-oss-20b")]
     assert kinds == [DrafterKind.EAGLE31, DrafterKind.EAGLE3, DrafterKind.P_EAGLE]
     assert [kind.is_supported for kind in kinds] == [True, True, False]
 
 
-def test_a_model_under_another_name_is_recognised_by_its_sizes() -> None:
+def test_a_model_under_another_name_is_matched_by_its_sizes() -> None:
     assert load_published_catalog().find_matches("/models/mine") == []
     by_sizes = load_published_catalog().find_matches("/models/mine", LLAMA)
     assert {match.reason for match in by_sizes} == {"sizes"}
@@ -67,7 +67,7 @@ def test_a_model_under_another_name_is_recognised_by_its_sizes() -> None:
     assert load_published_catalog().find_matches("/models/mine", LLAMA | {"vocab_size": 7}) == []
 
 
-def test_omitted_drafter_is_the_eagle31_of_this_very_target() -> None:
+def test_omitted_drafter_is_the_eagle31_drafter_of_the_target() -> None:
     for target in ("nvidia/Kimi-K2.6-NVFP4", "moonshotai/Kimi-K2.6"):
         chosen = load_published_catalog().select_drafter(target)
         assert isinstance(chosen, CatalogEntry)
@@ -77,7 +77,7 @@ def test_omitted_drafter_is_the_eagle31_of_this_very_target() -> None:
 
 
 @given(st.sampled_from(sorted({target for entry in load_published_catalog().entries for target in entry.targets})))
-def test_what_is_chosen_can_be_run_and_is_pinned(target: str) -> None:
+def test_selected_drafter_is_supported_and_pinned(target: str) -> None:
     chosen = load_published_catalog().select_drafter(target)
     if isinstance(chosen, CatalogEntry):
         assert chosen.kind.is_supported
@@ -96,14 +96,14 @@ def test_what_is_chosen_can_be_run_and_is_pinned(target: str) -> None:
         ("Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-speculator.eagle3"),
     ],
 )
-def test_widely_used_targets_have_a_drafter_at_a_commit(target: str, repo: str) -> None:
+def test_widely_used_targets_have_a_pinned_drafter(target: str, repo: str) -> None:
     chosen = load_published_catalog().select_drafter(target)
     assert isinstance(chosen, CatalogEntry)
     assert chosen.repo == repo
 
 
 @pytest.mark.parametrize(
-    ("target", "config", "said"),
+    ("target", "config", "message"),
     [
         (
             "Qwen/Qwen3-32B",
@@ -127,15 +127,15 @@ def test_widely_used_targets_have_a_drafter_at_a_commit(target: str, repo: str) 
         ("deepseek-ai/DeepSeek-V3", None, "its most similar targets are deepseek-ai/DeepSeek-V3"),
     ],
 )
-def test_no_drafter_is_chosen_by_sizes_or_of_another_kind_or_without_a_commit(
-    target: str, config: dict[str, object] | None, said: str
+def test_sizes_other_kinds_and_unpinned_rows_select_no_drafter(
+    target: str, config: dict[str, object] | None, message: str
 ) -> None:
     chosen = load_published_catalog().select_drafter(target, config)
     assert isinstance(chosen, NoMatchingDrafter)
-    assert said in chosen.message
+    assert message in chosen.message
 
 
-def test_users_rows_come_first_among_equals() -> None:
+def test_user_rows_take_precedence_over_equal_rows() -> None:
     row = """
         targets = ["moonshotai/Kimi-K2.6"]
         repo = "me/kimi-drafter"
@@ -162,7 +162,7 @@ GOOD = {"targets": '["a/b"]', "kind": '"eagle3"', "repo": '"c/d"'}
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (
             {"kind": None},
@@ -186,16 +186,16 @@ GOOD = {"targets": '["a/b"]', "kind": '"eagle3"', "repo": '"c/d"'}
         ({"kind": "eagle3"}, "the catalog entry 'mine' is not TOML: "),
     ],
 )
-def test_faults_of_a_users_row_name_row_and_field(changes: dict[str, str | None], said: str) -> None:
+def test_errors_of_a_user_row_name_row_and_field(changes: dict[str, str | None], message: str) -> None:
     fields = {**GOOD, **changes}
     text = "\n".join(f"{name} = {value}" for name, value in fields.items() if value is not None)
     with pytest.raises(CatalogError) as caught:
         load_published_catalog().with_user_entries({"mine": text})
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).startswith("the catalog entry 'mine'")
 
 
-def test_faults_of_the_catalog_name_the_row() -> None:
+def test_errors_of_the_catalog_name_the_row() -> None:
     with pytest.raises(CatalogError, match=r"the catalog's row 1 \(c/d\) has no 'source'"):
         parse_catalog('[[drafter]]\ntargets = ["a/b"]\nkind = "eagle3"\nrepo = "c/d"')
 
@@ -205,6 +205,6 @@ def test_faults_of_the_catalog_name_the_row() -> None:
     st.text(max_size=60),
     st.dictionaries(st.sampled_from(["model_type", "hidden_size", "text_config"]), st.integers() | st.none()),
 )
-def test_any_target_has_an_answer(target: str, config: dict[str, object]) -> None:
+def test_any_target_has_a_drafter_or_a_reason(target: str, config: dict[str, object]) -> None:
     assert isinstance(load_published_catalog().select_drafter(target, config), CatalogEntry | NoMatchingDrafter)
     assert DrafterCatalog(()).find_matches(target, config) == []

@@ -1,4 +1,4 @@
-"""A small target and an EAGLE 3.1 drafter that fits it, as checkpoints and as real files; and a Hub that serves a folder."""
+"""A small target and an EAGLE 3.1 drafter that fits it, as checkpoints and as real files; a Hub that serves a folder."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ OFFSETS = tuple(range(128))
 """Draft id i is target id 2 i."""
 
 
-def file_bytes(specs: Specs, metadata: Mapping[str, str] | None = None, values: Mapping[str, bytes] | None = None) -> bytes:
-    """A whole safetensors file; tensors without `values` are zeros."""
+def build_file(specs: Specs, metadata: Mapping[str, str] | None = None, values: Mapping[str, bytes] | None = None) -> bytes:
+    """Return a whole safetensors file; tensors without `values` are zeros."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     data = bytearray()
     for name, (dtype, shape) in specs.items():
@@ -94,23 +94,23 @@ def file_bytes(specs: Specs, metadata: Mapping[str, str] | None = None, values: 
     return struct.pack("<Q", len(text)) + text + data
 
 
-def header_of(specs: Specs, metadata: Mapping[str, str] | None = None, file: str = "model.safetensors") -> SafetensorsHeader:
-    data = file_bytes(specs, metadata)
+def build_header(specs: Specs, metadata: Mapping[str, str] | None = None, file: str = "model.safetensors") -> SafetensorsHeader:
+    data = build_file(specs, metadata)
     length = struct.unpack("<Q", data[:8])[0]
     return parse_header(data[8 : 8 + length], len(data), file)
 
 
-class Small:
-    """The models, their files, and the subject that they make."""
+class SmallModels:
+    """The models, their files, and the preflight input with them."""
 
-    file_bytes = staticmethod(file_bytes)
-    header_of = staticmethod(header_of)
+    build_file = staticmethod(build_file)
+    build_header = staticmethod(build_header)
     offsets = OFFSETS
     drafter_tensors = DRAFTER_TENSORS
     drafter_config = DRAFTER
 
     def target(self, name: str = "example/target@abc", **config: Any) -> Checkpoint:
-        return build_checkpoint(name, {**TARGET, **config}, [header_of(TARGET_TENSORS)])
+        return build_checkpoint(name, {**TARGET, **config}, [build_header(TARGET_TENSORS)])
 
     def drafter(
         self,
@@ -123,16 +123,16 @@ class Small:
         metadata: Mapping[str, str] | None = None,
         **config: Any,
     ) -> Checkpoint:
-        """`drop`: keys that its config lacks. `without`: tensors, by the beginning of their name, that it lacks."""
+        """Return the drafter without the config keys `drop`, and without the tensors whose names begin with `without`."""
         settings = {key: value for key, value in {**DRAFTER, **config}.items() if key not in drop}
-        kept = (
+        tensors = (
             {key: value for key, value in DRAFTER_TENSORS.items() if not key.startswith(without)} if without else DRAFTER_TENSORS
         )
-        checkpoint = build_checkpoint(name, settings, [header_of({**kept, **(add or {})}, metadata)])
+        checkpoint = build_checkpoint(name, settings, [build_header({**tensors, **(add or {})}, metadata)])
         return replace(checkpoint, d2t_offsets=offsets)
 
     def speculators(self, *, layer: Mapping[str, Any] | None = None, **config: Any) -> Checkpoint:
-        """The same drafter with a config in the format of the speculators library."""
+        """Return the same drafter with a config in the format of the speculators library."""
         inner = (
             "hidden_size",
             "num_attention_heads",
@@ -162,34 +162,34 @@ class Small:
         )
         return replace(base, **changes)
 
-    def findings(self, which: str, **changes: Any) -> list[Finding]:
-        return [finding for finding in run_preflight(self.subject(**changes)).findings if finding.id == which]
+    def findings(self, check_id: str, **changes: Any) -> list[Finding]:
+        return [finding for finding in run_preflight(self.subject(**changes)).findings if finding.id == check_id]
 
     def write(self, folder: Path, checkpoint: Checkpoint) -> Path:
-        """The checkpoint as a folder with one weight file."""
+        """Write the checkpoint to a folder with one weight file."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(checkpoint.config))
         specs = {name: (tensor.dtype, tensor.shape) for name, tensor in (checkpoint.tensors or {}).items()}
         values = (
             {"d2t": struct.pack(f"<{len(checkpoint.d2t_offsets)}q", *checkpoint.d2t_offsets)} if checkpoint.d2t_offsets else None
         )
-        (folder / "model.safetensors").write_bytes(file_bytes(specs, checkpoint.metadata, values))
+        (folder / "model.safetensors").write_bytes(build_file(specs, checkpoint.metadata, values))
         return folder
 
 
 @pytest.fixture(scope="session")
-def small() -> Small:
-    return Small()
+def small_models() -> SmallModels:
+    return SmallModels()
 
 
 @pytest.fixture
-def folders(tmp_path: Path, small: Small) -> Callable[..., tuple[Path, Path]]:
-    """Writes target and drafter, and returns their folders."""
+def folders(tmp_path: Path, small_models: SmallModels) -> Callable[..., tuple[Path, Path]]:
+    """Return a function that writes target and drafter, and returns their folders."""
 
     def write(target: Checkpoint | None = None, drafter: Checkpoint | None = None) -> tuple[Path, Path]:
         return (
-            small.write(tmp_path / "target", target or small.target()),
-            small.write(tmp_path / "drafter", drafter or small.drafter()),
+            small_models.write(tmp_path / "target", target or small_models.target()),
+            small_models.write(tmp_path / "drafter", drafter or small_models.drafter()),
         )
 
     return write
@@ -202,21 +202,21 @@ class FakeHub:
     folder: Path
     commit: str = "c0ffee" * 6 + "abcd"
     address: str = ""
-    ranges: bool = True
+    supports_ranges: bool = True
     token: str | None = None
     failures: list[tuple[int, dict[str, str]]] = field(default_factory=list)
-    """Answers to give first, each once: status and headers."""
-    sent: int = 0
-    seen: list[tuple[str, str | None]] = field(default_factory=list)
+    """Responses to send first, each once: status and headers."""
+    sent_bytes: int = 0
+    requests: list[tuple[str, str | None]] = field(default_factory=list)
     """Path and Range of each request."""
-    elsewhere: bool = False
+    redirects_weights: bool = False
     """Whether weights are redirected to a store on another host."""
     authorized: list[tuple[str, bool]] = field(default_factory=list)
     """Host of each request, and whether it carried a token."""
-    pages_after: int | None = None
-    """Answers after which a proxy's pages come instead."""
-    broken: int = 0
-    """How many answers to cut off in the middle."""
+    html_after: int | None = None
+    """Number of responses after which a proxy's HTML comes instead."""
+    truncated_responses: int = 0
+    """Number of responses to cut off in the middle."""
 
     def files(self) -> list[dict[str, str]]:
         return [{"rfilename": path.name} for path in self.folder.iterdir()]
@@ -233,50 +233,50 @@ def hub(tmp_path: Path) -> Iterator[FakeHub]:
             pass
 
         def do_GET(self) -> None:
-            state.seen.append((self.path, self.headers.get("Range")))
+            state.requests.append((self.path, self.headers.get("Range")))
             host = self.headers["Host"]
-            if state.pages_after is not None and len(state.seen) > state.pages_after:
-                return self.answer(200, b"<!DOCTYPE html><p>Sign in", {"Content-Type": "text/html; charset=utf-8"})
+            if state.html_after is not None and len(state.requests) > state.html_after:
+                return self.respond(200, b"<!DOCTYPE html><p>Sign in", {"Content-Type": "text/html; charset=utf-8"})
             state.authorized.append((host.partition(":")[0], "Authorization" in self.headers))
             if state.failures:
                 status, headers = state.failures.pop(0)
-                return self.answer(status, b"", headers)
+                return self.respond(status, b"", headers)
             if state.token and host.startswith("127.0.0.1") and self.headers.get("Authorization") != f"Bearer {state.token}":
-                return self.answer(401, b"")
+                return self.respond(401, b"")
             if self.path in (f"/api/models/me/model/revision/{name}" for name in ("main", state.commit)):
-                return self.answer(200, json.dumps({"sha": state.commit, "siblings": state.files()}).encode())
-            if state.elsewhere and self.path.endswith(".safetensors") and host.startswith("127.0.0.1"):
-                return self.answer(302, b"", {"Location": f"http://localhost:{host.partition(':')[2]}{self.path}"})
+                return self.respond(200, json.dumps({"sha": state.commit, "siblings": state.files()}).encode())
+            if state.redirects_weights and self.path.endswith(".safetensors") and host.startswith("127.0.0.1"):
+                return self.respond(302, b"", {"Location": f"http://localhost:{host.partition(':')[2]}{self.path}"})
             path = state.folder / self.path.removeprefix(f"/me/model/resolve/{state.commit}/")
             if not path.is_file():
-                return self.answer(404, b"")
+                return self.respond(404, b"")
             data = path.read_bytes()
-            wanted = self.headers.get("Range")
-            if wanted is None or not state.ranges:
-                return self.answer(200, data)
-            begin, end = (int(part) for part in wanted.removeprefix("bytes=").split("-"))
+            requested_range = self.headers.get("Range")
+            if requested_range is None or not state.supports_ranges:
+                return self.respond(200, data)
+            begin, end = (int(part) for part in requested_range.removeprefix("bytes=").split("-"))
             if begin >= len(data):
-                return self.answer(416, b"")
+                return self.respond(416, b"")
             last = min(end, len(data) - 1)
-            return self.answer(206, data[begin : end + 1], {"Content-Range": f"bytes {begin}-{last}/{len(data)}"})
+            return self.respond(206, data[begin : end + 1], {"Content-Range": f"bytes {begin}-{last}/{len(data)}"})
 
-        def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        def respond(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
             self.send_response(status)
             for name, value in (headers or {}).items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            if state.broken and len(body) > 1:
-                state.broken -= 1
+            if state.truncated_responses and len(body) > 1:
+                state.truncated_responses -= 1
                 self.wfile.write(body[: len(body) // 2])
                 self.close_connection = True
                 return
             self.wfile.write(body)
-            state.sent += len(body)
+            state.sent_bytes += len(body)
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """A client that hangs up once it has all it wanted is the point of some tests."""
+            """Ignore clients that close the connection early, as some tests do."""
 
     server = Server(("127.0.0.1", 0), Handler)
     state.address = f"http://127.0.0.1:{server.server_address[1]}"

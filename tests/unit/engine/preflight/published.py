@@ -1,4 +1,4 @@
-"""What trainers and publishers write about auxiliary layers, and what vLLM reads of it: facts, with their sources.
+"""Auxiliary layers in the configs of trainers and publishers, and the layers that vLLM reads from them, with sources.
 
 Each row was read in a public repository at the commit named. What model runners V1 and V2 read was computed with vLLM's own
 functions of 0.22 to 0.33: V1 vllm/v1/worker/gpu_model_runner.py, _get_eagle3_aux_layers_from_config; V2
@@ -33,10 +33,10 @@ class Row:
     config: Mapping[str, Any]
     target_layers: int
     v1: Layers
-    """What model runner V1 reads, by vLLM's count."""
+    """Layers that model runner V1 reads, by vLLM's count."""
     v2: Layers
     trained: Layers | None
-    """What the trainer captured, by vLLM's count. None: the config names none, and the trainer's default is not in it."""
+    """Layers that the trainer captured, by vLLM's count. None: the config names no layers and no default of the trainer."""
     layer: str = "midlayer"
 
 

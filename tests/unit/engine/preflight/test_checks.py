@@ -1,4 +1,4 @@
-"""Every check with what passes and what does not, and the messages for users."""
+"""Every check with cases that pass and cases that fail, and the messages for users."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aerie.engine.releases import Version
 from tests.golden import Messages
 
 Change = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]]
-"""What is different from the small pair that fits: fields of the subject, or a function of the models that gives them."""
+"""Difference from the small pair that fits: fields of the preflight input, or a function that returns them for the models."""
 
 PASS, INFO, WARNING, ERROR, SKIP = Severity.PASS, Severity.INFO, Severity.WARNING, Severity.ERROR, Severity.SKIP
 TOP = ("eagle_aux_hidden_state_layer_ids",)
@@ -42,35 +42,35 @@ def gpu(gib: float) -> dict[str, Any]:
 
 
 def target(**changes: Any) -> Change:
-    return lambda small: {"target": small.target(**changes)}
+    return lambda small_models: {"target": small_models.target(**changes)}
 
 
 def drafter(**changes: Any) -> Change:
-    return lambda small: {"drafter": small.drafter(**changes)}
+    return lambda small_models: {"drafter": small_models.drafter(**changes)}
 
 
 def speculators(**changes: Any) -> Change:
-    return lambda small: {"drafter": small.speculators(**changes)}
+    return lambda small_models: {"drafter": small_models.speculators(**changes)}
 
 
 def shards(part: str, *files: Mapping[str, tuple[str, tuple[int, ...]]], index: Mapping[str, str] | None = None) -> Change:
-    """The model `part` with further weight files x1, x2, ... of these tensors, and an index."""
+    """Return the model `part` with further weight files x1, x2, ... of these tensors, and an index."""
 
-    def change(small: Any) -> Mapping[str, Any]:
-        base = getattr(small, part)()
-        more = [small.header_of(specs, file=f"x{number}.safetensors") for number, specs in enumerate(files, 1)]
-        made = build_checkpoint(base.name, base.config, [SafetensorsHeader(base.tensors, base.metadata), *more], index)
-        return {part: replace(made, d2t_offsets=base.d2t_offsets)}
+    def change(small_models: Any) -> Mapping[str, Any]:
+        base = getattr(small_models, part)()
+        headers = [small_models.build_header(specs, file=f"x{number}.safetensors") for number, specs in enumerate(files, 1)]
+        checkpoint = build_checkpoint(base.name, base.config, [SafetensorsHeader(base.tensors, base.metadata), *headers], index)
+        return {part: replace(checkpoint, d2t_offsets=base.d2t_offsets)}
 
     return change
 
 
 def both(*changes: Change) -> Change:
-    return lambda small: {key: value for change in changes for key, value in made(change, small).items()}
+    return lambda small_models: {key: value for change in changes for key, value in resolve_change(change, small_models).items()}
 
 
-def made(change: Change, small: Any) -> Mapping[str, Any]:
-    return change(small) if callable(change) else change
+def resolve_change(change: Change, small_models: Any) -> Mapping[str, Any]:
+    return change(small_models) if callable(change) else change
 
 
 def top_only(ids: list[int], **config: Any) -> Change:
@@ -81,10 +81,10 @@ def nested_only(ids: list[int], **config: Any) -> Change:
     return drafter(drop=TOP, eagle_config={"eagle_aux_hidden_state_layer_ids": ids}, **config)
 
 
-def heavy(gib: int, **config: Any) -> Change:
-    """A target whose weights take so much."""
+def target_of_size(gib: int, **config: Any) -> Change:
+    """Return a target whose weights take so many GiB."""
     tensors = {"w": TensorInfo("BF16", (1,), "f", 0, gib * GIB)}
-    return lambda small: {"target": replace(small.target(**config), tensors=tensors)}
+    return lambda small_models: {"target": replace(small_models.target(**config), tensors=tensors)}
 
 
 OWN = {"eagle.format": "1"}
@@ -208,7 +208,7 @@ CASES: list[tuple[str, Change, Severity]] = [
     ("C9", drafter(offsets=(0, -1, *range(126))), ERROR),
     ("C9", drafter(offsets=(2, 0, -2, *range(3, 128))), PASS),
     ("C9", drafter(offsets=tuple(range(0, 256, 2))), ERROR),
-    ("C9", lambda small: {"drafter": replace(small.drafter(), tensors=None)}, INFO),
+    ("C9", lambda small_models: {"drafter": replace(small_models.drafter(), tensors=None)}, INFO),
     ("C10", {}, PASS),
     ("C10", spec(method=None), ERROR),
     ("C11", {}, PASS),
@@ -253,15 +253,15 @@ CASES: list[tuple[str, Change, Severity]] = [
     ("C20", version("0.23.0"), ERROR),
     ("C21", {}, PASS),
     ("C21", {"gpu_memory_bytes": None}, INFO),
-    ("C21", both(heavy(40), gpu(24), args(quantization="fp8")), WARNING),
-    ("C21", both(heavy(40), gpu(24), args(offload_flag="--cpu-offload-gb=30")), WARNING),
-    ("C21", both(heavy(400), gpu(24), args(quantization="fp8")), ERROR),
-    ("C21", both(heavy(40, quantization_config={"a": 1}), gpu(24), args(quantization="fp8")), ERROR),
-    ("C21", both(heavy(40), gpu(24)), ERROR),
+    ("C21", both(target_of_size(40), gpu(24), args(quantization="fp8")), WARNING),
+    ("C21", both(target_of_size(40), gpu(24), args(offload_flag="--cpu-offload-gb=30")), WARNING),
+    ("C21", both(target_of_size(400), gpu(24), args(quantization="fp8")), ERROR),
+    ("C21", both(target_of_size(40, quantization_config={"a": 1}), gpu(24), args(quantization="fp8")), ERROR),
+    ("C21", both(target_of_size(40), gpu(24)), ERROR),
     ("C21", gpu(2), ERROR),
     ("C21", both(gpu(2.2), target(max_position_embeddings=10**6)), ERROR),
     ("C21", both(gpu(2.2), target(max_position_embeddings=15_000)), WARNING),
-    ("C21", lambda small: {"target": replace(small.target(), tensors=None)}, INFO),
+    ("C21", lambda small_models: {"target": replace(small_models.target(), tensors=None)}, INFO),
     ("C22", speculators(), PASS),
     ("C22", drafter(metadata={"eagle.target": "Example/Target"}), PASS),
     ("C22", {}, INFO),
@@ -349,7 +349,7 @@ CASES: list[tuple[str, Change, Severity]] = [
         WARNING,
     ),
     ("C32", shards("target", {"lm_head.weight": ("BF16", (128, 64))}), ERROR),
-    ("C32", lambda small: {"target": replace(small.target(), tensors=None)}, INFO),
+    ("C32", lambda small_models: {"target": replace(small_models.target(), tensors=None)}, INFO),
     ("C32", shards("target", {"x": ("BF16", (1,))}), PASS),
 ]
 
@@ -359,20 +359,20 @@ CASE_NAMES = [f"{which} {[row[0] for row in CASES[: index + 1]].count(which):02}
 
 
 @pytest.mark.parametrize(("name", "case"), list(zip(CASE_NAMES, CASES, strict=True)), ids=CASE_NAMES)
-def test_findings_of_each_case(small: Any, messages: Messages, name: str, case: tuple[str, Change, Severity]) -> None:
-    which, change, severity = case
-    findings = small.findings(which, **made(change, small))
+def test_findings_of_each_case(small_models: Any, messages: Messages, name: str, case: tuple[str, Change, Severity]) -> None:
+    check_id, change, severity = case
+    findings = small_models.findings(check_id, **resolve_change(change, small_models))
     assert severity in {finding.severity for finding in findings}
-    assert all(finding.message.startswith(f"{finding.severity.glyph} {which} ") for finding in findings)
+    assert all(finding.message.startswith(f"{finding.severity.glyph} {check_id} ") for finding in findings)
     messages.check(f"{name} {severity.value}", "\n".join(finding.message for finding in findings))
 
 
-def test_every_check_has_a_case_that_is_fine_and_one_that_is_not() -> None:
+def test_every_check_has_a_case_that_passes_and_one_that_fails() -> None:
     for check in list_checks():
         severities = {severity for which, _, severity in CASES if which == check.id}
         assert severities & {PASS, SKIP}, f"{check.id} has no case that passes"
         assert severities & {ERROR, WARNING, INFO}, f"{check.id} has no case that fails"
-        assert check.max_severity in severities, f"{check.id} has no case of its worst"
+        assert check.max_severity in severities, f"{check.id} has no case of its maximum severity"
     assert [check.id for check in list_checks()] == [f"C{number}" for number in range(1, 38)]
 
 
@@ -380,27 +380,27 @@ ORDER = [SKIP, PASS, INFO, WARNING, ERROR]
 
 
 @pytest.mark.parametrize("change", [change for _, change, _ in CASES])
-def test_every_report_is_complete(small: Any, change: Change) -> None:
-    report = run_preflight(small.subject(**made(change, small)))
-    worst = {check.id: check.max_severity for check in list_checks()}
-    assert {finding.id for finding in report.findings} == worst.keys()
+def test_every_report_is_complete(small_models: Any, change: Change) -> None:
+    report = run_preflight(small_models.subject(**resolve_change(change, small_models)))
+    max_severities = {check.id: check.max_severity for check in list_checks()}
+    assert {finding.id for finding in report.findings} == max_severities.keys()
     for finding in report.findings:
-        assert ORDER.index(finding.severity) <= ORDER.index(worst[finding.id])
+        assert ORDER.index(finding.severity) <= ORDER.index(max_severities[finding.id])
         assert finding.evidence
         assert not finding.evidence.endswith(".")
         assert not finding.fix.endswith(".")
-        assert finding.fix or finding.severity in (PASS, SKIP, INFO), f"{finding.id} names no way out"
+        assert finding.fix or finding.severity in (PASS, SKIP, INFO), f"{finding.id} names no fix"
 
 
-def test_a_fitting_pair_is_let_through(small: Any) -> None:
-    report = run_preflight(small.subject())
+def test_a_fitting_pair_passes(small_models: Any) -> None:
+    report = run_preflight(small_models.subject())
     assert report.passed
     assert not list(report.with_severity(WARNING))
     assert report.summary == "preflight passed: 6 notes, 30 passed"
 
 
-def test_a_refusal_refuses_all(small: Any) -> None:
-    report = run_preflight(small.subject(target=small.target(hidden_size=128)))
+def test_one_error_fails_the_report(small_models: Any) -> None:
+    report = run_preflight(small_models.subject(target=small_models.target(hidden_size=128)))
     assert not report.passed
     assert report.summary.startswith("preflight failed: 1 error, ")
     assert report.to_json()["passed"] is False
@@ -409,9 +409,9 @@ def test_a_refusal_refuses_all(small: Any) -> None:
     ).items()
 
 
-def test_without_a_drafter_what_is_about_one_is_skipped(small: Any) -> None:
+def test_without_a_drafter_its_checks_are_skipped(small_models: Any) -> None:
     subject = PreflightInput(
-        target=small.target(), drafter=None, version=Version.parse("0.33.0"), gpu_memory_bytes=80 * GIB, gpu_count=1
+        target=small_models.target(), drafter=None, version=Version.parse("0.33.0"), gpu_memory_bytes=80 * GIB, gpu_count=1
     )
     report = run_preflight(subject)
     assert report.passed
@@ -441,10 +441,12 @@ SPECULATIVE = st.dictionaries(
 @pytest.mark.slow
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(CONFIGS, CONFIGS, st.booleans(), SPECULATIVE)
-def test_no_config_breaks_a_check(small: Any, target: Any, drafter: Any, over: bool, speculative: Any) -> None:
-    base = small.subject(speculative_config=speculative)
-    # On top of the sound ones, and alone.
-    configs = ({**base.target.config, **target}, {**base.drafter.config, **drafter}) if over else (target, drafter)
+def test_any_config_gives_a_complete_report(
+    small_models: Any, target: Any, drafter: Any, is_merged: bool, speculative: Any
+) -> None:
+    base = small_models.subject(speculative_config=speculative)
+    # Merged into the valid configs, and alone.
+    configs = ({**base.target.config, **target}, {**base.drafter.config, **drafter}) if is_merged else (target, drafter)
     subject = replace(base, target=replace(base.target, config=configs[0]), drafter=replace(base.drafter, config=configs[1]))
     report = run_preflight(subject)
     assert {finding.id for finding in report.findings} == {check.id for check in list_checks()}

@@ -51,17 +51,17 @@ def preflight(*arguments: object) -> int:
     return run_command_line(["preflight", *(str(argument) for argument in arguments)])
 
 
-def test_a_fitting_pair(folders: Folders, file: File, capsys: Capture, messages: Messages) -> None:
+def test_a_fitting_pair_passes(folders: Folders, file: File, capsys: Capture, messages: Messages) -> None:
     target, drafter = folders()
     assert preflight("-f", file(manifest()), "--target", target, "--drafter", drafter, "--gpu-memory", "80GiB") == 0
-    printed = capsys.readouterr()
-    assert printed.out.splitlines()[:3] == [
+    output = capsys.readouterr()
+    assert output.out.splitlines()[:3] == [
         f"target   example/target@{ONES}",
         f"drafter  example/drafter@{TWOS}",
         "vLLM     0.33.0",
     ]
-    messages.check("fitting pair", printed.out)
-    assert printed.err == ""
+    messages.check("fitting pair", output.out)
+    assert output.err == ""
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_a_fitting_pair(folders: Folders, file: File, capsys: Capture, messages:
     ],
 )
 def test_an_error_is_followed_by_its_fix(
-    small: Any, folders: Folders, capsys: Capture, messages: Messages, check: str, change: Any
+    small_models: Any, folders: Folders, capsys: Capture, messages: Messages, check: str, change: Any
 ) -> None:
-    target, drafter = folders(small.target(**change.get("target", {})), small.drafter(**change.get("drafter", {})))
+    target, drafter = folders(small_models.target(**change.get("target", {})), small_models.drafter(**change.get("drafter", {})))
     assert preflight("--target", target, "--drafter", drafter) == 1
     lines = capsys.readouterr().out.splitlines()
     index = next(index for index, line in enumerate(lines) if line.startswith(f"✗ {check} "))
@@ -87,13 +87,13 @@ def test_an_index_that_contradicts_the_files_is_a_finding(folders: Folders, caps
     index = {"weight_map": {"fc.weight": "model.safetensors", "gone.weight": "model.safetensors"}}
     (drafter / "model.safetensors.index.json").write_text(json.dumps(index))
     assert preflight("--target", target, "--drafter", drafter) == 1
-    printed = capsys.readouterr().out
-    assert "✗ C32" in printed
-    assert "'gone.weight' is in model.safetensors" in printed
+    output = capsys.readouterr().out
+    assert "✗ C32" in output
+    assert "'gone.weight' is in model.safetensors" in output
 
 
-def test_json_has_every_finding(small: Any, folders: Folders, file: File, capsys: Capture) -> None:
-    target, drafter = folders(small.target(vocab_size=512))
+def test_json_has_every_finding(small_models: Any, folders: Folders, file: File, capsys: Capture) -> None:
+    target, drafter = folders(small_models.target(vocab_size=512))
     assert preflight("-f", file(manifest()), "--target", target, "--drafter", drafter, "-o", "json") == 1
     report = json.loads(capsys.readouterr().out)
     assert report["passed"] is False
@@ -102,7 +102,7 @@ def test_json_has_every_finding(small: Any, folders: Folders, file: File, capsys
     assert next(finding for finding in report["findings"] if finding["id"] == "C26")["severity"] == "error"
 
 
-def test_arguments_environment_and_gpus_of_the_resource_count(folders: Folders, file: File, capsys: Capture) -> None:
+def test_arguments_environment_and_gpus_of_the_resource_are_checked(folders: Folders, file: File, capsys: Capture) -> None:
     engine = {
         "image": "registry.example/vllm@sha256:" + "0" * 64,
         "version": "0.33.0",
@@ -113,30 +113,30 @@ def test_arguments_environment_and_gpus_of_the_resource_count(folders: Folders, 
     }
     target, drafter = folders()
     assert preflight("-f", file(manifest(engine=engine)), "--target", target, "--drafter", drafter) == 1
-    printed = capsys.readouterr().out
-    assert "✗ C29 GPU count: the pod has 2 of nvidia.com/gpu, and the engine needs 4" in printed
-    assert "! C24 LoRA" in printed
-    assert "the engine may use 50% of 80.0 GiB" in printed
-    assert "model runner V1: VLLM_USE_V2_MODEL_RUNNER=0" in printed
+    output = capsys.readouterr().out
+    assert "✗ C29 GPU count: the pod has 2 of nvidia.com/gpu, and the engine needs 4" in output
+    assert "! C24 LoRA" in output
+    assert "the engine may use 50% of 80.0 GiB" in output
+    assert "model runner V1: VLLM_USE_V2_MODEL_RUNNER=0" in output
 
 
-def test_tokens_0_is_an_engine_without_a_drafter(folders: Folders, file: File, capsys: Capture) -> None:
+def test_zero_tokens_is_checked_without_a_drafter(folders: Folders, file: File, capsys: Capture) -> None:
     target, _ = folders()
     assert preflight("-f", file(manifest(speculation={"numSpeculativeTokens": 0})), "--target", target) == 0
-    printed = capsys.readouterr()
-    assert "spec.speculation.numSpeculativeTokens is 0: the engine runs without a drafter." in printed.err
-    assert "not applicable: C1, C2, " in printed.out
+    output = capsys.readouterr()
+    assert "spec.speculation.numSpeculativeTokens is 0: the engine runs without a drafter." in output.err
+    assert "not applicable: C1, C2, " in output.out
 
 
-def test_omitted_drafter_is_the_catalogs_and_comes_from_the_hub(
-    small: Any,
+def test_omitted_drafter_comes_from_the_catalog_and_the_hub(
+    small_models: Any,
     folders: Folders,
     file: File,
     hub: Any,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Capture,
 ) -> None:
-    small.write(hub.folder, small.drafter())
+    small_models.write(hub.folder, small_models.drafter())
     for name in ("HF_TOKEN", "HF_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
@@ -147,15 +147,15 @@ def test_omitted_drafter_is_the_catalogs_and_comes_from_the_hub(
     entries = file({"kind": "ConfigMap", "metadata": {"name": "x"}, "data": {"mine": row}}, name="entries.yaml")
     target, _ = folders()
     assert preflight("-f", file(resource), "--target", target, "--catalog", entries) == 0
-    printed = capsys.readouterr()
-    assert f"drafter  me/model@{hub.commit}" in printed.out
-    assert f"note: spec.drafter is missing: checked with me/model@{hub.commit} from the catalog." in printed.err
+    output = capsys.readouterr()
+    assert f"drafter  me/model@{hub.commit}" in output.out
+    assert f"note: spec.drafter is missing: checked with me/model@{hub.commit} from the catalog." in output.err
 
 
 @pytest.fixture
-def at_hub(small: Any, hub: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The Hub of this process, which has a drafter as me/model."""
-    small.write(hub.folder, small.drafter())
+def hub_with_drafter(small_models: Any, hub: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Set the Hub of this process, which has a drafter as me/model."""
+    small_models.write(hub.folder, small_models.drafter())
     for name in ("HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
@@ -163,70 +163,74 @@ def at_hub(small: Any, hub: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return hub
 
 
-def test_a_repository_at_a_commit_needs_no_folder(folders: Folders, at_hub: Any, capsys: Capture) -> None:
+def test_a_repository_at_a_commit_needs_no_folder(folders: Folders, hub_with_drafter: Any, capsys: Capture) -> None:
     target, _ = folders()
-    assert preflight("--target", target, "--drafter", f"me/model@{at_hub.commit}") == 0
-    printed = capsys.readouterr()
-    assert f"drafter  me/model@{at_hub.commit}" in printed.out
-    assert "note:" not in printed.err
+    assert preflight("--target", target, "--drafter", f"me/model@{hub_with_drafter.commit}") == 0
+    output = capsys.readouterr()
+    assert f"drafter  me/model@{hub_with_drafter.commit}" in output.out
+    assert "note:" not in output.err
 
 
-@pytest.mark.parametrize("given", ["me/model", "me/model@main"])
-def test_a_branch_is_resolved_and_its_commit_said(folders: Folders, at_hub: Any, capsys: Capture, given: str) -> None:
+@pytest.mark.parametrize("drafter", ["me/model", "me/model@main"])
+def test_a_branch_is_resolved_and_its_commit_printed(
+    folders: Folders, hub_with_drafter: Any, capsys: Capture, drafter: str
+) -> None:
     target, _ = folders()
-    assert preflight("--target", target, "--drafter", given) == 0
-    printed = capsys.readouterr()
-    assert f"drafter  me/model@{at_hub.commit}" in printed.out
-    assert (
-        f"note: me/model at main is commit {at_hub.commit} now; set the commit in the resource, because a branch can move."
-        in (" ".join(printed.err.split()))
-    )
+    assert preflight("--target", target, "--drafter", drafter) == 0
+    output = capsys.readouterr()
+    assert f"drafter  me/model@{hub_with_drafter.commit}" in output.out
+    note = f"note: me/model at main is commit {hub_with_drafter.commit} now; set the commit in the resource, "
+    assert f"{note}because a branch can move." in " ".join(output.err.split())
 
 
-def test_a_folder_goes_before_a_repository_of_its_name(
-    folders: Folders, at_hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_folder_takes_precedence_over_a_repository(
+    folders: Folders, hub_with_drafter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders()
     (tmp_path / "me").mkdir()
     (tmp_path / "drafter").rename(tmp_path / "me" / "model")
     monkeypatch.chdir(tmp_path)
     assert preflight("--target", "target", "--drafter", "me/model") == 0
-    assert at_hub.seen == []
+    assert hub_with_drafter.requests == []
 
 
-def test_a_repository_stands_in_for_a_source_of_the_manifest(folders: Folders, file: File, at_hub: Any, capsys: Capture) -> None:
+def test_a_repository_replaces_a_source_of_the_manifest(
+    folders: Folders, file: File, hub_with_drafter: Any, capsys: Capture
+) -> None:
     target, _ = folders()
     claim = {"source": {"persistentVolumeClaim": {"claimName": "models"}}}
-    options = ("--target", target, "--drafter", f"me/model@{at_hub.commit}")
+    options = ("--target", target, "--drafter", f"me/model@{hub_with_drafter.commit}")
     assert preflight("-f", file(manifest(drafter=claim)), *options) == 0
     assert preflight("-f", file(manifest()), *options) == 0
-    printed = capsys.readouterr().out
-    assert printed.count(f"drafter  me/model@{at_hub.commit}") == 2
+    output = capsys.readouterr().out
+    assert output.count(f"drafter  me/model@{hub_with_drafter.commit}") == 2
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "message"),
     [
         (401, "it does not exist, or it is private: check the name, or set HF_TOKEN"),
         (403, "the token may not read it: accept the model's terms"),
         (404, "it does not exist at this revision: check repository and revision"),
     ],
 )
-def test_what_the_hub_refuses_is_status_2(folders: Folders, at_hub: Any, capsys: Capture, status: int, said: str) -> None:
+def test_an_error_of_the_hub_is_status_2(
+    folders: Folders, hub_with_drafter: Any, capsys: Capture, status: int, message: str
+) -> None:
     target, _ = folders()
-    at_hub.failures = [(status, {})] * 2
+    hub_with_drafter.failures = [(status, {})] * 2
     assert preflight("--target", target, "--drafter", f"me/model@{ONES}") == 2
-    assert said in (printed := " ".join(capsys.readouterr().err.split()))
-    assert "no folder" not in printed
+    assert message in (output := " ".join(capsys.readouterr().err.split()))
+    assert "no folder" not in output
     assert preflight("--target", target, "--drafter", "me/model") == 2
     assert "There is no folder me/model either." in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_repository_is_read_as_the_environment_says(
-    small: Any, folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+def test_a_repository_is_read_from_the_cache_when_offline(
+    small_models: Any, folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     target, _ = folders()
-    small.write(tmp_path / "hub" / "models--me--model" / "snapshots" / ONES, small.drafter())
+    small_models.write(tmp_path / "hub" / "models--me--model" / "snapshots" / ONES, small_models.drafter())
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     assert preflight("--target", target, "--drafter", f"me/model@{ONES}") == 0
@@ -235,22 +239,24 @@ def test_a_repository_is_read_as_the_environment_says(
 
 
 @pytest.mark.parametrize(
-    "given", ["me/model@", "@main", "me/too/deep@main", "https://huggingface.co/me/model", "me/mo del@main", "me/..@main",
+    "drafter", ["me/model@", "@main", "me/too/deep@main", "https://huggingface.co/me/model", "me/mo del@main", "me/..@main",
               "me/model@a..b", "me/model@ma in", "", "me/model@a\x1b[2J", "me/" + "m" * 200 + "@main"],
 )  # fmt: skip
-def test_a_bad_name_is_said_before_anything_is_asked(folders: Folders, at_hub: Any, capsys: Capture, given: str) -> None:
+def test_an_invalid_name_is_rejected_before_any_request(
+    folders: Folders, hub_with_drafter: Any, capsys: Capture, drafter: str
+) -> None:
     target, _ = folders()
     assert "set a folder, or a repository as OWNER/NAME@COMMIT." in " ".join(
-        cannot(capsys, "--target", target, "--drafter", given).split()
+        run_failing(capsys, "--target", target, "--drafter", drafter).split()
     )
-    assert at_hub.seen == []
+    assert hub_with_drafter.requests == []
 
 
-def cannot(capsys: Capture, *arguments: object) -> str:
+def run_failing(capsys: Capture, *arguments: object) -> str:
     assert preflight(*arguments) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    return printed.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    return output.err
 
 
 def test_a_preflight_that_cannot_run_is_status_2_with_a_message(
@@ -272,9 +278,9 @@ def test_a_preflight_that_cannot_run_is_status_2_with_a_message(
         "no drafter": lambda: ("-f", file(manifest(drafter=None)), "--target", target),
     }
     for name, arguments in cases.items():
-        messages.check(name, cannot(capsys, *arguments()).replace(str(tmp_path), "DIR"))
-    assert "bad.yaml is not YAML: while parsing" in cannot(capsys, "-f", tmp_path / "bad.yaml")
-    assert "No such option" in cannot(capsys, "--nonsense")
+        messages.check(name, run_failing(capsys, *arguments()).replace(str(tmp_path), "DIR"))
+    assert "bad.yaml is not YAML: while parsing" in run_failing(capsys, "-f", tmp_path / "bad.yaml")
+    assert "No such option" in run_failing(capsys, "--nonsense")
 
 
 @pytest.mark.parametrize(
@@ -289,15 +295,15 @@ def test_a_preflight_that_cannot_run_is_status_2_with_a_message(
         ("1.5Gi", 3 * 2**29),
     ],
 )
-def test_amounts_of_memory(text: str, size: int) -> None:
+def test_valid_gpu_memory_is_parsed(text: str, size: int) -> None:
     assert parse_memory_bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["80", "0.1", "0", "512MiB", "9" * 400, "-80GiB", "80 apples", "\u0668GiB", "nan"])
-def test_amounts_that_no_gpu_has(text: str) -> None:
-    with pytest.raises(CommandError, match=r"--gpu-memory is .*, such as 80GiB") as found:
+def test_invalid_gpu_memory_is_rejected(text: str) -> None:
+    with pytest.raises(CommandError, match=r"--gpu-memory is .*, such as 80GiB") as caught:
         parse_memory_bytes(text)
-    assert len(str(found.value)) < 200
+    assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize(
@@ -317,21 +323,21 @@ def test_amounts_that_no_gpu_has(text: str) -> None:
         ({}, (None, "", None)),
     ],
 )
-def test_gpus_are_known_by_every_way_to_ask_for_them(
+def test_gpus_are_counted_in_every_form_of_request(
     folders: Folders, engine: dict[str, Any], expected: tuple[int | None, str, int | None]
 ) -> None:
     target, drafter = folders()
     document = manifest(engine={"image": "vllm/vllm-openai:v0.33.0", **engine})
     deployment = SpeculativeDeployment.from_dict(document)
-    given = PreflightOverrides(target=Path(target), drafter=Path(drafter))
+    overrides = PreflightOverrides(target=Path(target), drafter=Path(drafter))
     subject, _ = build_input_from_deployment(
-        deployment, given, DrafterCatalog(()), lambda *_: pytest.fail("the Hub is not needed")
+        deployment, overrides, DrafterCatalog(()), lambda *_: pytest.fail("the Hub is not needed")
     )
     assert (subject.gpu_count, subject.gpu_resource, subject.gpu_memory_bytes) == expected
 
 
 @pytest.mark.parametrize(
-    ("given", "status", "said"),
+    ("preflight_spec", "status", "message"),
     [
         ({"acceptedChecks": ["C25"]}, 1, ""),
         ({"acceptedChecks": ["C9", "C25"]}, 0, "acceptedChecks contains C9, C25: the operator continues in spite of the errors."),
@@ -339,15 +345,15 @@ def test_gpus_are_known_by_every_way_to_ask_for_them(
         ({"mode": "Off"}, 0, "mode is Off: the operator does not run preflight."),
     ],
 )
-def test_what_the_manifest_lets_pass_is_let_pass_and_said(
-    small: Any, folders: Folders, file: File, capsys: Capture, given: dict[str, Any], status: int, said: str
+def test_errors_that_the_manifest_allows_have_status_0(
+    small_models: Any, folders: Folders, file: File, capsys: Capture, preflight_spec: dict[str, Any], status: int, message: str
 ) -> None:
-    target, drafter = folders(small.target(hidden_size=128), small.drafter(without=("fc_norm",)))
-    path = file(manifest(rollout={"preflight": given}))
+    target, drafter = folders(small_models.target(hidden_size=128), small_models.drafter(without=("fc_norm",)))
+    path = file(manifest(rollout={"preflight": preflight_spec}))
     assert preflight("-f", path, "--target", target, "--drafter", drafter) == status
-    printed = capsys.readouterr()
-    assert "✗ C25" in printed.out
-    assert said in " ".join(printed.err.split())
+    output = capsys.readouterr()
+    assert "✗ C25" in output.out
+    assert message in " ".join(output.err.split())
     assert preflight("-f", path, "--target", target, "--drafter", drafter, "-o", "json") == status
-    shown = json.loads(capsys.readouterr().out)
-    assert (shown["passed"], shown["allowed"]) == (False, status == 0)
+    report = json.loads(capsys.readouterr().out)
+    assert (report["passed"], report["allowed"]) == (False, status == 0)

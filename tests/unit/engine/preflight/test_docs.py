@@ -9,7 +9,7 @@ from aerie.engine.preflight import list_checks
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "preflight.md"
 
 
-def rendered() -> str:
+def render_table() -> str:
     rows = [
         f"| {check.id} | {check.title} | {check.rationale} | {check.max_severity.value} | {check.source} |"
         for check in list_checks()
@@ -17,11 +17,11 @@ def rendered() -> str:
     return "\n".join(["| | check | why | at worst | source |", "|---|---|---|---|---|", *rows])
 
 
-def test_table_in_the_docs_is_the_table_in_the_code() -> None:
+def test_the_table_in_the_docs_is_that_of_the_code() -> None:
     page = PAGE.read_text(encoding="utf-8")
     begin, end = "<!-- checks -->\n", "\n<!-- /checks -->"
-    written = page[page.index(begin) + len(begin) : page.index(end)]
-    assert written == rendered(), f"write this between the two marks of docs/preflight.md:\n{rendered()}"
+    table = page[page.index(begin) + len(begin) : page.index(end)]
+    assert table == render_table(), f"write this between the two marks of docs/preflight.md:\n{render_table()}"
 
 
 def test_every_check_names_its_source() -> None:

@@ -1,4 +1,4 @@
-"""The memory estimate against sizes that are known: KV bytes per token of published models, windows, ranks, what is left."""
+"""The memory estimate: KV bytes per token of published models, sliding windows, ranks, and the size of the KV cache."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def model(config: dict[str, Any], size: int = 0, names: tuple[str, ...] = ("weig
     return Checkpoint("m", config, {name: TensorInfo("BF16", (size // 2,), "f", 0, size) for name in names}, {})
 
 
-def found(config: dict[str, Any], **layout: Any) -> Any:
+def estimate_model(config: dict[str, Any], **layout: Any) -> Any:
     return estimate_memory(model(config), None, MemoryLayout(gpu_memory_bytes=80 * GIB, **layout))
 
 
@@ -63,26 +63,26 @@ def found(config: dict[str, Any], **layout: Any) -> Any:
     ],
 )
 def test_bytes_per_token(config: dict[str, Any], layout: dict[str, Any], expected: int | None) -> None:
-    assert found(config, **layout).target_kv_bytes_per_token == expected
+    assert estimate_model(config, **layout).target_kv_bytes_per_token == expected
 
 
-def test_a_window_bounds_what_a_long_sequence_keeps() -> None:
+def test_a_sliding_window_bounds_the_kv_bytes_of_a_sequence() -> None:
     per_layer = 2 * 8 * 64 * 2
-    assert found(GPT_OSS, max_model_len=10_000).max_sequence_kv_bytes == 12 * per_layer * (10_000 + 128)
-    assert found(GPT_OSS, max_model_len=100).max_sequence_kv_bytes == 24 * per_layer * 100
+    assert estimate_model(GPT_OSS, max_model_len=10_000).max_sequence_kv_bytes == 12 * per_layer * (10_000 + 128)
+    assert estimate_model(GPT_OSS, max_model_len=100).max_sequence_kv_bytes == 24 * per_layer * 100
 
 
-def test_what_is_left_for_the_cache() -> None:
+def test_the_kv_cache_gets_the_remaining_memory() -> None:
     target = model(LLAMA_8B, 16 * GIB)
     drafter = model({**LLAMA_8B, "num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle3"]}, GIB)
-    both = estimate_memory(target, drafter, MemoryLayout(gpu_memory_bytes=80 * GIB, max_model_len=8192))
-    assert both.target_weight_bytes == 16 * GIB
-    assert both.drafter_weight_bytes == GIB
-    assert both.drafter_kv_bytes_per_token == 4096
-    assert both.kv_cache_bytes is not None
-    assert both.kv_cache_bytes == pytest.approx(80 * GIB * 0.92 - 17 * GIB - RESERVE_BYTES)
-    assert both.kv_cache_tokens == int(both.kv_cache_bytes / (131072 + 4096))
-    assert both.kv_cache_sequences == pytest.approx(both.kv_cache_bytes / ((131072 + 4096) * 8192))
+    estimate = estimate_memory(target, drafter, MemoryLayout(gpu_memory_bytes=80 * GIB, max_model_len=8192))
+    assert estimate.target_weight_bytes == 16 * GIB
+    assert estimate.drafter_weight_bytes == GIB
+    assert estimate.drafter_kv_bytes_per_token == 4096
+    assert estimate.kv_cache_bytes is not None
+    assert estimate.kv_cache_bytes == pytest.approx(80 * GIB * 0.92 - 17 * GIB - RESERVE_BYTES)
+    assert estimate.kv_cache_tokens == int(estimate.kv_cache_bytes / (131072 + 4096))
+    assert estimate.kv_cache_sequences == pytest.approx(estimate.kv_cache_bytes / ((131072 + 4096) * 8192))
 
 
 def test_ranks_share_weights_but_not_fc_and_norms() -> None:
@@ -116,16 +116,16 @@ def test_ranks_share_weights_but_not_fc_and_norms() -> None:
     assert alone.kv_cache_tokens is None
 
 
-def test_every_assumption_is_said() -> None:
-    said = "; ".join(
+def test_every_assumption_is_listed() -> None:
+    assumptions = "; ".join(
         estimate_memory(
             model({**GPT_OSS, "layer_types": ["mamba"] * 24}), None, MemoryLayout(gpu_memory_bytes=80 * GIB)
         ).assumptions
     )
-    assert "weights take the bytes that they have on disk" in said
-    assert "the KV cache has 2 bytes per element" in said
-    assert "the states of 24 layers without a KV cache are not counted" in said
-    assert "the engine may use 92% of 80.0 GiB, of which 2 GiB go to activations" in said
+    assert "weights take the bytes that they have on disk" in assumptions
+    assert "the KV cache has 2 bytes per element" in assumptions
+    assert "the states of 24 layers without a KV cache are not counted" in assumptions
+    assert "the engine may use 92% of 80.0 GiB, of which 2 GiB go to activations" in assumptions
     f32 = Checkpoint("m", LLAMA_8B, {"w": TensorInfo("F32", (1,), "f", 0, 4)}, {})
     assert (
         "may store float32 weights as 16 bits" in estimate_memory(f32, None, MemoryLayout(gpu_memory_bytes=None)).assumptions[0]
@@ -148,7 +148,7 @@ def test_experts_are_split_over_data_parallel_ranks() -> None:
     assert both.target_weight_bytes == (640 // 8 + 12 // 4) * GIB
 
 
-def test_weights_that_arguments_make_smaller_have_a_lower_bound() -> None:
+def test_quantized_or_offloaded_weights_have_a_lower_bound() -> None:
     target = model({**LLAMA_8B, "max_position_embeddings": 8192}, 160 * GIB)
     assert not estimate_memory(target, None, MemoryLayout(gpu_memory_bytes=80 * GIB)).may_fit
     assert estimate_memory(target, None, MemoryLayout(gpu_memory_bytes=80 * GIB, quantization="fp8")).may_fit
@@ -157,7 +157,7 @@ def test_weights_that_arguments_make_smaller_have_a_lower_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("drawn", "expected"),
+    ("draft_logits", "expected"),
     [
         (None, 0),
         (DraftLogits(3, False, 256), 3 * 128256 * 2 * 256),
@@ -165,15 +165,17 @@ def test_weights_that_arguments_make_smaller_have_a_lower_bound() -> None:
         (DraftLogits(3, False), 3 * 128256 * 2 * 1024),
     ],
 )
-def test_drafts_that_are_drawn_keep_their_logits(drawn: DraftLogits | None, expected: int) -> None:
+def test_sampled_drafts_reserve_memory_for_their_logits(draft_logits: DraftLogits | None, expected: int) -> None:
     target = model({**LLAMA_8B, "vocab_size": 128256}, 16 * GIB)
     drafter = model({**LLAMA_8B, "vocab_size": 128256, "num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle3"]}, GIB)
-    found = estimate_memory(target, drafter, MemoryLayout(gpu_memory_bytes=80 * GIB, max_model_len=8192, draft_logits=drawn))
-    assert found.draft_logits_bytes == expected
-    assert found.kv_cache_bytes == pytest.approx(80 * GIB * 0.92 - 17 * GIB - RESERVE_BYTES - expected)
-    assert any("drawn keep" in one for one in found.assumptions) == (drawn is not None)
+    estimate = estimate_memory(
+        target, drafter, MemoryLayout(gpu_memory_bytes=80 * GIB, max_model_len=8192, draft_logits=draft_logits)
+    )
+    assert estimate.draft_logits_bytes == expected
+    assert estimate.kv_cache_bytes == pytest.approx(80 * GIB * 0.92 - 17 * GIB - RESERVE_BYTES - expected)
+    assert any("drawn keep" in assumption for assumption in estimate.assumptions) == (draft_logits is not None)
 
 
-def test_the_default_number_of_requests_follows_the_gpu() -> None:
+def test_the_default_number_of_requests_depends_on_the_gpu() -> None:
     assert DraftLogits(3, True).resolve_max_num_seqs(24 * GIB) == DraftLogits(3, True).resolve_max_num_seqs(None) == 256
     assert DraftLogits(3, True, 8).resolve_max_num_seqs(80 * GIB) == 8

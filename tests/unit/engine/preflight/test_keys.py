@@ -1,4 +1,4 @@
-"""C34: draft sampling and further keys against version, method and model runner; and the memory of draft logits by runner."""
+"""C34: draft sampling and further keys against version, method and model runner, and the memory of draft logits by runner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from aerie.engine.arguments import EngineArguments
 from aerie.engine.preflight import Severity
 from aerie.engine.releases import Version
-from tests.unit.engine.preflight.conftest import Small
+from tests.unit.engine.preflight.conftest import SmallModels
 
 EAGLE = {"method": "eagle3", "num_speculative_tokens": 3}
 DRAWN = {"draft_sample_method": "probabilistic"}
@@ -34,27 +34,29 @@ DRAWN = {"draft_sample_method": "probabilistic"}
         ({"of_tomorrow": 1}, "0.33.0", {}, Severity.INFO, "of_tomorrow"),
     ],
 )
-def test_keys(
-    small: Small, keys: dict[str, Any], version: str, environment: dict[str, str], severity: Severity, evidence: str
+def test_finding_for_each_key(
+    small_models: SmallModels, keys: dict[str, Any], version: str, environment: dict[str, str], severity: Severity, evidence: str
 ) -> None:
-    (found,) = small.findings("C34", speculative_config=EAGLE | keys, version=Version.parse(version), environment=environment)
-    assert found.severity is severity
-    assert evidence in found.evidence
-    assert bool(found.fix) == (severity in (Severity.ERROR, Severity.WARNING))
+    (finding,) = small_models.findings(
+        "C34", speculative_config=EAGLE | keys, version=Version.parse(version), environment=environment
+    )
+    assert finding.severity is severity
+    assert evidence in finding.evidence
+    assert bool(finding.fix) == (severity in (Severity.ERROR, Severity.WARNING))
 
 
 @pytest.mark.parametrize(
-    ("version", "environment", "element"),
+    ("version", "environment", "element_bytes"),
     [("0.27.1", {}, 4), ("0.33.0", {}, 2), ("0.33.0", {"VLLM_USE_V2_MODEL_RUNNER": "0"}, 4)],
 )
-def test_draft_logits_are_counted_as_the_runner_keeps_them(
-    small: Small, version: str, environment: dict[str, str], element: int
+def test_draft_logits_are_counted_by_model_runner(
+    small_models: SmallModels, version: str, environment: dict[str, str], element_bytes: int
 ) -> None:
-    subject = small.subject(
+    subject = small_models.subject(
         speculative_config=EAGLE | DRAWN,
         version=Version.parse(version),
         environment=environment,
         arguments=EngineArguments(max_num_seqs=64),
     )
-    assert subject.memory_estimate.draft_logits_bytes == 3 * 256 * 64 * element
-    assert small.subject().memory_estimate.draft_logits_bytes == 0
+    assert subject.memory_estimate.draft_logits_bytes == 3 * 256 * 64 * element_bytes
+    assert small_models.subject().memory_estimate.draft_logits_bytes == 0

@@ -1,4 +1,4 @@
-"""Whatever Aerie's own trainer writes passes preflight: every family, both forms of export, any vocabulary."""
+"""Drafters of Aerie's own trainer pass preflight: every family, both forms of export, any vocabulary."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "form"), CASES)
-def test_own_drafter_passes(small: Any, tmp_path: Path, kind: str, form: ExportFormat) -> None:
+def test_own_drafter_passes(small_models: Any, tmp_path: Path, kind: str, form: ExportFormat) -> None:
     config = DrafterConfig(**{"family": DrafterFamily.LLAMA, **SIZES, **KINDS[kind]})
     checkpoint.save_checkpoint(tmp_path / "trained", Drafter(config), {"target": "example/target"}, include_embedding=False)
     export_checkpoint(tmp_path / "trained", tmp_path / "exported", export_format=form, include_embedding=False)
-    report = run_preflight(small.subject(drafter=read_checkpoint_directory(tmp_path / "exported")))
-    bad = [finding.message for finding in report.findings if finding.severity in (Severity.ERROR, Severity.WARNING)]
-    assert bad == []
-    verdicts = {finding.id: finding for finding in report.findings}
-    assert {verdicts[which].severity for which in ("C1", "C2", "C3", "C4", "C7", "C9", "C22", "C27")} == {Severity.PASS}
+    report = run_preflight(small_models.subject(drafter=read_checkpoint_directory(tmp_path / "exported")))
+    failures = [finding.message for finding in report.findings if finding.severity in (Severity.ERROR, Severity.WARNING)]
+    assert failures == []
+    findings = {finding.id: finding for finding in report.findings}
+    assert {findings[check_id].severity for check_id in ("C1", "C2", "C3", "C4", "C7", "C9", "C22", "C27")} == {Severity.PASS}

@@ -261,7 +261,7 @@ def check_target_supports_eagle3(inputs: PreflightInput) -> Iterable[CheckResult
 @register_check(
     "C22",
     "training target",
-    rationale="models of equal sizes can differ; a speculators checkpoint that is served by itself starts the verifier it names",
+    rationale="models of equal sizes can differ; a speculators checkpoint that is served alone starts the verifier it names",
     max_severity=Severity.WARNING,
     source="vLLM transformers_utils/configs/speculators/base.py",
 )
