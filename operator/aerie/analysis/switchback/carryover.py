@@ -1,0 +1,74 @@
+"""Bounds what a drafter leaves behind for the next one, and measures it.
+
+After a change, running requests and cached blocks hold keys and values of the previous drafter. So acceptance moves from the
+previous drafter's level to the new one's in some time. Assume that it moves fastest at first and has arrived after
+`carryover_seconds`. The slowest such course is the straight one, 1 - t / carryover. Of it, the counted part of a window has
+
+    D = mean of max(0, 1 - t / carryover) from the wash-out to the end
+
+The second window of a pair always follows the other drafter. The first one does so too, or it repeats the drafter before it. So
+a pair shows the share 1 - D of an effect if it begins with a repeat, and 1 - 2 D if it begins with a change.
+
+* **Bound.** A promotion needs evidence against a limit, such as -2 %. Pairs are tested against the share of the limit that they
+  would still show, at least 0. So windows too short to exclude a carry-over promote only a canary that is better than the stable
+  drafter, and the long windows of a schedule, where D is 0, are tested against the limit itself. A rollback is tested against
+  equal drafters, of which nothing can be carried over.
+* **Estimate.** Which pairs begin with a repeat is drawn. So the mean effect of those less that of the others estimates D times
+  the effect, without a model. The estimate is in the state, with its interval.
+
+Guarantee: within the assumption, no carry-over makes a canary at the limit appear better than the limit that is tested.
+Not guaranteed: shared prefixes whose cached blocks serve for longer than `carryover_seconds` (a trained drafter after an
+undertrained one lost 2.4 % so). A comparison by turns shows less of an effect then, and the interval may not notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aerie.analysis.statistics.confidence_sequence import PairedMoments, SequenceParameters, ratio_bounds
+from aerie.analysis.switchback.design import Window
+
+CARRYOVER_ALPHA = 0.005
+"""Alpha of each of the four bounds of the carry-over's interval."""
+_TIGHTEST_PAIRS = 30.0
+
+
+def carried_share(window: Window, carryover_seconds: float) -> float:
+    """Return D: the share of the previous drafter's effect in the counted part of a window, at most.
+
+    >>> carried_share(Window(0, 0.0, 40.0, 10.0), 30.0)
+    0.2222222222222222
+    """
+    overlap = min(window.length_seconds, carryover_seconds) - window.washout_seconds
+    if overlap <= 0:
+        return 0.0
+    middle = window.washout_seconds + overlap / 2
+    return (1 - middle / carryover_seconds) * overlap / window.counted_seconds
+
+
+def shown_share(window: Window, carryover_seconds: float, *, is_repeat: bool) -> float:
+    """Return the share of an effect that a pair of windows like this one shows at least; never below 0."""
+    return max(0.0, 1 - (1 if is_repeat else 2) * carried_share(window, carryover_seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class CarryoverEstimate:
+    """Effect of pairs that begin with a repeat, less that of pairs that begin with a change: 0 without a carry-over."""
+
+    estimate: float
+    lower: float
+    upper: float
+
+
+def estimate_carryover(moments: Mapping[str, PairedMoments]) -> CarryoverEstimate | None:
+    """Return the estimate from the moments of "repeat" and "change" pairs; None while there are none of both."""
+    repeat, change = moments.get("repeat", PairedMoments()), moments.get("change", PairedMoments())
+    if repeat.control_mean <= 0 or change.control_mean <= 0:
+        return None
+    parameters = SequenceParameters(CARRYOVER_ALPHA, _TIGHTEST_PAIRS)
+    (repeat_lower, repeat_upper), (change_lower, change_upper) = (
+        ratio_bounds(pairs, parameters, parameters) for pairs in (repeat, change)
+    )
+    difference = repeat.canary_mean / repeat.control_mean - change.canary_mean / change.control_mean
+    return CarryoverEstimate(difference, repeat_lower - change_upper, repeat_upper - change_lower)
