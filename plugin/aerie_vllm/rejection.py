@@ -1,8 +1,8 @@
 """The errors that a caller of the endpoint gets: a status, one CamelCase reason, and a sentence.
 
 Guarantees: a `RejectionError` is raised before anything has changed, and has a status below 500, except 503 for what passes by
-waiting. A `ChangeFailedError` is raised after an attempt; its message names the drafter that is loaded afterwards. Not guaranteed:
-that a later call fails with the same reason.
+waiting. A `ChangeFailedError` is raised after an attempt; its message names the drafter that is loaded then. Not guaranteed: that
+a later call fails with the same reason.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from aerie_vllm.worker_protocol import compute_digest
 
 MAX_FILES = 64
 MAX_LEASE_SECONDS = 3600.0
-"""Longest lease: a drafter on trial whose operator is gone stays no longer."""
+"""Longest lease: a drafter on trial stays no longer after its operator has ended."""
 _FILE_NAME = re.compile(r"config\.json|[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.safetensors")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TURN = re.compile(r"[A-Za-z0-9._:/-]{1,64}")

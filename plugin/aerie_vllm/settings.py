@@ -57,11 +57,11 @@ class Settings:
         # Digests are compared, so that not even the token's length shows in the time.
         digests = [hashlib.sha256(secret).digest() for secret in (credential.strip(), expected)]
         if not hmac.compare_digest(*digests) or scheme.lower() != b"bearer":
-            message = "the request has no valid token: send `Authorization: Bearer TOKEN` with the token of the Secret."
+            message = "the request has no valid token: send the Secret's token as `Authorization: Bearer TOKEN`."
             raise RejectionError(401, "Unauthorized", message)
 
     def resolve_folder(self, folder: str, names: Iterable[str]) -> str:
-        """Return the folder without links. Raises RejectionError unless it is below a root, and its files are regular and below it."""
+        """Return the folder without links. Raises RejectionError unless it and its files are below a root and the files regular."""
         if not os.path.isabs(folder) or "\0" in folder:
             raise RejectionError(
                 400, "InvalidFolder", f"folder is {folder[:200]!r}: send the absolute path of the drafter's folder."

@@ -37,7 +37,7 @@ class SwapTimes:
     """How long a swap took."""
 
     pause_seconds: float
-    """From the pause to the resume: the time in which no request advanced."""
+    """Seconds from the pause to the resume, in which no request advanced."""
     swap_seconds: float
     """The slowest rank's part of it."""
 
@@ -76,7 +76,7 @@ async def _is_paused(engine: Engine) -> bool:
     except EngineDeadError:
         raise
     except Exception as error:  # whatever vLLM raises, nothing has changed
-        raise _unanswered("whether the engine is paused", error) from error
+        raise _pause_failed_error("whether the engine is paused", error) from error
 
 
 async def _pause(engine: Engine) -> None:
@@ -85,16 +85,16 @@ async def _pause(engine: Engine) -> None:
     except EngineDeadError:
         raise
     except Exception as error:  # whatever vLLM raises, nothing has changed
-        raise _unanswered("the pause of the engine", error) from error
+        raise _pause_failed_error("the pause of the engine", error) from error
 
 
-def _unanswered(subject: str, error: Exception) -> ChangeFailedError:
+def _pause_failed_error(subject: str, error: Exception) -> ChangeFailedError:
     message = f"vLLM failed to answer {subject} ({type(error).__name__}: {error}), so nothing was changed: repeat the call."
     return ChangeFailedError("PauseFailed", message)
 
 
 async def _swap(engine: Engine, digest: str) -> Sequence[SwapReport]:
-    """Return the ranks' reports; one that says so where the call itself failed, so that it is undone like any other."""
+    """Return the ranks' reports; where the call itself failed, one with that problem, so that it is undone like any other."""
     try:
         return await engine.swap(digest)
     except EngineDeadError:
@@ -126,13 +126,13 @@ async def _restore(engine: Engine, previous: str, cause: Problem) -> None:
     if problem is not None:
         message = (
             f"a swap failed ({cause['message']}), and drafter {previous} could not be loaded again ({problem['message']}). "
-            "Answers stay correct, because the target verifies each token; but the engine drafts with unknown weights. Restart the pod."
+            "Answers stay correct, as the target verifies each token; but the drafter's weights are unknown. Restart the pod."
         )
         raise BrokenError("Broken", message)
 
 
 async def _wait_until_counted(engine: Engine) -> None:
-    """Wait until vLLM has counted all outputs of before the pause, at most a second."""
+    """Wait until vLLM has counted all outputs that came before the pause, at most a second."""
     deadline = asyncio.get_running_loop().time() + _COUNTING_SECONDS
     while engine.has_pending_outputs() and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(_COUNTING_POLL_SECONDS)
