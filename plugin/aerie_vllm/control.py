@@ -29,7 +29,7 @@ from aerie_vllm.staging import stage_drafter, superseded_error
 from aerie_vllm.swap import BrokenError, swap_drafter
 from aerie_vllm.worker_protocol import Drafter, Problem, Report
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"vllm.{__name__}")
 MAX_READY_PAUSE_SECONDS = 10.0
 """A pod whose engine is paused for longer gets no requests."""
 _FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.5, 10.0

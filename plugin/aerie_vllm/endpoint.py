@@ -47,7 +47,7 @@ SHUTDOWN_SECONDS = 30.0
 """Longest wait of the server's end for a change in progress."""
 _PREFIX, _DRAFTER, _LEASE, _READY = "/aerie/", "/aerie/drafter", "/aerie/drafter/lease", "/aerie/ready"
 _METHODS = {_DRAFTER: ("GET", "PUT", "DELETE"), _LEASE: ("POST",), _READY: ("GET",)}
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"vllm.{__name__}")
 
 
 class DrafterEndpoint:

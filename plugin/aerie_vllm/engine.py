@@ -19,7 +19,7 @@ from aerie_vllm.worker_protocol import DESCRIBE, STAGE, SWAP, Problem, Report, S
 
 _DEATH_CHECK_SECONDS = 0.5
 _T = TypeVar("_T")
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"vllm.{__name__}")
 
 
 class EngineClient(Protocol):

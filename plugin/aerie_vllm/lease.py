@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"vllm.{__name__}")
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0
 
 

@@ -21,7 +21,7 @@ from aerie_vllm.engine import Engine
 from aerie_vllm.rejection import ChangeFailedError, EngineDeadError, RejectionError
 from aerie_vllm.worker_protocol import Problem, SwapReport
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"vllm.{__name__}")
 _FIRST_RESUME_RETRY_SECONDS, _MAX_RESUME_RETRY_SECONDS = 0.1, 5.0
 _COUNTING_SECONDS, _COUNTING_POLL_SECONDS = 1.0, 0.005
 _OUTPUT_CHUNKS = 32
