@@ -79,7 +79,7 @@ class Checkpoint:
     folder: Path
     config: dict[str, Any]
     tensors: dict[str, Tensor]
-    """By name, of all files."""
+    """All files' tensors, by name."""
     _config_digest: str
     _streams: dict[str, BinaryIO]
     _headers: dict[str, bytes] = field(repr=False)
@@ -205,7 +205,7 @@ def _open_regular(path: Path) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         stream.close()
         raise CheckpointError("NotARegularFile", f"{path} is no regular file: mount the drafter's files themselves.")
-    return stream  # type: ignore[return-value] # FileIO, unbuffered
+    return stream
 
 
 def _parse_config(path: Path, content: bytes) -> dict[str, Any]:

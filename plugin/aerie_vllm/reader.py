@@ -90,6 +90,8 @@ class Reader:
             raise_problem(validation.find_problem(own.form, form, engine))
             contents = checkpoint.load(files, is_cancelled)
         tensors = {name: create_tensor(tensor, contents[tensor.file]) for name, tensor in form.tensors.items()}
+        for name, tensor in tensors.items():
+            raise_problem(find_value_problem(name, tensor))
         if MAP in tensors:
             vocabulary = self._config.model_config.get_vocab_size()
             raise_problem(validation.find_map_problem(tensors[MAP].tolist(), vocabulary))
@@ -129,6 +131,9 @@ def find_unfit(config: Any, model: nn.Module | None) -> Problem | None:
         return Problem(reason="NoDrafter", message="the engine has no drafter with weights: set speculative-config's model.")
     if speculative.draft_model_config.model == config.model_config.model:
         return Problem(reason="PartOfTarget", message="the drafter's weights are in the target's checkpoint: roll out by pods.")
+    if getattr(speculative, "draft_lm_head_quantization", None) is not None:  # since 0.33
+        message = "draft-lm-head-quantization derives the drafter's head from the target's at the start: roll out by pods."
+        return Problem(reason="DerivedHead", message=message)
     if hasattr(model, "mask_hidden"):
         return Problem(
             reason="ParallelDrafting",
@@ -178,6 +183,13 @@ def create_tensor(tensor: Tensor, content: memoryview) -> torch.Tensor:
     if tensor.begin == tensor.end:
         return torch.empty(tensor.shape, dtype=dtype)
     return torch.frombuffer(content[tensor.begin : tensor.end], dtype=dtype).reshape(tensor.shape)
+
+
+def find_value_problem(name: str, tensor: torch.Tensor) -> Problem | None:
+    """Return a problem if a tensor has a NaN or an infinity, with which nothing that is drafted would be accepted."""
+    if tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64) and not torch.isfinite(tensor).all():
+        return Problem(reason="NotFinite", message=f"{name} has values that are no finite numbers: train or export it again.")
+    return None
 
 
 def compare_shared(name: str, tensor: torch.Tensor, module: nn.Module) -> Problem | None:

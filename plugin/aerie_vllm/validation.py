@@ -63,7 +63,7 @@ class Form:
     """A checkpoint without its values."""
 
     config: Mapping[str, Any]
-    """As vLLM understands config.json, so with defaults and in one format."""
+    """config.json as vLLM understands it, so with defaults and in one format."""
     tensors: Mapping[str, Tensor]
 
 
@@ -118,21 +118,25 @@ def find_map_problem(offsets: Iterable[int], vocabulary: int) -> Problem | None:
     Draft token i is the target's token i + offsets[i] (`draft_id_to_target_id` in vLLM's EAGLE 3 classes, `d2t` in checkpoints).
     An index beyond the target's vocabulary would end the engine.
     """
-    for index, offset in enumerate(offsets):
-        if not 0 <= index + offset < vocabulary:
-            return Problem(
-                reason="VocabularyMap",
-                message=(
-                    f"d2t maps draft token {index} to {index + offset}, and the target's vocabulary has {vocabulary} tokens: "
-                    "the drafter was made for another target."
-                ),
+    tokens = [index + offset for index, offset in enumerate(offsets)]
+    for index, token in enumerate(tokens):
+        if not 0 <= token < vocabulary:
+            message = (
+                f"d2t maps draft token {index} to {token}, and the target's vocabulary has {vocabulary} tokens: "
+                "the drafter was made for another target."
             )
+            return Problem(reason="VocabularyMap", message=message)
+    if len(set(tokens)) < len(tokens):
+        return Problem(reason="VocabularyMap", message="d2t maps two draft tokens to one token: export the drafter again.")
     return None
 
 
 def _compare_architectures(own: Form, candidate: Form, engine: Engine) -> Iterator[Problem]:
-    present, other = own.config.get("architectures"), candidate.config.get("architectures")
-    if present != other and not set(other or [""]) <= engine.same_class:
+    present, other = own.config.get("architectures") or [], candidate.config.get("architectures") or []
+    classes = {
+        name if "Eagle3" in name or engine.method != "eagle3" else f"Eagle3{name}" for name in other
+    }  # as EAGLEConfig does
+    if present != other and not (classes and classes <= engine.same_class):
         yield Problem(
             reason="Architecture",
             message=f"the drafter's architectures are {other}, and the engine was built for {present}: roll it out by pods.",
@@ -222,7 +226,7 @@ def gated_tensors(config: Mapping[str, Any], gates: frozenset[str]) -> dict[str,
     """Return the gate and shape of each tensor that only heads with that flag have (`LlamaModel.__init__` in llama_eagle3.py)."""
     states = _flatten(config)["num_aux_hidden_states"]
     width = config.get("target_hidden_size") or config.get("hidden_size", 0)
-    tensors = {}
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
     if "fc_norm" in gates:
         tensors |= {f"fc_norm.{index}.weight": ("fc_norm", (width,)) for index in range(states)}
     if "norm_before_fc" in gates:

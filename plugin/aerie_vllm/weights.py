@@ -35,7 +35,7 @@ class Layout:
         of_target = {id(module) for module in target.modules()}
         self.drafter = drafter
         self.modules = [module for module in drafter.modules() if id(module) not in of_target]
-        """Without those that are the target's too."""
+        """Modules that the target does not have."""
         own = {id(module) for module in self.modules}
         self.shared = {
             f"{prefix}.{name}".lstrip("."): child
@@ -112,20 +112,21 @@ class _Place:
         from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
         get_layerwise_info(self.module).reset()
-        for current, saved in ((self.module._parameters, self.parameters), (self.module._buffers, self.buffers)):
-            current.clear()
-            current.update(saved)
+        self.module._parameters.clear()
+        self.module._parameters.update(self.parameters)
+        self.module._buffers.clear()
+        self.module._buffers.update(self.buffers)
         self.module._non_persistent_buffers_set.clear()
         self.module._non_persistent_buffers_set.update(self.non_persistent)
         vars(self.module).update(self.attributes)
 
 
 @torch.no_grad()
-def reload(drafter: nn.Module, weights: dict[str, torch.Tensor], model_config: Any) -> None:
+def reload(drafter: Any, weights: dict[str, torch.Tensor], model_config: Any) -> None:
     """Load a checkpoint's tensors into the drafter, from which shared modules are detached.
 
     Args:
-        drafter: the model.
+        drafter: vLLM's model.
         weights: CPU tensors by the checkpoint's names; without those of shared modules.
         model_config: vLLM's config of the drafter's model.
 

@@ -111,10 +111,11 @@ class Drafters:
     def __init__(self, worker: Any) -> None:
         self._worker = worker
         self._config = worker.vllm_config.speculative_config
-        self._model: nn.Module | None = worker.get_draft_model() if self._config is not None else None
-        self._unfit = find_unfit(worker.vllm_config, self._model)
-        self._layout = weights.Layout(self._model, worker.get_model()) if self._unfit is None else None
-        self._reader = Reader(worker.vllm_config, self._layout) if self._layout is not None else None
+        model = worker.get_draft_model() if self._config is not None else None
+        self._architecture = "" if model is None else type(model).__name__
+        self._unfit = find_unfit(worker.vllm_config, model)
+        self._layout = weights.Layout(nn.Identity() if model is None else model, worker.get_model())
+        self._reader = Reader(worker.vllm_config, self._layout)
         self._held: dict[str, Held] = {}
         self._loaded: str | None = None
         self._broken: Problem | None = None
@@ -127,7 +128,7 @@ class Drafters:
         self._collect()
         return Report(
             rank=self._worker.rank,
-            architecture=type(self._model).__name__ if self._model is not None else "",
+            architecture=self._architecture,
             method=self._method,
             own=self._own.drafter if self._own else None,
             unfit=self._unfit,
@@ -180,16 +181,16 @@ class Drafters:
         job = self._stage_job
         if job is None:
             return None
-        state = "Reading" if not job.is_done else "Rejected" if job.problem else "Staged"
-        return Staging(digest=self._stage_digest, state=state, problem=job.problem, seconds=job.elapsed_seconds)
+        return Staging(
+            digest=self._stage_digest,
+            state="Reading" if not job.is_done else "Rejected" if job.problem else "Staged",
+            problem=job.problem,
+            seconds=job.elapsed_seconds,
+        )
 
     @property
     def _method(self) -> str:
         return str(self._config.method) if self._config is not None else ""
-
-    @property
-    def _gates(self) -> dict[str, torch.Tensor]:
-        return getattr(self._model, "aerie_gates", {})
 
     def _read_candidate(self, job: Job, folder: Path, files: dict[str, str]) -> Held:
         """Read and check a drafter in the job's thread."""
@@ -238,8 +239,8 @@ class Drafters:
             return
         assert held.tensors is not None
         with set_current_vllm_config(self._worker.vllm_config), weights.detached(self._layout):
-            weights.reload(self._model, held.tensors, self._config.draft_model_config)
-        for flag, gate in self._gates.items():
+            weights.reload(self._layout.drafter, held.tensors, self._config.draft_model_config)
+        for flag, gate in getattr(self._layout.drafter, "aerie_gates", {}).items():
             gate.fill_(held.drafter["flags"][flag])
         held.snapshot.capture()
         held.tensors = None

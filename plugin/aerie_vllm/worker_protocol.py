@@ -54,7 +54,7 @@ class Staging(TypedDict):
     problem: Problem | None
     """Why it was rejected; nothing has changed then."""
     seconds: float
-    """From the call until it ended, or until now."""
+    """Time from the call until it ended, or until now."""
 
 
 class Report(TypedDict):

@@ -70,16 +70,16 @@ def all_optional_modules(config: Any) -> Iterator[None]:
             config.eagle_config = eagle_config
 
 
-def install_gates(head: nn.Module, config: Any) -> None:
+def install_gates(head: Any, config: Any) -> None:
     """Replace the modules of a head that has just been built, and set the gates to its config's flags.
 
     `head.aerie_gates` has the gates by flag, each a bool tensor without dimensions.
     """
     flags = read_flags(config.to_dict())
     model = head.model
-    gates = {}
+    gates: dict[str, torch.Tensor] = {}
 
-    def replace(flag: str, norm_class: type[RMSNorm], norm: RMSNorm) -> RMSNorm:
+    def replace(flag: str, norm_class: type[RMSNorm], norm: Any) -> Any:
         gate = gates.setdefault(flag, torch.tensor(flags[flag], device=norm.weight.device))
         gated = norm_class(norm.hidden_size, eps=norm.variance_epsilon, dtype=norm.weight.dtype)
         gated.register_buffer("gate", gate, persistent=False)
