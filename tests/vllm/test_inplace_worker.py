@@ -1,18 +1,14 @@
 """The plugin's worker on real vLLM: other drafters in a running engine draft as fresh engines do, and failures change nothing.
 
-Each engine is a program of vLLM's Python (inplace_worker_program.py), without a server. The fresh engines do not have the plugin.
+The fresh engines do not have the plugin, so they are vLLM as it is.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,101 +17,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from aerie_drafter.bundle import find_bundle_path
-from aerie_vllm.worker_protocol import DESCRIBE, STAGE, SWAP
-from tests.vllm.drafter.conftest import ENVIRONMENT
-from tests.vllm.inplace_server import hash_files, write_plugin
-from tests.vllm.inplace_worker_program import ANSWER
+from aerie_vllm.worker_protocol import DESCRIBE, SWAP
+from tests.vllm.inplace_engine import STAGE_TIMEOUT_SECONDS, OfflineEngine, start_engine
+from tests.vllm.inplace_server import hash_files
 
 pytestmark = pytest.mark.timeout(2400)  # a start on busy cores
-PROGRAM = Path(__file__).with_name("inplace_worker_program.py")
-PROMPTS = 16
-STAGE_TIMEOUT_SECONDS = 60.0
-
-
-@dataclass
-class OfflineEngine:
-    """A running program."""
-
-    process: subprocess.Popen[str]
-
-    def read(self) -> Any:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith(ANSWER):
-                return json.loads(line.removeprefix(ANSWER))
-        raise AssertionError("the engine ended")
-
-    def send(self, **request: Any) -> Any:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return self.read()
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        return self.send(command="call", method=method, arguments=arguments)
-
-    def generate(self) -> Any:
-        """Return drafts, accepted draft tokens and greedy answers of the first prompts."""
-        return self.send(command="generate", prompts=PROMPTS)
-
-    def stage(self, folder: Path, files: dict[str, str] | None = None, keep: tuple[str, ...] = ()) -> Any:
-        """Return the report after the stage has ended."""
-        report = self.call(STAGE, str(folder), hash_files(folder) if files is None else files, keep)
-        deadline = time.monotonic() + STAGE_TIMEOUT_SECONDS
-        while report["staging"]["state"] == "Reading":
-            assert time.monotonic() < deadline, report
-            time.sleep(0.05)
-            report = self.call(DESCRIBE)
-        return report
-
-    def change(self, name: str) -> Any:
-        """Stage one of the bundle's drafters, and draft with it. Returns the swap's report."""
-        report = self.stage(find_bundle_path(name))
-        assert report["staging"]["state"] == "Staged", report
-        return self.call(SWAP, report["staging"]["digest"])
-
-
-@contextlib.contextmanager
-def start_engine(
-    vllm: Path, folder: Path, drafter: str, *, compiled: bool = False, plugin: bool = True
-) -> Iterator[OfflineEngine]:
-    """Start an engine with one of the bundle's drafters; it ends with the block."""
-    settings = {
-        "target": str(find_bundle_path("target")),
-        "drafter": str(find_bundle_path(drafter)),
-        "prompts": str(find_bundle_path("prompts.jsonl")),
-        "compiled": compiled,
-        "plugin": plugin,
-    }
-    path = folder / "path"
-    path.mkdir()
-    shutil.copy(PROGRAM, path)  # the worker imports its class
-    if plugin:
-        write_plugin(path)
-    log = folder / "engine.log"
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            ["nice", "-n", "19", str(vllm / "python"), str(path / PROGRAM.name), json.dumps(settings)],
-            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(path)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-    engine = OfflineEngine(process)
-    try:
-        assert engine.read() == "ready"
-        yield engine
-    except Exception as error:
-        error.add_note(f"The engine's log ends with:\n{log.read_text()[-4000:]}")
-        raise
-    finally:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.close()
-        process.stdout.read()  # vLLM still logs
-        process.stdout.close()
-        process.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -123,14 +29,14 @@ def fresh(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
     """Return what engines without the plugin generate, by drafter."""
     results = {}
     for name in ("eagle3", "eagle31", "weak"):
-        with start_engine(vllm, tmp_path_factory.mktemp("fresh"), name, plugin=False) as engine:
+        with start_engine(vllm, tmp_path_factory.mktemp("fresh"), find_bundle_path(name), plugin=False) as engine:
             results[name] = engine.generate()
     return results
 
 
 @pytest.fixture(scope="module")
 def engine(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfflineEngine]:
-    with start_engine(vllm, tmp_path_factory.mktemp("engine"), "eagle3") as running:
+    with start_engine(vllm, tmp_path_factory.mktemp("engine"), find_bundle_path("eagle3")) as running:
         yield running
 
 
@@ -141,7 +47,7 @@ def own(engine: OfflineEngine) -> Any:
     while (own := engine.call(DESCRIBE)["own"]) is None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    report = engine.change("eagle3")
+    report = engine.change(find_bundle_path("eagle3"))
     assert (report["loaded"], report["problem"]) == (own["digest"], None)
     return own
 
@@ -150,7 +56,7 @@ def assert_drafts_like_fresh(engine: OfflineEngine, fresh: dict[str, Any], order
     """Change to each drafter, and compare all that is generated with a fresh engine's, to the digit."""
     assert engine.generate() == fresh["eagle3"]
     for name in order:
-        report = engine.change(name)
+        report = engine.change(find_bundle_path(name))
         assert report["problem"] is None
         assert engine.generate() == fresh[name]
 
@@ -162,12 +68,12 @@ def test_drafters_in_a_running_engine_draft_as_in_fresh_ones(engine: OfflineEngi
 
 
 def test_a_compiled_engine_follows(vllm: Path, fresh: dict[str, Any], tmp_path: Path) -> None:
-    with start_engine(vllm, tmp_path, "eagle3", compiled=True) as compiled:
+    with start_engine(vllm, tmp_path, find_bundle_path("eagle3"), compiled=True) as compiled:
         assert_drafts_like_fresh(compiled, fresh, ("eagle31", "eagle3", "eagle31"))
 
 
 def test_vllm_0_33_follows(vllm_0_33: Path, fresh: dict[str, Any], tmp_path: Path) -> None:
-    with start_engine(vllm_0_33, tmp_path, "eagle3") as newer:
+    with start_engine(vllm_0_33, tmp_path, find_bundle_path("eagle3")) as newer:
         assert_drafts_like_fresh(newer, fresh, ("eagle31", "eagle3", "eagle31"))
 
 
@@ -198,7 +104,7 @@ def test_a_swap_that_fails_is_undone(engine: OfflineEngine, own: Any, fresh: dic
     assert report["problem"]["reason"] in ("SwapFailed", "SnapshotFailed")
     assert (report["loaded"], report["broken"]) == (own["digest"], None)
     assert engine.generate() == fresh["eagle3"]
-    assert engine.change("eagle31")["problem"] is None
+    assert engine.change(find_bundle_path("eagle31"))["problem"] is None
     assert engine.generate() == fresh["eagle31"]
 
 
@@ -248,9 +154,8 @@ def test_truncated_and_replaced_files_change_nothing(
     assert engine.generate() == fresh["eagle3"]
 
 
-def test_a_copy_of_the_targets_embedding_is_left_out(
-    engine: OfflineEngine, own: Any, fresh: dict[str, Any], tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("own")
+def test_a_copy_of_the_targets_embedding_is_left_out(engine: OfflineEngine, fresh: dict[str, Any], tmp_path: Path) -> None:
     embedding = load_file(find_bundle_path("target") / "model.safetensors")[TARGET_EMBEDDING]
     report = engine.stage(copy_drafter(tmp_path, lambda tensors: tensors.update({"embed_tokens.weight": embedding})))
     assert engine.call(SWAP, report["staging"]["digest"])["problem"] is None
