@@ -12,6 +12,7 @@ These constants are assumptions. Not modelled: batches, latency, that requests e
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +27,7 @@ from benchmarks._canary_model import CHUNK, DAY, FIRST_CLASS, MEDIANS, SPEED, SP
 MEAN_ACCEPTANCE_LENGTH = 2.46
 BURN_SECONDS = 600.0
 """Seconds before a trial, so that requests are in progress."""
+MAX_BIN_SECONDS = 5.0
 LOADING_SECONDS = 60.0
 """Seconds after a restart for which a pod has no window."""
 
@@ -43,15 +45,15 @@ class TurnsTraffic(Traffic):
 
     @property
     def schedule(self) -> WindowSchedule:
-        """The schedule that the operator would choose; its times are rounded to multiples of 5 seconds or quarters of windows."""
+        """The schedule that the operator would choose, from durations rounded to 5 seconds."""
         request_seconds = MEDIANS[0] * np.exp(1.2816 * self.spread) / (SPEED * MEAN_ACCEPTANCE_LENGTH)
         return schedule_windows(self.rate, 5.0 * round(request_seconds / 5.0))
 
     @property
     def bin_seconds(self) -> float:
         """Seconds of a bin: windows and wash-outs are multiples of it."""
-        first = self.schedule.first_window_seconds
-        return first / 4 if first <= 30 else 5.0
+        washout = self.schedule.window(0).washout_seconds
+        return washout / math.ceil(washout / MAX_BIN_SECONDS)
 
 
 class WindowTotals(NamedTuple):
@@ -59,7 +61,7 @@ class WindowTotals(NamedTuple):
 
     tokens: Floats
     steps: Floats
-    """With one more axis in front: by effect."""
+    """The same with one more axis in front: by effect."""
     finished: Floats
     valid: Bools
     """Whether the window's counts are not lost."""

@@ -6,6 +6,7 @@ are those of the steps, which take equally long here; times to first token pass,
 
 from __future__ import annotations
 
+import statistics
 from functools import cache
 from typing import NamedTuple
 
@@ -20,10 +21,12 @@ from aerie.analysis.switchback.plan import (
     FAILURE_MARGIN,
     FAILURE_RATIO,
     PROMOTE_ALPHA,
+    PROMOTE_DEADLINE_ALPHA,
+    PROMOTE_TESTS,
     TIME_TO_FIRST_TOKEN,
     SwitchbackPlan,
 )
-from aerie.analysis.switchback.sign_flip import STRENGTH
+from aerie.analysis.switchback.sign_flip import MIN_UNITS_AT_DEADLINE, STRENGTH, WEIGHTS
 from aerie.analysis.switchback.verdict import MAX_LOST_PAIR_SHARE
 from benchmarks._canary_model import Bools, Floats
 from benchmarks._inplace_model import WindowTotals
@@ -45,11 +48,14 @@ class _Test:
 
     def __init__(self, runs: int, times: tuple[float, ...]) -> None:
         self.bet = STRENGTH / np.sqrt(np.array(times))[:, None]
-        self.squares, self.seconds = np.zeros(runs), np.zeros(runs)
+        self.units = np.zeros(runs, dtype=np.int64)
+        self.score_sum, self.squares, self.seconds = np.zeros(runs), np.zeros(runs), np.zeros(runs)
         self.log_wealth = np.zeros((len(times), runs))
 
     def add_unit(self, score: Floats, seconds: float) -> None:
         counts = score != 0
+        self.units += counts
+        self.score_sum += score
         self.squares += score * score
         self.seconds += np.where(counts, seconds, 0.0)
         scale = np.sqrt(np.divide(self.seconds, self.squares, out=np.zeros_like(score), where=self.squares > 0))
@@ -58,7 +64,12 @@ class _Test:
 
     def is_significant(self, alpha: float) -> Bools:
         largest = self.log_wealth.max(axis=0)
-        return np.asarray(largest + np.log(np.exp(self.log_wealth - largest).mean(axis=0)) >= -np.log(alpha))
+        mean = (np.array(WEIGHTS)[:, None] * np.exp(self.log_wealth - largest)).sum(axis=0)
+        return np.asarray(largest + np.log(mean) >= -np.log(alpha))
+
+    def is_significant_at_deadline(self, alpha: float) -> Bools:
+        quantile = statistics.NormalDist().inv_cdf(1 - alpha)
+        return np.asarray((self.units >= MIN_UNITS_AT_DEADLINE) & (self.score_sum >= quantile * np.sqrt(self.squares)))
 
 
 def decide(totals: WindowTotals, effect: int, canary: Bools, plan: SwitchbackPlan) -> Outcomes:
@@ -99,6 +110,9 @@ def decide(totals: WindowTotals, effect: int, canary: Bools, plan: SwitchbackPla
             for pod in range(0, pods, 2):
                 evidence[name].add_unit(score[:, pod : pod + 2].sum(axis=1), window.counted_seconds)
         met = {name: evidence[name].is_significant(test.alpha) for name, test in tests.items()}
+        if plan.schedule.window(2 * pair + 3).end_seconds > plan.max_duration_seconds:  # the last whole pair before the deadline
+            for name in met.keys() & set(PROMOTE_TESTS):
+                met[name] |= evidence[name].is_significant_at_deadline(PROMOTE_DEADLINE_ALPHA)
         hours = pods * plan.schedule.window(2 * pair + 1).end_seconds / 2 / SECONDS_PER_HOUR
         worse, suspicious = _crash_flags(crashes, round(hours, 9))
         rollback = worse | (met["FewerTokens"] & ~met["FasterOutput"]) | met["SlowerOutput"]

@@ -23,14 +23,17 @@ Drafter = Literal["stable", "canary"]
 
 PAIRS_PER_STAGE = 8
 """Pairs of windows of one length, before windows of twice the length."""
-REQUESTS_PER_WINDOW = 20.0
+REQUESTS_PER_WINDOW = 12.0
 """Requests of a pod in the shortest windows."""
 MIN_WINDOW_SECONDS, MAX_FIRST_WINDOW_SECONDS = 4.0, 120.0
 """Bounds of the shortest windows: the pauses of the changes stay about a percent of the time, and pairs come within minutes."""
 MIN_CARRYOVER_SECONDS, MAX_CARRYOVER_SECONDS = 30.0, 120.0
 """Bounds of the time for which a drafter is assumed to affect the next one."""
-WINDOW_CARRYOVER_RATIO = 4.0
-"""Length of the longest windows, as a multiple of that time: a quarter of each is wash-out."""
+WINDOW_CARRYOVER_RATIO = 2.0
+"""Length of the longest windows, as a multiple of that time. Requests that run across a change are served by both drafters, so
+their differences cancel: longer windows lose more of that than they gain by a smaller carry-over."""
+WASHOUT_SHARE = 1 / 3
+"""Share of a window that is wash-out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class WindowSchedule:
             start, pair = start + 2 * PAIRS_PER_STAGE * length, pair - PAIRS_PER_STAGE
             length = min(2 * length, self.longest_window_seconds)
         start += (2 * pair + number % 2) * length
-        return Window(number, start, length, min(length / WINDOW_CARRYOVER_RATIO, self.carryover_seconds))
+        return Window(number, start, length, min(length * WASHOUT_SHARE, self.carryover_seconds))
 
     def window_at(self, seconds: float) -> Window:
         """Return the window at a time, in seconds from the start of the trial. Raise ValueError for a time before it."""

@@ -1,16 +1,17 @@
 """The criteria of a trial by turns, with their alphas and limits: one table, fixed when the trial begins.
 
-| criterion             | rolls back when significantly | alpha  | passes when significantly | alpha |
-|-----------------------|-------------------------------|--------|---------------------------|-------|
-| tokens per step       | below the stable drafter's    | 0.0125 | above * (1 - margin)      | 0.04  |
-| time per output token | above * 1.02                  | 0.005  | below * 1.025             | 0.04  |
-| time to first token   | above * 1.10                  | 0.005  | below * 1.25              | 0.04  |
-| failed requests       | more per request (e-value)    | 0.003  | below 2 * + 1 pp          | 0.04  |
-| ended processes       | more per pod-hour             | 0.002  | not suspicious            |       |
+| criterion             | rolls back when significantly | alpha  | passes when significantly | alpha         |
+|-----------------------|-------------------------------|--------|---------------------------|---------------|
+| tokens per step       | below the stable drafter's    | 0.010  | above * (1 - margin)      | 0.025 + 0.010 |
+| time per output token | above * 1.02                  | 0.003  | below * 1.025             | 0.025 + 0.010 |
+| time to first token   | above * 1.10                  | 0.003  | below * 1.25              | 0.025 + 0.010 |
+| failed requests       | more per request (e-value)    | 0.002  | below 2 * + 1 pp          | 0.025         |
+| ended processes       | more per pod-hour             | 0.002  | not suspicious            |               |
 
-The rollback tests' alphas add up to 0.0275, because any of them suffices. A promotion needs all of its tests, so each has the
-whole alpha. Users feel the time per output token. So while it is significantly below the stable drafter's (alpha 0.02), tokens
-per step neither roll back nor are needed, as in an analysis between pods (`aerie.analysis.criteria`).
+The rollback tests' alphas add up to 0.02, because any of them suffices. A promotion needs all of its tests, so each has the whole
+alpha: 0.025 at any time, and 0.01 for the one look at the deadline (`sign_flip`). Users feel the time per output token. So while
+it is significantly below the stable drafter's (alpha 0.0125), tokens per step neither roll back nor are needed, as in an
+analysis between pods (`aerie.analysis.criteria`).
 
 Both drafters run in the same pods under the same load, so times need no matching of loads and no allowance for pods. Only the
 promote test of tokens per step allows for a carry-over (`carryover`). What a drafter costs per step changes immediately with it.
@@ -34,16 +35,17 @@ from typing import Any, Literal
 
 from aerie.analysis.measurement.counts import EngineCounts
 from aerie.analysis.switchback.design import WindowSchedule
-from aerie.analysis.switchback.sign_flip import tuned_times
+from aerie.analysis.switchback.sign_flip import TUNED_DEADLINE_SHARES
 
 TOKENS_PER_STEP = "TokensPerStep"
 TIME_PER_OUTPUT_TOKEN = "TimePerOutputToken"
 TIME_TO_FIRST_TOKEN = "TimeToFirstToken"
 
-PROMOTE_ALPHA = 0.04
+PROMOTE_ALPHA, PROMOTE_DEADLINE_ALPHA = 0.025, 0.01
+"""Alphas of a promote test: at any time, and of the look at the deadline."""
 FASTER_ALPHA = PROMOTE_ALPHA / 2
 """Alpha of being significantly faster, which replaces tokens per step: half, as there are two ways to pass."""
-FAILED_REQUESTS_ALPHA = 0.003
+FAILED_REQUESTS_ALPHA = 0.002
 CRASHES_ALPHA = 0.002
 FAILURE_RATIO, FAILURE_MARGIN = 2.0, 0.01
 """Limit of the canary's share of failed requests: ratio to the stable drafter's, and offset. About 500 requests without a failure
@@ -136,9 +138,9 @@ class SwitchbackPlan:
         margin = self.margin if self.goal == "NonInferior" else 0.0
         tokens, output, first = CRITERIA
         tests = (
-            SwitchbackTest("FewerTokens", tokens, -1, 0.0, 0.0125, is_attenuated=False),
-            SwitchbackTest("SlowerOutput", output, 1, 0.02, 0.005, is_attenuated=False),
-            SwitchbackTest("LaterFirstToken", first, 1, 0.10, 0.005, is_attenuated=False),
+            SwitchbackTest("FewerTokens", tokens, -1, 0.0, 0.01, is_attenuated=False),
+            SwitchbackTest("SlowerOutput", output, 1, 0.02, 0.003, is_attenuated=False),
+            SwitchbackTest("LaterFirstToken", first, 1, 0.10, 0.003, is_attenuated=False),
             SwitchbackTest("EnoughTokens", tokens, 1, -margin, PROMOTE_ALPHA, is_attenuated=True),
             SwitchbackTest("FastEnoughOutput", output, -1, 0.025, PROMOTE_ALPHA, is_attenuated=False),
             SwitchbackTest("EarlyEnoughFirstToken", first, -1, 0.25, PROMOTE_ALPHA, is_attenuated=False),
@@ -149,7 +151,7 @@ class SwitchbackPlan:
     @cached_property
     def tuned_times(self) -> tuple[float, ...]:
         """The times that the components of every test are tuned for, in seconds."""
-        return tuned_times(self.schedule.first_window_seconds, self.max_duration_seconds)
+        return (self.schedule.first_window_seconds, *(share * self.max_duration_seconds for share in TUNED_DEADLINE_SHARES))
 
     def to_dict(self) -> dict[str, Any]:
         schedule = [self.schedule.first_window_seconds, self.schedule.carryover_seconds]

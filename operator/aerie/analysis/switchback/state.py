@@ -75,7 +75,7 @@ class SwitchbackState:
                 key: [None if result.counts is None else list(astuple(result.counts)), result.restarts]
                 for key, result in self.open_windows.items()
             },
-            "tests": {name: [test.squares, test.seconds, list(test.log_wealth)] for name, test in self.tests.items()},
+            "tests": {name: [*astuple(test)[:-1], list(test.log_wealth)] for name, test in self.tests.items()},
             "moments": {name: list(astuple(pairs)) for name, pairs in self.moments.items()},
             "carryover_moments": {name: list(astuple(pairs)) for name, pairs in self.carryover_moments.items()},
             "failed_requests": list(astuple(self.failed_requests)),
@@ -94,7 +94,10 @@ class SwitchbackState:
                 key: WindowResult(None if counts is None else WindowCounts(*counts), restarts)
                 for key, (counts, restarts) in document["open_windows"].items()
             },
-            "tests": {name: SignFlipTest(values[0], values[1], tuple(values[2])) for name, values in document["tests"].items()},
+            "tests": {
+                name: SignFlipTest(units, score_sum, squares, seconds, tuple(log_wealth))
+                for name, (units, score_sum, squares, seconds, log_wealth) in document["tests"].items()
+            },
             "moments": {name: PairedMoments(*values) for name, values in document["moments"].items()},
             "carryover_moments": {name: PairedMoments(*values) for name, values in document["carryover_moments"].items()},
             "failed_requests": RareEvents(*document["failed_requests"]),

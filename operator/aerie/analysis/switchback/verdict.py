@@ -1,11 +1,12 @@
 """The verdict on a trial by turns after each closed pair of windows, with its message.
 
-The canary's drafter is rolled back as soon as a rollback test is significant. It is promoted when every promote test is, unless many
-pairs are lost, processes are suspected to end because of it, or its advantage fades with the time after a change. A trial with neither by the deadline is inconclusive. Missing windows never promote. `plan` has the tests.
+The canary's drafter is rolled back as soon as a rollback test is significant. It is promoted when every promote test is, unless
+many pairs are lost, processes are suspected to end because of it, or its advantage fades with the time after a change. A trial
+with neither by the deadline is inconclusive. Missing windows never promote. `plan` has the tests.
 
 Guarantees: a verdict other than Continue is final, if the state that `evaluate_switchback` returns is saved. Equal drafters are
-rolled back with a chance of at most the sum of the rollback alphas, a canary at the margin is promoted with a chance of at most
-PROMOTE_ALPHA (`sign_flip`, `carryover` for the conditions).
+rolled back with a chance of at most the sum of the rollback alphas. A canary at the margin is promoted with a chance of at most
+PROMOTE_ALPHA + PROMOTE_DEADLINE_ALPHA (`sign_flip`, `carryover` and `crash_rate` have the conditions).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from aerie.analysis.switchback.plan import (
     FAILURE_MARGIN,
     FAILURE_RATIO,
     PROMOTE_ALPHA,
+    PROMOTE_DEADLINE_ALPHA,
     PROMOTE_TESTS,
     ROLLBACK_TESTS,
     SwitchbackPlan,
@@ -68,7 +70,8 @@ def _next_outcome(
     """Return the outcome of a trial that has none yet, and its message."""
     if reason := _rollback_reason(state, plan):
         return "Rollback", reason
-    missing = _missing_evidence(state, plan, carryover)
+    is_deadline = elapsed_seconds >= plan.max_duration_seconds
+    missing = _missing_evidence(state, plan, carryover, is_deadline=is_deadline)
     if not missing:
         titles = ", ".join(dict.fromkeys(plan.tests[name].criterion.title for name in PROMOTE_TESTS))
         return "Promote", (
@@ -76,7 +79,7 @@ def _next_outcome(
             f"significantly good enough: {_estimate_text(state, plan.tests['EnoughTokens'])}."
         )
     text = "; ".join(missing)
-    if elapsed_seconds >= plan.max_duration_seconds:
+    if is_deadline:
         return "Inconclusive", (
             f"After {plan.max_duration_seconds / 60:.0f} min by turns the drafters cannot be distinguished well enough: {text}. "
             "The pods serve with the stable drafter. Promote manually, or repeat the trial with more pods or traffic."
@@ -112,16 +115,19 @@ def _rollback_reason(state: SwitchbackState, plan: SwitchbackPlan) -> str:
     return ""
 
 
-def _missing_evidence(state: SwitchbackState, plan: SwitchbackPlan, carryover: CarryoverEstimate | None) -> list[str]:
+def _missing_evidence(
+    state: SwitchbackState, plan: SwitchbackPlan, carryover: CarryoverEstimate | None, *, is_deadline: bool
+) -> list[str]:
     """Return what a promotion still needs, as clauses; empty if nothing."""
     missing = []
     is_faster = _is_met(state, plan.tests["FasterOutput"])
     for name in PROMOTE_TESTS:
         test = plan.tests[name]
-        if not _is_met(state, test) and not (name == "EnoughTokens" and is_faster):
-            direction, limit = ("above", 1 + test.limit) if test.sign > 0 else ("below", 1 + test.limit)
+        is_met = _is_met(state, test) or (is_deadline and _is_met_at_deadline(state, test))
+        if not is_met and not (name == "EnoughTokens" and is_faster):
+            direction = "above" if test.sign > 0 else "below"
             missing.append(
-                f"{test.criterion.title} significantly {direction} {limit:.3g} times the stable drafter's "
+                f"{test.criterion.title} significantly {direction} {1 + test.limit:.4g} times the stable drafter's "
                 f"({_estimate_text(state, test)})"
             )
     if not state.request_shares.is_below(FAILURE_RATIO, FAILURE_MARGIN, PROMOTE_ALPHA):
@@ -142,6 +148,12 @@ def _is_met(state: SwitchbackState, test: SwitchbackTest) -> bool:
     """Return whether a test is significant."""
     evidence = state.tests.get(test.name)
     return evidence is not None and evidence.is_significant(test.alpha)
+
+
+def _is_met_at_deadline(state: SwitchbackState, test: SwitchbackTest) -> bool:
+    """Return whether a promote test is significant by the look at the deadline."""
+    evidence = state.tests.get(test.name)
+    return evidence is not None and evidence.is_significant_at_deadline(PROMOTE_DEADLINE_ALPHA)
 
 
 def _comparisons(state: SwitchbackState) -> tuple[Comparison, ...]:
