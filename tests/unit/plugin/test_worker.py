@@ -1,0 +1,349 @@
+"""The worker's drafters with a small torch model and a stand-in for vLLM's reload: what is held, swapped and undone.
+
+tests/vllm/test_inplace_worker.py has the same with vLLM itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from aerie_vllm.checkpoint import open_checkpoint
+from aerie_vllm.reader import Own, Reader, compare_shared, create_tensor, find_unfit, find_value_problem
+from aerie_vllm.weights import Layout, ReloadError, Snapshot, detached
+from aerie_vllm.worker import Drafters, DrafterWorker
+from aerie_vllm.worker_protocol import Report, compute_digest
+
+VOCABULARY, WIDTH = 8, 4
+WAIT_SECONDS = 10.0
+
+
+class FakeDrafter(nn.Module):
+    """A model whose loader puts tensors on the meta device first, as vLLM's reload does."""
+
+    def __init__(self, target: nn.Module) -> None:
+        super().__init__()
+        self.fc = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.norm = nn.Linear(WIDTH, 1, bias=False)
+        self.embed_tokens = target.embed_tokens
+        self.register_buffer("scale", torch.ones(1), persistent=False)
+        self.table = torch.zeros(3)
+        self.fail_at = ""
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in weights:
+            layer = self.get_submodule(name.removesuffix(".weight"))
+            weight = layer.weight
+            layer.weight = nn.Parameter(torch.empty_like(weight, device="meta"))
+            if name == self.fail_at:
+                raise RuntimeError(f"no {name}")
+            weight.data.copy_(tensor)
+            layer.weight = weight
+        self.table = self.fc.weight.detach()[0, :3].clone()  # a new tensor
+
+
+@pytest.fixture(autouse=True)
+def vllm_stub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands in for the modules of vLLM that the worker uses."""
+
+    def add(name: str, **members: Any) -> None:
+        module = ModuleType(name)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    def get_config(folder: str, trust_remote_code: bool) -> Any:
+        assert not trust_remote_code
+        keys = json.loads((Path(folder) / "config.json").read_text())
+        return SimpleNamespace(to_dict=lambda: keys)
+
+    info = SimpleNamespace(reset=lambda: None, can_load=lambda: False, load_numel=0)
+    layerwise = {"initialize_layerwise_reload": lambda _: None, "finalize_layerwise_reload": lambda *_: None}
+    add("vllm", ModelRegistry=SimpleNamespace(models={}))
+    add("vllm.config", set_current_vllm_config=lambda _: nullcontext())
+    add("vllm.transformers_utils", config=None)
+    add("vllm.transformers_utils.config", get_config=get_config)
+    add("vllm.model_executor")
+    add("vllm.model_executor.model_loader", reload=SimpleNamespace(**layerwise))
+    add("vllm.model_executor.model_loader.reload", **layerwise)
+    add("vllm.model_executor.model_loader.reload.layerwise", get_layerwise_info=lambda _: info)
+
+
+class FakeWorker(DrafterWorker):
+    """vLLM's worker with the plugin's methods."""
+
+    def __init__(self, own: Path) -> None:
+        self.rank = 0
+        self.target = nn.Module()
+        self.target.embed_tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.drafter = FakeDrafter(self.target)
+        self.vllm_config = SimpleNamespace(
+            speculative_config=SimpleNamespace(method="draft_model", draft_model_config=SimpleNamespace(model=str(own))),
+            parallel_config=SimpleNamespace(pipeline_parallel_size=1),
+            model_config=SimpleNamespace(model="target", get_vocab_size=lambda: VOCABULARY),
+        )
+
+    def get_draft_model(self) -> nn.Module:
+        return self.drafter
+
+    def get_model(self) -> nn.Module:
+        return self.target
+
+    def describe_until_read(self) -> Report:
+        """Return the report once no thread reads any more."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            report = self.aerie_drafter_describe()
+            is_staging = report["staging"] is not None and report["staging"]["state"] == "Reading"
+            if not is_staging and (report["own"] or report["unfit"]):
+                return report
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def stage(self, folder: Path, *keep: str) -> str:
+        """Stage a drafter, and return its digest."""
+        files = hash_files(folder)
+        self.aerie_drafter_stage(str(folder), files, list(keep))
+        report = self.describe_until_read()
+        assert report["staging"] is not None
+        assert report["staging"]["problem"] is None
+        return compute_digest(files)
+
+
+def hash_files(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def write_drafter(folder: Path, value: float, **more: torch.Tensor) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["Fake"]}))
+    weights = {"fc.weight": torch.full((WIDTH, WIDTH), value), "norm.weight": torch.full((1, WIDTH), value), **more}
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> dict[str, Path]:
+    return {name: write_drafter(tmp_path / name, value) for name, value in {"own": 1.0, "b": 2.0, "c": 3.0}.items()}
+
+
+@pytest.fixture
+def worker(folders: dict[str, Path]) -> FakeWorker:
+    worker = FakeWorker(folders["own"])
+    with torch.no_grad():
+        worker.drafter.fc.weight.fill_(1.0)
+        worker.drafter.norm.weight.fill_(1.0)
+    worker.describe_until_read()
+    return worker
+
+
+def test_a_swap_loads_and_returns_in_place(worker: FakeWorker, folders: dict[str, Path]) -> None:
+    drafter, embedding = worker.drafter, worker.target.embed_tokens
+    before = {name: tensor.data_ptr() for name, tensor in drafter.named_parameters()}
+    table = drafter.table
+    own, digest = worker.describe_until_read()["loaded"], worker.stage(folders["b"])
+    assert own == compute_digest(hash_files(folders["own"]))
+    for expected, value in ((digest, 2.0), (own, 1.0), (digest, 2.0), (digest, 2.0)):
+        assert expected is not None
+        report = worker.aerie_drafter_swap(expected)
+        assert (report["loaded"], report["problem"], report["broken"]) == (expected, None, None)
+        assert drafter.fc.weight.unique().tolist() == drafter.norm.weight.unique().tolist() == [value]
+        assert drafter.table is table  # derived weights stay where a graph reads them
+    assert table.tolist() == [2.0, 2.0, 2.0]
+    assert {name: tensor.data_ptr() for name, tensor in drafter.named_parameters()} == before
+    assert drafter.embed_tokens is embedding
+
+
+@pytest.mark.parametrize("fail_at", ["fc.weight", "norm.weight"])
+def test_a_swap_that_fails_is_undone(worker: FakeWorker, folders: dict[str, Path], fail_at: str) -> None:
+    own, digest = worker.describe_until_read()["loaded"], worker.stage(folders["b"])
+    worker.drafter.fail_at = fail_at
+    report = worker.aerie_drafter_swap(digest)
+    assert report["problem"] == {"reason": "SwapFailed", "message": f"RuntimeError: no {fail_at}"}
+    assert (report["loaded"], report["broken"]) == (own, None)
+    assert not any(parameter.is_meta for parameter in worker.drafter.parameters())
+    assert worker.drafter.fc.weight.unique().tolist() == [1.0]
+    assert worker.drafter.embed_tokens is worker.target.embed_tokens
+    worker.drafter.fail_at = ""
+    assert worker.aerie_drafter_swap(digest)["problem"] is None
+    assert worker.drafter.fc.weight.unique().tolist() == [2.0]
+
+
+def test_an_undo_that_fails_breaks_the_engine(
+    worker: FakeWorker, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = worker.stage(folders["b"])
+    worker.drafter.fail_at = "fc.weight"
+
+    def fail(_: Snapshot) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(Snapshot, "restore", fail)
+    report = worker.aerie_drafter_swap(digest)
+    assert report["broken"] == {"reason": "RestoreFailed", "message": "RuntimeError: no memory"}
+    monkeypatch.undo()
+    assert worker.aerie_drafter_swap(digest)["problem"] == report["broken"]
+
+
+def test_the_loaded_and_the_kept_stay_in_memory(worker: FakeWorker, folders: dict[str, Path]) -> None:
+    own = worker.describe_until_read()["loaded"]
+    assert own is not None
+    b = worker.stage(folders["b"])
+    worker.aerie_drafter_swap(b)
+    c = worker.stage(folders["c"], own)
+    assert {drafter["digest"] for drafter in worker.describe_until_read()["held"]} == {own, b, c}
+    worker.aerie_drafter_swap(own)
+    assert worker.stage(folders["c"]) == c
+    assert {drafter["digest"] for drafter in worker.describe_until_read()["held"]} == {own, c}
+    assert worker.aerie_drafter_swap(b)["problem"]["reason"] == "NotStaged"  # type: ignore[index]
+
+
+def test_a_hanging_disk_delays_no_swap(worker: FakeWorker, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    own, b = worker.describe_until_read()["loaded"], worker.stage(folders["b"])
+    assert own is not None
+    worker.aerie_drafter_swap(b)
+    is_released = threading.Event()
+    read_candidate = Reader.read_candidate
+
+    def hang(reader: Reader, own: Own, folder: Path, *arguments: Any) -> Any:
+        if folder == folders["c"]:
+            is_released.wait(WAIT_SECONDS)
+        return read_candidate(reader, own, folder, *arguments)
+
+    monkeypatch.setattr(Reader, "read_candidate", hang)
+    files = hash_files(folders["c"])
+    staging = worker.aerie_drafter_stage(str(folders["c"]), files, [own])["staging"]
+    assert staging is not None
+    assert staging["state"] == "Reading"
+    assert worker.aerie_drafter_swap(own)["loaded"] == own
+    assert worker.stage(folders["b"], own) == b  # replaces the one that hangs
+    is_released.set()
+    assert compute_digest(files) not in {drafter["digest"] for drafter in worker.describe_until_read()["held"]}
+    assert worker.stage(folders["c"]) == compute_digest(files)
+
+
+def test_rejected_files_change_nothing(worker: FakeWorker, folders: dict[str, Path], tmp_path: Path) -> None:
+    own = worker.describe_until_read()["loaded"]
+    for folder, reason in (
+        (write_drafter(tmp_path / "more", 2.0, bias=torch.ones(1)), "TensorUnknown"),
+        (write_drafter(tmp_path / "nan", float("nan")), "NotFinite"),
+        (
+            write_drafter(tmp_path / "embedding", 2.0, **{"embed_tokens.weight": torch.ones(VOCABULARY, WIDTH)}),
+            "SharedWithTarget",
+        ),
+        (tmp_path / "none", "FolderMissing"),
+    ):
+        worker.aerie_drafter_stage(str(folder), hash_files(folder if folder.exists() else folders["b"]), [])
+        report = worker.describe_until_read()
+        assert report["staging"] is not None
+        assert report["staging"]["problem"] is not None
+        assert (report["staging"]["state"], report["staging"]["problem"]["reason"]) == ("Rejected", reason)
+        assert (report["loaded"], [drafter["digest"] for drafter in report["held"]]) == (own, [own])
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_an_own_drafter_without_safetensors_is_unfit(tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    worker = FakeWorker(folder)
+    report = worker.describe_until_read()
+    assert report["unfit"] is not None
+    assert report["unfit"]["reason"] == "FileMissing"
+    assert worker.aerie_drafter_swap("0" * 64)["problem"] == report["unfit"]
+    assert (report["own"], report["loaded"], report["held"]) == (None, None, [])
+
+
+UNFIT: dict[str, tuple[str, dict[str, Any]]] = {
+    "no speculation": ("NoDrafter", {"speculative_config": None}),
+    "a pipeline": ("PipelineParallel", {"parallel_config": SimpleNamespace(pipeline_parallel_size=2)}),
+    "part of the target": ("PartOfTarget", {"model_config": SimpleNamespace(model="own")}),
+    "a derived head": (
+        "DerivedHead",
+        {
+            "speculative_config": SimpleNamespace(
+                draft_model_config=SimpleNamespace(model="own"), draft_lm_head_quantization="fp8"
+            )
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_engines_that_cannot_change_their_drafter_name_the_reason(case: str) -> None:
+    reason, parts = UNFIT[case]
+    worker = FakeWorker(Path("own"))
+    vars(worker.vllm_config).update(parts)
+    report = Drafters(worker).describe()
+    assert report["unfit"] is not None
+    assert (report["unfit"]["reason"], report["own"], report["staging"]) == (reason, None, None)
+
+
+def test_a_drafter_with_state_outside_its_model_is_unfit() -> None:
+    worker = FakeWorker(Path("own"))
+    worker.drafter.mask_hidden = torch.zeros(1)
+    problem = find_unfit(worker.vllm_config, worker.drafter)
+    assert problem is not None
+    assert problem["reason"] == "ParallelDrafting"
+
+
+def test_shared_modules_are_out_of_reach_while_detached() -> None:
+    worker = FakeWorker(Path("own"))
+    layout = Layout(worker.drafter, worker.target)
+    assert list(layout.shared) == ["embed_tokens"]
+    with detached(layout):
+        assert not list(worker.drafter.embed_tokens.parameters())
+    assert worker.drafter.embed_tokens is worker.target.embed_tokens
+
+
+def test_a_snapshot_needs_the_tensors_of_its_layout() -> None:
+    worker = FakeWorker(Path("own"))
+    snapshot = Snapshot(Layout(worker.drafter, worker.target))
+    worker.drafter.fc.weight = nn.Parameter(torch.zeros(WIDTH, WIDTH))
+    with pytest.raises(ReloadError, match="other tensors"):
+        snapshot.capture()
+    assert not snapshot.is_captured
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, VOCABULARY), (0, 4), (4, 8)])
+def test_a_part_of_a_shared_embedding_is_compared_with_its_rows(first: int, last: int) -> None:
+    full = torch.randn(VOCABULARY, WIDTH)
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.cat([full[first:last], torch.zeros(2, WIDTH)]).bfloat16())  # padded
+    vars(module).update(
+        org_vocab_size=VOCABULARY, shard_indices=SimpleNamespace(org_vocab_start_index=first, org_vocab_end_index=last)
+    )
+    assert compare_shared("embed_tokens.weight", full, module) is None
+    other = full.clone()
+    other[last - 1, 0] += 1
+    assert compare_shared("embed_tokens.weight", other, module) is not None
+    assert compare_shared("embed_tokens.weight", full[:-1], module) is not None
+    assert compare_shared("embed_tokens.weight", full, nn.Identity()) is not None
+
+
+def test_values() -> None:
+    assert find_value_problem("a", torch.ones(2, dtype=torch.int64)) is None
+    assert find_value_problem("a", torch.tensor([1.0, float("inf")])) is not None
+
+
+def test_empty_tensors_have_a_shape(tmp_path: Path) -> None:
+    folder = write_drafter(tmp_path / "drafter", 1.0, empty=torch.empty(0, 3))
+    files = hash_files(folder)
+    with open_checkpoint(folder) as checkpoint:
+        content = checkpoint.load(files, lambda: False)["model.safetensors"]
+        tensors = {name: create_tensor(tensor, content) for name, tensor in checkpoint.tensors.items()}
+    assert tensors["empty"].shape == (0, 3)
+    assert tensors["fc.weight"].tolist() == [[1.0] * WIDTH] * WIDTH
