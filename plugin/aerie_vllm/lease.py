@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 _log = logging.getLogger(f"vllm.{__name__}")
+_MIN_WAIT_SECONDS = 0.001
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0
 
 
@@ -56,7 +57,8 @@ class DeadMansSwitch:
             lease = self.lease
             if lease is None or self.compute_remaining_seconds() > 0:
                 retry_seconds = FIRST_RETRY_SECONDS
-                await self._wait(None if lease is None else self.compute_remaining_seconds())
+                # A wait that is rounded to no time at all would be repeated without end.
+                await self._wait(None if lease is None else max(_MIN_WAIT_SECONDS, self.compute_remaining_seconds()))
                 continue
             try:
                 await self._on_end(lease)

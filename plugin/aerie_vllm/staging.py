@@ -18,7 +18,7 @@ from aerie_vllm.worker_protocol import Drafter, Report
 
 STAGING_SECONDS = 900.0
 """Longest staging; a drafter of some gigabytes from a slow network disk takes a minute or two."""
-_POLL_SECONDS = 0.1
+_FIRST_POLL_SECONDS, _MAX_POLL_SECONDS = 0.1, 1.0
 
 
 async def stage_drafter(
@@ -62,9 +62,10 @@ async def _stage_on_ranks(engine: Engine, settings: Settings, drafter: DrafterFi
         # In a thread, because a disk may hang.
         resolve = asyncio.get_running_loop().run_in_executor
         folder = await resolve(None, settings.resolve_folder, drafter.folder, tuple(drafter.files))
-        reports = await engine.stage(folder, drafter.files, retained)
+        reports, poll_seconds = await engine.stage(folder, drafter.files, retained), _FIRST_POLL_SECONDS
         while not _is_read(reports, digest):
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(poll_seconds)
+            poll_seconds = min(1.2 * poll_seconds, _MAX_POLL_SECONDS)
             reports = await engine.describe()
     except EndpointError:
         raise

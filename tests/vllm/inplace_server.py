@@ -129,7 +129,9 @@ class Users:
 
 
 @contextlib.contextmanager
-def users_of(server: InPlaceServer, prompts: Sequence[Sequence[Mapping[str, str]]], count: int, max_tokens: int) -> Iterator[Users]:
+def users_of(
+    server: InPlaceServer, prompts: Sequence[Sequence[Mapping[str, str]]], count: int, max_tokens: int
+) -> Iterator[Users]:
     """Send prompts until the end of the block, by `count` users at a time."""
     users, end, lock = Users(), threading.Event(), threading.Lock()
     numbers = itertools.cycle(range(len(prompts)))

@@ -328,7 +328,9 @@ def test_turns_are_counted_apart(server: InPlaceServer, users: Users) -> None:
     weak, own = (acceptance_length(windows[start::2]) for start in (0, 1))
     assert weak < 1.6 < 2.0 < own
     assert users.completed > completed + 10
-    counted = sum(window["counts"][DRAFTS][""] + window["settling_counts"][DRAFTS][""] for window in server.state(after=0)["windows"])
+    counted = sum(
+        window["counts"][DRAFTS][""] + window["settling_counts"][DRAFTS][""] for window in server.state(after=0)["windows"]
+    )
     lines = server.client.get("/metrics").text.splitlines()
     total = sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{DRAFTS}{{"))
     attributed = sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("aerie_drafter_drafts_total{"))

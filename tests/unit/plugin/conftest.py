@@ -82,7 +82,9 @@ class Client:
             "headers": [(name.encode(), value.encode()) for name, value in all_headers.items()],
         }
         parts = [encoded[start : start + 4096] for start in range(0, len(encoded), 4096)] or [b""]
-        messages = [{"type": "http.request", "body": part, "more_body": index + 1 < len(parts)} for index, part in enumerate(parts)]
+        messages = [
+            {"type": "http.request", "body": part, "more_body": index + 1 < len(parts)} for index, part in enumerate(parts)
+        ]
         sent: list[Message] = []
 
         async def receive() -> Message:

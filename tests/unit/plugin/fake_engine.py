@@ -15,7 +15,7 @@ import prometheus_client
 
 from aerie_vllm.worker_protocol import DESCRIBE, STAGE, SWAP, Drafter, Problem, compute_digest
 
-STEP_SECONDS, SWAP_SECONDS, STAGE_SECONDS = 0.02, 0.03, 0.5
+STEP_SECONDS, SWAP_SECONDS, STAGE_SECONDS = 0.02, 0.03, 0.495
 ACCEPTED_PER_DRAFT = {"own": 1.0, "better": 2.0}
 
 
@@ -77,7 +77,8 @@ class FakeEngineClient:
         self.errored = False
         self.paused = False
         self.failures: Counter[str] = Counter()
-        """How often the next calls of a name fail: pause, resume, is_paused, a method of the workers, or `swap:RANK`."""
+        """How often the next calls of a name fail: pause, resume, is_paused, a method of the workers, `swap:RANK`, or
+        `back:RANK` for a swap to what the rank had before."""
         self.broken_ranks: set[int] = set()
         """Ranks that break in the next swap that fails there."""
         self.rejections: dict[str, Problem] = {}
@@ -129,7 +130,9 @@ class FakeEngineClient:
         """Verify drafts of requests, unless the engine is paused."""
         if self.paused or self.errored:
             return
-        name = next((name for name in ACCEPTED_PER_DRAFT if make_drafter(name)["digest"] == self.ranks[0].loaded["digest"]), "own")
+        name = next(
+            (name for name in ACCEPTED_PER_DRAFT if make_drafter(name)["digest"] == self.ranks[0].loaded["digest"]), "own"
+        )
         accepted = drafts * ACCEPTED_PER_DRAFT[name]
         for counter, value in zip(self._counters, (drafts, accepted, drafts + accepted), strict=True):
             counter.labels("target", "0").inc(value)
@@ -171,15 +174,24 @@ class FakeEngineClient:
         results = []
         for rank in self.ranks:
             problem: Problem | None = None
-            if self.failures[f"swap:{rank.number}"] > 0:
-                self.failures[f"swap:{rank.number}"] -= 1
+            failure = f"{'back' if digest == rank.previous['digest'] else 'swap'}:{rank.number}"
+            if digest == rank.loaded["digest"]:
+                pass
+            elif self.failures[failure] > 0:
+                self.failures[failure] -= 1
                 problem = {"reason": "LoadFailed", "message": "the weights could not be copied."}
                 if rank.number in self.broken_ranks:
                     rank.broken = {"reason": "Broken", "message": "the weights could not be restored."}
             elif digest not in rank.memory:
                 problem = {"reason": "NotHeld", "message": f"drafter {digest} is not in memory."}
-            elif rank.loaded["digest"] != digest:
+            else:
                 rank.previous, rank.loaded = rank.loaded, rank.memory[digest]
-            report = {"rank": rank.number, "loaded": rank.loaded["digest"], "problem": problem, "broken": rank.broken, "seconds": 0.03}
+            report = {
+                "rank": rank.number,
+                "loaded": rank.loaded["digest"],
+                "problem": problem,
+                "broken": rank.broken,
+                "seconds": 0.03,
+            }
             results.append(report)
         return results

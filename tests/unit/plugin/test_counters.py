@@ -84,7 +84,9 @@ def test_each_count_is_in_one_window() -> None:
         source.advance(1)
     log.settle(2)  # the timer of a window that has ended
     windows = log.list_windows(0)
-    assert [(window["digest"], window["turn"]) for window in windows] == [(digest, f"turn-{n}") for n, digest in enumerate("abab", 1)]
+    assert [(window["digest"], window["turn"]) for window in windows] == [
+        (digest, f"turn-{n}") for n, digest in enumerate("abab", 1)
+    ]
     assert [window["counts"] for window in windows] == [{"n": {"": n}} for n in (11, 1, 31, 1)]
     assert [window["settling_counts"] for window in windows] == [{"n": {"": n}} for n in (0, 20, 0, 40)]
     assert [window["ended"] for window in windows] == [1002, 1004, 1006, None]
@@ -147,7 +149,8 @@ def test_counts_end_at_the_swap(run: Run, server: Server) -> None:
             exposition = prometheus_client.generate_latest(server.registry).decode()
             assert f'aerie_drafter_info{{digest="{OWN}",kind="eagle3",own="true"}} 1.0' in exposition
             drafts = {
-                digest: server.registry.get_sample_value("aerie_drafter_drafts_total", {"digest": digest}) for digest in (OWN, BETTER)
+                digest: server.registry.get_sample_value("aerie_drafter_drafts_total", {"digest": digest})
+                for digest in (OWN, BETTER)
             }
             accepted = server.registry.get_sample_value("aerie_drafter_accepted_tokens_total", {"digest": BETTER})
             assert sum(value or 0 for value in drafts.values()) == served

@@ -46,10 +46,24 @@ def test_all_other_requests_reach_the_application(run: Run, server: Server) -> N
 
 @pytest.mark.parametrize(
     "authorization",
-    [None, "", "Bearer", "Bearer ", f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", TOKEN, f"Bearer {TOKEN.upper()}"],
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        f"Basic {TOKEN}",
+        f"Bearer {TOKEN}x",
+        f"Bearer {TOKEN[:-1]}",
+        TOKEN,
+        f"Bearer {TOKEN.upper()}",
+    ],
 )
-@pytest.mark.parametrize(("method", "path"), [("GET", "/aerie/drafter"), ("PUT", "/aerie/drafter"), ("POST", "/aerie/drafter/lease")])
-def test_a_call_without_the_token_is_rejected(run: Run, server: Server, method: str, path: str, authorization: str | None) -> None:
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/aerie/drafter"), ("PUT", "/aerie/drafter"), ("POST", "/aerie/drafter/lease")]
+)
+def test_a_call_without_the_token_is_rejected(
+    run: Run, server: Server, method: str, path: str, authorization: str | None
+) -> None:
     async def work() -> None:
         async with server.started() as client:
             calls = len(server.engine.calls)

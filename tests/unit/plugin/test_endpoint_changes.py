@@ -156,7 +156,7 @@ async def answer_after(seconds: float, call: Awaitable[Answer]) -> Answer:
     return await call
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.2, 0.9, 1.01, 1.02, 1.05, 1.08, 1.2])
+@pytest.mark.parametrize("seconds", [0.001, 0.2, 0.9, 1.01, 1.02, 1.05, 1.08, 1.2])
 def test_a_return_wins_against_a_change(run: Run, server: Server, seconds: float) -> None:
     """Staging takes a second here, the swap 0.05 s."""
 
@@ -225,7 +225,13 @@ def test_a_client_that_disconnects_stops_nothing(run: Run, server: Server) -> No
 
 @pytest.mark.parametrize(
     ("failure", "reason"),
-    [("is_paused", "PauseFailed"), ("pause", "PauseFailed"), (SWAP, "SwapFailed"), ("swap:0", "SwapFailed"), ("swap:1", "SwapFailed")],
+    [
+        ("is_paused", "PauseFailed"),
+        ("pause", "PauseFailed"),
+        (SWAP, "SwapFailed"),
+        ("swap:0", "SwapFailed"),
+        ("swap:1", "SwapFailed"),
+    ],
 )
 def test_a_failed_change_leaves_the_drafter_and_the_lease(run: Run, server: Server, failure: str, reason: str) -> None:
     async def work() -> None:
@@ -248,7 +254,7 @@ def test_the_end_of_a_lease_is_retried(run: Run, server: Server) -> None:
     async def work() -> None:
         async with server.started() as client:
             await client.put("better", 10)
-            server.engine.failures["swap:1"] = 3
+            server.engine.failures["back:1"] = 3
             await asyncio.sleep(10.5)
             body = (await client.get()).body
             assert (body["loaded"]["digest"], body["lease"]["remaining_seconds"]) == (BETTER, 0)
@@ -425,9 +431,7 @@ def test_a_process_that_expects_its_own_drafter_or_nothing(
     run(work())
 
 
-def test_an_expected_drafter_that_does_not_fit_may_be_replaced(
-    run: Run, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_expected_drafter_that_does_not_fit_may_be_replaced(run: Run, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     expect_drafter(server, monkeypatch, "worse")
     server.engine.rejections[WORSE] = {"reason": "WrongShape", "message": "fc.weight has another shape."}
 

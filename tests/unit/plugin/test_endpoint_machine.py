@@ -189,5 +189,5 @@ class EndpointMachine(RuleBasedStateMachine):
             self.stack.close()
 
 
-EndpointMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestEndpoint = EndpointMachine.TestCase
+EndpointMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestEndpoint = pytest.mark.slow(EndpointMachine.TestCase)

@@ -55,11 +55,11 @@ def test_a_rank_that_fails_takes_all_back(run: Run, rank: int) -> None:
     run(work())
 
 
-@pytest.mark.parametrize("failure", ["swap:1", SWAP])
-def test_ranks_that_cannot_return_are_broken(run: Run, failure: str) -> None:
+@pytest.mark.parametrize("failures", [{"swap:1": 1, "back:0": 1}, {SWAP: 2}])
+def test_ranks_that_cannot_return_are_broken(run: Run, failures: dict[str, int]) -> None:
     async def work() -> None:
         client = FakeEngineClient()
-        client.failures[failure] = 2
+        client.failures.update(failures)
         with pytest.raises(BrokenError, match="Restart the pod"):
             await swap(client)
         assert client.calls[-1] == "resume"
