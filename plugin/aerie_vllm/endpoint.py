@@ -182,6 +182,6 @@ async def _read_body(scope: Scope, receive: Receive) -> bytes:
 
     try:
         return await asyncio.wait_for(read(), BODY_SECONDS)
-    except asyncio.TimeoutError:  # noqa: UP041 - a class of its own in Python 3.10
+    except asyncio.TimeoutError:  # a class of its own in Python 3.10
         message = f"the body did not arrive within {BODY_SECONDS:.0f} s: send it at once."
         raise RejectionError(408, "BodyTooSlow", message) from None

@@ -61,7 +61,7 @@ class Settings:
             raise RejectionError(401, "Unauthorized", message)
 
     def resolve_folder(self, folder: str, names: Iterable[str]) -> str:
-        """Return the folder without links. Raises RejectionError unless it and its files are below a root and the files regular."""
+        """Return the folder without links. Raises RejectionError unless it and its regular files are below a root."""
         if not os.path.isabs(folder) or "\0" in folder:
             raise RejectionError(
                 400, "InvalidFolder", f"folder is {folder[:200]!r}: send the absolute path of the drafter's folder."

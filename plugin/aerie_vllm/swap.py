@@ -143,14 +143,19 @@ async def _wait_until_counted(engine: Engine) -> None:
 async def _resume(engine: Engine) -> None:
     """Resume the engine, however often it fails. Raises EngineDeadError."""
     retry_seconds = _FIRST_RESUME_RETRY_SECONDS
-    while True:
-        try:
-            await engine.resume()
-        except EngineDeadError:
-            raise
-        except Exception:  # noqa: BLE001 - a paused engine serves nobody, so nothing is worse than giving up
-            _log.exception("the engine could not be resumed; the next attempt is in %.1f s", retry_seconds)
-            await asyncio.sleep(retry_seconds)
-            retry_seconds = min(2 * retry_seconds, _MAX_RESUME_RETRY_SECONDS)
-        else:
-            return
+    while not await _is_resumed(engine):
+        _log.error("the next attempt to resume the engine is in %.1f s", retry_seconds)
+        await asyncio.sleep(retry_seconds)
+        retry_seconds = min(2 * retry_seconds, _MAX_RESUME_RETRY_SECONDS)
+
+
+async def _is_resumed(engine: Engine) -> bool:
+    """Try to resume the engine, and return whether it succeeded. Raises EngineDeadError."""
+    try:
+        await engine.resume()
+    except EngineDeadError:
+        raise
+    except Exception:  # noqa: BLE001 - a paused engine serves nobody, so nothing is worse than giving up
+        _log.exception("the engine could not be resumed")
+        return False
+    return True

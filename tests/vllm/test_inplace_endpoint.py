@@ -112,7 +112,7 @@ def with_replaced(edit: Edit) -> Call:
     return call
 
 
-def edit_tensors(change: Callable[[dict[str, torch.Tensor]], None]) -> Edit:
+def edit_tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Edit:
     def edit(folder: Path) -> None:
         tensors = load_file(folder / "model.safetensors")
         change(tensors)
@@ -233,7 +233,7 @@ HOSTILE_CALLS: dict[str, tuple[Call, set[int]]] = {
     "config as list": (with_edited(write_file("config.json", b"[]")), {422}),
     "file that is not named": (with_replaced(write_file("more.safetensors", b"")), {422}),
     "wrong shape": (with_edited(edit_tensors(lambda tensors: scale(first_matrix(tensors), tensors))), {422}),
-    "missing tensor": (with_edited(edit_tensors(lambda tensors: tensors.pop(first_matrix(tensors)) and None)), {422}),
+    "missing tensor": (with_edited(edit_tensors(lambda tensors: tensors.pop(first_matrix(tensors)))), {422}),
     "unknown tensor": (with_edited(edit_tensors(lambda tensors: tensors.update(other=torch.zeros(4)))), {422}),
     "wrong type": (
         with_edited(edit_tensors(lambda tensors: tensors.update({(n := first_matrix(tensors)): tensors[n].to(torch.int32)}))),
@@ -269,7 +269,7 @@ def test_a_hostile_call_changes_nothing(server: InPlaceServer, users: Users, nam
 
 
 def test_concurrent_changes(server: InPlaceServer, users: Users) -> None:
-    """Of changes at the same time at most one is made; all others are rejected, and a return wins."""
+    """At most one change is made at a time; all others are rejected, and a return wins."""
     with ThreadPoolExecutor(8) as pool:
         responses = list(pool.map(lambda _: server.put("weak", lease_seconds=30), range(8)))
     statuses = sorted(response.status_code for response in responses)

@@ -26,7 +26,7 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 class PluginLoop(VirtualLoop):
     """Event loop in virtual time, which runs the work of threads itself: its clock would not wait for them."""
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+    def run_in_executor(self, _executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         future = self.create_future()
         try:
             future.set_result(func(*args))
@@ -88,7 +88,9 @@ class Client:
         sent: list[Message] = []
 
         async def receive() -> Message:
-            return messages.pop(0) if messages else await asyncio.Event().wait() or {}
+            if not messages:
+                await asyncio.Event().wait()
+            return messages.pop(0)
 
         async def send(message: Message) -> None:
             sent.append(message)

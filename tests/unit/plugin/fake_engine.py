@@ -158,7 +158,7 @@ class FakeEngineClient:
         now = asyncio.get_running_loop().time()
         return [rank.report(now, self.rejections, self.hanging_disk) for rank in self.ranks]
 
-    def _stage(self, folder: str, files: dict[str, str], keep: Sequence[str]) -> list[dict[str, Any]]:
+    def _stage(self, _folder: str, files: dict[str, str], keep: Sequence[str]) -> list[dict[str, Any]]:
         drafter: Drafter = {"digest": compute_digest(files), "files": files, "kind": "eagle3", "flags": {}}
         for rank in self.ranks:
             retained = {rank.loaded["digest"], rank.previous["digest"], *keep}

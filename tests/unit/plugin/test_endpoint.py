@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -240,8 +241,6 @@ def link_file_out(server: Server) -> str:
 
 
 def replace_by_pipe(server: Server) -> str:
-    import os  # noqa: PLC0415
-
     file = server.root / "better" / "model.safetensors"
     file.unlink()
     os.mkfifo(file)

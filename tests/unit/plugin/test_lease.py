@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from aerie_vllm.lease import MAX_RETRY_SECONDS, DeadMansSwitch, Lease
 from tests.unit.plugin.conftest import Run
@@ -97,7 +98,7 @@ def test_a_failure_is_retried_with_back_off(run: Run) -> None:
         switch.arm("a", 1)
         await run_for(switch, 200)
         times = [time for time, _ in recorder.calls]
-        assert [later - earlier for earlier, later in zip(times, times[1:], strict=False)] == [
+        assert [later - earlier for earlier, later in itertools.pairwise(times)] == [
             *(1, 2, 4, 8, 16),
             *[MAX_RETRY_SECONDS] * 3,
         ]

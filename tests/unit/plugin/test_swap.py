@@ -36,7 +36,8 @@ def test_the_order_of_a_swap(run: Run) -> None:
         client = FakeEngineClient()
         times = await swap(client)
         assert client.calls == ["is_paused", "pause", SWAP, "commit", "label", "resume"]
-        assert (times.pause_seconds, times.swap_seconds) == (pytest.approx(0.05), 0.03)
+        assert times.pause_seconds == pytest.approx(0.05)
+        assert times.swap_seconds == 0.03
         assert (client.violations, client.paused) == ([], False)
 
     run(work())
@@ -172,7 +173,7 @@ def test_a_failure_of_the_second_engine_takes_the_first_back(run: Run, failure: 
     async def work() -> None:
         client = DataParallelClient()
         client.second.failures[failure] = 1
-        with pytest.raises(ChangeFailedError, match="Drafter .* is loaded again on all ranks"):
+        with pytest.raises(ChangeFailedError, match=f"Drafter {OWN} is loaded again on all ranks"):
             await swap(client)
         assert client.loaded_digests() == client.second.loaded_digests() == {OWN}
 
