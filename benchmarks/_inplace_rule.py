@@ -1,7 +1,8 @@
 """The rule of `aerie.analysis.switchback` on arrays: the same tests on the windows of many runs at once.
 
 tests/unit/analysis/test_switchback_benchmark.py compares it with the operator's functions, run by run. Times per output token
-are those of the steps, which take equally long here; times to first token pass, and no request fails.
+are those of the steps, which take equally long here; times to first token pass, and no request fails. The measured
+carry-over, which can only delay a promotion, is left out.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 | tokens per step       | below the stable drafter's    | 0.010  | above * (1 - margin)      | 0.025 + 0.010 |
 | time per output token | above * 1.02                  | 0.003  | below * 1.025             | 0.025 + 0.010 |
 | time to first token   | above * 1.10                  | 0.003  | below * 1.25              | 0.025 + 0.010 |
-| failed requests       | more per request (e-value)    | 0.002  | below 2 * + 1 pp          | 0.025         |
+| failed requests       | more per request (e-value)    | 0.002  | below 2 * + 1.5 pp        | 0.025         |
 | ended processes       | more per pod-hour             | 0.002  | not suspicious            |               |
 
 The rollback tests' alphas add up to 0.02, because any of them suffices. A promotion needs all of its tests, so each has the whole
@@ -47,8 +47,8 @@ FASTER_ALPHA = PROMOTE_ALPHA / 2
 """Alpha of being significantly faster, which replaces tokens per step: half, as there are two ways to pass."""
 FAILED_REQUESTS_ALPHA = 0.002
 CRASHES_ALPHA = 0.002
-FAILURE_RATIO, FAILURE_MARGIN = 2.0, 0.01
-"""Limit of the canary's share of failed requests: ratio to the stable drafter's, and offset. About 500 requests without a failure
+FAILURE_RATIO, FAILURE_MARGIN = 2.0, 0.015
+"""Limit of the canary's share of failed requests: ratio to the stable drafter's, and offset. About 370 requests without a failure
 exclude the offset."""
 
 SwitchbackGoal = Literal["NonInferior", "Superior"]

@@ -42,7 +42,7 @@ STRENGTH = 2.8
 
 TUNED_DEADLINE_SHARES = (1 / 16, 1 / 2.4)
 """The later times tau, as shares of the deadline; the first one is that of the shortest window, for harmful drafters."""
-WEIGHTS = (0.25, 0.55, 0.2)
+WEIGHTS = (0.25, 0.6, 0.15)
 """Weights of the components."""
 MIN_UNITS_AT_DEADLINE = 10
 """Units below which the look at the deadline is not normal enough."""
