@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import benchmarks.inplace
 from aerie.analysis.switchback.plan import SwitchbackPlan, WindowCounts
 from aerie.analysis.switchback.state import SwitchbackState, add_window, close_pair
 from aerie.analysis.switchback.verdict import evaluate_switchback
 from benchmarks._inplace_model import TurnsTraffic, WindowTotals, canary_windows, simulate_windows, window_count
-from benchmarks._inplace_rule import decide
+from benchmarks._inplace_rule import Outcomes, decide
+from benchmarks._inplace_simulation import CELLS, Cell, figures, summary, table_row
+from benchmarks._inplace_simulation import EFFECTS as SIMULATED_EFFECTS
 
 EFFECTS = (-0.1, 0.0, 0.1)
 RUNS, MINUTES = 6, 40.0
@@ -54,6 +57,22 @@ def test_array_rule_is_the_operators(pods: int) -> None:
                 decided += 1
                 assert outcomes.minutes[run] == pytest.approx(minutes)
     assert decided >= RUNS
+
+
+def test_results_have_every_key_and_the_worst_cell_counts() -> None:
+    """Two runs of the cells that keys name, and one cell that violates the assumption, which does not count."""
+    outcomes = Outcomes(np.array([True, False]), np.array([False, True]), np.array([3.0, 5.0]))
+    wrong, right = figures(outcomes), figures(Outcomes(np.zeros(2, bool), np.ones(2, bool), np.array([7.0, 9.0])))
+    results = {cell: dict.fromkeys(SIMULATED_EFFECTS, right) for cell in CELLS if cell.scenario == "base"}
+    results[Cell("lost", 0.2, 1)] = {**dict.fromkeys(SIMULATED_EFFECTS, right), 0.0: wrong, -0.02: wrong}
+    results[Cell("beyond", 0.2, 1)] = dict.fromkeys(SIMULATED_EFFECTS, right)
+    keys = summary(results)
+    assert set(keys) <= set(benchmarks.inplace.__doc__.split())
+    assert keys["sim_runs"] == 2
+    assert keys["sim_equal_rollback_worst_pct"] == 50.0
+    assert keys["sim_m2_promote_worst_pct"] == 100.0
+    assert keys["sim_p3_median_20rps_min"] == 8.0
+    assert table_row(Cell("lost", 0.2, 1), results[Cell("lost", 0.2, 1)]).endswith("| 50.0 / 50.0, 5 min | 0.0 / 100.0, 8 min |")
 
 
 def test_a_better_drafter_needs_fewer_steps_for_the_same_tokens() -> None:

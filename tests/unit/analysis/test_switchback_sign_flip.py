@@ -72,6 +72,23 @@ def test_equal_drafters_reach_a_level_no_more_often_than_it(kind: str) -> None:
     assert crossed <= 0.05 * runs
 
 
+@pytest.mark.parametrize("kind", ["normal", "cauchy"])
+def test_the_look_at_the_deadline_keeps_its_level(kind: str) -> None:
+    random = np.random.default_rng(4)
+    runs, units = 20_000, 40
+    scores = random.standard_normal((runs, units)) if kind == "normal" else random.standard_cauchy((runs, units))
+    tests = (
+        SignFlipTest(units, float(score_sum), float(squares))
+        for score_sum, squares in zip(scores.sum(axis=1), (scores**2).sum(axis=1), strict=True)
+    )
+    assert sum(test.is_significant_at_deadline(0.01) for test in tests) <= 0.0115 * runs
+
+
+def test_few_units_are_not_significant_at_the_deadline() -> None:
+    assert not add_scores([1.0] * 9).is_significant_at_deadline(0.01)
+    assert add_scores([1.0] * 10).is_significant_at_deadline(0.01)
+
+
 def _ever_crosses(scores: list[float]) -> bool:
     test = SignFlipTest()
     for score in scores:

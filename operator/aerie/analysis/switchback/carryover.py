@@ -21,7 +21,8 @@ shows this share of an effect:
 
 Guarantee: within the assumption, no carry-over makes a canary at the limit appear better than the limit that is tested.
 Not guaranteed: shared prefixes whose cached blocks serve for longer than `carryover_seconds` (a trained drafter after an
-undertrained one lost 2.4 % so). A comparison by turns shows less of an effect then, and the interval may not notice.
+undertrained one lost 2.4 % so). A comparison by turns shows less of an effect then, and the interval may not notice. The first
+pair of a pod that has just joined or restarted, and the first one of longer windows, are treated like the others.
 """
 
 from __future__ import annotations
