@@ -68,6 +68,12 @@ class Engine:
                 "pause all: use internal load balancing, or let drafters change by pods."
             )
             return {"reason": "SeveralApiServers", "message": message}
+        if parallel.enable_elastic_ep or getattr(parallel, "enable_fault_tolerance", False):
+            message = (
+                "engines may be added or restarted while the server runs (--enable-elastic-ep, --enable-fault-tolerance), and "
+                "would have the drafter of the arguments: turn both off, or let drafters change by pods."
+            )
+            return {"reason": "EnginesMayRestart", "message": message}
         return None
 
     async def describe(self) -> list[Report]:

@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +20,10 @@ from typing import Any
 import httpx
 
 from aerie_drafter.bundle import find_bundle_path
-from tests.vllm.drafter.conftest import ENVIRONMENT, FLAGS, stop_process, wait_ready
+from tests.vllm.drafter.conftest import ENVIRONMENT, FLAGS, StartError, stop_process
 
+START_SECONDS = 900.0
+"""Longest start: 30 s on an idle machine with two cores, and many times that with a low priority on a busy one."""
 PLUGIN_FOLDER = Path(__file__).resolve().parents[2] / "plugin"
 TOKEN = "a-token-of-32-characters-at-least"
 
@@ -103,7 +106,7 @@ def serve_in_place(
     }
     with log.open("w") as stream:
         process = subprocess.Popen(
-            ["nice", "-n", "19", *command],
+            command,
             env={**os.environ, **variables, **(environment or {})},
             stdout=stream,
             stderr=subprocess.STDOUT,
@@ -111,10 +114,24 @@ def serve_in_place(
         )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
-            wait_ready(client, process, log)
-            yield InPlaceServer(client, root, log)
+            running = InPlaceServer(client, root, log)
+            wait_until_known(running, process)
+            yield running
     finally:
         stop_process(process)
+
+
+def wait_until_known(server: InPlaceServer, process: subprocess.Popen[bytes]) -> None:
+    """Return when the server reports its drafter. Raises StartError when it ends, or does not report in time."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise StartError(server.log.read_text())
+        with contextlib.suppress(httpx.TransportError):
+            if server.state()["loaded"] is not None:
+                return
+        time.sleep(0.5)
+    raise StartError(f"no drafter is reported within {START_SECONDS:.0f} s\n{server.log.read_text()}")
 
 
 @dataclass

@@ -33,10 +33,6 @@ DRAFTS, ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_ac
 def server(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InPlaceServer]:
     """A server whose own drafter is the bundle's of EAGLE 3.1."""
     with serve_in_place(vllm, tmp_path_factory.mktemp("inplace"), "eagle31") as running:
-        deadline = time.monotonic() + 60
-        while running.state()["loaded"] is None:
-            assert time.monotonic() < deadline, running.state()
-            time.sleep(0.5)
         yield running
 
 

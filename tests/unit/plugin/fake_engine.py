@@ -70,7 +70,8 @@ class FakeEngineClient:
     """vLLM's engine client, with `ranks` ranks of one engine."""
 
     def __init__(self, ranks: int = 2, registry: prometheus_client.CollectorRegistry | None = None) -> None:
-        parallel = SimpleNamespace(_api_process_count=1, data_parallel_external_lb=False, data_parallel_hybrid_lb=False)
+        off = ("data_parallel_external_lb", "data_parallel_hybrid_lb", "enable_elastic_ep", "enable_fault_tolerance")
+        parallel = SimpleNamespace(_api_process_count=1, **dict.fromkeys(off, False))
         self.vllm_config = SimpleNamespace(parallel_config=parallel)
         self.own = make_drafter("own")
         self.ranks = [FakeRank(number, self.own) for number in range(ranks)]

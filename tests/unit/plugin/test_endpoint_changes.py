@@ -359,18 +359,28 @@ def make_unfit(server: Server, cause: str) -> None:
     match cause:
         case "SeveralApiServers":
             parallel._api_process_count = 4
-        case "external":
-            parallel.data_parallel_external_lb = True
+        case "data_parallel_external_lb" | "data_parallel_hybrid_lb" | "enable_elastic_ep" | "enable_fault_tolerance":
+            setattr(parallel, cause, True)
         case "NoDrafter":
             server.engine.ranks[1].unfit = {"reason": "NoDrafter", "message": "the engine has no drafter."}
         case "RanksDiffer":
             server.engine.ranks[1].own = make_drafter("other")
 
 
-@pytest.mark.parametrize("cause", ["SeveralApiServers", "external", "NoDrafter", "RanksDiffer"])
-def test_an_unfit_engine_serves_and_does_not_change(run: Run, server: Server, cause: str) -> None:
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [
+        ("SeveralApiServers", "SeveralApiServers"),
+        ("data_parallel_external_lb", "SeveralApiServers"),
+        ("data_parallel_hybrid_lb", "SeveralApiServers"),
+        ("enable_elastic_ep", "EnginesMayRestart"),
+        ("enable_fault_tolerance", "EnginesMayRestart"),
+        ("NoDrafter", "NoDrafter"),
+        ("RanksDiffer", "RanksDiffer"),
+    ],
+)
+def test_an_unfit_engine_serves_and_does_not_change(run: Run, server: Server, cause: str, reason: str) -> None:
     make_unfit(server, cause)
-    reason = "SeveralApiServers" if cause == "external" else cause
 
     async def work() -> None:
         async with server.started() as client:
