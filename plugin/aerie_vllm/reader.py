@@ -117,12 +117,13 @@ def raise_problem(problem: Problem | None) -> None:
         raise CheckpointError(**problem)
 
 
-def find_unfit(config: Any, model: nn.Module | None) -> Problem | None:
+def find_unfit(config: Any, model: nn.Module | None, layout: weights.Layout) -> Problem | None:
     """Return why an engine can never change its drafter in place, or None.
 
     Args:
         config: vLLM's config.
         model: the drafter on this rank.
+        layout: of the drafter.
     """
     speculative = config.speculative_config
     if config.parallel_config.pipeline_parallel_size > 1:
@@ -139,6 +140,9 @@ def find_unfit(config: Any, model: nn.Module | None) -> Problem | None:
             reason="ParallelDrafting",
             message="from mask_hidden vLLM calculates state outside the drafter, at the start only: roll out by pods.",
         )
+    if layout.has_tied_weights:
+        message = "two modules of the drafter have one parameter, which vLLM's reload does not support: roll out by pods."
+        return Problem(reason="TiedWeights", message=message)
     return None
 
 

@@ -46,6 +46,10 @@ class Layout:
         }
         """Those that are the target's too, by path; the outermost of each."""
         self.tensors = list(_iter_tensors(self.modules))
+        parameters = [id(parameter) for module in self.modules for parameter in module.parameters(recurse=False)]
+        parameters_of_target = {id(parameter) for parameter in target.parameters()}
+        self.has_tied_weights = len(set(parameters)) < len(parameters) or not parameters_of_target.isdisjoint(parameters)
+        """Whether another module has one of the parameters too. vLLM's reload would process it for one of them only."""
 
 
 @contextmanager

@@ -113,8 +113,8 @@ class Drafters:
         self._config = worker.vllm_config.speculative_config
         model = worker.get_draft_model() if self._config is not None else None
         self._architecture = "" if model is None else type(model).__name__
-        self._unfit = find_unfit(worker.vllm_config, model)
         self._layout = weights.Layout(nn.Identity() if model is None else model, worker.get_model())
+        self._unfit = find_unfit(worker.vllm_config, model, self._layout)
         self._reader = Reader(worker.vllm_config, self._layout)
         self._held: dict[str, Held] = {}
         self._loaded: str | None = None

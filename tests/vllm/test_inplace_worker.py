@@ -61,7 +61,7 @@ def assert_drafts_like_fresh(engine: OfflineEngine, fresh: dict[str, Any], order
         assert engine.generate() == fresh[name]
 
 
-def test_drafters_in_a_running_engine_draft_as_in_fresh_ones(engine: OfflineEngine, fresh: dict[str, Any]) -> None:
+def test_drafters_in_a_running_engine_draft_as_in_fresh_ones(fresh: dict[str, Any], engine: OfflineEngine) -> None:
     """EAGLE 3 -> 3.1 -> 3 -> another 3.1 -> 3.1: loaded for the first time and from host memory."""
     assert len({(result["drafts"], result["accepted"]) for result in fresh.values()}) == 3
     assert_drafts_like_fresh(engine, fresh, ("eagle31", "eagle3", "weak", "eagle31", "eagle3"))
@@ -95,7 +95,7 @@ def test_what_is_held_and_dropped(engine: OfflineEngine, own: Any) -> None:
 
 
 @pytest.mark.parametrize(("where", "count"), [("load", 0), ("load", 5), ("load", 14), ("finalize", 0), ("capture", 0)])
-def test_a_swap_that_fails_is_undone(engine: OfflineEngine, own: Any, fresh: dict[str, Any], where: str, count: int) -> None:
+def test_a_swap_that_fails_is_undone(fresh: dict[str, Any], engine: OfflineEngine, own: Any, where: str, count: int) -> None:
     engine.stage(find_bundle_path("weak"))  # what was staged before has been loaded: a failure needs a first time
     staged = engine.stage(find_bundle_path("eagle31"))["staging"]["digest"]
     engine.call("aerie_drafter_break", where, count)
@@ -141,7 +141,7 @@ def test_checkpoints_that_do_not_fit_change_nothing(engine: OfflineEngine, own: 
 
 
 def test_truncated_and_replaced_files_change_nothing(
-    engine: OfflineEngine, own: Any, fresh: dict[str, Any], tmp_path: Path
+    fresh: dict[str, Any], engine: OfflineEngine, own: Any, tmp_path: Path
 ) -> None:
     folder = copy_drafter(tmp_path, lambda tensors: tensors)
     files = hash_files(folder)
@@ -155,7 +155,7 @@ def test_truncated_and_replaced_files_change_nothing(
 
 
 @pytest.mark.usefixtures("own")
-def test_a_copy_of_the_targets_embedding_is_left_out(engine: OfflineEngine, fresh: dict[str, Any], tmp_path: Path) -> None:
+def test_a_copy_of_the_targets_embedding_is_left_out(fresh: dict[str, Any], engine: OfflineEngine, tmp_path: Path) -> None:
     embedding = load_file(find_bundle_path("target") / "model.safetensors")[TARGET_EMBEDDING]
     report = engine.stage(copy_drafter(tmp_path, lambda tensors: tensors.update({"embed_tokens.weight": embedding})))
     assert engine.call(SWAP, report["staging"]["digest"])["problem"] is None

@@ -294,9 +294,24 @@ def test_engines_that_cannot_change_their_drafter_name_the_reason(case: str) -> 
 def test_a_drafter_with_state_outside_its_model_is_unfit() -> None:
     worker = FakeWorker(Path("own"))
     worker.drafter.mask_hidden = torch.zeros(1)
-    problem = find_unfit(worker.vllm_config, worker.drafter)
+    problem = find_unfit(worker.vllm_config, worker.drafter, Layout(worker.drafter, worker.target))
     assert problem is not None
     assert problem["reason"] == "ParallelDrafting"
+
+
+@pytest.mark.parametrize("owner", ["drafter", "target"])
+def test_a_drafter_with_a_tied_parameter_is_unfit(owner: str) -> None:
+    worker = FakeWorker(Path("own"))
+    drafter, target = worker.drafter, worker.target
+    embedding = target.get_parameter("embed_tokens.weight")
+    target.add_module("head", nn.Linear(WIDTH, VOCABULARY))
+    target.get_submodule("head").register_parameter("weight", embedding)  # tied in the target alone, it does not matter
+    assert find_unfit(worker.vllm_config, drafter, Layout(drafter, target)) is None
+    drafter.add_module("head", nn.Linear(WIDTH, WIDTH))
+    drafter.get_submodule("head").register_parameter("weight", drafter.fc.weight if owner == "drafter" else embedding)
+    problem = find_unfit(worker.vllm_config, drafter, Layout(drafter, target))
+    assert problem is not None
+    assert problem["reason"] == "TiedWeights"
 
 
 def test_shared_modules_are_out_of_reach_while_detached() -> None:
