@@ -303,12 +303,12 @@ def test_a_drafter_with_state_outside_its_model_is_unfit() -> None:
 def test_a_drafter_with_a_tied_parameter_is_unfit(owner: str) -> None:
     worker = FakeWorker(Path("own"))
     drafter, target = worker.drafter, worker.target
-    embedding = target.get_parameter("embed_tokens.weight")
+    fc, embedding = drafter.get_parameter("fc.weight"), target.get_parameter("embed_tokens.weight")
     target.add_module("head", nn.Linear(WIDTH, VOCABULARY))
     target.get_submodule("head").register_parameter("weight", embedding)  # tied in the target alone, it does not matter
     assert find_unfit(worker.vllm_config, drafter, Layout(drafter, target)) is None
     drafter.add_module("head", nn.Linear(WIDTH, WIDTH))
-    drafter.get_submodule("head").register_parameter("weight", drafter.fc.weight if owner == "drafter" else embedding)
+    drafter.get_submodule("head").register_parameter("weight", fc if owner == "drafter" else embedding)
     problem = find_unfit(worker.vllm_config, drafter, Layout(drafter, target))
     assert problem is not None
     assert problem["reason"] == "TiedWeights"
