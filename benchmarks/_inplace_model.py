@@ -28,6 +28,8 @@ MEAN_ACCEPTANCE_LENGTH = 2.46
 BURN_SECONDS = 600.0
 """Seconds before a trial, so that requests are in progress."""
 MAX_BIN_SECONDS = 5.0
+EARLIER_HOURS = 24.0
+"""Hours for which the pods have been up before a trial."""
 LOADING_SECONDS = 60.0
 """Seconds after a restart for which a pod has no window."""
 
@@ -66,6 +68,8 @@ class WindowTotals(NamedTuple):
     valid: Bools
     """Whether the window's counts are not lost."""
     restarts: npt.NDArray[np.int64]
+    earlier_restarts: npt.NDArray[np.int64]
+    """Restarts of all pods of a run in the day before the trial."""
 
 
 def window_count(schedule: WindowSchedule, seconds: float) -> int:
@@ -104,7 +108,7 @@ def simulate_windows(
     return WindowTotals(
         np.concatenate([piece.tokens for piece in pieces]),
         np.concatenate([piece.steps for piece in pieces], axis=1),
-        *(np.concatenate([piece[index] for piece in pieces]) for index in (2, 3, 4)),
+        *(np.concatenate([piece[index] for piece in pieces]) for index in (2, 3, 4, 5)),
     )
 
 
@@ -141,7 +145,8 @@ def _simulate(traffic: TurnsTraffic, effects: tuple[float, ...], canary: Bools, 
     valid = (random.random(canary.shape) >= traffic.lost) & (restarts == 0)
     loading = random.random(canary.shape) < np.minimum(1, LOADING_SECONDS / np.array([window.length_seconds for window in edges]))
     valid[..., 1:] &= ~((restarts[..., :-1] > 0) & loading[..., 1:])
-    return WindowTotals(totals(tokens), np.stack(by_effect), totals(finished), valid, restarts)
+    earlier_restarts = random.poisson(traffic.resets_per_hour * EARLIER_HOURS * pods, runs)
+    return WindowTotals(totals(tokens), np.stack(by_effect), totals(finished), valid, restarts, earlier_restarts)
 
 
 def _carry(level: Floats, bins: float, *, exponential: bool) -> Floats:

@@ -30,7 +30,7 @@ from aerie.analysis.switchback.plan import (
 from aerie.analysis.switchback.sign_flip import MIN_UNITS_AT_DEADLINE, STRENGTH, WEIGHTS
 from aerie.analysis.switchback.verdict import MAX_LOST_PAIR_SHARE
 from benchmarks._canary_model import Bools, Floats
-from benchmarks._inplace_model import WindowTotals
+from benchmarks._inplace_model import EARLIER_HOURS, WindowTotals
 
 NO_PAIR = 1 << 30
 Ints = npt.NDArray[np.int64]
@@ -79,7 +79,7 @@ def decide(totals: WindowTotals, effect: int, canary: Bools, plan: SwitchbackPla
     tests = {name: test for name, test in plan.tests.items() if test.criterion.name != TIME_TO_FIRST_TOKEN}
     evidence = {name: _Test(runs, plan.tuned_times) for name in tests}
     lost, counted, finished = np.zeros(runs), np.zeros(runs), np.zeros(runs)
-    crashes = np.zeros((2, runs), dtype=np.int64)
+    crashes = np.stack([totals.earlier_restarts, np.zeros(runs, dtype=np.int64)])
     outcomes = Outcomes(np.zeros(runs, dtype=bool), np.zeros(runs, dtype=bool), np.full(runs, np.nan))
     enough_requests = _least_requests()
     previous = np.zeros((runs, pods), dtype=bool)
@@ -115,7 +115,7 @@ def decide(totals: WindowTotals, effect: int, canary: Bools, plan: SwitchbackPla
             for name in met.keys() & set(PROMOTE_TESTS):
                 met[name] |= evidence[name].is_significant_at_deadline(PROMOTE_DEADLINE_ALPHA)
         hours = pods * plan.schedule.window(2 * pair + 1).end_seconds / 2 / SECONDS_PER_HOUR
-        worse, suspicious = _crash_flags(crashes, round(hours, 9))
+        worse, suspicious = _crash_flags(crashes, pods * EARLIER_HOURS, round(hours, 9))
         rollback = worse | (met["FewerTokens"] & ~met["FasterOutput"]) | met["SlowerOutput"]
         promote = (met["EnoughTokens"] | met["FasterOutput"]) & met["FastEnoughOutput"] & (finished >= enough_requests)
         promote &= (lost <= MAX_LOST_PAIR_SHARE * (lost + counted)) & ~suspicious & ~rollback
@@ -143,13 +143,13 @@ def _least_requests() -> float:
     return requests
 
 
-def _crash_flags(crashes: Ints, hours: float) -> tuple[Bools, Bools]:
+def _crash_flags(crashes: Ints, earlier_hours: float, hours: float) -> tuple[Bools, Bools]:
     """Return whether the canary's engines end more often, and whether they are suspected to."""
-    rows = [_crash_flag(int(stable), int(canary), hours) for stable, canary in crashes.T]
+    rows = [_crash_flag(int(stable), int(canary), earlier_hours, hours) for stable, canary in crashes.T]
     return np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
 
 
 @cache
-def _crash_flag(stable: int, canary: int, hours: float) -> tuple[bool, bool]:
-    counts = CrashCounts(canary, stable, hours, hours)
+def _crash_flag(stable: int, canary: int, earlier_hours: float, hours: float) -> tuple[bool, bool]:
+    counts = CrashCounts(canary, stable, hours, earlier_hours + hours)
     return counts.is_canary_worse(CRASHES_ALPHA), counts.is_suspicious

@@ -17,7 +17,7 @@ from aerie.analysis.statistics.crash_rate import CrashCounts
 from aerie.analysis.switchback.carryover import carried_shares, estimate_carryover, shown_share
 from aerie.analysis.switchback.design import Window, WindowSchedule, drafter_in_window
 from aerie.analysis.switchback.plan import TOKENS_PER_STEP, TOKENS_PER_STEP_CRITERION, SwitchbackPlan, WindowCounts
-from aerie.analysis.switchback.state import SwitchbackState, add_window, close_pair, weighted_costs
+from aerie.analysis.switchback.state import SwitchbackState, add_window, close_pair, start_trial, weighted_costs
 from aerie.analysis.switchback.verdict import evaluate_switchback
 
 PLAN = SwitchbackPlan("seed", WindowSchedule(5.0, 30.0))
@@ -274,6 +274,15 @@ def test_crashes_roll_back_and_a_single_one_delays() -> None:
     assert "more time without a crash" in evaluate_switchback(suspicious, PLAN, 1.0)[1].message
     significant = replace(state, crashes=CrashCounts(3, 0, 0.1, 0.1))
     assert evaluate_switchback(significant, PLAN, 1.0)[1].outcome == "Rollback"
+
+
+def test_crashes_of_a_cluster_that_crashes_anyway_do_not_roll_back() -> None:
+    crashes = start_trial(48.0, 24).crashes
+    state = replace(run_trial(12, gain=1.09), crashes=replace(crashes, canary_crashes=2, canary_pod_hours=1.0))
+    assert evaluate_switchback(state, PLAN, 1.0)[1].outcome != "Rollback"
+    healthy = start_trial(48.0, 0).crashes
+    state = replace(state, crashes=replace(healthy, canary_crashes=2, canary_pod_hours=1.0))
+    assert evaluate_switchback(state, PLAN, 1.0)[1].outcome == "Rollback"
 
 
 def test_many_lost_pairs_prevent_a_promotion() -> None:

@@ -7,9 +7,9 @@ import pytest
 
 import benchmarks.inplace
 from aerie.analysis.switchback.plan import SwitchbackPlan, WindowCounts
-from aerie.analysis.switchback.state import SwitchbackState, add_window, close_pair
+from aerie.analysis.switchback.state import add_window, close_pair, start_trial
 from aerie.analysis.switchback.verdict import evaluate_switchback
-from benchmarks._inplace_model import TurnsTraffic, WindowTotals, canary_windows, simulate_windows, window_count
+from benchmarks._inplace_model import EARLIER_HOURS, TurnsTraffic, WindowTotals, canary_windows, simulate_windows, window_count
 from benchmarks._inplace_rule import Outcomes, decide
 from benchmarks._inplace_simulation import CELLS, Cell, figures, summary, table_row
 from benchmarks._inplace_simulation import EFFECTS as SIMULATED_EFFECTS
@@ -21,7 +21,7 @@ TRAFFIC = TurnsTraffic(rate=4.0, lost=0.03, resets_per_hour=0.3, carryover=30.0)
 
 def operator_outcome(totals: WindowTotals, effect: int, run: int, pods: int, plan: SwitchbackPlan) -> tuple[str, float]:
     """Return the outcome of a run and its minutes, by the operator's functions."""
-    state = SwitchbackState()
+    state = start_trial(pods * EARLIER_HOURS, int(totals.earlier_restarts[run]))
     for pair in range(totals.tokens.shape[-1] // 2):
         for pod in range(pods):
             for window in (2 * pair, 2 * pair + 1):

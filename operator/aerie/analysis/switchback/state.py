@@ -58,7 +58,8 @@ class SwitchbackState:
     request_shares: ShareCounts = field(default_factory=ShareCounts)
     """Failed and all requests of both drafters."""
     crashes: CrashCounts = field(default_factory=CrashCounts)
-    """Engine processes that ended while they had the drafter, and its pod-hours."""
+    """Engine processes that ended while they had the drafter, and its pod-hours. Begins with the earlier hours and restarts of
+    the pods on trial (`start_trial`)."""
     counted_pairs: int = 0
     """Pairs of a pod's windows that count."""
     lost_pairs: int = 0
@@ -105,6 +106,15 @@ class SwitchbackState:
             "crashes": CrashCounts(**document["crashes"]),
         }
         return cls(**{**document, **parsed})
+
+
+def start_trial(earlier_pod_hours: float, earlier_restarts: int) -> SwitchbackState:
+    """Return the state at the start of a trial on pods that have been up with the stable drafter for these hours in all.
+
+    Their restarts tell how often engines end in this cluster whatever they draft with. Without them two early crashes in windows
+    with the canary's drafter, which a coin brings about in a quarter of cases, would roll it back in a cluster full of crashes.
+    """
+    return SwitchbackState(crashes=CrashCounts(control_crashes=earlier_restarts, control_pod_hours=earlier_pod_hours))
 
 
 def add_window(

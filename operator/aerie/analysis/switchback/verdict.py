@@ -92,8 +92,9 @@ def _rollback_reason(state: SwitchbackState, plan: SwitchbackPlan) -> str:
     crashes = state.crashes
     if crashes.is_canary_worse(CRASHES_ALPHA):
         return (
-            f"Engines ended {crashes.canary_crashes} times with the canary's drafter and {crashes.control_crashes} times with "
-            "the stable one, in equal times: requests were lost. Check the engines' logs before another trial."
+            f"Engines ended {crashes.canary_crashes} times in {crashes.canary_pod_hours:.1f} pod-hours with the canary's drafter "
+            f"and {crashes.control_crashes} times in {crashes.control_pod_hours:.1f} with the stable one. Running requests were "
+            "lost. Check the engines' logs before another trial."
         )
     if state.failed_requests.is_canary_worse(FAILED_REQUESTS_ALPHA):
         failures = state.failed_requests
