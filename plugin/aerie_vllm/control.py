@@ -25,7 +25,7 @@ from aerie_vllm.metrics import Metrics
 from aerie_vllm.rejection import ChangeFailedError, EndpointError, EngineDeadError, RejectionError
 from aerie_vllm.requests import ChangeRequest, DrafterFiles, LeaseRequest, parse_expected
 from aerie_vllm.settings import Settings
-from aerie_vllm.staging import stage_drafter, superseded_error
+from aerie_vllm.staging import stage_drafter
 from aerie_vllm.swap import BrokenError, swap_drafter
 from aerie_vllm.worker_protocol import Drafter, Problem, Report
 
@@ -163,8 +163,6 @@ class DrafterControl:
             drafter = await stage_drafter(self._engine, self._settings, request.drafter, retained, change.superseded)
             staging = _now() - change.started
             async with self._swap_lock:
-                if change.superseded.is_set():
-                    raise superseded_error(change.digest)
                 if (current := self._require_drafters()[1]["digest"]) != loaded["digest"]:
                     raise _loaded_changed_error(current, loaded["digest"])
                 pause, swap = await self._swap(drafter, lambda: self._commit(drafter, request))

@@ -33,7 +33,10 @@ async def stage_drafter(
     try:
         await asyncio.wait((staging, withdrawal), timeout=STAGING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if superseded.is_set():
-            raise superseded_error(drafter.digest)
+            message = (
+                f"the change to drafter {drafter.digest} was withdrawn by a return to the own drafter: read the state first."
+            )
+            raise RejectionError(409, "Superseded", message)
         if not staging.done():
             message = (
                 f"drafter {drafter.digest} was not read within {STAGING_SECONDS:.0f} s: check the disk, then repeat the call."
@@ -43,12 +46,6 @@ async def stage_drafter(
     finally:
         staging.cancel()
         withdrawal.cancel()
-
-
-def superseded_error(digest: str) -> RejectionError:
-    """Return the error of a change that was withdrawn."""
-    message = f"the change to drafter {digest} was withdrawn by a return to the own drafter: read the state, and decide again."
-    return RejectionError(409, "Superseded", message)
 
 
 async def _stage_on_ranks(engine: Engine, settings: Settings, drafter: DrafterFiles, retained: Sequence[str]) -> Drafter:

@@ -239,7 +239,7 @@ HOSTILE_CALLS: dict[str, tuple[Call, set[int]]] = {
     "other vocabulary": (with_edited(edit_config(vocab_size=32_000)), {422}),
     "other hidden size": (with_edited(edit_config(hidden_size=4096)), {422}),
     "more layers": (with_edited(edit_config(num_hidden_layers=2)), {422}),
-    "other architecture": (with_edited(edit_config(architectures=["LlamaForCausalLM"])), {422}),
+    "other architecture": (with_edited(edit_config(architectures=["Eagle3DeepseekV2ForCausalLM"])), {422}),
     "quantised": (with_edited(edit_config(quantization_config={"quant_method": "awq", "bits": 4})), {422}),
 }
 
@@ -340,4 +340,4 @@ def test_no_request_failed_and_no_answer_differs(server: InPlaceServer, users: U
     assert state["swaps"] >= 8
     assert state["failures"] == 0
     assert (users.failures, users.different) == ([], [])
-    assert users.completed > 100
+    assert users.completed > 30

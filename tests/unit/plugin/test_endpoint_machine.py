@@ -25,7 +25,9 @@ from tests.unit.plugin.fake_engine import make_drafter
 LEASE_SECONDS = 20.0
 NAMES = ("own", "better", "worse", "other")
 DIGESTS = {name: make_drafter(name)["digest"] for name in NAMES}
-FAILURES = ("is_paused", "pause", "resume", "label", "swap:0", "swap:1", SWAP, STAGE, DESCRIBE)
+FAULTS = ("is_paused", "pause", "resume", "label", "swap:0", "swap:1", "back:0", "back:1", SWAP, STAGE, DESCRIBE)
+fault_strategy = st.sampled_from((None, None, None, *FAULTS))
+"""What fails in a call, once: a change in which both the swap and the return fail is broken, which the test of swaps has."""
 name_strategy = st.sampled_from(NAMES)
 lease_strategy = st.sampled_from((None, 5.0, LEASE_SECONDS))
 delay_strategy = st.sampled_from((0.0, 0.3, 0.9, 1.0, 1.005, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.1))
@@ -80,9 +82,14 @@ class EndpointMachine(RuleBasedStateMachine):
         return answer
 
     # ------------------------------------------------------------------------------------------------------------ calls
-    @rule(name=name_strategy, lease=lease_strategy, expected=st.sampled_from((None, *NAMES)), folder=st.booleans())
-    def change(self, name: str, lease: float | None, expected: str | None, folder: bool) -> None:
-        fields: dict[str, object] = {"expected_digest": expected and DIGESTS[expected]}
+    @rule(name=name_strategy, lease=lease_strategy, fault=fault_strategy)
+    def change(self, name: str, lease: float | None, fault: str | None) -> None:
+        self.fail(fault)
+        self.run(self.check_call(self.client.put(name, lease), DIGESTS[name] if lease is None else None))
+
+    @rule(name=name_strategy, lease=lease_strategy, expected=name_strategy, folder=st.booleans())
+    def change_what_is_loaded(self, name: str, lease: float | None, expected: str, folder: bool) -> None:
+        fields: dict[str, object] = {"expected_digest": DIGESTS[expected]}
         if not folder:
             fields["folder"] = None
         self.run(self.check_call(self.client.put(name, lease, **fields), DIGESTS[name] if lease is None else None))
@@ -91,8 +98,9 @@ class EndpointMachine(RuleBasedStateMachine):
     def renew(self, name: str) -> None:
         self.run(self.check_call(self.client.renew(DIGESTS[name], LEASE_SECONDS)))
 
-    @rule()
-    def return_to_own(self) -> None:
+    @rule(fault=fault_strategy)
+    def return_to_own(self, fault: str | None) -> None:
+        self.fail(fault)
         answer = self.run(self.check_call(self.client.delete()))
         if answer.status == 200:
             assert self.engine.loaded_digests() == {self.own}
@@ -134,18 +142,23 @@ class EndpointMachine(RuleBasedStateMachine):
         self.engine.hanging_disk = False
 
     # ----------------------------------------------------------------------------------------------------------- faults
-    @rule(failure=st.sampled_from(FAILURES), count=st.integers(1, 3))
-    def fail_next(self, failure: str, count: int) -> None:
-        # A rank that fails twice in one change is broken for ever: the test of swaps has that.
-        self.engine.failures[failure] = 1 if "swap" in failure else count
+    def fail(self, fault: str | None) -> None:
+        """Let the next call of this name fail, and nothing else."""
+        self.engine.failures.clear()
+        if fault is not None:
+            self.engine.failures[fault] = 1
 
-    @rule(name=st.sampled_from(NAMES[1:]))
-    def reject(self, name: str) -> None:
+    @rule(name=name_strategy, lease=lease_strategy)
+    def change_to_a_rejected_drafter(self, name: str, lease: float | None) -> None:
         self.engine.rejections[DIGESTS[name]] = {"reason": "WrongShape", "message": "fc.weight has another shape."}
-
-    @rule()
-    def accept_all(self) -> None:
+        # It is not read, and so not rejected, where the ranks hold it.
+        self.run(self.check_call(self.client.put(name, lease), DIGESTS[name] if lease is None else None))
         self.engine.rejections.clear()
+
+    @rule(fault=fault_strategy, seconds=st.sampled_from((5.0, LEASE_SECONDS)))
+    def let_the_lease_end(self, fault: str | None, seconds: float) -> None:
+        self.fail(fault)
+        self.run(asyncio.sleep(seconds + 3.0))
 
     @rule(seconds=st.sampled_from((0.01, 0.5, 4.99, 5.0, 5.5, LEASE_SECONDS, 100.0)))
     def wait(self, seconds: float) -> None:
