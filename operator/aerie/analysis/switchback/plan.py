@@ -2,14 +2,14 @@
 
 | criterion             | rolls back when significantly | alpha  | passes when significantly | alpha         |
 |-----------------------|-------------------------------|--------|---------------------------|---------------|
-| tokens per step       | below the stable drafter's    | 0.010  | above * (1 - margin)      | 0.025 + 0.010 |
-| time per output token | above * 1.02                  | 0.003  | below * 1.025             | 0.025 + 0.010 |
-| time to first token   | above * 1.10                  | 0.003  | below * 1.25              | 0.025 + 0.010 |
+| tokens per step       | below the stable drafter's    | 0.010  | above * (1 - margin)      | 0.025 + 0.015 |
+| time per output token | above * 1.02                  | 0.003  | below * 1.025             | 0.025 + 0.015 |
+| time to first token   | above * 1.10                  | 0.003  | below * 1.25              | 0.025 + 0.015 |
 | failed requests       | more per request (e-value)    | 0.002  | below 2 * + 1.5 pp        | 0.025         |
 | ended processes       | more per pod-hour             | 0.002  | not suspicious            |               |
 
 The rollback tests' alphas add up to 0.02, because any of them suffices. A promotion needs all of its tests, so each has the whole
-alpha: 0.025 at any time, and 0.01 for the one look at the deadline (`sign_flip`). Users feel the time per output token. So while
+alpha: 0.025 at any time, and 0.015 for the one look at the deadline (`sign_flip`). Users feel the time per output token. So while
 it is significantly below the stable drafter's (alpha 0.0125), tokens per step neither roll back nor are needed, as in an
 analysis between pods (`aerie.analysis.criteria`).
 
@@ -41,7 +41,7 @@ TOKENS_PER_STEP = "TokensPerStep"
 TIME_PER_OUTPUT_TOKEN = "TimePerOutputToken"
 TIME_TO_FIRST_TOKEN = "TimeToFirstToken"
 
-PROMOTE_ALPHA, PROMOTE_DEADLINE_ALPHA = 0.025, 0.01
+PROMOTE_ALPHA, PROMOTE_DEADLINE_ALPHA = 0.025, 0.015
 """Alphas of a promote test: at any time, and of the look at the deadline."""
 FASTER_ALPHA = PROMOTE_ALPHA / 2
 """Alpha of being significantly faster, which replaces tokens per step: half, as there are two ways to pass."""
