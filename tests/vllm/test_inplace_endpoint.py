@@ -265,7 +265,7 @@ def test_a_hostile_call_changes_nothing(server: InPlaceServer, users: Users, nam
 
 
 def test_concurrent_changes(server: InPlaceServer, users: Users) -> None:
-    """At most one change is made at a time; all others are rejected, and a return wins."""
+    """One change is made at a time; all others are rejected, and a return wins."""
     with ThreadPoolExecutor(8) as pool:
         responses = list(pool.map(lambda _: server.put("weak", lease_seconds=30), range(8)))
     statuses = sorted(response.status_code for response in responses)
