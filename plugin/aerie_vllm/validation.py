@@ -171,8 +171,16 @@ def _compare_configs(own: Form, candidate: Form, engine: Engine) -> Iterator[Pro
 
 
 def _flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that decide, each under the one name where vLLM's classes read it from two."""
-    keys = {**(config.get("eagle_config") or {}), **{key: value for key, value in config.items() if value is not None}}
+    """Return the keys that decide, each in one place where vLLM's classes read it from two, with the defaults of these classes."""
+    eagle_config = config.get("eagle_config") or {}
+    keys = {
+        "draft_vocab_size": config.get("vocab_size"),
+        "target_hidden_size": config.get("hidden_size"),
+        "logit_scale": 1.0,
+        **eagle_config,
+        **{key: value for key, value in config.items() if value is not None},
+        "use_aux_hidden_state": eagle_config.get("use_aux_hidden_state", True),
+    }
     keys["num_aux_hidden_states"] = _count_aux_states(keys)
     ignored = UNREAD_KEYS | {*FLAGS, "architectures", "eagle_config", "model"}
     return {key: value for key, value in keys.items() if key not in ignored and value is not None}

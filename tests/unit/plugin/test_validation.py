@@ -90,7 +90,9 @@ CONFIGS: Mapping[str, tuple[dict[str, Any], str | None]] = {
     "another name of the class": ({"architectures": ["Eagle3LlamaForCausalLM"]}, None),
     "the name of the layers' class": ({"architectures": ["LlamaForCausalLM"]}, None),
     "another type of the file": ({"dtype": "bfloat16", "transformers_version": "9"}, None),
-    "the same in one place": ({"eagle_config": None, "use_aux_hidden_state": True}, None),
+    "the same in one place": ({"eagle_config": None}, None),
+    "defaults": ({"target_hidden_size": None, "logit_scale": 1.0}, None),
+    "another scale": ({"logit_scale": 0.5}, "Config"),
     "the same aux states, counted": ({"num_aux_hidden_states": None}, None),
 }
 
