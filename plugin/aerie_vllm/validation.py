@@ -171,7 +171,7 @@ def _compare_configs(own: Form, candidate: Form, engine: Engine) -> Iterator[Pro
 
 
 def _flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that decide, each in one place where vLLM's classes read it from two, with the defaults of these classes."""
+    """Return the keys that decide, in one place where vLLM's classes read them from two, with the defaults of these classes."""
     eagle_config = config.get("eagle_config") or {}
     keys = {
         "draft_vocab_size": config.get("vocab_size"),
