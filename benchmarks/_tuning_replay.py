@@ -1,11 +1,11 @@
 """Published grids as engines: simulated telemetry of them, and the regret of a tuner's choice.
 
-A grid is a table of throughputs by batch and K; a step's time is looked up in it, bilinear between its cells
-(`aerie_lab.engine.performance_model.step.Grid`), so the tuner is not evaluated by its own model. The batches of the windows are
+A grid is a table of throughputs by batch and K; a step's time is looked up in it, bilinear between its cells (`StepTimeGrid`
+in aerie_lab/engine/performance_model/step.py), so the tuner is not evaluated by its own model. The batches of the windows are
 spread evenly over the octaves of the grid, those of a canary too. Assumptions: 3 % noise a window, prefill of 10 us a token,
 acceptance lengths as published at every K, with 2 % noise a window, of requests that differ, so that drafts of a larger K
-begin at harder positions; graphs are captured up to 512 tokens, vLLM's default in the releases that the grids were taken with.
-The engine is otherwise vLLM 0.33, so that it supports schedules.
+begin at harder positions; graphs are captured up to 512 tokens, vLLM's default in the releases that the grids were taken
+with. The engine is otherwise vLLM 0.33, so that it supports schedules.
 
 Choices are evaluated only in the grid's own cells. No rule may choose a cell that is not usable.
 """

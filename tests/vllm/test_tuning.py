@@ -76,8 +76,9 @@ def test_speculation_that_loses_is_turned_off(report: SteadyReport) -> None:
     decision, text = report.tuner_result.decision, report.tuner_result.explanation
     assert (decision.action, decision.setting) == (TuningAction.CHANGE, Off()), text
     assert decision.reason.startswith(OFF_REASONS), text
-    gains = {prediction.setting: prediction.gain for prediction in decision.predictions}
-    assert gains[Off()][0] > 0, text
+    off = next(prediction for prediction in decision.predictions if prediction.setting == Off())
+    assert off.gain[0] > 0, text
+    assert off.gain_text in decision.reason, text
     # The explanation for the user has the measured values.
     for part in ("CHANGE to no speculation", "acceptance ", "step time ", "no speculation ", "measured at K = 3, off"):
         assert part in text, text
