@@ -37,7 +37,7 @@ quick-layers:
 quick-tests:
 	@HYPOTHESIS_PROFILE=quick $(BIN)/pytest -q -m "not slow" $(PARALLEL) --dist=worksteal $(QUICK:%=tests/unit/%)
 
-test: setup ## run all tests, the lab's beside the others
+test: setup ## run all tests: the lab's, real vLLM's and the unit tests, side by side
 	@$(BIN)/python scripts/run_tests.py
 
 test-unit: setup ## run the tests that need no cluster (minutes)

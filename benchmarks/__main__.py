@@ -2,7 +2,8 @@
 
 A benchmark is a module of this package with `measure() -> dict[str, float]`. It may print anything before. With
 `--save` the results are also written to results/NAME.json, with the date, the machine and the commit they were measured on,
-and a benchmark that has `document(docs: Path)` writes its page of the docs.
+and a benchmark that has `document(docs: Path)` writes its page of the docs. A benchmark that has `result_name()` names its
+file itself.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def main() -> int:
     if arguments.save:
         (HERE / "results").mkdir(exist_ok=True)
         text = json.dumps({**measured_on, **figures}, indent=2) + "\n"
-        (HERE / "results" / f"{arguments.name}.json").write_text(text)
+        name = module.result_name() if hasattr(module, "result_name") else arguments.name
+        (HERE / "results" / f"{name}.json").write_text(text)
         if hasattr(module, "document"):
             module.document(HERE.parent / "docs")
     print(json.dumps(figures))

@@ -74,7 +74,10 @@ def fleet(name: str, replicas: int, drafter: str, surge: int = 2) -> dict[str, A
                 },
             },
             "drafter": {"source": source(f"example/{drafter}")},
-            "rollout": {"canary": {"stepWeights": [], "replicas": surge, "scaleDownDelay": "0s"}},
+            "rollout": {
+                "inPlace": {"mode": "Off"},  # its pods run no process
+                "canary": {"stepWeights": [], "replicas": surge, "scaleDownDelay": "0s"},
+            },
         },
     }
 

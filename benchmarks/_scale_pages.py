@@ -16,6 +16,7 @@ import functools
 import json
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from pyroute2 import IPRoute
@@ -88,7 +89,18 @@ class Engines:
 
 async def serve(socket: Path, port: int, hostile: Path) -> None:
     """Serve until standard input ends."""
-    engines = Engines(hostile)
+    async with (
+        # Services listen on that port of their own addresses, and keep the requests for these.
+        await asyncio.start_server(Engines(hostile).answer, "0.0.0.0", PORT, backlog=1024, reuse_port=True),
+        forward_socket(socket, port),
+    ):
+        print("serves", flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+@contextlib.asynccontextmanager
+async def forward_socket(socket: Path, port: int) -> AsyncIterator[None]:
+    """Forward the connections of a Unix socket to a port of this network's loopback."""
     forwarding: set[asyncio.Task[None] | None] = set()  # keeps references to the tasks
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -99,13 +111,8 @@ async def serve(socket: Path, port: int, hostile: Path) -> None:
         finally:
             forwarding.discard(task)
 
-    async with (
-        # Services listen on that port of their own addresses, and keep the requests for these.
-        await asyncio.start_server(engines.answer, "0.0.0.0", PORT, backlog=1024, reuse_port=True),
-        await asyncio.start_unix_server(forward, socket),
-    ):
-        print("serves", flush=True)
-        await asyncio.to_thread(sys.stdin.read)
+    async with await asyncio.start_unix_server(forward, socket):
+        yield
 
 
 def take_addresses() -> None:

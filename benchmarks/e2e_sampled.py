@@ -18,16 +18,23 @@ The goal is Superior: with greedy traffic both kinds of drafts are the same toke
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from typing import Any
 
-import yaml
-
 from aerie_lab.cluster import Lab, LabSettings
 from aerie_lab.engine.load_generation.background import BackgroundTraffic
 from aerie_lab.engine.load_generation.traffic import TrafficTarget
-from benchmarks.e2e_vllm import DECISION, ROOT, SCENARIO, START, RolloutSequence, comparison
+from benchmarks.e2e_vllm import (
+    DECISION,
+    REQUESTS_PER_SECOND,
+    SCENARIO,
+    START,
+    RolloutSequence,
+    build_resource_by_pods,
+    comparison,
+)
 
 GREEDY_DEADLINE, SAMPLED_DEADLINE = "6m", "30m"
 """Deadlines of the analysis: with greedy traffic a longer one changes nothing."""
@@ -35,15 +42,14 @@ GREEDY_DEADLINE, SAMPLED_DEADLINE = "6m", "30m"
 
 def measure() -> dict[str, float]:
     with Lab.up(LabSettings(name="e2e")) as lab:
-        return SampledRollouts(lab).measure()
+        return SampledRollouts(lab, build_resource_by_pods()).measure()
 
 
 class SampledRollouts(RolloutSequence):
     """One run of the benchmark."""
 
     def measure(self) -> dict[str, float]:
-        where = ("--namespace", "aerie-system", "--create-namespace", "--wait", "--timeout=180s")
-        self.lab.helm("install", "aerie", str(ROOT / "charts" / "aerie"), *where)
+        self.install()
         self._write(GREEDY_DEADLINE)
         self.until(lambda status: status.get("phase") == "Ready", "EAGLE 3.1 serves", START)
         requests = failed = 0
@@ -52,7 +58,7 @@ class SampledRollouts(RolloutSequence):
             target = TrafficTarget(
                 self.lab.gateway_url or "", SCENARIO.name, SCENARIO.host, temperature=temperature, chats=SCENARIO.chats
             )
-            with BackgroundTraffic(target, SCENARIO.requests_per_second, SCENARIO.classes, DECISION + START) as traffic:
+            with BackgroundTraffic(target, REQUESTS_PER_SECOND, SCENARIO.classes, DECISION + START) as traffic:
                 figures |= self._canary(name, deadline)
             requests += len(traffic.report.outcomes)
             failed += sum(outcome.error is not None for outcome in traffic.report.outcomes)
@@ -79,10 +85,11 @@ class SampledRollouts(RolloutSequence):
 
     def _write(self, deadline: str, **speculation: Any) -> float:
         """Apply the resource; a revision that was rejected is tried again."""
-        resource = yaml.safe_load(SCENARIO.manifest.read_text())
+        resource = copy.deepcopy(dict(self.resource))
         spec = resource["spec"]
         spec["drafter"]["source"]["huggingFace"] = SCENARIO.better_drafter
         spec["speculation"] |= speculation
+        spec["rollout"]["inPlace"] = {"mode": "Off"}
         spec["rollout"]["analysis"] |= {"goal": "Superior", "onInconclusive": "Rollback", "maxDuration": deadline}
         resource["metadata"]["annotations"] = {"aerie.dev/retry": deadline}
         self.report_progress(f"kubectl apply: draft sampling {speculation.get('draftSampling', 'as the engine does')}")

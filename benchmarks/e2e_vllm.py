@@ -1,4 +1,4 @@
-"""Successive rollouts with real vLLM on CPU, the bundle's models, and continuous traffic through the gateway.
+"""Successive rollouts by pods with real vLLM on CPU, the bundle's models, and continuous traffic through the gateway.
 
     EAGLE 3 serves ─► EAGLE 3.1: promoted ─► a weak drafter: rolled back ─► EAGLE 3.1 under another name: not rolled back
 
@@ -14,15 +14,16 @@
 | pods_reloaded_by_promotion   | pods of the canary that were removed or restarted before it is stable                         |
 
 Blocks are short, because a benchmark must not take four hours, and three engines share two cores: the results show that rollouts
-work with a real engine, and nothing about a GPU.
+work with a real engine, and nothing about a GPU. Rollouts in place are measured by `inplace`.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from aerie_lab.engine.load_generation.traffic import RequestOutcome, TrafficTarg
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENARIO = REAL_SCENARIO
+REQUESTS_PER_SECOND = 2.0
+"""What three engines on two cores bear without a queue."""
 BUNDLE = ROOT / "drafter" / "bundle"
 SAME_DRAFTER_REPOSITORY = "aerie/bundle-eagle31-again"
 START, DECISION, SAME_DRAFTER_SECONDS = 1200.0, 2400.0, 420.0
@@ -58,26 +61,48 @@ def measure() -> dict[str, float]:
             )
         )
         with Lab.up(LabSettings(name="e2e", image_tables=[str(table)])) as lab:
-            return RolloutSequence(lab).measure()
+            return RolloutSequence(lab, build_resource_by_pods()).measure()
+
+
+def build_resource_by_pods() -> dict[str, Any]:
+    """Return the demo's resource, with changes by pods in short blocks."""
+    resource: dict[str, Any] = yaml.safe_load(SCENARIO.manifest.read_text())
+    # The share of requests beyond these latencies, those of a small model on a shared CPU, has to be significant. Means vary by
+    # half from block to block and would take hours: they must only not be probably worse.
+    resource["spec"]["speculation"]["tuning"]["slo"] = {"timePerOutputToken": "1s", "timeToFirstToken": "10s"}
+    resource["spec"]["rollout"] |= {
+        "inPlace": {"mode": "Off"},
+        "canary": {"stepWeights": [50], "stepDuration": "20s", "scaleDownDelay": "3s"},
+        "analysis": {
+            "warmupDuration": "20s",
+            "blockDuration": "15s",
+            "minDuration": "1m",
+            "failureMargin": 0.05,  # the default, 0.005, takes 1,000 requests
+            "maxDuration": "35m",
+        },
+    }
+    return resource
 
 
 class RolloutSequence:
     """One run of the benchmark."""
 
-    def __init__(self, lab: Lab) -> None:
-        self.lab, self.began = lab, time.monotonic()
+    POLL_SECONDS = 1.0
+    """Seconds between two reads of the status."""
+
+    def __init__(self, lab: Lab, resource: Mapping[str, Any]) -> None:
+        self.lab, self.resource, self.began = lab, resource, time.monotonic()
         self._last_progress = ""
 
     def report_progress(self, text: str) -> None:
         print(f"[{time.monotonic() - self.began:5.0f} s] {text}", flush=True)
 
     def measure(self) -> dict[str, float]:
-        where = ("--namespace", "aerie-system", "--create-namespace", "--wait", "--timeout=180s")
-        self.lab.helm("install", "aerie", str(ROOT / "charts" / "aerie"), *where)
+        self.install()
         self.apply(None)
         self.until(lambda status: status.get("phase") == "Ready", "EAGLE 3 serves", START)
         target = TrafficTarget(self.lab.gateway_url or "", SCENARIO.name, SCENARIO.host, chats=SCENARIO.chats)
-        with BackgroundTraffic(target, SCENARIO.requests_per_second, SCENARIO.classes, LONGEST) as traffic:
+        with BackgroundTraffic(target, REQUESTS_PER_SECOND, SCENARIO.classes, LONGEST) as traffic:
             self.until(lambda status: status["stable"].get("acceptanceLength"), "its acceptance length is known", 300)
             promoted = self.promotion()
             rolled_back = self.rollback()
@@ -139,14 +164,18 @@ class RolloutSequence:
             status = self.status()
             if status["phase"] in ("RollingBack", "RolledBack", "Failed"):
                 raise AssertionError(f"the same drafter was rolled back: {status['rolloutHistory'][0]['message']}")
-            self._print_progress(status)
+            self.print_progress(status)
             time.sleep(2)
         return {"again_blocks": comparison(status["analysis"])["sampleCount"]}
 
     # -- the cluster
+    def install(self) -> None:
+        where = ("--namespace", "aerie-system", "--create-namespace", "--wait", "--timeout=180s")
+        self.lab.helm("install", "aerie", str(ROOT / "charts" / "aerie"), *where)
+
     def apply(self, drafter: dict[str, str] | None) -> float:
-        """Apply the manifest, with the given drafter."""
-        resource = yaml.safe_load(SCENARIO.manifest.read_text())
+        """Apply the resource, with the given drafter."""
+        resource = copy.deepcopy(dict(self.resource))
         if drafter is not None:
             resource["spec"]["drafter"]["source"]["huggingFace"] = drafter
         self.report_progress(f"kubectl apply: {resource['spec']['drafter']['source']['huggingFace']['repo']}")
@@ -162,7 +191,7 @@ class RolloutSequence:
             else {"phase": "", **status, "old": True}
         )
 
-    def _print_progress(self, status: dict[str, Any]) -> None:
+    def print_progress(self, status: dict[str, Any]) -> None:
         conditions = status.get("conditions") or []
         message = next((condition["message"] for condition in conditions if condition["type"] == "Progressing"), "")
         if (progress := f"{status.get('phase')}: {message}") != self._last_progress:
@@ -173,17 +202,18 @@ class RolloutSequence:
         deadline = time.monotonic() + timeout_seconds
         while time.monotonic() < deadline:
             status = self.status()
-            self._print_progress(status)
+            self.print_progress(status)
             if "old" not in status and check(status):
                 return status
-            time.sleep(1)
+            time.sleep(self.POLL_SECONDS)
         raise AssertionError(
             f"{description}: not within {timeout_seconds:g} s\n{self.lab.kubectl('describe', 'specdep', SCENARIO.name)}"
         )
 
-    def pods(self, revision: str) -> dict[str, int]:
-        """Restarts by uid."""
-        items = json.loads(self.lab.kubectl("get", "pods", "-l", f"aerie.dev/revision={revision}", "-o", "json"))["items"]
+    def pods(self, revision: str | None = None) -> dict[str, int]:
+        """Restarts by uid of the engine pods, or of those of one revision."""
+        selector = f"aerie.dev/name={SCENARIO.name}" + (f",aerie.dev/revision={revision}" if revision else "")
+        items = json.loads(self.lab.kubectl("get", "pods", "-l", selector, "-o", "json"))["items"]
         return {pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in items}
 
 

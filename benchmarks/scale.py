@@ -83,12 +83,12 @@ def measure() -> dict[str, float]:
 
 
 @contextmanager
-def small_lab(folder: Path) -> Iterator[Lab]:
+def small_lab(folder: Path, name: str = "scale") -> Iterator[Lab]:
     """Start a lab without a gateway, whose preflight Jobs pass immediately, with the definition."""
     table = folder / "images.toml"
     table.write_text(TABLE)
     settings = LabSettings(
-        name="scale",
+        name=name,
         nodes=8,
         pods_per_node=1000,
         gpus_per_node=64,
@@ -327,6 +327,7 @@ def resource(number: int) -> dict[str, Any]:
                 "podTemplate": {"metadata": {"annotations": {PROCESSLESS_ANNOTATION: "true"}}, "spec": {}},
             },
             "drafter": {"source": source("example/drafter")},
+            "rollout": {"inPlace": {"mode": "Off"}},  # the pods run no process
         },
     }
 

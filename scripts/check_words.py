@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ALLOW_LIST = "scripts/words_allowed.txt"
 
-CODE_FOLDERS = ("operator/aerie", "lab/aerie_lab", "drafter", "benchmarks", "scripts", "tests")
+CODE_FOLDERS = ("operator/aerie", "lab/aerie_lab", "drafter", "plugin", "benchmarks", "scripts", "tests")
 
 DOCS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "charts/aerie/README.md", "docs/**/*.md")
 """Patterns of the files whose prose is checked."""

@@ -54,8 +54,9 @@ def main() -> int:
         print("lock: uv is not on the PATH: install it (`pip install uv`) and run make lock again.", file=sys.stderr)
         return 1
     for name, projects in LOCKS.items():
-        # Set-up installs the project itself, editable.
-        arguments = [*projects, f"--output-file=requirements/{name}.txt", "--no-emit-package=aerie-operator"]
+        # Set-up installs the projects themselves, editable.
+        arguments = [*projects, f"--output-file=requirements/{name}.txt"]
+        arguments += ["--no-emit-package=aerie-operator", "--no-emit-package=aerie-vllm"]
         arguments.append("--extra=dev" if name == "dev" else "--constraint=requirements/dev.txt")
         compile_lock(uv, arguments)
     build = "\n".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"])

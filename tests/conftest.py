@@ -19,6 +19,7 @@ import pytest
 from aerie_lab.binaries import DEFAULT_FAMILY_NAMES, ensure_family
 from aerie_lab.errors import LabError
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported; more threads wait for each other beside other tests
 pytest_plugins = ["aerie_lab.testing.plugin", "tests.golden"]
 hypothesis.settings.register_profile("full", deadline=None)  # an example that takes 200 ms is no error
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=10, stateful_step_count=15)

@@ -6,13 +6,13 @@ One server for all tests here, because a start takes most of a minute; the last 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,9 +158,8 @@ def list_container_processes(lab: Lab, namespace: str) -> set[int]:
 
 
 @contextlib.contextmanager
-def stopped_when(pid: int, condition: Callable[[], object]) -> Iterator[None]:
-    """Stop the process when the condition holds, until the end of the block."""
-    wait_until(condition, f"process {pid} is to be stopped")
+def stopped(pid: int) -> Iterator[None]:
+    """Stop the process until the end of the block."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -217,19 +216,18 @@ def test_deletion_drains_and_leaves_no_process(served: ServedPod) -> None:
     (engine,) = [pid for pid in processes if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     started = time.monotonic()
     assert served.client.post("/v1/completions", json=completion_body(500)).status_code == 200
-    # Long enough to stop the engine during the response, and far from the end of the drain.
+    # Far from its end when its first token arrives, and far from the end of the drain.
     tokens = min(LONGEST - 100, round(500 * ANSWER / (time.monotonic() - started)))
-    with ThreadPoolExecutor(1) as pool:
-        pending_response = pool.submit(served.client.post, "/v1/completions", json=completion_body(tokens), timeout=GRACE)
-        with stopped_when(engine, lambda: pending_response.done() or sum_metric(served, "vllm:num_requests_running") > 0):
+    body = completion_body(tokens, stream=True, stream_options={"include_usage": True})
+    with served.client.stream("POST", "/v1/completions", json=body, timeout=GRACE) as response:
+        events = (json.loads(line.removeprefix("data: ")) for line in response.iter_lines() if line.startswith("data: {"))
+        first = next(events)
+        with stopped(engine):
             namespace.kubectl("delete", "pod", "tiny", "--wait=false")
             wait_until(lambda: "stopping engine client mode=drain" in namespace.kubectl("logs", "tiny"), "the API server drains")
             assert namespace.get("pod", "tiny")["metadata"]["deletionGracePeriodSeconds"] == GRACE
-            assert not pending_response.done(), f"{tokens} tokens were generated before the engine was stopped: request more"
-        response = pending_response.result(GRACE)
-    assert response.status_code == 200, response.text
-    (choice,) = response.json()["choices"]
-    assert (choice["finish_reason"], response.json()["usage"]["completion_tokens"]) == ("length", tokens)
+        *_, last, usage = [first, *events]
+    assert (last["choices"][0]["finish_reason"], usage["usage"]["completion_tokens"]) == ("length", tokens)
 
     def ended(pod: dict[str, object]) -> bool:
         status = pod["status"]

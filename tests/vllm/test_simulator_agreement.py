@@ -269,15 +269,20 @@ def test_a_schedule_drafts_by_batch_size(scheduled: RunningEngine) -> None:
 
 def test_a_killed_engine_ends_the_stream_with_an_error(scheduled: RunningEngine, tmp_path: Path) -> None:
     file = tmp_path / "stream"
+    # Looked up before the stream begins, which lasts for seconds only.
+    pid, number = (
+        (find_worker(scheduled.process.pid), signal.SIGKILL)
+        if scheduled.kind == "real"
+        else (scheduled.process.pid, signal.SIGUSR1)
+    )
     with open_stream(scheduled, file) as client:
-        if scheduled.kind == "real":
-            os.kill(find_worker(scheduled.process.pid), signal.SIGKILL)
-        else:
-            scheduled.process.send_signal(signal.SIGUSR1)
+        os.kill(pid, number)
         assert client.wait(120) == 0
-    *_, error, last = read_events(file)
-    assert last == "[DONE]"
-    assert json.loads(error)["error"]["message"].startswith("EngineCore encountered an issue.")
+    events = read_events(file)
+    assert events[-1] == "[DONE]"
+    error = json.loads(events[-2]).get("error")
+    assert error, f"{len(events)} events, and no error at the end: {events[-3:]}"
+    assert error["message"].startswith("EngineCore encountered an issue.")
     assert scheduled.process.wait(120) == 0
 
 

@@ -44,6 +44,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end }}
 
+{{/* Secret of the release's namespace with the key of all tokens of drafter endpoints. */}}
+{{- define "aerie.drafterKeySecret" -}}
+{{- default (printf "%s-drafter-key" (include "aerie.fullname" .)) .Values.drafterKey.existingSecret }}
+{{- end }}
+
 {{/* Permissions of the operator: rules of a ClusterRole, or of a Role in each namespace. */}}
 {{- define "aerie.rules" -}}
 - apiGroups: [aerie.dev]
@@ -70,6 +75,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
   resources: [{{ .resource }}]
   verbs: [get, list, watch, create, patch, delete]
 {{- end }}
+# Tokens of the endpoints by which drafters change in place. No Secret here can be read: a patch, too, would answer with it.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
 # Causes of pods that do not start, and the last log lines of a preflight or a crash.
 - apiGroups: [""]
   resources: [pods]

@@ -1,8 +1,8 @@
-"""`aerie-lab demo`: the operator promotes a better drafter by a canary, and rolls back a bad one, under traffic.
+"""`aerie-lab demo`: the operator promotes a better drafter inside running pods, and rolls back a bad one, under traffic.
 
 It starts its own lab with simulated or real engines (scenarios.py), prints each command with its output, sends a bounded
-number of requests over loopback, counts failures, and stops the lab. Every wait has a timeout. A canary with an unexpected
-result is an error, and so is a failed request.
+number of requests over loopback, counts failures, and stops the lab. Every wait has a timeout. A rollout with an unexpected
+result is an error, and so is a failed request, or a pod that was created or restarted by a rollout.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aerie.terminal import sanitize_text
 from aerie_lab.binaries import ensure_binary, ensure_family
 from aerie_lab.cli.console import err, out, print_progress
 from aerie_lab.cli.scenarios import DEMO_SCENARIOS, DemoScenario
-from aerie_lab.cli.status_table import StatusTable
+from aerie_lab.cli.status_table import StatusTable, find_tokens_per_step, format_comparison
 from aerie_lab.cluster import Lab, LabSettings
 from aerie_lab.engine.load_generation.background import BackgroundTraffic
 from aerie_lab.engine.load_generation.traffic import TrafficTarget
@@ -38,13 +38,17 @@ REPOSITORY_FOLDER = Path(__file__).resolve().parents[3]
 CHART_FOLDER = REPOSITORY_FOLDER / "charts" / "aerie"
 
 _SUMMARY_TEMPLATE = """\
-Each new drafter started a canary: one pod with the new drafter and one fresh pod with the old one got equal shares of the
-traffic. The analysis compared their tokens per step block by block, with anytime-valid bounds.
-The promotion kept the canary's pods: the pod that was analyzed is one of the stable pods now.
+Each new drafter was fetched by the pods beside their running engines. Then the pods alternated between both drafters in short
+windows, in a random order. The operator compared tokens per step, latencies and failures of the same pods with each drafter.
+No pod was created or restarted for it: {pod_count} served all {request_count} requests.
 Cluster, gateway and operator are real. {engines}.
-Blocks, warm-up and minimum duration are short, for you to watch ({manifest} has the defaults).
+The minimum duration is short, for you to watch ({manifest} has the default).
 `.venv/bin/aerie-lab demo --engine {engine} --keep` leaves the lab up. `kubectl describe specdep {name}` then shows analysis and
-rollout history. docs/rollouts.md explains the decisions, README.md the next steps by hand."""
+rollout history. docs/in-place.md explains the method, docs/rollouts.md rollouts by pods, README.md the next steps by hand."""
+_POD_COLUMNS = "custom-columns=POD:.metadata.name,UID:.metadata.uid,RESTARTS:.status.containerStatuses[0].restartCount"
+_DRAFTER_METRIC = "aerie_drafter_info"
+_TRAFFIC_SECONDS = 15.0
+"""Seconds of requests before the first rollout. With fewer than ten, windows would have their longest length."""
 
 
 def demo(
@@ -89,8 +93,7 @@ class _DemoRunner:
         )
         self._run_tool("kubectl", *where, "get", "pods")
 
-        _print_heading(f"A deployment of {scenario.target} with an EAGLE 3 drafter")
-        self._run_tool("kubectl", "create", "secret", "generic", "hugging-face", "--from-literal=token=any")
+        _print_heading("A deployment with an EAGLE 3 drafter")
         self._run_tool("kubectl", "apply", "-f", str(scenario.manifest))
         self._watch_until(StatusTable("PHASE", "SERVING"), lambda status: status["phase"] == "Ready")
         out.print("[dim]# the result of preflight, from configs and weight headers alone, before a GPU is requested[/]")
@@ -100,18 +103,26 @@ class _DemoRunner:
         out.print(f"[dim]# from here on the gateway receives {scenario.requests_per_second:g} requests per second[/]")
         target = TrafficTarget(self.lab.gateway_url or "", scenario.name, scenario.host, timeout_seconds=60, chats=scenario.chats)
         with BackgroundTraffic(target, scenario.requests_per_second, scenario.classes) as traffic:
+            pods = self._show_pods()
+            out.print(
+                f"[dim]# the length of the windows follows from the rate of requests: {_TRAFFIC_SECONDS:g} s to measure it[/]"
+            )
+            time.sleep(_TRAFFIC_SECONDS)
             _print_heading("A better drafter, EAGLE 3.1")
             self._change_drafter(scenario.better_drafter, "Promoted")
             traffic.mark("EAGLE 3.1 promoted")
-            self._run_tool("kubectl", "get", "pods,httproutes")
+            self._check_pods(pods)
             _print_heading("A badly trained drafter")
             self._change_drafter(scenario.worse_drafter, "RolledBack")
             traffic.mark("bad drafter rolled back")
+            self._check_pods(pods)
         self._run_tool("kubectl", "get", "specdep", scenario.name)
         _print_traffic_summary(traffic, self._read_status())
         out.print(
             sanitize_text(
                 _SUMMARY_TEMPLATE.format(
+                    pod_count=f"the same {len(pods)} pods" if len(pods) > 1 else "the same pod",
+                    request_count=_count_requests(traffic)[0],
                     engines=scenario.engines_description,
                     manifest=scenario.manifest.relative_to(REPOSITORY_FOLDER),
                     engine=engine,
@@ -134,7 +145,7 @@ class _DemoRunner:
         return status
 
     def _change_drafter(self, drafter: dict[str, str], expected_result: str) -> None:
-        """Change the drafter, and wait until its canary ends with the expected result."""
+        """Change the drafter, and wait until its rollout ends with the expected result."""
         change = {"spec": {"drafter": {"source": {"huggingFace": drafter}}}}
         self._run_tool("kubectl", "patch", "specdep", self.scenario.name, "--type=merge", "--patch", json.dumps(change))
         drafter_prefix = f"{drafter['repo']}@"
@@ -143,13 +154,32 @@ class _DemoRunner:
             is_last_rollout = status["rolloutHistory"][0]["drafter"].startswith(drafter_prefix)
             return is_last_rollout and status["phase"] in ("Ready", "RolledBack", "Failed")
 
-        self._watch_until(StatusTable("PHASE", "TRAFFIC IN %", "BLOCKS", "AL-CONTROL", "AL-CANARY", "CANARY/CONTROL"), is_over)
+        self._watch_until(StatusTable("PHASE", "PAIRS", "TOKENS PER STEP, NEW DRAFTER TO OLD"), is_over)
         last = self._read_status()["rolloutHistory"][0]
-        out.print(f"[bold]{last['result']}[/]: {sanitize_text(last['message'])}")
+        estimate = format_comparison(find_tokens_per_step(last.get("comparisons")))
+        out.print(f"[bold]{last['result']}[/]: {sanitize_text(last['message'])} Tokens per step: {estimate}.")
         if last["result"] != expected_result:
             raise LabError(
-                f"the canary of {drafter['repo']} ended as {last['result']} instead of {expected_result}: {last['message']}"
+                f"the rollout of {drafter['repo']} ended as {last['result']} instead of {expected_result}: {last['message']}"
             )
+
+    def _show_pods(self) -> dict[str, int]:
+        """Print the pods and the drafter that each serves with; return their restarts by uid."""
+        selector = f"--selector=aerie.dev/name={self.scenario.name}"
+        self._run_tool("kubectl", "get", "pods", selector, f"--output={_POD_COLUMNS}")
+        pods = json.loads(self.lab.kubectl("get", "pods", selector, "--output=json"))["items"]
+        for pod in pods:
+            path = f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}:8000/proxy/metrics"
+            out.print(f"[cyan]$ kubectl get --raw {path} | grep ^{_DRAFTER_METRIC}[/]")
+            lines = self.lab.kubectl("get", "--raw", path).splitlines()
+            out.print(sanitize_text("\n".join(line for line in lines if line.startswith(_DRAFTER_METRIC))))
+        return {pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods}
+
+    def _check_pods(self, pods: dict[str, int]) -> None:
+        """Print the pods, and raise LabError if they are others, or one was restarted."""
+        if self._show_pods() != pods:
+            raise LabError("the rollout was to change the drafter inside the running pods, and they are others, or restarted.")
+        out.print("[dim]# the same pods, without a restart[/]")
 
     def _watch_until(self, table: StatusTable, is_over: Callable[[Json], bool]) -> None:
         """Print rows as the resource's status changes, until it `is_over`."""

@@ -12,6 +12,7 @@ from aerie.terminal import sanitize_text
 from aerie_lab.cli.console import err, out
 from aerie_lab.cluster import Lab
 from aerie_lab.engine.metrics.metrics_corruption import MetricsCorruption, parse_corruption
+from aerie_lab.engine.serving.drafter_faults import DrafterFault, parse_drafter_fault
 from aerie_lab.errors import StateError
 from aerie_lab.faults import Fault, FaultInjector
 
@@ -100,6 +101,18 @@ def corrupt_metrics(
 ) -> None:
     """Let a simulated engine expose false metrics. The engine keeps working."""
     _keep_active(_find_injector(name).corrupt_metrics(pod, parse_corruption(corruption), namespace=namespace), seconds)
+
+
+@fault.command("fail-drafter")
+def fail_drafter(
+    pod: Pod,
+    drafter_fault: Annotated[str, typer.Argument(metavar="FAULT", help=f"One of {', '.join(get_args(DrafterFault))}.")],
+    namespace: KubeNamespace = "default",
+    seconds: Seconds = None,
+    name: Name = "default",
+) -> None:
+    """Let changes of a simulated engine's drafter in place fail. The engine keeps working."""
+    _keep_active(_find_injector(name).fail_drafter(pod, parse_drafter_fault(drafter_fault), namespace=namespace), seconds)
 
 
 @fault.command("stop-component")

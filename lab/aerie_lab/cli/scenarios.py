@@ -30,7 +30,6 @@ class DemoScenario:
     name: str
     """Name of the resource and of the served model."""
     host: str
-    target: str
     better_drafter: dict[str, str]
     worse_drafter: dict[str, str]
     question: str
@@ -56,20 +55,18 @@ def _manifest_path(name: str) -> Path:
     return Path(__file__).with_name(name).resolve()
 
 
+_BETTER_DRAFTER = {"repo": "aerie/bundle-eagle31", "revision": "55f8cf57420bcfb8f7a95c89a51fb969df6c8270"}
+
 SIMULATED_SCENARIO = DemoScenario(
     manifest=_manifest_path("demo.yaml"),
     name="chat",
     host="chat.example.com",
-    target="Llama 3.1 8B",
-    better_drafter={"repo": "aerie/Llama-3.1-8B-Instruct-EAGLE3.1", "revision": "3100000000000000000000000000000000000031"},
-    worse_drafter={
-        "repo": "aerie/Llama-3.1-8B-Instruct-EAGLE3.1-undertrained",
-        "revision": "1300000000000000000000000000000000000013",
-    },
+    better_drafter=_BETTER_DRAFTER,
+    worse_drafter={"repo": "aerie/bundle-eagle31-undertrained", "revision": "1300000000000000000000000000000000000013"},
     question="Where do eagles nest?",
     engines_description="The engines are simulated, and so are their metrics (docs/simulator.md)",
-    requests_per_second=32.0,
-    timeout_seconds=300.0,
+    requests_per_second=24.0,
+    timeout_seconds=600.0,
     image_tables=(SIMULATED_IMAGE_TABLE,),
 )
 
@@ -77,20 +74,19 @@ REAL_SCENARIO = DemoScenario(
     manifest=_manifest_path("demo-vllm.yaml"),
     name="docs",
     host="docs.example.com",
-    target="the bundle's small target",
-    better_drafter={"repo": "aerie/bundle-eagle31", "revision": "55f8cf57420bcfb8f7a95c89a51fb969df6c8270"},
+    better_drafter=_BETTER_DRAFTER,
     worse_drafter={"repo": "aerie/bundle-weak", "revision": "3181f66889155967a7c90382584aecf39bb37cfc"},
     question="What is the class `collections.ChainMap`?",
     engines_description="So are the engines: vLLM on CPU, which is slow, with small models (drafter/bundle/README.md)",
-    requests_per_second=2.0,  # what three engines on two cores bear without a queue
-    timeout_seconds=2400.0,
+    requests_per_second=6.0,
+    timeout_seconds=1800.0,
     required_families=("helm", "vllm"),
     classes=(
         replace(
             SHORT_TRAFFIC_CLASSES[0],
             name="docs",
             acceptance=CLASS_ACCEPTANCE["chat"],
-            answer_lengths=LengthDistribution(48, 0.3, 16, 128),
+            answer_lengths=LengthDistribution(32, 0.3, 16, 64),
             share=1.0,
         ),
     ),

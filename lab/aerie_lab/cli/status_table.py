@@ -15,7 +15,7 @@ Json = dict[str, Any]
 class StatusTable:
     """Prints a row for each change of a status that its columns show."""
 
-    COLUMN_WIDTHS = {"TIME": 6, "PHASE": 13, "SERVING": 8, "TRAFFIC IN %": 36, "BLOCKS": 8, "AL-CONTROL": 12, "AL-CANARY": 11}  # noqa: RUF012
+    COLUMN_WIDTHS = {"TIME": 6, "PHASE": 13, "SERVING": 8, "PAIRS": 7}  # noqa: RUF012
 
     def __init__(self, *columns: str) -> None:
         self._columns, self._last_cells = columns, [""]
@@ -38,46 +38,26 @@ class StatusTable:
         return "".join(cell.ljust(width) for cell, width in zip([elapsed, *cells], [6, *widths], strict=True)).rstrip()
 
 
-def _list_arms(status: Json) -> dict[str, Json]:
-    """Return the existing arms by name."""
-    canary = status.get("canary") or {}
-    arms = {"stable": status.get("stable"), "canary": canary or None, "control": canary.get("control")}
-    return {name: arm for name, arm in arms.items() if arm}
+def format_comparison(comparison: Json) -> str:
+    """Return the estimate of a comparison with its bounds, as far as it has them."""
+    percents = [f"{comparison[name]:+.1%}".replace("%", " %") for name in ("estimate", "lower", "upper") if name in comparison]
+    return f"{percents[0]}, bounds {percents[1]} to {percents[2]}" if len(percents) == 3 else "".join(percents[:1])
 
 
-def _render_traffic(status: Json) -> str:
-    return ", ".join(f"{name} {arm['weight']}" for name, arm in _list_arms(status).items() if arm.get("weight"))
+def find_tokens_per_step(comparisons: list[Json] | None) -> Json:
+    """Return the comparison of tokens per step; an empty one before there is any."""
+    return next((comparison for comparison in comparisons or [] if comparison["metric"] == "TokensPerStep"), {})
 
 
-def _acceptance_length_renderer(name: str) -> Callable[[Json], str]:
-    def render(status: Json) -> str:
-        length = _list_arms(status).get(name, {}).get("acceptanceLength")
-        return "" if length is None else f"{length:.2f}"
-
-    return render
-
-
-def _find_drafting_comparison(status: Json) -> Json:
-    """Return the comparison of tokens per step or acceptance length, while a canary is analyzed; otherwise an empty one."""
-    analysis = status.get("analysis") or {} if (status.get("canary") or {}).get("readyTime") else {}
-    metrics = ("TokensPerStep", "AcceptanceLength")  # the latter is first only where it decides
-    return next((comparison for comparison in analysis.get("comparisons") or [] if comparison["metric"] in metrics), {})
-
-
-def _render_bounds(status: Json) -> str:
-    comparison = _find_drafting_comparison(status)
-    if "lower" not in comparison or "upper" not in comparison:
-        return ""
-    estimate, lower, upper = (f"{comparison[name]:+.1%}".replace("%", " %") for name in ("estimate", "lower", "upper"))
-    return f"{estimate}, bounds {lower} to {upper}"
+def _find_current_comparison(status: Json) -> Json:
+    """Return the comparison of the rollout in place in progress; otherwise an empty one."""
+    is_compared = "trialStartTime" in (status.get("inPlaceRollout") or {})
+    return find_tokens_per_step((status.get("analysis") or {}).get("comparisons") if is_compared else None)
 
 
 COLUMN_RENDERERS: dict[str, Callable[[Json], str]] = {
     "PHASE": lambda status: str(status["phase"]),
     "SERVING": lambda status: f"{status.get('readyReplicas', 0)} of {status.get('replicas', 0)}",
-    "TRAFFIC IN %": _render_traffic,
-    "BLOCKS": lambda status: str(_find_drafting_comparison(status).get("sampleCount", "")),
-    "AL-CONTROL": _acceptance_length_renderer("control"),
-    "AL-CANARY": _acceptance_length_renderer("canary"),
-    "CANARY/CONTROL": _render_bounds,
+    "PAIRS": lambda status: str(_find_current_comparison(status).get("sampleCount", "")),
+    "TOKENS PER STEP, NEW DRAFTER TO OLD": lambda status: format_comparison(_find_current_comparison(status)),
 }

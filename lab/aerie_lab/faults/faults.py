@@ -8,6 +8,7 @@
 | disconnect      | the pod has no network                                   | the pod is connected again               |
 | silence-node    | a node renews no Lease and reports no status             | it reports again                         |
 | corrupt-metrics | a simulated engine exposes false metrics                 | it exposes the true ones                 |
+| fail-drafter    | changes of a simulated engine's drafter in place fail    | they succeed                             |
 | restart         | a component is killed and starts again                   | none needed                              |
 | stop-component  | a component is killed and stays down                     | it starts again                          |
 | fill-node       | a pod without a process takes all free resources         | the pod is deleted                       |
@@ -32,6 +33,7 @@ from typing import Any, Self
 
 from aerie_lab.cluster import Lab
 from aerie_lab.engine.metrics.metrics_corruption import MetricsCorruption
+from aerie_lab.engine.serving.drafter_faults import DrafterFault
 from aerie_lab.errors import KubeError, LabError, StateError
 from aerie_lab.kube.client import KubeClient, KubeObject, core_path
 from aerie_lab.node.environment import parse_quantity
@@ -118,6 +120,10 @@ class FaultInjector:
         """Let a simulated engine expose false metrics: aerie_lab.engine.metrics.metrics_corruption."""
         return self._inject("corrupt-metrics", {"namespace": namespace, "pod": pod, "corruption": corruption})
 
+    def fail_drafter(self, pod: str, fault: DrafterFault, *, namespace: str = "default") -> Fault:
+        """Let changes of a simulated engine's drafter in place fail: aerie_lab.engine.serving.drafter_faults."""
+        return self._inject("fail-drafter", {"namespace": namespace, "pod": pod, "fault": fault})
+
     def stop_component(self, component: str) -> Fault:
         """Keep a component of the control plane down until undone."""
         return self._inject("stop-component", {"component": component})
@@ -185,7 +191,7 @@ class FaultInjector:
 
     def _apply_fault(self, record: FaultRecord) -> None:
         match record.kind:
-            case "crash" | "freeze" | "disconnect" | "silence-node" | "corrupt-metrics":
+            case "crash" | "freeze" | "disconnect" | "silence-node" | "corrupt-metrics" | "fail-drafter":
                 self._lab.call_agent(record.kind.replace("-", "_"), **record.target)
             case "stop-component":
                 self._lab.call_supervisor("stop_component", **record.target)
@@ -214,6 +220,9 @@ class FaultInjector:
             case "corrupt-metrics":
                 with contextlib.suppress(LabError):
                     self._lab.call_agent("corrupt_metrics", **record.target | {"corruption": None})
+            case "fail-drafter":
+                with contextlib.suppress(LabError):
+                    self._lab.call_agent("fail_drafter", **record.target | {"fault": None})
             case "silence-node":
                 self._lab.call_agent("restore_node", **record.target)
             case "stop-component":

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 API_SERVER_URL = "https://127.0.0.1:6443"
 AGENT_VERBS = (
     *("ready", "containers", "kill", "crash", "freeze", "resume", "disconnect", "reconnect"),
-    *("silence_node", "restore_node", "corrupt_metrics"),
+    *("silence_node", "restore_node", "corrupt_metrics", "fail_drafter"),
 )
 """Requests on agent.sock: each is the method of that name."""
 
@@ -226,15 +226,23 @@ class NodeAgent:
 
     async def corrupt_metrics(self, namespace: str, pod: str, corruption: str | None) -> None:
         """Let a simulated engine expose false metrics; None: the true ones."""
+        await self._set_in_simulator(namespace, pod, "metrics-corruption", {"corruption": corruption})
+
+    async def fail_drafter(self, namespace: str, pod: str, fault: str | None) -> None:
+        """Let changes of the drafter in a simulated engine fail; None: succeed."""
+        await self._set_in_simulator(namespace, pod, "drafter-fault", {"fault": fault})
+
+    async def _set_in_simulator(self, namespace: str, pod: str, name: str, body: dict[str, str | None]) -> None:
+        """Send a setting to a simulated engine. Raises StateError if it is not there, or does not accept it."""
         worker = self._find_worker(namespace, pod)
         if worker is None or worker.address is None:
             raise StateError(f"pod {namespace}/{pod} has no address in this lab.")
         ports = [port["containerPort"] for container in worker.pod["spec"]["containers"] for port in container.get("ports") or []]
-        url = f"http://{worker.address}:{ports[0] if ports else 8000}/simulator/metrics-corruption"
+        url = f"http://{worker.address}:{ports[0] if ports else 8000}/simulator/{name}"
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(10)) as http,
-                http.post(url, json={"corruption": corruption}) as response,
+                http.post(url, json=body) as response,
             ):
                 if response.status != 200:
                     raise StateError(f"pod {namespace}/{pod} is no simulated engine, or: {(await response.text()).strip()}")

@@ -134,7 +134,7 @@ def _build_printer_column(name: str, column_type: str, path: str, description: s
 
 PRINTER_COLUMNS = [
     _build_printer_column("Phase", "string", ".status.phase", "Current phase; the conditions have the details."),
-    _build_printer_column("Drafter", "string", ".status.stable.drafter", "Drafter of the stable revision."),
+    _build_printer_column("Drafter", "string", ".status.stable.drafter", "Drafter that the stable pods serve with."),
     _build_printer_column("K", "integer", ".status.stable.setting.numSpeculativeTokens", "Draft tokens per step."),
     _build_printer_column(
         "AL",
@@ -144,6 +144,13 @@ PRINTER_COLUMNS = [
     ),
     _build_printer_column("Canary", "string", ".status.canary.change", "Change that the canary tests."),
     _build_printer_column("Canary-AL", "number", ".status.canary.acceptanceLength", "Acceptance length of the canary."),
+    _build_printer_column(
+        "In-Place",
+        "string",
+        ".status.inPlaceRollout.drafter",
+        "Drafter that is rolled out in running pods (-o wide).",
+        priority=1,
+    ),
     _build_printer_column("Ready", "integer", ".status.readyReplicas", "Ready pods of all arms."),
     _build_printer_column("Age", "date", ".metadata.creationTimestamp", "Time since the resource was created."),
 ]

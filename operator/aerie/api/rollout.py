@@ -69,6 +69,45 @@ class CanarySpec(ResourceModel):
     aerie.dev/promote or aerie.dev/rollback, with the canary's revision as its value."""
 
 
+class PromptsSource(ResourceModel):
+    """Requests in a ConfigMap in the namespace of the resource: lines of JSON, each an OpenAI chat or completion request."""
+
+    config_map: ObjectName
+    """Name of the ConfigMap."""
+    key: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")] = "prompts.jsonl"
+    """Key with the lines."""
+
+
+class ShadowSpec(ResourceModel):
+    """Shadow evaluation: both drafters answer the same requests in a pod that users do not reach, before any user is served with
+    the new drafter. It applies to rollouts in place, of resources with at least two ready pods. One of them gets no requests of
+    users meanwhile. A drafter that is significantly worse is rolled back. Otherwise the rollout continues with the analysis
+    under the traffic of users."""
+
+    model_config = ConfigDict(
+        json_schema_extra=schema_extra(
+            ValidationRule(
+                "self.source != 'Prompts' || has(self.prompts)",
+                "source Prompts requires requests: write prompts.configMap, or another source",
+                field_path=".prompts",
+                is_missing_field=True,
+            ),
+            ValidationRule(
+                "self.source == 'Prompts' || !has(self.prompts)",
+                "prompts has an effect with source: Prompts only: write that, or leave prompts out",
+                field_path=".prompts",
+            ),
+        )
+    )
+
+    source: Literal["None", "Mirror", "Prompts"] = "None"
+    """Source of the requests. None: no shadow evaluation. Mirror: copies of the users' requests, which the gateway sends beside
+    the originals; it requires traffic mode Gateway. Prompts: the requests in prompts. Of an answer only counts are kept."""
+    prompts: PromptsSource | None = None
+    max_duration: Annotated[timedelta, DurationRange("1m", "24h")] = timedelta(minutes=15)
+    """Time after which a shadow evaluation without a verdict ends, and the rollout continues without it."""
+
+
 class AnalysisSpec(ResourceModel):
     """Analysis of a canary. After warmupDuration, time is divided into blocks. Over each block, tokens per step, latency and
     failures of the canary are compared with the control's. The tests are anytime-valid: their error rates hold although they are
@@ -159,6 +198,7 @@ class AnalysisSpec(ResourceModel):
     """Behaviour at maxDuration without a verdict. Hold: canary and control keep their traffic until the annotation
     aerie.dev/promote or aerie.dev/rollback is set, with the canary's revision as its value. Rollback: the canary is rolled back.
     An inconclusive canary is never promoted automatically."""
+    shadow: ShadowSpec = ShadowSpec()
 
 
 class ParentReference(ResourceModel):
@@ -311,10 +351,37 @@ class PreflightSpec(ResourceModel):
         return self.mode != "Enforce" or (bool(failed_check_ids) and set(failed_check_ids) <= set(self.accepted_checks))
 
 
+class InPlaceSpec(ResourceModel):
+    """Changes of the drafter inside running engines, without new pods. Any other change is rolled out by pods. A change of these
+    fields creates no new revision: the pods of a revision stay as they were built."""
+
+    mode: Literal["Auto", "Required", "Off"] = "Auto"
+    """Auto: pods of new revisions load Aerie's plugin of vLLM, where the engine supports it and no argument, variable or volume
+    of yours conflicts with it. A change of the drafter alone is rolled out in place, where both drafters fit the engine, and by
+    pods elsewhere. Required: as Auto, but a change of the drafter alone fails where it would be rolled out by pods. Off: every
+    change is rolled out by pods."""
+    pods: Annotated[int, Field(ge=1, le=100)] = 1
+    """Pods on trial at the start, at most spec.replicas. They alternate between the two drafters during the analysis."""
+    min_duration: Annotated[timedelta, DurationRange("0s", "24h")] = timedelta(minutes=2)
+    """Minimum time for which pods alternate before a promotion, however clear the metrics are. It replaces analysis.minDuration
+    in rollouts in place."""
+
+
 class RolloutSpec(ResourceModel):
-    """Rollout of a change: preflight, canary, analysis, traffic, disruptions, time limits."""
+    """Rollout of a change: preflight, changes in place, canary, analysis, traffic, disruptions, time limits."""
+
+    model_config = ConfigDict(
+        json_schema_extra=schema_extra(
+            ValidationRule(
+                "self.analysis.shadow.source != 'Mirror' || self.traffic.mode == 'Gateway'",
+                "source Mirror requires a gateway that copies requests: write traffic.mode: Gateway, or shadow.source: Prompts",
+                field_path=".analysis.shadow.source",
+            ),
+        )
+    )
 
     preflight: PreflightSpec = PreflightSpec()
+    in_place: InPlaceSpec = InPlaceSpec()
     canary: CanarySpec = CanarySpec()
     analysis: AnalysisSpec = AnalysisSpec()
     traffic: TrafficSpec = TrafficSpec()

@@ -6,6 +6,7 @@ model); and those of `aerie.boundary`. Results for programs go to standard outpu
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 from aerie.boundary import run_process
@@ -17,6 +18,10 @@ def main() -> None:
 
 
 def _load_command() -> Callable[[], int]:
+    if sys.argv[1:2] == ["evaluator"]:  # its memory is bounded: it imports none of the other commands
+        from aerie.cli.commands.evaluator import run_evaluator_command_line
+
+        return run_evaluator_command_line
     from aerie.cli.app import run_command_line
 
     return run_command_line

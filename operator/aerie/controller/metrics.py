@@ -91,6 +91,13 @@ class OperatorMetrics:
         self._scrape_failures = Counter(
             "aerie_scrape_failures", "Failed scrapes of engine metrics, by reason.", ["reason"], registry=self.registry
         )
+        self._drafter_calls = Counter(
+            "aerie_drafter_calls",
+            "Calls that change a drafter in a running engine, by kind (prepare, load, renew, return) and outcome: done, rejected "
+            "(by the pod), failed (no or no valid answer, or a failure in the pod).",
+            ["call", "outcome"],
+            registry=self.registry,
+        )
         self._notifications = Counter(
             "aerie_notifications",
             "Notifications of rollouts, by outcome. sent: accepted by the endpoint. Lost: queue_full (too many were pending), "
@@ -193,6 +200,10 @@ class OperatorMetrics:
         self._scrape_seconds.observe(seconds)
         if outcome != "done":
             self._scrape_failures.labels(outcome).inc()
+
+    def record_drafter_call(self, call: str, outcome: str) -> None:
+        """Record a call of a pod's drafter endpoint that has ended."""
+        self._drafter_calls.labels(call, outcome).inc()
 
     def record_notification(self, outcome: str) -> None:
         """Record a notification that was sent, or lost for this reason."""

@@ -210,11 +210,13 @@ class Notifier:
 
 def _build_fingerprint(resource: SpeculativeDeployment, status: Status) -> object:
     """Return the part of a status that its notifications follow from. Comparing it is cheaper than building them."""
-    canary, last_rollout = status.canary, status.rollout_history[0] if status.rollout_history else None
+    canary, in_place = status.canary, status.in_place_rollout
+    last_rollout = status.rollout_history[0] if status.rollout_history else None
     has_failed = status.phase == "Failed"
     return (
         resource.metadata.uid,
         canary and (canary.revision, canary.start_time, canary.phase),
+        in_place and (in_place.revision, in_place.start_time, in_place.phase),
         last_rollout and (last_rollout.revision, last_rollout.completion_time, last_rollout.result),
         has_failed and status.observed_generation,
     )

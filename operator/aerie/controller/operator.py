@@ -32,7 +32,7 @@ from aerie.controller.reconciler import WORKER_COUNT, Reconciler
 from aerie.controller.scraping.prometheus import PrometheusAccess
 from aerie.controller.scraping.scraper import Scraper
 from aerie.controller.tuning.tuner import Tuner
-from aerie.controller.work_queue import WorkQueue
+from aerie.controller.work_queue import NamespacedName, WorkQueue
 from aerie.engine.models.drafter_catalog import DrafterCatalog
 from aerie.manifests.preflight_job import PreflightJobConfig
 from aerie.rollout.facts.concurrency import ConcurrencyLimits
@@ -65,8 +65,10 @@ class OperatorOptions:
     namespaces: tuple[str, ...] = ()
     """Namespaces to watch. Empty: all."""
     lease_namespace: str | None = None
-    """Namespace of the Lease. None: the pod's own."""
+    """Namespace of the Lease and of `drafter_key_secret`. None: the pod's own."""
     lease_name: str = "aerie-operator"
+    drafter_key_secret: str = "aerie-drafter-key"
+    """Secret with the key of all tokens of drafter endpoints."""
     health_port: int = 8081
     metrics_port: int = 8080
     webhook: Webhook | None = None
@@ -95,8 +97,7 @@ async def run_operator(options: OperatorOptions) -> int:
         metrics.ready = True  # standby counts as ready: it is the purpose of the second replica
         if options.dry_run:
             return await _run_as_leader(options, cluster, queue, metrics, stop, asyncio.Event())
-        namespace = options.lease_namespace or _read_own_namespace()
-        elector = LeaderElector(cluster, namespace, options.lease_name, options.identity)
+        elector = LeaderElector(cluster, _find_own_namespace(options), options.lease_name, options.identity)
         cluster.may_write = elector.is_leader
         async with _wait_for_leadership(stop, elector) as lost:
             return 0 if lost is None else await _run_as_leader(options, cluster, queue, metrics, stop, lost)
@@ -168,6 +169,7 @@ async def _run_as_leader(
             "equivalence-prober": reconciler.equivalence_prober.run(),
             "context-length-prober": reconciler.context_length_prober.run(),
             "tuner": reconciler.tuner.run(),
+            "drafter-executor": reconciler.drafter_executor.run(),
         }
     )
     workers = _create_tasks({f"worker-{number}": run_worker() for number in range(WORKER_COUNT)})
@@ -235,6 +237,7 @@ def _build_reconciler(
         lister=lister,
         # A dry run writes no claims, so that no queued resource would ever be granted a slot.
         concurrency_limits=ConcurrencyLimits() if options.dry_run else options.concurrency_limits,
+        drafter_key_secret=NamespacedName(_find_own_namespace(options), options.drafter_key_secret),
     )
 
 
@@ -247,5 +250,6 @@ async def _drain_workers(queue: WorkQueue, workers: list[asyncio.Task[Any]]) -> 
         worker.cancel()
 
 
-def _read_own_namespace() -> str:
-    return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else "default"
+def _find_own_namespace(options: OperatorOptions) -> str:
+    pod_namespace = _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else "default"
+    return options.lease_namespace or pod_namespace

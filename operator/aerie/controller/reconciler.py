@@ -1,12 +1,17 @@
 """Reconciles one resource at a time, and runs the workers that do so.
 
-    cache ─► decide ─┬─ nothing to write ─────────────────────────────────► requeue after an event, or after...
-                     └─ something ─► read everything live ─► decide ─► apply
+    cache ─► decide ─┬─ nothing to write ─────────────────────────────────► calls to pods ─► requeue after an event, or after...
+                     └─ something ─► read everything live ─► decide ─► apply ─► calls to pods
 
 Guarantees: a resource is in at most one reconcile at a time. A reconcile that fails is repeated with growing delays, and does not
 delay other resources. The cache may be stale, so it decides only that there is nothing to do. Nothing is ever written but what
 was decided on a live snapshot. Each write also has its own precondition: uid, resourceVersion, or being idempotent. A reconcile
 that writes causes another one, which ends on the cache if the first one was right.
+
+A pod's drafter is changed only after the status with that decision was written. Calls that follow from a stored status are sent
+without a live read: the windows of a trial follow from its seed and its start. The cache holds the latest status, because only
+this leader writes it, and the cache takes over its own writes. A leader's first calls are decided live, because its first list
+may be older than the last write of the leader before.
 
 After a reconcile a resource rests for `REST_SECONDS_PER_OBJECT` per object, however many events arrive, because a reconcile costs
 more the more pods there are. A large fleet that changes all the time thus leaves most of the event loop to others: with 1,000
@@ -29,6 +34,8 @@ from aerie.api import ResourceError
 from aerie.api.status import Status
 from aerie.controller.clock import Clock
 from aerie.controller.concurrency import ConcurrencyLimiter
+from aerie.controller.drafters.executor import DrafterExecutor
+from aerie.controller.drafters.tokens import DrafterTokens, needs_token
 from aerie.controller.kubernetes.apply import apply_plan, build_status_to_write, has_changes
 from aerie.controller.kubernetes.cache import ObjectCache
 from aerie.controller.kubernetes.client import SPECULATIVE_DEPLOYMENTS, ApiError, Cluster, ObjectDict
@@ -100,11 +107,23 @@ class Reconciler:
     """Source of the kinds that cannot be listed; None: all can."""
     concurrency_limits: ConcurrencyLimits = field(default_factory=ConcurrencyLimits)
     """Limits on rollouts and trials in progress at the same time."""
+    drafter_key_secret: NamespacedName = field(default_factory=lambda: NamespacedName("default", "aerie-drafter-key"))
+    """The operator's own Secret, with the key of all tokens of drafter endpoints."""
 
     def __post_init__(self) -> None:
         self.concurrency_limiter = ConcurrencyLimiter(self.concurrency_limits, self.queue.add, self.metrics.set_rollout_counts)
         self.crd_monitor = CrdVersionMonitor(self.metrics)
         self.node_labels = NodeLabelCache(self.cluster)
+        self.drafter_tokens = DrafterTokens(self.cluster, self.drafter_key_secret)
+        self.drafter_executor = DrafterExecutor(
+            self.drafter_tokens,
+            self.queue.add,
+            lambda: self.cluster.may_write(),
+            self.clock,
+            record_call=self.metrics.record_drafter_call,
+        )
+        self._keys_read_live: set[NamespacedName] = set()
+        """Resources that this leader has read live."""
 
     async def run_worker(self) -> None:
         """Reconcile resources from the queue until cancelled."""
@@ -166,8 +185,12 @@ class Reconciler:
         if snapshot.spec_substitution is not None:
             self.concurrency_limiter.update_claim(key, document, can_start=False)
         plan = await self._decide_plan(snapshot)
-        if (not has_changes(plan, document) or self._is_partial_write(key, plan, document)) and not self.dry_run:
+        needs_write = has_changes(plan, document) and not self._is_partial_write(key, plan, document)
+        # Calls that follow from the stored status need no live read. Only the first list may lack what an earlier leader wrote.
+        is_unconfirmed = key not in self._keys_read_live and any(pod.call is not None for pod in plan.drafters)
+        if not (self.dry_run or needs_write or is_unconfirmed):
             self._track(key, snapshot, plan)
+            self.drafter_executor.follow(key, snapshot, plan.drafters)
             self.notifier.enqueue_new(key, snapshot.resource, plan.status, self.clock.now())
             return plan.requeue_after
         return await self._reconcile_live(key, document["metadata"]["resourceVersion"], gaps)
@@ -187,6 +210,7 @@ class Reconciler:
         snapshot = self._add_measurements(
             key, await read_live_snapshot(self.cluster, self.cache, document, gaps.skipped_kinds), gaps
         )
+        self._keys_read_live.add(key)
         await asyncio.sleep(0)  # with many pods, building the snapshot and deciding block the loop for 50 ms each
         plan = await self._decide_plan(snapshot)
         now = self.clock.now()
@@ -199,9 +223,14 @@ class Reconciler:
             plan = build_reconcile_plan(snapshot, self.preflight_job_config, now, self.drafter_catalog)
         self._track(key, snapshot, plan)
         is_persistent_failure = self.queue.count_failures(key) >= MIN_REPORTED_RECONCILE_FAILURES
+        if needs_token(plan.objects_to_apply):
+            # Without the Secret, pods start all the same, and their observation has the reason.
+            await self.drafter_tokens.ensure(key, snapshot.resource.metadata.uid or "")
         plan = await apply_plan(
             self.cluster, self.cache, document, snapshot, plan, now, is_persistent_failure=is_persistent_failure
         )
+        # Only now: the next operator has to know the decision that a pod was changed by.
+        self.drafter_executor.follow(key, snapshot, plan.drafters)
         stored = (self.cache.get_resource(key) or {}).get("status") or {}
         self.crd_monitor.record_write(key, build_status_to_write(plan, document), stored)
         self.notifier.enqueue_new(key, snapshot.resource, plan.status, now)
@@ -211,6 +240,8 @@ class Reconciler:
         """Drop the state of a resource that was or is being deleted."""
         for tracker in self._trackers():
             tracker.forget(key)
+        self.drafter_executor.forget(key)
+        self._keys_read_live.discard(key)
         self.notifier.forget(key)
         self.crd_monitor.forget(key)
         self.metrics.set_hold_reason(str(key), "")
@@ -276,6 +307,7 @@ class Reconciler:
             context_lengths=self.context_length_prober.lengths(key),
             invalid_metrics=scraper.invalid_metrics(key),
             metrics_source_error=scraper.metrics_source_error(key),
+            drafters=self.drafter_executor.observations(key),
         )
         operator = OperatorState(
             baseline_calibration=scraper.baseline_calibration(key, uid),
@@ -292,6 +324,7 @@ def describe_plan(key: NamespacedName, plan: ReconcilePlan) -> dict[str, object]
         "resource": str(key),
         "apply": [f"{item['kind']} {item['metadata']['name']}" for item in plan.objects_to_apply],
         "delete": [f"{reference.kind} {reference.name}" for reference in plan.objects_to_delete],
+        "drafters": [f"{pod.pod}: {type(pod.call).__name__}" for pod in plan.drafters if pod.call is not None],
         "events": [f"{event.type} {event.reason}: {event.message}" for event in plan.events],
         "status": plan.status.to_dict(),
     }

@@ -116,7 +116,7 @@ class EngineVersion:
 
 
 NEWEST_VERIFIED_VERSION = Version.parse("0.33.0")
-"""The newest release that this table was verified against (2026-11)."""
+"""The newest release that this table was verified against (2026-11), and whose engines get the plugin (docs/in-place/vllm.md)."""
 
 MIN_SECURE_VERSION = Version.parse("0.24.0")
 """The first release that a remote request cannot stop under speculation: vLLM pull request 44744."""
@@ -134,14 +134,21 @@ class FeatureAvailability:
     """The first release without it."""
     limitations: str = ""
     """Limitations in the releases that have it."""
+    uses_internals: bool = False
+    """Whether Aerie uses internals of vLLM for it, so that a release that was not read may not even start with it."""
 
 
 def _availability(
-    description: str, since: str, source: str, *, removed_in: str | None = None, limitations: str = ""
+    description: str,
+    since: str,
+    source: str,
+    *,
+    removed_in: str | None = None,
+    limitations: str = "",
+    uses_internals: bool = False,
 ) -> FeatureAvailability:
-    return FeatureAvailability(
-        description, Version.parse(since), source, Version.parse(removed_in) if removed_in else None, limitations
-    )
+    removed = Version.parse(removed_in) if removed_in else None
+    return FeatureAvailability(description, Version.parse(since), source, removed, limitations, uses_internals)
 
 
 class Feature(Enum):
@@ -236,6 +243,13 @@ class Feature(Enum):
         "pull request 50897",
         limitations="not with a KV transfer config",
     )
+    DRAFTER_IN_PLACE = _availability(
+        "changes of the drafter inside a running engine",
+        "0.26.0",
+        "vllm/v1/worker/gpu_worker.py, get_draft_model",
+        limitations="one API server; no pipeline parallelism, elastic expert parallelism or fault tolerance",
+        uses_internals=True,
+    )
     V2_RUNNER_DENSE = _availability("model runner V2 by default for models without experts", "0.25.0", "vllm/config/vllm.py")
     V2_RUNNER_ALL = _availability("model runner V2 by default for all models", "0.29.0", "pull request 53183")
     MEDUSA = _availability(
@@ -266,21 +280,31 @@ class Feature(Enum):
     def source(self) -> str:
         return self.value.source
 
+    @property
+    def uses_internals(self) -> bool:
+        return self.value.uses_internals
+
 
 def supports(version: Version, feature: Feature) -> bool:
     """Return whether the version has the feature. A version newer than the newest verified one counts as the newest verified one.
 
+    A feature for which Aerie uses internals of vLLM is the exception: no minor release after the newest verified one has it.
     A pre-release counts as lacking both the features that its release brings and those that its release removes.
     """
     if feature.removed_in is not None and version.release >= feature.removed_in.release:
         return False
-    return version >= feature.since
+    return version >= feature.since and not (feature.uses_internals and _is_unverified(version))
 
 
 def describe_missing_feature(version: Version, feature: Feature) -> str:
     """Return the message for a version that lacks the feature: what is missing, and which version has it."""
     if feature.removed_in is not None and version.release >= feature.removed_in.release:
         return f"vLLM {version} no longer supports {feature.description}: use a release before {feature.removed_in}."
+    if feature.uses_internals and _is_unverified(version):
+        return (
+            f"vLLM {version} is newer than {NEWEST_VERIFIED_VERSION}, and {feature.description} use internals of vLLM that were "
+            "verified up to that release: upgrade Aerie."
+        )
     limits = f" ({feature.limitations})" if feature.limitations else ""
     return f"vLLM {version} does not support {feature.description}: use vLLM {feature.since} or newer{limits}."
 
@@ -385,8 +409,13 @@ def resolve_engine_version(image: str, declared_version: str | None = None) -> E
     return EngineVersion(version, warnings)
 
 
+def _is_unverified(version: Version) -> bool:
+    """Return whether the version belongs to a later minor release than the newest verified one."""
+    return version.release[:2] > NEWEST_VERIFIED_VERSION.release[:2]
+
+
 def _version_warnings(version: Version) -> tuple[str, ...]:
-    if version.release[:2] > NEWEST_VERIFIED_VERSION.release[:2]:
+    if _is_unverified(version):
         warning = (
             f"vLLM {version} is newer than the newest release that Aerie was verified with: it is treated as "
             f"{NEWEST_VERIFIED_VERSION}. "

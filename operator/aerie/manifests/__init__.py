@@ -11,6 +11,7 @@
     preflight_job           the Job that inspects the checkpoints before a GPU is requested
     preflight_environment   variables and volumes that the Job inherits from the engine's pod
     calibration_config_map  the ConfigMap of the baseline calibration
+    plugin_config_map       the ConfigMap with the plugin of vLLM for changes of the drafter in place
     tuning_config_map       the ConfigMap of the tuning record
     apply_diff              whether a live object differs from what was applied
 

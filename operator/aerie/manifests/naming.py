@@ -16,6 +16,10 @@ ENGINE_PORT_NAME = "http"
 CACHE_PATH = "/cache"
 """Mount path of the volume for the engine's downloads and compiled code."""
 HF_HOME_PATH = f"{CACHE_PATH}/huggingface"
+PLUGIN_VOLUME = "aerie-plugin"
+"""Name of the volume with Aerie's plugin of vLLM."""
+DRAFTER_TOKEN_KEY, EXPECTED_DRAFTER_KEY = "token", "expected.json"
+"""Keys in the Secret of `drafter_token_secret_name` and the ConfigMap of `expected_drafter_config_map_name`."""
 
 NAME_LABEL = "aerie.dev/name"
 REVISION_LABEL = "aerie.dev/revision"
@@ -46,3 +50,13 @@ def serving_selector_labels(resource_name: str, revision: str | None) -> dict[st
 def deployment_name(resource_name: str, revision: str, *, control: bool) -> str:
     """Return the name of the Deployment of a revision's pods, or of its control pods."""
     return f"{resource_name}-{revision}-control" if control else f"{resource_name}-{revision}"
+
+
+def drafter_token_secret_name(resource_name: str) -> str:
+    """Return the name of the Secret with the token of the plugin's endpoint in the resource's pods."""
+    return f"{resource_name}-aerie-drafter-token"
+
+
+def expected_drafter_config_map_name(resource_name: str, revision: str) -> str:
+    """Return the name of the ConfigMap with the drafter that new pods of the revision come to."""
+    return f"{resource_name}-{revision}-drafter"

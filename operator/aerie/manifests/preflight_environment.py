@@ -17,7 +17,7 @@ from typing import Any
 from aerie.api.types.base import JsonObject
 from aerie.manifests import naming
 
-_ENGINE_ONLY_PREFIXES = ("VLLM_", "LD_", "PYTHON", "CUDA_", "NVIDIA_", "NCCL_", "TORCH_")
+_ENGINE_ONLY_PREFIXES = ("VLLM_", "LD_", "PYTHON", "CUDA_", "NVIDIA_", "NCCL_", "TORCH_", "AERIE_DRAFTER_")
 """Prefixes of variables for programs of the engine's image; some of them, such as PYTHONPATH, break other programs."""
 _ENGINE_ONLY_NAMES = frozenset({"PATH", "VIRTUAL_ENV"})
 _PATH_VARIABLES = frozenset(

@@ -4,6 +4,9 @@ It runs `aerie preflight-job` of the operator's own image, without a GPU, with t
 termination message holds the preflight result. Each revision has one Job, which stays as long as the revision is desired. The
 ConfigMap of the same name keeps the result too, so that it outlives the Job's pods, which anybody may clean up.
 
+For a change that may be rolled out in place, the Job also reads the drafter of the running engines (`RunningDrafter`). The result
+has a field for that, and preflight passes without it.
+
 Guarantees: the pod fits Pod Security's profile `restricted` wherever the engine's volumes do, with every volume that a source
 can have. It sets requests and limits for everything that a quota can require. Istio and Linkerd are configured to inject
 nothing. It reads the Hub the way the engine does (preflight_environment.py). Its images are pulled with the secrets of the
@@ -37,7 +40,8 @@ DEFAULT_PREFLIGHT_RESOURCES = ResourceRequirements(
     limits={"cpu": "1", "memory": "512Mi", "ephemeral-storage": "256Mi"},
 )
 _CONFIG_MOUNT_PATH = "/etc/aerie"
-_DISABLE_SIDECAR_INJECTION = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
+_RUNNING_CONFIG_PATH, _RUNNING_DRAFTER_PATH = "/etc/aerie-running", "/models/running-drafter"
+DISABLE_SIDECAR_INJECTION = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
 """Set as labels and as annotations, because injectors have moved from annotations to labels."""
 
 
@@ -52,6 +56,18 @@ class PreflightJobConfig:
     resources: ResourceRequirements = DEFAULT_PREFLIGHT_RESOURCES
     env: tuple[Mapping[str, Any], ...] = ()
     """Variables of the container, such as the proxy of a cluster. The engine's variables take precedence."""
+
+
+@dataclass(frozen=True)
+class RunningDrafter:
+    """The drafter of the running engines, which the desired one would replace in place."""
+
+    revision: str
+    """Revision of the engines, whose record names the drafter."""
+    resource: SpeculativeDeployment
+    """The resource as recorded of this revision."""
+    promoted: str = ""
+    """owner/name@commit of the drafter of the Hub that was promoted in place, and is in the pods' cache too."""
 
 
 def preflight_job_name(resource_name: str, revision: str) -> str:
@@ -94,11 +110,15 @@ def build_preflight_config_map(
 
 
 def build_preflight_job(
-    resource: SpeculativeDeployment, revision: str, pod_template: Mapping[str, Any], config: PreflightJobConfig
+    resource: SpeculativeDeployment,
+    revision: str,
+    pod_template: Mapping[str, Any],
+    config: PreflightJobConfig,
+    running: RunningDrafter | None = None,
 ) -> dict[str, Any]:
-    """Return the Job. `pod_template`: the template of the revision's engine pods."""
+    """Return the Job. `pod_template`: the template of the revision's engine pods. `running`: the drafter to compare with."""
     name = resource.metadata.name
-    container, volumes = _build_container(resource, revision, pod_template, config)
+    container, volumes = _build_container(resource, revision, pod_template, config, running)
     pod_fields, group_fields = preflight_environment.select_pod_fields(pod_template)
     pod_spec = {
         **pod_fields,
@@ -133,8 +153,8 @@ def build_preflight_job(
             },
             "template": {
                 "metadata": {
-                    "labels": preflight_job_labels(name, revision) | _DISABLE_SIDECAR_INJECTION,
-                    "annotations": dict(_DISABLE_SIDECAR_INJECTION),
+                    "labels": preflight_job_labels(name, revision) | DISABLE_SIDECAR_INJECTION,
+                    "annotations": dict(DISABLE_SIDECAR_INJECTION),
                 },
                 "spec": pod_spec,
             },
@@ -143,7 +163,11 @@ def build_preflight_job(
 
 
 def _build_container(
-    resource: SpeculativeDeployment, revision: str, pod_template: Mapping[str, Any], config: PreflightJobConfig
+    resource: SpeculativeDeployment,
+    revision: str,
+    pod_template: Mapping[str, Any],
+    config: PreflightJobConfig,
+    running: RunningDrafter | None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the Job's container, and the volumes of its pod."""
     config_map = preflight_job_name(resource.metadata.name, revision)
@@ -155,6 +179,11 @@ def _build_container(
         arguments.append(f"--{option}={mount['mountPath']}")
         volumes.append(volume)
         mounts.append(mount)
+    if running is not None:
+        running_arguments, running_volumes, running_mounts = _build_running_drafter(running)
+        arguments += running_arguments
+        volumes += [volume for volume in running_volumes if volume["name"] not in {entry["name"] for entry in volumes}]
+        mounts += running_mounts
     for volume, mount in preflight_environment.select_volumes(pod_template, variables):
         if mount["mountPath"] not in {entry["mountPath"] for entry in mounts}:
             mounts.append(mount)
@@ -176,6 +205,23 @@ def _build_container(
         "volumeMounts": mounts,
     }
     return container, volumes
+
+
+def _build_running_drafter(running: RunningDrafter) -> tuple[list[str], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return arguments, volumes and mounts: of the record of the running engines, and of their drafter. The volume of a claim has
+    the name of the desired drafter's, whose claim is the same if it has one."""
+    record = {"name": preflight_job_name(running.resource.metadata.name, running.revision), "optional": True}
+    volumes = [{"name": "aerie-running", "configMap": {**record, "items": [{"key": RESOURCE_KEY, "path": RESOURCE_KEY}]}}]
+    arguments = [f"--running-file={_RUNNING_CONFIG_PATH}/{RESOURCE_KEY}", f"--running-revision={running.revision}"]
+    if running.promoted:
+        arguments.append(f"--promoted-drafter={running.promoted}")
+    mounts = [{"name": "aerie-running", "mountPath": _RUNNING_CONFIG_PATH, "readOnly": True}]
+    for option, volume, mount in engine_pod.build_source_volumes(running.resource):
+        if option == "drafter":
+            arguments.append(f"--running-drafter={_RUNNING_DRAFTER_PATH}")
+            volumes.append(volume)
+            mounts.append({**mount, "mountPath": _RUNNING_DRAFTER_PATH})
+    return arguments, volumes, mounts
 
 
 def _image_pull_secrets(pod_template: Mapping[str, Any], config: PreflightJobConfig) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import json
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
+from aerie.api.source import DrafterSpec
 from aerie.engine.speculation import Adaptive, Off, Schedule, SpeculationSetting, Static
 
 RENEW_ANNOTATION = "aerie.dev/renew"
@@ -23,8 +24,35 @@ REVISION_CHARACTERS = 10
 
 def compute_revision(resource: SpeculativeDeployment, setting: SpeculationSetting) -> str:
     """Return ten characters of 0-9a-f: equal for equal pods and, apart from chance, different for others."""
+    text = json.dumps(_build_content(resource, setting), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:REVISION_CHARACTERS]
+
+
+def list_changed_fields(
+    resource: SpeculativeDeployment,
+    setting: SpeculationSetting,
+    other: SpeculativeDeployment,
+    other_setting: SpeculationSetting,
+) -> list[str]:
+    """Return the fields by which two resources make different revisions, except for spec.drafter."""
+    contents = _build_content(resource, setting), _build_content(other, other_setting)
+    return [name for key, name in _FIELD_BY_KEY.items() if contents[0].get(key) != contents[1].get(key)]
+
+
+_FIELD_BY_KEY = {
+    "servedName": "spec.model.servedName",
+    "target": "spec.model.source",
+    "engine": "spec.engine",
+    "setting": "the speculation setting",
+    "draftSampling": "spec.speculation.draftSampling",
+    "engineOptions": "spec.speculation.engineOptions",
+    "renew": f"the annotation {RENEW_ANNOTATION}",
+}
+
+
+def _build_content(resource: SpeculativeDeployment, setting: SpeculationSetting) -> dict[str, Any]:
     spec = resource.spec
-    content = {
+    content: dict[str, Any] = {
         "contentVersion": 1,  # never changed, so that revisions stay the same
         "servedName": resource.served_name,
         "target": spec.model.source.to_dict(),
@@ -37,8 +65,22 @@ def compute_revision(resource: SpeculativeDeployment, setting: SpeculationSettin
         content |= {name: value for name, value in optional_fields.items() if value}
     if renewal := resource.metadata.annotations.get(RENEW_ANNOTATION):
         content["renew"] = renewal
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:REVISION_CHARACTERS]
+    return content
+
+
+def is_drafter_change_alone(
+    resource: SpeculativeDeployment, setting: SpeculationSetting, served_drafter: DrafterSpec | None, served_revision: str
+) -> bool:
+    """Return whether the resource is the served revision with another drafter: the same pods, apart from the drafter.
+
+    Args:
+        resource: the desired one.
+        setting: the desired one.
+        served_drafter: spec.drafter of the served revision.
+        served_revision: as `compute_revision` returned it.
+    """
+    with_served_drafter = resource.model_copy(update={"spec": resource.spec.model_copy(update={"drafter": served_drafter})})
+    return served_revision == compute_revision(with_served_drafter, setting) != compute_revision(resource, setting)
 
 
 def _setting_content(setting: SpeculationSetting) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from aerie.api.status import Status
+from aerie.engine.drafter_endpoint.calls import DrafterCall
+from aerie.engine.drafter_endpoint.state import WindowCursor
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,30 @@ class Event:
 
 
 @dataclass(frozen=True)
+class ScheduledCall:
+    """Change of a pod's drafter that is due later."""
+
+    call: DrafterCall
+    due_at: datetime
+
+
+@dataclass(frozen=True)
+class PodDrafterPlan:
+    """Observation of the drafter in a pod, and the change that it needs now."""
+
+    pod: str
+    """Name of the pod."""
+    call: DrafterCall | None = None
+    """Change that has not been observed yet. None: none is needed, and one that has not been sent is not sent any more."""
+    cursor: WindowCursor | None = None
+    """Windows that have been counted, which are not read again."""
+    next_call: ScheduledCall | None = None
+    """Change that replaces `call` at its time, if there is no other plan until then."""
+    is_measured: bool = False
+    """Whether its rate of requests is being measured, so that it is read at short intervals."""
+
+
+@dataclass(frozen=True)
 class ReconcilePlan:
     """Changes in the order in which they are carried out; each part is harmless when carried out twice."""
 
@@ -40,3 +66,5 @@ class ReconcilePlan:
     """Delay until the next reconcile although nothing has changed; None: not before a change."""
     hardware_nodes: tuple[str, ...] = ()
     """Nodes whose hardware the decision depends on, known or not."""
+    drafters: tuple[PodDrafterPlan, ...] = ()
+    """Pods whose drafter is observed from now on, and no others; controller/drafters/executor.py carries this part out."""

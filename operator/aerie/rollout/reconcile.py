@@ -102,6 +102,7 @@ def build_reconcile_plan(
         events,
         requeue_after,
         hardware.compared_node_names(decision.snapshot.cluster, status),
+        decision.progression.drafters,
     )
 
 
@@ -169,7 +170,13 @@ def _diff_objects(
 def _build_next_status(decision: _Decision, changes: _ObjectChanges, selection: DrafterSelection, now: datetime) -> Status:
     """Return the status after this reconcile."""
     progression, previous_status = decision.progression, decision.previous_status or Status()
-    in_use = decision.desired.revision in (progression.stable_revision, progression.canary_revision)
+    rollout = progression.in_place
+    in_use = decision.desired.revision in (
+        progression.stable_revision,
+        progression.served_revision,
+        progression.canary_revision,
+        rollout.revision if rollout is not None else None,
+    )
     claim: RolloutPurpose | None = "Rollout" if progression.claims_slot else "Trial" if decision.trial_decision.queued else None
     status = build_status(
         decision.snapshot,

@@ -27,6 +27,8 @@ DURATIONS = [
     ("rollout.analysis.warmupDuration", "0s", "24h", "25h", "0s"),
     ("rollout.analysis.minDuration", "0s", "168h", "169h", "0s"),
     ("rollout.analysis.maxDuration", "1m", "336h", "337h", "336h"),
+    ("rollout.analysis.shadow.maxDuration", "1m", "24h", "25h", "24h"),
+    ("rollout.inPlace.minDuration", "0s", "24h", "25h", "0s"),
     ("rollout.progressDeadline", "1m", "24h", "59s", "1m"),
     ("metrics.scrapeInterval", "1s", "5m", "999ms", "1s"),
 ]

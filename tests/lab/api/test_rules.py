@@ -65,6 +65,10 @@ def gateway(**fields: Any) -> Changes:
     return {"rollout.traffic": {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}], **fields}}}
 
 
+def shadow(**fields: Any) -> Changes:
+    return {"rollout.analysis": {"shadow": fields}}
+
+
 def prometheus(**fields: Any) -> Changes:
     return {"metrics.source": {"prometheus": {"address": "http://prometheus", **fields}}}
 
@@ -318,6 +322,24 @@ CASES = [
         {"rollout.preflight.acceptedChecks": ["C2", "c2"]},
         "spec.rollout.preflight.acceptedChecks[1]",
         {"rollout.preflight.acceptedChecks": ["C2", "C29"]},
+    ),
+    Case(
+        "shadow evaluation with prompts from nowhere",
+        shadow(source="Prompts"),
+        "spec.rollout.analysis.shadow.prompts",
+        shadow(source="Prompts", prompts={"configMap": "prompts"}),
+    ),
+    Case(
+        "prompts of a shadow evaluation that sends none",
+        shadow(prompts={"configMap": "prompts"}),
+        "spec.rollout.analysis.shadow.prompts",
+        shadow(source="None"),
+    ),
+    Case(
+        "shadow evaluation by copies of requests without a gateway",
+        shadow(source="Mirror"),
+        "spec.rollout.analysis.shadow.source",
+        shadow(source="Mirror") | gateway(),
     ),
     Case(
         "scrape interval too long for a block",

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from aerie_lab.cluster import Lab, process
+from aerie_lab.errors import LabError
 from aerie_lab.testing import Namespace, wait_until
 from aerie_lab.testing.plugin import new_namespace
 
@@ -30,6 +31,19 @@ spec:
 
 DRAFTER = """spec:
   drafter: {source: {huggingFace: {repo: a/c, revision: 0e9e39f249a16976918f6564b8830bc894c89659}}}"""
+
+IN_PLACE_RESOURCE = """
+apiVersion: aerie.dev/v1alpha1
+kind: SpeculativeDeployment
+metadata: {name: chat}
+spec:
+  replicas: 1
+  model: {source: {persistentVolumeClaim: {claimName: models, path: target}}}
+  drafter: {source: {persistentVolumeClaim: {claimName: models, path: eagle3}}}
+  engine: {image: "vllm/vllm-openai:v0.33.0"}
+  rollout: {preflight: {mode: "Off"}}
+"""
+TOKEN_SECRET = "chat-aerie-drafter-token"
 
 ENTRY = """
 targets = ["a/b"]
@@ -67,6 +81,51 @@ def test_operator_works_with_its_permissions_and_catalog(
             assert "status" not in home.get("specdep", "chat")
         for operator_pod in pods:
             assert "forbidden" not in home.kubectl("logs", operator_pod["metadata"]["name"])
+
+
+@pytest.mark.parametrize("scope", ["all", "listed"])
+def test_tokens_are_created_and_no_secret_but_the_key_is_read(
+    lab: Lab, namespace: Namespace, chart: Path, release: Release, scope: str
+) -> None:
+    helm_arguments = ["--set", f"namespaces={{{namespace.name}}}"] if scope == "listed" else []
+    with new_namespace(lab, "aerie-system") as home, release(home.name, chart, *helm_arguments):
+        namespace.apply(IN_PLACE_RESOURCE)
+        wait_until(lambda: namespace.exists("secret", TOKEN_SECRET), "the Secret with the token")
+        chat, secret = namespace.get("specdep", "chat"), namespace.get("secret", TOKEN_SECRET)
+        (owner,) = secret["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["uid"], owner["controller"]) == ("SpeculativeDeployment", chat["metadata"]["uid"], True)
+        (deployment,) = wait_until(lambda: namespace.list_all("deployments"), "the Deployment of the pods")
+        volumes = {volume["name"]: volume for volume in deployment["spec"]["template"]["spec"]["volumes"]}
+        assert volumes["aerie-token"]["secret"]["secretName"] == TOKEN_SECRET
+
+        user = f"--as=system:serviceaccount:{home.name}:aerie"
+        assert home.kubectl("get", "secret", "aerie-drafter-key", user)
+        home.kubectl("create", "secret", "generic", "another", "--from-literal=a=b")
+        for target, *call in (
+            (namespace, "get", "secret", TOKEN_SECRET),
+            (namespace, "get", "secrets"),
+            (namespace, "patch", "secret", TOKEN_SECRET, '--patch={"metadata":{"labels":{"a":"b"}}}'),
+            (namespace, "delete", "secret", TOKEN_SECRET),
+            (home, "get", "secret", "another"),
+            (home, "get", "secrets"),
+            (home, "delete", "secret", "aerie-drafter-key"),
+        ):
+            with pytest.raises(LabError, match="forbidden"):
+                target.kubectl(*call, user)
+
+        key = home.get("secret", "aerie-drafter-key")["data"]
+        home.kubectl("rollout", "restart", "deployment/aerie")
+        home.wait_for_rollout("aerie")
+        namespace.kubectl("delete", "secret", TOKEN_SECRET)
+        namespace.kubectl("patch", "specdep", "chat", "--type=merge", '--patch={"spec":{"replicas":2}}')
+        wait_until(lambda: namespace.exists("secret", TOKEN_SECRET), "the Secret is created again")
+        assert namespace.get("secret", TOKEN_SECRET)["data"] == secret["data"]
+        assert home.get("secret", "aerie-drafter-key")["data"] == key
+        for operator_pod in home.list_all("pods", "app.kubernetes.io/name=aerie"):
+            assert "forbidden" not in home.kubectl("logs", operator_pod["metadata"]["name"])
+
+        namespace.kubectl("delete", "specdep", "chat")
+        namespace.wait_until_deleted("secret", TOKEN_SECRET)
 
 
 def test_namespace_without_permissions_blocks_no_other(lab: Lab, namespace: Namespace, chart: Path, release: Release) -> None:

@@ -108,7 +108,7 @@ def test_operator_may_manage_children_everywhere(may: May, operator: str, resour
         ("/pods", {"get", "list", "watch"}),
         ("/pods/log", {"get"}),
         ("/pods/exec", set()),
-        ("/secrets", set()),
+        ("/secrets", {"create"}),
         ("/serviceaccounts", set()),
         ("/nodes", {"get"}),
         ("/nodes/status", set()),
@@ -131,6 +131,15 @@ def test_operator_has_one_lease_in_its_namespace(may: May, operator: str, home: 
     for verb in ("get", "update"):
         assert may(operator, verb, "coordination.k8s.io/leases", home.name, "aerie")
         assert not may(operator, verb, "coordination.k8s.io/leases", home.name, "another")
+
+
+def test_operator_reads_its_own_key_and_no_other_secret(may: May, operator: str, home: Namespace) -> None:
+    all_verbs = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
+
+    def allowed_verbs(name: str) -> set[str]:
+        return {verb for verb in all_verbs if may(operator, verb, "/secrets", home.name, name)}
+
+    assert (allowed_verbs("aerie-drafter-key"), allowed_verbs("another")) == ({"create", "get"}, {"create"})
 
 
 @pytest.mark.parametrize(

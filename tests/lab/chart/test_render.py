@@ -84,6 +84,7 @@ def test_definition_matches_the_repository(objects: Objects, chart: Path) -> Non
         ("networkPolicy.apiServerCIDRs={10.0.0.1}", "/networkPolicy/apiServerCIDRs/0", "'10.0.0.1' does not match"),
         ("networkPolicy.dnsPeers[0].pods=x", "/networkPolicy/dnsPeers/0", "'pods' not allowed"),
         ("networkPolicy.prometheusPorts={0}", "/networkPolicy/prometheusPorts/0", "minimum"),
+        ("drafterKey.existingSecret=Sealed", "/drafterKey/existingSecret", "'Sealed' does not match"),
         ("prometheus.tokens[0].address=thanos:9091", "/prometheus/tokens/0", "missing property 'secret'"),
         ("prometheus.tokens[0].address=thanos:9091", "/prometheus/tokens/0/address", "'thanos:9091' does not match"),
         ("notifications.url=hooks.example", "/notifications/url", "'hooks.example' does not match"),
@@ -160,12 +161,36 @@ def test_selectors_match_the_operators_pods(objects: Objects, case: str) -> None
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_permissions_have_no_wildcard_and_no_secrets(objects: Objects, case: str) -> None:
-    rules = [rule for item in objects(case=case) if item["kind"] in ("Role", "ClusterRole") for rule in item["rules"]]
-    for rule in rules:
-        assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
-        assert "secrets" not in rule["resources"]
-        assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
+def test_permissions_have_no_wildcard_and_read_one_secret(objects: Objects, case: str) -> None:
+    items = objects(case=case)
+    (operator,) = (item for item in items if item["kind"] == "Deployment")
+    (option,) = (
+        argument
+        for argument in operator["spec"]["template"]["spec"]["containers"][0]["args"]
+        if argument.startswith("--drafter-key-secret=")
+    )
+    reads = []
+    for item in items:
+        for rule in item["rules"] if item["kind"] in ("Role", "ClusterRole") else ():
+            assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+            assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
+            if "secrets" in rule["resources"] and rule["verbs"] != ["create"]:
+                reads.append((item["kind"], item["metadata"]["namespace"], rule["resourceNames"], rule["verbs"]))
+    has_roles = case != "least"
+    assert reads == [("Role", "aerie-system", [option.partition("=")[2]], ["get"])] * has_roles
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_key_of_the_users_own_needs_no_create(objects: Objects, listed: bool) -> None:
+    arguments = ["--set", "drafterKey.existingSecret=sealed", *(["--set", "namespaces={team-a}"] if listed else [])]
+    roles = objects(*arguments, "--show-only", "templates/rbac.yaml")
+    creators = [
+        (item["kind"], item["metadata"].get("namespace"))
+        for item in roles
+        for rule in item.get("rules", ())
+        if rule["resources"] == ["secrets"] and "create" in rule["verbs"]
+    ]
+    assert creators == [("Role", "team-a") if listed else ("ClusterRole", None)]
 
 
 def test_alerts_fire_exactly_when_expected(objects: Objects, tmp_path: Path) -> None:

@@ -96,13 +96,14 @@ class LabNetworkOperator(Operator):
 
     PORT = "18080"
 
-    def _network_command(self) -> list[str]:
+    def network_command(self) -> list[str]:
+        """Return the beginning of a command that runs in the lab's network."""
         lab = process.find_lab_pid(self.namespace.lab.folder)
         return [sys.executable, "-m", "aerie_lab.sandbox.inside", "--network", str(lab)]
 
     def command(self) -> list[str]:
         """Return the command that starts it."""
-        return [*self._network_command(), *super().command(), "--metrics-port", self.PORT]
+        return [*self.network_command(), *super().command(), "--metrics-port", self.PORT]
 
     def kubeconfig(self) -> Path:
         """Return the kubeconfig of its API server."""
@@ -112,7 +113,7 @@ class LabNetworkOperator(Operator):
         """Return the number of metrics responses that it has read."""
         code = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:{self.PORT}/metrics').read().decode())"
         response = subprocess.run(
-            [*self._network_command(), sys.executable, "-c", code], capture_output=True, text=True, check=False
+            [*self.network_command(), sys.executable, "-c", code], capture_output=True, text=True, check=False
         )
         attempts = re.findall(r"^aerie_scrape_duration_seconds_count (\S+)", response.stdout, re.MULTILINE)
         failed = re.findall(r"^aerie_scrape_failures_total{.*} (\S+)", response.stdout, re.MULTILINE)
@@ -225,6 +226,12 @@ class RestartedOperator:
     def starts(self) -> int:
         """Return the number of its starts."""
         return len(self._runs)
+
+    def kill(self) -> None:
+        """Kill it, and start no other one."""
+        self._stop.set()
+        self._runs[-1].kill()
+        self._thread.join()
 
     def read_log(self) -> str:
         """Return all its logs."""
@@ -371,8 +378,11 @@ def processless_resource() -> Callable[..., dict[str, Any]]:
                 "model": image("target"),
                 "drafter": image(drafter),
                 "engine": engine,
-                "rollout": {"canary": {"stepWeights": [], "scaleDownDelay": "0s"}},
                 **spec,
+                "rollout": {
+                    "inPlace": {"mode": "Off"},
+                    **spec.get("rollout", {"canary": {"stepWeights": [], "scaleDownDelay": "0s"}}),
+                },
             },
         }
         return with_manual_promotion(document)

@@ -69,6 +69,7 @@ def resource(
                 "tuning": {"slo": {"timePerOutputToken": "10s", "timeToFirstToken": "30s"}},
             },
             "rollout": {
+                "inPlace": {"mode": "Off"},
                 "canary": {"stepWeights": [], "stepDuration": "0s", "scaleDownDelay": "0s", **(canary or {})},
                 "analysis": analysis_spec | (analysis or {}),
                 **rollout,

@@ -49,6 +49,7 @@ def resource(host: str, drafter: str) -> dict[str, Any]:
                 "tuning": {"slo": {"timePerOutputToken": "10s", "timeToFirstToken": "30s"}},
             },
             "rollout": {
+                "inPlace": {"mode": "Off"},
                 "canary": {"stepWeights": [50], "stepDuration": "1s", "scaleDownDelay": "1h"},
                 "analysis": {
                     "warmupDuration": "1s",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aerie_lab.testing import Namespace
+from aerie_lab.testing import Namespace, wait_until
 from tests.lab.operator.resources import resource
 
 LABEL = "nvidia.com/gpu.product"
@@ -38,27 +38,45 @@ def test_canary_on_another_gpu_is_not_compared_by_time(
 def test_control_runs_on_gpu_product_of_canary(
     namespace: Namespace, wait_for_status: Callable[..., dict[str, Any]], node: str
 ) -> None:
-    """The stable pods, and so the control, may run on either node; the canary is sent to one of them."""
+    """The stable pods, and so the control, may run on either node; the canary is sent to one of them.
+
+    Gates let the scheduler place the canary's pods first: the control's preference cannot foresee where others must go.
+    """
     for name, product in PRODUCTS.items():
         namespace.kubectl("label", "--overwrite", "node", name, f"{LABEL}={product}")
     try:
-        namespace.apply(without_node_selector(resource("chat", replicas=2, preflight={"mode": "Off"})))
+        namespace.apply(without_node_selector(resource("chat", replicas=2, gated=True, preflight={"mode": "Off"})))
+        open_gates(namespace, "aerie.dev/control=false")
         old = wait_for_status(lambda s: s.get("phase") == "Ready", "it is Ready")["status"]["stable"]["revision"]
-        namespace.apply(resource("chat", replicas=2, node=node, preflight={"mode": "Off"}, canary={"replicas": 2}))
-        wait_for_status(lambda s: s.get("phase") == "WarmingUp" or s.get("analysis"), "canary and control serve")
-        arms = {
-            arm: {pod["spec"].get("nodeName") for pod in namespace.list_all("pods", selector)}
-            for arm, selector in {
-                "canary": f"aerie.dev/revision!={old},aerie.dev/control=false",
-                "control": f"aerie.dev/revision={old},aerie.dev/control=true",
-            }.items()
+        canary = resource("chat", replicas=2, node=node, gated=True, preflight={"mode": "Off"}, canary={"replicas": 2})
+        namespace.apply(canary)
+        selectors = {
+            "canary": f"aerie.dev/revision,aerie.dev/revision!={old},aerie.dev/control=false",
+            "control": f"aerie.dev/revision={old},aerie.dev/control=true",
         }
+        for selector in selectors.values():
+            open_gates(namespace, selector)
+        wait_for_status(lambda s: s.get("phase") == "WarmingUp" or s.get("analysis"), "canary and control serve")
+        arms = {arm: node_names(namespace, selector) for arm, selector in selectors.items()}
         difference = (namespace.get("specdep", "chat")["status"].get("analysis") or {}).get("hardwareMismatch")
     finally:
         for name in PRODUCTS:
             namespace.kubectl("label", "node", name, f"{LABEL}-")
-    assert arms == {"canary": {node}, "control": {node}}
+    assert arms == {"canary": [node, node], "control": [node, node]}
     assert not difference
+
+
+def open_gates(namespace: Namespace, selector: str) -> None:
+    """Wait for the two pods of a selector, remove their scheduling gates, and wait until they are on nodes."""
+    wait_until(lambda: len(namespace.list_all("pods", selector)) == 2, f"the pods of {selector} are there")
+    for pod in namespace.list_all("pods", selector):
+        namespace.kubectl("patch", "pod", pod["metadata"]["name"], "--type=merge", '--patch={"spec": {"schedulingGates": null}}')
+    wait_until(lambda: all(node_names(namespace, selector)), f"the pods of {selector} are on nodes")
+
+
+def node_names(namespace: Namespace, selector: str) -> list[str | None]:
+    """Return the nodes of a selector's pods."""
+    return [pod["spec"].get("nodeName") for pod in namespace.list_all("pods", selector)]
 
 
 def without_node_selector(document: dict[str, Any]) -> dict[str, Any]:

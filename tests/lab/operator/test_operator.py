@@ -32,11 +32,13 @@ def resource(drafter: str = "eagle31", **spec: Any) -> dict[str, Any]:
         "resources": {"limits": {"nvidia.com/gpu": "1"}},
         "podTemplate": {"spec": {"terminationGracePeriodSeconds": 10, "containers": [container]}},
     }
+    rollout = {"inPlace": {"mode": "Off"}, **spec.pop("rollout", {})}
+    models = {"model": image("target"), "drafter": image(drafter)}
     return {
         "apiVersion": "aerie.dev/v1alpha1",
         "kind": "SpeculativeDeployment",
         "metadata": {"name": "chat"},
-        "spec": {"replicas": 1, "model": image("target"), "drafter": image(drafter), "engine": engine, **spec},
+        "spec": {"replicas": 1, **models, "engine": engine, "rollout": rollout, **spec},
     }
 
 

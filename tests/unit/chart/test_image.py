@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from aerie.manifests import plugin_config_map
+
 ROOT = Path(__file__).resolve().parents[3]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
@@ -23,24 +25,34 @@ def copied_paths() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The wheel, built from exactly the files that the Dockerfile copies."""
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the Dockerfile copies, and no others."""
     folder = tmp_path_factory.mktemp("source")
     for path in copied_paths():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         copy = shutil.copytree if (ROOT / path).is_dir() else shutil.copy
         copy(ROOT / path, folder / path)
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder / "wheel")]
-    completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return folder
+
+
+def build_wheel(source: Path, project: str, wheel_folder: Path) -> zipfile.ZipFile:
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(wheel_folder)]
+    completed = subprocess.run(command, cwd=source / project, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
-    (wheel_path,) = (folder / "wheel").glob("*.whl")
+    (wheel_path,) = wheel_folder.glob("*.whl")
     return zipfile.ZipFile(wheel_path)
 
 
-def test_wheel_contains_only_the_operator(wheel: zipfile.ZipFile) -> None:
-    names = wheel.namelist()
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"aerie"}
-    assert {"aerie/cli/__init__.py", "aerie/engine/models/catalog.toml", "aerie/py.typed"} <= set(names)
+def test_image_has_the_operator_and_the_plugin_that_it_delivers(source: Path, tmp_path: Path) -> None:
+    projects = re.findall(r"--wheel-dir /wheel (.+) \\\n", DOCKERFILE)
+    assert projects == [". ./plugin"]
+    operator = build_wheel(source, ".", tmp_path / "operator").namelist()
+    assert {name.split("/")[0] for name in operator if ".dist-info/" not in name} == {"aerie"}
+    assert {"aerie/cli/__init__.py", "aerie/engine/models/catalog.toml", "aerie/py.typed"} <= set(operator)
+    plugin = set(build_wheel(source, "plugin", tmp_path / "plugin").namelist())
+    delivered = set(plugin_config_map.load_plugin().files)
+    assert delivered <= plugin
+    assert delivered >= {name for name in plugin if name.endswith((".py", "/entry_points.txt", "/METADATA"))}
 
 
 def test_locked_packages_have_hashes_and_exclude_torch() -> None:

@@ -47,6 +47,8 @@ class Server(Cluster):
         self.node_labels = PlainNodeLabels()
         self.apply_errors: dict[str, ApiError] = {}
         """Error of an apply, by kind."""
+        self.create_errors: dict[str, ApiError] = {}
+        """Error of a creation, by name."""
         self.history: list[list[ObjectDict]] = []
         """All objects before each change."""
 
@@ -127,8 +129,17 @@ class Server(Cluster):
         return self._store({**existing, "status": status})
 
     async def create(self, desired: ObjectDict) -> ObjectDict:
-        self.calls.append(f"EVENT {desired['reason']}")
-        return desired
+        if desired["kind"] == "Event":
+            self.calls.append(f"EVENT {desired['reason']}")
+            return desired
+        name = desired["metadata"]["name"]
+        self.calls.append(f"POST {desired['kind']} {name}")
+        if (error := self.create_errors.get(name)) is not None:
+            raise error
+        if (desired["kind"], name) in self.objects:
+            raise ApiError(409, "AlreadyExists", f"{name} already exists")
+        self.objects[desired["kind"], name] = copy.deepcopy(desired)  # a Secret, which no watch shows
+        return copy.deepcopy(desired)
 
     async def delete(self, kind: ResourceKind, namespace: str, name: str, uid: str) -> None:  # noqa: ARG002
         self.calls.append(f"DELETE {kind.kind} {name}")
@@ -142,6 +153,7 @@ class Server(Cluster):
             "model": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "target"}}},
             "engine": {"image": "vllm/vllm-openai:v0.33.0"},
             "drafter": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "eagle3"}}},
+            "rollout": {"inPlace": {"mode": "Off"}},
         }
         existing = self.objects.get(
             ("SpeculativeDeployment", "chat"), {"spec": default_spec, "metadata": {"name": "chat", "generation": 0}}

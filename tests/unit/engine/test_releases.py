@@ -176,7 +176,7 @@ def test_a_newer_release_is_treated_as_the_newest_verified(newer: str) -> None:
     assert isinstance(engine_version, EngineVersion)
     assert f"it is treated as {NEWEST_VERIFIED_VERSION}" in engine_version.warnings[0]
     assert [supports(engine_version.version, feature) for feature in Feature] == [
-        supports(NEWEST_VERIFIED_VERSION, feature) for feature in Feature
+        supports(NEWEST_VERIFIED_VERSION, feature) and not feature.uses_internals for feature in Feature
     ]
 
 
@@ -201,6 +201,8 @@ def test_known_releases_have_no_warning(release: str) -> None:
         (Feature.MEDUSA, "0.33.0", "0.32.0+cpu"),
         (Feature.MEDUSA, "0.33.0rc1", "0.32.0"),
         (Feature.P_EAGLE, "0.15.1", "0.16.0"),
+        (Feature.DRAFTER_IN_PLACE, "0.25.1", "0.26.0"),
+        (Feature.DRAFTER_IN_PLACE, "0.34.0rc1", "0.33.1+cpu"),
     ],
 )
 def test_features_are_supported_from_and_up_to_a_version(feature: Feature, without: str, with_it: str) -> None:

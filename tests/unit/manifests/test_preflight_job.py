@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.engine import ResourceRequirements
+from aerie.api.source import DrafterSpec
 from aerie.manifests import preflight_job
 from aerie.manifests.pod import engine_pod
-from aerie.manifests.preflight_job import PreflightJobConfig
+from aerie.manifests.preflight_job import PreflightJobConfig, RunningDrafter
 
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
 SOURCES: dict[str, dict[str, Any]] = {
@@ -20,6 +21,7 @@ SOURCES: dict[str, dict[str, Any]] = {
     "persistentVolumeClaim": {"claimName": "models", "path": "a"},
     "image": {"reference": f"models.example/a@sha256:{'0' * 64}"},
 }
+RUNNING_SOURCES = {"huggingFace": {"revision": "b" * 40}, "persistentVolumeClaim": {"path": "b"}}
 ALLOWED_VOLUMES = {
     "configMap",
     "csi",
@@ -38,6 +40,9 @@ def build_job(
     source: str = "huggingFace",
     runner: PreflightJobConfig = PreflightJobConfig("aerie:1"),  # noqa: B008 - frozen
     engine: dict[str, Any] | None = None,
+    running: str | None = None,
+    running_source: str | None = None,
+    promoted: str = "",
     **pods: Any,
 ) -> dict[str, Any]:
     document = {
@@ -51,7 +56,15 @@ def build_job(
         },
     }
     resource = SpeculativeDeployment.from_dict(document)
-    return preflight_job.build_preflight_job(resource, "r1", engine_pod.build_pod_template(resource, None), runner)
+    template = engine_pod.build_pod_template(resource, None)
+    if running is None:
+        return preflight_job.build_preflight_job(resource, "r1", template, runner)
+    kind = running_source or source
+    drafter = DrafterSpec.from_dict({"source": {kind: {**SOURCES[kind], **RUNNING_SOURCES[kind]}}})
+    running_resource = resource.model_copy(update={"spec": resource.spec.model_copy(update={"drafter": drafter})})
+    return preflight_job.build_preflight_job(
+        resource, "r1", template, runner, RunningDrafter(running, running_resource, promoted)
+    )
 
 
 def variables_by_name(job: dict[str, Any]) -> dict[str, Any]:
@@ -71,6 +84,11 @@ def volumes_by_mount_path(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def pod_spec(job: dict[str, Any]) -> dict[str, Any]:
     spec: dict[str, Any] = job["spec"]["template"]["spec"]
     return spec
+
+
+def test_job_knows_the_drafter_that_was_promoted_in_place() -> None:
+    argument = f"--promoted-drafter=me/better@{COMMIT}"
+    assert argument in pod_spec(build_job(running="r0", promoted=f"me/better@{COMMIT}"))["containers"][0]["args"]
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -239,3 +257,33 @@ def test_volume_of_the_engine_may_have_any_name() -> None:
     assert volumes_by_mount_path(job) == {"/etc/corporate": volume}
     names = [volume["name"] for volume in pod_spec(job)["volumes"]]
     assert len(names) == len(set(names))
+
+
+def test_job_of_a_drafter_of_the_hub_mounts_the_claim_of_the_running_one() -> None:
+    spec = pod_spec(build_job("huggingFace", running="r0", running_source="persistentVolumeClaim"))
+    (container,) = spec["containers"]
+    assert "--running-drafter=/models/running-drafter" in container["args"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    claim = volumes[mounts["/models/running-drafter"]]["persistentVolumeClaim"]
+    assert claim == {"claimName": SOURCES["persistentVolumeClaim"]["claimName"], "readOnly": True}
+
+
+@pytest.mark.parametrize("source", RUNNING_SOURCES)
+def test_job_reads_the_drafter_of_the_running_engines(source: str) -> None:
+    plain, compared = pod_spec(build_job(source)), pod_spec(build_job(source, running="r0"))
+    (before,), (container,) = plain["containers"], compared["containers"]
+    folder = ["--running-drafter=/models/running-drafter"] if source == "persistentVolumeClaim" else []
+    arguments = ["--running-file=/etc/aerie-running/resource.json", "--running-revision=r0", *folder]
+    assert [argument for argument in container["args"] if argument not in before["args"]] == arguments
+    volumes = [volume for volume in compared["volumes"] if volume not in plain["volumes"]]
+    (record,) = volumes
+    assert record["configMap"]["name"] == "chat-r0-preflight"
+    assert record["configMap"]["optional"] is True, "the record may be deleted meanwhile, and preflight does without it"
+    mounts = [mount for mount in container["volumeMounts"] if mount not in before["volumeMounts"]]
+    assert {mount["mountPath"]: mount.get("subPath") for mount in mounts} == {
+        "/etc/aerie-running": None,
+        **({"/models/running-drafter": "b"} if folder else {}),
+    }
+    names = {volume["name"] for volume in compared["volumes"]}
+    assert all(mount["name"] in names and mount["readOnly"] for mount in mounts)

@@ -42,6 +42,7 @@ class FakeLab:
         (lambda faults: faults.disconnect("pod"), "disconnect", ["disconnect", "reconnect"]),
         (lambda faults: faults.silence_node("node-1"), "silence-node", ["silence_node", "restore_node"]),
         (lambda faults: faults.corrupt_metrics("pod", "nan"), "corrupt-metrics", ["corrupt_metrics", "corrupt_metrics"]),
+        (lambda faults: faults.fail_drafter("pod", "swap-fails"), "fail-drafter", ["fail_drafter", "fail_drafter"]),
         (lambda faults: faults.stop_component("hub"), "stop-component", ["stop_component", "resume_component"]),
     ],
 )

@@ -115,10 +115,15 @@ class ClusterState:
     # -- Deployments and pods
     def deployments(self, *, control: bool = False) -> dict[str, dict[str, Any]]:
         """Return the Deployments of stable and canary by revision, or those of control pods."""
-        deployments = [item for (kind, _), item in self.objects.items() if kind == "Deployment"]
+        deployments = self.engine_deployments()
         control_label = "true" if control else "false"
         labels = [(item["metadata"]["labels"], item) for item in deployments]
         return {label[naming.REVISION_LABEL]: item for label, item in labels if label[naming.CONTROL_LABEL] == control_label}
+
+    def engine_deployments(self) -> list[dict[str, Any]]:
+        """Return the Deployments with engines; that of an evaluator has no revision."""
+        deployments = (item for (kind, _), item in self.objects.items() if kind == "Deployment")
+        return [item for item in deployments if naming.REVISION_LABEL in item["metadata"]["labels"]]
 
     def replicas(self) -> dict[str, int]:
         """Return each Deployment's replicas, by name."""
@@ -126,7 +131,7 @@ class ClusterState:
 
     def schedule(self, places: int = 1000) -> None:
         """Create the missing pods, as far as there are places, and delete the surplus."""
-        groups = [item for (kind, _), item in self.objects.items() if kind == "Deployment"]
+        groups = self.engine_deployments()
         scheduled = []
         for item in groups:
             own_pods = [pod for pod in self.pods if is_pod_of(pod, item)]

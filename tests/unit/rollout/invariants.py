@@ -1,7 +1,7 @@
 """Invariants of every reconcile of a rollout, whatever happens in the cluster, and of the end of a rollout that is left alone.
 
-    each reconcile     no_exception (walk.py), no_weight_without_a_pod, no_serving_pod_removed, no_rollback_for_gpu_time,
-                       no_spin, bounded_reconciles
+    each reconcile     no_exception (walk.py), no_weight_without_a_pod, no_serving_pod_removed,
+                       arms_are_of_different_revisions, no_rollback_for_gpu_time, no_spin, bounded_reconciles
     a rollout's end    ended_or_waits_for_user, new_spec_gets_pods, healthy_spec_is_promoted, all_replicas_serve,
                        no_writes_at_rest
 
@@ -70,6 +70,13 @@ def no_serving_pod_removed(reconcile: Reconcile) -> str:
     if last is not None and find_reversal_cause(last) is not None and 2 * after >= before:
         return ""  # a blocked rollback was reversed: pods that have not served for so long are deleted, and the larger part stays
     return f"{before} pods served, {after} are left, and the spec ({replicas} replicas) allows {floor} less {excused} late ones"
+
+
+def arms_are_of_different_revisions(reconcile: Reconcile) -> str:
+    """No revision is stable and canary or previous at once: its pods would be counted in both arms."""
+    status = reconcile.plan.status
+    revisions = [arm.revision for arm in (status.stable, status.canary, status.previous) if arm is not None]
+    return "" if len(set(revisions)) == len(revisions) else f"two arms have the same revision: {revisions}"
 
 
 def no_rollback_for_gpu_time(reconcile: Reconcile) -> str:

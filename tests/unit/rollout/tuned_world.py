@@ -39,7 +39,8 @@ def recommend(
 ) -> None:
     """Set the tuner's current recommendation for the stable pods."""
     recommended_setting = Static(5) if setting is None else setting
-    revision = world.status["stable"]["revision"]
+    stable = world.status["stable"]
+    revision = stable.get("inPlace", stable)["revision"]
     world.recommendation = Recommendation(
         revision, world.now.timestamp(), action, recommended_setting, (0.02, 0.08, 0.15), reason
     )

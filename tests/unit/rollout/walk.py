@@ -29,6 +29,7 @@ INVARIANTS = (
     "no_exception",
     "no_weight_without_a_pod",
     "no_serving_pod_removed",
+    "arms_are_of_different_revisions",
     "no_rollback_for_gpu_time",
     "ended_or_waits_for_user",
     "new_spec_gets_pods",
@@ -204,6 +205,7 @@ class Walk:
         violations = {
             "no_weight_without_a_pod": invariants.no_weight_without_a_pod(reconcile),
             "no_serving_pod_removed": invariants.no_serving_pod_removed(reconcile),
+            "arms_are_of_different_revisions": invariants.arms_are_of_different_revisions(reconcile),
             "no_rollback_for_gpu_time": invariants.no_rollback_for_gpu_time(reconcile),
             "no_spin": invariants.no_spin(cluster, reconcile),
             "bounded_reconciles": invariants.bounded_reconciles(cluster, reconcile),

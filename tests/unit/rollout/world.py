@@ -38,6 +38,8 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 DRAFTERS = ("eagle3", "eagle31", "refused")
 K_OF_SPEC = 3
 """K if the spec does not set it."""
+BY_PODS = {"inPlace": {"mode": "Off"}}
+"""spec.rollout where a test sets no other `inPlace`: most tests are about canaries."""
 
 
 class World(ClusterState):
@@ -50,6 +52,7 @@ class World(ClusterState):
             "engine": {"image": "vllm/vllm-openai:v0.33.0"},
             "drafter": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "eagle3"}}},
             **spec,
+            "rollout": BY_PODS | spec.get("rollout", {}),
         }
         document: dict[str, Any] = {
             "apiVersion": "aerie.dev/v1alpha1",
@@ -75,6 +78,7 @@ class World(ClusterState):
     # -- the user
     def edit(self, **spec: Any) -> None:
         self.document["spec"] |= spec
+        self.document["spec"]["rollout"] = BY_PODS | self.document["spec"]["rollout"]
         self.document["metadata"]["generation"] += 1
 
     def drafter(self, path: str) -> None:
@@ -123,7 +127,7 @@ class World(ClusterState):
                 assert current["metadata"]["uid"] == item.uid
                 del self.objects[item.kind, item.name]
             else:
-                self.document["status"] = item.to_dict()
+                self.document["status"] = json.loads(json.dumps(item.to_dict(), allow_nan=False))  # the API server's JSON
         return plan
 
     # -- the scraper and preflight

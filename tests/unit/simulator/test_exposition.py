@@ -12,6 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aerie_lab.engine.metrics.counters import ITL_BUCKETS, Counters, Histogram
 from aerie_lab.engine.metrics.exposition import render_exposition, render_histogram
+from aerie_lab.engine.metrics.registry import register_counters, render_other_families
+from aerie_vllm.counters import read_counts
 
 FRESH = Path(__file__).with_name("vllm-0.32.0-fresh.prom")
 """Metrics response of vLLM 0.32.0 on CPU just after its start, K = 3, --max-model-len 1024: the lines that name vLLM."""
@@ -63,3 +65,42 @@ def test_a_model_name_with_quotes_is_escaped() -> None:
     text = render_exposition(Counters(1024, None), 'a"b\\c', 1.0)
     names = {sample.labels["model_name"] for family in text_string_to_metric_families(text) for sample in family.samples}
     assert names == {'a"b\\c'}
+
+
+def busy_counters() -> Counters:
+    counters = Counters(1024, 3)
+    counters.generation_tokens, counters.prompt_tokens = 700, 300
+    counters.request_success["length"] = 5
+    counters.tokens_per_draft.observe_many([1, 2, 4, 4])
+    for value in (0.004, 0.02, 99.0):
+        counters.time_to_first_token.observe(value)
+    return counters
+
+
+def test_a_registry_has_the_samples_of_the_exposition() -> None:
+    counters, registry = busy_counters(), CollectorRegistry()
+    register_counters(registry, counters, "tiny")
+    families = text_string_to_metric_families(render_exposition(counters, "tiny", 1.8e9))
+    expected = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+    actual = {
+        (sample.name, *sorted(sample.labels.items())): sample.value for family in registry.collect() for sample in family.samples
+    }
+    assert actual == expected
+
+
+def test_the_plugin_reads_the_counters_of_an_engine() -> None:
+    counters, registry = busy_counters(), CollectorRegistry()
+    register_counters(registry, counters, "tiny")
+    Counter("other", "h", registry=registry).inc()
+    counts = read_counts(registry)
+    assert counts["vllm:spec_decode_num_drafts_total"] == {"": 4.0}
+    assert counts["vllm:spec_decode_num_accepted_tokens_per_pos_total"] == {"0": 3.0, "1": 2.0, "2": 2.0}
+    assert counts["vllm:time_to_first_token_seconds_bucket"]["0.02"] == 2.0
+    assert counts["vllm:request_success_total"]["length"] == 5.0
+    assert "other_total 1.0" in (text := render_other_families(registry))
+    assert "vllm:" not in text

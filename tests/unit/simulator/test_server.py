@@ -71,6 +71,7 @@ REJECTED_REQUESTS: list[tuple[dict[str, Any], int, str]] = [
     ({"model": "other"}, 404, "The model `other` does not exist. Valid aliases: acme/model."),
     ({"max_tokens": 5000}, 400, "max_tokens=5000 cannot be greater than max_model_len=1024."),
     ({"max_tokens": 0}, 400, "max_tokens must be at least 1, got 0."),
+    ({"cache_salt": ""}, 400, "Parameter 'cache_salt' must be a non-empty string if provided."),
     ({"min_p": 0.5}, 400, "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding."),
     ({"prompt": ""}, 400, "Either prompt or prompt_embeds must be provided and non-empty."),
     ({"prompt": "x" * 5000}, 400, "This model's maximum context length is 1024 tokens."),
@@ -316,3 +317,13 @@ def has_signal_handler(pid: int, number: int) -> bool:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
     return bool(caught >> (number - 1) & 1)
+
+
+@pytest.mark.slow
+def test_own_requests_fit_the_context(start: Start) -> None:
+    """Chats grow, and a request beyond the context ended them all."""
+    running = start(*NGRAM, "--max-model-len", "256", options={"own_requests_per_second": 100.0})
+    began = time.monotonic()
+    while running.metric("vllm:request_success_total") < 100:
+        assert time.monotonic() < began + 120
+        time.sleep(0.05)

@@ -32,6 +32,20 @@ def test_a_typical_command_line_is_parsed() -> None:
     assert (arguments.max_model_len, arguments.max_num_seqs, arguments.shutdown_timeout) == (8000, 64, 30)
     assert arguments.speculative_config == {"method": "eagle3", "model": "acme/d", "num_speculative_tokens": 3}
     assert (arguments.enable_prefix_caching, arguments.api_keys) == (False, ("x",))
+    assert (arguments.api_server_count, arguments.has_drafter_endpoint, arguments.has_drafter_worker) == (1, False, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "halves"),
+    [
+        ("--middleware a.B --middleware aerie_vllm.endpoint.DrafterEndpoint", (True, False)),
+        ("--worker-extension-cls aerie_vllm.worker.DrafterWorker", (False, True)),
+        ("--middleware a.B --worker-extension-cls c.D", (False, False)),
+    ],
+)
+def test_flags_switch_the_halves_of_the_plugin_on(words: str, halves: tuple[bool, bool]) -> None:
+    arguments = parse_simulator_arguments(["m", *words.split()])
+    assert (arguments.has_drafter_endpoint, arguments.has_drafter_worker) == halves
 
 
 def test_the_model_may_be_a_flag_and_json_may_be_dotted() -> None:
@@ -254,6 +268,7 @@ def test_options_of_every_kind_are_parsed(tmp_path: Path) -> None:
         ('{"acceptance": {"a": {"rates": [0.5]}}}', "default_class is 'chat': acceptance names a"),
         ('{"acceptance": {"chat": {"rates": [1.5]}}}', "rates are .* never rise"),
         ('{"drift": {"moon": 1}}', "cannot be used"),
+        ('{"drafter_fault": "rain"}', "there is no drafter fault 'rain': one of stage-hangs"),
     ],
 )
 def test_invalid_options_are_rejected(text: str, sentence: str) -> None:

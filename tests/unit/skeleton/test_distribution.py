@@ -1,4 +1,4 @@
-"""The three distributions: what each wheel contains, and what the locks guarantee."""
+"""The four distributions: what each wheel contains, and what the locks guarantee."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ ROOT = Path(__file__).resolve().parents[3]
 LOCKS = [*sorted((ROOT / "requirements").glob("*.txt")), ROOT / "lab/aerie_lab/binaries/go-toolchain.txt"]
 
 
-# By folder: the distribution, its package and its commands.
+# By folder: the distribution, its package and its entry points: commands, and vLLM's plugin.
 DISTRIBUTIONS = {
     ".": ("aerie-operator", "aerie", {"aerie", "kubectl-aerie"}),
     "lab": ("aerie-lab", "aerie_lab", {"aerie-lab"}),
     "drafter": ("aerie-drafter", "aerie_drafter", {"aerie-drafter"}),
+    "plugin": ("aerie-vllm", "aerie_vllm", {"aerie_vllm"}),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", DISTRIBUTIONS)
 def test_wheels_contain_package_data_and_commands(folder: str, tmp_path: Path) -> None:
-    distribution, package, commands = DISTRIBUTIONS[folder]
+    distribution, package, expected_entry_points = DISTRIBUTIONS[folder]
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
         cwd=ROOT / folder,
@@ -39,7 +40,7 @@ def test_wheels_contain_package_data_and_commands(folder: str, tmp_path: Path) -
         names = set(archive.namelist())
         entry_points = archive.read(f"{metadata_folder}/entry_points.txt").decode()
     assert f"{metadata_folder}/licenses/LICENSE" in names
-    assert set(re.findall(r"^(\S+) = ", entry_points, re.MULTILINE)) == commands
+    assert set(re.findall(r"^(\S+) = ", entry_points, re.MULTILINE)) == expected_entry_points
     assert f"{package}/py.typed" in names
     sources = ROOT / ("operator" if folder == "." else folder)
     assert {path.relative_to(sources).as_posix() for path in (sources / package).rglob("*.py")} <= names
@@ -55,8 +56,12 @@ def test_distributions_have_one_version_and_require_it_of_each_other() -> None:
     projects = [tomllib.loads((ROOT / folder / "pyproject.toml").read_text()) for folder in DISTRIBUTIONS]
     (version,) = {project["project"]["version"] for project in projects}
     assert len({str(project["build-system"]) for project in projects}) == 1
-    for project in projects[1:]:
-        assert f"aerie-operator=={version}" in project["project"]["dependencies"]
+    dependencies = {project["project"]["name"]: project["project"]["dependencies"] for project in projects}
+    for name in ("aerie-lab", "aerie-drafter"):
+        assert f"aerie-operator=={version}" in dependencies[name]
+    assert f"aerie-vllm=={version}" in dependencies["aerie-lab"]
+    assert f"aerie-vllm=={version}" in dependencies["aerie-operator"]
+    assert dependencies["aerie-vllm"] == []  # vLLM's image has nothing else
 
 
 def parse_pins(lock: Path) -> dict[str, str]:

@@ -1,7 +1,8 @@
-"""The two processes of `make test`: their output, failures and signals."""
+"""The processes of `make test`: their output, failures and signals."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -27,9 +28,9 @@ except KeyboardInterrupt:
 """
 """Source of a program that ends only on Ctrl-C, and then cleans up."""
 
-PARENT_OF_ONE = f"""
+PARENT_OF_FIRST = f"""
 import subprocess, sys
-child = subprocess.Popen([sys.executable, '-c', {WAITS.format("one")!r}])
+child = subprocess.Popen([sys.executable, '-c', {WAITS.format("first")!r}])
 try:
     child.wait()
 except KeyboardInterrupt:
@@ -39,56 +40,69 @@ except KeyboardInterrupt:
 """Source of a program with a child process, like pytest with --numprocesses."""
 
 
-def command(shown: str, beside: str) -> list[str]:
+NAMES = ("first", "second", "third")
+
+
+def command(*codes: str) -> list[str]:
+    """Return the command that runs these programs side by side, named by their order."""
     code = "import sys; from scripts.run_tests import run_side_by_side as run\n"
-    code += "sys.exit(abs(run(*((sys.executable, '-c', code) for code in sys.argv[1:]), 'The others')))"
-    return [sys.executable, "-c", code, shown, beside]
+    code += f"run = run({{name: (sys.executable, '-c', code) for name, code in zip({NAMES}, sys.argv[1:], strict=True)}})\n"
+    return [sys.executable, "-c", code + "sys.exit(abs(run))", *codes]
 
 
-@pytest.mark.parametrize(("shown", "beside", "status"), [(0, 0, 0), (1, 0, 1), (0, 5, 5), (1, 5, 1)])
-def test_the_output_of_the_second_command_follows_at_the_end(shown: int, beside: int, status: int) -> None:
-    codes = [f"import sys; print('{line}\\n' * 3, end=''); sys.exit({code})" for line, code in (("one", shown), ("two", beside))]
+@pytest.mark.parametrize("statuses", list(itertools.product((0, 1), (0, 5), (0, 7))))
+def test_the_output_of_the_others_follows_at_the_end(statuses: tuple[int, int, int]) -> None:
+    codes = [
+        f"import sys; print('{name}\\n' * 3, end=''); sys.exit({status})" for name, status in zip(NAMES, statuses, strict=True)
+    ]
     done = subprocess.run(command(*codes), cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == status
+    assert done.returncode == next((status for status in statuses if status), 0)
+    first, second, third = statuses
     assert re.fullmatch(
-        r"The others run beside these, .* so far it is in \S+\n(one\n){3}\nThe others, which ran beside these:\n(two\n){3}"
-        + shown * r"\nWhat ran first ended with status 1; its last lines were:\n(one\n){3}"
-        + shown * r"\nWhat ran first ended with status 1\.\n"
-        + bool(beside) * r"\nThe others ended with status 5\.\n",
+        r"second run beside these; .* is so far in \S+\nthird run beside these; .* is so far in \S+\n(first\n){3}"
+        r"\nsecond, which ran beside these:\n(second\n){3}\nthird, which ran beside these:\n(third\n){3}"
+        + bool(first) * r"\nfirst ended with status 1; the last lines were:\n(first\n){3}"
+        + bool(second) * r"\nsecond ended with status 5; the last lines were:\n(second\n){3}"
+        + bool(first) * r"\nfirst ended with status 1\.\n"
+        + bool(second) * r"\nsecond ended with status 5\.\n"
+        + bool(third) * r"\nthird ended with status 7\.\n",
         done.stdout,
     )
-    log = re.search(r"in (\S+)\n", done.stdout)
-    assert log is not None
-    assert not Path(log[1]).exists()
+    logs = re.findall(r"so far in (\S+)\n", done.stdout)
+    assert len(logs) == 2
+    assert not any(Path(log).exists() for log in logs)
 
 
 def test_the_tests_that_failed_are_named_last() -> None:
     summary = "FAILED tests/{0}.py::test_a - no\\nERROR tests/{0}.py::test_b\\n== 1 failed, 7 passed in 3 s =="
     codes = [f"import sys; print('{summary.format(module)}\\n' + 'noise\\n' * 99); sys.exit(1)" for module in ("one", "two")]
-    done = subprocess.run(command(*codes), cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(command(*codes, "pass"), cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.endswith(
-        "\nWhat ran first ended with status 1.\nFAILED tests/one.py::test_a - no\nERROR tests/one.py::test_b\n"
-        "\nThe others ended with status 1.\nFAILED tests/two.py::test_a - no\nERROR tests/two.py::test_b\n"
+        "\nfirst ended with status 1.\nFAILED tests/one.py::test_a - no\nERROR tests/one.py::test_b\n"
+        "\nsecond ended with status 1.\nFAILED tests/two.py::test_a - no\nERROR tests/two.py::test_b\n"
     )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_lets_both_commands_clean_up(number: int, tmp_path: Path) -> None:
+def test_a_signal_lets_all_commands_clean_up(number: int, tmp_path: Path) -> None:
     out = tmp_path / "out"
+    programs = [PARENT_OF_FIRST, *(WAITS.format(name) for name in NAMES[1:])]
     with out.open("wb") as output:
-        running = subprocess.Popen(command(PARENT_OF_ONE, WAITS.format("two")), cwd=ROOT, stdout=output, stderr=output)
+        running = subprocess.Popen(command(*programs), cwd=ROOT, stdout=output, stderr=output)
 
     def begun() -> bool:
-        log = re.search(r"in (\S+)\n", out.read_text())
-        return log is not None and "one begins" in out.read_text() and "two begins" in Path(log[1]).read_text()
+        logs = re.findall(r"so far in (\S+)\n", out.read_text())
+        written = "".join(Path(log).read_text() for log in logs) + out.read_text()
+        return all(f"{name} begins" in written for name in NAMES)
 
     try:
-        wait_until(begun, "both run")
+        wait_until(begun, "all run")
         os.kill(running.pid, number)
         assert running.wait(120) != 0
     finally:
         running.kill()
         running.wait()
-    first, second = out.read_text().split("which ran beside these:")
-    assert "one tidied up" in first
-    assert "two tidied up" in second
+    first, second, third = re.split(r"\w+, which ran beside these:", out.read_text())
+    assert "first tidied up" in first
+    assert "second tidied up" in second
+    assert "third tidied up" in third

@@ -25,7 +25,7 @@ import numpy as np
 
 from aerie_lab.engine.core.scheduler import ScheduledStep, Scheduler
 from aerie_lab.engine.metrics.counters import Counters
-from aerie_lab.engine.performance_model.acceptance import NO_DRIFT, Drift, FloatArray
+from aerie_lab.engine.performance_model.acceptance import NO_DRIFT, Acceptance, Drift, FloatArray
 from aerie_lab.engine.performance_model.request import EngineSettings, Request
 from aerie_lab.engine.performance_model.step import StepTime
 from aerie_lab.engine.performance_model.step_noise import StepTimeNoise
@@ -98,6 +98,17 @@ class Replica:
         elif request in self.arrivals:
             self.arrivals.remove(request)
         self._update_gauges()
+
+    def change_acceptance(self, request: Request, acceptance: Acceptance) -> None:
+        """Another drafter drafts for a request, whose effect stays. The step in flight verifies drafts of the previous one."""
+        request.acceptance, request.survival = acceptance, None
+        if request.step_sequence is not None:
+            request.step_sequence.truncate(1)
+
+    def delay_step(self, start_time: float) -> None:
+        """The step in flight began only at this time, because the engine was paused."""
+        if self._step_in_flight is not None:
+            self._step_in_flight.end += max(0.0, start_time - self.clock)
 
     @property
     def next_step_end(self) -> float | None:

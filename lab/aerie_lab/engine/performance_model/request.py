@@ -71,6 +71,8 @@ class Request:
     """Tokens after which the model ends its answer; None: at `max_tokens`."""
     segments: PromptSegments = ()
     """The prompt as the prefix cache sees it."""
+    cache_salt: str | None = None
+    """Separates the prompt from those with another salt in the prefix cache, once the engine has it."""
     arrival_time: float = 0.0
     # progress
     logit_effect: float = 0.0

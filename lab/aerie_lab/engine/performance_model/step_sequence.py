@@ -34,6 +34,11 @@ class StepSequence:
         """Steps still to come."""
         return len(self.step_tokens) - self.steps_taken
 
+    def truncate(self, steps_left: int) -> None:
+        """Discard the steps after the next `steps_left`."""
+        end = self.steps_taken + steps_left
+        self.step_tokens, self.cached_tokens = self.step_tokens[:end], self.cached_tokens[: end + 1]
+
 
 def draw_step_sequence(
     random: np.random.Generator, survival: FloatArray, cached_tokens: int, remaining_tokens: int, max_steps: int

@@ -55,6 +55,8 @@ class GenerationRequest:
     """Whether log probabilities name tokens by their ids."""
     prompt_digest: bytes = b""
     """Tells the prompt from others."""
+    cache_salt: str | None = None
+    """Separates cached prompts from those with another salt."""
 
     def _prompt_uniform(self, what: str) -> float:
         """Return a number from 0 to below 1 that is always the same for this prompt."""
@@ -122,6 +124,9 @@ def parse_request(kind: RequestKind, raw: bytes, limits: RequestLimits) -> Gener
             f"Please request fewer output tokens. (parameter=max_tokens, value={requested_tokens})",
             param="max_tokens",
         )
+    salt = body.get("cache_salt")
+    if salt is not None and not (isinstance(salt, str) and salt):
+        raise ApiError(400, "Parameter 'cache_salt' must be a non-empty string if provided.", param="cache_salt")
     options = body.get("stream_options") or {}
     likely = body.get("logprobs") if kind == "completion" else None
     if likely is not None and not (isinstance(likely, int) and 0 <= likely <= MAX_LOGPROBS):
@@ -141,6 +146,7 @@ def parse_request(kind: RequestKind, raw: bytes, limits: RequestLimits) -> Gener
         likely,
         bool(body.get("return_tokens_as_token_ids")),
         hashlib.blake2b(repr(body.get("prompt") or body.get("messages")).encode(), digest_size=8).digest(),
+        salt,
     )
 
 

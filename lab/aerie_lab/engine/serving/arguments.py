@@ -22,6 +22,8 @@ _PROGRAM_USAGE = """usage: vllm [-h] [-v]
 """
 NEWEST_VLLM_VERSION = "0.33.0"
 """The newest release whose flags are known."""
+DRAFTER_ENDPOINT, DRAFTER_WORKER = "aerie_vllm.endpoint.DrafterEndpoint", "aerie_vllm.worker.DrafterWorker"
+"""The plugin's halves, as --middleware and --worker-extension-cls name them."""
 _INT_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -44,6 +46,11 @@ class SimulatorArguments:
     api_keys: tuple[str, ...] = ()
     disable_log_stats: bool = False
     speculative_config: dict[str, Any] | None = field(default=None)
+    api_server_count: int = 1
+    has_drafter_endpoint: bool = False
+    """Whether the API server has the plugin's middleware, with which the drafter changes in place."""
+    has_drafter_worker: bool = False
+    """Whether the workers have the plugin's methods."""
 
 
 class _ServeParser(argparse.ArgumentParser):
@@ -115,6 +122,9 @@ def parse_simulator_arguments(argv: Sequence[str], version: str = NEWEST_VLLM_VE
         api_keys=tuple(namespace.api_key or ()),
         disable_log_stats=namespace.disable_log_stats,
         speculative_config=speculation,
+        api_server_count=namespace.api_server_count or 1,
+        has_drafter_endpoint=DRAFTER_ENDPOINT in (namespace.middleware or ()),
+        has_drafter_worker=namespace.worker_extension_cls == DRAFTER_WORKER,
     )
 
 

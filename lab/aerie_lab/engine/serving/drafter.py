@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aerie_lab.engine.serving.files import EngineError, read_drafter_files, read_hub_files
+from aerie_lab.engine.serving.files import EngineError, ModelFiles, read_drafter_files, read_hub_files
 
-__all__ = ["DrafterProfile", "EngineError", "inspect_drafter"]
+__all__ = ["DrafterProfile", "EngineError", "build_drafter_profile", "inspect_drafter"]
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,19 @@ def inspect_drafter(method: str, model: str, revision: str | None = None) -> Dra
     """Return the drafter `model` as `method` would serve it. Raises EngineError where vLLM ends with exit status 1.
 
     A model that is no path of this machine is a repository of the Hub. Without a Hub it is assumed to be a fitting EAGLE 3 head.
-    Weights whose names cannot be read are assumed to match the config.
     """
     folder = Path(model)
     files = read_hub_files(model, revision)
     if files is None and not folder.is_absolute() and not folder.exists():
         return DrafterProfile(method, "eagle3")
-    files = files or read_drafter_files(folder)
+    return build_drafter_profile(method, model, files or read_drafter_files(folder))
+
+
+def build_drafter_profile(method: str, model: str, files: ModelFiles) -> DrafterProfile:
+    """Return the drafter with these files as `method` would serve it. Raises EngineError as `inspect_drafter`.
+
+    Weights whose names cannot be read are assumed to match the config.
+    """
     config = files.config
     simulated = config.get("simulator") or {}
     rates = tuple(simulated["acceptance_rates"]) if "acceptance_rates" in simulated else None

@@ -2,15 +2,20 @@
 
 The replica's steps end at their own times, however late the event loop looks: lateness delays answers by a millisecond or so and
 never adds up. Nothing here knows of HTTP.
+
+A pause begins when the step in flight ends. Then no request advances until the engine is resumed; requests and KV cache stay, and
+new requests wait. Not guaranteed: that a request which arrives in a pause joins the first step after it; it joins the second.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from aerie_lab.engine.core.replica import Replica
+from aerie_lab.engine.performance_model.acceptance import Acceptance
 from aerie_lab.engine.performance_model.request import Request
 
 
@@ -21,8 +26,9 @@ class EngineStoppedError(Exception):
 class RequestHandle:
     """One request in the engine, and the progress that was reported to its client."""
 
-    def __init__(self, request: Request, stream: bool) -> None:
+    def __init__(self, request: Request, traffic_class: str, stream: bool) -> None:
         self.request = request
+        self.traffic_class = traffic_class
         self.stream = stream
         self.reported_tokens = 0
         self._update_event = asyncio.Event()
@@ -57,6 +63,8 @@ class ReplicaDriver:
         self._epoch_offset = time.time() - self._loop.time()
         self._handles: dict[str, RequestHandle] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._pause_time = math.inf
+        """End of the last step before a pause; infinite unless the engine is paused."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -64,12 +72,12 @@ class ReplicaDriver:
         """Return the replica's clock: seconds since 1970, and steady."""
         return self._loop.time() + self._epoch_offset
 
-    def submit(self, request: Request, *, stream: bool) -> RequestHandle:
+    def submit(self, request: Request, traffic_class: str, *, stream: bool) -> RequestHandle:
         """Hand the request to the engine. Raises EngineStoppedError when it has ended."""
         if self.stopped:
             raise EngineStoppedError(request.name)
         self.advance_to_now()
-        handle = self._handles[request.name] = RequestHandle(request, stream)
+        handle = self._handles[request.name] = RequestHandle(request, traffic_class, stream)
         self._idle.clear()
         self.replica.submit(request, self.now())
         self._schedule_tick()
@@ -85,12 +93,45 @@ class ReplicaDriver:
         """Complete the steps that are due."""
         if self.stopped:
             return
-        for request in self.replica.advance(self.now()):
+        for request in self.replica.advance(min(self.now(), self._pause_time)):
             if (handle := self._handles.get(request.name)) is not None:
                 handle.notify()
         for handle in self._handles.values():
             if handle.stream and handle.request.generated_tokens != handle.reported_tokens:
                 handle.notify()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the engine is paused, or is as soon as the step in flight ends."""
+        return self._pause_time < math.inf
+
+    @property
+    def unfinished_count(self) -> int:
+        """Number of requests that run or wait."""
+        return self.replica.unfinished_count
+
+    async def pause(self) -> None:
+        """Pause the engine, and wait until the step in flight has ended."""
+        self.advance_to_now()
+        if not self.is_paused:
+            end = self.replica.next_step_end
+            self._pause_time = self.now() if end is None else end
+        while (remaining := self._pause_time - self.now()) > 0:
+            await asyncio.sleep(remaining)
+        self.advance_to_now()
+
+    def resume(self) -> None:
+        """End a pause."""
+        if self.is_paused:
+            self._pause_time = math.inf
+            self.replica.delay_step(self.now())
+            self._schedule_tick()
+
+    def change_acceptance(self, acceptance: Mapping[str, Acceptance]) -> None:
+        """Give all requests the acceptance of their traffic class under another drafter."""
+        self.advance_to_now()
+        for handle in self._handles.values():
+            self.replica.change_acceptance(handle.request, acceptance[handle.traffic_class])
 
     def stop(self) -> None:
         """Stop the engine immediately, and notify all clients."""
@@ -115,7 +156,8 @@ class ReplicaDriver:
             self._idle.set()
 
     def _schedule_tick(self) -> None:
-        if self._timer is None and (end := self.replica.next_step_end) is not None and not self.stopped:
+        end = self.replica.next_step_end
+        if self._timer is None and end is not None and end <= self._pause_time and not self.stopped:
             self._timer = self._loop.call_at(end - self._epoch_offset, self._tick)
 
     def _tick(self) -> None:

@@ -35,10 +35,15 @@ class ModelFiles:
     """Names; None where the weights are no safetensors files."""
 
 
+def has_hub(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether there is a Hub, or its cache, in which names are looked up."""
+    return bool(environment.get("HF_ENDPOINT") or environment.get("HF_HUB_OFFLINE"))
+
+
 def read_hub_files(name: str, revision: str | None, environment: Mapping[str, str] = os.environ) -> ModelFiles | None:
     """Return the model of this name on the Hub; None for a path of this machine or without a Hub. Raises EngineError."""
     path = Path(name)
-    if path.is_absolute() or path.exists() or not (environment.get("HF_ENDPOINT") or environment.get("HF_HUB_OFFLINE")):
+    if path.is_absolute() or path.exists() or not has_hub(environment):
         return None
     from aerie.checkpoints import read_repository  # a third of a simulated engine's start, and most have folders
     from aerie.engine.models.checkpoint import CheckpointError

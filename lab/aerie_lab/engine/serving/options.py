@@ -22,6 +22,7 @@ from aerie_lab.engine.metrics.metrics_corruption import MetricsCorruption, parse
 from aerie_lab.engine.performance_model.acceptance import CLASS_ACCEPTANCE, NO_DRIFT, Acceptance, Drift, conditionals_from_rates
 from aerie_lab.engine.performance_model.step import STEP_TIME_FORMULAS, ScaledStepTime, StepTime, StepTimeFormula, load_grid
 from aerie_lab.engine.serving.arguments import NEWEST_VLLM_VERSION
+from aerie_lab.engine.serving.drafter_faults import DrafterFault, parse_drafter_fault
 from aerie_lab.errors import StateError
 
 OPTIONS_VARIABLE = "AERIE_SIMULATOR"
@@ -59,6 +60,10 @@ class SimulatorOptions:
     """Mean requests per second that the engine sends itself, so that a fleet without clients has metrics."""
     metrics_corruption: MetricsCorruption | None = None
     """How its metrics are corrupted; None: not (`metrics_corruption`)."""
+    swap_seconds: float = 0.03
+    """Seconds in which a worker loads another drafter in place, while no request advances; on a GPU 0.015 to 0.055."""
+    drafter_fault: DrafterFault | None = None
+    """How changes of the drafter in place fail; None: not (`drafter_faults`)."""
     keep_alive_seconds: float = 5.0
     """Seconds after which an idle connection is closed: 5 as in vLLM, whose variable takes precedence."""
 
@@ -104,6 +109,8 @@ def parse_options(document: Mapping[str, Any]) -> SimulatorOptions:
             values["drift"] = Drift(**values["drift"])
         if values.get("metrics_corruption") is not None:
             values["metrics_corruption"] = parse_corruption(values["metrics_corruption"])
+        if values.get("drafter_fault") is not None:
+            values["drafter_fault"] = parse_drafter_fault(values["drafter_fault"])
         options = SimulatorOptions(**values)
     except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError) as error:
         raise StateError(f"{OPTIONS_VARIABLE} cannot be used: {error}.") from error

@@ -4,8 +4,10 @@
                                             --SIGUSR1--> as when an engine process of vLLM dies: 503, then exit
 
 Each state behaves as measured on vLLM 0.32.0 (docs/simulator.md). Metrics are those of `exposition` and `http_exposition`.
-POST /simulator/metrics-corruption with `{"corruption": NAME or null}` is the simulator's own: it determines what /metrics exposes
-from then on (`metrics_corruption`).
+With vLLM's flags for Aerie's plugin, `/aerie/` is the plugin's own endpoint (`drafter_endpoint`): the drafter changes in place.
+Two paths are the simulator's own. POST /simulator/metrics-corruption with `{"corruption": NAME or null}` determines what /metrics
+exposes from then on (`metrics_corruption`). POST /simulator/drafter-fault with `{"fault": NAME or null}` does so for failures of
+the change of a drafter (`drafter_faults`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -30,13 +33,19 @@ from aerie_lab.engine.performance_model.request import Request
 from aerie_lab.engine.serving import api
 from aerie_lab.engine.serving.api import ApiError
 from aerie_lab.engine.serving.arguments import SimulatorArguments, parse_simulator_arguments
-from aerie_lab.engine.serving.drafter import EngineError
+from aerie_lab.engine.serving.drafter import DrafterProfile, EngineError
 from aerie_lab.engine.serving.driver import EngineStoppedError, ReplicaDriver, RequestHandle
+from aerie_lab.engine.serving.engine_core import SimulatedEngineCore
 from aerie_lab.engine.serving.options import SimulatorOptions, read_options
-from aerie_lab.engine.serving.setup import EngineSetup, prepare_engine
+from aerie_lab.engine.serving.setup import EngineSetup, compute_acceptance, prepare_engine
 from aerie_lab.errors import StateError
 
-_UNCOUNTED_PATHS = ("/metrics", "/health", "/load", "/ping", "/version", "/server_info", "/simulator/metrics-corruption")
+if TYPE_CHECKING:
+    from aerie_lab.engine.serving.drafter_endpoint import SimulatedDrafterEndpoint
+
+_UNCOUNTED_PATHS = frozenset(
+    ("/metrics", "/health", "/load", "/ping", "/version", "/server_info", "/simulator/metrics-corruption")
+) | {"/simulator/drafter-fault", "/aerie/{path}"}
 _WATCHDOG_INTERVAL_SECONDS = 5.0
 """Interval in which vLLM checks whether its engine is dead (vllm/entrypoints/launchers/launcher.py)."""
 
@@ -63,7 +72,10 @@ class SimulatorServer:
         """Whether the engine takes no new requests, because the process is ending."""
         self.open_requests = 0
         self.engine_death_noticed = asyncio.Event()
+        self._acceptance = setup.acceptance
         self._altered_share = setup.drafter.altered_share if setup.drafter is not None else 0.0
+        self.engine_core = SimulatedEngineCore()
+        self._drafter_endpoint = self._create_drafter_endpoint() if arguments.has_drafter_endpoint else None
         self._request_limits = api.RequestLimits(
             arguments.served_model_names,
             setup.settings.max_model_len,
@@ -83,7 +95,33 @@ class SimulatorServer:
         app.router.add_get("/load", self._load)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/simulator/metrics-corruption", self._set_metrics_corruption)
+        if self._drafter_endpoint is not None:
+            self._drafter_endpoint.add_to(app)
         return app
+
+    def _create_drafter_endpoint(self) -> SimulatedDrafterEndpoint:
+        # Most engines have none, and would wait for the import of prometheus_client.
+        from aerie_lab.engine.serving.drafter_endpoint import SimulatedDrafterEndpoint
+
+        return SimulatedDrafterEndpoint(
+            self.arguments,
+            self.options,
+            self.setup.drafter,
+            self.driver,
+            self.engine_core,
+            self._load_drafter,
+            lambda: self.is_engine_dead,
+        )
+
+    def _load_drafter(self, drafter: DrafterProfile) -> None:
+        """Draft with another drafter, also for the requests in progress."""
+        self._acceptance, self._altered_share = compute_acceptance(self.options, drafter), drafter.altered_share
+        self.driver.change_acceptance(self._acceptance)
+
+    @property
+    def is_engine_dead(self) -> bool:
+        """Whether the engine has ended, and the server not yet."""
+        return self.driver.stopped and not self.is_shutting_down
 
     # --- around every request -----------------------------------------------------------------------------------------
 
@@ -127,21 +165,24 @@ class SimulatorServer:
     async def _generate(self, kind: api.RequestKind, http_request: web.Request) -> web.StreamResponse:
         name = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex[:16]}"
         self.open_requests += 1
-        handle = None
+        handle, altered_share = None, self._altered_share
         try:
             generation = api.parse_request(kind, await http_request.read(), self._request_limits)
             if self.is_shutting_down:
                 raise ApiError(500, "cannot schedule new futures after shutdown", "InternalServerError")
-            handle = self.driver.submit(self._build_engine_request(name, generation, http_request), stream=generation.stream)
+            traffic_class = http_request.headers.get("x-traffic-class", self.options.default_class)
+            if traffic_class not in self._acceptance:
+                traffic_class = self.options.default_class
+            engine_request = self._build_engine_request(name, generation, traffic_class)
+            await self.engine_core.add_request_async(engine_request)
+            handle = self.driver.submit(engine_request, traffic_class, stream=generation.stream)
             if generation.stream:
                 return await self._stream(http_request, generation, handle)
             async for _ in handle.progress():
                 pass
             done = handle.request
             reason, version = done.finish_reason or "", self.options.version
-            body = api.build_response(
-                generation, name, int(time.time()), done.generated_tokens, reason, version, self._altered_share
-            )
+            body = api.build_response(generation, name, int(time.time()), done.generated_tokens, reason, version, altered_share)
             return web.json_response(body)
         except ApiError as api_error:
             return web.json_response(api_error.body, status=api_error.status)
@@ -155,26 +196,26 @@ class SimulatorServer:
             if handle is not None:
                 self.driver.release(handle)
 
-    def _build_engine_request(self, name: str, request: api.GenerationRequest, http_request: web.Request) -> Request:
-        kind = http_request.headers.get("x-traffic-class", self.options.default_class)
-        acceptance = self.setup.acceptance.get(kind) or self.setup.acceptance[self.options.default_class]
-        stop_after = None
+    def _build_engine_request(self, name: str, request: api.GenerationRequest, traffic_class: str) -> Request:
+        acceptance, stop_after = self._acceptance[traffic_class], None
         if self.options.answer_tokens is not None and not request.ignore_eos:
             mean = self.options.answer_tokens
             stop_after = (
                 request.draw_answer_length(mean) if request.greedy else int(self.driver.replica.random.geometric(1 / mean))
             )
         return Request(
-            name, request.prompt_tokens, request.max_tokens, acceptance, stop_after=stop_after, segments=request.segments
+            *(name, request.prompt_tokens, request.max_tokens, acceptance, stop_after),
+            segments=request.segments,
+            cache_salt=request.cache_salt,
         )
 
     async def _stream(
         self, http_request: web.Request, generation: api.GenerationRequest, handle: RequestHandle
     ) -> web.StreamResponse:
-        request, created = handle.request, int(time.time())
+        request, created, altered_share = handle.request, int(time.time()), self._altered_share
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(http_request)
-        chunks, sent_tokens, last = api.ChunkEncoder(generation, request.name, created, self._altered_share), 0, b""
+        chunks, sent_tokens, last = api.ChunkEncoder(generation, request.name, created, altered_share), 0, b""
         with contextlib.suppress(ConnectionError):
             if generation.kind == "chat":
                 await response.write(api.encode_event(api.build_first_chunk(generation, request.name, created)))
@@ -185,7 +226,7 @@ class SimulatorServer:
                     else:
                         reason = request.finish_reason
                         last = api.encode_event(
-                            api.build_chunk(generation, request.name, created, sent_tokens, new, reason, self._altered_share)
+                            api.build_chunk(generation, request.name, created, sent_tokens, new, reason, altered_share)
                         )
                     sent_tokens += new
             except EngineStoppedError:
@@ -203,8 +244,7 @@ class SimulatorServer:
         return web.json_response(api.build_models_response(names, self.arguments.model, int(self.created), longest))
 
     async def _health(self, _: web.Request) -> web.Response:
-        dead = self.driver.stopped and not self.is_shutting_down
-        return web.Response(status=503 if dead else 200)
+        return web.Response(status=503 if self.is_engine_dead else 200)
 
     async def _version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": self.options.version})
@@ -219,6 +259,8 @@ class SimulatorServer:
             counters = self.driver.replica.counters
             text += render_exposition(counters, self.arguments.served_model_names[0], self.created, self.setup.cache_config)
         text += self.http_counters.render(self.created)
+        if self._drafter_endpoint is not None:
+            text += self._drafter_endpoint.render_metrics()
         shown = self.metrics_corruptor.corrupt(text)
         if shown is None:
             raise web.HTTPNotFound
@@ -237,17 +279,17 @@ class SimulatorServer:
     async def generate_own_traffic(self) -> None:
         """Send `own_requests_per_second` without clients, until the engine accepts no more."""
         name = self.options.default_class
-        kind = TrafficClass(name, self.setup.acceptance[name], LengthDistribution(200, 0.5), LengthDistribution(40, 0.5))
+        kind = TrafficClass(name, self._acceptance[name], LengthDistribution(200, 0.5), LengthDistribution(40, 0.5))
         began = self.driver.now()
         async with asyncio.TaskGroup() as tasks:
-            for turn in generate_turns(
-                [kind], PoissonArrivals(self.options.own_requests_per_second), 0.0, 1e9, seed=self.options.seed
-            ):
+            arrivals, max_tokens = PoissonArrivals(self.options.own_requests_per_second), self.setup.settings.max_model_len
+            for turn in generate_turns([kind], arrivals, 0.0, 1e9, self.options.seed, max_tokens):
                 await asyncio.sleep(began + turn.time - self.driver.now())
                 if self.is_shutting_down or self.driver.stopped:
                     return
-                request = Request(f"own-{turn.number}", turn.prompt_tokens, turn.answer_tokens, kind.acceptance)
-                tasks.create_task(self._wait_for_answer(self.driver.submit(request, stream=False)))
+                prompt_tokens = min(turn.prompt_tokens, max_tokens - turn.answer_tokens - 1)
+                request = Request(f"own-{turn.number}", prompt_tokens, turn.answer_tokens, self._acceptance[name])
+                tasks.create_task(self._wait_for_answer(self.driver.submit(request, name, stream=False)))
 
     async def _wait_for_answer(self, handle: RequestHandle) -> None:
         try:

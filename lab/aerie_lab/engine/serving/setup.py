@@ -72,10 +72,14 @@ def prepare_engine(arguments: SimulatorArguments, options: SimulatorOptions) -> 
         )
     except ValueError as error:
         raise EngineError(f"ValueError: {error}") from error
-    acceptance = options.acceptance
-    if options.apply_drafter_effect:
-        acceptance = {name: _apply_drafter(drafter, each) for name, each in acceptance.items()}
-    return EngineSetup(settings, acceptance, drafter, _build_cache_config(settings))
+    return EngineSetup(settings, compute_acceptance(options, drafter), drafter, _build_cache_config(settings))
+
+
+def compute_acceptance(options: SimulatorOptions, drafter: DrafterProfile | None) -> Mapping[str, Acceptance]:
+    """Return the acceptance per traffic class with a drafter."""
+    if not options.apply_drafter_effect:
+        return options.acceptance
+    return {name: _apply_drafter(drafter, each) for name, each in options.acceptance.items()}
 
 
 def _max_context_tokens(tokens: int, drafter: DrafterProfile | None, version: str) -> int:

@@ -1,5 +1,6 @@
 """The status of a resource: the state from which any replica of the operator continues, and what users read.
 
+    in_place   a rollout in place, and the drafter that pods serve with after it
     arms       the pods of each revision, and the phases of a rollout
     analysis   how a canary compares with its control, and the outcomes of rollouts
     tuning     the speculation setting, its trials, and their savings
@@ -22,6 +23,16 @@ from aerie.api.status.arms import (
     SettingStatus,
     TierStatus,
 )
+from aerie.api.status.in_place import (
+    MAX_DRAFTER_FILES,
+    DrafterLocation,
+    InPlaceDrafter,
+    InPlacePhase,
+    InPlaceRollout,
+    PendingOutcome,
+    ShadowEvaluation,
+    TrialPod,
+)
 from aerie.api.status.status import MAX_SELECTED_DRAFTERS, Condition, SelectedDrafter, Status
 from aerie.api.status.tuning import (
     MAX_EXPLORATION_TIMES,
@@ -39,6 +50,7 @@ from aerie.api.status.tuning import (
 )
 
 __all__ = [
+    "MAX_DRAFTER_FILES",
     "MAX_EXPLORATION_TIMES",
     "MAX_SELECTED_DRAFTERS",
     "MAX_TRIAL_FAILURES",
@@ -51,7 +63,12 @@ __all__ = [
     "CanaryArm",
     "CanaryPhase",
     "Condition",
+    "DrafterLocation",
+    "InPlaceDrafter",
+    "InPlacePhase",
+    "InPlaceRollout",
     "MetricComparison",
+    "PendingOutcome",
     "PerformanceGain",
     "Phase",
     "PreviousArm",
@@ -61,12 +78,14 @@ __all__ = [
     "RolloutPurpose",
     "SelectedDrafter",
     "SettingStatus",
+    "ShadowEvaluation",
     "SpeculationStatus",
     "Status",
     "TierStatus",
     "Trial",
     "TrialFailure",
     "TrialFailureReason",
+    "TrialPod",
     "TrialRecord",
     "TrialResult",
     "TuningSavings",

@@ -12,33 +12,39 @@ from aerie.api.types.base import ResourceModel, Timestamp
 
 
 class MetricComparison(ResourceModel):
-    """One metric of the canary compared with the control, as of the last closed block."""
+    """One metric of the canary compared with the control, as of the last closed block. By turns: of the new drafter compared with
+    the stable one, as of the last pair of windows."""
 
     metric: ShortText
     """Name of the metric."""
     sample_count: Count
-    """Number of blocks counted so far; for OutputEquivalence, number of answered prompts."""
+    """Number of blocks, or by turns of pairs of windows, counted so far; for OutputEquivalence, number of answered prompts."""
     message: LongText | None = None
     """Result that no number expresses."""
     estimate: float | None = None
     """Canary divided by control, minus one: 0.05 is 5 % more."""
     lower: float | None = None
-    """Lower bound of the estimate. It is anytime-valid: it holds however often it is evaluated."""
+    """Lower bound of the estimate. It is anytime-valid: it holds however often it is evaluated. Absent while there is none."""
     upper: float | None = None
-    """Upper bound of the estimate, also anytime-valid."""
+    """Upper bound of the estimate, also anytime-valid. Absent while there is none."""
 
 
 class AnalysisStatus(ResourceModel):
     """The current analysis, or the last one."""
 
+    design: Literal["BetweenPods", "ByTurns", "EqualRequests"] = "BetweenPods"
+    """BetweenPods: pods of the canary are compared with control pods. ByTurns: in a rollout in place, the two drafters are
+    compared in the same pods, which alternate between them in windows. EqualRequests: the shadow evaluation, ByTurns in one pod
+    that users do not reach, with the same requests in both windows of a pair."""
     parameters: AnalysisSpec
-    """Parameters, frozen when the analysis began: a later change of the spec does not affect it."""
+    """Parameters, frozen when the analysis began: a later change of the spec does not affect it. ByTurns, only goal, margin,
+    maxDuration and onInconclusive have an effect."""
     verdict: Literal["Continue", "Promote", "Rollback", "Inconclusive"]
-    """Verdict after the last closed block. Continue: none yet."""
+    """Verdict after the last closed block or pair of windows. Continue: none yet."""
     message: Annotated[str, Field(max_length=4096)] = ""
     """Reason for the verdict. Without a verdict: what is missing for one, and the estimated time to it."""
     start_time: Timestamp | None = None
-    """Time at which the first block began."""
+    """Time at which the first block or window began."""
     comparisons: Annotated[
         list[MetricComparison],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["metric"]}),
@@ -46,13 +52,14 @@ class AnalysisStatus(ResourceModel):
     """Metrics that are compared. Once the canary has passed or is Held, they stay as they were then."""
     hardware_mismatch: Annotated[str, Field(max_length=4096)] | None = None
     """Differences in hardware between the compared pods, by the labels of their nodes. Latency, tokens per busy second and
-    preemptions are then not compared. Absent if the hardware is the same, or unknown."""
+    preemptions are then not compared. Absent if the hardware is the same, or unknown, and ByTurns."""
     calibration_blocks: Count | None = None
     """Blocks in which stable pods were counted before the analysis began, each pod separately. They show the dispersion of
-    metrics between equal pods. Absent below 120 blocks: the bounds then follow from conservative defaults, and are wider."""
+    metrics between equal pods. Absent below 120 blocks: the bounds then follow from conservative defaults, and are wider. Absent
+    ByTurns, which compares no pods with each other."""
     variance_inflation: float | None = None
     """Number of blocks of the first metric that count as one independent block, because neighbouring blocks are correlated; 3 is
-    the conservative default."""
+    the conservative default. Absent ByTurns."""
     state: Annotated[str, Field(max_length=65536)] = ""
     """Packed accumulators from which the analysis continues after a restart of the operator. Private: their format may change."""
 

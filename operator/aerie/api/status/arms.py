@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from aerie.api.speculation import MAX_SPECULATIVE_TOKENS, DraftSampling
+from aerie.api.status.in_place import InPlaceDrafter
 from aerie.api.status.types import Count, LongText, ShortText
 from aerie.api.types.base import ResourceModel, Timestamp
 
@@ -14,6 +15,8 @@ Phase = Literal[
     "Preflight",
     "Queued",
     "Starting",
+    "Staging",
+    "Evaluating",
     "Ready",
     "WarmingUp",
     "Analyzing",
@@ -63,7 +66,10 @@ class Arm(ResourceModel):
     """The pods of one revision, and their metrics."""
 
     revision: ShortText
-    """Hash of everything that determines the pods: target, engine, drafter and speculation setting."""
+    """Hash of everything that determines the pods: target, engine, drafter and speculation setting. After a promotion in place,
+    the pods are still those of this revision."""
+    in_place: InPlaceDrafter | None = None
+    """The drafter that the pods serve with, where it was promoted in place. Absent if it is that of the revision."""
     target: LongText | None = None
     """Source of the served model in short, such as owner/name@ and the first characters of its commit."""
     drafter: LongText | None = None
@@ -89,6 +95,11 @@ class Arm(ResourceModel):
     reference_acceptance_length: float | None = None
     """Acceptance length with which the revision was promoted: the mean over the blocks of its analysis. Absent if it was not
     compared."""
+
+    @property
+    def served_revision(self) -> str:
+        """Revision whose spec the pods serve: that of the drafter that was promoted in place, else their own."""
+        return self.in_place.revision if self.in_place is not None else self.revision
 
 
 class QueueStatus(ResourceModel):

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from aerie.api.status.analysis import AnalysisStatus, RolloutOutcome
 from aerie.api.status.arms import Arm, CanaryArm, Phase, PreviousArm, QueueStatus
+from aerie.api.status.in_place import InPlaceRollout
 from aerie.api.status.tuning import SpeculationStatus
 from aerie.api.status.types import Count, LongText, ShortText
 from aerie.api.types.base import JsonObject, ResourceModel, Timestamp
@@ -57,10 +58,10 @@ class Status(ResourceModel):
     """Generation of the resource that the status describes."""
     phase: Phase | None = None
     """Current phase, for display; the conditions have the details. Preflight to Promoting, and RollingBack: a rollout is in
-    progress. Queued: it waits for a free slot. AwaitingApproval and Held: it waits for the annotation aerie.dev/promote or
-    aerie.dev/rollback. Monitoring and Verifying: the revision is promoted, and pods of the previous one are retained for a while.
-    RolledBack: the stable revision serves, and the revision of the spec was rolled back. Ready, Paused and Failed: see the
-    conditions. docs/rollouts.md describes each phase."""
+    progress. Staging: pods read the drafter that is rolled out in place. Queued: it waits for a free slot. AwaitingApproval and
+    Held: it waits for the annotation aerie.dev/promote or aerie.dev/rollback. Monitoring and Verifying: the revision is promoted,
+    and pods of the previous one are retained for a while. RolledBack: the stable revision serves, and the revision of the spec
+    was rolled back. Ready, Paused and Failed: see the conditions. docs/rollouts.md describes each phase."""
     conditions: Annotated[
         list[Condition],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
@@ -76,6 +77,8 @@ class Status(ResourceModel):
     """The stable revision, which was promoted last and serves."""
     canary: CanaryArm | None = None
     """The revision under analysis, if there is one; also the first revision, until its pods are ready."""
+    in_place_rollout: InPlaceRollout | None = None
+    """The rollout in place, if there is one: it changes the drafter inside the stable pods, and has no canary."""
     previous: PreviousArm | None = None
     """The previous revision, while pods of it are retained for an immediate rollback."""
     queue: QueueStatus | None = None

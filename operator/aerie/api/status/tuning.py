@@ -34,7 +34,9 @@ class AppliedSetting(ResourceModel):
     revision: ShortText
     """Revision of the pods that run it."""
     spec_revision: ShortText
-    """Revision that the spec alone makes. When the spec makes another one, the setting is void and the spec applies."""
+    """Revision that the spec alone makes. When the spec makes another one, the setting is void and the spec applies. Exception:
+    if only the drafter differs and spec.rollout.inPlace.mode is not Off, the setting is kept, and the new drafter's promotion
+    updates this field."""
     slo: LatencyObjective | None = None
     """spec.speculation.tuning.slo at the start of its trial. Stricter limits void the setting."""
 
@@ -107,7 +109,8 @@ class TrialFailure(ResourceModel):
     failure_count: Annotated[int, Field(ge=1)] = 1
     """Number of failures for this reason: the pause doubles each time."""
     spec_revision: ShortText
-    """Revision that the spec alone makes. When the spec makes another one, the failure is forgotten."""
+    """Revision that the spec alone makes. When the spec makes another one, the failure is forgotten: if only the drafter
+    differs and spec.rollout.inPlace.mode is not Off, when it is promoted."""
     last_start_time: Timestamp
     """Time at which the last failed trial began."""
     last_completion_time: Timestamp

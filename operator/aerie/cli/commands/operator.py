@@ -32,9 +32,12 @@ class LogFormat(Enum):
 def operator(
     namespace: Annotated[list[str] | None, typer.Option(help="Namespace to watch; repeatable. Default: all namespaces.")] = None,
     lease_namespace: Annotated[
-        str | None, typer.Option(help="Namespace of the leader election Lease. Default: the pod's own.")
+        str | None, typer.Option(help="Namespace of the leader election Lease and the drafter key. Default: the pod's own.")
     ] = None,
     lease_name: Annotated[str, typer.Option(help="Name of the leader election Lease.")] = "aerie-operator",
+    drafter_key_secret: Annotated[
+        str, typer.Option(help="Secret with the key of the drafter endpoints' tokens; created if it does not exist.")
+    ] = "aerie-drafter-key",
     preflight_image: Annotated[
         str | None, typer.Option(envvar="AERIE_IMAGE", help="Image of the preflight Jobs, normally the operator's own.")
     ] = None,
@@ -123,6 +126,7 @@ def operator(
         namespaces=tuple(namespace or ()),
         lease_namespace=lease_namespace,
         lease_name=lease_name,
+        drafter_key_secret=drafter_key_secret,
         health_port=health_port,
         metrics_port=metrics_port,
         webhook=webhook,

@@ -94,6 +94,16 @@ def build_input_from_deployment(
     return preflight_input, tuple(notes)
 
 
+def read_drafter(deployment: SpeculativeDeployment, folder: ModelLocation | None, hub_reader: HubReader) -> Checkpoint:
+    """Return the drafter of a resource. `folder`: where its source is mounted, unless it is a repository of the Hub.
+
+    Raises CommandError, CheckpointError, HubError.
+    """
+    if deployment.spec.drafter is None:
+        raise CommandError("spec.drafter is missing: there is no drafter to read.")
+    return _read_source(deployment.spec.drafter.source, folder, "drafter", "--running-drafter", hub_reader)
+
+
 def _build_speculative_config(spec: Spec) -> dict[str, Any]:
     """Return vLLM's speculative config without the drafter's location. Raises CommandError: an option belongs elsewhere."""
     speculation = spec.speculation

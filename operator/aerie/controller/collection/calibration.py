@@ -2,6 +2,7 @@
 
     no canary ─► ComparisonConfig: stable pods ─► blocks (blocks.py) ─► BaselineCalibration ─► due? ─► reconcile ─► ConfigMap
     a canary  ─► no block is added, and the calibration is used by the analysis
+    a rollout in place ─► no block is added, because pods differ by their drafters
 
 Guarantees: a resource has a calibration only after two of its pods were counted in one block. It continues from the record that
 an earlier operator has written for the same engine. With another engine (image or version) the calibration is discarded. Not
@@ -34,7 +35,7 @@ class CalibrationCollector:
     def track(self, key: NamespacedName, snapshot: Snapshot, status: Status, interval: float) -> ComparisonConfig | None:
         """Track the stable pods, scraped each `interval` seconds. Return the comparison to collect, or None without one."""
         resource, stable = snapshot.resource, status.stable
-        if stable is None or status.canary is not None or resource.spec.replicas < 2:
+        if stable is None or status.canary is not None or status.in_place_rollout is not None or resource.spec.replicas < 2:
             return None
         plan = calibration_record.build_calibration_plan(resource, stable)
         engine = calibration_record.read_engine_identity(snapshot, stable.revision)

@@ -21,7 +21,8 @@ cause a write: no second transition, no deletion of a needed object, no event po
 
 Objects are kept as compressed JSON without the server's bookkeeping. This takes a small part of the memory of dictionaries, gives
 the garbage collector nothing to traverse, and prevents one reader from changing what another one reads. Of a pod's spec only node
-and ports are kept, which is all that decisions read of it. For a resource with many objects, unpacking them in each reconcile
+and ports are kept, which is all that decisions read of it. Of an immutable ConfigMap, as that of the plugin is, the data are not
+kept: it is there or not. For a resource with many objects, unpacking them in each reconcile
 would block the event loop for longer than everything else together (0.2 ms per object). Its dictionaries are kept as well, and
 must not be changed.
 """
@@ -255,6 +256,8 @@ def _pack(item: ObjectDict) -> bytes:
             key: value for key, value in metadata["annotations"].items() if key != _LAST_APPLIED_ANNOTATION
         }
     content = {**item, "metadata": metadata}
+    if item.get("immutable"):
+        del content["data"]
     if item["kind"] == PODS.kind and (spec := item.get("spec")):
         containers = [
             {key: container[key] for key in ("name", "ports") if key in container} for container in spec.get("containers") or []

@@ -63,6 +63,7 @@ class ResourceKind:
 DEPLOYMENTS = ResourceKind("apps/v1", "Deployment", "deployments")
 SERVICES = ResourceKind("v1", "Service", "services")
 CONFIG_MAPS = ResourceKind("v1", "ConfigMap", "configmaps")
+SECRETS = ResourceKind("v1", "Secret", "secrets")
 PODS = ResourceKind("v1", "Pod", "pods")
 EVENTS = ResourceKind("events.k8s.io/v1", "Event", "events")
 POD_DISRUPTION_BUDGETS = ResourceKind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
@@ -73,7 +74,7 @@ SPECULATIVE_DEPLOYMENTS = ResourceKind("aerie.dev/v1alpha1", "SpeculativeDeploym
 
 CHILD_KINDS = (DEPLOYMENTS, SERVICES, POD_DISRUPTION_BUDGETS, JOBS, CONFIG_MAPS, HTTP_ROUTES)
 """Kinds of the objects that Aerie creates for a resource."""
-RESOURCE_KIND_BY_NAME = {kind.kind: kind for kind in (*CHILD_KINDS, SPECULATIVE_DEPLOYMENTS, PODS, EVENTS, LEASES)}
+RESOURCE_KIND_BY_NAME = {kind.kind: kind for kind in (*CHILD_KINDS, SPECULATIVE_DEPLOYMENTS, PODS, EVENTS, LEASES, SECRETS)}
 
 RecordApiCall = Callable[[str, str, float], None]
 """Callback for each call: verb, status code or error, duration in seconds."""

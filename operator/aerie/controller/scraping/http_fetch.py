@@ -64,12 +64,18 @@ async def send_request(
     headers: Mapping[str, str],
     form: Mapping[str, str] | None = None,
     max_bytes: int = MAX_HTTP_RESPONSE_BYTES,
+    *,
+    content: bytes | None = None,
+    timeout_seconds: float | None = None,
 ) -> tuple[int, bytes]:
-    """Send one request, and return the status and the body of its answer. Raises ScrapeError."""
+    """Send one request, and return the status and the body of its answer. Raises ScrapeError.
+
+    Its body is a form or `content`. `timeout_seconds`: total timeout; None: HTTP_RESPONSE_TIMEOUT_SECONDS.
+    """
     try:
         async with (
-            asyncio.timeout(HTTP_RESPONSE_TIMEOUT_SECONDS),
-            http_client.stream(method, url, headers=headers, data=form) as response,
+            asyncio.timeout(HTTP_RESPONSE_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds),
+            http_client.stream(method, url, headers=headers, data=form, content=content) as response,
         ):
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise ScrapeError("invalid_response", f"{url} answered in an encoding that was not requested")

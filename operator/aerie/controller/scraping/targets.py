@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from aerie.manifests import naming
+from aerie.rollout.facts.pod_address import find_engine_url
 from aerie.rollout.facts.snapshot import KubernetesObject, Snapshot, is_owned_by, read_labels
 
 
@@ -49,13 +50,13 @@ def find_engine_endpoints(snapshot: Snapshot) -> Iterator[tuple[str, EngineEndpo
             or read_labels(pod).get(naming.NAME_LABEL) != resource.metadata.name
         ):
             continue
-        address, port = _format_pod_address(pod), _find_metrics_port(pod)
+        url = find_engine_url(pod)
         status = _find_engine_container((pod.get("status") or {}).get("containerStatuses"))
-        if address and port and (status.get("started") or status.get("ready")):
+        if url is not None and (status.get("started") or status.get("ready")):
             run_id = f"{status.get('containerID')} {status.get('restartCount')}"
             yield (
                 pod["metadata"]["name"],
-                EngineEndpoint(f"http://{address}:{port}/metrics", deployment, run_id, _container_started_at(status)),
+                EngineEndpoint(f"{url}/metrics", deployment, run_id, _container_started_at(status)),
             )
 
 
@@ -76,13 +77,3 @@ def _find_engine_container(containers: list[KubernetesObject] | None) -> Kuberne
 def _container_started_at(status: KubernetesObject) -> float | None:
     started_at = ((status.get("state") or {}).get("running") or {}).get("startedAt")
     return datetime.fromisoformat(started_at).timestamp() if started_at else None
-
-
-def _find_metrics_port(pod: KubernetesObject) -> int | None:
-    ports = _find_engine_container(pod["spec"].get("containers")).get("ports") or []
-    return next((port["containerPort"] for port in ports if port.get("name") == naming.ENGINE_PORT_NAME), None)
-
-
-def _format_pod_address(pod: KubernetesObject) -> str:
-    address = (pod.get("status") or {}).get("podIP") or ""
-    return f"[{address}]" if ":" in address else address

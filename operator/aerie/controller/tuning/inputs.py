@@ -27,7 +27,7 @@ class TuningInputs:
 
     uid: str | None
     revision: str
-    """Stable revision."""
+    """Revision that the stable pods serve."""
     engine_family: str
     """Hash of everything about the engines except the setting; empty where there is no record of it."""
     current_setting: SpeculationSetting | None
@@ -62,7 +62,7 @@ class TuningInputs:
 def build_tuning_inputs(snapshot: Snapshot, status: Status, stable: Arm, revision_facts: RevisionFactsCache) -> TuningInputs:
     """Return the inputs for tuning the resource."""
     resource, tuning = snapshot.resource, snapshot.resource.spec.speculation.tuning
-    facts = revision_facts.get(snapshot, stable.revision)
+    facts = revision_facts.get(snapshot, stable.served_revision)
     settings: dict[str, SpeculationSetting] = {}
     capacity = Capacity.from_spec(resource.spec.replicas, resource.spec.rollout.canary)
     for arm, control in _iter_tuned_arms(status):
@@ -70,12 +70,12 @@ def build_tuning_inputs(snapshot: Snapshot, status: Status, stable: Arm, revisio
         if (
             setting is not None
             and facts is not None
-            and revision_facts.engine_family(snapshot, arm.revision) == facts.engine_family
+            and revision_facts.engine_family(snapshot, arm.served_revision) == facts.engine_family
         ):
             settings[naming.deployment_name(resource.metadata.name, arm.revision, control=control)] = setting
     return TuningInputs(
         uid=resource.metadata.uid,
-        revision=stable.revision,
+        revision=stable.served_revision,
         engine_family=facts.engine_family if facts else "",
         current_setting=parse_status_setting(stable.setting),
         settings_by_deployment=settings,
@@ -160,7 +160,12 @@ def parse_status_setting(status_setting: SettingStatus | None) -> SpeculationSet
 
 
 def _iter_tuned_arms(status: Status) -> Iterator[tuple[Arm, bool]]:
-    """Yield the arms whose windows count, and whether each is control. Canary and control on different hardware are left out."""
+    """Yield the arms whose windows count, and whether each is control.
+
+    Canary and control on different hardware are left out, and all arms during a rollout in place: its pods change their drafter.
+    """
+    if status.in_place_rollout is not None:
+        return
     canary = status.canary if status.analysis is None or not status.analysis.hardware_mismatch else None
     for arm in (status.stable, canary, status.previous):
         if arm is not None:

@@ -35,6 +35,11 @@ _FAMILY_BY_ARCHITECTURE: dict[str, DrafterFamily] = {
 """The file that implements each of vLLM's EAGLE 3 classes (model_executor/models/registry.py), and so its rules."""
 
 
+def list_architectures(family: DrafterFamily) -> frozenset[str]:
+    """Return the architectures that vLLM serves with the same class of EAGLE 3 heads; none for other families."""
+    return frozenset(name for name, other in _FAMILY_BY_ARCHITECTURE.items() if other == family)
+
+
 @dataclass(frozen=True)
 class AttentionConfig:
     """The parameters that determine the size of the KV cache of one model."""

@@ -37,6 +37,8 @@ failed start. It is not this number, because changing it would then change the p
 KEEP_ALIVE_SECONDS = 3900
 """Seconds for which an engine keeps an idle connection: longer than the gateway before it. Envoy's default is an hour
 (common_http_protocol_options.idle_timeout of a cluster)."""
+HEALTH_CHECK = {"path": "/health", "port": naming.ENGINE_PORT_NAME}
+"""Request of all three probes."""
 
 _TARGET_PATH = "/models/target"
 _DRAFTER_PATH = "/models/drafter"
@@ -201,5 +203,9 @@ def _model_location(source: ModelSource, mount_path: str) -> str:
 
 def _build_probe(period_seconds: int, failure_threshold: int) -> dict[str, Any]:
     # An engine under full load answers late; the probe does not test response time.
-    check = {"path": "/health", "port": naming.ENGINE_PORT_NAME}
-    return {"httpGet": check, "periodSeconds": period_seconds, "timeoutSeconds": 5, "failureThreshold": failure_threshold}
+    return {
+        "httpGet": dict(HEALTH_CHECK),
+        "periodSeconds": period_seconds,
+        "timeoutSeconds": 5,
+        "failureThreshold": failure_threshold,
+    }

@@ -9,7 +9,8 @@ changes the template of a control Deployment, so none of its pods is recreated. 
 revision and of the canary have no such term, because the canary's pods stay when it is promoted.
 
 Not guaranteed: the same product, where no node of it has room, where the user's terms weigh more, or where pods of the canary
-run on several products. The scheduler applies a preference in both directions, so the order of the pods does not matter.
+run on several products. The scheduler applies a preference in both directions, so the order of the pods does not matter, except
+where the canary's own node selector leaves it no choice and a control pod was placed before: then times are not compared.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def reverse_blocked_rollback(
 ) -> RollbackReversal | None:
     """Return the reversal of a rollback that is blocked and for which something else is requested; None otherwise."""
     promotion_requested = read_manual_action(snapshot.resource, canary_arm.revision) == "promote"
-    has_third_revision = desired.revision not in (canary_arm.revision, stable.revision) and not desired.problem
+    has_third_revision = desired.revision not in (canary_arm.revision, stable.served_revision) and not desired.problem
     fleet = RolloutPods.from_snapshot(
         snapshot, stable.revision, canary_arm.revision, now, read_stalled_since(canary_arm), growing_arm="stable"
     )

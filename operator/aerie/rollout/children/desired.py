@@ -6,13 +6,21 @@ between the two loses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
-from aerie.manifests import deployment, naming, network, preflight_job
+from aerie.manifests import (
+    deployment,
+    evaluator,
+    expected_drafter_config_map,
+    naming,
+    network,
+    plugin_config_map,
+    preflight_job,
+)
 from aerie.manifests.apply_diff import APPLIED_DIGEST_ANNOTATION, with_digest
 from aerie.manifests.calibration_config_map import calibration_config_map_name
 from aerie.manifests.tuning_config_map import tuning_config_map_name
@@ -20,10 +28,12 @@ from aerie.rollout.canary.analysis_run import calibration_record
 from aerie.rollout.capacity.arms import count_missing_ready_pods
 from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from aerie.rollout.children import tuning_record
+from aerie.rollout.facts.pod_address import find_engine_url
 from aerie.rollout.facts.snapshot import KubernetesObject, Snapshot, is_owned_by, read_labels
 from aerie.rollout.plan import ObjectReference
 from aerie.rollout.progression.progression import Progression
 from aerie.rollout.revision.desired import DesiredRevision
+from aerie.rollout.revision.drafter_change import find_running_drafter
 from aerie.rollout.revision.pod_template import resolve_control_pod_template, resolve_pod_template
 from aerie.rollout.revision.preflight_result import PreflightResult
 
@@ -41,10 +51,12 @@ def build_desired_objects(
         network.build_main_service(resource, progression.exclusive_revision),
         *_build_disruption_budgets(resource, progression),
     ]
+    objects += _build_evaluator(snapshot, progression, runner)
     objects += _build_traffic_objects(snapshot, desired, progression)
     needs_record = progression.needs_preflight_job or desired.revision in (
         progression.stable_revision,
         progression.canary_revision,
+        *_find_in_place_revisions(progression),
     )
     template = resolve_pod_template(snapshot, desired, desired.revision)
     if needs_record and template is not None:
@@ -53,8 +65,11 @@ def build_desired_objects(
         )
     if progression.needs_preflight_job and template is not None and preflight_result.state == "Absent":
         # A Job cannot be changed: an existing one is left as it is.
-        objects.append(preflight_job.build_preflight_job(resource, desired.revision, template, runner))
-    objects += _build_deployments(snapshot, desired, progression)
+        running = find_running_drafter(snapshot, desired)
+        objects.append(preflight_job.build_preflight_job(resource, desired.revision, template, runner, running))
+    objects += _build_expected_drafters(resource.metadata.name, progression)
+    deployments = list(_build_deployments(snapshot, desired, progression))
+    objects += [*_build_plugin(snapshot, deployments), *deployments]
     calibration = snapshot.operator.baseline_calibration
     if calibration is not None and calibration_record.is_calibration_write_due(
         calibration, calibration_record.read_stored_calibration(snapshot), canary_active=progression.canary is not None
@@ -105,7 +120,30 @@ def _build_traffic_objects(snapshot: Snapshot, desired: DesiredRevision, progres
         weights = {"stable": 0, arm: TOTAL_WEIGHT}
     else:
         weights = {"stable": TOTAL_WEIGHT}
-    yield network.build_http_route(resource, weights)
+    yield network.build_http_route(resource, weights, _find_shadow_service(resource, progression))
+
+
+def _build_evaluator(
+    snapshot: Snapshot, progression: Progression, config: preflight_job.PreflightJobConfig
+) -> Iterator[dict[str, Any]]:
+    """Yield the objects of the evaluator during a shadow evaluation."""
+    rollout, resource = progression.in_place, snapshot.resource
+    if rollout is None or rollout.phase != "Evaluating" or progression.stable_revision is None:
+        return
+    names = {(trial_pod.name, trial_pod.uid) for trial_pod in rollout.pods}
+    for pod in snapshot.cluster.live_pods(progression.stable_revision):
+        if (pod["metadata"]["name"], pod["metadata"].get("uid")) in names and (url := find_engine_url(pod)) is not None:
+            assert rollout.first_window_seconds is not None, "it is set with the phase"
+            yield evaluator.build_evaluator_deployment(resource, url, rollout.first_window_seconds, config)
+    if _find_shadow_service(resource, progression) is not None:
+        yield evaluator.build_evaluator_service(resource)
+
+
+def _find_shadow_service(resource: SpeculativeDeployment, progression: Progression) -> str | None:
+    """Return the Service that gets copies of users' requests; None for none."""
+    is_evaluating = progression.in_place is not None and progression.in_place.phase == "Evaluating"
+    is_mirrored = resource.spec.rollout.analysis.shadow.source == "Mirror"
+    return evaluator.evaluator_name(resource.metadata.name) if is_evaluating and is_mirrored else None
 
 
 def _build_deployments(snapshot: Snapshot, desired: DesiredRevision, progression: Progression) -> Iterator[dict[str, Any]]:
@@ -136,6 +174,27 @@ def _build_deployments(snapshot: Snapshot, desired: DesiredRevision, progression
     if stable_template is not None and _has_control(progression):
         control_template = resolve_control_pod_template(snapshot, stable_template, progression.stable_revision)
         yield deployment.build_deployment(resource, control_template, progression.stable_revision, "control", arms.control)
+
+
+def _build_expected_drafters(resource_name: str, progression: Progression) -> Iterator[dict[str, Any]]:
+    """Yield, for each revision whose new pods come to another drafter than that of the revision, the ConfigMap with it."""
+    drafters = {progression.stable_revision: progression.expected_drafter}
+    drafters |= {arm.revision: arm.in_place for arm in (progression.canary, progression.previous) if arm is not None}
+    for revision, drafter in drafters.items():
+        if revision is not None and drafter is not None:
+            yield expected_drafter_config_map.build_expected_drafter_config_map(resource_name, revision, drafter)
+
+
+def _build_plugin(snapshot: Snapshot, deployments: Iterable[KubernetesObject]) -> Iterator[dict[str, Any]]:
+    """Yield the ConfigMap with the plugin where pods need it and it does not exist. An existing one cannot have changed."""
+    name = plugin_config_map.plugin_config_map_name(snapshot.resource.metadata.name)
+    if name in _find_mounted_plugins(deployments) and snapshot.cluster.child("ConfigMap", name) is None:
+        yield plugin_config_map.build_plugin_config_map(snapshot.resource.metadata.name)
+
+
+def _find_mounted_plugins(deployments: Iterable[KubernetesObject]) -> set[str | None]:
+    """Return the names of the ConfigMaps from which pods of the Deployments have the plugin."""
+    return {plugin_config_map.find_plugin_config_map(item["spec"]["template"]) for item in deployments}
 
 
 def _find_fallback_arm(snapshot: Snapshot, desired: DesiredRevision, stable: str) -> tuple[str, str] | None:
@@ -179,7 +238,12 @@ def is_preflight_job_outdated(
     if template is None:
         return False
     desired_job = with_digest(
-        _with_owner(snapshot.resource, preflight_job.build_preflight_job(snapshot.resource, desired.revision, template, runner))
+        _with_owner(
+            snapshot.resource,
+            preflight_job.build_preflight_job(
+                snapshot.resource, desired.revision, template, runner, find_running_drafter(snapshot, desired)
+            ),
+        )
     )
     applied_digest = (job["metadata"].get("annotations") or {}).get(APPLIED_DIGEST_ANNOTATION)
     # Webhooks may have changed the Job; so only the requested content is compared.
@@ -198,12 +262,19 @@ def find_objects_to_delete(
     """Yield the resource's own objects that are no longer needed. `job_expired`: the Job is to be recreated."""
     desired_keys = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in desired_objects}
     named_revisions = _find_named_revisions(snapshot.resource, progression)
+    recorded_revisions = {desired.revision, *named_revisions, *_find_in_place_revisions(progression)}
+    recorded_revisions.update(_find_in_place_revisions(snapshot.resource.status or Status()))
+    mounted_plugins = _find_mounted_plugins(
+        [*snapshot.cluster.children_of_kind("Deployment"), *(item for item in desired_objects if item["kind"] == "Deployment")]
+    )
     for child in snapshot.cluster.children:
         key, metadata = (child["kind"], child["metadata"]["name"]), child["metadata"]
         if key in desired_keys or not is_owned_by(child, snapshot.resource.metadata.uid) or metadata.get("deletionTimestamp"):
             continue
         if child["kind"] == "Deployment":
             is_needed = _is_deployment_needed(snapshot, desired, progression, child, named_revisions, current_time)
+        elif child["kind"] == "ConfigMap":
+            is_needed = _is_config_map_needed(snapshot.resource, child, mounted_plugins, recorded_revisions)
         else:
             is_needed = _is_companion_needed(snapshot.resource, desired, child, named_revisions, job_expired=job_expired)
         if not is_needed:
@@ -220,6 +291,18 @@ def _find_named_revisions(resource: SpeculativeDeployment, progression: Progress
         progression.previous.revision if progression.previous is not None else None,
     )
     return old_revisions | {revision for revision in new_revisions if revision}
+
+
+def _find_in_place_revisions(state: Progression | Status) -> set[str]:
+    """Return the revisions without pods of their own whose drafter pods serve with, or change to."""
+    drafters = [arm.in_place for arm in (state.canary, state.previous) if arm is not None]
+    if isinstance(state, Progression):
+        drafters.append(state.stable_in_place)
+        rollout = state.in_place
+    else:
+        drafters.append(state.stable.in_place if state.stable is not None else None)
+        rollout = state.in_place_rollout
+    return {item.revision for item in (*drafters, rollout) if item is not None}
 
 
 def _is_deployment_needed(
@@ -249,6 +332,23 @@ def _is_deployment_needed(
     )
 
 
+def _is_config_map_needed(
+    resource: SpeculativeDeployment, child: KubernetesObject, mounted_plugins: set[str | None], recorded_revisions: set[str]
+) -> bool:
+    """Return whether a ConfigMap that is not a desired object stays nevertheless."""
+    resource_name, name = resource.metadata.name, child["metadata"]["name"]
+    revision = read_labels(child).get(naming.REVISION_LABEL)
+    if plugin_config_map.is_plugin_config_map(resource_name, name):
+        return name in mounted_plugins
+    if name == calibration_config_map_name(resource_name):
+        return True  # the calibration of stable pods, of whatever revision
+    if name == tuning_config_map_name(resource_name) and tuning_record.is_tuning_enabled(resource):
+        return True  # the tuner state
+    if revision is not None and name == naming.expected_drafter_config_map_name(resource_name, revision):
+        return False  # new pods are to come to the drafter of their revision, before the status changes
+    return revision in recorded_revisions  # the record of the revision's pods
+
+
 def _is_companion_needed(
     resource: SpeculativeDeployment,
     desired: DesiredRevision,
@@ -258,15 +358,9 @@ def _is_companion_needed(
     job_expired: bool,
 ) -> bool:
     """Return whether an object without pods of its own, and that is not a desired object, stays nevertheless."""
-    kind, name, revision = child["kind"], child["metadata"]["name"], read_labels(child).get(naming.REVISION_LABEL)
+    kind, revision = child["kind"], read_labels(child).get(naming.REVISION_LABEL)
     if kind == "PodDisruptionBudget":  # the budget of the revision's pods
         return revision in named_revisions and resource.spec.rollout.disruption.budget != "None"
-    if kind == "ConfigMap":
-        if name == calibration_config_map_name(resource.metadata.name):
-            return True  # the calibration of stable pods, of whatever revision
-        if name == tuning_config_map_name(resource.metadata.name) and tuning_record.is_tuning_enabled(resource):
-            return True  # the tuner state
-        return revision in named_revisions or revision == desired.revision  # the record of the revision's pods
     return bool(kind == "Job" and revision == desired.revision and not job_expired)  # the record of the preflight result
 
 

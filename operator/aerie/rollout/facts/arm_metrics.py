@@ -132,7 +132,10 @@ def with_arm_metrics(arm: _ArmT, previous_arm: Arm | None, measured: ArmMetrics 
     contradict the comparison, which two values, each within its tolerance, can do.
     """
     current = (
-        read_status_metrics(previous_arm) if previous_arm is not None and previous_arm.revision == arm.revision else ArmMetrics()
+        read_status_metrics(previous_arm)
+        if previous_arm is not None
+        and (previous_arm.revision, previous_arm.served_revision) == (arm.revision, arm.served_revision)
+        else ArmMetrics()
     )
     shown = current if measured is None else (merge_metrics if status_changes else debounce_metrics)(current, measured)
     return arm.model_copy(update={field.name: getattr(shown, field.name) for field in fields(ArmMetrics)})

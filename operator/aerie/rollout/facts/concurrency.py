@@ -7,11 +7,11 @@ A change that would start a canary, or a trial, first claims a slot: it writes `
 from the status of all resources, so a new leader continues where the last one stopped. Among waiting claims, the namespace with
 the fewest slots in use comes first; within a namespace, the oldest claim.
 
-Guarantees: pure. No canary and no trial starts beyond the limits, except those that may not wait: a first revision, a canary that
-is promoted manually, and one whose stable revision has no ready pod. A rollback never waits. A canary that waits for a user
-(Held, AwaitingApproval, paused) holds no slot, so that nobody waits for somebody else's decision. A canary that is rolled back
-holds none either: it requests no further pods. Not guaranteed: the limit itself after a pause, or where a manual action continues
-a canary. The rollouts that continue then exceed it.
+Guarantees: pure. No canary, no rollout in place and no trial starts beyond the limits, except those that may not wait: a first
+revision, a canary that is promoted manually, and one whose stable revision has no ready pod. A rollback never waits. A rollout
+that waits for a user (Held, AwaitingApproval, paused) holds no slot, so that nobody waits for somebody else's decision. One that
+is rolled back holds none either: it requests no further pods. Not guaranteed: the limit itself after a pause, or where a manual
+action continues a canary. The rollouts that continue then exceed it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from aerie.api.status import QueueStatus, RolloutPurpose, Status
 
 ACTIVE_CANARY_PHASES = frozenset({"Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting"})
 """Phases of a canary that advances automatically."""
+ACTIVE_IN_PLACE_PHASES = frozenset({"Staging", "Evaluating", "Analyzing", "Promoting"})
+"""Phases of a rollout in place that advances automatically."""
 ResourceName = tuple[str, str]
 """Namespace and name of a resource."""
 
@@ -112,6 +114,9 @@ def read_slot_claim(document: Mapping[str, Any]) -> SlotClaim | None:
             if is_active and not is_first_revision
             else None
         )
+    if (rollout := status.get("inPlaceRollout")) is not None:
+        is_active = rollout.get("phase") in ACTIVE_IN_PLACE_PHASES
+        return SlotClaim("Rollout", str(rollout.get("startTime") or ""), holds_slot=True) if is_active else None
     queued = status.get("queue") or {}
     if queued.get("purpose") not in ("Rollout", "Trial"):
         return None

@@ -99,13 +99,13 @@ class _SpecRepair:
         self.spec.pop(name, None)
         if name in spec:
             self.spec[name] = spec[name]
-        self.replacement_messages.append(f"spec.{name} is taken from the record of revision {self._arm.revision}")
+        self.replacement_messages.append(f"spec.{name} is taken from the record of revision {self._arm.served_revision}")
         return True
 
     @property
     def _record(self) -> JsonObject:
         name = preflight_job.preflight_job_name(
-            self._document["metadata"]["name"], self._arm.revision if self._arm is not None else ""
+            self._document["metadata"]["name"], self._arm.served_revision if self._arm is not None else ""
         )
         config_map = next(
             (child for child in self._children if (child["kind"], child["metadata"]["name"]) == ("ConfigMap", name)), {}

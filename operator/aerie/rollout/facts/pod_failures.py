@@ -131,21 +131,30 @@ def is_in_crash_loop(pod: KubernetesObject) -> bool:
 
 
 def count_restarts_since(pods: Sequence[KubernetesObject], since: datetime) -> dict[str, int]:
-    """Return the restart count of each pod's engine by pod name, for the pods whose engine has failed since then.
+    """Return the restart count of each pod's engine by pod name, for the pods whose engine has failed since then."""
+    restarts_by_pod: dict[str, int] = {}
+    for pod in pods:
+        failed_at = read_engine_failure_time(pod)
+        if failed_at is not None and failed_at >= since:
+            pending_restart = "terminated" in (_engine_container_status(pod).get("state") or {})  # not restarted yet
+            restarts_by_pod[_name(pod)] = read_restart_count(pod) + pending_restart
+    return restarts_by_pod
+
+
+def read_restart_count(pod: KubernetesObject) -> int:
+    """Return how often the pod's engine was restarted."""
+    return _engine_container_status(pod).get("restartCount") or 0
+
+
+def read_engine_failure_time(pod: KubernetesObject) -> datetime | None:
+    """Return when the pod's engine failed last, in whole seconds; None where it has not.
 
     An engine that ended with status 0 was stopped on purpose, or is not at fault itself.
     """
-    restarts_by_pod: dict[str, int] = {}
-    for pod in pods:
-        engine = _engine_container_status(pod)
-        last_termination = (
-            (engine.get("lastState") or {}).get("terminated") or (engine.get("state") or {}).get("terminated") or {}
-        )
-        finished_at = last_termination.get("finishedAt")
-        if finished_at and last_termination.get("exitCode") != 0 and datetime.fromisoformat(finished_at) >= since:
-            pending_restart = "terminated" in (engine.get("state") or {})  # not restarted yet
-            restarts_by_pod[_name(pod)] = (engine.get("restartCount") or 0) + pending_restart
-    return restarts_by_pod
+    engine = _engine_container_status(pod)
+    last_termination = (engine.get("lastState") or {}).get("terminated") or (engine.get("state") or {}).get("terminated") or {}
+    finished_at = last_termination.get("finishedAt")
+    return datetime.fromisoformat(finished_at) if finished_at and last_termination.get("exitCode") != 0 else None
 
 
 def is_pod_unrecoverable(pod: KubernetesObject) -> bool:

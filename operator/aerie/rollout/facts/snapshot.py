@@ -22,6 +22,7 @@ from aerie.rollout.facts import pod_failures
 from aerie.rollout.facts.arm_metrics import ArmMetrics
 from aerie.rollout.facts.concurrency import StartPermission
 from aerie.rollout.facts.context_length import ContextLengths
+from aerie.rollout.facts.drafters import DrafterObservation
 from aerie.rollout.facts.last_valid_spec import SpecSubstitution
 from aerie.rollout.facts.pod_failures import PodFailure
 from aerie.tuning.recommendation import Recommendation
@@ -166,6 +167,8 @@ class EngineState:
     """Why the last few scrapes of a pod were invalid, by name of the pod."""
     metrics_source_error: str | None = ""
     """Why spec.metrics.source is unusable; empty when it is usable, None while that is unknown."""
+    drafters: Mapping[str, DrafterObservation] = field(default_factory=dict)
+    """What the pods of the latest plan report of their drafters, by name of the pod."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +212,12 @@ class Snapshot:
         """Return the snapshot without pods whose node is lost; and when the next pod becomes overdue."""
         cluster, next_lost_at = self.cluster.exclude_lost_pods(now)
         return (self if cluster is self.cluster else replace(self, cluster=cluster)), next_lost_at
+
+    def isolated_pod_names(self, revision: str) -> list[str]:
+        """Return the names of the revision's pods that are isolated from users, as they report."""
+        names = (str(pod["metadata"]["name"]) for pod in self.cluster.live_pods(revision))
+        states = ((name, self.engines.drafters[name].state) for name in names if name in self.engines.drafters)
+        return sorted(name for name, state in states if state is not None and state.isolation is not None)
 
     def arm_metrics(self, revision: str, *, control: bool = False) -> ArmMetrics | None:
         """Return the metrics of the pods of one Deployment together."""

@@ -79,4 +79,6 @@ def _adopt_as_stable(
     """Return the progression in which the revision is stable without a comparison."""
     arm = canary_arm or CanaryArm(**dict(desired.arm), change=desired.describe_change(status), start_time=now)
     outcome = build_outcome(arm, "Promoted", f"Revision {desired.revision} is stable: {reason}.", status, None, now)
-    return replace(serving, stable_revision=desired.revision, outcome=outcome)
+    return replace(
+        serving, stable_revision=desired.revision, outcome=outcome, stable_in_place=None, expected_drafter=None, drafters=()
+    )

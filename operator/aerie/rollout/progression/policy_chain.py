@@ -3,13 +3,16 @@
     desired revision ─┬─ a canary of another revision is in progress ─► that one is rolled back first
                       ├─ previous pods are retained ──────────────────► post-promotion monitoring (canary/post_promotion.py);
                       │                                                 for a third revision, they are removed first
-                      ├─ is the stable one ───────────────────────────► keep it
+                      ├─ a rollout in place is in progress ───────────► it advances; for another revision, its pods return first
+                      ├─ is served by the stable pods ────────────────► keep it
                       ├─ was rejected ────────────────────────────────► keep the stable one, say why, wait for a retry request
                       ├─ has found no resources ──────────────────────► keep the stable one, retry later
                       ├─ preflight: none yet, running, failed ────────► no engine pod; report the problem
                       └─ preflight passed ─┬─ a third revision has pods ─► these are removed first
                                            ├─ nothing is stable ───► its pods start; when all are ready, it is stable
+                                           ├─ must be in place, and cannot ► report the reason
                                            ├─ others come first ───► it waits for a slot (facts/concurrency.py)
+                                           ├─ the drafter alone ───► the rollout in place, where pods can (in_place/)
                                            └─ otherwise ───────────► the canary (canary/advance.py)
 
 Each line is a policy, tried from the top; the first one with an answer decides.
@@ -30,6 +33,7 @@ from aerie.rollout.facts.snapshot import Snapshot
 from aerie.rollout.progression import (
     canary_rollout,
     first_revision,
+    in_place_rollout,
     pause,
     promotion,
     stable_revision,
@@ -48,6 +52,7 @@ _POLICIES_BEFORE_SUPERSEDING: tuple[_Policy, ...] = (
     superseded_revisions.reverse_blocked_rollback,
     superseded_revisions.roll_back_superseded_canary,
     promotion.monitor_promotion,
+    in_place_rollout.advance_in_place,
     stable_revision.keep_desired_revision,
     superseded_revisions.adopt_serving_first_revision,
 )
@@ -60,7 +65,9 @@ _POLICIES_OF_DESIRED_REVISION: tuple[_Policy, ...] = (
     unrecorded_revisions.remove_unexpected_revisions,
     first_revision.start_first_revision,
     first_revision.adopt_without_pods,
+    in_place_rollout.fail_impossible_rollout,
     start_gates.wait_for_start_permission,
+    in_place_rollout.start_in_place,
 )
 """Policies that hold the desired revision back, or make it stable without a canary, tried in this order."""
 
@@ -78,8 +85,12 @@ def next_progression(
         status,
         status.stable,
         status.canary,
-        keep_serving(snapshot.resource, desired, preflight_result, status),
+        keep_serving(snapshot, desired, preflight_result, now),
     )
+    return in_place_rollout.keep_drafter_of_stable_pods(_find_progression(context), status)
+
+
+def _find_progression(context: ProgressionContext) -> Progression:
     if (progression := pause.pause_rollout(context)) is not None:
         return progression
     context = unrecorded_revisions.adopt_unrecorded_revision(context)

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-from aerie.api.status import AnalysisStatus, CanaryArm, Phase, PreviousArm, RolloutOutcome
+from aerie.api.status import AnalysisStatus, CanaryArm, InPlaceDrafter, InPlaceRollout, Phase, PreviousArm, RolloutOutcome
 from aerie.rollout.canary.transition import CanaryTransition
 from aerie.rollout.capacity.replica_counts import ArmReplicas
 from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from aerie.rollout.conditions import ConditionUpdate
+from aerie.rollout.plan import PodDrafterPlan
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,21 @@ class Progression:
     """Acceptance length with which the revision passed that has just become stable."""
     claims_slot: bool = False
     """Whether the rollout would start, and claims a slot for that."""
+    in_place: InPlaceRollout | None = None
+    """The rollout in place."""
+    stable_in_place: InPlaceDrafter | None = None
+    """The drafter that the stable pods serve with, where it was promoted in place."""
+    expected_drafter: InPlaceDrafter | None = None
+    """The drafter that new pods of the stable revision come to, where it is not that of the revision."""
+    drafters: tuple[PodDrafterPlan, ...] = ()
+    """Pods whose drafter is observed, and the change that each needs now."""
+    drafter_problem: str = ""
+    """Which stable pods cannot come to their drafter, as a sentence; empty if all can."""
+
+    @property
+    def served_revision(self) -> str | None:
+        """Revision whose spec the stable pods serve."""
+        return self.stable_in_place.revision if self.stable_in_place is not None else self.stable_revision
 
     @property
     def routes_to_all_pods(self) -> bool:

@@ -38,11 +38,11 @@ def _progress_post_promotion(
 ) -> Progression:
     """Return the progression while pods of the previous revision are retained."""
     status = snapshot.resource.status or Status()
-    if desired.revision == stable.revision:
+    if desired.revision == stable.served_revision:
         return apply_post_promotion(
             serving, post_promotion.advance_monitoring(snapshot, stable, previous, now), rejected_revision=desired.revision
         )
-    if desired.revision == previous.revision and not desired.problem:
+    if desired.revision == previous.served_revision and not desired.problem:
         reason = "The spec was reverted to the previous revision."
         transition = post_promotion.revert_promotion(snapshot, stable, previous, reason, status.analysis, now, "Superseded")
         return apply_post_promotion(serving, transition)

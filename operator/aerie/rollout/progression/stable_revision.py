@@ -7,11 +7,14 @@ is rolled out. Not guaranteed: that a stable revision exists; without one, anoth
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 
-from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
 from aerie.rollout.capacity.replica_counts import ArmReplicas
 from aerie.rollout.conditions import PREFLIGHT_PASSED, PROGRESSING, ConditionUpdate
+from aerie.rollout.facts.snapshot import Snapshot
+from aerie.rollout.in_place.return_pods import plan_served_drafters
+from aerie.rollout.in_place.transition import find_candidate
 from aerie.rollout.progression.context import ProgressionContext
 from aerie.rollout.progression.progression import Progression
 from aerie.rollout.progression.retry_request import RETRY_ANNOTATION, read_rejected_revision
@@ -19,11 +22,15 @@ from aerie.rollout.revision.desired import DesiredRevision
 from aerie.rollout.revision.preflight_result import PREFLIGHT_SKIPPED_REASON, PreflightResult
 
 
-def keep_serving(
-    resource: SpeculativeDeployment, desired: DesiredRevision, preflight_result: PreflightResult, status: Status
-) -> Progression:
-    """Return the progression that keeps the serving pods and reports the desired revision as rolled out."""
+def keep_serving(snapshot: Snapshot, desired: DesiredRevision, preflight_result: PreflightResult, now: datetime) -> Progression:
+    """Return the progression that keeps the serving pods and their drafters, and reports the desired revision as rolled out."""
+    resource = snapshot.resource
+    status = resource.status or Status()
     canary_arm, stable = status.canary, status.stable
+    rollout = status.in_place_rollout if stable is not None else None
+    in_place = stable.in_place if stable is not None else None
+    is_promoting = rollout is not None and rollout.phase == "Promoting"
+    served = plan_served_drafters(snapshot, stable, rollout, now)
     serving = Progression(
         stable_revision=stable.revision if stable else None,
         phase="Ready",
@@ -32,9 +39,16 @@ def keep_serving(
         target_replicas=ArmReplicas(resource.spec.replicas),
         analysis=status.analysis,
         rejected_revision=read_rejected_revision(resource, desired),
+        in_place=rollout,
+        stable_in_place=in_place,
+        expected_drafter=find_candidate(rollout) if rollout is not None and is_promoting else in_place,
+        drafters=served.plans,
+        drafter_problem=served.problem,
+        requeue_after=served.requeue_after,
     )
     if preflight_result.state in ("Passed", "Failed") or desired.revision not in (
         serving.stable_revision,
+        serving.served_revision,
         canary_arm.revision if canary_arm else None,
     ):
         return serving
@@ -52,8 +66,8 @@ def keep_serving(
 
 
 def keep_desired_revision(context: ProgressionContext) -> Progression | None:
-    """Keep the stable revision where it is the desired one."""
-    return context.serving if context.desired.revision == context.serving.stable_revision else None
+    """Keep the stable revision where the desired one is served."""
+    return context.serving if context.desired.revision == context.serving.served_revision else None
 
 
 def keep_stable_revision(serving: Progression, status: Status) -> Progression:

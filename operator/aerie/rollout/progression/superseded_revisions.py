@@ -101,6 +101,6 @@ def _build_superseded_outcome(canary_arm: CanaryArm, desired: DesiredRevision, s
     """Return the outcome of the rollout in progress when another revision is desired."""
     if desired.problem:
         return build_outcome(canary_arm, "Failed", desired.problem, status, status.analysis, now)
-    is_reverted = status.stable is not None and status.stable.revision == desired.revision
+    is_reverted = status.stable is not None and status.stable.served_revision == desired.revision
     reason = "The spec was reverted to the stable revision." if is_reverted else "The spec has changed."
     return build_outcome(canary_arm, "Superseded", reason, status, status.analysis, now)

@@ -24,7 +24,7 @@ from aerie.engine.speculation import (
     describe_setting,
     max_speculative_tokens,
 )
-from aerie.manifests.pod import engine_pod
+from aerie.manifests.pod import drafter_plugin, engine_pod
 from aerie.manifests.pod.pod_template_policy import PodTemplateError
 from aerie.manifests.revision_hash import compute_revision
 
@@ -40,6 +40,8 @@ class DesiredRevision:
     pod_template: dict[str, Any] | None = None
     problem: str = ""
     """Why no pods could run; empty where they could."""
+    plugin_obstacle: str = ""
+    """Why its pods would run without Aerie's plugin of vLLM; empty where they would have it."""
     trial: Trial | None = None
     """The trial that it belongs to; None where it is to stay."""
 
@@ -116,7 +118,11 @@ def resolve_desired_revision(
             config = command_line.build_speculative_config(
                 setting, drafter, engine.version, arguments.parse_arguments(spec.engine.args)
             )
-        return replace(desired, pod_template=engine_pod.build_pod_template(resource, config))
+        template = engine_pod.build_pod_template(resource, config)
+        plugin = drafter_plugin.plan_plugin(resource, desired.revision, engine.version, template)
+        if isinstance(plugin, drafter_plugin.PluginObstacle):
+            return replace(desired, pod_template=template, plugin_obstacle=plugin.message)
+        return replace(desired, pod_template=plugin.add_to(template))
     except (arguments.ArgumentError, PodTemplateError) as error:
         return replace(desired, problem=str(error))
 

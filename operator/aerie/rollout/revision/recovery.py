@@ -2,7 +2,8 @@
 
 The status is the only record of what is stable, but the ready pods are visible. A resource without a status that has ready
 pods gets the revision of most of those pods back as its stable one. Among revisions with equally many, the formerly stable one
-wins. The content of the revision comes from its preflight record. Another revision with ready pods becomes a canary that is
+wins. The content of the revision comes from its preflight record, and the drafter that was promoted in place from the ConfigMap
+by which new pods come to it. Another revision with ready pods becomes a canary that is
 rolled back, so that its pods stay as long as they are needed. From there on everything proceeds as usual: where another
 revision is desired, it is rolled out by a canary.
 
@@ -16,12 +17,13 @@ the history and a canary in progress, which restarts.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
 from aerie.api import ResourceError, SpeculativeDeployment
-from aerie.api.status import Arm, CanaryArm, Status
-from aerie.manifests import naming, preflight_job
+from aerie.api.status import Arm, CanaryArm, InPlaceDrafter, Status
+from aerie.manifests import expected_drafter_config_map, naming, preflight_job
 from aerie.rollout.facts.snapshot import Snapshot, is_owned_by, read_labels
 from aerie.rollout.revision.desired import resolve_desired_revision
 
@@ -50,7 +52,7 @@ def restore_stable_arm(snapshot: Snapshot, now: datetime) -> Snapshot:
     ):
         return snapshot
     stable_revision, *other_revisions = sorted(ready_by_revision, key=lambda name: (*ready_by_revision[name], name), reverse=True)
-    update: dict[str, Arm] = {"stable": read_recorded_arm(snapshot, stable_revision)}
+    update: dict[str, Arm] = {"stable": _recover_arm(snapshot, stable_revision)}
     if other_revisions and first_canary is None:
         update["canary"] = build_withdrawn_canary(snapshot, other_revisions[0], now)
     status = status.model_copy(update=update)
@@ -59,17 +61,42 @@ def restore_stable_arm(snapshot: Snapshot, now: datetime) -> Snapshot:
 
 def build_withdrawn_canary(snapshot: Snapshot, revision: str, now: datetime) -> CanaryArm:
     """Return a canary that is rolled back, for a revision with ready pods that no status names."""
-    recorded_arm = dict(read_recorded_arm(snapshot, revision))
+    recorded_arm = dict(_recover_arm(snapshot, revision))
     return CanaryArm(**recorded_arm, change="", phase="RollingBack", start_time=now, ready_time=now, step_start_time=now)
 
 
 def read_recorded_arm(snapshot: Snapshot, revision: str) -> Arm:
-    """Return the recorded arm of the revision; only its name and replicas where the record is lost too."""
-    record = snapshot.cluster.child("ConfigMap", preflight_job.preflight_job_name(snapshot.resource.metadata.name, revision))
-    resource_json = ((record or {}).get("data") or {}).get(preflight_job.RESOURCE_KEY)
+    """Return the recorded arm of the revision, with the revision's own drafter; only its name and replicas where the record is
+    lost too."""
     replicas = ((snapshot.cluster.deployment(revision) or {}).get("spec") or {}).get("replicas") or 0
+    resource = read_recorded_resource(snapshot, revision)
+    arm = Arm(revision=revision) if resource is None else resolve_desired_revision(resource).arm
+    return arm.model_copy(update={"revision": revision, "replicas": replicas})
+
+
+def with_served_drafter(arm: Arm, in_place: InPlaceDrafter | None) -> Arm:
+    """Return the arm of a revision with the drafter that its pods serve with; None: that of the revision."""
+    return arm if in_place is None else arm.model_copy(update={"in_place": in_place, "drafter": in_place.drafter})
+
+
+def read_recorded_resource(snapshot: Snapshot, revision: str) -> SpeculativeDeployment | None:
+    """Return the resource as the revision's record has it: what its pods were built from; None without a readable record."""
+    data = _read_config_map(snapshot, preflight_job.preflight_job_name(snapshot.resource.metadata.name, revision))
     try:
-        desired = resolve_desired_revision(SpeculativeDeployment.from_dict(json.loads(resource_json or "")))
+        return SpeculativeDeployment.from_dict(json.loads(data.get(preflight_job.RESOURCE_KEY) or ""))
     except (ValueError, ResourceError):
-        return Arm(revision=revision, replicas=replicas)
-    return desired.arm.model_copy(update={"revision": revision, "replicas": replicas})
+        return None
+
+
+def _recover_arm(snapshot: Snapshot, revision: str) -> Arm:
+    """Return the recorded arm of the revision, with the drafter that its new pods come to."""
+    name = naming.expected_drafter_config_map_name(snapshot.resource.metadata.name, revision)
+    drafter = expected_drafter_config_map.read_in_place_drafter(_read_config_map(snapshot, name))
+    return with_served_drafter(read_recorded_arm(snapshot, revision), drafter)
+
+
+def _read_config_map(snapshot: Snapshot, name: str) -> Mapping[str, str]:
+    """Return the data of a ConfigMap of the resource's; empty without one."""
+    config_map = snapshot.cluster.child("ConfigMap", name)
+    owned = config_map is not None and is_owned_by(config_map, snapshot.resource.metadata.uid)
+    return (config_map.get("data") or {}) if config_map is not None and owned else {}

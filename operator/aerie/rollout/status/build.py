@@ -21,7 +21,7 @@ from aerie.rollout.facts.snapshot import ClusterState, Snapshot
 from aerie.rollout.progression.progression import Progression
 from aerie.rollout.progression.retry_request import read_retry_request
 from aerie.rollout.revision.desired import DesiredRevision
-from aerie.rollout.revision.recovery import read_recorded_arm
+from aerie.rollout.revision.recovery import read_recorded_arm, with_served_drafter
 from aerie.rollout.status.hold import VERSION_SKEW, find_hold_condition
 from aerie.rollout.trials.effective_setting import EffectiveSetting, TrialDecision
 from aerie.rollout.trials.status import build_tuning_status
@@ -71,6 +71,7 @@ def build_status(
         ),
         stable=stable,
         canary=canary,
+        in_place_rollout=progression.in_place,
         previous=previous,
         analysis=progression.analysis,
         speculation=tuning.speculation,
@@ -90,18 +91,20 @@ def _build_stable_arm(
     if progression.stable_revision == desired.revision:
         arm = desired.arm
     else:  # an earlier spec: the status contains what is known of its arm
-        recorded_arm = _find_arm_status(previous_status, progression.stable_revision) or read_recorded_arm(
-            snapshot, progression.stable_revision
-        )
-        arm = Arm(**{name: getattr(recorded_arm, name) for name in Arm.model_fields})
+        recorded_arm = _find_arm_status(previous_status, progression.stable_revision)
+        if recorded_arm is None or (recorded_arm.in_place is not None and progression.stable_in_place is None):
+            recorded_arm = read_recorded_arm(snapshot, progression.stable_revision)  # with the revision's own drafter
+        arm = Arm(**{name: getattr(recorded_arm, name) for name in Arm.model_fields}).model_copy(update={"in_place": None})
+    arm = with_served_drafter(arm, progression.stable_in_place)
     arm = _with_pod_counts(snapshot.cluster, arm, progression.target_replicas.stable)
     arm = arm.model_copy(update={"weight": _traffic_percent(snapshot, progression, "stable")})
     last_arm = _find_arm_status(previous_status, arm.revision)
     reference_acceptance_length = progression.reference_acceptance_length or (
-        last_arm.reference_acceptance_length if last_arm is not None else None
+        last_arm.reference_acceptance_length if last_arm is not None and last_arm.served_revision == arm.served_revision else None
     )
     arm = arm.model_copy(update={"reference_acceptance_length": reference_acceptance_length})
-    metrics = snapshot.arm_metrics(arm.revision)
+    # Pods that alternate between two drafters say nothing about either of them.
+    metrics = snapshot.arm_metrics(arm.revision) if progression.in_place is None else None
     return with_arm_metrics(arm, last_arm, metrics, status_changes=_has_analysis_advanced(progression, previous_status))
 
 
@@ -139,6 +142,7 @@ def _build_canary_arm(snapshot: Snapshot, progression: Progression, previous_sta
     if progression.target_replicas.control and progression.stable_revision is not None:
         control_base = last_canary.control if last_canary and last_canary.control else Arm(revision=progression.stable_revision)
         control = _with_pod_counts(snapshot.cluster, control_base, progression.target_replicas.control, control=True)
+        control = with_served_drafter(control, progression.stable_in_place)
         control = control.model_copy(update={"weight": _traffic_percent(snapshot, progression, "control")})
         last_control = last_canary.control if last_canary else None
         control_metrics = snapshot.arm_metrics(progression.stable_revision, control=True)
@@ -194,6 +198,10 @@ def _build_ready_condition(
     message = f"{min(counted_pods, replicas) if canary else counted_pods}/{replicas} pods ready"
     if stable.ready_replicas >= expected_ready_pods and counted_pods >= replicas:
         return ConditionUpdate(READY, "True", "AllPodsReady", message)
+    isolated = snapshot.isolated_pod_names(stable.revision)
+    if isolated and counted_pods + len(isolated) >= replicas:
+        names = ", ".join(isolated)
+        return ConditionUpdate(READY, "True", "PodIsolated", f"{message}: {names} is isolated for the shadow evaluation.")
     pod_failure = snapshot.cluster.pod_failure(stable.revision)
     return ConditionUpdate(
         READY,
@@ -220,6 +228,8 @@ def _build_degraded_condition(
         return ConditionUpdate(DEGRADED, "True", "RouteNotAccepted", route_rejection)
     if pod_failure is not None and not pod_failure.is_transient:
         return ConditionUpdate(DEGRADED, "True", pod_failure.reason, pod_failure.message)
+    if progression.drafter_problem:
+        return ConditionUpdate(DEGRADED, "True", "WrongDrafter", progression.drafter_problem)
     if route_timeout := check_route_status_timeout(snapshot, now)[0]:
         return ConditionUpdate(DEGRADED, "True", "GatewayNotResponding", route_timeout)
     if source_error := _metrics_source_error(snapshot):
@@ -268,8 +278,9 @@ def _build_regression_condition(stable: Arm | None) -> ConditionUpdate | None:
         return None
     message = (
         f"Acceptance length dropped to {stable.acceptance_length:.2f}, {100 * drop:.0f} % below the "
-        f"{stable.reference_acceptance_length:.2f} at the promotion of revision {stable.revision}. The requests have changed, or "
-        "the drafter fits them less well. Aerie takes no action; consider a canary of a drafter trained on current requests."
+        f"{stable.reference_acceptance_length:.2f} at the promotion of revision {stable.served_revision}. The requests have "
+        "changed, or the drafter fits them less well. Aerie takes no action; consider a canary of a drafter trained on current "
+        "requests."
     )
     return ConditionUpdate(DEGRADED, "True", "AcceptanceRegression", message)
 
@@ -277,10 +288,10 @@ def _build_regression_condition(stable: Arm | None) -> ConditionUpdate | None:
 def _no_acceptance_message(stable: Arm) -> str:
     """Return what an acceptance length of 1.00 means."""
     if stable.reference_acceptance_length:
-        reference_length = f"{stable.reference_acceptance_length:.2f} at the promotion of revision {stable.revision}"
+        reference_length = f"{stable.reference_acceptance_length:.2f} at the promotion of revision {stable.served_revision}"
         return f"Acceptance length is 1.00; it was {reference_length}. {post_promotion.LOST_DRAFTER_WEIGHTS_MESSAGE}"
     return (
-        f"Acceptance length is 1.00: the target accepts almost no draft token of revision {stable.revision}. If this was so from "
-        "the start, the drafter does not fit the target or is not loaded correctly. Otherwise: "
-        f"{post_promotion.LOST_DRAFTER_WEIGHTS_MESSAGE}"
+        "Acceptance length is 1.00: the target accepts almost no draft token of revision "
+        f"{stable.served_revision}. If this was so from the start, the drafter does not fit the target or is not loaded "
+        f"correctly. Otherwise: {post_promotion.LOST_DRAFTER_WEIGHTS_MESSAGE}"
     )

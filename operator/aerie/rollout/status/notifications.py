@@ -1,6 +1,6 @@
 """Events of rollouts that recipients outside of the cluster subscribe to, derived from the status, as CloudEvents 1.0.
 
-    started           a canary starts, or the first revision
+    started           a canary or a rollout in place starts, or the first revision
     approval-required it has passed, and needs a user's approval (AwaitingApproval)
     inconclusive      its analysis is inconclusive, and a user decides (Held)
     promoted, rolled-back, superseded, failed, explored
@@ -62,25 +62,25 @@ def build_notifications(resource: SpeculativeDeployment, status: Status) -> Iter
     """Yield all notifications of the status, the oldest first."""
     for outcome in reversed(status.rollout_history):
         yield _build_outcome_notification(resource, outcome)
-    canary = status.canary
+    rollout = status.in_place_rollout or status.canary
     conditions = {condition.type: condition for condition in status.conditions}
     progressing = conditions.get("Progressing")
-    if canary is not None and canary.phase != "RollingBack":
-        canary_data: dict[str, Any] = {"revision": canary.revision, "change": canary.change, "drafter": canary.drafter}
-        canary_data |= {
+    if rollout is not None and rollout.phase != "RollingBack":
+        rollout_data: dict[str, Any] = {"revision": rollout.revision, "change": rollout.change, "drafter": rollout.drafter}
+        rollout_data |= {
             "replacedDrafter": status.stable.drafter if status.stable else None,
-            "startTime": _format_time(canary.start_time),
+            "startTime": _format_time(rollout.start_time),
         }
-        yield _build_notification(resource, "started", canary.revision, canary.start_time, canary.start_time, canary_data)
+        yield _build_notification(resource, "started", rollout.revision, rollout.start_time, rollout.start_time, rollout_data)
         type_by_phase: dict[str, NotificationType] = {"AwaitingApproval": "approval-required", "Held": "inconclusive"}
-        event_type = type_by_phase.get(canary.phase, "failed" if status.phase == "Failed" else None)
+        event_type = type_by_phase.get(rollout.phase, "failed" if status.phase == "Failed" else None)
         if event_type is not None and progressing is not None:
-            data = canary_data | {"message": progressing.message}
+            data = rollout_data | {"message": progressing.message}
             yield _build_notification(
-                resource, event_type, canary.revision, canary.start_time, progressing.last_transition_time, data
+                resource, event_type, rollout.revision, rollout.start_time, progressing.last_transition_time, data
             )
     preflight_passed = conditions.get("PreflightPassed")
-    if canary is None and status.phase == "Failed" and preflight_passed is not None and preflight_passed.status == "False":
+    if rollout is None and status.phase == "Failed" and preflight_passed is not None and preflight_passed.status == "False":
         failure_data = {"generation": status.observed_generation, "message": preflight_passed.message}
         failed_at = preflight_passed.last_transition_time
         yield _build_notification(resource, "failed", f"generation-{status.observed_generation}", None, failed_at, failure_data)

@@ -8,7 +8,7 @@ from aerie.engine.speculation import describe_setting
 from aerie.rollout.children.tuning_record import find_drafting_obstacle
 from aerie.rollout.conditions import TUNED, ConditionUpdate
 from aerie.rollout.progression.progression import Progression
-from aerie.rollout.revision.desired import read_status_setting
+from aerie.rollout.revision.desired import read_spec_setting, read_status_setting
 from aerie.rollout.trials.effective_setting import EffectiveSetting, TrialDecision
 from aerie.tuning.recommendation import Recommendation
 
@@ -48,11 +48,14 @@ def build_tuned_condition(
         return ConditionUpdate(TUNED, "False", "Trial", _build_trial_message(speculation_status.trial))
     if obstacle := find_drafting_obstacle(resource):
         return ConditionUpdate(TUNED, "False", "NoDrafts", obstacle)
+    if effective.is_kept_for_new_drafter:
+        return ConditionUpdate(TUNED, "False", "RolloutInProgress", _build_kept_message(resource, effective))
     if recommendation is None and previous_condition is None:
         return None
     if (
         progression.phase == "Paused"
         or progression.canary is not None
+        or progression.in_place is not None
         or progression.phase in ("Preflight", "RolledBack", "Failed")
     ):
         message = "Tuning is waiting: a rollout is in progress, or the desired revision is not the stable one."
@@ -65,10 +68,10 @@ def build_tuned_condition(
         previous_condition is not None
         and previous_condition.reason in _STICKY_REASONS
         and previous_status.stable is not None
-        and previous_status.stable.revision == stable.revision
+        and previous_status.stable.served_revision == stable.served_revision
     ):
         return ConditionUpdate(TUNED, previous_condition.status, previous_condition.reason, previous_condition.message)
-    return ConditionUpdate(TUNED, "False", "InsufficientData", f"No decision yet for revision {stable.revision}.")
+    return ConditionUpdate(TUNED, "False", "InsufficientData", f"No decision yet for revision {stable.served_revision}.")
 
 
 def _build_recommendation_condition(
@@ -83,6 +86,15 @@ def _build_recommendation_condition(
         return ConditionUpdate(TUNED, "False", "Cooldown" if mode == "Auto" else "Recommended", message)
     return ConditionUpdate(
         TUNED, "True" if recommendation.action == "Hold" else "False", _REASON_BY_ACTION[recommendation.action], message
+    )
+
+
+def _build_kept_message(resource: SpeculativeDeployment, effective: EffectiveSetting) -> str:
+    setting, spec_setting = describe_setting(effective.setting), describe_setting(read_spec_setting(resource))
+    return (
+        f"{setting} is kept for the new drafter, so that only the drafter changes (spec.rollout.inPlace.mode is "
+        f"{resource.spec.rollout.in_place.mode}). Tuning continues after its promotion. To use the spec's {spec_setting}, "
+        "set spec.speculation.tuning.mode: Off until the drafter is promoted."
     )
 
 

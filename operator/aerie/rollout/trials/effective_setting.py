@@ -9,20 +9,26 @@ of the progression follows. The applied setting that results from a trial, and t
 and starts from the spec's own setting. The bounds of spec.speculation (maxSpeculativeTokens, slo, numSpeculativeTokens: 0) also
 apply to an earlier applied setting, from the next reconcile on.
 
+Exception: where spec.rollout.inPlace.mode is not Off and the spec differs in its drafter alone, the applied setting is kept for
+the new drafter. Else the setting would change too: such a change is not in place, and no comparison separates the two. The
+record stays that of the served drafter until the new one is promoted (trials/status.py), so a rollback and a return of the spec
+need no record of their own.
+
 Guarantees: pure. There is no trial in the modes Off and Recommend. A setting of tuning is desired only while a trial of it is in
-progress, or while pods of the revision that has passed one exist; in mode Off only the spec's setting is. Nothing differs from a
-spec without tuning until there is a recommendation.
+progress, while pods serve the revision that has passed one, or that setting with another drafter; in mode Off only the spec's
+setting is. Nothing differs from a spec without tuning until there is a recommendation. Not guaranteed: that a kept setting is the
+best for the new drafter; tuning decides that after the promotion.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.speculation import TuningSpec
-from aerie.api.status import AppliedSetting, PerformanceGain, RolloutOutcome, SpeculationStatus, Status, Trial
+from aerie.api.status import AppliedSetting, PerformanceGain, RolloutOutcome, SpeculationStatus, Status, Trial, TrialFailure
 from aerie.api.types import duration
 from aerie.engine.speculation import SpeculationSetting, SpeculationSettingError, describe_setting, max_speculative_tokens
 from aerie.manifests.revision_hash import compute_revision
@@ -35,6 +41,7 @@ from aerie.rollout.facts.snapshot import Snapshot
 from aerie.rollout.progression.progression import Progression
 from aerie.rollout.revision.desired import build_status_setting, read_spec_setting, read_status_setting, resolve_desired_revision
 from aerie.rollout.revision.preflight_result import read_preflight_result
+from aerie.rollout.revision.recovery import read_recorded_resource
 from aerie.rollout.trials import failures
 from aerie.rollout.trials.failures import COOLDOWNS_AFTER_ROLLBACK
 from aerie.tuning.decision.policy import backoff_factor
@@ -51,6 +58,9 @@ class EffectiveSetting:
     setting: SpeculationSetting
     spec_revision: str
     """The revision that the spec alone results in."""
+    specs: Mapping[str, SpeculativeDeployment]
+    """Resources by the revision that each alone results in: the resource, and the resource with the drafter of each arm that
+    serves, as far as the records of tuning need them. Records of these revisions hold."""
     applied: AppliedSetting | None = None
     """The applied setting that is active."""
     trial: Trial | None = None
@@ -61,30 +71,36 @@ class EffectiveSetting:
     """The bound of the spec that the applied setting of the status exceeds, so that it is no longer active; empty where it
     exceeds none."""
 
+    @property
+    def is_kept_for_new_drafter(self) -> bool:
+        """Whether the applied setting was proven with another drafter than the spec's."""
+        return self.applied is not None and self.applied.spec_revision != self.spec_revision
+
 
 def resolve_effective_setting(snapshot: Snapshot, now: datetime) -> EffectiveSetting:
     """Return the effective setting by the spec, and by the status as far as it still holds."""
     resource = snapshot.resource
     status, setting = resource.status or Status(), read_spec_setting(resource)
-    effective = EffectiveSetting(setting, compute_revision(resource, setting))
+    spec_revision = compute_revision(resource, setting)
+    effective = EffectiveSetting(setting, spec_revision, {spec_revision: resource})
     speculation_status, mode = status.speculation, resource.spec.speculation.tuning.mode
     if speculation_status is None or mode == "Off" or status.stable is None:
         return effective
-    revisions_with_pods = {arm.revision for arm in (status.stable, status.previous) if arm is not None}
-    applied_setting = _read_setting_for_spec_revision(resource, speculation_status.applied, effective.spec_revision)
-    if (
-        speculation_status.applied is not None
-        and applied_setting is not None
-        and speculation_status.applied.revision in revisions_with_pods
-    ):
+    if _may_records_be_of_other_drafter(status, speculation_status, spec_revision):
+        others = {compute_revision(other, setting): other for other in _iter_resources_with_served_drafters(snapshot, status)}
+        effective = replace(effective, specs={**others, spec_revision: resource})
+    applied_setting = _find_applied_setting(status, effective)
+    if speculation_status.applied is not None and applied_setting is not None:
         exceeded_bound = find_exceeded_bound(resource, speculation_status.applied, applied_setting)
         effective = (
             replace(effective, exceeded_bound=exceeded_bound)
             if exceeded_bound
-            else EffectiveSetting(applied_setting, effective.spec_revision, speculation_status.applied)
+            else replace(effective, setting=applied_setting, applied=speculation_status.applied)
         )
-    trial_setting = _read_setting_for_spec_revision(resource, speculation_status.trial, effective.spec_revision)
+    trial_setting = _read_setting(effective, speculation_status.trial)
     if speculation_status.trial is None or trial_setting is None or mode != "Auto" or resource.spec.replicas == 0:
+        return effective
+    if speculation_status.trial.spec_revision != spec_revision:  # of another drafter
         return effective
     if find_exceeded_bound(resource, speculation_status.trial, trial_setting):
         return effective
@@ -105,11 +121,42 @@ def find_exceeded_bound(resource: SpeculativeDeployment, candidate: AppliedSetti
     return ""
 
 
-def _read_setting_for_spec_revision(
-    resource: SpeculativeDeployment, record: AppliedSetting | Trial | None, spec_revision: str
-) -> SpeculationSetting | None:
-    """Return the setting of the record, if it is for this spec."""
-    if record is None or record.spec_revision != spec_revision:
+def _may_records_be_of_other_drafter(status: Status, speculation_status: SpeculationStatus, spec_revision: str) -> bool:
+    """Return whether records of tuning may be of another drafter than the spec's, or become so by a rollback with this step.
+    The records of revisions are read only then, because that takes milliseconds."""
+    applied = [speculation_status.applied] if speculation_status.applied is not None else []
+    records: list[AppliedSetting | TrialFailure] = [*applied, *speculation_status.failures]
+    return any(record.spec_revision != spec_revision or status.previous is not None for record in records)
+
+
+def _iter_resources_with_served_drafters(snapshot: Snapshot, status: Status) -> Iterator[SpeculativeDeployment]:
+    """Yield the resource with the drafter of each arm that serves; none where a change of the drafter is never in place."""
+    spec = snapshot.resource.spec
+    if spec.rollout.in_place.mode == "Off" or spec.drafter is None:
+        return
+    for arm in (status.stable, status.previous):
+        served = read_recorded_resource(snapshot, arm.served_revision) if arm is not None else None
+        if served is not None and served.spec.drafter is not None:
+            yield snapshot.resource.model_copy(update={"spec": spec.model_copy(update={"drafter": served.spec.drafter})})
+
+
+def _find_applied_setting(status: Status, effective: EffectiveSetting) -> SpeculationSetting | None:
+    """Return the applied setting of the status, if it holds for this spec, bounds aside."""
+    applied = status.speculation.applied if status.speculation is not None else None
+    setting = _read_setting(effective, applied)
+    if applied is None or setting is None or status.stable is None:
+        return None
+    if applied.spec_revision == effective.spec_revision:
+        served_revisions = {arm.served_revision for arm in (status.stable, status.previous) if arm is not None}
+        return setting if applied.revision in served_revisions else None
+    # Pods without drafts have no drafter that could be compared with the new one.
+    return setting if applied.revision == status.stable.served_revision and max_speculative_tokens(setting) else None
+
+
+def _read_setting(effective: EffectiveSetting, record: AppliedSetting | Trial | None) -> SpeculationSetting | None:
+    """Return the setting of the record, if it is for this spec, or for this spec with a drafter that is served."""
+    resource = effective.specs.get(record.spec_revision) if record is not None else None
+    if record is None or resource is None:
         return None
     try:
         setting = read_status_setting(record.setting)
@@ -143,11 +190,13 @@ def with_trial_outcome(
     """Return the progression with what tuning adds.
 
     This is the outcome of a trial that never had a canary. And no setting of tuning stays rejected, as one of the spec does,
-    because it is no longer desired.
+    because it is no longer desired. A drafter that was rejected with the applied setting stays so: it is still desired.
     """
     status = resource.status or Status()
     trial = status.speculation.trial if status.speculation is not None else None
-    if effective.trial is not None or effective.applied is not None:
+    arms = [arm for arm in (status.stable, status.previous) if arm is not None and arm.revision == progression.stable_revision]
+    is_setting_served = any(arm.setting == build_status_setting(effective.setting) for arm in arms)
+    if effective.trial is not None or (effective.applied is not None and not is_setting_served):
         progression = replace(progression, rejected_revision=None)
     if not effective.abandoned_reason or trial is None or progression.outcome is not None:
         return progression
@@ -186,10 +235,10 @@ class TrialDecision:
 def find_current_recommendation(snapshot: Snapshot, progression: Progression) -> Recommendation | None:
     """Return the recommendation, if it is for the pods that are stable, also after this step."""
     recommendation, status = snapshot.operator.recommendation, snapshot.resource.status
-    previous_stable_revision = status.stable.revision if status is not None and status.stable is not None else None
+    served_revision = status.stable.served_revision if status is not None and status.stable is not None else None
     return (
         recommendation
-        if recommendation is not None and recommendation.revision == previous_stable_revision == progression.stable_revision
+        if recommendation is not None and recommendation.revision == served_revision == progression.served_revision
         else None
     )
 
@@ -244,7 +293,7 @@ def _find_trial_pause(
     speculation_status, tuning = (resource.status or Status()).speculation, resource.spec.speculation.tuning
     if speculation_status is None:
         return None
-    if capacity_obstacle := failures.find_capacity_obstacle(speculation_status, snapshot, effective.spec_revision):
+    if capacity_obstacle := failures.find_capacity_obstacle(speculation_status, snapshot, effective.specs):
         return TrialDecision(reason="InsufficientCapacity", message=capacity_obstacle)
     if cooldown_end := find_cooldown_end(speculation_status, recommendation, tuning.cooldown_duration, now):
         message = f"{describe_setting(setting)} may be tried from {cooldown_end:%Y-%m-%d %H:%M} UTC."
@@ -287,6 +336,7 @@ def _find_rollout_obstacle(snapshot: Snapshot, progression: Progression) -> str:
     if (
         progression.phase != "Ready"
         or progression.canary is not None
+        or progression.in_place is not None
         or progression.previous is not None
         or progression.outcome is not None
     ):

@@ -7,15 +7,18 @@
                                                                                                         capacity
 
 There is one record per setting, for one spec. With another spec_revision all records are dropped, and a new value of the
-annotation aerie.dev/retry drops them too. There is capacity again when a trial would need fewer pods than the one that found
-none, or when that number of pods is ready.
+annotation aerie.dev/retry drops them too. Where changes of the drafter may be in place, they drop the records at the end of the
+promotion: with another acceptance length and other weights in memory, each setting gets a new chance. Until then pods serve with
+the drafter of the records, and a rollback keeps these.
+
+There is capacity again when a trial would need fewer pods than the one that found none, or when that number of pods is ready.
 
 Guarantee: pure. Not guaranteed: that new capacity is noticed where no pod of the resource uses it; the annotation is for that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from datetime import datetime, timedelta
 
 from aerie.api import SpeculativeDeployment
@@ -95,22 +98,27 @@ def build_failure_update(
 
 
 def filter_active_failures(
-    failures: Iterable[TrialFailure], snapshot: Snapshot, spec_revision: str, *, retry_requested: bool
+    failures: Iterable[TrialFailure], snapshot: Snapshot, spec_revisions: Container[str], *, retry_requested: bool
 ) -> list[TrialFailure]:
-    """Return the failures that still count. `retry_requested`: a user has requested a retry."""
+    """Return the failures that still count.
+
+    Args:
+        spec_revisions: those whose records hold (`EffectiveSetting.specs`).
+        retry_requested: a user has requested a retry.
+    """
     return [
         failure
         for failure in failures
-        if failure.spec_revision == spec_revision and not retry_requested and not _has_capacity_again(snapshot, failure)
+        if failure.spec_revision in spec_revisions and not retry_requested and not _has_capacity_again(snapshot, failure)
     ]
 
 
-def find_capacity_obstacle(speculation_status: SpeculationStatus, snapshot: Snapshot, spec_revision: str) -> str:
+def find_capacity_obstacle(speculation_status: SpeculationStatus, snapshot: Snapshot, spec_revisions: Container[str]) -> str:
     """Return that the cluster has no capacity for a trial, and how to fix that; empty where no failure shows it."""
     failure = next(
         (
             failure
-            for failure in filter_active_failures(speculation_status.failures, snapshot, spec_revision, retry_requested=False)
+            for failure in filter_active_failures(speculation_status.failures, snapshot, spec_revisions, retry_requested=False)
             if failure.reason == "InsufficientCapacity"
         ),
         None,

@@ -99,14 +99,14 @@ def with_savings_rate(
     now: datetime,
 ) -> SpeculationStatus:
     """Return the status with what the applied setting saves against the spec's: the product of the measured gains of the trials
-    that led to it."""
+    that led to it. These may be of an earlier drafter."""
     if speculation_status.savings is None:
         return speculation_status
-    factor, revision = 1.0, stable.revision
+    factor, revision = 1.0, stable.served_revision
     if (
         speculation_status.applied is not None
         and speculation_status.applied.revision == revision
-        and speculation_status.applied.spec_revision == effective.spec_revision
+        and speculation_status.applied.spec_revision in effective.specs
     ):
         setting = speculation_status.applied.setting
         for record in speculation_status.trials:

@@ -28,6 +28,7 @@ from aerie.api.status import (
     TrialRecord,
     TrialResult,
 )
+from aerie.manifests.revision_hash import compute_revision
 from aerie.rollout.conditions import ConditionUpdate, truncate_message
 from aerie.rollout.facts.snapshot import Snapshot
 from aerie.rollout.progression.progression import Progression
@@ -75,9 +76,10 @@ def build_tuning_status(
         speculation_status = _with_trial_end(speculation_status, snapshot, effective, previous_status, progression, stable, now)
         speculation_status = savings.with_retention_cost(speculation_status, snapshot.resource, previous_status, progression, now)
         speculation_status = _with_reverted_promotion(speculation_status, previous_status, progression, stable, now)
+        speculation_status = _with_served_drafter(speculation_status, effective, stable)
     retry_requested = read_retry_request(snapshot.resource) != previous_status.last_handled_retry
     active_failures = failures.filter_active_failures(
-        speculation_status.failures, snapshot, effective.spec_revision, retry_requested=retry_requested
+        speculation_status.failures, snapshot, effective.specs, retry_requested=retry_requested
     )
     if active_failures != speculation_status.failures:
         speculation_status = speculation_status.model_copy(
@@ -86,8 +88,8 @@ def build_tuning_status(
                 "consecutive_failures": speculation_status.consecutive_failures if active_failures else None,
             }
         )
-    revisions_with_pods = {stable.revision, *([progression.previous.revision] if progression.previous is not None else [])}
-    if speculation_status.applied is not None and speculation_status.applied.revision not in revisions_with_pods:
+    served_revisions = {arm.served_revision for arm in (stable, progression.previous) if arm is not None}
+    if speculation_status.applied is not None and speculation_status.applied.revision not in served_revisions:
         speculation_status = speculation_status.model_copy(update={"applied": None})
     speculation_status = savings.with_savings_rate(speculation_status, snapshot.resource, effective, stable, now)
     if trial_decision.trial is not None:
@@ -223,12 +225,26 @@ def _with_reverted_promotion(
     )
     slo = speculation_status.applied.slo if speculation_status.applied is not None and is_applied else None
     applied_setting = (
-        AppliedSetting(setting=last_record.from_setting, revision=stable.revision, spec_revision=spec_revision, slo=slo)
-        if stable.revision != spec_revision
+        AppliedSetting(setting=last_record.from_setting, revision=stable.served_revision, spec_revision=spec_revision, slo=slo)
+        if stable.served_revision != spec_revision
         else None
     )
     rollback_update = {"last_rollback_time": now} if result == "RolledBack" else {}
     return speculation_status.model_copy(update={"trials": changes, "applied": applied_setting, **rollback_update})
+
+
+def _with_served_drafter(speculation_status: SpeculationStatus, effective: EffectiveSetting, stable: Arm) -> SpeculationStatus:
+    """Return the status whose applied setting names the revisions of the drafter that serves after this step: of one that was
+    promoted, in place or by pods, or of the one before after a rollback."""
+    applied = speculation_status.applied
+    if applied is None or applied != effective.applied or applied.revision == stable.served_revision:
+        return speculation_status
+    setting = read_status_setting(applied.setting)
+    for spec_revision, resource in effective.specs.items():
+        if compute_revision(resource, setting) == stable.served_revision:
+            applied = applied.model_copy(update={"revision": stable.served_revision, "spec_revision": spec_revision})
+            return speculation_status.model_copy(update={"applied": applied})
+    return speculation_status
 
 
 def compute_measured_gain(comparisons: Iterable[MetricComparison]) -> PerformanceGain | None:
@@ -256,7 +272,7 @@ def _with_recommendation(
 ) -> SpeculationStatus:
     """Return the status with the current recommendation of tuning."""
     if recommendation is None:
-        if previous_status.stable is not None and previous_status.stable.revision == stable.revision:
+        if previous_status.stable is not None and previous_status.stable.served_revision == stable.served_revision:
             return speculation_status
         return speculation_status.model_copy(update={"recommended": None, "predicted": None, "message": None})
     recommended = (

@@ -18,6 +18,7 @@ from tests.snapshots import build_snapshot
 from tests.unit.controller.collection.test_blocks import sample
 from tests.unit.controller.conftest import Run
 from tests.unit.controller.scraped import deployment, pod
+from tests.unit.rollout.in_place_world import build_in_place_rollout
 
 CHAT = NamespacedName("default", "chat")
 OLD = "2026-01-01T00:00:00Z"
@@ -95,6 +96,10 @@ def test_stable_pods_are_scraped_at_the_slow_interval() -> None:
 def test_no_calibration_in_a_rollout_or_without_two_stable_pods() -> None:
     assert track_resource(CalibrationCollector(), resource(rolling=True)) is None
     assert track_resource(CalibrationCollector(), resource(replicas=1)) is None
+    changing = resource()
+    assert changing.status is not None
+    status = changing.status.model_copy(update={"in_place_rollout": build_in_place_rollout()})
+    assert track_resource(CalibrationCollector(), changing.model_copy(update={"status": status})) is None, "pods differ"
     first = resource()
     assert CalibrationCollector().track(CHAT, build_snapshot(first), Status(), 60.0) is None
 

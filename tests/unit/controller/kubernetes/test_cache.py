@@ -78,6 +78,14 @@ def test_server_metadata_is_pruned_and_cached_objects_are_immutable() -> None:
     assert recorder.versions_by_name() == {"chat": "1"}
 
 
+def test_data_that_cannot_change_are_not_cached() -> None:
+    recorder = RecordingCache()
+    for version, (name, fields) in enumerate({"chat-plugin": {"immutable": True}, "chat-record": {}}.items()):
+        recorder.cache.put({**build_object("ConfigMap", name, version + 1), "data": {"a": "b"}, **fields})
+    cached = {item["metadata"]["name"]: item.get("data") for item in recorder.cache.list_owned_objects(CHAT)}
+    assert cached == {"chat-plugin": None, "chat-record": {"a": "b"}}
+
+
 @pytest.mark.parametrize("kind", ["HTTPRoute", "Service"])
 def test_managers_and_times_of_routes_and_services_are_cached(kind: str) -> None:
     recorder = RecordingCache()

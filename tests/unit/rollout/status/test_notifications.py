@@ -7,8 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
+from aerie.api.status import InPlacePhase
 from aerie.rollout.status.notifications import Notification, build_notifications
 from tests.golden import Messages
+from tests.unit.rollout.in_place_world import build_in_place_rollout
 from tests.unit.rollout.world import World, masked, serving_world, world_in_phase
 
 
@@ -50,6 +52,24 @@ def test_waiting_for_user_sends_notification(messages: Messages) -> None:
     world, _ = world_in_phase("Analyzing", rollout={"canary": {"approval": "Manual"}})
     world.measure(20, +0.2)
     assert event_types(world) == ["promoted", "started", "approval-required"]
+
+
+def test_rollout_in_place_sends_notifications() -> None:
+    world = serving_world()
+    phases: dict[InPlacePhase, list[str]] = {
+        "Staging": ["started"],
+        "Analyzing": ["started"],
+        "AwaitingApproval": ["started", "approval-required"],
+        "Held": ["started", "inconclusive"],
+        "Promoting": ["started"],
+        "RollingBack": [],
+    }
+    for phase, expected in phases.items():
+        world.document["status"] |= {"phase": phase, "inPlaceRollout": build_in_place_rollout(phase).to_dict()}
+        assert event_types(world) == ["promoted", *expected]
+    world.document["status"]["inPlaceRollout"] = build_in_place_rollout("Analyzing").to_dict()
+    started = notifications(world)[-1]
+    assert (started.data["drafter"], started.data["replacedDrafter"]) == ("models/eagle31", "models/eagle3")
 
 
 def test_retried_revision_is_another_rollout() -> None:

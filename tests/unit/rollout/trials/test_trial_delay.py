@@ -159,5 +159,5 @@ def test_lack_of_room_message_counts_current_trial_pods(messages: Messages) -> N
     world.now += timedelta(days=1)
     speculation_status = Status.from_dict(world.status).speculation
     assert speculation_status is not None
-    obstacle = find_capacity_obstacle(speculation_status, world.observed(), speculation_status.failures[0].spec_revision)
+    obstacle = find_capacity_obstacle(speculation_status, world.observed(), {speculation_status.failures[0].spec_revision})
     messages.check("no capacity for a trial", masked(obstacle))

@@ -11,6 +11,7 @@ does not count as dropped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -161,8 +162,17 @@ class AnalysisRun:
 
 
 def status_comparisons(comparisons: Iterable[Comparison]) -> list[MetricComparison]:
-    """Return the comparisons of a verdict as the status has them."""
-    return [MetricComparison(**asdict(comparison)) for comparison in comparisons]
+    """Return the comparisons of a verdict as the status has them: JSON has no infinity, so a bound that is infinite is absent."""
+    return [
+        MetricComparison(
+            **asdict(replace(comparison, lower=_drop_infinite(comparison.lower), upper=_drop_infinite(comparison.upper)))
+        )
+        for comparison in comparisons
+    ]
+
+
+def _drop_infinite(bound: float | None) -> float | None:
+    return None if bound is None or math.isinf(bound) else bound
 
 
 def start_analysis(

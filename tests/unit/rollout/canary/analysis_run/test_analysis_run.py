@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aerie.analysis.comparison import Comparison
 from aerie.analysis.criteria.criterion import TIME_PER_OUTPUT_TOKEN, TOKENS_PER_STEP
 from aerie.analysis.criteria.plan import AnalysisGoal
 from aerie.analysis.criteria.table import build_criteria
 from aerie.analysis.measurement.blocks import ClosedBlock
 from aerie.api.rollout import AnalysisSpec
 from aerie.api.status import Arm, SettingStatus
-from aerie.rollout.canary.analysis_run.run import AnalysisRun, build_block_rule, explain_incomparable_acceptance, start_analysis
+from aerie.rollout.canary.analysis_run.run import (
+    AnalysisRun,
+    build_block_rule,
+    explain_incomparable_acceptance,
+    start_analysis,
+    status_comparisons,
+)
 from tests.golden import Messages
 from tests.unit.rollout.world import side
 
@@ -35,6 +43,12 @@ def blocks(count: int, better: float = 0.0) -> list[ClosedBlock]:
     return [
         ClosedBlock(T0 + 120 * n, T0 + 120 * (n + 1), side(2.5 * (1 + better) + n % 3 / 100), side(2.5)) for n in range(count)
     ]
+
+
+def test_infinite_bounds_are_absent_from_the_status() -> None:
+    comparison = Comparison(TOKENS_PER_STEP, 1, estimate=0.1, lower=-math.inf, upper=math.inf)
+    (converted,) = status_comparisons([comparison])
+    assert converted.to_dict() == {"metric": TOKENS_PER_STEP, "sampleCount": 1, "estimate": 0.1}
 
 
 @given(st.lists(st.integers(1, 12), max_size=8))

@@ -1,0 +1,53 @@
+"""Shadow evaluation: how often it gets a wrong verdict, and how long it takes, simulated. A quarter of an hour on 2 cores.
+
+| key                       | what is measured, in the worst cell                                                    |
+|---------------------------|----------------------------------------------------------------------------------------|
+| runs                      | evaluations in each cell                                                               |
+| equal_undecided_worst_pct | an equal drafter has no verdict after four hours                                       |
+| aa_rollback_worst_pct     | an equal drafter is rolled back                                                        |
+| m3_rollback_worst_pct     | one that is 3 % worse is rolled back (the smallest)                                    |
+| m2_promote_worst_pct      | one that is worse by just the margin, 2 %, is accepted                                 |
+| p3_median_base_min        | minutes until one that is 3 % better is accepted, median, at 1 request/s and pod       |
+| p3_median_low_min         | the same at 0.2 requests/s                                                             |
+| p3_median_prompts_min     | the same with prompts of a file                                                        |
+| equal_median_base_min     | minutes until an equal one is accepted, median, at 1 request/s and pod                 |
+
+Cells: 0.2, 1 and 20 requests/s on each of 4 pods, mirrored, random or of 200 sticky tenants, and a file of 3,000 prompts; each at
+temperature 0 or mixed. Five tenants and a file of 1,000 prompts are in the table only: they are too few clusters. Minutes count
+from the first pair. Traffic and pairs per second are in _shadow_model.py, the rule on arrays in _shadow_rule.py, the cells in
+_shadow_simulation.py. Seeds are fixed, so the same version of numpy gives the same results.
+RUNS=200 makes a quick run of fewer evaluations. CELLS=FILE keeps finished cells in a file, and a run that is repeated with it
+continues after them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from benchmarks._cell_file import CellFile
+from benchmarks._shadow_simulation import CELLS, MODULES, TABLE_HEAD, Cell, run_cells, summary, table_row
+
+RUNS, SEED = 2000, 1
+
+
+def measure() -> dict[str, float]:
+    file = os.environ.get("CELLS")
+    return simulate(int(os.environ.get("RUNS", RUNS)), Path(file) if file else None)
+
+
+def simulate(runs: int, cell_file: Path | None = None) -> dict[str, float]:
+    """Return the keys of the simulation, and print a table of all cells. `cell_file`: see the module."""
+    finished = CellFile(cell_file, Cell, MODULES, runs, SEED)
+    print(TABLE_HEAD)
+    for cell, by_effect in finished.results.items():
+        print(table_row(cell, by_effect), flush=True)
+    remaining = tuple(cell for cell in CELLS if cell not in finished.results)
+    # Forked workers would inherit numpy's threads in an unknown state.
+    with ProcessPoolExecutor(min(2, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as workers:
+        for cell, by_effect in run_cells(workers, remaining, runs, SEED):
+            finished.add(cell, by_effect)
+            print(table_row(cell, by_effect), flush=True)
+    return summary(finished.results)

@@ -1,0 +1,118 @@
+"""The counts of a shadow evaluation so far, and the change by each further batch of an evaluator.
+
+    evaluator ─► batches, numbered by each process from 1 ─► add_batches ─► sums of steps and seconds, counts of answers
+
+Guarantees: a batch that is added twice counts once, because the state has the last number of each evaluator process: so both the
+operator and the evaluator may end at any moment. State and dict convert into each other without loss. The size of the state does
+not grow with the number of pairs.
+Not guaranteed: a batch that an evaluator lost before the state was saved is not counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from aerie.analysis.paired.answers import AnswerCounts
+from aerie.analysis.paired.sums import PairSums
+from aerie.analysis.state import VerdictOutcome
+from aerie.analysis.statistics.confidence_sequence import RareEvents
+
+CANARY_FAILED, CONTROL_FAILED = "canary_failed", "control_failed"
+"""Reasons in `PairedState.skipped`: one arm did not answer what the other one answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairBatch:
+    """What an evaluator counted since its batch before."""
+
+    number: int
+    """Number in its process, from 1."""
+    steps: PairSums
+    """Verification steps per token."""
+    seconds: PairSums
+    """Seconds of generation per token."""
+    answers: AnswerCounts
+    skipped: Mapping[str, int]
+    """Requests that gave no pair, by reason."""
+    received: int
+    """Requests received."""
+    dropped: int
+    """Those that were dropped, because the engines had enough."""
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> PairBatch:
+        """Return the batch of an evaluator's response. Raises ValueError for anything else."""
+        try:
+            return cls(
+                number=int(document["number"]),
+                steps=PairSums.from_dict(document["steps"]),
+                seconds=PairSums.from_dict(document["seconds"]),
+                answers=AnswerCounts.from_dict(document["answers"]),
+                skipped={str(reason): int(count) for reason, count in document["skipped"].items()},
+                received=int(document["received"]),
+                dropped=int(document["dropped"]),
+            )
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"the evaluator's batch is not readable ({type(error).__name__}: {error}); run both in the same version of Aerie."
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class PairedState:
+    """Counts of all batches so far, and the verdict once there is one."""
+
+    counted_batches: Mapping[str, int] = field(default_factory=dict)
+    """Number of the last batch that is counted, by evaluator process: the next fetch acknowledges it."""
+    steps: PairSums = field(default_factory=PairSums)
+    seconds: PairSums = field(default_factory=PairSums)
+    answers: AnswerCounts = field(default_factory=AnswerCounts)
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    received: int = 0
+    dropped: int = 0
+    outcome: VerdictOutcome = "Continue"
+    message: str = ""
+    """Message of a verdict other than Continue."""
+    rollback_reason: str = ""
+    """Reason of a rollback (`verdict`)."""
+
+    @property
+    def failed_requests(self) -> RareEvents:
+        """Requests that only one of the arms failed to answer. Each is as likely to be the canary's, if it is as good."""
+        return RareEvents().add_block(self.skipped.get(CANARY_FAILED, 0), self.skipped.get(CONTROL_FAILED, 0), 0.5)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state as a dict for JSON."""
+        document = {name: getattr(self, name) for name in self.__slots__}
+        parts = {"steps": self.steps.to_dict(), "seconds": self.seconds.to_dict(), "answers": self.answers.to_dict()}
+        return {**document, **parts, "counted_batches": dict(self.counted_batches), "skipped": dict(self.skipped)}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> PairedState:
+        parsed = {
+            "steps": PairSums.from_dict(document["steps"]),
+            "seconds": PairSums.from_dict(document["seconds"]),
+            "answers": AnswerCounts.from_dict(document["answers"]),
+        }
+        return cls(**{**document, **parsed})
+
+
+def add_batches(state: PairedState, process: str, batches: Iterable[PairBatch]) -> PairedState:
+    """Return the state with the batches of an evaluator process that it has not counted yet, in any order."""
+    for batch in sorted(batches, key=lambda each: each.number):
+        if batch.number <= state.counted_batches.get(process, 0):
+            continue
+        state = replace(
+            state,
+            counted_batches={**state.counted_batches, process: batch.number},
+            steps=state.steps.merge(batch.steps),
+            seconds=state.seconds.merge(batch.seconds),
+            answers=state.answers.merge(batch.answers),
+            skipped=dict(Counter(state.skipped) + Counter(batch.skipped)),
+            received=state.received + batch.received,
+            dropped=state.dropped + batch.dropped,
+        )
+    return state

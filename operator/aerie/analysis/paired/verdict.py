@@ -1,0 +1,208 @@
+"""The verdict of a shadow evaluation after each batch, with its message.
+
+The canary is rolled back as soon as a rollback test is significant: before any user has reached it. It is accepted ("Promote",
+to the ramp) when both acceptance tests are, unless it fails requests. With neither by the deadline, the evaluation is
+inconclusive. `plan` has the tests.
+
+Guarantees: a verdict other than Continue is final, if the state that `evaluate_pairs` returns is saved. The message of a test has
+the bound that decided. Error rates are those of `sequence` and `answers`; `benchmarks/shadow.py` simulates them.
+Not guaranteed: that a canary serves live traffic as well as it answers pairs. The ramp compares live counters for that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from aerie.analysis.comparison import Comparison
+from aerie.analysis.criteria.criterion import FAILED_REQUESTS, TIME_PER_OUTPUT_TOKEN, TOKENS_PER_STEP
+from aerie.analysis.formatting import capitalize, format_duration, join_words
+from aerie.analysis.paired.answers import AnswerCounts
+from aerie.analysis.paired.plan import ACCEPT_LEVEL, FAILED_REQUESTS_ALPHA, ROLLBACK_LEVEL, SLOWER_LEVEL, PairedPlan, PairedTest
+from aerie.analysis.paired.sequence import effective_pair_count, ratio_bounds, score_moments
+from aerie.analysis.paired.state import CANARY_FAILED, CONTROL_FAILED, PairedState
+from aerie.analysis.paired.sums import PairSums
+from aerie.analysis.state import VerdictOutcome
+
+ANSWERS_METRIC = "Answers"
+ANSWERS_DIFFER = "AnswersDiffer"
+MAX_SUSPICIOUS_FAILURES = 3
+"""Requests that the canary alone failed to answer, in excess of the control's, with which it may be accepted."""
+_FORECAST_STEP, _FORECAST_STEPS = 1.25, 21
+"""Factor between the numbers of pairs of a forecast, and how many of them are tried: up to a hundredfold."""
+_TITLES = {TOKENS_PER_STEP: "tokens per step", TIME_PER_OUTPUT_TOKEN: "time per output token"}
+
+
+@dataclass(frozen=True, slots=True)
+class PairedVerdict:
+    """The outcome of a shadow evaluation at one moment, with its message and the comparisons for the status."""
+
+    outcome: VerdictOutcome
+    """Promote: the canary is accepted into the ramp."""
+    message: str
+    rollback_reason: str
+    """`ANSWERS_DIFFER`, or the name of the criterion; empty unless the outcome is Rollback."""
+    comparisons: tuple[Comparison, ...]
+
+
+def evaluate_pairs(state: PairedState, plan: PairedPlan, elapsed_seconds: float) -> tuple[PairedState, PairedVerdict]:
+    """Return the state with the verdict `elapsed_seconds` after the start of the evaluation, and that verdict."""
+    outcome, message = state.outcome, state.message
+    if outcome == "Continue":
+        rollback = _find_rollback(state, plan)
+        outcome, message = ("Rollback", rollback[1]) if rollback else _next_outcome(state, plan, elapsed_seconds)
+        if outcome != "Continue":
+            state = replace(state, outcome=outcome, message=message, rollback_reason=rollback[0] if rollback else "")
+    return state, PairedVerdict(outcome, message, state.rollback_reason, _comparisons(state))
+
+
+def _next_outcome(state: PairedState, plan: PairedPlan, elapsed_seconds: float) -> tuple[VerdictOutcome, str]:
+    """Return the outcome of an evaluation that has none yet and is not rolled back, and its message."""
+    missing = _missing_evidence(state, plan, elapsed_seconds)
+    pairs = _format_pairs(state)
+    if not missing:
+        passed = f"Tokens per step {_format_estimate(state, TOKENS_PER_STEP)}, significantly {_requirement(plan.enough_tokens)}"
+        other = f"The time per output token passes ({_format_estimate(state, TIME_PER_OUTPUT_TOKEN)})."
+        if not is_met(plan.enough_tokens, state.steps):
+            passed = f"Time per output token {_format_estimate(state, TIME_PER_OUTPUT_TOKEN)}, significantly below the control's"
+            other = f"This replaces tokens per step ({_format_estimate(state, TOKENS_PER_STEP)}), because users notice time."
+        return "Promote", f"{passed}, after {pairs}. {other} {_answers_message(state.answers)}"
+    if elapsed_seconds >= plan.max_duration_seconds:
+        return "Inconclusive", (
+            f"Shadow evaluation inconclusive after {format_duration(plan.max_duration_seconds)} and {pairs}. "
+            f"Required: {'; '.join(missing)}.{_few_pairs_message(state)}"
+        )
+    return "Continue", f"After {pairs}, still required: {'; '.join(missing)}.{_few_pairs_message(state)}"
+
+
+def is_met(test: PairedTest, sums: PairSums) -> bool:
+    """Return whether a test is significant, with enough pairs."""
+    return effective_pair_count(sums) >= test.min_pairs and score_moments(sums, test.max_ratio).is_significant(
+        test.sign, test.level
+    )
+
+
+def _sums_of(state: PairedState, metric: str) -> PairSums:
+    return state.steps if metric == TOKENS_PER_STEP else state.seconds
+
+
+def _find_rollback(state: PairedState, plan: PairedPlan) -> tuple[str, str] | None:
+    """Return the reason to roll back, and its message; None while there is none."""
+    if message := state.answers.difference_message:
+        return ANSWERS_DIFFER, f"{message} The canary changes the target's output, which no drafter may do."
+    if state.failed_requests.is_canary_worse(FAILED_REQUESTS_ALPHA):
+        return FAILED_REQUESTS, (
+            f"The canary alone failed to answer {state.skipped.get(CANARY_FAILED, 0)} requests, and the control alone "
+            f"{state.skipped.get(CONTROL_FAILED, 0)}. Check the engines' logs before another rollout."
+        )
+    for test in (plan.fewer_tokens, plan.slower):
+        if is_met(test, _sums_of(state, test.metric)) and not (test is plan.fewer_tokens and is_met(plan.faster, state.seconds)):
+            limit = "" if test.max_ratio == 1 else f", beyond the limit of {_format_change(test.max_ratio - 1)}"
+            return test.metric, (
+                f"{capitalize(_TITLES[test.metric])} {_format_estimate(state, test.metric)}, significantly "
+                f"{'above' if test.metric == TIME_PER_OUTPUT_TOKEN else 'below'} the control's{limit}, after "
+                f"{_format_pairs(state)}. No user has reached the canary."
+            )
+    return None
+
+
+def _missing_evidence(state: PairedState, plan: PairedPlan, elapsed_seconds: float) -> list[str]:
+    """Return what an acceptance still needs, as clauses; empty if nothing."""
+    missing = []
+    for test in (plan.enough_tokens, plan.fast_enough):
+        sums = _sums_of(state, test.metric)
+        if not is_met(test, sums) and not (test is plan.enough_tokens and is_met(plan.faster, state.seconds)):
+            missing.append(
+                f"{_TITLES[test.metric]} ({_format_estimate(state, test.metric)}) significantly {_requirement(test)}, "
+                f"{_time_to_decision(test, sums, elapsed_seconds)}"
+            )
+    canary, control = (state.skipped.get(reason, 0) for reason in (CANARY_FAILED, CONTROL_FAILED))
+    if canary - control > MAX_SUSPICIOUS_FAILURES:
+        missing.append(f"more pairs without a failure (the canary alone failed {canary} requests, the control alone {control})")
+    return missing
+
+
+def _time_to_decision(test: PairedTest, sums: PairSums, elapsed_seconds: float) -> str:
+    """Return how many pairs the test needs, and the further time, if nothing changes."""
+    effective_pairs, moments = effective_pair_count(sums), score_moments(sums, test.max_ratio)
+    if effective_pairs < test.min_pairs:
+        return f"with {effective_pairs:.0f} of at least {test.min_pairs:.0f} effective pairs"
+    if test.sign * moments.score_sum <= 0:
+        return "never at this estimate"
+    factors = (_FORECAST_STEP**power for power in range(1, _FORECAST_STEPS))
+    factor = next((factor for factor in factors if moments.scale_by(factor).is_significant(test.sign, test.level)), None)
+    if factor is None:
+        return f"in more than {_FORECAST_STEP**_FORECAST_STEPS:.0f} times as many pairs"
+    return f"in about {format_duration((factor - 1) * elapsed_seconds)} at this rate ({factor * sums.pairs:.0f} pairs)"
+
+
+def _comparisons(state: PairedState) -> tuple[Comparison, ...]:
+    """Return the estimates with the bounds that the tests use, and the result for answers."""
+    comparisons = []
+    for metric, rollback_level in ((TOKENS_PER_STEP, ROLLBACK_LEVEL), (TIME_PER_OUTPUT_TOKEN, SLOWER_LEVEL)):
+        sums = _sums_of(state, metric)
+        if sums.canary_total > 0 and sums.control_total > 0:
+            low, high = ratio_bounds(sums, rollback_level, ACCEPT_LEVEL)
+            changes = [_change_of(metric, ratio) for ratio in (sums.canary_total / sums.control_total, low, high)]
+            estimate, lower, upper = changes if metric == TIME_PER_OUTPUT_TOKEN else (changes[0], changes[2], changes[1])
+            comparisons.append(Comparison(metric, sums.pairs, estimate=estimate, lower=lower, upper=upper))
+    answers = state.answers
+    if count := answers.greedy_pairs + answers.sampled_pairs:
+        comparisons.append(Comparison(ANSWERS_METRIC, count, message=_answers_message(answers)))
+    return tuple(comparisons)
+
+
+def _change_of(metric: str, ratio: float) -> float | None:
+    """Return the change of a metric, as users see it, at a ratio of amounts per token; None at a bound that does not exist."""
+    if not 0 < ratio < math.inf:
+        return None
+    return ratio - 1 if metric == TIME_PER_OUTPUT_TOKEN else 1 / ratio - 1
+
+
+def _format_change(change: float) -> str:
+    return f"{100 * change:+.1f} %"
+
+
+def _format_pairs(state: PairedState) -> str:
+    count = state.steps.pairs
+    return f"{count} {'pair' if count == 1 else 'pairs'} of answers to the same requests"
+
+
+def _format_estimate(state: PairedState, metric: str) -> str:
+    """Return the estimate of a metric with the bounds that exist, as text."""
+    result = next((each for each in _comparisons(state) if each.metric == metric), None)
+    if result is None or result.estimate is None:
+        return "not measured yet"
+    if result.lower is None or result.upper is None:
+        return f"{_format_change(result.estimate)} vs control, too few pairs for confidence bounds"
+    bounds = f"confidence bounds {_format_change(result.lower)} to {_format_change(result.upper)}"
+    return f"{_format_change(result.estimate)} vs control, {bounds}"
+
+
+def _requirement(test: PairedTest) -> str:
+    """Return what an acceptance test shows, as users see the metric."""
+    change = _change_of(test.metric, test.max_ratio)
+    limit = _format_change(change) if change else "the control's"
+    return f"{'below' if test.metric == TIME_PER_OUTPUT_TOKEN else 'above'} {limit}"
+
+
+def _answers_message(answers: AnswerCounts) -> str:
+    """Return the result for answers as sentences."""
+    clauses = []
+    if answers.greedy_pairs:
+        repeats = f", {answers.canary_only} of {answers.repeated_requests} repeated ones beyond rounding on the canary alone"
+        clauses.append(
+            f"{answers.greedy_different_pairs} of {answers.greedy_pairs} greedy answers differ"
+            f"{repeats if answers.repeated_requests else ''}."
+        )
+    if answers.sampled_pairs:
+        clauses.append(f"{answers.sampled_pairs} pairs of sampled answers do not differ significantly.")
+    return " ".join(clauses) or "No answers were compared."
+
+
+def _few_pairs_message(state: PairedState) -> str:
+    """Return why most requests give no pair, as a sentence after a blank; empty where most do."""
+    if 2 * sum(state.skipped.values()) <= state.received - state.dropped:
+        return ""
+    reasons = join_words([f"{count} {reason.replace('_', ' ')}" for reason, count in sorted(state.skipped.items())])
+    return f" Most requests give no pair: {reasons}."

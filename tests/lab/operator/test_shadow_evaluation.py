@@ -1,0 +1,97 @@
+"""Shadow evaluations on a real API server, with simulated engines and the real evaluator: no user meets a worse drafter.
+
+    better    is accepted on equal requests in an isolated pod, and is then on trial under the traffic of users
+    worse     is rolled back by the same requests
+
+Both at once in one namespace. The engines have no requests of their own, so that an isolated pod has none left to finish.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerie.manifests import evaluator
+from aerie_lab.testing import Namespace, wait_until
+from tests.lab.operator.in_place_resources import (
+    compute_model_digest,
+    create_model_claim,
+    list_engine_pods,
+    read_drafter_states,
+    resource,
+    restart_counts,
+    serves_alone,
+)
+from tests.lab.operator.test_in_place_rollouts import find_condition, wait_for
+from tests.lab.operator.test_operator import is_ready
+
+pytestmark = pytest.mark.timeout(1200)
+Object = dict[str, Any]
+MARKER = "heliotrope"
+"""Word of the prompts, which must appear in no log and no object but the ConfigMap with the prompts."""
+PROMPTS = "\n".join(json.dumps({"prompt": f"{MARKER} {number}", "max_tokens": 40}) for number in range(20))
+SHADOW = {"source": "Prompts", "prompts": {"configMap": "prompts"}, "maxDuration": "10m"}
+
+
+@pytest.fixture
+def models(namespace: Namespace, tmp_path: Path) -> Iterator[Path]:
+    """The folder behind a claim with the models."""
+    with create_model_claim(namespace, tmp_path / "models"):
+        yield tmp_path / "models"
+
+
+def shadowed(name: str, drafter: str) -> Object:
+    document = resource(name, drafter, replicas=2, options={"own_requests_per_second": 0})
+    document["spec"]["rollout"]["analysis"]["shadow"] = SHADOW
+    return document
+
+
+def is_pod_ready(pod: Object) -> bool:
+    return bool(find_condition(pod["status"], "Ready").get("status") == "True")
+
+
+def list_evaluators(namespace: Namespace, name: str) -> list[Object]:
+    return namespace.list_all("pods", f"{evaluator.EVALUATOR_LABEL}={name}")
+
+
+@pytest.mark.usefixtures("inner_operator")
+def test_a_drafter_is_evaluated_before_users_meet_it(namespace: Namespace, models: Path) -> None:
+    old = compute_model_digest(models, "eagle3")
+    namespace.apply(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "prompts"}, "data": {"prompts.jsonl": PROMPTS}}
+    )
+    names = ("better", "worse")
+    namespace.apply(*(shadowed(name, "eagle3") for name in names))
+    for name in names:
+        wait_for(namespace, name, is_ready, "it is Ready")
+    before = {name: restart_counts(list_engine_pods(namespace, name)) for name in names}
+
+    namespace.apply(*(shadowed(name, name) for name in names))
+    for name in names:
+        status = wait_for(
+            namespace, name, lambda s: s["phase"] == "Evaluating" and (s["inPlaceRollout"].get("trialStartTime")), "windows begin"
+        )
+        (trial_pod,) = status["inPlaceRollout"]["pods"]
+        unready = [pod["metadata"]["name"] for pod in list_engine_pods(namespace, name) if not is_pod_ready(pod)]
+        assert unready == [trial_pod["name"]], "users reach the other pod alone"
+        ready = find_condition(status, "Ready")
+        assert (ready["status"], ready["reason"]) == ("True", "PodIsolated")
+        assert list_evaluators(namespace, name)
+
+    status = wait_for(namespace, "worse", lambda s: s["phase"] == "RolledBack", "it is rolled back")
+    assert status["rolloutHistory"][0]["result"] == "RolledBack"
+    assert "tokens per step is significantly below" in status["rolloutHistory"][0]["message"]
+    status = wait_for(namespace, "better", lambda s: s["phase"] == "Analyzing", "its trial begins")
+    assert status["inPlaceRollout"]["evaluation"]["result"] == "Accepted"
+
+    wait_until(lambda: all(map(is_pod_ready, list_engine_pods(namespace, "worse"))), "all pods serve users again")
+    assert all(serves_alone(state, old) for state in read_drafter_states(namespace, "worse").values())
+    for name in names:
+        assert restart_counts(list_engine_pods(namespace, name)) == before[name]
+        wait_until(lambda name=name: not list_evaluators(namespace, name), "the evaluator is removed")  # type: ignore[misc]
+    objects = namespace.kubectl("get", "specdep,events,deployments,services,pods", "-o", "json")
+    assert MARKER not in objects

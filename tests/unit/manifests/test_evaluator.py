@@ -1,0 +1,63 @@
+"""Objects of the evaluator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aerie.api import SpeculativeDeployment
+from aerie.manifests import evaluator, naming, network
+from aerie.manifests.preflight_job import PreflightJobConfig
+from aerie.rollout.facts.pod_address import find_engine_url
+from tests.unit.manifests.test_objects import resource
+
+CONFIG = PreflightJobConfig("registry/aerie:1", ("pull",))
+PROMPTS = {"source": "Prompts", "prompts": {"configMap": "questions", "key": "q.jsonl"}}
+GATEWAY = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
+
+
+def shadowed(shadow: dict[str, Any], **rollout: Any) -> SpeculativeDeployment:
+    return resource(rollout={"analysis": {"shadow": shadow}, **rollout})
+
+
+def test_the_pod_is_restricted_and_no_service_of_engines_selects_it() -> None:
+    document = evaluator.build_evaluator_deployment(shadowed(PROMPTS), "http://10.0.0.7:8000", 8.0, CONFIG)
+    template = document["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    assert container["args"] == [
+        "evaluator",
+        "--engine=http://10.0.0.7:8000",
+        "--window-seconds=8",
+        "--port=8000",
+        "--prompts=/etc/aerie-prompts/q.jsonl",
+    ]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert template["spec"]["automountServiceAccountToken"] is False
+    assert template["spec"]["imagePullSecrets"] == [{"name": "pull"}]
+    assert template["spec"]["volumes"][0]["configMap"] == {"name": "questions", "items": [{"key": "q.jsonl", "path": "q.jsonl"}]}
+    assert naming.NAME_LABEL not in template["metadata"]["labels"]
+    assert document["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+
+
+def test_a_route_mirrors_requests_to_its_service() -> None:
+    mirrored = shadowed({"source": "Mirror"}, traffic=GATEWAY)
+    service = evaluator.build_evaluator_service(mirrored)
+    labels = evaluator.build_evaluator_deployment(mirrored, "http://10.0.0.7:8000", 8.0, CONFIG)["spec"]["template"]["metadata"][
+        "labels"
+    ]
+    assert service["spec"]["selector"].items() <= labels.items()
+    (rule,) = network.build_http_route(mirrored, {"stable": 100}, service["metadata"]["name"])["spec"]["rules"]
+    assert rule["filters"] == [{"type": "RequestMirror", "requestMirror": {"backendRef": {"name": "chat-evaluator", "port": 80}}}]
+    (rule,) = network.build_http_route(mirrored, {"stable": 100})["spec"]["rules"]
+    assert "filters" not in rule
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [("10.0.0.7", "http://10.0.0.7:8000"), ("fd00::7", "http://[fd00::7]:8000"), ("", None), (None, None)],
+)
+def test_engine_url(address: str | None, url: str | None) -> None:
+    container = {"name": "engine", "ports": [{"name": "http", "containerPort": 8000}]}
+    assert find_engine_url({"spec": {"containers": [container]}, "status": {"podIP": address}}) == url
+    assert find_engine_url({"spec": {"containers": [{"name": "engine"}]}, "status": {"podIP": "10.0.0.7"}}) is None

@@ -1,0 +1,268 @@
+"""Shadow evaluations in rollouts in place, over simulated engines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from aerie.engine.drafter_endpoint.calls import IsolatePod
+from aerie.engine.drafter_endpoint.state import PodIsolation
+from aerie.rollout.in_place.engine_pods import list_engine_pods
+from aerie.rollout.in_place.evaluation import EvaluationProgress, plan_evaluation_calls
+from aerie.rollout.in_place.trial import resume_trial
+from tests.unit.rollout.in_place import reports
+from tests.unit.rollout.in_place.fleet import Fleet, serving_fleet
+
+SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
+PROMPTS = {"source": "Prompts", "prompts": {"configMap": "prompts"}}
+
+
+def begin(name: str, replicas: int = 3, shadow: dict[str, Any] | None = None, **arguments: Any) -> Fleet:
+    """Return a fleet with shadow evaluation that has served for a while, and whose spec has just got this drafter."""
+    analysis = {"shadow": shadow or PROMPTS, **arguments.pop("analysis", {})}
+    fleet = serving_fleet(replicas, rollout={"analysis": analysis, **arguments.pop("rollout", {})}, **arguments)
+    fleet.run(2 * MINUTE)
+    fleet.drafter(name)
+    fleet.wake()
+    return fleet
+
+
+def finish(fleet: Fleet, *, drafter: str) -> None:
+    """Let all leases end, and check that every pod serves users with the drafter."""
+    fleet.run(20 * MINUTE)
+    assert fleet.violations == []
+    assert set(fleet.loaded_names()) == fleet.own_names() == {drafter}
+    assert all(engine.isolated_until is None for engine in fleet.engines.values())
+    assert fleet.status.get("inPlaceRollout") is None
+
+
+def outcome(fleet: Fleet) -> tuple[str, str]:
+    latest = fleet.status["rolloutHistory"][0]
+    return latest["result"], latest["message"]
+
+
+def evaluation(fleet: Fleet) -> tuple[str, str]:
+    result = fleet.status["inPlaceRollout"]["evaluation"]
+    return result["result"], result["message"]
+
+
+def isolated(fleet: Fleet) -> list[str]:
+    return [name for name, engine in fleet.engines.items() if engine.isolated_until is not None]
+
+
+def test_a_better_drafter_is_accepted_before_a_user_is_served_with_it() -> None:
+    fleet = begin("better")
+    fleet.run_until_phase("Evaluating")
+    begun = fleet.now
+    ready = [fleet.condition("Ready")]
+    fleet.on_reconcile = lambda _: ready.append(fleet.condition("Ready")) if fleet.condition("Ready") != ready[-1] else None
+    fleet.run(MINUTE)
+    assert fleet.status["analysis"]["design"] == "EqualRequests"
+    fleet.run_until_phase("Staging")
+    fleet.run(MINUTE / 2)
+    assert fleet.now - begun < 4 * MINUTE
+    # Starting: until the kubelet's next probe.
+    assert ready[1:] == [("True", "PodIsolated"), ("False", "Starting"), ("True", "AllPodsReady")]
+    assert evaluation(fleet)[0] == "Accepted"
+    assert isolated(fleet) == [] or fleet.run(MINUTE, lambda: isolated(fleet) == [])
+    fleet.run_until_phase("Analyzing")
+    assert "Shadow evaluation: Accepted." in fleet.message("Progressing")
+    fleet.run_until_phase("Ready")
+    assert outcome(fleet)[0] == "Promoted"
+    finish(fleet, drafter="better")
+
+
+def test_a_worse_drafter_is_rolled_back_and_no_user_has_met_it() -> None:
+    fleet = begin("worse")
+    fleet.run_until_phase("RolledBack", minutes=8)
+    assert outcome(fleet)[0] == "RolledBack"
+    assert "significantly below the stable drafter's" in outcome(fleet)[1]
+    assert fleet.status["rejectedRevision"] == fleet.desired_revision
+    finish(fleet, drafter="eagle3")
+
+
+def test_the_evaluator_runs_during_the_evaluation_alone() -> None:
+    fleet = begin("better")
+    evaluators: dict[str, set[bool]] = {}
+
+    def observe(_: Any) -> None:
+        evaluators.setdefault(fleet.phase, set()).add(("Deployment", "chat-evaluator") in fleet.objects)
+
+    fleet.on_reconcile = observe
+    fleet.run_until_phase("Evaluating")
+    fleet.run(5 * SECOND)
+    container = fleet.objects["Deployment", "chat-evaluator"]["spec"]["template"]["spec"]["containers"][0]
+    assert "--engine=http://10.0.0.7:8000" in container["args"]
+    fleet.run_until_phase("Ready")
+    assert evaluators["Analyzing"] == evaluators["Promoting"] == {False}
+    finish(fleet, drafter="better")
+
+
+def test_an_equal_drafter_is_accepted() -> None:
+    fleet = begin("equal")
+    fleet.run_until_phase("Analyzing")
+    assert evaluation(fleet)[0] == "Accepted"
+
+
+@pytest.mark.parametrize("seconds", [0, 90])
+def test_no_window_begins_before_the_pod_has_finished_its_requests(seconds: int) -> None:
+    fleet = begin("better")
+    for engine in fleet.engines.values():
+        engine.unfinished_requests = 2
+    fleet.run_until_phase("Evaluating")
+    fleet.run(timedelta(seconds=seconds))
+    assert set(fleet.loaded_names()) == {"eagle3"}
+    if seconds:
+        assert len(isolated(fleet)) == 1
+        assert "still serves requests of users" in fleet.message("Progressing")
+    for engine in fleet.engines.values():
+        engine.unfinished_requests = 0
+    fleet.run_until_phase("Analyzing")
+    assert evaluation(fleet)[0] == "Accepted"
+
+
+def test_a_pod_that_does_not_finish_its_requests_is_given_back() -> None:
+    fleet = begin("better")
+    for engine in fleet.engines.values():
+        engine.unfinished_requests = 2
+    fleet.run_until_phase("Evaluating")
+    fleet.run_until_phase("Analyzing", minutes=15)
+    result, message = evaluation(fleet)
+    assert result == "Skipped"
+    assert "still serves requests of users after 10m" in message
+    assert message.rstrip(".") in fleet.message("Progressing")
+    assert isolated(fleet) == []
+
+
+def test_without_an_evaluator_the_rollout_continues_after_the_limit() -> None:
+    fleet = begin("better", shadow={**PROMPTS, "maxDuration": "3m"})
+    for engine in fleet.engines.values():
+        engine.evaluator_noise = None
+    fleet.run_until_phase("Evaluating")
+    begun = fleet.now
+    fleet.run_until_phase("Analyzing", minutes=10)
+    assert fleet.now - begun < 6 * MINUTE
+    assert evaluation(fleet)[0] == "Inconclusive"
+    fleet.run_until_phase("Ready")
+    finish(fleet, drafter="better")
+
+
+def test_one_pod_is_not_taken_from_its_users() -> None:
+    fleet = begin("better", replicas=1)
+    fleet.run_until_phase("Analyzing")
+    result, message = evaluation(fleet)
+    assert result == "Skipped"
+    assert "2 ready pods" in message
+    fleet.run_until_phase("Ready")
+    finish(fleet, drafter="better")
+
+
+def test_the_operator_may_end_at_any_time() -> None:
+    for delay in (2, 12, 25, 40, 60, 90):
+        fleet = begin("better", seed=delay)
+        fleet.run_until_phase("Evaluating")
+        fleet.run(delay * SECOND)
+        fleet.restart_operator()
+        fleet.run_until_phase("Ready")
+        assert outcome(fleet)[0] == "Promoted"
+        finish(fleet, drafter="better")
+
+
+def test_an_operator_that_stays_away_leaves_all_pods_to_their_users() -> None:
+    fleet = begin("worse")
+    fleet.run_until_phase("Evaluating")
+    fleet.run(MINUTE)
+    fleet.followed = {}
+    fleet.reconcile_at = None
+    fleet.now += 10 * MINUTE
+    for engine in fleet.engines.values():
+        engine.advance(fleet.now.timestamp())
+    assert isolated(fleet) == []
+    assert set(fleet.loaded_names()) == {"eagle3"}
+    fleet.wake()
+    fleet.run_until_phase("RolledBack", minutes=240)
+    finish(fleet, drafter="eagle3")
+
+
+@pytest.mark.parametrize(("remaining", "call"), [(None, IsolatePod(120.0)), (30.0, IsolatePod(120.0)), (50.0, None)])
+def test_the_isolation_is_renewed_where_no_change_does_so(remaining: float | None, call: IsolatePod | None) -> None:
+    fleet = begin("better")
+    fleet.run_until_phase("Evaluating")
+    fleet.run(45 * SECOND)
+    resource = fleet.observed().resource
+    assert resource.status is not None
+    rollout = resource.status.in_place_rollout
+    assert rollout is not None
+    trial = resume_trial(rollout, resource.spec.rollout.analysis)
+    assert trial is not None
+    (pod,) = (pod for pod in list_engine_pods(fleet.observed(), fleet.status["stable"]["revision"]) if pod.is_isolated)
+    assert pod.state is not None
+    isolation = None if remaining is None else PodIsolation(remaining, 0)
+    pod = replace(pod, observation=replace(pod.observation, state=replace(pod.state, isolation=isolation)))
+    late = trial.started_at + timedelta(seconds=trial.window_at(fleet.now).start_seconds + 5)  # after the wash-out
+    calls, _ = plan_evaluation_calls(rollout, reports.SOURCE, EvaluationProgress(pod), trial, late)
+    assert calls.get(pod.name) == call
+
+
+@pytest.mark.parametrize("lost", ["deleted", "crashed"])
+def test_a_pod_that_ends_ends_the_evaluation(lost: str) -> None:
+    fleet = begin("better")
+    fleet.run_until_phase("Evaluating")
+    fleet.run(MINUTE)
+    name = isolated(fleet)[0]
+    if lost == "deleted":
+        fleet.delete_pod(name)
+    else:
+        fleet.crash_engine(name)
+    fleet.run_until_phase("Analyzing", minutes=30)
+    assert evaluation(fleet)[0] == "Skipped"
+    fleet.run_until_phase("Ready")
+    finish(fleet, drafter="better")
+
+
+def test_a_user_who_rolls_back_or_changes_the_spec_gets_the_pod_back() -> None:
+    fleet = begin("better")
+    fleet.run_until_phase("Evaluating")
+    fleet.run(MINUTE)
+    fleet.annotate(rollback=fleet.desired_revision)
+    fleet.wake()
+    fleet.run_until_phase("RolledBack", minutes=5)
+    finish(fleet, drafter="eagle3")
+    fleet.drafter("equal")
+    fleet.wake()
+    fleet.run_until_phase("Evaluating")
+    fleet.run(MINUTE)
+    fleet.drafter("eagle3")
+    fleet.wake()
+    fleet.run_until_phase("Ready", minutes=5)
+    finish(fleet, drafter="eagle3")
+
+
+def test_a_paused_rollout_gives_the_pod_back() -> None:
+    fleet = begin("better")
+    fleet.run_until_phase("Evaluating")
+    fleet.run(MINUTE)
+    assert isolated(fleet)
+    fleet.edit(rollout={**fleet.document["spec"]["rollout"], "paused": True})
+    fleet.wake()
+    fleet.run(MINUTE)
+    assert isolated(fleet) == []
+    fleet.edit(rollout={**fleet.document["spec"]["rollout"], "paused": False})
+    fleet.wake()
+    fleet.run_until_phase("Ready")
+    finish(fleet, drafter="better")
+
+
+def test_without_replicas_the_evaluation_restarts() -> None:
+    fleet = begin("better")
+    fleet.run_until_phase("Evaluating")
+    fleet.run(MINUTE)
+    fleet.scale(0)
+    fleet.run(5 * MINUTE)
+    fleet.scale(3)
+    fleet.run_until_phase("Evaluating")
+    fleet.run_until_phase("Ready")
+    finish(fleet, drafter="better")
