@@ -57,7 +57,8 @@ class Engine:
 
     def count_unfinished_requests(self) -> int | None:
         """Return how many requests the engine serves or queues now; None where vLLM does not say."""
-        count = getattr(self._client, "get_num_unfinished_requests", None)
+        name = "get_num_unfinished_requests"
+        count = getattr(self._client, name, None) or getattr(getattr(self._client, "output_processor", None), name, None)
         return None if count is None else int(count())
 
     def find_unfit_reason(self) -> Problem | None:

@@ -1,6 +1,6 @@
 """Sends requests to one isolated engine, by its turns (turns.py): the operator reads from the engine what they took.
 
-Guarantees: at most `in_flight` new requests are sent at once, and at most `MAX_REQUESTS_PER_WINDOW` in a window; what exceeds
+Guarantees: at most `in_flight` new requests are sent at once, and about `MAX_RECORDED_BYTES` in a window; what exceeds
 that is dropped before it is read. Repeated requests are sent at the times of the first window. Answers are read to their end and
 dropped. Not guaranteed: that the engine answers; the operator counts what it has generated.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -22,8 +23,8 @@ from aerie.evaluator.turns import TurnSchedule
 POLL_SECONDS = 0.2
 """Seconds between two looks at the engine's turn."""
 POLL_TIMEOUT_SECONDS = 2.0
-MAX_REQUESTS_PER_WINDOW = 64
-"""Requests of a window that are in memory until the second window of the pair: 64 MiB at most."""
+MAX_RECORDED_BYTES = 32 * 1024 * 1024
+"""Size of the requests of a window, which are in memory until the second window of the pair. Beyond it, no more are sent."""
 _READY_PATH = "/aerie/ready"
 _CHUNK_BYTES = 64 * 1024
 
@@ -85,18 +86,16 @@ class TurnPipeline:
                 self.start(request)
 
     def _has_room(self) -> bool:
-        is_free = self._running < self._in_flight and self._schedule.recorded_count < MAX_REQUESTS_PER_WINDOW
+        is_free = self._running < self._in_flight and self._schedule.recorded_bytes < MAX_RECORDED_BYTES
         return is_free and self._schedule.may_send(_now())
 
     async def follow_turns(self) -> None:
         """Read the engine's turn at intervals, and repeat requests in second windows, for ever."""
-        is_first_look = True
         while True:
-            turn = await self._read_turn()
-            repeated = self._schedule.observe_turn(turn, _now(), is_first_look)
-            is_first_look = False
-            for item in repeated:
-                self._run(item.request, item.seconds)
+            with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError, ValueError, RecursionError):
+                turn = await self._read_turn()
+                for item in self._schedule.observe_turn(turn, _now()):
+                    self._run(item.request, item.seconds)
             await asyncio.sleep(POLL_SECONDS)
 
     async def close(self) -> None:
@@ -124,6 +123,7 @@ class TurnPipeline:
         if self._engine.api_key:
             headers["Authorization"] = f"Bearer {self._engine.api_key}"
         url = self._engine.url + request.path
+        started = _now()
         try:
             async with (
                 asyncio.timeout(self._engine.timeout_seconds),
@@ -134,20 +134,26 @@ class TurnPipeline:
         except (TimeoutError, aiohttp.ClientError, OSError):
             self.log.skip(SkipReason.BOTH_FAILED)
             return
-        if response.status != 200:
+        if response.status == 200:
+            self._schedule.observe_duration(_now() - started)
+        else:
             self.log.skip(SkipReason.REJECTED if 400 <= response.status < 500 else SkipReason.BOTH_FAILED)
 
     async def _read_turn(self) -> str | None:
-        """Return the engine's turn; None while it is not isolated or does not answer."""
-        with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError, ValueError):
-            async with (
-                asyncio.timeout(POLL_TIMEOUT_SECONDS),
-                self._session.get(self._engine.url + _READY_PATH, allow_redirects=False) as response,
-            ):
-                document = await response.json()
-                turn = document.get("turn") if isinstance(document, dict) else None
-                return turn if isinstance(turn, str) else None
-        return None
+        """Return the engine's turn; None while it is not isolated. Raises an error of connection, time or content where the
+        engine does not report whether it is."""
+        body = bytearray()
+        async with (
+            asyncio.timeout(POLL_TIMEOUT_SECONDS),
+            self._session.get(self._engine.url + _READY_PATH, allow_redirects=False) as response,
+        ):
+            async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+                body += chunk
+                if len(body) > _CHUNK_BYTES:
+                    raise ValueError("the report of the engine's turn is too long.")
+        document = json.loads(body)
+        turn = document.get("turn") if isinstance(document, dict) else None
+        return turn if isinstance(turn, str) else None
 
 
 def _now() -> float:

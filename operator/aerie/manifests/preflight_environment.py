@@ -28,7 +28,9 @@ _PATH_VARIABLES = frozenset(
 )
 """Variables from which preflight reads a path (checkpoints/)."""
 _OFFLINE_VARIABLES = frozenset({"HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"})
-_INHERITED_POD_FIELDS = ("nodeSelector", "tolerations", "serviceAccountName", "hostAliases", "dnsPolicy", "dnsConfig")
+SCHEDULING_FIELDS = ("nodeSelector", "tolerations")
+"""Fields of the pod's spec by which there is a node for it: some clusters run the pods of a namespace on certain nodes only."""
+_INHERITED_POD_FIELDS = (*SCHEDULING_FIELDS, "serviceAccountName", "hostAliases", "dnsPolicy", "dnsConfig")
 """Fields of the pod's spec: where the engine's volumes can be mounted, and how names are resolved."""
 _INHERITED_GROUP_FIELDS = ("fsGroup", "fsGroupChangePolicy", "supplementalGroups")
 """Fields of the pod's security context: groups that may read the files of volumes."""

@@ -19,7 +19,7 @@ guaranteed: that the cluster accepts the pod; the reason for a rejection is show
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,7 +122,7 @@ def build_preflight_job(
     pod_fields, group_fields = preflight_environment.select_pod_fields(pod_template)
     pod_spec = {
         **pod_fields,
-        **_image_pull_secrets(pod_template, config),
+        **build_image_pull_secrets(pod_template, config.pull_secrets),
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -224,9 +224,9 @@ def _build_running_drafter(running: RunningDrafter) -> tuple[list[str], list[dic
     return arguments, volumes, mounts
 
 
-def _image_pull_secrets(pod_template: Mapping[str, Any], config: PreflightJobConfig) -> dict[str, Any]:
-    """Return the pull secrets of the Job: the operator's Secrets, and those of the user's podTemplate."""
-    secrets = {name: {"name": name} for name in config.pull_secrets}
+def build_image_pull_secrets(pod_template: Mapping[str, Any], pull_secrets: Iterable[str]) -> dict[str, Any]:
+    """Return the field of a pod with the operator's image: the operator's pull secrets, and those of the engine's pod."""
+    secrets = {name: {"name": name} for name in pull_secrets}
     for secret in pod_template["spec"].get("imagePullSecrets") or []:
         secrets.setdefault(str(secret.get("name")), secret)
     # With any of these, the API server adds no secrets of the service account.

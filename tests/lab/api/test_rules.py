@@ -339,7 +339,7 @@ CASES = [
         "shadow evaluation by copies of requests without a gateway",
         shadow(source="Mirror"),
         "spec.rollout.analysis.shadow.source",
-        shadow(source="Mirror") | gateway(),
+        {**shadow(source="Mirror"), **gateway()},
     ),
     Case(
         "scrape interval too long for a block",

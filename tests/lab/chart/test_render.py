@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
+from aerie.manifests import naming
+from aerie.manifests.evaluator import EVALUATOR_LABEL
 from aerie_lab.binaries import ensure_binary
 
 HERE = Path(__file__).parent
@@ -152,12 +154,46 @@ def test_selectors_match_the_operators_pods(objects: Objects, case: str) -> None
     selectors = [objects_by_kind["Deployment"]["spec"]["selector"]["matchLabels"], objects_by_kind["Service"]["spec"]["selector"]]
     if "PodDisruptionBudget" in objects_by_kind:
         selectors.append(objects_by_kind["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"])
-    if "NetworkPolicy" in objects_by_kind:
-        selectors.append(objects_by_kind["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"])
+    policies = [item for item in objects(case=case) if item["kind"] == "NetworkPolicy"]
+    selectors += [selector for item in policies if (selector := item["spec"]["podSelector"].get("matchLabels"))]
     assert all(selector.items() <= labels.items() for selector in selectors)
     if "ServiceMonitor" in objects_by_kind:
         monitor_labels = objects_by_kind["ServiceMonitor"]["spec"]["selector"]["matchLabels"]
         assert monitor_labels.items() <= objects_by_kind["Service"]["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("peers", [[], [{"namespaceSelector": {"matchLabels": {"gateway": "yes"}}}]])
+def test_policies_of_evaluators(objects: Objects, peers: list[dict[str, Any]]) -> None:
+    values = ["--set", "networkPolicy.enabled=true", "--set-json", f"networkPolicy.evaluatorPeers={json.dumps(peers)}"]
+    (operator,) = (item for item in objects(*values) if item["kind"] == "NetworkPolicy")
+    documents = objects(*values, "--set", "namespaces={team-a,team-b}")
+    policies = {item["metadata"]["namespace"]: item for item in documents if item["kind"] == "NetworkPolicy"}
+    assert policies.keys() == {operator["metadata"]["namespace"], "team-a", "team-b"}
+    engine = {"key": naming.NAME_LABEL, "operator": "Exists"}
+    evaluator = {"key": EVALUATOR_LABEL, "operator": "Exists"}
+    for namespace in ("team-a", "team-b"):
+        spec = policies[namespace]["spec"]
+        assert spec["podSelector"] == {"matchExpressions": [evaluator]}
+        assert spec["policyTypes"] == ["Ingress", "Egress"]
+        (ingress,) = spec["ingress"]
+        assert ingress["ports"] == [{"port": "http"}]
+        if not peers:
+            assert "from" not in ingress
+        else:
+            own, *others = ingress["from"]
+            assert own["podSelector"] == operator["spec"]["podSelector"]
+            assert own["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": operator["metadata"]["namespace"]}
+            assert others == peers
+        dns, engines = spec["egress"]
+        assert dns == next(rule for rule in operator["spec"]["egress"] if rule["ports"][0].get("protocol") == "UDP")
+        assert engines == {"ports": [{"port": naming.ENGINE_PORT}], "to": [{"podSelector": {"matchExpressions": [engine]}}]}
+    reached = [
+        expression
+        for rule in operator["spec"]["egress"]
+        for peer in rule.get("to", ())
+        for expression in peer.get("podSelector", {}).get("matchExpressions", ())
+    ]
+    assert reached == [engine, evaluator]
 
 
 @pytest.mark.parametrize("case", CASES)

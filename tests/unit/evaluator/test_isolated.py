@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +28,7 @@ IN_FLIGHT = 3
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows whose wash-out is short, and in which requests may be sent for as long as a test takes."""
     monkeypatch.setattr(turns, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(turns, "MAX_LATENESS_SECONDS", 1e6)
     monkeypatch.setattr(isolated, "POLL_SECONDS", 0.01)
 
 
@@ -41,12 +42,16 @@ class Engine:
     is_open: asyncio.Event = field(default_factory=asyncio.Event)
     """Event without which no request is answered."""
     status: int = 200
+    report: Callable[[], web.Response] | None = None
+    """What it reports instead of its turn."""
     metrics: EvaluatorMetrics = field(default_factory=EvaluatorMetrics)
     """Counts of the evaluator before it."""
 
     async def handle(self, request: web.Request) -> web.Response:
         if request.path == "/aerie/ready":
             self.reads.put_nowait(None)
+            if self.report is not None:
+                return self.report()
             return web.json_response({"ready": False, "reason": "Isolated", "turn": self.turn}, status=503)
         self.bodies.put_nowait(await request.read())
         await self.is_open.wait()
@@ -103,6 +108,59 @@ def test_the_second_window_gets_the_requests_of_the_first_one() -> None:
                 assert not await pipeline.try_admit()
                 assert sorted(await engine.receive(4)) == sorted(sent)
             assert engine.bodies.empty()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        lambda: web.Response(status=404),
+        lambda: web.Response(body=b"[" * 50_000),
+        lambda: web.Response(body=b'{"turn": "1/1", "more": "' + b"x" * 1_000_000 + b'"}'),
+        lambda: web.Response(body=b"\xff\xfe"),
+        lambda: web.Response(status=307, headers={"Location": "/aerie/elsewhere"}),
+    ],
+    ids=["absent", "nested", "large", "no text", "redirect"],
+)
+def test_an_engine_that_reports_no_turn_keeps_its_window(report: Callable[[], web.Response]) -> None:
+    async def work() -> None:
+        engine = Engine()
+        engine.is_open.set()
+        async with serve(engine) as pipeline:
+            await engine.begin(None)
+            await engine.begin("1/0")
+            await admit(pipeline)
+            pipeline.start(request(1))
+            await engine.receive(1)
+            engine.report = report
+            await engine.begin("1/1")
+            assert engine.bodies.empty()
+            engine.report = None
+            assert await engine.receive(1) == [b"1"]
+
+    asyncio.run(work())
+
+
+def test_what_a_window_keeps_in_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated, "MAX_RECORDED_BYTES", 5)
+
+    async def work() -> None:
+        engine = Engine()
+        engine.is_open.set()
+        async with serve(engine) as pipeline:
+            await engine.begin(None)
+            await engine.begin("1/0")
+            for number in range(5):
+                await admit(pipeline)
+                pipeline.start(request(number))
+            await engine.receive(5)
+            assert not await pipeline.try_admit()
+            await engine.begin("1/1")
+            await engine.receive(5)
+            await engine.begin("1/2")
+            await admit(pipeline)
+            pipeline.release()
 
     asyncio.run(work())
 

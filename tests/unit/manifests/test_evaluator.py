@@ -14,6 +14,8 @@ from tests.unit.manifests.test_objects import resource
 
 CONFIG = PreflightJobConfig("registry/aerie:1", ("pull",))
 PROMPTS = {"source": "Prompts", "prompts": {"configMap": "questions", "key": "q.jsonl"}}
+URL = "http://10.0.0.7:8000"
+ENGINE_POD = {"spec": {"containers": [{"name": "engine"}]}}
 GATEWAY = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
 
 
@@ -22,7 +24,7 @@ def shadowed(shadow: dict[str, Any], **rollout: Any) -> SpeculativeDeployment:
 
 
 def test_the_pod_is_restricted_and_no_service_of_engines_selects_it() -> None:
-    document = evaluator.build_evaluator_deployment(shadowed(PROMPTS), "http://10.0.0.7:8000", 8.0, CONFIG)
+    document = evaluator.build_evaluator_deployment(shadowed(PROMPTS), ENGINE_POD, URL, 8.0, CONFIG)
     template = document["spec"]["template"]
     (container,) = template["spec"]["containers"]
     assert container["args"] == [
@@ -40,12 +42,48 @@ def test_the_pod_is_restricted_and_no_service_of_engines_selects_it() -> None:
     assert document["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
 
 
+def test_it_inherits_what_the_cluster_requires_of_pods() -> None:
+    engine_pod = {
+        "spec": {
+            "containers": [{"name": "engine", "resources": {"limits": {"nvidia.com/gpu": "1"}}}],
+            "nodeSelector": {"pool": "serving"},
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "imagePullSecrets": [{"name": "registry"}, {"name": "pull"}],
+            "serviceAccountName": "engines",
+            "affinity": {"nodeAffinity": {}},
+            "hostNetwork": True,
+        }
+    }
+    pod = evaluator.build_evaluator_deployment(shadowed(PROMPTS), engine_pod, URL, 8.0, CONFIG)["spec"]["template"]["spec"]
+    assert (pod["nodeSelector"], pod["tolerations"]) == ({"pool": "serving"}, [{"key": "nvidia.com/gpu", "operator": "Exists"}])
+    assert pod["imagePullSecrets"] == [{"name": "pull"}, {"name": "registry"}]
+    assert pod.keys().isdisjoint({"serviceAccountName", "affinity", "hostNetwork"})
+    assert "nvidia.com/gpu" not in str(pod["containers"])
+
+
+def test_the_api_key_of_the_engine_is_mounted_and_never_written() -> None:
+    variable = {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "engine"}}}
+    engine_pod = {"spec": {"containers": [{"name": "engine", "env": [variable]}]}}
+    document = evaluator.build_evaluator_deployment(shadowed({"source": "Mirror"}, traffic=GATEWAY), engine_pod, URL, 8.0, CONFIG)
+    pod = document["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert "--engine-key-file=/etc/aerie-engine-key/key" in container["args"]
+    assert container["volumeMounts"] == [{"name": "engine-key", "mountPath": "/etc/aerie-engine-key", "readOnly": True}]
+    assert pod["volumes"] == [
+        {"name": "engine-key", "secret": {"secretName": "keys", "items": [{"key": "engine", "path": "key"}]}}
+    ]
+    assert "env" not in container
+    plain = {"spec": {"containers": [{"name": "engine", "args": ["--api-key=plain-text"]}]}}
+    document = evaluator.build_evaluator_deployment(shadowed(PROMPTS), plain, URL, 8.0, CONFIG)
+    assert "plain-text" not in str(document)
+    assert "engine-key" not in str(document)
+
+
 def test_a_route_mirrors_requests_to_its_service() -> None:
     mirrored = shadowed({"source": "Mirror"}, traffic=GATEWAY)
     service = evaluator.build_evaluator_service(mirrored)
-    labels = evaluator.build_evaluator_deployment(mirrored, "http://10.0.0.7:8000", 8.0, CONFIG)["spec"]["template"]["metadata"][
-        "labels"
-    ]
+    deployment = evaluator.build_evaluator_deployment(mirrored, ENGINE_POD, URL, 8.0, CONFIG)
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= labels.items()
     (rule,) = network.build_http_route(mirrored, {"stable": 100}, service["metadata"]["name"])["spec"]["rules"]
     assert rule["filters"] == [{"type": "RequestMirror", "requestMirror": {"backendRef": {"name": "chat-evaluator", "port": 80}}}]

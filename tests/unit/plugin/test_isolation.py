@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from aerie_vllm.engine import Engine
 from tests.unit.plugin.conftest import Run, Server
 from tests.unit.plugin.fake_engine import make_drafter
 
@@ -105,3 +107,10 @@ def test_a_drafter_promoted_in_isolation_is_what_the_pod_serves_with(run: Run, s
             assert (await client.ready()).status == 200
 
     run(work())
+
+
+def test_requests_are_counted_where_only_the_output_processor_counts_them() -> None:
+    parts = SimpleNamespace(get_num_unfinished_requests=lambda: 3)
+    assert Engine(parts).count_unfinished_requests() == 3
+    assert Engine(SimpleNamespace(output_processor=parts)).count_unfinished_requests() == 3
+    assert Engine(SimpleNamespace()).count_unfinished_requests() is None

@@ -135,6 +135,24 @@ def test_log_probabilities_are_in_vllms_form(start: Start) -> None:
     assert ask(running, logprobs=21).status_code == 400
 
 
+def test_log_probabilities_of_chats_are_in_vllms_form(start: Start) -> None:
+    running = start()
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    chat = ask(running, "/v1/chat/completions", **body, logprobs=True, top_logprobs=2, return_tokens_as_token_ids=True)
+    assert chat.json()["choices"][0]["logprobs"]["content"] == [
+        {
+            "token": "token_id:0",
+            "logprob": -0.125,
+            "bytes": list(b"token_id:0"),
+            "top_logprobs": [
+                {"token": "token_id:0", "logprob": -0.125, "bytes": list(b"token_id:0")},
+                {"token": "token_id:1", "logprob": -2.125, "bytes": list(b"token_id:1")},
+            ],
+        }
+    ]
+    assert ask(running, "/v1/chat/completions", **body, top_logprobs=2).json()["choices"][0]["logprobs"] is None
+
+
 def test_a_repeated_prompt_is_cached_in_whole_blocks(start: Start) -> None:
     running = start("--block-size", "32")
     for _ in range(2):
@@ -148,6 +166,9 @@ def test_a_request_without_the_api_key_is_rejected(start: Start) -> None:
     running = start("--api-key", "secret")
     assert ask(running).status_code == 401
     assert running.client.post("/v1/completions", json={"prompt": "a"}, headers={"Authorization": "Bearer secret"}).is_success
+    running = start(variables={"VLLM_API_KEY": "other"})
+    assert ask(running).status_code == 401
+    assert running.client.post("/v1/completions", json={"prompt": "a"}, headers={"Authorization": "Bearer other"}).is_success
     assert running.client.get("/health").is_success
 
 

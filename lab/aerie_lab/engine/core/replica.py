@@ -198,6 +198,8 @@ class Replica:
             if drafted:
                 draft_tokens += drafted
                 emitted.append(accepted + 1)
+                if request.accepted_by_step is not None:
+                    request.record_steps((accepted,), drafted)
             outputs = True
             if not request.generated_tokens:
                 request.first_token_time = end
@@ -284,7 +286,10 @@ class Replica:
         counters.spec_decode_num_draft_tokens += batch * done * k
         for request, path in zip(running, paths, strict=True):
             if k:
-                counters.tokens_per_draft.observe_many(path.step_tokens[path.steps_taken : path.steps_taken + done])
+                step_tokens = path.step_tokens[path.steps_taken : path.steps_taken + done]
+                counters.tokens_per_draft.observe_many(step_tokens)
+                if request.accepted_by_step is not None:
+                    request.record_steps((step_tokens - 1).tolist(), k)
             path.steps_taken += done
             request.computed_tokens = path.cached_tokens.item(path.steps_taken)
             request.generated_tokens = request.computed_tokens - request.prompt_tokens + 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from aerie_lab.engine.performance_model.acceptance import Acceptance, FloatArray
 from aerie_lab.engine.performance_model.prefix import PromptSegments
@@ -93,6 +94,16 @@ class Request:
     """S_1..S_K with the effect and the drift."""
     step_sequence: StepSequence | None = None
     """Its next steps, as far as they are drawn."""
+    accepted_by_step: list[int] | None = None
+    """Accepted draft tokens of each verification step, beyond the answer's end too; None: they are not recorded."""
+    drafted_by_step: list[int] = field(default_factory=list)
+    """Draft tokens of each of these steps."""
+
+    def record_steps(self, accepted: Iterable[int], drafted: int) -> None:
+        """Record verification steps with this number of draft tokens each."""
+        if self.accepted_by_step is not None:
+            self.accepted_by_step += accepted
+            self.drafted_by_step += [drafted] * (len(self.accepted_by_step) - len(self.drafted_by_step))
 
     @property
     def total_tokens(self) -> int:

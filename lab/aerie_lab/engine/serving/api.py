@@ -2,8 +2,8 @@
 
 Shapes and messages were taken from answers of vLLM 0.32.0. An answer's text is generated: one word per token, the same words on
 every engine, as for one target. A drafter that changes answers changes some of them (`GenerationRequest.changes_token`). Not
-supported: several answers to one request (n, best_of), several prompts in one request, log probabilities of chats, of streams
-and of prompts, tools, structured output.
+supported: several answers to one request (n, best_of), several prompts in one request, log probabilities of streams and of
+prompts, tools, structured output.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from aerie_lab.engine.serving.request_metrics import drop_nulls
 
 RequestKind = Literal["completion", "chat"]
 _TEXT = "the eyrie stands high above a river and watches over what comes up from below"
@@ -128,7 +130,7 @@ def parse_request(kind: RequestKind, raw: bytes, limits: RequestLimits) -> Gener
     if salt is not None and not (isinstance(salt, str) and salt):
         raise ApiError(400, "Parameter 'cache_salt' must be a non-empty string if provided.", param="cache_salt")
     options = body.get("stream_options") or {}
-    likely = body.get("logprobs") if kind == "completion" else None
+    likely = body.get("logprobs") if kind == "completion" else _parse_chat_logprobs(body)
     if likely is not None and not (isinstance(likely, int) and 0 <= likely <= MAX_LOGPROBS):
         raise ApiError(
             400, f"Requested sample logprobs of {likely}, which is greater than max allowed: {MAX_LOGPROBS}", param="logprobs"
@@ -148,6 +150,11 @@ def parse_request(kind: RequestKind, raw: bytes, limits: RequestLimits) -> Gener
         hashlib.blake2b(repr(body.get("prompt") or body.get("messages")).encode(), digest_size=8).digest(),
         salt,
     )
+
+
+def _parse_chat_logprobs(body: dict[str, Any]) -> Any:
+    """Return the number of likely tokens of a chat; None without log probabilities."""
+    return (body.get("top_logprobs") or 0) if body.get("logprobs") else None
 
 
 def _parse_json(raw: bytes) -> dict[str, Any]:
@@ -237,6 +244,19 @@ def _build_logprobs(request: GenerationRequest, count: int, altered_share: float
     return logprobs
 
 
+def _build_chat_logprobs(request: GenerationRequest, count: int, altered_share: float) -> dict[str, list[Any]]:
+    """The same in the form of a chat: with as many of the likeliest tokens as requested, the generated one among them or not."""
+
+    def build_entry(token: str, logprob: float) -> dict[str, Any]:
+        return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+
+    logprobs, content = _build_logprobs(request, count, altered_share), []
+    for token, logprob, row in zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True):
+        likeliest = sorted(row.items(), key=lambda item: -item[1])[: request.logprobs]
+        content.append({**build_entry(token, logprob), "top_logprobs": [build_entry(*item) for item in likeliest]})
+    return {"content": content}
+
+
 def build_usage(prompt: int, generated: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "total_tokens": prompt + generated, "completion_tokens": generated}
 
@@ -249,14 +269,17 @@ def build_response(
     reason: str,
     version: str,
     altered_share: float = 0.0,
+    metrics: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the whole body of an answer that is not streamed."""
+    """Return the whole body of an answer that is not streamed. `metrics`: those of the request (`request_metrics`)."""
     content = answer_text(request, 0, generated, altered_share)
     common: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason, "stop_reason": None, "token_ids": None}
     if request.kind == "chat":
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "annotations": None, "audio": None}
         message |= {"function_call": None, "reasoning": None}
         choice, kind = common | {"message": message, "routed_experts": None}, "chat.completion"
+        if request.logprobs is not None:
+            choice["logprobs"] = _build_chat_logprobs(request, generated, altered_share)
     else:
         more: dict[str, Any] = {"text": content, "prompt_logprobs": None, "prompt_token_ids": None, "routed_experts": None}
         if request.logprobs is not None:
@@ -274,7 +297,7 @@ def build_response(
         | {"prompt_tokens_details": None, "completion_tokens_details": None},
         "kv_transfer_params": None,
         "ec_transfer_params": None,
-        "metrics": None,
+        "metrics": metrics,
     }
 
 
@@ -321,9 +344,19 @@ def build_first_chunk(request: GenerationRequest, request_id: str, created: int)
     return _build_chunk_event(request, request_id, created, [choice]) | {"prompt_token_ids": None}
 
 
-def build_usage_chunk(request: GenerationRequest, request_id: str, created: int, generated: int, version: str) -> dict[str, Any]:
-    """Return the event that carries the usage, when the client requests it."""
-    more = {"usage": build_usage(request.prompt_tokens, generated), "system_fingerprint": f"vllm-{version}-simulator"}
+def build_usage_chunk(
+    request: GenerationRequest,
+    request_id: str,
+    created: int,
+    generated: int,
+    version: str,
+    metrics: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the event that carries the usage and the request's `metrics`, when the client requests it."""
+    more: dict[str, Any] = {"usage": build_usage(request.prompt_tokens, generated)}
+    more["system_fingerprint"] = f"vllm-{version}-simulator"
+    if metrics is not None:
+        more["metrics"] = drop_nulls(metrics)
     return _build_chunk_event(request, request_id, created, []) | more
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, NoReturn
 
+from aerie_lab.engine.serving.request_metrics import SpecDecodeMetrics
+
 _PROGRAM_USAGE = """usage: vllm [-h] [-v]
             {chat,complete,serve,launch,bench,collect-env,download-kernels,preload,run-batch,snapshot}
             ...
@@ -46,6 +48,8 @@ class SimulatorArguments:
     api_keys: tuple[str, ...] = ()
     disable_log_stats: bool = False
     speculative_config: dict[str, Any] | None = field(default=None)
+    per_request_spec_decode_metrics: SpecDecodeMetrics = "none"
+    enable_per_request_metrics: bool = False
     api_server_count: int = 1
     has_drafter_endpoint: bool = False
     """Whether the API server has the plugin's middleware, with which the drafter changes in place."""
@@ -122,6 +126,8 @@ def parse_simulator_arguments(argv: Sequence[str], version: str = NEWEST_VLLM_VE
         api_keys=tuple(namespace.api_key or ()),
         disable_log_stats=namespace.disable_log_stats,
         speculative_config=speculation,
+        per_request_spec_decode_metrics=namespace.per_request_spec_decode_metrics or "none",
+        enable_per_request_metrics=bool(namespace.enable_per_request_metrics),
         api_server_count=namespace.api_server_count or 1,
         has_drafter_endpoint=DRAFTER_ENDPOINT in (namespace.middleware or ()),
         has_drafter_worker=namespace.worker_extension_cls == DRAFTER_WORKER,

@@ -15,11 +15,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -37,6 +39,7 @@ from aerie_lab.engine.serving.drafter import DrafterProfile, EngineError
 from aerie_lab.engine.serving.driver import EngineStoppedError, ReplicaDriver, RequestHandle
 from aerie_lab.engine.serving.engine_core import SimulatedEngineCore
 from aerie_lab.engine.serving.options import SimulatorOptions, read_options
+from aerie_lab.engine.serving.request_metrics import RequestMetricsConfig
 from aerie_lab.engine.serving.setup import EngineSetup, compute_acceptance, prepare_engine
 from aerie_lab.errors import StateError
 
@@ -49,6 +52,8 @@ _UNCOUNTED_PATHS = frozenset(
 _WATCHDOG_INTERVAL_SECONDS = 5.0
 """Interval in which vLLM checks whether its engine is dead (vllm/entrypoints/launchers/launcher.py)."""
 
+API_KEY_VARIABLE = "VLLM_API_KEY"
+"""vLLM's own variable, which counts where there is no --api-key."""
 _PROCESS_END_SECONDS = 1.5
 """Seconds that vLLM's processes take to end after the port is closed."""
 
@@ -76,6 +81,11 @@ class SimulatorServer:
         self._altered_share = setup.drafter.altered_share if setup.drafter is not None else 0.0
         self.engine_core = SimulatedEngineCore()
         self._drafter_endpoint = self._create_drafter_endpoint() if arguments.has_drafter_endpoint else None
+        self._metrics_config = RequestMetricsConfig(
+            arguments.per_request_spec_decode_metrics,
+            arguments.enable_per_request_metrics,
+            setup.settings.num_speculative_tokens or 0,
+        )
         self._request_limits = api.RequestLimits(
             arguments.served_model_names,
             setup.settings.max_model_len,
@@ -181,8 +191,10 @@ class SimulatorServer:
             async for _ in handle.progress():
                 pass
             done = handle.request
-            reason, version = done.finish_reason or "", self.options.version
-            body = api.build_response(generation, name, int(time.time()), done.generated_tokens, reason, version, altered_share)
+            reason, version, metrics = done.finish_reason or "", self.options.version, self._metrics_config.build(done)
+            body = api.build_response(
+                generation, name, int(time.time()), done.generated_tokens, reason, version, altered_share, metrics
+            )
             return web.json_response(body)
         except ApiError as api_error:
             return web.json_response(api_error.body, status=api_error.status)
@@ -207,6 +219,7 @@ class SimulatorServer:
             *(name, request.prompt_tokens, request.max_tokens, acceptance, stop_after),
             segments=request.segments,
             cache_salt=request.cache_salt,
+            accepted_by_step=[] if self._metrics_config.records_steps else None,
         )
 
     async def _stream(
@@ -233,8 +246,9 @@ class SimulatorServer:
                 last = api.encode_event(_build_engine_dead_error().body)
             else:
                 if generation.include_usage:
+                    metrics = self._metrics_config.build(request)
                     last += api.encode_event(
-                        api.build_usage_chunk(generation, request.name, created, sent_tokens, self.options.version)
+                        api.build_usage_chunk(generation, request.name, created, sent_tokens, self.options.version, metrics)
                     )
             await response.write_eof(last + b"data: [DONE]\n\n")
         return response
@@ -376,6 +390,8 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     arguments = parse_simulator_arguments(argv, options.version)
+    if not arguments.api_keys and (key := os.environ.get(API_KEY_VARIABLE)):
+        arguments = replace(arguments, api_keys=(key,))
     setup: EngineSetup | EngineError
     try:
         setup = prepare_engine(arguments, options)

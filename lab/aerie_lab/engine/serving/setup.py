@@ -56,6 +56,11 @@ def prepare_engine(arguments: SimulatorArguments, options: SimulatorOptions) -> 
     requested_length = None if arguments.max_model_len == -1 else arguments.max_model_len
     speculation = arguments.speculative_config
     drafter = _read_drafter(speculation) if speculation is not None else None
+    if arguments.per_request_spec_decode_metrics != "none" and speculation is None:
+        raise _build_validation_error(
+            "--per-request-spec-decode-metrics requires speculative decoding to be enabled (via --speculative-config).",
+            "VllmConfig",
+        )
     block = arguments.block_size or 16
     schedule = (speculation or {}).get("num_speculative_tokens_per_batch_size")
     try:
@@ -141,9 +146,9 @@ def _guess_method(path: str) -> str:
     return next((method for method in ("eagle3", "eagle") if method in path.lower()), "draft_model")
 
 
-def _build_validation_error(message: str) -> EngineError:
+def _build_validation_error(message: str, config: str = "SpeculativeConfig") -> EngineError:
     return EngineError(
-        "pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig\n"
+        f"pydantic_core._pydantic_core.ValidationError: 1 validation error for {config}\n"
         f"  Value error, {message} [type=value_error]\n    {_PYDANTIC_ERRORS_URL_HINT}value_error"
     )
 

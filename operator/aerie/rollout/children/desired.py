@@ -134,7 +134,7 @@ def _build_evaluator(
     for pod in snapshot.cluster.live_pods(progression.stable_revision):
         if (pod["metadata"]["name"], pod["metadata"].get("uid")) in names and (url := find_engine_url(pod)) is not None:
             assert rollout.first_window_seconds is not None, "it is set with the phase"
-            yield evaluator.build_evaluator_deployment(resource, url, rollout.first_window_seconds, config)
+            yield evaluator.build_evaluator_deployment(resource, pod, url, rollout.first_window_seconds, config)
     if _find_shadow_service(resource, progression) is not None:
         yield evaluator.build_evaluator_service(resource)
 

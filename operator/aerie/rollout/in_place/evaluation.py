@@ -24,6 +24,7 @@ from aerie.api.rollout import ShadowSpec
 from aerie.api.status import InPlaceRollout, ShadowEvaluation, TrialPod
 from aerie.api.types import duration
 from aerie.engine.drafter_endpoint.calls import DrafterCall, DrafterSource, IsolatePod
+from aerie.manifests.engine_key import find_engine_key
 from aerie.rollout.conditions import truncate_message
 from aerie.rollout.in_place.engine_pods import EnginePod
 from aerie.rollout.in_place.observation import TrialProgress
@@ -70,7 +71,7 @@ def explain_skip(shadow: ShadowSpec, pods: Sequence[EnginePod], selected: Sequen
     state = selected[0].state
     if state is None or not state.can_isolate:
         return f"Pod {selected[0].name} has an earlier release of the plugin: renew the pods with the annotation aerie.dev/renew."
-    return ""
+    return find_engine_key(selected[0].document).problem
 
 
 def begin_evaluation(rollout: InPlaceRollout, pod: EnginePod) -> InPlaceRollout:
@@ -112,6 +113,9 @@ def observe_evaluation(
     if pod is None:
         return EvaluationProgress(None, ended=_skip(f"Pod {trial_pod.name} has ended."))
     if progress is None:
+        isolation = pod.state.isolation if pod.state is not None else None
+        if isolation is not None and isolation.unfinished_requests is None:
+            return EvaluationProgress(pod, ended=_skip(f"Pod {pod.name} does not report whether it still serves users."))
         waiting = _describe_wait(pod, rollout, now)
         if waiting and now >= rollout.phase_start_time + MAX_ISOLATION:
             return EvaluationProgress(pod, ended=_skip(f"Pod {pod.name} {waiting} after {_format(MAX_ISOLATION)}."))

@@ -147,6 +147,8 @@ class Engine:
     isolated_until: float | None = None
     unfinished_requests: int = 0
     """Requests of users that an isolated engine still serves."""
+    report_unfinished: Callable[[], int | None] | None = None
+    """What it reports instead of that number."""
     evaluator_noise: float | None = 0.0
     """Relative dispersion between the windows of a pair in isolation, which have the same requests; None: no evaluator sends
     any."""
@@ -288,7 +290,8 @@ class Engine:
         lease = None if self.lease_until is None else DrafterLease(self.loaded, self.lease_until - self.now)
         isolation = None
         if self.isolated_until is not None:
-            isolation = PodIsolation(self.isolated_until - self.now, self.unfinished_requests)
+            unfinished = self.unfinished_requests if self.report_unfinished is None else self.report_unfinished()
+            isolation = PodIsolation(self.isolated_until - self.now, unfinished)
         is_isolated = isolation is not None and self.problem is None
         return DrafterState(
             problem=Problem("Isolated", "the pod is isolated from users: wait.") if is_isolated else self.problem,

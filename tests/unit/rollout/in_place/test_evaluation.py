@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -18,6 +21,8 @@ from tests.unit.rollout.in_place.fleet import Fleet, serving_fleet
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 PROMPTS = {"source": "Prompts", "prompts": {"configMap": "prompts"}}
+COPIES = {"source": "Mirror"}
+GATEWAY = {"traffic": {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}}
 
 
 def begin(name: str, replicas: int = 3, shadow: dict[str, Any] | None = None, **arguments: Any) -> Fleet:
@@ -150,12 +155,94 @@ def test_without_an_evaluator_the_rollout_continues_after_the_limit() -> None:
     finish(fleet, drafter="better")
 
 
+@pytest.mark.parametrize("requests_per_second", [0.0, 0.2])
+@pytest.mark.parametrize("name", ["better", "worse", "equal"])
+def test_copies_of_few_requests_end_without_a_verdict_and_the_rollout_continues(name: str, requests_per_second: float) -> None:
+    fleet = begin(name, shadow=COPIES, rollout=GATEWAY, requests_per_second=requests_per_second)
+    for engine in fleet.engines.values():
+        engine.evaluator_noise = 1.0 if requests_per_second else None  # one request in a window, or none in one of them
+    fleet.run_until_phase("Evaluating")
+    begun = fleet.now
+    fleet.run(5 * SECOND)
+    (rule,) = fleet.objects["HTTPRoute", "chat"]["spec"]["rules"]
+    assert [item["type"] for item in rule["filters"]] == ["RequestMirror"]
+    fleet.run_until_phase("Analyzing", minutes=20)
+    assert 15 * MINUTE <= fleet.now - begun < 17 * MINUTE
+    assert evaluation(fleet)[0] == "Inconclusive"
+    assert isolated(fleet) == []
+    (rule,) = fleet.objects["HTTPRoute", "chat"]["spec"]["rules"]
+    assert "filters" not in rule
+    assert not fleet.violations
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["better", "worse"])
+def test_of_a_thousand_pods_one_is_isolated(name: str) -> None:
+    fleet = begin(name, 1000)
+    fleet.run_until_phase("Evaluating")
+    begun, reconciles = fleet.now, fleet.reconciles
+    most_isolated = 0
+
+    def observe(_: Any) -> None:
+        nonlocal most_isolated
+        most_isolated = max(most_isolated, len(isolated(fleet)))
+
+    fleet.on_reconcile = observe
+    fleet.run_until_phase("Analyzing", "RolledBack", minutes=30)
+    seconds = (fleet.now - begun).total_seconds()
+    assert seconds < 8 * 60
+    assert most_isolated == 1
+    assert fleet.reconciles - reconciles < 2 * seconds, "a reconcile of a thousand pods takes three seconds"
+    assert fleet.violations == []
+    if name == "worse":
+        assert outcome(fleet)[0] == "RolledBack"
+    else:
+        assert evaluation(fleet)[0] == "Accepted"
+
+
+@pytest.mark.parametrize(
+    ("reports", "result"),
+    [
+        (lambda _: None, "Skipped"),
+        (lambda _: 1, "Skipped"),
+        (lambda _: 2**31, "Skipped"),
+        (lambda number: number % 2, "Accepted"),
+        (lambda number: max(0, number - 3), "Accepted"),  # as soon as the evaluator sends requests, it counts them
+    ],
+    ids=["unknown", "always", "huge", "alternating", "growing"],
+)
+def test_a_pod_that_reports_false_numbers_delays_its_own_evaluation_alone(
+    reports: Callable[[int], int | None], result: str
+) -> None:
+    fleet = begin("better")
+    for engine in fleet.engines.values():
+        engine.report_unfinished = functools.partial(lambda numbers: reports(next(numbers)), itertools.count())
+    fleet.run_until_phase("Evaluating")
+    fleet.run_until_phase("Analyzing", minutes=15)
+    assert evaluation(fleet)[0] == result
+    fleet.run_until_phase("Ready")
+    finish(fleet, drafter="better")
+
+
 def test_one_pod_is_not_taken_from_its_users() -> None:
     fleet = begin("better", replicas=1)
     fleet.run_until_phase("Analyzing")
     result, message = evaluation(fleet)
     assert result == "Skipped"
     assert "2 ready pods" in message
+    fleet.run_until_phase("Ready")
+    finish(fleet, drafter="better")
+
+
+def test_an_engine_whose_key_is_in_no_secret_gets_no_requests() -> None:
+    fleet = begin("better")
+    for pod in fleet.pods:
+        pod["spec"]["containers"][0]["args"] = ["--api-key=plain-text"]
+    fleet.run_until_phase("Analyzing")
+    result, message = evaluation(fleet)
+    assert result == "Skipped"
+    assert "--api-key" in message
+    assert "plain-text" not in message
     fleet.run_until_phase("Ready")
     finish(fleet, drafter="better")
 
