@@ -1,6 +1,7 @@
 """The evaluator of a shadow evaluation: its Deployment, and the Service to which a gateway mirrors requests.
 
-It runs `aerie evaluator` of the operator's own image. It calls one engine, the isolated one, and nothing else.
+It runs `aerie evaluator` of the operator's own image. It calls the engines that it compares, or the isolated one, and nothing
+else. The operator fetches the counts of two engines through the Service, by a token from a Secret.
 
 Guarantees: the pod fits Pod Security's profile `restricted`, and has no rights in the cluster. No Service of engines selects it,
 because it has EVALUATOR_LABEL instead of NAME_LABEL. Sidecar injection is off as for preflight. Not guaranteed: that a network
@@ -9,16 +10,22 @@ policy admits it to the engine.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.rollout import PromptsSource
+from aerie.engine.arguments import parse_flags
 from aerie.manifests import naming
 from aerie.manifests.preflight_job import DISABLE_SIDECAR_INJECTION, PreflightJobConfig
 
 EVALUATOR_LABEL = "aerie.dev/evaluator"
 EVALUATOR_PORT = 8000
-_PROMPTS_PATH = "/etc/aerie-prompts"
+PAIRS_PATH = "/aerie/pairs"
+"""Path of the counts of two engines."""
+LOWEST_PRIORITY = 1_000_000
+"""Priority of the requests in engines that have priorities: higher is later."""
+_PROMPTS_PATH, _TOKEN_PATH = "/etc/aerie-prompts", "/etc/aerie-token"
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "96Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
 
 
@@ -36,10 +43,39 @@ def build_evaluator_deployment(
     resource: SpeculativeDeployment, engine_url: str, window_seconds: float, config: PreflightJobConfig
 ) -> dict[str, Any]:
     """Return the Deployment. `engine_url`: `http://address:port` of the isolated pod, whose windows last `window_seconds`."""
+    return _build_deployment(resource, (f"--engine={engine_url}", f"--window-seconds={window_seconds:g}"), {}, config)
+
+
+def build_paired_evaluator_deployment(
+    resource: SpeculativeDeployment, canary_urls: Sequence[str], control_urls: Sequence[str], config: PreflightJobConfig
+) -> dict[str, Any]:
+    """Return the Deployment that compares engines, by their `http://address:port`."""
+    arguments = [
+        *(f"--canary={url}" for url in canary_urls),
+        *(f"--control={url}" for url in control_urls),
+        f"--token-file={_TOKEN_PATH}/{naming.EVALUATOR_TOKEN_KEY}",
+    ]
+    values = {flag.name: flag.values for flag in parse_flags(resource.spec.engine.args)}
+    if values.get("--scheduling-policy") == ("priority",):
+        arguments.append(f"--priority={LOWEST_PRIORITY}")
+    if values.get("--generation-config") == ("vllm",):
+        arguments.append("--neutral-defaults")
+    token = {"secretName": naming.evaluator_token_secret_name(resource.metadata.name)}
+    return _build_deployment(resource, arguments, {"token": (_TOKEN_PATH, {"secret": token})}, config)
+
+
+def _build_deployment(
+    resource: SpeculativeDeployment,
+    source_arguments: Sequence[str],
+    volumes: Mapping[str, tuple[str, dict[str, Any]]],
+    config: PreflightJobConfig,
+) -> dict[str, Any]:
+    """Return the Deployment. `volumes`: mount path and source of each volume besides the prompts, by name."""
     name, prompts = resource.metadata.name, resource.spec.rollout.analysis.shadow.prompts
-    arguments = ["evaluator", f"--engine={engine_url}", f"--window-seconds={window_seconds:g}", f"--port={EVALUATOR_PORT}"]
+    arguments = ["evaluator", *source_arguments, f"--port={EVALUATOR_PORT}"]
     if prompts is not None:
         arguments.append(f"--prompts={_PROMPTS_PATH}/{prompts.key}")
+        volumes = {**volumes, "prompts": (_PROMPTS_PATH, _build_prompts_source(prompts))}
     container = {
         "name": "evaluator",
         "image": config.image,
@@ -52,7 +88,7 @@ def build_evaluator_deployment(
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
         },
-        "volumeMounts": [{"name": "prompts", "mountPath": _PROMPTS_PATH, "readOnly": True}] if prompts else [],
+        "volumeMounts": [{"name": volume, "mountPath": path, "readOnly": True} for volume, (path, _) in volumes.items()],
     }
     pod_spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
@@ -60,7 +96,7 @@ def build_evaluator_deployment(
         "terminationGracePeriodSeconds": 5,
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [container],
-        "volumes": [_build_prompts_volume(prompts)] if prompts else [],
+        "volumes": [{"name": volume, **source} for volume, (_, source) in volumes.items()],
     }
     if config.pull_secrets:
         pod_spec["imagePullSecrets"] = [{"name": secret} for secret in config.pull_secrets]
@@ -85,7 +121,7 @@ def build_evaluator_deployment(
 
 
 def build_evaluator_service(resource: SpeculativeDeployment) -> dict[str, Any]:
-    """Return the Service to which the route mirrors requests."""
+    """Return the Service to which the route mirrors requests, and from which the operator fetches counts."""
     name = resource.metadata.name
     return {
         "apiVersion": "v1",
@@ -99,8 +135,5 @@ def build_evaluator_service(resource: SpeculativeDeployment) -> dict[str, Any]:
     }
 
 
-def _build_prompts_volume(prompts: PromptsSource) -> dict[str, Any]:
-    return {
-        "name": "prompts",
-        "configMap": {"name": prompts.config_map, "items": [{"key": prompts.key, "path": prompts.key}]},
-    }
+def _build_prompts_source(prompts: PromptsSource) -> dict[str, Any]:
+    return {"configMap": {"name": prompts.config_map, "items": [{"key": prompts.key, "path": prompts.key}]}}

@@ -40,6 +40,30 @@ def test_the_pod_is_restricted_and_no_service_of_engines_selects_it() -> None:
     assert document["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
 
 
+def test_two_engines_are_compared_by_a_token_of_the_operator() -> None:
+    engine = {"image": "vllm/vllm-openai:v0.33.0", "args": ["--scheduling-policy", "priority", "--generation-config=vllm"]}
+    plain, tuned = (
+        evaluator.build_paired_evaluator_deployment(each, ["http://10.0.0.7:8000"], ["http://10.0.0.8:8000"], CONFIG)
+        for each in (shadowed(PROMPTS), resource(engine=engine, rollout={"analysis": {"shadow": PROMPTS}}))
+    )
+    pod = plain["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    arguments = [
+        "evaluator",
+        "--canary=http://10.0.0.7:8000",
+        "--control=http://10.0.0.8:8000",
+        "--token-file=/etc/aerie-token/token",
+        "--port=8000",
+        "--prompts=/etc/aerie-prompts/q.jsonl",
+    ]
+    assert container["args"] == arguments
+    assert pod["volumes"][0] == {"name": "token", "secret": {"secretName": "chat-aerie-evaluator-token"}}
+    mounts = {"token": "/etc/aerie-token", "prompts": "/etc/aerie-prompts"}
+    assert container["volumeMounts"] == [{"name": name, "mountPath": path, "readOnly": True} for name, path in mounts.items()]
+    (container,) = tuned["spec"]["template"]["spec"]["containers"]
+    assert set(container["args"]) - set(arguments) == {"--priority=1000000", "--neutral-defaults"}
+
+
 def test_a_route_mirrors_requests_to_its_service() -> None:
     mirrored = shadowed({"source": "Mirror"}, traffic=GATEWAY)
     service = evaluator.build_evaluator_service(mirrored)

@@ -29,6 +29,7 @@ from aerie.rollout.capacity.arms import count_missing_ready_pods
 from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from aerie.rollout.children import tuning_record
 from aerie.rollout.facts.pod_address import find_engine_url
+from aerie.rollout.facts.pod_failures import is_pod_ready
 from aerie.rollout.facts.snapshot import KubernetesObject, Snapshot, is_owned_by, read_labels
 from aerie.rollout.plan import ObjectReference
 from aerie.rollout.progression.progression import Progression
@@ -48,7 +49,7 @@ def build_desired_objects(
     """Yield all objects that have to exist, in the order in which they are applied."""
     resource = snapshot.resource
     objects: list[dict[str, Any]] = [
-        network.build_main_service(resource, progression.exclusive_revision),
+        network.build_main_service(resource, progression.build_serving_selector(snapshot.cluster)),
         *_build_disruption_budgets(resource, progression),
     ]
     objects += _build_evaluator(snapshot, progression, runner)
@@ -128,6 +129,15 @@ def _build_evaluator(
 ) -> Iterator[dict[str, Any]]:
     """Yield the objects of the evaluator during a shadow evaluation."""
     rollout, resource = progression.in_place, snapshot.resource
+    if progression.stable_revision is not None and progression.evaluates_canary:
+        assert progression.canary is not None, "it is the one that is evaluated"
+        yield evaluator.build_evaluator_service(resource)
+        # Without a ready pod of each arm there is no evaluator: requests to a pod that has ended would count as failed.
+        canary_urls = _find_ready_urls(snapshot.cluster.live_pods(progression.canary.revision))
+        control_urls = _find_control_urls(snapshot, progression.stable_revision, len(canary_urls))
+        if canary_urls and control_urls:
+            yield evaluator.build_paired_evaluator_deployment(resource, canary_urls, control_urls, config)
+        return
     if rollout is None or rollout.phase != "Evaluating" or progression.stable_revision is None:
         return
     names = {(trial_pod.name, trial_pod.uid) for trial_pod in rollout.pods}
@@ -139,9 +149,24 @@ def _build_evaluator(
         yield evaluator.build_evaluator_service(resource)
 
 
+def _find_control_urls(snapshot: Snapshot, stable_revision: str, count: int) -> list[str]:
+    """Return the addresses of the ready control pods or, without any that are requested, of as many stable ones."""
+    if snapshot.cluster.deployment(stable_revision, control=True) is not None:
+        return _find_ready_urls(snapshot.cluster.live_pods(stable_revision, control=True))
+    return _find_ready_urls(snapshot.cluster.live_pods(stable_revision))[:count]
+
+
+def _find_ready_urls(pods: Iterable[KubernetesObject]) -> list[str]:
+    """Return the addresses of the engines of ready pods, in the order of the pods' names."""
+    ready = sorted(filter(is_pod_ready, pods), key=lambda pod: str(pod["metadata"]["name"]))
+    return [url for pod in ready if (url := find_engine_url(pod)) is not None]
+
+
 def _find_shadow_service(resource: SpeculativeDeployment, progression: Progression) -> str | None:
     """Return the Service that gets copies of users' requests; None for none."""
-    is_evaluating = progression.in_place is not None and progression.in_place.phase == "Evaluating"
+    is_evaluating = (
+        progression.in_place is not None and progression.in_place.phase == "Evaluating"
+    ) or progression.evaluates_canary
     is_mirrored = resource.spec.rollout.analysis.shadow.source == "Mirror"
     return evaluator.evaluator_name(resource.metadata.name) if is_evaluating and is_mirrored else None
 
@@ -172,7 +197,9 @@ def _build_deployments(snapshot: Snapshot, desired: DesiredRevision, progression
     if canary_template is not None:
         yield deployment.build_deployment(resource, canary_template, progression.canary_revision, "canary", arms.canary)
     if stable_template is not None and _has_control(progression):
-        control_template = resolve_control_pod_template(snapshot, stable_template, progression.stable_revision)
+        control_template = resolve_control_pod_template(
+            snapshot, stable_template, progression.stable_revision, is_evaluated=progression.is_canary_isolated
+        )
         yield deployment.build_deployment(resource, control_template, progression.stable_revision, "control", arms.control)
 
 
