@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -48,15 +49,23 @@ def window_counts(drafter: str, noise: float = 1.0, gain: float = 1.0, slowdown:
 
 
 def run_trial(
-    pairs: int, gain: float = 1.0, slowdown: float = 1.0, pods: int = 2, plan: SwitchbackPlan = PLAN, failures: float = 0.0
+    pairs: int,
+    gain: float = 1.0,
+    slowdown: float = 1.0,
+    pods: int = 2,
+    plan: SwitchbackPlan = PLAN,
+    failures: float = 0.0,
+    time_sd: float = 0.0,
 ) -> SwitchbackState:
-    """Return the state after a trial in which windows differ by 3 % at random."""
+    """Return the state after a trial in which windows differ by 3 % at random, and times by `time_sd` more."""
     noise, state = random.Random(1), SwitchbackState()  # noqa: S311 - noise of a test
     for pair in range(pairs):
         for pod in range(pods):
             for window in (2 * pair, 2 * pair + 1):
                 drafter = drafter_in_window(plan.seed, pod, window)
                 counts = window_counts(drafter, noise.gauss(1, 0.03), gain, slowdown)
+                if time_sd:
+                    counts = replace(counts, decode_seconds=counts.decode_seconds * noise.lognormvariate(0, time_sd))
                 if drafter == "canary":
                     counts = replace(counts, failed_requests=failures)
                 state = add_window(state, pod, window, counts)
@@ -260,6 +269,24 @@ def test_a_drafter_with_more_tokens_per_step_that_is_slower_is_rolled_back() -> 
     verdict = evaluate_switchback(run_trial(60, gain=1.08, slowdown=1.2), PLAN, 1.0)[1]
     assert verdict.outcome == "Rollback"
     assert "time per output token is significantly above the stable drafter's by more than 2 %" in verdict.message
+
+
+def find_outcome(pairs: int, **trial: Any) -> str:
+    """Return the first outcome other than Continue of a trial of this many pairs at most; Continue if there is none."""
+    outcomes = (evaluate_switchback(run_trial(count, **trial), trial["plan"], 1.0)[1].outcome for count in range(4, pairs + 1, 4))
+    return next((outcome for outcome in outcomes if outcome != "Continue"), "Continue")
+
+
+@pytest.mark.parametrize("slowdown", [1.05, 1.08])
+@pytest.mark.parametrize("seed", ["a", "b", "c", "d"])
+def test_slower_steps_within_the_allowance_are_rolled_back_where_times_vary_little(seed: str, slowdown: float) -> None:
+    assert find_outcome(80, gain=1.0, slowdown=slowdown, plan=replace(PLAN, seed=seed), time_sd=0.02) == "Rollback"
+
+
+@pytest.mark.parametrize("seed", ["a", "b", "c", "d"])
+def test_a_slow_path_is_never_promoted_however_much_times_vary(seed: str) -> None:
+    plan = replace(PLAN, seed=seed)
+    assert find_outcome(80, gain=1.05, slowdown=1.25, plan=plan, time_sd=0.2) != "Promote"
 
 
 def test_failed_requests_roll_back() -> None:
