@@ -1,11 +1,14 @@
-"""Keeps the results of a simulation's finished cells in a file, for the next run of the same code."""
+"""Runs the cells of a simulation, and keeps the results of finished ones in a file, for the next run of the same code."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -53,6 +56,23 @@ class CellFile(Generic[Cell]):
         written = self._file.with_name(f"{self._file.name}.new")
         written.write_text(json.dumps({"origin": self._origin, "cells": rows}))
         written.replace(self._file)
+
+
+def complete_cells(
+    finished: CellFile[Cell],
+    cells: Sequence[Cell],
+    run_cells: Callable[[Executor, tuple[Cell, ...]], Iterator[tuple[Cell, Figures]]],
+    print_cell: Callable[[Cell, Figures], None],
+) -> None:
+    """Print the finished cells, then run the others in up to two processes, and add and print each as it ends."""
+    for cell, by_effect in finished.results.items():
+        print_cell(cell, by_effect)
+    remaining = tuple(cell for cell in cells if cell not in finished.results)
+    # Forked workers would inherit numpy's threads in an unknown state.
+    with ProcessPoolExecutor(min(2, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as workers:
+        for cell, by_effect in run_cells(workers, remaining):
+            finished.add(cell, by_effect)
+            print_cell(cell, by_effect)
 
 
 def _hash_code(modules: Sequence[str]) -> str:

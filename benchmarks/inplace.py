@@ -60,16 +60,14 @@ continues after them.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from aerie_lab.binaries import ensure_family
 from benchmarks import _inplace_fleet
-from benchmarks._cell_file import CellFile
+from benchmarks._cell_file import CellFile, complete_cells
 from benchmarks._inplace_rollout import measure_rollouts, measure_same_drafter
 from benchmarks._inplace_simulation import CELLS, MODULES, TABLE_HEAD, Cell, run_cells, summary, table_row
 from benchmarks._inplace_vllm import measure_engine
@@ -110,14 +108,12 @@ def simulate(runs: int, cell_file: Path | None = None) -> dict[str, float]:
     """Return the keys sim_*, and print a table of all cells. `cell_file`: see the module."""
     finished = CellFile(cell_file, Cell, MODULES, runs, SEED)
     print(TABLE_HEAD)
-    for cell, by_effect in finished.results.items():
-        print(table_row(cell, by_effect), flush=True)
-    remaining = tuple(cell for cell in CELLS if cell not in finished.results)
-    # Forked workers would inherit numpy's threads in an unknown state.
-    with ProcessPoolExecutor(min(2, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as workers:
-        for cell, by_effect in run_cells(workers, remaining, runs, SEED):
-            finished.add(cell, by_effect)
-            print(table_row(cell, by_effect), flush=True)
+    complete_cells(
+        finished,
+        CELLS,
+        lambda workers, cells: run_cells(workers, cells, runs, SEED),
+        lambda cell, by_effect: print(table_row(cell, by_effect), flush=True),
+    )
     return summary(finished.results)
 
 
