@@ -13,9 +13,9 @@ from aerie.terminal import err, out, sanitize_text
 from aerie_drafter.errors import ConfigError
 from aerie_drafter.train import processes
 from aerie_drafter.train.progress import ConsoleReporter
-from aerie_drafter.train.settings import read_settings, render_default_yaml
+from aerie_drafter.train.settings import TrainingSettings, read_settings, render_default_yaml
 from aerie_drafter.train.setup import build_trainer
-from aerie_drafter.train.trainer import NullReporter
+from aerie_drafter.train.trainer import NullReporter, TrainingProgress
 
 
 def command(
@@ -35,17 +35,23 @@ def command(
     warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     with processes.join_process_group() as group:
+        progress = _run(training, group)  # a function of its own: no name here may keep the group's tensors
         if not group.is_main:
-            build_trainer(training, processes=group, reporter=NullReporter()).run()
             return
-        with ConsoleReporter(err) as reporter:
-            trainer = build_trainer(training, processes=group, reporter=reporter, log_progress=err.print)
-            if trainer.resume():
-                err.print(f"resuming after step {trainer.progress.step} of {trainer.total_steps}")
-            progress = trainer.run()
     best = sanitize_text(str(training.output.folder / "best"))
     out.print(
         f"{best}: acceptance length {progress.best_acceptance_length:.3f} at "
         f"{training.output.num_speculative_tokens} tokens, on held-out text"
     )
     err.print(f"export it for vLLM: aerie-drafter export {best} FOLDER")
+
+
+def _run(training: TrainingSettings, group: processes.Processes) -> TrainingProgress:
+    """Train as this process of the group; only the main one reports, and resumes a training that was interrupted."""
+    if not group.is_main:
+        return build_trainer(training, processes=group, reporter=NullReporter()).run()
+    with ConsoleReporter(err) as reporter:
+        trainer = build_trainer(training, processes=group, reporter=reporter, log_progress=err.print)
+        if trainer.resume():
+            err.print(f"resuming after step {trainer.progress.step} of {trainer.total_steps}")
+        return trainer.run()

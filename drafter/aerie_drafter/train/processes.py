@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,8 +54,22 @@ def join_process_group() -> Iterator[Processes]:
     dist.init_process_group("nccl" if gpu else "gloo")
     try:
         yield Processes(dist.get_rank(), dist.get_world_size(), device)
-        # A sharded target keeps the group's threads alive (PyTorch registers FSDP modules globally). A thread that still releases
-        # tensors when the interpreter ends aborts the process; after a barrier it has released them.
         dist.barrier()
     finally:
+        _release_sharded_tensors()
         dist.destroy_process_group()
+
+
+def _release_sharded_tensors() -> None:
+    """Drop the last references to the process group, so that its threads end with it.
+
+    PyTorch (2.13) caches what it computed for sharded tensors, and by that their device mesh and its group, until the process
+    ends. A thread of the group that still releases tensors while the interpreter ends aborts the process ("terminate called
+    without an active exception").
+    """
+    from torch.distributed.tensor import debug  # takes a second to import
+
+    gc.collect()  # modules and their hooks refer to one another
+    clear_cache = getattr(debug, "_clear_sharding_prop_cache", None)
+    if clear_cache is not None:  # a release without it may abort at its end; the barrier makes that rare
+        clear_cache()
