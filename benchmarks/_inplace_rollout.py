@@ -34,6 +34,8 @@ SAME_DRAFTER_SECONDS = 300.0
 """Seconds of a trial of the same drafter."""
 PREPARATION_SECONDS = 300.0
 """Limit of preflight and preparation."""
+REQUESTS_PER_SECOND = 6.0
+"""Mean requests per second."""
 TRAFFIC_SECONDS = 20.0
 """Seconds of traffic before the first rollout: the windows follow from the rate of requests."""
 
@@ -82,7 +84,7 @@ class _InPlaceSequence(RolloutSequence):
         self.apply(drafter)
         self.until(lambda status: status.get("phase") == "Ready", "the first drafter serves", START)
         target = TrafficTarget(self.lab.gateway_url or "", SCENARIO.name, SCENARIO.host, chats=SCENARIO.chats)
-        with BackgroundTraffic(target, SCENARIO.requests_per_second, SCENARIO.classes, seconds) as traffic:
+        with BackgroundTraffic(target, REQUESTS_PER_SECOND, SCENARIO.classes, seconds) as traffic:
             time.sleep(TRAFFIC_SECONDS)
             yield traffic
 

@@ -100,9 +100,9 @@ class _DemoRunner:
         condition_message = '{.status.conditions[?(@.type=="PreflightPassed")].message}{"\\n"}'
         self._run_tool("kubectl", "get", "specdep", scenario.name, "-o", f"jsonpath={condition_message}")
         self._send_first_request()
-        out.print(f"[dim]# from here on the gateway receives {scenario.requests_per_second:g} requests per second[/]")
+        out.print(f"[dim]# from here on the gateway receives {scenario.load_text}[/]")
         target = TrafficTarget(self.lab.gateway_url or "", scenario.name, scenario.host, timeout_seconds=60, chats=scenario.chats)
-        with BackgroundTraffic(target, scenario.requests_per_second, scenario.classes) as traffic:
+        with BackgroundTraffic(target, scenario.load, scenario.classes) as traffic:
             pods = self._show_pods()
             out.print(
                 f"[dim]# the length of the windows follows from the rate of requests: {_TRAFFIC_SECONDS:g} s to measure it[/]"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from aerie_lab.engine.load_generation.background import SHORT_TRAFFIC_CLASSES
+from aerie_lab.engine.load_generation.background import SHORT_TRAFFIC_CLASSES, Clients
 from aerie_lab.engine.load_generation.workload import LengthDistribution, TrafficClass
 from aerie_lab.engine.performance_model.acceptance import CLASS_ACCEPTANCE
 from aerie_lab.images.table import SIMULATED_IMAGE_TABLE
@@ -35,8 +35,8 @@ class DemoScenario:
     question: str
     engines_description: str
     """Description of the engines, for the summary."""
-    requests_per_second: float
-    """Mean requests per second."""
+    load: float | Clients
+    """Mean requests per second, or clients."""
     timeout_seconds: float
     """Timeout of a start or a rollout."""
     image_tables: tuple[Path, ...] = ()
@@ -45,6 +45,12 @@ class DemoScenario:
     classes: Sequence[TrafficClass] = SHORT_TRAFFIC_CLASSES
     prompts_file: Path | None = None
     """Chats of the traffic, one a line; default: filler of the classes' lengths."""
+
+    @property
+    def load_text(self) -> str:
+        if isinstance(self.load, Clients):
+            return f"requests from {self.load.count} clients, each of which waits for its answer"
+        return f"{self.load:g} requests per second"
 
     @property
     def chats(self) -> ChatList:
@@ -65,7 +71,7 @@ SIMULATED_SCENARIO = DemoScenario(
     worse_drafter={"repo": "aerie/bundle-eagle31-undertrained", "revision": "1300000000000000000000000000000000000013"},
     question="Where do eagles nest?",
     engines_description="The engines are simulated, and so are their metrics (docs/simulator.md)",
-    requests_per_second=24.0,
+    load=24.0,
     timeout_seconds=600.0,
     image_tables=(SIMULATED_IMAGE_TABLE,),
 )
@@ -78,7 +84,7 @@ REAL_SCENARIO = DemoScenario(
     worse_drafter={"repo": "aerie/bundle-weak", "revision": "3181f66889155967a7c90382584aecf39bb37cfc"},
     question="What is the class `collections.ChainMap`?",
     engines_description="So are the engines: vLLM on CPU, which is slow, with small models (drafter/bundle/README.md)",
-    requests_per_second=6.0,
+    load=Clients(4),  # the computing time of a step on a CPU follows the number of requests in it: a constant one varies least
     timeout_seconds=1800.0,
     required_families=("helm", "vllm"),
     classes=(

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aerie.analysis import equivalence
 from aerie.engine import completions as greedy
+from aerie_lab.engine.load_generation.background import BackgroundTraffic, Clients
 from aerie_lab.engine.load_generation.traffic import TrafficTarget, run_closed_loop
 from aerie_lab.engine.load_generation.workload import LengthDistribution, PoissonArrivals, TrafficClass, generate_turns
 from aerie_lab.engine.performance_model.acceptance import CLASS_ACCEPTANCE
@@ -206,6 +207,20 @@ def test_traffic_reports_errors_by_kind(start: Start) -> None:
     running.end()
     report = asyncio.run(run_closed_loop(TrafficTarget(url, "other"), iter(turns), clients=1))
     assert report.errors == {"ClientConnectorError": 3}
+
+
+def test_clients_send_when_their_answers_have_ended_until_the_block_ends(start: Start) -> None:
+    running = start(*NGRAM)
+    kind = TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(50, 0.5), LengthDistribution(20, 0.5), mean_turns=1)
+    most = 0.0
+    with BackgroundTraffic(TrafficTarget(str(running.client.base_url).rstrip("/"), "acme/model"), Clients(3), [kind]) as traffic:
+        began = time.monotonic()
+        while len(traffic.report.outcomes) < 30:
+            assert time.monotonic() - began < 60
+            most = max(most, running.metric("vllm:num_requests_running"))
+    assert 1 <= most <= 3
+    assert traffic.report.errors.total() == 0
+    assert running.metric("vllm:request_success_total") == len(traffic.report.outcomes)
 
 
 TOKENS = 300

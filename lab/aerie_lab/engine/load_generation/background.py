@@ -1,4 +1,4 @@
-"""Traffic beside something else: requests at a mean rate, from a thread of its own, cut into named stretches.
+"""Traffic beside something else: at a mean rate or from a number of clients, from a thread of its own, cut into named stretches.
 
 Guarantee: nothing new is sent after the end of the block, and requests that are open then are finished.
 """
@@ -9,10 +9,10 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Self
 
-from aerie_lab.engine.load_generation.traffic import TrafficReport, TrafficTarget, run_open_loop
+from aerie_lab.engine.load_generation.traffic import TrafficReport, TrafficTarget, run_closed_loop, run_open_loop
 from aerie_lab.engine.load_generation.workload import (
     DEFAULT_TRAFFIC_CLASSES,
     LengthDistribution,
@@ -27,27 +27,31 @@ SHORT_TRAFFIC_CLASSES = tuple(
     for kind in DEFAULT_TRAFFIC_CLASSES
 )
 """Short requests of every class."""
+_DRAWN_PER_SECOND = 100.0
+"""Turns drawn per second for clients, who send them without regard to their times."""
+
+
+@dataclass(frozen=True)
+class Clients:
+    """Clients each of which sends its next request when its answer has ended: a load that does not vary."""
+
+    count: int
 
 
 class BackgroundTraffic:
-    """Sends `requests_per_second` on average, for at most `max_seconds`."""
+    """Sends `load`, requests per second on average or clients, for at most `max_seconds`."""
 
     def __init__(
         self,
         target: TrafficTarget,
-        requests_per_second: float,
+        load: float | Clients,
         classes: Sequence[TrafficClass] = SHORT_TRAFFIC_CLASSES,
         max_seconds: float = 7200.0,
     ) -> None:
         self.intervals: list[tuple[str, TrafficReport]] = []
         self.report = TrafficReport()
         """All of it, as answers come."""
-        self._target, self._requests_per_second, self._classes, self._max_seconds = (
-            target,
-            requests_per_second,
-            classes,
-            max_seconds,
-        )
+        self._target, self._load, self._classes, self._max_seconds = target, load, classes, max_seconds
         self._stop_event = threading.Event()
         self._started_at = 0.0
         self._thread = threading.Thread(target=self._send, name="traffic", daemon=True)
@@ -73,10 +77,13 @@ class BackgroundTraffic:
         return sum(len(report.outcomes) for _, report in self.intervals)
 
     def _send(self) -> None:
-        asyncio.run(run_open_loop(self._target, self._generate_turns(), report=self.report))
+        if isinstance(self._load, Clients):
+            asyncio.run(run_closed_loop(self._target, self._generate_turns(_DRAWN_PER_SECOND), self._load.count, self.report))
+        else:
+            asyncio.run(run_open_loop(self._target, self._generate_turns(self._load), report=self.report))
 
-    def _generate_turns(self) -> Iterator[Turn]:
-        for turn in generate_turns(self._classes, PoissonArrivals(self._requests_per_second), 0.0, self._max_seconds, seed=0):
-            if self._stop_event.is_set():
+    def _generate_turns(self, requests_per_second: float) -> Iterator[Turn]:
+        for turn in generate_turns(self._classes, PoissonArrivals(requests_per_second), 0.0, self._max_seconds, seed=0):
+            if self._stop_event.is_set() or time.monotonic() - self._started_at > self._max_seconds:
                 return
             yield turn

@@ -105,7 +105,7 @@ class TrafficReport:
 def nearest_rank_percentile(values: list[float], percentile: float) -> float:
     """Return the nearest-rank percentile; 0 without values.
 
-    >>> at_percentile([3.0, 1.0, 2.0], 50), at_percentile([], 99)
+    >>> nearest_rank_percentile([3.0, 1.0, 2.0], 50), nearest_rank_percentile([], 99)
     (2.0, 0.0)
     """
     if not values:
@@ -127,9 +127,11 @@ async def run_open_loop(
     return report
 
 
-async def run_closed_loop(target: TrafficTarget, turns: Iterator[Turn], clients: int) -> TrafficReport:
-    """`clients` clients work the turns off, without regard to the turns' times."""
-    report, began = TrafficReport(), time.monotonic()
+async def run_closed_loop(
+    target: TrafficTarget, turns: Iterator[Turn], clients: int, report: TrafficReport | None = None
+) -> TrafficReport:
+    """`clients` clients work the turns off, without regard to the turns' times. Answers are added to `report` as they come."""
+    report, began = TrafficReport() if report is None else report, time.monotonic()
 
     async def work(session: aiohttp.ClientSession) -> None:
         for turn in turns:
