@@ -47,7 +47,7 @@ def command(
 
 
 def _run(training: TrainingSettings, group: processes.Processes) -> TrainingProgress:
-    """Train as this process of the group; only the main one reports, and resumes a training that was interrupted."""
+    """Train as this process of the group, from where an interrupted training was saved; only the main process reports."""
     if not group.is_main:
         return build_trainer(training, processes=group, reporter=NullReporter()).run()
     with ConsoleReporter(err) as reporter:

@@ -215,10 +215,10 @@ def test_clients_send_when_their_answers_have_ended_until_the_block_ends(start: 
     most = 0.0
     with BackgroundTraffic(TrafficTarget(str(running.client.base_url).rstrip("/"), "acme/model"), Clients(3), [kind]) as traffic:
         began = time.monotonic()
-        while len(traffic.report.outcomes) < 30:
+        while len(traffic.report.outcomes) < 30 or most == 0:
             assert time.monotonic() - began < 60
             most = max(most, running.metric("vllm:num_requests_running"))
-    assert 1 <= most <= 3
+    assert most <= 3
     assert traffic.report.errors.total() == 0
     assert running.metric("vllm:request_success_total") == len(traffic.report.outcomes)
 

@@ -33,7 +33,7 @@ _DRAWN_PER_SECOND = 100.0
 
 @dataclass(frozen=True)
 class Clients:
-    """Clients each of which sends its next request when its answer has ended: a load that does not vary."""
+    """A number of clients, each of which sends its next request when its answer has ended: a constant number of requests."""
 
     count: int
 

@@ -22,6 +22,8 @@ import aiohttp
 from aerie_lab.engine.load_generation.workload import Turn
 
 LATENCY_PERCENTILES = (50, 90, 95, 99)
+_PAUSE_AFTER_ERROR_SECONDS = 0.1
+"""Pause of a client after an error: a server that is away refuses requests at once."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,10 @@ async def run_closed_loop(
 
     async def work(session: aiohttp.ClientSession) -> None:
         for turn in turns:
-            await _send_and_record(report, session, target, turn)
+            outcome = await send_request(session, target, turn)
+            report.outcomes.append(outcome)
+            if outcome.error is not None:
+                await asyncio.sleep(_PAUSE_AFTER_ERROR_SECONDS)
 
     async with _create_session(target) as session, asyncio.TaskGroup() as tasks:
         for _ in range(clients):
