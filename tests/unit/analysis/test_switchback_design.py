@@ -13,6 +13,8 @@ from aerie.analysis.switchback.design import (
     MAX_CARRYOVER_SECONDS,
     MAX_FIRST_WINDOW_SECONDS,
     MIN_CARRYOVER_SECONDS,
+    MIN_STAGE_PAIRS,
+    MIN_STAGE_SECONDS,
     MIN_WINDOW_SECONDS,
     WindowSchedule,
     begins_with_repeat,
@@ -76,6 +78,18 @@ def test_windows_follow_each_other_and_pairs_are_of_one_length(schedule: WindowS
     assert 0 < window.washout_seconds <= window.length_seconds / 2
 
 
+@given(SCHEDULES)
+def test_there_are_many_pairs_of_a_length_and_minutes_of_them_before_windows_are_longer(schedule: WindowSchedule) -> None:
+    windows = (schedule.window(number) for number in itertools.count())
+    for length, stage in itertools.groupby(windows, lambda window: window.length_seconds):
+        if length == schedule.longest_window_seconds:
+            break
+        pairs = sum(1 for _ in stage) / 2
+        assert pairs >= MIN_STAGE_PAIRS
+        assert 2 * pairs * length >= MIN_STAGE_SECONDS
+        assert pairs == MIN_STAGE_PAIRS or 2 * (pairs - 1) * length < MIN_STAGE_SECONDS, "no longer than it has to be"
+
+
 @given(SCHEDULES, st.floats(0.0, 1e5))
 def test_the_window_at_a_time_contains_it(schedule: WindowSchedule, seconds: float) -> None:
     window = schedule.window_at(seconds)
@@ -90,7 +104,8 @@ def test_a_time_before_the_trial_has_no_window() -> None:
 
 def test_windows_grow_until_they_exclude_a_carryover() -> None:
     schedule = WindowSchedule(10.0, 30.0)
-    assert [schedule.window(16 * stage).length_seconds for stage in range(6)] == [10.0, 20.0, 40.0, 60.0, 60.0, 60.0]
+    lengths = [10.0] * 40 + [20.0] * 20 + [40.0] * 16 + [60.0] * 24
+    assert [schedule.window(number).length_seconds for number in range(100)] == lengths
     assert schedule.window(200).washout_seconds == 20.0
 
 
