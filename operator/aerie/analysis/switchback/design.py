@@ -5,8 +5,9 @@
     pod 0        S   C       C   S       C   S      for both. So half of the pods use each drafter at every moment, and what
     pod 1        C   S       S   C       S   C      all pods have in common (the load, the hour) cancels within a partnership.
 
-Windows begin short, so that a harmful drafter is detected after a few of them. They become longer, because only long windows
-exclude a carry-over (`carryover`). The first part of each window, its wash-out, does not count.
+Windows begin short, so that a harmful drafter is detected after a few of them, and stay short for minutes, so that there are many
+pairs where an engine's times are noisy. Then they become longer in stages, because only long windows exclude a carry-over
+(`carryover`). The first part of each window, its wash-out, does not count.
 
 Guarantees: an order is a pure function of seed, pod index and pair, so a restarted operator continues without stored draws. The
 orders of a pod are independent fair coins, whichever other pods join, leave or restart. Without gaps in the indexes, the numbers
@@ -17,15 +18,16 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 Drafter = Literal["stable", "canary"]
 
 MIN_STAGE_PAIRS, MIN_STAGE_SECONDS = 8, 384.0
-"""Pairs of windows of one length, and their seconds, before windows of twice the length: at least. Seconds, because many pairs
-tell a time per output token, and long ones do not: on a CPU, the time of a step differed by 10 % between adjacent windows of 3 s
-and by 12 % between those of 16 s."""
+"""Least number of pairs of a stage, which has windows of one length, and its least duration. The next stage has windows of twice
+the length. The noise of an engine's times does not decrease with the length of windows: on a CPU, the ratio of a step's times in
+adjacent windows had a standard deviation of 10 % for windows of 3 s, and of 12 % for those of 16 s."""
 REQUESTS_PER_WINDOW = 12.0
 """Requests of a pod in the shortest windows."""
 MIN_WINDOW_SECONDS, MAX_FIRST_WINDOW_SECONDS = 4.0, 120.0
@@ -74,33 +76,30 @@ class WindowSchedule:
 
     def window(self, number: int) -> Window:
         """Return a window by its number, from 0 on."""
-        pair, start, length = number // 2, 0.0, self.first_window_seconds
-        while length < self.longest_window_seconds and pair >= (stage_pairs := _count_stage_pairs(length)):
-            start, pair = start + 2 * stage_pairs * length, pair - stage_pairs
-            length = min(2 * length, self.longest_window_seconds)
-        start += (2 * pair + number % 2) * length
+        pair = number // 2
+        first_pair, start, length = max(stage for stage in self._stages() if stage[0] <= pair)
+        start += (2 * (pair - first_pair) + number % 2) * length
         return Window(number, start, length, min(length * WASHOUT_SHARE, self.carryover_seconds))
 
     def window_at(self, seconds: float) -> Window:
         """Return the window at a time, in seconds from the start of the trial. Raise ValueError for a time before it."""
         if seconds < 0:
             raise ValueError(f"{seconds} s lies before the trial: pass the seconds since its start.")
-        number, start, length = 0, 0.0, self.first_window_seconds
-        while length < self.longest_window_seconds:
-            stage_pairs = _count_stage_pairs(length)
-            if seconds - start < 2 * stage_pairs * length:
-                break
-            number, start = number + 2 * stage_pairs, start + 2 * stage_pairs * length
-            length = min(2 * length, self.longest_window_seconds)
-        window = self.window(number + int((seconds - start) / length))
+        first_pair, start, length = max(stage for stage in self._stages() if stage[1] <= seconds)
+        window = self.window(2 * first_pair + int((seconds - start) / length))
         if seconds >= window.end_seconds:  # the division was rounded down
             return self.window(window.number + 1)
         return self.window(window.number - 1) if seconds < window.start_seconds else window
 
-
-def _count_stage_pairs(window_seconds: float) -> int:
-    """Return the number of pairs of windows of one length, where longer ones follow."""
-    return max(MIN_STAGE_PAIRS, math.ceil(MIN_STAGE_SECONDS / (2 * window_seconds)))
+    def _stages(self) -> Iterator[tuple[int, float, float]]:
+        """Yield the first pair of each stage, its start and the length of its windows in seconds. The last stage has no end."""
+        first_pair, start, length = 0, 0.0, self.first_window_seconds
+        while length < self.longest_window_seconds:
+            yield first_pair, start, length
+            pairs = max(MIN_STAGE_PAIRS, math.ceil(MIN_STAGE_SECONDS / (2 * length)))
+            first_pair, start = first_pair + pairs, start + 2 * pairs * length
+            length = min(2 * length, self.longest_window_seconds)
+        yield first_pair, start, length
 
 
 def schedule_windows(requests_per_second: float, request_seconds: float) -> WindowSchedule:
