@@ -20,11 +20,11 @@ again. A stale cache can therefore delay a write until an event or the next list
 cause a write: no second transition, no deletion of a needed object, no event posted twice.
 
 Objects are kept as compressed JSON without the server's bookkeeping. This takes a small part of the memory of dictionaries, gives
-the garbage collector nothing to traverse, and prevents one reader from changing what another one reads. Of a pod's spec only node
-and ports are kept, which is all that decisions read of it. Of an immutable ConfigMap, as that of the plugin is, the data are not
-kept: it is there or not. For a resource with many objects, unpacking them in each reconcile
-would block the event loop for longer than everything else together (0.2 ms per object). Its dictionaries are kept as well, and
-must not be changed.
+the garbage collector nothing to traverse, and prevents one reader from changing what another one reads. Of a pod's spec only what
+is read of it is kept: the node, the ports, what an evaluator's pod inherits, and, where the engine has an API key, the command,
+arguments and variables. Of an immutable ConfigMap, as that of the plugin is, the data are not kept: it is there or not. For a
+resource with many objects, unpacking them in each reconcile would block the event loop for longer than everything else together
+(0.2 ms per object). Its dictionaries are kept as well, and must not be changed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ from typing import Any, NamedTuple
 from aerie.controller.kubernetes.client import PODS, SPECULATIVE_DEPLOYMENTS, ObjectDict, ResourceKind
 from aerie.controller.work_queue import NamespacedName
 from aerie.manifests import naming
+from aerie.manifests.engine_key import EngineKey, find_engine_key
+from aerie.manifests.preflight_environment import SCHEDULING_FIELDS
 
+_POD_FIELDS = ("nodeName", "imagePullSecrets", *SCHEDULING_FIELDS)
+_CONTAINER_FIELDS = ("name", "ports")
+_KEY_FIELDS = ("command", "args", "env")
+"""Further fields of an engine's container that has an API key."""
 _LAST_APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 _KINDS_WITH_CHANGE_TIME = frozenset({"HTTPRoute", "Service"})
 """Kinds whose time of last change is used. Of their managed fields, manager and time are kept; of all other kinds, none are."""
@@ -259,11 +265,20 @@ def _pack(item: ObjectDict) -> bytes:
     if item.get("immutable"):
         del content["data"]
     if item["kind"] == PODS.kind and (spec := item.get("spec")):
-        containers = [
-            {key: container[key] for key in ("name", "ports") if key in container} for container in spec.get("containers") or []
-        ]
-        content["spec"] = {**({"nodeName": spec["nodeName"]} if spec.get("nodeName") else {}), "containers": containers}
+        content["spec"] = _reduce_pod_spec(spec)
     return zlib.compress(json.dumps(content, separators=(",", ":")).encode(), level=1)
+
+
+def _reduce_pod_spec(spec: ObjectDict) -> ObjectDict:
+    containers = spec.get("containers") or []
+    has_key = find_engine_key({"spec": {"containers": containers}}) != EngineKey()
+
+    def list_fields(container: ObjectDict) -> tuple[str, ...]:
+        is_read = has_key and container["name"] == naming.ENGINE_CONTAINER
+        return (*_CONTAINER_FIELDS, *_KEY_FIELDS) if is_read else _CONTAINER_FIELDS
+
+    reduced = [{field: container[field] for field in list_fields(container) if field in container} for container in containers]
+    return {**{field: spec[field] for field in _POD_FIELDS if spec.get(field)}, "containers": reduced}
 
 
 def _get_content(entry: _CacheEntry, *, keep: bool) -> ObjectDict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 from typing import Any
 
 import pytest
@@ -16,6 +17,10 @@ from aerie.controller.kubernetes.cache import ObjectCache, Relist
 from aerie.controller.kubernetes.client import DEPLOYMENTS, PODS, SERVICES, SPECULATIVE_DEPLOYMENTS
 from aerie.controller.work_queue import NamespacedName
 from aerie.manifests import naming
+from aerie.manifests.engine_key import find_engine_key
+from aerie.manifests.evaluator import build_evaluator_deployment
+from aerie.manifests.preflight_job import PreflightJobConfig
+from tests.unit.manifests.test_objects import resource
 
 CHAT = NamespacedName("default", "chat")
 OTHER = NamespacedName("default", "other")
@@ -103,13 +108,50 @@ def engine_pod(name: str, version: int) -> dict[str, Any]:
     return build_object("Pod", name, version, spec=spec, status={"phase": "Running"})
 
 
-def test_only_node_and_ports_of_a_pod_spec_are_cached() -> None:
+def test_of_a_pod_spec_only_what_is_read_is_cached() -> None:
     recorder = RecordingCache()
     recorder.cache.put(engine_pod("chat-1", 1))
     (cached_object,) = recorder.cache.list_owned_objects(CHAT)
     ports = [{"name": "http", "containerPort": 8000}]
     assert cached_object["spec"] == {"nodeName": "node-1", "containers": [{"name": "engine", "ports": ports}]}
     assert cached_object["status"] == {"phase": "Running"}
+
+
+KEY = {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "chat"}}}
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"env": [KEY]},
+        {"env": [{**KEY, "name": "KEY"}], "args": ["/models/target", "--api-key=$(KEY)"]},
+        {"env": [{**KEY, "name": "KEY"}], "command": ["vllm", "serve", "--api-key", "$(KEY)"]},
+        {"env": [{**KEY, "name": "KEY"}, {"name": "VLLM_API_KEY", "value": "$(KEY)"}]},
+        {"args": ["--api-key=in-plain-text"]},
+        {"env": [{"name": "OTHER", "value": "1"}], "args": ["/models/target"]},
+    ],
+)
+def test_an_evaluator_of_a_cached_pod_is_that_of_the_pod(engine: dict[str, Any]) -> None:
+    pod = engine_pod("chat-1", 1)
+    pod["spec"]["containers"][0] |= engine
+    pod["spec"]["containers"].insert(0, {"name": "sidecar", "env": [KEY], "args": ["--api-key=other"]})
+    pod["spec"] |= {
+        "imagePullSecrets": [{"name": "registry"}],
+        "nodeSelector": {"pool": "gpu"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    }
+    recorder = RecordingCache()
+    recorder.cache.put(pod)
+    (cached,) = recorder.cache.list_owned_objects(CHAT)
+
+    assert find_engine_key(cached) == find_engine_key(pod)
+    config = PreflightJobConfig("aerie:1", pull_secrets=("own",))
+    built, expected = (
+        build_evaluator_deployment(resource(), item, "http://10.0.0.1:8000", 8.0, config) for item in (cached, pod)
+    )
+    assert built == expected
+    assert built["spec"]["template"]["spec"]["tolerations"] == pod["spec"]["tolerations"]
+    assert "other" not in json.dumps(cached), "a sidecar's arguments are not kept"
 
 
 @pytest.mark.parametrize("pods", [1, 40, 1000])
