@@ -18,6 +18,7 @@ from aerie.api.status import Arm, InPlacePhase, InPlaceRollout, PendingOutcome, 
 from aerie.rollout.canary.observation import read_manual_action
 from aerie.rollout.canary.state_machine import MANUAL_ROLLBACK_MESSAGE
 from aerie.rollout.conditions import PROGRESSING, truncate_message
+from aerie.rollout.facts.route_status import route_rejection_message
 from aerie.rollout.facts.snapshot import Snapshot
 from aerie.rollout.in_place import messages, trial_pods
 from aerie.rollout.in_place.deadline import is_preparation_untried, is_time_over
@@ -142,7 +143,8 @@ def _observe_evaluation(step: Step, observation: InPlaceObservation) -> tuple[St
     """Return the step with the progress of its shadow evaluation, and what the state machine observes."""
     rollout = step.rollout
     progress = observe_trial(step.snapshot, rollout, step.pods, step.now)
-    evaluation = observe_evaluation(rollout, step.pods, progress, step.now)
+    route_rejection = route_rejection_message(step.snapshot) if step.spec.analysis.shadow.source == "Mirror" else ""
+    evaluation = observe_evaluation(rollout, step.pods, progress, step.now, route_rejection)
     step = replace(step, progress=progress, evaluation=evaluation)
     is_worse = progress is not None and progress.analysis.verdict == "Rollback"
     return step, replace(

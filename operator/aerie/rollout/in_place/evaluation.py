@@ -105,13 +105,21 @@ def start_windows(rollout: InPlaceRollout, pod: EnginePod, now: datetime) -> InP
 
 
 def observe_evaluation(
-    rollout: InPlaceRollout, pods: Sequence[EnginePod], progress: TrialProgress | None, now: datetime
+    rollout: InPlaceRollout,
+    pods: Sequence[EnginePod],
+    progress: TrialProgress | None,
+    now: datetime,
+    route_rejection: str = "",
 ) -> EvaluationProgress:
-    """Return the progress of the shadow evaluation. `progress`: that of its windows; None before the first one."""
+    """Return the progress of the shadow evaluation. `progress`: that of its windows; None before the first one.
+    `route_rejection`: why no gateway accepts the route that copies requests, as a sentence. It ends the evaluation, because
+    users' requests may fail while the route has a filter that its gateway does not support."""
     trial_pod = rollout.pods[0]
     pod = next((pod for pod in pods if (pod.name, pod.uid) == (trial_pod.name, trial_pod.uid)), None)
     if pod is None:
         return EvaluationProgress(None, ended=_skip(f"Pod {trial_pod.name} has ended."))
+    if route_rejection:
+        return EvaluationProgress(pod, ended=_skip(route_rejection))
     if progress is None:
         isolation = pod.state.isolation if pod.state is not None else None
         if isolation is not None and isolation.unfinished_requests is None:

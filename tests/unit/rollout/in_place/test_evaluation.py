@@ -106,6 +106,32 @@ def test_the_evaluator_runs_during_the_evaluation_alone() -> None:
     finish(fleet, drafter="better")
 
 
+@pytest.mark.parametrize("replicas", [2, 40])
+def test_a_gateway_that_does_not_support_copies_ends_the_evaluation(replicas: int) -> None:
+    fleet = begin("better", replicas, COPIES, rollout=GATEWAY)
+    parent = {"name": "public", "namespace": "default"}
+
+    def has_copies() -> bool:
+        return "filters" in fleet.objects["HTTPRoute", "chat"]["spec"]["rules"][0]
+
+    copies: set[str] = set()
+
+    def report_route(_: Any) -> None:
+        copies.update([fleet.phase] if has_copies() else [])
+        rejected = {"status": "False", "reason": "UnsupportedValue", "message": "invalid type RequestMirror"}
+        condition = {"type": "Accepted", **(rejected if has_copies() else {"status": "True", "reason": "Accepted"})}
+        fleet.objects["HTTPRoute", "chat"]["status"] = {"parents": [{"parentRef": parent, "conditions": [condition]}]}
+
+    fleet.on_reconcile = report_route
+    fleet.run_until_phase("Analyzing")
+    result, message = evaluation(fleet)
+    assert (result, copies) == ("Skipped", {"Evaluating"})
+    assert "does not accept HTTPRoute chat (UnsupportedValue: invalid type RequestMirror)" in message
+    assert not has_copies()
+    fleet.run_until_phase("Ready")
+    finish(fleet, drafter="better")
+
+
 def test_an_equal_drafter_is_accepted() -> None:
     fleet = begin("equal")
     fleet.run_until_phase("Analyzing")
