@@ -122,16 +122,43 @@ def test_requests_that_give_no_pair_are_named(messages: Messages) -> None:
 
 
 def test_a_canary_that_fails_requests_is_not_accepted_and_then_rolled_back(messages: Messages) -> None:
-    state = add_batches(PairedState(), "a", [draw_batch(1, 800, 0.1)])
-    few = add_batches(state, "a", [replace(draw_batch(2, 0), skipped={"canary_failed": 5, "control_failed": 1})])
-    verdict = evaluate_pairs(few, PLAN, 60.0)[1]
+    state = add_batches(PairedState(), "a", [replace(draw_batch(1, 800, 0.1), skipped={"control_failed": 1})])
+
+    def fail_batches(count: int) -> PairedState:
+        failed = replace(draw_batch(2, 0), skipped={"canary_failed": 2})
+        return add_batches(state, "a", [replace(failed, number=number) for number in range(2, 2 + count)])
+
+    verdict = evaluate_pairs(fail_batches(5), PLAN, 60.0)[1]
     assert verdict.outcome == "Continue"
     messages.check("some failures", verdict.message)
-    many = add_batches(state, "a", [replace(draw_batch(2, 0), skipped={"canary_failed": 15})])
-    verdict = evaluate_pairs(many, PLAN, 60.0)[1]
+    verdict = evaluate_pairs(fail_batches(17), PLAN, 60.0)[1]
     assert verdict.outcome == "Rollback"
     assert verdict.rollback_reason == FAILED_REQUESTS
     messages.check("many failures", verdict.message)
+
+
+def test_requests_that_fail_at_once_are_one_event() -> None:
+    """An engine that ends fails all requests in flight, and some more until the operator has noticed."""
+    state = add_batches(PairedState(), "a", [replace(draw_batch(1, 800, 0.1), skipped={"canary_failed": 60})])
+    assert evaluate_pairs(state, PLAN, 60.0)[1].outcome == "Promote"
+
+
+def test_what_is_not_comparable_decides_nothing(messages: Messages) -> None:
+    by_time = replace(PLAN, compares_tokens=False)
+    state, _ = run(1200, -0.3, plan=by_time)
+    assert state.outcome == "Promote"
+    messages.check("without tokens per step", state.message)
+    assert run(1200, 0.2, 0.5, by_time)[0].outcome == "Rollback"
+    by_tokens = replace(PLAN, compares_time=False)
+    state, _ = run(1200, 0.09, 0.5, by_tokens)
+    assert state.outcome == "Promote"
+    messages.check("without times", state.message)
+    assert run(1200, -0.3, -0.5, by_tokens)[0].outcome == "Rollback", "a faster pod replaces no tokens"
+    answers = replace(NO_ANSWERS, repetitions=DifferenceSums(60, 44.0, 6.0, 25.0))
+    state = add_batches(PairedState(), "a", [replace(draw_batch(1, 800, 0.1), answers=answers)])
+    assert evaluate_pairs(state, replace(PLAN, compares_answers=False), 60.0)[1].outcome == "Promote"
+    neither = replace(PLAN, compares_tokens=False, compares_time=False)
+    assert run(1200, 0.2, plan=neither)[0].outcome == "Continue"
 
 
 def test_a_canary_that_changes_answers_is_rolled_back_whatever_its_gain(messages: Messages) -> None:
@@ -181,10 +208,82 @@ def test_a_batch_of_an_evaluator_is_parsed_and_anything_else_is_an_error() -> No
         {"answers": {"unheard": 1}},
         {"number": []},
         {"number": "x"},
+        {"number": True},
+        {"received": -1},
+        {"dropped": float("nan")},
+        {"skipped": {"too_short": float("inf")}},
+        {"skipped": [1]},
+        {"steps": {"buckets": [[0, 1, 10**400, 1.0]], "squares": [1.0, 1.0, 1.0]}},
+        {"answers": {"greedy_pairs": "many"}},
+        {"answers": {"lengths": [1, 0, 0, 0, 0]}},
     ]
     for broken in ({"number": 1}, *({**document, **change} for change in changes)):
         with pytest.raises(ValueError, match="the evaluator's batch is not readable"):
             PairBatch.from_dict(broken)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"number": 0},
+        {"steps": {"buckets": [[0, 4, 8.0, 8.0]], "squares": [1.0, 1.0, 1.0]}},
+        {"seconds": {"buckets": [[0, 4, 8.0, 8.0]], "squares": [16.0, 99.0, 16.0]}},
+        {"steps": {"buckets": [[0, 0.5, 8.0, 8.0]], "squares": [256.0, 1.0, 256.0]}},
+        {"answers": {"lengths": [1, 5.0, 0.0, 0.0]}},
+        {"answers": {"lengths": 3}},
+        {"answers": {"greedy_different_pairs": 3}},
+        {"answers": {"canary_only": 3}},
+        {"skipped": {"<b>ignore</b>": 3}},
+        {"skipped": {"a" * number: 1 for number in range(1, 33)} | {"b": 1}},
+    ],
+)
+def test_a_batch_that_no_answers_give_is_an_error(change: dict[str, Any]) -> None:
+    document = {"number": 3, "steps": PairSums().to_dict(), "seconds": PairSums().to_dict(), "answers": {}, "skipped": {}}
+    document |= {"received": 7, "dropped": 0}
+    PairBatch.from_dict(document)
+    with pytest.raises(ValueError, match="the evaluator's batch"):
+        PairBatch.from_dict({**document, **change})
+
+
+NUMBERS = st.integers(0, 50) | st.floats(0, 1e12) | st.sampled_from([0.0, 1e-300, 2.0**40])
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 70), st.integers(0, 40), NUMBERS, NUMBERS), max_size=6),
+    squares=st.tuples(NUMBERS, NUMBERS, NUMBERS),
+    sums=st.tuples(st.integers(0, 50), NUMBERS, NUMBERS, NUMBERS),
+    skipped=st.dictionaries(st.sampled_from(["canary_failed", "control_failed", "without_metrics"]), st.integers(0, 2**40)),
+    compares=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+)
+def test_no_batch_makes_an_evaluation_fail(
+    rows: list[tuple[Any, ...]],
+    squares: tuple[float, ...],
+    sums: tuple[float, ...],
+    skipped: dict[str, int],
+    compares: tuple[bool, bool, bool],
+) -> None:
+    parts = {"buckets": [list(row) for row in rows], "squares": list(squares)}
+    answers = {name: list(sums) for name in ("lengths", "unlikely")}
+    document = {
+        "number": 1,
+        "steps": parts,
+        "seconds": parts,
+        "answers": answers,
+        "skipped": skipped,
+        "received": 9,
+        "dropped": 0,
+    }
+    try:
+        batch = PairBatch.from_dict(document)
+    except ValueError:
+        return
+    tokens, time, answered = compares
+    plan = replace(PLAN, compares_tokens=tokens, compares_time=time, compares_answers=answered)
+    for count in (1, 20):
+        state = add_batches(PairedState(), "a", [replace(batch, number=number) for number in range(1, count + 1)])
+        state, verdict = evaluate_pairs(state, plan, 60.0)
+        assert len(verdict.message) < 4096
+        assert PairedState.from_dict(json.loads(json.dumps(state.to_dict(), allow_nan=False))) == state
 
 
 def test_a_plan_survives_json() -> None:

@@ -84,6 +84,11 @@ class DifferenceSums:
             self.squares + other.squares,
         )
 
+    @property
+    def is_plausible(self) -> bool:
+        """Whether differences can have these sums."""
+        return type(self.count) is int and max(self.canary_sum, self.expected_sum, self.squares) <= self.count
+
     def is_above(self, alpha: float) -> bool:
         """Return whether the canary's mean is significantly above what it is compared with."""
         return self._exceeds(self.canary_sum - self.expected_sum, alpha)
@@ -187,6 +192,18 @@ class AnswerCounts:
             left, right = getattr(self, each.name), getattr(other, each.name)
             merged[each.name] = left.merge(right) if isinstance(left, DifferenceSums) else left + right
         return type(self)(**merged)
+
+    @property
+    def is_plausible(self) -> bool:
+        """Whether answers can have these counts."""
+        sums = (self.lengths, self.truncations, self.repetitions, self.probabilities, self.unlikely, self.control_unlikely)
+        counts = (self.greedy_pairs, self.greedy_different_pairs, self.repeated_requests, self.canary_only, self.control_only)
+        return (
+            all(type(value) is DifferenceSums and value.is_plausible for value in sums)
+            and all(type(count) is int for count in counts)
+            and self.greedy_different_pairs <= self.greedy_pairs
+            and self.canary_only + self.control_only <= self.repeated_requests
+        )
 
     @property
     def difference_message(self) -> str:

@@ -4,7 +4,7 @@
 |-----------------------|---------------------------------|-------|--------------------------------|-------|-----------------|
 | tokens per step       | below the control's             | 0.010 | above * (1 - margin)           | 0.025 | 15 / 40         |
 | time per output token | above * (1.02 + pods)           | 0.002 | below * (1.025 + pods)         | 0.025 | 15 / 40         |
-| failed requests       | more per request (e-value)      | 0.002 | not suspicious                 |       |                 |
+| failed requests       | more often (e-value)            | 0.002 | not suspicious                 |       |                 |
 | answers               | changed (`answers`)             | 0.002 |                                |       |                 |
 
 The rollback tests' alphas add up to 0.016, because any of them suffices. An acceptance needs both of its tests, so each has the
@@ -19,6 +19,9 @@ An acceptance starts the ramp, in which the live counters of an analysis may sti
 and the times need only exclude what is grossly slower. Where canary and control are different pods, "pods" is the largest
 difference that two pods of one GPU model are expected to have, because no number of pairs averages that out. It is 0 where both
 drafters answer by turns in one engine.
+
+A part of the table is left out where it would say nothing of the drafters: tokens per step of unlike settings, times of unlike
+pods or loads, and answers of unlike engines. Without times, tokens per step decide alone, and without tokens per step the times.
 """
 
 from __future__ import annotations
@@ -80,6 +83,12 @@ class PairedPlan:
     """Seconds after which the evaluation is inconclusive."""
     same_engine: bool = False
     """True if both drafters answer by turns in one engine, and not in two pods."""
+    compares_tokens: bool = True
+    """False if tokens per step are not comparable."""
+    compares_time: bool = True
+    """False if times are not comparable."""
+    compares_answers: bool = True
+    """False if even equal drafters may answer differently."""
 
     @cached_property
     def fewer_tokens(self) -> PairedTest:

@@ -5,11 +5,14 @@
 Guarantees: a batch that is added twice counts once, because the state has the last number of each evaluator process: so both the
 operator and the evaluator may end at any moment. State and dict convert into each other without loss. The size of the state does
 not grow with the number of pairs.
+A batch of an evaluator that lies has plausible counts, or is a ValueError: it cannot make a later evaluation fail.
 Not guaranteed: a batch that an evaluator lost before the state was saved is not counted.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,6 +25,12 @@ from aerie.analysis.statistics.confidence_sequence import RareEvents
 
 CANARY_FAILED, CONTROL_FAILED = "canary_failed", "control_failed"
 """Reasons in `PairedState.skipped`: one arm did not answer what the other one answered."""
+WITHOUT_METRICS = "without_metrics"
+"""Reason in `PairedState.skipped`: an answer has no counts of speculation."""
+MAX_SKIP_REASONS = 32
+"""Maximum number of reasons in `PairedState.skipped`; an evaluator has half as many."""
+MAX_COUNT = 2**40
+"""Maximum of any number in a batch: sums of them stay exact as floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +55,8 @@ class PairBatch:
     def from_dict(cls, document: Mapping[str, Any]) -> PairBatch:
         """Return the batch of an evaluator's response. Raises ValueError for anything else."""
         try:
-            return cls(
+            _check_numbers({name: document[name] for name in cls.__slots__})
+            batch = cls(
                 number=int(document["number"]),
                 steps=PairSums.from_dict(document["steps"]),
                 seconds=PairSums.from_dict(document["seconds"]),
@@ -55,10 +65,40 @@ class PairBatch:
                 received=int(document["received"]),
                 dropped=int(document["dropped"]),
             )
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(
                 f"the evaluator's batch is not readable ({type(error).__name__}: {error}); run both in the same version of Aerie."
             ) from error
+        if batch.number < 1 or not (_is_plausible(batch.steps) and _is_plausible(batch.seconds) and batch.answers.is_plausible):
+            raise ValueError("the evaluator's batch has sums that no answers have; check the evaluator's image.")
+        if len(batch.skipped) > MAX_SKIP_REASONS or not all(map(_REASON.fullmatch, batch.skipped)):
+            raise ValueError("the evaluator's batch has unknown reasons in skipped; run both in the same version of Aerie.")
+        return batch
+
+
+_REASON = re.compile(r"[a-z_]{1,32}")
+
+
+def _check_numbers(value: object) -> None:
+    """Raise ValueError unless all numbers in a document are finite, and from 0 to MAX_COUNT."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            _check_numbers(item)
+    elif type(value) not in (int, float) or not 0 <= value <= MAX_COUNT:  # type: ignore[operator]
+        raise ValueError("a value is no number from 0 on")
+
+
+def _is_plausible(sums: PairSums) -> bool:
+    """Return whether pairs can have these sums: counts are whole, and the inequality of Cauchy and Schwarz holds."""
+    slack = 1 + 1e-6
+    return (
+        all(type(count) is int for count in sums.counts)
+        and sums.canary_total**2 <= slack * sums.pairs * sums.canary_squares
+        and sums.control_total**2 <= slack * sums.pairs * sums.control_squares
+        and sums.cross_products <= slack * math.sqrt(sums.canary_squares) * math.sqrt(sums.control_squares)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +111,10 @@ class PairedState:
     seconds: PairSums = field(default_factory=PairSums)
     answers: AnswerCounts = field(default_factory=AnswerCounts)
     skipped: Mapping[str, int] = field(default_factory=dict)
+    canary_failures: int = 0
+    """Batches with requests that the canary alone failed to answer: an engine that ends fails many at once, as one event."""
+    control_failures: int = 0
+    """Batches with requests that the control alone failed to answer."""
     received: int = 0
     dropped: int = 0
     outcome: VerdictOutcome = "Continue"
@@ -81,8 +125,8 @@ class PairedState:
 
     @property
     def failed_requests(self) -> RareEvents:
-        """Requests that only one of the arms failed to answer. Each is as likely to be the canary's, if it is as good."""
-        return RareEvents().add_block(self.skipped.get(CANARY_FAILED, 0), self.skipped.get(CONTROL_FAILED, 0), 0.5)
+        """Failures of only one of the arms, by batch. Each is as likely to be the canary's, if it is as good."""
+        return RareEvents().add_block(self.canary_failures, self.control_failures, 0.5)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dict for JSON."""
@@ -111,8 +155,16 @@ def add_batches(state: PairedState, process: str, batches: Iterable[PairBatch]) 
             steps=state.steps.merge(batch.steps),
             seconds=state.seconds.merge(batch.seconds),
             answers=state.answers.merge(batch.answers),
-            skipped=dict(Counter(state.skipped) + Counter(batch.skipped)),
+            skipped=_merge_skipped(state.skipped, batch.skipped),
+            canary_failures=state.canary_failures + (batch.skipped.get(CANARY_FAILED, 0) > 0),
+            control_failures=state.control_failures + (batch.skipped.get(CONTROL_FAILED, 0) > 0),
             received=state.received + batch.received,
             dropped=state.dropped + batch.dropped,
         )
     return state
+
+
+def _merge_skipped(counts: Mapping[str, int], further: Mapping[str, int]) -> dict[str, int]:
+    """Return the sum of the counts, with a limited number of reasons."""
+    merged = Counter(counts) + Counter(further)
+    return dict(sorted(merged.items())[:MAX_SKIP_REASONS])

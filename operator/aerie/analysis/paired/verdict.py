@@ -27,7 +27,7 @@ from aerie.analysis.state import VerdictOutcome
 ANSWERS_METRIC = "Answers"
 ANSWERS_DIFFER = "AnswersDiffer"
 MAX_SUSPICIOUS_FAILURES = 3
-"""Requests that the canary alone failed to answer, in excess of the control's, with which it may be accepted."""
+"""Batches in which the canary alone failed requests, in excess of the control's, with which it may be accepted."""
 _FORECAST_STEP, _FORECAST_STEPS = 1.25, 21
 """Factor between the numbers of pairs of a forecast, and how many of them are tried: up to a hundredfold."""
 _TITLES = {TOKENS_PER_STEP: "tokens per step", TIME_PER_OUTPUT_TOKEN: "time per output token"}
@@ -61,18 +61,28 @@ def _next_outcome(state: PairedState, plan: PairedPlan, elapsed_seconds: float) 
     missing = _missing_evidence(state, plan, elapsed_seconds)
     pairs = _format_pairs(state)
     if not missing:
-        passed = f"Tokens per step {_format_estimate(state, TOKENS_PER_STEP)}, significantly {_requirement(plan.enough_tokens)}"
-        other = f"The time per output token passes ({_format_estimate(state, TIME_PER_OUTPUT_TOKEN)})."
-        if not is_met(plan.enough_tokens, state.steps):
-            passed = f"Time per output token {_format_estimate(state, TIME_PER_OUTPUT_TOKEN)}, significantly below the control's"
-            other = f"This replaces tokens per step ({_format_estimate(state, TOKENS_PER_STEP)}), because users notice time."
-        return "Promote", f"{passed}, after {pairs}. {other} {_answers_message(state.answers)}"
+        return "Promote", f"{_format_passed(state, plan, pairs)} {_answers_message(state.answers)}"
     if elapsed_seconds >= plan.max_duration_seconds:
         return "Inconclusive", (
             f"Shadow evaluation inconclusive after {format_duration(plan.max_duration_seconds)} and {pairs}. "
             f"Required: {'; '.join(missing)}.{_few_pairs_message(state)}"
         )
     return "Continue", f"After {pairs}, still required: {'; '.join(missing)}.{_few_pairs_message(state)}"
+
+
+def _format_passed(state: PairedState, plan: PairedPlan, pairs: str) -> str:
+    """Return by what a canary is accepted, as sentences."""
+    tokens, time = (_format_estimate(state, metric) for metric in (TOKENS_PER_STEP, TIME_PER_OUTPUT_TOKEN))
+    if not plan.compares_tokens:
+        requirement = _requirement(plan.fast_enough)
+        return f"Time per output token {time}, significantly {requirement}, after {pairs}. Tokens per step are not comparable."
+    if plan.compares_time and not is_met(plan.enough_tokens, state.steps):
+        return (
+            f"Time per output token {time}, significantly below the control's, after {pairs}. This replaces tokens per step "
+            f"({tokens}), because users notice time."
+        )
+    other = f"The time per output token passes ({time})." if plan.compares_time else "Times are not comparable."
+    return f"Tokens per step {tokens}, significantly {_requirement(plan.enough_tokens)}, after {pairs}. {other}"
 
 
 def is_met(test: PairedTest, sums: PairSums) -> bool:
@@ -86,17 +96,28 @@ def _sums_of(state: PairedState, metric: str) -> PairSums:
     return state.steps if metric == TOKENS_PER_STEP else state.seconds
 
 
+def _compared_tests(plan: PairedPlan, tokens: PairedTest, time: PairedTest) -> tuple[PairedTest, ...]:
+    """Return those of the two tests whose metric is compared."""
+    return (*((tokens,) if plan.compares_tokens else ()), *((time,) if plan.compares_time else ()))
+
+
+def _is_faster(state: PairedState, plan: PairedPlan) -> bool:
+    """Return whether the canary is significantly faster, which replaces tokens per step."""
+    return plan.compares_time and is_met(plan.faster, state.seconds)
+
+
 def _find_rollback(state: PairedState, plan: PairedPlan) -> tuple[str, str] | None:
     """Return the reason to roll back, and its message; None while there is none."""
-    if message := state.answers.difference_message:
+    if plan.compares_answers and (message := state.answers.difference_message):
         return ANSWERS_DIFFER, f"{message} The canary changes the target's output, which no drafter may do."
     if state.failed_requests.is_canary_worse(FAILED_REQUESTS_ALPHA):
         return FAILED_REQUESTS, (
-            f"The canary alone failed to answer {state.skipped.get(CANARY_FAILED, 0)} requests, and the control alone "
-            f"{state.skipped.get(CONTROL_FAILED, 0)}. Check the engines' logs before another rollout."
+            f"The canary alone failed to answer {state.skipped.get(CANARY_FAILED, 0)} requests (batches with such requests: "
+            f"{state.canary_failures}), and the control alone {state.skipped.get(CONTROL_FAILED, 0)} ({state.control_failures}). "
+            "Check the engines' logs before another rollout."
         )
-    for test in (plan.fewer_tokens, plan.slower):
-        if is_met(test, _sums_of(state, test.metric)) and not (test is plan.fewer_tokens and is_met(plan.faster, state.seconds)):
+    for test in _compared_tests(plan, plan.fewer_tokens, plan.slower):
+        if is_met(test, _sums_of(state, test.metric)) and not (test is plan.fewer_tokens and _is_faster(state, plan)):
             limit = "" if test.max_ratio == 1 else f", beyond the limit of {_format_change(test.max_ratio - 1)}"
             return test.metric, (
                 f"{capitalize(_TITLES[test.metric])} {_format_estimate(state, test.metric)}, significantly "
@@ -109,16 +130,20 @@ def _find_rollback(state: PairedState, plan: PairedPlan) -> tuple[str, str] | No
 def _missing_evidence(state: PairedState, plan: PairedPlan, elapsed_seconds: float) -> list[str]:
     """Return what an acceptance still needs, as clauses; empty if nothing."""
     missing = []
-    for test in (plan.enough_tokens, plan.fast_enough):
+    for test in _compared_tests(plan, plan.enough_tokens, plan.fast_enough):
         sums = _sums_of(state, test.metric)
-        if not is_met(test, sums) and not (test is plan.enough_tokens and is_met(plan.faster, state.seconds)):
+        if not is_met(test, sums) and not (test is plan.enough_tokens and _is_faster(state, plan)):
             missing.append(
                 f"{_TITLES[test.metric]} ({_format_estimate(state, test.metric)}) significantly {_requirement(test)}, "
                 f"{_time_to_decision(test, sums, elapsed_seconds)}"
             )
-    canary, control = (state.skipped.get(reason, 0) for reason in (CANARY_FAILED, CONTROL_FAILED))
-    if canary - control > MAX_SUSPICIOUS_FAILURES:
-        missing.append(f"more pairs without a failure (the canary alone failed {canary} requests, the control alone {control})")
+    if state.canary_failures - state.control_failures > MAX_SUSPICIOUS_FAILURES:
+        missing.append(
+            f"more pairs without a failure (batches with requests that the canary alone failed: {state.canary_failures}, the "
+            f"control alone: {state.control_failures})"
+        )
+    if not (plan.compares_tokens or plan.compares_time):
+        missing.append("a metric that is comparable between canary and control")
     return missing
 
 
