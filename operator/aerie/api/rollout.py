@@ -79,10 +79,10 @@ class PromptsSource(ResourceModel):
 
 
 class ShadowSpec(ResourceModel):
-    """Shadow evaluation: both drafters answer the same requests in a pod that users do not reach, before any user is served with
-    the new drafter. It applies to rollouts in place, of resources with at least two ready pods. One of them gets no requests of
-    users meanwhile. A drafter that is significantly worse is rolled back. Otherwise the rollout continues with the analysis
-    under the traffic of users."""
+    """Shadow evaluation: both drafters answer the same requests in pods that users do not reach, before any user is served with
+    the new drafter. In place, that is one of at least two ready pods, which gets no requests of users meanwhile. By pods, canary
+    and control get the same requests before those of users. A drafter that is significantly worse is rolled back. Otherwise the
+    rollout continues with the analysis under the traffic of users. Trials of tuning have none."""
 
     model_config = ConfigDict(
         json_schema_extra=schema_extra(

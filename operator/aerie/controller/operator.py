@@ -168,6 +168,7 @@ async def _run_as_leader(
             "scraper": reconciler.scraper.run(),
             "equivalence-prober": reconciler.equivalence_prober.run(),
             "context-length-prober": reconciler.context_length_prober.run(),
+            "pair-reader": reconciler.pair_reader.run(),
             "tuner": reconciler.tuner.run(),
             "drafter-executor": reconciler.drafter_executor.run(),
         }

@@ -35,7 +35,6 @@ from aerie.api.status import Status
 from aerie.controller.clock import Clock
 from aerie.controller.concurrency import ConcurrencyLimiter
 from aerie.controller.drafters.executor import DrafterExecutor
-from aerie.controller.drafters.tokens import DrafterTokens, needs_token
 from aerie.controller.kubernetes.apply import apply_plan, build_status_to_write, has_changes
 from aerie.controller.kubernetes.cache import ObjectCache
 from aerie.controller.kubernetes.client import SPECULATIVE_DEPLOYMENTS, ApiError, Cluster, ObjectDict
@@ -47,7 +46,9 @@ from aerie.controller.metrics import OperatorMetrics
 from aerie.controller.notifier import Notifier
 from aerie.controller.probes.context_length import ContextLengthProber
 from aerie.controller.probes.equivalence import EquivalenceProber
+from aerie.controller.probes.pairs import PairReader
 from aerie.controller.scraping.scraper import Scraper
+from aerie.controller.tokens import EVALUATOR_TOKEN, ResourceTokens, needs_token
 from aerie.controller.tuning.tuner import Tuner
 from aerie.controller.work_queue import NamespacedName, WorkQueue
 from aerie.engine.models.drafter_catalog import DrafterCatalog
@@ -114,7 +115,9 @@ class Reconciler:
         self.concurrency_limiter = ConcurrencyLimiter(self.concurrency_limits, self.queue.add, self.metrics.set_rollout_counts)
         self.crd_monitor = CrdVersionMonitor(self.metrics)
         self.node_labels = NodeLabelCache(self.cluster)
-        self.drafter_tokens = DrafterTokens(self.cluster, self.drafter_key_secret)
+        self.drafter_tokens = ResourceTokens(self.cluster, self.drafter_key_secret)
+        evaluator_tokens = ResourceTokens(self.cluster, self.drafter_key_secret, EVALUATOR_TOKEN)
+        self.pair_reader = PairReader(evaluator_tokens, self.queue.add, self.clock)
         self.drafter_executor = DrafterExecutor(
             self.drafter_tokens,
             self.queue.add,
@@ -285,7 +288,7 @@ class Reconciler:
             self.cache.put(await self.cluster.replace_status(live, build_status(live)))
 
     def _trackers(self) -> tuple[ResourceTracker, ...]:
-        return self.scraper, self.equivalence_prober, self.context_length_prober, self.tuner
+        return self.scraper, self.equivalence_prober, self.context_length_prober, self.pair_reader, self.tuner
 
     def _track(self, key: NamespacedName, snapshot: Snapshot, plan: ReconcilePlan) -> None:
         for tracker in self._trackers():
@@ -305,6 +308,7 @@ class Reconciler:
             blocks=scraper.blocks(key),
             equivalence_result=self.equivalence_prober.equivalence_result(key),
             context_lengths=self.context_length_prober.lengths(key),
+            pairs=self.pair_reader.observation(key),
             invalid_metrics=scraper.invalid_metrics(key),
             metrics_source_error=scraper.metrics_source_error(key),
             drafters=self.drafter_executor.observations(key),

@@ -250,6 +250,12 @@ class Feature(Enum):
         limitations="one API server; no pipeline parallelism, elastic expert parallelism or fault tolerance",
         uses_internals=True,
     )
+    REQUEST_SPECULATION_METRICS = _availability(
+        "counts of speculation in each answer (--per-request-spec-decode-metrics)",
+        "0.29.0",
+        "vllm/config/observability.py, per_request_spec_decode_metrics",
+        limitations="chat and completion requests with one answer; not with the Rust front end",
+    )
     V2_RUNNER_DENSE = _availability("model runner V2 by default for models without experts", "0.25.0", "vllm/config/vllm.py")
     V2_RUNNER_ALL = _availability("model runner V2 by default for all models", "0.29.0", "pull request 53183")
     MEDUSA = _availability(

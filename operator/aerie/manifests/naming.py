@@ -20,6 +20,8 @@ PLUGIN_VOLUME = "aerie-plugin"
 """Name of the volume with Aerie's plugin of vLLM."""
 DRAFTER_TOKEN_KEY, EXPECTED_DRAFTER_KEY = "token", "expected.json"
 """Keys in the Secret of `drafter_token_secret_name` and the ConfigMap of `expected_drafter_config_map_name`."""
+EVALUATOR_TOKEN_KEY = "token"
+"""Key in the Secret of `evaluator_token_secret_name`."""
 
 NAME_LABEL = "aerie.dev/name"
 REVISION_LABEL = "aerie.dev/revision"
@@ -55,6 +57,11 @@ def deployment_name(resource_name: str, revision: str, *, control: bool) -> str:
 def drafter_token_secret_name(resource_name: str) -> str:
     """Return the name of the Secret with the token of the plugin's endpoint in the resource's pods."""
     return f"{resource_name}-aerie-drafter-token"
+
+
+def evaluator_token_secret_name(resource_name: str) -> str:
+    """Return the name of the Secret with the token by which the operator fetches the evaluator's counts."""
+    return f"{resource_name}-aerie-evaluator-token"
 
 
 def expected_drafter_config_map_name(resource_name: str, revision: str) -> str:

@@ -27,10 +27,9 @@ def build_service(service_name: str, resource_name: str, selector: Mapping[str, 
     }
 
 
-def build_main_service(resource: SpeculativeDeployment, revision: str | None = None) -> dict[str, Any]:
-    """Return the Service with the resource's name: for serving pods of all arms, or of one revision only."""
-    name = resource.metadata.name
-    return build_service(name, name, naming.serving_selector_labels(name, revision))
+def build_main_service(resource: SpeculativeDeployment, selector: Mapping[str, str]) -> dict[str, Any]:
+    """Return the Service with the resource's name, for the pods with these labels."""
+    return build_service(resource.metadata.name, resource.metadata.name, selector)
 
 
 def build_arm_service(resource: SpeculativeDeployment, arm: str, revision: str) -> dict[str, Any]:

@@ -251,9 +251,12 @@ def with_apply_errors(
 
 
 def _routes_to_any(route: dict[str, Any], foreign: list[Any]) -> bool:
-    """Return whether the route sends requests to a Service that is somebody else's."""
+    """Return whether the route sends requests, or copies of them, to a Service that is somebody else's."""
     services = {item["metadata"]["name"] for item in foreign if item["kind"] == "Service"}
-    return any(backend["name"] in services for rule in route["spec"]["rules"] for backend in rule["backendRefs"])
+    rules = route["spec"]["rules"]
+    mirrors = [entry["requestMirror"]["backendRef"] for rule in rules for entry in rule.get("filters") or []]
+    backends = [backend for rule in rules for backend in rule["backendRefs"]]
+    return any(backend["name"] in services for backend in (*backends, *mirrors))
 
 
 def _build_outcome_events(progression: Progression) -> Iterator[Event]:

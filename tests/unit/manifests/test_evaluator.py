@@ -79,6 +79,46 @@ def test_the_api_key_of_the_engine_is_mounted_and_never_written() -> None:
     assert "engine-key" not in str(document)
 
 
+def test_two_engines_are_compared_by_a_token_of_the_operator() -> None:
+    engine = {"image": "vllm/vllm-openai:v0.33.0", "args": ["--scheduling-policy", "priority", "--generation-config=vllm"]}
+    plain, tuned = (
+        evaluator.build_paired_evaluator_deployment(each, ENGINE_POD, ["http://10.0.0.7:8000"], ["http://10.0.0.8:8000"], CONFIG)
+        for each in (shadowed(PROMPTS), resource(engine=engine, rollout={"analysis": {"shadow": PROMPTS}}))
+    )
+    pod = plain["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    arguments = [
+        "evaluator",
+        "--canary=http://10.0.0.7:8000",
+        "--control=http://10.0.0.8:8000",
+        "--token-file=/etc/aerie-token/token",
+        "--port=8000",
+        "--prompts=/etc/aerie-prompts/q.jsonl",
+    ]
+    assert container["args"] == arguments
+    assert pod["volumes"][0] == {"name": "token", "secret": {"secretName": "chat-aerie-evaluator-token"}}
+    mounts = {"token": "/etc/aerie-token", "prompts": "/etc/aerie-prompts"}
+    assert container["volumeMounts"] == [{"name": name, "mountPath": path, "readOnly": True} for name, path in mounts.items()]
+    (container,) = tuned["spec"]["template"]["spec"]["containers"]
+    assert set(container["args"]) - set(arguments) == {"--priority=1000000", "--neutral-defaults"}
+
+
+def test_the_evaluator_of_two_engines_inherits_from_the_pod_of_the_canary() -> None:
+    variable = {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "engine"}}}
+    canary_pod = {
+        "spec": {
+            "containers": [{"name": "engine", "env": [variable]}],
+            "nodeSelector": {"pool": "serving"},
+            "imagePullSecrets": [{"name": "registry"}],
+        }
+    }
+    document = evaluator.build_paired_evaluator_deployment(shadowed(PROMPTS), canary_pod, [URL], [URL], CONFIG)
+    pod = document["spec"]["template"]["spec"]
+    assert (pod["nodeSelector"], pod["imagePullSecrets"]) == ({"pool": "serving"}, [{"name": "pull"}, {"name": "registry"}])
+    assert "--engine-key-file=/etc/aerie-engine-key/key" in pod["containers"][0]["args"]
+    assert [volume["name"] for volume in pod["volumes"]] == ["token", "prompts", "engine-key"]
+
+
 def test_a_route_mirrors_requests_to_its_service() -> None:
     mirrored = shadowed({"source": "Mirror"}, traffic=GATEWAY)
     service = evaluator.build_evaluator_service(mirrored)

@@ -205,7 +205,7 @@ def test_promoted_canary_keeps_its_pods() -> None:
     for arm_deployment in (canary, control):
         labels = arm_deployment["spec"]["template"]["metadata"]["labels"]
         assert arm_deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
-        assert network.build_main_service(resource())["spec"]["selector"].items() <= labels.items()
+        assert naming.serving_selector_labels("chat", None).items() <= labels.items()
         assert (budget.items() <= labels.items()) == (arm_deployment is canary), "what a control pod loses is time alone"
     assert (
         network.build_arm_service(resource(), "control", "abc")["spec"]["selector"] == control["spec"]["selector"]["matchLabels"]

@@ -36,6 +36,8 @@ WRITE_DURATION = timedelta(milliseconds=100)
 """Duration of a reconcile that writes."""
 BLOCK_SECONDS = {"H100": 50.0, "A100": 250.0}
 """Time for the tokens of a block, by GPU."""
+PAIRS_INTERVAL = timedelta(seconds=30)
+"""Time between two reads of the evaluator."""
 DRAFTS_PER_REQUEST = 40.0
 """Drafts of a request."""
 _REJECTION_CODES = frozenset({404, 422})
@@ -88,6 +90,8 @@ class Cluster(SimulatedControllers):
         """Revisions whose metrics responses are invalid."""
         self.api_errors: list[ApiError] = []
         self.unlisted_kinds: dict[str, datetime] = {}
+        self.pairs_read_at: datetime | None = None
+        """Time of the last read of the evaluator; None outside of a shadow evaluation."""
         self.requests = 20.0
         """Requests per second, for the whole fleet."""
         self.drift = 1.0
@@ -107,6 +111,7 @@ class Cluster(SimulatedControllers):
             pods=tuple(pod.document() for pod in self.fleet),
             preflight_pods=tuple(self.checks),
             blocks=tuple(self.blocks),
+            pairs=self.pairs,
             node_labels={pod.node: {GPU_PRODUCT_LABELS[0]: pod.product} for pod in self.fleet if pod.node},
             invalid_metrics={
                 pod.name: "a counter is below zero"
@@ -290,6 +295,8 @@ class Cluster(SimulatedControllers):
         yield from self.unlisted_kinds.values()
         if (ends := self._block_end()) is not None:
             yield ends
+        if self.pairs_read_at is not None and self.pairs is not None:
+            yield self.pairs_read_at + PAIRS_INTERVAL
 
     def react(self) -> None:
         """Run controllers, nodes, the gateway and clients at the current time."""
@@ -297,6 +304,15 @@ class Cluster(SimulatedControllers):
         self.unlisted_kinds = {kind: until for kind, until in self.unlisted_kinds.items() if self.now < until}
         super().react()
         self._close_block()
+        self._read_pairs()
+
+    def _read_pairs(self) -> None:
+        """Read the evaluator at intervals."""
+        if (self.status.get("canary") or {}).get("phase") != "Evaluating":
+            self.pairs, self.pairs_read_at = None, None
+        if self.pairs_read_at is None or self.now >= self.pairs_read_at + PAIRS_INTERVAL:
+            self.read_pairs()
+            self.pairs_read_at = self.now
 
     def _advance_to(self, time: datetime) -> None:
         self.now = max(self.now, time)
@@ -334,6 +350,7 @@ class Cluster(SimulatedControllers):
         for pod in self.fleet:
             if pod.alive and pod.state == "Loading" and pod.serves_at is None:
                 pod.become("Crashing", self.now)
+        self.evaluator.gain, self.evaluator.pairs_per_fetch, self.evaluator.skipped = 0.1, 40, {}
         self.heal()
 
     def branch(self) -> Cluster:

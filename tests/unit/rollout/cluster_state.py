@@ -142,7 +142,8 @@ class ClusterState:
                 name = f"{item['metadata']['name']}-{next(self.counter)}"
                 labels = item["spec"]["template"]["metadata"]["labels"]
                 metadata = {"name": name, "labels": labels, "creationTimestamp": self.now.isoformat()}
-                scheduled.append({"kind": "Pod", "metadata": metadata, "status": {"phase": "Pending"}})
+                spec = {"containers": [{"name": "engine", "ports": [{"name": "http", "containerPort": 8000}]}]}
+                scheduled.append({"kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": "Pending"}})
         self.pods = scheduled
 
     def ready(self, revision: str | None = None, value: str = "True") -> None:
@@ -151,7 +152,8 @@ class ClusterState:
                 condition = {"type": "Ready", "status": value, "lastTransitionTime": self.now.isoformat()}
                 current = (pod["status"].get("conditions") or [{}])[0]
                 if current.get("status") != value:
-                    pod["status"] = {"phase": "Running", "conditions": [condition]}
+                    address = f"10.0.0.{pod['metadata']['name'].rpartition('-')[2]}"
+                    pod["status"] = {"phase": "Running", "conditions": [condition], "podIP": address}
 
     def crash(self, revision: str, restarts: int) -> None:
         for pod in self.pods:

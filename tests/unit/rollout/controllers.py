@@ -49,7 +49,7 @@ class SimulatedControllers(World):
     def react(self) -> None:
         """Run controllers, nodes and the gateway at the current time."""
         self.fleet = [pod for pod in self.fleet if pod.gone_at is None or self.now < pod.gone_at]
-        deployments = {name: item for (kind, name), item in self.objects.items() if kind == "Deployment"}
+        deployments = {item["metadata"]["name"]: item for item in self.engine_deployments()}
         for pod in self.fleet:
             if pod.serves_at is not None and pod.serves_at <= self.now and pod.deleted is None:
                 pod.become("Serving", pod.serves_at)

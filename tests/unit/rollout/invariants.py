@@ -1,7 +1,8 @@
 """Invariants of every reconcile of a rollout, whatever happens in the cluster, and of the end of a rollout that is left alone.
 
     each reconcile     no_exception (walk.py), no_weight_without_a_pod, no_serving_pod_removed,
-                       arms_are_of_different_revisions, no_rollback_for_gpu_time, no_spin, bounded_reconciles
+                       arms_are_of_different_revisions, isolated_canary_is_not_reached, no_rollback_for_gpu_time, no_spin,
+                       bounded_reconciles
     a rollout's end    ended_or_waits_for_user, new_spec_gets_pods, healthy_spec_is_promoted, all_replicas_serve,
                        no_writes_at_rest
 
@@ -77,6 +78,26 @@ def arms_are_of_different_revisions(reconcile: Reconcile) -> str:
     status = reconcile.plan.status
     revisions = [arm.revision for arm in (status.stable, status.canary, status.previous) if arm is not None]
     return "" if len(set(revisions)) == len(revisions) else f"two arms have the same revision: {revisions}"
+
+
+def isolated_canary_is_not_reached(reconcile: Reconcile) -> str:
+    """Users reach no canary whose shadow evaluation has no result, while a stable pod serves."""
+    status, spec = reconcile.plan.status, reconcile.observed.resource.spec
+    canary, stable = status.canary, status.stable
+    if canary is None or stable is None or canary.evaluation is None or canary.evaluation.result is not None:
+        return ""
+    if spec.rollout.paused or {"Service", "HTTPRoute", "Deployment"} & reconcile.observed.cluster.unlisted_kinds.keys():
+        return ""
+    if not reconcile.serving.get(f"chat-{stable.revision}"):
+        return ""
+    if _object_after(reconcile, "Deployment", f"chat-{canary.revision}") is None:
+        return ""
+    labels, service = _pod_labels(reconcile, f"chat-{canary.revision}"), _object_after(reconcile, "Service", "chat")
+    if service is not None and service["spec"]["selector"].items() <= labels.items():
+        return f"Service chat selects pods of the isolated canary {canary.revision}"
+    route = _object_after(reconcile, "HTTPRoute", "chat")
+    weights = {backend["name"]: backend["weight"] for backend in route["spec"]["rules"][0]["backendRefs"]} if route else {}
+    return f"the route leads to the isolated canary: {weights}" if weights.get("chat-canary") else ""
 
 
 def no_rollback_for_gpu_time(reconcile: Reconcile) -> str:

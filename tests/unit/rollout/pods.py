@@ -76,8 +76,12 @@ class Pod:
         }
         if self.deleted is not None:
             metadata["deletionTimestamp"] = (self.deleted + GRACE_PERIOD).isoformat()
-        spec = {"nodeName": self.node} if self.node else {}
-        return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": self._status()}
+        spec: dict[str, Any] = {"nodeName": self.node} if self.node else {}
+        spec["containers"] = [{"name": naming.ENGINE_CONTAINER, "ports": [{"name": "http", "containerPort": 8000}]}]
+        status = self._status()
+        if self.node:
+            status["podIP"] = f"10.0.0.{self.name.rpartition('-')[2].lstrip('0')}"
+        return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
 
     def _status(self) -> dict[str, Any]:
         if self.state == "Failed":

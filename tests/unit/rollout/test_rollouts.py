@@ -1,7 +1,8 @@
-"""Events of a resource in any order: edits, manual actions, blocks, crashes of the operator, pods that start and end.
+"""Events of a resource in any order: edits, manual actions, blocks, pairs, crashes of operator and evaluator, changing pods.
 
-Safety: serving pods are not deleted, no requests go to an arm without serving pods while another arm has some, no engine starts
-before its preflight has passed, nothing is promoted without evidence or a manual action, one transition at a time. Liveness: left
+Safety: no users reach a canary before its shadow evaluation has a result while a stable pod serves, no pair counts twice,
+serving pods are not deleted, no requests go to an arm without serving pods while another arm has some, no engine starts before
+its preflight has passed, nothing is promoted without evidence or a manual action, one transition at a time. Liveness: left
 alone, a rollout ends with the desired revision or names the reason, and then nothing is written any more.
 """
 
@@ -15,14 +16,19 @@ from hypothesis import Phase, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from aerie.analysis.measurement import codec
+from aerie.analysis.paired.state import PairedState
+from aerie.manifests import naming
 from aerie.rollout.facts.pod_failures import is_pod_ready
 from tests.unit.rollout.world import DRAFTERS, World, equivalence_result, monitored_world, world_in_phase
 
 GATEWAY = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
+SHADOW = {"source": "Prompts", "prompts": {"configMap": "prompts"}}
 NEIGHBOURS: dict[str | None, set[str | None]] = {
     None: {None, "Starting", "Promoting"},
-    "Starting": {"Starting", "WarmingUp", "RollingBack"},
+    "Starting": {"Starting", "Evaluating", "WarmingUp", "RollingBack"},
     # With zero replicas, a canary without a verdict restarts, and the user may decide.
+    "Evaluating": {"Starting", "Evaluating", "WarmingUp", "Ramping", "Promoting", "RollingBack"},
     "WarmingUp": {"Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting", "RollingBack"},
     "Analyzing": {"Starting", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "RollingBack"},
     "AwaitingApproval": {"AwaitingApproval", "Ramping", "Promoting", "RollingBack"},
@@ -47,13 +53,18 @@ class Rollouts(RuleBasedStateMachine):
         """Pods that served at the last complete reconcile; None if the spec has changed since."""
 
     @initialize(
-        phase=st.sampled_from([None, "Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting", "Monitoring", "Verifying"]),
+        phase=st.sampled_from(
+            [None, "Starting", "Evaluating", "WarmingUp", "Analyzing", "Ramping", "Promoting", "Monitoring", "Verifying"]
+        ),
         replicas=st.integers(1, 4),
         gateway=st.sampled_from([True, True, False]),
         reuse=st.booleans(),
+        shadow=st.booleans(),
     )
-    def start_in_phase(self, phase: str | None, replicas: int, gateway: bool, reuse: bool) -> None:
+    def start_in_phase(self, phase: str | None, replicas: int, gateway: bool, reuse: bool, shadow: bool) -> None:
         rollout: dict[str, Any] = {"traffic": GATEWAY} if gateway else {}
+        if phase == "Evaluating" or (shadow and phase in (None, "Starting", "WarmingUp")):
+            rollout["analysis"] = {"shadow": SHADOW}
         if phase in ("Monitoring", "Verifying"):
             self.world, _ = monitored_world(replicas=replicas, rollout=rollout)
             self.world.measure_alone(4 if phase == "Verifying" else 0, 2.4)
@@ -85,6 +96,17 @@ class Rollouts(RuleBasedStateMachine):
             self.world.measure(1, better, step=False)
             self.reconcile(parts)
 
+    @rule(parts=st.integers(0, 9), gain=st.sampled_from([-0.3, 0.0, 0.1]), restarts=st.booleans())
+    @precondition(lambda self: (self.world.status.get("canary") or {}).get("phase") == "Evaluating")
+    def pairs_come(self, parts: int, gain: float, restarts: bool) -> None:
+        world = self.world
+        world.evaluator.gain = gain
+        if restarts:
+            world.evaluator.restart()
+        world.now += timedelta(seconds=10)
+        world.read_pairs()
+        self.reconcile(parts)
+
     @rule(canary_differences=st.sampled_from([0, 24]))
     def answers_come(self, canary_differences: int) -> None:
         self.world.equivalence_result = equivalence_result(canary_differences)
@@ -98,6 +120,7 @@ class Rollouts(RuleBasedStateMachine):
         plan = world.step(parts)
         if parts == 1000 and world.document["spec"]["replicas"] and world.status["phase"] != "Paused":
             assert not world.unserved_services(), "requests go where nobody serves"
+            self.check_isolation()
         deleted = {reference.name for reference in plan.objects_to_delete}
         assert stable is None or f"chat-{stable['revision']}" not in deleted, "the status's stable revision is never deleted"
         after = world.status
@@ -134,6 +157,23 @@ class Rollouts(RuleBasedStateMachine):
         else:
             raise AssertionError("one canary has taken the place of another")
 
+    def check_isolation(self) -> None:
+        """Check that users reach no canary whose shadow evaluation has no result, while a stable pod serves."""
+        world, canary = self.world, self.world.status.get("canary")
+        if canary is None or "evaluation" not in canary or "result" in canary["evaluation"]:
+            return
+        stable, new = world.status["stable"]["revision"], canary["revision"]
+        labels = [pod["metadata"]["labels"] for pod in world.pods if is_pod_ready(pod)]
+        if not any(label[naming.REVISION_LABEL] == stable for label in labels):
+            return
+        selector = world.objects["Service", "chat"]["spec"]["selector"]
+        reached = {label[naming.REVISION_LABEL] for label in labels if selector.items() <= label.items()}
+        assert new not in reached, "users reach a canary that was not evaluated"
+        assert not world.route_weights().get("chat-canary"), "the route leads to a canary that was not evaluated"
+        if state := canary["evaluation"]["state"]:
+            counted = PairedState.from_dict(codec.unpack(state)["state"])
+            assert counted.steps.pairs <= world.evaluator.delivered, "pairs count twice"
+
     def serving(self) -> set[str]:
         return {pod["metadata"]["name"] for pod in self.world.pods if is_pod_ready(pod)}
 
@@ -146,13 +186,20 @@ class Rollouts(RuleBasedStateMachine):
         self.world.edit(replicas=replicas)
         self.pods_at_decision = None
 
-    @rule(paused=st.booleans(), reuse=st.booleans(), gateway=st.booleans(), delay=st.sampled_from(["0s", "10m", "3h"]))
-    def another_rollout_spec(self, paused: bool, reuse: bool, gateway: bool, delay: str) -> None:
+    @rule(
+        paused=st.booleans(),
+        reuse=st.booleans(),
+        gateway=st.booleans(),
+        delay=st.sampled_from(["0s", "10m", "3h"]),
+        shadow=st.booleans(),
+    )
+    def another_rollout_spec(self, paused: bool, reuse: bool, gateway: bool, delay: str, shadow: bool) -> None:
         traffic = GATEWAY if gateway else {"mode": "Service"}
         capacity = "Reuse" if reuse and self.world.document["spec"]["replicas"] > 2 else "Surge"
         canary = {"capacity": capacity, "scaleDownDelay": delay}
         self.pods_at_decision = None
-        self.world.edit(rollout={"paused": paused, "canary": canary, "traffic": traffic})
+        analysis = {"shadow": SHADOW} if shadow else {}
+        self.world.edit(rollout={"paused": paused, "canary": canary, "traffic": traffic, "analysis": analysis})
 
     @rule(action=st.sampled_from(["promote", "rollback", "retry"]))
     @precondition(lambda self: self.world.status.get("stable"))

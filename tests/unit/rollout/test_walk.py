@@ -49,6 +49,12 @@ def test_random_walk_with_two_gpu_products_satisfies_invariants(seed: int) -> No
     Walk(seed, mixed=True).go(STEPS).finish()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40, 52))
+def test_random_walk_with_shadow_evaluations_satisfies_invariants(seed: int) -> None:
+    Walk(seed, shadow=True).go(STEPS).finish()
+
+
 def healthy(size: int, load: float, requests: float = 20.0, **canary: object) -> Cluster:
     """Return a fleet that is Ready, whose next rollout depends on its drafter alone."""
     cluster = Cluster(size, load=load, replicas=size, rollout={"canary": canary})

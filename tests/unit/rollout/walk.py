@@ -30,6 +30,7 @@ INVARIANTS = (
     "no_weight_without_a_pod",
     "no_serving_pod_removed",
     "arms_are_of_different_revisions",
+    "isolated_canary_is_not_reached",
     "no_rollback_for_gpu_time",
     "ended_or_waits_for_user",
     "new_spec_gets_pods",
@@ -39,6 +40,7 @@ INVARIANTS = (
     "bounded_reconciles",
     "no_writes_at_rest",
 )
+SHADOW = {"source": "Prompts", "prompts": {"configMap": "prompts"}, "maxDuration": "10m"}
 PARENTS = [{"name": "public", "namespace": "gateways"}]
 EDITS: dict[str, tuple[Any, ...]] = {
     "rollout.canary.replicas": (1, 2, 3, 10, 100),
@@ -98,8 +100,9 @@ class InvariantError(AssertionError):
 class Walk:
     """One walk from one seed."""
 
-    def __init__(self, seed: int, cluster: Cluster | None = None, *, mixed: bool = False) -> None:
-        """Create a walk; `mixed`: nodes have one GPU and then another one, which is five times as slow."""
+    def __init__(self, seed: int, cluster: Cluster | None = None, *, mixed: bool = False, shadow: bool = False) -> None:
+        """Create a walk; `mixed`: nodes have one GPU and then another one, which is five times as slow. `shadow`: canaries have a
+        shadow evaluation."""
         self.seed, self.rng = seed, random.Random(seed)  # noqa: S311 - no secrets
         self.steps, self.trail = 0, list[str]()
         self.phases = Counter[str]()
@@ -111,7 +114,8 @@ class Walk:
             load, drain = rng.choice([20.0, 120.0, 300.0, 900.0]), rng.choice([5.0, 30.0, 110.0])
             replicas = rng.choice(SIZES)
             traffic = rng.choice(EDITS["rollout.traffic"])
-            rollout = {"analysis": {"minDuration": "4m", "warmupDuration": "1m"}, "traffic": traffic}
+            analysis = {"minDuration": "4m", "warmupDuration": "1m", **({"shadow": SHADOW} if shadow else {})}
+            rollout = {"analysis": analysis, "traffic": traffic}
             cluster = Cluster(seed, load=load, drain=drain, replicas=replicas, rollout=rollout)
             self.trail.append(f"{replicas} replicas that load in {load:.0f} s and drain in {drain:.0f} s, mode {traffic['mode']}")
         self.cluster = cluster
@@ -138,6 +142,8 @@ class Walk:
         ]
         if mixed:
             self.actions.append((12, self.other_nodes))
+        if shadow:
+            self.actions.append((8, self.the_evaluator))
 
     @property
     def decisions(self) -> int:
@@ -206,6 +212,7 @@ class Walk:
             "no_weight_without_a_pod": invariants.no_weight_without_a_pod(reconcile),
             "no_serving_pod_removed": invariants.no_serving_pod_removed(reconcile),
             "arms_are_of_different_revisions": invariants.arms_are_of_different_revisions(reconcile),
+            "isolated_canary_is_not_reached": invariants.isolated_canary_is_not_reached(reconcile),
             "no_rollback_for_gpu_time": invariants.no_rollback_for_gpu_time(reconcile),
             "no_spin": invariants.no_spin(cluster, reconcile),
             "bounded_reconciles": invariants.bounded_reconciles(cluster, reconcile),
@@ -317,6 +324,18 @@ class Walk:
         cluster = self.cluster
         cluster.products = self.rng.choice([["H100"], ["A100"], ["H100", "A100"]])
         return f"{' and '.join(cluster.products)} for pods to come"
+
+    def the_evaluator(self) -> str:
+        """Change what the evaluator counts, restart it, or change shadow itself."""
+        cluster, rng = self.cluster, self.rng
+        cluster.evaluator.gain = rng.choice([-0.3, 0.0, 0.1])
+        cluster.evaluator.pairs_per_fetch = rng.choice([0, 1, 40])
+        cluster.evaluator.skipped = rng.choice([{}, {}, {"canary_failed": 3}, {"without_metrics": 9}])
+        if rng.random() < 0.3:
+            cluster.evaluator.restart()
+        if rng.random() < 0.2:
+            return self.change("rollout.analysis.shadow", rng.choice([SHADOW, SHADOW, {"source": "None"}, {"source": "Mirror"}]))
+        return f"gain {cluster.evaluator.gain:+.0%}, {cluster.evaluator.pairs_per_fetch} pairs, {cluster.evaluator.skipped}"
 
     def the_api_server_rejects(self) -> str:
         cluster, rng = self.cluster, self.rng

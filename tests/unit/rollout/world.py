@@ -18,11 +18,14 @@ from aerie.analysis.baseline import BaselineCalibration
 from aerie.analysis.equivalence import EquivalenceResult, PromptDifference
 from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
 from aerie.analysis.measurement.counts import EngineCounts
+from aerie.api.status import CanaryArm
 from aerie.engine.models.drafter_catalog import DrafterCatalog
 from aerie.manifests.preflight_job import PreflightJobConfig
+from aerie.rollout.canary.evaluation import read_counted_batches
 from aerie.rollout.facts.concurrency import StartPermission
 from aerie.rollout.facts.context_length import ContextLengths
 from aerie.rollout.facts.last_valid_spec import read_resource
+from aerie.rollout.facts.pairs import PairObservation
 from aerie.rollout.facts.snapshot import Snapshot
 from aerie.rollout.plan import ReconcilePlan
 from aerie.rollout.reconcile import build_reconcile_plan
@@ -32,6 +35,7 @@ from aerie.rollout.trials.effective_setting import resolve_effective_setting
 from aerie.tuning.recommendation import Recommendation
 from tests.snapshots import build_snapshot
 from tests.unit.rollout.cluster_state import ClusterState, copied
+from tests.unit.rollout.simulated_evaluator import SimulatedEvaluator
 
 IMAGE = PreflightJobConfig("aerie.dev/aerie:test")
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -69,6 +73,9 @@ class World(ClusterState):
         self.baseline_calibration: BaselineCalibration | None = None
         self.equivalence_result: EquivalenceResult | None = None
         self.context_lengths: ContextLengths | None = None
+        self.evaluator = SimulatedEvaluator()
+        self.pairs: PairObservation | None = None
+        """What the operator has read from the evaluator."""
         self.recommendation: Recommendation | None = None
         self.start_permission = StartPermission()
         self.nodes: dict[str, dict[str, str]] = {}
@@ -104,6 +111,7 @@ class World(ClusterState):
             baseline_calibration=self.baseline_calibration,
             equivalence_result=self.equivalence_result,
             context_lengths=self.context_lengths,
+            pairs=self.pairs if (self.status.get("canary") or {}).get("phase") == "Evaluating" else None,
             recommendation=self.recommendation,
             start_permission=self.start_permission,
             node_labels=self.nodes,
@@ -141,6 +149,24 @@ class World(ClusterState):
             self.blocks = [*self.blocks[-3:], ClosedBlock(began, self.now.timestamp(), canary_side, side(length))]
             if step:
                 self.step()
+
+    def read_pairs(self) -> None:
+        """Fetch counts from the evaluator, as the operator does: what the status has is acknowledged."""
+        self.evaluator.follow(self.objects.get(("Deployment", "chat-evaluator")))
+        arm = self.status.get("canary")
+        evaluation = CanaryArm.model_validate(arm).evaluation if arm is not None else None
+        if evaluation is None or evaluation.start_time is None or evaluation.result is not None:
+            self.pairs = None
+            return
+        process = self.pairs.process if self.pairs is not None else ""
+        self.pairs = self.evaluator.fetch(process, read_counted_batches(evaluation).get(process, 0))
+
+    def evaluate(self, fetches: int = 1, seconds: float = 10) -> None:
+        """Fetch counts from the evaluator so many times, and reconcile after each."""
+        for _ in range(fetches):
+            self.now += timedelta(seconds=seconds)
+            self.read_pairs()
+            self.step()
 
     def measure_time(self, blocks: int, slower: float, *, dispersion: float = 0.01, step: bool = True) -> None:
         """Close blocks in which the canary's time per output token is the control's times (1 + slower), and reconcile each."""
@@ -282,6 +308,13 @@ def world_in_phase(phase: str, **spec: Any) -> tuple[World, str]:
     world.schedule()
     world.ready()
     world.step()
+    if phase == "Evaluating":
+        assert world.status["phase"] == phase, world.message("Progressing")
+        return world, old
+    for _ in range(30):
+        if world.status["phase"] != "Evaluating":
+            break
+        world.evaluate()
     if phase == "WarmingUp":
         return world, old
     world.now += timedelta(minutes=5)

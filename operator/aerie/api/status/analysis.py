@@ -13,12 +13,13 @@ from aerie.api.types.base import ResourceModel, Timestamp
 
 class MetricComparison(ResourceModel):
     """One metric of the canary compared with the control, as of the last closed block. By turns: of the new drafter compared with
-    the stable one, as of the last pair of windows."""
+    the stable one, as of the last pair of windows. With equal requests: as of the last counted pairs of answers."""
 
     metric: ShortText
     """Name of the metric."""
     sample_count: Count
-    """Number of blocks, or by turns of pairs of windows, counted so far; for OutputEquivalence, number of answered prompts."""
+    """Number of blocks, or by turns of pairs of windows, or of pairs of answers to equal requests, counted so far; for
+    OutputEquivalence, number of answered prompts."""
     message: LongText | None = None
     """Result that no number expresses."""
     estimate: float | None = None
@@ -34,8 +35,8 @@ class AnalysisStatus(ResourceModel):
 
     design: Literal["BetweenPods", "ByTurns", "EqualRequests"] = "BetweenPods"
     """BetweenPods: pods of the canary are compared with control pods. ByTurns: in a rollout in place, the two drafters are
-    compared in the same pods, which alternate between them in windows. EqualRequests: the shadow evaluation, ByTurns in one pod
-    that users do not reach, with the same requests in both windows of a pair."""
+    compared in the same pods, which alternate between them in windows. EqualRequests: the shadow evaluation, with the same
+    requests for both drafters: ByTurns in one pod that users do not reach or, by pods, in canary and control."""
     parameters: AnalysisSpec
     """Parameters, frozen when the analysis began: a later change of the spec does not affect it. ByTurns, only goal, margin,
     maxDuration and onInconclusive have an effect."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from aerie.api.speculation import MAX_SPECULATIVE_TOKENS, DraftSampling
-from aerie.api.status.in_place import InPlaceDrafter
+from aerie.api.status.in_place import EvaluationResult, InPlaceDrafter
 from aerie.api.status.types import Count, LongText, ShortText
 from aerie.api.types.base import ResourceModel, Timestamp
 
@@ -32,7 +32,9 @@ Phase = Literal[
     "Failed",
 ]
 RolloutPurpose = Literal["Rollout", "Trial"]
-CanaryPhase = Literal["Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "RollingBack"]
+CanaryPhase = Literal[
+    "Starting", "Evaluating", "WarmingUp", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "RollingBack"
+]
 TRAFFIC_SHIFT_PHASES: tuple[CanaryPhase, ...] = ("Ramping", "Promoting")
 """Phases in which a canary that passed its analysis is compared with the stable pods, whatever its control."""
 
@@ -120,6 +122,20 @@ class ReadinessProgress(ResourceModel):
     """Maximum number of ready pods since then: a higher number is progress."""
 
 
+class CanaryEvaluation(ResourceModel):
+    """Shadow evaluation of a canary. Until it has a result, users are served neither by the canary nor by its control."""
+
+    start_time: Timestamp | None = None
+    """Time at which canary and control were ready, and phase Evaluating began. Absent until then."""
+    result: EvaluationResult | None = None
+    """Result. Accepted: the canary is significantly good enough. Skipped: it could not be carried out. Absent until it has ended,
+    and if the canary was rolled back meanwhile."""
+    message: Annotated[str, Field(max_length=2048)] = ""
+    """Reason for the result."""
+    state: Annotated[str, Field(max_length=65536)] = ""
+    """Packed counts from which it continues after a restart of the operator. Private: their format may change."""
+
+
 class CanaryArm(Arm):
     """The revision under analysis, with its control."""
 
@@ -130,7 +146,8 @@ class CanaryArm(Arm):
     start_time: Timestamp
     """Time at which its rollout began."""
     ready_time: Timestamp | None = None
-    """Time at which all pods of both arms were first ready: warmupDuration and maxDuration count from here."""
+    """Time at which all pods of both arms were first ready, or at which their shadow evaluation ended: warmupDuration and
+    maxDuration count from here."""
     step_index: Count | None = None
     """Index of the ramp step, from 0."""
     step_start_time: Timestamp | None = None
@@ -140,6 +157,13 @@ class CanaryArm(Arm):
     from the ramp on."""
     readiness: ReadinessProgress | None = None
     """Progress of the pods that the phase waits for. Absent while all desired pods are ready."""
+    evaluation: CanaryEvaluation | None = None
+    """The shadow evaluation. Absent without one."""
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether no user may be served by it yet, because its shadow evaluation has no result."""
+        return self.evaluation is not None and self.evaluation.result is None
 
 
 class PreviousArm(Arm):

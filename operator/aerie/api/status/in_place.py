@@ -62,10 +62,14 @@ class TrialPod(ResourceModel):
     """Number of the first pair of windows in which the pod takes part."""
 
 
+EvaluationResult = Literal["Accepted", "Inconclusive", "Skipped"]
+"""Result of a shadow evaluation that has not rolled back the drafter."""
+
+
 class ShadowEvaluation(ResourceModel):
     """The shadow evaluation of a rollout in place, once it has ended."""
 
-    result: Literal["Accepted", "Inconclusive", "Skipped"]
+    result: EvaluationResult
     """Result. Accepted: the drafter is significantly good enough. Skipped: it could not be carried out. A drafter that is
     significantly worse is rolled back, and leaves no result here."""
     message: Annotated[str, Field(max_length=2048)]

@@ -25,6 +25,7 @@ from aerie.rollout.canary.analysis_run.run import AnalysisRun, build_block_rule
 
 MAX_PENDING_BLOCKS = 16
 """Closed blocks that are kept until a reconcile reads them."""
+_PHASES_WITHOUT_BLOCKS = ("Starting", "Evaluating", "WarmingUp", "RollingBack")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def build_comparison_config(name: str, status: Status, interval: float) -> Compa
     canary, stable, analysis = status.canary, status.stable, status.analysis
     if status.previous is not None and canary is None:
         return _build_post_promotion_config(name, status, interval)
-    if canary is None or stable is None or analysis is None or canary.phase in ("Starting", "WarmingUp", "RollingBack"):
+    if canary is None or stable is None or analysis is None or canary.phase in _PHASES_WITHOUT_BLOCKS:
         return None
     run = AnalysisRun.unpack(analysis.state)
     if run is None:

@@ -1,6 +1,5 @@
 """Reads and changes the drafters inside running engines, through the endpoint of the plugin in each pod.
 
-tokens    the bearer token of a resource's pods, and the Secret by which they get it
 client    one call to one pod
 executor  the pods of all resources: who is read, who is changed, what was observed
 """

@@ -27,11 +27,11 @@ import httpx
 
 from aerie.controller.clock import Clock
 from aerie.controller.drafters.client import DrafterClient
-from aerie.controller.drafters.tokens import DrafterTokens
 from aerie.controller.fair_queue import FairQueue
 from aerie.controller.scraping.http_fetch import create_http_client
 from aerie.controller.scraping.scrape_pool import ScrapePool, limit_scrape_rate
 from aerie.controller.scraping.targets import EngineEndpoint, find_engine_endpoints
+from aerie.controller.tokens import ResourceTokens
 from aerie.controller.work_queue import Backoff, NamespacedName
 from aerie.engine.drafter_endpoint.calls import (
     DrafterCall,
@@ -116,7 +116,7 @@ class DrafterExecutor:
 
     def __init__(
         self,
-        tokens: DrafterTokens,
+        tokens: ResourceTokens,
         enqueue: Callable[[NamespacedName], None],
         may_change: Callable[[], bool],
         clock: Clock,

@@ -2,6 +2,7 @@
 
     snapshot ─► pods of the arms ─┐
     blocks ───► AnalysisRun ──────┼─► CanaryObservation ─► advance_state ─► pods and weights of each arm, status, outcome
+    pairs ────► shadow evaluation ┤
     a user's annotation ──────────┘
 
 Guarantees: pure. Where no stable pod is ready and none will recover automatically, there is nothing to compare with and nothing
@@ -17,7 +18,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.status import AnalysisStatus, Arm, CanaryArm, Status
+from aerie.api.status import AnalysisStatus, Arm, CanaryArm, CanaryEvaluation, Status
 from aerie.api.types import duration
 from aerie.rollout.canary.analysis_run.phases import (
     build_analysis_status,
@@ -28,6 +29,13 @@ from aerie.rollout.canary.analysis_run.phases import (
     time_until_analysis_limit,
 )
 from aerie.rollout.canary.analysis_run.run import AnalysisRun
+from aerie.rollout.canary.evaluation import (
+    advance_evaluation,
+    begin_evaluation,
+    build_evaluation_analysis,
+    plan_evaluation,
+    skip_evaluation,
+)
 from aerie.rollout.canary.messages import build_progress_message, build_progressing_condition
 from aerie.rollout.canary.observation import (
     build_observation,
@@ -42,6 +50,7 @@ from aerie.rollout.canary.state_machine import (
     MANUAL_ROLLBACK_MESSAGE,
     CanaryPolicy,
     CanaryState,
+    StateMachinePhase,
     StateTransition,
     advance_state,
 )
@@ -57,7 +66,7 @@ from aerie.rollout.revision.desired import DesiredRevision
 
 MAX_CAPACITY_RETRY_DELAY = timedelta(hours=6)
 """Maximum time between two attempts to find capacity for a canary."""
-_PHASES_BEFORE_VERDICT = ("Starting", "WarmingUp", "Analyzing")
+_PHASES_BEFORE_VERDICT = ("Starting", "Evaluating", "WarmingUp", "Analyzing")
 
 
 def start_canary(snapshot: Snapshot, desired: DesiredRevision, stable: Arm, now: datetime) -> CanaryTransition:
@@ -70,6 +79,7 @@ def start_canary(snapshot: Snapshot, desired: DesiredRevision, stable: Arm, now:
         phase="Promoting" if is_only_arm else "Starting",
         start_time=now,
         step_start_time=now if is_only_arm else None,
+        evaluation=None if is_only_arm else plan_evaluation(snapshot, desired, stable),
     )
     fleet = RolloutPods.from_snapshot(snapshot, stable.revision, arm.revision, now)
     by_pods = spec.rollout.traffic.gateway is None
@@ -92,21 +102,32 @@ def advance_canary(
     abort_reasons = collect_abort_reasons(snapshot, state.phase, fleet, now)
     analysis_run = resume_analysis_run(snapshot, desired, stable, state, fleet, now)
     analysis_run, verdict = evaluate_blocks(state.phase, analysis_run, snapshot, abort_reasons, now)
-    observation = build_observation(snapshot, canary_arm, state, fleet, abort_reasons, verdict, now)
+    progress = advance_evaluation(snapshot, stable, canary_arm, now)
+    observation = build_observation(snapshot, canary_arm, state, fleet, abort_reasons, verdict, progress, now)
     policy = _build_policy(snapshot.resource, desired, canary_arm)
     state_transition = advance_state(state, observation, policy, now)
     analysis_before = status.analysis if canary_arm.ready_time else None
     analysis = build_analysis_status(analysis_before, analysis_run, verdict, policy.analysis)
+    if state.phase == "Evaluating":
+        analysis = build_evaluation_analysis(status.analysis, spec.rollout, progress)
     if state_transition.end_state is not None:
         return _end_canary(snapshot, stable, canary_arm, fleet, state_transition, analysis, now)
     phase = state_transition.state.phase
+    evaluation = _with_phase(progress.evaluation, phase, snapshot, stable, canary_arm, now)
+    canary_arm = canary_arm.model_copy(update={"evaluation": evaluation})
     if phase != state.phase:
+        if state.phase == "Evaluating":
+            analysis = None  # it restarts under the traffic of users; the canary has the result
         analysis_run = start_phase_analysis(phase, state.phase, analysis_run, snapshot, desired, stable, fleet, now)
         if phase == "Analyzing":
             assert analysis_run is not None
             analysis_run, verdict = analysis_run.evaluate(now, ())
         analysis = build_analysis_status(analysis, analysis_run, verdict, policy.analysis)
-    return _continue_canary(snapshot, stable, canary_arm, fleet, state_transition, analysis, analysis_run, now)
+    transition = _continue_canary(snapshot, stable, canary_arm, fleet, state_transition, analysis, analysis_run, now)
+    if phase != "Evaluating" or not progress.problem:
+        return transition
+    condition = transition.progressing
+    return replace(transition, progressing=replace(condition, message=f"{condition.message} {progress.problem}"))
 
 
 def _continue_canary(
@@ -184,13 +205,31 @@ def _handle_zero_replicas(
     message = f"spec.replicas is 0: the canary of revision {canary_arm.revision} restarts once pods are requested."
     condition = ConditionUpdate(PROGRESSING, "False", "ScaledToZero", message)
     update = {"phase": "Starting", "ready_time": None, "step_index": None, "step_start_time": None, "readiness": None}
+    evaluation = CanaryEvaluation() if canary_arm.is_isolated else canary_arm.evaluation
     return CanaryTransition(
-        canary_arm.model_copy(update=update),
+        canary_arm.model_copy(update={**update, "evaluation": evaluation}),
         ArmReplicas(0),
         {"stable": TOTAL_WEIGHT},
         condition,
         close_analysis(status.analysis),
     )
+
+
+def _with_phase(
+    evaluation: CanaryEvaluation | None,
+    phase: StateMachinePhase,
+    snapshot: Snapshot,
+    stable: Arm,
+    canary_arm: CanaryArm,
+    now: datetime,
+) -> CanaryEvaluation | None:
+    """Return the shadow evaluation in the phase that the canary has now: it begins with its phase, and ends before users are
+    served by the canary."""
+    if phase == "Evaluating" and evaluation is not None and evaluation.start_time is None:
+        return begin_evaluation(snapshot, stable, canary_arm, evaluation, now)
+    if phase not in ("Starting", "Evaluating"):
+        return skip_evaluation(evaluation, MANUAL_PROMOTION_MESSAGE)
+    return evaluation
 
 
 def _read_state(canary: CanaryArm) -> CanaryState:
@@ -241,7 +280,7 @@ def _promotion_reason(canary: CanaryArm, analysis: AnalysisStatus | None, state_
 def _compute_weights(resource: SpeculativeDeployment, canary: CanaryArm, fleet: RolloutPods, arms: ArmReplicas) -> dict[str, int]:
     stable_counts, canary_counts, control_counts = fleet.stable.counts, fleet.canary.counts, fleet.control.counts
     ramp = resource.spec.rollout.canary.step_weights
-    if canary.phase == "Starting" or not (stable_counts.ready or canary_counts.ready):
+    if canary.phase in ("Starting", "Evaluating") or not (stable_counts.ready or canary_counts.ready):
         return traffic_weights.single_arm_weights(stable_counts, canary_counts, control_counts)
     match canary.phase:
         case "Ramping":

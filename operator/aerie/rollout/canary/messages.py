@@ -43,15 +43,19 @@ def build_progress_message(
     analysis: AnalysisStatus | None,
 ) -> str:
     rollout, ready_pods = resource.spec.rollout, fleet.canary.counts.ready
+    evaluation = describe_evaluation(canary)
     match canary.phase:
         case "Starting":
             control_part = f" and {fleet.control.counts.ready}/{arms.control} control" if arms.control else ""
             pods_text = f"{ready_pods}/{arms.canary} canary{control_part} pods ready"
-            return f"Canary starting: {pods_text} ({canary.change}, revision {canary.revision})"
+            return f"{evaluation}Canary starting: {pods_text} ({canary.change}, revision {canary.revision})"
+        case "Evaluating":
+            explanation = analysis.message if analysis else "No pairs of answers have been counted yet."
+            return f"Canary and control answer the same requests, and users are served by neither. {explanation}"
         case "WarmingUp":
             assert canary.ready_time is not None
             analysis_start = canary.ready_time + rollout.analysis.warmup_duration
-            return f"Canary and control are warming up; the analysis starts at {analysis_start:%H:%M:%S} UTC."
+            return f"{evaluation}Canary and control are warming up; the analysis starts at {analysis_start:%H:%M:%S} UTC."
         case "AwaitingApproval" | "Held":
             resource_arguments = f"specdep {resource.metadata.name} --namespace {resource.metadata.namespace}"
             commands = " or ".join(
@@ -68,7 +72,17 @@ def build_progress_message(
         case "Promoting":
             return f"Promoting revision {canary.revision}: {ready_pods}/{resource.spec.replicas} pods ready"
         case _:
-            return analysis.message if analysis else "Analysis started."
+            return f"{evaluation}{analysis.message if analysis else 'Analysis started.'}"
+
+
+def describe_evaluation(canary: CanaryArm) -> str:
+    """Return the result of the canary's shadow evaluation as a sentence and a blank; empty without one."""
+    evaluation = canary.evaluation
+    if evaluation is None or evaluation.result is None:
+        return ""
+    if evaluation.result == "Accepted":
+        return "Shadow evaluation: Accepted. "
+    return f"Shadow evaluation: {evaluation.result} ({evaluation.message.rstrip('.')}). "
 
 
 def build_blocked_rollback_message(resource: SpeculativeDeployment, stable: Arm, canary: CanaryArm) -> str:

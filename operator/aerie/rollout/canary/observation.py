@@ -3,6 +3,7 @@
     pods and engines ────┐
     route of a gateway ──┼─► CanaryObservation
     verdict ─────────────┤
+    shadow evaluation ───┤
     a user's annotation ─┘
 
 Guarantees: pure. Not guaranteed: that a fault lasts; an abort reason counts when it is first observed.
@@ -18,6 +19,7 @@ from aerie.analysis.verdict import Verdict
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Arm, CanaryArm
 from aerie.rollout.canary.abort_rules import find_abort_reasons
+from aerie.rollout.canary.evaluation import EvaluationProgress, describe_verdict
 from aerie.rollout.canary.messages import PROMOTE_ANNOTATION, ROLLBACK_ANNOTATION
 from aerie.rollout.canary.state_machine import CanaryObservation, CanaryState, StateMachinePhase
 from aerie.rollout.capacity.arms import RolloutPods
@@ -26,7 +28,7 @@ from aerie.rollout.facts.context_length import shorter_context_message
 from aerie.rollout.facts.route_status import route_rejected_since, route_rejection_message
 from aerie.rollout.facts.snapshot import ClusterState, Snapshot
 
-_PHASES_WITHOUT_POD_DEADLINE = ("WarmingUp", "Analyzing", "AwaitingApproval", "Held")
+_PHASES_WITHOUT_POD_DEADLINE = ("Evaluating", "WarmingUp", "Analyzing", "AwaitingApproval", "Held")
 
 
 def build_observation(
@@ -36,6 +38,7 @@ def build_observation(
     fleet: RolloutPods,
     abort_reasons: Sequence[str],
     verdict: Verdict | None,
+    evaluation: EvaluationProgress,
     now: datetime,
 ) -> CanaryObservation:
     """Return what the state machine observes of the canary in this reconcile."""
@@ -43,14 +46,20 @@ def build_observation(
     ramp, by_pods = spec.rollout.canary.step_weights, spec.rollout.traffic.gateway is None
     has_route = state.phase == "Promoting" or not route_rejection_message(snapshot)
     route_deadline, next_late_at = _route_deadline(snapshot, canary_arm), fleet.next_late_at(state.phase)
+    outcome, message = (verdict.outcome, verdict.message) if verdict else ("Continue", "")
+    if evaluation.verdict is not None and evaluation.verdict.outcome == "Rollback":
+        outcome, message = "Rollback", describe_verdict(evaluation.verdict)
     return CanaryObservation(
         ready=fleet.has_ready_pods(state.phase, ramp, state.step, by_pods=by_pods) and has_route,
         deadline_exceeded=fleet.exceeds_deadline(state.phase) or (route_deadline is not None and now >= route_deadline),
         next_deadline_at=next_late_at if route_deadline is None else min(route_deadline, next_late_at or route_deadline),
         abort_message=" ".join(abort_reasons),
-        verdict=verdict.outcome if verdict else "Continue",
-        verdict_message=verdict.message if verdict else "",
+        verdict=outcome,
+        verdict_message=message,
         manual_action=read_manual_action(snapshot.resource, canary_arm.revision),
+        needs_evaluation=evaluation.is_pending,
+        evaluated_message=evaluation.message,
+        evaluation_ends_at=evaluation.ends_at,
     )
 
 

@@ -1,7 +1,8 @@
 """Rollback of a canary: its traffic is removed first, and its pods as stable pods become ready.
 
 Guarantees: pure. A canary that has ended stays, with phase RollingBack, until the stable arm has as many ready pods as it is
-expected to have. Not guaranteed: that this happens; a rollback that cannot end is reversed (blocked_rollback.py).
+expected to have. An isolated canary gets no traffic, as long as another pod is ready. Not guaranteed: that this happens; a
+rollback that cannot end is reversed (blocked_rollback.py).
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ def roll_back_canary(
     replicas, pod_counts = resource.spec.replicas, (fleet.stable.counts, fleet.canary.counts, fleet.control.counts)
     arms = replica_counts.replicas_during_rollback(fleet.capacity, *pod_counts)
     weights = traffic_weights.rollback_weights(replicas, arms, *pod_counts)
+    if canary_arm.is_isolated:  # no user was served by it before
+        weights = traffic_weights.single_arm_weights(*pod_counts)
     if outcome is not None and canary_arm.step_start_time is None:  # traffic is removed before pods
         arms = replace(arms, canary=fleet.canary.counts.requested)
     if outcome is None and arms.canary == arms.control == 0:

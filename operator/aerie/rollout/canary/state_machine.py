@@ -1,10 +1,10 @@
 """The state machine of a canary, as a table: which trigger leads from which phase to which.
 
-    Starting ─► WarmingUp ─► Analyzing ─┬─────────────► Ramping ─► Promoting ─► PROMOTED
-                                 │      └► AwaitingApproval ─┘
-                                 ├─► Held (inconclusive, and the spec says to hold)
-                                 ├─► EXPLORED (a trial that was only to be measured has been measured)
-        from every phase ────────┴─► ROLLED BACK or FAILED
+    Starting ───────────┬─► WarmingUp ─► Analyzing ─┬─────────────► Ramping ─► Promoting ─► PROMOTED
+       └─► Evaluating ──┘                    │      └► AwaitingApproval ─┘
+           (shadow evaluation)               ├─► Held (inconclusive, and the spec says to hold)
+                                             ├─► EXPLORED (a trial that was only to be measured has been measured)
+        from every phase ────────────────────┴─► ROLLED BACK or FAILED
 
     PROMOTED, with previous pods retained ─► Monitoring ─┬─────────────┬─► COMPLETED
                                                          └► Verifying ─┴─► ROLLED BACK
@@ -37,7 +37,16 @@ from aerie.api.types import duration
 from aerie.rollout.capacity.replica_counts import ramp_step_percent
 
 StateMachinePhase = Literal[
-    "Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "Monitoring", "Verifying"
+    "Starting",
+    "Evaluating",
+    "WarmingUp",
+    "Analyzing",
+    "AwaitingApproval",
+    "Held",
+    "Ramping",
+    "Promoting",
+    "Monitoring",
+    "Verifying",
 ]
 EndState = Literal["Promoted", "RolledBack", "Failed", "Explored", "Completed"]
 
@@ -67,8 +76,12 @@ class Trigger(StrEnum):
     """The verdict is Inconclusive, and the spec says to hold."""
     INCONCLUSIVE_ROLLBACK = "InconclusiveRollback"
     """The verdict is Inconclusive, and the spec says to roll back."""
+    NEEDS_EVALUATION = "NeedsEvaluation"
+    """The pods of this phase are ready, and a shadow evaluation comes first."""
     READY = "Ready"
     """The pods of this phase are ready."""
+    EVALUATED = "Evaluated"
+    """The shadow evaluation has ended, and has not shown that the canary is worse."""
     TIMER = "Timer"
     """The time of this phase is over."""
     LAST_RAMP_STEP = "LastRampStep"
@@ -79,7 +92,13 @@ TRANSITIONS: dict[tuple[StateMachinePhase, Trigger], StateMachinePhase | EndStat
     ("Starting", Trigger.ROLLBACK_REQUESTED): "RolledBack",
     ("Starting", Trigger.ABORTED): "RolledBack",
     ("Starting", Trigger.DEADLINE_EXCEEDED): "Failed",
+    ("Starting", Trigger.NEEDS_EVALUATION): "Evaluating",
     ("Starting", Trigger.READY): "WarmingUp",
+    ("Evaluating", Trigger.ROLLBACK_REQUESTED): "RolledBack",
+    ("Evaluating", Trigger.ABORTED): "RolledBack",
+    ("Evaluating", Trigger.WORSE): "RolledBack",
+    ("Evaluating", Trigger.PROMOTE_REQUESTED): "Ramping",
+    ("Evaluating", Trigger.EVALUATED): "WarmingUp",
     ("WarmingUp", Trigger.ROLLBACK_REQUESTED): "RolledBack",
     ("WarmingUp", Trigger.ABORTED): "RolledBack",
     ("WarmingUp", Trigger.PROMOTE_REQUESTED): "Ramping",
@@ -139,7 +158,7 @@ class CanaryState:
     phase: StateMachinePhase
     started_at: datetime
     ready_at: datetime | None = None
-    """Time when all pods of canary and control were ready for the first time."""
+    """Time when all pods of canary and control were ready for the first time, and users were first served by them."""
     step: int | None = None
     """Index of the ramp step, from 0."""
     step_started_at: datetime | None = None
@@ -168,6 +187,12 @@ class CanaryObservation:
     """True if engines of the canary have crashed, and it is unknown whether by accident."""
     manual_action: Literal["promote", "rollback"] | None = None
     """Action that a user has requested for this very canary."""
+    needs_evaluation: bool = False
+    """True if a shadow evaluation has to come before users are served by the canary."""
+    evaluated_message: str = ""
+    """Result of the shadow evaluation, as sentences; empty until it has ended."""
+    evaluation_ends_at: datetime | None = None
+    """Time at which the shadow evaluation ends without a verdict; None outside of one."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +243,7 @@ def _enter_phase(
             entered = replace(state, phase=phase, ready_at=now)
         case "Ramping":
             step = 0 if state.phase != "Ramping" or state.step is None else state.step + 1
-            entered = replace(state, phase=phase, step=step, step_started_at=now)
+            entered = replace(state, phase=phase, ready_at=state.ready_at or now, step=step, step_started_at=now)
             if not policy.canary.step_weights:
                 entered = replace(entered, phase="Promoting", step=None)
         case "Promoting" | "Verifying":
@@ -251,7 +276,9 @@ def _active_triggers(
     if observation.verdict == "Inconclusive":
         yield Trigger.INCONCLUSIVE_HOLD if policy.analysis.on_inconclusive == "Hold" else Trigger.INCONCLUSIVE_ROLLBACK
     if observation.ready:
-        yield Trigger.READY
+        yield Trigger.NEEDS_EVALUATION if observation.needs_evaluation else Trigger.READY
+    if observation.evaluated_message:
+        yield Trigger.EVALUATED
     if _is_phase_time_over(state, observation, policy, now):
         yield Trigger.LAST_RAMP_STEP if state.phase == "Ramping" and _is_last_ramp_step(state, policy) else Trigger.TIMER
 
@@ -315,6 +342,8 @@ def _time_remaining(state: CanaryState, observation: CanaryObservation, policy: 
             phase_end = _phase_started_at(state) + policy.canary.step_duration
         case "Analyzing" if policy.exploration_duration is not None:
             phase_end = _exploration_end(state, policy.exploration_duration, policy)
+        case "Evaluating" if observation.evaluation_ends_at is not None:
+            phase_end = observation.evaluation_ends_at
         case "Monitoring":
             phase_end = compute_retention_end(
                 _phase_started_at(state), policy.canary, has_suspicious_crashes=observation.has_suspicious_crashes
@@ -347,6 +376,10 @@ def _transition_message(trigger: Trigger, state: CanaryState, observation: Canar
             return observation.verdict_message
         case Trigger.READY:
             return "All pods are ready."
+        case Trigger.NEEDS_EVALUATION:
+            return "All pods are ready; the shadow evaluation begins."
+        case Trigger.EVALUATED:
+            return observation.evaluated_message
         case Trigger.TIMER if state.phase == "WarmingUp":
             return "Warm-up complete."
         case Trigger.TIMER if state.phase in ("Monitoring", "Verifying"):

@@ -48,7 +48,7 @@ def build_outcome(
         completion_time=now,
         drafter=canary.drafter,
         replaced_drafter=status.stable.drafter if status.stable else None,
-        comparisons=analysis.comparisons if analysis and canary.ready_time else [],
+        comparisons=analysis.comparisons if analysis and (canary.ready_time or canary.phase == "Evaluating") else [],
     )
 
 

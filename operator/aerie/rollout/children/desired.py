@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
@@ -29,6 +30,7 @@ from aerie.rollout.capacity.arms import count_missing_ready_pods
 from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from aerie.rollout.children import tuning_record
 from aerie.rollout.facts.pod_address import find_engine_url
+from aerie.rollout.facts.pod_failures import is_pod_ready
 from aerie.rollout.facts.snapshot import KubernetesObject, Snapshot, is_owned_by, read_labels
 from aerie.rollout.plan import ObjectReference
 from aerie.rollout.progression.progression import Progression
@@ -48,7 +50,7 @@ def build_desired_objects(
     """Yield all objects that have to exist, in the order in which they are applied."""
     resource = snapshot.resource
     objects: list[dict[str, Any]] = [
-        network.build_main_service(resource, progression.exclusive_revision),
+        network.build_main_service(resource, progression.build_serving_selector(snapshot.cluster)),
         *_build_disruption_budgets(resource, progression),
     ]
     objects += _build_evaluator(snapshot, progression, runner)
@@ -128,6 +130,17 @@ def _build_evaluator(
 ) -> Iterator[dict[str, Any]]:
     """Yield the objects of the evaluator during a shadow evaluation."""
     rollout, resource = progression.in_place, snapshot.resource
+    if progression.stable_revision is not None and progression.evaluates_canary:
+        assert progression.canary is not None, "it is the one that is evaluated"
+        yield evaluator.build_evaluator_service(resource)
+        # Without a ready pod of each arm there is no evaluator: requests to a pod that has ended would count as failed.
+        canary_pods = _find_ready_pods(snapshot.cluster.live_pods(progression.canary.revision))
+        control_pods = _find_control_pods(snapshot, progression.stable_revision, len(canary_pods))
+        if canary_pods and control_pods:
+            yield evaluator.build_paired_evaluator_deployment(
+                resource, next(iter(canary_pods.values())), list(canary_pods), list(control_pods), config
+            )
+        return
     if rollout is None or rollout.phase != "Evaluating" or progression.stable_revision is None:
         return
     names = {(trial_pod.name, trial_pod.uid) for trial_pod in rollout.pods}
@@ -139,9 +152,24 @@ def _build_evaluator(
         yield evaluator.build_evaluator_service(resource)
 
 
+def _find_control_pods(snapshot: Snapshot, stable_revision: str, count: int) -> dict[str, KubernetesObject]:
+    """Return the ready control pods or, without any that are requested, as many stable ones, as `_find_ready_pods` does."""
+    if snapshot.cluster.deployment(stable_revision, control=True) is not None:
+        return _find_ready_pods(snapshot.cluster.live_pods(stable_revision, control=True))
+    return dict(islice(_find_ready_pods(snapshot.cluster.live_pods(stable_revision)).items(), count))
+
+
+def _find_ready_pods(pods: Iterable[KubernetesObject]) -> dict[str, KubernetesObject]:
+    """Return the ready pods by the address of the engine, in the order of the pods' names."""
+    ready = sorted(filter(is_pod_ready, pods), key=lambda pod: str(pod["metadata"]["name"]))
+    return {url: pod for pod in ready if (url := find_engine_url(pod)) is not None}
+
+
 def _find_shadow_service(resource: SpeculativeDeployment, progression: Progression) -> str | None:
     """Return the Service that gets copies of users' requests; None for none."""
-    is_evaluating = progression.in_place is not None and progression.in_place.phase == "Evaluating"
+    is_evaluating = (
+        progression.in_place is not None and progression.in_place.phase == "Evaluating"
+    ) or progression.evaluates_canary
     is_mirrored = resource.spec.rollout.analysis.shadow.source == "Mirror"
     return evaluator.evaluator_name(resource.metadata.name) if is_evaluating and is_mirrored else None
 
@@ -172,7 +200,9 @@ def _build_deployments(snapshot: Snapshot, desired: DesiredRevision, progression
     if canary_template is not None:
         yield deployment.build_deployment(resource, canary_template, progression.canary_revision, "canary", arms.canary)
     if stable_template is not None and _has_control(progression):
-        control_template = resolve_control_pod_template(snapshot, stable_template, progression.stable_revision)
+        control_template = resolve_control_pod_template(
+            snapshot, stable_template, progression.stable_revision, is_evaluated=progression.is_canary_isolated
+        )
         yield deployment.build_deployment(resource, control_template, progression.stable_revision, "control", arms.control)
 
 

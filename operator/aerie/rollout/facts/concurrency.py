@@ -24,7 +24,7 @@ from typing import Any
 
 from aerie.api.status import QueueStatus, RolloutPurpose, Status
 
-ACTIVE_CANARY_PHASES = frozenset({"Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting"})
+ACTIVE_CANARY_PHASES = frozenset({"Starting", "Evaluating", "WarmingUp", "Analyzing", "Ramping", "Promoting"})
 """Phases of a canary that advances automatically."""
 ACTIVE_IN_PLACE_PHASES = frozenset({"Staging", "Evaluating", "Analyzing", "Promoting"})
 """Phases of a rollout in place that advances automatically."""

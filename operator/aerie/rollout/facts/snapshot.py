@@ -24,6 +24,7 @@ from aerie.rollout.facts.concurrency import StartPermission
 from aerie.rollout.facts.context_length import ContextLengths
 from aerie.rollout.facts.drafters import DrafterObservation
 from aerie.rollout.facts.last_valid_spec import SpecSubstitution
+from aerie.rollout.facts.pairs import PairObservation
 from aerie.rollout.facts.pod_failures import PodFailure
 from aerie.tuning.recommendation import Recommendation
 
@@ -167,6 +168,8 @@ class EngineState:
     """Why the last few scrapes of a pod were invalid, by name of the pod."""
     metrics_source_error: str | None = ""
     """Why spec.metrics.source is unusable; empty when it is usable, None while that is unknown."""
+    pairs: PairObservation | None = None
+    """Counts of the evaluator in a shadow evaluation between pods; None where none is read."""
     drafters: Mapping[str, DrafterObservation] = field(default_factory=dict)
     """What the pods of the latest plan report of their drafters, by name of the pod."""
 

@@ -6,15 +6,18 @@ other; each policy ensures that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from aerie.api.status import AnalysisStatus, CanaryArm, InPlaceDrafter, InPlaceRollout, Phase, PreviousArm, RolloutOutcome
+from aerie.manifests import naming
 from aerie.rollout.canary.transition import CanaryTransition
 from aerie.rollout.capacity.replica_counts import ArmReplicas
 from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from aerie.rollout.conditions import ConditionUpdate
+from aerie.rollout.facts.pod_failures import is_pod_ready, is_pod_terminal
+from aerie.rollout.facts.snapshot import ClusterState, KubernetesObject, read_labels
 from aerie.rollout.plan import PodDrafterPlan
 
 
@@ -71,9 +74,50 @@ class Progression:
         return None if self.routes_to_all_pods else self.stable_revision
 
     @property
+    def is_canary_isolated(self) -> bool:
+        """Whether users are served by neither canary nor control."""
+        return self.stable_revision is not None and self.canary is not None and self.canary.is_isolated
+
+    @property
+    def evaluates_canary(self) -> bool:
+        """Whether the evaluator compares canary and control."""
+        return self.is_canary_isolated and self.canary is not None and self.canary.phase == "Evaluating"
+
+    def build_serving_selector(self, cluster: ClusterState) -> dict[str, str]:
+        """Return the labels of the pods that the Service with the resource's name selects.
+
+        While the canary is isolated, these are the stable pods, and so until all others have ended. While none of them is ready,
+        the control stands in, or else the canary (traffic_weights.single_arm_weights).
+        """
+        name, stable = cluster.resource_name, self.stable_revision
+        if stable is None or not (self.is_canary_isolated or self._leaves_isolated_pods(cluster)):
+            return naming.serving_selector_labels(name, self.exclusive_revision)
+        stable_labels = naming.deployment_selector_labels(name, stable, control=False)
+        ready_others = [pod for pod in _list_other_pods(cluster, stable_labels) if is_pod_ready(pod)]
+        if cluster.ready_pod_count(stable) or not ready_others:
+            return stable_labels
+        has_control = cluster.ready_pod_count(stable, control=True) > 0
+        return naming.serving_selector_labels(name, stable if has_control else None)
+
+    def _leaves_isolated_pods(self, cluster: ClusterState) -> bool:
+        """Return whether pods of an isolated canary are about to be deleted, and are still left out."""
+        service = cluster.child("Service", cluster.resource_name)
+        selector = service["spec"].get("selector") or {} if service is not None else {}
+        if self.canary is not None or self.previous is not None or selector.get(naming.CONTROL_LABEL) != "false":
+            return False
+        return any(_list_other_pods(cluster, selector))
+
+    @property
     def canary_revision(self) -> str | None:
         """Revision of the canary."""
         return self.canary.revision if self.canary is not None else None
+
+
+def _list_other_pods(cluster: ClusterState, labels: Mapping[str, str]) -> Iterator[KubernetesObject]:
+    """Yield the engine pods without these labels that have not ended and are not terminating."""
+    for pod in cluster.pods:
+        if not (labels.items() <= read_labels(pod).items() or pod["metadata"].get("deletionTimestamp") or is_pod_terminal(pod)):
+            yield pod
 
 
 def apply_canary_transition(serving: Progression, transition: CanaryTransition, rejected_revision: str | None) -> Progression:

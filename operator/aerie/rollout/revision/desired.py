@@ -24,7 +24,7 @@ from aerie.engine.speculation import (
     describe_setting,
     max_speculative_tokens,
 )
-from aerie.manifests.pod import drafter_plugin, engine_pod
+from aerie.manifests.pod import drafter_plugin, engine_pod, request_metrics
 from aerie.manifests.pod.pod_template_policy import PodTemplateError
 from aerie.manifests.revision_hash import compute_revision
 
@@ -42,6 +42,8 @@ class DesiredRevision:
     """Why no pods could run; empty where they could."""
     plugin_obstacle: str = ""
     """Why its pods would run without Aerie's plugin of vLLM; empty where they would have it."""
+    shadow_obstacle: str = ""
+    """Why its pods could take part in no shadow evaluation; empty where they could, and where the spec requests none."""
     trial: Trial | None = None
     """The trial that it belongs to; None where it is to stay."""
 
@@ -119,6 +121,10 @@ def resolve_desired_revision(
                 setting, drafter, engine.version, arguments.parse_arguments(spec.engine.args)
             )
         template = engine_pod.build_pod_template(resource, config)
+        if spec.rollout.analysis.shadow.source != "None":
+            shadow_obstacle = request_metrics.find_request_metrics_obstacle(engine.version, template)
+            desired = replace(desired, shadow_obstacle=shadow_obstacle)
+            template = template if shadow_obstacle else request_metrics.add_request_metrics(template)
         plugin = drafter_plugin.plan_plugin(resource, desired.revision, engine.version, template)
         if isinstance(plugin, drafter_plugin.PluginObstacle):
             return replace(desired, pod_template=template, plugin_obstacle=plugin.message)

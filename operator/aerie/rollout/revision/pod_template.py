@@ -3,7 +3,8 @@
     Deployment exists ───┬─ its annotation names the template it was created from: the recorded one, or the current one
                          └─ neither is that one ─────────────────────────────────► as the Deployment has it
     no Deployment ───────► as the spec says now; for a revision that the spec no longer describes, as recorded
-    control pods ────────► those of the stable revision, plus their placement (manifests/pod/placement.py)
+    control pods ────────► those of the stable revision, plus their placement (manifests/pod/placement.py) and, for a shadow
+                           evaluation, the counts of their answers (manifests/pod/request_metrics.py)
 
 Guarantees: pure; the template of a Deployment is never changed, so that no upgrade of Aerie replaces a pod. A record counts
 only where the Deployment bears its digest, because more people may write ConfigMaps than Deployments. Not guaranteed: that,
@@ -16,7 +17,7 @@ import json
 from typing import Any
 
 from aerie.manifests import deployment, naming, preflight_job
-from aerie.manifests.pod import placement
+from aerie.manifests.pod import placement, request_metrics
 from aerie.rollout.facts.snapshot import Snapshot
 from aerie.rollout.revision.desired import DesiredRevision
 
@@ -37,19 +38,29 @@ def resolve_pod_template(snapshot: Snapshot, desired: DesiredRevision, revision:
     return dict(live["spec"]["template"])
 
 
-def resolve_control_pod_template(snapshot: Snapshot, stable_template: dict[str, Any], revision: str) -> dict[str, Any]:
-    """Return the template of the control pods of a stable revision with `stable_template`. Their placement stays while they
-    exist."""
+def resolve_control_pod_template(
+    snapshot: Snapshot, stable_template: dict[str, Any], revision: str, *, is_evaluated: bool
+) -> dict[str, Any]:
+    """Return the template of the control pods of a stable revision with `stable_template`. It stays while they exist.
+
+    `is_evaluated`: whether the canary has a shadow evaluation, which needs counts of the control's answers.
+    """
     placed = placement.prefer_canary_gpu_product(stable_template, snapshot.resource.metadata.name, revision)
+    measured = request_metrics.add_request_metrics(placed)
     live = snapshot.cluster.deployment(revision, control=True)
-    if live is None or (live["metadata"].get("annotations") or {}).get(
-        naming.TEMPLATE_DIGEST_ANNOTATION
-    ) == deployment.template_digest(placed):
-        return placed
+    if live is None:
+        return measured if is_evaluated else placed
+    live_digest = (live["metadata"].get("annotations") or {}).get(naming.TEMPLATE_DIGEST_ANNOTATION)
+    for template in (placed, measured):
+        if live_digest == deployment.template_digest(template):
+            return template
     # Another release placed them differently or not at all, or the API server has since added defaults to `stable_template`.
     spec_without_affinity = {key: value for key, value in stable_template["spec"].items() if key != "affinity"}
     affinity = live["spec"]["template"]["spec"].get("affinity")
-    return {**stable_template, "spec": {**spec_without_affinity, "affinity": affinity} if affinity else spec_without_affinity}
+    spec = {**spec_without_affinity, "affinity": affinity} if affinity else spec_without_affinity
+    template = {**stable_template, "spec": spec}
+    is_measured = request_metrics.has_request_metrics(live["spec"]["template"])
+    return request_metrics.add_request_metrics(template) if is_measured else template
 
 
 def _read_recorded_template(snapshot: Snapshot, revision: str) -> dict[str, Any] | None:

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from aerie.analysis import post_promotion
 from aerie.api.status import Arm, CanaryArm, PreviousArm, Status
-from aerie.manifests import naming
 from aerie.rollout.capacity.traffic_weights import weight_to_percent
 from aerie.rollout.conditions import DEGRADED, READY, ConditionUpdate, build_conditions
 from aerie.rollout.facts.arm_metrics import MIN_ACCEPTANCE_LENGTH, with_arm_metrics
@@ -50,7 +49,8 @@ def build_status(
     canary = _build_canary_arm(snapshot, progression, previous_status)
     control = canary.control if canary is not None else None
     previous = _build_previous_arm(snapshot.cluster, progression)
-    arms = [arm for arm in (stable, canary, control, previous if progression.routes_to_all_pods else None) if arm is not None]
+    serving_arms = (stable, *(() if progression.is_canary_isolated else (canary, control)))
+    arms = [arm for arm in (*serving_arms, previous if progression.routes_to_all_pods else None) if arm is not None]
     tuning = build_tuning_status(snapshot, effective, trial_decision, progression, stable, now)
     conditions = [
         _build_ready_condition(snapshot, stable, canary, progression),
@@ -65,10 +65,7 @@ def build_status(
         conditions=build_conditions(conditions, resource.status, resource.metadata.generation, now),
         replicas=sum(arm.replicas for arm in arms),
         ready_replicas=sum(arm.ready_replicas for arm in arms),
-        selector=",".join(
-            f"{key}={value}"
-            for key, value in naming.serving_selector_labels(resource.metadata.name, progression.exclusive_revision).items()
-        ),
+        selector=",".join(f"{key}={value}" for key, value in progression.build_serving_selector(snapshot.cluster).items()),
         stable=stable,
         canary=canary,
         in_place_rollout=progression.in_place,
@@ -170,6 +167,8 @@ def _traffic_percent(snapshot: Snapshot, progression: Progression, arm: str) -> 
     ):
         weights: Mapping[str, int] = progression.weights
         return _weight_percent(weights, arm)
+    if progression.is_canary_isolated:
+        return _weight_percent(progression.weights, arm)
     ready_pods = {
         "stable": snapshot.cluster.ready_pod_count(progression.stable_revision),
         "canary": snapshot.cluster.ready_pod_count(progression.canary.revision),

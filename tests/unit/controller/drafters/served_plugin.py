@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from aerie.controller.drafters.tokens import derive_token
+from aerie.controller.tokens import derive_token
 from aerie.engine.drafter_endpoint.calls import DrafterFiles, LoadDrafter
 from aerie_vllm.endpoint import DrafterEndpoint
 from tests.unit.controller.scraped import BEFORE

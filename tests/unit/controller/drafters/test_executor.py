@@ -16,8 +16,8 @@ import pytest
 from aerie.controller.clock import Clock
 from aerie.controller.drafters import executor as executor_module
 from aerie.controller.drafters.executor import DrafterExecutor
-from aerie.controller.drafters.tokens import DrafterTokens
 from aerie.controller.scraping.http_client import LimitedHttpTransport
+from aerie.controller.tokens import ResourceTokens
 from aerie.controller.work_queue import Backoff, NamespacedName
 from aerie.engine.drafter_endpoint.calls import DrafterCall, DrafterSource, PrepareDrafter, RenewLease, ReturnToOwn
 from aerie.engine.drafter_endpoint.response import ChangeDurations
@@ -27,8 +27,8 @@ from aerie.rollout.facts.snapshot import Snapshot
 from aerie.rollout.plan import PodDrafterPlan, ScheduledCall
 from tests.snapshots import build_snapshot, replace_facts
 from tests.unit.controller.drafters.served_plugin import KEY, Drafters, PluginPod
-from tests.unit.controller.drafters.test_tokens import CHAT, CHAT_SECRET, KEY_SECRET, SecretServer, forbidden
 from tests.unit.controller.scraped import deployment, pod, resource
+from tests.unit.controller.test_tokens import CHAT, CHAT_SECRET, KEY_SECRET, SecretServer, forbidden
 from tests.unit.plugin.fake_engine import make_drafter
 
 pytestmark = pytest.mark.usefixtures("long_timeouts")
@@ -63,7 +63,7 @@ class Harness:
         self.notifications: list[NamespacedName] = []
         self.recorded: Counter[tuple[str, str]] = Counter()
         self.executor = DrafterExecutor(
-            DrafterTokens(self.cluster, KEY_SECRET),
+            ResourceTokens(self.cluster, KEY_SECRET),
             self.notifications.append,
             lambda: self.is_leader,
             Clock(),

@@ -13,8 +13,8 @@ import pytest
 
 from aerie.controller.clock import Clock
 from aerie.controller.drafters.executor import DrafterExecutor
-from aerie.controller.drafters.tokens import DrafterTokens
 from aerie.controller.reconciler import REST_SECONDS_PER_OBJECT
+from aerie.controller.tokens import ResourceTokens
 from aerie.controller.work_queue import NamespacedName, WorkQueue
 from aerie.engine.drafter_endpoint.calls import DrafterFiles, LoadDrafter
 from aerie.rollout.facts.snapshot import Snapshot
@@ -23,8 +23,8 @@ from aerie.rollout.plan import PodDrafterPlan, ScheduledCall
 from tests.snapshots import build_snapshot
 from tests.unit.controller.conftest import Run
 from tests.unit.controller.drafters.served_plugin import KEY
-from tests.unit.controller.drafters.test_tokens import CHAT, KEY_SECRET, SecretServer
 from tests.unit.controller.scraped import deployment, pod, resource
+from tests.unit.controller.test_tokens import CHAT, KEY_SECRET, SecretServer
 
 WINDOW_SECONDS, WINDOW_COUNT = 8.0, 12
 MAX_DELAY_SECONDS = 0.1
@@ -110,7 +110,7 @@ async def measure_delays(pod_count: int, pods: Pods, *, plans_ahead: bool = True
     )
     names = [str(item["metadata"]["name"]) for item in snapshot.cluster.pods][:MAX_TRIAL_PODS]
     queue = WorkQueue()
-    executor = DrafterExecutor(DrafterTokens(SecretServer(KEY), KEY_SECRET), queue.add, lambda: True, LoopClock(), pods)
+    executor = DrafterExecutor(ResourceTokens(SecretServer(KEY), KEY_SECRET), queue.add, lambda: True, LoopClock(), pods)
     loop = asyncio.get_running_loop()
 
     async def reconcile(key: NamespacedName) -> None:

@@ -40,7 +40,7 @@ LATE = CanaryObservation(ready=False, deadline_exceeded=True)
 
 def at(phase: StateMachinePhase, step: int | None = None) -> CanaryState:
     """Return a canary whose current phase began at T0."""
-    ready = None if phase == "Starting" else T0
+    ready = None if phase in ("Starting", "Evaluating") else T0
     began = T0 if phase in ("Ramping", "Promoting", "Monitoring", "Verifying") else None
     return CanaryState(phase, T0, ready, step if phase == "Ramping" else None, began)
 
@@ -90,7 +90,14 @@ def example(phase: StateMachinePhase, trigger: Trigger) -> tuple[CanaryState, Ca
             MANUAL_POLICY,
             soon,
         ),
+        Trigger.NEEDS_EVALUATION: (at(phase, 0), CanaryObservation(ready=True, needs_evaluation=True), POLICY, soon),
         Trigger.READY: (at(phase, 0), READY, POLICY, soon),
+        Trigger.EVALUATED: (
+            at(phase, 0),
+            CanaryObservation(ready=True, evaluated_message="It was accepted."),
+            POLICY,
+            soon,
+        ),
         Trigger.TIMER: (
             at(phase, 0),
             READY,
@@ -143,6 +150,23 @@ def test_a_whole_rollout() -> None:
         ("Ramping", 1),
         ("Promoting", None),
     ]
+
+
+def test_shadow_evaluation_comes_between_start_and_warm_up() -> None:
+    pending = CanaryObservation(ready=True, needs_evaluation=True, evaluation_ends_at=T0 + 15 * MINUTE)
+    step = advance_state(at("Starting"), pending, POLICY, T0)
+    assert (step.state.phase, step.state.ready_at) == ("Evaluating", None)
+    step = advance_state(step.state, pending, POLICY, T0 + 5 * MINUTE)
+    assert (step.state.phase, step.requeue_after) == ("Evaluating", 10 * MINUTE)
+    step = advance_state(
+        step.state, CanaryObservation(ready=False, evaluated_message="It is good enough."), POLICY, T0 + 6 * MINUTE
+    )
+    assert (step.state.phase, step.state.ready_at, step.message) == ("WarmingUp", T0 + 6 * MINUTE, "It is good enough.")
+
+
+def test_promotion_during_shadow_evaluation_begins_the_ramp() -> None:
+    step = advance_state(at("Evaluating"), CanaryObservation(ready=True, manual_action="promote"), POLICY, T0 + MINUTE)
+    assert (step.state.phase, step.state.ready_at, step.state.step) == ("Ramping", T0 + MINUTE, 0)
 
 
 def test_empty_ramp_promotes_immediately() -> None:
@@ -209,6 +233,9 @@ OBSERVATIONS = st.builds(
     verdict_message=st.just("Because."),
     regression_message=st.sampled_from(["", "", "It has fallen."]),
     manual_action=st.sampled_from([None, None, None, "promote", "rollback"]),
+    needs_evaluation=st.booleans(),
+    evaluated_message=st.sampled_from(["", "", "It was accepted."]),
+    evaluation_ends_at=st.none() | st.integers(0, 600).map(lambda minutes: T0 + minutes * MINUTE),
 )
 
 
@@ -249,14 +276,17 @@ class Rollouts(RuleBasedStateMachine):
     def observe(self, observation: CanaryObservation) -> None:
         """Advance the state once and check the transition."""
         step: StateTransition = advance_state(self.state, observation, self.policy, self.now)
-        if self.state.phase in ("Analyzing", "WarmingUp", "AwaitingApproval", "Held") and step.state.phase in (
-            "Ramping",
-            "Promoting",
-        ):
+        before_ramp = ("Evaluating", "Analyzing", "WarmingUp", "AwaitingApproval", "Held")
+        if self.state.phase in before_ramp and step.state.phase in ("Ramping", "Promoting"):
             analysed = self.state.phase == "Analyzing" and observation.verdict == "Promote"
             assert observation.manual_action == "promote" or (analysed and self.policy.canary.approval == "Automatic")
             assert not observation.abort_message
             assert observation.verdict != "Rollback" or self.state.phase == "WarmingUp"  # not evaluated yet
+        if self.state.phase == "Starting" and step.state.phase == "WarmingUp":
+            assert not observation.needs_evaluation
+        if self.state.phase == "Evaluating" and step.state.phase not in ("Evaluating", "Ramping", "Promoting"):
+            assert observation.evaluated_message
+            assert observation.verdict != "Rollback"
         self.before, self.state, self.end = self.state, step.state, step.end_state
 
     @precondition(lambda self: self.end is None)

@@ -10,6 +10,7 @@ from typing import Any
 
 from aerie.api.status import Arm
 from aerie.manifests import naming
+from aerie.manifests.pod.request_metrics import without_request_metrics
 from aerie.rollout.facts.snapshot import KubernetesObject, Snapshot
 
 _SPECULATIVE_CONFIG_FLAG = "--speculative-config"
@@ -22,6 +23,12 @@ def find_probe_skip_reason(snapshot: Snapshot, stable: Arm, canary: Arm) -> str:
         return "spec.rollout.analysis.outputEquivalence is Disabled"
     if spec.metrics.source is not None:
         return "spec.metrics.source is set, so the operator may not reach the pods"
+    return explain_incomparable_answers(snapshot, stable, canary)
+
+
+def explain_incomparable_answers(snapshot: Snapshot, stable: Arm, canary: Arm) -> str:
+    """Return why answers of canary and stable revision may differ whatever their drafters are, as a clause; empty where they may
+    not."""
     if canary.target != stable.target:
         return "the canary serves another target"
     engine_configs = [_output_relevant_config(snapshot.cluster.deployment(arm.revision)) for arm in (stable, canary)]
@@ -40,4 +47,4 @@ def _output_relevant_config(deployment: KubernetesObject | None) -> Any:
     if _SPECULATIVE_CONFIG_FLAG in arguments:
         flag_index = arguments.index(_SPECULATIVE_CONFIG_FLAG)
         del arguments[flag_index : flag_index + 2]
-    return [engine.get(field) for field in ("image", "command", "env")], arguments
+    return [engine.get(field) for field in ("image", "command", "env")], without_request_metrics(arguments)

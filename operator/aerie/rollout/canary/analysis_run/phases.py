@@ -59,7 +59,7 @@ def start_phase_analysis(
     """Return the analysis run with which a phase begins."""
     if phase == "Analyzing":
         return _start_analysis_run(snapshot, desired, stable, fleet, now)
-    if phase == "WarmingUp" or previous_phase == "Ramping":
+    if phase in ("Evaluating", "WarmingUp") or previous_phase == "Ramping":
         return analysis_run
     if analysis_run is None:  # a user has skipped the analysis
         analysis_run = _start_analysis_run(snapshot, desired, stable, fleet, now)

@@ -1,17 +1,17 @@
-"""The bearer token of a resource's pods, and the Secret by which the pods get it.
+"""The bearer tokens of a resource's pods, and the Secrets by which the pods get them: engines have one, the evaluator another.
 
     the operator's own Secret ─► key ─┐
-    the resource's uid ───────────────┴─ HMAC-SHA256 ─► token ─► Secret of the resource ─► its pods
+    kind of the token, resource's uid ┴─ HMAC-SHA256 ─► token ─► Secret of the resource ─► its pods
 
 The operator computes a token whenever it needs it. So it only creates Secrets in the namespaces of resources, and reads none
 there; even a patch would answer with the object.
 
 Guarantees: the only Secret that is read is the operator's own, which is created if it does not exist. Of several operators that
 do so, all get the key of the first. The token of a resource is the same as long as the key is, and opens no pods of another
-resource. No Secret is ever changed. An attempt to create one is repeated only after a failure, or after a pod did not have the
-token, and not within `RETRY_SECONDS`. A failure is a value, and its message contains nothing of a key or token. The key is read
-once per process. It cannot become old by another leader, because a leader that loses its Lease ends its process. Only a user can
-replace the key, who restarts the operator then.
+resource or for another kind of token. No Secret is ever changed. An attempt to create one is repeated only after a failure, or
+after a pod did not have the token, and not within `RETRY_SECONDS`. A failure is a value, and its message contains nothing of a
+key or token. The key is read once per process. It cannot become old by another leader, because a leader that loses its Lease
+ends its process. Only a user can replace the key, who restarts the operator then.
 
 Not guaranteed: that an existing Secret of the resource has the token. That of another owner, or of a deleted resource of the same
 name, looks the same. The pods reject the token then, and `explain_rejection` has the fix. The kubelet takes a minute or so to
@@ -26,7 +26,7 @@ import hashlib
 import hmac
 import logging
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,9 +46,37 @@ NO_TOKEN = "NoToken"
 """Reason without a token: of the operator, or of a pod."""
 
 
-def derive_token(key: bytes, resource_uid: str) -> str:
+@dataclass(frozen=True)
+class TokenKind:
+    """What tokens are for."""
+
+    name: str
+    """Part of what a token is derived from: tokens of two kinds differ."""
+    secret_name: Callable[[str], str]
+    """Name of the Secret of a resource, by the resource's name."""
+    secret_key: str
+    """Key in that Secret."""
+    effect_without: str
+    """What a resource lacks without its token, as a clause."""
+
+
+DRAFTER_TOKEN = TokenKind(
+    "aerie drafter token",
+    naming.drafter_token_secret_name,
+    naming.DRAFTER_TOKEN_KEY,
+    "its drafter cannot change in place",
+)
+EVALUATOR_TOKEN = TokenKind(
+    "aerie evaluator token",
+    naming.evaluator_token_secret_name,
+    naming.EVALUATOR_TOKEN_KEY,
+    "its canary cannot be evaluated before users meet it",
+)
+
+
+def derive_token(key: bytes, resource_uid: str, kind: TokenKind = DRAFTER_TOKEN) -> str:
     """Return the token of a resource's pods: 64 hexadecimal digits."""
-    return hmac.new(key, f"aerie drafter token/{resource_uid}".encode(), hashlib.sha256).hexdigest()
+    return hmac.new(key, f"{kind.name}/{resource_uid}".encode(), hashlib.sha256).hexdigest()
 
 
 def needs_token(objects: Iterable[Mapping[str, Any]]) -> bool:
@@ -72,11 +100,11 @@ class _Attempt:
     """Whether the Secret exists, as far as is known."""
 
 
-class DrafterTokens:
-    """The tokens of all resources, for use from one event loop. `key_secret`: the operator's own Secret."""
+class ResourceTokens:
+    """The tokens of one kind of all resources, for use from one event loop. `key_secret`: the operator's own Secret."""
 
-    def __init__(self, cluster: Cluster, key_secret: NamespacedName) -> None:
-        self._cluster, self._key_secret = cluster, key_secret
+    def __init__(self, cluster: Cluster, key_secret: NamespacedName, kind: TokenKind = DRAFTER_TOKEN) -> None:
+        self._cluster, self._key_secret, self._kind = cluster, key_secret, kind
         self._key: bytes | EndpointProblem | None = None
         self._key_retry_at = 0.0
         """Time of the event loop before which a failed read of the key is not repeated."""
@@ -97,7 +125,7 @@ class DrafterTokens:
                 return attempt.result
             result = await self._create_secret(owner, owner_uid)
             if isinstance(result, EndpointProblem) and (attempt is None or attempt.result != result):
-                _log.warning("%s: its drafter cannot change in place: %s", owner, result.message)
+                _log.warning("%s: %s: %s", owner, self._kind.effect_without, result.message)
             self._attempts[owner] = _Attempt(owner_uid, result, _now(), isinstance(result, str))
             return result
 
@@ -110,7 +138,7 @@ class DrafterTokens:
             return problem
         if (attempt := self._attempts.get(owner)) is not None:
             self._attempts[owner] = replace(attempt, is_final=False)
-        name = naming.drafter_token_secret_name(owner.name)
+        name = self._kind.secret_name(owner.name)
         message = (
             f"the pod does not have the token that Aerie sends: wait a minute until it has the Secret {name}. If this lasts, "
             "delete the Secret, and Aerie creates it again."
@@ -126,12 +154,12 @@ class DrafterTokens:
         key = await self._load_key()
         if isinstance(key, EndpointProblem):
             return key
-        token = derive_token(key, owner_uid)
+        token = derive_token(key, owner_uid, self._kind)
         try:
-            await self._cluster.create(_build_token_secret(owner, owner_uid, token))
+            await self._cluster.create(_build_token_secret(owner, owner_uid, self._kind, token))
         except ApiError as error:
             if error.status != 409:
-                name = naming.drafter_token_secret_name(owner.name)
+                name = self._kind.secret_name(owner.name)
                 return _no_token(
                     f"the Secret {name} cannot be created ({error}): grant the operator create on Secrets in {owner.namespace}, "
                     "as the chart does, and check the namespace's quota."
@@ -178,7 +206,7 @@ class DrafterTokens:
         return await self._cluster.get(SECRETS, namespace, name) or {}
 
 
-def _build_token_secret(owner: NamespacedName, owner_uid: str, token: str) -> ObjectDict:
+def _build_token_secret(owner: NamespacedName, owner_uid: str, kind: TokenKind, token: str) -> ObjectDict:
     """Return the Secret of the resource's pods, which is deleted with the resource."""
     reference = {
         "apiVersion": SPECULATIVE_DEPLOYMENTS.api_version,
@@ -193,11 +221,11 @@ def _build_token_secret(owner: NamespacedName, owner_uid: str, token: str) -> Ob
         "kind": SECRETS.kind,
         "metadata": {
             "namespace": owner.namespace,
-            "name": naming.drafter_token_secret_name(owner.name),
+            "name": kind.secret_name(owner.name),
             "labels": naming.common_labels(owner.name),
             "ownerReferences": [reference],
         },
-        "stringData": {naming.DRAFTER_TOKEN_KEY: token},
+        "stringData": {kind.secret_key: token},
     }
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from aerie.controller.drafters.tokens import RETRY_SECONDS, DrafterTokens, derive_token, needs_token
 from aerie.controller.kubernetes.client import SECRETS, ApiError, Cluster, ObjectDict, ResourceKind
+from aerie.controller.tokens import EVALUATOR_TOKEN, RETRY_SECONDS, ResourceTokens, derive_token, needs_token
 from aerie.controller.work_queue import NamespacedName
 from aerie.engine.drafter_endpoint.response import EndpointProblem
 from aerie.manifests import naming
@@ -57,13 +57,13 @@ class SecretServer(Cluster):
 
 
 def with_tokens(
-    run: Run, test: Callable[[SecretServer, DrafterTokens], Awaitable[None]], key: bytes | None = KEY
+    run: Run, test: Callable[[SecretServer, ResourceTokens], Awaitable[None]], key: bytes | None = KEY
 ) -> SecretServer:
     """Run a test with a server that has the operator's key, or no key; return the server."""
     server = SecretServer(key)
 
     async def work() -> None:
-        await test(server, DrafterTokens(server, KEY_SECRET))
+        await test(server, ResourceTokens(server, KEY_SECRET))
 
     run(work())
     return server
@@ -73,7 +73,7 @@ def forbidden(name: str) -> ApiError:
     return ApiError(403, "Forbidden", f'secrets "{name}" is forbidden: User "aerie" cannot do that')
 
 
-async def fail(tokens: DrafterTokens) -> EndpointProblem:
+async def fail(tokens: ResourceTokens) -> EndpointProblem:
     """Return the problem, without a token."""
     problem = await tokens.ensure(CHAT, UID)
     assert isinstance(problem, EndpointProblem)
@@ -89,8 +89,20 @@ def test_tokens_differ_by_key_and_resource() -> None:
     assert derive_token(bytes(range(32)), "uid-chat") == "da4e0aacc385da4c093c18edad1549f0635d9898b61ff2bb20330752fe3e2a41"
 
 
+def test_evaluator_has_a_token_and_a_secret_of_its_own(run: Run) -> None:
+    async def test(server: SecretServer, tokens: ResourceTokens) -> None:
+        evaluator_tokens = ResourceTokens(server, KEY_SECRET, EVALUATOR_TOKEN)
+        token = await evaluator_tokens.ensure(CHAT, UID)
+        assert token == derive_token(KEY, UID, EVALUATOR_TOKEN) != await tokens.ensure(CHAT, UID)
+        secret = server.secrets[NamespacedName("default", "chat-aerie-evaluator-token")]
+        assert secret["stringData"] == {"token": token}
+        assert "chat-aerie-evaluator-token" in evaluator_tokens.explain_rejection(CHAT, EndpointProblem("", "", 401)).message
+
+    with_tokens(run, test)
+
+
 def test_secret_is_created_once_for_all_pods(run: Run) -> None:
-    async def test(server: SecretServer, tokens: DrafterTokens) -> None:
+    async def test(server: SecretServer, tokens: ResourceTokens) -> None:
         assert await asyncio.gather(*(tokens.ensure(CHAT, UID) for _ in range(100))) == [TOKEN] * 100
         await asyncio.sleep(1e6)
         assert await tokens.ensure(CHAT, UID) == TOKEN
@@ -105,7 +117,7 @@ def test_secret_is_created_once_for_all_pods(run: Run) -> None:
 
 
 def test_existing_secret_is_left_alone_and_never_read(run: Run) -> None:
-    async def test(server: SecretServer, tokens: DrafterTokens) -> None:
+    async def test(server: SecretServer, tokens: ResourceTokens) -> None:
         server.secrets[CHAT_SECRET] = {"data": {"token": "b3RoZXI="}}
         assert await tokens.ensure(CHAT, UID) == TOKEN
         assert server.secrets[CHAT_SECRET] == {"data": {"token": "b3RoZXI="}}
@@ -115,14 +127,14 @@ def test_existing_secret_is_left_alone_and_never_read(run: Run) -> None:
 
 
 def test_key_is_created_for_the_first_resource(run: Run) -> None:
-    async def test(server: SecretServer, tokens: DrafterTokens) -> None:
+    async def test(server: SecretServer, tokens: ResourceTokens) -> None:
         first, second = await asyncio.gather(
             tokens.ensure(CHAT, UID), tokens.ensure(NamespacedName("default", "code"), "uid-code")
         )
         assert first != second
         assert server.calls[:2] == [("GET", KEY_SECRET), ("POST", KEY_SECRET)]
         assert [call for call in server.calls if call[1] == KEY_SECRET] == server.calls[:2]
-        restarted = DrafterTokens(server, KEY_SECRET)
+        restarted = ResourceTokens(server, KEY_SECRET)
         assert await restarted.ensure(CHAT, UID) == first
 
     secret = with_tokens(run, test, None).secrets[KEY_SECRET]
@@ -131,8 +143,8 @@ def test_key_is_created_for_the_first_resource(run: Run) -> None:
 
 
 def test_operators_that_start_at_once_have_the_same_key(run: Run) -> None:
-    async def test(server: SecretServer, tokens: DrafterTokens) -> None:
-        operators = [tokens, *(DrafterTokens(server, KEY_SECRET) for _ in range(4))]
+    async def test(server: SecretServer, tokens: ResourceTokens) -> None:
+        operators = [tokens, *(ResourceTokens(server, KEY_SECRET) for _ in range(4))]
         results = await asyncio.gather(*(operator.ensure(CHAT, UID) for operator in operators))
         assert len(set(results)) == 1
         assert server.calls.count(("POST", KEY_SECRET)) == 5
@@ -152,7 +164,7 @@ def test_operators_that_start_at_once_have_the_same_key(run: Run) -> None:
 def test_missing_permission_is_a_problem_that_passes(
     run: Run, messages: Messages, name: str, verb: str, secret: NamespacedName, key: bytes | None
 ) -> None:
-    async def test(server: SecretServer, tokens: DrafterTokens) -> None:
+    async def test(server: SecretServer, tokens: ResourceTokens) -> None:
         server.errors[verb, secret] = forbidden(secret.name)
         problem = await fail(tokens)
         messages.check(name, problem.message)
@@ -168,7 +180,7 @@ def test_missing_permission_is_a_problem_that_passes(
 
 
 def test_invalid_key_blocks_all_resources_with_one_read(run: Run) -> None:
-    async def test(server: SecretServer, tokens: DrafterTokens) -> None:
+    async def test(server: SecretServer, tokens: ResourceTokens) -> None:
         for number in range(100):
             assert isinstance(await tokens.ensure(NamespacedName("default", f"chat{number}"), UID), EndpointProblem)
         assert server.calls == [("GET", KEY_SECRET)]
@@ -178,7 +190,7 @@ def test_invalid_key_blocks_all_resources_with_one_read(run: Run) -> None:
 
 @pytest.mark.parametrize("data", [None, {}, {"other": "AAAA"}, {"key": ""}, {"key": base64.b64encode(KEY[:31]).decode()}])
 def test_invalid_key_is_a_problem(run: Run, messages: Messages, data: Any) -> None:
-    async def test(server: SecretServer, tokens: DrafterTokens) -> None:
+    async def test(server: SecretServer, tokens: ResourceTokens) -> None:
         server.secrets[KEY_SECRET] = {"data": data}
         problem = await fail(tokens)
         messages.check("short key" if data and "key" in data and data["key"] else "no key", problem.message)
@@ -190,7 +202,7 @@ def test_invalid_key_is_a_problem(run: Run, messages: Messages, data: Any) -> No
 
 
 def test_rejected_token_creates_a_deleted_secret_again(run: Run, messages: Messages) -> None:
-    async def test(server: SecretServer, tokens: DrafterTokens) -> None:
+    async def test(server: SecretServer, tokens: ResourceTokens) -> None:
         await tokens.ensure(CHAT, UID)
         del server.secrets[CHAT_SECRET]
         posts = server.calls.count(("POST", CHAT_SECRET))
@@ -220,7 +232,7 @@ def test_rejected_token_creates_a_deleted_secret_again(run: Run, messages: Messa
     ],
 )
 def test_other_problems_are_left_alone(run: Run, problem: EndpointProblem) -> None:
-    async def test(server: SecretServer, tokens: DrafterTokens) -> None:
+    async def test(server: SecretServer, tokens: ResourceTokens) -> None:
         await tokens.ensure(CHAT, UID)
         assert tokens.explain_rejection(CHAT, problem) is problem
         await asyncio.sleep(RETRY_SECONDS)
@@ -231,7 +243,7 @@ def test_other_problems_are_left_alone(run: Run, problem: EndpointProblem) -> No
 
 
 def test_recreated_resource_has_another_token_and_its_own_secret(run: Run) -> None:
-    async def test(server: SecretServer, tokens: DrafterTokens) -> None:
+    async def test(server: SecretServer, tokens: ResourceTokens) -> None:
         first = await tokens.ensure(CHAT, UID)
         del server.secrets[CHAT_SECRET]
         assert await tokens.ensure(CHAT, "uid-2") == server.secrets[CHAT_SECRET]["stringData"]["token"] != first
