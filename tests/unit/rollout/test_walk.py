@@ -9,7 +9,7 @@ import pytest
 from tests.unit.rollout import invariants
 from tests.unit.rollout.cluster import MINUTE, Cluster
 from tests.unit.rollout.pods import Pod
-from tests.unit.rollout.walk import EDITS, Walk
+from tests.unit.rollout.walk import EDITS, SHADOW, Walk
 
 SEEDS = (
     *range(10),
@@ -52,7 +52,9 @@ def test_random_walk_with_two_gpu_products_satisfies_invariants(seed: int) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40, 52))
 def test_random_walk_with_shadow_evaluations_satisfies_invariants(seed: int) -> None:
-    Walk(seed, shadow=True).go(STEPS).finish()
+    walk = Walk(seed, cluster_in_phase("Evaluating"), shadow=True)
+    walk.go(STEPS).finish()
+    assert walk.phases["Evaluating"]
 
 
 def healthy(size: int, load: float, requests: float = 20.0, **canary: object) -> Cluster:
@@ -83,13 +85,25 @@ def test_healthy_rollout_of_1000_replicas_is_promoted() -> None:
     assert [record["result"] for record in cluster.status["rolloutHistory"]] == ["Promoted", "Promoted"]
 
 
-PHASES = ("Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Ramping", "Promoting", "Monitoring", "RollingBack", "Paused")
+PHASES = (
+    "Starting",
+    "Evaluating",
+    "WarmingUp",
+    "Analyzing",
+    "AwaitingApproval",
+    "Ramping",
+    "Promoting",
+    "Monitoring",
+    "RollingBack",
+    "Paused",
+)
 
 
 def cluster_in_phase(phase: str) -> Cluster:
     """Return a fleet of four whose canary is in the phase."""
     approval = "Manual" if phase == "AwaitingApproval" else "Automatic"
-    rollout = {"canary": {"approval": approval}, "analysis": {"minDuration": "4m", "warmupDuration": "1m"}}
+    shadow = {"shadow": SHADOW} if phase == "Evaluating" else {}
+    rollout = {"canary": {"approval": approval}, "analysis": {"minDuration": "4m", "warmupDuration": "1m", **shadow}}
     cluster = Cluster(1, load=60, replicas=4, rollout=rollout)
     assert cluster.advance(timedelta(hours=1), lambda: bool(cluster.status["phase"] == "Ready"))
     cluster.drafter("eagle31")
