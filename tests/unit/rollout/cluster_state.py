@@ -142,7 +142,8 @@ class ClusterState:
                 name = f"{item['metadata']['name']}-{next(self.counter)}"
                 labels = item["spec"]["template"]["metadata"]["labels"]
                 metadata = {"name": name, "labels": labels, "creationTimestamp": self.now.isoformat()}
-                spec = {"containers": [{"name": "engine", "ports": [{"name": "http", "containerPort": 8000}]}]}
+                env = item["spec"]["template"]["spec"]["containers"][0].get("env") or []
+                spec = {"containers": [{"name": "engine", "env": env, "ports": [{"name": "http", "containerPort": 8000}]}]}
                 scheduled.append({"kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": "Pending"}})
         self.pods = scheduled
 

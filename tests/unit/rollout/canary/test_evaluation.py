@@ -273,6 +273,37 @@ def test_impossible_evaluation_is_skipped_with_its_reason(name: str, engine: dic
     assert world.status["phase"] == "WarmingUp"
 
 
+def key_from(secret: str) -> dict[str, Any]:
+    variable = {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": secret, "key": "key"}}}
+    return {"image": "vllm/vllm-openai:v0.33.0", "env": [variable]}
+
+
+def test_the_evaluator_has_the_api_key_that_both_engines_have() -> None:
+    world, _ = evaluating_world(engine=key_from("keys"))
+    pod = world.objects[EVALUATOR]["spec"]["template"]["spec"]
+    assert {"name": "engine-key", "secret": {"secretName": "keys", "items": [{"key": "key", "path": "key"}]}} in pod["volumes"]
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("key is plain text", {**key_from("keys"), "args": ["--api-key", "secret"]}, None),
+        ("keys differ", key_from("old"), key_from("new")),
+        ("key is new", {"image": "vllm/vllm-openai:v0.33.0"}, key_from("new")),
+    ],
+)
+def test_without_a_key_for_both_engines_it_is_skipped(
+    name: str, before: dict[str, Any], after: dict[str, Any] | None, messages: Messages
+) -> None:
+    world = serving_world(rollout=rollout(), engine=before)
+    if after is not None:
+        world.edit(engine=after)
+    world.drafter("eagle31")
+    world.settle_until("Starting")
+    assert evaluation(world)["result"] == "Skipped"
+    messages.check(name, evaluation(world)["message"])
+
+
 @pytest.mark.parametrize("value", ["summary", "detailed"])
 def test_flag_of_the_user_stays(value: str) -> None:
     engine = {"image": "vllm/vllm-openai:v0.33.0", "args": [f"--per_request_spec_decode_metrics={value}"]}
