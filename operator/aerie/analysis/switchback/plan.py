@@ -13,6 +13,9 @@ alpha: 0.025 at any time, and 0.015 for the one look at the deadline (`sign_flip
 it is significantly below the stable drafter's (alpha 0.0125), tokens per step neither roll back nor are needed, as in an
 analysis between pods (`aerie.analysis.criteria`).
 
+Where a shadow evaluation comes before a trial, each of the two spends half of every alpha, so that the sums stay. A trial of a
+drafter that was accepted there needs no evidence for it: it passes at the end of its time unless a rollback test is significant.
+
 Both drafters run in the same pods under the same load, so times need no matching of loads and no allowance for pods. Only the
 promote test of tokens per step allows for a carry-over (`carryover`). What a drafter costs per step changes immediately with it.
 
@@ -133,20 +136,25 @@ class SwitchbackPlan:
     """Seconds after which the trial is inconclusive."""
     excludes_failures: bool = True
     """Whether a promotion needs enough requests to exclude failures, a thousand of each drafter or so."""
+    error_share: float = 1.0
+    """Share of every alpha that may be spent."""
+    is_accepted: bool = False
+    """Whether the canary's drafter was accepted before, so that a promotion needs no significant test."""
 
     @cached_property
     def tests(self) -> Mapping[str, SwitchbackTest]:
         """The tests of the table that compare means, by name."""
         margin = self.margin if self.goal == "NonInferior" else 0.0
         tokens, output, first = CRITERIA
+        share = self.error_share
         tests = (
-            SwitchbackTest("FewerTokens", tokens, -1, 0.0, 0.01, is_attenuated=False),
-            SwitchbackTest("SlowerOutput", output, 1, 0.02, 0.003, is_attenuated=False),
-            SwitchbackTest("LaterFirstToken", first, 1, 0.10, 0.003, is_attenuated=False),
-            SwitchbackTest("EnoughTokens", tokens, 1, -margin, PROMOTE_ALPHA, is_attenuated=True),
-            SwitchbackTest("FastEnoughOutput", output, -1, 0.025, PROMOTE_ALPHA, is_attenuated=False),
-            SwitchbackTest("EarlyEnoughFirstToken", first, -1, 0.25, PROMOTE_ALPHA, is_attenuated=False),
-            SwitchbackTest("FasterOutput", output, -1, 0.0, FASTER_ALPHA, is_attenuated=False),
+            SwitchbackTest("FewerTokens", tokens, -1, 0.0, 0.01 * share, is_attenuated=False),
+            SwitchbackTest("SlowerOutput", output, 1, 0.02, 0.003 * share, is_attenuated=False),
+            SwitchbackTest("LaterFirstToken", first, 1, 0.10, 0.003 * share, is_attenuated=False),
+            SwitchbackTest("EnoughTokens", tokens, 1, -margin, PROMOTE_ALPHA * share, is_attenuated=True),
+            SwitchbackTest("FastEnoughOutput", output, -1, 0.025, PROMOTE_ALPHA * share, is_attenuated=False),
+            SwitchbackTest("EarlyEnoughFirstToken", first, -1, 0.25, PROMOTE_ALPHA * share, is_attenuated=False),
+            SwitchbackTest("FasterOutput", output, -1, 0.0, FASTER_ALPHA * share, is_attenuated=False),
         )
         return {test.name: test for test in tests}
 

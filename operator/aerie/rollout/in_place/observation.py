@@ -55,9 +55,12 @@ def observe_trial(snapshot: Snapshot, rollout: InPlaceRollout, pods: Sequence[En
         return TrialProgress(trial, analysis, has_closed_pair=False)
     state, verdict = evaluate_switchback(trial.state, trial.plan, elapsed)
     min_duration = timedelta(0) if is_shadow else spec.in_place.min_duration  # no user waits for what a pod does alone
+    if trial.plan.is_accepted:  # instead of evidence, the time of the ramp
+        min_duration = max(min_duration, len(spec.canary.step_weights) * spec.canary.step_duration)
     min_seconds = min(min_duration.total_seconds(), trial.plan.max_duration_seconds)
     if verdict.outcome == "Promote" and elapsed < min_seconds:  # the next pair decides again
-        message = f"{verdict.message.rstrip('.')}. Waiting for spec.rollout.inPlace.minDuration."
+        awaited = "the ramp (spec.rollout.canary.stepDuration)" if trial.plan.is_accepted else "spec.rollout.inPlace.minDuration"
+        message = f"{verdict.message.rstrip('.')}. Waiting for {awaited}."
         verdict = replace(verdict, outcome="Continue", message=message)
     else:
         trial = replace(trial, state=state)

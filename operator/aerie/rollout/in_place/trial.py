@@ -63,17 +63,23 @@ class Trial:
 
 
 def resume_trial(rollout: InPlaceRollout, analysis: AnalysisSpec) -> Trial | None:
-    """Return the trial of the status; None before it has begun. `analysis`: the parameters with which it began."""
+    """Return the trial of the status; None before it has begun. `analysis`: the parameters with which it began.
+
+    A shadow evaluation and the trial after it share the errors that are allowed.
+    """
     if rollout.trial_start_time is None or rollout.first_window_seconds is None or rollout.carryover_seconds is None:
         return None
     schedule = WindowSchedule(rollout.first_window_seconds, rollout.carryover_seconds)
+    is_evaluation, result = rollout.phase == "Evaluating", rollout.evaluation.result if rollout.evaluation is not None else None
     plan = SwitchbackPlan(
         rollout.seed,
         schedule,
         analysis.goal,
         analysis.margin,
         max_duration_seconds=analysis.max_duration.total_seconds(),
-        excludes_failures=rollout.phase != "Evaluating",  # the requests of users, which follow, are many more
+        excludes_failures=not is_evaluation,  # the requests of users, which follow, are many more
+        error_share=0.5 if is_evaluation or result in ("Accepted", "Inconclusive") else 1.0,
+        is_accepted=not is_evaluation and result == "Accepted" and analysis.shadow.only,
     )
     try:
         document = dict(codec.unpack(rollout.state))
