@@ -26,13 +26,14 @@ from tests.lab.operator.in_place_resources import (
     restart_counts,
     serves_alone,
 )
+from tests.lab.operator.markers import create_marker, find_in_files, find_in_objects
 from tests.lab.operator.test_in_place_rollouts import find_condition, wait_for
 from tests.lab.operator.test_operator import is_ready
 
 pytestmark = pytest.mark.timeout(1200)
 Object = dict[str, Any]
-MARKER = "heliotrope"
-"""Word of the prompts, which must appear in no log and no object but the ConfigMap with the prompts."""
+MARKER = create_marker("heliotrope")
+"""Word of the prompts, which must be nowhere but in the ConfigMap with the prompts."""
 PROMPTS = "\n".join(json.dumps({"prompt": f"{MARKER} {number}", "max_tokens": 40}) for number in range(20))
 SHADOW = {"source": "Prompts", "prompts": {"configMap": "prompts"}, "maxDuration": "10m"}
 
@@ -59,7 +60,7 @@ def list_evaluators(namespace: Namespace, name: str) -> list[Object]:
 
 
 @pytest.mark.usefixtures("inner_operator")
-def test_a_drafter_is_evaluated_before_users_meet_it(namespace: Namespace, models: Path) -> None:
+def test_a_drafter_is_evaluated_before_users_meet_it(namespace: Namespace, models: Path, tmp_path: Path) -> None:
     old = compute_model_digest(models, "eagle3")
     namespace.apply(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "prompts"}, "data": {"prompts.jsonl": PROMPTS}}
@@ -93,5 +94,8 @@ def test_a_drafter_is_evaluated_before_users_meet_it(namespace: Namespace, model
     for name in names:
         assert restart_counts(list_engine_pods(namespace, name)) == before[name]
         wait_until(lambda name=name: not list_evaluators(namespace, name), "the evaluator is removed")  # type: ignore[misc]
-    objects = namespace.kubectl("get", "specdep,events,deployments,services,pods", "-o", "json")
-    assert MARKER not in objects
+    assert find_in_objects(namespace, [MARKER], lambda item: item["kind"] != "ConfigMap") == []
+    assert find_in_objects(namespace, [MARKER], lambda item: item["kind"] == "ConfigMap") == ["ConfigMap/prompts"]
+    etcd = namespace.lab.folder / "etcd"
+    searched = find_in_files([namespace.lab.folder, tmp_path], [MARKER], lambda path: not path.is_relative_to(etcd))
+    assert searched == [], "but for the ConfigMap in the database"
