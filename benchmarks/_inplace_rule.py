@@ -18,6 +18,7 @@ from aerie.analysis.statistics.crash_rate import SECONDS_PER_HOUR, CrashCounts
 from aerie.analysis.statistics.shares import ShareCounts
 from aerie.analysis.switchback.carryover import shown_share
 from aerie.analysis.switchback.plan import (
+    ANSWER_TOKENS_CRITERION,
     CRASHES_ALPHA,
     FAILURE_MARGIN,
     FAILURE_RATIO,
@@ -107,6 +108,8 @@ def decide(totals: WindowTotals, effect: int, canary: Bools, plan: SwitchbackPla
         for name, test in tests.items():
             ratio = 1 + test.limit * (shares if test.is_attenuated else 1.0)
             upper, lower = (stable_part, canary_part) if test.criterion.is_inverse else (canary_part, stable_part)
+            if test.criterion is ANSWER_TOKENS_CRITERION:
+                upper, lower = (np.where(valid, part / 2, 0.0) for part in (tokens[1], tokens[0]))
             score = test.sign * (upper - ratio * lower)
             for pod in range(0, pods, 2):
                 evidence[name].add_unit(score[:, pod : pod + 2].sum(axis=1), window.counted_seconds)
@@ -116,7 +119,7 @@ def decide(totals: WindowTotals, effect: int, canary: Bools, plan: SwitchbackPla
                 met[name] |= evidence[name].is_significant_at_deadline(PROMOTE_DEADLINE_ALPHA)
         hours = pods * plan.schedule.window(2 * pair + 1).end_seconds / 2 / SECONDS_PER_HOUR
         worse, suspicious = _crash_flags(crashes, pods * EARLIER_HOURS, round(hours, 9))
-        rollback = worse | (met["FewerTokens"] & ~met["FasterOutput"]) | met["SlowerOutput"]
+        rollback = worse | (met["FewerTokens"] & ~met["FasterOutput"]) | met["SlowerOutput"] | met["FewerAnswerTokens"]
         promote = (met["EnoughTokens"] | met["FasterOutput"]) & met["FastEnoughOutput"] & (finished >= enough_requests)
         promote &= (lost <= MAX_LOST_PAIR_SHARE * (lost + counted)) & ~suspicious & ~rollback
         open_runs = ~(outcomes.rolled_back | outcomes.promoted)

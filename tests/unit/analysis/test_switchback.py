@@ -295,6 +295,49 @@ def test_failed_requests_roll_back() -> None:
     assert "48 requests failed with the canary's drafter and 0 with the stable one" in verdict.message
 
 
+def without_answers(counts: WindowCounts, drafter: str, hanging: str) -> WindowCounts:
+    return WindowCounts() if drafter == hanging else counts
+
+
+@pytest.mark.parametrize(("hanging", "outcome"), [("canary", "Rollback"), ("stable", "Continue")])
+def test_an_engine_that_hangs_with_a_drafter_is_evidence_against_it_alone(hanging: str, outcome: str) -> None:
+    state = SwitchbackState()
+    for pair in range(16):
+        for number in (2 * pair, 2 * pair + 1):
+            drafter = drafter_in_window(PLAN.seed, 0, number)
+            state = add_window(state, 0, number, without_answers(window_counts(drafter), drafter, hanging))
+        state = close_pair(state, PLAN, pair, (0,))
+    verdict = evaluate_switchback(state, PLAN, 1.0)[1]
+    assert verdict.outcome == outcome
+    assert ("number of answer tokens" in verdict.message) == (outcome == "Rollback")
+
+
+def test_few_long_answers_do_not_roll_back_an_equal_drafter() -> None:
+    """Most windows have no answer, and the lengths are heavy-tailed."""
+    rolled_back = 0
+    for seed in range(100):
+        plan, noise, state = replace(PLAN, seed=str(seed)), random.Random(seed), SwitchbackState()  # noqa: S311 - noise of a test
+        for pair in range(60):
+            for number in (2 * pair, 2 * pair + 1):
+                tokens = noise.lognormvariate(5, 1.5) if noise.random() < 0.2 else 0.0
+                state = add_window(state, 0, number, WindowCounts(tokens, tokens / 2.5, tokens / 100, 1.0, 0.1, 1.0))
+            state = close_pair(state, plan, pair, (0,))
+            if evaluate_switchback(state, plan, 1.0)[1].outcome == "Rollback":
+                rolled_back += 1
+                break
+    assert rolled_back <= 3
+
+
+def test_lost_pairs_in_an_isolated_pod_roll_back_at_the_deadline() -> None:
+    isolated = replace(PLAN, is_isolated=True)
+    state = replace(run_trial(6), lost_pairs=20)
+    assert evaluate_switchback(state, isolated, 1.0)[1].outcome == "Continue"
+    verdict = evaluate_switchback(state, isolated, isolated.max_duration_seconds)[1]
+    assert verdict.outcome == "Rollback"
+    assert "20 of 32 pairs of windows are lost" in verdict.message
+    assert evaluate_switchback(state, PLAN, PLAN.max_duration_seconds)[1].outcome == "Inconclusive"
+
+
 def test_crashes_roll_back_and_a_single_one_delays() -> None:
     state = run_trial(12, gain=1.09)
     suspicious = replace(state, crashes=CrashCounts(1, 0, 0.1, 0.1))

@@ -7,7 +7,8 @@ with neither by the deadline is inconclusive. Missing windows never promote. `pl
 A drafter that was accepted before its trial (`SwitchbackPlan.is_accepted`) needs no significant promote test, and MIN_QUIET_PAIRS
 pairs without a significant rollback test instead. Whoever evaluates decides how long that lasts.
 
-Lost pairs may be lost because of a drafter, so many of them prevent a promotion for the rest of the trial. Late pairs (`state`)
+Lost pairs may be lost because of a drafter, so many of them prevent a promotion for the rest of the trial, and roll back at the
+deadline in a pod that users do not reach yet. Late pairs (`state`)
 do not: whether the operator sends the first call of a pair in time depends on neither drafter. They are no evidence either, so a
 canary whose pairs are all late is never promoted, and the message has their number.
 
@@ -26,8 +27,8 @@ from aerie.analysis.state import VerdictOutcome
 from aerie.analysis.statistics.confidence_sequence import SequenceParameters, ratio_bounds
 from aerie.analysis.switchback.carryover import CarryoverEstimate, estimate_carryover
 from aerie.analysis.switchback.plan import (
+    COMPARED_CRITERIA,
     CRASHES_ALPHA,
-    CRITERIA,
     FAILED_REQUESTS_ALPHA,
     FAILURE_MARGIN,
     FAILURE_RATIO,
@@ -90,12 +91,17 @@ def _next_outcome(
         )
     if not missing:
         titles = list(dict.fromkeys(plan.tests[name].criterion.title for name in PROMOTE_TESTS))
-        titles += ["the share of failed requests"] if plan.excludes_failures else []
+        titles += ["the share of failed requests"] if not plan.is_isolated else []
         return "Promote", (
             f"In {state.counted_pairs} pairs of windows by turns in the same pods, {', '.join(titles[:-1])} and {titles[-1]} are "
             f"significantly good enough: {_estimate_text(state, plan.tests['EnoughTokens'])}."
         )
     text = "; ".join(missing)
+    if is_deadline and plan.is_isolated and _has_lost_many(state):
+        return "Rollback", (
+            f"{state.lost_pairs} of {state.lost_pairs + state.counted_pairs} pairs of windows are lost: the engine ended, did "
+            "not answer, or failed to change the drafter. No user is served with a drafter that could not be compared."
+        )
     if is_deadline:
         return "Inconclusive", (
             f"After {plan.max_duration_seconds / 60:.0f} min by turns the drafters cannot be distinguished well enough: {text}."
@@ -126,7 +132,7 @@ def _rollback_reason(state: SwitchbackState, plan: SwitchbackPlan) -> str:
         if name == "FewerTokens" and _is_met(state, plan.tests["FasterOutput"]):
             continue
         if _is_met(state, test):
-            limit = f" by more than {100 * test.limit:.0f} %" if test.limit else ""
+            limit = f" by more than {100 * abs(test.limit):.0f} %" if test.limit else ""
             direction = "above" if test.sign > 0 else "below"
             return (
                 f"The {test.criterion.title} is significantly {direction} the stable drafter's{limit}, by turns in the same "
@@ -147,7 +153,7 @@ def _missing_evidence(
             f"more time without a crash (with the canary's drafter {state.crashes.canary_crashes}, "
             f"with the stable one {state.crashes.control_crashes})"
         )
-    if state.lost_pairs > MAX_LOST_PAIR_SHARE * (state.lost_pairs + state.counted_pairs):
+    if _has_lost_many(state):
         missing.append(f"fewer lost pairs of windows ({state.lost_pairs} of {state.lost_pairs + state.counted_pairs})")
     if carryover is not None and carryover.upper < 0:
         missing.append(f"an advantage that does not fade after a change of the drafter ({100 * carryover.estimate:+.1f} %)")
@@ -168,9 +174,13 @@ def _missing_tests(state: SwitchbackState, plan: SwitchbackPlan, *, is_deadline:
                 f"({_estimate_text(state, test)})"
             )
     promote_alpha = PROMOTE_ALPHA * plan.error_share
-    if plan.excludes_failures and not state.request_shares.is_below(FAILURE_RATIO, FAILURE_MARGIN, promote_alpha):
+    if not plan.is_isolated and not state.request_shares.is_below(FAILURE_RATIO, FAILURE_MARGIN, promote_alpha):
         missing.append("enough requests to exclude failures")
     return missing
+
+
+def _has_lost_many(state: SwitchbackState) -> bool:
+    return state.lost_pairs > MAX_LOST_PAIR_SHARE * (state.lost_pairs + state.counted_pairs)
 
 
 def _late_text(state: SwitchbackState) -> str:
@@ -202,7 +212,7 @@ def _comparisons(state: SwitchbackState) -> tuple[Comparison, ...]:
     """
     parameters = SequenceParameters(INTERVAL_ALPHA, _TIGHTEST_UNITS)
     comparisons = []
-    for criterion in CRITERIA:
+    for criterion in COMPARED_CRITERIA:
         pairs = state.moments.get(criterion.name)
         if pairs is not None and pairs.control_mean > 0:
             lower, upper = ratio_bounds(pairs, parameters, parameters)

@@ -77,7 +77,7 @@ def resume_trial(rollout: InPlaceRollout, analysis: AnalysisSpec) -> Trial | Non
         analysis.goal,
         analysis.margin,
         max_duration_seconds=analysis.max_duration.total_seconds(),
-        excludes_failures=not is_evaluation,  # the requests of users, which follow, are many more
+        is_isolated=is_evaluation,
         error_share=0.5 if is_evaluation or result in ("Accepted", "Inconclusive") else 1.0,
         is_accepted=not is_evaluation and result == "Accepted" and analysis.shadow.only,
     )

@@ -123,6 +123,30 @@ def test_users_may_still_take_an_accepted_drafter_back(monkeypatch: pytest.Monke
     finish(fleet, drafter="eagle3")
 
 
+@pytest.mark.parametrize("replicas", [2, 40])
+def test_a_drafter_that_hangs_is_rolled_back_before_a_user_is_served_with_it(replicas: int) -> None:
+    fleet = begin("better", replicas)
+    for engine in fleet.engines.values():
+        engine.hangs_with = "better"
+    fleet.run_until_phase("RolledBack", minutes=8)
+    assert "number of answer tokens is significantly below the stable drafter's by more than 30 %" in outcome(fleet)[1]
+    finish(fleet, drafter="eagle3")
+
+
+def test_a_drafter_whose_pairs_are_lost_is_rolled_back_before_a_user_is_served_with_it() -> None:
+    fleet = begin("better", shadow={**PROMPTS, "maxDuration": "5m"})
+    fleet.run_until_phase("Evaluating")
+    fleet.run(MINUTE)
+    rollout = InPlaceRollout.model_validate(fleet.status["inPlaceRollout"])
+    trial = resume_trial(rollout, AnalysisSpec())
+    assert trial is not None
+    lossy = replace(trial, state=replace(trial.state, lost_pairs=100))
+    fleet.document["status"]["inPlaceRollout"]["state"] = lossy.pack_state()
+    fleet.run_until_phase("RolledBack", minutes=8)
+    assert "pairs of windows are lost" in outcome(fleet)[1]
+    finish(fleet, drafter="eagle3")
+
+
 def test_evidence_under_the_traffic_of_users_follows_where_the_spec_says_so() -> None:
     fleet = begin("equal", replicas=4, shadow={**PROMPTS, "only": False})
     fleet.run_until_phase("Analyzing")
