@@ -107,8 +107,8 @@ def _latencies(outcomes: list[RequestOutcome]) -> list[float]:
 
 def _ratio(latencies: dict[bool, list[list[float]]], share: float) -> float:
     """Return the quantile with the mirror over that without it, of all windows of a kind together."""
-    with_mirror, without = (_quantile([value for window in latencies[kind] for value in window], share) for kind in (True, False))
-    return with_mirror / without
+    copied, alone = (_quantile([value for window in latencies[kind] for value in window], share) for kind in (True, False))
+    return copied / alone
 
 
 def _quantile(values: list[float], share: float) -> float:
