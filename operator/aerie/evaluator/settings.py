@@ -19,6 +19,10 @@ class SettingsError(ValueError):
     """An option that cannot be used; the message is a full sentence."""
 
 
+IN_FLIGHT = 4
+"""Requests that the engines answer at the same time, by default."""
+
+
 @dataclass(frozen=True, slots=True)
 class EvaluatorSettings:
     """Settings of an evaluator. Files are read when it starts."""
@@ -31,7 +35,7 @@ class EvaluatorSettings:
     """File of prompts; None for mirrored requests."""
     cluster_header: str = "X-Session-ID"
     """Header that names the tenant or conversation of a request."""
-    in_flight: int = 4
+    in_flight: int = IN_FLIGHT
     """Most requests that the engines answer at the same time."""
     waiting: int = 4
     """Most requests that wait for that."""

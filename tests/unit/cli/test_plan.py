@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from aerie.analysis.planning import forecast_turns
-from aerie.api.rollout import RolloutSpec
 from aerie.cli.app import run_command_line
-from aerie.cli.commands import plan as command
+from aerie.forecast import live, stages
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/in-place.yaml"
 Capture = pytest.CaptureFixture[str]
@@ -21,7 +18,9 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(autouse=True)
 def few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "forecast_turns", partial(forecast_turns, runs=5))
+    monkeypatch.setattr(stages, "RUNS", 20)
+    monkeypatch.setattr(stages, "LIVE_RUNS", 2)
+    monkeypatch.setattr(live, "CALIBRATIONS", 1)
 
 
 def write_manifest(folder: Path, replicas: int = 4, **rollout: Any) -> str:
@@ -39,32 +38,26 @@ def run_json(capsys: Capture, file: str, rate: float, *options: str) -> dict[str
     return document
 
 
-@pytest.mark.parametrize("replicas", [1, 40, 1000])
-@pytest.mark.parametrize("rate", [0.0, 0.2, 20.0])
-def test_forecasts_fleets_of_any_size(tmp_path: Path, capsys: Capture, replicas: int, rate: float) -> None:
-    document = run_json(capsys, write_manifest(tmp_path, replicas), rate, "--effect", "-10", "--effect", "8")
-    (stage,) = document["stages"]
-    assert [row["effectPercent"] for row in stage["forecasts"]] == [-10, 8]
-    for row in stage["forecasts"]:
-        assert row["rollbackChance"] + row["promotionChance"] + row["inconclusiveChance"] == pytest.approx(1)
-        assert (row["inconclusiveChance"] == 1) == (row["medianSeconds"] is None)
-        assert row["inconclusiveChance"] == 1 if rate == 0 else row["meanUserRequestsOnNewDrafter"] > 0
-
-
-def test_shadow_evaluation_comes_first_and_serves_no_users(tmp_path: Path, capsys: Capture) -> None:
+def test_json_has_the_stages_and_the_whole_rollout(tmp_path: Path, capsys: Capture) -> None:
     shadow = {"shadow": {"source": "Prompts", "prompts": {"configMap": "prompts"}}}
-    shadow_stage, users = run_json(capsys, write_manifest(tmp_path, analysis=shadow), 0.2, "--effect=-10")["stages"]
-    assert (shadow_stage["servesUsers"], users["servesUsers"]) == (False, True)
-    (row,), (later,) = shadow_stage["forecasts"], users["forecasts"]
-    assert row["rollbackChance"] == 1
-    assert row["meanUserRequestsOnNewDrafter"] == 0
-    assert row["medianSeconds"] < later["medianSeconds"]
+    document = run_json(capsys, write_manifest(tmp_path, analysis=shadow), 1.0, "--effect=-10", "--effect=8")
+    assert document["method"] == "InPlace"
+    assert document["assumptions"]["requestsPerSecond"] == 1.0
+    assert [stage["servesUsers"] for stage in document["stages"]] == [False, True]
+    for rows in (*(stage["forecasts"] for stage in document["stages"]), document["total"]):
+        assert [row["effectPercent"] for row in rows] == [-10, 8]
+        for row in rows:
+            assert row["rollbackChance"] + row["promotionChance"] + row["inconclusiveChance"] == pytest.approx(1)
+            assert (row["inconclusiveChance"] == 1) == (row["medianSeconds"] is None)
+            assert row["simulatedRollouts"] == 20
 
 
-def test_shadow_evaluation_of_one_pod_is_skipped(tmp_path: Path, capsys: Capture) -> None:
-    shadow = {"shadow": {"source": "Prompts", "prompts": {"configMap": "prompts"}}}
-    (stage,) = run_json(capsys, write_manifest(tmp_path, 1, analysis=shadow), 1.0, "--effect=8")["stages"]
-    assert stage["servesUsers"]
+def test_a_rollout_by_pods_has_a_forecast(tmp_path: Path, capsys: Capture) -> None:
+    document = run_json(capsys, write_manifest(tmp_path, inPlace={"mode": "Off"}), 1.0, "--effect=-30", "--history")
+    assert document["method"] == "ByPods"
+    assert document["stages"][0]["samples"] == "blocks"
+    assert "with a history" in document["stages"][0]["title"]
+    assert document["total"][0]["rollbackChance"] == 1
 
 
 def test_text_has_a_row_for_each_effect(tmp_path: Path, capsys: Capture) -> None:
@@ -72,13 +65,8 @@ def test_text_has_a_row_for_each_effect(tmp_path: Path, capsys: Capture) -> None
     text = capsys.readouterr()
     assert "-10 %" in text.out
     assert "PROMOTED" in text.out
-    assert "simulated" in text.err
-
-
-def test_the_minimum_duration_is_kept(tmp_path: Path, capsys: Capture) -> None:
-    file = write_manifest(tmp_path, inPlace={"minDuration": "30m"})
-    (row,) = run_json(capsys, file, 20.0, "--effect=8")["stages"][0]["forecasts"]
-    assert row["medianSeconds"] >= 1800 > RolloutSpec().in_place.min_duration.total_seconds()
+    assert "Simulated rollouts of each effect" in text.err
+    assert "All stages" not in text.out  # there is but the one
 
 
 @pytest.mark.parametrize(
@@ -87,8 +75,11 @@ def test_the_minimum_duration_is_kept(tmp_path: Path, capsys: Capture) -> None:
         (["--requests-per-second=-1"], "--requests-per-second is -1"),
         (["--requests-per-second=nan"], "--requests-per-second is nan"),
         (["--requests-per-second=1", "--effect=-100"], "--effect is -100"),
-        (["--requests-per-second=1", "--deviation=0"], "--deviation is 0"),
+        (["--requests-per-second=1", "--deviation=-1"], "--deviation is -1"),
         (["--requests-per-second=1", "--request-seconds=0"], "--request-seconds is 0"),
+        (["--requests-per-second=1", "--output-tokens=1"], "--output-tokens is 1"),
+        (["--requests-per-second=1", "--pair-deviation=-1"], "--pair-deviation is -1"),
+        (["--requests-per-second=1", "--step-time-deviation=inf"], "--step-time-deviation is inf"),
         (["--requests-per-second=1", "--name=other"], "0 objects of kind SpeculativeDeployment named 'other'"),
         ([], "--requests-per-second"),
     ],
@@ -98,10 +89,11 @@ def test_wrong_options_are_named(tmp_path: Path, capsys: Capture, options: list[
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_rollouts_by_pods_have_no_forecast(tmp_path: Path, capsys: Capture) -> None:
-    file = write_manifest(tmp_path, inPlace={"mode": "Off"})
+def test_a_resource_without_a_forecast_is_an_error(tmp_path: Path, capsys: Capture) -> None:
+    file = write_manifest(tmp_path, inPlace={"mode": "Required"})
+    Path(file).write_text(Path(file).read_text().replace("v0.33.0", "v0.25.0"))
     assert run_command_line(["plan", "-f", file, "--requests-per-second=1"]) == 2
-    assert "spec.rollout.inPlace.mode is Off" in " ".join(capsys.readouterr().err.split())
+    assert "spec.rollout.inPlace.mode is Required" in " ".join(capsys.readouterr().err.split())
 
 
 def test_an_invalid_manifest_is_rejected(tmp_path: Path, capsys: Capture) -> None:

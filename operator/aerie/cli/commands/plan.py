@@ -1,117 +1,92 @@
-"""`aerie plan`: what a rollout in place would take at a given traffic, before it is applied and without a cluster.
+"""`aerie plan`: what a rollout would take at a given traffic, before it is applied and without a cluster.
 
-Reads the resource, derives the stages of the rollout from its spec, and forecasts each by `aerie.analysis.planning`. Rollouts by
-canary pods have no forecast: the command fails with a message that states it.
+Reads the resource, and forecasts the stages of its rollout (`aerie.forecast`).
 """
 
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from aerie.analysis.planning import (
-    EQUAL_REQUESTS_DEVIATION,
-    REQUEST_SIZE_DISPERSION,
-    RUNS,
-    USERS_DEVIATION,
-    PlannedTraffic,
-    TurnsForecast,
-    forecast_turns,
-)
-from aerie.analysis.switchback.design import MIN_WINDOW_SECONDS, WindowSchedule, schedule_windows
-from aerie.analysis.switchback.plan import SwitchbackPlan
 from aerie.api import KIND, SpeculativeDeployment
 from aerie.cli.commands.preflight import OutputFormat
 from aerie.cli.console import CommandError, err, out
 from aerie.cli.inputs.files import display_file_name, parse_deployment, read_objects
-from aerie.rollout.in_place import evaluation
-from aerie.rollout.in_place.trial import P90_PER_MEAN, SECONDS_PER_POD
-from aerie.rollout.in_place.trial_pods import compute_growth_step, count_desired_pods
+from aerie.forecast.assumptions import DEVIATION, STEP_TIME_DEVIATION, Requests
+
+if TYPE_CHECKING:
+    from aerie.forecast.outcomes import Summary
+    from aerie.forecast.stages import RolloutForecast, Stage
 
 _DEFAULT_EFFECTS = (8.0, 3.0, 0.0, -2.0, -3.0, -10.0)
-_SEED = "plan"
-_ENGINE_REQUESTS = 4
-"""Requests that the evaluator has at an engine at a time (docs/shadow-evaluation.md)."""
-_P80_PER_MEAN = math.log(5)
-"""80th percentile of exponentially distributed durations: no request is sent that would probably end after its window."""
-
-
-@dataclass(frozen=True)
-class _Stage:
-    """A part of the rollout that can end it."""
-
-    title: str
-    serves_users: bool
-    """Whether its requests are those of users."""
-    forecasts: tuple[TurnsForecast, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "title": self.title,
-            "servesUsers": self.serves_users,
-            "forecasts": [
-                {
-                    "effectPercent": round(100 * forecast.effect, 6),
-                    "rollbackChance": forecast.rollback_chance,
-                    "promotionChance": forecast.promotion_chance,
-                    "inconclusiveChance": forecast.inconclusive_chance,
-                    "medianSeconds": forecast.median_seconds,
-                    "p90Seconds": forecast.p90_seconds,
-                    "medianPairs": forecast.median_pairs,
-                    "meanUserRequestsOnNewDrafter": forecast.mean_canary_requests if self.serves_users else 0.0,
-                }
-                for forecast in self.forecasts
-            ],
-        }
+_DEFAULT = Requests(1.0)
 
 
 def plan(
     file: Annotated[str, typer.Option("-f", "--file", help="Manifest of a SpeculativeDeployment; -: standard input.")],
-    requests_per_second: Annotated[float, typer.Option(help="Requests per second of one pod.")],
-    request_seconds: Annotated[float, typer.Option(help="Mean duration of a request in seconds.")] = 5.0,
+    requests_per_second: Annotated[float, typer.Option(help="Users' requests per second of one pod.")],
+    request_seconds: Annotated[float, typer.Option(help="Mean duration of a request in seconds.")] = _DEFAULT.seconds,
+    output_tokens: Annotated[float, typer.Option(help="Mean tokens of an answer.")] = _DEFAULT.tokens,
     effect: Annotated[
         list[float] | None,
         typer.Option(help="Gain of the new drafter in tokens per step, in percent, such as -3. May be repeated."),
     ] = None,
+    history: Annotated[
+        bool, typer.Option(help="Whether stable pods have run for a day before an analysis of canary pods.")
+    ] = False,
     deviation: Annotated[
         float, typer.Option(help="Standard deviation of steps per token between requests, relative to the mean.")
-    ] = round(USERS_DEVIATION, 2),
+    ] = round(DEVIATION, 3),
+    pair_deviation: Annotated[
+        float, typer.Option(help="Standard deviation of the ratio of steps of two answers to one request; sampled: 0.14.")
+    ] = _DEFAULT.pair_deviation,
+    step_time_deviation: Annotated[
+        float, typer.Option(help="Standard deviation of the mean time of a step in a window, relative to the mean.")
+    ] = round(STEP_TIME_DEVIATION, 3),
     name: Annotated[str | None, typer.Option(help="Name of the object, if the file contains several.")] = None,
     output: Annotated[OutputFormat, typer.Option("-o", "--output", help="Output format.")] = OutputFormat.TEXT,
 ) -> None:
-    """Forecast the verdict of a rollout in place: its chances, its time, and how many users meet the new drafter before it.
+    """Forecast the rollout of a new drafter: its chances, its time, and how many users meet the drafter before the verdict.
 
-    Simulates trials under an assumed traffic with the tests that decide a rollout. Needs no cluster. Exit status 2: there is no
-    forecast, for example because the rollout is by pods.
+    Simulates rollouts under an assumed traffic with the rules that decide them. Needs no cluster. Exit status 2: there is no
+    forecast, because an option or the manifest is wrong.
     """
-    _require("--requests-per-second", requests_per_second, 0, 10_000)
-    _require("--request-seconds", request_seconds, 0.01, 3600)
-    _require("--deviation", deviation, 0.01, 10)
+    from aerie.forecast.stages import ForecastError, forecast_rollout  # imports numpy, which no other command needs
+
+    _require("--requests-per-second", requests_per_second, 0, 1000)
+    _require("--request-seconds", request_seconds, 0.05, 3600)
+    _require("--output-tokens", output_tokens, 2, 100_000)
+    _require("--deviation", deviation, 0, 10)
+    _require("--pair-deviation", pair_deviation, 0, 10)
+    _require("--step-time-deviation", step_time_deviation, 0, 10)
     effects = tuple(effect or _DEFAULT_EFFECTS)
     for value in effects:
         _require("--effect", value, -90, 1000)
+    requests = Requests(
+        requests_per_second,
+        request_seconds,
+        output_tokens,
+        deviation,
+        pair_deviation,
+        step_time_deviation=step_time_deviation,
+    )
     deployment = _read_deployment(file, name)
-    if deployment.spec.rollout.in_place.mode == "Off":
-        raise CommandError(
-            "spec.rollout.inPlace.mode is Off, so the rollout is by canary pods, which have no forecast yet: write mode Auto, or "
-            "see 'Time to a verdict' in docs/rollouts.md."
-        )
-    stages = _forecast_stages(deployment, requests_per_second, request_seconds, effects, deviation)
+    try:
+        forecast = forecast_rollout(deployment, requests, [value / 100 for value in effects], has_history=history)
+    except ForecastError as error:
+        raise CommandError(str(error)) from error
     if output is OutputFormat.JSON:
-        assumptions = {"requestsPerSecond": requests_per_second, "requestSeconds": request_seconds, "deviation": deviation}
-        document = {"method": "InPlace", "assumptions": {**assumptions, "simulatedTrials": RUNS}}
-        typer.echo(json.dumps({**document, "stages": [stage.to_json() for stage in stages]}, indent=2))
+        typer.echo(json.dumps(_to_json(forecast, requests), indent=2))
     else:
-        for stage in stages:
-            _print_stage(stage)
-    for note in _notes(deployment, requests_per_second):
+        for stage in forecast.stages:
+            _print_table(stage.title, stage.summaries, stage)
+        if len(forecast.stages) > 1:
+            _print_table("All stages", forecast.total, None)
+    for note in (_describe_runs(forecast), *forecast.notes):
         err.print(f"[yellow]note:[/] {note}")
 
 
@@ -132,84 +107,77 @@ def _read_deployment(file: str, name: str | None) -> SpeculativeDeployment:
     return parse_deployment(documents[0])
 
 
-def _forecast_stages(
-    deployment: SpeculativeDeployment, rate: float, seconds: float, effects: tuple[float, ...], deviation: float
-) -> list[_Stage]:
-    """Return the stages in their order: shadow evaluation where it takes place, and turns under the traffic of users."""
-    spec = deployment.spec
-    rollout, analysis = spec.rollout, spec.rollout.analysis
-    stages = []
-    if analysis.shadow.source != "None" and spec.replicas >= evaluation.MIN_READY_PODS:
-        length = evaluation.REQUEST_DURATIONS_PER_WINDOW * seconds
-        length = float(round(min(max(evaluation.MIN_WINDOW_SECONDS, length), evaluation.MAX_WINDOW_SECONDS)))
-        schedule = WindowSchedule(length, evaluation.WASHOUT_SECONDS)
-        engine_rate = _ENGINE_REQUESTS / seconds
-        source_rate = engine_rate if analysis.shadow.source == "Prompts" else min(rate * spec.replicas, engine_rate)
-        counted = schedule.window(0).counted_seconds
-        sending_share = max(0.0, counted - _P80_PER_MEAN * seconds) / counted
-        shadow_plan = SwitchbackPlan(
-            _SEED,
-            schedule,
-            analysis.goal,
-            analysis.margin,
-            analysis.shadow.max_duration.total_seconds(),
-            excludes_failures=False,
-        )
-        traffic = PlannedTraffic(source_rate * sending_share, EQUAL_REQUESTS_DEVIATION, 0.0, lambda _: 1)
-        forecasts = tuple(forecast_turns(shadow_plan, traffic, effect / 100) for effect in effects)
-        stages.append(_Stage(f"Shadow evaluation ({analysis.shadow.source}), in one isolated pod", False, forecasts))
-    windows = schedule_windows(rate, P90_PER_MEAN * seconds)
-    shortest = max(windows.first_window_seconds, MIN_WINDOW_SECONDS + SECONDS_PER_POD * spec.replicas)
-    users_schedule = WindowSchedule(float(round(shortest)), float(round(windows.carryover_seconds)))
-
-    def count_pods(elapsed: float) -> int:
-        return count_desired_pods(rollout, spec.replicas, compute_growth_step(rollout, timedelta(seconds=elapsed)))
-
-    max_seconds = analysis.max_duration.total_seconds()
-    users_plan = SwitchbackPlan(_SEED, users_schedule, analysis.goal, analysis.margin, max_seconds)
-    min_seconds = min(rollout.in_place.min_duration.total_seconds(), max_seconds)
-    traffic = PlannedTraffic(rate, deviation, REQUEST_SIZE_DISPERSION * seconds / 2, count_pods)
-    forecasts = tuple(forecast_turns(users_plan, traffic, effect / 100, min_seconds) for effect in effects)
-    title = f"By turns, under the traffic of users; pods on trial: {count_pods(0)}, later {count_pods(max_seconds)}"
-    return [*stages, _Stage(title, True, forecasts)]
+def _to_json(forecast: RolloutForecast, requests: Requests) -> dict[str, Any]:
+    return {
+        "method": forecast.method,
+        "assumptions": {
+            "requestsPerSecond": requests.per_second,
+            "requestSeconds": requests.seconds,
+            "outputTokens": requests.tokens,
+            "deviation": requests.deviation,
+            "pairDeviation": requests.pair_deviation,
+            "stepTimeDeviation": requests.step_time_deviation,
+            "podDeviation": requests.pod_deviation,
+        },
+        "stages": [
+            {
+                "title": stage.title,
+                "samples": stage.samples,
+                "servesUsers": stage.serves_users,
+                "forecasts": [_summary_to_json(summary) for summary in stage.summaries],
+            }
+            for stage in forecast.stages
+        ],
+        "total": [_summary_to_json(summary) for summary in forecast.total],
+        "notes": list(forecast.notes),
+    }
 
 
-def _print_stage(stage: _Stage) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold", title=stage.title, title_justify="left")
-    passed = "PROMOTED" if stage.serves_users else "ACCEPTED"
-    for column in ("EFFECT", "ROLLED BACK", passed, "INCONCLUSIVE", "MEDIAN", "P90", "PAIRS", "USER REQUESTS"):
+def _summary_to_json(summary: Summary) -> dict[str, Any]:
+    return {
+        "effectPercent": round(100 * summary.effect, 6),
+        "simulatedRollouts": summary.runs,
+        "rollbackChance": summary.rollback_chance,
+        "promotionChance": summary.promotion_chance,
+        "inconclusiveChance": summary.inconclusive_chance,
+        "medianSeconds": summary.median_seconds,
+        "p90Seconds": summary.p90_seconds,
+        "medianSamples": summary.median_samples,
+        "meanUserRequestsOnNewDrafter": summary.mean_user_requests,
+    }
+
+
+def _print_table(title: str, summaries: tuple[Summary, ...], stage: Stage | None) -> None:
+    """Print a table of a stage, or of all stages where it is None."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    passed = "ACCEPTED" if stage is not None and not stage.serves_users else "PROMOTED"
+    samples = [stage.samples.upper()] if stage is not None else []
+    for column in ("EFFECT", "ROLLED BACK", passed, "INCONCLUSIVE", "MEDIAN", "P90", *samples, "USER REQUESTS"):
         table.add_column(column, justify="right")
-    for forecast in stage.forecasts:
-        chances = (forecast.rollback_chance, forecast.promotion_chance, forecast.inconclusive_chance)
+    for summary in summaries:
+        chances = (summary.rollback_chance, summary.promotion_chance, summary.inconclusive_chance)
+        digits = 1 if summary.runs >= 500 else 0
+        counts = ["-" if summary.median_samples is None else str(summary.median_samples)] if stage is not None else []
         table.add_row(
-            f"{100 * forecast.effect:+g} %" if forecast.effect else "0 %",
-            *(f"{100 * chance:.1f} %" for chance in chances),
-            _format_minutes(forecast.median_seconds),
-            _format_minutes(forecast.p90_seconds),
-            "-" if forecast.median_pairs is None else str(forecast.median_pairs),
-            f"{forecast.mean_canary_requests:.0f}" if stage.serves_users else "0",
+            f"{100 * summary.effect:+g} %" if summary.effect else "0 %",
+            *(f"{100 * chance:.{digits}f} %" for chance in chances),
+            _format_minutes(summary.median_seconds),
+            _format_minutes(summary.p90_seconds),
+            *counts,
+            f"{summary.mean_user_requests:.0f}",
         )
-    (out if out.is_terminal else Console(width=160)).print(table)
+    console = out if out.is_terminal else Console(width=160)
+    console.print(title, table, sep="\n")
 
 
 def _format_minutes(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds / 60:.1f} min"
 
 
-def _notes(deployment: SpeculativeDeployment, rate: float) -> list[str]:
-    rollout = deployment.spec.rollout
-    simulated = (
-        f"Chances are those of {RUNS} simulated trials: the standard error is up to 3.5 percentage points. Tenants, drift and "
-        "failures are not in them; docs/in-place.md has the guarantees."
-    )
-    notes = [simulated]
-    if rate == 0:
-        notes.append("Without requests, a trial under the traffic of users has no verdict.")
-    if rollout.in_place.mode == "Auto":
-        notes.append("What running engines cannot change is rolled out by canary pods, for which this is no forecast.")
-    if rollout.analysis.shadow.source != "None":
-        if deployment.spec.replicas < evaluation.MIN_READY_PODS:
-            notes.append("Shadow evaluation is skipped: it needs two ready pods.")
-        else:
-            notes.append("What shadow evaluation does not roll back continues by turns. The second table is for those.")
-    return notes
+def _describe_runs(forecast: RolloutForecast) -> str:
+    """Return how many rollouts were simulated, with the largest standard error of a chance."""
+    parts = []
+    for stage in forecast.stages:
+        summary = stage.summaries[0]
+        parts.append(f"{summary.runs} ({stage.samples}): up to {100 * summary.standard_error(0.5):.1f} percentage points")
+    return f"Simulated rollouts of each effect, and the standard error of a chance: {'; '.join(parts)}."

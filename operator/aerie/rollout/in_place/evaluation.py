@@ -76,13 +76,19 @@ def explain_skip(shadow: ShadowSpec, pods: Sequence[EnginePod], selected: Sequen
 
 def begin_evaluation(rollout: InPlaceRollout, pod: EnginePod) -> InPlaceRollout:
     """Return the rollout whose shadow evaluation begins with the isolation of this pod."""
-    seconds = REQUEST_DURATIONS_PER_WINDOW * measure_request_seconds(pod)
+    schedule = schedule_evaluation(measure_request_seconds(pod))
     update = {
         "pods": [TrialPod(name=pod.name, uid=pod.uid, index=0)],
-        "first_window_seconds": float(round(min(max(MIN_WINDOW_SECONDS, seconds), MAX_WINDOW_SECONDS))),
-        "carryover_seconds": WASHOUT_SECONDS,
+        "first_window_seconds": schedule.first_window_seconds,
+        "carryover_seconds": schedule.carryover_seconds,
     }
     return rollout.model_copy(update=update)
+
+
+def schedule_evaluation(request_seconds: float) -> WindowSchedule:
+    """Return the windows for requests with this mean duration."""
+    seconds = min(max(MIN_WINDOW_SECONDS, REQUEST_DURATIONS_PER_WINDOW * request_seconds), MAX_WINDOW_SECONDS)
+    return WindowSchedule(float(round(seconds)), WASHOUT_SECONDS)
 
 
 def end_evaluation(rollout: InPlaceRollout, result: ShadowEvaluation) -> InPlaceRollout:
