@@ -89,6 +89,8 @@ def forecast_rollout(
         raise ForecastError(desired.problem)
     if resource.spec.drafter is None:
         raise ForecastError("spec.drafter is missing: a forecast is of a new drafter.")
+    if resource.spec.replicas == 0:
+        raise ForecastError("spec.replicas is 0, so nothing is compared: set the number of pods that serve users.")
     notes: list[str] = []
     method = _choose_method(desired, notes)
     evaluation_obstacle = _find_evaluation_obstacle(desired, method)
@@ -229,7 +231,7 @@ def _analyze_by_pods(
         replace(each, seconds=each.seconds + warmup, user_requests=each.user_requests + requests.per_second * canary * warmup)
         for each in forecast_live(live, requests, effects, LIVE_RUNS, SEED)
     ]
-    arms = f"canary ({canary} pods) against {'fresh control' if is_fresh else 'stable'} ({control} pods)"
+    arms = f"canary (pods: {canary}) against {'fresh control' if is_fresh else 'stable'} (pods: {control})"
     history = "with" if has_history else "without"
-    title = f"Warm-up and analysis of {arms} under the traffic of users, {history} a history of stable pods"
+    title = f"Warm-up and analysis under the traffic of users: {arms}, {history} a history of stable pods"
     return _StageOutcomes(title, "blocks", True, outcomes)

@@ -38,7 +38,7 @@ def forecast(deployment: SpeculativeDeployment, rate: float = 1.0, effect: float
 
 
 def titles(result: RolloutForecast) -> list[str]:
-    return [stage.title.split(":")[0].split(" under")[0].split(" of canary")[0] for stage in result.stages]
+    return [stage.title.split(":")[0].split(" under")[0] for stage in result.stages]
 
 
 @pytest.mark.parametrize(
@@ -125,13 +125,15 @@ def test_a_resource_that_cannot_run_has_no_forecast() -> None:
     without_drafter = deployment.model_copy(update={"spec": deployment.spec.model_copy(update={"drafter": None})})
     with pytest.raises(ForecastError, match=r"spec\.drafter is missing"):
         forecast(without_drafter)
+    with pytest.raises(ForecastError, match=r"spec\.replicas is 0"):
+        forecast(resource(0))
 
 
 def test_stable_pods_as_control_are_not_compared_by_time() -> None:
     deployment = resource(8, inPlace={"mode": "Off"}, analysis=PROMPTS, canary={"control": "Stable", "replicas": 2})
     result = forecast(deployment)
-    assert "against stable (8 pods)" in result.stages[-1].title
-    assert "canary (2 pods)" in result.stages[-1].title
+    assert "against stable (pods: 8)" in result.stages[-1].title
+    assert "canary (pods: 2)" in result.stages[-1].title
 
 
 def test_the_minimum_duration_is_kept() -> None:
