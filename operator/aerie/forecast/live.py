@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.measurement.blocks import ArmCounts, BlockRule, ClosedBlock
 from aerie.analysis.measurement.counts import EngineCounts
 from aerie.analysis.state import AnalysisState, VerdictOutcome, add_block
-from aerie.analysis.statistics.calibration import BLOCKS_PER_BATCH, FULL_TRUST_BATCHES
 from aerie.analysis.verdict import evaluate_analysis
 from aerie.forecast.assumptions import Requests
 from aerie.forecast.outcomes import Outcomes
@@ -31,7 +30,7 @@ from aerie.forecast.requests import Served, draw_factor, serve
 
 CALIBRATIONS, MAX_CALIBRATION_PODS = 2, 3
 """Simulated calibrations, and the most stable pods of each."""
-_SEGMENT_SCRAPES = 120
+_SEGMENT_SCRAPES, _DAY_SECONDS = 120, 86400.0
 FIRST_TOKEN_SECONDS = 0.1
 """Time to first token; it varies like the time of a step."""
 
@@ -144,15 +143,17 @@ def _count_arm(requests: Requests, arm: _Arm, begin: int, end: int, effect: floa
 
 def _calibrate(analysis: LiveAnalysis, requests: Requests, random: np.random.Generator) -> AnalysisPlan:
     """Return the plan with the calibration that a day of stable pods has given."""
-    plan, rule = analysis.plan, analysis.rule
-    blocks = BLOCKS_PER_BATCH * FULL_TRUST_BATCHES
-    scrapes = math.ceil(rule.block_seconds / rule.scrape_interval_seconds)
+    plan, interval = analysis.plan, analysis.rule.scrape_interval_seconds
+    rule = replace(analysis.rule, pods_per_minimum=plan.pod_counts[0])  # as controller/collection/calibration.py
     pods = [_Arm(rule, requests, 1, random) for _ in range(min(analysis.stable_pods, MAX_CALIBRATION_PODS))]
-    calibration = BaselineCalibration(plan)
-    for number in range(blocks):
-        begin, end = number * scrapes, (number + 1) * scrapes
-        by_pod = {f"pod-{index}": _count_arm(requests, pod, begin, end, 0.0, random).counts for index, pod in enumerate(pods)}
+    calibration, begin = BaselineCalibration(plan), 0
+    for scrape in range(1, math.ceil(_DAY_SECONDS / interval) + 1):
+        if (scrape - begin) * interval < rule.block_seconds:
+            continue
+        by_pod = {f"pod-{index}": _count_arm(requests, pod, begin, scrape, 0.0, random).counts for index, pod in enumerate(pods)}
         arm = ArmCounts(len(pods), sum(by_pod.values(), EngineCounts()), None, by_pod)
-        block = ClosedBlock(begin * rule.scrape_interval_seconds, end * rule.scrape_interval_seconds, None, arm)
-        calibration = calibration.add_block(block, rule)
+        if not rule.has_enough(arm):
+            continue
+        calibration = calibration.add_block(ClosedBlock(begin * interval, scrape * interval, None, arm), rule)
+        begin = scrape
     return calibration.calibrate_plan(plan)
