@@ -21,6 +21,7 @@ from typing import Literal
 from aerie.analysis.paired.plan import PairedPlan
 from aerie.analysis.switchback.plan import SwitchbackPlan
 from aerie.api import SpeculativeDeployment
+from aerie.engine.speculation import Off
 from aerie.forecast.assumptions import Requests
 from aerie.forecast.live import LiveAnalysis, forecast_live
 from aerie.forecast.outcomes import Outcomes, Summary, summarize
@@ -89,6 +90,8 @@ def forecast_rollout(
         raise ForecastError(desired.problem)
     if resource.spec.drafter is None:
         raise ForecastError("spec.drafter is missing: a forecast is of a new drafter.")
+    if isinstance(desired.setting, Off):
+        raise ForecastError("spec.speculation.numSpeculativeTokens is 0, so nothing drafts: a forecast needs 1 or more.")
     if resource.spec.replicas == 0:
         raise ForecastError("spec.replicas is 0, so nothing is compared: set the number of pods that serve users.")
     notes: list[str] = []

@@ -125,6 +125,9 @@ def test_a_resource_that_cannot_run_has_no_forecast() -> None:
     without_drafter = deployment.model_copy(update={"spec": deployment.spec.model_copy(update={"drafter": None})})
     with pytest.raises(ForecastError, match=r"spec\.drafter is missing"):
         forecast(without_drafter)
+    off = deployment.spec.speculation.model_copy(update={"num_speculative_tokens": 0})
+    with pytest.raises(ForecastError, match=r"numSpeculativeTokens is 0"):
+        forecast(deployment.model_copy(update={"spec": deployment.spec.model_copy(update={"speculation": off})}))
     with pytest.raises(ForecastError, match=r"spec\.replicas is 0"):
         forecast(resource(0))
 
