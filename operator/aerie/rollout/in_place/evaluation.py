@@ -35,7 +35,7 @@ from aerie.rollout.plan import ScheduledCall
 MIN_READY_PODS, MIN_READY_PODS_BY_DEFAULT = 2, 4
 """Ready pods without which no pod is isolated: users need at least one. An evaluation that the spec does not ask for takes no
 more than a quarter of the capacity."""
-MIN_WINDOW_SECONDS, MAX_WINDOW_SECONDS, REQUEST_DURATIONS_PER_WINDOW = 8.0, 60.0, 4.0
+MIN_WINDOW_SECONDS, MAX_WINDOW_SECONDS, REQUEST_DURATIONS_PER_WINDOW = 8.0, 60.0, 3.0
 """Bounds of the windows, and their length as a multiple of the mean duration of a request."""
 WASHOUT_SECONDS = 2.0
 """Seconds of a window in which a change may be late; the evaluator sends nothing in them."""
@@ -80,13 +80,19 @@ def explain_skip(spec: RolloutSpec, pods: Sequence[EnginePod], selected: Sequenc
 
 def begin_evaluation(rollout: InPlaceRollout, pod: EnginePod) -> InPlaceRollout:
     """Return the rollout whose shadow evaluation begins with the isolation of this pod."""
-    seconds = REQUEST_DURATIONS_PER_WINDOW * measure_request_seconds(pod)
+    schedule = schedule_evaluation(measure_request_seconds(pod))
     update = {
         "pods": [TrialPod(name=pod.name, uid=pod.uid, index=0)],
-        "first_window_seconds": float(round(min(max(MIN_WINDOW_SECONDS, seconds), MAX_WINDOW_SECONDS))),
-        "carryover_seconds": WASHOUT_SECONDS,
+        "first_window_seconds": schedule.first_window_seconds,
+        "carryover_seconds": schedule.carryover_seconds,
     }
     return rollout.model_copy(update=update)
+
+
+def schedule_evaluation(request_seconds: float) -> WindowSchedule:
+    """Return the windows for requests with this mean duration."""
+    seconds = min(max(MIN_WINDOW_SECONDS, REQUEST_DURATIONS_PER_WINDOW * request_seconds), MAX_WINDOW_SECONDS)
+    return WindowSchedule(float(round(seconds)), WASHOUT_SECONDS)
 
 
 def end_evaluation(rollout: InPlaceRollout, result: ShadowEvaluation) -> InPlaceRollout:

@@ -117,7 +117,12 @@ def schedule_trial(pods: Iterable[EnginePod], fleet_size: int) -> WindowSchedule
     measured = [measurement for pod in pods if (measurement := _measure_requests(pod)) is not None]
     rate = sum(rate for rate, _ in measured) / max(1, len(measured))
     seconds = sum(rate * seconds for rate, seconds in measured) / (rate * len(measured)) if rate > 0 else 0.0
-    schedule = schedule_windows(rate, P90_PER_MEAN * seconds)
+    return schedule_requests(rate, seconds, fleet_size)
+
+
+def schedule_requests(requests_per_second: float, request_seconds: float, fleet_size: int) -> WindowSchedule:
+    """Return the windows for pods with this rate of requests each, and this mean duration of requests, in whole seconds."""
+    schedule = schedule_windows(requests_per_second, P90_PER_MEAN * request_seconds)
     shortest = max(schedule.first_window_seconds, MIN_WINDOW_SECONDS + SECONDS_PER_POD * fleet_size)
     return WindowSchedule(float(round(shortest)), float(round(schedule.carryover_seconds)))
 
