@@ -178,7 +178,7 @@ def test_an_outage_ends_with_the_next_batch_of_any_process() -> None:
 
 
 def test_equal_engines_that_fail_are_rarely_rolled_back_at_the_deadline() -> None:
-    """It is at most 2 % of evaluations that reach their deadline, however often both fail."""
+    """It is at most 2.3 % of evaluations that reach their deadline, however often both fail."""
     random = np.random.default_rng(1)
     for mean in (1.0, 3.0, 5.0, 10.0, 30.0):
         canary, control = (random.poisson(mean, 4000) for _ in range(2))
