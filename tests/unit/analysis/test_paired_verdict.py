@@ -128,7 +128,8 @@ def fail(canary: int, control: int = 0, *, seconds: float = 60.0, pairs: int = 8
     batch = replace(
         draw_batch(1, pairs, 0.1), skipped=skipped, failures=FailureCounts(canary, canary, control, control, **outage)
     )
-    return evaluate_pairs(add_batches(PairedState(), "a", [batch]), PLAN, seconds)[1]
+    plan = replace(PLAN, min_acceptance_seconds=60.0)
+    return evaluate_pairs(add_batches(PairedState(), "a", [batch]), plan, seconds)[1]
 
 
 def test_a_canary_that_fails_requests_is_not_accepted_and_then_rolled_back(messages: Messages) -> None:

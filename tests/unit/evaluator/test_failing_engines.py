@@ -20,8 +20,9 @@ from aerie.analysis.criteria.criterion import FAILED_REQUESTS, TIME_PER_OUTPUT_T
 from aerie.analysis.paired.failures import FAILURE_INTERVAL_SECONDS, FailureCounts
 from aerie.analysis.paired.plan import PairedPlan
 from aerie.analysis.paired.state import PairBatch, PairedState, add_batches
-from aerie.analysis.paired.verdict import MIN_OUTAGE_SECONDS, PairedVerdict, evaluate_pairs
+from aerie.analysis.paired.verdict import ANSWERS_DIFFER, MIN_OUTAGE_SECONDS, PairedVerdict, evaluate_pairs
 from aerie.controller.probes.pairs import MAX_READ_INTERVAL_SECONDS, MIN_READ_INTERVAL_SECONDS, READ_INTERVAL_SHARE
+from aerie.engine.completions import GreedyCompletion
 from aerie.evaluator import replay
 from aerie.evaluator.admission import Admission
 from aerie.evaluator.answers import Answer, AnswerProblem
@@ -32,10 +33,11 @@ from aerie.evaluator.pipeline import Pipeline
 from aerie.evaluator.replay import Engines
 from aerie.evaluator.requests import COMPLETIONS_PATH, ReplayRequest
 from aerie.evaluator.skip_reasons import SkipReason
+from aerie.rollout.canary.evaluation import MIN_ACCEPTANCE_SECONDS
 from tests.golden import Messages
 from tests.unit.controller.conftest import run_virtually
 
-PLAN = PairedPlan(max_duration_seconds=900.0)
+PLAN = PairedPlan(max_duration_seconds=900.0, min_acceptance_seconds=MIN_ACCEPTANCE_SECONDS)
 TIMEOUT_SECONDS = 120.0
 
 
@@ -62,6 +64,9 @@ def always(reply: Reply) -> Engine:
     return lambda _time, _random: reply
 
 
+EQUAL = always(GOOD)
+
+
 def sometimes(reply: Reply, share: float) -> Engine:
     return lambda _time, random: reply if random.random() < share else GOOD
 
@@ -84,10 +89,14 @@ class FakePrompts:
 class Evaluation:
     """A shadow evaluation by two engines."""
 
-    def __init__(self, canary: Engine, control: Engine = always(GOOD), *, interval: float = 0.0, seed: int = 0) -> None:  # noqa: B008
+    def __init__(
+        self, canary: Engine, control: Engine = EQUAL, *, interval: float = 0.0, noise: float = 0.01, seed: int = 0
+    ) -> None:
         self.engines = {"canary": canary, "control": control}
         self.interval = interval
         """Seconds between two mirrored requests; 0: prompts, as fast as the engines answer."""
+        self.noise = noise
+        """Difference of the steps of two equal answers, relative to them."""
         self.random = random.Random(seed)  # noqa: S311 - no secrets
         self.state = PairedState()
         self.verdict: PairedVerdict | None = None
@@ -101,9 +110,11 @@ class Evaluation:
         await asyncio.sleep(reply.seconds)
         if reply.problem is not None:
             return reply.problem
-        steps = max(0, round((reply.tokens - 1) * 10 * self.random.uniform(0.99, 1.01)))
+        steps = max(0, round((reply.tokens - 1) * 10 * self.random.uniform(1 - self.noise, 1 + self.noise)))
         seconds = reply.seconds if reply.generation_seconds is None else reply.generation_seconds
-        return replay._TimedAnswer(Answer(reply.tokens, steps, (0, steps), "stop", seconds), reply.seconds)
+        tokens = tuple(map(str, range(reply.tokens)))
+        completion = GreedyCompletion(tokens, tuple({token: -0.5} for token in tokens))
+        return replay._TimedAnswer(Answer(reply.tokens, steps, (0, steps), "stop", seconds, completion), reply.seconds)
 
     async def run(self) -> None:
         log = BatchLog(EvaluatorMetrics(), lambda: 0.0)
@@ -138,7 +149,7 @@ class Evaluation:
                 pipeline.log.drop()
 
 
-def evaluate(monkeypatch: pytest.MonkeyPatch, canary: Engine, control: Engine = always(GOOD), **options: Any) -> Evaluation:  # noqa: B008
+def evaluate(monkeypatch: pytest.MonkeyPatch, canary: Engine, control: Engine = EQUAL, **options: Any) -> Evaluation:
     evaluation = Evaluation(canary, control, **options)
     monkeypatch.setattr(replay, "_send", evaluation.send)
     run_virtually(evaluation.run())
@@ -214,6 +225,13 @@ def test_a_canary_that_fails_some_requests_is_not_accepted(reply: Reply, share: 
 def test_a_canary_that_is_ten_times_as_slow_is_rolled_back_by_its_time(interval: float, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluation = evaluate(monkeypatch, always(Reply(20.0)), interval=interval)
     assert outcome(evaluation) == ("Rollback", TIME_PER_OUTPUT_TOKEN)
+
+
+@pytest.mark.parametrize("tokens", [1, 33], ids=["empty", "half of the tokens"])
+def test_a_canary_that_answers_too_little_is_rolled_back_by_its_answers(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluation = evaluate(monkeypatch, always(Reply(1.0, tokens=tokens)), noise=0.3)
+    assert outcome(evaluation) == ("Rollback", ANSWERS_DIFFER)
+    assert evaluation.state.steps.pairs < 200
 
 
 # ------------------------------------------------------------------------------------------------ what is not the canary's fault

@@ -34,8 +34,6 @@ ANSWERS_METRIC = "Answers"
 ANSWERS_DIFFER = "AnswersDiffer"
 MAX_SUSPICIOUS_FAILURES = 3
 """Failures of the canary alone, in excess of the control's, that say nothing."""
-MIN_ACCEPTANCE_SECONDS = 60.0
-"""Least time before an acceptance: a request that hangs is known to do so after half a minute (`aerie.evaluator.replay`)."""
 ACCEPTED_FAILURE_SHARE = 0.01
 """Share of the pairs up to which more failures do not prevent an acceptance."""
 ROLLBACK_DEVIATIONS, ROLLBACK_TIME_SHARE = 2.0, 0.1
@@ -186,8 +184,8 @@ def _missing_evidence(state: PairedState, plan: PairedPlan, elapsed_seconds: flo
                 f"{_TITLES[test.metric]} ({_format_estimate(state, test.metric)}) significantly {_requirement(test)}, "
                 f"{_time_to_decision(test, sums, elapsed_seconds)}"
             )
-    if elapsed_seconds < MIN_ACCEPTANCE_SECONDS:
-        missing.append(f"{format_duration(MIN_ACCEPTANCE_SECONDS)} of requests, so that those that hang are known")
+    if elapsed_seconds < plan.min_acceptance_seconds:
+        missing.append(f"{format_duration(plan.min_acceptance_seconds)} of requests, so that those that hang are known")
     if _has_suspicious_failures(state):
         missing.append(f"more pairs without a failure ({_format_failures(state)})")
     if state.failures.outage_attempts:
