@@ -53,7 +53,7 @@ NAMES = tuple(RATES)
 def shadowed(namespace: Namespace, name: str, drafter: str) -> Object:
     gateway = {"parentRefs": [{"name": "lab", "namespace": "projectcontour"}], "hostnames": [host_of(namespace, name)]}
     traffic = {"mode": "Gateway", "gateway": gateway}
-    return resource(
+    document = resource(
         name,
         drafter,
         simulator=SIMULATOR,
@@ -61,6 +61,9 @@ def shadowed(namespace: Namespace, name: str, drafter: str) -> Object:
         preflight={"mode": "Off"},
         traffic=traffic,
     )
+    (container,) = document["spec"]["engine"]["podTemplate"]["spec"]["containers"]
+    container["lifecycle"]["preStop"]["sleep"]["seconds"] = 5  # a busy gateway takes seconds to leave a pod out
+    return document
 
 
 def host_of(namespace: Namespace, name: str) -> str:
