@@ -47,6 +47,8 @@ from aerie.rollout.revision.recovery import read_recorded_resource
 
 MIN_ANSWERS_WITHOUT_METRICS = 20
 """Answers without counts of speculation, and none with them, after which an evaluation is skipped."""
+MIN_ACCEPTANCE_SECONDS = 60.0
+"""Least time of an evaluation that accepts a canary: a request that hangs is known to do so after half a minute."""
 MAX_EVALUATOR_PROCESSES = 64
 """Processes of the evaluator after which an evaluation is skipped: the status has a number for each."""
 
@@ -186,6 +188,7 @@ def _build_plan(snapshot: Snapshot, stable: Arm, canary_arm: CanaryArm) -> Paire
         goal=analysis.goal,
         margin=analysis.margin,
         max_duration_seconds=analysis.shadow.max_duration.total_seconds(),
+        min_acceptance_seconds=MIN_ACCEPTANCE_SECONDS,
         compares_tokens=not explain_incomparable_acceptance(canary_arm, stable),
         compares_time=has_control and not hardware.compared_hardware_difference(snapshot),
         compares_answers=not explain_incomparable_answers(snapshot, stable, canary_arm),

@@ -587,6 +587,46 @@ def test_a_canary_that_keeps_failing_requests_is_rolled_back(messages: Messages)
     messages.check("failed requests", last_outcome(world)["message"])
 
 
+@pytest.mark.parametrize("mode", [{}, GATEWAY])
+def test_a_canary_that_answers_nothing_is_rolled_back_before_a_user_meets_it(mode: dict[str, Any], messages: Messages) -> None:
+    """It stays Ready."""
+    world, _ = evaluating_world(0.09, replicas=4, **mode)
+    new = world.desired_revision
+    world.evaluator.skipped, world.evaluator.pairs_per_fetch = {"canary_failed": 4}, 0
+    for seconds in (30.0, 60.0, 100.0):
+        world.evaluator.outage_seconds = seconds
+        world.evaluate()
+        assert world.status["phase"] == "Evaluating"
+    world.evaluator.outage_seconds = 130.0
+    world.evaluate()
+    assert world.status["phase"] == "RollingBack"
+    messages.check("silent canary", last_outcome(world)["message"])
+    for _ in range(4):
+        assert (new, "false") not in reached_revisions(world)
+        world.step()
+        world.schedule()
+        world.ready()
+    run_until(world, "RolledBack")
+    assert world.status["rejectedRevision"] == new
+
+
+def test_a_canary_that_is_silent_at_the_deadline_meets_no_user() -> None:
+    world, _ = evaluating_world(0.09, shadow={**PROMPTS, "maxDuration": "3m"})
+    new = world.desired_revision
+    world.evaluator.skipped, world.evaluator.pairs_per_fetch, world.evaluator.outage_seconds = {"canary_failed": 1}, 0, 60.0
+    evaluate_until(world, "RollingBack")
+    assert (new, "false") not in reached_revisions(world)
+
+
+@pytest.mark.parametrize("reason", ["control_failed", "both_failed"])
+def test_a_control_that_answers_nothing_neither_rolls_back_nor_accepts(reason: str, messages: Messages) -> None:
+    world, _ = evaluating_world(0.09, shadow={**PROMPTS, "maxDuration": "3m"})
+    world.evaluator.skipped, world.evaluator.pairs_per_fetch = {reason: 4}, 0
+    evaluate_until(world, "WarmingUp")
+    assert evaluation(world)["result"] == "Inconclusive"
+    messages.check(reason, evaluation(world)["message"])
+
+
 def test_other_hardware_leaves_tokens_per_step_to_decide() -> None:
     world, _ = evaluating_world(0.09)
     new = world.desired_revision
