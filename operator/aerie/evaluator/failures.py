@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from aerie.analysis.paired.failures import FAILURE_INTERVAL_SECONDS, FailureCounts
 from aerie.evaluator.skip_reasons import SkipReason
 
-MAX_ANSWERS = 512
-"""Latest answers that are remembered: those of two minutes, at four requests in a second."""
+MAX_ANSWERS = 2048
+"""Latest answers that are remembered: those of two minutes, at sixteen requests in a second."""
 _FAILURES = {
     SkipReason.CANARY_FAILED: "canary",
     SkipReason.CANARY_UNAVAILABLE: "canary",

@@ -143,5 +143,6 @@ def test_a_run_continues_after_the_cells_of_its_file(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(benchmarks.shadow, "run_cells", run_cells)
     monkeypatch.setenv("RUNS", "2")
+    monkeypatch.setenv("PARTS", "sim")
     monkeypatch.setenv("CELLS", str(tmp_path / "cells.json"))
     assert benchmarks.shadow.measure()["runs"] == 2
