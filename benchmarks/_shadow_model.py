@@ -22,8 +22,8 @@ in classes, in difficulty, and by 1 % in what the canary gains. A tenant names a
 A drafter that is better by delta takes 1 / (1 + delta) of the steps for the same tokens, so its effect is exact in every pair. A
 step takes 20 ms, with 10 % of noise per answer; each pod deviates by 1.24 % permanently, so two of them by 1.75 %.
 
-Pairs per second: nine tenths of what arrives at the pods, up to `ENGINE_PAIRS_PER_SECOND`. An evaluator has 4 requests at a time
-at both engines. With 50 steps/s a mean answer of 104 tokens takes a second, which gives 3.6 pairs/s; the model assumes 3.
+Pairs per second: nine tenths of what arrives at the pods, up to `ENGINE_PAIRS_PER_SECOND`. An evaluator has 16 requests at a
+time at both engines. With 50 steps/s a mean answer of 104 tokens takes a second, which gives 14 pairs/s; the model assumes 12.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from benchmarks._canary_model import Floats
 Ints = npt.NDArray[np.int64]
 
 PODS = 4
-ENGINE_PAIRS_PER_SECOND = 3.0
+ENGINE_PAIRS_PER_SECOND = 12.0
 USABLE_SHARE = 0.9
 """Share of mirrored requests that give a pair."""
 MEDIAN_TOKENS, SPREAD, MAX_TOKENS = 80.0, 1.1, 256.0

@@ -40,7 +40,7 @@ def decide(
         for effect, result in zip(effects, results, strict=True):
             is_open = ~(result.rolled_back | result.promoted)
             if is_open.any():
-                rollback, accepted = (is_open & ends for ends in decide_pairs(steps, seconds, effect, plan))
+                rollback, accepted = (is_open & ends for ends in decide_pairs(steps, seconds, effect, plan, time))
                 result.rolled_back[rollback] = True
                 result.promoted[accepted] = True
                 result.minutes[rollback | accepted] = time / 60

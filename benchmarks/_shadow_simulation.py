@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aerie.analysis.paired.plan import PairedPlan
+from aerie.analysis.paired.plan import MIN_ACCEPTANCE_SECONDS, PairedPlan
 from benchmarks._cell_file import Figures
 from benchmarks._shadow_model import TEMPERATURES, ShadowTraffic
 from benchmarks._shadow_rule import Outcomes, decide
 
 EFFECTS = (-0.03, -0.02, 0.0, 0.03)
+PLAN = PairedPlan(min_acceptance_seconds=MIN_ACCEPTANCE_SECONDS)
 CHUNK = 100
 """Runs of a cell at once."""
 MODULES = ("_canary_model", "_shadow_model", "_shadow_rule", "_shadow_simulation")
@@ -64,7 +65,7 @@ CELLS = (
 def run(cell: Cell, begin: int, end: int, seed: int) -> list[Outcomes]:
     """Return the outcomes of some runs of a cell, by effect."""
     random = np.random.default_rng((seed, CELLS.index(cell), begin))
-    return decide(cell.traffic, EFFECTS, PairedPlan(), end - begin, random)
+    return decide(cell.traffic, EFFECTS, PLAN, end - begin, random)
 
 
 def run_cells(workers: Executor, cells: tuple[Cell, ...], runs: int, seed: int) -> Iterator[tuple[Cell, Figures]]:

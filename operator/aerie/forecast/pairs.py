@@ -68,7 +68,7 @@ def forecast_pairs(
             is_open = ~(result.rolled_back | result.promoted)
             if not is_open.any():
                 continue
-            rollback, accepted = (is_open & ends for ends in decide_pairs(steps, seconds, effect, plan))
+            rollback, accepted = (is_open & ends for ends in decide_pairs(steps, seconds, effect, plan, time))
             result.rolled_back[rollback] = True
             result.promoted[accepted] = True
             result.seconds[rollback | accepted] = time

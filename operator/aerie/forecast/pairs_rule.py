@@ -64,8 +64,10 @@ class PairSumsOfRuns:
         return np.asarray(met & (effective_pairs >= test.min_pairs))
 
 
-def decide_pairs(steps: PairSumsOfRuns, seconds: PairSumsOfRuns, effect: float, plan: PairedPlan) -> tuple[Bools, Bools]:
-    """Return whether a canary with this effect is rolled back, and whether it is accepted, by run."""
+def decide_pairs(
+    steps: PairSumsOfRuns, seconds: PairSumsOfRuns, effect: float, plan: PairedPlan, elapsed_seconds: float
+) -> tuple[Bools, Bools]:
+    """Return whether a canary with this effect is rolled back after this time, and whether it is accepted, by run."""
 
     def is_met(sums: PairSumsOfRuns, test: PairedTest, *, is_compared: bool, otherwise: bool = False) -> Bools:
         return sums.is_met(test, effect) if is_compared else np.full(sums.runs, otherwise)
@@ -76,7 +78,7 @@ def decide_pairs(steps: PairSumsOfRuns, seconds: PairSumsOfRuns, effect: float, 
     rollback |= is_met(seconds, plan.slower, is_compared=time)
     accepted = is_met(steps, plan.enough_tokens, is_compared=tokens, otherwise=True) | faster
     accepted &= is_met(seconds, plan.fast_enough, is_compared=time, otherwise=True)
-    return rollback, ~rollback & accepted & (tokens or time)
+    return rollback, ~rollback & accepted & (tokens or time) & (elapsed_seconds >= plan.min_acceptance_seconds)
 
 
 def check_times(seconds: float) -> Iterator[float]:

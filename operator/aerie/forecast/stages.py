@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal
 
-from aerie.analysis.paired.plan import PairedPlan
+from aerie.analysis.paired.plan import MIN_ACCEPTANCE_SECONDS, PairedPlan
 from aerie.analysis.switchback.plan import SwitchbackPlan
 from aerie.api import SpeculativeDeployment
 from aerie.engine.speculation import Off
@@ -246,6 +246,7 @@ def _evaluate_by_pods(desired: DesiredRevision, requests: Requests, effects: Seq
         max_duration_seconds=rollout.analysis.shadow.max_duration.total_seconds(),
         compares_tokens=not explain_incomparable_acceptance(desired.arm, desired.arm),
         compares_time=rollout.canary.control == "Fresh",
+        min_acceptance_seconds=MIN_ACCEPTANCE_SECONDS,
     )
     rate = compute_pair_rate(requests, _arrivals_per_second(desired.resource, requests))
     outcomes = forecast_pairs(plan, requests, rate, effects, RUNS, SEED)

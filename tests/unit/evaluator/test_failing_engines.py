@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from aerie.analysis.criteria.criterion import FAILED_REQUESTS, TIME_PER_OUTPUT_TOKEN
 from aerie.analysis.paired.failures import FAILURE_INTERVAL_SECONDS, FailureCounts
-from aerie.analysis.paired.plan import PairedPlan
+from aerie.analysis.paired.plan import MIN_ACCEPTANCE_SECONDS, PairedPlan
 from aerie.analysis.paired.state import PairBatch, PairedState, add_batches
 from aerie.analysis.paired.verdict import ANSWERS_DIFFER, MIN_OUTAGE_SECONDS, PairedVerdict, evaluate_pairs
 from aerie.controller.probes.pairs import MAX_READ_INTERVAL_SECONDS, MIN_READ_INTERVAL_SECONDS, READ_INTERVAL_SHARE
@@ -33,7 +33,6 @@ from aerie.evaluator.pipeline import Pipeline
 from aerie.evaluator.replay import Engines
 from aerie.evaluator.requests import COMPLETIONS_PATH, ReplayRequest
 from aerie.evaluator.skip_reasons import SkipReason
-from aerie.rollout.canary.evaluation import MIN_ACCEPTANCE_SECONDS
 from tests.golden import Messages
 from tests.unit.controller.conftest import run_virtually
 

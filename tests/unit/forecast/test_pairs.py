@@ -16,6 +16,7 @@ from aerie.analysis.paired.power import GREEDY_NOISE, forecast_verdict
 from aerie.analysis.paired.state import PairBatch, PairedState, add_batches
 from aerie.analysis.paired.sums import BUCKETS, PairSums
 from aerie.analysis.paired.verdict import evaluate_pairs
+from aerie.evaluator.admission import IN_FLIGHT
 from aerie.forecast.assumptions import Requests
 from aerie.forecast.outcomes import Floats, Outcomes
 from aerie.forecast.pairs import compute_pair_rate, forecast_pairs
@@ -42,7 +43,7 @@ def test_rule_is_the_operators(seed: int, effect: float, tokens: bool, time: boo
     steps, seconds = PairSumsOfRuns(1), PairSumsOfRuns(1)
     steps.add(bucket, canary, control)
     seconds.add(bucket, canary_seconds, control_seconds)
-    rolled_back, accepted = decide_pairs(steps, seconds, effect, plan)
+    rolled_back, accepted = decide_pairs(steps, seconds, effect, plan, 1.0)
 
     def sums_of(part: Floats, other: Floats) -> PairSums:
         sums = PairSums()
@@ -85,4 +86,4 @@ def test_the_pair_rate_is_that_of_the_slower_of_users_and_engines() -> None:
     requests = Requests(1.0, seconds=5.0, tokens=100.0)
     assert compute_pair_rate(requests, 0.2) == 0.2
     assert 3.2 < compute_pair_rate(requests, math.inf) < 4.8  # 16 at a time, of 5 s; the longest are cut
-    assert compute_pair_rate(replace(requests, tokens=10_000.0), math.inf) == pytest.approx(4 * 2000 / 255, rel=0.01)
+    assert compute_pair_rate(replace(requests, tokens=10_000.0), math.inf) == pytest.approx(IN_FLIGHT * 2000 / 255, rel=0.01)

@@ -53,6 +53,8 @@ ROLLBACK_TIME_RATIO = 1.02
 """Ratio to the control's time per output token beyond which a canary is rolled back, as in `aerie.analysis.criteria`."""
 MIN_PAIRS_FOR_ROLLBACK, MIN_PAIRS_FOR_ACCEPTANCE = 15.0, 40.0
 """Least effective pairs."""
+MIN_ACCEPTANCE_SECONDS = 60.0
+"""Least time of an evaluation that accepts a canary: a request that hangs is known to do so after half a minute."""
 
 Goal = Literal["NonInferior", "Superior"]
 

@@ -26,7 +26,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from aerie.analysis.measurement import codec
-from aerie.analysis.paired.plan import PairedPlan
+from aerie.analysis.paired.plan import MIN_ACCEPTANCE_SECONDS, PairedPlan
 from aerie.analysis.paired.state import WITHOUT_METRICS, PairedState, add_batches
 from aerie.analysis.paired.verdict import ANSWERS_DIFFER, PairedVerdict, evaluate_pairs
 from aerie.api.rollout import RolloutSpec
@@ -47,8 +47,6 @@ from aerie.rollout.revision.recovery import read_recorded_resource
 
 MIN_ANSWERS_WITHOUT_METRICS = 20
 """Answers without counts of speculation, and none with them, after which an evaluation is skipped."""
-MIN_ACCEPTANCE_SECONDS = 60.0
-"""Least time of an evaluation that accepts a canary: a request that hangs is known to do so after half a minute."""
 MAX_EVALUATOR_PROCESSES = 64
 """Processes of the evaluator after which an evaluation is skipped: the status has a number for each."""
 
