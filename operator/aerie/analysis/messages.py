@@ -28,6 +28,7 @@ from aerie.analysis.formatting import (
 from aerie.analysis.measurement.load_match import LOAD_TOLERANCE, LoadMatch
 from aerie.analysis.statistics.confidence_sequence import PairedMoments, RareEvents, SequenceParameters, blocks_until_half_width
 from aerie.analysis.statistics.crash_rate import CrashCounts
+from aerie.analysis.statistics.peer_dispersion import MIN_COMPARED_BLOCKS
 from aerie.analysis.statistics.shares import ShareCounts
 
 
@@ -265,6 +266,17 @@ def nothing_compared_message(plan: AnalysisPlan) -> str:
     """Return the clause that no criterion is left by which a canary could be promoted."""
     drafts_reason = plan.drafts_not_comparable_reason.rstrip(".")
     return f"neither tokens per step ({drafts_reason}) nor latency are compared, so only a manual promotion is possible"
+
+
+HISTORY_DOES_NOT_FIT_MESSAGE = (
+    " HistoryDoesNotFit: the stable pods differ more in tokens per step than their history explains, so it does not count, and "
+    "the bounds are wider. Requests may be routed otherwise than before, or be others."
+)
+"""Sentences where the history of the stable pods is not used."""
+STABLE_PODS_NOT_COMPARED_MESSAGE = (
+    f" Until two stable pods or more are compared in {MIN_COMPARED_BLOCKS} blocks, the bounds of tokens per step are wider."
+)
+"""Sentence while it is unknown how far the stable pods are apart."""
 
 
 def latency_not_compared_message(plan: AnalysisPlan) -> str:

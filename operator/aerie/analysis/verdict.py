@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from aerie.analysis import formatting, messages
 from aerie.analysis.comparison import Comparison
 from aerie.analysis.criteria.criterion import FAILED_REQUESTS, TOKENS_PER_STEP, Criterion, CriterionTest
+from aerie.analysis.criteria.history_fit import assess_history, with_tested_history
 from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.criteria.sequence_parameters import build_sequence_parameters
 from aerie.analysis.criteria.table import build_criteria, build_faster_test, crashes_alpha, failed_requests_alpha
@@ -60,11 +61,14 @@ def evaluate_analysis(
     `abort_messages` are sentences on the canary that end the rollout immediately: it crashes, is not ready, ...
     """
     criteria = build_criteria(plan)
-    comparisons = _build_comparisons(state, plan, criteria)
+    tested_plan = with_tested_history(plan, state.peers)
+    comparisons = _build_comparisons(state, tested_plan, criteria)
     if state.outcome != "Continue":
         return state, Verdict(state.outcome, state.message, comparisons)
-    outcome, message = _next_outcome(state, plan, now, criteria, abort_messages)
-    message += messages.latency_not_compared_message(plan)
+    outcome, message = _next_outcome(state, tested_plan, now, criteria, abort_messages)
+    message += _limitation_message(state, plan, criteria)
+    if outcome == "Continue" and state.block_count and _is_compared_by_drafts(criteria) and state.peers.pod_effect is None:
+        message += messages.STABLE_PODS_NOT_COMPARED_MESSAGE
     if outcome != "Continue":
         state = replace(state, outcome=outcome, message=message)
     return state, Verdict(outcome, message, comparisons)
@@ -78,13 +82,26 @@ def check_guardrails(
     The alphas are spent by `plan.max_duration_seconds` all the same, so it has to be the time for which this state is monitored.
     """
     criteria = build_criteria(plan)
-    comparisons = _build_comparisons(state, plan, criteria)
-    if state.outcome == "Continue" and (rollback_message := _rollback_message(state, plan, criteria, abort_messages)):
-        state = replace(state, outcome="Rollback", message=rollback_message + messages.latency_not_compared_message(plan))
-    continue_message = messages.no_regression_message(
-        state.block_count, now - state.start_time
-    ) + messages.latency_not_compared_message(plan)
+    tested_plan = with_tested_history(plan, state.peers)
+    comparisons = _build_comparisons(state, tested_plan, criteria)
+    limitation_message = _limitation_message(state, plan, criteria)
+    if state.outcome == "Continue" and (rollback_message := _rollback_message(state, tested_plan, criteria, abort_messages)):
+        state = replace(state, outcome="Rollback", message=rollback_message + limitation_message)
+    continue_message = messages.no_regression_message(state.block_count, now - state.start_time) + limitation_message
     return state, Verdict(state.outcome, state.message or continue_message, comparisons)
+
+
+def _limitation_message(state: AnalysisState, plan: AnalysisPlan, criteria: Sequence[Criterion]) -> str:
+    """Return the sentences on what limits the comparison; empty where nothing does."""
+    message = messages.latency_not_compared_message(plan)
+    if _is_compared_by_drafts(criteria) and assess_history(plan, state.peers) == "DoesNotFit":
+        message += messages.HISTORY_DOES_NOT_FIT_MESSAGE
+    return message
+
+
+def _is_compared_by_drafts(criteria: Sequence[Criterion]) -> bool:
+    """Return whether tokens per step are evaluated."""
+    return any(criterion.name == TOKENS_PER_STEP and criterion.rollback_tests for criterion in criteria)
 
 
 def _next_outcome(

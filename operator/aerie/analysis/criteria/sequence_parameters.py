@@ -1,5 +1,7 @@
 """Parameters of the confidence sequence of a criterion's test: how wide its bounds are, for a calibration or without one.
 
+The dispersion of tokens per step is that which holds for today's stable pods (`history_fit`).
+
 Guarantees: the alpha of a rollback test is spent by the plan's deadline; that of a promote test has none. Not guaranteed: bounds
 of a share, whose promote test is exact (`shares`).
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from aerie.analysis.criteria.criterion import Criterion, CriterionTest
+from aerie.analysis.criteria.criterion import TOKENS_PER_STEP, Criterion, CriterionTest
 from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.statistics.calibration import Dispersion, PodEffect
 from aerie.analysis.statistics.confidence_sequence import PairedMoments, SequenceParameters, alpha_with_deadline
@@ -20,6 +22,10 @@ TOKENS_PER_STEP_POD_EFFECT_SHARE, PROMOTE_POD_EFFECT_SHARE, ROLLBACK_POD_EFFECT_
 """Share of the permanent differences of pods that a bound is widened for: of tokens per step, and of times."""
 CALIBRATED_TOKENS_PER_STEP_POD_EFFECT = PodEffect(0.003, 2.0)
 """Permanent difference of pods in tokens per step, beside a calibration."""
+UNKNOWN_TOKENS_PER_STEP_POD_EFFECT, OBSERVED_TOKENS_PER_STEP_POD_EFFECT = PodEffect(0.02, 3.0), PodEffect(0.0175, 1.0)
+"""The same without a history that fits: before the stable pods of today were compared, and beside that comparison
+(`peer_dispersion`). Drafter and target determine tokens per step whatever the GPU, but the tenants of a pod differ from those of
+the next: sticky ones make pods differ by 3 % for hours, in `benchmarks/_canary_model.py`."""
 NO_POD_EFFECT = PodEffect(0.0, math.inf)
 
 
@@ -57,6 +63,10 @@ def build_sequence_parameters(
 
 def _pod_effect_prior(criterion: Criterion, dispersion: Dispersion, plan: AnalysisPlan) -> PodEffect:
     """Return the assumed permanent difference of pods in a criterion, beside the calibrated one."""
+    if criterion.name == TOKENS_PER_STEP:
+        if not dispersion.pod_effect_degrees_of_freedom:
+            return UNKNOWN_TOKENS_PER_STEP_POD_EFFECT
+        return CALIBRATED_TOKENS_PER_STEP_POD_EFFECT if dispersion.batch_count else OBSERVED_TOKENS_PER_STEP_POD_EFFECT
     if not criterion.is_load_adjusted:
         return CALIBRATED_TOKENS_PER_STEP_POD_EFFECT if dispersion.batch_count else PodEffect(0.0, 0.0)
     if plan.is_trial:
