@@ -184,8 +184,9 @@ different acceptance. Their mix drifts on all pods together and on each pod. A r
 drafts follows from its acceptance. So requests with low acceptance have more of the drafts than of the tokens, and a better
 drafter makes fewer drafts for the same tokens. Latency is not simulated: every criterion but tokens per step passes, and the
 minimum duration is over. So in practice a promotion takes 30 minutes or more. Before each rollout there is a [day of stable
-pods](rollouts.md#calibration-on-stable-pods) with the same kind of traffic. The rollouts of a scenario share {histories} such
-days. The constants are assumptions; a fleet with another correlation time gives other results.
+pods](rollouts.md#calibration-on-stable-pods) with the same kind of traffic, unless the title says otherwise. The
+rollouts of a scenario share {histories} such days. The constants are assumptions; a fleet with another correlation time gives
+other results.
 
 Latencies are not simulated, but the blocks that would count for them are: those in which the loads of the arms match. The load
 is the number of requests that began on a pod, never that in flight, because a faster canary has fewer in flight. The latest
