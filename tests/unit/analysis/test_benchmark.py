@@ -228,3 +228,12 @@ def test_a_small_run_has_plausible_cells() -> None:
     assert cells["ours", 0.0]["latency_blocks_pct"] > 98
     assert cells["ours", 0.0]["unequal_latency_blocks_pct"] < 10
     assert cells["ours", -0.03]["promote_pct"] < cells["flagger", 0.0]["rollback_pct"]
+
+
+def test_selected_cells_are_named_and_make_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CELLS", "base,steady")
+    with pytest.raises(SystemExit, match="CELLS has no scenario steady: use some of base, "):
+        canary.measure()
+    monkeypatch.setattr(canary, "_cells_by_scenario", {"base": {}})
+    with pytest.raises(SystemExit, match=r"the page needs all scenarios, and .*sticky.* did not run: leave CELLS out"):
+        canary.document(tmp_path)
