@@ -37,6 +37,7 @@ from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.criteria.sequence_parameters import (
     CALIBRATED_TOKENS_PER_STEP_POD_EFFECT,
     OBSERVED_TOKENS_PER_STEP_POD_EFFECT,
+    TOKENS_PER_STEP_POD_EFFECT_SHARE,
     UNKNOWN_TOKENS_PER_STEP_POD_EFFECT,
 )
 from aerie.analysis.criteria.table import build_criteria
@@ -187,13 +188,13 @@ def sequence_parameters(peers: Floats, dispersions: list[Dispersion], plan: Anal
     fits &= statistics.batch_squares <= statistics.batch_counts * expected_batch * _ratio_limit(batch_freedom)
     misfits = is_known & (tested_pods >= 2) & ~fits
 
-    by_history = np.array([pod_effect_quantile(effect.degrees_of_freedom) * effect.sd for effect in effects])[:, None]
-    unknown = UNKNOWN_TOKENS_PER_STEP_POD_EFFECT
-    bound = np.where((pods >= 2) & is_known, by_history, pod_effect_quantile(unknown.degrees_of_freedom) * unknown.sd)
+    by_history = np.array([_pod_effect_bound(effect) for effect in effects])[:, None]
+    unknown = _pod_effect_bound(UNKNOWN_TOKENS_PER_STEP_POD_EFFECT)
+    bound = np.where((pods >= 2) & is_known, by_history, unknown)
     mean_squares = np.where(is_compared, squares, 0.0).sum(axis=2) / np.maximum(pods, 1)
     bound = np.where((pods >= 2) & (misfits | ~is_known), _observed_bound(mean_squares, pods), bound)
     if plan.hardware_mismatch:
-        bound = np.full_like(bound, pod_effect_quantile(unknown.degrees_of_freedom) * unknown.sd)
+        bound = np.full_like(bound, unknown)
     bound *= math.sqrt(1 / plan.pod_counts[0] + 1 / plan.pod_counts[1])
     default = UNCALIBRATED_DISPERSION
     return Parameters(
@@ -205,13 +206,17 @@ def sequence_parameters(peers: Floats, dispersions: list[Dispersion], plan: Anal
     )
 
 
+def _pod_effect_bound(effect: PodEffect) -> float:
+    return pod_effect_quantile(effect.degrees_of_freedom, TOKENS_PER_STEP_POD_EFFECT_SHARE) * effect.sd
+
+
 def _observed_bound(mean_squares: Floats, pods: npt.NDArray[np.int64]) -> Floats:
     """Return the bound of a pod's lasting difference by today's stable pods, of which so many were compared."""
     prior, bounds = OBSERVED_TOKENS_PER_STEP_POD_EFFECT, np.zeros_like(mean_squares)
     for count in range(2, int(pods.max(initial=0)) + 1):
         freedom = prior.degrees_of_freedom + count - 1
         sd = np.sqrt((prior.degrees_of_freedom * prior.sd**2 + (count - 1) * mean_squares) / freedom)
-        bounds = np.where(pods == count, pod_effect_quantile(freedom) * sd, bounds)
+        bounds = np.where(pods == count, _pod_effect_bound(PodEffect(1.0, freedom)) * sd, bounds)
     return bounds
 
 

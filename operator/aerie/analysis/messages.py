@@ -269,8 +269,8 @@ def nothing_compared_message(plan: AnalysisPlan) -> str:
 
 
 HISTORY_DOES_NOT_FIT_MESSAGE = (
-    " HistoryDoesNotFit: the stable pods differ more in tokens per step than their history explains, so it does not count, and "
-    "the bounds are wider. Requests may be routed otherwise than before, or be others."
+    " HistoryDoesNotFit: the stable pods differ more in tokens per step than their history makes likely, so it does not count, "
+    "and the bounds are wider. That is chance, or requests are routed otherwise than before, or are others."
 )
 """Sentences where the history of the stable pods is not used."""
 STABLE_PODS_NOT_COMPARED_MESSAGE = (

@@ -35,12 +35,12 @@ def explained_share(blocks: int, pods: int = 3, **arguments: float) -> float:
 
 
 @pytest.mark.parametrize("blocks", [MIN_COMPARED_BLOCKS, 60])
-def test_a_history_of_the_same_traffic_fits_in_most_cases(blocks: int) -> None:
-    assert 0.6 < explained_share(blocks) < 0.85
+def test_a_history_of_the_same_traffic_fits_in_half_of_the_cases(blocks: int) -> None:
+    assert 0.4 < explained_share(blocks) < 0.65
 
 
 def test_lasting_differences_and_larger_dispersion_do_not_fit() -> None:
-    assert explained_share(30, offset_sd=0.03) < 0.2
+    assert explained_share(30, offset_sd=0.03) < 0.1
     assert explained_share(30, 8, offset_sd=0.03) == 0.0, "the more pods, the surer"
     assert explained_share(30, sd=0.12) < 0.05
 

@@ -6,9 +6,9 @@
 |------------|--------------------------------------------------------------|----------------------------------------------------|
 | Absent     | there are too few blocks of stable pods                      | the default, and how far stable pods are apart now |
 | Untested   | stable pods were not compared in enough blocks of today      | the history's, with an unknown pod effect          |
-| Fits       | it explains how far the stable pods are apart now            | the history's                                      |
-| DoesNotFit | it does not: requests are routed otherwise, or are others.   | as without a history                               |
-|            | A few blocks may show that                                   |                                                    |
+| Fits       | it makes likely how far the stable pods are apart now        | the history's                                      |
+| DoesNotFit | it does not: by chance, or requests are routed otherwise, or | as without a history                               |
+|            | are others. A few blocks may show that                       |                                                    |
 
 Where canary and control run on different hardware, the stable pods say nothing of the canary's, so its pod effect is unknown.
 
