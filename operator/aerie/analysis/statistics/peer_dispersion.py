@@ -10,9 +10,10 @@ of the others. Two statistics follow, both without the canary, so that they favo
 
 The first is of the same length and memory as the analysis itself, but there are few pods. The second has more degrees of freedom
 the longer the analysis lasts. The history does not fit where either is larger than it makes likely. Three stable pods have two
-degrees of freedom, so no test tells a change of routing from chance for certain. Both constants prefer slow verdicts to wrong
-ones: the limit is low (`MISFIT_QUANTILE`), and a history counts only after `MIN_COMPARED_BLOCKS`. With them, 2 % of equal drafters
-are rolled back at most, and 3 % of those that are worse by 2 % promoted, after a change of routing (`benchmarks/canary.py`).
+degrees of freedom, so no test separates a change of routing from chance for certain. Both constants prefer slow verdicts to
+wrong ones: the limit is low (`MISFIT_QUANTILE`), and a history counts only after `MIN_COMPARED_BLOCKS`. With them, 2 % of equal
+drafters are rolled back at most, and 3 % of those that are worse by 2 % promoted, after a change of routing. Not even a test that
+knows both kinds of traffic is much faster (`benchmarks/_canary_oracle.py`).
 
 Without a history that fits, the first statistic is itself the measure of how far two pods may be apart: pods are then the unit of
 the comparison, by Student's t with as many degrees of freedom as there are pods less one.
