@@ -78,5 +78,6 @@ def complete_cells(
 def _hash_code(modules: Sequence[str]) -> str:
     """Return a digest of the code that the results depend on."""
     here, operator = Path(__file__).parent, Path(aerie.analysis.__file__).parent
-    files = (*(here / f"{name}.py" for name in modules), *sorted(operator.rglob("*.py")))
+    rules = sorted((operator.parent / "forecast").glob("*_rule.py"))
+    files = (*(here / f"{name}.py" for name in modules), *sorted(operator.rglob("*.py")), *rules)
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

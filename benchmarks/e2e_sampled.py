@@ -91,6 +91,7 @@ class SampledRollouts(RolloutSequence):
         spec["speculation"] |= speculation
         spec["rollout"]["inPlace"] = {"mode": "Off"}
         spec["rollout"]["analysis"] |= {"goal": "Superior", "onInconclusive": "Rollback", "maxDuration": deadline}
+        spec["rollout"]["analysis"]["shadow"] = {"source": "None"}  # the traffic of users decides
         resource["metadata"]["annotations"] = {"aerie.dev/retry": deadline}
         self.report_progress(f"kubectl apply: draft sampling {speculation.get('draftSampling', 'as the engine does')}")
         self.lab.kubectl("apply", "-f", "-", stdin=json.dumps(resource))

@@ -1,26 +1,34 @@
 """Successive rollouts by pods with real vLLM on CPU, the bundle's models, and continuous traffic through the gateway.
 
-    EAGLE 3 serves ─► EAGLE 3.1: promoted ─► a weak drafter: rolled back ─► EAGLE 3.1 under another name: not rolled back
+    EAGLE 3 serves ─► EAGLE 3.1: promoted ─► a weak drafter: rolled back ─► EAGLE 3.1 under another name: accepted
+
+Each begins with a shadow evaluation by copies of the users' requests, the default behind a gateway. PARTS=rollouts or PARTS=aa
+runs one part alone.
 
 | key                          | what is measured                                                                              |
 |------------------------------|-----------------------------------------------------------------------------------------------|
 | requests, failed, truncated  | streamed chat completions over all of it; failed: any but a whole answer; truncated: those of |
 |                              | them that began and did not end                                                               |
-| promote_min, rollback_min    | from `kubectl apply` to the outcome in the status; the start of vLLM and the ramp are in it   |
-| al_stable, al_canary         | acceptance length of EAGLE 3 and EAGLE 3.1 in the status when the second passed its analysis  |
+| apply_to_promoted_min        | from `kubectl apply` of EAGLE 3.1 to its promotion; the start of vLLM and the ramp are in it  |
+| rollback_min                 | from `kubectl apply` of the weak drafter to the outcome in the status                         |
+| pairs_better, pairs_weak     | pairs of answers until EAGLE 3.1 was accepted, and until the weak drafter was rolled back     |
+| pairs_equal                  | pairs of answers until the same drafter under another name was accepted                       |
+| al_stable, al_canary         | acceptance length of EAGLE 3 and EAGLE 3.1 in the status when the second was accepted         |
 | al_gain_pct and its bounds   | the estimate and its confidence bounds, in the outcome's comparisons                          |
 | al_weak_pct                  | the estimate for the weak drafter when it was rolled back                                     |
-| again_blocks                 | blocks in which the same drafter was compared with itself without being rolled back           |
 | pods_reloaded_by_promotion   | pods of the canary that were removed or restarted before it is stable                         |
+| aa_runs, aa_rollbacks        | evaluations of a drafter against itself (AA_RUNS=20), and those that were rolled back         |
+| aa_accepted, aa_pairs_max    | those that were accepted, and the most pairs that took                                        |
 
-Blocks are short, because a benchmark must not take four hours, and three engines share two cores: the results show that rollouts
-work with a real engine, and nothing about a GPU. Rollouts in place are measured by `inplace`.
+Three engines share two cores: the results show that rollouts work with a real engine, and nothing about a GPU. Rollouts in place
+are measured by `inplace`, and error rates by `shadow`.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -33,6 +41,8 @@ from aerie_lab.cli.scenarios import REAL_SCENARIO
 from aerie_lab.cluster import Lab, LabSettings
 from aerie_lab.engine.load_generation.background import BackgroundTraffic
 from aerie_lab.engine.load_generation.traffic import RequestOutcome, TrafficTarget
+from benchmarks._parts import Part, measure_parts, name_result
+from benchmarks._shadow_same_drafter import measure_same_drafter
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENARIO = REAL_SCENARIO
@@ -40,9 +50,10 @@ REQUESTS_PER_SECOND = 2.0
 """What three engines on two cores bear without a queue."""
 BUNDLE = ROOT / "drafter" / "bundle"
 SAME_DRAFTER_REPOSITORY = "aerie/bundle-eagle31-again"
-START, DECISION, SAME_DRAFTER_SECONDS = 1200.0, 2400.0, 420.0
-"""Seconds for the first start, for a change until its outcome, and of the analysis of the same drafter."""
-LONGEST = START + 2 * DECISION + 2 * SAME_DRAFTER_SECONDS
+START, DECISION = 1200.0, 2400.0
+"""Seconds for the first start, and for a change until its outcome."""
+LONGEST = START + 3 * DECISION
+AA_RUNS = 20
 
 SAME_DRAFTER_TABLE = """
 [[checkpoint]]
@@ -53,6 +64,15 @@ folder = "{folder}"
 
 
 def measure() -> dict[str, float]:
+    return measure_parts(PARTS)
+
+
+def result_name() -> str:
+    return name_result("e2e_vllm", PARTS)
+
+
+def measure_rollouts() -> dict[str, float]:
+    """Return the keys of the rollouts."""
     with tempfile.TemporaryDirectory(prefix="aerie-bench-") as folder:
         table = Path(folder) / "again.toml"
         table.write_text(
@@ -73,7 +93,7 @@ def build_resource_by_pods() -> dict[str, Any]:
     resource["spec"]["rollout"] |= {
         "inPlace": {"mode": "Off"},
         "canary": {"stepWeights": [50], "stepDuration": "20s", "scaleDownDelay": "3s"},
-        "analysis": {
+        "analysis": {  # after a shadow evaluation without a verdict
             "warmupDuration": "20s",
             "blockDuration": "15s",
             "minDuration": "1m",
@@ -138,7 +158,8 @@ class RolloutSequence:
         after = self.pods(revision)
         length = comparison(status["rolloutHistory"][0])
         return {
-            "promote_min": round(minutes, 1),
+            "apply_to_promoted_min": round(minutes, 1),
+            "pairs_better": length["sampleCount"],
             "al_stable": ramping["stable"]["acceptanceLength"],
             "al_canary": ramping["canary"]["acceptanceLength"],
             "al_gain_pct": round(100 * length["estimate"], 1),
@@ -153,20 +174,16 @@ class RolloutSequence:
         return {
             "rollback_min": round((time.monotonic() - began) / 60, 1),
             "al_weak_pct": round(100 * comparison(status["rolloutHistory"][0])["estimate"], 1),
+            "pairs_weak": comparison(status["rolloutHistory"][0])["sampleCount"],
         }
 
     def compare_same_drafter(self) -> dict[str, float]:
         self.apply({**SCENARIO.better_drafter, "repo": SAME_DRAFTER_REPOSITORY})
-        self.until(lambda status: status.get("phase") == "Analyzing", "the same drafter again is analyzed", START)
-        limit = time.monotonic() + SAME_DRAFTER_SECONDS
-        status: dict[str, Any] = {}
-        while time.monotonic() < limit:
-            status = self.status()
-            if status["phase"] in ("RollingBack", "RolledBack", "Failed"):
-                raise AssertionError(f"the same drafter was rolled back: {status['rolloutHistory'][0]['message']}")
-            self.print_progress(status)
-            time.sleep(2)
-        return {"again_blocks": comparison(status["analysis"])["sampleCount"]}
+        ended = ("Ramping", "WarmingUp", "RollingBack", "RolledBack", "Failed")
+        status = self.until(lambda status: status.get("phase") in ended, "the same drafter again is evaluated", DECISION)
+        if status["phase"] != "Ramping":
+            raise AssertionError(f"the same drafter was not accepted: {self._last_progress}")
+        return {"pairs_equal": comparison(status["analysis"])["sampleCount"]}
 
     # -- the cluster
     def install(self) -> None:
@@ -225,3 +242,10 @@ def comparison(outcome: dict[str, Any]) -> dict[str, Any]:
 
 def truncated(outcome: RequestOutcome) -> bool:
     return outcome.time_to_first_token is not None
+
+
+PARTS: dict[str, Part] = {
+    "rollouts": measure_rollouts,
+    "aa": lambda: measure_same_drafter(int(os.environ.get("AA_RUNS", AA_RUNS))),
+}
+"""The parts by name, in the order in which they run."""

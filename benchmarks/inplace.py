@@ -62,7 +62,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from aerie_lab.binaries import ensure_family
@@ -71,30 +70,18 @@ from benchmarks._cell_file import CellFile, complete_cells
 from benchmarks._inplace_rollout import measure_rollouts, measure_same_drafter
 from benchmarks._inplace_simulation import CELLS, MODULES, TABLE_HEAD, Cell, run_cells, summary, table_row
 from benchmarks._inplace_vllm import measure_engine
+from benchmarks._parts import Part, measure_parts, name_result
 
 RUNS, SWAPS, AA_RUNS = 2000, 100, 10
 SEED = 1
 
 
 def measure() -> dict[str, float]:
-    results: dict[str, float] = {}
-    for part in chosen_parts(os.environ.get("PARTS", "")):
-        results |= PARTS[part]()
-    return results
+    return measure_parts(PARTS)
 
 
 def result_name() -> str:
-    """Return the name of the file of results, so that parts that run alone never replace the results of others."""
-    parts = chosen_parts(os.environ.get("PARTS", ""))
-    return "-".join(["inplace", *parts]) if len(parts) < len(PARTS) else "inplace"
-
-
-def chosen_parts(text: str) -> list[str]:
-    """Return the parts named in `text`, separated by commas, in their order; all without a name. Raises SystemExit."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if unknown := [name for name in names if name not in PARTS]:
-        raise SystemExit(f"bench: PARTS names '{unknown[0]}': use some of {', '.join(PARTS)}, separated by commas.")
-    return [part for part in PARTS if part in names or not names]
+    return name_result("inplace", PARTS)
 
 
 def serve(family: str) -> dict[str, float]:
@@ -122,7 +109,7 @@ def _simulate_from_environment() -> dict[str, float]:
     return simulate(int(os.environ.get("RUNS", RUNS)), Path(file) if file else None)
 
 
-PARTS: dict[str, Callable[[], dict[str, float]]] = {
+PARTS: dict[str, Part] = {
     "vllm": lambda: serve("vllm"),
     "vllm-0.33": lambda: serve("vllm-0.33"),
     "rollouts": measure_rollouts,

@@ -78,31 +78,39 @@ class PromptsSource(ResourceModel):
     """Key with the lines."""
 
 
+ShadowSource = Literal["None", "Mirror", "Prompts"]
+"""Source of the requests of a shadow evaluation."""
+
+
 class ShadowSpec(ResourceModel):
     """Shadow evaluation: both drafters answer the same requests in pods that users do not reach, before any user is served with
     the new drafter. In place, that is one of at least two ready pods, which gets no requests of users meanwhile. By pods, canary
-    and control get the same requests before those of users. A drafter that is significantly worse is rolled back. Otherwise the
-    rollout continues with the analysis under the traffic of users. Trials of tuning have none."""
+    and control get the same requests before those of users. A drafter that is significantly worse is rolled back. An accepted
+    drafter continues with the ramp, and any other with the analysis under the traffic of users. Trials of tuning have none."""
 
     model_config = ConfigDict(
         json_schema_extra=schema_extra(
             ValidationRule(
-                "self.source != 'Prompts' || has(self.prompts)",
+                "!has(self.source) || self.source != 'Prompts' || has(self.prompts)",
                 "source Prompts requires requests: write prompts.configMap, or another source",
                 field_path=".prompts",
                 is_missing_field=True,
             ),
             ValidationRule(
-                "self.source == 'Prompts' || !has(self.prompts)",
+                "(has(self.source) && self.source == 'Prompts') || !has(self.prompts)",
                 "prompts has an effect with source: Prompts only: write that, or leave prompts out",
                 field_path=".prompts",
             ),
         )
     )
 
-    source: Literal["None", "Mirror", "Prompts"] = "None"
+    source: ShadowSource | None = None
     """Source of the requests. None: no shadow evaluation. Mirror: copies of the users' requests, which the gateway sends beside
-    the originals; it requires traffic mode Gateway. Prompts: the requests in prompts. Of an answer only counts are kept."""
+    the originals; it requires traffic mode Gateway. Prompts: the requests in prompts. Of an answer only counts are kept. Default:
+    Mirror in traffic mode Gateway, in place with at least four ready pods; else None."""
+    only: bool = True
+    """Whether the shadow evaluation alone decides that a drafter is accepted. true: an accepted drafter continues with the ramp,
+    in which only the guardrails are evaluated. false: the analysis under the traffic of users follows in any case."""
     prompts: PromptsSource | None = None
     max_duration: Annotated[timedelta, DurationRange("1m", "24h")] = timedelta(minutes=15)
     """Time after which a shadow evaluation without a verdict ends, and the rollout continues without it."""
@@ -373,7 +381,7 @@ class RolloutSpec(ResourceModel):
     model_config = ConfigDict(
         json_schema_extra=schema_extra(
             ValidationRule(
-                "self.analysis.shadow.source != 'Mirror' || self.traffic.mode == 'Gateway'",
+                "!has(self.analysis.shadow.source) || self.analysis.shadow.source != 'Mirror' || self.traffic.mode == 'Gateway'",
                 "source Mirror requires a gateway that copies requests: write traffic.mode: Gateway, or shadow.source: Prompts",
                 field_path=".analysis.shadow.source",
             ),
@@ -392,3 +400,9 @@ class RolloutSpec(ResourceModel):
     % are late; fewer do not block it. The duration of a whole step has no limit."""
     paused: bool = False
     """Whether Aerie changes nothing, and only reports the state. A canary in progress keeps its pods and its traffic."""
+
+    @property
+    def shadow_source(self) -> ShadowSource:
+        """Source of the requests of shadow evaluations, with its default."""
+        default: ShadowSource = "Mirror" if self.traffic.mode == "Gateway" else "None"
+        return self.analysis.shadow.source or default

@@ -10,6 +10,7 @@ from aerie.api import ResourceError
 from aerie.cli.commands.catalog import catalog
 from aerie.cli.commands.evaluator import evaluator
 from aerie.cli.commands.operator import operator
+from aerie.cli.commands.plan import plan
 from aerie.cli.commands.preflight import preflight
 from aerie.cli.commands.preflight_job import preflight_job
 from aerie.cli.commands.tune_offline import app as tune
@@ -27,6 +28,7 @@ app = typer.Typer(
     help="Speculative decoding in vLLM fleets: the operator, and commands that need none.",
 )
 app.command()(preflight)
+app.command()(plan)
 app.command()(catalog)
 app.command()(operator)
 app.command()(evaluator)

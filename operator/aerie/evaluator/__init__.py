@@ -11,6 +11,7 @@
     replay         sends a request to both engines
     prompts        requests from a file
     pairs          what is counted of the two answers to a request
+    failures       separate failures of one engine, and the outage that it is in
     batches        counts of pairs, until the operator has them
     metrics        the same counts for Prometheus
     admission      the limit of requests in memory

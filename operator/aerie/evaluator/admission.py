@@ -9,6 +9,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+IN_FLIGHT, WAITING = 16, 4
+"""Requests that the engines answer at the same time, and those that wait for that, by default. The engines have no users then, so
+they bear several; the evaluator's memory bounds both."""
+
 
 class Admission:
     """Limits of requests in memory and of requests that the engines answer at the same time."""

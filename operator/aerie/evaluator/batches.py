@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aerie.analysis.paired.answers import AnswerCounts
+from aerie.analysis.paired.failures import FailureCounts
 from aerie.analysis.paired.sums import PairSums
 from aerie.evaluator.answers import Answer
+from aerie.evaluator.failures import FailureTracker
 from aerie.evaluator.metrics import EvaluatorMetrics
 from aerie.evaluator.pairs import Pair, add_answers, add_seconds, add_steps
 from aerie.evaluator.skip_reasons import SkipReason
@@ -69,6 +71,8 @@ class _Batch:
     skipped: Counter[SkipReason] = field(default_factory=Counter)
     received: int = 0
     dropped: int = 0
+    failures: FailureCounts = field(default_factory=FailureCounts)
+    """Failures of one engine alone, and the canary's outage; set when it is closed."""
 
     def add(self, pair: Pair) -> None:
         self.steps = add_steps(self.steps, pair)
@@ -94,6 +98,7 @@ class _Batch:
             "skipped": {str(reason): count for reason, count in sorted(self.skipped.items())},
             "received": self.received,
             "dropped": self.dropped,
+            "failures": self.failures.to_dict(),
         }
 
 
@@ -106,6 +111,7 @@ class BatchLog:
         self._metrics, self._clock = metrics, clock
         self._open = _Batch(clock())
         self._closed: _Batch | None = None
+        self._failures = FailureTracker()
         self._number = 0
         """Number of the last batch that was closed."""
 
@@ -129,12 +135,17 @@ class BatchLog:
         self._open.add(pair)
         self._metrics.pairs.inc()
 
+    def track_failures(self, reason: SkipReason | None, sent: float, ended: float) -> None:
+        """Count which engine failed a request that both got. `reason`: why it gives no pair; None for a pair. `sent` and `ended`:
+        in seconds of a clock that never goes back."""
+        self._failures.count(reason, sent, ended)
+
     def fetch(self, process: str, after: int) -> dict[str, Any]:
         """Return the batches that are not acknowledged; `after` acknowledges those up to it, of the process with this name."""
         if process == self.process and after >= self._number:
             self._closed = None
         if self._closed is None and not self._open.is_empty:
-            self._open.ended = self._clock()
+            self._open.ended, self._open.failures = self._clock(), self._failures.close_batch()
             self._closed, self._number = self._open, self._number + 1
             self._open = _Batch(self._open.ended)
         return {"process": self.process, "batches": [] if self._closed is None else [self._closed.to_dict(self._number)]}

@@ -77,7 +77,10 @@ class Pipeline:
     async def _evaluate(self, request: ReplayRequest, pause_after_failure: float) -> None:
         try:
             async with self.admission.turn():
+                sent = asyncio.get_running_loop().time()
                 result = await self._replay(request)
+                ended = asyncio.get_running_loop().time()
+                self.log.track_failures(None if isinstance(result, Pair) else result, sent, ended)
                 if isinstance(result, Pair):
                     self.log.add(result)
                     return

@@ -3,8 +3,9 @@
 Both get it at the same time, in random order, so that their load is the same and neither is always the first. Each request has a
 connection of its own: a connection that the engine just closes would otherwise look like an engine that fails.
 
-Guarantees: an answer has limits in time and size. Of an error only its kind remains, not its text. The only header that names
-anybody is the key of the engines, if there is one. Not guaranteed: a second attempt.
+Guarantees: an answer has limits in time and size. Once one engine has answered, the other one's limit is a multiple of its time:
+an engine that hangs is known in half a minute, and holds no place for minutes. Of an error only its kind remains, not its text.
+The only header that names anybody is the key of the engines, if there is one. Not guaranteed: a second attempt.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from aerie.evaluator.skip_reasons import SkipReason
 
 MAX_ANSWER_BYTES = 2 * 1024 * 1024
 """Size limit of an answer: a token takes some 1,000 bytes with its log-probabilities."""
+MIN_SECOND_ANSWER_SECONDS, SECOND_ANSWER_RATIO = 30.0, 10.0
+"""Once an engine has answered, the other one fails if it takes this much longer: in seconds, or relative to the answer's time."""
 _CHUNK_BYTES = 64 * 1024
+_NO_ANSWER = (AnswerProblem.FAILED, AnswerProblem.REJECTED, AnswerProblem.UNAVAILABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +74,15 @@ def combine_answers(
 ) -> Pair | SkipReason:
     """Return the pair of two answers, or why they are none."""
     problems = {outcome for outcome in (canary, control) if isinstance(outcome, AnswerProblem)}
-    if AnswerProblem.UNAVAILABLE in problems:
-        return SkipReason.UNAVAILABLE
-    no_answer = (AnswerProblem.FAILED, AnswerProblem.REJECTED)
-    if canary in no_answer or control in no_answer:
-        if control not in no_answer:
-            return SkipReason.CANARY_FAILED
-        if canary not in no_answer:
-            return SkipReason.CONTROL_FAILED
+    is_unavailable = AnswerProblem.UNAVAILABLE in problems
+    if canary in _NO_ANSWER and control in _NO_ANSWER:
+        if is_unavailable:
+            return SkipReason.UNAVAILABLE
         return SkipReason.REJECTED if problems == {AnswerProblem.REJECTED} else SkipReason.BOTH_FAILED
+    if canary in _NO_ANSWER:
+        return SkipReason.CANARY_UNAVAILABLE if is_unavailable else SkipReason.CANARY_FAILED
+    if control in _NO_ANSWER:
+        return SkipReason.CONTROL_UNAVAILABLE if is_unavailable else SkipReason.CONTROL_FAILED
     if isinstance(canary, AnswerProblem) or isinstance(control, AnswerProblem):
         return SkipReason.STOP_STRING if AnswerProblem.STOP_STRING in problems else SkipReason.WITHOUT_METRICS
     if canary.answer.drafted_tokens + control.answer.drafted_tokens == 0:
@@ -98,7 +102,14 @@ async def _send_to_both(
         asyncio.create_task(_send(session, engines, secrets.choice(urls), request)) for urls in (arms[::-1] if reverse else arms)
     ]
     try:
-        canary, control = await asyncio.gather(*(tasks[::-1] if reverse else tasks))
+        finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        answers = [task.result() for task in finished]
+        seconds = next((answer.seconds for answer in answers if isinstance(answer, _TimedAnswer)), None)
+        if seconds is not None:
+            await asyncio.wait(tasks, timeout=max(MIN_SECOND_ANSWER_SECONDS, SECOND_ANSWER_RATIO * seconds))
+        else:
+            await asyncio.wait(tasks)
+        canary, control = (task.result() if task.done() else AnswerProblem.FAILED for task in (tasks[::-1] if reverse else tasks))
     finally:
         for task in tasks:
             task.cancel()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from aerie.evaluator.admission import IN_FLIGHT, WAITING
 from aerie.evaluator.isolated import IsolatedEngine
 from aerie.evaluator.replay import Engines
 from aerie.evaluator.requests import ReplayRules
@@ -31,9 +32,9 @@ class EvaluatorSettings:
     """File of prompts; None for mirrored requests."""
     cluster_header: str = "X-Session-ID"
     """Header that names the tenant or conversation of a request."""
-    in_flight: int = 4
+    in_flight: int = IN_FLIGHT
     """Most requests that the engines answer at the same time."""
-    waiting: int = 4
+    waiting: int = WAITING
     """Most requests that wait for that."""
     host: str | None = None
     """Address to listen on; None for all."""

@@ -98,6 +98,21 @@ def test_duration_bounds(dry_run: DryRun, path: str, shortest: str, longest: str
             "spec.rollout.traffic.gateway.parentRefs in body should have at least 1 items",
             {"rollout.traffic": {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}},
         ),
+        (
+            {"rollout.analysis": {"shadow": {"source": "Prompts", "prompts": {"key": "prompts.jsonl"}}}},
+            "spec.rollout.analysis.shadow.prompts.configMap: Required value",
+            {"rollout.analysis": {"shadow": {"source": "Prompts", "prompts": {"configMap": "prompts"}}}},
+        ),
+        (
+            {"rollout.analysis": {"shadow": {"source": "Prompts", "prompts": {"configMap": "prompts", "key": "a/b"}}}},
+            "spec.rollout.analysis.shadow.prompts.key in body should match",
+            {"rollout.analysis": {"shadow": {"source": "Prompts", "prompts": {"configMap": "prompts", "key": "a_b"}}}},
+        ),
+        (
+            {"rollout.analysis": {"shadow": {"source": "Copies"}}},
+            'supported values: "None", "Mirror", "Prompts"',
+            {"rollout.analysis": {"shadow": {"source": "None"}}},
+        ),
         ({"engine.image": None}, "spec.engine.image: Required value", {}),
         ({"model.source.huggingFace.revision": None}, "spec.model.source.huggingFace.revision: Required value", {}),
         ({"metrics.source": {}}, "spec.metrics.source.prometheus: Required value", {}),

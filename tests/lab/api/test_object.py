@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.status import Arm, CanaryArm, Condition, SettingStatus, Status
+from aerie.api.status import Arm, CanaryArm, CanaryEvaluation, Condition, SettingStatus, Status
 from aerie_lab.errors import LabError
 from aerie_lab.testing import Namespace
 
@@ -120,7 +120,14 @@ def build_status() -> Status:
         ready_replicas=4,
         selector="aerie.dev/name=chat",
         stable=stable,
-        canary=CanaryArm(revision="def", change="org/eagle3.1", start_time=now, setting=setting, acceptance_length=2.63),
+        canary=CanaryArm(
+            revision="def",
+            change="org/eagle3.1",
+            start_time=now,
+            setting=setting,
+            acceptance_length=2.63,
+            evaluation=CanaryEvaluation(start_time=now, result="Inconclusive", message="m" * 2048, state="s" * 65536),
+        ),
     )
 
 

@@ -52,6 +52,7 @@ def resource(
         "minBlocks": blocks,
         "minDuration": "2s",
         "maxDuration": "1h",
+        "shadow": {"source": "None"},
     }
     analysis_spec |= {"margin": 0.05, "failureMargin": 0.1}
     return {

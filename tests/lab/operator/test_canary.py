@@ -58,6 +58,7 @@ def resource(host: str, drafter: str) -> dict[str, Any]:
                     "maxDuration": "1h",
                     "margin": 0.05,
                     "failureMargin": 0.1,
+                    "shadow": {"source": "None"},
                 },
                 "traffic": {
                     "mode": "Gateway",

@@ -4,19 +4,23 @@
     worse     is rolled back by the same requests
 
 Both at once in one namespace. The engines have no requests of their own, so that an isolated pod has none left to finish.
+As soon as windows have begun, evaluators and operator are killed (SIGKILL): no pair counts twice, and the end is the same.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aerie.analysis.measurement import codec
 from aerie.manifests import evaluator
+from aerie_lab.errors import LabError
 from aerie_lab.testing import Namespace, wait_until
+from tests.lab.operator.conftest import LabNetworkOperator
 from tests.lab.operator.in_place_resources import (
     compute_model_digest,
     create_model_claim,
@@ -26,13 +30,14 @@ from tests.lab.operator.in_place_resources import (
     restart_counts,
     serves_alone,
 )
+from tests.lab.operator.markers import create_marker, find_in_files, find_in_objects
 from tests.lab.operator.test_in_place_rollouts import find_condition, wait_for
 from tests.lab.operator.test_operator import is_ready
 
 pytestmark = pytest.mark.timeout(1200)
 Object = dict[str, Any]
-MARKER = "heliotrope"
-"""Word of the prompts, which must appear in no log and no object but the ConfigMap with the prompts."""
+MARKER = create_marker("heliotrope")
+"""Word of the prompts, which must be nowhere but in the ConfigMap with the prompts."""
 PROMPTS = "\n".join(json.dumps({"prompt": f"{MARKER} {number}", "max_tokens": 40}) for number in range(20))
 SHADOW = {"source": "Prompts", "prompts": {"configMap": "prompts"}, "maxDuration": "10m"}
 
@@ -58,8 +63,46 @@ def list_evaluators(namespace: Namespace, name: str) -> list[Object]:
     return namespace.list_all("pods", f"{evaluator.EVALUATOR_LABEL}={name}")
 
 
-@pytest.mark.usefixtures("inner_operator")
-def test_a_drafter_is_evaluated_before_users_meet_it(namespace: Namespace, models: Path) -> None:
+def read_evaluator_pod(namespace: Namespace, name: str) -> Object:
+    """Return the evaluator's pod. Raises LabError without one."""
+    for pod in list_evaluators(namespace, name):
+        if pod["status"].get("containerStatuses"):
+            return pod
+    raise LabError(f"{name} has no evaluator.")
+
+
+def restart_evaluators(namespace: Namespace, names: Iterable[str], meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Kill the evaluators (SIGKILL) as soon as they are ready, and wait until the next processes are. `meanwhile`: called after
+    the kills."""
+    restarts: dict[str, int] = {}
+    for name in names:
+        wait_until(lambda name=name: is_pod_ready(read_evaluator_pod(namespace, name)), f"the evaluator of {name} is ready")  # type: ignore[misc]
+        pod = read_evaluator_pod(namespace, name)
+        restarts[name] = pod["status"]["containerStatuses"][0]["restartCount"]
+        namespace.faults.kill(pod["metadata"]["name"], "evaluator", namespace=namespace.name)
+    meanwhile()
+
+    def is_restarted(name: str) -> bool:
+        pod = read_evaluator_pod(namespace, name)
+        return pod["status"]["containerStatuses"][0]["restartCount"] > restarts[name] and is_pod_ready(pod)
+
+    for name in names:
+        wait_until(lambda name=name: is_restarted(name), f"the next evaluator of {name} is ready")  # type: ignore[misc]
+
+
+def has_ended(status: Object, phase: str) -> bool:
+    """Return whether an evaluation has led to this phase. Check that no pair of its windows was counted twice."""
+    rollout = status.get("inPlaceRollout") or {}
+    if rollout.get("phase") == "Evaluating" and rollout.get("state"):
+        state = codec.unpack(rollout["state"])
+        pairs = sum(int(state[key]) for key in ("counted_pairs", "lost_pairs", "late_pairs"))
+        assert pairs <= state["closed_pair_count"], state
+    return bool(status["phase"] == phase)
+
+
+def test_a_drafter_is_evaluated_before_users_meet_it(
+    namespace: Namespace, models: Path, inner_operator: LabNetworkOperator, tmp_path: Path
+) -> None:
     old = compute_model_digest(models, "eagle3")
     namespace.apply(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "prompts"}, "data": {"prompts.jsonl": PROMPTS}}
@@ -80,18 +123,21 @@ def test_a_drafter_is_evaluated_before_users_meet_it(namespace: Namespace, model
         assert unready == [trial_pod["name"]], "users reach the other pod alone"
         ready = find_condition(status, "Ready")
         assert (ready["status"], ready["reason"]) == ("True", "PodIsolated")
-        assert list_evaluators(namespace, name)
+    restart_evaluators(namespace, names, inner_operator.kill_and_replace)
 
-    status = wait_for(namespace, "worse", lambda s: s["phase"] == "RolledBack", "it is rolled back")
+    status = wait_for(namespace, "worse", lambda s: has_ended(s, "RolledBack"), "it is rolled back")
     assert status["rolloutHistory"][0]["result"] == "RolledBack"
     assert "tokens per step is significantly below" in status["rolloutHistory"][0]["message"]
-    status = wait_for(namespace, "better", lambda s: s["phase"] == "Analyzing", "its trial begins")
-    assert status["inPlaceRollout"]["evaluation"]["result"] == "Accepted"
+    status = wait_for(namespace, "better", lambda s: has_ended(s, "Analyzing"), "its trial begins")
+    assert status["inPlaceRollout"]["evaluation"]["result"] == "Accepted", status["inPlaceRollout"]["evaluation"]
 
     wait_until(lambda: all(map(is_pod_ready, list_engine_pods(namespace, "worse"))), "all pods serve users again")
     assert all(serves_alone(state, old) for state in read_drafter_states(namespace, "worse").values())
     for name in names:
         assert restart_counts(list_engine_pods(namespace, name)) == before[name]
         wait_until(lambda name=name: not list_evaluators(namespace, name), "the evaluator is removed")  # type: ignore[misc]
-    objects = namespace.kubectl("get", "specdep,events,deployments,services,pods", "-o", "json")
-    assert MARKER not in objects
+    assert find_in_objects(namespace, [MARKER], lambda item: item["kind"] != "ConfigMap") == []
+    assert find_in_objects(namespace, [MARKER], lambda item: item["kind"] == "ConfigMap") == ["ConfigMap/prompts"]
+    etcd = namespace.lab.folder / "etcd"
+    searched = find_in_files([namespace.lab.folder, tmp_path], [MARKER], lambda path: not path.is_relative_to(etcd))
+    assert searched == [], "but for the ConfigMap in the database"

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from aerie.analysis.criteria.criterion import FAILED_REQUESTS
 from aerie.analysis.paired.answers import AnswerCounts, DifferenceSums
+from aerie.analysis.paired.failures import FailureCounts
 from aerie.analysis.paired.plan import PairedPlan
 from aerie.analysis.paired.state import PairBatch, PairedState, add_batches
 from aerie.analysis.paired.sums import BUCKETS, PairSums, paired_score
-from aerie.analysis.paired.verdict import ANSWERS_DIFFER, evaluate_pairs
+from aerie.analysis.paired.verdict import ANSWERS_DIFFER, PairedVerdict, evaluate_pairs, fails_often
 from tests.golden import Messages
 
 PLAN = PairedPlan()
@@ -121,26 +122,72 @@ def test_requests_that_give_no_pair_are_named(messages: Messages) -> None:
     messages.check("skipped requests", evaluate_pairs(add_batches(PairedState(), "a", [batch]), PLAN, 60.0)[1].message)
 
 
+def fail(canary: int, control: int = 0, *, seconds: float = 60.0, pairs: int = 800, **outage: Any) -> PairedVerdict:
+    """Return the verdict on a better canary, of which each arm alone has failed some requests, each at another time."""
+    skipped = {"canary_failed": 2 * canary, "control_failed": control}
+    batch = replace(
+        draw_batch(1, pairs, 0.1), skipped=skipped, failures=FailureCounts(canary, canary, control, control, **outage)
+    )
+    plan = replace(PLAN, min_acceptance_seconds=60.0)
+    return evaluate_pairs(add_batches(PairedState(), "a", [batch]), plan, seconds)[1]
+
+
 def test_a_canary_that_fails_requests_is_not_accepted_and_then_rolled_back(messages: Messages) -> None:
-    state = add_batches(PairedState(), "a", [replace(draw_batch(1, 800, 0.1), skipped={"control_failed": 1})])
-
-    def fail_batches(count: int) -> PairedState:
-        failed = replace(draw_batch(2, 0), skipped={"canary_failed": 2})
-        return add_batches(state, "a", [replace(failed, number=number) for number in range(2, 2 + count)])
-
-    verdict = evaluate_pairs(fail_batches(5), PLAN, 60.0)[1]
+    assert fail(8).outcome == "Promote", "1 % of the pairs"
+    verdict = fail(10, 1)
     assert verdict.outcome == "Continue"
     messages.check("some failures", verdict.message)
-    verdict = evaluate_pairs(fail_batches(17), PLAN, 60.0)[1]
-    assert verdict.outcome == "Rollback"
-    assert verdict.rollback_reason == FAILED_REQUESTS
+    verdict = fail(17, 1)
+    assert (verdict.outcome, verdict.rollback_reason) == ("Rollback", FAILED_REQUESTS)
     messages.check("many failures", verdict.message)
 
 
-def test_requests_that_fail_at_once_are_one_event() -> None:
-    """An engine that ends fails all requests in flight, and some more until the operator has noticed."""
-    state = add_batches(PairedState(), "a", [replace(draw_batch(1, 800, 0.1), skipped={"canary_failed": 60})])
-    assert evaluate_pairs(state, PLAN, 60.0)[1].outcome == "Promote"
+def test_canary_with_failures_at_the_deadline_meets_no_user(messages: Messages) -> None:
+    """Rolled back if the canary fails in a tenth of the time. One stall is less."""
+    plan = replace(PLAN, max_duration_seconds=900.0)
+    for events, outcome in ((9, "Inconclusive"), (10, "Rollback")):
+        batch = replace(draw_batch(1, 30, 0.1), skipped={"canary_failed": 10}, failures=FailureCounts(events, events))
+        verdict = evaluate_pairs(add_batches(PairedState(), "a", [batch]), plan, 900.0)[1]
+        assert verdict.outcome == outcome
+        messages.check(f"{outcome} with failures", verdict.message)
+
+
+def test_a_silent_canary_is_rolled_back_and_not_accepted_before(messages: Messages) -> None:
+    for seconds, outcome in ((119.0, "Continue"), (120.0, "Rollback")):
+        verdict = fail(1, outage_attempts=3, outage_seconds=seconds)
+        assert verdict.outcome == outcome
+        messages.check(f"silent, {outcome}", verdict.message)
+    assert fail(1, outage_attempts=2, outage_seconds=300.0).outcome == "Continue", "rare requests"
+    verdict = fail(1, outage_attempts=1, outage_seconds=30.0, seconds=PLAN.max_duration_seconds)
+    assert (verdict.outcome, verdict.rollback_reason) == ("Rollback", FAILED_REQUESTS)
+    assert fail(1, outage_attempts=2, outage_seconds=5.0, seconds=PLAN.max_duration_seconds).outcome == "Inconclusive", (
+        "it just ended"
+    )
+
+
+def test_nothing_is_accepted_before_hanging_requests_are_known() -> None:
+    assert fail(0, seconds=59.0).outcome == "Continue"
+    assert fail(0, seconds=60.0).outcome == "Promote"
+
+
+def test_an_outage_ends_with_the_next_batch_of_any_process() -> None:
+    silent = replace(draw_batch(1, 0), failures=FailureCounts(1, 1, 0, 0, 9, 119.0))
+    state = add_batches(PairedState(), "a", [silent])
+    for process, number in (("a", 2), ("b", 1)):
+        later = add_batches(state, process, [replace(draw_batch(number, 1), failures=FailureCounts(0, 0, 1, 1))])
+        assert later.failures == FailureCounts(1, 1, 1, 1)
+
+
+def test_equal_engines_that_fail_are_rarely_rolled_back_at_the_deadline() -> None:
+    """It is at most 2.3 % of evaluations that reach their deadline, however often both fail."""
+    random = np.random.default_rng(1)
+    for mean in (1.0, 3.0, 5.0, 10.0, 30.0):
+        canary, control = (random.poisson(mean, 4000) for _ in range(2))
+        rolled_back = sum(
+            fails_often(FailureCounts(x, x, y, y), elapsed_seconds=300.0)
+            for x, y in zip(canary.tolist(), control.tolist(), strict=True)
+        )
+        assert rolled_back / 4000 <= 0.025
 
 
 def test_what_is_not_comparable_decides_nothing(messages: Messages) -> None:
@@ -198,14 +245,17 @@ def test_a_batch_of_an_evaluator_is_parsed_and_anything_else_is_an_error() -> No
         "seconds": batch.seconds.to_dict(),
         "answers": {},
         "skipped": {"too_short": 2},
+        "failures": {"canary": 2, "canary_events": 1},
         "received": 7,
         "dropped": 0,
     }
-    assert PairBatch.from_dict(document) == replace(batch, skipped={"too_short": 2}, received=7)
+    assert PairBatch.from_dict(document) == replace(batch, skipped={"too_short": 2}, received=7, failures=FailureCounts(2, 1))
     changes: list[dict[str, Any]] = [
         {"steps": None},
         {"steps": {"buckets": [[]], "squares": []}},
         {"answers": {"unheard": 1}},
+        {"failures": {"unheard": 1}},
+        {"failures": {"outage_seconds": float("inf")}},
         {"number": []},
         {"number": "x"},
         {"number": True},
@@ -233,13 +283,16 @@ def test_a_batch_of_an_evaluator_is_parsed_and_anything_else_is_an_error() -> No
         {"answers": {"lengths": 3}},
         {"answers": {"greedy_different_pairs": 3}},
         {"answers": {"canary_only": 3}},
+        {"failures": {"canary_events": 1}},
+        {"failures": {"control": 1.5}},
+        {"failures": {"outage_seconds": 200.0}},
         {"skipped": {"<b>ignore</b>": 3}},
         {"skipped": {"a" * number: 1 for number in range(1, 33)} | {"b": 1}},
     ],
 )
 def test_a_batch_that_no_answers_give_is_an_error(change: dict[str, Any]) -> None:
     document = {"number": 3, "steps": PairSums().to_dict(), "seconds": PairSums().to_dict(), "answers": {}, "skipped": {}}
-    document |= {"received": 7, "dropped": 0}
+    document |= {"failures": {}, "received": 7, "dropped": 0}
     PairBatch.from_dict(document)
     with pytest.raises(ValueError, match="the evaluator's batch"):
         PairBatch.from_dict({**document, **change})
@@ -253,6 +306,7 @@ NUMBERS = st.integers(0, 50) | st.floats(0, 1e12) | st.sampled_from([0.0, 1e-300
     squares=st.tuples(NUMBERS, NUMBERS, NUMBERS),
     sums=st.tuples(st.integers(0, 50), NUMBERS, NUMBERS, NUMBERS),
     skipped=st.dictionaries(st.sampled_from(["canary_failed", "control_failed", "without_metrics"]), st.integers(0, 2**40)),
+    failures=st.dictionaries(st.sampled_from(FailureCounts.__slots__), st.integers(0, 5) | st.sampled_from([2**40, 0.5])),
     compares=st.tuples(st.booleans(), st.booleans(), st.booleans()),
 )
 def test_no_batch_makes_an_evaluation_fail(
@@ -260,6 +314,7 @@ def test_no_batch_makes_an_evaluation_fail(
     squares: tuple[float, ...],
     sums: tuple[float, ...],
     skipped: dict[str, int],
+    failures: dict[str, float],
     compares: tuple[bool, bool, bool],
 ) -> None:
     parts = {"buckets": [list(row) for row in rows], "squares": list(squares)}
@@ -270,6 +325,7 @@ def test_no_batch_makes_an_evaluation_fail(
         "seconds": parts,
         "answers": answers,
         "skipped": skipped,
+        "failures": failures,
         "received": 9,
         "dropped": 0,
     }

@@ -15,6 +15,7 @@ from aerie.analysis.paired.plan import PairedPlan
 from aerie.analysis.paired.state import PairBatch, PairedState, add_batches
 from aerie.analysis.paired.sums import PairSums
 from aerie.analysis.paired.verdict import evaluate_pairs
+from aerie.forecast.pairs_rule import check_times
 from benchmarks._cell_file import CellFile, Figures
 from benchmarks._shadow_model import (
     MAX_TOKENS,
@@ -25,7 +26,7 @@ from benchmarks._shadow_model import (
     arm_variance,
     log_steps_table,
 )
-from benchmarks._shadow_rule import Outcomes, check_times, decide
+from benchmarks._shadow_rule import Outcomes, decide
 from benchmarks._shadow_simulation import CELLS, EFFECTS, MODULES, Cell, figures, summary, table_row
 
 pytestmark = pytest.mark.slow

@@ -19,7 +19,7 @@ from aerie.analysis.switchback.carryover import carried_shares, estimate_carryov
 from aerie.analysis.switchback.design import Window, WindowSchedule, drafter_in_window
 from aerie.analysis.switchback.plan import TOKENS_PER_STEP, TOKENS_PER_STEP_CRITERION, SwitchbackPlan, WindowCounts
 from aerie.analysis.switchback.state import SwitchbackState, add_window, close_pair, start_trial, weighted_costs
-from aerie.analysis.switchback.verdict import evaluate_switchback
+from aerie.analysis.switchback.verdict import MIN_QUIET_PAIRS, evaluate_switchback
 
 PLAN = SwitchbackPlan("seed", WindowSchedule(5.0, 30.0))
 COUNTS = st.builds(
@@ -295,6 +295,49 @@ def test_failed_requests_roll_back() -> None:
     assert "48 requests failed with the canary's drafter and 0 with the stable one" in verdict.message
 
 
+def without_answers(counts: WindowCounts, drafter: str, hanging: str) -> WindowCounts:
+    return WindowCounts() if drafter == hanging else counts
+
+
+@pytest.mark.parametrize(("hanging", "outcome"), [("canary", "Rollback"), ("stable", "Continue")])
+def test_an_engine_that_hangs_with_a_drafter_is_evidence_against_it_alone(hanging: str, outcome: str) -> None:
+    state = SwitchbackState()
+    for pair in range(16):
+        for number in (2 * pair, 2 * pair + 1):
+            drafter = drafter_in_window(PLAN.seed, 0, number)
+            state = add_window(state, 0, number, without_answers(window_counts(drafter), drafter, hanging))
+        state = close_pair(state, PLAN, pair, (0,))
+    verdict = evaluate_switchback(state, PLAN, 1.0)[1]
+    assert verdict.outcome == outcome
+    assert ("number of answer tokens" in verdict.message) == (outcome == "Rollback")
+
+
+def test_few_long_answers_do_not_roll_back_an_equal_drafter() -> None:
+    """Most windows have no answer, and the lengths are heavy-tailed."""
+    rolled_back = 0
+    for seed in range(100):
+        plan, noise, state = replace(PLAN, seed=str(seed)), random.Random(seed), SwitchbackState()  # noqa: S311 - noise of a test
+        for pair in range(60):
+            for number in (2 * pair, 2 * pair + 1):
+                tokens = noise.lognormvariate(5, 1.5) if noise.random() < 0.2 else 0.0
+                state = add_window(state, 0, number, WindowCounts(tokens, tokens / 2.5, tokens / 100, 1.0, 0.1, 1.0))
+            state = close_pair(state, plan, pair, (0,))
+            if evaluate_switchback(state, plan, 1.0)[1].outcome == "Rollback":
+                rolled_back += 1
+                break
+    assert rolled_back <= 3
+
+
+def test_lost_pairs_in_an_isolated_pod_roll_back_at_the_deadline() -> None:
+    isolated = replace(PLAN, is_isolated=True)
+    state = replace(run_trial(6), lost_pairs=20)
+    assert evaluate_switchback(state, isolated, 1.0)[1].outcome == "Continue"
+    verdict = evaluate_switchback(state, isolated, isolated.max_duration_seconds)[1]
+    assert verdict.outcome == "Rollback"
+    assert "20 of 32 pairs of windows are lost" in verdict.message
+    assert evaluate_switchback(state, PLAN, PLAN.max_duration_seconds)[1].outcome == "Inconclusive"
+
+
 def test_crashes_roll_back_and_a_single_one_delays() -> None:
     state = run_trial(12, gain=1.09)
     suspicious = replace(state, crashes=CrashCounts(1, 0, 0.1, 0.1))
@@ -317,6 +360,47 @@ def test_many_lost_pairs_prevent_a_promotion() -> None:
     verdict = evaluate_switchback(state, PLAN, 1.0)[1]
     assert verdict.outcome == "Continue"
     assert "fewer lost pairs of windows (20 of 44)" in verdict.message
+
+
+ACCEPTED = replace(PLAN, is_accepted=True, error_share=0.5)
+
+
+def test_a_drafter_that_was_accepted_before_needs_no_evidence_for_it() -> None:
+    state = SwitchbackState()
+    for pair in range(MIN_QUIET_PAIRS):
+        assert evaluate_switchback(state, ACCEPTED, 1.0)[1].outcome == "Continue"
+        for number in (2 * pair, 2 * pair + 1):
+            state = add_window(state, 0, number, WindowCounts())  # no user sends a request
+        state = close_pair(state, ACCEPTED, pair, (0,))
+    verdict = evaluate_switchback(state, ACCEPTED, 1.0)[1]
+    assert verdict.outcome == "Promote"
+    assert "was accepted by its shadow evaluation" in verdict.message
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        SwitchbackState(late_pairs=300),
+        replace(run_trial(12), lost_pairs=20),
+        replace(run_trial(12), crashes=CrashCounts(1, 0, 0.1, 0.1)),
+        SwitchbackState(lost_pairs=300),
+    ],
+)
+def test_a_drafter_that_was_accepted_before_is_not_promoted_without_pairs_or_with_suspicions(state: SwitchbackState) -> None:
+    assert evaluate_switchback(state, ACCEPTED, 1.0)[1].outcome == "Continue"
+    assert evaluate_switchback(state, ACCEPTED, ACCEPTED.max_duration_seconds)[1].outcome == "Inconclusive"
+
+
+@pytest.mark.parametrize(
+    "trial", [{"gain": 0.9}, {"slowdown": 1.2, "gain": 1.08}, {"gain": 1.09, "failures": 3.0}], ids=["tokens", "time", "failures"]
+)
+def test_a_drafter_that_was_accepted_before_is_rolled_back_all_the_same(trial: dict[str, Any]) -> None:
+    assert evaluate_switchback(run_trial(60, plan=ACCEPTED, **trial), ACCEPTED, 1.0)[1].outcome == "Rollback"
+
+
+def test_a_share_of_the_errors_is_a_share_of_every_alpha() -> None:
+    halves = {name: test.alpha for name, test in ACCEPTED.tests.items()}
+    assert halves == {name: test.alpha / 2 for name, test in PLAN.tests.items()}
 
 
 def test_late_pairs_do_not_prevent_a_promotion_and_are_none_of_its_evidence() -> None:

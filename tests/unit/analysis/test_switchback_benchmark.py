@@ -18,6 +18,7 @@ from benchmarks._inplace_model import EARLIER_HOURS, TurnsTraffic, WindowTotals,
 from benchmarks._inplace_rule import Outcomes, decide
 from benchmarks._inplace_simulation import CELLS, MODULES, Cell, figures, summary, table_row
 from benchmarks._inplace_simulation import EFFECTS as SIMULATED_EFFECTS
+from benchmarks._parts import choose_parts
 
 EFFECTS = (-0.1, 0.0, 0.1)
 RUNS, MINUTES = 6, 40.0
@@ -127,7 +128,7 @@ def test_a_run_continues_after_the_cells_of_its_file(tmp_path: Path, monkeypatch
     ("text", "parts"), [("", ["vllm", "vllm-0.33", "rollouts", "aa", "fleet", "sim"]), ("sim, vllm", ["vllm", "sim"])]
 )
 def test_parts_are_chosen_by_name(text: str, parts: list[str]) -> None:
-    assert benchmarks.inplace.chosen_parts(text) == parts
+    assert choose_parts(benchmarks.inplace.PARTS, text) == parts
 
 
 @pytest.mark.parametrize(("parts", "name"), [("", "inplace"), ("sim,vllm", "inplace-vllm-sim")])
@@ -140,7 +141,7 @@ def test_an_unknown_part_is_an_error() -> None:
     with pytest.raises(
         SystemExit, match=r"PARTS names 'gpu': use some of vllm, vllm-0\.33, rollouts, aa, fleet, sim, separated by commas"
     ):
-        benchmarks.inplace.chosen_parts("vllm,gpu")
+        choose_parts(benchmarks.inplace.PARTS, "vllm,gpu")
 
 
 def test_keys_of_an_engine_have_its_family_and_the_parts_that_did_not_run_none(monkeypatch: pytest.MonkeyPatch) -> None:

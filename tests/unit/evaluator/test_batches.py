@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aerie.analysis.paired.answers import AnswerCounts
+from aerie.analysis.paired.failures import FailureCounts
 from aerie.analysis.paired.sums import PairSums
 from aerie.engine.completions import GreedyCompletion
 from aerie.evaluator.answers import Answer
@@ -61,6 +62,7 @@ def test_a_batch_has_the_sums_of_its_pairs() -> None:
         "skipped": {"canary_failed": 2, "invalid": 1},
         "received": 6,
         "dropped": 1,
+        "failures": FailureCounts().to_dict(),
     }
 
 

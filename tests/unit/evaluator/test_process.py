@@ -122,7 +122,7 @@ def test_cost_of_requests_of_which_nine_in_ten_are_dropped(tmp_path: Path) -> No
 def test_memory_with_the_largest_requests(tmp_path: Path) -> None:
     async def work() -> None:
         engine = FakeEngine()
-        async with run_process(tmp_path, engine, "--in-flight=4", "--waiting=4") as evaluator:
+        async with run_process(tmp_path, engine, "--in-flight=16", "--waiting=4") as evaluator:
             engine.is_open.clear()
             numbers = b",".join([b"1"] * 500_000)  # costs the most to parse
             await asyncio.gather(*(evaluator.send(b'{"messages": [{"content": [%s]}]}' % numbers) for _ in range(20)))

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from aerie.analysis.paired.sums import PairSums
-from aerie.evaluator import pipeline
+from aerie.evaluator import pipeline, replay
 from aerie.evaluator.prompts import open_prompts
 from aerie.evaluator.replay import MAX_ANSWER_BYTES, Engines
 from aerie.evaluator.requests import COMPLETIONS_PATH
@@ -184,9 +184,10 @@ ANSWERS: dict[str, Any] = {
         *((failure, "counts", "canary_failed") for failure in ("401", "500", "redirect", "no JSON", "too long")),
         ("counts", "500", "control_failed"),
         ("stop string", "500", "control_failed"),
-        ("429", "counts", "unavailable"),
-        ("counts", "503", "unavailable"),  # a paused engine
+        ("429", "counts", "canary_unavailable"),
+        ("counts", "503", "control_unavailable"),  # a paused engine
         ("500", "503", "unavailable"),
+        ("503", "503", "unavailable"),
         ("500", "500", "both_failed"),
         ("400", "500", "both_failed"),
         ("no counts", "counts", "without_metrics"),
@@ -231,6 +232,22 @@ def test_an_engine_that_hangs_fails_and_is_left() -> None:
             outcome = await evaluator.evaluate(CHAT)
             assert outcome in ("canary_failed", "both_failed")  # both: a machine so busy that the control took as long
             canary.is_open.set()
+
+    run(work)
+
+
+@pytest.mark.parametrize("arm", ["canary", "control"])
+def test_an_engine_that_hangs_fails_soon_after_the_other_one_has_answered(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "MIN_SECOND_ANSWER_SECONDS", 0.1)
+
+    async def work() -> None:
+        async with run_with_engines(timeout_seconds=3600.0) as evaluator:
+            engine: FakeEngine = getattr(evaluator, arm)
+            engine.is_open.clear()
+            assert await evaluator.evaluate(CHAT) == f"{arm}_failed"
+            counts = (await batch_of(evaluator))["failures"]
+            assert (counts[arm], counts["outage_attempts"]) == (1, 1 if arm == "canary" else 0)
+            engine.is_open.set()
 
     run(work)
 

@@ -12,6 +12,7 @@ import random
 from typing import Any
 
 from aerie.analysis.paired.answers import AnswerCounts, DifferenceSums
+from aerie.analysis.paired.failures import FailureCounts
 from aerie.analysis.paired.state import PairBatch
 from aerie.analysis.paired.sums import BUCKETS, PairSums, paired_score
 from aerie.rollout.facts.pairs import PairObservation
@@ -30,6 +31,8 @@ class SimulatedEvaluator:
         self.pairs_per_fetch = 40
         self.skipped: dict[str, int] = {}
         """Requests that give no pair, by reason, of each batch."""
+        self.outage_seconds = 0.0
+        """How long the canary has answered nothing; 0 while it answers."""
         self.answers = AnswerCounts()
         self.problem = ""
         """Why it does not respond."""
@@ -73,4 +76,7 @@ class SimulatedEvaluator:
             steps = steps.add_pair(bucket, *paired_score(canary, tokens, control, tokens))
             seconds = seconds.add_pair(bucket, *paired_score(tokens * (1 + self.slowness), tokens, tokens, tokens))
         received = self.pairs_per_fetch + sum(self.skipped.values())
-        return PairBatch(number, steps, seconds, self.answers, dict(self.skipped), received, 0)
+        events = [int(f"{arm}_failed" in self.skipped) for arm in ("canary", "control")]
+        outage = (4, self.outage_seconds) if self.outage_seconds else (0, 0.0)
+        failures = FailureCounts(events[0], events[0], events[1], events[1], *outage)
+        return PairBatch(number, steps, seconds, self.answers, dict(self.skipped), received, 0, failures)

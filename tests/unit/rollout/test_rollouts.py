@@ -28,7 +28,7 @@ NEIGHBOURS: dict[str | None, set[str | None]] = {
     None: {None, "Starting", "Promoting"},
     "Starting": {"Starting", "Evaluating", "WarmingUp", "RollingBack"},
     # With zero replicas, a canary without a verdict restarts, and the user may decide.
-    "Evaluating": {"Starting", "Evaluating", "WarmingUp", "Ramping", "Promoting", "RollingBack"},
+    "Evaluating": {"Starting", "Evaluating", "WarmingUp", "AwaitingApproval", "Ramping", "Promoting", "RollingBack"},
     "WarmingUp": {"Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting", "RollingBack"},
     "Analyzing": {"Starting", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "RollingBack"},
     "AwaitingApproval": {"AwaitingApproval", "Ramping", "Promoting", "RollingBack"},

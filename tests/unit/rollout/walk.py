@@ -331,6 +331,7 @@ class Walk:
         cluster.evaluator.gain = rng.choice([-0.3, 0.0, 0.1])
         cluster.evaluator.pairs_per_fetch = rng.choice([0, 1, 40])
         cluster.evaluator.skipped = rng.choice([{}, {}, {"canary_failed": 3}, {"without_metrics": 9}])
+        cluster.evaluator.outage_seconds = rng.choice([0.0, 0.0, 60.0, 300.0])
         if rng.random() < 0.3:
             cluster.evaluator.restart()
         if rng.random() < 0.2:

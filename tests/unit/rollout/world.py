@@ -42,8 +42,12 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 DRAFTERS = ("eagle3", "eagle31", "refused")
 K_OF_SPEC = 3
 """K if the spec does not set it."""
-BY_PODS = {"inPlace": {"mode": "Off"}}
-"""spec.rollout where a test sets no other `inPlace`: most tests are about canaries."""
+
+
+def by_pods(rollout: dict[str, Any]) -> dict[str, Any]:
+    """Return spec.rollout where a test does not set these fields: most are about canaries under the traffic of users."""
+    analysis = {"shadow": {"source": "None"}} | rollout.get("analysis", {})
+    return {"inPlace": {"mode": "Off"}} | rollout | {"analysis": analysis}
 
 
 class World(ClusterState):
@@ -56,7 +60,7 @@ class World(ClusterState):
             "engine": {"image": "vllm/vllm-openai:v0.33.0"},
             "drafter": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "eagle3"}}},
             **spec,
-            "rollout": BY_PODS | spec.get("rollout", {}),
+            "rollout": by_pods(spec.get("rollout", {})),
         }
         document: dict[str, Any] = {
             "apiVersion": "aerie.dev/v1alpha1",
@@ -85,7 +89,7 @@ class World(ClusterState):
     # -- the user
     def edit(self, **spec: Any) -> None:
         self.document["spec"] |= spec
-        self.document["spec"]["rollout"] = BY_PODS | self.document["spec"]["rollout"]
+        self.document["spec"]["rollout"] = by_pods(self.document["spec"]["rollout"])
         self.document["metadata"]["generation"] += 1
 
     def drafter(self, path: str) -> None:

@@ -3,6 +3,7 @@
     sums         the sufficient sums of pairs, by bucket of clusters
     sequence     the anytime-valid, cluster-robust confidence sequence of the ratio of amounts per token
     answers      counts of what was answered, and the tests that no drafter changes answers
+    failures     counts of what one arm alone failed to answer, and the canary's outage
     plan         the criteria with their alphas and limits; fixed when an evaluation begins
     state        the counts so far, and the change by each further batch of an evaluator
     verdict      the verdict after each batch, with its message

@@ -81,6 +81,8 @@ class PairedPlan:
     margin: float = 0.02
     max_duration_seconds: float = 14400.0
     """Seconds after which the evaluation is inconclusive."""
+    min_acceptance_seconds: float = 0.0
+    """Seconds before which nothing is accepted: a request that hangs is known to do so after a while."""
     same_engine: bool = False
     """True if both drafters answer by turns in one engine, and not in two pods."""
     compares_tokens: bool = True

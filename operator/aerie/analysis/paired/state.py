@@ -19,12 +19,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aerie.analysis.paired.answers import AnswerCounts
+from aerie.analysis.paired.failures import FailureCounts
 from aerie.analysis.paired.sums import PairSums
 from aerie.analysis.state import VerdictOutcome
-from aerie.analysis.statistics.confidence_sequence import RareEvents
 
-CANARY_FAILED, CONTROL_FAILED = "canary_failed", "control_failed"
-"""Reasons in `PairedState.skipped`: one arm did not answer what the other one answered."""
+CANARY_FAILED, CONTROL_FAILED, BOTH_FAILED = "canary_failed", "control_failed", "both_failed"
+"""Reasons in `PairedState.skipped`: one arm did not answer what the other one answered, or neither did."""
 WITHOUT_METRICS = "without_metrics"
 """Reason in `PairedState.skipped`: an answer has no counts of speculation."""
 MAX_SKIP_REASONS = 32
@@ -50,6 +50,8 @@ class PairBatch:
     """Requests received."""
     dropped: int
     """Those that were dropped, because the engines had enough."""
+    failures: FailureCounts = field(default_factory=FailureCounts)
+    """Failures of one arm alone, and the canary's outage at the end of the batch."""
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> PairBatch:
@@ -64,12 +66,14 @@ class PairBatch:
                 skipped={str(reason): int(count) for reason, count in document["skipped"].items()},
                 received=int(document["received"]),
                 dropped=int(document["dropped"]),
+                failures=FailureCounts.from_dict(document["failures"]),
             )
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(
                 f"the evaluator's batch is not readable ({type(error).__name__}: {error}); run both in the same version of Aerie."
             ) from error
-        if batch.number < 1 or not (_is_plausible(batch.steps) and _is_plausible(batch.seconds) and batch.answers.is_plausible):
+        counts = (batch.answers.is_plausible, batch.failures.is_plausible)
+        if batch.number < 1 or not (_is_plausible(batch.steps) and _is_plausible(batch.seconds) and all(counts)):
             raise ValueError("the evaluator's batch has sums that no answers have; check the evaluator's image.")
         if len(batch.skipped) > MAX_SKIP_REASONS or not all(map(_REASON.fullmatch, batch.skipped)):
             raise ValueError("the evaluator's batch has unknown reasons in skipped; run both in the same version of Aerie.")
@@ -111,10 +115,8 @@ class PairedState:
     seconds: PairSums = field(default_factory=PairSums)
     answers: AnswerCounts = field(default_factory=AnswerCounts)
     skipped: Mapping[str, int] = field(default_factory=dict)
-    canary_failures: int = 0
-    """Batches with requests that the canary alone failed to answer: an engine that ends fails many at once, as one event."""
-    control_failures: int = 0
-    """Batches with requests that the control alone failed to answer."""
+    failures: FailureCounts = field(default_factory=FailureCounts)
+    """Failures of one arm alone, and the canary's outage as of the latest batch."""
     received: int = 0
     dropped: int = 0
     outcome: VerdictOutcome = "Continue"
@@ -123,15 +125,10 @@ class PairedState:
     rollback_reason: str = ""
     """Reason of a rollback (`verdict`)."""
 
-    @property
-    def failed_requests(self) -> RareEvents:
-        """Failures of only one of the arms, by batch. Each is as likely to be the canary's, if it is as good."""
-        return RareEvents().add_block(self.canary_failures, self.control_failures, 0.5)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dict for JSON."""
         document = {name: getattr(self, name) for name in self.__slots__}
-        parts = {"steps": self.steps.to_dict(), "seconds": self.seconds.to_dict(), "answers": self.answers.to_dict()}
+        parts = {name: document[name].to_dict() for name in ("steps", "seconds", "answers", "failures")}
         return {**document, **parts, "counted_batches": dict(self.counted_batches), "skipped": dict(self.skipped)}
 
     @classmethod
@@ -140,6 +137,7 @@ class PairedState:
             "steps": PairSums.from_dict(document["steps"]),
             "seconds": PairSums.from_dict(document["seconds"]),
             "answers": AnswerCounts.from_dict(document["answers"]),
+            "failures": FailureCounts.from_dict(document["failures"]),
         }
         return cls(**{**document, **parsed})
 
@@ -156,8 +154,7 @@ def add_batches(state: PairedState, process: str, batches: Iterable[PairBatch]) 
             seconds=state.seconds.merge(batch.seconds),
             answers=state.answers.merge(batch.answers),
             skipped=_merge_skipped(state.skipped, batch.skipped),
-            canary_failures=state.canary_failures + (batch.skipped.get(CANARY_FAILED, 0) > 0),
-            control_failures=state.control_failures + (batch.skipped.get(CONTROL_FAILED, 0) > 0),
+            failures=state.failures.merge(batch.failures),
             received=state.received + batch.received,
             dropped=state.dropped + batch.dropped,
         )

@@ -4,6 +4,11 @@ The canary is rolled back as soon as a rollback test is significant: before any 
 to the ramp) when both acceptance tests are, unless it fails requests. With neither by the deadline, the evaluation is
 inconclusive. `plan` has the tests.
 
+A canary that answers nothing while the control answers is rolled back after `MIN_OUTAGE_SECONDS`. That is no test between equal
+drafters, but a limit: an engine that serves users is not silent for so long. Shorter outages are one event each. At the
+deadline, a canary that is silent, or has failed suspiciously often, is rolled back too: it must not meet users because time is
+over.
+
 Guarantees: a verdict other than Continue is final, if the state that `evaluate_pairs` returns is saved. The message of a test has
 the bound that decided. Error rates are those of `sequence` and `answers`; `benchmarks/shadow.py` simulates them.
 Not guaranteed: that a canary serves live traffic as well as it answers pairs. The ramp compares live counters for that.
@@ -18,18 +23,35 @@ from aerie.analysis.comparison import Comparison
 from aerie.analysis.criteria.criterion import FAILED_REQUESTS, TIME_PER_OUTPUT_TOKEN, TOKENS_PER_STEP
 from aerie.analysis.formatting import capitalize, format_duration, join_words
 from aerie.analysis.paired.answers import AnswerCounts
+from aerie.analysis.paired.failures import FAILURE_INTERVAL_SECONDS, FailureCounts
 from aerie.analysis.paired.plan import ACCEPT_LEVEL, FAILED_REQUESTS_ALPHA, ROLLBACK_LEVEL, SLOWER_LEVEL, PairedPlan, PairedTest
 from aerie.analysis.paired.sequence import effective_pair_count, ratio_bounds, score_moments
-from aerie.analysis.paired.state import CANARY_FAILED, CONTROL_FAILED, PairedState
+from aerie.analysis.paired.state import BOTH_FAILED, CANARY_FAILED, CONTROL_FAILED, PairedState
 from aerie.analysis.paired.sums import PairSums
 from aerie.analysis.state import VerdictOutcome
 
 ANSWERS_METRIC = "Answers"
 ANSWERS_DIFFER = "AnswersDiffer"
 MAX_SUSPICIOUS_FAILURES = 3
-"""Batches in which the canary alone failed requests, in excess of the control's, with which it may be accepted."""
+"""Failures of the canary alone, in excess of the control's, that say nothing."""
+ACCEPTED_FAILURE_SHARE = 0.01
+"""Share of the pairs up to which more failures do not prevent an acceptance."""
+ROLLBACK_DEVIATIONS, ROLLBACK_TIME_SHARE = 2.0, 0.1
+"""Standard deviations of the excess between equal drafters, and share of the time in intervals with a failure, beyond which a
+canary is rolled back at the deadline."""
+MIN_OUTAGE_ATTEMPTS, MIN_OUTAGE_SECONDS = 3, 120.0
+"""Requests one after the other, and their seconds, after which a canary that has answered none of them is rolled back."""
+MIN_OUTAGE_SECONDS_AT_END = 30.0
+"""The same at the deadline: more than it takes to notice that a pod has ended."""
 _FORECAST_STEP, _FORECAST_STEPS = 1.25, 21
 """Factor between the numbers of pairs of a forecast, and how many of them are tried: up to a hundredfold."""
+_AFTER_FAILURES = "No user has reached the canary. Check its engine's log before another rollout."
+_FIXES = {
+    CONTROL_FAILED: " The control does not answer what the canary answers: check its pod and its engine's log.",
+    BOTH_FAILED: " Neither engine answers: let the evaluator through to the engines' port in network policies, check their API "
+    "key, and read their logs.",
+}
+"""What to do about the most frequent reason why requests give no pair, as sentences after a blank."""
 _TITLES = {TOKENS_PER_STEP: "tokens per step", TIME_PER_OUTPUT_TOKEN: "time per output token"}
 
 
@@ -49,8 +71,12 @@ def evaluate_pairs(state: PairedState, plan: PairedPlan, elapsed_seconds: float)
     """Return the state with the verdict `elapsed_seconds` after the start of the evaluation, and that verdict."""
     outcome, message = state.outcome, state.message
     if outcome == "Continue":
-        rollback = _find_rollback(state, plan)
-        outcome, message = ("Rollback", rollback[1]) if rollback else _next_outcome(state, plan, elapsed_seconds)
+        outcome, message = _next_outcome(state, plan, elapsed_seconds)
+        rollback = _find_rollback(state, plan) or (
+            _find_rollback_at_end(state, elapsed_seconds) if outcome == "Inconclusive" else None
+        )
+        if rollback:
+            outcome, message = "Rollback", rollback[1]
         if outcome != "Continue":
             state = replace(state, outcome=outcome, message=message, rollback_reason=rollback[0] if rollback else "")
     return state, PairedVerdict(outcome, message, state.rollback_reason, _comparisons(state))
@@ -110,12 +136,10 @@ def _find_rollback(state: PairedState, plan: PairedPlan) -> tuple[str, str] | No
     """Return the reason to roll back, and its message; None while there is none."""
     if plan.compares_answers and (message := state.answers.difference_message):
         return ANSWERS_DIFFER, f"{message} The canary changes the target's output, which no drafter may do."
-    if state.failed_requests.is_canary_worse(FAILED_REQUESTS_ALPHA):
-        return FAILED_REQUESTS, (
-            f"The canary alone failed to answer {state.skipped.get(CANARY_FAILED, 0)} requests (batches with such requests: "
-            f"{state.canary_failures}), and the control alone {state.skipped.get(CONTROL_FAILED, 0)} ({state.control_failures}). "
-            "Check the engines' logs before another rollout."
-        )
+    if state.failures.rare_events.is_canary_worse(FAILED_REQUESTS_ALPHA):
+        return FAILED_REQUESTS, f"{capitalize(_format_failures(state))}. {_AFTER_FAILURES}"
+    if state.failures.outage_attempts >= MIN_OUTAGE_ATTEMPTS and state.failures.outage_seconds >= MIN_OUTAGE_SECONDS:
+        return FAILED_REQUESTS, f"{capitalize(_format_outage(state))}. {_AFTER_FAILURES}"
     for test in _compared_tests(plan, plan.fewer_tokens, plan.slower):
         if is_met(test, _sums_of(state, test.metric)) and not (test is plan.fewer_tokens and _is_faster(state, plan)):
             limit = "" if test.max_ratio == 1 else f", beyond the limit of {_format_change(test.max_ratio - 1)}"
@@ -125,6 +149,29 @@ def _find_rollback(state: PairedState, plan: PairedPlan) -> tuple[str, str] | No
                 f"{_format_pairs(state)}. No user has reached the canary."
             )
     return None
+
+
+def _find_rollback_at_end(state: PairedState, elapsed_seconds: float) -> tuple[str, str] | None:
+    """Return the reason to roll back a canary without a verdict at the deadline, and its message; None while there is none."""
+    if state.failures.outage_attempts and state.failures.outage_seconds >= MIN_OUTAGE_SECONDS_AT_END:
+        return FAILED_REQUESTS, f"{capitalize(_format_outage(state))}. {_AFTER_FAILURES}"
+    if fails_often(state.failures, elapsed_seconds):
+        return FAILED_REQUESTS, f"Not accepted in time, and suspicious: {_format_failures(state)}. {_AFTER_FAILURES}"
+    return None
+
+
+def _has_suspicious_failures(state: PairedState) -> bool:
+    """Return whether the canary fails more often than the control and than chance explains, or than it may."""
+    excess, failures = state.failures.canary - state.failures.control, state.failures.canary + state.failures.control
+    return excess > max(MAX_SUSPICIOUS_FAILURES, math.sqrt(failures), ACCEPTED_FAILURE_SHARE * state.steps.pairs)
+
+
+def fails_often(failures: FailureCounts, elapsed_seconds: float) -> bool:
+    """Return whether the canary has failed so often that it must not meet users: more than chance and one stall explain."""
+    excess = failures.canary_events - failures.control_events
+    deviation = math.sqrt(failures.canary_events + failures.control_events)
+    stall = ROLLBACK_TIME_SHARE * elapsed_seconds / FAILURE_INTERVAL_SECONDS
+    return excess > max(MAX_SUSPICIOUS_FAILURES, ROLLBACK_DEVIATIONS * deviation, stall)
 
 
 def _missing_evidence(state: PairedState, plan: PairedPlan, elapsed_seconds: float) -> list[str]:
@@ -137,11 +184,12 @@ def _missing_evidence(state: PairedState, plan: PairedPlan, elapsed_seconds: flo
                 f"{_TITLES[test.metric]} ({_format_estimate(state, test.metric)}) significantly {_requirement(test)}, "
                 f"{_time_to_decision(test, sums, elapsed_seconds)}"
             )
-    if state.canary_failures - state.control_failures > MAX_SUSPICIOUS_FAILURES:
-        missing.append(
-            f"more pairs without a failure (batches with requests that the canary alone failed: {state.canary_failures}, the "
-            f"control alone: {state.control_failures})"
-        )
+    if elapsed_seconds < plan.min_acceptance_seconds:
+        missing.append(f"{format_duration(plan.min_acceptance_seconds)} of requests, so that those that hang are known")
+    if _has_suspicious_failures(state):
+        missing.append(f"more pairs without a failure ({_format_failures(state)})")
+    if state.failures.outage_attempts:
+        missing.append(f"an answer of the canary ({_format_outage(state)})")
     if not (plan.compares_tokens or plan.compares_time):
         missing.append("a metric that is comparable between canary and control")
     return missing
@@ -225,9 +273,32 @@ def _answers_message(answers: AnswerCounts) -> str:
     return " ".join(clauses) or "No answers were compared."
 
 
+def _format_failures(state: PairedState) -> str:
+    """Return how often each arm alone failed, as a clause."""
+    return (
+        f"the canary alone failed to answer {_format_requests(state.skipped.get(CANARY_FAILED, 0))} (separate times: "
+        f"{state.failures.canary_events}), and the control alone {state.skipped.get(CONTROL_FAILED, 0)} "
+        f"({state.failures.control_events})"
+    )
+
+
+def _format_outage(state: PairedState) -> str:
+    """Return since when the canary is silent, as a clause."""
+    attempts, duration = state.failures.outage_attempts, format_duration(state.failures.outage_seconds)
+    return (
+        f"the canary has answered nothing for {duration}, in {attempts} {'attempt' if attempts == 1 else 'attempts'} one after "
+        "the other, and the control answered the same requests"
+    )
+
+
+def _format_requests(count: int) -> str:
+    return f"{count} {'request' if count == 1 else 'requests'}"
+
+
 def _few_pairs_message(state: PairedState) -> str:
-    """Return why most requests give no pair, as a sentence after a blank; empty where most do."""
+    """Return why most requests give no pair, and what to do, as sentences after a blank; empty where most do."""
     if 2 * sum(state.skipped.values()) <= state.received - state.dropped:
         return ""
     reasons = join_words([f"{count} {reason.replace('_', ' ')}" for reason, count in sorted(state.skipped.items())])
-    return f" Most requests give no pair: {reasons}."
+    fix = _FIXES.get(max(state.skipped, key=lambda reason: state.skipped[reason]), "")
+    return f" Most requests give no pair: {reasons}.{fix}"

@@ -5,13 +5,21 @@
 | tokens per step       | below the stable drafter's    | 0.010  | above * (1 - margin)      | 0.025 + 0.015 |
 | time per output token | above * 1.02                  | 0.003  | below * 1.025             | 0.025 + 0.015 |
 | time to first token   | above * 1.10                  | 0.003  | below * 1.25              | 0.025 + 0.015 |
-| failed requests       | more per request (e-value)    | 0.002  | below 2 * + 1.5 pp        | 0.025         |
+| answer tokens         | below * 0.7                   | 0.001  |                           |               |
+| failed requests       | more per request (e-value)    | 0.001  | below 2 * + 1.5 pp        | 0.025         |
 | ended processes       | more per pod-hour             | 0.002  | not suspicious            |               |
 
 The rollback tests' alphas add up to 0.02, because any of them suffices. A promotion needs all of its tests, so each has the whole
 alpha: 0.025 at any time, and 0.015 for the one look at the deadline (`sign_flip`). Users feel the time per output token. So while
 it is significantly below the stable drafter's (alpha 0.0125), tokens per step neither roll back nor are needed, as in an
 analysis between pods (`aerie.analysis.criteria`).
+
+Where a shadow evaluation comes before a trial, each of the two spends half of every alpha, so that the sums stay. A trial of a
+drafter that was accepted there needs no evidence for it: it passes at the end of its time unless a rollback test is significant.
+
+An engine that hangs with a drafter has neither steps nor times of answers, and nothing that the other criteria could compare. The
+tokens of answers per window find it: requests come independently of the drafter, so a pair is as likely to have more of them with
+either.
 
 Both drafters run in the same pods under the same load, so times need no matching of loads and no allowance for pods. Only the
 promote test of tokens per step allows for a carry-over (`carryover`). What a drafter costs per step changes immediately with it.
@@ -40,12 +48,13 @@ from aerie.analysis.switchback.sign_flip import TUNED_DEADLINE_SHARES, TUNED_WIN
 TOKENS_PER_STEP = "TokensPerStep"
 TIME_PER_OUTPUT_TOKEN = "TimePerOutputToken"
 TIME_TO_FIRST_TOKEN = "TimeToFirstToken"
+ANSWER_TOKENS = "AnswerTokens"
 
 PROMOTE_ALPHA, PROMOTE_DEADLINE_ALPHA = 0.025, 0.015
 """Alphas of a promote test: at any time, and of the look at the deadline."""
 FASTER_ALPHA = PROMOTE_ALPHA / 2
 """Alpha of being significantly faster, which replaces tokens per step: half, as there are two ways to pass."""
-FAILED_REQUESTS_ALPHA = 0.002
+FAILED_REQUESTS_ALPHA = 0.001
 CRASHES_ALPHA = 0.002
 FAILURE_RATIO, FAILURE_MARGIN = 2.0, 0.015
 """Limit of the canary's share of failed requests: ratio to the stable drafter's, and offset. About 370 requests without a failure
@@ -101,7 +110,10 @@ TIME_PER_OUTPUT_TOKEN_CRITERION = Criterion(
 TIME_TO_FIRST_TOKEN_CRITERION = Criterion(
     TIME_TO_FIRST_TOKEN, "time to first token", lambda counts: (counts.first_token_seconds, counts.first_tokens)
 )
-CRITERIA = (TOKENS_PER_STEP_CRITERION, TIME_PER_OUTPUT_TOKEN_CRITERION, TIME_TO_FIRST_TOKEN_CRITERION)
+ANSWER_TOKENS_CRITERION = Criterion(ANSWER_TOKENS, "number of answer tokens", lambda counts: (counts.decode_tokens, 1.0))
+COMPARED_CRITERIA = (TOKENS_PER_STEP_CRITERION, TIME_PER_OUTPUT_TOKEN_CRITERION, TIME_TO_FIRST_TOKEN_CRITERION)
+"""Criteria that the status shows."""
+CRITERIA = (*COMPARED_CRITERIA, ANSWER_TOKENS_CRITERION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,22 +143,29 @@ class SwitchbackPlan:
     margin: float = 0.02
     max_duration_seconds: float = 14400.0
     """Seconds after which the trial is inconclusive."""
-    excludes_failures: bool = True
-    """Whether a promotion needs enough requests to exclude failures, a thousand of each drafter or so."""
+    is_isolated: bool = False
+    """Whether the pod gets no requests of users. A promotion then needs no thousand requests to exclude failures: those of users,
+    which follow, are many more. A drafter whose pairs are lost is rolled back at the deadline, because users come next."""
+    error_share: float = 1.0
+    """Share of every alpha that may be spent."""
+    is_accepted: bool = False
+    """Whether the canary's drafter was accepted before, so that a promotion needs no significant test."""
 
     @cached_property
     def tests(self) -> Mapping[str, SwitchbackTest]:
         """The tests of the table that compare means, by name."""
         margin = self.margin if self.goal == "NonInferior" else 0.0
-        tokens, output, first = CRITERIA
+        tokens, output, first, answers = CRITERIA
+        share = self.error_share
         tests = (
-            SwitchbackTest("FewerTokens", tokens, -1, 0.0, 0.01, is_attenuated=False),
-            SwitchbackTest("SlowerOutput", output, 1, 0.02, 0.003, is_attenuated=False),
-            SwitchbackTest("LaterFirstToken", first, 1, 0.10, 0.003, is_attenuated=False),
-            SwitchbackTest("EnoughTokens", tokens, 1, -margin, PROMOTE_ALPHA, is_attenuated=True),
-            SwitchbackTest("FastEnoughOutput", output, -1, 0.025, PROMOTE_ALPHA, is_attenuated=False),
-            SwitchbackTest("EarlyEnoughFirstToken", first, -1, 0.25, PROMOTE_ALPHA, is_attenuated=False),
-            SwitchbackTest("FasterOutput", output, -1, 0.0, FASTER_ALPHA, is_attenuated=False),
+            SwitchbackTest("FewerTokens", tokens, -1, 0.0, 0.01 * share, is_attenuated=False),
+            SwitchbackTest("SlowerOutput", output, 1, 0.02, 0.003 * share, is_attenuated=False),
+            SwitchbackTest("LaterFirstToken", first, 1, 0.10, 0.003 * share, is_attenuated=False),
+            SwitchbackTest("FewerAnswerTokens", answers, -1, -0.30, 0.001 * share, is_attenuated=False),
+            SwitchbackTest("EnoughTokens", tokens, 1, -margin, PROMOTE_ALPHA * share, is_attenuated=True),
+            SwitchbackTest("FastEnoughOutput", output, -1, 0.025, PROMOTE_ALPHA * share, is_attenuated=False),
+            SwitchbackTest("EarlyEnoughFirstToken", first, -1, 0.25, PROMOTE_ALPHA * share, is_attenuated=False),
+            SwitchbackTest("FasterOutput", output, -1, 0.0, FASTER_ALPHA * share, is_attenuated=False),
         )
         return {test.name: test for test in tests}
 
@@ -166,5 +185,5 @@ class SwitchbackPlan:
         return cls(**{**document, "schedule": WindowSchedule(*document["schedule"])})
 
 
-ROLLBACK_TESTS = ("FewerTokens", "SlowerOutput", "LaterFirstToken")
+ROLLBACK_TESTS = ("FewerTokens", "SlowerOutput", "LaterFirstToken", "FewerAnswerTokens")
 PROMOTE_TESTS = ("EnoughTokens", "FastEnoughOutput", "EarlyEnoughFirstToken")

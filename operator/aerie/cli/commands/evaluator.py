@@ -14,6 +14,7 @@ import typer
 
 from aerie.cli.console import CommandError
 from aerie.cli.runner import run_app
+from aerie.evaluator.admission import IN_FLIGHT, WAITING
 from aerie.evaluator.requests import MAX_ANSWER_TOKENS, ReplayRules
 
 
@@ -47,8 +48,8 @@ def evaluator(
     cluster_header: Annotated[
         str, typer.Option(help="Header that names a request's tenant or conversation; else its field `user` or `session_id`.")
     ] = "X-Session-ID",
-    in_flight: Annotated[int, typer.Option(min=1, help="Maximum requests that the engines answer at the same time.")] = 4,
-    waiting: Annotated[int, typer.Option(min=0, help="Maximum requests that wait for that; further ones are dropped.")] = 4,
+    in_flight: Annotated[int, typer.Option(min=1, help="Maximum requests that the engines answer at the same time.")] = IN_FLIGHT,
+    waiting: Annotated[int, typer.Option(min=0, help="Maximum requests that wait for that; further ones are dropped.")] = WAITING,
     timeout_seconds: Annotated[float, typer.Option(min=1.0, help="Maximum seconds of an answer.")] = 120.0,
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     log_level: Annotated[str, typer.Option(help="Log level: DEBUG, INFO, WARNING or ERROR.")] = "INFO",

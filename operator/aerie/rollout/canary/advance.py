@@ -21,7 +21,9 @@ from aerie.api import SpeculativeDeployment
 from aerie.api.status import AnalysisStatus, Arm, CanaryArm, CanaryEvaluation, Status
 from aerie.api.types import duration
 from aerie.rollout.canary.analysis_run.phases import (
+    build_accepted_analysis_status,
     build_analysis_status,
+    build_promoted_analysis_status,
     close_analysis,
     evaluate_blocks,
     resume_analysis_run,
@@ -100,7 +102,7 @@ def advance_canary(
         return _handle_zero_replicas(snapshot, stable, canary_arm, fleet, now)
     state = _read_state(canary_arm)
     abort_reasons = collect_abort_reasons(snapshot, state.phase, fleet, now)
-    analysis_run = resume_analysis_run(snapshot, desired, stable, state, fleet, now)
+    analysis_run = resume_analysis_run(snapshot, desired, stable, canary_arm, state, fleet, now)
     analysis_run, verdict = evaluate_blocks(state.phase, analysis_run, snapshot, abort_reasons, now)
     progress = advance_evaluation(snapshot, stable, canary_arm, now)
     observation = build_observation(snapshot, canary_arm, state, fleet, abort_reasons, verdict, progress, now)
@@ -116,13 +118,17 @@ def advance_canary(
     evaluation = _with_phase(progress.evaluation, phase, snapshot, stable, canary_arm, now)
     canary_arm = canary_arm.model_copy(update={"evaluation": evaluation})
     if phase != state.phase:
-        if state.phase == "Evaluating":
+        is_accepted = state.phase == "Evaluating" and observation.verdict == "Promote"
+        if state.phase == "Evaluating" and not is_accepted:
             analysis = None  # it restarts under the traffic of users; the canary has the result
-        analysis_run = start_phase_analysis(phase, state.phase, analysis_run, snapshot, desired, stable, fleet, now)
+        analysis_run = start_phase_analysis(phase, state.phase, analysis_run, snapshot, desired, stable, canary_arm, fleet, now)
         if phase == "Analyzing":
             assert analysis_run is not None
             analysis_run, verdict = analysis_run.evaluate(now, ())
-        analysis = build_analysis_status(analysis, analysis_run, verdict, policy.analysis)
+        if is_accepted and analysis is not None:
+            analysis = build_accepted_analysis_status(analysis, analysis_run)
+        else:
+            analysis = build_analysis_status(analysis, analysis_run, verdict, policy.analysis)
     transition = _continue_canary(snapshot, stable, canary_arm, fleet, state_transition, analysis, analysis_run, now)
     if phase != "Evaluating" or not progress.problem:
         return transition
@@ -170,6 +176,7 @@ def _end_canary(
     assert state_transition.end_state is not None, "it has ended"
     assert state_transition.end_state != "Completed", "that is how post-promotion monitoring ends, not a canary"
     if state_transition.end_state == "Promoted":
+        analysis = build_promoted_analysis_status(analysis, fleet.canary.counts.ready)
         outcome = build_outcome(
             canary_arm, "Promoted", _promotion_reason(canary_arm, analysis, state_transition), status, analysis, now
         )

@@ -1,8 +1,12 @@
 """Shadow evaluation of a canary: canary and control answer the same requests before users are served by either.
 
     Starting ─► Evaluating ──(batches of pairs from the evaluator)──┬─► worse ────────────────────────► rolled back
-       │            │                                               └─► accepted, or no verdict in time ─► WarmingUp
+       │            │                                               ├─► accepted ─────────────────────► Ramping
+       │            │                                               └─► no verdict in time ───────────► WarmingUp
        └────────────┴─► skipped, with the reason ─► WarmingUp
+
+An accepted canary goes to WarmingUp too where spec.rollout.analysis.shadow.only is false, and where times were not comparable:
+a drafter may propose better and take longer for it.
 
 The status has the sums, and the number of the last batch of each evaluator process. A batch is acknowledged only after it was
 stored (controller/probes/pairs.py). So a batch counts once, whenever operator or evaluator end.
@@ -43,6 +47,8 @@ from aerie.rollout.revision.recovery import read_recorded_resource
 
 MIN_ANSWERS_WITHOUT_METRICS = 20
 """Answers without counts of speculation, and none with them, after which an evaluation is skipped."""
+MIN_ACCEPTANCE_SECONDS = 60.0
+"""Least time of an evaluation that accepts a canary: a request that hangs is known to do so after half a minute."""
 MAX_EVALUATOR_PROCESSES = 64
 """Processes of the evaluator after which an evaluation is skipped: the status has a number for each."""
 
@@ -59,6 +65,8 @@ class EvaluationProgress:
     """Time at which it ends without a verdict; None while it has not begun, and after its end."""
     problem: str = ""
     """Why the evaluator's counts cannot be read, as a sentence; empty if they can."""
+    replaces_analysis: bool = False
+    """Whether the canary was accepted now, and needs no analysis under the traffic of users."""
 
     @property
     def is_pending(self) -> bool:
@@ -73,7 +81,7 @@ class EvaluationProgress:
 
 def plan_evaluation(snapshot: Snapshot, desired: DesiredRevision, stable: Arm) -> CanaryEvaluation | None:
     """Return the evaluation with which a canary starts: None where the spec requests none, and for trials of settings."""
-    if snapshot.resource.spec.rollout.analysis.shadow.source == "None" or desired.trial is not None:
+    if snapshot.resource.spec.rollout.shadow_source == "None" or desired.trial is not None:
         return None
     obstacle = desired.shadow_obstacle or _find_stable_obstacle(snapshot, desired, stable)
     return _end(CanaryEvaluation(), "Skipped", obstacle) if obstacle else CanaryEvaluation()
@@ -99,7 +107,7 @@ def advance_evaluation(snapshot: Snapshot, stable: Arm, canary_arm: CanaryArm, n
     evaluation = canary_arm.evaluation
     if evaluation is None or evaluation.result is not None:
         return EvaluationProgress(evaluation)
-    if snapshot.resource.spec.rollout.analysis.shadow.source == "None":
+    if snapshot.resource.spec.rollout.shadow_source == "None":
         return EvaluationProgress(_end(evaluation, "Skipped", "spec.rollout.analysis.shadow.source has become None."))
     if canary_arm.phase == "Starting":
         obstacle = _find_pod_obstacle(snapshot, stable, canary_arm)
@@ -161,7 +169,9 @@ def _evaluate(
     if verdict.outcome == "Rollback":
         return EvaluationProgress(evaluation, verdict)
     if verdict.outcome == "Promote":
-        return EvaluationProgress(_end(evaluation, "Accepted", verdict.message), verdict)
+        accepted = _end(evaluation, "Accepted", verdict.message)
+        is_only = snapshot.resource.spec.rollout.analysis.shadow.only
+        return EvaluationProgress(accepted, verdict, replaces_analysis=is_only and plan.compares_time)
     if obstacle := _find_counting_obstacle(snapshot, state, plan):
         return EvaluationProgress(_end(evaluation, "Skipped", obstacle), verdict)
     if verdict.outcome == "Inconclusive":
@@ -178,6 +188,7 @@ def _build_plan(snapshot: Snapshot, stable: Arm, canary_arm: CanaryArm) -> Paire
         goal=analysis.goal,
         margin=analysis.margin,
         max_duration_seconds=analysis.shadow.max_duration.total_seconds(),
+        min_acceptance_seconds=MIN_ACCEPTANCE_SECONDS,
         compares_tokens=not explain_incomparable_acceptance(canary_arm, stable),
         compares_time=has_control and not hardware.compared_hardware_difference(snapshot),
         compares_answers=not explain_incomparable_answers(snapshot, stable, canary_arm),

@@ -49,6 +49,8 @@ def build_observation(
     outcome, message = (verdict.outcome, verdict.message) if verdict else ("Continue", "")
     if evaluation.verdict is not None and evaluation.verdict.outcome == "Rollback":
         outcome, message = "Rollback", describe_verdict(evaluation.verdict)
+    if evaluation.replaces_analysis:
+        outcome, message = "Promote", evaluation.message
     return CanaryObservation(
         ready=fleet.has_ready_pods(state.phase, ramp, state.step, by_pods=by_pods) and has_route,
         deadline_exceeded=fleet.exceeds_deadline(state.phase) or (route_deadline is not None and now >= route_deadline),

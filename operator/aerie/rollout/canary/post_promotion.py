@@ -166,8 +166,10 @@ def _with_rollback_verdict(analysis: AnalysisStatus | None, verdict: Verdict | N
     """Return the analysis with the comparisons in pairs that led to the rollback, where there are any."""
     if analysis is None or verdict is None or not verdict.comparisons:
         return analysis
-    update = {"comparisons": status_comparisons(verdict.comparisons), "verdict": "Rollback", "message": message}
-    return analysis.model_copy(update=update)
+    comparisons = status_comparisons(verdict.comparisons)
+    return analysis.model_copy(
+        update={"design": "BetweenPods", "comparisons": comparisons, "verdict": "Rollback", "message": message}
+    )
 
 
 def count_required_previous_pods(fleet: RolloutPods) -> int:

@@ -1,8 +1,9 @@
 """The state machine of a canary, as a table: which trigger leads from which phase to which.
 
     Starting ───────────┬─► WarmingUp ─► Analyzing ─┬─────────────► Ramping ─► Promoting ─► PROMOTED
-       └─► Evaluating ──┘                    │      └► AwaitingApproval ─┘
-           (shadow evaluation)               ├─► Held (inconclusive, and the spec says to hold)
+       └─► Evaluating ──┘                    │      ├► AwaitingApproval ─┘
+           (shadow evaluation) ── accepted ──┼──────┘
+                                             ├─► Held (inconclusive, and the spec says to hold)
                                              ├─► EXPLORED (a trial that was only to be measured has been measured)
         from every phase ────────────────────┴─► ROLLED BACK or FAILED
 
@@ -98,6 +99,8 @@ TRANSITIONS: dict[tuple[StateMachinePhase, Trigger], StateMachinePhase | EndStat
     ("Evaluating", Trigger.ABORTED): "RolledBack",
     ("Evaluating", Trigger.WORSE): "RolledBack",
     ("Evaluating", Trigger.PROMOTE_REQUESTED): "Ramping",
+    ("Evaluating", Trigger.BETTER): "Ramping",
+    ("Evaluating", Trigger.NEEDS_APPROVAL): "AwaitingApproval",
     ("Evaluating", Trigger.EVALUATED): "WarmingUp",
     ("WarmingUp", Trigger.ROLLBACK_REQUESTED): "RolledBack",
     ("WarmingUp", Trigger.ABORTED): "RolledBack",
@@ -246,6 +249,8 @@ def _enter_phase(
             entered = replace(state, phase=phase, ready_at=state.ready_at or now, step=step, step_started_at=now)
             if not policy.canary.step_weights:
                 entered = replace(entered, phase="Promoting", step=None)
+        case "AwaitingApproval":
+            entered = replace(state, phase=phase, ready_at=state.ready_at or now)
         case "Promoting" | "Verifying":
             entered = replace(state, phase=phase, step=None, step_started_at=now)
         case _:

@@ -170,7 +170,7 @@ def _find_shadow_service(resource: SpeculativeDeployment, progression: Progressi
     is_evaluating = (
         progression.in_place is not None and progression.in_place.phase == "Evaluating"
     ) or progression.evaluates_canary
-    is_mirrored = resource.spec.rollout.analysis.shadow.source == "Mirror"
+    is_mirrored = resource.spec.rollout.shadow_source == "Mirror"
     return evaluator.evaluator_name(resource.metadata.name) if is_evaluating and is_mirrored else None
 
 

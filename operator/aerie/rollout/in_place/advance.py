@@ -143,7 +143,7 @@ def _observe_evaluation(step: Step, observation: InPlaceObservation) -> tuple[St
     """Return the step with the progress of its shadow evaluation, and what the state machine observes."""
     rollout = step.rollout
     progress = observe_trial(step.snapshot, rollout, step.pods, step.now)
-    route_rejection = route_rejection_message(step.snapshot) if step.spec.analysis.shadow.source == "Mirror" else ""
+    route_rejection = route_rejection_message(step.snapshot) if step.spec.shadow_source == "Mirror" else ""
     evaluation = observe_evaluation(rollout, step.pods, progress, step.now, route_rejection)
     step = replace(step, progress=progress, evaluation=evaluation)
     is_worse = progress is not None and progress.analysis.verdict == "Rollback"
@@ -171,9 +171,8 @@ def _start_windows(step: Step) -> Step:
 
 def _needs_evaluation(step: Step, staging: StagingProgress) -> bool:
     """Return whether a shadow evaluation comes before the turns under users' traffic."""
-    shadow = step.spec.analysis.shadow
-    is_due = shadow.source != "None" and step.rollout.evaluation is None and staging.is_complete
-    return is_due and not explain_skip(shadow, step.pods, staging.pods)
+    is_due = step.spec.shadow_source != "None" and step.rollout.evaluation is None and staging.is_complete
+    return is_due and not explain_skip(step.spec, step.pods, staging.pods)
 
 
 def _observe_staging(step: Step) -> Step:
@@ -240,7 +239,7 @@ def _begin_trial(step: Step) -> Step:
     step = _with_drafters(step)
     assert step.staging is not None
     rollout = step.rollout
-    skip_reason = explain_skip(step.spec.analysis.shadow, step.pods, step.staging.pods)
+    skip_reason = explain_skip(step.spec, step.pods, step.staging.pods)
     if rollout.evaluation is None and skip_reason:
         skipped = ShadowEvaluation(result="Skipped", message=truncate_message(skip_reason))
         rollout = rollout.model_copy(update={"evaluation": skipped})

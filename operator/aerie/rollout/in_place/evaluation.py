@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from aerie.analysis.switchback.design import WindowSchedule
-from aerie.api.rollout import ShadowSpec
+from aerie.api.rollout import RolloutSpec
 from aerie.api.status import InPlaceRollout, ShadowEvaluation, TrialPod
 from aerie.api.types import duration
 from aerie.engine.drafter_endpoint.calls import DrafterCall, DrafterSource, IsolatePod
@@ -32,9 +32,10 @@ from aerie.rollout.in_place.trial import Trial, begin_trial_at, measure_request_
 from aerie.rollout.in_place.turns import plan_turn
 from aerie.rollout.plan import ScheduledCall
 
-MIN_READY_PODS = 2
-"""Ready pods without which no pod is isolated: users need at least one."""
-MIN_WINDOW_SECONDS, MAX_WINDOW_SECONDS, REQUEST_DURATIONS_PER_WINDOW = 8.0, 60.0, 4.0
+MIN_READY_PODS, MIN_READY_PODS_BY_DEFAULT = 2, 4
+"""Ready pods without which no pod is isolated: users need at least one. An evaluation that the spec does not ask for takes no
+more than a quarter of the capacity."""
+MIN_WINDOW_SECONDS, MAX_WINDOW_SECONDS, REQUEST_DURATIONS_PER_WINDOW = 8.0, 60.0, 3.0
 """Bounds of the windows, and their length as a multiple of the mean duration of a request."""
 WASHOUT_SECONDS = 2.0
 """Seconds of a window in which a change may be late; the evaluator sends nothing in them."""
@@ -58,16 +59,19 @@ class EvaluationProgress:
     """Its result; None while it lasts, and where the drafter is rolled back."""
 
 
-def explain_skip(shadow: ShadowSpec, pods: Sequence[EnginePod], selected: Sequence[EnginePod]) -> str:
+def explain_skip(spec: RolloutSpec, pods: Sequence[EnginePod], selected: Sequence[EnginePod]) -> str:
     """Return why no shadow evaluation is possible, as a sentence; empty where it is, or where none is requested.
 
     `selected`: the pods that have prepared the drafter.
     """
-    if shadow.source == "None":
+    if spec.shadow_source == "None":
         return ""
-    ready = sum(pod.is_ready for pod in pods)
-    if ready < MIN_READY_PODS:
-        return f"It needs {MIN_READY_PODS} ready pods, because one of them gets no requests of users, and {ready} is ready."
+    ready, is_default = sum(pod.is_ready for pod in pods), spec.analysis.shadow.source is None
+    needed = MIN_READY_PODS_BY_DEFAULT if is_default else MIN_READY_PODS
+    if ready < needed:
+        advice = " To evaluate with 2 pods too, set spec.rollout.analysis.shadow.source." if is_default else ""
+        verb = "is" if ready == 1 else "are"
+        return f"It needs {needed} ready pods, because one of them gets no requests of users, and {ready} {verb} ready.{advice}"
     state = selected[0].state
     if state is None or not state.can_isolate:
         return f"Pod {selected[0].name} has an earlier release of the plugin: renew the pods with the annotation aerie.dev/renew."
@@ -76,13 +80,19 @@ def explain_skip(shadow: ShadowSpec, pods: Sequence[EnginePod], selected: Sequen
 
 def begin_evaluation(rollout: InPlaceRollout, pod: EnginePod) -> InPlaceRollout:
     """Return the rollout whose shadow evaluation begins with the isolation of this pod."""
-    seconds = REQUEST_DURATIONS_PER_WINDOW * measure_request_seconds(pod)
+    schedule = schedule_evaluation(measure_request_seconds(pod))
     update = {
         "pods": [TrialPod(name=pod.name, uid=pod.uid, index=0)],
-        "first_window_seconds": float(round(min(max(MIN_WINDOW_SECONDS, seconds), MAX_WINDOW_SECONDS))),
-        "carryover_seconds": WASHOUT_SECONDS,
+        "first_window_seconds": schedule.first_window_seconds,
+        "carryover_seconds": schedule.carryover_seconds,
     }
     return rollout.model_copy(update=update)
+
+
+def schedule_evaluation(request_seconds: float) -> WindowSchedule:
+    """Return the windows for requests with this mean duration."""
+    seconds = min(max(MIN_WINDOW_SECONDS, REQUEST_DURATIONS_PER_WINDOW * request_seconds), MAX_WINDOW_SECONDS)
+    return WindowSchedule(float(round(seconds)), WASHOUT_SECONDS)
 
 
 def end_evaluation(rollout: InPlaceRollout, result: ShadowEvaluation) -> InPlaceRollout:
@@ -116,10 +126,11 @@ def observe_evaluation(
     users' requests may fail while the route has a filter that its gateway does not support."""
     trial_pod = rollout.pods[0]
     pod = next((pod for pod in pods if (pod.name, pod.uid) == (trial_pod.name, trial_pod.uid)), None)
+    end = _skip if progress is None else _end_without_verdict
     if pod is None:
-        return EvaluationProgress(None, ended=_skip(f"Pod {trial_pod.name} has ended."))
+        return EvaluationProgress(None, ended=end(f"Pod {trial_pod.name} has ended."))
     if route_rejection:
-        return EvaluationProgress(pod, ended=_skip(route_rejection))
+        return EvaluationProgress(pod, ended=end(route_rejection))
     if progress is None:
         isolation = pod.state.isolation if pod.state is not None else None
         if isolation is not None and isolation.unfinished_requests is None:
@@ -130,12 +141,12 @@ def observe_evaluation(
         return EvaluationProgress(pod, waiting)
     state = pod.state
     if state is not None and pod.observation.failed_reads == 0 and _has_left_isolation(pod, progress.trial):
-        return EvaluationProgress(pod, ended=_skip(f"The isolation of pod {pod.name} has ended early."))
+        return EvaluationProgress(pod, ended=_end_without_verdict(f"The isolation of pod {pod.name} has ended early."))
     message = truncate_message(progress.analysis.message)
     if progress.analysis.verdict == "Promote":
         return EvaluationProgress(pod, ended=ShadowEvaluation(result="Accepted", message=message))
     if progress.analysis.verdict == "Inconclusive":
-        return EvaluationProgress(pod, ended=ShadowEvaluation(result="Inconclusive", message=message))
+        return EvaluationProgress(pod, ended=_end_without_verdict(message))
     return EvaluationProgress(pod)
 
 
@@ -173,6 +184,11 @@ def _has_left_isolation(pod: EnginePod, trial: Trial) -> bool:
     """Return whether a pod was read after the trial began, and reports no isolation."""
     read_at = pod.observation.state_read_at
     return pod.state is not None and pod.state.isolation is None and read_at is not None and read_at > trial.started_at
+
+
+def _end_without_verdict(message: str) -> ShadowEvaluation:
+    """Return the result of an evaluation that has begun, and so has spent its part of the errors."""
+    return ShadowEvaluation(result="Inconclusive", message=truncate_message(message))
 
 
 def _skip(message: str) -> ShadowEvaluation:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from aerie.analysis.switchback.verdict import SwitchbackVerdict, evaluate_switchback
-from aerie.api.rollout import AnalysisSpec
+from aerie.api.rollout import AnalysisSpec, RolloutSpec
 from aerie.api.status import AnalysisStatus, InPlaceDrafter, InPlaceRollout, Status
 from aerie.manifests import naming
 from aerie.manifests.expected_drafter_config_map import read_in_place_drafter
@@ -54,14 +54,23 @@ def observe_trial(snapshot: Snapshot, rollout: InPlaceRollout, pods: Sequence[En
     if not has_closed_pair and elapsed < trial.plan.max_duration_seconds:
         return TrialProgress(trial, analysis, has_closed_pair=False)
     state, verdict = evaluate_switchback(trial.state, trial.plan, elapsed)
-    min_duration = timedelta(0) if is_shadow else spec.in_place.min_duration  # no user waits for what a pod does alone
+    # In an isolated pod, no user is at risk.
+    min_duration = timedelta(0) if is_shadow else compute_min_duration(spec, is_accepted=trial.plan.is_accepted)
     min_seconds = min(min_duration.total_seconds(), trial.plan.max_duration_seconds)
     if verdict.outcome == "Promote" and elapsed < min_seconds:  # the next pair decides again
-        message = f"{verdict.message.rstrip('.')}. Waiting for spec.rollout.inPlace.minDuration."
+        awaited = "the ramp (spec.rollout.canary.stepDuration)" if trial.plan.is_accepted else "spec.rollout.inPlace.minDuration"
+        message = f"{verdict.message.rstrip('.')}. Waiting for {awaited}."
         verdict = replace(verdict, outcome="Continue", message=message)
     else:
         trial = replace(trial, state=state)
     return TrialProgress(trial, _with_verdict(analysis, verdict), has_closed_pair)
+
+
+def compute_min_duration(spec: RolloutSpec, *, is_accepted: bool) -> timedelta:
+    """Return the time for which pods alternate at least. For a drafter that its shadow evaluation has accepted, it is that of the
+    ramp: it takes the place of evidence."""
+    ramp_duration = len(spec.canary.step_weights) * spec.canary.step_duration if is_accepted else timedelta(0)
+    return max(spec.in_place.min_duration, ramp_duration)
 
 
 def start_analysis(rollout: InPlaceRollout, parameters: AnalysisSpec) -> AnalysisStatus:

@@ -63,17 +63,23 @@ class Trial:
 
 
 def resume_trial(rollout: InPlaceRollout, analysis: AnalysisSpec) -> Trial | None:
-    """Return the trial of the status; None before it has begun. `analysis`: the parameters with which it began."""
+    """Return the trial of the status; None before it has begun. `analysis`: the parameters with which it began.
+
+    A shadow evaluation and the trial after it share the errors that are allowed.
+    """
     if rollout.trial_start_time is None or rollout.first_window_seconds is None or rollout.carryover_seconds is None:
         return None
     schedule = WindowSchedule(rollout.first_window_seconds, rollout.carryover_seconds)
+    is_evaluation, result = rollout.phase == "Evaluating", rollout.evaluation.result if rollout.evaluation is not None else None
     plan = SwitchbackPlan(
         rollout.seed,
         schedule,
         analysis.goal,
         analysis.margin,
         max_duration_seconds=analysis.max_duration.total_seconds(),
-        excludes_failures=rollout.phase != "Evaluating",  # the requests of users, which follow, are many more
+        is_isolated=is_evaluation,
+        error_share=0.5 if is_evaluation or result in ("Accepted", "Inconclusive") else 1.0,
+        is_accepted=not is_evaluation and result == "Accepted" and analysis.shadow.only,
     )
     try:
         document = dict(codec.unpack(rollout.state))
@@ -111,7 +117,12 @@ def schedule_trial(pods: Iterable[EnginePod], fleet_size: int) -> WindowSchedule
     measured = [measurement for pod in pods if (measurement := _measure_requests(pod)) is not None]
     rate = sum(rate for rate, _ in measured) / max(1, len(measured))
     seconds = sum(rate * seconds for rate, seconds in measured) / (rate * len(measured)) if rate > 0 else 0.0
-    schedule = schedule_windows(rate, P90_PER_MEAN * seconds)
+    return schedule_requests(rate, seconds, fleet_size)
+
+
+def schedule_requests(requests_per_second: float, request_seconds: float, fleet_size: int) -> WindowSchedule:
+    """Return the windows for pods with this rate of requests each, and this mean duration of requests, in whole seconds."""
+    schedule = schedule_windows(requests_per_second, P90_PER_MEAN * request_seconds)
     shortest = max(schedule.first_window_seconds, MIN_WINDOW_SECONDS + SECONDS_PER_POD * fleet_size)
     return WindowSchedule(float(round(shortest)), float(round(schedule.carryover_seconds)))
 

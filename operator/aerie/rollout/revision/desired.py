@@ -121,7 +121,7 @@ def resolve_desired_revision(
                 setting, drafter, engine.version, arguments.parse_arguments(spec.engine.args)
             )
         template = engine_pod.build_pod_template(resource, config)
-        if spec.rollout.analysis.shadow.source != "None":
+        if spec.rollout.shadow_source != "None":
             shadow_obstacle = request_metrics.find_request_metrics_obstacle(engine.version, template)
             desired = replace(desired, shadow_obstacle=shadow_obstacle)
             template = template if shadow_obstacle else request_metrics.add_request_metrics(template)

@@ -9,6 +9,7 @@ import pytest
 
 from aerie.api.status import CanaryArm
 from aerie.manifests import naming
+from aerie.rollout.canary.analysis_run.run import AnalysisRun
 from aerie.rollout.canary.evaluation import MAX_EVALUATOR_PROCESSES, read_counted_batches
 from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from tests.golden import Messages
@@ -63,7 +64,7 @@ def flags(world: World, revision: str, *, control: bool = False) -> list[str]:
 # --------------------------------------------------------------------------------------------------------------- users and pods
 @pytest.mark.parametrize("mode", [{}, GATEWAY])
 def test_users_reach_neither_canary_nor_control_before_the_verdict(mode: dict[str, Any]) -> None:
-    world, old = world_in_phase("Starting", rollout=rollout(**mode))
+    world, old = world_in_phase("Starting", rollout=rollout({**PROMPTS, "only": False}, **mode))
     new = world.desired_revision
     assert reached_revisions(world) == {(old, "false")}, "before its first pod is ready"
     world.schedule()
@@ -117,7 +118,7 @@ def test_evaluator_runs_during_the_evaluation_alone() -> None:
     assert f"--control=http://{addresses[old, 'true']}:8000" in container["args"]
     (rule,) = world.objects["HTTPRoute", "chat"]["spec"]["rules"]
     assert rule["filters"][0]["requestMirror"]["backendRef"]["name"] == "chat-evaluator"
-    evaluate_until(world, "WarmingUp")
+    evaluate_until(world, "Ramping")
     world.step()
     assert not [key for key in world.objects if key[1] == "chat-evaluator"]
     (rule,) = world.objects["HTTPRoute", "chat"]["spec"]["rules"]
@@ -161,11 +162,33 @@ def test_good_canary_is_accepted_and_then_meets_users(gain: float, messages: Mes
     analysis = world.status["analysis"]
     assert (analysis["design"], analysis["verdict"]) == ("EqualRequests", "Continue")
     messages.check(f"evaluating {gain:+.0%}", world.message("Progressing"))
-    evaluate_until(world, "WarmingUp")
+    evaluate_until(world, "Ramping")
     assert evaluation(world)["result"] == "Accepted"
     assert evaluation(world)["state"] == "", "counts that are no longer needed"
+    analysis = world.status["analysis"]
+    assert (analysis["design"], analysis["verdict"]) == ("EqualRequests", "Promote")
+    messages.check(f"ramp {gain:+.0%}", masked(world.message("Progressing")))
+    run_until(world, "Ready", 60, minutes=6)
+    outcome = last_outcome(world)
+    assert (outcome["result"], outcome["comparisons"]) == ("Promoted", analysis["comparisons"])
+    messages.check(f"promoted {gain:+.0%}", outcome["message"])
+
+
+def test_accepted_canary_waits_for_approval_where_the_spec_says_so(messages: Messages) -> None:
+    world, _ = evaluating_world(0.09, canary={"approval": "Manual"}, **GATEWAY)
+    evaluate_until(world, "AwaitingApproval")
+    messages.check("approval", masked(world.message("Progressing")))
+    world.annotate(promote=world.desired_revision)
+    world.step()
+    assert world.status["phase"] == "Ramping"
+
+
+def test_analysis_follows_an_acceptance_where_the_spec_says_so(messages: Messages) -> None:
+    world, _ = evaluating_world(0.09, shadow={**PROMPTS, "only": False})
+    evaluate_until(world, "WarmingUp")
+    assert evaluation(world)["result"] == "Accepted"
     assert "analysis" not in world.status
-    messages.check(f"warming up {gain:+.0%}", masked(world.message("Progressing")))
+    messages.check("warming up", masked(world.message("Progressing")))
     world.now += 5 * MINUTE
     world.step()
     assert world.status["analysis"].get("design", "BetweenPods") == "BetweenPods"
@@ -173,6 +196,58 @@ def test_good_canary_is_accepted_and_then_meets_users(gain: float, messages: Mes
         world.measure(1, +0.2)
     run_until(world, "Ready", 60)
     assert last_outcome(world)["result"] == "Promoted"
+
+
+def test_users_of_an_accepted_canary_may_still_take_it_back() -> None:
+    world, _ = evaluating_world(0.09, replicas=4, canary={"stepDuration": "4h"})
+    evaluate_until(world, "Ramping")
+    world.schedule()
+    world.ready()
+    for _ in range(60):
+        if world.status["phase"] != "Ramping":
+            break
+        world.measure(1, -0.3)
+    outcome = last_outcome(world)
+    assert outcome["result"] == "RolledBack"
+    assert world.status["analysis"].get("design", "BetweenPods") == "BetweenPods"
+    assert outcome["comparisons"][0]["estimate"] < -0.2
+
+
+def test_evaluation_and_ramp_share_the_errors_that_are_allowed() -> None:
+    world, _ = evaluating_world(0.09)
+    evaluate_until(world, "Ramping")
+    analysis_run = AnalysisRun.unpack(world.status["analysis"]["state"])
+    assert analysis_run is not None
+    assert analysis_run.plan.inconclusive_attempts == 1
+
+
+def test_monitoring_compares_with_the_ramp_of_an_accepted_canary() -> None:
+    world, _ = evaluating_world(0.09, replicas=4, canary={"stepDuration": "30m", "scaleDownDelay": "1h"})
+    evaluate_until(world, "Ramping")
+    for _ in range(60):
+        if world.status["phase"] == "Monitoring":
+            break
+        world.schedule()
+        world.ready()
+        world.measure(1, +0.09)
+    assert world.status["stable"]["referenceAcceptanceLength"] > 2
+    for _ in range(20):
+        if world.status["phase"] == "Verifying":
+            break
+        world.measure_alone(1, 1.8)
+    assert world.status["phase"] == "Verifying"
+
+
+def test_copies_of_requests_are_the_default_behind_a_gateway() -> None:
+    world, _ = evaluating_world(0.09, shadow={}, **GATEWAY)
+    world.step()
+    (rule,) = world.objects["HTTPRoute", "chat"]["spec"]["rules"]
+    assert rule["filters"][0]["requestMirror"]["backendRef"]["name"] == "chat-evaluator"
+
+
+def test_without_a_gateway_there_is_no_evaluation_by_default() -> None:
+    world, _ = world_in_phase("WarmingUp", rollout=rollout({}))
+    assert "evaluation" not in world.status["canary"]
 
 
 @pytest.mark.parametrize("mode", [{}, GATEWAY])
@@ -210,7 +285,7 @@ def test_answers_of_another_image_may_differ() -> None:
     world.edit(engine={"image": "vllm/vllm-openai:v0.32.0"})
     run_until(world, "Evaluating")
     world.evaluator.answers = CHANGED_ANSWERS
-    evaluate_until(world, "WarmingUp")
+    evaluate_until(world, "Ramping")
     assert evaluation(world)["result"] == "Accepted"
 
 
@@ -219,7 +294,7 @@ def test_another_number_of_draft_tokens_is_evaluated_by_time(messages: Messages)
     world.edit(speculation={"numSpeculativeTokens": 5})
     run_until(world, "Evaluating")
     world.evaluator.gain = -0.3
-    evaluate_until(world, "WarmingUp")
+    evaluate_until(world, "Ramping")
     messages.check("accepted by time", evaluation(world)["message"])
 
 
@@ -415,7 +490,7 @@ def test_an_unreadable_state_restarts_the_counts() -> None:
     arm = CanaryArm.model_validate(world.status["canary"])
     assert arm.evaluation is not None
     assert read_counted_batches(arm.evaluation) == {}
-    evaluate_until(world, "WarmingUp")
+    evaluate_until(world, "Ramping")
     assert evaluation(world)["result"] == "Accepted"
 
 
@@ -466,7 +541,7 @@ def test_zero_replicas_restart_the_evaluation() -> None:
     assert EVALUATOR not in world.objects
     world.edit(replicas=2)
     run_until(world, "Evaluating")
-    evaluate_until(world, "WarmingUp")
+    evaluate_until(world, "Ramping")
     assert evaluation(world)["result"] == "Accepted"
 
 
@@ -480,7 +555,7 @@ def test_a_pause_keeps_everything_and_counts_nothing() -> None:
     assert counted_pairs(world) == counted
     assert reached_revisions(world) == {(old, "false")}
     world.edit(rollout=rollout())
-    evaluate_until(world, "WarmingUp")
+    evaluate_until(world, "Ramping")
     assert evaluation(world)["result"] == "Accepted"
 
 
@@ -501,7 +576,7 @@ def test_an_evicted_pod_is_no_failure_of_the_canary() -> None:
     world.ready()
     world.step()
     assert EVALUATOR in world.objects
-    evaluate_until(world, "WarmingUp")
+    evaluate_until(world, "Ramping")
     assert evaluation(world)["result"] == "Accepted"
 
 
@@ -512,6 +587,46 @@ def test_a_canary_that_keeps_failing_requests_is_rolled_back(messages: Messages)
     messages.check("failed requests", last_outcome(world)["message"])
 
 
+@pytest.mark.parametrize("mode", [{}, GATEWAY])
+def test_a_canary_that_answers_nothing_is_rolled_back_before_a_user_meets_it(mode: dict[str, Any], messages: Messages) -> None:
+    """It stays Ready."""
+    world, _ = evaluating_world(0.09, replicas=4, **mode)
+    new = world.desired_revision
+    world.evaluator.skipped, world.evaluator.pairs_per_fetch = {"canary_failed": 4}, 0
+    for seconds in (30.0, 60.0, 100.0):
+        world.evaluator.outage_seconds = seconds
+        world.evaluate()
+        assert world.status["phase"] == "Evaluating"
+    world.evaluator.outage_seconds = 130.0
+    world.evaluate()
+    assert world.status["phase"] == "RollingBack"
+    messages.check("silent canary", last_outcome(world)["message"])
+    for _ in range(4):
+        assert (new, "false") not in reached_revisions(world)
+        world.step()
+        world.schedule()
+        world.ready()
+    run_until(world, "RolledBack")
+    assert world.status["rejectedRevision"] == new
+
+
+def test_a_canary_that_is_silent_at_the_deadline_meets_no_user() -> None:
+    world, _ = evaluating_world(0.09, shadow={**PROMPTS, "maxDuration": "3m"})
+    new = world.desired_revision
+    world.evaluator.skipped, world.evaluator.pairs_per_fetch, world.evaluator.outage_seconds = {"canary_failed": 1}, 0, 60.0
+    evaluate_until(world, "RollingBack")
+    assert (new, "false") not in reached_revisions(world)
+
+
+@pytest.mark.parametrize("reason", ["control_failed", "both_failed"])
+def test_a_control_that_answers_nothing_neither_rolls_back_nor_accepts(reason: str, messages: Messages) -> None:
+    world, _ = evaluating_world(0.09, shadow={**PROMPTS, "maxDuration": "3m"})
+    world.evaluator.skipped, world.evaluator.pairs_per_fetch = {reason: 4}, 0
+    evaluate_until(world, "WarmingUp")
+    assert evaluation(world)["result"] == "Inconclusive"
+    messages.check(reason, evaluation(world)["message"])
+
+
 def test_other_hardware_leaves_tokens_per_step_to_decide() -> None:
     world, _ = evaluating_world(0.09)
     new = world.desired_revision
@@ -520,7 +635,7 @@ def test_other_hardware_leaves_tokens_per_step_to_decide() -> None:
         pod["spec"]["nodeName"] = "a" if is_canary else "h"
     world.nodes = {"a": {"nvidia.com/gpu.product": "A100"}, "h": {"nvidia.com/gpu.product": "H100"}}
     world.evaluator.slowness = 1.0
-    evaluate_until(world, "WarmingUp")
+    evaluate_until(world, "WarmingUp")  # users show how long a token takes
     assert evaluation(world)["result"] == "Accepted"
 
 

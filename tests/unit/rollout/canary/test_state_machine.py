@@ -164,6 +164,13 @@ def test_shadow_evaluation_comes_between_start_and_warm_up() -> None:
     assert (step.state.phase, step.state.ready_at, step.message) == ("WarmingUp", T0 + 6 * MINUTE, "It is good enough.")
 
 
+@pytest.mark.parametrize(("policy", "phase", "step"), [(POLICY, "Ramping", 0), (MANUAL_POLICY, "AwaitingApproval", None)])
+def test_accepted_canary_needs_no_analysis(policy: CanaryPolicy, phase: StateMachinePhase, step: int | None) -> None:
+    accepted = CanaryObservation(ready=True, verdict="Promote", verdict_message="Better.", evaluated_message="Accepted.")
+    transition = advance_state(at("Evaluating"), accepted, policy, T0 + MINUTE)
+    assert (transition.state.phase, transition.state.ready_at, transition.state.step) == (phase, T0 + MINUTE, step)
+
+
 def test_promotion_during_shadow_evaluation_begins_the_ramp() -> None:
     step = advance_state(at("Evaluating"), CanaryObservation(ready=True, manual_action="promote"), POLICY, T0 + MINUTE)
     assert (step.state.phase, step.state.ready_at, step.state.step) == ("Ramping", T0 + MINUTE, 0)
@@ -278,14 +285,15 @@ class Rollouts(RuleBasedStateMachine):
         step: StateTransition = advance_state(self.state, observation, self.policy, self.now)
         before_ramp = ("Evaluating", "Analyzing", "WarmingUp", "AwaitingApproval", "Held")
         if self.state.phase in before_ramp and step.state.phase in ("Ramping", "Promoting"):
-            analysed = self.state.phase == "Analyzing" and observation.verdict == "Promote"
+            analysed = self.state.phase in ("Analyzing", "Evaluating") and observation.verdict == "Promote"
             assert observation.manual_action == "promote" or (analysed and self.policy.canary.approval == "Automatic")
             assert not observation.abort_message
             assert observation.verdict != "Rollback" or self.state.phase == "WarmingUp"  # not evaluated yet
         if self.state.phase == "Starting" and step.state.phase == "WarmingUp":
             assert not observation.needs_evaluation
         if self.state.phase == "Evaluating" and step.state.phase not in ("Evaluating", "Ramping", "Promoting"):
-            assert observation.evaluated_message
+            needs_approval = step.state.phase == "AwaitingApproval" and observation.verdict == "Promote"
+            assert observation.evaluated_message or needs_approval
             assert observation.verdict != "Rollback"
         self.before, self.state, self.end = self.state, step.state, step.end_state
 

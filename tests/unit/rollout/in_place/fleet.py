@@ -149,6 +149,8 @@ class Engine:
     """Requests of users that an isolated engine still serves."""
     report_unfinished: Callable[[], int | None] | None = None
     """What it reports instead of that number."""
+    hangs_with: str | None = None
+    """Drafter with which the engine answers no request."""
     evaluator_noise: float | None = 0.0
     """Relative dispersion between the windows of a pair in isolation, which have the same requests; None: no evaluator sends
     any."""
@@ -196,7 +198,8 @@ class Engine:
 
     def _count(self, seconds: float) -> None:
         noise = self.noise if self.isolated_until is None else self.evaluator_noise
-        requests = 0.0 if noise is None else self.requests_per_second * seconds
+        hangs = NAMES_BY_DIGEST.get(self.loaded) == self.hangs_with
+        requests = 0.0 if noise is None or hangs else self.requests_per_second * seconds
         length = 2.5 * (1 + EFFECTS.get(NAMES_BY_DIGEST.get(self.loaded, ""), 0.0)) * (1 + self.rng.gauss(0, noise or 0.0))
         self.counts = Counts(
             self.counts.tokens + 100 * requests, self.counts.steps + 100 * requests / length, self.counts.requests + requests

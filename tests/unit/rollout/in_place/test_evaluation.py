@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
+from aerie.api.rollout import AnalysisSpec
+from aerie.api.status import InPlaceRollout, ShadowEvaluation
 from aerie.engine.drafter_endpoint.calls import IsolatePod
 from aerie.engine.drafter_endpoint.state import PodIsolation
 from aerie.rollout.in_place.engine_pods import list_engine_pods
 from aerie.rollout.in_place.evaluation import EvaluationProgress, plan_evaluation_calls
 from aerie.rollout.in_place.trial import resume_trial
 from tests.unit.rollout.in_place import reports
-from tests.unit.rollout.in_place.fleet import Fleet, serving_fleet
+from tests.unit.rollout.in_place.fleet import EFFECTS, Fleet, serving_fleet
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 PROMPTS = {"source": "Prompts", "prompts": {"configMap": "prompts"}}
@@ -78,6 +80,113 @@ def test_a_better_drafter_is_accepted_before_a_user_is_served_with_it() -> None:
     fleet.run_until_phase("Ready")
     assert outcome(fleet)[0] == "Promoted"
     finish(fleet, drafter="better")
+
+
+def set_traffic(fleet: Fleet, requests_per_second: float) -> None:
+    for engine in fleet.engines.values():
+        engine.requests_per_second = requests_per_second
+
+
+@pytest.mark.parametrize("requests_per_second", [0.0, 0.2, 20.0])
+@pytest.mark.parametrize("name", ["better", "equal"])
+def test_an_accepted_drafter_is_promoted_after_the_time_of_the_ramp_whatever_the_traffic(
+    name: str, requests_per_second: float
+) -> None:
+    fleet = begin(name, replicas=4)
+    fleet.run_until_phase("Analyzing")
+    assert evaluation(fleet)[0] == "Accepted"
+    begun = fleet.now
+    set_traffic(fleet, requests_per_second)
+    fleet.run_until_phase("Promoting", minutes=15)
+    assert 10 * MINUTE <= fleet.now - begun < 13 * MINUTE, "two steps of 5 minutes, and then the next pair"
+    fleet.run_until_phase("Ready")
+    assert outcome(fleet)[0] == "Promoted"
+    assert "was accepted by its shadow evaluation" in outcome(fleet)[1]
+    finish(fleet, drafter=name)
+
+
+def test_a_ramp_without_steps_lasts_as_long_as_any_trial() -> None:
+    fleet = begin("better", rollout={"canary": {"stepWeights": []}})
+    fleet.run_until_phase("Analyzing")
+    begun = fleet.now
+    fleet.run_until_phase("Promoting")
+    assert 119 * SECOND <= fleet.now - begun < 4 * MINUTE
+
+
+def test_users_may_still_take_an_accepted_drafter_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = begin("better", replicas=4)
+    fleet.run_until_phase("Analyzing")
+    assert "Waiting for the ramp" not in fleet.message("Progressing")
+    monkeypatch.setitem(EFFECTS, "better", -0.15)  # with the requests of users
+    fleet.run_until_phase("RolledBack", minutes=10)
+    assert "significantly below the stable drafter's" in outcome(fleet)[1]
+    finish(fleet, drafter="eagle3")
+
+
+@pytest.mark.parametrize("replicas", [2, 40])
+def test_a_drafter_that_hangs_is_rolled_back_before_a_user_is_served_with_it(replicas: int) -> None:
+    fleet = begin("better", replicas)
+    for engine in fleet.engines.values():
+        engine.hangs_with = "better"
+    fleet.run_until_phase("RolledBack", minutes=8)
+    assert "number of answer tokens is significantly below the stable drafter's by more than 30 %" in outcome(fleet)[1]
+    finish(fleet, drafter="eagle3")
+
+
+def test_a_drafter_whose_pairs_are_lost_is_rolled_back_before_a_user_is_served_with_it() -> None:
+    fleet = begin("better", shadow={**PROMPTS, "maxDuration": "5m"})
+    fleet.run_until_phase("Evaluating")
+    fleet.run(MINUTE)
+    rollout = InPlaceRollout.model_validate(fleet.status["inPlaceRollout"])
+    trial = resume_trial(rollout, AnalysisSpec())
+    assert trial is not None
+    lossy = replace(trial, state=replace(trial.state, lost_pairs=100))
+    fleet.document["status"]["inPlaceRollout"]["state"] = lossy.pack_state()
+    fleet.run_until_phase("RolledBack", minutes=8)
+    assert "pairs of windows are lost" in outcome(fleet)[1]
+    finish(fleet, drafter="eagle3")
+
+
+def test_evidence_under_the_traffic_of_users_follows_where_the_spec_says_so() -> None:
+    fleet = begin("equal", replicas=4, shadow={**PROMPTS, "only": False})
+    fleet.run_until_phase("Analyzing")
+    assert evaluation(fleet)[0] == "Accepted"
+    set_traffic(fleet, 0.0)
+    assert not fleet.run(60 * MINUTE, lambda: fleet.phase == "Promoting")
+    assert "A promotion still needs: number of tokens per step" in fleet.message("Progressing")
+
+
+@pytest.mark.parametrize(("replicas", "phase"), [(3, "Analyzing"), (4, "Evaluating")])
+def test_without_a_source_in_the_spec_a_quarter_of_the_capacity_is_the_most_that_users_miss(replicas: int, phase: str) -> None:
+    fleet = begin("better", replicas, {"maxDuration": "15m"}, rollout=GATEWAY)
+    fleet.run_until_phase(phase)
+    if phase == "Analyzing":
+        result, message = evaluation(fleet)
+        assert (result, "needs 4 ready pods" in message, "set spec.rollout.analysis.shadow.source" in message) == (
+            "Skipped",
+            True,
+            True,
+        )
+    else:
+        fleet.run(MINUTE)
+        assert "filters" in fleet.objects["HTTPRoute", "chat"]["spec"]["rules"][0]
+
+
+@pytest.mark.parametrize(
+    ("result", "share", "is_accepted"), [("Accepted", 0.5, True), ("Inconclusive", 0.5, False), ("Skipped", 1.0, False)]
+)
+def test_evaluation_and_trial_share_the_errors_that_are_allowed(result: str, share: float, is_accepted: bool) -> None:
+    fleet = begin("better")
+    fleet.run_until_phase("Evaluating")
+    fleet.run(MINUTE)
+    rollout = InPlaceRollout.model_validate(fleet.status["inPlaceRollout"])
+    trial = resume_trial(rollout, AnalysisSpec())
+    assert trial is not None
+    assert (trial.plan.error_share, trial.plan.is_accepted) == (0.5, False)
+    ended = ShadowEvaluation.model_validate({"result": result, "message": ""})
+    trial = resume_trial(rollout.model_copy(update={"phase": "Analyzing", "evaluation": ended}), AnalysisSpec())
+    assert trial is not None
+    assert (trial.plan.error_share, trial.plan.is_accepted) == (share, is_accepted)
 
 
 def test_a_worse_drafter_is_rolled_back_and_no_user_has_met_it() -> None:
@@ -331,7 +440,7 @@ def test_a_pod_that_ends_ends_the_evaluation(lost: str) -> None:
     else:
         fleet.crash_engine(name)
     fleet.run_until_phase("Analyzing", minutes=30)
-    assert evaluation(fleet)[0] == "Skipped"
+    assert evaluation(fleet)[0] == "Inconclusive"
     fleet.run_until_phase("Ready")
     finish(fleet, drafter="better")
 

@@ -31,14 +31,20 @@ FAILED_ATTEMPT_WINDOW = timedelta(hours=24)
 
 
 def resume_analysis_run(
-    snapshot: Snapshot, desired: DesiredRevision, stable: Arm, state: CanaryState, fleet: RolloutPods, now: datetime
+    snapshot: Snapshot,
+    desired: DesiredRevision,
+    stable: Arm,
+    canary_arm: CanaryArm,
+    state: CanaryState,
+    fleet: RolloutPods,
+    now: datetime,
 ) -> AnalysisRun | None:
     """Return the run of the status, or a new one where an analysis without one is in progress; with current goal, hardware and
     restarts."""
     analysis = (snapshot.resource.status or Status()).analysis
     analysis_run = AnalysisRun.unpack(analysis.state) if analysis and analysis.state else None
     if analysis_run is None and state.phase == "Analyzing":
-        analysis_run = _start_analysis_run(snapshot, desired, stable, fleet, now)
+        analysis_run = _start_analysis_run(snapshot, desired, stable, canary_arm, fleet, now)
     if analysis_run is None:
         return None
     hardware_difference = hardware.compared_hardware_difference(snapshot)
@@ -53,16 +59,17 @@ def start_phase_analysis(
     snapshot: Snapshot,
     desired: DesiredRevision,
     stable: Arm,
+    canary_arm: CanaryArm,
     fleet: RolloutPods,
     now: datetime,
 ) -> AnalysisRun | None:
-    """Return the analysis run with which a phase begins."""
+    """Return the analysis run with which a phase begins. `canary_arm`: with its shadow evaluation as it is in that phase."""
     if phase == "Analyzing":
-        return _start_analysis_run(snapshot, desired, stable, fleet, now)
+        return _start_analysis_run(snapshot, desired, stable, canary_arm, fleet, now)
     if phase in ("Evaluating", "WarmingUp") or previous_phase == "Ramping":
         return analysis_run
-    if analysis_run is None:  # a user has skipped the analysis
-        analysis_run = _start_analysis_run(snapshot, desired, stable, fleet, now)
+    if analysis_run is None:  # the shadow evaluation has replaced the analysis, or a user has skipped it
+        analysis_run = _start_analysis_run(snapshot, desired, stable, canary_arm, fleet, now)
     return analysis_run.reset_guard(now)
 
 
@@ -107,8 +114,22 @@ def build_analysis_status(
         # The status keeps the comparisons of the promotion.
         return previous.model_copy(update={"state": state, "hardware_mismatch": hardware_difference})
     comparisons = status_comparisons(verdict.comparisons) or previous.comparisons
-    update = {"verdict": verdict.outcome, "message": verdict.message, "comparisons": comparisons}
+    design = "BetweenPods" if verdict.comparisons else previous.design
+    update = {"design": design, "verdict": verdict.outcome, "message": verdict.message, "comparisons": comparisons}
     return previous.model_copy(update={**update, "state": state, "hardware_mismatch": hardware_difference})
+
+
+def build_accepted_analysis_status(evaluation: AnalysisStatus, analysis_run: AnalysisRun | None) -> AnalysisStatus:
+    """Return the analysis of a canary that its shadow evaluation has accepted: the evaluation, and the guardrails that follow."""
+    return evaluation if analysis_run is None else evaluation.model_copy(update={"state": analysis_run.pack()})
+
+
+def build_promoted_analysis_status(analysis: AnalysisStatus | None, canary_pods: int) -> AnalysisStatus | None:
+    """Return the analysis of a canary that is promoted with this number of pods: post-promotion monitoring continues from it."""
+    analysis_run = AnalysisRun.unpack(analysis.state) if analysis is not None and analysis.state else None
+    if analysis is None or analysis_run is None:
+        return analysis
+    return analysis.model_copy(update={"state": analysis_run.adopt_guard_counts(canary_pods).pack()})
 
 
 def close_analysis(analysis: AnalysisStatus | None) -> AnalysisStatus | None:
@@ -130,7 +151,7 @@ def time_until_analysis_limit(canary: CanaryArm, analysis_run: AnalysisRun | Non
 
 
 def _start_analysis_run(
-    snapshot: Snapshot, desired: DesiredRevision, stable: Arm, fleet: RolloutPods, now: datetime
+    snapshot: Snapshot, desired: DesiredRevision, stable: Arm, canary_arm: CanaryArm, fleet: RolloutPods, now: datetime
 ) -> AnalysisRun:
     spec, status = snapshot.resource.spec, snapshot.resource.status or Status()
     capacity = fleet.capacity
@@ -141,6 +162,7 @@ def _start_analysis_run(
         and outcome.completion_time + FAILED_ATTEMPT_WINDOW > now
         for outcome in status.rollout_history
     )
+    has_begun_evaluation = canary_arm.evaluation is not None and canary_arm.evaluation.start_time is not None
     pod_counts = (
         capacity.canary_replicas,
         capacity.control_replicas or max(1, replica_counts.replicas_during_analysis(capacity).stable),
@@ -151,7 +173,7 @@ def _start_analysis_run(
         (desired.arm, stable),
         pod_counts,
         spec.speculation.tuning.slo,
-        failed_attempts,
+        failed_attempts + has_begun_evaluation,  # it has spent a part of the errors that are allowed
         calibration_record.find_calibration(snapshot, stable),
         now,
         skip_reason,

@@ -120,6 +120,17 @@ class AnalysisRun:
         guard_state = AnalysisState(now.timestamp(), peers=current_state.peers, crashes=current_state.crashes)
         return replace(self, guard_state=guard_state, counted_until=now.timestamp())
 
+    def adopt_guard_counts(self, canary_pods: int) -> AnalysisRun:
+        """Return the run of a promoted canary, with the counts of its guardrails where the analysis has none, because the shadow
+        evaluation or a user has accepted the canary. Post-promotion monitoring needs a level to compare with.
+
+        `canary_pods`: pods that the canary has grown to. Most of the blocks are of fewer, so the level is the more uncertain one.
+        """
+        if self.state.block_count or self.guard_state is None:
+            return self
+        plan = replace(self.plan, pod_counts=(max(canary_pods, self.plan.pod_counts[0]), self.plan.pod_counts[1]))
+        return replace(self, plan=plan, state=self.guard_state)
+
     @property
     def calibration_blocks(self) -> int | None:
         """Number of blocks of stable pods from which the dispersion of the metrics was estimated; None without any."""
