@@ -33,10 +33,19 @@ import numpy as np
 import numpy.typing as npt
 
 from aerie.analysis.criteria.criterion import TOKENS_PER_STEP, CriterionTest
+from aerie.analysis.criteria.history_fit import (
+    EARLY_POD_EFFECT_FACTOR,
+    MIN_COMPARED_BLOCKS,
+    MIN_SUPPORTED_BLOCKS,
+    MISFIT_QUANTILE,
+    ROLLBACK_MISFIT_QUANTILE,
+    UNKNOWN_ROLLBACK_DISPERSION,
+)
 from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.criteria.sequence_parameters import (
     CALIBRATED_TOKENS_PER_STEP_POD_EFFECT,
     OBSERVED_TOKENS_PER_STEP_POD_EFFECT,
+    ROLLBACK_OBSERVED_POD_EFFECT,
     TOKENS_PER_STEP_POD_EFFECT_SHARE,
     UNKNOWN_TOKENS_PER_STEP_POD_EFFECT,
 )
@@ -46,7 +55,7 @@ from aerie.analysis.measurement.counts import EngineCounts
 from aerie.analysis.measurement.load_match import LoadMatch
 from aerie.analysis.statistics.calibration import UNCALIBRATED_DISPERSION, Dispersion, PodEffect
 from aerie.analysis.statistics.confidence_sequence import alpha_with_deadline, mixture_precision, pod_effect_quantile
-from aerie.analysis.statistics.peer_dispersion import BATCH_BLOCKS, MIN_COMPARED_BLOCKS, MIN_TESTED_BLOCKS, MISFIT_QUANTILE
+from aerie.analysis.statistics.peer_dispersion import BATCH_BLOCKS, MIN_TESTED_BLOCKS
 from aerie.analysis.verdict import MAX_DROPPED_BLOCK_SHARE
 from benchmarks._canary_blocks import Blocks
 from benchmarks._canary_model import Bools, Floats
@@ -94,12 +103,14 @@ def ours(blocks: Blocks, better: float, dispersions: list[Dispersion], plan: Ana
     canary = blocks.canary * (1 + better)
     counted = ~np.isnan(canary) & (np.arange(canary.shape[1]) >= plan.min_blocks - 1)
     failed = np.zeros_like(counted)
-    parameters = sequence_parameters(blocks.peers, dispersions, plan)
+    promote, rollback = (
+        sequence_parameters(blocks.peers, dispersions, plan, rolls_back=rolls_back) for rolls_back in (False, True)
+    )
     for test in criterion.rollback_tests:
-        failed |= significant_blocks(test, canary, blocks, parameters, plan)
+        failed |= significant_blocks(test, canary, blocks, rollback, plan)
     number = np.arange(1, canary.shape[1] + 1)
     trusted = blocks.dropped <= MAX_DROPPED_BLOCK_SHARE * (number + blocks.dropped)
-    promoted = significant_blocks(accept, canary, blocks, parameters, plan) & trusted
+    promoted = significant_blocks(accept, canary, blocks, promote, plan) & trusted
     minutes = blocks.ended / 60
     return Decisions(first(failed & counted, minutes), first(promoted & counted, minutes))
 
@@ -172,35 +183,40 @@ def peer_statistics(peers: Floats) -> PeerStatistics:
     )
 
 
-def sequence_parameters(peers: Floats, dispersions: list[Dispersion], plan: AnalysisPlan) -> Parameters:
+def sequence_parameters(peers: Floats, dispersions: list[Dispersion], plan: AnalysisPlan, *, rolls_back: bool) -> Parameters:
     """Return the parameters that `with_tested_history` and `build_sequence_parameters` have after every block of every run."""
+    quantile = ROLLBACK_MISFIT_QUANTILE if rolls_back else MISFIT_QUANTILE
+    default = UNKNOWN_ROLLBACK_DISPERSION if rolls_back else UNCALIBRATED_DISPERSION
     statistics = peer_statistics(peers)
     effects = [dispersion.pooled_pod_effect(CALIBRATED_TOKENS_PER_STEP_POD_EFFECT) for dispersion in dispersions]
     inflation, variance, freedom = (_column(dispersions, name) for name in ("inflation", "variance", "degrees_of_freedom"))
     effect_sd, is_known = _column(effects, "sd"), _column(dispersions, "batch_count") > 0
     squares = statistics.means**2
-    is_tested, is_compared = (statistics.block_counts >= least for least in (MIN_TESTED_BLOCKS, MIN_COMPARED_BLOCKS))
-    tested_pods, pods = is_tested.sum(axis=2), is_compared.sum(axis=2)
+    least_counts = (MIN_TESTED_BLOCKS, *((MIN_SUPPORTED_BLOCKS, MIN_TESTED_BLOCKS) if rolls_back else 2 * (MIN_COMPARED_BLOCKS,)))
+    is_tested, is_supporting, is_compared = (statistics.block_counts >= least for least in least_counts)
+    tested_pods, supporting_pods, pods = (pods.sum(axis=2) for pods in (is_tested, is_supporting, is_compared))
     expected = (variance * inflation)[..., None] / np.maximum(statistics.block_counts, 1) + effect_sd[..., None] ** 2
     expected_batch = variance * inflation / BATCH_BLOCKS + effect_sd**2
     batch_freedom = statistics.batch_counts * (1 - 1 / peers.shape[2])
-    fits = np.where(is_tested, squares / expected, 0.0).sum(axis=2) <= tested_pods * _ratio_limit(tested_pods - 1)
-    fits &= statistics.batch_squares <= statistics.batch_counts * expected_batch * _ratio_limit(batch_freedom)
+    fits = np.where(is_tested, squares / expected, 0.0).sum(axis=2) <= tested_pods * _ratio_limit(tested_pods - 1, quantile)
+    fits &= statistics.batch_squares <= statistics.batch_counts * expected_batch * _ratio_limit(batch_freedom, quantile)
     misfits = is_known & (tested_pods >= 2) & ~fits
+    is_used = is_known & ~misfits
 
     by_history = np.array([_pod_effect_bound(effect) for effect in effects])[:, None]
     unknown = _pod_effect_bound(UNKNOWN_TOKENS_PER_STEP_POD_EFFECT)
-    bound = np.where((pods >= 2) & is_known, by_history, unknown)
+    untested = np.minimum(EARLY_POD_EFFECT_FACTOR * by_history, np.maximum(by_history, unknown)) if rolls_back else unknown
+    bound = np.where(is_used, np.where(supporting_pods >= 2, by_history, untested), unknown)
     mean_squares = np.where(is_compared, squares, 0.0).sum(axis=2) / np.maximum(pods, 1)
-    bound = np.where((pods >= 2) & (misfits | ~is_known), _observed_bound(mean_squares, pods), bound)
+    prior = ROLLBACK_OBSERVED_POD_EFFECT if rolls_back else OBSERVED_TOKENS_PER_STEP_POD_EFFECT
+    bound = np.where((pods >= 2) & ~is_used, _observed_bound(mean_squares, pods, prior), bound)
     if plan.hardware_mismatch:
         bound = np.full_like(bound, unknown)
     bound *= math.sqrt(1 / plan.pod_counts[0] + 1 / plan.pod_counts[1])
-    default = UNCALIBRATED_DISPERSION
     return Parameters(
-        np.where(misfits, default.inflation, inflation),
-        np.where(misfits, default.variance, variance),
-        np.where(misfits, default.degrees_of_freedom, freedom),
+        np.where(is_used, inflation, default.inflation),
+        np.where(is_used, variance, default.variance),
+        np.where(is_used, freedom, default.degrees_of_freedom),
         bound,
         misfits,
     )
@@ -210,9 +226,9 @@ def _pod_effect_bound(effect: PodEffect) -> float:
     return pod_effect_quantile(effect.degrees_of_freedom, TOKENS_PER_STEP_POD_EFFECT_SHARE) * effect.sd
 
 
-def _observed_bound(mean_squares: Floats, pods: npt.NDArray[np.int64]) -> Floats:
-    """Return the bound of a pod's lasting difference by today's stable pods, of which so many were compared."""
-    prior, bounds = OBSERVED_TOKENS_PER_STEP_POD_EFFECT, np.zeros_like(mean_squares)
+def _observed_bound(mean_squares: Floats, pods: npt.NDArray[np.int64], prior: PodEffect) -> Floats:
+    """Return the bound of a pod's lasting difference by today's stable pods, of which so many were compared, and this prior."""
+    bounds = np.zeros_like(mean_squares)
     for count in range(2, int(pods.max(initial=0)) + 1):
         freedom = prior.degrees_of_freedom + count - 1
         sd = np.sqrt((prior.degrees_of_freedom * prior.sd**2 + (count - 1) * mean_squares) / freedom)
@@ -220,9 +236,9 @@ def _observed_bound(mean_squares: Floats, pods: npt.NDArray[np.int64]) -> Floats
     return bounds
 
 
-def _ratio_limit(degrees_of_freedom: Floats) -> Floats:
+def _ratio_limit(degrees_of_freedom: Floats, quantile: float) -> Floats:
     spread = 2 / (9 * np.where(degrees_of_freedom > 0, degrees_of_freedom, 1.0))
-    return np.asarray((1 - spread + MISFIT_QUANTILE * np.sqrt(spread)) ** 3)
+    return np.asarray((1 - spread + quantile * np.sqrt(spread)) ** 3)
 
 
 def _column(items: Sequence[Dispersion | PodEffect], name: str) -> Floats:

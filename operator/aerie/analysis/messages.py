@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from aerie.analysis.criteria.criterion import Criterion, CriterionTest
+from aerie.analysis.criteria.history_fit import MIN_COMPARED_BLOCKS
 from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.equivalence import EquivalenceResult
 from aerie.analysis.formatting import (
@@ -28,7 +29,6 @@ from aerie.analysis.formatting import (
 from aerie.analysis.measurement.load_match import LOAD_TOLERANCE, LoadMatch
 from aerie.analysis.statistics.confidence_sequence import PairedMoments, RareEvents, SequenceParameters, blocks_until_half_width
 from aerie.analysis.statistics.crash_rate import CrashCounts
-from aerie.analysis.statistics.peer_dispersion import MIN_COMPARED_BLOCKS
 from aerie.analysis.statistics.shares import ShareCounts
 
 

@@ -11,13 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from aerie.analysis.criteria.history_fit import MIN_COMPARED_BLOCKS
 from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.criteria.table import build_criteria
 from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
 from aerie.analysis.measurement.counts import EngineCounts
 from aerie.analysis.state import AnalysisState, add_block
 from aerie.analysis.statistics.calibration import Dispersion
-from aerie.analysis.statistics.peer_dispersion import MIN_COMPARED_BLOCKS, PeerDeviations
+from aerie.analysis.statistics.peer_dispersion import PeerDeviations
 from aerie.analysis.verdict import Verdict, evaluate_analysis
 
 CALM = Dispersion(

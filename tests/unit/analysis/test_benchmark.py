@@ -84,10 +84,16 @@ def test_blocks_and_verdicts_are_the_operators(
         UNCALIBRATED_DISPERSION,
         *(Dispersion(1.0 + 0.4 * index, 0.002, 20.0, 0.002 * index, 2.0 * index, 24) for index in range(1, runs)),
     ]
-    parameters = rules.sequence_parameters(blocks.peers, dispersions, plan)
+    by_direction = {
+        rolls_back: rules.sequence_parameters(blocks.peers, dispersions, plan, rolls_back=rolls_back)
+        for rolls_back in (False, True)
+    }
     criterion = next(row for row in build_criteria(plan) if row.name == TOKENS_PER_STEP)
     tests = [*criterion.rollback_tests, *criterion.promote_tests]
-    vectorised = [rules.significant_blocks(test, blocks.canary * (1 + better), blocks, parameters, plan) for test in tests]
+    vectorised = [
+        rules.significant_blocks(test, blocks.canary * (1 + better), blocks, by_direction[test.rolls_back], plan)
+        for test in tests
+    ]
     for index in range(runs):
         run_plan = replace(plan, dispersions={TOKENS_PER_STEP: dispersions[index]})
         state, column, answers = AnalysisState(0.0), 0, []
@@ -105,11 +111,9 @@ def test_blocks_and_verdicts_are_the_operators(
                 column += 1
             state = add_block(state, _improve(block, better), run_plan)
             if block.canary and block.control:
-                assert parameters.misfits[index, column - 1] == (assess_history(run_plan, state.peers) == "DoesNotFit")
-                tested_plan = with_tested_history(run_plan, state.peers)
-                answers.append(
-                    [is_mean_test_met(test, criterion, state.paired_moments[TOKENS_PER_STEP], tested_plan) for test in tests]
-                )
+                assert by_direction[False].misfits[index, column - 1] == (assess_history(run_plan, state.peers) == "DoesNotFit")
+                plans, pairs = with_tested_history(run_plan, state.peers), state.paired_moments[TOKENS_PER_STEP]
+                answers.append([is_mean_test_met(test, criterion, pairs, plans.of(test)) for test in tests])
         assert np.isnan(blocks.canary[index, column:]).all()
         assert column > 20
         assert answers == np.stack([answers_of_test[index, :column] for answers_of_test in vectorised], axis=1).tolist()

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aerie.analysis.criteria.history_fit import MIN_COMPARED_BLOCKS, MISFIT_QUANTILE
 from aerie.analysis.statistics.calibration import MAX_FOLLOWED_PODS, Dispersion, PodEffect
-from aerie.analysis.statistics.peer_dispersion import BATCH_BLOCKS, MIN_COMPARED_BLOCKS, MIN_TESTED_BLOCKS, PeerDeviations
+from aerie.analysis.statistics.peer_dispersion import BATCH_BLOCKS, MIN_TESTED_BLOCKS, PeerDeviations
 
 HISTORY = Dispersion(
     inflation=1.0, variance=0.04**2, degrees_of_freedom=20.0, pod_effect_sd=0.0, pod_effect_degrees_of_freedom=2.0, batch_count=24
@@ -31,7 +32,7 @@ def add_blocks(blocks: int, pods: int = 3, *, sd: float = 0.04, offset_sd: float
 def explained_share(blocks: int, pods: int = 3, **arguments: float) -> float:
     """Return the share of 200 analyses in which the history explains the deviations."""
     runs = [add_blocks(blocks, pods, seed=seed, **arguments) for seed in range(200)]
-    return float(np.mean([peers.is_explained_by(HISTORY, PRIOR) for peers in runs]))
+    return float(np.mean([peers.is_explained_by(HISTORY, PRIOR, MISFIT_QUANTILE) for peers in runs]))
 
 
 @pytest.mark.parametrize("blocks", [MIN_COMPARED_BLOCKS, 60])
@@ -46,7 +47,7 @@ def test_lasting_differences_and_larger_dispersion_do_not_fit() -> None:
 
 
 def test_the_pod_effect_is_what_pods_are_apart_on_average() -> None:
-    effects = [add_blocks(40, offset_sd=0.02, seed=seed).pod_effect for seed in range(100)]
+    effects = [add_blocks(40, offset_sd=0.02, seed=seed).pod_effect(40) for seed in range(100)]
     assert all(effect is not None and effect.degrees_of_freedom == 2.0 for effect in effects)
     mean_square = float(np.mean([effect.sd**2 for effect in effects if effect is not None]))
     assert mean_square == pytest.approx(0.02**2 + 0.04**2 / 40, rel=0.2)
@@ -55,10 +56,10 @@ def test_the_pod_effect_is_what_pods_are_apart_on_average() -> None:
 @pytest.mark.parametrize(("blocks", "pods"), [(MIN_COMPARED_BLOCKS - 1, 3), (100, 1), (0, 3)])
 def test_few_blocks_or_pods_prove_nothing(blocks: int, pods: int) -> None:
     peers = add_blocks(blocks, pods)
-    assert peers.pod_effect is None
+    assert peers.pod_effect(MIN_COMPARED_BLOCKS) is None
     apart = add_blocks(MIN_TESTED_BLOCKS if pods > 1 and blocks else blocks, pods, offset_sd=0.5)
-    assert apart.is_explained_by(HISTORY, PRIOR) == (pods < 2 or not blocks), "a few blocks may refute a history"
-    assert add_blocks(MIN_TESTED_BLOCKS - 1, offset_sd=0.5).is_explained_by(HISTORY, PRIOR)
+    assert apart.is_explained_by(HISTORY, PRIOR, MISFIT_QUANTILE) == (pods < 2 or not blocks), "a few blocks may refute a history"
+    assert add_blocks(MIN_TESTED_BLOCKS - 1, offset_sd=0.5).is_explained_by(HISTORY, PRIOR, MISFIT_QUANTILE)
 
 
 def test_a_pod_without_steps_is_left_out_of_a_block() -> None:
@@ -93,8 +94,9 @@ def test_batches_show_a_memory_that_the_mean_hides() -> None:
     for block in range(8 * BATCH_BLOCKS):
         swing = 0.06 * (-1) ** (block // BATCH_BLOCKS)
         peers = peers.add_block({"a": 2 * (1 + swing), "b": 2 * (1 - swing), "c": 2.0})
-    assert peers.pod_effect is not None
-    assert peers.pod_effect.sd < 0.01
-    assert not peers.is_explained_by(HISTORY, PRIOR)
-    assert peers.is_explained_by(Dispersion(inflation=20.0, variance=0.04**2, batch_count=24), PRIOR)
+    effect = peers.pod_effect(8 * BATCH_BLOCKS)
+    assert effect is not None
+    assert effect.sd < 0.01
+    assert not peers.is_explained_by(HISTORY, PRIOR, MISFIT_QUANTILE)
+    assert peers.is_explained_by(Dispersion(inflation=20.0, variance=0.04**2, batch_count=24), PRIOR, MISFIT_QUANTILE)
     assert math.isfinite(peers.batch_squares)

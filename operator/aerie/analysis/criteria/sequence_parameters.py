@@ -25,10 +25,11 @@ OTHER_POD_EFFECT_SHARE = 0.975
 """The same of other criteria, and in trials."""
 CALIBRATED_TOKENS_PER_STEP_POD_EFFECT = PodEffect(0.003, 2.0)
 """Permanent difference of pods in tokens per step, beside a calibration."""
-UNKNOWN_TOKENS_PER_STEP_POD_EFFECT, OBSERVED_TOKENS_PER_STEP_POD_EFFECT = PodEffect(0.02, 3.0), PodEffect(0.0175, 1.0)
+UNKNOWN_TOKENS_PER_STEP_POD_EFFECT = PodEffect(0.02, 3.0)
+OBSERVED_TOKENS_PER_STEP_POD_EFFECT, ROLLBACK_OBSERVED_POD_EFFECT = PodEffect(0.0175, 1.0), PodEffect(0.0175, 3.0)
 """The same without a history that fits: before the stable pods of today were compared, and beside that comparison
-(`peer_dispersion`). Drafter and target determine tokens per step whatever the GPU, but the tenants of a pod differ from those of
-the next: sticky ones make pods differ by 3 % for hours, in `benchmarks/_canary_model.py`."""
+(`peer_dispersion`), for promotions and for rollbacks. Drafter and target determine tokens per step whatever the GPU, but the
+tenants of a pod differ from those of the next: sticky ones make pods differ by 3 % for hours (`benchmarks/_canary_model.py`)."""
 NO_POD_EFFECT = PodEffect(0.0, math.inf)
 
 
@@ -48,7 +49,7 @@ def build_sequence_parameters(
     pod_effect = (
         NO_POD_EFFECT
         if test.measured_pods_only
-        else dispersion.pod_effect(_pod_effect_prior(criterion, dispersion, plan), level, plan.pod_counts)
+        else dispersion.pod_effect(_pod_effect_prior(test, criterion, dispersion, plan), level, plan.pod_counts)
     )
     return SequenceParameters(
         alpha=alpha,
@@ -70,12 +71,14 @@ def _pod_effect_share(test: CriterionTest, criterion: Criterion, plan: AnalysisP
     return OTHER_POD_EFFECT_SHARE
 
 
-def _pod_effect_prior(criterion: Criterion, dispersion: Dispersion, plan: AnalysisPlan) -> PodEffect:
+def _pod_effect_prior(test: CriterionTest, criterion: Criterion, dispersion: Dispersion, plan: AnalysisPlan) -> PodEffect:
     """Return the assumed permanent difference of pods in a criterion, beside the calibrated one."""
     if criterion.name == TOKENS_PER_STEP:
         if not dispersion.pod_effect_degrees_of_freedom:
             return UNKNOWN_TOKENS_PER_STEP_POD_EFFECT
-        return CALIBRATED_TOKENS_PER_STEP_POD_EFFECT if dispersion.batch_count else OBSERVED_TOKENS_PER_STEP_POD_EFFECT
+        if dispersion.batch_count:
+            return CALIBRATED_TOKENS_PER_STEP_POD_EFFECT
+        return ROLLBACK_OBSERVED_POD_EFFECT if test.rolls_back else OBSERVED_TOKENS_PER_STEP_POD_EFFECT
     if not criterion.is_load_adjusted:
         return CALIBRATED_TOKENS_PER_STEP_POD_EFFECT if dispersion.batch_count else PodEffect(0.0, 0.0)
     if plan.is_trial:

@@ -10,10 +10,8 @@ of the others. Two statistics follow, both without the canary, so that they favo
 
 The first is of the same length and memory as the analysis itself, but there are few pods. The second has more degrees of freedom
 the longer the analysis lasts. The history does not fit where either is larger than it makes likely. Three stable pods have two
-degrees of freedom, so no test separates a change of routing from chance for certain. Both constants prefer slow verdicts to
-wrong ones: the limit is low (`MISFIT_QUANTILE`), and a history counts only after `MIN_COMPARED_BLOCKS`. With them, 2 % of equal
-drafters are rolled back at most, and 3 % of those that are worse by 2 % promoted, after a change of routing. Not even a test that
-knows both kinds of traffic is much faster (`benchmarks/_canary_oracle.py`).
+degrees of freedom, so no test separates a change of routing from chance for certain. The limit of the statistics is the
+caller's, by the error that it prefers (`criteria.history_fit`).
 
 Without a history that fits, the first statistic is itself the measure of how far two pods may be apart: pods are then the unit of
 the comparison, by Student's t with as many degrees of freedom as there are pods less one.
@@ -33,12 +31,8 @@ from aerie.analysis.statistics.calibration import MAX_FOLLOWED_PODS, Dispersion,
 
 BATCH_BLOCKS = 8
 """Blocks in a batch: a quarter of an hour of two-minute blocks."""
-MIN_TESTED_BLOCKS, MIN_COMPARED_BLOCKS = 5, 28
-"""Blocks of a pod from which on it may refute a history; and from which on it may support it, and show how far pods are apart.
-28 two-minute blocks are 56 minutes: in 30 minutes, pods whose tenants stay for an hour are alike too often."""
-MISFIT_QUANTILE = 0.25
-"""Standard normal quantile of the limit: by either statistic, a history that fits is taken for misfitting in 40 % of the cases,
-and by one or the other in half of them."""
+MIN_TESTED_BLOCKS = 5
+"""Blocks of a pod from which on it may refute a history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,29 +83,33 @@ class PeerDeviations:
             pods[name] = _PodSums(block_count, sums.total + deviation, batch_total)
         return PeerDeviations(pods, batch_count, batch_squares)
 
-    @property
-    def pod_effect(self) -> PodEffect | None:
-        """How far a pod is from equal ones over all blocks so far, chance included; None while fewer than two pods count."""
-        means = [sums.mean for sums in self.pods.values() if sums.block_count >= MIN_COMPARED_BLOCKS]
+    def pod_effect(self, min_blocks: int) -> PodEffect | None:
+        """Return how far a pod is from equal ones over all blocks so far, chance included.
+
+        None while fewer than two pods have this many blocks.
+        """
+        means = [sums.mean for sums in self.pods.values() if sums.block_count >= min_blocks]
         if len(means) < 2:
             return None
         return PodEffect(math.sqrt(math.fsum(mean * mean for mean in means) / len(means)), len(means) - 1.0)
 
-    def is_explained_by(self, history: Dispersion, prior: PodEffect) -> bool:
+    def is_explained_by(self, history: Dispersion, prior: PodEffect, quantile: float) -> bool:
         """Return whether the history explains the deviations, with the pod effect that it has beside this prior.
 
-        True while fewer than two pods have enough blocks.
+        Each statistic has to be below this standard normal quantile. True while fewer than two pods have enough blocks.
         """
         pods = [sums for sums in self.pods.values() if sums.block_count >= MIN_TESTED_BLOCKS]
         if len(pods) < 2:
             return True
         block_variance, effect_variance = history.variance * history.inflation, history.pooled_pod_effect(prior).sd ** 2
         ratio = math.fsum(sums.mean**2 / (block_variance / sums.block_count + effect_variance) for sums in pods) / len(pods)
-        if ratio > _ratio_limit(len(pods) - 1):
+        if ratio > _ratio_limit(len(pods) - 1, quantile):
             return False
         batch_variance = block_variance / BATCH_BLOCKS + effect_variance
-        batch_degrees = self.batch_count * (1 - 1 / len(self.pods))
-        return not self.batch_count or self.batch_squares / self.batch_count <= batch_variance * _ratio_limit(batch_degrees)
+        if not self.batch_count:
+            return True
+        limit = _ratio_limit(self.batch_count * (1 - 1 / len(self.pods)), quantile)
+        return self.batch_squares / self.batch_count <= batch_variance * limit
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -124,7 +122,7 @@ class PeerDeviations:
         return cls({name: _PodSums(*values) for name, values in document["pods"].items()}, *document["batches"])
 
 
-def _ratio_limit(degrees_of_freedom: float) -> float:
+def _ratio_limit(degrees_of_freedom: float, quantile: float) -> float:
     """Return the limit of a variance, relative to its expectation: Wilson and Hilferty's quantile of chi-squared."""
     spread = 2 / (9 * degrees_of_freedom)
-    return float((1 - spread + MISFIT_QUANTILE * math.sqrt(spread)) ** 3)
+    return float((1 - spread + quantile * math.sqrt(spread)) ** 3)
