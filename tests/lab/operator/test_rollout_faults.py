@@ -34,6 +34,7 @@ from tests.lab.operator.event_recorder import EventRecorder, record_events
 from tests.lab.operator.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.timeout(1800)
+NO_EVALUATOR = "engines of these scenarios answer no requests: test_shadow_pods.py, with kills, and unit tests of evaluations"
 NOT_COVERED = {
     (
         "Analyzing",
@@ -45,6 +46,8 @@ NOT_COVERED = {
         Trigger.DEADLINE_EXCEEDED,
     ): "it takes more pods than one that are late for their revision's sake: unit tests of fleet size",
     ("Promoting", Trigger.DEADLINE_EXCEEDED): "as with Ramping",
+    ("Starting", Trigger.NEEDS_EVALUATION): NO_EVALUATOR,
+    **{transition: NO_EVALUATOR for transition in TRANSITIONS if transition[0] == "Evaluating"},
 }
 """Transitions that no scenario takes, and the reason."""
 
