@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from aerie.api import SpeculativeDeployment
-from aerie.rollout.canary.state_machine import TRANSITIONS, Trigger
+from aerie.rollout.canary.state_machine import TRANSITIONS, StateMachinePhase, Trigger
 from aerie.rollout.status.notifications import build_notifications
 from aerie_lab.cluster import Lab, process
 from aerie_lab.faults import FaultInjector
@@ -35,7 +35,7 @@ from tests.lab.operator.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.timeout(1800)
 NO_EVALUATOR = "engines of these scenarios answer no requests: test_shadow_pods.py, with kills, and unit tests of evaluations"
-NOT_COVERED = {
+NOT_COVERED: dict[tuple[StateMachinePhase, Trigger], str] = {
     (
         "Analyzing",
         Trigger.EXPLORED,
