@@ -10,7 +10,7 @@ As soon as windows have begun, evaluators and operator are killed (SIGKILL): no 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,24 @@ def read_evaluator_pod(namespace: Namespace, name: str) -> Object:
     raise LabError(f"{name} has no evaluator.")
 
 
+def check_verdicts(namespace: Namespace, names: Sequence[str], old: str, before: Mapping[str, Mapping[str, int]]) -> None:
+    """Wait for the verdicts, and check what they leave: pods that serve users with `old` again, and no evaluator.
+
+    `before`: restarts of the pods of each resource before its evaluation.
+    """
+    status = wait_for(namespace, "worse", lambda s: has_ended(s, "RolledBack"), "it is rolled back")
+    assert status["rolloutHistory"][0]["result"] == "RolledBack"
+    assert "tokens per step is significantly below" in status["rolloutHistory"][0]["message"]
+    status = wait_for(namespace, "better", lambda s: has_ended(s, "Analyzing"), "its trial begins")
+    assert status["inPlaceRollout"]["evaluation"]["result"] == "Accepted", status["inPlaceRollout"]["evaluation"]
+
+    wait_until(lambda: all(map(is_pod_ready, list_engine_pods(namespace, "worse"))), "all pods serve users again")
+    assert all(serves_alone(state, old) for state in read_drafter_states(namespace, "worse").values())
+    for name in names:
+        assert restart_counts(list_engine_pods(namespace, name)) == before[name]
+        wait_until(lambda name=name: not list_evaluators(namespace, name), "the evaluator is removed")  # type: ignore[misc]
+
+
 def restart_evaluators(namespace: Namespace, names: Iterable[str], meanwhile: Callable[[], object] = lambda: None) -> None:
     """Kill the evaluators (SIGKILL) as soon as they are ready, and wait until the next processes are. `meanwhile`: called after
     the kills."""
@@ -125,17 +143,7 @@ def test_a_drafter_is_evaluated_before_users_meet_it(
         assert (ready["status"], ready["reason"]) == ("True", "PodIsolated")
     restart_evaluators(namespace, names, inner_operator.kill_and_replace)
 
-    status = wait_for(namespace, "worse", lambda s: has_ended(s, "RolledBack"), "it is rolled back")
-    assert status["rolloutHistory"][0]["result"] == "RolledBack"
-    assert "tokens per step is significantly below" in status["rolloutHistory"][0]["message"]
-    status = wait_for(namespace, "better", lambda s: has_ended(s, "Analyzing"), "its trial begins")
-    assert status["inPlaceRollout"]["evaluation"]["result"] == "Accepted", status["inPlaceRollout"]["evaluation"]
-
-    wait_until(lambda: all(map(is_pod_ready, list_engine_pods(namespace, "worse"))), "all pods serve users again")
-    assert all(serves_alone(state, old) for state in read_drafter_states(namespace, "worse").values())
-    for name in names:
-        assert restart_counts(list_engine_pods(namespace, name)) == before[name]
-        wait_until(lambda name=name: not list_evaluators(namespace, name), "the evaluator is removed")  # type: ignore[misc]
+    check_verdicts(namespace, names, old, before)
     assert find_in_objects(namespace, [MARKER], lambda item: item["kind"] != "ConfigMap") == []
     assert find_in_objects(namespace, [MARKER], lambda item: item["kind"] == "ConfigMap") == ["ConfigMap/prompts"]
     etcd = namespace.lab.folder / "etcd"

@@ -36,17 +36,14 @@ from tests.lab.operator.in_place_resources import (
     compute_model_digest,
     create_model_claim,
     list_engine_pods,
-    read_drafter_states,
     resource,
     restart_counts,
-    serves_alone,
 )
 from tests.lab.operator.markers import create_marker, fetch_in_lab, find_in_files, find_in_objects
 from tests.lab.operator.test_in_place_rollouts import wait_for
 from tests.lab.operator.test_operator import is_ready
 from tests.lab.operator.test_shadow_evaluation import (
-    has_ended,
-    is_pod_ready,
+    check_verdicts,
     list_evaluators,
     restart_evaluators,
 )
@@ -220,17 +217,8 @@ def test_mirrored_requests_decide_whatever_is_killed(
         metrics += [read_evaluator_metrics(namespace, name) for name in NAMES]
         wait_for_answers(better_users, worse_users)
 
-        status = wait_for(namespace, "worse", lambda s: has_ended(s, "RolledBack"), "it is rolled back")
-        assert status["rolloutHistory"][0]["result"] == "RolledBack"
-        assert "tokens per step is significantly below" in status["rolloutHistory"][0]["message"]
-        status = wait_for(namespace, "better", lambda s: has_ended(s, "Analyzing"), "its trial begins")
-        assert status["inPlaceRollout"]["evaluation"]["result"] == "Accepted", status["inPlaceRollout"]["evaluation"]
-
-        wait_until(lambda: all(map(is_pod_ready, list_engine_pods(namespace, "worse"))), "all pods serve users again")
-        assert all(serves_alone(state, old) for state in read_drafter_states(namespace, "worse").values())
+        check_verdicts(namespace, NAMES, old, before)
         for name in NAMES:
-            assert restart_counts(list_engine_pods(namespace, name)) == before[name]
-            wait_until(lambda name=name: not list_evaluators(namespace, name), "the evaluator is removed")  # type: ignore[misc]
             wait_until(lambda name=name: not list_filters(namespace, name), "nothing is mirrored any more")  # type: ignore[misc]
             assert not namespace.exists("service", evaluator.evaluator_name(name))
         pods = [pod for name in NAMES for pod in list_engine_pods(namespace, name)]
