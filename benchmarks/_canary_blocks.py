@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aerie.analysis.measurement.blocks import BlockRule
+from aerie.analysis.state import MIN_PEER_SHARE
 from benchmarks._canary_model import SCRAPE, Counters, Floats
 
 
@@ -30,12 +31,17 @@ class Blocks(NamedTuple):
     canary_pods: Floats
     control_pods: Floats
     """Pods with a complete window."""
+    peers: Floats
+    """Acceptance lengths by run, block and pod, of the equal pods that are compared with one another: the other stable pods where
+    the control has pods of its own, else the control's; NaN where a pod has no complete window."""
 
 
-def close(counters: Counters, canaries: int, rule: BlockRule) -> Blocks:
-    """Close the blocks of every run; the first `canaries` pods are the canary, the others the control."""
+def close(counters: Counters, canaries: int, controls: int, rule: BlockRule) -> Blocks:
+    """Close the blocks of every run. The first pods are the canary's, the next the control's, and others are stable pods beside
+    a control of its own."""
     runs, pods, scrapes = counters.drafts.shape
-    arms = (slice(0, canaries), slice(canaries, pods))
+    arms = (slice(0, canaries), slice(canaries, canaries + controls))
+    peers = slice(canaries + controls, pods) if canaries + controls < pods else arms[1]
     totals = np.stack([counters.drafts, counters.accepted, counters.finished, counters.restarts, counters.begun])
     first, last = totals[..., 0].copy(), totals[..., 0].copy()
     first_at = np.where(counters.scraped[..., 0], 0, -1)  # scrape by which the window begins; -1: none yet
@@ -44,7 +50,8 @@ def close(counters: Counters, canaries: int, rule: BlockRule) -> Blocks:
     dropped = np.zeros(runs)
     counted = np.zeros(runs, dtype=np.int64)
     max_blocks = int(scrapes * SCRAPE / rule.block_seconds) + 1
-    blocks = Blocks(*(np.full((runs, max_blocks), np.nan) for _ in Blocks._fields))
+    shapes = [(runs, max_blocks, *([peers.stop - peers.start] if name == "peers" else [])) for name in Blocks._fields]
+    blocks = Blocks(*(np.full(shape, np.nan) for shape in shapes))
     late, length = (
         round(rule.max_scrape_age_seconds // rule.scrape_interval_seconds),
         round(rule.block_seconds / rule.scrape_interval_seconds),
@@ -75,6 +82,10 @@ def close(counters: Counters, canaries: int, rule: BlockRule) -> Blocks:
             getattr(blocks, name)[rows, column] = 1 + values[1, rows] / values[0, rows]
             getattr(blocks, f"{name}_begun")[rows, column] = values[4, rows]
             getattr(blocks, f"{name}_pods")[rows, column] = valid[rows, arm].sum(axis=1)
+        drafts, accepted = windows[:2, rows, peers]
+        least = MIN_PEER_SHARE * drafts.sum(axis=1) / np.maximum(1, valid[rows, peers].sum(axis=1))
+        enough = (drafts > 0) & (drafts >= least[:, None])
+        blocks.peers[rows, column] = np.where(enough, 1 + accepted / np.where(enough, drafts, 1.0), np.nan)
         blocks.ended[rows, column] = now * SCRAPE
         blocks.dropped[rows, column] = dropped[rows]
         counted[rows] += 1

@@ -63,6 +63,8 @@ class Traffic:
     """Chance that a scrape is lost."""
     kappa: float = 8.0
     """Concentration of the acceptance of a class: a + b of its Beta distribution."""
+    spread: float = SPREAD
+    """Standard deviation of the logarithm of a request's output tokens."""
 
 
 class Counters(NamedTuple):
@@ -118,7 +120,7 @@ def _simulate(
     shape = (runs, pods, burn + bins)
     rate, mix = _load(traffic, shape, burn, random)
     arrivals = random.poisson(rate * SCRAPE)
-    drafts, accepted, variance, finished = _served(arrivals, mix, traffic.kappa, random)
+    drafts, accepted, variance, finished = _served(arrivals, mix, traffic, random)
     accepted += np.sqrt(variance) * random.standard_normal(shape, dtype=np.float32)
     drafts, accepted, finished, begun = (part[..., burn:] for part in (drafts, accepted, finished, arrivals.astype(np.float64)))
     if factors is not None:
@@ -152,7 +154,7 @@ def _ar(shape: tuple[int, int, int], memory: float, random: np.random.Generator)
 
 
 def _served(
-    arrivals: npt.NDArray[np.int64], mix: Floats, kappa: float, random: np.random.Generator
+    arrivals: npt.NDArray[np.int64], mix: Floats, traffic: Traffic, random: np.random.Generator
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Return drafts, accepted tokens with their variance, and finished requests, by run, pod and scrape interval.
 
@@ -160,14 +162,14 @@ def _served(
     start and each end adds its rate from there on, and the part of its own interval.
     """
     shape, bins = arrivals.shape, arrivals.shape[-1]
-    means, variances = _classes(kappa)
+    means, variances = _classes(traffic.kappa)
     cells = arrivals.size
     place = np.repeat(np.arange(cells), arrivals.ravel())
     count = len(place)
     second = (random.random(count, dtype=np.float32) >= mix.ravel().astype(np.float32)[place]).astype(np.intp)
     rank = (random.random(count, dtype=np.float32) * means.shape[1]).astype(np.intp)
     start = random.random(count, dtype=np.float32).astype(np.float64)  # in intervals, from that of `place` on
-    tokens = np.array(MEDIANS)[second] * np.exp(SPREAD * random.standard_normal(count, dtype=np.float32))
+    tokens = np.array(MEDIANS)[second] * np.exp(traffic.spread * random.standard_normal(count, dtype=np.float32))
     each = means[second, rank]
     end = start + tokens / ((1 + each) * SPEED * SCRAPE)
     later = end.astype(np.intp)

@@ -26,20 +26,36 @@ simulated, not the programs.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from aerie.analysis.criteria.criterion import TOKENS_PER_STEP, CriterionTest
+from aerie.analysis.criteria.history_fit import (
+    EARLY_POD_EFFECT_FACTOR,
+    MIN_COMPARED_BLOCKS,
+    MIN_SUPPORTED_BLOCKS,
+    MISFIT_QUANTILE,
+    ROLLBACK_MISFIT_QUANTILE,
+    UNKNOWN_ROLLBACK_DISPERSION,
+)
 from aerie.analysis.criteria.plan import AnalysisPlan
-from aerie.analysis.criteria.sequence_parameters import CALIBRATED_TOKENS_PER_STEP_POD_EFFECT
+from aerie.analysis.criteria.sequence_parameters import (
+    CALIBRATED_TOKENS_PER_STEP_POD_EFFECT,
+    OBSERVED_TOKENS_PER_STEP_POD_EFFECT,
+    ROLLBACK_OBSERVED_POD_EFFECT,
+    TOKENS_PER_STEP_POD_EFFECT_SHARE,
+    UNKNOWN_TOKENS_PER_STEP_POD_EFFECT,
+)
 from aerie.analysis.criteria.table import build_criteria
 from aerie.analysis.measurement.blocks import ArmCounts
 from aerie.analysis.measurement.counts import EngineCounts
 from aerie.analysis.measurement.load_match import LoadMatch
-from aerie.analysis.statistics.calibration import Dispersion, PodEffect
+from aerie.analysis.statistics.calibration import UNCALIBRATED_DISPERSION, Dispersion, PodEffect
 from aerie.analysis.statistics.confidence_sequence import alpha_with_deadline, mixture_precision, pod_effect_quantile
+from aerie.analysis.statistics.peer_dispersion import BATCH_BLOCKS, MIN_TESTED_BLOCKS
 from aerie.analysis.verdict import MAX_DROPPED_BLOCK_SHARE
 from benchmarks._canary_blocks import Blocks
 from benchmarks._canary_model import Bools, Floats
@@ -87,11 +103,14 @@ def ours(blocks: Blocks, better: float, dispersions: list[Dispersion], plan: Ana
     canary = blocks.canary * (1 + better)
     counted = ~np.isnan(canary) & (np.arange(canary.shape[1]) >= plan.min_blocks - 1)
     failed = np.zeros_like(counted)
+    promote, rollback = (
+        sequence_parameters(blocks.peers, dispersions, plan, rolls_back=rolls_back) for rolls_back in (False, True)
+    )
     for test in criterion.rollback_tests:
-        failed |= significant_blocks(test, canary, blocks.control, dispersions, plan)
+        failed |= significant_blocks(test, canary, blocks, rollback, plan)
     number = np.arange(1, canary.shape[1] + 1)
     trusted = blocks.dropped <= MAX_DROPPED_BLOCK_SHARE * (number + blocks.dropped)
-    promoted = significant_blocks(accept, canary, blocks.control, dispersions, plan) & trusted
+    promoted = significant_blocks(accept, canary, blocks, promote, plan) & trusted
     minutes = blocks.ended / 60
     return Decisions(first(failed & counted, minutes), first(promoted & counted, minutes))
 
@@ -114,46 +133,151 @@ def matched_block_percent(blocks: Blocks, more: float = 1.0) -> float:
     return 100 * sum(matches) / max(1, len(matches))
 
 
-def significant_blocks(
-    test: CriterionTest, canary: Floats, control: Floats, dispersions: list[Dispersion], plan: AnalysisPlan
-) -> Bools:
-    """Return whether `verdict.is_mean_test_met` after every block of every run; False from a run's last block on."""
+class Parameters(NamedTuple):
+    """Parameters of the bounds of tokens per step after every block of every run."""
+
+    inflation: Floats
+    variance: Floats
+    """Variance of a block, per pod, by the history."""
+    degrees_of_freedom: Floats
+    """Degrees of freedom of that variance."""
+    pod_effect_bound: Floats
+    """Bound of the lasting difference of two equal arms, relative to their level."""
+    misfits: Bools
+    """True where the history does not fit."""
+
+
+class PeerStatistics(NamedTuple):
+    """`PeerDeviations` after every block of every run."""
+
+    block_counts: Floats
+    """Blocks of each pod."""
+    means: Floats
+    """Mean deviation of each pod."""
+    batch_counts: Floats
+    """Closed batches of all pods."""
+    batch_squares: Floats
+    """Sum of the squared means of these batches."""
+
+
+def peer_statistics(peers: Floats) -> PeerStatistics:
+    """Return the statistics from the tokens per step of equal pods, by run, block and pod."""
+    number = (~np.isnan(peers)).sum(axis=2, keepdims=True)
+    compared = ~np.isnan(peers) & (number >= 2)
+    others = np.maximum(number - 1, 1)
+    values = np.where(compared, peers, 1.0)
+    others_means = np.where(compared, (np.nansum(peers, axis=2, keepdims=True) - values) / others, 1.0)
+    deviations = np.where(compared, (values / others_means - 1) / np.sqrt(1 + 1 / others), 0.0)
+    counts, totals = np.cumsum(compared, axis=1), np.cumsum(deviations, axis=1)
+    closes = compared & (counts % BATCH_BLOCKS == 0)
+    blocks = np.arange(peers.shape[1])[None, :, None]
+    last_close = np.maximum.accumulate(np.where(closes, blocks, -1), axis=1)
+    previous_close = np.concatenate([np.full_like(last_close[:, :1], -1), last_close[:, :-1]], axis=1)
+    before = np.where(previous_close >= 0, np.take_along_axis(totals, np.maximum(previous_close, 0), axis=1), 0.0)
+    squares = np.where(closes, ((totals - before) / BATCH_BLOCKS) ** 2, 0.0)
+    return PeerStatistics(
+        counts.astype(float),
+        totals / np.maximum(counts, 1),
+        np.cumsum(closes.sum(axis=2), axis=1).astype(float),
+        np.cumsum(squares.sum(axis=2), axis=1),
+    )
+
+
+def sequence_parameters(peers: Floats, dispersions: list[Dispersion], plan: AnalysisPlan, *, rolls_back: bool) -> Parameters:
+    """Return the parameters that `with_tested_history` and `build_sequence_parameters` have after every block of every run."""
+    quantile = ROLLBACK_MISFIT_QUANTILE if rolls_back else MISFIT_QUANTILE
+    default = UNKNOWN_ROLLBACK_DISPERSION if rolls_back else UNCALIBRATED_DISPERSION
+    statistics = peer_statistics(peers)
+    effects = [dispersion.pooled_pod_effect(CALIBRATED_TOKENS_PER_STEP_POD_EFFECT) for dispersion in dispersions]
+    inflation, variance, freedom = (_column(dispersions, name) for name in ("inflation", "variance", "degrees_of_freedom"))
+    effect_sd, is_known = _column(effects, "sd"), _column(dispersions, "batch_count") > 0
+    squares = statistics.means**2
+    least_counts = (MIN_TESTED_BLOCKS, *((MIN_SUPPORTED_BLOCKS, MIN_TESTED_BLOCKS) if rolls_back else 2 * (MIN_COMPARED_BLOCKS,)))
+    is_tested, is_supporting, is_compared = (statistics.block_counts >= least for least in least_counts)
+    tested_pods, supporting_pods, pods = (pods.sum(axis=2) for pods in (is_tested, is_supporting, is_compared))
+    expected = (variance * inflation)[..., None] / np.maximum(statistics.block_counts, 1) + effect_sd[..., None] ** 2
+    expected_batch = variance * inflation / BATCH_BLOCKS + effect_sd**2
+    batch_freedom = statistics.batch_counts * (1 - 1 / peers.shape[2])
+    fits = np.where(is_tested, squares / expected, 0.0).sum(axis=2) <= tested_pods * _ratio_limit(tested_pods - 1, quantile)
+    fits &= statistics.batch_squares <= statistics.batch_counts * expected_batch * _ratio_limit(batch_freedom, quantile)
+    misfits = is_known & (tested_pods >= 2) & ~fits
+    is_used = is_known & ~misfits
+
+    by_history = np.array([_pod_effect_bound(effect) for effect in effects])[:, None]
+    unknown = _pod_effect_bound(UNKNOWN_TOKENS_PER_STEP_POD_EFFECT)
+    untested = np.minimum(EARLY_POD_EFFECT_FACTOR * by_history, np.maximum(by_history, unknown)) if rolls_back else unknown
+    bound = np.where(is_used, np.where(supporting_pods >= 2, by_history, untested), unknown)
+    mean_squares = np.where(is_compared, squares, 0.0).sum(axis=2) / np.maximum(pods, 1)
+    prior = ROLLBACK_OBSERVED_POD_EFFECT if rolls_back else OBSERVED_TOKENS_PER_STEP_POD_EFFECT
+    bound = np.where((pods >= 2) & ~is_used, _observed_bound(mean_squares, pods, prior), bound)
+    if plan.hardware_mismatch:
+        bound = np.full_like(bound, unknown)
+    bound *= math.sqrt(1 / plan.pod_counts[0] + 1 / plan.pod_counts[1])
+    return Parameters(
+        np.where(is_used, inflation, default.inflation),
+        np.where(is_used, variance, default.variance),
+        np.where(is_used, freedom, default.degrees_of_freedom),
+        bound,
+        misfits,
+    )
+
+
+def _pod_effect_bound(effect: PodEffect) -> float:
+    return pod_effect_quantile(effect.degrees_of_freedom, TOKENS_PER_STEP_POD_EFFECT_SHARE) * effect.sd
+
+
+def _observed_bound(mean_squares: Floats, pods: npt.NDArray[np.int64], prior: PodEffect) -> Floats:
+    """Return the bound of a pod's lasting difference by today's stable pods, of which so many were compared, and this prior."""
+    bounds = np.zeros_like(mean_squares)
+    for count in range(2, int(pods.max(initial=0)) + 1):
+        freedom = prior.degrees_of_freedom + count - 1
+        sd = np.sqrt((prior.degrees_of_freedom * prior.sd**2 + (count - 1) * mean_squares) / freedom)
+        bounds = np.where(pods == count, _pod_effect_bound(PodEffect(1.0, freedom)) * sd, bounds)
+    return bounds
+
+
+def _ratio_limit(degrees_of_freedom: Floats, quantile: float) -> Floats:
+    spread = 2 / (9 * np.where(degrees_of_freedom > 0, degrees_of_freedom, 1.0))
+    return np.asarray((1 - spread + quantile * np.sqrt(spread)) ** 3)
+
+
+def _column(items: Sequence[Dispersion | PodEffect], name: str) -> Floats:
+    return np.array([getattr(item, name) for item in items])[:, None]
+
+
+def significant_blocks(test: CriterionTest, canary: Floats, blocks: Blocks, parameters: Parameters, plan: AnalysisPlan) -> Bools:
+    """Return whether `verdict.is_mean_test_met` after every block of every run; False from a run's last block on.
+
+    `canary`: the canary's tokens per step; the control's are those of the blocks.
+    """
+    control, inflation, prior = blocks.control, parameters.inflation, parameters.degrees_of_freedom
     n = np.arange(1, canary.shape[1] + 1)[None, :]
     scores = canary - test.ratio * control - test.offset
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         mean, level = np.cumsum(scores, axis=1) / n, np.cumsum(control, axis=1) / n
         variance = np.maximum(0, np.cumsum(scores**2, axis=1) - n * mean**2) / np.maximum(n - 1, 1)
-        inflation, per_pod, prior = (
-            np.array([getattr(dispersion, name) for dispersion in dispersions])[:, None]
-            for name in ("inflation", "variance", "degrees_of_freedom")
-        )
-        priors = [
-            CALIBRATED_TOKENS_PER_STEP_POD_EFFECT if dispersion.batch_count else PodEffect(0.0, 0.0) for dispersion in dispersions
-        ]
-        pod_effects = [
-            dispersion.pod_effect(prior_effect, 1.0, plan.pod_counts)
-            for dispersion, prior_effect in zip(dispersions, priors, strict=True)
-        ]
-        offset = np.array([pod_effect_quantile(effect.degrees_of_freedom) * effect.sd for effect in pod_effects])[:, None]
         split = 1 / plan.pod_counts[0] + 1 / plan.pod_counts[1]
-        alpha = np.full_like(inflation, test.alpha)
-        if test.rolls_back:
-            horizons = plan.max_duration_seconds / plan.block_seconds / inflation[:, 0]
-            alpha = np.array(
-                [alpha_with_deadline(test.alpha, horizon, test.tightest_block_count) for horizon in horizons.tolist()]
-            )[:, None]
-        g = np.array([mixture_precision(2 * level_alpha, test.tightest_block_count) for level_alpha in alpha[:, 0].tolist()])[
-            :, None
-        ]
+        alphas = {value: _alpha(test, value, plan) for value in np.unique(inflation).tolist()}
+        alpha = np.vectorize(alphas.__getitem__, otypes=[float])(inflation)
+        precisions = {value: mixture_precision(2 * value, test.tightest_block_count) for value in set(alphas.values())}
+        g = np.vectorize(precisions.__getitem__, otypes=[float])(alpha)
         effective = n / inflation
         own = effective - 1
         freedom = own + prior
         k = 1 + effective * g
         c = np.exp(2 / (freedom + 1) * (np.log(k) / 2 - np.log(2 * alpha)))
         t_squared = np.where((c < k) & (own > 0), freedom * (c - 1) / (1 - c / k), np.inf)
-        pooled = (prior * per_pod * split * level**2 + own * variance) / freedom
-        slack = (offset * level) ** 2
+        pooled = (prior * parameters.variance * split * level**2 + own * variance) / freedom
+        slack = (parameters.pod_effect_bound * level) ** 2
         return np.asarray(test.sign * mean - np.sqrt(pooled / effective * t_squared + slack) > 0)
+
+
+def _alpha(test: CriterionTest, inflation: float, plan: AnalysisPlan) -> float:
+    """Return the level of a test's sequence."""
+    if not test.rolls_back:
+        return test.alpha
+    horizon = plan.max_duration_seconds / plan.block_seconds / inflation
+    return alpha_with_deadline(test.alpha, horizon, test.tightest_block_count)
 
 
 # -------------------------------------------------------------------------------------------------------------------- peers

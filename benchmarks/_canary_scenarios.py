@@ -59,22 +59,52 @@ class Scenario:
     """Share of the acceptance length that a pod loses with its age, times 1 - exp(-age / 6 h)."""
     history: bool = True
     """Whether a day of stable pods calibrates the analysis; else the default dispersion is used."""
+    before: Traffic | None = None
+    """Traffic of that day; None: that of the rollout."""
+    unlike_node_sd: float = 0.0
+    """Standard deviation of the canary's factor on acceptance length by its node, which is of another kind than the control's."""
     counts: bool = True
     """Whether the scenario counts for the worst rates; not where the arms are not comparable."""
 
 
+_RANDOM = Traffic(mix_pod=0.0)
+_STICKY, _STICKY_HOUR, _STICKY_FOUR_HOURS = (Traffic(mix_pod=0.55, memory=60.0 * minutes) for minutes in (15, 60, 240))
 SCENARIOS = {
     "base": Scenario("base: 1 canary, 3 stable pods, 1 request/s each"),
-    "random": Scenario("random routing", Traffic(mix_pod=0.0)),
+    "random": Scenario("random routing", _RANDOM),
     "low": Scenario("low traffic, 0.2 request/s on a pod", Traffic(rate=0.2)),
-    "sticky": Scenario("sticky tenants, 15 min of memory", Traffic(mix_pod=0.55, memory=900.0)),
+    "sticky": Scenario("sticky tenants, 15 min of memory", _STICKY),
     "offsets": Scenario("pods differ permanently, sd 0.5 %", Traffic(offset_sd=0.005)),
     "two": Scenario("2 canaries, 2 control pods", canaries=2, controls=2),
     "pair": Scenario("1 canary, 1 control pod", controls=1, fresh=True),
     "drift": Scenario("load doubles, mix shifts", Traffic(growth=2.0, mix_trend=0.8)),
     "resets": Scenario("each pod restarts every 2 h", Traffic(resets_per_hour=0.5)),
     "lost": Scenario("10 % of scrapes lost", Traffic(lost=0.1)),
+    "sticky60": Scenario("sticky tenants, 60 min of memory", _STICKY_HOUR),
+    "sticky240": Scenario("sticky tenants, 4 h of memory", _STICKY_FOUR_HOURS),
+    "heavy": Scenario("heavy-tailed lengths of answers (sigma 2)", Traffic(spread=2.0)),
+    "bimodal": Scenario("bimodal acceptance (kappa 1.5)", Traffic(kappa=1.5)),
     "new": Scenario("no history of stable pods", history=False),
+    "new_offsets1": Scenario("no history, pods differ permanently, sd 1 %", Traffic(offset_sd=0.01), history=False),
+    "new_offsets2": Scenario("no history, pods differ permanently, sd 2 %", Traffic(offset_sd=0.02), history=False),
+    "new_sticky": Scenario("no history, sticky tenants, 15 min", _STICKY, history=False),
+    "new_sticky60": Scenario("no history, sticky tenants, 60 min", _STICKY_HOUR, history=False),
+    "new_sticky240": Scenario("no history, sticky tenants, 4 h", _STICKY_FOUR_HOURS, history=False),
+    "new_pair": Scenario("no history, 1 canary, 1 control pod", controls=1, fresh=True, history=False),
+    "new_pair_sticky60": Scenario(
+        "no history, 1 canary, 1 control pod, sticky 60 min", _STICKY_HOUR, controls=1, fresh=True, history=False
+    ),
+    "unlike_sticky": Scenario("history with random routing, then sticky tenants, 15 min", _STICKY, before=_RANDOM),
+    "unlike_sticky60": Scenario("history with random routing, then sticky tenants, 60 min", _STICKY_HOUR, before=_RANDOM),
+    "unlike_pair": Scenario(
+        "the same with 15 min, 1 canary, 1 control pod, 3 stable pods", _STICKY, controls=1, fresh=True, before=_RANDOM
+    ),
+    "unlike_requests": Scenario(
+        "history of even requests, then heavy-tailed and bimodal ones",
+        Traffic(spread=1.8, kappa=1.5, mix_pod=0.4),
+        before=Traffic(spread=0.6, kappa=30.0, mix_pod=0.14),
+    ),
+    "unlike_node": Scenario("canary on an unlike node, sd 1 %, known by its labels", unlike_node_sd=0.01),
     "aging": Scenario("acceptance falls 6 % with age, fresh control pod", controls=1, fresh=True, aging=0.06),
     "aged": Scenario("the same against stable pods a day old", aging=0.06, counts=False),
 }
@@ -86,20 +116,27 @@ def run(name: str, runs: int, seed: int = 1) -> Cells:
     random = np.random.default_rng([seed, zlib.crc32(name.encode())])
     stable = max(2, 3 if scenario.fresh else scenario.controls)
     # Scrapes are lost, pods restart and load grows only in the rollout.
-    before = replace(scenario.traffic, growth=1.0, mix_trend=0.0, resets_per_hour=0.0, lost=0.0)
+    before = replace(scenario.before or scenario.traffic, growth=1.0, mix_trend=0.0, resets_per_hour=0.0, lost=0.0)
     dispersions, offsets = _calibrate(before, stable, min(CALIBRATIONS, runs), seed)
-    plan = AnalysisPlan(pod_counts=(scenario.canaries, scenario.controls), max_duration_seconds=HORIZON)
+    plan = AnalysisPlan(
+        pod_counts=(scenario.canaries, scenario.controls),
+        max_duration_seconds=HORIZON,
+        hardware_mismatch="other nodes" if scenario.unlike_node_sd else "",
+    )
     decisions: dict[tuple[str, float], list[Decisions]] = defaultdict(list)
     matches: dict[str, list[float]] = defaultdict(list)
     for begin in range(0, runs, CHUNK):
         chosen = np.arange(begin, min(begin + CHUNK, runs)) % len(dispersions)
-        pods = scenario.canaries + scenario.controls
+        arms = scenario.canaries + scenario.controls
+        pods = arms + (stable if scenario.fresh else 0)
         factors = _factors(scenario, offsets[chosen], random)
         counters = simulate(scenario.traffic, len(chosen), pods, HORIZON, random, factors)
-        blocks = close(counters, scenario.canaries, RULE)
+        blocks = close(counters, scenario.canaries, scenario.controls, RULE)
         matches["latency_blocks_pct"].append(matched_block_percent(blocks))
         matches["unequal_latency_blocks_pct"].append(matched_block_percent(blocks, UNEQUAL))
-        canary, control = per_scrapes(counters.all_drafts, counters.all_accepted, scenario.canaries, round(60 / SCRAPE))
+        canary, control = per_scrapes(
+            counters.all_drafts[:, :arms], counters.all_accepted[:, :arms], scenario.canaries, round(60 / SCRAPE)
+        )
         run_dispersions = [dispersions[index] if scenario.history else UNCALIBRATED_DISPERSION for index in chosen.tolist()]
         for effect in EFFECTS:
             better = canary * (1 + effect)
@@ -132,13 +169,17 @@ def _calibrate(traffic: Traffic, stable: int, count: int, seed: int) -> tuple[li
 
 
 def _factors(scenario: Scenario, stable: Floats, random: np.random.Generator) -> Floats:
-    """Draw factors on acceptance lengths by run, pod and scrape interval."""
-    runs = len(stable)
-    new = 1 + scenario.traffic.offset_sd * random.standard_normal((runs, scenario.canaries + scenario.controls, 1))
-    if not scenario.fresh:
+    """Draw factors on acceptance lengths by run, pod and scrape interval: of canary, control, and stable pods beside it."""
+    runs, arms = len(stable), scenario.canaries + scenario.controls
+    new = 1 + scenario.traffic.offset_sd * random.standard_normal((runs, arms, 1))
+    if scenario.fresh:
+        new = np.concatenate([new, stable], axis=1)
+    else:
         new[:, scenario.canaries :] = stable[:, : scenario.controls]
+    new[:, : scenario.canaries] *= 1 + scenario.unlike_node_sd * random.standard_normal((runs, 1, 1))
     if not scenario.aging:
         return new
     hours = np.arange(HORIZON / SCRAPE) * SCRAPE / 3600
-    ages = hours + np.where(np.arange(new.shape[1]) < scenario.canaries, 0.0, 0.0 if scenario.fresh else 24.0)[:, None]
+    first_old = arms if scenario.fresh else scenario.canaries
+    ages = hours + np.where(np.arange(new.shape[1]) < first_old, 0.0, 24.0)[:, None]
     return np.asarray(new * (1 - scenario.aging * (1 - np.exp(-ages / 6))))

@@ -107,11 +107,12 @@ def rollout(cell: Cell, index: int, calibration: BaselineCalibration | None, see
     shared = drifts(cell.traffic, HORIZON, random)
     canary = simulate(cell.traffic, cell.pods, shared, random, cell.canary)
     control = simulate(cell.traffic, cell.pods, shared, random, arm=1, canary=Canary(tokens=cell.canary.tokens))
+    stable = simulate(cell.traffic, STABLE, shared, random, arm=1, canary=Canary(tokens=cell.canary.tokens))
     evidence = AnalysisRun(plan, AnalysisState(0.0), 0.0)
     if cell.canary.crashes_every < math.inf:
-        return _run_crashing(cell, evidence, canary, control, random)
+        return _run_crashing(cell, evidence, canary, control, stable, random)
     reason = ""
-    for block in close(cell.traffic, canary, control, build_block_rule(plan, 15.0)):
+    for block in close(cell.traffic, canary, control, build_block_rule(plan, 15.0), stable):
         evidence, verdict = evidence.with_blocks([block]).evaluate(_at(block.end_time), ())
         reason = verdict.message
         if verdict.outcome != "Continue":
@@ -127,7 +128,9 @@ def _at(seconds: float) -> datetime:
 
 
 # ---------------------------------------------------------------------------------------------------------------------- crashes
-def _run_crashing(cell: Cell, evidence: AnalysisRun, canary: Floats, control: Floats, random: np.random.Generator) -> Outcome:
+def _run_crashing(
+    cell: Cell, evidence: AnalysisRun, canary: Floats, control: Floats, stable: Floats, random: np.random.Generator
+) -> Outcome:
     """Run the rollout of a canary whose engines crash, to the end of its monitoring."""
     every, until = cell.canary.crashes_every, HORIZON + 2 * 3600.0
     lives = [Life.draw(0.0, until, every, random) for _ in range(cell.pods)]
@@ -135,7 +138,9 @@ def _run_crashing(cell: Cell, evidence: AnalysisRun, canary: Floats, control: Fl
     for index, canary_counts in enumerate(canary):
         now = (index + 1) * cell.traffic.grid
         evidence = evidence.with_restarts(_restarts(lives, now), {})
-        evidence = evidence.with_blocks([_block(now - cell.traffic.grid, now, canary_counts, lives, control[index])])
+        block = _block(now - cell.traffic.grid, now, canary_counts, lives, control[index])
+        peers = side(stable[index], cell.traffic.grid, range(STABLE), "stable")
+        evidence = evidence.with_blocks([replace(block, stable=peers)])
         evidence, verdict = evidence.evaluate(_at(now), ())
         outcome, reason = verdict.outcome, verdict.message
         if outcome != "Continue":

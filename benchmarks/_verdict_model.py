@@ -216,9 +216,11 @@ def side(counts: Floats, seconds: float, complete: Sequence[int], name: str) -> 
     return ArmCounts(len(complete), total, load, by_pod)
 
 
-def close(traffic: Traffic, canary: Floats | None, control: Floats, rule: BlockRule) -> list[ClosedBlock]:
-    """Close blocks of grid intervals by the rule; without a canary, those of stable pods."""
-    arms = [("canary", canary), ("control", control)]
+def close(
+    traffic: Traffic, canary: Floats | None, control: Floats, rule: BlockRule, stable: Floats | None = None
+) -> list[ClosedBlock]:
+    """Close blocks of grid intervals by the rule; without a canary, those of stable pods. `stable`: the pods beside a control."""
+    arms = [("canary", canary), ("control", control), ("stable", stable)]
     blocks, begin = [], 0
     for end in range(1, len(control) + 1):
         if (end - begin) * traffic.grid < rule.block_seconds:
@@ -228,8 +230,8 @@ def close(traffic: Traffic, canary: Floats | None, control: Floats, rule: BlockR
             None if counts is None else side(counts[begin:end].sum(axis=0), seconds, range(counts.shape[1]), name)
             for name, counts in arms
         ]
-        if all(counts is None or rule.has_enough(counts) for counts in sides):
-            blocks.append(ClosedBlock(begin * traffic.grid, end * traffic.grid, sides[0], sides[1]))
+        if all(counts is None or rule.has_enough(counts) for counts in sides[:2]):
+            blocks.append(ClosedBlock(begin * traffic.grid, end * traffic.grid, sides[0], sides[1], stable=sides[2]))
             begin = end
     return blocks
 

@@ -14,6 +14,9 @@
 | block_cost_ms              | a closed block, all criteria counted and evaluated with the message; median, one core             |
 | flagger_, argo_, kayenta_  | the first eight for their rules; flagger_example_, argo_example_: with an example of their docs   |
 
+With CELLS=base,sticky in the environment only these scenarios run, without the keys of others; RUNS=400 sets the rollouts in a
+cell. Neither is saved.
+
 The model is in _canary_model.py, the scenarios in _canary_scenarios.py, the rules in _canary_rules.py. Seeds are fixed, so the
 same version of numpy gives the same results. The page docs/canary-decisions.md is written by a run with SAVE=1.
 """
@@ -47,19 +50,25 @@ _cells_by_scenario: dict[str, Cells] = {}
 
 
 def measure(runs: int = RUNS) -> dict[str, float]:
+    names = [name for name in os.environ.get("CELLS", ",".join(SCENARIOS)).split(",") if name]
+    runs = int(os.environ.get("RUNS", runs))
+    if unknown := [name for name in names if name not in SCENARIOS]:
+        raise SystemExit(f"bench: CELLS has no scenario {', '.join(unknown)}: use some of {', '.join(SCENARIOS)}.")
     # Forked workers would inherit numpy's threads in an unknown state.
     with ProcessPoolExecutor(min(2, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as workers:
-        jobs = {name: workers.submit(run, name, runs, SEED) for name in SCENARIOS}
+        jobs = {name: workers.submit(run, name, runs, SEED) for name in names}
         for name, job in jobs.items():
             _cells_by_scenario[name] = job.result()
             print(table(name), flush=True)
-    ours = _summary("ours")
-    comparable = [_cells_by_scenario[name] for name, scenario in SCENARIOS.items() if scenario.counts]
+    ours = _summary("ours") if "base" in names else {"runs": float(runs)}
+    comparable = [_cells_by_scenario[name] for name in names if SCENARIOS[name].counts]
     ours["worst_equal_rollback_pct"] = max(cells["ours", 0.0]["rollback_pct"] for cells in comparable)
     ours["worst_m2_promote_pct"] = max(cells["ours", -0.02]["promote_pct"] for cells in comparable)
     latency_cells = [cells["ours", 0.0] for cells in _cells_by_scenario.values()]
     ours["latency_blocks_pct"] = min(cell["latency_blocks_pct"] for cell in latency_cells)
     ours["unequal_latency_blocks_pct"] = max(cell["unequal_latency_blocks_pct"] for cell in latency_cells)
+    if "base" not in names:
+        return {key: round(value, 2) for key, value in ours.items()}
     ours["block_cost_ms"] = block_cost()
     peers = {f"{rule}_{key}": value for rule in PEERS for key, value in _summary(rule).items()}
     return {key: round(value, 2) for key, value in {**ours, **peers}.items()}
@@ -149,6 +158,8 @@ def _cell(figures: dict[str, float], effect: float) -> str:
 
 def document(docs: Path) -> None:
     """Write the page of the last run."""
+    if missing := SCENARIOS.keys() - _cells_by_scenario.keys():
+        raise SystemExit(f"bench: the page needs all scenarios, and {', '.join(sorted(missing))} did not run: leave CELLS out.")
     runs = int(_cells_by_scenario["base"]["ours", 0.0]["runs"])
     tables, aged = "\n".join(table(name) for name in SCENARIOS), SCENARIOS["aged"].title
     text = _PAGE.format(runs=runs, seed=SEED, histories=min(CALIBRATIONS, runs), tables=tables, aged=aged)
@@ -173,8 +184,9 @@ different acceptance. Their mix drifts on all pods together and on each pod. A r
 drafts follows from its acceptance. So requests with low acceptance have more of the drafts than of the tokens, and a better
 drafter makes fewer drafts for the same tokens. Latency is not simulated: every criterion but tokens per step passes, and the
 minimum duration is over. So in practice a promotion takes 30 minutes or more. Before each rollout there is a [day of stable
-pods](rollouts.md#calibration-on-stable-pods) with the same kind of traffic. The rollouts of a scenario share {histories} such
-days. The constants are assumptions; a fleet with another correlation time gives other results.
+pods](rollouts.md#calibration-on-stable-pods) with the same kind of traffic, unless the title says otherwise. The
+rollouts of a scenario share {histories} such days. The constants are assumptions; a fleet with another correlation time gives
+other results.
 
 Latencies are not simulated, but the blocks that would count for them are: those in which the loads of the arms match. The load
 is the number of requests that began on a pod, never that in flight, because a faster canary has fewer in flight. The latest

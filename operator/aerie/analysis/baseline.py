@@ -10,11 +10,12 @@ A change that makes other numbers of the same traffic does not (`compatible_with
 * another length of blocks;
 * another latency objective, for the share of requests beyond it;
 * more draft positions, for acceptance length and tokens per step: their dispersion increases with their largest length;
-* another release of the engine, for everything: from 0.33 on, vLLM drafts nothing in steps where no request can use a draft
-  (v1/core/sched/scheduler.py, `_drafts_unused`). So times and their dependence on the load are other numbers.
+* another origin, for everything. From 0.33 on, vLLM drafts nothing in steps where no request can use a draft
+  (v1/core/sched/scheduler.py, `_drafts_unused`). So times and their dependence on the load are other numbers. And another routing
+  or other nodes make pods differ by other amounts.
 
-Guarantees: pure; text that `pack` made comes back as it was. A calibration holds blocks of one engine alone. Text that does not
-name its engine is discarded. Not guaranteed: that the pods are under equal loads, as those
+Guarantees: pure; text that `pack` made comes back as it was. A calibration holds blocks of one origin alone. Text that does not
+name its origin is discarded. Not guaranteed: that the pods are under equal loads, as those
 of an analysis are where latencies count. The part of that which the load adjustment leaves counts as dispersion here, and not
 there.
 """
@@ -46,7 +47,7 @@ chance alone, and no block of an analysis consists of so few."""
 
 @dataclass(frozen=True, slots=True)
 class BaselineCalibration:
-    """Calibration of the stable pods of one engine; see the module."""
+    """Calibration of the stable pods of one origin; see the module."""
 
     plan: AnalysisPlan
     """Plan with which the blocks were counted."""
@@ -58,8 +59,8 @@ class BaselineCalibration:
     """Blocks counted."""
     last_block_end_time: float = 0.0
     """Time at which the last of them ended."""
-    engine: str = ""
-    """Engine of the blocks: its image, and the version that is saved beside it (canary/analysis_run/calibration_record.py)."""
+    origin: str = ""
+    """Origin of the blocks: engine, traffic mode and choice of nodes, as text (canary/analysis_run/calibration_record.py)."""
 
     def add_block(self, block: ClosedBlock, rule: BlockRule) -> BaselineCalibration:
         """Return the calibration with one more block. A block with fewer than two counted pods changes nothing."""
@@ -94,15 +95,15 @@ class BaselineCalibration:
             last_block_end_time=block.end_time,
         )
 
-    def compatible_with(self, plan: AnalysisPlan, engine: str) -> BaselineCalibration:
-        """Return the part that holds for blocks of this engine counted with this plan: nothing of another engine's."""
-        if engine != self.engine:
-            return BaselineCalibration(plan, engine=engine)
+    def compatible_with(self, plan: AnalysisPlan, origin: str) -> BaselineCalibration:
+        """Return the part that holds for blocks of this origin counted with this plan: nothing of another origin's."""
+        if origin != self.origin:
+            return BaselineCalibration(plan, origin=origin)
         if plan == self.plan:
             return self
         calibrated_names = self._calibrated_names(build_calibration_criteria(plan), plan)
         if not calibrated_names:
-            return BaselineCalibration(plan, engine=engine)
+            return BaselineCalibration(plan, origin=origin)
         deviations = {name: self.deviations[calibrated_name] for name, calibrated_name in calibrated_names.items()}
         load_curve_fits = {
             name: self.load_curve_fits[calibrated_name]
@@ -156,7 +157,7 @@ class BaselineCalibration:
         return codec.pack(
             {
                 "plan": self.plan.to_dict(),
-                "engine": self.engine,
+                "origin": self.origin,
                 "deviations": {name: history.to_dict() for name, history in self.deviations.items()},
                 "load_curve_fits": {name: curve_fit.to_list() for name, curve_fit in self.load_curve_fits.items()},
                 "block_count": self.block_count,
@@ -171,7 +172,7 @@ class BaselineCalibration:
             document = codec.unpack(text)
             deviations = {name: DeviationHistory.from_dict(history) for name, history in document["deviations"].items()}
             load_curve_fits = {name: LoadCurveFit(*values) for name, values in document["load_curve_fits"].items()}
-            plan, engine = AnalysisPlan.from_dict(document["plan"]), str(document["engine"])
-            return cls(plan, deviations, load_curve_fits, document["block_count"], document["last_block_end_time"], engine)
+            plan, origin = AnalysisPlan.from_dict(document["plan"]), str(document["origin"])
+            return cls(plan, deviations, load_curve_fits, document["block_count"], document["last_block_end_time"], origin)
         except (ValueError, KeyError, TypeError, AttributeError):
             return None

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from aerie.analysis.criteria.criterion import Criterion, CriterionTest
+from aerie.analysis.criteria.history_fit import MIN_COMPARED_BLOCKS
 from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.equivalence import EquivalenceResult
 from aerie.analysis.formatting import (
@@ -265,6 +266,17 @@ def nothing_compared_message(plan: AnalysisPlan) -> str:
     """Return the clause that no criterion is left by which a canary could be promoted."""
     drafts_reason = plan.drafts_not_comparable_reason.rstrip(".")
     return f"neither tokens per step ({drafts_reason}) nor latency are compared, so only a manual promotion is possible"
+
+
+HISTORY_DOES_NOT_FIT_MESSAGE = (
+    " HistoryDoesNotFit: the stable pods differ more in tokens per step than their history makes likely, so it does not count, "
+    "and the bounds are wider. That is chance, or requests are routed otherwise than before, or are others."
+)
+"""Sentences where the history of the stable pods is not used."""
+STABLE_PODS_NOT_COMPARED_MESSAGE = (
+    f" Until two stable pods or more are compared in {MIN_COMPARED_BLOCKS} blocks, the bounds of tokens per step are wider."
+)
+"""Sentence while it is unknown how far the stable pods are apart."""
 
 
 def latency_not_compared_message(plan: AnalysisPlan) -> str:

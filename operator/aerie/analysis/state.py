@@ -1,6 +1,7 @@
 """State of an analysis: the counts of its blocks so far, and the change by each further block.
 
     block ─► add_block ─┬─► pairs (means) and shares (counts) of each criterion, where the loads of the arms match
+                        ├─► deviations of the stable pods from one another
                         ├─► failed requests, and consecutive blocks that may abort a rollout
                         └─► exposure: how many pods were followed for how long
     restarts ─► add_restarts ─► processes that have ended
@@ -17,6 +18,7 @@ from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Literal
 
 from aerie.analysis.criteria.criterion import FAILED_REQUESTS, Criterion
+from aerie.analysis.criteria.fractions import tokens_per_step
 from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.criteria.table import build_criteria
 from aerie.analysis.equivalence import EquivalenceResult
@@ -24,6 +26,7 @@ from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
 from aerie.analysis.measurement.load_match import LOAD_TOLERANCE, LoadMatch
 from aerie.analysis.statistics.confidence_sequence import PairedMoments, RareEvents
 from aerie.analysis.statistics.crash_rate import CrashCounts
+from aerie.analysis.statistics.peer_dispersion import PeerDeviations
 from aerie.analysis.statistics.shares import ShareCounts
 
 VerdictOutcome = Literal["Continue", "Promote", "Rollback", "Inconclusive"]
@@ -31,6 +34,8 @@ VerdictOutcome = Literal["Continue", "Promote", "Rollback", "Inconclusive"]
 MIN_DRAFTS_FOR_ZERO_ACCEPTANCE = 50.0
 """Least drafts of a block that counts for zero acceptance: of the few drafts that a schedule makes in a busy hour, none may be
 accepted by chance."""
+MIN_PEER_SHARE = 0.5
+"""Least steps of a stable pod, relative to the mean of them, with which its tokens per step are compared with the others'."""
 MIN_CONTROL_REQUESTS_FOR_STALL = 3.0
 """Least requests that the control finishes in a block that counts as stalled: the canary finishes next to none that it holds."""
 ABORT_TIME_PER_OUTPUT_TOKEN_RATIO = 3.0
@@ -52,6 +57,8 @@ class AnalysisState:
     """Paired values of the blocks, by criterion."""
     share_counts: Mapping[str, ShareCounts] = field(default_factory=dict)
     """Counts of the same blocks, for the criteria that are shares."""
+    peers: PeerDeviations = field(default_factory=PeerDeviations)
+    """Deviations of the stable pods from one another in tokens per step."""
     crashes: CrashCounts = field(default_factory=CrashCounts)
     """Engine processes that have ended, and the exposure."""
     failed_requests: RareEvents = field(default_factory=RareEvents)
@@ -90,6 +97,7 @@ class AnalysisState:
         document = {name: getattr(self, name) for name in self.__slots__}
         document["paired_moments"] = {name: list(astuple(pairs)) for name, pairs in self.paired_moments.items()}
         document["share_counts"] = {name: list(astuple(shares)) for name, shares in self.share_counts.items()}
+        document["peers"] = self.peers.to_dict()
         document["crashes"] = self.crashes.to_dict()
         document["failed_requests"] = list(astuple(self.failed_requests))
         document["load_match"] = list(astuple(self.load_match))
@@ -103,6 +111,7 @@ class AnalysisState:
         parsed = {
             "paired_moments": {name: PairedMoments(*values) for name, values in document["paired_moments"].items()},
             "share_counts": {name: ShareCounts(*values) for name, values in document["share_counts"].items()},
+            "peers": PeerDeviations.from_dict(document["peers"]),
             "crashes": CrashCounts(**document["crashes"]),
             "failed_requests": RareEvents(*document["failed_requests"]),
             "load_match": LoadMatch(*document["load_match"]),
@@ -113,7 +122,7 @@ class AnalysisState:
 
 def add_block(state: AnalysisState, block: ClosedBlock, plan: AnalysisPlan) -> AnalysisState:
     """Return the state with one more closed block."""
-    state = _add_exposure(state, block, plan)
+    state = replace(_add_exposure(state, block, plan), peers=_add_peers(state.peers, block))
     canary, control, seconds = block.canary, block.control, block.end_time - block.start_time
     if canary is None or control is None:
         return replace(state, dropped_block_count=state.dropped_block_count + 1)
@@ -161,6 +170,17 @@ def _add_exposure(state: AnalysisState, block: ClosedBlock, plan: AnalysisPlan) 
     )
     crashes = state.crashes.add_exposure(canary_pods, control_pods, block.end_time - block.start_time)
     return replace(state, excluded_pods=excluded_pods, crashes=crashes)
+
+
+def _add_peers(peers: PeerDeviations, block: ClosedBlock) -> PeerDeviations:
+    """Return the deviations with those of the block's equal pods, without pods of few steps, which would show chance alone."""
+    if block.peers is None:
+        return peers
+    fractions = {name: tokens_per_step(counts) for name, counts in block.peers.counts_by_pod.items()}
+    min_steps = MIN_PEER_SHARE * sum(steps for _, steps in fractions.values()) / max(1, len(fractions))
+    return peers.add_block(
+        {name: tokens / steps for name, (tokens, steps) in fractions.items() if steps > 0 and steps >= min_steps}
+    )
 
 
 def _discarded_criterion_names(

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from aerie.analysis import formatting, messages
 from aerie.analysis.comparison import Comparison
 from aerie.analysis.criteria.criterion import FAILED_REQUESTS, TOKENS_PER_STEP, Criterion, CriterionTest
+from aerie.analysis.criteria.history_fit import MIN_COMPARED_BLOCKS, AnalysisPlans, assess_history, with_tested_history
 from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.criteria.sequence_parameters import build_sequence_parameters
 from aerie.analysis.criteria.table import build_criteria, build_faster_test, crashes_alpha, failed_requests_alpha
@@ -60,11 +61,15 @@ def evaluate_analysis(
     `abort_messages` are sentences on the canary that end the rollout immediately: it crashes, is not ready, ...
     """
     criteria = build_criteria(plan)
-    comparisons = _build_comparisons(state, plan, criteria)
+    plans = with_tested_history(plan, state.peers)
+    comparisons = _build_comparisons(state, plans, criteria)
     if state.outcome != "Continue":
         return state, Verdict(state.outcome, state.message, comparisons)
-    outcome, message = _next_outcome(state, plan, now, criteria, abort_messages)
-    message += messages.latency_not_compared_message(plan)
+    outcome, message = _next_outcome(state, plans, now, criteria, abort_messages)
+    message += _limitation_message(state, plan, criteria)
+    is_compared = state.peers.pod_effect(MIN_COMPARED_BLOCKS) is not None
+    if outcome == "Continue" and state.block_count and _is_compared_by_drafts(criteria) and not is_compared:
+        message += messages.STABLE_PODS_NOT_COMPARED_MESSAGE
     if outcome != "Continue":
         state = replace(state, outcome=outcome, message=message)
     return state, Verdict(outcome, message, comparisons)
@@ -78,27 +83,41 @@ def check_guardrails(
     The alphas are spent by `plan.max_duration_seconds` all the same, so it has to be the time for which this state is monitored.
     """
     criteria = build_criteria(plan)
-    comparisons = _build_comparisons(state, plan, criteria)
-    if state.outcome == "Continue" and (rollback_message := _rollback_message(state, plan, criteria, abort_messages)):
-        state = replace(state, outcome="Rollback", message=rollback_message + messages.latency_not_compared_message(plan))
-    continue_message = messages.no_regression_message(
-        state.block_count, now - state.start_time
-    ) + messages.latency_not_compared_message(plan)
+    plans = with_tested_history(plan, state.peers)
+    comparisons = _build_comparisons(state, plans, criteria)
+    limitation_message = _limitation_message(state, plan, criteria)
+    if state.outcome == "Continue" and (rollback_message := _rollback_message(state, plans.rollback, criteria, abort_messages)):
+        state = replace(state, outcome="Rollback", message=rollback_message + limitation_message)
+    continue_message = messages.no_regression_message(state.block_count, now - state.start_time) + limitation_message
     return state, Verdict(state.outcome, state.message or continue_message, comparisons)
 
 
+def _limitation_message(state: AnalysisState, plan: AnalysisPlan, criteria: Sequence[Criterion]) -> str:
+    """Return the sentences on what limits the comparison; empty where nothing does."""
+    message = messages.latency_not_compared_message(plan)
+    if _is_compared_by_drafts(criteria) and assess_history(plan, state.peers) == "DoesNotFit":
+        message += messages.HISTORY_DOES_NOT_FIT_MESSAGE
+    return message
+
+
+def _is_compared_by_drafts(criteria: Sequence[Criterion]) -> bool:
+    """Return whether tokens per step are evaluated."""
+    return any(criterion.name == TOKENS_PER_STEP and criterion.rollback_tests for criterion in criteria)
+
+
 def _next_outcome(
-    state: AnalysisState, plan: AnalysisPlan, now: float, criteria: Sequence[Criterion], abort_messages: Sequence[str]
+    state: AnalysisState, plans: AnalysisPlans, now: float, criteria: Sequence[Criterion], abort_messages: Sequence[str]
 ) -> tuple[VerdictOutcome, str]:
     """Return the outcome at `now` of an analysis that has none yet, and its message."""
-    if rollback_message := _rollback_message(state, plan, criteria, abort_messages):
+    if rollback_message := _rollback_message(state, plans.rollback, criteria, abort_messages):
         return "Rollback", rollback_message
+    plan = plans.promote
     if plan.is_trial and plan.hardware_mismatch:  # pods do not move, so waiting would not help
         return "Inconclusive", messages.trial_inconclusive_message(state.block_count)
     if plan.goal == "Explore":
         message = messages.exploration_message(criteria[0], state.paired_moments.get(criteria[0].name), state.block_count, plan)
         return "Inconclusive" if now - state.start_time >= plan.max_duration_seconds else "Continue", message
-    unmet_conditions = _unmet_conditions(state, plan, now, criteria)
+    unmet_conditions = _unmet_conditions(state, plans, now, criteria)
     if not unmet_conditions:
         replacement = _faster_criterion(state, plan) if _unmet_tests(criteria[0], state, plan) else None
         met_criteria = [
@@ -206,8 +225,9 @@ def _failed_criterion_message(state: AnalysisState, plan: AnalysisPlan, criteria
     return ""
 
 
-def _unmet_conditions(state: AnalysisState, plan: AnalysisPlan, now: float, criteria: Sequence[Criterion]) -> list[str]:
+def _unmet_conditions(state: AnalysisState, plans: AnalysisPlans, now: float, criteria: Sequence[Criterion]) -> list[str]:
     """Return the conditions that a promotion still needs, as clauses, the most important first; empty when all are met."""
+    plan = plans.promote
     seconds_per_block = (now - state.start_time) / state.block_count if state.block_count else plan.block_seconds
     unmet_criteria = [
         (criterion, tests)
@@ -222,7 +242,7 @@ def _unmet_conditions(state: AnalysisState, plan: AnalysisPlan, now: float, crit
         if pairs is None:
             conditions.append(messages.criterion_not_counted_message(criterion))
         elif criterion is criteria[0] and criterion.rollback_tests:
-            conditions.append(_first_unmet_criterion_message(criterion, tests[0], pairs, plan, seconds_per_block))
+            conditions.append(_first_unmet_criterion_message(criterion, tests[0], pairs, plans, seconds_per_block))
         else:
             other_unmet_tests.append(_unmet_test(criterion, tests[0], pairs, state, plan))
     if state.crashes.is_suspicious:
@@ -244,11 +264,11 @@ def _unmet_conditions(state: AnalysisState, plan: AnalysisPlan, now: float, crit
 
 
 def _first_unmet_criterion_message(
-    criterion: Criterion, test: CriterionTest, pairs: PairedMoments, plan: AnalysisPlan, seconds_per_block: float
+    criterion: Criterion, test: CriterionTest, pairs: PairedMoments, plans: AnalysisPlans, seconds_per_block: float
 ) -> str:
     """Return the clause on the first criterion of the table: its unmet test, and the bound that would roll back."""
     promote, rollback = (
-        (sided_test, build_sequence_parameters(sided_test, criterion, plan, pairs))
+        (sided_test, build_sequence_parameters(sided_test, criterion, plans.of(sided_test), pairs))
         for sided_test in (test, criterion.rollback_tests[0])
     )
     return messages.unmet_criterion_message(criterion, pairs, promote, rollback, seconds_per_block)
@@ -293,15 +313,15 @@ def _needed_request_factor(
     return high
 
 
-def _build_comparisons(state: AnalysisState, plan: AnalysisPlan, criteria: Sequence[Criterion]) -> tuple[Comparison, ...]:
+def _build_comparisons(state: AnalysisState, plans: AnalysisPlans, criteria: Sequence[Criterion]) -> tuple[Comparison, ...]:
     """Return the comparisons of all counted criteria, and that of the greedy answers once they have come."""
     comparisons = tuple(
-        _build_comparison(criterion, state, plan) for criterion in criteria if criterion.name in state.paired_moments
+        _build_comparison(criterion, state, plans) for criterion in criteria if criterion.name in state.paired_moments
     )
     return comparisons if state.equivalence is None else (*comparisons, state.equivalence.comparison)
 
 
-def _build_comparison(criterion: Criterion, state: AnalysisState, plan: AnalysisPlan) -> Comparison:
+def _build_comparison(criterion: Criterion, state: AnalysisState, plans: AnalysisPlans) -> Comparison:
     """Return the criterion as the status shows it: relative to the control, with the bounds of the tests that decide, if any."""
     pairs = state.paired_moments[criterion.name]
     if pairs.control_mean <= 0:
@@ -309,7 +329,7 @@ def _build_comparison(criterion: Criterion, state: AnalysisState, plan: Analysis
     estimate = round(pairs.canary_mean / pairs.control_mean - 1, 4)
     if not (criterion.rollback_tests or criterion.promote_tests):
         return Comparison(metric=criterion.name, sample_count=pairs.count, estimate=estimate)
-    lower, upper = comparison_bounds(criterion, pairs, plan)
+    lower, upper = comparison_bounds(criterion, pairs, plans)
     return Comparison(
         metric=criterion.name,
         sample_count=pairs.count,
@@ -319,13 +339,13 @@ def _build_comparison(criterion: Criterion, state: AnalysisState, plan: Analysis
     )
 
 
-def comparison_bounds(criterion: Criterion, pairs: PairedMoments, plan: AnalysisPlan) -> tuple[float, float]:
+def comparison_bounds(criterion: Criterion, pairs: PairedMoments, plans: AnalysisPlans) -> tuple[float, float]:
     """Return the bounds of canary / control, each from the test of that side; where only one side has a test, both from it."""
     tests = [*criterion.rollback_tests, *reversed(criterion.promote_tests)]
     lower_test = next((test for test in tests if test.sign > 0), tests[0])
     upper_test = next((test for test in tests if test.sign < 0), tests[0])
     return ratio_bounds(
         pairs,
-        build_sequence_parameters(lower_test, criterion, plan, pairs),
-        build_sequence_parameters(upper_test, criterion, plan, pairs),
+        build_sequence_parameters(lower_test, criterion, plans.of(lower_test), pairs),
+        build_sequence_parameters(upper_test, criterion, plans.of(upper_test), pairs),
     )

@@ -4,7 +4,8 @@ Each request on the pods of both arms is simulated. A block closes at the first 
 counts. Every pod differs permanently in the time of a step, and each arm's time of a step varies from block to block.
 
 With a history, stable pods are calibrated by the operator's own calibration, on a day of blocks of the same traffic, before the
-analysis. `CALIBRATIONS` such days are shared by all runs. Without it the rule has its default caution.
+analysis. `CALIBRATIONS` such days are shared by all runs. Without it the rule has its default caution. During the analysis, up
+to `MAX_CALIBRATION_PODS` stable pods are compared with one another.
 
 Guarantee: all effects meet the same requests. Not guaranteed: lost scrapes, restarts, unequal loads and answers; here are none.
 Each block costs a fraction of a millisecond, so there are fewer runs than of other stages.
@@ -29,7 +30,7 @@ from aerie.forecast.outcomes import Outcomes
 from aerie.forecast.requests import Served, draw_factor, serve
 
 CALIBRATIONS, MAX_CALIBRATION_PODS = 2, 3
-"""Simulated calibrations, and the most stable pods of each."""
+"""Simulated calibrations, and the most stable pods that are simulated."""
 _SEGMENT_SCRAPES, _DAY_SECONDS = 120, 86400.0
 FIRST_TOKEN_SECONDS = 0.1
 """Time to first token; it varies like the time of a step."""
@@ -42,7 +43,9 @@ class LiveAnalysis:
     plan: AnalysisPlan
     rule: BlockRule
     stable_pods: int
-    """Stable pods that a history is of; 0 or 1: there is none."""
+    """Stable pods; with 0 or 1 they are not compared with one another, and there is no history."""
+    has_history: bool = True
+    """Whether there is a history of more stable pods than one."""
 
 
 class _Arm:
@@ -66,16 +69,17 @@ class _Arm:
 def forecast_live(analysis: LiveAnalysis, requests: Requests, effects: Sequence[float], runs: int, seed: int) -> list[Outcomes]:
     """Return the ends of analyses, by effect. Samples are blocks."""
     plans = [analysis.plan]
-    if analysis.stable_pods > 1:
+    if analysis.has_history and analysis.stable_pods > 1:
         plans = [_calibrate(analysis, requests, np.random.default_rng((seed, number))) for number in range(CALIBRATIONS)]
     results: list[list[tuple[VerdictOutcome, float, int]]] = [[] for _ in effects]
     for run in range(runs):
         plan = plans[run % len(plans)]
         random = np.random.default_rng((seed, CALIBRATIONS + run))
         canary, control = (_Arm(analysis.rule, requests, pods, random) for pods in plan.pod_counts)
+        stable = [_Arm(analysis.rule, requests, 1, random) for _ in range(min(analysis.stable_pods, MAX_CALIBRATION_PODS))]
         for effect, ends in zip(effects, results, strict=True):
             noise = np.random.default_rng((seed, run, 1))
-            ends.append(_analyze(plan, analysis.rule, requests, (canary, control), effect, noise))
+            ends.append(_analyze(plan, analysis.rule, requests, (canary, control), stable, effect, noise))
     outcomes = []
     for ends in results:
         verdicts = np.array([end[0] for end in ends])
@@ -97,6 +101,7 @@ def _analyze(
     rule: BlockRule,
     requests: Requests,
     arms: tuple[_Arm, _Arm],
+    stable: Sequence[_Arm],
     effect: float,
     random: np.random.Generator,
 ) -> tuple[VerdictOutcome, float, int]:
@@ -111,7 +116,10 @@ def _analyze(
         )
         if not (rule.has_enough(canary) and rule.has_enough(control)):
             continue
-        block = ClosedBlock(begin * interval, scrape * interval, canary, control)
+        by_pod = {
+            f"pod-{index}": _count_arm(requests, pod, begin, scrape, 0.0, random).counts for index, pod in enumerate(stable)
+        }
+        block = ClosedBlock(begin * interval, scrape * interval, canary, replace(control, counts_by_pod=by_pod))
         state, verdict = evaluate_analysis(add_block(state, block, plan), plan, block.end_time)
         if verdict.outcome != "Continue":
             return verdict.outcome, min(block.end_time, plan.max_duration_seconds), state.block_count
@@ -141,6 +149,13 @@ def _count_arm(requests: Requests, arm: _Arm, begin: int, end: int, effect: floa
     return ArmCounts(arm.pods, counts, requests.per_second * requests.seconds)
 
 
+def _count_by_pod(
+    requests: Requests, pods: Sequence[_Arm], begin: int, end: int, random: np.random.Generator
+) -> dict[str, EngineCounts]:
+    """Return the counts of each stable pod between two scrapes, by name."""
+    return {f"pod-{index}": _count_arm(requests, pod, begin, end, 0.0, random).counts for index, pod in enumerate(pods)}
+
+
 def _calibrate(analysis: LiveAnalysis, requests: Requests, random: np.random.Generator) -> AnalysisPlan:
     """Return the plan with the calibration that a day of stable pods has given."""
     plan, interval = analysis.plan, analysis.rule.scrape_interval_seconds
@@ -150,7 +165,7 @@ def _calibrate(analysis: LiveAnalysis, requests: Requests, random: np.random.Gen
     for scrape in range(1, math.ceil(_DAY_SECONDS / interval) + 1):
         if (scrape - begin) * interval < rule.block_seconds:
             continue
-        by_pod = {f"pod-{index}": _count_arm(requests, pod, begin, scrape, 0.0, random).counts for index, pod in enumerate(pods)}
+        by_pod = _count_by_pod(requests, pods, begin, scrape, random)
         arm = ArmCounts(len(pods), sum(by_pod.values(), EngineCounts()), None, by_pod)
         if not rule.has_enough(arm):
             continue

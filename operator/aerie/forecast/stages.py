@@ -266,7 +266,7 @@ def _analyze_by_pods(
     )
     rule = build_block_rule(plan, desired.resource.spec.metrics.scrape_interval.total_seconds())
     warmup = rollout.analysis.warmup_duration.total_seconds()
-    live = LiveAnalysis(plan, rule, spec.replicas if has_history else 0)
+    live = LiveAnalysis(plan, rule, spec.replicas, has_history)
     outcomes = [
         replace(each, seconds=each.seconds + warmup, user_requests=each.user_requests + requests.per_second * canary * warmup)
         for each in forecast_live(live, requests, effects, LIVE_RUNS, SEED)

@@ -11,12 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from aerie.analysis.criteria.history_fit import MIN_COMPARED_BLOCKS
 from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.criteria.table import build_criteria
 from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
 from aerie.analysis.measurement.counts import EngineCounts
 from aerie.analysis.state import AnalysisState, add_block
 from aerie.analysis.statistics.calibration import Dispersion
+from aerie.analysis.statistics.peer_dispersion import PeerDeviations
 from aerie.analysis.verdict import Verdict, evaluate_analysis
 
 CALM = Dispersion(
@@ -61,11 +63,31 @@ def side(noise: np.random.Generator | None = None, **change: float) -> ArmCounts
     return ArmCounts(1, replace(counts, request_steps=steps * counts.decode_tokens / 100_000.0), load)
 
 
+def stable_pods(index: int) -> ArmCounts:
+    """Make the counts of three stable pods in this block: they differ by half a percent, and are alike on average."""
+    swings = [((index + pod) % 3 - 1) / 200 for pod in range(3)]
+    pods = {f"stable-{pod}": side(None, request_steps=1 + swing).counts for pod, swing in enumerate(swings)}
+    return ArmCounts(3, sum(pods.values(), EngineCounts()), 5.0, pods)
+
+
+def compare_stable_pods(blocks: int) -> PeerDeviations:
+    """Return the deviations of the stable pods after so many blocks: as calm traffic has them."""
+    peers = PeerDeviations()
+    for index in range(blocks):
+        pods = stable_pods(index).counts_by_pod.items()
+        peers = peers.add_block({name: counts.decode_tokens / counts.request_steps for name, counts in pods})
+    return peers
+
+
+NEW_STATE = AnalysisState(0.0, peers=compare_stable_pods(MIN_COMPARED_BLOCKS))
+"""State of an analysis that begins, with stable pods that were compared long enough to show that the calibration fits."""
+
+
 def run_blocks(blocks: int, plan: AnalysisPlan = PLAN, seed: int = 1, **change: float) -> tuple[AnalysisState, Verdict]:
     """Return the state and the verdict after `blocks` blocks, or at the first one that ends the analysis."""
-    noise, state, verdict = np.random.default_rng(seed), AnalysisState(0.0), None
+    noise, state, verdict = np.random.default_rng(seed), NEW_STATE, None
     for index in range(1, blocks + 1):
-        block = ClosedBlock(120.0 * (index - 1), 120.0 * index, side(noise, **change), side(noise))
+        block = ClosedBlock(120.0 * (index - 1), 120.0 * index, side(noise, **change), side(noise), stable=stable_pods(index))
         state = add_block(state, block, plan)
         state, verdict = evaluate_analysis(state, plan, 120.0 * index)
         state = AnalysisState.from_dict(json.loads(json.dumps(state.to_dict())))  # as after a crash

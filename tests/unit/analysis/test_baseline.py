@@ -36,7 +36,7 @@ from aerie.analysis.statistics.calibration import (
 
 PLAN = AnalysisPlan(projection=SampleProjection(draft_positions=3))
 RULE = BlockRule(pods_per_minimum=1)
-ENGINE = "vllm/vllm-openai:v0.33.0"
+ORIGIN = "vllm/vllm-openai:v0.33.0"
 CALIBRATED_CRITERIA = {criterion.name for criterion in build_calibration_criteria(PLAN)}
 ANALYZED_CRITERIA = {criterion.name for criterion in build_criteria(PLAN)}
 
@@ -66,7 +66,7 @@ def make_block(number: int, **pods: EngineCounts) -> ClosedBlock:
 def add_blocks(
     block_count: int, calibration: BaselineCalibration | None = None, pods: str = "abc", seed: int = 2
 ) -> BaselineCalibration:
-    noise, calibration = np.random.default_rng(seed), calibration or BaselineCalibration(PLAN, engine=ENGINE)
+    noise, calibration = np.random.default_rng(seed), calibration or BaselineCalibration(PLAN, origin=ORIGIN)
     for number in range(block_count):
         calibration = calibration.add_block(make_block(number, **{name: make_counts(noise) for name in pods}), RULE)
     return calibration
@@ -145,7 +145,7 @@ def test_a_block_counts_if_two_pods_have_enough_drafts() -> None:
 
 def test_a_promotion_keeps_the_deviations() -> None:
     promoted = CALIBRATED_FOR_A_DAY.compatible_with(
-        replace(PLAN, margin=0.05, min_duration_seconds=60.0, pod_counts=(2, 2)), ENGINE
+        replace(PLAN, margin=0.05, min_duration_seconds=60.0, pod_counts=(2, 2)), ORIGIN
     )
     assert promoted.deviations == CALIBRATED_FOR_A_DAY.deviations
     dispersion = add_blocks(10, promoted, "xyz").calibrate_plan(PLAN).dispersions[ACCEPTANCE_LENGTH]
@@ -168,26 +168,26 @@ def test_a_promotion_keeps_the_deviations() -> None:
 def test_criteria_that_are_measured_differently_restart(change: dict[str, Any], restarted: set[str]) -> None:
     plan = replace(PLAN, **change)
     expected_criteria = {row.name for row in build_calibration_criteria(plan)}
-    assert expected_criteria - set(CALIBRATED_FOR_A_DAY.compatible_with(plan, ENGINE).deviations) == (
+    assert expected_criteria - set(CALIBRATED_FOR_A_DAY.compatible_with(plan, ORIGIN).deviations) == (
         expected_criteria if restarted == CALIBRATED_CRITERIA else restarted
     )
-    assert CALIBRATED_FOR_A_DAY.compatible_with(plan, ENGINE).block_count == (
+    assert CALIBRATED_FOR_A_DAY.compatible_with(plan, ORIGIN).block_count == (
         0 if restarted == CALIBRATED_CRITERIA else CALIBRATED_FOR_A_DAY.block_count
     )
 
 
-def test_another_engine_restarts_the_calibration() -> None:
+def test_another_origin_restarts_the_calibration() -> None:
     """vLLM 0.33 and later skip drafts that no request can use: their times are not those of 0.32."""
     newer = CALIBRATED_FOR_A_DAY.compatible_with(PLAN, "vllm/vllm-openai:v0.34.0")
-    assert newer == BaselineCalibration(PLAN, engine="vllm/vllm-openai:v0.34.0")
-    assert add_blocks(1, newer).engine == newer.engine
-    assert CALIBRATED_FOR_A_DAY.compatible_with(replace(PLAN, block_seconds=60.0), ENGINE).engine == ENGINE
-    assert CALIBRATED_FOR_A_DAY.compatible_with(PLAN, ENGINE) == CALIBRATED_FOR_A_DAY
+    assert newer == BaselineCalibration(PLAN, origin="vllm/vllm-openai:v0.34.0")
+    assert add_blocks(1, newer).origin == newer.origin
+    assert CALIBRATED_FOR_A_DAY.compatible_with(replace(PLAN, block_seconds=60.0), ORIGIN).origin == ORIGIN
+    assert CALIBRATED_FOR_A_DAY.compatible_with(PLAN, ORIGIN) == CALIBRATED_FOR_A_DAY
 
 
-def test_text_without_an_engine_is_not_unpacked() -> None:
+def test_text_without_an_origin_is_not_unpacked() -> None:
     content = codec.unpack(CALIBRATED_FOR_A_DAY.pack())
-    del content["engine"]
+    del content["origin"]
     assert BaselineCalibration.unpack(codec.pack(content)) is None
 
 

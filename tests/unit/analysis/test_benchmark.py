@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from aerie.analysis.criteria.criterion import TOKENS_PER_STEP
+from aerie.analysis.criteria.history_fit import assess_history, with_tested_history
 from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.criteria.table import build_criteria
 from aerie.analysis.measurement.blocks import ArmName, BlockRule, ClosedBlock, OpenBlock, PodSample, add_scrapes, start_block
 from aerie.analysis.measurement.counts import CounterSnapshot, EngineCounts
 from aerie.analysis.state import AnalysisState, add_block
-from aerie.analysis.statistics.calibration import Dispersion
+from aerie.analysis.statistics.calibration import UNCALIBRATED_DISPERSION, Dispersion
 from aerie.analysis.verdict import is_mean_test_met
 from aerie_lab.engine.fleet import SimulatedFleet, SimulatedPod
 from aerie_lab.engine.load_generation.workload import LengthDistribution, PoissonArrivals, TrafficClass
@@ -31,10 +33,10 @@ pytestmark = pytest.mark.slow
 HOURS = 2 * 3600.0
 
 
-def close_with_operator(counters: model.Counters, index: int, canaries: int, rule: BlockRule) -> list[ClosedBlock]:
+def close_with_operator(counters: model.Counters, index: int, canaries: int, controls: int, rule: BlockRule) -> list[ClosedBlock]:
     """Close the blocks of one run with the operator's own function."""
-    pods = counters.drafts.shape[1]
-    arms: list[ArmName] = ["canary" if pod < canaries else "control" for pod in range(pods)]
+    pods, compared = counters.drafts.shape[1], canaries + controls
+    arms: list[ArmName] = ["canary" if pod < canaries else "control" if pod < compared else "stable" for pod in range(pods)]
     closed_blocks: list[ClosedBlock] = []
     block: OpenBlock | None = None
     for scrape in range(counters.drafts.shape[2]):
@@ -62,31 +64,40 @@ def close_with_operator(counters: model.Counters, index: int, canaries: int, rul
 
 
 @pytest.mark.parametrize(
-    ("traffic", "canaries", "pods"),
+    ("traffic", "canaries", "controls", "pods", "hardware_mismatch"),
     [
-        (model.Traffic(), 1, 4),
-        (model.Traffic(rate=0.2), 1, 2),
-        (model.Traffic(lost=0.3, resets_per_hour=2.0), 2, 4),
+        (model.Traffic(mix_pod=0.7, memory=3600.0), 1, 3, 4, ""),
+        (model.Traffic(rate=0.2), 1, 1, 4, ""),
+        (model.Traffic(lost=0.3, resets_per_hour=2.0), 2, 2, 4, ""),
+        (model.Traffic(), 1, 1, 2, "other nodes"),
     ],
-    ids=["plain", "low", "disturbed"],
+    ids=["plain", "low", "disturbed", "no stable pods"],
 )
-def test_blocks_and_verdicts_are_the_operators(traffic: model.Traffic, canaries: int, pods: int) -> None:
+def test_blocks_and_verdicts_are_the_operators(
+    traffic: model.Traffic, canaries: int, controls: int, pods: int, hardware_mismatch: str
+) -> None:
     runs, rule, better = 4, BlockRule(), 0.02
     counters = model.simulate(traffic, runs, pods, HOURS, np.random.default_rng(5))
-    blocks = close(counters, canaries, rule)
-    plan = AnalysisPlan(pod_counts=(canaries, pods - canaries))
+    blocks = close(counters, canaries, controls, rule)
+    plan = AnalysisPlan(pod_counts=(canaries, controls), hardware_mismatch=hardware_mismatch)
     dispersions = [
-        Dispersion(1.0 + 0.4 * index, 0.002, 20.0 if index else 0.0, 0.002 * index, 2.0 * index, 24) for index in range(runs)
+        UNCALIBRATED_DISPERSION,
+        *(Dispersion(1.0 + 0.4 * index, 0.002, 20.0, 0.002 * index, 2.0 * index, 24) for index in range(1, runs)),
     ]
+    by_direction = {
+        rolls_back: rules.sequence_parameters(blocks.peers, dispersions, plan, rolls_back=rolls_back)
+        for rolls_back in (False, True)
+    }
     criterion = next(row for row in build_criteria(plan) if row.name == TOKENS_PER_STEP)
     tests = [*criterion.rollback_tests, *criterion.promote_tests]
     vectorised = [
-        rules.significant_blocks(test, blocks.canary * (1 + better), blocks.control, dispersions, plan) for test in tests
+        rules.significant_blocks(test, blocks.canary * (1 + better), blocks, by_direction[test.rolls_back], plan)
+        for test in tests
     ]
     for index in range(runs):
-        run_plan = AnalysisPlan(pod_counts=plan.pod_counts, dispersions={TOKENS_PER_STEP: dispersions[index]})
+        run_plan = replace(plan, dispersions={TOKENS_PER_STEP: dispersions[index]})
         state, column, answers = AnalysisState(0.0), 0, []
-        for block in close_with_operator(counters, index, canaries, rule):
+        for block in close_with_operator(counters, index, canaries, controls, rule):
             if block.canary and block.control:
                 assert blocks.ended[index, column] == block.end_time
                 assert blocks.dropped[index, column] == state.dropped_block_count
@@ -100,9 +111,9 @@ def test_blocks_and_verdicts_are_the_operators(traffic: model.Traffic, canaries:
                 column += 1
             state = add_block(state, _improve(block, better), run_plan)
             if block.canary and block.control:
-                answers.append(
-                    [is_mean_test_met(test, criterion, state.paired_moments[TOKENS_PER_STEP], run_plan) for test in tests]
-                )
+                assert by_direction[False].misfits[index, column - 1] == (assess_history(run_plan, state.peers) == "DoesNotFit")
+                plans, pairs = with_tested_history(run_plan, state.peers), state.paired_moments[TOKENS_PER_STEP]
+                answers.append([is_mean_test_met(test, criterion, pairs, plans.of(test)) for test in tests])
         assert np.isnan(blocks.canary[index, column:]).all()
         assert column > 20
         assert answers == np.stack([answers_of_test[index, :column] for answers_of_test in vectorised], axis=1).tolist()
@@ -116,7 +127,7 @@ def _improve(block: ClosedBlock, better: float) -> ClosedBlock:
     tokens = (1 + better) * counts.decode_tokens
     changed = EngineCounts(drafts=counts.drafts, decode_tokens=tokens, request_steps=counts.request_steps)
     side = type(block.canary)(block.canary.pod_count, changed, block.canary.mean_load)
-    return ClosedBlock(block.start_time, block.end_time, side, block.control, block.excluded_pods)
+    return replace(block, canary=side)
 
 
 def test_model_counters_match_the_simulator() -> None:
@@ -221,3 +232,12 @@ def test_a_small_run_has_plausible_cells() -> None:
     assert cells["ours", 0.0]["latency_blocks_pct"] > 98
     assert cells["ours", 0.0]["unequal_latency_blocks_pct"] < 10
     assert cells["ours", -0.03]["promote_pct"] < cells["flagger", 0.0]["rollback_pct"]
+
+
+def test_selected_cells_are_named_and_make_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CELLS", "base,steady")
+    with pytest.raises(SystemExit, match="CELLS has no scenario steady: use some of base, "):
+        canary.measure()
+    monkeypatch.setattr(canary, "_cells_by_scenario", {"base": {}})
+    with pytest.raises(SystemExit, match=r"the page needs all scenarios, and .*sticky.* did not run: leave CELLS out"):
+        canary.document(tmp_path)

@@ -184,6 +184,24 @@ def control_after(scrapes: int) -> ArmCounts | None:
     return block.control
 
 
+def test_stable_pods_beside_a_control_are_counted_and_keep_no_block_open() -> None:
+    fleet = Fleet(a="canary", b="control", c="stable", d="stable")
+    for _ in range(3):
+        assert fleet.round(c=None) is None
+    block = fleet.round(c=None)
+    assert block is not None, "a stable pod that does not answer holds nobody up"
+    assert block.stable is not None
+    assert set(block.stable.counts_by_pod) == {"d"}
+    assert block.excluded_pods == {}
+    assert block.peers == block.control
+    block = fleet.until_closed()
+    assert block.stable is not None
+    assert (block.stable.pod_count, block.peers) == (2, block.stable)
+    alone = Fleet(a="canary", b="control").until_closed()
+    assert (alone.stable, alone.peers) == (None, alone.control)
+    assert ClosedBlock(0.0, 60.0, None, None).peers is None
+
+
 def test_stable_pods_alone_are_followed_without_a_canary() -> None:
     block = Fleet(b="control", c="control").until_closed()
     assert (block.canary, block.end_time) == (None, 60.0)

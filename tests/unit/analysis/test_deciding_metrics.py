@@ -17,11 +17,11 @@ from aerie.analysis.criteria.criterion import (
 from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.measurement.blocks import ClosedBlock
 from aerie.analysis.measurement.counts import SampleProjection
-from aerie.analysis.state import AnalysisState, add_block
+from aerie.analysis.state import add_block
 from aerie.analysis.statistics.load_adjustment import LoadCurve
 from aerie.analysis.verdict import evaluate_analysis
 from tests.golden import Messages
-from tests.unit.analysis.simulated_blocks import ADAPTIVE, CALM, PLAN, run_blocks, side
+from tests.unit.analysis.simulated_blocks import ADAPTIVE, CALM, NEW_STATE, PLAN, run_blocks, side
 
 
 def test_time_is_compared_at_the_output_of_the_control() -> None:
@@ -166,7 +166,7 @@ def test_an_objective_is_evaluated_at_its_percentile(canary: float, control: flo
         max_duration_seconds=10 * 86400.0,
         dispersions={**PLAN.dispersions, SLOW_TIME_PER_OUTPUT_TOKEN: CALM},
     )
-    noise, state, outcome = np.random.default_rng(2), AnalysisState(0.0), "Continue"
+    noise, state, outcome = np.random.default_rng(2), NEW_STATE, "Continue"
     for index in range(1, 400):
         canary_arm = side(noise, accepted_tokens=1.2, slow_output_requests=float(noise.poisson(canary)) / 6)
         control_arm = side(noise, slow_output_requests=float(noise.poisson(control)) / 6)

@@ -8,10 +8,10 @@ import numpy as np
 
 from aerie.analysis.criteria.criterion import FAILED_REQUESTS
 from aerie.analysis.measurement.blocks import ClosedBlock
-from aerie.analysis.state import AnalysisState, add_block, add_restarts
+from aerie.analysis.state import add_block, add_restarts
 from aerie.analysis.verdict import evaluate_analysis
 from tests.golden import Messages
-from tests.unit.analysis.simulated_blocks import PLAN, run_blocks, side
+from tests.unit.analysis.simulated_blocks import NEW_STATE, PLAN, run_blocks, side
 
 
 def test_few_requests_without_failures_do_not_promote(messages: Messages) -> None:
@@ -23,7 +23,7 @@ def test_few_requests_without_failures_do_not_promote(messages: Messages) -> Non
         "first_token_seconds": 3 / 240,
         "timed_requests": 3 / 240,
     }
-    noise, state, verdict = np.random.default_rng(1), AnalysisState(0.0), evaluate_analysis(AnalysisState(0.0), PLAN, 0.0)[1]
+    noise, state, verdict = np.random.default_rng(1), NEW_STATE, evaluate_analysis(NEW_STATE, PLAN, 0.0)[1]
     for index in range(1, 120):
         block = ClosedBlock(120.0 * index - 120, 120.0 * index, side(noise, accepted_tokens=1.2, **few), side(noise, **few))
         state = add_block(state, block, PLAN)
@@ -37,7 +37,7 @@ def test_with_little_traffic_a_wider_margin_of_failures_decides() -> None:
         ("finished_requests", "truncated_requests", "first_tokens", "first_token_seconds", "timed_requests"), 10 / 240
     )
     noise, wide = np.random.default_rng(1), replace(PLAN, failure_margin=0.05)
-    state = AnalysisState(0.0)
+    state = NEW_STATE
     for index in range(1, 16):
         block = ClosedBlock(120.0 * index - 120, 120.0 * index, side(noise, accepted_tokens=1.2, **few), side(noise, **few))
         state = add_block(state, block, wide)
@@ -62,7 +62,7 @@ BEGUN = (
 
 def test_a_canary_that_loses_half_of_its_requests_is_not_promoted(messages: Messages) -> None:
     """Half of the canary's clients disconnect before their first token, starting with block 8."""
-    noise, state, verdict = np.random.default_rng(1), AnalysisState(0.0), evaluate_analysis(AnalysisState(0.0), PLAN, 0.0)[1]
+    noise, state, verdict = np.random.default_rng(1), NEW_STATE, evaluate_analysis(NEW_STATE, PLAN, 0.0)[1]
     for index in range(1, 118):
         change = dict.fromkeys(BEGUN, 0.5) | {"load": 2.0} if index > 7 else {}
         block = ClosedBlock(120.0 * index - 120, 120.0 * index, side(noise, **{"accepted_tokens": 1.2, **change}), side(noise))
@@ -96,7 +96,7 @@ def test_requests_in_flight_at_a_crash_count_as_failed() -> None:
 
 # ---------------------------------------------------------------------------------------------------------------- dropped blocks
 def test_dropped_blocks_never_promote() -> None:
-    state = AnalysisState(0.0)
+    state = NEW_STATE
     for index in range(200):
         state = add_block(state, ClosedBlock(120.0 * index, 120.0 * index + 120, None, side(), {"Stale": 1}), PLAN)
     assert (state.block_count, state.dropped_block_count, state.excluded_pods) == (0, 200, {"Stale": 200})
@@ -105,7 +105,7 @@ def test_dropped_blocks_never_promote() -> None:
 
 
 def test_too_many_dropped_blocks_are_not_trusted(messages: Messages) -> None:
-    noise, state = np.random.default_rng(1), AnalysisState(0.0)
+    noise, state = np.random.default_rng(1), NEW_STATE
     for index in range(1, 61):
         canary = None if index % 5 == 0 else side(noise, accepted_tokens=1.2)
         dropped = {} if canary else {"Restarted": 1}

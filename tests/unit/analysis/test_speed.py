@@ -16,7 +16,7 @@ from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
 from aerie.analysis.measurement.counts import EngineCounts, SampleProjection
 from aerie.analysis.state import AnalysisState, add_block
 from aerie.analysis.verdict import Verdict, evaluate_analysis
-from tests.unit.analysis.simulated_blocks import CALM, side
+from tests.unit.analysis.simulated_blocks import CALM, NEW_STATE, side
 
 TRIAL = "it is a trial of another setting, and what counts is time."
 NAMES = (
@@ -47,7 +47,7 @@ def make_arm(noise: np.random.Generator, slower: float, steps: float) -> ArmCoun
 
 def run_blocks(blocks: int, plan: AnalysisPlan, slower: float = 1.0, steps: float = 1.0) -> tuple[AnalysisState, Verdict]:
     """Return the state and the verdict after `blocks` blocks, or at the first one that ends the analysis."""
-    noise, state = np.random.default_rng(1), AnalysisState(0.0)
+    noise, state = np.random.default_rng(1), NEW_STATE
     verdict = Verdict("Continue", "", ())
     for index in range(1, blocks + 1):
         canary, control = make_arm(noise, slower, steps), make_arm(noise, 1.0, 1.0)

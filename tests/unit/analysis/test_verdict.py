@@ -19,7 +19,7 @@ from aerie.analysis.measurement.counts import EngineCounts, SampleProjection
 from aerie.analysis.state import AnalysisState, add_block
 from aerie.analysis.verdict import check_guardrails, evaluate_analysis
 from tests.golden import Messages
-from tests.unit.analysis.simulated_blocks import ADAPTIVE, PLAN, run_blocks, side
+from tests.unit.analysis.simulated_blocks import ADAPTIVE, NEW_STATE, PLAN, run_blocks, side
 
 
 def test_a_better_canary_is_promoted_after_the_soak(messages: Messages) -> None:
@@ -85,7 +85,7 @@ def test_a_verdict_is_final() -> None:
 
 
 def test_guardrails_roll_back_but_never_promote(messages: Messages) -> None:
-    noise, state = np.random.default_rng(1), AnalysisState(0.0)
+    noise, state = np.random.default_rng(1), NEW_STATE
     verdict = check_guardrails(state, PLAN, 0.0)[1]
     for index in range(1, 121):
         state = add_block(state, ClosedBlock(120.0 * index - 120, 120.0 * index, side(noise), side(noise)), PLAN)
@@ -97,7 +97,7 @@ def test_guardrails_roll_back_but_never_promote(messages: Messages) -> None:
     state, verdict = check_guardrails(state, PLAN, 30_000.0)
     assert verdict.outcome == "Rollback"
     assert check_guardrails(state, PLAN, 40_000.0)[1] == verdict
-    assert check_guardrails(AnalysisState(0.0), PLAN, 1.0, ["It crashes."])[1].message == "It crashes."
+    assert check_guardrails(NEW_STATE, PLAN, 1.0, ["It crashes."])[1].message == "It crashes."
 
 
 numbers = st.integers(0, 10**6).map(float)
@@ -115,7 +115,7 @@ def test_any_counts_give_a_verdict_and_a_sentence(
     blocks: list[tuple[ArmCounts | None, ArmCounts | None]], calibrated: bool
 ) -> None:
     plan = PLAN if calibrated else AnalysisPlan()
-    state = AnalysisState(0.0)
+    state = NEW_STATE
     for index, (canary, control) in enumerate(blocks, 1):
         state = add_block(state, ClosedBlock(0.0, 120.0 * index, canary, control), plan)
         state, verdict = evaluate_analysis(state, plan, 120.0 * index)

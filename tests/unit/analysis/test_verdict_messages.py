@@ -10,14 +10,14 @@ import pytest
 from aerie.analysis.criteria.criterion import TOKENS_PER_STEP
 from aerie.analysis.formatting import format_duration
 from aerie.analysis.measurement.blocks import ClosedBlock
-from aerie.analysis.state import AnalysisState, add_block
+from aerie.analysis.state import add_block
 from aerie.analysis.verdict import evaluate_analysis
 from tests.golden import Messages
-from tests.unit.analysis.simulated_blocks import CALM, PLAN, run_blocks, side
+from tests.unit.analysis.simulated_blocks import CALM, NEW_STATE, PLAN, run_blocks, side
 
 
 def test_the_message_before_the_first_block(messages: Messages) -> None:
-    messages.check("no block yet", evaluate_analysis(AnalysisState(0.0), PLAN, 0.0)[1].message)
+    messages.check("no block yet", evaluate_analysis(NEW_STATE, PLAN, 0.0)[1].message)
 
 
 def test_conditions_with_equal_times_share_one_duration(messages: Messages) -> None:
@@ -27,7 +27,7 @@ def test_conditions_with_equal_times_share_one_duration(messages: Messages) -> N
 
 def test_the_message_has_the_condition_that_would_decide(messages: Messages) -> None:
     plan = replace(PLAN, dispersions={**PLAN.dispersions, TOKENS_PER_STEP: replace(CALM, variance=0.002)})
-    state = AnalysisState(0.0)
+    state = NEW_STATE
     for index in range(1, 21):
         swing = 0.07 * (-1) ** index
         state = add_block(
@@ -77,7 +77,7 @@ def test_permanent_differences_of_pods_hide_a_small_margin(messages: Messages) -
 
 
 def test_an_estimate_below_the_margin_needs_more_than_time(messages: Messages) -> None:
-    state = AnalysisState(0.0)
+    state = NEW_STATE
     for index in range(1, 7):
         swing = 0.2 * (-1) ** index
         state = add_block(state, ClosedBlock(120.0 * index - 120, 120.0 * index, side(accepted_tokens=0.9 + swing), side()), PLAN)

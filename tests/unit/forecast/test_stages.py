@@ -72,7 +72,8 @@ def test_stages_are_those_of_the_spec(rollout: dict[str, Any], method: str, expe
 @pytest.mark.parametrize("rate", [0.0, 0.2, 20.0])
 def test_fleets_of_any_size_have_a_forecast(replicas: int, rate: float, mode: str) -> None:
     deployment = resource(replicas, inPlace={"mode": mode}, analysis={"maxDuration": "1h"})
-    (total,) = forecast(deployment, rate).total
+    # Without a history, pods may differ by a tenth for all that is known within an hour.
+    (total,) = forecast(deployment, rate, effect=-0.1 if mode == "Auto" else -0.3).total
     assert total.rollback_chance + total.promotion_chance + total.inconclusive_chance == pytest.approx(1)
     if rate == 0:
         assert total.inconclusive_chance == 1

@@ -145,12 +145,13 @@ class World(ClusterState):
     # -- the scraper and preflight
     def measure(self, blocks: int, better: float, *, dispersion: float = 0.01, seconds: float = 120, step: bool = True) -> None:
         """Close blocks in which the canary's acceptance length is the control's times (1 + better), and reconcile each."""
-        for _ in range(blocks):
+        for number in range(blocks):
             began = self.now.timestamp()
             self.now += timedelta(seconds=seconds)
             length = 2.5 * (1 + self.rng.gauss(0, dispersion))
             canary_side = side(length * (1 + better) * (1 + self.rng.gauss(0, dispersion)))
-            self.blocks = [*self.blocks[-3:], ClosedBlock(began, self.now.timestamp(), canary_side, side(length))]
+            block = ClosedBlock(began, self.now.timestamp(), canary_side, side(length), stable=stable_side(length, number))
+            self.blocks = [*self.blocks[-3:], block]
             if step:
                 self.step()
 
@@ -274,6 +275,12 @@ def side(length: float, drafts: float = 2000, seconds: float = 50) -> ArmCounts:
         iterations=steps / 4,
     )
     return ArmCounts(1, counts, 4.0, {"pod": counts})
+
+
+def stable_side(length: float, number: int) -> ArmCounts:
+    """Return a block's counts of three stable pods, which differ by half a percent and are alike on average over the blocks."""
+    pods = {f"stable-{pod}": side(length * (1 + ((number + pod) % 3 - 1) / 200)).counts for pod in range(3)}
+    return ArmCounts(3, sum(pods.values(), EngineCounts()), 4.0, pods)
 
 
 def masked(text: str, **revisions: str) -> str:

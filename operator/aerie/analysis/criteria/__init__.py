@@ -25,9 +25,10 @@ control's output (`load_adjustment`). Nothing is promoted while many blocks, or 
 because the blocks of an overloaded arm are excluded too.
 
 "Pods". The assumed permanent difference of two pods of one GPU model without calibration: a standard deviation, with 3 degrees of
-freedom. With calibration it is the calibrated one, and a prior of 1 degree of freedom at 1 %. For tokens per step it exists only
-beside a calibration, with 2 degrees: drafter and target determine them, whatever the GPU. For times, bounds are widened for a
-share of the differences of such pods: in promote tests for 99 %, in rollback tests for 99.75 %.
+freedom. With calibration it is the calibrated one, and a prior of 1 degree of freedom at 1 %. For tokens per step the table has
+that beside a calibration which today's stable pods support, with 2 degrees. Without one it is 2 %, or what today's stable pods
+show (`history_fit`): drafter and target determine tokens per step, but the tenants of a pod differ from another's. For times,
+bounds are widened for a share of the differences of such pods: in promote tests for 99 %, in rollback tests for 99.75 %.
 
 Shares pass by exact bounds of counts (`shares`), because a sample variance is 0 where nothing has happened yet. A drafter must
 not change outputs at all, so output length, truncated requests and greedy answers are alarms, not goals.
@@ -78,4 +79,5 @@ again every few hours.
     table                   the rows above, for a plan
     fractions               values of the criteria, from counts
     sequence_parameters     parameters of the bounds of a test
+    history_fit             whether the calibration holds for today's stable pods
 """

@@ -27,6 +27,8 @@ ABANDONED_REQUESTS = "AbandonedRequests"
 PROMOTE_TIGHTEST_BLOCK_COUNT, ROLLBACK_TIGHTEST_BLOCK_COUNT, TRIAL_TIGHTEST_BLOCK_COUNT = 20.0, 30.0, 20.0
 """Effective blocks at which bounds are tightest. Each detects a canary early that is much better or much worse. They are tuned
 for canaries that are a little better, or a little worse, and for settings that are slower by a tenth."""
+DRAFTS_ROLLBACK_TIGHTEST_BLOCK_COUNT = 25.0
+"""The same of the rollback by tokens per step: a little earlier, because users are served by a much worse canary meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

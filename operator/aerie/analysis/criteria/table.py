@@ -13,6 +13,7 @@ from aerie.analysis.criteria import fractions
 from aerie.analysis.criteria.criterion import (
     ABANDONED_REQUESTS,
     ACCEPTANCE_LENGTH,
+    DRAFTS_ROLLBACK_TIGHTEST_BLOCK_COUNT,
     FAILED_REQUESTS,
     OUTPUT_LENGTH,
     PREEMPTIONS,
@@ -129,7 +130,7 @@ def _build_tokens_per_step_criterion(plan: AnalysisPlan) -> Criterion:
         TOKENS_PER_STEP,
         _TOKENS_PER_STEP_TITLE,
         fractions.tokens_per_step,
-        (_rollback_if_below(1.0, 0.0, 0.0125),),
+        (replace(_rollback_if_below(1.0, 0.0, 0.0125), tightest_block_count=DRAFTS_ROLLBACK_TIGHTEST_BLOCK_COUNT),),
         (promote_test,),
     )
 

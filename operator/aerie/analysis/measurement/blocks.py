@@ -15,7 +15,10 @@ interval and a half. A pod whose window is not whole is excluded from its block,
     Gone        it left its arm
     Stale       its last scrapes failed
 
-A block in which an arm has no pod left is dropped.
+A block in which canary or control has no pod left is dropped.
+
+Where the control has pods of its own, the other stable pods are counted too (arm "stable"). They are compared with one another
+alone (`statistics.peer_dispersion`). So they neither keep a block open nor drop it, and their excluded windows are not counted.
 
 Guarantees: nothing is counted twice; nothing between two blocks of a pod is lost unless it is counted as excluded. The open block
 is not saved: a restart of the operator begins a new one.
@@ -30,7 +33,8 @@ from typing import Literal
 
 from aerie.analysis.measurement.counts import CounterSnapshot, EngineCounts
 
-ArmName = Literal["canary", "control"]
+ArmName = Literal["canary", "control", "stable"]
+"""Arm of a pod. "stable": the stable pods beside a control that has pods of its own."""
 ExclusionReason = Literal["Restarted", "Joined", "Gone", "Stale"]
 
 MAX_STALLED_BLOCK_LENGTHS = 2.0
@@ -134,6 +138,13 @@ class ClosedBlock:
     control: ArmCounts | None
     excluded_pods: Mapping[str, int] = field(default_factory=dict)
     """Number of excluded pods, by reason."""
+    stable: ArmCounts | None = None
+    """Counts of the stable pods beside a control that has pods of its own; None where there are none."""
+
+    @property
+    def peers(self) -> ArmCounts | None:
+        """Equal pods that can be compared with one another: of the control's and the other stable pods, those that are more."""
+        return max((self.control, self.stable), key=lambda arm: 0 if arm is None else arm.pod_count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +182,8 @@ def add_scrapes(
     filled_block = OpenBlock(block.start_time, gone_windows | windows)
     if now - block.start_time < rule.block_seconds:
         return filled_block, None
-    arms = {arm: _arm_counts(filled_block, arm, now, rule) for arm in ("canary", "control")}
+    compared_arms = ("canary", "control")
+    arms = {arm: _arm_counts(filled_block, arm, now, rule) for arm in compared_arms}
     for arm, arm_counts in arms.items():
         if arm_counts is None and _may_become_whole(filled_block, arm, now, rule):
             return filled_block, None
@@ -182,9 +194,12 @@ def add_scrapes(
             ):
                 return filled_block, None
     excluded_pods: Counter[str] = Counter(
-        reason for window in filled_block.windows.values() if (reason := _exclusion_reason(window, now, rule))
+        reason
+        for window in filled_block.windows.values()
+        if window.arm in compared_arms and (reason := _exclusion_reason(window, now, rule))
     )
-    closed = ClosedBlock(block.start_time, now, arms["canary"], arms["control"], dict(excluded_pods))
+    stable = _arm_counts(filled_block, "stable", now, rule)
+    closed = ClosedBlock(block.start_time, now, arms["canary"], arms["control"], dict(excluded_pods), stable)
     return OpenBlock(now, {name: _next_window(window, now, rule) for name, window in windows.items()}), closed
 
 

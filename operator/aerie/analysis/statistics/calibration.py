@@ -77,14 +77,18 @@ class Dispersion:
         """Return the variance of a score at this level of the metric, with these numbers of pods in the two arms."""
         return VariancePrior(self.variance * level * level * (1 / pod_counts[0] + 1 / pod_counts[1]), self.degrees_of_freedom)
 
-    def pod_effect(self, prior: PodEffect, level: float, pod_counts: tuple[int, int]) -> PodEffect:
-        """Return the permanent difference of two equal arms at this level of the metric, from the prior and the calibration."""
+    def pooled_pod_effect(self, prior: PodEffect) -> PodEffect:
+        """Return the permanent difference of a pod, relative to the level, from the prior and the calibration."""
         degrees_of_freedom = prior.degrees_of_freedom + self.pod_effect_degrees_of_freedom
         if degrees_of_freedom <= 0:
             return PodEffect(0.0, math.inf)
         squares = prior.degrees_of_freedom * prior.sd**2 + self.pod_effect_degrees_of_freedom * self.pod_effect_sd**2
-        arm_factor = 1 / pod_counts[0] + 1 / pod_counts[1]
-        return PodEffect(level * math.sqrt(squares / degrees_of_freedom * arm_factor), degrees_of_freedom)
+        return PodEffect(math.sqrt(squares / degrees_of_freedom), degrees_of_freedom)
+
+    def pod_effect(self, prior: PodEffect, level: float, pod_counts: tuple[int, int]) -> PodEffect:
+        """Return the permanent difference of two equal arms at this level of the metric, from the prior and the calibration."""
+        pod = self.pooled_pod_effect(prior)
+        return replace(pod, sd=level * pod.sd * math.sqrt(1 / pod_counts[0] + 1 / pod_counts[1]))
 
     def to_dict(self) -> dict[str, float]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -160,6 +164,20 @@ class _PodDeviations:
 _NO_DEVIATIONS = _PodDeviations()
 
 
+def deviations_from_others(values: Mapping[str, float], relative: bool = True) -> dict[str, float]:
+    """Return each pod's deviation from the mean of the others, scaled to one pod's part of that difference.
+
+    There are two pods or more. If not `relative`, deviations are plain differences.
+    """
+    total, other_count = math.fsum(values.values()), len(values) - 1
+    scale = 1 / math.sqrt(1 + 1 / other_count)
+    others_means = {name: (total - value) / other_count for name, value in values.items()}
+    return {
+        name: scale * (value / others_means[name] - 1 if relative else value - others_means[name])
+        for name, value in values.items()
+    }
+
+
 def _lower_median(values: list[float]) -> float:
     """Return the lower median, so that of two pods an outlier does not count; 0 of no values."""
     return sorted(values)[(len(values) - 1) // 2] if values else 0.0
@@ -191,19 +209,14 @@ class DeviationHistory:
         names = [name for name in followed if name in present]
         if len(names) < 2:  # deleted pods still have all the places
             return DeviationHistory(pods)
-        total = math.fsum(present[name] for name in names)
-        other_count = len(names) - 1
-        scale = 1 / math.sqrt(1 + 1 / other_count)  # to one pod's part of the difference
+        deviations = deviations_from_others({name: present[name] for name in names}, relative)
         recent_moments = {name: pod.recent_moments() for name, pod in self.pods.items()}
         usual_variance = _lower_median([moments[1] for moments in recent_moments.values() if moments])
         max_distance = OUTLIER_STANDARD_DEVIATIONS * math.sqrt(usual_variance)
-        for name in names:
-            others_mean = (total - present[name]) / other_count
-            deviation = scale * (present[name] / others_mean - 1 if relative else present[name] - others_mean)
-            if max_distance > 0:
-                mean, _ = recent_moments.get(name) or (0.0, 0.0)
-                deviation = min(max(deviation, mean - max_distance), mean + max_distance)
-            pods[name] = self.pods.get(name, _NO_DEVIATIONS).add_deviation(deviation)
+        for name, deviation in deviations.items():
+            mean, _ = recent_moments.get(name) or (0.0, 0.0)
+            clipped = min(max(deviation, mean - max_distance), mean + max_distance) if max_distance > 0 else deviation
+            pods[name] = self.pods.get(name, _NO_DEVIATIONS).add_deviation(clipped)
         return DeviationHistory(pods)
 
     def _select_followed_pods(self, present: Mapping[str, float]) -> list[str]:

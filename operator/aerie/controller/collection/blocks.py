@@ -62,6 +62,8 @@ def build_comparison_config(name: str, status: Status, interval: float) -> Compa
         naming.deployment_name(name, canary.revision, control=False): "canary",
         naming.deployment_name(name, stable.revision, control=has_control_pods): "control",
     }
+    if has_control_pods:
+        arms[naming.deployment_name(name, stable.revision, control=False)] = "stable"
     measured = run.guard_state or run.state
     return ComparisonConfig(measured.start_time, arms, run.plan.projection, build_block_rule(run.plan, interval))
 

@@ -5,8 +5,9 @@
     a rollout in place ─► no block is added, because pods differ by their drafters
 
 Guarantees: a resource has a calibration only after two of its pods were counted in one block. It continues from the record that
-an earlier operator has written for the same engine. With another engine (image or version) the calibration is discarded. Not
-guaranteed: blocks that were added after that record was written, see aerie.rollout.canary.analysis_run.calibration_record.
+an earlier operator has written for the same origin. With another one (image, version, traffic mode or choice of nodes) the
+calibration is discarded. Not guaranteed: blocks that were added after that record was written, see
+aerie.rollout.canary.analysis_run.calibration_record.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ class CalibrationCollector:
         if stable is None or status.canary is not None or status.in_place_rollout is not None or resource.spec.replicas < 2:
             return None
         plan = calibration_record.build_calibration_plan(resource, stable)
-        engine = calibration_record.read_engine_identity(snapshot, stable.revision)
-        if not engine:
+        origin = calibration_record.read_origin(snapshot, stable.revision)
+        if not origin:
             return None  # the Deployment is about to be recreated, and until then there are no pods to count
         uid, calibration = self._calibrations.get(key, (None, None))
         if calibration is None or uid != resource.metadata.uid:
-            calibration = calibration_record.find_calibration(snapshot, stable) or BaselineCalibration(plan, engine=engine)
-        self._calibrations[key] = (resource.metadata.uid, calibration.compatible_with(plan, engine))
+            calibration = calibration_record.find_calibration(snapshot, stable) or BaselineCalibration(plan, origin=origin)
+        self._calibrations[key] = (resource.metadata.uid, calibration.compatible_with(plan, origin))
         self._saved_records[key] = calibration_record.read_stored_calibration(snapshot)
         rule = replace(build_block_rule(plan, interval), pods_per_minimum=plan.pod_counts[0])
         arms: dict[str, ArmName] = {naming.deployment_name(key.name, stable.revision, control=False): "control"}

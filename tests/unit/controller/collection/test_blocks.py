@@ -74,7 +74,7 @@ def test_no_comparison_before_the_analysis_and_after_its_end() -> None:
 
 
 def test_canary_is_compared_with_control_and_later_with_stable_pods() -> None:
-    assert build_config().arms == {"chat-new": "canary", "chat-old-control": "control"}
+    assert build_config().arms == {"chat-new": "canary", "chat-old-control": "control", "chat-old": "stable"}
     assert build_config(control=False).arms == {"chat-new": "canary", "chat-old": "control"}
     assert build_config("Ramping").arms == {"chat-new": "canary", "chat-old": "control"}
 

@@ -7,13 +7,16 @@ The steady state writes nothing, although a calibration grows all the time. So t
 later once an hour, and when a canary begins. A crash loses what came since the last write: half of a young calibration, an hour
 of an old one.
 
-A calibration belongs to one engine: the image of the stable revision's Deployment, and spec.engine.version where the revision's
-record has it. With another engine the calibration restarts. A stored calibration that names another engine, or none, is dropped
-when it is read.
+A calibration belongs to one origin: the image of the stable revision's Deployment, spec.engine.version where the revision's
+record has it, spec.rollout.traffic.mode, and the node selector and node affinity of the pods. With another origin the
+calibration restarts. A stored calibration that names another origin, or none, is dropped when it is read. Nor is it used for a
+canary that may run on other nodes than the stable pods.
 
-Guarantees: pure. An analysis is calibrated only by blocks of the engine that its control runs. The ConfigMap belongs to the
-resource and is not part of it: a write changes neither spec nor status. Not guaranteed: that an image stays the same where its
-tag is moved to another release and no version is set; a digest, or spec.engine.version, reveals that.
+Guarantees: pure. An analysis is calibrated only by blocks of the engine that its control runs, in the same traffic mode. The
+ConfigMap belongs to the resource and is not part of it: a write changes neither spec nor status. Not guaranteed: that an image
+stays the same where its tag is moved to another release and no version is set; a digest, or spec.engine.version, reveals that.
+Nor does the origin show how a balancer routes within a traffic mode; the analysis itself tests the history for that
+(analysis/criteria/history_fit.py).
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from typing import Any
 from aerie.analysis.baseline import BaselineCalibration
 from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.api import SpeculativeDeployment
-from aerie.api.status import Arm
+from aerie.api.status import Arm, Status
 from aerie.manifests import calibration_config_map, naming, preflight_job
 from aerie.rollout.canary.analysis_run.run import build_analysis_plan
 from aerie.rollout.facts.snapshot import Snapshot, is_owned_by
@@ -51,8 +54,9 @@ def build_calibration_plan(resource: SpeculativeDeployment, stable: Arm) -> Anal
     )
 
 
-def read_engine_identity(snapshot: Snapshot, revision: str) -> str:
-    """Return image and version of the engine that a revision's pods run; empty without a Deployment, so without pods."""
+def read_origin(snapshot: Snapshot, revision: str) -> str:
+    """Return the origin of blocks of a revision's pods, as text: image and version of the engine, traffic mode, and choice of
+    nodes, if any. Empty without a Deployment, so without pods."""
     deployment = snapshot.cluster.deployment(revision)
     if deployment is None:
         return ""
@@ -68,7 +72,16 @@ def read_engine_identity(snapshot: Snapshot, revision: str) -> str:
         version = document["spec"]["engine"].get("version") or ""
     except (ValueError, LookupError, TypeError, AttributeError):
         version = ""
-    return f"{image} {version}".strip()
+    parts = [image, version, snapshot.resource.spec.rollout.traffic.mode, _read_node_choice(snapshot, revision)]
+    return " ".join(part for part in parts if part)
+
+
+def _read_node_choice(snapshot: Snapshot, revision: str) -> str:
+    """Return node selector and node affinity of a revision's pods, as text; empty where they have none."""
+    deployment = snapshot.cluster.deployment(revision)
+    pod_spec = deployment["spec"]["template"]["spec"] if deployment is not None else {}
+    choice = [pod_spec.get("nodeSelector") or {}, (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}]
+    return json.dumps(choice, sort_keys=True) if any(choice) else ""
 
 
 def is_calibration_write_due(calibration: BaselineCalibration, stored: StoredCalibration, *, canary_active: bool) -> bool:
@@ -97,15 +110,17 @@ def read_stored_calibration(snapshot: Snapshot) -> StoredCalibration:
 
 
 def find_calibration(snapshot: Snapshot, stable: Arm) -> BaselineCalibration | None:
-    """Return the calibration of the stable pods' current engine: that in the operator's memory, or one that an earlier operator
-    stored. None without one."""
-    engine = read_engine_identity(snapshot, stable.revision)
+    """Return the calibration of the stable pods' current origin: that in the operator's memory, or one that an earlier operator
+    stored. None without one, and for a canary with another choice of nodes."""
+    canary, origin = (snapshot.resource.status or Status()).canary, read_origin(snapshot, stable.revision)
+    if canary is not None and _read_node_choice(snapshot, canary.revision) != _read_node_choice(snapshot, stable.revision):
+        return None
     calibration = snapshot.operator.baseline_calibration
-    if calibration is None or calibration.engine != engine:
+    if calibration is None or calibration.origin != origin:
         calibration = BaselineCalibration.unpack(
             _read_config_map_data(snapshot).get(calibration_config_map.CALIBRATION_KEY) or ""
         )
-    return calibration if engine and calibration is not None and calibration.engine == engine else None
+    return calibration if origin and calibration is not None and calibration.origin == origin else None
 
 
 def build_calibration_config_map(resource: SpeculativeDeployment, calibration: BaselineCalibration) -> dict[str, Any]:

@@ -112,11 +112,13 @@ class AnalysisRun:
         return replace(self, guard_state=guard_state), verdict
 
     def reset_guard(self, now: datetime) -> AnalysisRun:
-        """Return the run that restarts the counts of the guardrails, because the reference has changed. Crashes are kept."""
+        """Return the run that restarts the counts of the guardrails, because the reference has changed.
+
+        Crashes are kept, and so is how far the stable pods are apart.
+        """
         current_state = self.guard_state or self.state
-        return replace(
-            self, guard_state=AnalysisState(now.timestamp(), crashes=current_state.crashes), counted_until=now.timestamp()
-        )
+        guard_state = AnalysisState(now.timestamp(), peers=current_state.peers, crashes=current_state.crashes)
+        return replace(self, guard_state=guard_state, counted_until=now.timestamp())
 
     def adopt_guard_counts(self, canary_pods: int) -> AnalysisRun:
         """Return the run of a promoted canary, with the counts of its guardrails where the analysis has none, because the shadow

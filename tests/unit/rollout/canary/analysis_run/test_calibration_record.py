@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -34,8 +35,8 @@ def run_stable_blocks(world: World, blocks: int, seconds: float = 120.0) -> None
     assert resource.status is not None
     assert resource.status.stable is not None
     plan = calibration_record.build_calibration_plan(resource, resource.status.stable)
-    engine = calibration_record.read_engine_identity(world.observed(), resource.status.stable.revision)
-    calibration = (world.baseline_calibration or BaselineCalibration(plan)).compatible_with(plan, engine)
+    origin = calibration_record.read_origin(world.observed(), resource.status.stable.revision)
+    calibration = (world.baseline_calibration or BaselineCalibration(plan)).compatible_with(plan, origin)
     for _ in range(blocks):
         began = world.now.timestamp()
         world.now += timedelta(seconds=seconds)
@@ -246,14 +247,14 @@ def find_stored_calibration(world: World) -> BaselineCalibration | None:
     return calibration_record.find_calibration(observed, observed.resource.status.stable)
 
 
-def test_calibration_engine_is_image_and_version() -> None:
+def test_calibration_origin_is_engine_and_traffic_mode() -> None:
     world = serving_world()
-    assert calibration_record.read_engine_identity(world.observed(), world.desired_revision) == "vllm/vllm-openai:v0.33.0"
-    assert calibration_record.read_engine_identity(world.observed(), "another") == ""
+    assert calibration_record.read_origin(world.observed(), world.desired_revision) == "vllm/vllm-openai:v0.33.0 Service"
+    assert calibration_record.read_origin(world.observed(), "another") == ""
     world = serving_world(engine={"image": "registry/vllm:latest", "version": "0.33.0"})
-    assert calibration_record.read_engine_identity(world.observed(), world.desired_revision) == "registry/vllm:latest 0.33.0"
+    assert calibration_record.read_origin(world.observed(), world.desired_revision) == "registry/vllm:latest 0.33.0 Service"
     del world.objects["ConfigMap", f"chat-{world.desired_revision}-preflight"]
-    assert calibration_record.read_engine_identity(world.observed(), world.desired_revision) == "registry/vllm:latest"
+    assert calibration_record.read_origin(world.observed(), world.desired_revision) == "registry/vllm:latest Service"
 
 
 @pytest.mark.parametrize(
@@ -281,6 +282,43 @@ def test_analysis_of_another_engine_ignores_calibration(engine: dict[str, Any]) 
     assert world.baseline_calibration.block_count == 1
 
 
+def test_another_traffic_mode_or_choice_of_nodes_is_another_origin() -> None:
+    world = serving_world()
+    run_stable_blocks(world, 150)
+    assert find_stored_calibration(world) is not None
+    origin = calibration_record.read_origin(world.observed(), world.desired_revision)
+    deployment = next(item for (kind, _), item in world.objects.items() if kind == "Deployment")
+    pod_spec = deployment["spec"]["template"]["spec"]
+    choices: list[dict[str, Any]] = [
+        {"nodeSelector": {"pool": "b"}},
+        {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}},
+    ]
+    for choice in choices:
+        pod_spec.update(choice)
+        assert calibration_record.read_origin(world.observed(), world.desired_revision) != origin
+        assert find_stored_calibration(world) is None
+        for field in choice:
+            del pod_spec[field]
+    assert find_stored_calibration(world) is not None
+    observed = world.observed()
+    gateway = observed.resource.spec.rollout.traffic.model_copy(update={"mode": "Gateway"})
+    rollout = observed.resource.spec.rollout.model_copy(update={"traffic": gateway})
+    spec = observed.resource.spec.model_copy(update={"rollout": rollout})
+    changed = replace(observed, resource=observed.resource.model_copy(update={"spec": spec}))
+    assert calibration_record.read_origin(changed, world.desired_revision) == origin.replace("Service", "Gateway")
+
+
+def test_a_canary_on_other_nodes_is_compared_without_calibration() -> None:
+    world = serving_world()
+    run_stable_blocks(world, 150)
+    world.drafter("eagle31")
+    world.settle_until("Starting")
+    assert find_stored_calibration(world) is not None
+    name = f"chat-{world.desired_revision}"
+    world.objects["Deployment", name]["spec"]["template"]["spec"]["nodeSelector"] = {"pool": "b"}
+    assert find_stored_calibration(world) is None
+
+
 def test_calibration_of_earlier_release_is_dropped() -> None:
     world = serving_world()
     run_stable_blocks(world, 150)
@@ -288,7 +326,7 @@ def test_calibration_of_earlier_release_is_dropped() -> None:
     world.baseline_calibration = None
     data = world.objects[CONFIG_MAP]["data"]
     content = codec.unpack(data[child.CALIBRATION_KEY])
-    del content["engine"]
+    del content["origin"]
     data[child.CALIBRATION_KEY] = codec.pack(content)
     assert find_stored_calibration(world) is None
     assert "calibrationBlocks" not in start_analysis(world)
