@@ -23,7 +23,13 @@ from dataclasses import dataclass, replace
 from aerie.analysis import formatting, messages
 from aerie.analysis.comparison import Comparison
 from aerie.analysis.criteria.criterion import FAILED_REQUESTS, TOKENS_PER_STEP, Criterion, CriterionTest
-from aerie.analysis.criteria.history_fit import MIN_COMPARED_BLOCKS, AnalysisPlans, assess_history, with_tested_history
+from aerie.analysis.criteria.history_fit import (
+    MIN_COMPARED_BLOCKS,
+    AnalysisPlans,
+    assess_history,
+    with_passed_analysis,
+    with_tested_history,
+)
 from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.criteria.sequence_parameters import build_sequence_parameters
 from aerie.analysis.criteria.table import build_criteria, build_faster_test, crashes_alpha, failed_requests_alpha
@@ -76,16 +82,21 @@ def evaluate_analysis(
 
 
 def check_guardrails(
-    state: AnalysisState, plan: AnalysisPlan, now: float, abort_messages: Sequence[str] = ()
+    state: AnalysisState, plan: AnalysisPlan, now: float, abort_messages: Sequence[str] = (), *, has_passed: bool = False
 ) -> tuple[AnalysisState, Verdict]:
     """Return state and verdict like `evaluate_analysis`, from the rollback tests alone: it never promotes and has no deadline.
 
     The alphas are spent by `plan.max_duration_seconds` all the same, so it has to be the time for which this state is monitored.
+    `has_passed`: the analysis of these pods with this plan has promoted the canary (`history_fit`).
     """
-    criteria = build_criteria(plan)
-    plans = with_tested_history(plan, state.peers)
+    if has_passed:
+        passed_plan, criteria = with_passed_analysis(plan, state.peers)
+        plans = AnalysisPlans(passed_plan, passed_plan)
+        limitation_message = messages.latency_not_compared_message(plan)
+    else:
+        criteria, plans = build_criteria(plan), with_tested_history(plan, state.peers)
+        limitation_message = _limitation_message(state, plan, criteria)
     comparisons = _build_comparisons(state, plans, criteria)
-    limitation_message = _limitation_message(state, plan, criteria)
     if state.outcome == "Continue" and (rollback_message := _rollback_message(state, plans.rollback, criteria, abort_messages)):
         state = replace(state, outcome="Rollback", message=rollback_message + limitation_message)
     continue_message = messages.no_regression_message(state.block_count, now - state.start_time) + limitation_message

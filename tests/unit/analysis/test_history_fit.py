@@ -15,6 +15,7 @@ from aerie.analysis.criteria.history_fit import (
     UNKNOWN_ROLLBACK_DISPERSION,
     HistoryFit,
     assess_history,
+    with_passed_analysis,
     with_tested_history,
 )
 from aerie.analysis.criteria.plan import AnalysisPlan
@@ -97,6 +98,23 @@ def test_without_a_history_that_fits_a_variance_is_assumed_for_rollbacks_only(pl
     assert promote == UNCALIBRATED_DISPERSION
     assert rollback == unknown
     assert rollback.pod_effect_degrees_of_freedom == 2.0
+
+
+@pytest.mark.parametrize(
+    ("plan", "peers", "holds"),
+    [(PLAN, PeerDeviations(), True), (PLAN, make_peers(5, apart=0.1), False), (FRESH, make_peers(30), False)],
+)
+def test_after_a_passed_analysis_the_history_holds_or_the_measured_pods_alone_are_compared(
+    plan: AnalysisPlan, peers: PeerDeviations, holds: bool
+) -> None:
+    passed_plan, criteria = with_passed_analysis(plan, peers)
+    assert passed_plan.dispersion_of(TOKENS_PER_STEP) == (CALM if holds else UNKNOWN_ROLLBACK_DISPERSION)
+    changed = [criterion for criterion in criteria if criterion not in build_criteria(plan)]
+    assert [criterion.name for criterion in changed] == ([] if holds else [TOKENS_PER_STEP])
+    assert all(test.measured_pods_only for criterion in changed for test in criterion.rollback_tests)
+    for criterion in criteria:
+        if criterion.name != TOKENS_PER_STEP:
+            assert passed_plan.dispersion_of(criterion.name) == plan.dispersion_of(criterion.name)
 
 
 def test_other_criteria_keep_their_dispersion() -> None:

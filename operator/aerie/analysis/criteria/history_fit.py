@@ -28,6 +28,12 @@ kinds of traffic is much faster at promoting (`benchmarks/_canary_oracle.py`).
 
 Where canary and control run on different hardware, the stable pods say nothing of the canary's, so its pod effect is unknown.
 
+After an analysis that promoted (`with_passed_analysis`), a canary is rolled back by the history, and where it is refuted or
+absent, by the measured pods alone. The analysis has passed in spite of an unknown pod effect, so pods that are apart by as much
+were apart in the canary's favour: a canary that falls behind its control after that has changed. In a fleet with one stable pod,
+only a drafter that becomes worse by 15 % would be rolled back otherwise. A canary that a user or equal prompts promoted has no
+such evidence.
+
 Guarantees: pure; the plan itself stays as it was, so that a later block may decide otherwise. Not guaranteed: anything for
 other criteria than tokens per step. Times have a pod effect in any case (`sequence_parameters`), and shares have bounds of their
 own.
@@ -39,13 +45,14 @@ import math
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from aerie.analysis.criteria.criterion import TOKENS_PER_STEP, CriterionTest
+from aerie.analysis.criteria.criterion import TOKENS_PER_STEP, Criterion, CriterionTest
 from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.criteria.sequence_parameters import (
     CALIBRATED_TOKENS_PER_STEP_POD_EFFECT,
     TOKENS_PER_STEP_POD_EFFECT_SHARE,
     UNKNOWN_TOKENS_PER_STEP_POD_EFFECT,
 )
+from aerie.analysis.criteria.table import build_criteria
 from aerie.analysis.statistics.calibration import UNCALIBRATED_DISPERSION, Dispersion
 from aerie.analysis.statistics.confidence_sequence import pod_effect_quantile
 from aerie.analysis.statistics.peer_dispersion import MIN_TESTED_BLOCKS, PeerDeviations
@@ -97,6 +104,22 @@ def with_tested_history(plan: AnalysisPlan, peers: PeerDeviations) -> AnalysisPl
     )
 
 
+def with_passed_analysis(plan: AnalysisPlan, peers: PeerDeviations) -> tuple[AnalysisPlan, tuple[Criterion, ...]]:
+    """Return the plan and the criteria by which a canary is rolled back after its analysis has promoted it."""
+    criteria = build_criteria(plan)
+    if _holds_for_rollbacks(plan.dispersion_of(TOKENS_PER_STEP), peers):
+        return plan, criteria
+    plan = replace(plan, dispersions={**plan.dispersions, TOKENS_PER_STEP: UNKNOWN_ROLLBACK_DISPERSION})
+    return plan, tuple(
+        _about_measured_pods(criterion) if criterion.name == TOKENS_PER_STEP else criterion for criterion in criteria
+    )
+
+
+def _about_measured_pods(criterion: Criterion) -> Criterion:
+    rollback_tests = tuple(replace(test, measured_pods_only=True) for test in criterion.rollback_tests)
+    return replace(criterion, rollback_tests=rollback_tests)
+
+
 def _promote_dispersion(plan: AnalysisPlan, peers: PeerDeviations) -> Dispersion:
     fit = assess_history(plan, peers)
     if fit in ("Absent", "DoesNotFit"):
@@ -108,7 +131,7 @@ def _promote_dispersion(plan: AnalysisPlan, peers: PeerDeviations) -> Dispersion
 def _rollback_dispersion(plan: AnalysisPlan, peers: PeerDeviations) -> Dispersion:
     history = plan.dispersion_of(TOKENS_PER_STEP)
     prior = CALIBRATED_TOKENS_PER_STEP_POD_EFFECT
-    if not history.batch_count or not peers.is_explained_by(history, prior, ROLLBACK_MISFIT_QUANTILE):
+    if not _holds_for_rollbacks(history, peers):
         return _with_observed_pod_effect(UNKNOWN_ROLLBACK_DISPERSION, peers, MIN_TESTED_BLOCKS)
     if peers.pod_effect(MIN_SUPPORTED_BLOCKS) is not None:
         return history
@@ -119,6 +142,11 @@ def _rollback_dispersion(plan: AnalysisPlan, peers: PeerDeviations) -> Dispersio
     squares = effect.degrees_of_freedom * early_sd**2 - prior.degrees_of_freedom * prior.sd**2
     freedom = history.pod_effect_degrees_of_freedom
     return _with_pod_effect(history, math.sqrt(squares / freedom), freedom)
+
+
+def _holds_for_rollbacks(history: Dispersion, peers: PeerDeviations) -> bool:
+    prior = CALIBRATED_TOKENS_PER_STEP_POD_EFFECT
+    return bool(history.batch_count) and peers.is_explained_by(history, prior, ROLLBACK_MISFIT_QUANTILE)
 
 
 def _with_observed_pod_effect(dispersion: Dispersion, peers: PeerDeviations, min_blocks: int) -> Dispersion:

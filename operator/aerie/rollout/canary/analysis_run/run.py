@@ -107,7 +107,11 @@ class AnalysisRun:
     def check_guardrails(self, now: datetime, abort_reasons: Sequence[str]) -> tuple[AnalysisRun, Verdict]:
         """Return the updated run and the verdict of the guardrails on a canary whose analysis has ended."""
         guard_state, verdict = check_guardrails(
-            self.guard_state or AnalysisState(now.timestamp()), self._guardrail_plan, now.timestamp(), abort_reasons
+            self.guard_state or AnalysisState(now.timestamp()),
+            self._guardrail_plan,
+            now.timestamp(),
+            abort_reasons,
+            has_passed=self.state.outcome == "Promote",
         )
         return replace(self, guard_state=guard_state), verdict
 

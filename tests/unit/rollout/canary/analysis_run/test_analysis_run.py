@@ -85,6 +85,19 @@ def test_guardrail_blocks_do_not_change_analysis_state() -> None:
     assert run.state.block_count == 5
 
 
+@pytest.mark.parametrize("has_passed", [True, False])
+def test_canary_that_has_passed_is_rolled_back_without_other_stable_pods_to_compare(has_passed: bool) -> None:
+    """Its own analysis has shown how far its pods are from the control's. Without one, 12 % may be the pods."""
+    run = new_run()
+    if has_passed:
+        run, verdict = run.with_blocks(blocks(60, 0.2)).evaluate(NOW + timedelta(hours=2), [])
+        assert verdict.outcome == "Promote"
+    run = run.reset_guard(NOW)
+    assert run.check_guardrails(NOW, [])[1].outcome == "Continue"
+    _, verdict = run.with_blocks(blocks(30, -0.12)).check_guardrails(NOW + timedelta(hours=1), [])
+    assert verdict.outcome == ("Rollback" if has_passed else "Continue")
+
+
 @pytest.mark.parametrize(
     ("canary", "control", "difference"),
     [
