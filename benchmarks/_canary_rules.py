@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -57,6 +58,7 @@ from aerie.analysis.statistics.calibration import UNCALIBRATED_DISPERSION, Dispe
 from aerie.analysis.statistics.confidence_sequence import alpha_with_deadline, mixture_precision, pod_effect_quantile
 from aerie.analysis.statistics.peer_dispersion import BATCH_BLOCKS, MIN_TESTED_BLOCKS
 from aerie.analysis.verdict import MAX_DROPPED_BLOCK_SHARE
+from aerie.rollout.canary.analysis_run.run import GUARDRAIL_HORIZON_HOURS
 from benchmarks._canary_blocks import Blocks
 from benchmarks._canary_model import Bools, Floats
 
@@ -113,6 +115,37 @@ def ours(blocks: Blocks, better: float, dispersions: list[Dispersion], plan: Ana
     promoted = significant_blocks(accept, canary, blocks, promote, plan) & trusted
     minutes = blocks.ended / 60
     return Decisions(first(failed & counted, minutes), first(promoted & counted, minutes))
+
+
+def ours_after_passing(
+    blocks: Blocks, passed: Floats, better: float, dispersions: list[Dispersion], plan: AnalysisPlan
+) -> Floats:
+    """Return the minutes from passing until Aerie rolls the canary back; infinite where it does not.
+
+    `passed`: minute in which each run's analysis has promoted the canary; infinite where it has not. From the next block on the
+    canary's tokens per step are multiplied by 1 + `better`.
+    """
+    criterion = next(row for row in build_criteria(plan) if row.name == TOKENS_PER_STEP)
+    (test,) = criterion.rollback_tests
+    minutes = blocks.ended / 60
+    shift = 1 + (minutes >= passed[:, None]).argmax(axis=1)
+    later = Blocks(*(_shift_blocks(values, shift) for values in blocks))
+    misfits = sequence_parameters(blocks.peers, dispersions, plan, rolls_back=True).misfits
+    parameters = passed_parameters(np.nan_to_num(_shift_blocks(misfits.astype(float), shift)) > 0, dispersions, plan)
+    guard_plan = replace(plan, max_duration_seconds=3600 * GUARDRAIL_HORIZON_HOURS)
+    canary = later.canary * (1 + better)
+    failed = significant_blocks(test, canary, later, parameters, guard_plan) & ~np.isnan(canary)
+    failed &= (np.arange(canary.shape[1]) >= plan.min_blocks - 1) & (passed < NEVER)[:, None]
+    return first(failed, later.ended / 60 - np.where(passed < NEVER, passed, 0.0)[:, None])
+
+
+def _shift_blocks(values: Floats, shift: npt.NDArray[np.int64]) -> Floats:
+    """Return the values by run and block from each run's block `shift` on, and NaN after the last."""
+    index = np.arange(values.shape[1])[None, :] + shift[:, None]
+    is_block = index < values.shape[1]
+    index, is_block = (each.reshape(*each.shape, *(1,) * (values.ndim - 2)) for each in (index, is_block))
+    moved = np.take_along_axis(values, np.minimum(index, values.shape[1] - 1), axis=1)
+    return np.where(is_block, moved, np.nan)
 
 
 def matched_block_percent(blocks: Blocks, more: float = 1.0) -> float:
@@ -220,6 +253,19 @@ def sequence_parameters(peers: Floats, dispersions: list[Dispersion], plan: Anal
         bound,
         misfits,
     )
+
+
+def passed_parameters(misfits: Bools, dispersions: list[Dispersion], plan: AnalysisPlan) -> Parameters:
+    """Return the parameters of rollbacks that `with_passed_analysis` has after every block; `misfits`: those of rollbacks."""
+    is_used = (_column(dispersions, "batch_count") > 0) & ~misfits
+    effects = [dispersion.pooled_pod_effect(CALIBRATED_TOKENS_PER_STEP_POD_EFFECT) for dispersion in dispersions]
+    by_history = np.array([_pod_effect_bound(effect) for effect in effects])[:, None]
+    by_history *= math.sqrt(1 / plan.pod_counts[0] + 1 / plan.pod_counts[1])
+    inflation, variance, freedom = (
+        np.where(is_used, _column(dispersions, name), getattr(UNKNOWN_ROLLBACK_DISPERSION, name))
+        for name in ("inflation", "variance", "degrees_of_freedom")
+    )
+    return Parameters(inflation, variance, freedom, np.where(is_used, by_history, 0.0), misfits)
 
 
 def _pod_effect_bound(effect: PodEffect) -> float:

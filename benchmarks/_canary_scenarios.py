@@ -19,6 +19,7 @@ from aerie.analysis.statistics.calibration import UNCALIBRATED_DISPERSION, Devia
 from benchmarks._canary_blocks import close, per_scrapes, pods_per_block
 from benchmarks._canary_model import SCRAPE, Floats, Traffic, simulate
 from benchmarks._canary_rules import (
+    NEVER,
     Decisions,
     argo,
     argo_example,
@@ -27,6 +28,7 @@ from benchmarks._canary_rules import (
     kayenta,
     matched_block_percent,
     ours,
+    ours_after_passing,
     paired_z,
 )
 
@@ -40,6 +42,11 @@ CHUNK = 250  # runs at once
 RULE = BlockRule()
 UNEQUAL = 1.4
 """Requests on a canary pod, as a multiple of a control pod's, at which latencies must not be compared."""
+
+MIN_ANALYSIS_MINUTES = 30.0
+"""Minutes after which a canary passes at the earliest (spec.rollout.analysis.minDuration)."""
+BECOMES_WORSE = -0.12
+"""Tokens per step of a canary after its analysis, relative to the control's, at which it has to be rolled back."""
 
 Cells = dict[tuple[str, float], dict[str, float]]
 """Results by rule and effect."""
@@ -124,6 +131,7 @@ def run(name: str, runs: int, seed: int = 1) -> Cells:
         hardware_mismatch="other nodes" if scenario.unlike_node_sd else "",
     )
     decisions: dict[tuple[str, float], list[Decisions]] = defaultdict(list)
+    after_passing: dict[tuple[float, float], list[Floats]] = defaultdict(list)
     matches: dict[str, list[float]] = defaultdict(list)
     for begin in range(0, runs, CHUNK):
         chosen = np.arange(begin, min(begin + CHUNK, runs)) % len(dispersions)
@@ -141,14 +149,34 @@ def run(name: str, runs: int, seed: int = 1) -> Cells:
         for effect in EFFECTS:
             better = canary * (1 + effect)
             decisions["ours", effect].append(ours(blocks, effect, run_dispersions, plan))
+            promoted, minutes = decisions["ours", effect][-1].promoted, decisions["ours", effect][-1].promote
+            passed = np.where(promoted, np.maximum(minutes, MIN_ANALYSIS_MINUTES), NEVER)
+            for change in (effect, BECOMES_WORSE):
+                after_passing[effect, change].append(ours_after_passing(blocks, passed, change, run_dispersions, plan))
             for rule in PEERS:
                 decisions[rule.__name__, effect].append(rule(better, control))
     cells = {
         cell: Decisions(*(np.concatenate(parts) for parts in zip(*chunks, strict=True))).figures()
         for cell, chunks in decisions.items()
     }
+    for effect in EFFECTS:
+        cells["ours", effect] |= _figures_after_passing(
+            np.concatenate(after_passing[effect, effect]),
+            np.concatenate(after_passing[effect, BECOMES_WORSE]),
+            cells["ours", effect],
+        )
     cells["ours", 0.0] |= {key: sum(percents) / len(percents) for key, percents in matches.items()}
     return cells
+
+
+def _figures_after_passing(unchanged: Floats, worse: Floats, figures: dict[str, float]) -> dict[str, float]:
+    """Return how many of all runs are rolled back after they have passed, and of those that passed and became worse, and when."""
+    passed_pct, is_rolled_back = figures["promote_pct"], worse < NEVER
+    return {
+        "passed_rollback_pct": 100 * float((unchanged < NEVER).mean()),
+        "worse_after_passing_rollback_pct": 100 * 100 * float(is_rolled_back.mean()) / passed_pct if passed_pct else math.nan,
+        "worse_after_passing_rollback_min": float(np.median(worse[is_rolled_back])) if is_rolled_back.any() else math.nan,
+    }
 
 
 @cache

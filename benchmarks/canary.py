@@ -9,6 +9,7 @@
 | p3_promote_pct, _median_min | one that is 3 % better                                                                           |
 | m2_promote_pct             | one that is worse by just the margin, 2 %, is promoted                                            |
 | worst_equal_rollback_pct, worst_m2_promote_pct | the largest of these in any scenario in which the arms are comparable         |
+| worst_equal_passed_rollback_pct | an equal one has passed, and is rolled back in the rest of four hours: the largest       |
 | latency_blocks_pct         | blocks whose arms met a like load, so latencies are compared; in the scenario with the fewest     |
 | unequal_latency_blocks_pct | the same, had the canary's pods 40 % more requests; in the scenario with the most                 |
 | block_cost_ms              | a closed block, all criteria counted and evaluated with the message; median, one core             |
@@ -40,7 +41,7 @@ from aerie.analysis.measurement.counts import EngineCounts
 from aerie.analysis.state import AnalysisState, add_block
 from aerie.analysis.statistics.calibration import Dispersion
 from aerie.analysis.verdict import evaluate_analysis
-from benchmarks._canary_scenarios import CALIBRATIONS, EFFECTS, RULES, SCENARIOS, Cells, run
+from benchmarks._canary_scenarios import BECOMES_WORSE, CALIBRATIONS, EFFECTS, RULES, SCENARIOS, Cells, run
 
 RUNS = 2000
 SEED = 1
@@ -64,6 +65,7 @@ def measure(runs: int = RUNS) -> dict[str, float]:
     comparable = [_cells_by_scenario[name] for name in names if SCENARIOS[name].counts]
     ours["worst_equal_rollback_pct"] = max(cells["ours", 0.0]["rollback_pct"] for cells in comparable)
     ours["worst_m2_promote_pct"] = max(cells["ours", -0.02]["promote_pct"] for cells in comparable)
+    ours["worst_equal_passed_rollback_pct"] = max(cells["ours", 0.0]["passed_rollback_pct"] for cells in comparable)
     latency_cells = [cells["ours", 0.0] for cells in _cells_by_scenario.values()]
     ours["latency_blocks_pct"] = min(cell["latency_blocks_pct"] for cell in latency_cells)
     ours["unequal_latency_blocks_pct"] = max(cell["unequal_latency_blocks_pct"] for cell in latency_cells)
@@ -146,8 +148,9 @@ def table(name: str) -> str:
     for rule in RULES:
         cells = [_cell(_cells_by_scenario[name][rule, effect], effect) for effect in EFFECTS]
         rows += [f"| {_NAMES[rule]} | {' | '.join(cells)} |"]
-    likes = _cells_by_scenario[name]["ours", 0.0]
-    return "\n".join([*rows, "", _LIKE.format(**likes), ""])
+    equal, better = (_cells_by_scenario[name]["ours", effect] for effect in (0.0, 0.03))
+    after_passing = _AFTER_PASSING.format(equal=equal, better=better, worse=-100 * BECOMES_WORSE)
+    return "\n".join([*rows, "", _LIKE.format(**equal), after_passing, ""])
 
 
 def _cell(figures: dict[str, float], effect: float) -> str:
@@ -169,6 +172,12 @@ def document(docs: Path) -> None:
 _LIKE = (
     "Blocks that count for latency: {latency_blocks_pct:.1f} %; had the canary's pods 40 % more requests, "
     "{unequal_latency_blocks_pct:.1f} %."
+)
+
+_AFTER_PASSING = (
+    "Rolled back after it has passed: an equal one in {equal[passed_rollback_pct]:.2f} % of all rollouts. One that was better by "
+    "3 % and becomes worse than the control by {worse:.0f} %: {better[worse_after_passing_rollback_pct]:.0f} % of those that "
+    "passed, after {better[worse_after_passing_rollback_min]:.0f} min (median)."
 )
 
 _PAGE = """# Error rates of canary decisions

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aerie.analysis.criteria.criterion import TOKENS_PER_STEP
-from aerie.analysis.criteria.history_fit import assess_history, with_tested_history
+from aerie.analysis.criteria.history_fit import assess_history, with_passed_analysis, with_tested_history
 from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.criteria.table import build_criteria
 from aerie.analysis.measurement.blocks import ArmName, BlockRule, ClosedBlock, OpenBlock, PodSample, add_scrapes, start_block
@@ -94,9 +94,12 @@ def test_blocks_and_verdicts_are_the_operators(
         rules.significant_blocks(test, blocks.canary * (1 + better), blocks, by_direction[test.rolls_back], plan)
         for test in tests
     ]
+    passed_parameters = rules.passed_parameters(by_direction[True].misfits, dispersions, plan)
+    (rollback_test,) = criterion.rollback_tests
+    after_passing = rules.significant_blocks(rollback_test, blocks.canary * (1 + better), blocks, passed_parameters, plan)
     for index in range(runs):
         run_plan = replace(plan, dispersions={TOKENS_PER_STEP: dispersions[index]})
-        state, column, answers = AnalysisState(0.0), 0, []
+        state, column, answers, passed_answers = AnalysisState(0.0), 0, [], []
         for block in close_with_operator(counters, index, canaries, controls, rule):
             if block.canary and block.control:
                 assert blocks.ended[index, column] == block.end_time
@@ -114,8 +117,12 @@ def test_blocks_and_verdicts_are_the_operators(
                 assert by_direction[False].misfits[index, column - 1] == (assess_history(run_plan, state.peers) == "DoesNotFit")
                 plans, pairs = with_tested_history(run_plan, state.peers), state.paired_moments[TOKENS_PER_STEP]
                 answers.append([is_mean_test_met(test, criterion, pairs, plans.of(test)) for test in tests])
+                passed_plan, passed_criteria = with_passed_analysis(run_plan, state.peers)
+                passed = next(row for row in passed_criteria if row.name == TOKENS_PER_STEP)
+                passed_answers.append(is_mean_test_met(passed.rollback_tests[0], passed, pairs, passed_plan))
         assert np.isnan(blocks.canary[index, column:]).all()
         assert column > 20
+        assert passed_answers == after_passing[index, :column].tolist()
         assert answers == np.stack([answers_of_test[index, :column] for answers_of_test in vectorised], axis=1).tolist()
 
 
@@ -241,3 +248,10 @@ def test_selected_cells_are_named_and_make_no_page(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(canary, "_cells_by_scenario", {"base": {}})
     with pytest.raises(SystemExit, match=r"the page needs all scenarios, and .*sticky.* did not run: leave CELLS out"):
         canary.document(tmp_path)
+
+
+def test_canary_that_has_passed_is_followed_from_the_next_block_on() -> None:
+    values = np.arange(1.0, 7.0)[None, :].repeat(3, axis=0)
+    moved = rules._shift_blocks(values, np.array([1, 5, 6]))
+    assert moved[0, :5].tolist() == [2.0, 3.0, 4.0, 5.0, 6.0]
+    assert [np.isnan(row).sum() for row in moved] == [1, 5, 6]
