@@ -17,7 +17,7 @@ help: ## list the targets
 setup: ## make .venv hold what requirements/dev.txt names (every target below does this itself)
 	@python3 scripts/setup.py
 
-demo: setup ## show Aerie on a real Kubernetes cluster on this machine; ENGINE=vllm: with real vLLM on CPU
+demo: setup ## show Aerie on a real Kubernetes cluster on this machine; ENGINE=vllm or vllm-in-place: with real vLLM on CPU
 	@$(BIN)/aerie-lab demo $(if $(ENGINE),--engine "$(ENGINE)")
 
 quick: setup ## format, lint, types, layers, words and the fast unit tests, in a minute; PKG=folder of tests/unit: its tests alone

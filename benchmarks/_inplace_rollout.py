@@ -23,11 +23,14 @@ from typing import Any
 
 import yaml
 
+from aerie_lab.cli.scenarios import REAL_IN_PLACE_SCENARIO
 from aerie_lab.cluster import Lab, LabSettings
 from aerie_lab.engine.load_generation.background import BackgroundTraffic
 from aerie_lab.engine.load_generation.traffic import TrafficTarget
-from benchmarks.e2e_vllm import BUNDLE, SAME_DRAFTER_TABLE, SCENARIO, START, RolloutSequence, comparison
+from benchmarks.e2e_vllm import BUNDLE, START, RolloutSequence, comparison
 
+SCENARIO = REAL_IN_PLACE_SCENARIO
+BETTER, WEAK = (change.drafter for change in SCENARIO.changes)
 DECISION_SECONDS = 1800.0
 """Limit of a rollout that needs a verdict."""
 SAME_DRAFTER_SECONDS = 300.0
@@ -38,6 +41,13 @@ REQUESTS_PER_SECOND = 6.0
 """Mean requests per second."""
 TRAFFIC_SECONDS = 20.0
 """Seconds of traffic before the first rollout: the windows follow from the rate of requests."""
+
+SAME_DRAFTER_TABLE = """
+[[checkpoint]]
+repository = "{repo}"
+commit = "{commit}"
+folder = "{folder}"
+"""
 
 
 def measure_rollouts() -> dict[str, float]:
@@ -124,16 +134,16 @@ class InPlaceRollouts(_InPlaceSequence):
 
     def _promote(self) -> dict[str, float]:
         began = datetime.now(UTC)
-        self.apply(SCENARIO.better_drafter)
-        _, outcome = self._wait_for_outcome(SCENARIO.better_drafter, DECISION_SECONDS)
+        self.apply(BETTER)
+        _, outcome = self._wait_for_outcome(BETTER, DECISION_SECONDS)
         if outcome is None or outcome["result"] != "Promoted":
             raise AssertionError(f"EAGLE 3.1 was not promoted: {outcome}")
         seconds = (datetime.fromisoformat(outcome["completionTime"]) - began).total_seconds()
         return {"vllm_better_minutes": round(seconds / 60, 1), **_read_gain("vllm_better", outcome)}
 
     def _roll_back(self) -> dict[str, float]:
-        self.apply(SCENARIO.worse_drafter)
-        trial_start, outcome = self._wait_for_outcome(SCENARIO.worse_drafter, DECISION_SECONDS)
+        self.apply(WEAK)
+        trial_start, outcome = self._wait_for_outcome(WEAK, DECISION_SECONDS)
         if outcome is None or outcome["result"] != "RolledBack":
             raise AssertionError(f"the weak drafter was not rolled back: {outcome}")
         seconds = (datetime.fromisoformat(outcome["completionTime"]) - trial_start).total_seconds()
@@ -148,7 +158,7 @@ class SameDrafterTrials(_InPlaceSequence):
         self._drafters = drafters
 
     def measure(self) -> dict[str, float]:
-        with self._serve(SCENARIO.better_drafter, len(self._drafters) * (PREPARATION_SECONDS + SAME_DRAFTER_SECONDS)) as traffic:
+        with self._serve(BETTER, len(self._drafters) * (PREPARATION_SECONDS + SAME_DRAFTER_SECONDS)) as traffic:
             rollback_count = sum(self._is_rolled_back(drafter) for drafter in self._drafters)
         return {
             "aa_runs": len(self._drafters),

@@ -27,12 +27,12 @@ from aerie_lab.cluster import Lab, LabSettings
 from aerie_lab.engine.load_generation.background import BackgroundTraffic
 from aerie_lab.engine.load_generation.traffic import TrafficTarget
 from benchmarks.e2e_vllm import (
+    BETTER,
     DECISION,
-    REQUESTS_PER_SECOND,
     SCENARIO,
     START,
     RolloutSequence,
-    build_resource_by_pods,
+    build_resource,
     comparison,
 )
 
@@ -42,7 +42,7 @@ GREEDY_DEADLINE, SAMPLED_DEADLINE = "6m", "30m"
 
 def measure() -> dict[str, float]:
     with Lab.up(LabSettings(name="e2e")) as lab:
-        return SampledRollouts(lab, build_resource_by_pods()).measure()
+        return SampledRollouts(lab, build_resource()).measure()
 
 
 class SampledRollouts(RolloutSequence):
@@ -58,7 +58,7 @@ class SampledRollouts(RolloutSequence):
             target = TrafficTarget(
                 self.lab.gateway_url or "", SCENARIO.name, SCENARIO.host, temperature=temperature, chats=SCENARIO.chats
             )
-            with BackgroundTraffic(target, REQUESTS_PER_SECOND, SCENARIO.classes, DECISION + START) as traffic:
+            with BackgroundTraffic(target, SCENARIO.load, SCENARIO.classes, DECISION + START) as traffic:
                 figures |= self._canary(name, deadline)
             requests += len(traffic.report.outcomes)
             failed += sum(outcome.error is not None for outcome in traffic.report.outcomes)
@@ -87,9 +87,8 @@ class SampledRollouts(RolloutSequence):
         """Apply the resource; a revision that was rejected is tried again."""
         resource = copy.deepcopy(dict(self.resource))
         spec = resource["spec"]
-        spec["drafter"]["source"]["huggingFace"] = SCENARIO.better_drafter
+        spec["drafter"]["source"]["huggingFace"] = BETTER
         spec["speculation"] |= speculation
-        spec["rollout"]["inPlace"] = {"mode": "Off"}
         spec["rollout"]["analysis"] |= {"goal": "Superior", "onInconclusive": "Rollback", "maxDuration": deadline}
         spec["rollout"]["analysis"]["shadow"] = {"source": "None"}  # the traffic of users decides
         resource["metadata"]["annotations"] = {"aerie.dev/retry": deadline}

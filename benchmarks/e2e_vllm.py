@@ -29,7 +29,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -46,21 +45,12 @@ from benchmarks._shadow_same_drafter import measure_same_drafter
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENARIO = REAL_SCENARIO
-REQUESTS_PER_SECOND = 2.0
-"""What three engines on two cores bear without a queue."""
+BETTER, WEAK, SAME = (change.drafter for change in SCENARIO.changes)
 BUNDLE = ROOT / "drafter" / "bundle"
-SAME_DRAFTER_REPOSITORY = "aerie/bundle-eagle31-again"
 START, DECISION = 1200.0, 2400.0
 """Seconds for the first start, and for a change until its outcome."""
 LONGEST = START + 3 * DECISION
 AA_RUNS = 20
-
-SAME_DRAFTER_TABLE = """
-[[checkpoint]]
-repository = "{repo}"
-commit = "{commit}"
-folder = "{folder}"
-"""
 
 
 def measure() -> dict[str, float]:
@@ -73,33 +63,19 @@ def result_name() -> str:
 
 def measure_rollouts() -> dict[str, float]:
     """Return the keys of the rollouts."""
-    with tempfile.TemporaryDirectory(prefix="aerie-bench-") as folder:
-        table = Path(folder) / "again.toml"
-        table.write_text(
-            SAME_DRAFTER_TABLE.format(
-                repo=SAME_DRAFTER_REPOSITORY, commit=SCENARIO.better_drafter["revision"], folder=BUNDLE / "eagle31"
-            )
-        )
-        with Lab.up(LabSettings(name="e2e", image_tables=[str(table)])) as lab:
-            return RolloutSequence(lab, build_resource_by_pods()).measure()
+    with Lab.up(LabSettings(name="e2e", image_tables=[str(file) for file in SCENARIO.image_tables])) as lab:
+        return RolloutSequence(lab, build_resource()).measure()
 
 
-def build_resource_by_pods() -> dict[str, Any]:
-    """Return the demo's resource, with changes by pods in short blocks."""
+def build_resource() -> dict[str, Any]:
+    """Return the demo's resource, with short blocks after a shadow evaluation without a verdict."""
     resource: dict[str, Any] = yaml.safe_load(SCENARIO.manifest.read_text())
-    # The share of requests beyond these latencies, those of a small model on a shared CPU, has to be significant. Means vary by
-    # half from block to block and would take hours: they must only not be probably worse.
-    resource["spec"]["speculation"]["tuning"]["slo"] = {"timePerOutputToken": "1s", "timeToFirstToken": "10s"}
-    resource["spec"]["rollout"] |= {
-        "inPlace": {"mode": "Off"},
-        "canary": {"stepWeights": [50], "stepDuration": "20s", "scaleDownDelay": "3s"},
-        "analysis": {  # after a shadow evaluation without a verdict
-            "warmupDuration": "20s",
-            "blockDuration": "15s",
-            "minDuration": "1m",
-            "failureMargin": 0.05,  # the default, 0.005, takes 1,000 requests
-            "maxDuration": "35m",
-        },
+    resource["spec"]["rollout"]["analysis"] = {
+        "warmupDuration": "20s",
+        "blockDuration": "15s",
+        "minDuration": "1m",
+        "failureMargin": 0.05,  # the default, 0.005, takes 1,000 requests
+        "maxDuration": "35m",
     }
     return resource
 
@@ -122,7 +98,7 @@ class RolloutSequence:
         self.apply(None)
         self.until(lambda status: status.get("phase") == "Ready", "EAGLE 3 serves", START)
         target = TrafficTarget(self.lab.gateway_url or "", SCENARIO.name, SCENARIO.host, chats=SCENARIO.chats)
-        with BackgroundTraffic(target, REQUESTS_PER_SECOND, SCENARIO.classes, LONGEST) as traffic:
+        with BackgroundTraffic(target, SCENARIO.load, SCENARIO.classes, LONGEST) as traffic:
             self.until(lambda status: status["stable"].get("acceptanceLength"), "its acceptance length is known", 300)
             promoted = self.promotion()
             rolled_back = self.rollback()
@@ -144,7 +120,7 @@ class RolloutSequence:
 
     # -- the parts
     def promotion(self) -> dict[str, float]:
-        began = self.apply(SCENARIO.better_drafter)
+        began = self.apply(BETTER)
         ramping = self.until(
             lambda status: status.get("phase") in ("Ramping", "RolledBack", "Held", "Failed"), "a verdict", DECISION
         )
@@ -169,7 +145,7 @@ class RolloutSequence:
         }
 
     def rollback(self) -> dict[str, float]:
-        began = self.apply(SCENARIO.worse_drafter)
+        began = self.apply(WEAK)
         status = self.until(lambda status: status.get("phase") == "RolledBack", "the weak drafter is rolled back", DECISION)
         return {
             "rollback_min": round((time.monotonic() - began) / 60, 1),
@@ -178,7 +154,7 @@ class RolloutSequence:
         }
 
     def compare_same_drafter(self) -> dict[str, float]:
-        self.apply({**SCENARIO.better_drafter, "repo": SAME_DRAFTER_REPOSITORY})
+        self.apply(SAME)
         ended = ("Ramping", "WarmingUp", "RollingBack", "RolledBack", "Failed")
         status = self.until(lambda status: status.get("phase") in ended, "the same drafter again is evaluated", DECISION)
         if status["phase"] != "Ramping":

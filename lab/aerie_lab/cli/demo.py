@@ -1,8 +1,9 @@
-"""`aerie-lab demo`: the operator promotes a better drafter inside running pods, and rolls back a bad one, under traffic.
+"""`aerie-lab demo`: the operator promotes a better drafter, and rolls back a bad one, under traffic.
 
 It starts its own lab with simulated or real engines (scenarios.py), prints each command with its output, sends a bounded
 number of requests over loopback, counts failures, and stops the lab. Every wait has a timeout. A rollout with an unexpected
-result is an error, and so is a failed request, or a pod that was created or restarted by a rollout.
+result is an error, and so is a failed request. So is a pod that a rollout in place has created or restarted, and a user's request
+on a drafter that no shadow evaluation has accepted yet.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from rich.table import Table
 from aerie.terminal import sanitize_text
 from aerie_lab.binaries import ensure_binary, ensure_family
 from aerie_lab.cli.console import err, out, print_progress
-from aerie_lab.cli.scenarios import DEMO_SCENARIOS, DemoScenario
-from aerie_lab.cli.status_table import StatusTable, find_tokens_per_step, format_comparison
+from aerie_lab.cli.scenarios import DEMO_SCENARIOS, DemoScenario, DrafterChange
+from aerie_lab.cli.status_table import StatusTable, find_canary_weight, find_tokens_per_step, format_comparison
 from aerie_lab.cluster import Lab, LabSettings
 from aerie_lab.engine.load_generation.background import BackgroundTraffic
 from aerie_lab.engine.load_generation.traffic import TrafficTarget
@@ -37,14 +38,21 @@ Json = dict[str, Any]
 REPOSITORY_FOLDER = Path(__file__).resolve().parents[3]
 CHART_FOLDER = REPOSITORY_FOLDER / "charts" / "aerie"
 
-_SUMMARY_TEMPLATE = """\
+_IN_PLACE_SUMMARY = """\
 Each new drafter was fetched by the pods beside their running engines. Then the pods alternated between both drafters in short
 windows, in a random order. The operator compared tokens per step, latencies and failures of the same pods with each drafter.
-No pod was created or restarted for it: {pod_count} served all {request_count} requests.
+No pod was created or restarted for it: {pod_count} served all {request_count} requests."""
+_BY_PODS_SUMMARY = """\
+Each new drafter started in a canary pod, and the old one in a new control pod. The gateway sent copies of the {request_count}
+requests to an evaluator, which had both pods answer the same ones, and compared tokens per step, latencies, failures and
+answers. No user was answered by a new drafter before it was accepted. The canary's pods were promoted without a reload."""
+_SUMMARY_TEMPLATE = """\
+{rollouts}
 Cluster, gateway and operator are real. {engines}.
-The minimum duration is short, for you to watch ({manifest} has the default).
+Durations are short, for you to watch ({manifest} has the defaults).
 `.venv/bin/aerie-lab demo --engine {engine} --keep` leaves the lab up. `kubectl describe specdep {name}` then shows analysis and
-rollout history. docs/in-place.md explains the method, docs/rollouts.md rollouts by pods, README.md the next steps by hand."""
+rollout history. docs/in-place.md explains rollouts in place, docs/rollouts.md those by pods, docs/shadow-evaluation.md what comes
+first; README.md has the next steps by hand."""
 _POD_COLUMNS = "custom-columns=POD:.metadata.name,UID:.metadata.uid,RESTARTS:.status.containerStatuses[0].restartCount"
 _DRAFTER_METRIC = "aerie_drafter_info"
 _TRAFFIC_SECONDS = 15.0
@@ -103,26 +111,27 @@ class _DemoRunner:
         out.print(f"[dim]# from here on the gateway receives {scenario.load_text}[/]")
         target = TrafficTarget(self.lab.gateway_url or "", scenario.name, scenario.host, timeout_seconds=60, chats=scenario.chats)
         with BackgroundTraffic(target, scenario.load, scenario.classes) as traffic:
-            pods = self._show_pods()
-            out.print(
-                f"[dim]# the length of the windows follows from the rate of requests: {_TRAFFIC_SECONDS:g} s to measure it[/]"
-            )
-            time.sleep(_TRAFFIC_SECONDS)
-            _print_heading("A better drafter, EAGLE 3.1")
-            self._change_drafter(scenario.better_drafter, "Promoted")
-            traffic.mark("EAGLE 3.1 promoted")
-            self._check_pods(pods)
-            _print_heading("A badly trained drafter")
-            self._change_drafter(scenario.worse_drafter, "RolledBack")
-            traffic.mark("bad drafter rolled back")
-            self._check_pods(pods)
+            pods = self._show_pods() if scenario.is_in_place else {}
+            if scenario.is_in_place:
+                out.print(
+                    f"[dim]# the length of the windows follows from the rate of requests: {_TRAFFIC_SECONDS:g} s to measure it[/]"
+                )
+                time.sleep(_TRAFFIC_SECONDS)
+            for change in scenario.changes:
+                _print_heading(change.title)
+                self._change_drafter(change)
+                traffic.mark(f"{change.drafter['repo'].partition('/')[2]}: {change.expected_result}")
+                if scenario.is_in_place:
+                    self._check_pods(pods)
         self._run_tool("kubectl", "get", "specdep", scenario.name)
         _print_traffic_summary(traffic, self._read_status())
         out.print(
             sanitize_text(
                 _SUMMARY_TEMPLATE.format(
-                    pod_count=f"the same {len(pods)} pods" if len(pods) > 1 else "the same pod",
-                    request_count=_count_requests(traffic)[0],
+                    rollouts=(_IN_PLACE_SUMMARY if scenario.is_in_place else _BY_PODS_SUMMARY).format(
+                        pod_count=f"the same {len(pods)} pods" if len(pods) > 1 else "the same pod",
+                        request_count=_count_requests(traffic)[0],
+                    ),
                     engines=scenario.engines_description,
                     manifest=scenario.manifest.relative_to(REPOSITORY_FOLDER),
                     engine=engine,
@@ -144,24 +153,43 @@ class _DemoRunner:
         status: Json = json.loads(self.lab.kubectl("get", "specdep", self.scenario.name, "-o", "json"))["status"]
         return status
 
-    def _change_drafter(self, drafter: dict[str, str], expected_result: str) -> None:
+    def _change_drafter(self, change: DrafterChange) -> None:
         """Change the drafter, and wait until its rollout ends with the expected result."""
-        change = {"spec": {"drafter": {"source": {"huggingFace": drafter}}}}
-        self._run_tool("kubectl", "patch", "specdep", self.scenario.name, "--type=merge", "--patch", json.dumps(change))
-        drafter_prefix = f"{drafter['repo']}@"
+        patch = {"spec": {"drafter": {"source": {"huggingFace": change.drafter}}}}
+        self._run_tool("kubectl", "patch", "specdep", self.scenario.name, "--type=merge", "--patch", json.dumps(patch))
+        drafter_prefix = f"{change.drafter['repo']}@"
+        canary_pods: dict[str, dict[str, int]] = {}
 
         def is_over(status: Json) -> bool:
+            canary = status.get("canary") or {}
+            if canary.get("phase") == "Evaluating" and find_canary_weight(status):
+                raise LabError(f"users have requests answered by {change.drafter['repo']}, which is not accepted yet: {canary}")
+            if canary.get("phase") == "Ramping" and not canary_pods:
+                canary_pods[canary["revision"]] = self._list_pods(f"aerie.dev/revision={canary['revision']}")
             is_last_rollout = status["rolloutHistory"][0]["drafter"].startswith(drafter_prefix)
             return is_last_rollout and status["phase"] in ("Ready", "RolledBack", "Failed")
 
-        self._watch_until(StatusTable("PHASE", "PAIRS", "TOKENS PER STEP, NEW DRAFTER TO OLD"), is_over)
+        users = () if self.scenario.is_in_place else ("USERS",)
+        self._watch_until(StatusTable("PHASE", *users, "PAIRS", "TOKENS PER STEP, NEW DRAFTER TO OLD"), is_over)
         last = self._read_status()["rolloutHistory"][0]
         estimate = format_comparison(find_tokens_per_step(last.get("comparisons")))
         out.print(f"[bold]{last['result']}[/]: {sanitize_text(last['message'])} Tokens per step: {estimate}.")
-        if last["result"] != expected_result:
+        if last["result"] != change.expected_result:
             raise LabError(
-                f"the rollout of {drafter['repo']} ended as {last['result']} instead of {expected_result}: {last['message']}"
+                f"the rollout of {change.drafter['repo']} ended as {last['result']} instead of {change.expected_result}: "
+                f"{last['message']}"
             )
+        for revision, pods in canary_pods.items():
+            self._run_tool("kubectl", "get", "pods", f"--selector=aerie.dev/revision={revision}", f"--output={_POD_COLUMNS}")
+            if not pods.items() <= self._list_pods(f"aerie.dev/revision={revision}").items():
+                raise LabError("the promotion was to keep the canary's pods, and they are others, or restarted.")
+            out.print("[dim]# with the canary's pods, without a restart[/]")
+
+    def _list_pods(self, selector: str) -> dict[str, int]:
+        """Return the restarts of the resource's engine pods by uid."""
+        selectors = f"aerie.dev/name={self.scenario.name},{selector}"
+        pods = json.loads(self.lab.kubectl("get", "pods", f"--selector={selectors}", "--output=json"))["items"]
+        return {pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods}
 
     def _show_pods(self) -> dict[str, int]:
         """Print the pods and the drafter that each serves with; return their restarts by uid."""

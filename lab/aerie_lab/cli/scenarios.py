@@ -1,4 +1,8 @@
-"""Demo scenarios, one per kind of engine: a resource, a better drafter, a worse one, and traffic.
+"""Demo scenarios: a resource, the drafters that it changes to, and traffic.
+
+    simulator      simulated engines, rollouts in place
+    vllm           real vLLM on CPU, rollouts by pods, which begin with a shadow evaluation
+    vllm-in-place  real vLLM on CPU, rollouts in place
 
 Guarantee: the drafters are on the lab's Hub under these names and commits (tests/unit/hub). The texts state what is simulated.
 """
@@ -22,6 +26,17 @@ PROMPTS_FILE = REPOSITORY_FOLDER / "drafter" / "bundle" / "prompts.jsonl"
 
 
 @dataclass(frozen=True)
+class DrafterChange:
+    """A change of the drafter, and what has to become of it."""
+
+    title: str
+    drafter: dict[str, str]
+    """Repository and commit."""
+    expected_result: str
+    """Result of the rollout in the history."""
+
+
+@dataclass(frozen=True)
 class DemoScenario:
     """One demo."""
 
@@ -30,8 +45,8 @@ class DemoScenario:
     name: str
     """Name of the resource and of the served model."""
     host: str
-    better_drafter: dict[str, str]
-    worse_drafter: dict[str, str]
+    changes: tuple[DrafterChange, ...]
+    """Changes of the drafter, one after another."""
     question: str
     engines_description: str
     """Description of the engines, for the summary."""
@@ -43,6 +58,8 @@ class DemoScenario:
     required_families: tuple[str, ...] = ("helm",)
     """Binary families to build or install before the lab starts."""
     classes: Sequence[TrafficClass] = SHORT_TRAFFIC_CLASSES
+    is_in_place: bool = True
+    """Whether running engines change the drafter; else pods are created."""
     prompts_file: Path | None = None
     """Chats of the traffic, one a line; default: filler of the classes' lengths."""
 
@@ -61,14 +78,31 @@ def _manifest_path(name: str) -> Path:
     return Path(__file__).with_name(name).resolve()
 
 
-_BETTER_DRAFTER = {"repo": "aerie/bundle-eagle31", "revision": "55f8cf57420bcfb8f7a95c89a51fb969df6c8270"}
+_BETTER = DrafterChange(
+    "A better drafter, EAGLE 3.1",
+    {"repo": "aerie/bundle-eagle31", "revision": "55f8cf57420bcfb8f7a95c89a51fb969df6c8270"},
+    "Promoted",
+)
+_UNDERTRAINED = DrafterChange(
+    "A badly trained drafter",
+    {"repo": "aerie/bundle-eagle31-undertrained", "revision": "1300000000000000000000000000000000000013"},
+    "RolledBack",
+)
+_WEAK = DrafterChange(
+    "A badly trained drafter", {"repo": "aerie/bundle-weak", "revision": "3181f66889155967a7c90382584aecf39bb37cfc"}, "RolledBack"
+)
+_SAME = DrafterChange(
+    "EAGLE 3.1 again, under another name",
+    {"repo": "aerie/bundle-eagle31-again", "revision": _BETTER.drafter["revision"]},
+    "Promoted",
+)
+_SUMMARY_OF_REAL_ENGINES = "So are the engines: vLLM on CPU, which is slow, with small models (drafter/bundle/README.md)"
 
 SIMULATED_SCENARIO = DemoScenario(
     manifest=_manifest_path("demo.yaml"),
     name="chat",
     host="chat.example.com",
-    better_drafter=_BETTER_DRAFTER,
-    worse_drafter={"repo": "aerie/bundle-eagle31-undertrained", "revision": "1300000000000000000000000000000000000013"},
+    changes=(_BETTER, _UNDERTRAINED),
     question="Where do eagles nest?",
     engines_description="The engines are simulated, and so are their metrics (docs/simulator.md)",
     load=24.0,
@@ -80,12 +114,12 @@ REAL_SCENARIO = DemoScenario(
     manifest=_manifest_path("demo-vllm.yaml"),
     name="docs",
     host="docs.example.com",
-    better_drafter=_BETTER_DRAFTER,
-    worse_drafter={"repo": "aerie/bundle-weak", "revision": "3181f66889155967a7c90382584aecf39bb37cfc"},
+    changes=(_BETTER, _WEAK, _SAME),
     question="What is the class `collections.ChainMap`?",
-    engines_description="So are the engines: vLLM on CPU, which is slow, with small models (drafter/bundle/README.md)",
-    load=Clients(4),  # the computing time of a step on a CPU follows the number of requests in it: a constant one varies least
+    engines_description=_SUMMARY_OF_REAL_ENGINES,
+    load=2.0,  # what three engines on two cores bear without a queue
     timeout_seconds=1800.0,
+    image_tables=(Path(__file__).with_name("demo-drafters.toml"),),
     required_families=("helm", "vllm"),
     classes=(
         replace(
@@ -96,7 +130,16 @@ REAL_SCENARIO = DemoScenario(
             share=1.0,
         ),
     ),
+    is_in_place=False,
     prompts_file=PROMPTS_FILE,
 )
 
-DEMO_SCENARIOS = {"simulator": SIMULATED_SCENARIO, "vllm": REAL_SCENARIO}
+REAL_IN_PLACE_SCENARIO = replace(
+    REAL_SCENARIO,
+    manifest=_manifest_path("demo-vllm-in-place.yaml"),
+    changes=(_BETTER, _WEAK),
+    load=Clients(4),  # the computing time of a step on a CPU follows the number of requests in it: a constant one varies least
+    is_in_place=True,
+)
+
+DEMO_SCENARIOS = {"simulator": SIMULATED_SCENARIO, "vllm": REAL_SCENARIO, "vllm-in-place": REAL_IN_PLACE_SCENARIO}

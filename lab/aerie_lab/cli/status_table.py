@@ -15,7 +15,7 @@ Json = dict[str, Any]
 class StatusTable:
     """Prints a row for each change of a status that its columns show."""
 
-    COLUMN_WIDTHS = {"TIME": 6, "PHASE": 13, "SERVING": 8, "PAIRS": 7}  # noqa: RUF012
+    COLUMN_WIDTHS = {"TIME": 6, "PHASE": 13, "SERVING": 8, "USERS": 7, "PAIRS": 7}  # noqa: RUF012
 
     def __init__(self, *columns: str) -> None:
         self._columns, self._last_cells = columns, [""]
@@ -49,15 +49,22 @@ def find_tokens_per_step(comparisons: list[Json] | None) -> Json:
     return next((comparison for comparison in comparisons or [] if comparison["metric"] == "TokensPerStep"), {})
 
 
+def find_canary_weight(status: Json) -> int:
+    """Return the percentage of the users' requests that the new drafter answers."""
+    return int((status.get("canary") or {}).get("weight") or 0)
+
+
 def _find_current_comparison(status: Json) -> Json:
-    """Return the comparison of the rollout in place in progress; otherwise an empty one."""
-    is_compared = "trialStartTime" in (status.get("inPlaceRollout") or {})
+    """Return the comparison of the rollout in progress; an empty one without a rollout, and before its comparison has begun."""
+    in_place, canary = status.get("inPlaceRollout") or {}, status.get("canary") or {}
+    is_compared = "trialStartTime" in in_place or "startTime" in (canary.get("evaluation") or {})
     return find_tokens_per_step((status.get("analysis") or {}).get("comparisons") if is_compared else None)
 
 
 COLUMN_RENDERERS: dict[str, Callable[[Json], str]] = {
     "PHASE": lambda status: str(status["phase"]),
     "SERVING": lambda status: f"{status.get('readyReplicas', 0)} of {status.get('replicas', 0)}",
+    "USERS": lambda status: f"{find_canary_weight(status)} %",
     "PAIRS": lambda status: str(_find_current_comparison(status).get("sampleCount", "")),
     "TOKENS PER STEP, NEW DRAFTER TO OLD": lambda status: format_comparison(_find_current_comparison(status)),
 }

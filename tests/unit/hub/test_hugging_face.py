@@ -31,6 +31,7 @@ from aerie_lab.engine.serving.setup import prepare_engine
 from aerie_lab.errors import StateError
 from aerie_lab.hub.checkpoints import Repository, load_repositories
 from aerie_lab.hub.server import create_hub_server
+from aerie_lab.images.table import ImageTable
 
 pytestmark = pytest.mark.slow
 
@@ -192,5 +193,8 @@ def test_hub_has_the_sources_of_examples_and_demos(manifest: Path, repositories:
 
 @pytest.mark.parametrize("scenario", DEMO_SCENARIOS.values(), ids=list(DEMO_SCENARIOS))
 def test_hub_has_the_drafters_of_the_demos(scenario: DemoScenario, repositories: dict[str, Repository]) -> None:
-    for drafter in (scenario.better_drafter, scenario.worse_drafter):
-        assert repositories[drafter["repo"]].commit == drafter["revision"]
+    own = {row["repository"]: row["commit"] for row in ImageTable(scenario.image_tables).checkpoints}
+    for change in scenario.changes:
+        repository = repositories.get(change.drafter["repo"])
+        commit = repository.commit if repository is not None else own[change.drafter["repo"]]
+        assert commit == change.drafter["revision"]
