@@ -1,6 +1,6 @@
 """Shadow evaluation: how often it gets a wrong verdict, how long it takes, and what copies of requests cost.
 
-PARTS=sim or PARTS=cost runs one part alone; its results are in a file of its own.
+PARTS=sim, PARTS=users or PARTS=cost runs one part alone; its results are in a file of its own.
 
 Part sim (half an hour on 2 cores), simulated:
 
@@ -15,6 +15,14 @@ Part sim (half an hour on 2 cores), simulated:
 | p3_median_low_min         | the same at 0.2 requests/s                                                             |
 | p3_median_prompts_min     | the same with prompts of a file                                                        |
 | equal_median_base_min     | minutes until an equal one is accepted, median, at 1 request/s and pod                 |
+
+Part users (4 minutes): the operator, a real gateway, simulated engines; a rollout that is promoted, and one that is rolled back.
+
+| key                       | what is measured                                                                       |
+|---------------------------|----------------------------------------------------------------------------------------|
+| user_requests_before_acceptance | users' requests that canary and control answered before the drafter was accepted |
+| user_requests_meanwhile   | those that the stable pods answered in this time                                       |
+| evaluated_requests        | the evaluator's requests that canary and control answered                              |
 
 Part cost (15 minutes, with nothing beside it): a real gateway, the evaluator, simulated engines, 20 requests/s.
 
@@ -32,7 +40,7 @@ Cells of the simulation: 0.2, 1 and 20 requests/s on each of 4 pods, mirrored, r
 clusters. Minutes count from the first pair. Traffic and pairs per second are in _shadow_model.py, the rule on arrays in
 _shadow_rule.py, the cells in _shadow_simulation.py. Seeds are fixed, so the same version of numpy gives the same results.
 RUNS=200 makes a quick run of fewer evaluations. CELLS=FILE keeps finished cells in a file, and a run that is repeated with it
-continues after them. The part cost is in _shadow_cost.py.
+continues after them. The other parts are in _shadow_users.py and _shadow_cost.py.
 """
 
 from __future__ import annotations
@@ -44,6 +52,7 @@ from benchmarks._cell_file import CellFile, complete_cells
 from benchmarks._parts import Part, measure_parts, name_result
 from benchmarks._shadow_cost import measure_cost
 from benchmarks._shadow_simulation import CELLS, MODULES, TABLE_HEAD, Cell, run_cells, summary, table_row
+from benchmarks._shadow_users import measure_users
 
 RUNS, SEED = 2000, 1
 
@@ -74,5 +83,5 @@ def simulate(runs: int, cell_file: Path | None = None) -> dict[str, float]:
     return summary(finished.results)
 
 
-PARTS: dict[str, Part] = {"sim": _simulate_from_environment, "cost": measure_cost}
+PARTS: dict[str, Part] = {"sim": _simulate_from_environment, "users": measure_users, "cost": measure_cost}
 """The parts by name, in the order in which they run."""

@@ -54,6 +54,8 @@ Durations are short, for you to watch ({manifest} has the defaults).
 rollout history. docs/in-place.md explains rollouts in place, docs/rollouts.md those by pods, docs/shadow-evaluation.md what comes
 first; README.md has the next steps by hand."""
 _POD_COLUMNS = "custom-columns=POD:.metadata.name,UID:.metadata.uid,RESTARTS:.status.containerStatuses[0].restartCount"
+_RUNNING = "--field-selector=status.phase=Running"
+"""Leaves out the pod of the preflight, which has ended."""
 _DRAFTER_METRIC = "aerie_drafter_info"
 _TRAFFIC_SECONDS = 15.0
 """Seconds of requests before the first rollout. With fewer than ten, windows would have their longest length."""
@@ -180,7 +182,8 @@ class _DemoRunner:
                 f"{last['message']}"
             )
         for revision, pods in canary_pods.items():
-            self._run_tool("kubectl", "get", "pods", f"--selector=aerie.dev/revision={revision}", f"--output={_POD_COLUMNS}")
+            selector = f"--selector=aerie.dev/revision={revision}"
+            self._run_tool("kubectl", "get", "pods", selector, _RUNNING, f"--output={_POD_COLUMNS}")
             if not pods.items() <= self._list_pods(f"aerie.dev/revision={revision}").items():
                 raise LabError("the promotion was to keep the canary's pods, and they are others, or restarted.")
             out.print("[dim]# with the canary's pods, without a restart[/]")
@@ -188,7 +191,7 @@ class _DemoRunner:
     def _list_pods(self, selector: str) -> dict[str, int]:
         """Return the restarts of the resource's engine pods by uid."""
         selectors = f"aerie.dev/name={self.scenario.name},{selector}"
-        pods = json.loads(self.lab.kubectl("get", "pods", f"--selector={selectors}", "--output=json"))["items"]
+        pods = json.loads(self.lab.kubectl("get", "pods", f"--selector={selectors}", _RUNNING, "--output=json"))["items"]
         return {pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods}
 
     def _show_pods(self) -> dict[str, int]:

@@ -40,7 +40,7 @@ class StatusTable:
 
 def format_comparison(comparison: Json) -> str:
     """Return the estimate of a comparison with its bounds, as far as it has them."""
-    percents = [f"{comparison[name]:+.1%}".replace("%", " %") for name in ("estimate", "lower", "upper") if name in comparison]
+    percents = [f"{comparison[name]:+z.1%}".replace("%", " %") for name in ("estimate", "lower", "upper") if name in comparison]
     return f"{percents[0]}, bounds {percents[1]} to {percents[2]}" if len(percents) == 3 else "".join(percents[:1])
 
 

@@ -33,7 +33,7 @@ def format_estimate(criterion: Criterion, pairs: PairedMoments) -> str:
     """Return the estimate: relative to the control, or both values where they are shares or the control's is 0."""
     if not criterion.relative or pairs.control_mean <= 0:
         return f"{format_percent(pairs.canary_mean)} vs {format_percent(pairs.control_mean)} on the control"
-    return f"{pairs.canary_mean / pairs.control_mean - 1:+.1%} vs control".replace("%", " %")
+    return f"{pairs.canary_mean / pairs.control_mean - 1:+z.1%} vs control".replace("%", " %")
 
 
 def format_bound(criterion: Criterion, test: CriterionTest, pairs: PairedMoments, parameters: SequenceParameters) -> str:

@@ -4,7 +4,8 @@
     worse     is rolled back by the same requests
 
 Both at once in one namespace. The engines have no requests of their own, so that an isolated pod has none left to finish.
-As soon as windows have begun, evaluators and operator are killed (SIGKILL): no pair counts twice, and the end is the same.
+Evaluators and operator are killed (SIGKILL) twice, before windows begin and as soon as they have begun: no pair counts twice, and
+the end is the same. What follows a verdict has no evaluator: test_in_place_kills.py has its kills.
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ def test_a_drafter_is_evaluated_before_users_meet_it(
     before = {name: restart_counts(list_engine_pods(namespace, name)) for name in names}
 
     namespace.apply(*(shadowed(name, name) for name in names))
+    restart_evaluators(namespace, names, inner_operator.kill_and_replace)
     for name in names:
         status = wait_for(
             namespace, name, lambda s: s["phase"] == "Evaluating" and (s["inPlaceRollout"].get("trialStartTime")), "windows begin"

@@ -233,7 +233,7 @@ def _change_of(metric: str, ratio: float) -> float | None:
 
 
 def _format_change(change: float) -> str:
-    return f"{100 * change:+.1f} %"
+    return f"{100 * change:+z.1f} %"
 
 
 def _format_pairs(state: PairedState) -> str:

@@ -226,4 +226,4 @@ def _estimate_text(state: SwitchbackState, test: SwitchbackTest) -> str:
     pairs = state.moments.get(test.criterion.name)
     if pairs is None or pairs.control_mean <= 0:
         return "not measured yet"
-    return f"{100 * (pairs.canary_mean / pairs.control_mean - 1):+.1f} %"
+    return f"{100 * (pairs.canary_mean / pairs.control_mean - 1):+z.1f} %"
