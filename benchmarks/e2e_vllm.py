@@ -2,8 +2,8 @@
 
     EAGLE 3 serves ─► EAGLE 3.1: promoted ─► a weak drafter: rolled back ─► EAGLE 3.1 under another name: accepted
 
-Each begins with a shadow evaluation by copies of the users' requests, the default behind a gateway. PARTS=rollouts or PARTS=aa
-runs one part alone.
+Each begins with a shadow evaluation by copies of the users' requests, the default behind a gateway. PARTS=rollouts, PARTS=aa or
+PARTS=sampling runs one part alone.
 
 | key                          | what is measured                                                                              |
 |------------------------------|-----------------------------------------------------------------------------------------------|
@@ -19,6 +19,9 @@ runs one part alone.
 | pods_reloaded_by_promotion   | pods of the canary that were removed or restarted before it is stable                         |
 | aa_runs, aa_rollbacks        | evaluations of a drafter against itself (AA_RUNS=20), and those that were rolled back         |
 | aa_accepted, aa_pairs_max    | those that were accepted, and the most pairs that took                                        |
+| released_sampling_runs       | such evaluations by sampled requests, with vLLM as released, which samples wrongly on a CPU   |
+| released_sampling_noticed    | those that were rolled back as AnswersDiffer                                                  |
+| released_sampling_pairs_max  | the most pairs that took                                                                      |
 
 Three engines share two cores: the results show that rollouts work with a real engine, and nothing about a GPU. Rollouts in place
 are measured by `inplace`, and error rates by `shadow`.
@@ -41,7 +44,7 @@ from aerie_lab.cluster import Lab, LabSettings
 from aerie_lab.engine.load_generation.background import BackgroundTraffic
 from aerie_lab.engine.load_generation.traffic import RequestOutcome, TrafficTarget
 from benchmarks._parts import Part, measure_parts, name_result
-from benchmarks._shadow_same_drafter import measure_same_drafter
+from benchmarks._shadow_same_drafter import measure_released_sampling, measure_same_drafter
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENARIO = REAL_SCENARIO
@@ -50,7 +53,7 @@ BUNDLE = ROOT / "drafter" / "bundle"
 START, DECISION = 1200.0, 2400.0
 """Seconds for the first start, and for a change until its outcome."""
 LONGEST = START + 3 * DECISION
-AA_RUNS = 20
+AA_RUNS, RELEASED_SAMPLING_RUNS = 20, 10
 
 
 def measure() -> dict[str, float]:
@@ -223,5 +226,6 @@ def truncated(outcome: RequestOutcome) -> bool:
 PARTS: dict[str, Part] = {
     "rollouts": measure_rollouts,
     "aa": lambda: measure_same_drafter(int(os.environ.get("AA_RUNS", AA_RUNS))),
+    "sampling": lambda: measure_released_sampling(RELEASED_SAMPLING_RUNS),
 }
 """The parts by name, in the order in which they run."""
