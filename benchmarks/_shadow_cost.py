@@ -80,6 +80,8 @@ def _measure(lab: Lab, process_id: int) -> dict[str, float]:
     received, dropped = _read_copies(lab)
     share = dropped / received
     print(f"{received:.0f} copies, {100 * share:.1f} % of them dropped; {len(failed)} requests of users failed")
+    for outcome in failed:
+        print(f"failed: {outcome}")
     if not MIN_DROPPED_SHARE <= share <= MAX_DROPPED_SHARE:
         raise AssertionError(f"{100 * share:.0f} % of the copies were dropped, which is far from nine in ten: set IN_FLIGHT.")
     return {

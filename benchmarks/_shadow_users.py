@@ -117,9 +117,9 @@ class _Rollouts:
         while True:
             before, engines, status = self._read_status(), self._read_engines(), self._read_status()
             if _is_isolated(before) and _is_isolated(status):
-                stable = [each for each in engines if each.revision == status["stable"]["revision"] and not each.is_control]
-                stable_users.append(sum(each.users for each in stable))
-                evaluated |= {each.pod: each for each in engines if each not in stable}
+                stable, canary = status["stable"]["revision"], status["canary"]["revision"]
+                stable_users.append(sum(each.users for each in engines if each.revision == stable and not each.is_control))
+                evaluated |= {each.pod: each for each in engines if each.revision == canary or each.is_control}
             last = status["rolloutHistory"][0]
             if last["drafter"].startswith(f"{drafter['repo']}@") and status["phase"] in ("Ready", "RolledBack", "Failed"):
                 break
