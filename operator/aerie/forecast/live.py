@@ -116,9 +116,7 @@ def _analyze(
         )
         if not (rule.has_enough(canary) and rule.has_enough(control)):
             continue
-        by_pod = {
-            f"pod-{index}": _count_arm(requests, pod, begin, scrape, 0.0, random).counts for index, pod in enumerate(stable)
-        }
+        by_pod = _count_by_pod(requests, stable, begin, scrape, random)
         block = ClosedBlock(begin * interval, scrape * interval, canary, replace(control, counts_by_pod=by_pod))
         state, verdict = evaluate_analysis(add_block(state, block, plan), plan, block.end_time)
         if verdict.outcome != "Continue":
