@@ -68,7 +68,9 @@ def build_progress_message(
             percent = ramp_step_percent(rollout.canary.step_weights, canary.step_index)
             step_count = max(1, len(rollout.canary.step_weights))
             step = f"ramp step {min((canary.step_index or 0) + 1, step_count)}/{step_count}"
-            return f"Canary approved; {step} at {percent} % of the traffic; {ready_pods}/{arms.canary} canary pods ready"
+            return (
+                f"{evaluation}Canary approved; {step} at {percent} % of the traffic; {ready_pods}/{arms.canary} canary pods ready"
+            )
         case "Promoting":
             return f"Promoting revision {canary.revision}: {ready_pods}/{resource.spec.replicas} pods ready"
         case _:
