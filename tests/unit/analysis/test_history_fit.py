@@ -86,6 +86,13 @@ def test_rollbacks_do_not_wait_for_what_promotions_wait_for() -> None:
     assert bound(unlike, make_peers(MIN_SUPPORTED_BLOCKS), rolls_back=True) == unknown
 
 
+def test_history_without_degrees_of_freedom_has_an_unknown_pod_effect() -> None:
+    history = replace(CALM, pod_effect_degrees_of_freedom=0.0)
+    plan = replace(PLAN, dispersions={**PLAN.dispersions, TOKENS_PER_STEP: history})
+    for blocks in (0, MIN_SUPPORTED_BLOCKS):
+        assert bound(plan, make_peers(blocks), rolls_back=True) == bound(FRESH, PeerDeviations(), rolls_back=True)
+
+
 @pytest.mark.parametrize(("plan", "apart"), [(FRESH, 0.0), (PLAN, 0.1)])
 def test_without_a_history_that_fits_a_variance_is_assumed_for_rollbacks_only(plan: AnalysisPlan, apart: float) -> None:
     plans = with_tested_history(plan, make_peers(MIN_TESTED_BLOCKS, apart))

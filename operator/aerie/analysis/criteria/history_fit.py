@@ -133,14 +133,14 @@ def _rollback_dispersion(plan: AnalysisPlan, peers: PeerDeviations) -> Dispersio
     prior = CALIBRATED_TOKENS_PER_STEP_POD_EFFECT
     if not _holds_for_rollbacks(history, peers):
         return _with_observed_pod_effect(UNKNOWN_ROLLBACK_DISPERSION, peers, MIN_TESTED_BLOCKS)
-    if peers.pod_effect(MIN_SUPPORTED_BLOCKS) is not None:
-        return history
+    freedom = history.pod_effect_degrees_of_freedom
+    if not freedom or peers.pod_effect(MIN_SUPPORTED_BLOCKS) is not None:
+        return history  # without degrees of freedom its pod effect is an unknown one
     effect, unknown = history.pooled_pod_effect(prior), UNKNOWN_TOKENS_PER_STEP_POD_EFFECT
     quantiles = [pod_effect_quantile(each.degrees_of_freedom, TOKENS_PER_STEP_POD_EFFECT_SHARE) for each in (effect, unknown)]
     early_sd = min(EARLY_POD_EFFECT_FACTOR * effect.sd, max(effect.sd, unknown.sd * quantiles[1] / quantiles[0]))
     # The effect is pooled with the prior later, so the history's own is such that the result is the early one.
     squares = effect.degrees_of_freedom * early_sd**2 - prior.degrees_of_freedom * prior.sd**2
-    freedom = history.pod_effect_degrees_of_freedom
     return _with_pod_effect(history, math.sqrt(squares / freedom), freedom)
 
 
