@@ -55,6 +55,7 @@ def measure(runs: int = RUNS) -> dict[str, float]:
     runs = int(os.environ.get("RUNS", runs))
     if unknown := [name for name in names if name not in SCENARIOS]:
         raise SystemExit(f"bench: CELLS has no scenario {', '.join(unknown)}: use some of {', '.join(SCENARIOS)}.")
+    milliseconds_per_block = block_cost()
     # Forked workers would inherit numpy's threads in an unknown state.
     with ProcessPoolExecutor(min(2, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as workers:
         jobs = {name: workers.submit(run, name, runs, SEED) for name in names}
@@ -71,7 +72,7 @@ def measure(runs: int = RUNS) -> dict[str, float]:
     ours["unequal_latency_blocks_pct"] = max(cell["unequal_latency_blocks_pct"] for cell in latency_cells)
     if "base" not in names:
         return {key: round(value, 2) for key, value in ours.items()}
-    ours["block_cost_ms"] = block_cost()
+    ours["block_cost_ms"] = milliseconds_per_block
     peers = {f"{rule}_{key}": value for rule in PEERS for key, value in _summary(rule).items()}
     return {key: round(value, 2) for key, value in {**ours, **peers}.items()}
 
