@@ -14,7 +14,6 @@ and route keep users away there.
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import time
@@ -79,7 +78,7 @@ class _Counts:
 
 @dataclass(frozen=True)
 class _Engine:
-    """What one engine has answered since its start."""
+    """Requests that one engine has answered since its start."""
 
     pod: str
     revision: str
@@ -134,7 +133,7 @@ class _Rollouts:
         self.counts.stable_users += max(stable_users, default=0) - min(stable_users, default=0)
 
     def _apply(self, drafter: dict[str, str] | None) -> None:
-        resource: dict[str, Any] = copy.deepcopy(yaml.safe_load(SCENARIO.manifest.read_text()))
+        resource: dict[str, Any] = yaml.safe_load(SCENARIO.manifest.read_text())
         if drafter is not None:
             resource["spec"]["drafter"]["source"]["huggingFace"] = drafter
         resource["spec"]["rollout"] |= {
@@ -150,7 +149,7 @@ class _Rollouts:
         return status if status.get("observedGeneration") == resource["metadata"]["generation"] else {**status, "phase": ""}
 
     def _read_engines(self) -> list[_Engine]:
-        """Return what each engine that answers has counted."""
+        """Return the requests that each engine has answered, without engines that start or end."""
         items = json.loads(self.lab.kubectl("get", "pods", "-l", f"{naming.NAME_LABEL}={SCENARIO.name}", "-o", "json"))["items"]
         engines = []
         for pod in items:
