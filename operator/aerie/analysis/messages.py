@@ -305,11 +305,12 @@ def load_mismatch_message(load_match: LoadMatch) -> str:
     return message + (", or whether clients abandon requests" if load_match.relative_difference < 0 else "")
 
 
-def unmatched_blocks_message(blocks: int, counted_blocks: int) -> str:
-    """Return the clause that too many blocks do not count for latency."""
+def unmatched_blocks_message(blocks: int, counted_blocks: int, latest_streak: int) -> str:
+    """Return the clause that too many blocks do not count for latency, and when that ends."""
     return (
         f"{blocks} of {format_block_count(counted_blocks)} do not count for latency, more than a fifth, "
-        "because the loads of the arms differed: find the cause before you promote manually"
+        f"because the loads of the arms differed: as many in a row have to count first ({latest_streak} do now), "
+        "or find the cause and promote manually"
     )
 
 

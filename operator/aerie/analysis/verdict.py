@@ -41,7 +41,7 @@ from aerie.analysis.statistics.shares import ShareCounts
 MAX_DROPPED_BLOCK_SHARE = 0.1
 """Largest share of dropped blocks with which a canary may be promoted."""
 MAX_UNMATCHED_BLOCK_SHARE = 0.2
-"""Largest share of blocks excluded for unequal loads with which a canary may be promoted."""
+"""Largest share of blocks excluded for unequal loads with which a canary may be promoted, unless as many matched in a row since."""
 MIN_LATEST_MATCHED_BLOCKS = 2
 """Number of latest blocks none of which may be excluded for unequal loads."""
 ABORT_ZERO_ACCEPTANCE_BLOCKS = 2
@@ -304,8 +304,9 @@ def _load_mismatch_message(state: AnalysisState, criteria: Sequence[Criterion], 
         return ""
     if not state.load_match.is_matched and (is_latency_unmet or state.latest_matched_streak < MIN_LATEST_MATCHED_BLOCKS):
         return messages.load_mismatch_message(state.load_match)
-    if state.unmatched_block_count > MAX_UNMATCHED_BLOCK_SHARE * state.block_count:
-        return messages.unmatched_blocks_message(state.unmatched_block_count, state.block_count)
+    is_share_exceeded = state.unmatched_block_count > MAX_UNMATCHED_BLOCK_SHARE * state.block_count
+    if is_share_exceeded and state.latest_matched_streak < state.unmatched_block_count:
+        return messages.unmatched_blocks_message(state.unmatched_block_count, state.block_count, state.latest_matched_streak)
     if state.latest_matched_streak < min(MIN_LATEST_MATCHED_BLOCKS, state.block_count):
         return messages.latest_blocks_unmatched_message()
     return ""

@@ -72,6 +72,30 @@ def test_a_canary_that_loses_half_of_its_requests_is_not_promoted(messages: Mess
     messages.check("half of the requests missing", verdict.message)
 
 
+def test_an_episode_of_unequal_loads_delays_a_promotion_by_its_own_length(messages: Messages) -> None:
+    """Half of the canary's clients are away for 25 blocks. With few requests a block, a queue of a minute has such an effect."""
+    noise, state, verdicts = np.random.default_rng(1), NEW_STATE, {}
+    for index in range(1, 118):
+        change = dict.fromkeys(BEGUN, 0.5) | {"load": 2.0} if 4 < index <= 29 else {}
+        block = ClosedBlock(120.0 * index - 120, 120.0 * index, side(noise, **{"accepted_tokens": 1.2, **change}), side(noise))
+        state = add_block(state, block, PLAN)
+        verdicts[index] = evaluate_analysis(state, PLAN, 120.0 * index)[1]
+    unmatched = state.unmatched_block_count
+    assert 25 <= unmatched <= 27
+    assert min(index for index, verdict in verdicts.items() if verdict.outcome == "Promote") == 4 + unmatched + unmatched
+    messages.check("unequal loads have ended", verdicts[53].message)
+
+
+def test_episodes_of_unequal_loads_that_come_back_are_not_trusted() -> None:
+    """A canary that loses its clients whenever it is overloaded has matched blocks only in between."""
+    noise, state = np.random.default_rng(1), NEW_STATE
+    for index in range(1, 118):
+        change = dict.fromkeys(BEGUN, 0.5) | {"load": 2.0} if index % 10 < 3 else {}
+        block = ClosedBlock(120.0 * index - 120, 120.0 * index, side(noise, **{"accepted_tokens": 1.2, **change}), side(noise))
+        state = add_block(state, block, PLAN)
+        assert evaluate_analysis(state, PLAN, 120.0 * index)[1].outcome != "Promote"
+
+
 def test_crashes_roll_back_unless_the_control_crashes_too(messages: Messages) -> None:
     state, _ = run_blocks(14, accepted_tokens=1.2)
     once = add_restarts(state, {"canary-1": 3}, {})

@@ -62,9 +62,9 @@ HistoryFit = Literal["Absent", "Untested", "Fits", "DoesNotFit"]
 MIN_COMPARED_BLOCKS = 28
 """Blocks of a stable pod from which on a history may count for a promotion, and the pod shows how far pods are apart. 28
 two-minute blocks are 56 minutes: in 30 minutes, pods whose tenants stay for an hour are alike too often."""
-MISFIT_QUANTILE, ROLLBACK_MISFIT_QUANTILE = 0.25, 1.2
+MISFIT_QUANTILE, ROLLBACK_MISFIT_QUANTILE = 0.1, 1.2
 """Standard normal quantiles of the limit by which a history is refuted, for promotions and for rollbacks. By either statistic, a
-history that fits is refuted in 40 % and 12 % of the cases, and by one or the other in half of them and in 20 %."""
+history that fits is refuted in 46 % and 12 % of the cases, and by one or the other in 60 % and 20 %."""
 MIN_SUPPORTED_BLOCKS, EARLY_POD_EFFECT_FACTOR = 70, 6.0
 """Blocks of a stable pod from which on a history counts fully for a rollback, and the factor on its pod effect until then. The
 product is that of an unknown pod effect at most."""

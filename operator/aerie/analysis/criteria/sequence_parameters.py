@@ -26,7 +26,7 @@ OTHER_POD_EFFECT_SHARE = 0.975
 CALIBRATED_TOKENS_PER_STEP_POD_EFFECT = PodEffect(0.003, 2.0)
 """Permanent difference of pods in tokens per step, beside a calibration."""
 UNKNOWN_TOKENS_PER_STEP_POD_EFFECT = PodEffect(0.02, 3.0)
-OBSERVED_TOKENS_PER_STEP_POD_EFFECT, ROLLBACK_OBSERVED_POD_EFFECT = PodEffect(0.0175, 1.0), PodEffect(0.0175, 3.0)
+OBSERVED_TOKENS_PER_STEP_POD_EFFECT, ROLLBACK_OBSERVED_POD_EFFECT = PodEffect(0.0225, 1.0), PodEffect(0.0175, 3.0)
 """The same without a history that fits: before the stable pods of today were compared, and beside that comparison
 (`peer_dispersion`), for promotions and for rollbacks. Drafter and target determine tokens per step whatever the GPU, but the
 tenants of a pod differ from those of the next: sticky ones make pods differ by 3 % for hours (`benchmarks/_canary_model.py`)."""

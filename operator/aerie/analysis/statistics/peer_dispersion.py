@@ -17,7 +17,7 @@ Without a history that fits, the first statistic is itself the measure of how fa
 the comparison, by Student's t with as many degrees of freedom as there are pods less one.
 
 Guarantees: pure and small: sums of at most `MAX_FOLLOWED_PODS` pods. Not guaranteed: that every change shows, because pods are
-alike by chance where their tenants happen to be; and that a fitting history counts, which half of them do at a time.
+alike by chance where their tenants happen to be; and that a fitting history counts, which four of ten do at a time.
 """
 
 from __future__ import annotations
