@@ -41,7 +41,7 @@ from aerie.analysis.statistics.shares import ShareCounts
 MAX_DROPPED_BLOCK_SHARE = 0.1
 """Largest share of dropped blocks with which a canary may be promoted."""
 MAX_UNMATCHED_BLOCK_SHARE = 0.2
-"""Largest share of blocks excluded for unequal loads with which a canary may be promoted, unless as many matched in a row since."""
+"""Largest share of blocks excluded for unequal loads with which a canary may be promoted, unless as many have matched since."""
 MIN_LATEST_MATCHED_BLOCKS = 2
 """Number of latest blocks none of which may be excluded for unequal loads."""
 ABORT_ZERO_ACCEPTANCE_BLOCKS = 2
