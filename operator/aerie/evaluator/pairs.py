@@ -46,7 +46,9 @@ def add_answers(counts: AnswerCounts, pair: Pair) -> AnswerCounts:
         return counts
     if not pair.request.is_greedy:
         counts = counts.add_sampled_pair(_sampled_answer(pair.canary, canary), _sampled_answer(pair.control, control))
-        return counts.add_tokens(_unlikely_tokens(canary), _unlikely_tokens(control)) if pair.request.is_plain else counts
+        if pair.request.is_plain:
+            counts = counts.add_tokens(_unlikely_tokens(canary), _unlikely_tokens(control), is_exact=pair.request.is_exact)
+        return counts
     counts = counts.add_greedy_pair(is_different=canary.tokens != control.tokens)
     if pair.control_repeat is None:
         return counts
@@ -72,11 +74,13 @@ def _sampled_answer(answer: Answer, completion: GreedyCompletion) -> SampledAnsw
 
 
 def _unlikely_tokens(completion: GreedyCompletion) -> Iterator[tuple[bool, float]]:
-    """Yield for each token whether it is none of the likeliest, and the probability of that by the target.
+    """Yield for each token whether it is none of the target's k likeliest, and the probability of that by the target.
 
-    A token that is as likely as the last of the likeliest counts as one of them: the test counts an excess of unlikely ones.
+    k is the largest number below TOP_TOKENS after which the probability falls. So tokens of equal probability stay together, and
+    k depends on the probabilities alone. A position is left out if its TOP_TOKENS likeliest tokens have the same probability.
     """
     for token, row in zip(completion.tokens, completion.top_logprobs, strict=True):
-        likelier = sum(logprob > row[token] for logprob in row.values())
         likeliest = sorted(row.values(), reverse=True)[:TOP_TOKENS]
-        yield likelier >= TOP_TOKENS, 1 - math.fsum(map(math.exp, likeliest))
+        k = next((k for k in range(len(likeliest) - 1, 0, -1) if likeliest[k - 1] > likeliest[k]), 0)
+        if k:
+            yield row[token] < likeliest[k - 1], 1 - math.fsum(map(math.exp, likeliest[:k]))

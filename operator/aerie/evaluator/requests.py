@@ -62,6 +62,7 @@ _PLAIN_FIELDS = _OMITTED_FIELDS | {
 }
 """Fields that do not make the target's unlikely tokens likelier, with a temperature of at most 1."""
 _NEUTRAL_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+_NEUTRAL_SAMPLING = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, **_NEUTRAL_PENALTIES}
 _MEDIA_FIELDS = ("image_url", "audio_url", "video_url")
 
 
@@ -76,7 +77,7 @@ class ReplayRules:
     priority: int = 0
     """Priority of the replay: higher is later. 0 for engines without priority scheduling, which may reject any other."""
     has_neutral_defaults: bool = False
-    """Whether the engines sample at temperature 1 and without penalties by default, not as the model's generation_config says."""
+    """Whether the engines sample by default as the target says, not as the model's generation_config says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,8 @@ class ReplayRequest:
     """Whether its answer is free of chance, so that equal targets give equal answers."""
     is_plain: bool
     """Whether it samples unlikely tokens at most as often as the target's probabilities say: neither penalties nor formats."""
+    is_exact: bool
+    """Whether it samples each token as often as the target's probabilities say: plain, at temperature 1, from all tokens."""
 
 
 def build_replay(
@@ -131,7 +134,8 @@ def build_replay(
         _encode(replay | {"seed": seed}),
         keyed_hash.bucket(cluster),
         is_greedy=document.get("temperature") == 0,
-        is_plain=_is_plain(document, rules),
+        is_plain=(is_plain := _is_plain(document, rules)),
+        is_exact=is_plain and _is_exact(document, rules),
     )
 
 
@@ -170,13 +174,22 @@ def _answer_length(path: str, document: Mapping[str, Any], max_tokens: int) -> i
 
 
 def _is_plain(document: Mapping[str, Any], rules: ReplayRules) -> bool:
-    defaults = {"temperature": 1, **_NEUTRAL_PENALTIES} if rules.has_neutral_defaults else {}
-    stated = {name: value for name, value in document.items() if value is not None}
-    sampling = {name: (defaults | stated).get(name) for name in ("temperature", *_NEUTRAL_PENALTIES)}
-    temperature = sampling.pop("temperature")
-    if not isinstance(temperature, int | float) or not 0 < temperature <= 1 or sampling != _NEUTRAL_PENALTIES:
+    temperature, *penalties = _sampling_values(document, rules, "temperature", *_NEUTRAL_PENALTIES)
+    if not isinstance(temperature, int | float) or not 0 < temperature <= 1 or penalties != list(_NEUTRAL_PENALTIES.values()):
         return False
     return document.keys() <= _PLAIN_FIELDS | _NEUTRAL_PENALTIES.keys()
+
+
+def _is_exact(document: Mapping[str, Any], rules: ReplayRules) -> bool:
+    temperature, top_p, top_k, min_p = _sampling_values(document, rules, "temperature", "top_p", "top_k", "min_p")
+    return temperature == 1 and top_p == 1 and top_k in (0, -1) and min_p == 0
+
+
+def _sampling_values(document: Mapping[str, Any], rules: ReplayRules, *names: str) -> list[Any]:
+    """Return the values by which the engine samples; None for those that are unknown."""
+    defaults = _NEUTRAL_SAMPLING if rules.has_neutral_defaults else {}
+    stated = {name: value for name, value in document.items() if value is not None}
+    return [(defaults | stated).get(name) for name in names]
 
 
 def _find_cluster_name(header: str, document: Mapping[str, Any]) -> str:

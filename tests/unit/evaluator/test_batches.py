@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,9 +30,15 @@ def answer(tokens: int = 11, steps: int = 5, completion: GreedyCompletion | None
 
 
 def pair(
-    canary: Answer, control: Answer, *, is_greedy: bool = True, is_plain: bool = False, repeat: GreedyCompletion | None = None
+    canary: Answer,
+    control: Answer,
+    *,
+    is_greedy: bool = True,
+    is_plain: bool = False,
+    is_exact: bool = False,
+    repeat: GreedyCompletion | None = None,
 ) -> Pair:
-    return Pair(ReplayRequest(CHAT_PATH, b"", 3, is_greedy, is_plain), canary, control, 1.0, 3.0, repeat)
+    return Pair(ReplayRequest(CHAT_PATH, b"", 3, is_greedy, is_plain, is_exact), canary, control, 1.0, 3.0, repeat)
 
 
 def new_log() -> BatchLog:
@@ -183,15 +190,53 @@ def test_sampled_answers_are_compared_by_length_end_repetition_and_probability()
     assert counts.unlikely.count == 0
 
 
-def test_unlikely_tokens_are_counted_against_the_probability_of_those_beyond_the_five_likeliest() -> None:
-    top = {"a": -1.0, "b": -2.0, "c": -3.0, "d": -4.0, "e": -5.0}
-    likely = 1 - sum(2.718281828459045**-number for number in range(1, 6))
-    canary = answer(completion=completion("a", "e", "f", top=top | {"f": -6.0}))
-    control = answer(completion=completion("f", top=top | {"f": -5.0}))  # as likely as the fifth
+TOP = {"a": -1.0, "b": -2.0, "c": -3.0, "d": -4.0, "e": -5.0}
+"""The likeliest tokens; no two have the same probability."""
+
+
+def test_unlikely_tokens_are_counted_against_the_probability_of_those_beyond_the_four_likeliest() -> None:
+    likely = 1 - sum(2.718281828459045**-number for number in range(1, 5))
+    canary = answer(completion=completion("a", "d", "f", top=TOP | {"f": -6.0}))
+    control = answer(completion=completion("e", top=TOP))
     counts = add_answers(AnswerCounts(), pair(canary, control, is_greedy=False, is_plain=True))
     assert (counts.unlikely.count, counts.unlikely.canary_sum) == (3, 1.0)
     assert abs(counts.unlikely.expected_sum - 3 * likely) < 1e-9
-    assert (counts.control_unlikely.count, counts.control_unlikely.canary_sum) == (1, 0.0)
+    assert (counts.control_unlikely.count, counts.control_unlikely.canary_sum) == (1, 1.0)
+    assert counts.exact_unlikely.count == counts.control_exact_unlikely.count == 0
+
+
+def test_tokens_of_exact_requests_count_once_more() -> None:
+    pairs = pair(
+        answer(completion=completion("a", "b", top=TOP)),
+        answer(completion=completion("a", top=TOP)),
+        is_greedy=False,
+        is_plain=True,
+        is_exact=True,
+    )
+    counts = add_answers(AnswerCounts(), pairs)
+    assert (counts.exact_unlikely, counts.control_exact_unlikely) == (counts.unlikely, counts.control_unlikely)
+    assert (counts.unlikely.count, counts.control_unlikely.count) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("tied", "likely"),
+    [
+        ({"d": -5.0}, 3),  # fourth and fifth, and perhaps the sixth: all three are likely or none
+        ({"c": -5.0, "d": -5.0}, 2),
+        ({"b": -1.0}, 4),
+        ({"a": -5.0, "b": -5.0, "c": -5.0, "d": -5.0}, 0),
+    ],
+)
+def test_tokens_of_equal_probability_are_likely_together(tied: dict[str, float], likely: int) -> None:
+    """Otherwise a sampler that draws them equally often would seem to prefer those that the engine names first."""
+    top = TOP | tied
+    tokens = sorted(top, key=lambda token: -top[token])
+    counts = add_answers(
+        AnswerCounts(),
+        pair(answer(completion=completion(*tokens, top=top)), answer(completion=completion("a")), is_greedy=False, is_plain=True),
+    )
+    assert counts.unlikely.count == (5 if likely else 0)
+    assert counts.unlikely.canary_sum == (5 - likely if likely else 0)
 
 
 def test_answers_without_log_probabilities_are_not_compared() -> None:

@@ -82,7 +82,9 @@ class FakePrompts:
 
     def requests(self) -> Iterator[ReplayRequest]:
         while True:
-            yield ReplayRequest(COMPLETIONS_PATH, b"{}", self._random.randrange(64), is_greedy=False, is_plain=False)
+            yield ReplayRequest(
+                COMPLETIONS_PATH, b"{}", self._random.randrange(64), is_greedy=False, is_plain=False, is_exact=False
+            )
 
 
 class Evaluation:

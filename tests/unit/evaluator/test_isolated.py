@@ -81,7 +81,7 @@ async def serve(engine: Engine) -> AsyncIterator[TurnPipeline]:
 
 
 def request(number: int) -> ReplayRequest:
-    return ReplayRequest(CHAT_PATH, b"%d" % number, number, is_greedy=True, is_plain=False)
+    return ReplayRequest(CHAT_PATH, b"%d" % number, number, is_greedy=True, is_plain=False, is_exact=False)
 
 
 async def admit(pipeline: TurnPipeline) -> None:

@@ -249,6 +249,36 @@ def test_requests_whose_tokens_can_be_compared_with_the_targets_probabilities(
         assert replay.is_plain is is_plain
 
 
+WHOLE = STATED | {"top_p": 1.0, "top_k": -1, "min_p": 0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "with_defaults_of_the_model", "with_neutral_defaults"),
+    [
+        (WHOLE, True, True),
+        (WHOLE | {"top_k": 0}, True, True),
+        (STATED, False, True),
+        ({}, False, True),
+        (WHOLE | {"temperature": 0.7}, False, False),
+        (WHOLE | {"top_p": 0.95}, False, False),
+        (WHOLE | {"top_k": 20}, False, False),
+        (WHOLE | {"min_p": 0.1}, False, False),
+        (WHOLE | {"presence_penalty": 0.1}, False, False),
+        (WHOLE | {"tools": []}, False, False),
+    ],
+)
+def test_exact_requests_sample_as_the_target_says(
+    fields: dict[str, Any], with_defaults_of_the_model: bool, with_neutral_defaults: bool
+) -> None:
+    for rules, is_exact in (
+        (RULES, with_defaults_of_the_model),
+        (ReplayRules(64, has_neutral_defaults=True), with_neutral_defaults),
+    ):
+        replay = build({"messages": CHAT["messages"], **fields}, rules=rules)
+        assert isinstance(replay, ReplayRequest)
+        assert replay.is_exact is is_exact
+
+
 @given(st.dictionaries(st.sampled_from(FIELDS) | st.text(), JSON, max_size=6), st.sampled_from(sorted(REQUESTS)), st.booleans())
 def test_any_document_is_replayed_as_one_answer_or_skipped(document: dict[str, Any], path: str, is_request: bool) -> None:
     replay = build((REQUESTS[path] if is_request else {}) | document, path)

@@ -56,7 +56,7 @@ class Watched:
 
 
 def request(number: int) -> ReplayRequest:
-    return ReplayRequest(CHAT_PATH, str(number).encode(), number, is_greedy=True, is_plain=False)
+    return ReplayRequest(CHAT_PATH, str(number).encode(), number, is_greedy=True, is_plain=False, is_exact=False)
 
 
 def test_the_second_window_gets_the_requests_of_the_first_one() -> None:

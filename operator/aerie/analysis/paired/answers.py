@@ -11,12 +11,14 @@ is 0 if neither drafter changes answers:
 | probabilities | the same               | exp(mean log probability of the answer's tokens by the target)                |
 | unlikely      | a token of an answer   | 1 if the token is none of the target's k likeliest, else 0, with the          |
 |               |                        | probability of that by the target. Only an excess of such tokens counts       |
+| likely        | the same, of exact     | the same. Only a lack of such tokens counts                                   |
+|               | requests               |                                                                               |
 
-The first four compare the drafters. They see nothing that both do alike. The last needs no other arm, and no engine without a
-drafter: it compares the canary with the target's own probabilities. The target reports them before temperature, top_p and top_k
+The first four compare the drafters. They see nothing that both do alike. The others need no other arm, and no engine without a
+drafter: they compare the canary with the target's own probabilities. The target reports them before temperature, top_p and top_k
 (vLLM's default mode of log probabilities). These only lower the probability of an unlikely token, while the temperature is at
-most 1. So the test holds for such requests, and is exact at temperature 1. Penalties and the like may raise it: the evaluator
-leaves out requests that have them.
+most 1. So an excess is a fault with such requests. A lack is a fault with exact ones: at temperature 1, without top_p, top_k or
+min_p. Penalties and the like may raise the probability: the evaluator leaves out requests that have them.
 
 The tests are e-processes. For a mean of 0 (or below) given the past, and D >= -1, each
 
@@ -47,8 +49,8 @@ from aerie.analysis.statistics.confidence_sequence import RareEvents
 
 ANSWERS_ALPHA = 0.002
 """Chance that an equal canary is ever taken for one that changes answers."""
-TEST_ALPHA = ANSWERS_ALPHA / 6
-"""Alpha of each test: the five of the table, and that of greedy answers."""
+TEST_ALPHA = ANSWERS_ALPHA / 7
+"""Alpha of each test: the six of the table, and that of greedy answers."""
 LENGTH_SCALE = 100
 """Tokens of an answer whose length counts as 0.5."""
 LAMBDAS = tuple(2.0**-power for power in range(1, 9))
@@ -92,6 +94,10 @@ class DifferenceSums:
     def is_above(self, alpha: float) -> bool:
         """Return whether the canary's mean is significantly above what it is compared with."""
         return self._exceeds(self.canary_sum - self.expected_sum, alpha)
+
+    def is_below(self, alpha: float) -> bool:
+        """Return whether the canary's mean is significantly below what it is compared with."""
+        return self._exceeds(self.expected_sum - self.canary_sum, alpha)
 
     def is_different(self, alpha: float) -> bool:
         """Return whether both means differ significantly; each side has half of alpha."""
@@ -141,6 +147,10 @@ class AnswerCounts:
     """Tokens of the canary's sampled answers."""
     control_unlikely: DifferenceSums = field(default_factory=DifferenceSums)
     """The same of the control's, which decides nothing: it shows whether the engine does it with any drafter."""
+    exact_unlikely: DifferenceSums = field(default_factory=DifferenceSums)
+    """Those of `unlikely` in answers to exact requests."""
+    control_exact_unlikely: DifferenceSums = field(default_factory=DifferenceSums)
+    """Those of `control_unlikely` in answers to exact requests."""
 
     @property
     def sampled_pairs(self) -> int:
@@ -172,18 +182,26 @@ class AnswerCounts:
             probabilities = probabilities.add(math.exp(canary.mean_logprob), math.exp(control.mean_logprob))
         return replace(self, lengths=lengths, truncations=truncations, repetitions=repetitions, probabilities=probabilities)
 
-    def add_tokens(self, canary: Iterable[tuple[bool, float]], control: Iterable[tuple[bool, float]]) -> Self:
+    def add_tokens(
+        self, canary: Iterable[tuple[bool, float]], control: Iterable[tuple[bool, float]], *, is_exact: bool = False
+    ) -> Self:
         """Return the counts with the tokens of one more pair of sampled answers, at a temperature of at most 1.
 
         For each token: whether it is none of the target's k likeliest at its position, and 1 less the sum of their
-        probabilities, before temperature, top_p and top_k. Any k of at least 1 will do, the same throughout an answer.
+        probabilities, before temperature, top_p and top_k. Any k of at least 1 will do, if it does not depend on the token.
+        `is_exact`: whether the request samples at temperature 1, and from all tokens.
         """
-        unlikely, control_unlikely = self.unlikely, self.control_unlikely
-        for is_unlikely, probability in canary:
-            unlikely = unlikely.add(float(is_unlikely), min(1.0, max(0.0, probability)))
-        for is_unlikely, probability in control:
-            control_unlikely = control_unlikely.add(float(is_unlikely), min(1.0, max(0.0, probability)))
-        return replace(self, unlikely=unlikely, control_unlikely=control_unlikely)
+        canary_sums, control_sums = _sum_tokens(canary), _sum_tokens(control)
+        counts = replace(
+            self, unlikely=self.unlikely.merge(canary_sums), control_unlikely=self.control_unlikely.merge(control_sums)
+        )
+        if not is_exact:
+            return counts
+        return replace(
+            counts,
+            exact_unlikely=self.exact_unlikely.merge(canary_sums),
+            control_exact_unlikely=self.control_exact_unlikely.merge(control_sums),
+        )
 
     def merge(self, other: Self) -> Self:
         """Return the counts over the pairs of both."""
@@ -196,7 +214,8 @@ class AnswerCounts:
     @property
     def is_plausible(self) -> bool:
         """Whether answers can have these counts."""
-        sums = (self.lengths, self.truncations, self.repetitions, self.probabilities, self.unlikely, self.control_unlikely)
+        compared = (self.lengths, self.truncations, self.repetitions, self.probabilities)
+        sums = (*compared, self.unlikely, self.control_unlikely, self.exact_unlikely, self.control_exact_unlikely)
         counts = (self.greedy_pairs, self.greedy_different_pairs, self.repeated_requests, self.canary_only, self.control_only)
         return (
             all(type(value) is DifferenceSums and value.is_plausible for value in sums)
@@ -218,6 +237,12 @@ class AnswerCounts:
             return (
                 f"The canary's sampled answers have unlikely tokens more often than the target's probabilities allow{also}: "
                 f"{_percentages(self.unlikely, 'expected')}, in {self.unlikely.count} tokens."
+            )
+        if self.exact_unlikely.is_below(TEST_ALPHA):
+            also = ", and so do the control's" if self.control_exact_unlikely.is_below(TEST_ALPHA) else ""
+            return (
+                f"The canary's answers at temperature 1 have fewer unlikely tokens than the target's probabilities say{also}: "
+                f"{_percentages(self.exact_unlikely, 'expected')}, in {self.exact_unlikely.count} tokens."
             )
         for sums, title in (
             (self.repetitions, "the share of their most frequent token"),
@@ -248,6 +273,13 @@ class AnswerCounts:
             name: DifferenceSums(*value) if isinstance(value, list) else value for name, value in document.items()
         }
         return cls(**parsed)
+
+
+def _sum_tokens(tokens: Iterable[tuple[bool, float]]) -> DifferenceSums:
+    sums = DifferenceSums()
+    for is_unlikely, probability in tokens:
+        sums = sums.add(float(is_unlikely), min(1.0, max(0.0, probability)))
+    return sums
 
 
 def _numbers_of(answer: SampledAnswer) -> tuple[float, float, float]:
