@@ -45,7 +45,7 @@ _TOKEN = "of-the-benchmark" * 2
 
 def measure_same_drafter(evaluations: int) -> dict[str, float]:
     """Return the keys of so many evaluations, and print their verdicts."""
-    results = _evaluate_same_drafter(evaluations, (0.0, 0.7), {})
+    results = _evaluate_same_drafter(evaluations, (0.0, 0.7, 1.0), {})
     pairs = [count for verdict, count in results if verdict.outcome == "Promote"]
     return {
         "aa_runs": len(results),
