@@ -16,7 +16,7 @@
 | flagger_, argo_, kayenta_  | the first eight for their rules; flagger_example_, argo_example_: with an example of their docs   |
 
 With CELLS=base,sticky in the environment only these scenarios run, without the keys of others; RUNS=400 sets the rollouts in a
-cell. Neither is saved.
+cell, and SEED=2 gives other rollouts. Use none of them with SAVE=1.
 
 The model is in _canary_model.py, the scenarios in _canary_scenarios.py, the rules in _canary_rules.py. Seeds are fixed, so the
 same version of numpy gives the same results. The page docs/canary-decisions.md is written by a run with SAVE=1.
@@ -58,7 +58,7 @@ def measure(runs: int = RUNS) -> dict[str, float]:
     milliseconds_per_block = block_cost()
     # Forked workers would inherit numpy's threads in an unknown state.
     with ProcessPoolExecutor(min(2, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as workers:
-        jobs = {name: workers.submit(run, name, runs, SEED) for name in names}
+        jobs = {name: workers.submit(run, name, runs, int(os.environ.get("SEED", SEED))) for name in names}
         for name, job in jobs.items():
             _cells_by_scenario[name] = job.result()
             print(table(name), flush=True)
@@ -150,7 +150,8 @@ def table(name: str) -> str:
         cells = [_cell(_cells_by_scenario[name][rule, effect], effect) for effect in EFFECTS]
         rows += [f"| {_NAMES[rule]} | {' | '.join(cells)} |"]
     equal, better = (_cells_by_scenario[name]["ours", effect] for effect in (0.0, 0.03))
-    after_passing = _AFTER_PASSING.format(equal=equal, better=better, worse=-100 * BECOMES_WORSE)
+    after_passing = _AFTER_PASSING if better["promote_pct"] else _NONE_PASSED
+    after_passing = after_passing.format(equal=equal, better=better, worse=-100 * BECOMES_WORSE)
     return "\n".join([*rows, "", _LIKE.format(**equal), after_passing, ""])
 
 
@@ -180,6 +181,8 @@ _AFTER_PASSING = (
     "3 % and becomes worse than the control by {worse:.0f} %: {better[worse_after_passing_rollback_pct]:.0f} % of those that "
     "passed, after {better[worse_after_passing_rollback_min]:.0f} min (median)."
 )
+
+_NONE_PASSED = "Rolled back after it has passed: none. Neither an equal one nor one that is better by 3 % has passed."
 
 _PAGE = """# Error rates of canary decisions
 
