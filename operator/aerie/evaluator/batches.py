@@ -23,7 +23,7 @@ from aerie.analysis.paired.sums import PairSums
 from aerie.evaluator.answers import Answer
 from aerie.evaluator.failures import FailureTracker
 from aerie.evaluator.metrics import EvaluatorMetrics
-from aerie.evaluator.pairs import Pair, add_answers, add_seconds, add_steps
+from aerie.evaluator.pairs import Pair, add_answers, add_seconds, add_slot_seconds, add_steps
 from aerie.evaluator.skip_reasons import SkipReason
 
 
@@ -65,6 +65,8 @@ class _Batch:
     """Time of the fetch that closed it; None while it is open."""
     steps: PairSums = field(default_factory=PairSums)
     seconds: PairSums = field(default_factory=PairSums)
+    slots: PairSums = field(default_factory=PairSums)
+    """The seconds by time slots."""
     answers: AnswerCounts = field(default_factory=AnswerCounts)
     canary: _ArmCounts = field(default_factory=_ArmCounts)
     control: _ArmCounts = field(default_factory=_ArmCounts)
@@ -74,9 +76,10 @@ class _Batch:
     failures: FailureCounts = field(default_factory=FailureCounts)
     """Failures of one engine alone, and the canary's outage; set when it is closed."""
 
-    def add(self, pair: Pair) -> None:
+    def add(self, pair: Pair, time: float) -> None:
         self.steps = add_steps(self.steps, pair)
         self.seconds = add_seconds(self.seconds, pair)
+        self.slots = add_slot_seconds(self.slots, pair, time)
         self.answers = add_answers(self.answers, pair)
         self.canary.add(pair.canary, pair.canary_seconds)
         self.control.add(pair.control, pair.control_seconds)
@@ -92,6 +95,7 @@ class _Batch:
             "ended": self.ended,
             "steps": self.steps.to_dict(),
             "seconds": self.seconds.to_dict(),
+            "slots": self.slots.to_dict(),
             "answers": self.answers.to_dict(),
             "canary": self.canary.to_dict(),
             "control": self.control.to_dict(),
@@ -132,7 +136,7 @@ class BatchLog:
 
     def add(self, pair: Pair) -> None:
         """Count a pair."""
-        self._open.add(pair)
+        self._open.add(pair, self._clock())
         self._metrics.pairs.inc()
 
     def track_failures(self, reason: SkipReason | None, sent: float, ended: float) -> None:

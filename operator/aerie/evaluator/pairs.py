@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from aerie.analysis.equivalence import find_first_difference
 from aerie.analysis.paired.answers import AnswerCounts, SampledAnswer
-from aerie.analysis.paired.sums import PairSums, paired_score
+from aerie.analysis.paired.sums import PairSums, paired_score, time_slot_bucket
 from aerie.engine.completions import GreedyCompletion
 from aerie.evaluator.answers import Answer
 from aerie.evaluator.requests import TOP_TOKENS, ReplayRequest
@@ -39,6 +39,11 @@ def add_seconds(sums: PairSums, pair: Pair) -> PairSums:
     return _add_amounts(sums, pair, pair.canary_seconds, pair.control_seconds)
 
 
+def add_slot_seconds(sums: PairSums, pair: Pair, time: float) -> PairSums:
+    """Return the sums by time slots with the seconds of generation of one more pair, which ended at `time`."""
+    return _add_amounts(sums, pair, pair.canary_seconds, pair.control_seconds, time_slot_bucket(time))
+
+
 def add_answers(counts: AnswerCounts, pair: Pair) -> AnswerCounts:
     """Return the counts with the answers of one more pair; the same counts if an engine returned no log-probabilities."""
     canary, control = pair.canary.completion, pair.control.completion
@@ -58,9 +63,10 @@ def add_answers(counts: AnswerCounts, pair: Pair) -> AnswerCounts:
     )
 
 
-def _add_amounts(sums: PairSums, pair: Pair, canary: float, control: float) -> PairSums:
+def _add_amounts(sums: PairSums, pair: Pair, canary: float, control: float, bucket: int | None = None) -> PairSums:
+    """Return the sums with one more pair, in the bucket of its cluster by default."""
     parts = paired_score(canary, pair.canary.drafted_tokens, control, pair.control.drafted_tokens)
-    return sums.add_pair(pair.request.bucket, *parts)
+    return sums.add_pair(pair.request.bucket if bucket is None else bucket, *parts)
 
 
 def _sampled_answer(answer: Answer, completion: GreedyCompletion) -> SampledAnswer:

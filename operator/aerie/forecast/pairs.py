@@ -18,7 +18,7 @@ from aerie.analysis.paired.sums import BUCKETS
 from aerie.evaluator.admission import IN_FLIGHT
 from aerie.forecast.assumptions import TOKENS_PER_STEP, Requests
 from aerie.forecast.outcomes import Outcomes
-from aerie.forecast.pairs_rule import PairSumsOfRuns, check_times, decide_pairs
+from aerie.forecast.pairs_rule import PairedSumsOfRuns, check_times, decide_pairs
 from aerie.forecast.requests import draw_evaluated_tokens, draw_factor
 
 _TOKENS_OF_MEAN = 100_000
@@ -43,7 +43,7 @@ def forecast_pairs(
 ) -> list[Outcomes]:
     """Return the ends of evaluations, by effect. Samples are pairs of answers. No user is served by the new drafter."""
     random = np.random.default_rng(seed)
-    steps, seconds = PairSumsOfRuns(runs), PairSumsOfRuns(runs)
+    sums, previous_time = PairedSumsOfRuns.create(runs), 0.0
     pod_factors = draw_factor(requests.pod_deviation, (2, runs, 1), random)
     deadline = plan.max_duration_seconds
     results = [
@@ -62,13 +62,13 @@ def forecast_pairs(
         canary, control = common * draw_factor(requests.pair_deviation / math.sqrt(2), (2, *shape), random)
         times = draw_factor(requests.step_time_deviation, (2, *shape), random) * pod_factors
         bucket = random.integers(BUCKETS, size=shape)
-        steps.add(bucket, canary, control)
-        seconds.add(bucket, canary * times[0], control * times[1])
+        sums.add(bucket, (canary, control), (canary * times[0], control * times[1]), (previous_time, time))
+        previous_time = time
         for effect, result in zip(effects, results, strict=True):
             is_open = ~(result.rolled_back | result.promoted)
             if not is_open.any():
                 continue
-            rollback, accepted = (is_open & ends for ends in decide_pairs(steps, seconds, effect, plan, time))
+            rollback, accepted = (is_open & ends for ends in decide_pairs(sums, effect, plan, time))
             result.rolled_back[rollback] = True
             result.promoted[accepted] = True
             result.seconds[rollback | accepted] = time

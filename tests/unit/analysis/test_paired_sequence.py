@@ -59,6 +59,38 @@ def test_moments_equal_their_definition(pairs: list[tuple[int, float, float]], r
     assert moments.effective_pairs == pytest.approx(len(pairs) * (scores**2).sum() / variance, rel=1e-6)
 
 
+@given(st.lists(st.tuples(PAIR, st.integers(0, BUCKETS - 1)), min_size=2, max_size=60), st.floats(0.5, 2))
+def test_time_slots_only_add_variance(pairs: list[tuple[tuple[int, float, float], int]], ratio: float) -> None:
+    sums, slots = sum_pairs([pair for pair, _ in pairs]), sum_pairs([(slot, *pair[1:]) for pair, slot in pairs])
+    alone, both = score_moments(sums, ratio), score_moments(sums, ratio, slots)
+    if len({slot for _, slot in pairs}) == 1:
+        assert both.degrees_of_freedom == 0, "a single slot shows nothing"
+        assert not both.is_significant(1, LOWER)
+    elif alone.degrees_of_freedom:
+        assert both.variance >= alone.variance
+        assert both.degrees_of_freedom <= alone.degrees_of_freedom
+
+
+@pytest.mark.parametrize(("by_slot", "limits"), [(True, (0, 8)), (False, (20, 200))])
+def test_waves_of_other_work_are_not_taken_for_a_slower_drafter(by_slot: bool, limits: tuple[int, int]) -> None:
+    """200 evaluations of equal drafters, in pods that are slower or faster by 20 % for some ten seconds at a time: without slots,
+    they look unlike; 5 of 100 may at both levels."""
+    random, wrong = np.random.default_rng(1), 0
+    for _ in range(200):
+        sums, slots = PairSums(), PairSums()
+        for slot in range(30):
+            waves = random.normal(0, 0.2, 2)
+            for _ in range(10):
+                canary, control = random.lognormal(waves, 0.1)
+                bucket = int(random.integers(BUCKETS))
+                sums, slots = sums.add_pair(bucket, canary, control), slots.add_pair(slot, canary, control)
+            moments = score_moments(sums, 1.0, slots if by_slot else None)
+            if slot > 1 and (moments.is_significant(1, LOWER) or moments.is_significant(-1, UPPER)):
+                wrong += 1
+                break
+    assert limits[0] <= wrong <= limits[1]
+
+
 @given(st.integers(2, 400), st.floats(0.8, 1.2), st.integers(0, 99))
 def test_bounds_contain_the_estimate_and_agree_with_the_tests(count: int, ratio: float, seed: int) -> None:
     sums = sum_pairs(draw_pairs(count, ratio, seed=seed))

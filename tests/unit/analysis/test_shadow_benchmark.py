@@ -13,7 +13,7 @@ import benchmarks.shadow
 from aerie.analysis.paired.answers import AnswerCounts
 from aerie.analysis.paired.plan import PairedPlan
 from aerie.analysis.paired.state import PairBatch, PairedState, add_batches
-from aerie.analysis.paired.sums import PairSums
+from aerie.analysis.paired.sums import PairSums, time_slot_bucket
 from aerie.analysis.paired.verdict import evaluate_pairs
 from aerie.forecast.pairs_rule import check_times
 from benchmarks._cell_file import CellFile, Figures
@@ -35,17 +35,17 @@ RUNS = 2
 PLAN = PairedPlan(max_duration_seconds=400.0)
 
 
-def batch_of(parts: PairParts, run: int, effect: float, number: int) -> PairBatch:
-    """Return the pairs of a run as an evaluator's batch, for a canary with this effect."""
-    steps, seconds = PairSums(), PairSums()
+def batch_of(parts: PairParts, run: int, effect: float, number: int, period: tuple[float, float]) -> PairBatch:
+    """Return the pairs of a run as an evaluator's batch, for a canary with this effect. `period`: in which they arrive evenly."""
+    steps, seconds, slots = PairSums(), PairSums(), PairSums()
+    times = np.linspace(*period, parts.bucket.shape[1], endpoint=False).tolist()
     for pair, bucket in enumerate(parts.bucket[run]):
         steps = steps.add_pair(
             int(bucket), float(parts.canary_steps[run, pair]) / (1 + effect), float(parts.control_steps[run, pair])
         )
-        seconds = seconds.add_pair(
-            int(bucket), float(parts.canary_seconds[run, pair]) / (1 + effect), float(parts.control_seconds[run, pair])
-        )
-    return PairBatch(number, steps, seconds, AnswerCounts(), {}, len(parts.bucket[run]), 0)
+        amounts = float(parts.canary_seconds[run, pair]) / (1 + effect), float(parts.control_seconds[run, pair])
+        seconds, slots = seconds.add_pair(int(bucket), *amounts), slots.add_pair(time_slot_bucket(times[pair]), *amounts)
+    return PairBatch(number, steps, seconds, slots, AnswerCounts(), {}, len(parts.bucket[run]), 0)
 
 
 @pytest.mark.parametrize(
@@ -62,16 +62,17 @@ def test_array_rule_is_the_operators(traffic: ShadowTraffic) -> None:
     stream = PairStream(traffic, RUNS, np.random.default_rng(3))
     states = {(effect, run): PairedState() for effect in effects for run in range(RUNS)}
     ends: dict[tuple[float, int], tuple[str, float, float]] = {}
-    pairs = 0
+    pairs, previous_time = 0, 0.0
     for number, time in enumerate(check_times(PLAN.max_duration_seconds), 1):
         parts = stream.draw(round(time * traffic.pairs_per_second) - pairs, time)
         pairs += parts.bucket.shape[1]
         for key, state in states.items():
             if key not in ends:
-                added = add_batches(state, "a", [batch_of(parts, key[1], key[0], number)])
+                added = add_batches(state, "a", [batch_of(parts, key[1], key[0], number, (previous_time, time))])
                 states[key], verdict = evaluate_pairs(added, replace(PLAN, max_duration_seconds=1e9), time)
                 if verdict.outcome != "Continue":
                     ends[key] = (verdict.outcome, time / 60, pairs)
+        previous_time = time if parts.bucket.shape[1] else previous_time
     for effect, outcomes in zip(effects, expected, strict=True):
         for run in range(RUNS):
             outcome, minutes, pairs_needed = ends.get((effect, run), ("Continue", np.nan, np.nan))

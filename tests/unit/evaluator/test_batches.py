@@ -45,6 +45,16 @@ def new_log() -> BatchLog:
     return BatchLog(EvaluatorMetrics(), lambda: 5.0)
 
 
+def test_times_are_summed_by_the_slot_in_which_a_pair_ended() -> None:
+    times = iter((0.0, 9.9, 10.0, 649.0, 650.0, 700.0))  # of the log's begin, four pairs, and the fetch
+    log = BatchLog(EvaluatorMetrics(), lambda: next(times))
+    for _ in range(4):
+        log.add(pair(answer(), answer()))
+    (batch,) = log.fetch("", 0)["batches"]
+    assert [row[:2] for row in batch["slots"]["buckets"]] == [[0, 2], [1, 2]]
+    assert [row[:2] for row in batch["seconds"]["buckets"]] == [[3, 4]]
+
+
 def test_a_batch_has_the_sums_of_its_pairs() -> None:
     log = new_log()
     for outcome in (SkipReason.CANARY_FAILED, SkipReason.INVALID, SkipReason.CANARY_FAILED, None, None):
@@ -59,6 +69,8 @@ def test_a_batch_has_the_sums_of_its_pairs() -> None:
     steps, seconds = PairSums.from_dict(batch.pop("steps")), PairSums.from_dict(batch.pop("seconds"))
     assert (steps.pairs, steps.counts[3], steps.canary[3], steps.control[3]) == (2, 2, 4.0, 6.0)
     assert (seconds.pairs, seconds.canary[3], seconds.control[3]) == (2, 1.0, 3.0)
+    slots = PairSums.from_dict(batch.pop("slots"))
+    assert (slots.pairs, slots.canary[0], slots.control[0]) == (2, 1.0, 3.0)
     assert batch == {
         "number": 1,
         "started": 5.0,

@@ -118,7 +118,7 @@ class Evaluation:
         return replay._TimedAnswer(Answer(reply.tokens, steps, (0, steps), "stop", seconds, completion), reply.seconds)
 
     async def run(self) -> None:
-        log = BatchLog(EvaluatorMetrics(), lambda: 0.0)
+        log = BatchLog(EvaluatorMetrics(), asyncio.get_running_loop().time)
         engines = Engines(("canary",), ("control",), timeout_seconds=TIMEOUT_SECONDS)
         pipeline = Pipeline(None, engines, Admission(4, 4), log)  # type: ignore[arg-type]
         source = asyncio.create_task(self._copy_requests(pipeline) if self.interval else self._send_prompts(pipeline))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,13 +15,13 @@ from aerie.analysis.paired.answers import AnswerCounts
 from aerie.analysis.paired.plan import PairedPlan
 from aerie.analysis.paired.power import GREEDY_NOISE, forecast_verdict
 from aerie.analysis.paired.state import PairBatch, PairedState, add_batches
-from aerie.analysis.paired.sums import BUCKETS, PairSums
+from aerie.analysis.paired.sums import BUCKETS, PairSums, time_slot_bucket
 from aerie.analysis.paired.verdict import evaluate_pairs
 from aerie.evaluator.admission import IN_FLIGHT
 from aerie.forecast.assumptions import Requests
 from aerie.forecast.outcomes import Floats, Outcomes
 from aerie.forecast.pairs import compute_pair_rate, forecast_pairs
-from aerie.forecast.pairs_rule import PairSumsOfRuns, decide_pairs
+from aerie.forecast.pairs_rule import PairedSumsOfRuns, decide_pairs
 
 STEADY = Requests(1.0, tokens=40.0, step_time_deviation=0.0, pod_deviation=0.0)
 
@@ -40,18 +41,28 @@ def test_rule_is_the_operators(seed: int, effect: float, tokens: bool, time: boo
     noise = random.choice([0.02, 0.1, 0.3])
     canary, control, canary_seconds, control_seconds = common * random.lognormal(0, noise, (4, 1, count))
     canary_seconds *= random.choice([0.8, 1.0, 1.3])
-    steps, seconds = PairSumsOfRuns(1), PairSumsOfRuns(1)
-    steps.add(bucket, canary, control)
-    seconds.add(bucket, canary_seconds, control_seconds)
-    rolled_back, accepted = decide_pairs(steps, seconds, effect, plan, 1.0)
+    sums, duration = PairedSumsOfRuns.create(1), float(random.uniform(30, 900))
+    sums.add(bucket, (canary, control), (canary_seconds, control_seconds), (0.0, duration))
+    rolled_back, accepted = decide_pairs(sums, effect, plan, 1.0)
 
-    def sums_of(part: Floats, other: Floats) -> PairSums:
+    def sums_of(part: Floats, other: Floats, buckets: Sequence[int]) -> PairSums:
         sums = PairSums()
-        for index in range(count):
-            sums = sums.add_pair(int(bucket[0, index]), float(part[0, index]) / (1 + effect), float(other[0, index]))
+        for index, bucket in enumerate(buckets):
+            sums = sums.add_pair(bucket, float(part[0, index]) / (1 + effect), float(other[0, index]))
         return sums
 
-    batch = PairBatch(1, sums_of(canary, control), sums_of(canary_seconds, control_seconds), AnswerCounts(), {}, count, 0)
+    clusters, times = bucket[0].tolist(), (canary_seconds, control_seconds)
+    slots = [time_slot_bucket(duration * index / count) for index in range(count)]
+    batch = PairBatch(
+        1,
+        sums_of(canary, control, clusters),
+        sums_of(*times, clusters),
+        sums_of(*times, slots),
+        AnswerCounts(),
+        {},
+        count,
+        0,
+    )
     _, verdict = evaluate_pairs(add_batches(PairedState(), "a", [batch]), plan, 60.0)
     assert (bool(rolled_back[0]), bool(accepted[0])) == (verdict.outcome == "Rollback", verdict.outcome == "Promote")
 

@@ -14,7 +14,7 @@ from typing import Any
 from aerie.analysis.paired.answers import AnswerCounts, DifferenceSums
 from aerie.analysis.paired.failures import FailureCounts
 from aerie.analysis.paired.state import PairBatch
-from aerie.analysis.paired.sums import BUCKETS, PairSums, paired_score
+from aerie.analysis.paired.sums import BUCKETS, PairSums, paired_score, time_slot_bucket
 from aerie.rollout.facts.pairs import PairObservation
 
 CHANGED_ANSWERS = AnswerCounts(repetitions=DifferenceSums(60, 44.0, 6.0, 25.0))
@@ -67,16 +67,17 @@ class SimulatedEvaluator:
         return PairObservation(self._process, tuple(self._closed))
 
     def _draw_batch(self, number: int) -> PairBatch:
-        steps, seconds, rng = PairSums(), PairSums(), self._rng
-        for _ in range(self.pairs_per_fetch):
+        steps, seconds, slots, rng = PairSums(), PairSums(), PairSums(), self._rng
+        for pair in range(self.delivered, self.delivered + self.pairs_per_fetch):
             tokens = rng.lognormvariate(4.0, 0.8)
             control = tokens / rng.uniform(1.5, 3.0)
             canary = control / (1 + self.gain) * rng.lognormvariate(-0.005, 0.1)
             bucket = rng.randrange(BUCKETS)
             steps = steps.add_pair(bucket, *paired_score(canary, tokens, control, tokens))
-            seconds = seconds.add_pair(bucket, *paired_score(tokens * (1 + self.slowness), tokens, tokens, tokens))
+            times = paired_score(tokens * (1 + self.slowness), tokens, tokens, tokens)
+            seconds, slots = seconds.add_pair(bucket, *times), slots.add_pair(time_slot_bucket(pair), *times)
         received = self.pairs_per_fetch + sum(self.skipped.values())
         events = [int(f"{arm}_failed" in self.skipped) for arm in ("canary", "control")]
         outage = (4, self.outage_seconds) if self.outage_seconds else (0, 0.0)
         failures = FailureCounts(events[0], events[0], events[1], events[1], *outage)
-        return PairBatch(number, steps, seconds, self.answers, dict(self.skipped), received, 0, failures)
+        return PairBatch(number, steps, seconds, slots, self.answers, dict(self.skipped), received, 0, failures)

@@ -9,14 +9,19 @@ in the variance of Y. With S_g the sum of Y over bucket g of G buckets, which ha
     V = max(W, Q) * m / (m - 1)         m = n^2 / sum of n_g^2, the effective number of buckets
     T^2 = S^2 / V,   m - 1 degrees of freedom,   n_e = n Q / V effective pairs
 
+Times depend on when they were measured, too: a pod whose processors have other work is slower in all answers of that time. So
+they are summed a second time, by time slots instead of clusters. With W' and m' of that sum, and what two-way clusters add:
+
+    V = max(W, Q) * m / (m - 1) + max(0, W' * m' / (m' - 1) - Q)      the smaller one of m and m' gives the degrees of freedom
+
 A test at rho is significant once T^2 exceeds the boundary of the t mixture for n_e effective scores (`critical_t_squared`;
 Lindon, Ham, Tingley, Bojinov, arXiv 2210.08589). n_e counts a cluster of equal pairs once. Q is not centred, so T^2 is at most
 n: scores that happen to be equal do not seem certain. The estimate is the ratio of sums. Its bounds are the ratios that no test
 excludes.
 
-Assumptions: clusters of different buckets are independent, and no few of them dominate the sums. Pairs are lost, if at all,
-whatever the drafter. The ratio is that of the requests that are evaluated: where it differs from request to request, it is their
-mean, weighted by tokens.
+Assumptions: clusters of different buckets are independent, and so are time slots; no few of them dominate the sums. Pairs are
+lost, if at all, whatever the drafter. The ratio is that of the requests that are evaluated: where it differs from request to
+request, it is their mean, weighted by tokens.
 Guarantee: asymptotic. As pairs become many, a test at the true ratio ever becomes significant with a chance of at most alpha
 (Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas, "Time-uniform central limit theory and asymptotic confidence sequences", arXiv
 2103.06476), at any correlation of the two answers, and wherever one stops.
@@ -74,19 +79,33 @@ class ScoreMoments:
         )
 
 
-def score_moments(sums: PairSums, ratio: float) -> ScoreMoments:
-    """Return the moments of the scores at this ratio of the canary's amount per token to the control's."""
-    pairs = sums.pairs
+def score_moments(sums: PairSums, ratio: float, slots: PairSums | None = None) -> ScoreMoments:
+    """Return the moments of the scores at this ratio of the canary's amount per token to the control's.
+
+    `slots`: sums over the same pairs by time slots, for times.
+    """
     effective_buckets = effective_bucket_count(sums)
-    if effective_buckets <= 1:
+    effective_slots = math.inf if slots is None else effective_bucket_count(slots)
+    if min(effective_buckets, effective_slots) <= 1:
         return ScoreMoments(0.0, 0.0, 0.0, 0.0)
-    bucket_sums = [canary - ratio * control for canary, control in zip(sums.canary, sums.control, strict=True)]
-    score_sum = math.fsum(bucket_sums)
-    mean = score_sum / pairs
-    between = math.fsum((value - count * mean) ** 2 for value, count in zip(bucket_sums, sums.counts, strict=True))
     squares = max(0.0, sums.canary_squares - 2 * ratio * sums.cross_products + ratio * ratio * sums.control_squares)
-    variance = max(between, squares) * effective_buckets / (effective_buckets - 1)
-    return ScoreMoments(score_sum, variance, pairs * squares / variance if variance > 0 else 0.0, effective_buckets - 1)
+    variance = max(_variance_between_buckets(sums, ratio), squares) * effective_buckets / (effective_buckets - 1)
+    if slots is not None:
+        between_slots = _variance_between_buckets(slots, ratio) * effective_slots / (effective_slots - 1)
+        variance += max(0.0, between_slots - squares)
+    return ScoreMoments(
+        math.fsum(sums.canary) - ratio * math.fsum(sums.control),
+        variance,
+        sums.pairs * squares / variance if variance > 0 else 0.0,
+        min(effective_buckets, effective_slots) - 1,
+    )
+
+
+def _variance_between_buckets(sums: PairSums, ratio: float) -> float:
+    """Return W: the sum of the squared deviations of the buckets' scores from their share of all."""
+    bucket_sums = [canary - ratio * control for canary, control in zip(sums.canary, sums.control, strict=True)]
+    mean = math.fsum(bucket_sums) / sums.pairs
+    return math.fsum((value - count * mean) ** 2 for value, count in zip(bucket_sums, sums.counts, strict=True))
 
 
 def effective_bucket_count(sums: PairSums) -> float:
@@ -103,10 +122,10 @@ def effective_pair_count(sums: PairSums) -> float:
     return sums.control_total**2 / sums.control_squares if sums.control_squares else 0.0
 
 
-def ratio_bounds(sums: PairSums, lower_level: Level, upper_level: Level) -> tuple[float, float]:
+def ratio_bounds(sums: PairSums, lower_level: Level, upper_level: Level, slots: PairSums | None = None) -> tuple[float, float]:
     """Return the bounds of the ratio canary / control that no test excludes: Fieller's inversion, by bisection.
 
-    A bound is 0 or infinite where its test cannot exclude any ratio yet.
+    `slots`: as in `score_moments`. A bound is 0 or infinite where its test cannot exclude any ratio yet.
     """
     if sums.canary_total <= 0 or sums.control_total <= 0:
         return 0.0, math.inf
@@ -116,7 +135,7 @@ def ratio_bounds(sums: PairSums, lower_level: Level, upper_level: Level) -> tupl
         """Return the bound below (sign 1) or above (-1) the estimate."""
 
         def is_excluded(ratio: float) -> bool:
-            return score_moments(sums, ratio).is_significant(sign, level)
+            return score_moments(sums, ratio, slots).is_significant(sign, level)
 
         far = estimate * _MAX_BOUND_FACTOR**-sign
         return _bisect(is_excluded, far, estimate) if is_excluded(far) else unbounded

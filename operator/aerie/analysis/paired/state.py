@@ -43,6 +43,8 @@ class PairBatch:
     """Verification steps per token."""
     seconds: PairSums
     """Seconds of generation per token."""
+    slots: PairSums
+    """The same, by time slots instead of clusters."""
     answers: AnswerCounts
     skipped: Mapping[str, int]
     """Requests that gave no pair, by reason."""
@@ -62,6 +64,7 @@ class PairBatch:
                 number=int(document["number"]),
                 steps=PairSums.from_dict(document["steps"]),
                 seconds=PairSums.from_dict(document["seconds"]),
+                slots=PairSums.from_dict(document["slots"]),
                 answers=AnswerCounts.from_dict(document["answers"]),
                 skipped={str(reason): int(count) for reason, count in document["skipped"].items()},
                 received=int(document["received"]),
@@ -73,7 +76,7 @@ class PairBatch:
                 f"the evaluator's batch is not readable ({type(error).__name__}: {error}); run both in the same version of Aerie."
             ) from error
         counts = (batch.answers.is_plausible, batch.failures.is_plausible)
-        if batch.number < 1 or not (_is_plausible(batch.steps) and _is_plausible(batch.seconds) and all(counts)):
+        if batch.number < 1 or not all((*map(_is_plausible, (batch.steps, batch.seconds, batch.slots)), *counts)):
             raise ValueError("the evaluator's batch has sums that no answers have; check the evaluator's image.")
         if len(batch.skipped) > MAX_SKIP_REASONS or not all(map(_REASON.fullmatch, batch.skipped)):
             raise ValueError("the evaluator's batch has unknown reasons in skipped; run both in the same version of Aerie.")
@@ -113,6 +116,8 @@ class PairedState:
     """Number of the last batch that is counted, by evaluator process: the next fetch acknowledges it."""
     steps: PairSums = field(default_factory=PairSums)
     seconds: PairSums = field(default_factory=PairSums)
+    slots: PairSums = field(default_factory=PairSums)
+    """The seconds by time slots."""
     answers: AnswerCounts = field(default_factory=AnswerCounts)
     skipped: Mapping[str, int] = field(default_factory=dict)
     failures: FailureCounts = field(default_factory=FailureCounts)
@@ -128,7 +133,7 @@ class PairedState:
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dict for JSON."""
         document = {name: getattr(self, name) for name in self.__slots__}
-        parts = {name: document[name].to_dict() for name in ("steps", "seconds", "answers", "failures")}
+        parts = {name: document[name].to_dict() for name in ("steps", "seconds", "slots", "answers", "failures")}
         return {**document, **parts, "counted_batches": dict(self.counted_batches), "skipped": dict(self.skipped)}
 
     @classmethod
@@ -136,6 +141,7 @@ class PairedState:
         parsed = {
             "steps": PairSums.from_dict(document["steps"]),
             "seconds": PairSums.from_dict(document["seconds"]),
+            "slots": PairSums.from_dict(document["slots"]),
             "answers": AnswerCounts.from_dict(document["answers"]),
             "failures": FailureCounts.from_dict(document["failures"]),
         }
@@ -152,6 +158,7 @@ def add_batches(state: PairedState, process: str, batches: Iterable[PairBatch]) 
             counted_batches={**state.counted_batches, process: batch.number},
             steps=state.steps.merge(batch.steps),
             seconds=state.seconds.merge(batch.seconds),
+            slots=state.slots.merge(batch.slots),
             answers=state.answers.merge(batch.answers),
             skipped=_merge_skipped(state.skipped, batch.skipped),
             failures=state.failures.merge(batch.failures),

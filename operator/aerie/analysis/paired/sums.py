@@ -27,6 +27,9 @@ Number = TypeVar("Number", int, float)
 
 BUCKETS = 64
 """Buckets that clusters are spread over: the variance between clusters has at most 63 degrees of freedom."""
+TIME_SLOT_SECONDS = 10.0
+"""Seconds in which other work of a pod's processors slows down all its answers alike, so that the times of these pairs depend on
+each other. On the shared processors of a virtual machine, such waves were seen to last for 5 to 15 seconds."""
 
 
 def paired_score(canary_amount: float, canary_tokens: float, control_amount: float, control_tokens: float) -> tuple[float, float]:
@@ -50,6 +53,11 @@ def paired_score(canary_amount: float, canary_tokens: float, control_amount: flo
     if tokens == 0:
         raise ValueError("canary_tokens and control_tokens are 0; skip a pair in which neither drafter was used.")
     return canary_amount * control_tokens / tokens, control_amount * canary_tokens / tokens
+
+
+def time_slot_bucket(seconds: float) -> int:
+    """Return the bucket of a time, in seconds of any clock: slots take turns in the buckets."""
+    return int(seconds // TIME_SLOT_SECONDS) % BUCKETS
 
 
 @dataclass(frozen=True, slots=True)

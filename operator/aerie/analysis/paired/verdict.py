@@ -25,9 +25,9 @@ from aerie.analysis.formatting import capitalize, format_duration, join_words
 from aerie.analysis.paired.answers import AnswerCounts
 from aerie.analysis.paired.failures import FAILURE_INTERVAL_SECONDS, FailureCounts
 from aerie.analysis.paired.plan import ACCEPT_LEVEL, FAILED_REQUESTS_ALPHA, ROLLBACK_LEVEL, SLOWER_LEVEL, PairedPlan, PairedTest
-from aerie.analysis.paired.sequence import effective_pair_count, ratio_bounds, score_moments
+from aerie.analysis.paired.sequence import ScoreMoments, effective_bucket_count, effective_pair_count, ratio_bounds, score_moments
 from aerie.analysis.paired.state import BOTH_FAILED, CANARY_FAILED, CONTROL_FAILED, PairedState
-from aerie.analysis.paired.sums import PairSums
+from aerie.analysis.paired.sums import BUCKETS, TIME_SLOT_SECONDS, PairSums
 from aerie.analysis.state import VerdictOutcome
 
 ANSWERS_METRIC = "Answers"
@@ -102,7 +102,7 @@ def _format_passed(state: PairedState, plan: PairedPlan, pairs: str) -> str:
     if not plan.compares_tokens:
         requirement = _requirement(plan.fast_enough)
         return f"Time per output token {time}, significantly {requirement}, after {pairs}. Tokens per step are not comparable."
-    if plan.compares_time and not is_met(plan.enough_tokens, state.steps):
+    if plan.compares_time and not is_met(plan.enough_tokens, state):
         return (
             f"Time per output token {time}, significantly below the control's, after {pairs}. This replaces tokens per step "
             f"({tokens}), because users notice time."
@@ -111,15 +111,20 @@ def _format_passed(state: PairedState, plan: PairedPlan, pairs: str) -> str:
     return f"Tokens per step {tokens}, significantly {_requirement(plan.enough_tokens)}, after {pairs}. {other}"
 
 
-def is_met(test: PairedTest, sums: PairSums) -> bool:
+def is_met(test: PairedTest, state: PairedState) -> bool:
     """Return whether a test is significant, with enough pairs."""
-    return effective_pair_count(sums) >= test.min_pairs and score_moments(sums, test.max_ratio).is_significant(
-        test.sign, test.level
-    )
+    sums, _ = _sums_of(state, test.metric)
+    return effective_pair_count(sums) >= test.min_pairs and _moments(test, state).is_significant(test.sign, test.level)
 
 
-def _sums_of(state: PairedState, metric: str) -> PairSums:
-    return state.steps if metric == TOKENS_PER_STEP else state.seconds
+def _moments(test: PairedTest, state: PairedState) -> ScoreMoments:
+    sums, slots = _sums_of(state, test.metric)
+    return score_moments(sums, test.max_ratio, slots)
+
+
+def _sums_of(state: PairedState, metric: str) -> tuple[PairSums, PairSums | None]:
+    """Return the sums of a metric, and those by time slots for times."""
+    return (state.steps, None) if metric == TOKENS_PER_STEP else (state.seconds, state.slots)
 
 
 def _compared_tests(plan: PairedPlan, tokens: PairedTest, time: PairedTest) -> tuple[PairedTest, ...]:
@@ -129,7 +134,7 @@ def _compared_tests(plan: PairedPlan, tokens: PairedTest, time: PairedTest) -> t
 
 def _is_faster(state: PairedState, plan: PairedPlan) -> bool:
     """Return whether the canary is significantly faster, which replaces tokens per step."""
-    return plan.compares_time and is_met(plan.faster, state.seconds)
+    return plan.compares_time and is_met(plan.faster, state)
 
 
 def _find_rollback(state: PairedState, plan: PairedPlan) -> tuple[str, str] | None:
@@ -141,7 +146,7 @@ def _find_rollback(state: PairedState, plan: PairedPlan) -> tuple[str, str] | No
     if state.failures.outage_attempts >= MIN_OUTAGE_ATTEMPTS and state.failures.outage_seconds >= MIN_OUTAGE_SECONDS:
         return FAILED_REQUESTS, f"{capitalize(_format_outage(state))}. {_AFTER_FAILURES}"
     for test in _compared_tests(plan, plan.fewer_tokens, plan.slower):
-        if is_met(test, _sums_of(state, test.metric)) and not (test is plan.fewer_tokens and _is_faster(state, plan)):
+        if is_met(test, state) and not (test is plan.fewer_tokens and _is_faster(state, plan)):
             limit = "" if test.max_ratio == 1 else f", beyond the limit of {_format_change(test.max_ratio - 1)}"
             return test.metric, (
                 f"{capitalize(_TITLES[test.metric])} {_format_estimate(state, test.metric)}, significantly "
@@ -176,14 +181,12 @@ def fails_often(failures: FailureCounts, elapsed_seconds: float) -> bool:
 
 def _missing_evidence(state: PairedState, plan: PairedPlan, elapsed_seconds: float) -> list[str]:
     """Return what an acceptance still needs, as clauses; empty if nothing."""
-    missing = []
-    for test in _compared_tests(plan, plan.enough_tokens, plan.fast_enough):
-        sums = _sums_of(state, test.metric)
-        if not is_met(test, sums) and not (test is plan.enough_tokens and _is_faster(state, plan)):
-            missing.append(
-                f"{_TITLES[test.metric]} ({_format_estimate(state, test.metric)}) significantly {_requirement(test)}, "
-                f"{_time_to_decision(test, sums, elapsed_seconds)}"
-            )
+    missing = [
+        f"{_TITLES[test.metric]} ({_format_estimate(state, test.metric)}) significantly {_requirement(test)}, "
+        f"{_time_to_decision(test, state, elapsed_seconds)}"
+        for test in _compared_tests(plan, plan.enough_tokens, plan.fast_enough)
+        if not is_met(test, state) and not (test is plan.enough_tokens and _is_faster(state, plan))
+    ]
     if elapsed_seconds < plan.min_acceptance_seconds:
         missing.append(f"{format_duration(plan.min_acceptance_seconds)} of requests, so that those that hang are known")
     if _has_suspicious_failures(state):
@@ -195,15 +198,25 @@ def _missing_evidence(state: PairedState, plan: PairedPlan, elapsed_seconds: flo
     return missing
 
 
-def _time_to_decision(test: PairedTest, sums: PairSums, elapsed_seconds: float) -> str:
+def _time_to_decision(test: PairedTest, state: PairedState, elapsed_seconds: float) -> str:
     """Return how many pairs the test needs, and the further time, if nothing changes."""
-    effective_pairs, moments = effective_pair_count(sums), score_moments(sums, test.max_ratio)
+    sums, slots = _sums_of(state, test.metric)
+    effective_pairs, moments = effective_pair_count(sums), _moments(test, state)
     if effective_pairs < test.min_pairs:
         return f"with {effective_pairs:.0f} of at least {test.min_pairs:.0f} effective pairs"
+    if slots is not None and effective_bucket_count(slots) <= 1:
+        return f"with pairs of more than {TIME_SLOT_SECONDS:.0f} s"
     if test.sign * moments.score_sum <= 0:
         return "never at this estimate"
-    factors = (_FORECAST_STEP**power for power in range(1, _FORECAST_STEPS))
-    factor = next((factor for factor in factors if moments.scale_by(factor).is_significant(test.sign, test.level)), None)
+
+    def is_met_after(factor: float) -> bool:
+        scaled = moments.scale_by(factor)
+        if slots is not None:  # time brings further slots
+            buckets = min(BUCKETS, effective_bucket_count(sums), factor * effective_bucket_count(slots))
+            scaled = replace(scaled, degrees_of_freedom=buckets - 1)
+        return scaled.is_significant(test.sign, test.level)
+
+    factor = next(filter(is_met_after, (_FORECAST_STEP**power for power in range(1, _FORECAST_STEPS))), None)
     if factor is None:
         return f"in more than {_FORECAST_STEP**_FORECAST_STEPS:.0f} times as many pairs"
     return f"in about {format_duration((factor - 1) * elapsed_seconds)} at this rate ({factor * sums.pairs:.0f} pairs)"
@@ -213,9 +226,9 @@ def _comparisons(state: PairedState) -> tuple[Comparison, ...]:
     """Return the estimates with the bounds that the tests use, and the result for answers."""
     comparisons = []
     for metric, rollback_level in ((TOKENS_PER_STEP, ROLLBACK_LEVEL), (TIME_PER_OUTPUT_TOKEN, SLOWER_LEVEL)):
-        sums = _sums_of(state, metric)
+        sums, slots = _sums_of(state, metric)
         if sums.canary_total > 0 and sums.control_total > 0:
-            low, high = ratio_bounds(sums, rollback_level, ACCEPT_LEVEL)
+            low, high = ratio_bounds(sums, rollback_level, ACCEPT_LEVEL, slots)
             changes = [_change_of(metric, ratio) for ratio in (sums.canary_total / sums.control_total, low, high)]
             estimate, lower, upper = changes if metric == TIME_PER_OUTPUT_TOKEN else (changes[0], changes[2], changes[1])
             comparisons.append(Comparison(metric, sums.pairs, estimate=estimate, lower=lower, upper=upper))

@@ -47,7 +47,8 @@ def batch(number: int, pairs: int = 1) -> dict[str, Any]:
     steps = PairSums()
     for _ in range(pairs):
         steps = steps.add_pair(3, 1.0, 1.0)
-    document = {"number": number, "started": 0.0, "ended": 1.0, "steps": steps.to_dict(), "seconds": steps.to_dict()}
+    document = {"number": number, "started": 0.0, "ended": 1.0, "steps": steps.to_dict()}
+    document |= {"seconds": steps.to_dict(), "slots": steps.to_dict()}
     return document | {"answers": {}, "skipped": {}, "failures": {}, "received": pairs, "dropped": 0, "canary": {}, "control": {}}
 
 
