@@ -62,7 +62,13 @@ class PairSumsOfRuns:
             c = np.exp(2 / buckets * (np.log(k) / 2 - np.log(2 * test.level.alpha)))
             critical = np.where(c < k, (buckets - 1) * (c - 1) / (1 - c / k), np.inf)
             effective_pairs = self._control.sum(axis=1) ** 2 / self._control_squares
-            met = (test.sign * total > 0) & (total * total >= critical * variance) & (buckets > 1)
+            estimates = self._canary.sum(axis=1) / self._control.sum(axis=1)
+            met = (
+                (estimates < test.max_estimate * (1 + effect))
+                & (test.sign * total > 0)
+                & (total * total >= critical * variance)
+                & (buckets > 1)
+            )
         return np.asarray(met & (effective_pairs >= test.min_pairs))
 
     def _between_buckets(self, ratio: float) -> tuple[Floats, Floats, Floats]:

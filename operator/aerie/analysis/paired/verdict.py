@@ -114,7 +114,9 @@ def _format_passed(state: PairedState, plan: PairedPlan, pairs: str) -> str:
 def is_met(test: PairedTest, state: PairedState) -> bool:
     """Return whether a test is significant, with enough pairs."""
     sums, _ = _sums_of(state, test.metric)
-    return effective_pair_count(sums) >= test.min_pairs and _moments(test, state).is_significant(test.sign, test.level)
+    if effective_pair_count(sums) < test.min_pairs or not sums.canary_total < test.max_estimate * sums.control_total:
+        return False
+    return _moments(test, state).is_significant(test.sign, test.level)
 
 
 def _moments(test: PairedTest, state: PairedState) -> ScoreMoments:
@@ -206,7 +208,7 @@ def _time_to_decision(test: PairedTest, state: PairedState, elapsed_seconds: flo
         return f"with {effective_pairs:.0f} of at least {test.min_pairs:.0f} effective pairs"
     if slots is not None and effective_bucket_count(slots) <= 1:
         return f"with pairs of more than {TIME_SLOT_SECONDS:.0f} s"
-    if test.sign * moments.score_sum <= 0:
+    if test.sign * moments.score_sum <= 0 or not sums.canary_total < test.max_estimate * sums.control_total:
         return "never at this estimate"
 
     def is_met_after(factor: float) -> bool:
@@ -269,7 +271,8 @@ def _requirement(test: PairedTest) -> str:
     """Return what an acceptance test shows, as users see the metric."""
     change = _change_of(test.metric, test.max_ratio)
     limit = _format_change(change) if change else "the control's"
-    return f"{'below' if test.metric == TIME_PER_OUTPUT_TOKEN else 'above'} {limit}"
+    measured = f" and measured below {_format_change(test.max_estimate - 1)}" if test.max_estimate < math.inf else ""
+    return f"{'below' if test.metric == TIME_PER_OUTPUT_TOKEN else 'above'} {limit}{measured}"
 
 
 def _answers_message(answers: AnswerCounts) -> str:
