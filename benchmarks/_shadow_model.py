@@ -20,7 +20,9 @@ gives the same pair again. Sticky tenants: 200 with Zipf shares, of which some 4
 in classes, in difficulty, and by 1 % in what the canary gains. A tenant names a cluster; without tenants, the prompt does.
 
 A drafter that is better by delta takes 1 / (1 + delta) of the steps for the same tokens, so its effect is exact in every pair. A
-step takes 20 ms, with 10 % of noise per answer; each pod deviates by 1.24 % permanently, so two of them by 1.75 %.
+step takes 20 ms, with 10 % of noise per answer; each pod deviates by 1.24 % permanently, so two of them by 1.75 %. Where pods
+share processors with other work, all answers of a pod deviate by another 20 %, as AR(1) with 10 seconds of memory. Processors of
+a virtual machine, measured second by second, had 15 to 20 % at a bad time.
 
 Pairs per second: nine tenths of what arrives at the pods, up to `ENGINE_PAIRS_PER_SECOND`. An evaluator has 16 requests at a
 time at both engines. With 50 steps/s a mean answer of 104 tokens takes a second, which gives 14 pairs/s; the model assumes 12.
@@ -55,6 +57,8 @@ LEVELS, PROMPT_SPREADS = -np.log([2.2, 1.57, 1.37]), np.array([1.0, 0.44, 0.32])
 """Logarithm of steps per token, and how much prompts differ in it, relative to temperature 0; by temperature."""
 ACTIVE_TENANTS, SESSION_SECONDS = 40, 900.0
 FREQUENT_PROMPTS, COPY_SHARE, RETRY_SHARE = 50, 0.1, 0.03
+WAVE_SD, WAVE_SECONDS = 0.2, 10.0
+"""Deviation of a pod's times where it shares processors, and the memory of that."""
 STEP_SECONDS, STEP_NOISE, POD_SD = 0.02, 0.1, 0.0175 / math.sqrt(2)
 DAY, MEMORY = 86400.0, 1200.0
 
@@ -71,6 +75,8 @@ class ShadowTraffic:
     """Indexes of `TEMPERATURES` that the requests have, in equal shares."""
     prompts: int = 0
     """Prompts of a file that is repeated (`Prompts`); 0 for mirrored requests."""
+    shares_processors: bool = False
+    """Whether other work slows down the pods at times."""
     tenant_gain_sd: float = 0.01
     """Standard deviation between tenants of what the canary gains."""
 
@@ -144,6 +150,8 @@ class PairStream:
         self._session = -1
         self._active: Floats = np.zeros(tenants)
         self._count = 0
+        self._wave = random.normal(0, WAVE_SD, (2, runs)) if traffic.shares_processors else np.zeros((2, runs))
+        self._second = 0.0
 
     def draw(self, count: int, second: float) -> PairParts:
         """Return the next `count` pairs of each run; they arrive `second` seconds after the start of the evaluation."""
@@ -166,8 +174,21 @@ class PairStream:
         steps = tokens * np.clip(np.exp(log_steps), 0.25, 1.0)
         steps[0] *= np.exp(-gain)
         seconds = steps * STEP_SECONDS * np.exp(random.normal(0, STEP_NOISE, (2, *shape))) * self._pods[..., None]
+        if traffic.shares_processors:
+            seconds *= np.exp(self._draw_waves(count, second))
         share = tokens[::-1] / tokens.sum(axis=0)
         return PairParts(bucket, *(steps * share), *(seconds * share))
+
+    def _draw_waves(self, count: int, second: float) -> Floats:
+        """Return the deviations of both pods at the next pairs, which arrive evenly until `second`: (2, runs, pairs)."""
+        waves = np.empty((2, self._runs, count))
+        decay = math.exp(-(second - self._second) / count / WAVE_SECONDS)
+        self._second = second
+        for pair in range(count):
+            noise = self._random.normal(0, WAVE_SD, self._wave.shape)
+            self._wave = decay * self._wave + math.sqrt(1 - decay * decay) * noise
+            waves[..., pair] = self._wave
+        return waves
 
     def _draw_mirrored(self, shape: tuple[int, int], second: float) -> tuple[_Prompts, Ints, Floats]:
         """Return mirrored requests, with their buckets and what the canary gains in them."""

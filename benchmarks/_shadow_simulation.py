@@ -36,11 +36,12 @@ class Cell:
     tenants: int = 0
     prompts: int = 0
     """Prompts of the file."""
+    shares_processors: bool = False
 
     @property
     def traffic(self) -> ShadowTraffic:
         temperatures = tuple(range(len(TEMPERATURES))) if self.mixed else (0,)
-        return ShadowTraffic(self.rate, self.tenants, temperatures, self.prompts)
+        return ShadowTraffic(self.rate, self.tenants, temperatures, self.prompts, self.shares_processors)
 
     @property
     def counts(self) -> bool:
@@ -50,7 +51,8 @@ class Cell:
     @property
     def title(self) -> str:
         tenants = f"file of {self.prompts} prompts" if self.prompts else f"{self.tenants} tenants" if self.tenants else "random"
-        return f"{tenants}, {'mixed temperatures' if self.mixed else 'temperature 0'}"
+        temperatures = "mixed temperatures" if self.mixed else "temperature 0"
+        return f"{tenants}, {temperatures}{', shared processors' if self.shares_processors else ''}"
 
 
 FEW_TENANTS, MANY_TENANTS, FEW_PROMPTS, MANY_PROMPTS = 5, 200, 1000, 3000
@@ -59,6 +61,8 @@ CELLS = (
     *(Cell(0.0, mixed, prompts=MANY_PROMPTS) for mixed in (False, True)),
     Cell(1.0, mixed=False, tenants=FEW_TENANTS),
     Cell(0.0, mixed=False, prompts=FEW_PROMPTS),
+    *(Cell(rate, mixed=False, shares_processors=True) for rate in (0.2, 1.0)),
+    Cell(0.0, mixed=False, prompts=MANY_PROMPTS, shares_processors=True),
 )
 
 

@@ -52,6 +52,7 @@ def batch_of(parts: PairParts, run: int, effect: float, number: int, period: tup
     "traffic",
     [
         ShadowTraffic(0.3, tenants=50),
+        ShadowTraffic(0.3, shares_processors=True),
         ShadowTraffic(0.3, temperatures=(0, 1, 2)),
         ShadowTraffic(prompts=50, temperatures=(0, 1, 2)),
     ],
