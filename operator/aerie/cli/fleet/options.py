@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
 _OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "namespace": (("-n", "--namespace"), "Namespace. Default: that of the context."),
@@ -28,8 +28,14 @@ class KubectlCommand(TyperCommand):
         for name, (declarations, text) in _OPTIONS.items():
             multiple = name == "as-group"
             self.params.append(
-                click.Option(
-                    declarations, help=text, expose_value=False, callback=_collect, multiple=multiple, default=() if multiple else None
+                TyperOption(
+                    param_decls=declarations,
+                    help=text,
+                    type=str,
+                    multiple=multiple,
+                    expose_value=False,
+                    callback=_collect,
+                    rich_help_panel="Options of kubectl",
                 )
             )
 

@@ -11,6 +11,7 @@ does not say. Nothing is wider than the terminal.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
@@ -46,6 +47,18 @@ _BAR_CELLS = 21
 _WIDE_COLUMNS = 118
 """Columns of a terminal from which on bars are shown."""
 _ARROWS = ("◂", "▸")
+_ABOUT = re.compile(r"in about \d[\w ]*?(?= at|[.,;]|$)")
+"""What a verdict says of the time that it still needs."""
+_NEXT_BY_PHASE = {
+    "Starting": "pods start",
+    "Staging": "pods read the drafter",
+    "Evaluating": "shadow evaluation",
+    "WarmingUp": "then the analysis",
+    "Analyzing": "verdict",
+    "Ramping": "then the promotion",
+    "Promoting": "all pods follow",
+    "RollingBack": "the stable revision serves",
+}
 _HISTORY_STYLES = {"Promoted": "green", "RolledBack": "red", "Failed": "red"}
 
 
@@ -55,7 +68,8 @@ def render_list(views: Sequence[ResourceView], now: datetime, *, is_wide: bool, 
     table = _table()
     columns = [*(["NAMESPACE"] if with_namespace else []), "NAME", "SERVED", "PHASE", "DRAFTER", "K", "AL", "CANARY", "NEXT"]
     for column in columns + (["REVISION"] if is_wide else []):
-        table.add_column(column, no_wrap=column not in ("NEXT", "DRAFTER"), overflow="fold" if column == "NEXT" else "ellipsis")
+        is_long = column in ("DRAFTER", "NEXT")
+        table.add_column(column, no_wrap=True, overflow="ellipsis", min_width=None if is_long else len(column), ratio=is_long or None)
     reasons = [find_attention_reason(view) for view in views]
     for view, reason in zip(views, reasons, strict=True):
         stable = _find_arm(view, "stable")
@@ -88,7 +102,8 @@ def _candidate_summary(view: ResourceView, now: datetime) -> Text:
 
 def _summarize_next(view: ResourceView) -> str:
     if view.candidate:
-        return _first_sentence(str(view.condition("Progressing").get("message", "")))
+        match = _ABOUT.search(str(view.condition("Progressing").get("message", "")))
+        return match[0] if match else _NEXT_BY_PHASE.get(view.candidate_phase, "")
     tuned = view.condition("SpeculationTuned")
     return f"tuning: {tuned['reason']}" if tuned else ""
 
@@ -126,7 +141,8 @@ def _render_arms(view: ResourceView) -> Table:
     table = _table()
     for column in ("ARM", "PODS", "TRAFFIC", "DRAFTER", "K", "AL", "TPOT", "TTFT"):
         justify = "left" if column in ("ARM", "DRAFTER", "K") else "right"
-        table.add_column(column, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+        width = None if column == "DRAFTER" else len(column)
+        table.add_column(column, justify=justify, no_wrap=True, overflow="ellipsis", min_width=width)  # type: ignore[arg-type]
     for arm in view.arms:
         table.add_row(
             _plain(arm.role),
@@ -305,10 +321,6 @@ def _milliseconds(seconds: float | None) -> str:
 
 def _percent(change: float | None) -> str:
     return "?" if change is None else f"{100 * change:+z.1f} %"
-
-
-def _first_sentence(text: str) -> str:
-    return text.partition(". ")[0].rstrip(".")
 
 
 def _plain(text: str) -> Text:
