@@ -128,13 +128,14 @@ def build_replay(
     replay |= {"stream": False, "max_completion_tokens" if path == CHAT_PATH else "max_tokens": length}
     if rules.reads_answers:
         replay |= _ANSWER_FIELDS[path]
+    is_plain = _is_plain(document, rules)
     cluster = _find_cluster_name(cluster_header, document).encode(errors="replace") or _encode(replay)
     return ReplayRequest(
         path,
         _encode(replay | {"seed": seed}),
         keyed_hash.bucket(cluster),
         is_greedy=document.get("temperature") == 0,
-        is_plain=(is_plain := _is_plain(document, rules)),
+        is_plain=is_plain,
         is_exact=is_plain and _is_exact(document, rules),
     )
 

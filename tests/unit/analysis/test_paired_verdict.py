@@ -283,6 +283,7 @@ def test_a_batch_of_an_evaluator_is_parsed_and_anything_else_is_an_error() -> No
         {"number": 0},
         {"steps": {"buckets": [[0, 4, 8.0, 8.0]], "squares": [1.0, 1.0, 1.0]}},
         {"seconds": {"buckets": [[0, 4, 8.0, 8.0]], "squares": [16.0, 99.0, 16.0]}},
+        {"seconds": {"buckets": [[0, 4, 8.0, 8.0]], "squares": [16.0, 16.0, 16.0]}},
         {"steps": {"buckets": [[0, 0.5, 8.0, 8.0]], "squares": [256.0, 1.0, 256.0]}},
         {"answers": {"lengths": [1, 5.0, 0.0, 0.0]}},
         {"answers": {"lengths": 3}},

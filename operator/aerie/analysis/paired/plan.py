@@ -17,10 +17,11 @@ Tokens per step are a means to an end; users feel the time per output token. So 
 
 An acceptance starts the ramp, in which the live counters of an analysis may still roll back. So the two share an error budget,
 and the times need only exclude what is grossly slower: significantly below 1.25 times the control's and, as measured, below 1.025
-times. Where other work disturbs the pods' processors, no short evaluation can show more. Without tokens per step, 1.025 times has
-to be significant. Where canary and control are different pods, "pods" is the largest
-difference that two pods of one GPU model are expected to have, because no number of pairs averages that out. It is 0 where both
-drafters answer by turns in one engine.
+times, both with "pods". Where other work disturbs the pods' processors, no short evaluation can show more. Without tokens per
+step, 1.025 times has to be significant.
+
+Where canary and control are different pods, "pods" is the largest difference that two pods of one GPU model are expected to have,
+because no number of pairs averages that out. It is 0 where both drafters answer by turns in one engine.
 
 A part of the table is left out where it would say nothing of the drafters: tokens per step of unlike settings, times of unlike
 pods or loads, and answers of unlike engines. Without times, tokens per step decide alone, and without tokens per step the times.

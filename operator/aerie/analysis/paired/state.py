@@ -75,7 +75,7 @@ class PairBatch:
             raise ValueError(
                 f"the evaluator's batch is not readable ({type(error).__name__}: {error}); run both in the same version of Aerie."
             ) from error
-        counts = (batch.answers.is_plausible, batch.failures.is_plausible)
+        counts = (batch.answers.is_plausible, batch.failures.is_plausible, batch.slots.pairs == batch.seconds.pairs)
         if batch.number < 1 or not all((*map(_is_plausible, (batch.steps, batch.seconds, batch.slots)), *counts)):
             raise ValueError("the evaluator's batch has sums that no answers have; check the evaluator's image.")
         if len(batch.skipped) > MAX_SKIP_REASONS or not all(map(_REASON.fullmatch, batch.skipped)):
