@@ -45,6 +45,12 @@ COMMANDS = {
     "history": CommandEntry(
         _FLEET, "history", "Show past rollouts and trials of a SpeculativeDeployment, newest first.", FLEET_PANEL
     ),
+    "explain": CommandEntry(
+        _FLEET,
+        "explain",
+        "Explain a SpeculativeDeployment's drafter and setting: the last verdict, and the last decision of tuning.",
+        FLEET_PANEL,
+    ),
     "wait": CommandEntry(
         _FLEET, "wait", "Wait until the present spec of a SpeculativeDeployment has come to an end.", FLEET_PANEL
     ),
@@ -71,7 +77,11 @@ COMMANDS = {
     "catalog": CommandEntry(
         "aerie.cli.commands.catalog", "catalog", "List published drafters, all or those for one target, best first."
     ),
-    "tune": CommandEntry("aerie.cli.commands.tune_offline", "app", "Recommend speculation settings from the metrics of engines."),
+    "tune": CommandEntry(
+        "aerie.cli.commands.tune",
+        "tune",
+        "Recommend num_speculative_tokens with the expected gain, from metrics of running engines.",
+    ),
     "operator": CommandEntry(
         "aerie.cli.commands.operator",
         "operator",

@@ -15,6 +15,12 @@ from aerie.cli.console import err, out
 from aerie.cli.fleet import screens
 from aerie.cli.fleet.actions import ActionName, build_action
 from aerie.cli.fleet.attention import find_attention_reason
+from aerie.cli.fleet.explain import (
+    build_explanation_document,
+    read_tuning_record,
+    render_explanation,
+    tuning_config_map_name,
+)
 from aerie.cli.fleet.kubectl import ConflictError, Document, Kubectl
 from aerie.cli.fleet.options import with_kubectl
 from aerie.cli.fleet.resource_view import ResourceView, now
@@ -107,6 +113,17 @@ def history(kubectl: Kubectl, name: Name, output: OutputOption = Output.TEXT) ->
         _write_document(output, "RolloutHistory", {"rollouts": list(view.history), "trials": list(trials)})
     else:
         out.print(screens.render_history(view))
+
+
+@with_kubectl
+def explain(kubectl: Kubectl, name: Name, output: OutputOption = Output.TEXT) -> None:
+    """Explain a SpeculativeDeployment's drafter and setting: the last verdict, and the last decision of tuning."""
+    view = ResourceView(kubectl.get(name))
+    record = read_tuning_record(view, kubectl.find("configmap", tuning_config_map_name(view)))
+    if output in (Output.JSON, Output.YAML):
+        _write_document(output, "Explanation", build_explanation_document(view, record))
+    else:
+        out.print(render_explanation(view, record, now(), width=out.width))
 
 
 @with_kubectl

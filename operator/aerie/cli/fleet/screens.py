@@ -100,7 +100,7 @@ def _build_row(view: ResourceView, now: datetime) -> dict[str, Text]:
         "K": _plain(stable.setting if stable else ""),
         "AL": _number(stable.acceptance_length if stable else None),
         "CANARY": _candidate_summary(view, now),
-        "NEXT": Text(f"! {_clean(reason)}", "yellow") if reason else _plain(_summarize_next(view)),
+        "NEXT": Text(f"! {clean(reason)}", "yellow") if reason else _plain(_summarize_next(view)),
         "REVISION": _plain(view.served_revision),
     }
 
@@ -126,7 +126,7 @@ def render_status(view: ResourceView, now: datetime, *, width: int, shows_all: b
     """Return the screen of a resource."""
     parts: list[RenderableType] = [*_render_head(view, now), Text(), _render_arms(view, is_narrow=width < _WIDE_COLUMNS)]
     if view.comparisons and (view.candidate or shows_all):
-        parts += [Text(), _render_comparisons(view, with_bars=width >= _WIDE_COLUMNS, shows_all=shows_all)]
+        parts += [Text(), render_comparisons(view, width=width, shows_all=shows_all)]
     for title, lines in (("NEXT", list(_list_next(view))), ("YOU CAN", list(_list_commands(view)))):
         if lines:
             parts += [Text(), _labelled(title, lines)]
@@ -136,18 +136,18 @@ def render_status(view: ResourceView, now: datetime, *, width: int, shows_all: b
 def _render_head(view: ResourceView, now: datetime) -> Iterator[Text]:
     clients = "clients are served" if view.is_serving else "NOT ALL CLIENTS ARE SERVED"
     yield Text.assemble(
-        (f"{_clean(view.namespace)}/{_clean(view.name)}", "bold"),
+        (f"{clean(view.namespace)}/{clean(view.name)}", "bold"),
         "  ",
         (f"{clients}: {_served(view)}", "green" if view.is_serving else "bold red"),
     )
     age = format_age(view.rollout_start_time, now)
-    change = _clean(str(view.candidate.get("change") or ""))
+    change = clean(str(view.candidate.get("change") or ""))
     parts = [part for part in (change, f"for {age}" if age else "") if part]
     yield Text.assemble(_phase(view), f"  {', '.join(parts)}" if parts else "")
     if not view.is_observed:
         yield Text("The operator has not seen the latest change of the spec yet.", "yellow")
     if reason := find_attention_reason(view):
-        yield Text(f"! {_clean(reason)}", "yellow")
+        yield Text(f"! {clean(reason)}", "yellow")
 
 
 def _render_arms(view: ResourceView, *, is_narrow: bool) -> Table:
@@ -173,7 +173,12 @@ def _render_arms(view: ResourceView, *, is_narrow: bool) -> Table:
     return table
 
 
-def _render_comparisons(view: ResourceView, *, with_bars: bool, shows_all: bool) -> RenderableType:
+def render_comparisons(view: ResourceView, *, width: int, shows_all: bool) -> RenderableType:
+    """Return the compared metrics. `width`: of the terminal; a narrow one gets no bars.
+
+    `shows_all`: also those that decide nothing.
+    """
+    with_bars = width >= _WIDE_COLUMNS
     table = _table()
     for column in ("", "CRITERION", "NEW VS STABLE", "BOUNDS", "REQUIRED"):
         table.add_column(column, no_wrap=column != "NEW VS STABLE", justify="right" if column == "BOUNDS" else "left")
@@ -209,6 +214,8 @@ def draw_interval(estimate: float | None, lower: float | None, upper: float | No
     """
     if estimate is None:
         return ""
+    if lower is None and upper is None:
+        lower = upper = estimate  # a number without bounds is a point
     center = _BAR_CELLS // 2
 
     def cell(value: float) -> int:
@@ -247,14 +254,14 @@ def _list_next(view: ResourceView) -> Iterator[str]:
         condition = view.condition(name)
         is_bad = condition.get("status") == ("True" if name == "Degraded" else "False")
         if condition.get("message") and (is_bad or (name == "Progressing" and view.phase in CANDIDATE_PHASES)):
-            yield _clean(f"{condition['message']}")
+            yield clean(f"{condition['message']}")
     if not view.candidate and (tuned := view.condition("SpeculationTuned")):
-        yield _clean(f"Tuning ({tuned.get('reason')}): {tuned.get('message')}")
+        yield clean(f"Tuning ({tuned.get('reason')}): {tuned.get('message')}")
 
 
 def _list_commands(view: ResourceView) -> Iterator[str]:
     actions = [action for action in list_possible_actions(view) if action != "pause" or view.candidate]
-    where = f"{_clean(view.name)} -n {_clean(view.namespace)}"
+    where = f"{clean(view.name)} -n {clean(view.namespace)}"
     if actions:
         yield f"kubectl aerie {'|'.join(actions)} {where}"
     yield f"kubectl aerie explain {where}"
@@ -272,25 +279,26 @@ def render_history(view: ResourceView) -> RenderableType:
         parts.append(
             Text.assemble(
                 (f"{record['result']:<10}", _HISTORY_STYLES.get(record["result"], "")),
-                f"  {end:%Y-%m-%d %H:%M} UTC  after {format_age(start, end):<10}  {_clean(record['change'])}  ",
-                (_clean(record["revision"]), "dim"),
+                f"  {end:%Y-%m-%d %H:%M} UTC  after {format_age(start, end):<10}  {clean(record['change'])}  ",
+                (clean(record["revision"]), "dim"),
             )
         )
-        parts.append(Padding(Text(_clean(record["message"])), (0, 0, 0, 12)))
+        parts.append(Padding(Text(clean(record["message"])), (0, 0, 0, 12)))
     trials = (view.status.get("speculation") or {}).get("trials") or ()
     if trials:
         parts += [Text(), Text("Trials of tuning", "bold")]
     for trial in trials:
         settings = f"K={format_setting(trial['fromSetting'])} to K={format_setting(trial['toSetting'])}"
         gains = ", ".join(
-            f"{title} {_gain(trial.get(name))}" for title, name in (("predicted", "predicted"), ("measured", "measured"))
+            f"{title} {format_gain(trial.get(name))}" for title, name in (("predicted", "predicted"), ("measured", "measured"))
         )
         end = parse_time(trial["completionTime"])
         parts.append(Text(f"{trial['result']:<12} {end:%Y-%m-%d %H:%M} UTC  {settings} ({trial['purpose']}): {gains}"))
     return Group(*parts)
 
 
-def _gain(gain: Object | None) -> str:
+def format_gain(gain: Object | None) -> str:
+    """Return a predicted or measured gain, with its bounds."""
     if not gain:
         return "unknown"
     lower, upper = gain.get("lower"), gain.get("upper")
@@ -332,7 +340,7 @@ def _served(view: ResourceView) -> str:
 
 def _phase(view: ResourceView) -> Text:
     style = {"Ready": "green", "RolledBack": "yellow", "Failed": "red", "Held": "yellow", "AwaitingApproval": "yellow"}
-    return Text(_clean(view.phase), style.get(view.phase, "cyan"))
+    return Text(clean(view.phase), style.get(view.phase, "cyan"))
 
 
 def _number(value: float | None) -> Text:
@@ -350,9 +358,9 @@ def _percent(change: float | None) -> str:
 
 
 def _plain(text: str) -> Text:
-    return Text(_clean(text))
+    return Text(clean(text))
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Return the text without control characters, which could move a terminal's cursor."""
     return "".join(character if character.isprintable() else " " for character in text)
