@@ -116,6 +116,14 @@ def test_further_annotations_are_kept() -> None:
     assert "/metadata/annotations/aerie.dev~1promote" in [operation["path"] for operation in operations]
 
 
+def test_a_decision_replaces_earlier_ones() -> None:
+    document = ready(phase="RolledBack")
+    document["metadata"]["annotations"] = {"aerie.dev/rollback": "b2657d3a14", "aerie.dev/promote": "71a723caa5", "a": "b"}
+    operations = build_action(ResourceView(document), "retry", "", "", NOW).operations
+    removed = {operation["path"].partition("~1")[2] for operation in operations if operation["op"] == "remove"}
+    assert removed == {"rollback", "promote"}
+
+
 @pytest.mark.parametrize("name", ["promote", "rollback", "retry", "pause", "resume"])
 @pytest.mark.parametrize("phase", PHASES)
 def test_what_is_offered_is_what_is_possible(phase: Phase, name: ActionName) -> None:

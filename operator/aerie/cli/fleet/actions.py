@@ -24,6 +24,8 @@ ActionName = Literal["promote", "rollback", "retry", "pause", "resume"]
 PROMOTE, ROLLBACK, RETRY = "aerie.dev/promote", "aerie.dev/rollback", "aerie.dev/retry"
 REQUESTED_BY = "aerie.dev/requested-by"
 MAX_REASON_CHARACTERS = 256
+_OBSOLETE_ANNOTATIONS = {"promote": (ROLLBACK,), "rollback": (PROMOTE,), "retry": (PROMOTE, ROLLBACK)}
+"""Earlier decisions that a decision replaces. A rollback of the revision would also end its retry."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ def build_action(view: ResourceView, name: ActionName, user: str, reason: str, n
     annotation, value, consequence = {"promote": _promote, "rollback": _rollback, "retry": _retry}[name](view, now)
     requested_by = {"action": name, "user": user, "time": f"{now:%Y-%m-%dT%H:%M:%SZ}"} | ({"reason": reason} if reason else {})
     annotations = {annotation: value, REQUESTED_BY: json.dumps(requested_by, ensure_ascii=False)}
-    return Action(name, consequence, (*_tests(view), *_set_annotations(view, annotations)))
+    obsolete = _OBSOLETE_ANNOTATIONS[name]
+    return Action(name, consequence, (*_tests(view), *_remove_annotations(view, obsolete), *_set_annotations(view, annotations)))
 
 
 def _promote(view: ResourceView, _: datetime) -> tuple[str, str, str]:
@@ -117,7 +120,13 @@ def _tests(view: ResourceView) -> list[dict[str, Any]]:
 def _set_annotations(view: ResourceView, annotations: dict[str, str]) -> list[dict[str, Any]]:
     if not view.metadata.get("annotations"):
         return [{"op": "add", "path": "/metadata/annotations", "value": annotations}]
-    return [
-        {"op": "add", "path": f"/metadata/annotations/{name.replace('~', '~0').replace('/', '~1')}", "value": value}
-        for name, value in annotations.items()
-    ]
+    return [{"op": "add", "path": _annotation_path(name), "value": value} for name, value in annotations.items()]
+
+
+def _remove_annotations(view: ResourceView, names: Sequence[str]) -> list[dict[str, Any]]:
+    annotations = view.metadata.get("annotations") or {}
+    return [{"op": "remove", "path": _annotation_path(name)} for name in names if name in annotations]
+
+
+def _annotation_path(name: str) -> str:
+    return f"/metadata/annotations/{name.replace('~', '~0').replace('/', '~1')}"

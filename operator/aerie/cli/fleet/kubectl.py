@@ -18,7 +18,7 @@ Document = Mapping[str, Any]
 RESOURCE = "speculativedeployments.aerie.dev"
 _HINTS = {
     "not found": "set its namespace with -n, or list all with: kubectl aerie list -A",
-    "Forbidden": "ask for the ClusterRole aerie-view, or aerie-edit to make decisions",
+    "Forbidden": "ask for the ClusterRole view to read, or edit to make decisions",
     "doesn't have a resource type": "install Aerie in this cluster, or use another context",
     "Unauthorized": "log in again, or use another context",
     "Unable to connect": "check the connection, or use another context",
