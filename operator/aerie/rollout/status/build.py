@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from aerie.analysis import post_promotion
 from aerie.api.status import Arm, CanaryArm, PreviousArm, Status
@@ -26,7 +26,7 @@ from aerie.rollout.trials.effective_setting import EffectiveSetting, TrialDecisi
 from aerie.rollout.trials.status import build_tuning_status
 
 MAX_HISTORY_OUTCOMES = 10
-METRICS_UNAVAILABLE = "MetricsUnavailable"
+METRICS_UNAVAILABLE: Final = "MetricsUnavailable"
 MAX_ACCEPTANCE_LENGTH_DROP = 0.15
 """Share by which the acceptance length may drop below that of the promotion before it causes a warning. There is no reference
 beside the stable pods, and requests of another hour may cause a difference of some percent."""
