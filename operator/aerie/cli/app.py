@@ -82,6 +82,12 @@ COMMANDS = {
         "tune",
         "Recommend num_speculative_tokens with the expected gain, from metrics of running engines.",
     ),
+    "completion": CommandEntry(
+        "aerie.cli.commands.completion", "completion", "Print the script that completes command lines in a shell."
+    ),
+    "complete": CommandEntry(
+        "aerie.cli.commands.completion", "complete", "Print the candidates for the last word.", is_hidden=True
+    ),
     "operator": CommandEntry(
         "aerie.cli.commands.operator",
         "operator",

@@ -56,6 +56,13 @@ class Kubectl:
         text = self._run("get", resource, name, "--ignore-not-found", "-o", "json")
         return json.loads(text) if text.strip() else None
 
+    def list_names(self, kind: str) -> Sequence[str]:
+        """Return the names of the objects of a kind; none if they cannot be listed."""
+        try:
+            return self._run("get", kind, "-o", "jsonpath={.items[*].metadata.name}").split()
+        except CommandError:
+            return []
+
     def watch(self, name: str) -> Iterator[Document]:
         """Yield a SpeculativeDeployment now and after each change, until the server ends the connection."""
         command = ("kubectl", *self._flags, "get", RESOURCE, name, "--watch", "-o", "json")
