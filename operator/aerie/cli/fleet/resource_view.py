@@ -24,6 +24,8 @@ CANDIDATE_PHASES = frozenset(
     }
 )
 """Phases of a rollout in progress."""
+_SHARING_ROLES = ("canary", "control")
+"""Roles of pods that may share the traffic of the stable ones."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,8 @@ class ResourceView:
 
     @property
     def serving_replicas(self) -> int:
-        """Ready pods that clients reach: of the stable revision, and of a canary with traffic."""
-        return sum(arm.ready_replicas for arm in self.arms if arm.role in ("stable", "canary") and arm.weight != 0)
+        """Ready pods that clients reach: of the stable revision, and of canary and control where they get traffic."""
+        return sum(arm.ready_replicas for arm in self.arms if arm.role == "stable" or (arm.role in _SHARING_ROLES and arm.weight))
 
     def condition(self, name: str) -> Object:
         """Return a condition; empty if there is none."""
@@ -138,6 +140,11 @@ class ResourceView:
             "canary": canary or None,
             "previous": self.status.get("previous"),
         }
+        if documents["control"]:  # the status has its pods alone: it is the stable revision
+            inherited = {
+                name: value for name, value in (documents["stable"] or {}).items() if name in ("drafter", "setting", "inPlace")
+            }
+            documents["control"] = inherited | documents["control"]
         arms = [_build_arm(role, document) for role, document in documents.items() if document]
         if trial := self.status.get("inPlaceRollout"):
             arms.append(ArmView("trial", trial["revision"], trial["drafter"], "", len(trial.get("pods") or ()), 0, *[None] * 4))

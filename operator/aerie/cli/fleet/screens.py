@@ -141,9 +141,11 @@ def _render_head(view: ResourceView, now: datetime) -> Iterator[Text]:
         (f"{clients}: {_served(view)}", "green" if view.is_serving else "bold red"),
     )
     age = format_age(view.rollout_start_time, now)
-    change = clean(str(view.candidate.get("change") or ""))
+    change, _, obstacle = clean(str(view.candidate.get("change") or "")).partition(", by pods: ")
     parts = [part for part in (change, f"for {age}" if age else "") if part]
     yield Text.assemble(_phase(view), f"  {', '.join(parts)}" if parts else "")
+    if obstacle:
+        yield Text(f"by pods, not in place: {obstacle}", "dim")
     if not view.is_observed:
         yield Text("The operator has not seen the latest change of the spec yet.", "yellow")
     if reason := find_attention_reason(view):
