@@ -25,7 +25,8 @@ from aerie.controller.kubernetes.client import Cluster
 from aerie.controller.kubernetes.listing import Lister
 from aerie.controller.leader_election import LeaderElector
 from aerie.controller.metrics import OperatorMetrics
-from aerie.controller.notifier import Notifier, Webhook
+from aerie.controller.notifications.config import NotificationsConfig
+from aerie.controller.notifications.notifier import Notifier
 from aerie.controller.probes.context_length import ContextLengthProber
 from aerie.controller.probes.equivalence import EquivalenceProber
 from aerie.controller.reconciler import WORKER_COUNT, Reconciler
@@ -71,8 +72,8 @@ class OperatorOptions:
     """Secret with the key of all tokens of drafter endpoints."""
     health_port: int = 8081
     metrics_port: int = 8080
-    webhook: Webhook | None = None
-    """Endpoint that receives notifications of rollouts."""
+    notifications: NotificationsConfig = field(default_factory=NotificationsConfig)
+    """Receivers of notifications of rollouts."""
     prometheus_access: PrometheusAccess = field(default_factory=PrometheusAccess)
     """Access to Prometheus servers that resources name."""
     concurrency_limits: ConcurrencyLimits = field(default_factory=ConcurrencyLimits)
@@ -232,7 +233,7 @@ def _build_reconciler(
         options.dry_run,
         options.drafter_catalog,
         clock,
-        notifier=Notifier(options.webhook, metrics.record_notification),
+        notifier=Notifier(options.notifications, metrics.record_notification),
         tuner=tuner,
         context_length_prober=ContextLengthProber(queue.add),
         lister=lister,

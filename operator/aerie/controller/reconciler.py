@@ -43,7 +43,7 @@ from aerie.controller.kubernetes.listing import NO_CACHE_GAPS, CacheGaps, Lister
 from aerie.controller.kubernetes.nodes import NodeLabelCache
 from aerie.controller.kubernetes.observe import find_name_conflicts, read_cached_snapshot, read_live_snapshot
 from aerie.controller.metrics import OperatorMetrics
-from aerie.controller.notifier import Notifier
+from aerie.controller.notifications.notifier import Notifier
 from aerie.controller.probes.context_length import ContextLengthProber
 from aerie.controller.probes.equivalence import EquivalenceProber
 from aerie.controller.probes.pairs import PairReader
@@ -318,6 +318,7 @@ class Reconciler:
             recommendation=self.tuner.recommendation(key, uid),
             tuning_record=self.tuner.tuning_record(key, uid),
             start_permission=self.concurrency_limiter.start_permission(key),
+            notification_receivers=self.notifier.receiver_facts,
         )
         return replace(snapshot, cluster=cluster, engines=engines, operator=operator)
 

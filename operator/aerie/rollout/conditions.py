@@ -18,8 +18,15 @@ ConditionStatus = Literal["True", "False", "Unknown"]
 _MAX_MESSAGE_CHARACTERS = 2000
 
 READY, PROGRESSING, PREFLIGHT_PASSED, DEGRADED = "Ready", "Progressing", "PreflightPassed", "Degraded"
-TUNED = "SpeculationTuned"
-HEALTHY_STATUS_BY_TYPE = {READY: "True", PROGRESSING: "True", PREFLIGHT_PASSED: "True", DEGRADED: "False", TUNED: "True"}
+TUNED, SUBSCRIBED = "SpeculationTuned", "NotificationsSubscribed"
+HEALTHY_STATUS_BY_TYPE = {
+    READY: "True",
+    PROGRESSING: "True",
+    PREFLIGHT_PASSED: "True",
+    DEGRADED: "False",
+    TUNED: "True",
+    SUBSCRIBED: "True",
+}
 """Status of each condition that is no reason to worry."""
 
 
