@@ -82,6 +82,7 @@ COMMANDS = {
         "tune",
         "Recommend num_speculative_tokens with the expected gain, from metrics of running engines.",
     ),
+    "notifications": CommandEntry("aerie.cli.commands.notifications", "app", "Try the receivers of notifications."),
     "completion": CommandEntry(
         "aerie.cli.commands.completion", "completion", "Print the script that completes command lines in a shell."
     ),

@@ -238,7 +238,8 @@ def _format_errors(error: ValidationError) -> list[str]:
             reason = detail["msg"].removeprefix("Value error, ").rstrip(".")
             if detail["type"] == "string_pattern_mismatch":
                 is_media_type = detail["loc"][-1] == "contentType"
-                reason = f"write {'a media type, such as text/plain' if is_media_type else 'a-z, 0-9 and - only, and no - at either end'}"
+                expected = "a media type, such as text/plain" if is_media_type else "a-z, 0-9 and - only, and no - at either end"
+                reason = f"write {expected}"
             value = detail["input"]
             # An address is a secret, and so may be what stands where a field with one belongs.
             is_displayable = isinstance(value, str | int | float) and detail["loc"][-1] in _DISPLAYABLE_FIELDS

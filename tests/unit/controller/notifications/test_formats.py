@@ -82,7 +82,8 @@ def test_template_has_all_variables() -> None:
     template = (
         '{"v": [{{ event | tojson }}, {{ id | tojson }}, {{ time | tojson }}, {{ source | tojson }}, {{ namespace | tojson }}, '
         "{{ name | tojson }}, {{ recipient | tojson }}, {{ title | tojson }}, {{ client_effect | tojson }}], "
-        '"command": {{ command | tojson }}, "text": {{ text | tojson }}, "detail": {{ detail | tojson }}, "revision": {{ data.get("revision", "") | tojson }}}'
+        '"command": {{ command | tojson }}, "text": {{ text | tojson }}, "detail": {{ detail | tojson }}, '
+        '"revision": {{ data.get("revision", "") | tojson }}}'
     )
     body_format = TemplateFormat("prod", template, "application/json")
     assert body_format.accepts_recipients
