@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from aerie.cli.app import run_command_line
+from aerie.cli.commands.operator import read_notifications
 
 STATUS_BY_PATH = {"/services/T0SECRET": 200, "/refuses/T0SECRET": 403}
 
@@ -104,3 +105,11 @@ def test_wrong_configuration_is_an_error(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "config.yaml").write_text("receivers: {a: {type: slack}}")
     assert run_command_line(["notifications", "test", "--config", str(tmp_path / "config.yaml")]) == 2
     assert "--config: receivers.a: set either url or urlFile" in capsys.readouterr().err
+
+
+def test_operator_starts_with_a_broken_secret(config: Path, caplog: pytest.LogCaptureFixture) -> None:
+    notifications = read_notifications(str(config), "http://hook.example/T0SECRET", None, "prod")
+    assert [receiver.name for receiver in notifications.receivers] == ["notify-url", "serving", "refuses", "absent"]
+    assert "notifications: receiver absent: the file" in caplog.text
+    assert "SECRET" not in caplog.text
+    assert notifications.find_recipients("explored", "default", ()) == {"notify-url": [""]}

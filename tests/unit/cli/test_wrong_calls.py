@@ -167,6 +167,13 @@ ROWS: list[Row] = [
     ("aerie", "operator --preflight-image i --log-level LOUD", 2, "--log-level is LOUD"),
     ("aerie", "operator --preflight-image i --preflight-resources {", 2, "--preflight-resources is {"),
     ("aerie", "operator --preflight-image i --prometheus-token x", 2, "--prometheus-token is x"),
+    (
+        "aerie",
+        "operator --preflight-image i --notify-url hooks.example",
+        2,
+        "--notify-url or --notify-headers: the URL must begin",
+    ),
+    ("aerie", "operator --preflight-image i --notifications-config FOLDER/none", 2, "--notifications-config: "),
     ("aerie", "tune", 2, "set --metrics FILE or --prometheus URL"),
     ("aerie", "tune --metrics FOLDER/none", 2, "cannot be read"),
     ("aerie", "tune --metrics FOLDER/no-metrics.jsonl", 2, "line 1 has no 'time'"),

@@ -109,7 +109,7 @@ def operator(
 
     if preflight_image is None:
         raise CommandError("the image of preflight Jobs is unknown: set --preflight-image or AERIE_IMAGE.")
-    notifications = _read_notifications(notifications_config, notify_url, notify_headers, notify_source)
+    notifications = read_notifications(notifications_config, notify_url, notify_headers, notify_source)
     drafter_catalog, problems = read_valid_catalog(catalog)
     kopf.configure(log_format=kopf.LogFormat.JSON if log_format is LogFormat.JSON else kopf.LogFormat.FULL)
     logging.getLogger().setLevel(_parse_log_level(log_level))
@@ -149,7 +149,7 @@ def operator(
         raise CommandError(str(error)) from None
 
 
-def _read_notifications(file: str | None, url: str | None, headers_file: str | None, source: str) -> NotificationsConfig:
+def read_notifications(file: str | None, url: str | None, headers_file: str | None, source: str) -> NotificationsConfig:
     """Return the receivers of notifications. Their files with secrets may be invalid: an operator must be able to restart after
     somebody has changed a Secret. Raises CommandError."""
     from aerie.controller.notifications import config as notifications
