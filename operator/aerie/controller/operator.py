@@ -32,6 +32,7 @@ from aerie.controller.probes.equivalence import EquivalenceProber
 from aerie.controller.reconciler import WORKER_COUNT, Reconciler
 from aerie.controller.scraping.prometheus import PrometheusAccess
 from aerie.controller.scraping.scraper import Scraper
+from aerie.controller.tracing import Tracer, create_tracer
 from aerie.controller.tuning.tuner import Tuner
 from aerie.controller.work_queue import NamespacedName, WorkQueue
 from aerie.engine.models.drafter_catalog import DrafterCatalog
@@ -89,7 +90,13 @@ async def run_operator(options: OperatorOptions) -> int:
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
     metrics = OperatorMetrics()
-    cluster = await Cluster.connect(metrics.record_api_call)
+    tracer = create_tracer()
+
+    def record_api_call(verb: str, code: str, seconds: float) -> None:
+        metrics.record_api_call(verb, code, seconds)
+        tracer.add_event("API call", {"aerie.verb": verb, "aerie.code": code, "aerie.seconds": seconds})
+
+    cluster = await Cluster.connect(record_api_call)
     runners = await metrics.serve(options.health_port, options.metrics_port)
     queue = WorkQueue()
     monitor_task = asyncio.create_task(metrics.monitor_event_loop(lambda: len(queue)), name="event-loop-monitor")
@@ -97,17 +104,18 @@ async def run_operator(options: OperatorOptions) -> int:
     try:
         metrics.ready = True  # standby counts as ready: it is the purpose of the second replica
         if options.dry_run:
-            return await _run_as_leader(options, cluster, queue, metrics, stop, asyncio.Event())
+            return await _run_as_leader(options, cluster, queue, metrics, tracer, stop, asyncio.Event())
         elector = LeaderElector(cluster, _find_own_namespace(options), options.lease_name, options.identity)
         cluster.may_write = elector.is_leader
         async with _wait_for_leadership(stop, elector) as lost:
-            return 0 if lost is None else await _run_as_leader(options, cluster, queue, metrics, stop, lost)
+            return 0 if lost is None else await _run_as_leader(options, cluster, queue, metrics, tracer, stop, lost)
     finally:
         monitor_task.cancel()
         gc_task.cancel()
         for runner in runners:
             await runner.cleanup()
         await cluster.close()
+        await tracer.shut_down()
 
 
 async def _collect_garbage() -> None:
@@ -137,13 +145,14 @@ async def _run_as_leader(
     cluster: Cluster,
     queue: WorkQueue,
     metrics: OperatorMetrics,
+    tracer: Tracer,
     stop: asyncio.Event,
     lost: asyncio.Event,
 ) -> int:
     """Run all parts until `stop` or `lost` is set, and return the exit status. Raises the error of a part that has failed."""
     cache = ObjectCache(queue.add)
     lister = Lister(cluster, cache, queue, options.namespaces, metrics)
-    reconciler = _build_reconciler(options, cluster, cache, queue, metrics, lister)
+    reconciler = _build_reconciler(options, cluster, cache, queue, metrics, tracer, lister)
     metrics.set_leader(True)
     metrics.cache_sync = lister
     watches_stop, watches_started = asyncio.Event(), asyncio.Event()
@@ -215,6 +224,7 @@ def _build_reconciler(
     cache: ObjectCache,
     queue: WorkQueue,
     metrics: OperatorMetrics,
+    tracer: Tracer,
     lister: Lister,
 ) -> Reconciler:
     clock = Clock()
@@ -239,6 +249,7 @@ def _build_reconciler(
         lister=lister,
         # A dry run writes no claims, so that no queued resource would ever be granted a slot.
         concurrency_limits=ConcurrencyLimits() if options.dry_run else options.concurrency_limits,
+        tracer=tracer,
         drafter_key_secret=NamespacedName(_find_own_namespace(options), options.drafter_key_secret),
     )
 

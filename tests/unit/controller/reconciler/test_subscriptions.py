@@ -18,8 +18,8 @@ PREFIX = "notifications.aerie.dev/subscribe."
 
 def annotate(server: Server, **annotations: str) -> None:
     item = server.objects["SpeculativeDeployment", "chat"]
-    named = {PREFIX + name.replace("__", "."): value for name, value in annotations.items()}
-    server._store({**item, "metadata": {**item["metadata"], "annotations": named}})
+    prefixed_annotations = {PREFIX + name.replace("__", "."): value for name, value in annotations.items()}
+    server._store({**item, "metadata": {**item["metadata"], "annotations": prefixed_annotations}})
 
 
 def test_annotation_subscribes_and_a_wrong_one_is_reported(run: Run, tmp_path: Path) -> None:
