@@ -91,7 +91,7 @@ def test_definition_matches_the_repository(objects: Objects, chart: Path) -> Non
         ("drafterKey.existingSecret=Sealed", "/drafterKey/existingSecret", "'Sealed' does not match"),
         ("prometheus.tokens[0].address=thanos:9091", "/prometheus/tokens/0", "missing property 'secret'"),
         ("prometheus.tokens[0].address=thanos:9091", "/prometheus/tokens/0/address", "'thanos:9091' does not match"),
-        ("tracing.enabled=true", "/tracing/endpoint", "minLength"),
+        ("tracing.enabled=true", "tracing.endpoint is empty", "Set it to the address of the collector"),
         ("notifications.url=hooks.example", "/notifications/url", "'hooks.example' does not match"),
         ("notifications.receivers.Team.type=slack", "/notifications/receivers", "'Team' not allowed"),
         ("notifications.receivers.a.type=mail", "/notifications/receivers/a/type", "'cloudevents', 'slack', 'teams', 'webhook'"),
