@@ -82,7 +82,11 @@ TunedReason = Literal[
     "Trial",
 ]
 """State of tuning."""
-ConditionReason = Literal[PodFailureReason, PreflightReason, ProgressingReason, ReadyReason, DegradedReason, TunedReason]
+SubscribedReason = Literal["Subscribed", "InvalidSubscription"]
+"""State of the subscriptions to notifications by annotations."""
+ConditionReason = Literal[
+    PodFailureReason, PreflightReason, ProgressingReason, ReadyReason, DegradedReason, TunedReason, SubscribedReason
+]
 """Reason of a condition, of whichever type."""
 OutcomeReason = Literal["Promoted", "Superseded", "Failed", "Explored", "DrafterSelected"]
 """Result of a rollout, or the drafter that was selected: reasons of events alone."""

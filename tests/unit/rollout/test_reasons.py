@@ -23,6 +23,7 @@ REASONS_BY_SECTION: dict[str, Any] = {
     "Pods": reasons.PodFailureReason,
     conditions.DEGRADED: reasons.DegradedReason,
     conditions.TUNED: reasons.TunedReason,
+    conditions.SUBSCRIBED: reasons.SubscribedReason,
     "Events": reasons.OutcomeReason,
 }
 
