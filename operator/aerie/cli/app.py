@@ -51,6 +51,12 @@ COMMANDS = {
         "Explain a SpeculativeDeployment's drafter and setting: the last verdict, and the last decision of tuning.",
         FLEET_PANEL,
     ),
+    "report": CommandEntry(
+        "aerie.cli.report.command",
+        "report",
+        "Write the record of a rollout's decision: verdict, criteria, curves, traffic and versions, as HTML, Markdown or SVG.",
+        FLEET_PANEL,
+    ),
     "wait": CommandEntry(
         _FLEET, "wait", "Wait until the present spec of a SpeculativeDeployment has come to an end.", FLEET_PANEL
     ),

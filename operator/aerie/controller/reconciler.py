@@ -54,6 +54,7 @@ from aerie.controller.tuning.tuner import Tuner
 from aerie.controller.work_queue import NamespacedName, WorkQueue
 from aerie.engine.models.drafter_catalog import DrafterCatalog
 from aerie.manifests.preflight_job import PreflightJobConfig
+from aerie.manifests.rollout_history_config_map import RolloutHistory
 from aerie.rollout.conditions import ConditionUpdate
 from aerie.rollout.facts.concurrency import ConcurrencyLimits
 from aerie.rollout.facts.snapshot import EngineState, OperatorState, Snapshot
@@ -129,6 +130,8 @@ class Reconciler:
         )
         self._keys_read_live: set[NamespacedName] = set()
         """Resources that this leader has read live."""
+        self._rollout_records: dict[NamespacedName, RolloutHistory] = {}
+        """Records of the rollouts in progress."""
 
     async def run_worker(self) -> None:
         """Reconcile resources from the queue until cancelled."""
@@ -230,7 +233,8 @@ class Reconciler:
         if self.dry_run:
             print(json.dumps(describe_plan(key, plan), indent=2), flush=True)  # noqa: T201 - the purpose of a dry run
             return None
-        name_conflicts = await find_name_conflicts(self.cluster, snapshot, plan.objects_to_apply)
+        record = () if plan.history_config_map is None else (plan.history_config_map,)
+        name_conflicts = await find_name_conflicts(self.cluster, snapshot, (*plan.objects_to_apply, *record))
         if name_conflicts:
             snapshot = replace(snapshot, cluster=replace(snapshot.cluster, name_conflicts=name_conflicts))
             plan = build_reconcile_plan(snapshot, self.preflight_job_config, now, self.drafter_catalog)
@@ -263,6 +267,7 @@ class Reconciler:
             tracker.forget(key)
         self.drafter_executor.forget(key)
         self._keys_read_live.discard(key)
+        self._rollout_records.pop(key, None)
         self.notifier.forget(key)
         self.crd_monitor.forget(key)
         self.metrics.set_hold_reason(str(key), "")
@@ -286,7 +291,7 @@ class Reconciler:
         is_status_written = self.crd_monitor.is_partial_write(
             key, build_status_to_write(plan, document), document.get("status") or {}
         )
-        return is_status_written and not (plan.objects_to_apply or plan.objects_to_delete)
+        return is_status_written and not (plan.objects_to_apply or plan.objects_to_delete or plan.history_config_map)
 
     async def _hold_resource(self, key: NamespacedName, document: ObjectDict, condition: ConditionUpdate) -> None:
         """Leave everything as it is, and report the condition in the status."""
@@ -313,6 +318,10 @@ class Reconciler:
     def _track(self, key: NamespacedName, snapshot: Snapshot, plan: ReconcilePlan) -> None:
         for tracker in self._trackers():
             tracker.track(key, snapshot, plan.status)
+        if plan.rollout_history is not None:
+            self._rollout_records[key] = plan.rollout_history
+        else:
+            self._rollout_records.pop(key, None)
 
     def _add_measurements(self, key: NamespacedName, snapshot: Snapshot, gaps: CacheGaps) -> Snapshot:
         scraper, uid = self.scraper, snapshot.resource.metadata.uid
@@ -337,6 +346,7 @@ class Reconciler:
             baseline_calibration=scraper.baseline_calibration(key, uid),
             recommendation=self.tuner.recommendation(key, uid),
             tuning_record=self.tuner.tuning_record(key, uid),
+            rollout_history=self._rollout_records.get(key),
             start_permission=self.concurrency_limiter.start_permission(key),
             notification_receivers=self.notifier.receiver_facts,
         )

@@ -12,6 +12,7 @@
     preflight_environment   variables and volumes that the Job inherits from the engine's pod
     calibration_config_map  the ConfigMap of the baseline calibration
     plugin_config_map       the ConfigMap with the plugin of vLLM for changes of the drafter in place
+    rollout_history_config_map  the ConfigMap of the records of rollouts
     tuning_config_map       the ConfigMap of the tuning record
     apply_diff              whether a live object differs from what was applied
 

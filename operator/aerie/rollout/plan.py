@@ -9,6 +9,7 @@ from typing import Any, Literal
 from aerie.api.status import Status
 from aerie.engine.drafter_endpoint.calls import DrafterCall
 from aerie.engine.drafter_endpoint.state import WindowCursor
+from aerie.manifests.rollout_history_config_map import RolloutHistory
 from aerie.rollout.reasons import EventReason
 
 
@@ -69,3 +70,7 @@ class ReconcilePlan:
     """Nodes whose hardware the decision depends on, known or not."""
     drafters: tuple[PodDrafterPlan, ...] = ()
     """Pods whose drafter is observed from now on, and no others; controller/drafters/executor.py carries this part out."""
+    rollout_history: RolloutHistory | None = None
+    """Record of the rollout in progress, which the operator keeps in memory."""
+    history_config_map: dict[str, Any] | None = None
+    """The ConfigMap with that record, if it is due; only reports read it, so a failure to apply it is only logged."""

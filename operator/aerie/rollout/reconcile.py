@@ -20,10 +20,15 @@ from typing import Any
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import RolloutPurpose, Status
 from aerie.engine.models.drafter_catalog import DrafterCatalog
-from aerie.manifests.apply_diff import needs_apply
+from aerie.manifests.apply_diff import needs_apply, with_digest
 from aerie.manifests.preflight_job import PreflightJobConfig
 from aerie.rollout.capacity import drain_order, service_handover
-from aerie.rollout.children.desired import build_desired_objects, find_objects_to_delete, is_preflight_job_outdated
+from aerie.rollout.children.desired import (
+    build_desired_objects,
+    find_objects_to_delete,
+    is_preflight_job_outdated,
+    with_owner,
+)
 from aerie.rollout.conditions import DEGRADED, PROGRESSING, ConditionUpdate, build_condition_events, build_conditions
 from aerie.rollout.facts import concurrency, hardware
 from aerie.rollout.facts.orphans import ORPHAN_REQUEUE_DELAY, Orphans, exclude_orphans
@@ -38,6 +43,7 @@ from aerie.rollout.revision.preflight_result import PreflightResult, read_prefli
 from aerie.rollout.revision.recovery import restore_stable_arm
 from aerie.rollout.status.build import build_status
 from aerie.rollout.status.hold import find_hold_condition
+from aerie.rollout.status.rollout_record import update_rollout_history
 from aerie.rollout.trials import effective_setting
 from aerie.rollout.trials.effective_setting import EffectiveSetting, TrialDecision
 
@@ -95,6 +101,10 @@ def build_reconcile_plan(
     requeue_after = _compute_requeue_delay(decision, changes, orphans, next_lost_at, now)
     if requeue_after is not None and not (changes.to_apply or changes.to_delete or events or status != selection.resource.status):
         requeue_after = requeue_after if requeue_after > timedelta(0) else MIN_REQUEUE_DELAY
+    record = update_rollout_history(replace(decision.snapshot, resource=snapshot.resource), status, now)
+    history_config_map = record.config_map
+    if history_config_map is not None:
+        history_config_map = with_digest(with_owner(snapshot.resource, history_config_map))
     return ReconcilePlan(
         changes.to_apply,
         changes.to_delete,
@@ -103,6 +113,8 @@ def build_reconcile_plan(
         requeue_after,
         hardware.compared_node_names(decision.snapshot.cluster, status),
         decision.progression.drafters,
+        record.history,
+        history_config_map,
     )
 
 

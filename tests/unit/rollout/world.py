@@ -21,6 +21,7 @@ from aerie.analysis.measurement.counts import EngineCounts
 from aerie.api.status import CanaryArm
 from aerie.engine.models.drafter_catalog import DrafterCatalog
 from aerie.manifests.preflight_job import PreflightJobConfig
+from aerie.manifests.rollout_history_config_map import RolloutHistory
 from aerie.rollout.canary.evaluation import read_counted_batches
 from aerie.rollout.facts.concurrency import StartPermission
 from aerie.rollout.facts.context_length import ContextLengths
@@ -82,6 +83,8 @@ class World(ClusterState):
         """What the operator has read from the evaluator."""
         self.recommendation: Recommendation | None = None
         self.start_permission = StartPermission()
+        self.rollout_history: RolloutHistory | None = None
+        """What the operator keeps in memory of the rollout in progress."""
         self.nodes: dict[str, dict[str, str]] = {}
         """Labels of the nodes whose hardware the operator has observed."""
         self.rng = random.Random(1)  # noqa: S311 - no secrets
@@ -118,6 +121,7 @@ class World(ClusterState):
             pairs=self.pairs if (self.status.get("canary") or {}).get("phase") == "Evaluating" else None,
             recommendation=self.recommendation,
             start_permission=self.start_permission,
+            rollout_history=self.rollout_history,
             node_labels=self.nodes,
         )
 
@@ -130,6 +134,8 @@ class World(ClusterState):
         writes: list[Any] = [("apply", item) for item in plan.objects_to_apply]
         writes += [("delete", reference) for reference in plan.objects_to_delete]
         writes += [("status", plan.status)]
+        writes += [("apply", plan.history_config_map)] if plan.history_config_map is not None else []
+        self.rollout_history = plan.rollout_history if parts >= len(writes) else None
         for operation, item in writes[:parts]:
             if operation == "apply":
                 self.apply(item)

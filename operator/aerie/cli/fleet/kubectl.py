@@ -63,6 +63,12 @@ class Kubectl:
         except CommandError:
             return []
 
+    def read_events(self, name: str) -> Sequence[Document]:
+        """Return the events of a SpeculativeDeployment that the API server still has."""
+        selector = f"--field-selector=involvedObject.kind=SpeculativeDeployment,involvedObject.name={name}"
+        items: Sequence[Document] = json.loads(self._run("get", "events", selector, "-o", "json"))["items"]
+        return items
+
     def watch(self, name: str) -> Iterator[Document]:
         """Yield a SpeculativeDeployment now and after each change, until the server ends the connection."""
         command = ("kubectl", *self._flags, "get", RESOURCE, name, "--watch", "-o", "json")

@@ -1,9 +1,9 @@
 """Carries out a plan: applies objects, deletes objects, writes the status, posts events.
 
-Guarantees: objects are applied first, then deletions follow, then the status is written, on the version that was read. Each part
-is idempotent, so the next reconcile repairs a crash at any point. Every object is tried, whatever the API server answers to the
-others, and the status and its events are written in any case. A failure that may be temporary then ends the reconcile, which is
-repeated.
+Guarantees: objects are applied first, then deletions follow, then the status is written, on the version that was read. The record
+for reports comes last, and its failure is only logged. Each part is idempotent, so the next reconcile repairs a crash at any
+point. Every object is tried, whatever the API server answers to the others, and the status and its events are written in any
+case. A failure that may be temporary then ends the reconcile, which is repeated.
 
 A rejection by the API server is reported in the status in the API server's own words. While a Deployment, a Service or the route
 could not be applied, nothing is deleted, because an old object may still be needed in its place. An object of another owner is
@@ -43,6 +43,7 @@ def has_changes(plan: ReconcilePlan, document: ObjectDict) -> bool:
         plan.objects_to_apply
         or plan.objects_to_delete
         or plan.events
+        or plan.history_config_map is not None
         or build_status_to_write(plan, document) != document.get("status")
     )
 
@@ -102,6 +103,8 @@ async def apply_plan(
             cache.put(await cluster.replace_status(document, status))
     for event in plan.events:
         await _post_event(cluster, document, event, now)
+    if plan.history_config_map is not None:
+        await _apply_record(cluster, cache, snapshot, plan.history_config_map)
     for object_name, failure in failures[:1]:
         raise ApiError(failure.status, failure.reason, f"{object_name}: {failure}") from failure
     return plan
@@ -125,6 +128,14 @@ async def _apply_object(cluster: Cluster, snapshot: Snapshot, desired: ObjectDic
     # server rejects two ports of one name.
     await cluster.merge_patch(desired, {"spec": {"ports": desired["spec"]["ports"]}})
     return await cluster.apply(desired, uid=uid)
+
+
+async def _apply_record(cluster: Cluster, cache: ObjectCache, snapshot: Snapshot, config_map: ObjectDict) -> None:
+    """Apply the record of rollouts. A failure is only logged: the next write contains what this one had."""
+    try:
+        cache.put(await _apply_object(cluster, snapshot, config_map))
+    except ApiError as error:
+        _log.warning("the record of rollouts in ConfigMap %s could not be written: %s", config_map["metadata"]["name"], error)
 
 
 async def _post_event(cluster: Cluster, document: ObjectDict, event: Event, now: datetime) -> None:

@@ -24,6 +24,7 @@ from aerie.manifests import (
 )
 from aerie.manifests.apply_diff import APPLIED_DIGEST_ANNOTATION, with_digest
 from aerie.manifests.calibration_config_map import calibration_config_map_name
+from aerie.manifests.rollout_history_config_map import rollout_history_config_map_name
 from aerie.manifests.tuning_config_map import tuning_config_map_name
 from aerie.rollout.canary.analysis_run import calibration_record
 from aerie.rollout.capacity.arms import count_missing_ready_pods
@@ -80,7 +81,7 @@ def build_desired_objects(
     if snapshot.operator.tuning_record is not None and tuning_record.is_tuning_write_due(snapshot):
         objects.append(tuning_record.build_tuning_config_map(resource, snapshot.operator.tuning_record))
     for manifest in objects:
-        yield with_digest(_with_owner(resource, manifest))
+        yield with_digest(with_owner(resource, manifest))
 
 
 def _build_disruption_budgets(resource: SpeculativeDeployment, progression: Progression) -> Iterator[dict[str, Any]]:
@@ -268,7 +269,7 @@ def is_preflight_job_outdated(
     if template is None:
         return False
     desired_job = with_digest(
-        _with_owner(
+        with_owner(
             snapshot.resource,
             preflight_job.build_preflight_job(
                 snapshot.resource, desired.revision, template, runner, find_running_drafter(snapshot, desired)
@@ -370,8 +371,8 @@ def _is_config_map_needed(
     revision = read_labels(child).get(naming.REVISION_LABEL)
     if plugin_config_map.is_plugin_config_map(resource_name, name):
         return name in mounted_plugins
-    if name == calibration_config_map_name(resource_name):
-        return True  # the calibration of stable pods, of whatever revision
+    if name in (calibration_config_map_name(resource_name), rollout_history_config_map_name(resource_name)):
+        return True  # the calibration of stable pods, of whatever revision; and the records of rollouts
     if name == tuning_config_map_name(resource_name) and tuning_record.is_tuning_enabled(resource):
         return True  # the tuner state
     if revision is not None and name == naming.expected_drafter_config_map_name(resource_name, revision):
@@ -394,7 +395,8 @@ def _is_companion_needed(
     return bool(kind == "Job" and revision == desired.revision and not job_expired)  # the record of the preflight result
 
 
-def _with_owner(resource: SpeculativeDeployment, manifest: dict[str, Any]) -> dict[str, Any]:
+def with_owner(resource: SpeculativeDeployment, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the object as the resource owns it."""
     owner = {
         "apiVersion": resource.api_version,
         "kind": resource.kind,

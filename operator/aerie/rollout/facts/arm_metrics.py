@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from aerie.analysis.post_promotion import MAX_NOISE_ACCEPTED_PER_DRAFT
@@ -32,6 +32,8 @@ class ArmMetrics:
     """Seconds, averaged over tokens."""
     time_to_first_token: float | None = None
     """Seconds, averaged over requests."""
+    acceptance_by_position: tuple[float, ...] = field(default=(), compare=False)
+    """Share of drafts whose first, second, ... token is accepted; empty without drafts. The status does not show it."""
 
 
 _RELATIVE_TOLERANCES: Mapping[str, float] = {"acceptance_length": 0.03, "time_per_output_token": 0.1, "time_to_first_token": 0.2}
@@ -56,6 +58,8 @@ class MetricSums(NamedTuple):
     """Output tokens without first tokens."""
     first_token_seconds: float
     first_tokens: float
+    accepted_by_position: tuple[float, ...] = ()
+    """Drafts accepted up to and including the first, second, ... token."""
 
     @classmethod
     def from_window(cls, window: Counters) -> MetricSums:
@@ -69,13 +73,24 @@ class MetricSums(NamedTuple):
             window.generation_tokens - window.first_tokens,
             window.time_to_first_token.sum,
             window.first_tokens,
+            () if speculation is None else speculation.accepted_per_position,
         )
 
     def add(self, other: MetricSums) -> MetricSums | None:
         """Return the sum of both; None where only one has a drafter, or their draft positions differ."""
         if self.draft_positions != other.draft_positions:
             return None
-        return MetricSums(self.draft_positions, *(own + added for own, added in zip(self[1:], other[1:], strict=True)))
+        pairs = zip(self.accepted_by_position, other.accepted_by_position, strict=True)
+        return MetricSums(
+            self.draft_positions,
+            self.drafts + other.drafts,
+            self.accepted_tokens + other.accepted_tokens,
+            self.step_seconds + other.step_seconds,
+            self.tokens_after_first + other.tokens_after_first,
+            self.first_token_seconds + other.first_token_seconds,
+            self.first_tokens + other.first_tokens,
+            tuple(own + added for own, added in pairs),
+        )
 
     @property
     def arm_metrics(self) -> ArmMetrics:
@@ -93,6 +108,7 @@ class MetricSums(NamedTuple):
             length,
             _mean_seconds(self.step_seconds, self.tokens_after_first),
             _mean_seconds(self.first_token_seconds, self.first_tokens),
+            tuple(accepted / self.drafts for accepted in self.accepted_by_position) if self.drafts > 0 else (),
         )
 
 
@@ -106,7 +122,7 @@ def debounce_metrics(current: ArmMetrics, measured: ArmMetrics) -> ArmMetrics:
 
     An acceptance length that has dropped to 1.00 is always shown: it is a fault, however close the last value was.
     """
-    pairs = [(field.name, getattr(current, field.name), getattr(measured, field.name)) for field in fields(ArmMetrics)]
+    pairs = [(name, getattr(current, name), getattr(measured, name)) for name in _RELATIVE_TOLERANCES]
     drops_to_minimum = measured.acceptance_length == MIN_ACCEPTANCE_LENGTH != current.acceptance_length
     is_significant = drops_to_minimum or any(
         _exceeds_tolerance(before, after, _RELATIVE_TOLERANCES[name]) for name, before, after in pairs
@@ -116,8 +132,8 @@ def debounce_metrics(current: ArmMetrics, measured: ArmMetrics) -> ArmMetrics:
 
 def merge_metrics(current: ArmMetrics, measured: ArmMetrics) -> ArmMetrics:
     """Return the measured metrics, and the current ones where nothing was measured."""
-    pairs = [(getattr(current, field.name), getattr(measured, field.name)) for field in fields(ArmMetrics)]
-    return ArmMetrics(*(before if after is None else after for before, after in pairs))
+    measured_values = {name: value for name in _RELATIVE_TOLERANCES if (value := getattr(measured, name)) is not None}
+    return replace(current, **measured_values)
 
 
 def read_status_metrics(arm: Arm) -> ArmMetrics:
@@ -138,7 +154,7 @@ def with_arm_metrics(arm: _ArmT, previous_arm: Arm | None, measured: ArmMetrics 
         else ArmMetrics()
     )
     shown = current if measured is None else (merge_metrics if status_changes else debounce_metrics)(current, measured)
-    return arm.model_copy(update={field.name: getattr(shown, field.name) for field in fields(ArmMetrics)})
+    return arm.model_copy(update={name: getattr(shown, name) for name in _RELATIVE_TOLERANCES})
 
 
 def _exceeds_tolerance(before: float | None, after: float | None, tolerance: float) -> bool:

@@ -17,6 +17,7 @@ from aerie.analysis.equivalence import EquivalenceResult
 from aerie.analysis.measurement.blocks import ClosedBlock
 from aerie.api import SpeculativeDeployment
 from aerie.manifests import naming
+from aerie.manifests.rollout_history_config_map import RolloutHistory
 from aerie.manifests.tuning_config_map import TuningRecord
 from aerie.rollout.facts import pod_failures
 from aerie.rollout.facts.arm_metrics import ArmMetrics
@@ -185,6 +186,8 @@ class OperatorState:
     """Recommendation of the tuner; None where it has made none since the operator started."""
     tuning_record: TuningRecord | None = None
     """State that the tuner wants to save; None where it has decided nothing."""
+    rollout_history: RolloutHistory | None = None
+    """Record of the rollout in progress; None without one, and after a start of the operator."""
     start_permission: StartPermission = field(default_factory=StartPermission)
     """Changes that may start within the operator's concurrency limits."""
     notification_receivers: tuple[NotificationReceiver, ...] = ()

@@ -428,7 +428,7 @@ class Fleet(World):
     def drafter_of_revision(self, revision: str) -> str:
         """Return the name of the drafter in the arguments of a revision's pods, from its record; pods outlive the record."""
         for (kind, _), item in self.objects.items():
-            if kind == "ConfigMap" and "resource.json" in item["data"]:
+            if kind == "ConfigMap" and "resource.json" in item.get("data", {}):
                 source = json.loads(item["data"]["resource.json"])["spec"]["drafter"]["source"]
                 name = str(source["persistentVolumeClaim"]["path"])
                 self.drafters_by_revision[item["metadata"]["labels"][naming.REVISION_LABEL]] = name
@@ -542,7 +542,7 @@ class Fleet(World):
                 engine = self.engines[name]
                 engine.advance(self.now.timestamp())
                 engine.perform(pod.running.call)
-        self.followed = {}
+        self.followed, self.rollout_history = {}, None
         self.wake()
 
     def follow(self, plan: ReconcilePlan) -> None:
