@@ -70,14 +70,20 @@ COMMANDS = {
     "retry": CommandEntry(_FLEET, "retry", "Roll out a rejected revision again, from its preflight on.", FLEET_PANEL),
     "pause": CommandEntry(_FLEET, "pause", "Have Aerie change nothing of a SpeculativeDeployment.", FLEET_PANEL),
     "resume": CommandEntry(_FLEET, "resume", "Have Aerie continue a paused SpeculativeDeployment.", FLEET_PANEL),
+    "plan": CommandEntry(
+        "aerie.cli.plan.command",
+        "plan",
+        "Show what an apply would do before it is applied: the rollout, preflight, pods and GPUs, time, and what users notice.",
+        FLEET_PANEL,
+    ),
     "preflight": CommandEntry(
         "aerie.cli.commands.preflight",
         "preflight",
         "Check target, drafter and engine of a SpeculativeDeployment, or of a Deployment that runs vLLM, before it is applied.",
     ),
-    "plan": CommandEntry(
-        "aerie.cli.commands.plan",
-        "plan",
+    "forecast": CommandEntry(
+        "aerie.cli.commands.forecast",
+        "forecast",
         "Forecast the rollout of a new drafter: its chances, its time, and how many users meet the drafter before the verdict.",
     ),
     "catalog": CommandEntry(

@@ -84,7 +84,14 @@ def find_candidates(words: Sequence[str]) -> list[str]:
     entry = COMMANDS.get(earlier[index])
     if entry is None:
         return []
-    parameters = list(_read_parameters(getattr(importlib.import_module(entry.module), entry.attribute)))
+    command = getattr(importlib.import_module(entry.module), entry.attribute)
+    if isinstance(command, typer.Typer):
+        subcommands = {info.name or getattr(info.callback, "__name__", ""): info.callback for info in command.registered_commands}
+        chosen = next((item for item in earlier[index + 1 :] if item in subcommands), None)
+        if chosen is None:
+            return _filter([*subcommands, "--help"], token)
+        command = subcommands[chosen]
+    parameters = list(_read_parameters(command))
     previous = next((parameter for parameter in parameters if earlier[-1] in parameter.names), None)
     if previous is not None and not previous.is_flag:
         return _filter(_list_values(previous, earlier), token)

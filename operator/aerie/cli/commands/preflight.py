@@ -12,7 +12,6 @@ import typer
 from aerie.api import KIND, ResourceError
 from aerie.api.rollout import PreflightSpec
 from aerie.boundary import EXIT_FAILED
-from aerie.checkpoints import read_repository
 from aerie.cli.console import CommandError, err, out
 from aerie.cli.inputs.files import (
     CATALOG_HELP,
@@ -22,10 +21,10 @@ from aerie.cli.inputs.files import (
     read_catalog,
     read_objects,
 )
+from aerie.cli.inputs.hub import read_hub_checkpoint
 from aerie.cli.inputs.model_location import parse_model_location
 from aerie.cli.inputs.preflight_input import PreflightOverrides, build_input_from_deployment, build_input_from_models
 from aerie.cli.inputs.workload import build_input_from_workload, find_workloads
-from aerie.engine.models.checkpoint import Checkpoint
 from aerie.engine.preflight import Finding, PreflightInput, PreflightReport, Severity, run_preflight
 from aerie.terminal import print_error, sanitize_text
 
@@ -87,7 +86,7 @@ def preflight(
     elif name is not None:
         raise CommandError("--name selects an object of a file: set the file with -f.")
     else:
-        preflight_input = build_input_from_models(overrides, _read_hub_checkpoint)
+        preflight_input = build_input_from_models(overrides, read_hub_checkpoint)
     report = run_preflight(preflight_input)
     failed_check_ids = list(dict.fromkeys(finding.id for finding in report.with_severity(Severity.ERROR)))
     is_allowed = report.passed or preflight_spec.allows(failed_check_ids)
@@ -120,11 +119,11 @@ def _read_input_file(
     if len(resources) == 1:
         deployment = parse_deployment(resources[0])
         return *build_input_from_deployment(
-            deployment, overrides, read_catalog(catalog_file), _read_hub_checkpoint
+            deployment, overrides, read_catalog(catalog_file), read_hub_checkpoint
         ), deployment.spec.rollout.preflight
     workloads = [] if resources else find_workloads(objects)
     if len(workloads) == 1:
-        return *build_input_from_workload(workloads[0], overrides, _read_hub_checkpoint), PreflightSpec()
+        return *build_input_from_workload(workloads[0], overrides, read_hub_checkpoint), PreflightSpec()
     candidates = [f"{KIND}/{_object_name(document)}" for document in resources] or [workload.name for workload in workloads]
     if candidates:
         candidate_list = ", ".join(candidates[:10]) + (f" and {len(candidates) - 10} more" if len(candidates) > 10 else "")
@@ -148,17 +147,6 @@ def _print_manifest_errors(error: ResourceError, output: OutputFormat) -> None:
     if output is OutputFormat.JSON:
         typer.echo(json.dumps({"allowed": False, "passed": False, "errors": str(error).splitlines()}, indent=2))
     print_error(error)
-
-
-def _read_hub_checkpoint(repository: str, revision: str | None) -> Checkpoint:
-    err.print(f"[dim]reading headers of {sanitize_text(repository)}[/]")
-    checkpoint = read_repository(repository, revision)
-    commit = checkpoint.name.rpartition("@")[2]
-    if commit != revision:
-        branch = f"{repository} at {revision or 'main'}"
-        advice = "set the commit in the resource, because a branch can move"
-        err.print(f"[yellow]note:[/] {sanitize_text(branch)} is commit {sanitize_text(commit)} now; {advice}.")
-    return checkpoint
 
 
 def _input_to_json(preflight_input: PreflightInput) -> dict[str, str | None]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -23,24 +21,14 @@ from aerie.cli.fleet.explain import (
 )
 from aerie.cli.fleet.kubectl import ConflictError, Document, Kubectl
 from aerie.cli.fleet.options import with_kubectl
+from aerie.cli.fleet.output import Output, write_document
 from aerie.cli.fleet.resource_view import ResourceView, now
 from aerie.cli.fleet.wait import Goal, describe_outcome, is_reached
 
 EXIT_CONFLICT, EXIT_TIMED_OUT = 3, 4
 """Exit statuses beside those of `aerie.boundary`: the resource has changed meanwhile, and `wait` has ended without a result."""
-API_VERSION = "cli.aerie.dev/v1"
-"""Version of the documents that `-o json` and `-o yaml` write."""
 
 Name = Annotated[str, typer.Argument(help="Name of the SpeculativeDeployment.", show_default=False)]
-
-
-class Output(StrEnum):
-    """Form of the output."""
-
-    TEXT = "text"
-    WIDE = "wide"
-    JSON = "json"
-    YAML = "yaml"
 
 
 OutputOption = Annotated[Output, typer.Option("-o", "--output", help="Form of the output.")]
@@ -62,7 +50,7 @@ def list_resources(
     if attention:
         views = [view for view in views if find_attention_reason(view)]
     if output in (Output.JSON, Output.YAML):
-        _write_document(output, "ResourceList", {"items": [_summarize(view) for view in views]})
+        write_document(output, "ResourceList", {"items": [_summarize(view) for view in views]})
     elif views:
         is_wide = output is Output.WIDE
         out.print(screens.render_list(views, now(), width=out.width, is_wide=is_wide, with_namespace=all_namespaces))
@@ -84,7 +72,7 @@ def status(
 ) -> None:
     """Show one SpeculativeDeployment: whether clients are served, what is in progress, what it needs, and what you can do."""
     if output in (Output.JSON, Output.YAML):
-        _write_document(output, "ResourceStatus", _summarize(ResourceView(kubectl.get(name)), with_details=True))
+        write_document(output, "ResourceStatus", _summarize(ResourceView(kubectl.get(name)), with_details=True))
         return
 
     def render(document: Document) -> Any:
@@ -110,7 +98,7 @@ def history(kubectl: Kubectl, name: Name, output: OutputOption = Output.TEXT) ->
     view = ResourceView(kubectl.get(name))
     if output in (Output.JSON, Output.YAML):
         trials = (view.status.get("speculation") or {}).get("trials") or []
-        _write_document(output, "RolloutHistory", {"rollouts": list(view.history), "trials": list(trials)})
+        write_document(output, "RolloutHistory", {"rollouts": list(view.history), "trials": list(trials)})
     else:
         out.print(screens.render_history(view))
 
@@ -121,7 +109,7 @@ def explain(kubectl: Kubectl, name: Name, output: OutputOption = Output.TEXT) ->
     view = ResourceView(kubectl.get(name))
     record = read_tuning_record(view, kubectl.find("configmap", tuning_config_map_name(view)))
     if output in (Output.JSON, Output.YAML):
-        _write_document(output, "Explanation", build_explanation_document(view, record))
+        write_document(output, "Explanation", build_explanation_document(view, record))
     else:
         out.print(render_explanation(view, record, now(), width=out.width))
 
@@ -166,7 +154,7 @@ def _define_action(action_name: ActionName, text: str) -> Callable[..., None]:
         follow_up = f"kubectl aerie status {view.name} -n {view.namespace} --watch"
         if output in (Output.JSON, Output.YAML):
             result = {"action": action_name, "dryRun": dry_run, "consequence": action.consequence, "followUp": follow_up}
-            _write_document(output, "ActionResult", {"namespace": view.namespace, "name": view.name, **result})
+            write_document(output, "ActionResult", {"namespace": view.namespace, "name": view.name, **result})
         else:
             out.print(f"{'Checked, nothing is written: ' if dry_run else ''}{action.consequence}", markup=False)
             out.print(f"Follow it with: {follow_up}", markup=False, style="dim")
@@ -219,13 +207,3 @@ def _arm_items(arm: Any) -> Iterator[tuple[str, Any]]:
         "timeToFirstToken": "time_to_first_token",
     }
     yield from ((name, getattr(arm, attribute)) for name, attribute in names.items())
-
-
-def _write_document(output: Output, kind: str, content: dict[str, Any]) -> None:
-    document = {"apiVersion": API_VERSION, "kind": kind, **content}
-    if output is Output.JSON:
-        typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
-        return
-    import yaml  # not needed otherwise
-
-    typer.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), nl=False)

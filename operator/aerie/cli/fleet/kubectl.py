@@ -25,6 +25,15 @@ _HINTS = {
     "connection to the server": "check the connection, or use another context",
 }
 """What to do, by a part of kubectl's message."""
+_REJECTIONS = (
+    "is invalid:",
+    "strict decoding error",
+    "error validating",
+    "denied the request",
+    "denied request",
+    "exceeded quota",
+)
+"""Parts of kubectl's message where the API server rejects an object, and not the user."""
 _CONFLICTS = ("the server rejected our request due to an error in our request", "testing path", "test failed", "Conflict")
 """Parts of kubectl's message where a tested value has changed."""
 
@@ -33,12 +42,21 @@ class ConflictError(CommandError):
     """The resource has changed since it was read, so nothing was written."""
 
 
+class RejectionError(CommandError):
+    """The API server rejects the object: `str(error)` has the reasons, each on a line of its own."""
+
+
 class Kubectl:
     """kubectl with fixed flags."""
 
     def __init__(self, flags: Sequence[str] = ()) -> None:
         """`flags`: for all requests, such as `--context=prod`."""
         self._flags = tuple(flags)
+
+    @property
+    def flags(self) -> Sequence[str]:
+        """Flags of all requests."""
+        return self._flags
 
     def get(self, name: str) -> Document:
         """Return a SpeculativeDeployment."""
@@ -50,6 +68,24 @@ class Kubectl:
         scope = ("--all-namespaces",) if all_namespaces else ()
         items: list[Document] = json.loads(self._run("get", RESOURCE, *scope, "-o", "json"))["items"]
         return items
+
+    def in_namespace(self, namespace: str) -> Kubectl:
+        """Return kubectl with the same flags and this namespace."""
+        return Kubectl((*self._flags, f"--namespace={namespace}"))
+
+    def list_objects(self, resource: str, *arguments: str) -> Sequence[Document]:
+        """Return the objects of a kind. `arguments`: such as selectors; the namespace is that of the flags without any."""
+        items: Sequence[Document] = json.loads(self._run("get", resource, *arguments, "-o", "json"))["items"]
+        return items
+
+    def apply_without_writing(self, document: Document) -> Document:
+        """Return the object as it would be after `kubectl apply`, with defaults, validation and admission of the API server.
+
+        Raises `RejectionError` if the server would reject it. Needs the rights of the apply: get, and create or patch.
+        """
+        text = self._run("apply", "--dry-run=server", "-f", "-", "-o", "json", stdin=json.dumps(document))
+        result: Document = json.loads(text)
+        return result
 
     def find(self, resource: str, name: str) -> Document | None:
         """Return an object; None if there is none."""
@@ -100,10 +136,11 @@ class Kubectl:
             return ""
         return str(review.get("status", {}).get("userInfo", {}).get("username", ""))
 
-    def _run(self, *arguments: str) -> str:
+    def _run(self, *arguments: str, stdin: str | None = None) -> str:
         try:
             # Only kubectl's own flags and names as the user wrote them: kubectl validates both.
-            result = subprocess.run(("kubectl", *self._flags, *arguments), capture_output=True, text=True, check=False)
+            command = ("kubectl", *self._flags, *arguments)
+            result = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
         except FileNotFoundError:
             raise CommandError("kubectl is not on PATH: install it, or add its folder to PATH.") from None
         if result.returncode:
@@ -124,6 +161,8 @@ def _read_documents(stream: Iterable[str]) -> Iterator[Document]:
 def _build_error(stderr: str) -> CommandError:
     """Return the error for what kubectl wrote."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    if reasons := list(_find_rejections(lines)):
+        return RejectionError("\n".join(reasons))
     message = lines[-1] if lines else "kubectl failed without a message"
     for prefix in ("Error from server (NotFound): ", "Error from server ", "error: "):
         message = message.removeprefix(prefix)
@@ -131,3 +170,16 @@ def _build_error(stderr: str) -> CommandError:
         return ConflictError(f"{message}. Nothing was written, because the resource has changed: look at it, and repeat.")
     hint = next((hint for part, hint in _HINTS.items() if part in stderr), "")
     return CommandError(f"{message.rstrip('.')}: {hint}." if hint else f"{message.rstrip('.')}.")
+
+
+def _find_rejections(lines: Sequence[str]) -> Iterator[str]:
+    """Yield why the API server rejects an object, without kubectl's prefixes; nothing where it does not."""
+    if not any(part in line for line in lines for part in _REJECTIONS):
+        return
+    for line in lines:
+        if line.startswith("Warning:"):
+            continue
+        _, is_headed, reason = line.partition(" is invalid:")
+        text = (reason if is_headed else line).removeprefix("* ").removeprefix("error: ").strip()
+        if text:
+            yield text

@@ -13,10 +13,15 @@ _MIG_RESOURCE_PREFIX = "nvidia.com/mig-"
 """Prefix of instances of a partitioned GPU, such as nvidia.com/mig-3g.40gb."""
 
 
+def is_gpu_resource(name: str) -> bool:
+    """Return whether an extended resource is a GPU, or an instance of one."""
+    return name in _GPU_RESOURCES or name.startswith(_MIG_RESOURCE_PREFIX)
+
+
 def count_gpus(limits: Mapping[str, str], pod_spec: Mapping[str, Any]) -> tuple[int | None, str]:
     """Return the GPUs of one pod, or None where its container's limits request no whole number of them, and the resource that
     requests them."""
-    resources = [name for name in limits if name in _GPU_RESOURCES or name.startswith(_MIG_RESOURCE_PREFIX)]
+    resources = [name for name in limits if is_gpu_resource(name)]
     if len(resources) == 1:
         amount = limits[resources[0]]
         return (int(amount) if amount.isdecimal() else None), resources[0]

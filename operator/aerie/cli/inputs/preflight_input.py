@@ -19,6 +19,10 @@ from aerie.engine.speculative_config import DRAFT_SAMPLING_METHODS, validate_eng
 from aerie.rollout.revision.drafter_selection import select_drafter
 
 
+class UnreadableSourceError(CommandError):
+    """The source of a model is a volume or an image, and no other location is set."""
+
+
 @dataclass(frozen=True)
 class PreflightOverrides:
     """Options of the command line that add to the resource, or replace parts of it."""
@@ -126,8 +130,8 @@ def _read_source(
         repository = HubRepository(variant.repo, variant.revision)
         return read_model_location(override or repository, hub_reader, f"{variant.repo}@{variant.revision}")
     if override is None:
-        kind = "volume claim" if source.persistent_volume_claim is not None else "image"
-        raise CommandError(
-            f"spec.{field}.source is a {kind}, which cannot be read from here: set {option} to a folder or OWNER/NAME@COMMIT."
+        kind = "a volume claim" if source.persistent_volume_claim is not None else "an image"
+        raise UnreadableSourceError(
+            f"spec.{field}.source is {kind}, which cannot be read from here: set {option} to a folder or OWNER/NAME@COMMIT."
         )
     return read_model_location(override, hub_reader)

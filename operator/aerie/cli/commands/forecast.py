@@ -1,4 +1,4 @@
-"""`aerie plan`: what a rollout would take at a given traffic, before it is applied and without a cluster.
+"""`aerie forecast`: what a rollout would take at a given traffic, before it is applied and without a cluster.
 
 Reads the resource, and forecasts the stages of its rollout (`aerie.forecast`).
 """
@@ -26,7 +26,7 @@ _DEFAULT_EFFECTS = (8.0, 3.0, 0.0, -2.0, -3.0, -10.0)
 _DEFAULT = Requests(1.0)
 
 
-def plan(
+def forecast(
     file: Annotated[str, typer.Option("-f", "--file", help="Manifest of a SpeculativeDeployment; -: standard input.")],
     requests_per_second: Annotated[float, typer.Option(help="Users' requests per second of one pod.")],
     request_seconds: Annotated[float, typer.Option(help="Mean duration of a request in seconds.")] = _DEFAULT.seconds,
@@ -76,17 +76,17 @@ def plan(
     )
     deployment = _read_deployment(file, name)
     try:
-        forecast = forecast_rollout(deployment, requests, [value / 100 for value in effects], has_history=history)
+        result = forecast_rollout(deployment, requests, [value / 100 for value in effects], has_history=history)
     except ForecastError as error:
         raise CommandError(str(error)) from error
     if output is OutputFormat.JSON:
-        typer.echo(json.dumps(_to_json(forecast, requests), indent=2))
+        typer.echo(json.dumps(_to_json(result, requests), indent=2))
     else:
-        for stage in forecast.stages:
+        for stage in result.stages:
             _print_table(stage.title, stage.summaries, stage)
-        if len(forecast.stages) > 1:
-            _print_table("All stages", forecast.total, None)
-    for note in (_describe_runs(forecast), *forecast.notes):
+        if len(result.stages) > 1:
+            _print_table("All stages", result.total, None)
+    for note in (_describe_runs(result), *result.notes):
         err.print(f"[yellow]note:[/] {note}")
 
 
