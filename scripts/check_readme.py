@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,13 +51,21 @@ def find_link_errors(root: Path) -> list[str]:
         if (problem := _find_problem(page, link))
     ]
     index = root / INDEX
-    listed = {(index.parent / link.split("#")[0]).resolve() for link in links.get(index, [])}
+    listed = _resolve(index, links)
+    # A folder of pages, such as the runbooks, is listed by the page about it.
+    in_folders = set().union(*(_resolve(page, links) for page in pages if page.resolve() in listed))
+    listed |= {page for page in in_folders if page.parent.parent == index.parent.resolve()}
     messages += [
         f"{INDEX} does not list {page.relative_to(root)}: add a line for it."
         for page in pages
         if page.is_relative_to(index.parent) and page != index and page.resolve() not in listed
     ]
     return messages
+
+
+def _resolve(page: Path, links: Mapping[Path, Sequence[str]]) -> set[Path]:
+    """Return the files that a page links to."""
+    return {(page.parent / link.split("#")[0]).resolve() for link in links.get(page, [])}
 
 
 def _read_links(page: Path) -> Iterator[str]:

@@ -1,5 +1,6 @@
-"""Write the generated files: the CustomResourceDefinition and its reference page, from the models of the resource; and in the
-chart a copy of the definition and the descriptions of its values.
+"""Write the generated files: the CustomResourceDefinition, from the models of the resource; the reference page, from the same
+models and the descriptions of the metrics; and in the chart a copy of the definition, the descriptions of its values, and the
+dashboards.
 
 python -m scripts.generate            write the files
 python -m scripts.generate --check    name the outdated files, and exit with status 1 if there are any
@@ -14,12 +15,13 @@ from pathlib import Path
 import yaml
 
 from aerie.api.crd import build_custom_resource_definition
-from scripts import chart
+from scripts import chart, dashboards
 from scripts.reference import page
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "charts" / "aerie"
 FROM_VALUES = ("README.md", "values.schema.json")
+FROM_DASHBOARDS = tuple(f"{dashboard.name}.json" for dashboard in dashboards.DASHBOARDS)
 HEADER = "# Generated from operator/aerie/api by `make crds`. Change the models, not this file.\n"
 
 
@@ -31,7 +33,9 @@ def files() -> Iterator[tuple[Path, str]]:
     yield ROOT / "crds" / name, text
     yield ROOT / "docs" / "reference.md", page()
     for chart_path, content in chart.files(CHART, text):
-        yield ROOT / "charts" / "aerie" / chart_path, content
+        yield CHART / chart_path, content
+    for file_name, content in dashboards.files():
+        yield CHART / "files" / "dashboards" / file_name, content
 
 
 def main(arguments: list[str]) -> int:
@@ -42,13 +46,18 @@ def main(arguments: list[str]) -> int:
         return 1
     for path, text in stale:
         if arguments == ["--check"]:
-            source = "charts/aerie/values.yaml" if path.name in FROM_VALUES else "operator/aerie/api"
-            print(f"{path.relative_to(ROOT)} does not match {source}: run `make crds`.", file=sys.stderr)
+            print(f"{path.relative_to(ROOT)} does not match {_find_source(path)}: run `make crds`.", file=sys.stderr)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
             print(f"wrote {path.relative_to(ROOT)}")
     return 1 if stale and arguments == ["--check"] else 0
+
+
+def _find_source(path: Path) -> str:
+    if path.name in FROM_VALUES:
+        return "charts/aerie/values.yaml"
+    return "scripts/dashboards.py" if path.name in FROM_DASHBOARDS else "operator/aerie"
 
 
 if __name__ == "__main__":

@@ -10,5 +10,5 @@
     engine       pure: facts of vLLM
     api          the resource; its CustomResourceDefinition is generated from it
 
-boundary, terminal and yaml_documents serve the command lines of the whole repository.
+boundary, terminal and yaml_documents serve the command lines of the whole repository. metric_family describes exported metrics.
 """

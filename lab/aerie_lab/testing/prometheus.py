@@ -54,12 +54,17 @@ def merge_responses(*responses: dict[str, Any]) -> bytes:
 
 
 @contextlib.contextmanager
-def run_prometheus(folder: Path, pods: Mapping[str, str], scrape_interval: str = "1s") -> Iterator[str]:
-    """Run a Prometheus on a free port that scrapes the pods (host:port, by name); yields its URL. Its log is in `folder`."""
+def run_prometheus(
+    folder: Path, pods: Mapping[str, str], scrape_interval: str = "1s", further_jobs: Sequence[Mapping[str, Any]] = ()
+) -> Iterator[str]:
+    """Run a Prometheus on a free port that scrapes the pods (host:port, by name); yields its URL. Its log is in `folder`.
+
+    `further_jobs`: entries of scrape_configs.
+    """
     scrape = [{"targets": [address], "labels": {"pod": pod, "namespace": "default"}} for pod, address in pods.items()]
     config = {
         "global": {"scrape_interval": scrape_interval, "scrape_timeout": scrape_interval},
-        "scrape_configs": [{"job_name": "engines", "static_configs": scrape}],
+        "scrape_configs": [{"job_name": "engines", "static_configs": scrape}, *further_jobs],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))  # YAML is JSON too
     command = [

@@ -12,6 +12,7 @@ It makes no decision about a rollout. Those are made in aerie.rollout, which is 
     notifications         notifications of rollouts, by HTTP POST: CloudEvents, Slack, Microsoft Teams, templates
     tracing               traces of reconciles, as an option
     metrics               metrics of the operator itself, liveness and readiness
+    rollout_metrics       metrics of resources and their rollouts, from their status
     clock                 the time of day without jumps
     kubernetes.client     the API server, with plain dictionaries
     kubernetes.cache      informer cache: the newest known version of each object; a change enqueues its resource

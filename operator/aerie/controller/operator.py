@@ -154,6 +154,7 @@ async def _run_as_leader(
     lister = Lister(cluster, cache, queue, options.namespaces, metrics)
     reconciler = _build_reconciler(options, cluster, cache, queue, metrics, tracer, lister)
     metrics.set_leader(True)
+    metrics.registry.register(reconciler.rollout_metrics)
     metrics.cache_sync = lister
     watches_stop, watches_started = asyncio.Event(), asyncio.Event()
 
@@ -197,6 +198,7 @@ async def _run_as_leader(
         return 1 if lost.is_set() else 0
     finally:
         metrics.set_leader(False)
+        metrics.registry.unregister(reconciler.rollout_metrics)
         watches_stop.set()
         if not watches_started.is_set():
             watches_task.cancel()
@@ -232,6 +234,7 @@ def _build_reconciler(
         clock.synchronize(*date)
     tuner = Tuner(queue.add, metrics.record_tuning_decision, lambda key: scraper.unavailable_reason(key), clock)
     scraper = Scraper(queue.add, metrics.record_scrape, clock=clock, access=options.prometheus_access, sample_consumer=tuner)
+    metrics.initialize_notification_counts(receiver.name for receiver in options.notifications.receivers)
     return Reconciler(
         cluster,
         cache,

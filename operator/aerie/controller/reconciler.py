@@ -47,6 +47,7 @@ from aerie.controller.notifications.notifier import Notifier
 from aerie.controller.probes.context_length import ContextLengthProber
 from aerie.controller.probes.equivalence import EquivalenceProber
 from aerie.controller.probes.pairs import PairReader
+from aerie.controller.rollout_metrics import RolloutMetrics
 from aerie.controller.scraping.scraper import Scraper
 from aerie.controller.tokens import EVALUATOR_TOKEN, ResourceTokens, needs_token
 from aerie.controller.tracing import NO_TRACER, Tracer
@@ -113,6 +114,7 @@ class Reconciler:
     drafter_key_secret: NamespacedName = field(default_factory=lambda: NamespacedName("default", "aerie-drafter-key"))
     """The operator's own Secret, with the key of all tokens of drafter endpoints."""
     tracer: Tracer = NO_TRACER
+    rollout_metrics: RolloutMetrics = field(default_factory=RolloutMetrics)
 
     def __post_init__(self) -> None:
         self.concurrency_limiter = ConcurrencyLimiter(self.concurrency_limits, self.queue.add, self.metrics.set_rollout_counts)
@@ -207,6 +209,7 @@ class Reconciler:
             self._track(key, snapshot, plan)
             self.drafter_executor.follow(key, snapshot, plan.drafters)
             self.notifier.enqueue_new(key, snapshot.resource, plan.status, self.clock.now())
+            self.rollout_metrics.update(key, plan.status, document["metadata"]["resourceVersion"])
             return plan.requeue_after
         return await self._reconcile_live(key, document["metadata"]["resourceVersion"], gaps)
 
@@ -259,6 +262,7 @@ class Reconciler:
         stored = (self.cache.get_resource(key) or {}).get("status") or {}
         self.crd_monitor.record_write(key, build_status_to_write(plan, document), stored)
         self.notifier.enqueue_new(key, snapshot.resource, plan.status, now)
+        self.rollout_metrics.update(key, plan.status)
         return plan.requeue_after
 
     def _forget_resource(self, key: NamespacedName) -> None:
@@ -270,6 +274,7 @@ class Reconciler:
         self._rollout_records.pop(key, None)
         self.notifier.forget(key)
         self.crd_monitor.forget(key)
+        self.rollout_metrics.forget(key)
         self.metrics.set_hold_reason(str(key), "")
         self.concurrency_limiter.update_claim(key, None)
 
@@ -296,6 +301,7 @@ class Reconciler:
     async def _hold_resource(self, key: NamespacedName, document: ObjectDict, condition: ConditionUpdate) -> None:
         """Leave everything as it is, and report the condition in the status."""
         self.metrics.set_hold_reason(str(key), condition.reason)
+        self.rollout_metrics.hold(key, condition.reason)
         self.concurrency_limiter.update_claim(key, document, can_start=False)
 
         def build_status(item: ObjectDict) -> ObjectDict:

@@ -11,7 +11,7 @@
     progression/   which revisions have pods, and the condition Progressing
     trials/        the effective speculation setting and its trials
     children/      the objects that have to exist
-    status/        the status, its hold conditions and its notifications
+    status/        the status, its hold conditions, its notifications and its metrics
 
 Guarantee: nothing here reads a clock, the network or a random source. All that has to survive a crash is in the status.
 """

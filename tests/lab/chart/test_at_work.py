@@ -159,6 +159,8 @@ def test_namespace_without_permissions_blocks_no_other(lab: Lab, namespace: Name
         assert f"SpeculativeDeployments of namespace {forbidden_namespace.name} cannot be listed" in ready
         list_failed_metric = f'aerie_list_failed{{kind="SpeculativeDeployment",namespace="{forbidden_namespace.name}"}}'
         assert f"{list_failed_metric} 1.0" in fetch(8080, "/metrics")
+        phase_metric = f'aerie_resource_phase{{name="chat",namespace="{namespace.name}",phase="Preflight"}} 1.0'
+        wait_until(lambda: phase_metric in fetch(8080, "/metrics"), "the leader exports the resource's phase")
 
         def count_forbidden_requests() -> int:
             match = re.search(

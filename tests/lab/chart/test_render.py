@@ -20,11 +20,10 @@ from aerie.controller.notifications.config import read_notifications_config
 from aerie.manifests import naming
 from aerie.manifests.evaluator import EVALUATOR_LABEL
 from aerie.rollout.status.notifications import EVENT_TYPES
-from aerie_lab.binaries import ensure_binary
 
 HERE = Path(__file__).parent
-CASES = sorted(path.stem for path in (HERE / "cases").glob("*.yaml"))
 MONITORING = "metrics.serviceMonitor.enabled=true,metrics.prometheusRule.enabled=true"
+CASES = sorted(path.stem for path in (HERE / "cases").glob("*.yaml"))
 
 Helm = Callable[..., subprocess.CompletedProcess[str]]
 Render = Callable[..., str]
@@ -251,68 +250,3 @@ def test_key_of_the_users_own_needs_no_create(objects: Objects, listed: bool) ->
         if rule["resources"] == ["secrets"] and "create" in rule["verbs"]
     ]
     assert creators == [("Role", "team-a") if listed else ("ClusterRole", None)]
-
-
-def test_alerts_fire_exactly_when_expected(objects: Objects, tmp_path: Path) -> None:
-    (rule,) = objects("--set", MONITORING, "--show-only", "templates/prometheusrule.yaml")
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rule["spec"]))
-    up = 'up{namespace="aerie-system",service="aerie-metrics",pod="%s"}'
-
-    def expected(minutes: int, name: str, *alerts: str) -> dict[str, Any]:
-        texts = {alert["alert"]: alert for alert in rule["spec"]["groups"][0]["rules"]}
-        shown = [{"exp_labels": texts[a]["labels"], "exp_annotations": texts[a]["annotations"]} for a in alerts]
-        return {"eval_time": f"{minutes}m", "alertname": name, "exp_alerts": shown}
-
-    down, alone = "AerieOperatorDown", "AerieOperatorWithoutReserve"
-    tests = [
-        # both, then one for long, then none
-        {
-            "interval": "1m",
-            "input_series": [
-                {"series": up % "a", "values": "1x29 0x60"},
-                {"series": up % "b", "values": "1x9 0x80"},
-            ],
-            "alert_rule_test": [
-                expected(9, down),
-                expected(9, alone),
-                expected(20, alone),
-                expected(28, alone, alone),
-                expected(28, down),
-                expected(40, down, down),
-            ],
-        },
-        # never scraped at all
-        {
-            "interval": "1m",
-            "input_series": [],
-            "alert_rule_test": [expected(4, down), expected(6, down, down), expected(60, alone)],
-        },
-    ]
-    (tmp_path / "tests.yaml").write_text(
-        yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests})
-    )
-    promtool("test", "rules", tmp_path / "tests.yaml")
-
-
-def test_dashboard_queries_are_valid(objects: Objects, tmp_path: Path) -> None:
-    (item,) = objects("--set", "metrics.dashboard.enabled=true", "--show-only", "templates/dashboard.yaml")
-    dashboard = json.loads(item["data"]["aerie.json"])
-    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    assert queries
-    variables = {variable["name"] for variable in dashboard["templating"]["list"]} | {"__rate_interval"}
-    assert {name for query in queries for name in re.findall(r"\$(\w+)", query)} <= variables
-    expanded_queries = [re.sub(r"\$\w+", ".*", query.replace("$__rate_interval", "5m")) for query in queries]
-    rules = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(expanded_queries)]
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
-    promtool("check", "rules", tmp_path / "rules.yaml")
-    monitored = objects("--set", "metrics.podMonitor.enabled=true", "--show-only", "templates/podmonitor.yaml")[0]["spec"]
-    labels = {re.sub(r"[./]", "_", label) for label in monitored["podTargetLabels"]}
-    assert {name for query in queries for name in re.findall(r"aerie_dev_\w+", query)} <= labels
-
-
-def promtool(*arguments: object) -> None:
-    """Run promtool. Raises AssertionError with its output."""
-    completed = subprocess.run(
-        [str(ensure_binary("promtool")), *map(str, arguments)], capture_output=True, text=True, check=False
-    )
-    assert completed.returncode == 0, completed.stdout + completed.stderr

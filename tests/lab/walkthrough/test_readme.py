@@ -36,16 +36,24 @@ def commands() -> list[str]:
 class Walkthrough:
     """The README's remaining commands; each is removed from the list when it is run."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        """Folder in place of the checkout: what the commands write is not left in it."""
+        for name in ("charts", "examples"):
+            (folder / name).symlink_to(ROOT / name)
         self.remaining = commands()
         self.last_command = ""
         self.environment: Mapping[str, str] = {**os.environ, "AERIE_LAB_NAME": NAME}
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of a process that runs a command."""
+        return {"cwd": self.folder, "env": self.environment, "text": True}
+
     def run(self, beginning: str) -> str:
         """Run the next command, which must have this beginning, and return its output."""
-        done = subprocess.run(
-            ["bash", "-c", self.take_next(beginning)], cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False
-        )
+        command = ["bash", "-c", self.take_next(beginning)]
+        done: subprocess.CompletedProcess[str] = subprocess.run(command, capture_output=True, check=False, **self.options)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -59,20 +67,20 @@ class Walkthrough:
     def enter_shell(self, beginning: str) -> None:
         """Take over the environment of the shell that the next command opens."""
         command = [*shlex.split(self.take_next(beginning)), "env", "-0"]
-        done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, capture_output=True, check=True, **self.options)
         self.environment = dict(entry.split("=", 1) for entry in done.stdout.split("\0") if entry)
 
     def run_again(self) -> bool:
         """Run the last command again, and return whether it succeeded."""
-        done = subprocess.run(["bash", "-c", self.last_command], env=self.environment, capture_output=True, check=False)
+        done = subprocess.run(["bash", "-c", self.last_command], capture_output=True, check=False, **self.options)
         return done.returncode == 0
 
 
 @pytest.fixture
-def walkthrough() -> Iterator[Walkthrough]:
+def walkthrough(tmp_path: Path) -> Iterator[Walkthrough]:
     """Yield a walkthrough at its beginning; its lab is removed at the end, whatever happens."""
     try:
-        yield Walkthrough()
+        yield Walkthrough(tmp_path)
     finally:
         take_down_lab(NAME)
 
@@ -85,7 +93,7 @@ def test_the_commands_of_the_readme_work(walkthrough: Walkthrough) -> None:
     walkthrough.run("helm install aerie charts/aerie")
     walkthrough.run("kubectl create secret generic hugging-face")
     walkthrough.run("kubectl apply -f examples/speculativedeployment.yaml")
-    watch_until_ready(walkthrough)
+    walkthrough.run("kubectl aerie wait chat --for ready")
     shown = read_columns(lab)
     assert (shown["PHASE"], shown["K"], shown["READY"]) == ("Ready", "3", "4")
     assert shown["DRAFTER"] == "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B@ada412b6"
@@ -108,6 +116,19 @@ def test_the_commands_of_the_readme_work(walkthrough: Walkthrough) -> None:
     )
     assert 1 < float(read_columns(lab)["AL"]) <= 4
 
+    send_requests = f"exec {walkthrough.take_next('aerie-lab traffic').removesuffix('&')}"
+    with subprocess.Popen(["bash", "-c", send_requests], **walkthrough.options) as traffic:
+        walkthrough.run("kubectl apply -f examples/lab/new-drafter.yaml")
+        watch_until_promoted(walkthrough)
+        traffic.terminate()
+    assert "Promoted" in walkthrough.run("kubectl aerie history chat")
+    walkthrough.run("kubectl aerie report chat -o report.html")
+    report = walkthrough.folder / "report.html"
+    assert "Llama-3.1-8B-Instruct-EAGLE3.1" in report.read_text()
+    assert "tokens per step" in report.read_text()
+    before = list_ready_pods(lab)
+    assert len(before) == 4
+
     # Preflight read the real tensor shapes of both.
     status = json.loads(lab.kubectl("get", "specdep", "chat", "-o", "json"))["status"]
     (passed,) = [condition for condition in status["conditions"] if condition["type"] == "PreflightPassed"]
@@ -123,18 +144,18 @@ def test_the_commands_of_the_readme_work(walkthrough: Walkthrough) -> None:
     assert walkthrough.remaining == []
 
 
-def watch_until_ready(walkthrough: Walkthrough) -> None:
-    """Watch with the README's command until the phase is Ready."""
-    command = walkthrough.take_next("kubectl get specdep chat --watch")
-    deadline, text = time.monotonic() + 300, ""
-    with subprocess.Popen(
-        ["bash", "-c", f"exec {command}"], env=walkthrough.environment, stdout=subprocess.PIPE, text=True
-    ) as watching:
+def watch_until_promoted(walkthrough: Walkthrough) -> None:
+    """Watch with the README's command until the new drafter serves alone."""
+    command = walkthrough.take_next("kubectl aerie status chat --watch")
+    deadline, text = time.monotonic() + 600, ""
+    with subprocess.Popen(["bash", "-c", f"exec {command}"], stdout=subprocess.PIPE, **walkthrough.options) as watching:
         assert watching.stdout is not None
         os.set_blocking(watching.stdout.fileno(), False)
         try:
-            while not any(line.split()[:2] == ["chat", "Ready"] for line in text.splitlines()):
-                assert time.monotonic() < deadline, text
+            while "Ramping" not in text or not re.search(
+                r"^(Monitoring|Ready)\b", text.rpartition("default/chat")[2], re.MULTILINE
+            ):
+                assert time.monotonic() < deadline, text[-5000:]
                 with contextlib.suppress(TypeError):  # nothing to read
                     text += watching.stdout.read()
                 time.sleep(0.1)
@@ -167,7 +188,7 @@ def request_answer(walkthrough: Walkthrough) -> dict[str, Any]:
     command = walkthrough.take_next('curl "$GATEWAY/v1/chat/completions"')
 
     def ask() -> dict[str, Any] | None:
-        done = subprocess.run(["bash", "-c", command], env=walkthrough.environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(["bash", "-c", command], capture_output=True, check=False, **walkthrough.options)
         try:
             response: dict[str, Any] = json.loads(done.stdout)
         except ValueError:
