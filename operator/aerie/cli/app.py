@@ -76,6 +76,23 @@ COMMANDS = {
         "Show what an apply would do before it is applied: the rollout, preflight, pods and GPUs, time, and what users notice.",
         FLEET_PANEL,
     ),
+    "doctor": CommandEntry(
+        "aerie.cli.commands.doctor",
+        "doctor",
+        "Check whether Aerie can work in this cluster: definition, operator, rights, resources, clock.",
+        FLEET_PANEL,
+    ),
+    "savings": CommandEntry(
+        "aerie.cli.fleet.savings_command",
+        "savings",
+        "Show the replica-hours that speculation settings have saved, and what trials have cost.",
+        FLEET_PANEL,
+    ),
+    "diagnose": CommandEntry(
+        "aerie.cli.commands.diagnose",
+        "diagnose",
+        "Diagnose one engine: whether its drafter is useful, which K fits, what it lacks.",
+    ),
     "preflight": CommandEntry(
         "aerie.cli.commands.preflight",
         "preflight",

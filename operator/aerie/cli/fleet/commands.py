@@ -21,7 +21,7 @@ from aerie.cli.fleet.explain import (
 )
 from aerie.cli.fleet.kubectl import ConflictError, Document, Kubectl
 from aerie.cli.fleet.options import with_kubectl
-from aerie.cli.fleet.output import Output, write_document
+from aerie.cli.fleet.output import Output, OutputOption, write_document
 from aerie.cli.fleet.resource_view import ResourceView, now
 from aerie.cli.fleet.wait import Goal, describe_outcome, is_reached
 
@@ -29,9 +29,6 @@ EXIT_CONFLICT, EXIT_TIMED_OUT = 3, 4
 """Exit statuses beside those of `aerie.boundary`: the resource has changed meanwhile, and `wait` has ended without a result."""
 
 Name = Annotated[str, typer.Argument(help="Name of the SpeculativeDeployment.", show_default=False)]
-
-
-OutputOption = Annotated[Output, typer.Option("-o", "--output", help="Form of the output.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Have the API server check the change, and write nothing.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why, for the history of rollouts: one line.")]
 

@@ -6,6 +6,7 @@ Not guaranteed: an answer in finite time; `--request-timeout` limits it.
 
 from __future__ import annotations
 
+import builtins
 import json
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -87,9 +88,10 @@ class Kubectl:
         result: Document = json.loads(text)
         return result
 
-    def find(self, resource: str, name: str) -> Document | None:
-        """Return an object; None if there is none."""
-        text = self._run("get", resource, name, "--ignore-not-found", "-o", "json")
+    def find(self, resource: str, name: str, *, namespace: str | None = None) -> Document | None:
+        """Return an object; None if there is none. `namespace`: None for that of the user's flags."""
+        scope = () if namespace is None else (f"--namespace={namespace}",)
+        text = self._run("get", resource, name, *scope, "--ignore-not-found", "-o", "json")
         return json.loads(text) if text.strip() else None
 
     def list_names(self, kind: str) -> Sequence[str]:
@@ -104,6 +106,21 @@ class Kubectl:
         selector = f"--field-selector=involvedObject.kind=SpeculativeDeployment,involvedObject.name={name}"
         items: Sequence[Document] = json.loads(self._run("get", "events", selector, "-o", "json"))["items"]
         return items
+
+    def select(self, resource: str, selector: str, *, namespace: str | None = None) -> builtins.list[Document]:
+        """Return the objects with these labels. `namespace`: None for all."""
+        scope = "--all-namespaces" if namespace is None else f"--namespace={namespace}"
+        items: list[Document] = json.loads(self._run("get", resource, scope, f"--selector={selector}", "-o", "json"))["items"]
+        return items
+
+    def get_raw(self, path: str, *, timeout_seconds: float | None = None) -> str:
+        """Return what the API server answers at a path. `timeout_seconds`: where the user's flags set none."""
+        limit = (
+            ()
+            if timeout_seconds is None or any(flag.startswith("--request-timeout") for flag in self._flags)
+            else (f"--request-timeout={timeout_seconds:g}s",)
+        )
+        return self._run("get", "--raw", path, *limit)
 
     def watch(self, name: str) -> Iterator[Document]:
         """Yield a SpeculativeDeployment now and after each change, until the server ends the connection."""
@@ -131,10 +148,40 @@ class Kubectl:
     def read_user_name(self) -> str:
         """Return the name of the user, as the API server knows it; empty where the server does not tell."""
         try:
-            review = json.loads(self._run("auth", "whoami", "-o", "json"))
+            review = self.read_user()
         except CommandError:
             return ""
         return str(review.get("status", {}).get("userInfo", {}).get("username", ""))
+
+    def read_user(self) -> Document:
+        """Return the SelfSubjectReview of the user. Its creation time is that of the API server."""
+        review: Document = json.loads(self._run("auth", "whoami", "-o", "json"))
+        return review
+
+    def read_rules(self, namespace: str) -> builtins.list[Mapping[str, Any]]:
+        """Return the rules of the user in a namespace, as the API server's authorizers list them."""
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview", "spec": {"namespace": namespace}}
+        path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
+        answer = json.loads(self._run("create", "--raw", path, "-f", "-", stdin=json.dumps(review)))
+        rules: list[Mapping[str, Any]] = answer["status"]["resourceRules"]
+        return rules
+
+    def read_namespace(self) -> str:
+        """Return the namespace of the user's flags, else that of the context; no request."""
+        flag = next((flag for flag in reversed(self._flags) if flag.startswith("--namespace=")), None)
+        if flag is not None:
+            return flag.partition("=")[2]
+        return self._run("config", "view", "--minify", "-o", "jsonpath={..namespace}").strip() or "default"
+
+    def has_api(self, group_version: str) -> bool:
+        """Return whether the API server has a version of an API group."""
+        try:
+            self.get_raw(f"/apis/{group_version}")
+        except CommandError as error:
+            if "could not find the requested resource" in str(error):
+                return False
+            raise
+        return True
 
     def _run(self, *arguments: str, stdin: str | None = None) -> str:
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +22,9 @@ class Output(StrEnum):
     WIDE = "wide"
     JSON = "json"
     YAML = "yaml"
+
+
+OutputOption = Annotated[Output, typer.Option("-o", "--output", help="Form of the output.")]
 
 
 def write_document(output: str, kind: str, content: dict[str, Any]) -> None:
