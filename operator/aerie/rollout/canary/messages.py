@@ -57,13 +57,8 @@ def build_progress_message(
             analysis_start = canary.ready_time + rollout.analysis.warmup_duration
             return f"{evaluation}Canary and control are warming up; the analysis starts at {analysis_start:%H:%M:%S} UTC."
         case "AwaitingApproval" | "Held":
-            resource_arguments = f"specdep {resource.metadata.name} --namespace {resource.metadata.namespace}"
-            commands = " or ".join(
-                f"kubectl annotate --overwrite {resource_arguments} {annotation}={canary.revision}"
-                for annotation in (PROMOTE_ANNOTATION, ROLLBACK_ANNOTATION)
-            )
             explanation = f"{analysis.message} " if analysis else ""
-            return f"{explanation}Clients are served by both arms. Waiting for manual promotion or rollback: {commands}"
+            return f"{explanation}Clients are served by both arms. {build_waiting_message(resource, canary.revision)}"
         case "Ramping":
             percent = ramp_step_percent(rollout.canary.step_weights, canary.step_index)
             step_count = max(1, len(rollout.canary.step_weights))
@@ -75,6 +70,18 @@ def build_progress_message(
             return f"Promoting revision {canary.revision}: {ready_pods}/{resource.spec.replicas} pods ready"
         case _:
             return f"{evaluation}{analysis.message if analysis else 'Analysis started.'}"
+
+
+def build_waiting_message(resource: SpeculativeDeployment, revision: str) -> str:
+    """Return how a user decides about a revision, as a sentence without a period."""
+    annotations = f"{PROMOTE_ANNOTATION}={revision} or {ROLLBACK_ANNOTATION}={revision}"
+    command = build_command(resource, "promote|rollback")
+    return f"Waiting for manual promotion or rollback: {command} (or the annotation {annotations})"
+
+
+def build_command(resource: SpeculativeDeployment, verb: str) -> str:
+    """Return the command line of a user's decision."""
+    return f"kubectl aerie {verb} {resource.metadata.name} -n {resource.metadata.namespace}"
 
 
 def describe_evaluation(canary: CanaryArm) -> str:
@@ -89,11 +96,10 @@ def describe_evaluation(canary: CanaryArm) -> str:
 
 def build_blocked_rollback_message(resource: SpeculativeDeployment, stable: Arm, canary: CanaryArm) -> str:
     """Return what a user can do where pods of the stable revision do not become ready again."""
-    resource_arguments = f"specdep {resource.metadata.name} --namespace {resource.metadata.namespace}"
     return (
         f"Rollback blocked: pods of revision {stable.revision} have not been ready for spec.rollout.progressDeadline. "
         f"If they cannot become ready, change the spec, or keep revision {canary.revision}: "
-        f"kubectl annotate --overwrite {resource_arguments} {PROMOTE_ANNOTATION}={canary.revision}"
+        f"{build_command(resource, 'promote')} (or the annotation {PROMOTE_ANNOTATION}={canary.revision})"
     )
 
 
@@ -110,9 +116,9 @@ def build_retention_message(
     `unready_pods`: number of promoted pods that are not ready although the time is over. `crash_message`: that engines have
     ended, as a clause.
     """
-    resource_arguments = f"specdep {resource.metadata.name} --namespace {resource.metadata.namespace}"
     rollback_hint = (
-        f"to roll back immediately: kubectl annotate --overwrite {resource_arguments} {ROLLBACK_ANNOTATION}={stable.revision}"
+        f"to roll back immediately: {build_command(resource, 'rollback')} (or the annotation "
+        f"{ROLLBACK_ANNOTATION}={stable.revision})"
     )
     retained_pods = "1 pod" if previous.replicas == 1 else f"{previous.replicas} pods"
     if previous.phase == "Verifying":

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import AnalysisStatus, InPlaceRollout
-from aerie.rollout.canary.messages import PROMOTE_ANNOTATION, ROLLBACK_ANNOTATION
+from aerie.rollout.canary.messages import build_waiting_message
 from aerie.rollout.conditions import PROGRESSING, ConditionUpdate
 from aerie.rollout.in_place.engine_pods import EnginePod
 from aerie.rollout.in_place.evaluation import EvaluationProgress
@@ -64,13 +64,8 @@ def build_waiting_condition(
     resource: SpeculativeDeployment, rollout: InPlaceRollout, analysis: AnalysisStatus | None
 ) -> ConditionUpdate:
     """Return the condition while a user decides."""
-    resource_arguments = f"specdep {resource.metadata.name} --namespace {resource.metadata.namespace}"
-    commands = " or ".join(
-        f"kubectl annotate --overwrite {resource_arguments} {annotation}={rollout.revision}"
-        for annotation in (PROMOTE_ANNOTATION, ROLLBACK_ANNOTATION)
-    )
     explanation = f"{analysis.message} " if analysis else ""
-    message = f"{explanation}All pods serve with the stable drafter. Waiting for manual promotion or rollback: {commands}"
+    message = f"{explanation}All pods serve with the stable drafter. {build_waiting_message(resource, rollout.revision)}"
     if rollout.phase == "Held":
         return ConditionUpdate(PROGRESSING, "False", "InconclusiveAnalysis", message)
     return ConditionUpdate(PROGRESSING, "True", rollout.phase, message)
