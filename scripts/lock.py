@@ -57,7 +57,8 @@ def main() -> int:
         # Set-up installs the projects themselves, editable.
         arguments = [*projects, f"--output-file=requirements/{name}.txt"]
         arguments += ["--no-emit-package=aerie-operator", "--no-emit-package=aerie-vllm"]
-        arguments.append("--extra=dev" if name == "dev" else "--constraint=requirements/dev.txt")
+        arguments += ["--extra=dev"] if name == "dev" else ["--constraint=requirements/dev.txt"]
+        arguments += ["--extra=tracing"] if name in ("dev", "operator") else []
         compile_lock(uv, arguments)
     build = "\n".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"])
     compile_lock(uv, ["-", f"--output-file={BUILD_LOCK}", "--no-annotate", "--constraint=requirements/dev.txt"], build)

@@ -93,7 +93,7 @@ def test_samples_from_prometheus_equal_the_metrics_of_the_engines(tmp_path: Path
             assert (window.speculation is not None) == (pod == "chat-a")
             assert scrape.to_sample().process_start_time == exposition.process_start_time is not None
 
-        # The same over a period, as `aerie tune offline --prometheus` requests it; too short for a recommendation.
+        # The same over a period, as `aerie tune --prometheus` requests it; too short for a recommendation.
         def read_matching_recording() -> ScrapeRecording | None:
             period = read_prometheus(PrometheusQueryConfig(url, "chat-.*", "default", {"job": "engines"}), timedelta(minutes=5))
             return period if {pod: sample for _, pod, sample in period.scrapes} == expositions else None
@@ -101,7 +101,7 @@ def test_samples_from_prometheus_equal_the_metrics_of_the_engines(tmp_path: Path
         period = wait_until(read_matching_recording, "the period ends with the pages")
         assert period is not None
         assert not period.skip_counts
-        assert run_command_line(["tune", "offline", "--prometheus", url, "--pods", "chat-.*", "--since", "5m"]) == 1
+        assert run_command_line(["tune", "--prometheus", url, "--pods", "chat-.*", "--since", "5m"]) == 1
 
         # With other labels there are no samples, and errors of Prometheus are reported.
         job = PrometheusSource(address=url, match_labels={"job": "engines", "namespace": "default"})

@@ -91,3 +91,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
   resources: [events]
   verbs: [list, create, patch]
 {{- end }}
+
+{{/* File of the receivers of notifications, which the operator reads. */}}
+{{- define "aerie.notificationsConfig" -}}
+{{ dict "receivers" .Values.notifications.receivers "subscriptions" .Values.notifications.subscriptions | toYaml }}
+{{- end -}}

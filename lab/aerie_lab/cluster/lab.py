@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -160,8 +161,11 @@ class Lab:
         return control.send_request(self.folder / "control.sock", verb, timeout=90, **fields)
 
     def environment(self) -> dict[str, str]:
-        """Return the environment for tools: KUBECONFIG, GATEWAY (its address), and the lab's kubectl and helm first on PATH."""
-        folders = [str(ensure_binary(name).parent) for name in ("kubectl", "helm")]
+        """Return the environment for tools: KUBECONFIG, GATEWAY (its address), and PATH.
+
+        On PATH, the lab's kubectl and helm are first, then the commands of this installation, such as `kubectl-aerie`.
+        """
+        folders = [str(ensure_binary(name).parent) for name in ("kubectl", "helm")] + [str(Path(sys.executable).parent)]
         return {
             **os.environ,
             "KUBECONFIG": str(self.kubeconfig),

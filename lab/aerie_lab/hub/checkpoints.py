@@ -22,7 +22,7 @@ from aerie_lab.images.table import ImageTable
 
 MAX_ZERO_BYTES_PER_RESPONSE = 16 * 2**20
 """Bytes of one answer from behind a header: enough for a tensor such as d2t, and not for weights."""
-_BYTES_PER_ELEMENT = {"BOOL": 1, "F16": 2, "BF16": 2, "F32": 4, "I64": 8}
+_BYTES_PER_ELEMENT = {"BOOL": 1, "U8": 1, "F16": 2, "BF16": 2, "F32": 4, "I64": 8}
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _build_checkpoint_files(row: Mapping[str, Any]) -> Iterator[tuple[str, Repos
     config = json.loads(row["config"])
     yield "README.md", _build_text_file(row["source"].strip() + "\n")
     yield "config.json", _build_text_file(row["config"].strip() + "\n")
-    tensors = list(_expand_tensors(row["tensors"], config["num_hidden_layers"]))
+    tensors = list(_expand_tensors(row["tensors"], config.get("text_config", config)["num_hidden_layers"]))
     total = sum(_tensor_bytes(dtype, shape) for _, dtype, shape in tensors)
     if "pickle" in row:
         yield row["pickle"], build_file_without_weights(b"", total)

@@ -9,7 +9,8 @@ It makes no decision about a rollout. Those are made in aerie.rollout, which is 
     work_queue            resources to reconcile, each once, with back-off per resource; fair_queue shares its turns
     leader_election       of several operators, one acts
     concurrency           how many rollouts and trials may be in progress at the same time
-    notifier              CloudEvents about rollouts, by HTTP POST
+    notifications         notifications of rollouts, by HTTP POST: CloudEvents, Slack, Microsoft Teams, templates
+    tracing               traces of reconciles, as an option
     metrics               metrics of the operator itself, liveness and readiness
     clock                 the time of day without jumps
     kubernetes.client     the API server, with plain dictionaries

@@ -100,9 +100,9 @@ class OperatorMetrics:
         )
         self._notifications = Counter(
             "aerie_notifications",
-            "Notifications of rollouts, by outcome. sent: accepted by the endpoint. Lost: queue_full (too many were pending), "
-            "rejected (by the endpoint), expired (not accepted in time), error (defect of Aerie).",
-            ["outcome"],
+            "Notifications of rollouts, by receiver and outcome. sent: accepted by the receiver. Lost: queue_full (too many were "
+            "pending), rejected (by the receiver), expired (not accepted in time), error (in the template, or in Aerie).",
+            ["receiver", "outcome"],
             registry=self.registry,
         )
         self._decisions = Counter(
@@ -205,9 +205,9 @@ class OperatorMetrics:
         """Record a call of a pod's drafter endpoint that has ended."""
         self._drafter_calls.labels(call, outcome).inc()
 
-    def record_notification(self, outcome: str) -> None:
-        """Record a notification that was sent, or lost for this reason."""
-        self._notifications.labels(outcome).inc()
+    def record_notification(self, receiver: str, outcome: str) -> None:
+        """Record a notification that was sent to the receiver, or lost for this reason."""
+        self._notifications.labels(receiver, outcome).inc()
 
     def record_tuning_decision(self, outcome: str, seconds: float) -> None:
         """Record a finished decision on a speculation setting."""

@@ -25,12 +25,14 @@ from aerie.controller.kubernetes.client import Cluster
 from aerie.controller.kubernetes.listing import Lister
 from aerie.controller.leader_election import LeaderElector
 from aerie.controller.metrics import OperatorMetrics
-from aerie.controller.notifier import Notifier, Webhook
+from aerie.controller.notifications.config import NotificationsConfig
+from aerie.controller.notifications.notifier import Notifier
 from aerie.controller.probes.context_length import ContextLengthProber
 from aerie.controller.probes.equivalence import EquivalenceProber
 from aerie.controller.reconciler import WORKER_COUNT, Reconciler
 from aerie.controller.scraping.prometheus import PrometheusAccess
 from aerie.controller.scraping.scraper import Scraper
+from aerie.controller.tracing import Tracer, create_tracer
 from aerie.controller.tuning.tuner import Tuner
 from aerie.controller.work_queue import NamespacedName, WorkQueue
 from aerie.engine.models.drafter_catalog import DrafterCatalog
@@ -71,8 +73,8 @@ class OperatorOptions:
     """Secret with the key of all tokens of drafter endpoints."""
     health_port: int = 8081
     metrics_port: int = 8080
-    webhook: Webhook | None = None
-    """Endpoint that receives notifications of rollouts."""
+    notifications: NotificationsConfig = field(default_factory=NotificationsConfig)
+    """Receivers of notifications of rollouts."""
     prometheus_access: PrometheusAccess = field(default_factory=PrometheusAccess)
     """Access to Prometheus servers that resources name."""
     concurrency_limits: ConcurrencyLimits = field(default_factory=ConcurrencyLimits)
@@ -88,7 +90,13 @@ async def run_operator(options: OperatorOptions) -> int:
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
     metrics = OperatorMetrics()
-    cluster = await Cluster.connect(metrics.record_api_call)
+    tracer = create_tracer()
+
+    def record_api_call(verb: str, code: str, seconds: float) -> None:
+        metrics.record_api_call(verb, code, seconds)
+        tracer.add_event("API call", {"aerie.verb": verb, "aerie.code": code, "aerie.seconds": seconds})
+
+    cluster = await Cluster.connect(record_api_call)
     runners = await metrics.serve(options.health_port, options.metrics_port)
     queue = WorkQueue()
     monitor_task = asyncio.create_task(metrics.monitor_event_loop(lambda: len(queue)), name="event-loop-monitor")
@@ -96,17 +104,18 @@ async def run_operator(options: OperatorOptions) -> int:
     try:
         metrics.ready = True  # standby counts as ready: it is the purpose of the second replica
         if options.dry_run:
-            return await _run_as_leader(options, cluster, queue, metrics, stop, asyncio.Event())
+            return await _run_as_leader(options, cluster, queue, metrics, tracer, stop, asyncio.Event())
         elector = LeaderElector(cluster, _find_own_namespace(options), options.lease_name, options.identity)
         cluster.may_write = elector.is_leader
         async with _wait_for_leadership(stop, elector) as lost:
-            return 0 if lost is None else await _run_as_leader(options, cluster, queue, metrics, stop, lost)
+            return 0 if lost is None else await _run_as_leader(options, cluster, queue, metrics, tracer, stop, lost)
     finally:
         monitor_task.cancel()
         gc_task.cancel()
         for runner in runners:
             await runner.cleanup()
         await cluster.close()
+        await tracer.shut_down()
 
 
 async def _collect_garbage() -> None:
@@ -136,13 +145,14 @@ async def _run_as_leader(
     cluster: Cluster,
     queue: WorkQueue,
     metrics: OperatorMetrics,
+    tracer: Tracer,
     stop: asyncio.Event,
     lost: asyncio.Event,
 ) -> int:
     """Run all parts until `stop` or `lost` is set, and return the exit status. Raises the error of a part that has failed."""
     cache = ObjectCache(queue.add)
     lister = Lister(cluster, cache, queue, options.namespaces, metrics)
-    reconciler = _build_reconciler(options, cluster, cache, queue, metrics, lister)
+    reconciler = _build_reconciler(options, cluster, cache, queue, metrics, tracer, lister)
     metrics.set_leader(True)
     metrics.cache_sync = lister
     watches_stop, watches_started = asyncio.Event(), asyncio.Event()
@@ -214,6 +224,7 @@ def _build_reconciler(
     cache: ObjectCache,
     queue: WorkQueue,
     metrics: OperatorMetrics,
+    tracer: Tracer,
     lister: Lister,
 ) -> Reconciler:
     clock = Clock()
@@ -232,12 +243,13 @@ def _build_reconciler(
         options.dry_run,
         options.drafter_catalog,
         clock,
-        notifier=Notifier(options.webhook, metrics.record_notification),
+        notifier=Notifier(options.notifications, metrics.record_notification),
         tuner=tuner,
         context_length_prober=ContextLengthProber(queue.add),
         lister=lister,
         # A dry run writes no claims, so that no queued resource would ever be granted a slot.
         concurrency_limits=ConcurrencyLimits() if options.dry_run else options.concurrency_limits,
+        tracer=tracer,
         drafter_key_secret=NamespacedName(_find_own_namespace(options), options.drafter_key_secret),
     )
 

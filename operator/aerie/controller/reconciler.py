@@ -43,12 +43,13 @@ from aerie.controller.kubernetes.listing import NO_CACHE_GAPS, CacheGaps, Lister
 from aerie.controller.kubernetes.nodes import NodeLabelCache
 from aerie.controller.kubernetes.observe import find_name_conflicts, read_cached_snapshot, read_live_snapshot
 from aerie.controller.metrics import OperatorMetrics
-from aerie.controller.notifier import Notifier
+from aerie.controller.notifications.notifier import Notifier
 from aerie.controller.probes.context_length import ContextLengthProber
 from aerie.controller.probes.equivalence import EquivalenceProber
 from aerie.controller.probes.pairs import PairReader
 from aerie.controller.scraping.scraper import Scraper
 from aerie.controller.tokens import EVALUATOR_TOKEN, ResourceTokens, needs_token
+from aerie.controller.tracing import NO_TRACER, Tracer
 from aerie.controller.tuning.tuner import Tuner
 from aerie.controller.work_queue import NamespacedName, WorkQueue
 from aerie.engine.models.drafter_catalog import DrafterCatalog
@@ -110,6 +111,7 @@ class Reconciler:
     """Limits on rollouts and trials in progress at the same time."""
     drafter_key_secret: NamespacedName = field(default_factory=lambda: NamespacedName("default", "aerie-drafter-key"))
     """The operator's own Secret, with the key of all tokens of drafter endpoints."""
+    tracer: Tracer = NO_TRACER
 
     def __post_init__(self) -> None:
         self.concurrency_limiter = ConcurrencyLimiter(self.concurrency_limits, self.queue.add, self.metrics.set_rollout_counts)
@@ -133,30 +135,36 @@ class Reconciler:
         while True:
             key, wait_seconds = await self.queue.get()
             self.metrics.record_queue_wait(wait_seconds)
-            started = asyncio.get_running_loop().time()
-            outcome = "failed"
-            try:
-                requeue_after = await self.reconcile(key)
-                self.queue.forget(key)
-                outcome = "done"
-                if requeue_after is not None:
-                    self.queue.add_after(key, requeue_after.total_seconds())
-            except ApiError as error:
-                # A conflict means that somebody else wrote in between. The next reconcile reads that change.
-                outcome = "conflict" if error.status == 409 else "failed"
-                seconds = self.queue.add_rate_limited(key)
-                level = logging.INFO if outcome == "conflict" else logging.WARNING
-                _log.log(level, "%s: %s; retrying in %.1f s", key, error, seconds)
-            except ResourceError as error:
-                self.queue.add_rate_limited(key)
-                _log.error("%s cannot be read: %s", key, error)
-            except Exception:  # noqa: BLE001 - a fault with one resource must not end the worker
-                self.queue.add_rate_limited(key)
-                _log.exception("%s: the reconcile failed with an internal error", key)
-            finally:
-                self.metrics.record_reconcile(outcome, asyncio.get_running_loop().time() - started)
-                self.queue.done(key, REST_SECONDS_PER_OBJECT * self.cache.count_objects(key))
-                await asyncio.sleep(0)  # a reconcile without a call never yields, and watches and the lease need their turn
+            with self.tracer.span("reconcile", {"k8s.namespace.name": key.namespace, "aerie.name": key.name}):
+                await self._reconcile_queued(key)
+            await asyncio.sleep(0)  # a reconcile without a call never yields, and watches and the lease need their turn
+
+    async def _reconcile_queued(self, key: NamespacedName) -> None:
+        """Reconcile the resource once, and requeue it."""
+        started = asyncio.get_running_loop().time()
+        outcome = "failed"
+        try:
+            requeue_after = await self.reconcile(key)
+            self.queue.forget(key)
+            outcome = "done"
+            if requeue_after is not None:
+                self.queue.add_after(key, requeue_after.total_seconds())
+        except ApiError as error:
+            # A conflict means that somebody else wrote in between. The next reconcile reads that change.
+            outcome = "conflict" if error.status == 409 else "failed"
+            seconds = self.queue.add_rate_limited(key)
+            level = logging.INFO if outcome == "conflict" else logging.WARNING
+            _log.log(level, "%s: %s; retrying in %.1f s", key, error, seconds)
+        except ResourceError as error:
+            self.queue.add_rate_limited(key)
+            _log.error("%s cannot be read: %s", key, error)
+        except Exception:  # noqa: BLE001 - a fault with one resource must not end the worker
+            self.queue.add_rate_limited(key)
+            _log.exception("%s: the reconcile failed with an internal error", key)
+        finally:
+            self.metrics.record_reconcile(outcome, asyncio.get_running_loop().time() - started)
+            self.tracer.set_attributes({"aerie.outcome": outcome})
+            self.queue.done(key, REST_SECONDS_PER_OBJECT * self.cache.count_objects(key))
 
     async def reconcile(self, key: NamespacedName) -> timedelta | None:
         """Reconcile the resource once, and return when to requeue it although nothing has changed.
@@ -175,7 +183,8 @@ class Reconciler:
         if gaps.is_pending:
             return None  # it is enqueued when that has changed
         try:
-            snapshot = self._add_measurements(key, read_cached_snapshot(self.cache, document), gaps)
+            with self.tracer.span("read", {"aerie.source": "cache"}):
+                snapshot = self._add_measurements(key, read_cached_snapshot(self.cache, document), gaps)
         except ResourceError as error:
             await self._hold_resource(key, document, build_unreadable_condition(error))
             return None
@@ -210,9 +219,10 @@ class Reconciler:
         self.cache.put(document)
         if document["metadata"].get("deletionTimestamp"):
             return None
-        snapshot = self._add_measurements(
-            key, await read_live_snapshot(self.cluster, self.cache, document, gaps.skipped_kinds), gaps
-        )
+        with self.tracer.span("read", {"aerie.source": "live"}):
+            snapshot = self._add_measurements(
+                key, await read_live_snapshot(self.cluster, self.cache, document, gaps.skipped_kinds), gaps
+            )
         self._keys_read_live.add(key)
         await asyncio.sleep(0)  # with many pods, building the snapshot and deciding block the loop for 50 ms each
         plan = await self._decide_plan(snapshot)
@@ -229,9 +239,17 @@ class Reconciler:
         if needs_token(plan.objects_to_apply):
             # Without the Secret, pods start all the same, and their observation has the reason.
             await self.drafter_tokens.ensure(key, snapshot.resource.metadata.uid or "")
-        plan = await apply_plan(
-            self.cluster, self.cache, document, snapshot, plan, now, is_persistent_failure=is_persistent_failure
-        )
+        with self.tracer.span("apply"):
+            plan = await apply_plan(
+                self.cluster,
+                self.cache,
+                document,
+                snapshot,
+                plan,
+                now,
+                is_persistent_failure=is_persistent_failure,
+                tracer=self.tracer,
+            )
         # Only now: the next operator has to know the decision that a pod was changed by.
         self.drafter_executor.follow(key, snapshot, plan.drafters)
         stored = (self.cache.get_resource(key) or {}).get("status") or {}
@@ -252,9 +270,11 @@ class Reconciler:
 
     async def _decide_plan(self, snapshot: Snapshot) -> ReconcilePlan:
         """Return the plan for the snapshot. It is built again if the first one needs labels of nodes that have just been read."""
-        plan = build_reconcile_plan(snapshot, self.preflight_job_config, self.clock.now(), self.drafter_catalog)
-        if await self.node_labels.refresh(plan.hardware_nodes):
+        with self.tracer.span("decide"):
             plan = build_reconcile_plan(snapshot, self.preflight_job_config, self.clock.now(), self.drafter_catalog)
+            if await self.node_labels.refresh(plan.hardware_nodes):
+                plan = build_reconcile_plan(snapshot, self.preflight_job_config, self.clock.now(), self.drafter_catalog)
+        self.tracer.set_attributes({"aerie.phase": plan.status.phase or ""})
         return plan
 
     def _iter_resources(self) -> Iterator[ObjectDict]:
@@ -318,6 +338,7 @@ class Reconciler:
             recommendation=self.tuner.recommendation(key, uid),
             tuning_record=self.tuner.tuning_record(key, uid),
             start_permission=self.concurrency_limiter.start_permission(key),
+            notification_receivers=self.notifier.receiver_facts,
         )
         return replace(snapshot, cluster=cluster, engines=engines, operator=operator)
 

@@ -8,17 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, cast
 
 from aerie.api.status import Condition, Status
 from aerie.rollout.plan import Event
+from aerie.rollout.reasons import ConditionReason
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 _MAX_MESSAGE_CHARACTERS = 2000
 
 READY, PROGRESSING, PREFLIGHT_PASSED, DEGRADED = "Ready", "Progressing", "PreflightPassed", "Degraded"
-TUNED = "SpeculationTuned"
-_HEALTHY_STATUS_BY_TYPE = {READY: "True", PROGRESSING: "True", PREFLIGHT_PASSED: "True", DEGRADED: "False", TUNED: "True"}
+TUNED, SUBSCRIBED = "SpeculationTuned", "NotificationsSubscribed"
+HEALTHY_STATUS_BY_TYPE = {
+    READY: "True",
+    PROGRESSING: "True",
+    PREFLIGHT_PASSED: "True",
+    DEGRADED: "False",
+    TUNED: "True",
+    SUBSCRIBED: "True",
+}
 """Status of each condition that is no reason to worry."""
 
 
@@ -28,7 +36,7 @@ class ConditionUpdate:
 
     type: str
     status: ConditionStatus
-    reason: str
+    reason: ConditionReason
     message: str
 
 
@@ -66,7 +74,7 @@ def build_condition_events(previous_status: Status | None, current_status: Statu
         previous = previous_by_type.get(condition.type)
         if previous is not None and (previous.status, previous.reason) == (condition.status, condition.reason):
             continue
-        is_healthy = condition.status == _HEALTHY_STATUS_BY_TYPE[condition.type] or condition.status == "Unknown"
+        is_healthy = condition.status == HEALTHY_STATUS_BY_TYPE[condition.type] or condition.status == "Unknown"
         is_normal = (
             is_healthy
             or condition.type == TUNED
@@ -74,7 +82,8 @@ def build_condition_events(previous_status: Status | None, current_status: Statu
         )
         if previous is None and is_normal:
             continue  # the usual start is no event
-        yield Event("Normal" if is_normal else "Warning", condition.reason, condition.message)
+        reason = cast(ConditionReason, condition.reason)  # `current_status` is this release's own
+        yield Event("Normal" if is_normal else "Warning", reason, condition.message)
 
 
 _EXPECTED_REASONS = frozenset({"Complete", "Starting", "Preflight", "Queued", "Paused", "ScaledToZero"})

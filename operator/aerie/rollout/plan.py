@@ -9,6 +9,7 @@ from typing import Any, Literal
 from aerie.api.status import Status
 from aerie.engine.drafter_endpoint.calls import DrafterCall
 from aerie.engine.drafter_endpoint.state import WindowCursor
+from aerie.rollout.reasons import EventReason
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Event:
     """Event that a user who inspects the resource wants to see."""
 
     type: Literal["Normal", "Warning"]
-    reason: str
+    reason: EventReason
     message: str
 
 

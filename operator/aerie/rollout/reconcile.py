@@ -241,10 +241,11 @@ def with_apply_errors(
 ) -> ReconcilePlan:
     """Return the plan after the API server has rejected some of its objects: the status reports it."""
     condition = ConditionUpdate(DEGRADED, "True", "ApplyFailed", "The API server rejected " + "; ".join(sorted(apply_errors)))
-    other_conditions = [
-        ConditionUpdate(c.type, c.status, c.reason, c.message) for c in plan.status.conditions if c.type != DEGRADED
+    other_conditions = [item for item in plan.status.conditions if item.type != DEGRADED]
+    conditions = [
+        *other_conditions,
+        *build_conditions([condition], previous_status, plan.status.observed_generation, now),
     ]
-    conditions = build_conditions([*other_conditions, condition], previous_status, plan.status.observed_generation, now)
     status = plan.status.model_copy(update={"conditions": conditions})
     error_events = tuple(event for event in build_condition_events(previous_status, status) if event.reason == "ApplyFailed")
     return replace(plan, status=status, events=plan.events + error_events, requeue_after=timedelta(minutes=1))

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 from aerie.engine.speculation import Adaptive, Off, Schedule, ScheduleTier, SpeculationSetting, Static
 
 RecommendedAction = Literal["Hold", "Change", "Explore", "Insufficient"]
+BlockedReason = Literal["", "CannotProbe"]
 
 
 class RecommendationError(ValueError):
@@ -40,7 +41,7 @@ class Recommendation:
     """Predicted gain of `setting` over the current one: the 5 %, 50 % and 95 % quantiles."""
     reason: str
     """Reason for the action, as a sentence."""
-    blocked_reason: str = ""
+    blocked_reason: BlockedReason = ""
     """Reason in one word why the tuner cannot act until a user changes something: CannotProbe. Empty if it can."""
     traffic_changed_at: float | None = None
     """Time of the newest change in traffic, in seconds of Unix time; None if no change was detected."""
@@ -76,7 +77,7 @@ class Recommendation:
                 setting,
                 gain,
                 str(document["reason"]),
-                str(document["blocked_reason"]),
+                document["blocked_reason"],
                 traffic_changed_at,
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -89,6 +90,10 @@ class Recommendation:
         if self.action not in get_args(RecommendedAction):
             raise RecommendationError(
                 f"the action of a recommendation is one of {', '.join(get_args(RecommendedAction))}, not {self.action!r}."
+            )
+        if self.blocked_reason not in get_args(BlockedReason):
+            raise RecommendationError(
+                f"the blocked_reason of a recommendation is CannotProbe or empty, not {self.blocked_reason!r}."
             )
         if self.action in ("Change", "Explore") and self.setting is None:
             raise RecommendationError(f"a recommendation with the action {self.action} needs a setting.")

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Arm, CanaryArm, CanaryEvaluation, Condition, SettingStatus, Status
 from aerie_lab.errors import LabError
 from aerie_lab.testing import Namespace
 
-EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples").glob("*.yaml"))
+EXAMPLES_FOLDER = Path(__file__).resolve().parents[3] / "examples"
+EXAMPLES = sorted(EXAMPLES_FOLDER.rglob("*.yaml"))
 DryRun = Callable[..., dict[str, Any]]
 
 pytestmark = pytest.mark.usefixtures("crd")
@@ -54,7 +56,7 @@ def test_stored_object_reads_back(chat: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("apply_options", [[], ["--server-side"]], ids=["client-side", "server-side"])
 def test_applying_twice_changes_nothing(namespace: Namespace, apply_options: list[str]) -> None:
-    text = EXAMPLES[0].read_text()
+    text = (EXAMPLES_FOLDER / "gateway.yaml").read_text()
     namespace.kubectl("apply", *apply_options, "-f", "-", stdin=text)
     before = namespace.get("specdep", "chat")
     namespace.kubectl("apply", *apply_options, "-f", "-", stdin=text)
@@ -62,10 +64,15 @@ def test_applying_twice_changes_nothing(namespace: Namespace, apply_options: lis
     assert before["metadata"]["generation"] == 1
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: str(path.relative_to(EXAMPLES_FOLDER)))
 def test_example_is_accepted(namespace: Namespace, example: Path) -> None:
-    namespace.kubectl("apply", "--validate=strict", "-f", "-", stdin=example.read_text())
-    SpeculativeDeployment.from_dict(namespace.get("specdep", "chat"))
+    text = example.read_text()
+    options = ("--server-side", "--dry-run=server", "--validate=strict", "-o", "json")
+    dry_run_result = json.loads(namespace.kubectl("apply", *options, "-f", "-", stdin=text))
+    namespace.kubectl("apply", "--validate=strict", "-f", "-", stdin=text)
+    stored = namespace.get("specdep", yaml.safe_load(text)["metadata"]["name"])
+    assert stored["spec"] == dry_run_result["spec"]
+    SpeculativeDeployment.from_dict(stored)
 
 
 def test_misspelt_field_is_rejected_by_kubectl_and_pruned_by_the_server(

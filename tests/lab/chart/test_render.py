@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
+from aerie.controller.notifications.config import read_notifications_config
 from aerie.manifests import naming
 from aerie.manifests.evaluator import EVALUATOR_LABEL
+from aerie.rollout.status.notifications import EVENT_TYPES
 from aerie_lab.binaries import ensure_binary
 
 HERE = Path(__file__).parent
@@ -89,7 +91,12 @@ def test_definition_matches_the_repository(objects: Objects, chart: Path) -> Non
         ("drafterKey.existingSecret=Sealed", "/drafterKey/existingSecret", "'Sealed' does not match"),
         ("prometheus.tokens[0].address=thanos:9091", "/prometheus/tokens/0", "missing property 'secret'"),
         ("prometheus.tokens[0].address=thanos:9091", "/prometheus/tokens/0/address", "'thanos:9091' does not match"),
+        ("tracing.enabled=true", "tracing.endpoint is empty", "Set it to the address of the collector"),
         ("notifications.url=hooks.example", "/notifications/url", "'hooks.example' does not match"),
+        ("notifications.receivers.Team.type=slack", "/notifications/receivers", "'Team' not allowed"),
+        ("notifications.receivers.a.type=mail", "/notifications/receivers/a/type", "'cloudevents', 'slack', 'teams', 'webhook'"),
+        ("notifications.receivers.a.urlFile=x", "/notifications/receivers/a", "missing property 'type'"),
+        ("notifications.subscriptions[0].events={promotd}", "/notifications/subscriptions/0/events/0", "'started'"),
         ("prometheus.caBundle.file=x", "/prometheus/caBundle", "'file' not allowed"),
         ("metrics.podMonitor.interval=often", "/metrics/podMonitor/interval", "'often' does not match"),
         ("fullnameOverride=Aerie", "/fullnameOverride", "'Aerie' does not match"),
@@ -214,6 +221,23 @@ def test_permissions_have_no_wildcard_and_read_one_secret(objects: Objects, case
                 reads.append((item["kind"], item["metadata"]["namespace"], rule["resourceNames"], rule["verbs"]))
     has_roles = case != "least"
     assert reads == [("Role", "aerie-system", [option.partition("=")[2]], ["get"])] * has_roles
+
+
+def test_operator_reads_the_receivers_of_the_chart(objects: Objects, chart: Path, tmp_path: Path) -> None:
+    items = objects(case="everything")
+    (config_map,) = (item for item in items if item["kind"] == "ConfigMap" and "config.yaml" in item["data"])
+    (tmp_path / "config.yaml").write_text(config_map["data"]["config.yaml"])
+    config = read_notifications_config(tmp_path / "config.yaml", "production")
+    assert [receiver.name for receiver in config.receivers] == ["pager", "serving"]
+    (deployment,) = (item for item in items if item["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    (folder,) = (mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"] if mount["name"] == "notifications")
+    assert f"--notifications-config={folder}/config.yaml" in pod["containers"][0]["args"]
+    (volume,) = (item["projected"]["sources"] for item in pod["volumes"] if item["name"] == "notifications")
+    assert volume == [{"secret": {"name": "receivers"}}, {"configMap": {"name": config_map["metadata"]["name"]}}]
+    schema = json.loads((chart / "values.schema.json").read_text())
+    subscriptions = schema["properties"]["notifications"]["properties"]["subscriptions"]
+    assert subscriptions["items"]["properties"]["events"]["items"]["enum"] == list(EVENT_TYPES)
 
 
 @pytest.mark.parametrize("listed", [True, False])

@@ -23,7 +23,7 @@ from aerie.api.types.base import JsonObject
 from aerie.engine.releases import UnknownVersion, parse_image_version
 from tests.golden import Messages
 
-EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples").glob("*.yaml"))
+EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples").rglob("*.yaml"))
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
 
 
@@ -61,7 +61,7 @@ def test_defaults_of_the_spec(minimal_resource: JsonObject) -> None:
     assert spec.rollout.traffic.mode == "Service"
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_example_reads_strictly_and_back(example: Path) -> None:
     read = SpeculativeDeployment.from_dict(yaml.safe_load(example.read_text()), unknown_fields="forbid")
     assert SpeculativeDeployment.from_dict(read.to_dict(), unknown_fields="forbid") == read

@@ -76,7 +76,7 @@ def run_shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]
         ("AERIE preflight -f - <&-", 2, "error: standard input cannot be read (Bad file descriptor): give a YAML file.\n"),
         ("AERIE catalog example/none 2>&-", 1, ""),
         ("AERIE preflight -f /dev/zero", 2, "error: /dev/zero has more than 4 MiB: give a file with only the manifest.\n"),
-        (f"{BIN}/kubectl-aerie tune explain chat --kubeconfig /none", 2, "error: there is no kubeconfig at /none"),
+        (f"PATH=/none {BIN}/kubectl-aerie explain chat", 2, "error: kubectl is not on PATH"),
         (f"{BIN}/aerie-drafter evaluate", 2, "Usage: aerie-drafter evaluate"),
         (f"{BIN}/aerie-drafter train /none.yaml", 2, "error: /none.yaml cannot be read"),
         (f"{BIN}/aerie-lab up --api-port 70000", 2, "error: api_port is 70000: choose a number from 0 to 65535.\n"),

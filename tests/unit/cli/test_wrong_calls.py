@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -69,13 +70,6 @@ FILES = {
             "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
             "clusters": [{"name": "k", "cluster": {"server": "http://127.0.0.1:1"}}],
             "users": [{"name": "u", "user": {"exec": {"command": "no-such-plugin", "apiVersion": "v1"}}}],
-        }
-    ),
-    "closed.kube": json.dumps(
-        {
-            "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "k"}}],
-            "clusters": [{"name": "k", "cluster": {"server": "http://127.0.0.1:1"}}],
         }
     ),
     "questions.jsonl": "[" * 100_000,
@@ -173,28 +167,35 @@ ROWS: list[Row] = [
     ("aerie", "operator --preflight-image i --log-level LOUD", 2, "--log-level is LOUD"),
     ("aerie", "operator --preflight-image i --preflight-resources {", 2, "--preflight-resources is {"),
     ("aerie", "operator --preflight-image i --prometheus-token x", 2, "--prometheus-token is x"),
-    ("aerie", "tune", 2, ""),
-    ("aerie", "tune offline", 2, "set --metrics FILE or --prometheus URL"),
-    ("aerie", "tune offline --metrics FOLDER/none", 2, "cannot be read"),
-    ("aerie", "tune offline --metrics FOLDER/no-metrics.jsonl", 2, "line 1 has no 'time'"),
-    ("aerie", "tune offline --metrics FOLDER/nan.jsonl", 2, "line 1 cannot be read"),
-    ("aerie", "tune offline --metrics FOLDER/late.jsonl", 2, "line 1 cannot be read"),
-    ("aerie", "tune offline --metrics FOLDER/nested.jsonl", 2, "line 1 cannot be read"),
-    ("aerie", "tune offline --metrics FOLDER/squashed.gz", 2, "cannot be read"),
-    ("aerie", "tune offline --prometheus nowhere --pods a", 2, "use the form http://HOST:PORT"),
-    ("aerie", "tune offline --prometheus http://127.0.0.1:1 --pods (", 2, "which is not a regular expression"),
-    ("aerie", "tune offline --prometheus http://127.0.0.1:1 --pods a", 2, "cannot be reached"),
-    ("aerie", "tune explain", 2, "Missing argument"),
-    ("aerie", "tune explain chat --kubeconfig FOLDER/none", 2, "there is no kubeconfig"),
-    ("aerie", "tune explain chat --kubeconfig FOLDER/config.kube", 2, "is not YAML"),
-    ("aerie", "tune explain chat --kubeconfig FOLDER/list.kube", 2, "is not a kubeconfig (it is a list)"),
-    ("aerie", "tune explain chat --kubeconfig FOLDER/empty.kube", 2, "is not a kubeconfig (it is empty)"),
-    ("aerie", "tune explain chat --kubeconfig FOLDER/binary.yaml", 2, "is not YAML"),
-    ("aerie", "tune explain chat --kubeconfig FOLDER/plain.kube", 2, "cannot be used (Expected key current-context"),
-    ("aerie", "tune explain chat --kubeconfig FOLDER/authority.kube", 2, "cannot be used (SSLError"),
-    ("aerie", "tune explain chat --kubeconfig FOLDER/plugin.kube", 2, "credentials plugin of the user failed"),
-    ("aerie", "tune explain chat --kubeconfig FOLDER/closed.kube", 2, "did not answer GET"),
-    ("aerie", "tune explain chat --kubeconfig FOLDER/closed.kube --context other", 2, "cannot be used"),
+    (
+        "aerie",
+        "operator --preflight-image i --notify-url hooks.example",
+        2,
+        "--notify-url or --notify-headers: the URL must begin",
+    ),
+    ("aerie", "operator --preflight-image i --notifications-config FOLDER/none", 2, "--notifications-config: "),
+    ("aerie", "tune", 2, "set --metrics FILE or --prometheus URL"),
+    ("aerie", "tune --metrics FOLDER/none", 2, "cannot be read"),
+    ("aerie", "tune --metrics FOLDER/no-metrics.jsonl", 2, "line 1 has no 'time'"),
+    ("aerie", "tune --metrics FOLDER/nan.jsonl", 2, "line 1 cannot be read"),
+    ("aerie", "tune --metrics FOLDER/late.jsonl", 2, "line 1 cannot be read"),
+    ("aerie", "tune --metrics FOLDER/nested.jsonl", 2, "line 1 cannot be read"),
+    ("aerie", "tune --metrics FOLDER/squashed.gz", 2, "cannot be read"),
+    ("aerie", "tune --prometheus nowhere --pods a", 2, "use the form http://HOST:PORT"),
+    ("aerie", "tune --prometheus http://127.0.0.1:1 --pods (", 2, "which is not a regular expression"),
+    ("aerie", "tune --prometheus http://127.0.0.1:1 --pods a", 2, "cannot be reached"),
+    ("aerie", "explain", 2, "Missing argument"),
+    ("aerie", "status", 2, "Missing argument"),
+    ("aerie", "wait chat --for married", 2, "Invalid value"),
+    ("aerie", "promote", 2, "Missing argument"),
+    ("aerie", "KUBECONFIG=FOLDER/none operator --preflight-image i", 2, "there is no kubeconfig"),
+    ("aerie", "KUBECONFIG=FOLDER/config.kube operator --preflight-image i", 2, "is not YAML"),
+    ("aerie", "KUBECONFIG=FOLDER/list.kube operator --preflight-image i", 2, "is not a kubeconfig (it is a list)"),
+    ("aerie", "KUBECONFIG=FOLDER/empty.kube operator --preflight-image i", 2, "is not a kubeconfig (it is empty)"),
+    ("aerie", "KUBECONFIG=FOLDER/binary.yaml operator --preflight-image i", 2, "is not YAML"),
+    ("aerie", "KUBECONFIG=FOLDER/plain.kube operator --preflight-image i", 2, "cannot be used (Expected key current-context"),
+    ("aerie", "KUBECONFIG=FOLDER/authority.kube operator --preflight-image i", 2, "cannot be used (SSLError"),
+    ("aerie", "KUBECONFIG=FOLDER/plugin.kube operator --preflight-image i", 2, "credentials plugin of the user failed"),
     ("aerie-drafter", "", 2, ""),
     ("aerie-drafter", "paint", 2, "No such command"),
     ("aerie-drafter", "inspect", 2, "Missing argument"),
@@ -247,6 +248,9 @@ def test_status_and_message_of_a_wrong_call(
     paths = {"FOLDER": str(folder), "TARGET": TARGET, "DRAFTER": DRAFTER, "BUNDLE": str(BUNDLE)}
     for name, path in paths.items():
         line = line.replace(name, path)
+    if (assignment := re.match(r"KUBECONFIG=(\S+) ", line)) is not None:
+        monkeypatch.setenv("KUBECONFIG", assignment[1])
+        line = line.removeprefix(assignment[0])
     status = run_to_exit_status(program, "", select_command(program, line.split(), monkeypatch))
     output = capsys.readouterr()
     assert (status, "Traceback" in output.err + output.out) == (code, False), output.err

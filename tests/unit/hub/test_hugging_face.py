@@ -22,6 +22,7 @@ from huggingface_hub.errors import (
 from aerie.api import SpeculativeDeployment
 from aerie.api.source import HuggingFaceSource
 from aerie.checkpoints import HubClient
+from aerie.cli.app import run_command_line
 from aerie.engine.models.checkpoint import Checkpoint
 from aerie_lab.cli.scenarios import DEMO_SCENARIOS, DemoScenario
 from aerie_lab.engine.serving.arguments import parse_simulator_arguments
@@ -179,10 +180,10 @@ def test_simulated_engine_reads_its_checkpoints_from_the_hub(
         describe_drafter(EAGLE_31, "b" * 40)
 
 
-MANIFESTS = [*sorted((ROOT / "examples").glob("*.yaml")), *(scenario.manifest for scenario in DEMO_SCENARIOS.values())]
+MANIFESTS = [*sorted((ROOT / "examples").rglob("*.yaml")), *(scenario.manifest for scenario in DEMO_SCENARIOS.values())]
 
 
-@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_hub_has_the_sources_of_examples_and_demos(manifest: Path, repositories: dict[str, Repository]) -> None:
     spec = SpeculativeDeployment.from_dict(yaml.safe_load(manifest.read_text()), unknown_fields="forbid").spec
     sources = [spec.model.source] + ([spec.drafter.source] if spec.drafter else [])
@@ -198,3 +199,30 @@ def test_hub_has_the_drafters_of_the_demos(scenario: DemoScenario, repositories:
         repository = repositories.get(change.drafter["repo"])
         commit = repository.commit if repository is not None else own[change.drafter["repo"]]
         assert commit == change.drafter["revision"]
+
+
+# Options of `aerie preflight` by example, and the checks that have warnings. The Hub has the model of a claim, too.
+FLEETS: dict[str, tuple[list[str], set[str]]] = {
+    "gateway": (["--gpu-memory", "80GiB"], {"C4", "C5"}),
+    "gpt-oss-120b-data-parallel": (
+        ["--gpu-memory", "80GiB", "--drafter", f"aerie/gpt-oss-120b-EAGLE3@{'3' + '0' * 38 + '3'}"],
+        {"C18"},
+    ),
+    "in-place": (["--gpu-memory", "80GiB"], {"C4", "C5"}),
+    "kimi-k2.6": (["--gpu-memory", "141GiB"], set()),
+    "llama-70b-tensor-parallel": (["--gpu-memory", "80GiB"], {"C4"}),
+    "llama-8b": (["--gpu-memory", "80GiB"], {"C4", "C5"}),
+    "no-spare-gpu": (["--gpu-memory", "80GiB"], {"C4", "C5"}),
+}
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples/fleets").glob("*.yaml")), ids=lambda path: path.stem)
+def test_fleet_example_passes_preflight(
+    endpoint: str, example: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    monkeypatch.setenv("HF_TOKEN", "hf_any")
+    options, warnings = FLEETS[example.stem]
+    assert run_command_line(["preflight", "-f", str(example), *options, "-o", "json"]) == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert {finding["id"] for finding in findings if finding["severity"] == "warning"} == warnings

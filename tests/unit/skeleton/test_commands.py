@@ -46,6 +46,38 @@ def test_readme_names_the_targets_of_the_makefile(
         assert part in problem
 
 
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        ("[a](b.md), [b](b.md#two-words-k-3), [c](#page), [d](../Makefile), [e](https://example.com/x)", None),
+        ("`[a](c.md)`\n```\n[b](c.md)\n```\n", None),
+        ("[a](c.md)", "docs/README.md links to c.md, and there is no such file"),
+        ("[a](b.md#two)", "docs/README.md links to b.md#two, and that page has no such heading"),
+        ("[a](b.md#two-words-k-3-1)", None),
+        ("[a](b.md#two-words-k-3-2)", "that page has no such heading"),
+        ("[a](#other)", "docs/README.md links to #other, and that page has no such heading"),
+    ],
+)
+def test_relative_links_resolve(check_readme: ModuleType, tmp_path: Path, page: str, message: str | None) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "Makefile").touch()
+    (tmp_path / "docs/README.md").write_text(f"# Page\n\n[b](b.md)\n{page}\n")
+    (tmp_path / "docs/b.md").write_text("# B\n\n## Two words: `K` 3\n\n## Two words, K 3\n")
+    problems = check_readme.find_link_errors(tmp_path)
+    assert len(problems) == (message is not None)
+    assert message is None or message in problems[0]
+
+
+def test_index_lists_every_page(check_readme: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "docs/decisions").mkdir(parents=True)
+    (tmp_path / "docs/README.md").write_text("[a](a.md#a)\n")
+    for name in ("a", "decisions/b"):
+        (tmp_path / f"docs/{name}.md").write_text("# A\n")
+    (problem,) = check_readme.find_link_errors(tmp_path)
+    assert problem == "docs/README.md does not list docs/decisions/b.md: add a line for it."
+    assert check_readme.find_link_errors(ROOT) == []
+
+
 @pytest.fixture
 def benchmarks(tmp_path: Path) -> Path:
     """Return a copy of the runner with one benchmark of its own."""

@@ -1,4 +1,4 @@
-"""`aerie tune offline` on recorded expositions and on Prometheus's series, and its messages for files it cannot use."""
+"""`aerie tune` on recorded expositions and on Prometheus's series, and its messages for files it cannot use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_text_output_has_all_sections(pages: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command_line(["tune", "offline", "--metrics", str(pages), "--dense"]) == 0
+    assert run_command_line(["tune", "--metrics", str(pages), "--dense"]) == 0
     text = capsys.readouterr().out
     assert re.match(r"(HOLD|CHANGE to .*|EXPLORE: one canary with .*)\n", text)
     for part in ("Evidence", "Candidates, ", "K=3 ", "no speculation", "Limitations", "measured at K = 3"):
@@ -50,7 +50,7 @@ def test_the_text_output_has_all_sections(pages: Path, capsys: pytest.CaptureFix
 def test_the_json_output_is_reproducible(pages: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answers = []
     for _ in range(2):
-        assert run_command_line(["tune", "offline", "--metrics", str(pages), "--max-tokens", "5", "-o", "json"]) == 0
+        assert run_command_line(["tune", "--metrics", str(pages), "--max-tokens", "5", "-o", "json"]) == 0
         answers.append(json.loads(capsys.readouterr().out))
     assert answers[0] == answers[1]
     settings = {candidate["setting"] for candidate in answers[0]["candidates"]}
@@ -85,7 +85,7 @@ def test_series_of_prometheus_equal_the_recorded_expositions(pages: Path, tmp_pa
 def test_insufficient_data_has_its_own_exit_code(pages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = tmp_path / "short.jsonl"
     short.write_text("".join(line + "\n" for line in pages.read_text().splitlines()[:8]))
-    assert run_command_line(["tune", "offline", "--metrics", str(short)]) == 1
+    assert run_command_line(["tune", "--metrics", str(short)]) == 1
     text = capsys.readouterr().out
     assert text.startswith("INSUFFICIENT DATA: nothing is recommended\n")
     assert "and 40 are needed" in text
@@ -111,7 +111,7 @@ def test_an_invalid_file_is_rejected_with_a_suggestion(tmp_path: Path, case: str
 
 @pytest.mark.parametrize("schedule", ["1-8", "1-8:3,20-30:1", "1-8:9"])
 def test_an_invalid_schedule_is_rejected(pages: Path, schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command_line(["tune", "offline", "--metrics", str(pages), "--schedule", schedule]) == 2
+    assert run_command_line(["tune", "--metrics", str(pages), "--schedule", schedule]) == 2
     assert "--schedule:" in capsys.readouterr().err
 
 

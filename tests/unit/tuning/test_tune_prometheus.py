@@ -1,4 +1,4 @@
-"""`aerie tune offline --prometheus` against a local server with the responses of a real one, and against others.
+"""`aerie tune --prometheus` against a local server with the responses of a real one, and against others.
 
 data/prometheus-3.15.json.gz: what Prometheus 3.15 answered about two simulated engines that it scraped each 5 s (chat-a drafts,
 chat-b does not), to the two queries and to two faulty ones, and the engines' own pages at the end of the period, with its time.
@@ -142,7 +142,7 @@ def test_a_file_with_the_same_response_gives_the_same_scrapes(tmp_path: Path) ->
 
 def test_the_command_reports_insufficient_data(capsys: pytest.CaptureFixture[str]) -> None:
     with serve(respond_as_recorded) as url:
-        assert run_command_line(["tune", "offline", "--prometheus", url, "--pods", "chat-.*", "--since", "75s"]) == 1
+        assert run_command_line(["tune", "--prometheus", url, "--pods", "chat-.*", "--since", "75s"]) == 1
     assert capsys.readouterr().out.startswith("INSUFFICIENT DATA: nothing is recommended\n")
 
 
@@ -194,13 +194,10 @@ def test_options_override_the_manifests_pods_and_labels(tmp_path: Path) -> None:
         return 500, ""
 
     with serve(respond) as url:
-        assert run_command_line(["tune", "offline", "-f", str(file), "--prometheus", url]) == 2
+        assert run_command_line(["tune", "-f", str(file), "--prometheus", url]) == 2
         options = ["--namespace", "other", "--label", "job=b", "--label", "cluster=west", "--prometheus-token", str(token)]
         assert (
-            run_command_line(
-                ["tune", "offline", "-f", str(file), "--prometheus", url, *options, "--pod-label", "pod", "--pods", "c.*"]
-            )
-            == 2
+            run_command_line(["tune", "-f", str(file), "--prometheus", url, *options, "--pod-label", "pod", "--pods", "c.*"]) == 2
         )
     assert [re.sub(r'.*?total",', "", query).partition("}")[0] for query, _ in requests] == [
         'kube_pod=~"chat-.*",ns="models",job="a"',
@@ -272,5 +269,5 @@ def test_limits_of_pods_size_and_time(monkeypatch: pytest.MonkeyPatch, messages:
 def test_an_invalid_command_line_is_rejected(
     case: str, options: list[str], messages: Messages, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command_line(["tune", "offline", *options]) == 2
+    assert run_command_line(["tune", *options]) == 2
     messages.check(f"options: {case}", capsys.readouterr().err)

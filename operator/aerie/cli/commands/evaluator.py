@@ -104,4 +104,4 @@ def run_evaluator_command_line() -> int:
     app = typer.Typer(add_completion=False, rich_markup_mode="rich")
     app.callback()(lambda: None)  # a command of a group, so that its name is read
     app.command()(evaluator)
-    return run_app(app, None, (CommandError,))
+    return run_app(app, None, lambda error: isinstance(error, CommandError))

@@ -9,7 +9,7 @@ import os
 import socket
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import kopf
 import typer
@@ -20,6 +20,9 @@ from aerie.cli.console import CommandError
 from aerie.cli.inputs.files import CATALOG_HELP, read_valid_catalog
 from aerie.manifests.preflight_job import DEFAULT_PREFLIGHT_RESOURCES, PreflightJobConfig
 from aerie.rollout.facts.concurrency import ConcurrencyLimits
+
+if TYPE_CHECKING:
+    from aerie.controller.notifications.config import NotificationsConfig
 
 
 class LogFormat(Enum):
@@ -64,6 +67,10 @@ def operator(
     catalog: Annotated[str | None, typer.Option(help=CATALOG_HELP)] = None,
     metrics_port: Annotated[int, typer.Option(help="Port of /metrics.")] = 8080,
     health_port: Annotated[int, typer.Option(help="Port of /healthz and /readyz.")] = 8081,
+    notifications_config: Annotated[
+        str | None,
+        typer.Option(help="File with the receivers of notifications and their subscriptions (docs/notifications.md)."),
+    ] = None,
     notify_url: Annotated[
         str | None,
         typer.Option(envvar="AERIE_NOTIFY_URL", help="URL to which CloudEvents of rollouts are posted. Default: none."),
@@ -72,7 +79,7 @@ def operator(
         str | None,
         typer.Option(help="File with HTTP headers of the notifications, one `Name: value` a line; read for each notification."),
     ] = None,
-    notify_source: Annotated[str, typer.Option(help="Source of the CloudEvents, such as the name of the cluster.")] = "aerie",
+    notify_source: Annotated[str, typer.Option(help="Source of all notifications, such as the name of the cluster.")] = "aerie",
     prometheus_token: Annotated[
         list[str] | None,
         typer.Option(help="ADDRESS=FILE: file with the bearer token for the Prometheus server at the address; repeatable."),
@@ -97,16 +104,12 @@ def operator(
     """
     # Imported here: the other commands need neither Kopf nor the cluster's client.
     from aerie.controller.kubernetes.kubeconfig import ConnectError
-    from aerie.controller.notifier import Webhook, WebhookError
     from aerie.controller.operator import OperatorOptions, run_operator
     from aerie.controller.scraping.prometheus import PrometheusAccess
 
     if preflight_image is None:
         raise CommandError("the image of preflight Jobs is unknown: set --preflight-image or AERIE_IMAGE.")
-    try:
-        webhook = Webhook(notify_url, Path(notify_headers) if notify_headers else None, notify_source) if notify_url else None
-    except WebhookError as error:
-        raise CommandError(f"--notify-url or --notify-headers: {error}") from None
+    notifications = read_notifications(notifications_config, notify_url, notify_headers, notify_source)
     drafter_catalog, problems = read_valid_catalog(catalog)
     kopf.configure(log_format=kopf.LogFormat.JSON if log_format is LogFormat.JSON else kopf.LogFormat.FULL)
     logging.getLogger().setLevel(_parse_log_level(log_level))
@@ -129,7 +132,7 @@ def operator(
         drafter_key_secret=drafter_key_secret,
         health_port=health_port,
         metrics_port=metrics_port,
-        webhook=webhook,
+        notifications=notifications,
         prometheus_access=PrometheusAccess(
             dict(map(_parse_prometheus_token, prometheus_token or [])),
             Path(prometheus_ca) if prometheus_ca else None,
@@ -144,6 +147,28 @@ def operator(
         raise typer.Exit(asyncio.run(run_operator(options)))
     except ConnectError as error:
         raise CommandError(str(error)) from None
+
+
+def read_notifications(file: str | None, url: str | None, headers_file: str | None, source: str) -> NotificationsConfig:
+    """Return the receivers of notifications. Their files with secrets may be invalid: an operator must be able to restart after
+    somebody has changed a Secret. Raises CommandError."""
+    from aerie.controller.notifications import config as notifications
+    from aerie.controller.notifications.receiver import Endpoint, ReceiverError
+
+    try:
+        config = notifications.read_notifications_config(Path(file), source) if file else notifications.NotificationsConfig()
+        for problem in notifications.find_file_problems(config):
+            logging.getLogger(__name__).error("notifications: %s", problem)
+        if url:
+            endpoint = Endpoint(url, headers_file=Path(headers_file) if headers_file else None)
+            endpoint.read_url()
+            endpoint.read_headers()
+            config = notifications.with_url_receiver(config, endpoint, source)
+    except notifications.NotificationsConfigError as error:
+        raise CommandError(f"--notifications-config: {error}") from None
+    except ReceiverError as error:
+        raise CommandError(f"--notify-url or --notify-headers: {error}") from None
+    return config
 
 
 def _parse_preflight_env(text: str | None) -> tuple[dict[str, Any], ...]:

@@ -19,6 +19,7 @@ from datetime import datetime
 from aerie.api.validation.release_skew import preserve_unknown_fields
 from aerie.controller.kubernetes.cache import ObjectCache
 from aerie.controller.kubernetes.client import RESOURCE_KIND_BY_NAME, SERVICES, ApiError, Cluster, ObjectDict
+from aerie.controller.tracing import NO_TRACER, Tracer
 from aerie.manifests import naming
 from aerie.rollout.facts.snapshot import Snapshot, is_owned_by
 from aerie.rollout.plan import Event, ReconcilePlan
@@ -61,6 +62,7 @@ async def apply_plan(
     now: datetime,
     *,
     is_persistent_failure: bool = False,
+    tracer: Tracer = NO_TRACER,
 ) -> ReconcilePlan:
     """Carry the plan out, and return the plan as it was carried out.
 
@@ -96,7 +98,8 @@ async def apply_plan(
             failures.append((f"{reference.kind} {reference.name}", error))
     status = build_status_to_write(plan, document)
     if status != document.get("status"):
-        cache.put(await cluster.replace_status(document, status))
+        with tracer.span("status"):
+            cache.put(await cluster.replace_status(document, status))
     for event in plan.events:
         await _post_event(cluster, document, event, now)
     for object_name, failure in failures[:1]:

@@ -105,10 +105,9 @@ class Cluster:
     async def connect(
         cls,
         record_call: RecordApiCall = lambda *_: None,
-        selection: kubeconfig.KubeconfigSelection = kubeconfig.DEFAULT_KUBECONFIG,
     ) -> Cluster:
         """Connect with the service account of the pod, or outside of a cluster with the kubeconfig. Raises ConnectError."""
-        client, namespace = await kubeconfig.create_api_client(selection)
+        client, namespace = await kubeconfig.create_api_client()
         cluster = cls(client, record_call)
         cluster.namespace = namespace
         return cluster

@@ -13,7 +13,6 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from kubernetes.aio.client import ApiClient, Configuration
@@ -28,33 +27,21 @@ class ConnectError(Exception):
     """Error for a cluster that cannot be reached; `str(error)` is a message with the cause and the fix."""
 
 
-@dataclass(frozen=True)
-class KubeconfigSelection:
-    """Selected kubeconfig and context. None: the one that kubectl would use."""
-
-    kubeconfig: str | None = None
-    context: str | None = None
-
-
-DEFAULT_KUBECONFIG = KubeconfigSelection()
-
-
-async def create_api_client(selection: KubeconfigSelection) -> tuple[ApiClient, str]:
+async def create_api_client() -> tuple[ApiClient, str]:
     """Return a client, and the namespace of the context. Raises ConnectError."""
-    if selection == DEFAULT_KUBECONFIG:
-        try:
-            load_incluster_config()  # type: ignore[no-untyped-call]
-            return ApiClient(), "default"
-        except ConfigException:
-            pass  # not in a pod
-    files = _find_kubeconfig_files(selection)
+    try:
+        load_incluster_config()  # type: ignore[no-untyped-call]
+        return ApiClient(), "default"
+    except ConfigException:
+        pass  # not in a pod
+    files = _find_kubeconfig_files()
     paths = ":".join(files)
     for file in files:
         _check_kubeconfig(file)
     configuration = Configuration()
     try:
         with _capture_loader_errors() as loader_errors:
-            loader = await load_kube_config(paths, selection.context, configuration)  # type: ignore[no-untyped-call]
+            loader = await load_kube_config(paths, None, configuration)  # type: ignore[no-untyped-call]
         if loader_errors:
             raise ConnectError(
                 f"{paths}: the credentials plugin of the user failed ({loader_errors[0]}): install it, log in, or choose another "
@@ -72,8 +59,8 @@ async def create_api_client(selection: KubeconfigSelection) -> tuple[ApiClient, 
         raise ConnectError(f"{paths} cannot be used ({reason}): correct it; `kubectl config view` shows its content.") from error
 
 
-def _find_kubeconfig_files(selection: KubeconfigSelection) -> list[str]:
-    path_list = selection.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+def _find_kubeconfig_files() -> list[str]:
+    path_list = os.environ.get("KUBECONFIG") or "~/.kube/config"
     files = [str(Path(path).expanduser()) for path in path_list.split(":") if path]
     existing_files = [path for path in files if Path(path).exists()]
     if not existing_files:

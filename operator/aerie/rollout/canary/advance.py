@@ -38,7 +38,7 @@ from aerie.rollout.canary.evaluation import (
     plan_evaluation,
     skip_evaluation,
 )
-from aerie.rollout.canary.messages import build_progress_message, build_progressing_condition
+from aerie.rollout.canary.messages import build_progressing_condition
 from aerie.rollout.canary.observation import (
     build_observation,
     collect_abort_reasons,
@@ -86,7 +86,7 @@ def start_canary(snapshot: Snapshot, desired: DesiredRevision, stable: Arm, now:
     fleet = RolloutPods.from_snapshot(snapshot, stable.revision, arm.revision, now)
     by_pods = spec.rollout.traffic.gateway is None
     arms = fleet.target_replicas(arm.phase, spec.rollout.canary.step_weights, None, by_pods=by_pods)
-    condition = ConditionUpdate(PROGRESSING, "True", arm.phase, build_progress_message(snapshot.resource, arm, fleet, arms, None))
+    condition = build_progressing_condition(snapshot.resource, arm, fleet, arms, None, None)
     weights = traffic_weights.single_arm_weights(fleet.stable.counts, fleet.canary.counts, fleet.control.counts)
     return CanaryTransition(arm, arms, weights, condition, None, requeue_after=spec.rollout.progress_deadline)
 

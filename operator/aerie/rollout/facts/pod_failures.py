@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from aerie.manifests import naming
+from aerie.rollout.reasons import PodFailureReason
 
 KubernetesObject = Mapping[str, Any]
 
@@ -31,8 +32,7 @@ _IMAGE_PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidIma
 class PodFailure:
     """Reason why a pod is not ready."""
 
-    reason: str
-    """One word of `_REASONS_BY_SEVERITY`."""
+    reason: PodFailureReason
     message: str
     """A sentence that names the pod, or the Deployment that cannot create it."""
 
@@ -60,7 +60,7 @@ class PodCreationFailure:
         return self.failure.is_resource_shortage
 
 
-_REASONS_BY_SEVERITY = (
+_REASONS_BY_SEVERITY: tuple[PodFailureReason, ...] = (
     "CrashLoopBackOff",
     "ImagePullBackOff",
     "CreateContainerError",
@@ -81,7 +81,7 @@ def read_pod_creation_failure(deployment: KubernetesObject | None) -> PodCreatio
     if condition.get("status") != "True":
         return None
     cause = condition.get("message") or condition.get("reason") or "no reason given"
-    reason = "QuotaExceeded" if "exceeded quota" in cause else "FailedCreate"
+    reason: PodFailureReason = "QuotaExceeded" if "exceeded quota" in cause else "FailedCreate"
     since = condition.get("lastTransitionTime")
     message = f"Deployment {_name(deployment)} cannot create its pods: {cause}"
     return PodCreationFailure(PodFailure(reason, message), datetime.fromisoformat(since) if since else None)

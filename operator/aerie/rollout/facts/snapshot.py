@@ -26,6 +26,7 @@ from aerie.rollout.facts.drafters import DrafterObservation
 from aerie.rollout.facts.last_valid_spec import SpecSubstitution
 from aerie.rollout.facts.pairs import PairObservation
 from aerie.rollout.facts.pod_failures import PodFailure
+from aerie.rollout.facts.receivers import NotificationReceiver
 from aerie.tuning.recommendation import Recommendation
 
 KubernetesObject = Mapping[str, Any]
@@ -186,6 +187,8 @@ class OperatorState:
     """State that the tuner wants to save; None where it has decided nothing."""
     start_permission: StartPermission = field(default_factory=StartPermission)
     """Changes that may start within the operator's concurrency limits."""
+    notification_receivers: tuple[NotificationReceiver, ...] = ()
+    """Receivers of notifications that annotations may name."""
 
 
 @dataclass(frozen=True)

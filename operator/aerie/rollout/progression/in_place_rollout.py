@@ -26,8 +26,6 @@ from aerie.rollout.progression.context import ProgressionContext
 from aerie.rollout.progression.progression import Progression
 from aerie.rollout.revision.drafter_change import is_of_drafter_alone
 
-IN_PLACE_IMPOSSIBLE = "InPlaceImpossible"
-"""Reason of the condition Progressing where mode Required does not allow a rollout by pods."""
 _MAX_CHANGE_CHARACTERS = 1024
 
 
@@ -56,7 +54,7 @@ def fail_impossible_rollout(context: ProgressionContext) -> Progression | None:
     if obstacle is None or not is_of_drafter_alone(snapshot, desired, stable):
         return None
     message = f"spec.rollout.inPlace.mode is Required, and the rollout cannot be in place. {obstacle}"
-    condition = ConditionUpdate(PROGRESSING, "False", IN_PLACE_IMPOSSIBLE, message)
+    condition = ConditionUpdate(PROGRESSING, "False", "InPlaceImpossible", message)
     return replace(context.serving, phase="Failed", progressing=condition, needs_preflight_job=True)
 
 

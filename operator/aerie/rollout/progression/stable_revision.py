@@ -19,7 +19,7 @@ from aerie.rollout.progression.context import ProgressionContext
 from aerie.rollout.progression.progression import Progression
 from aerie.rollout.progression.retry_request import RETRY_ANNOTATION, read_rejected_revision
 from aerie.rollout.revision.desired import DesiredRevision
-from aerie.rollout.revision.preflight_result import PREFLIGHT_SKIPPED_REASON, PreflightResult
+from aerie.rollout.revision.preflight_result import PreflightResult
 
 
 def keep_serving(snapshot: Snapshot, desired: DesiredRevision, preflight_result: PreflightResult, now: datetime) -> Progression:
@@ -59,7 +59,7 @@ def keep_serving(snapshot: Snapshot, desired: DesiredRevision, preflight_result:
         condition = ConditionUpdate(
             PREFLIGHT_PASSED,
             "Unknown",
-            PREFLIGHT_SKIPPED_REASON,
+            "Skipped",
             "Preflight was skipped: this revision was rolled out with spec.rollout.preflight.mode: Off.",
         )
     return replace(serving, preflight_passed=condition)

@@ -26,6 +26,7 @@ from aerie.manifests import preflight_job
 from aerie.rollout.conditions import PREFLIGHT_PASSED, ConditionStatus, ConditionUpdate
 from aerie.rollout.facts import pod_failures
 from aerie.rollout.facts.snapshot import ClusterState, KubernetesObject, Snapshot, is_owned_by
+from aerie.rollout.reasons import PodFailureReason, PreflightReason
 
 PREFLIGHT_INITIAL_RETRY_DELAY = timedelta(minutes=5)
 """Delay after which the Job is recreated when it ended without a result, such as for a Hub that does not answer."""
@@ -35,8 +36,7 @@ PREFLIGHT_RUN_TIMEOUT = timedelta(minutes=30)
 _INITIAL_POLL_INTERVAL, _POLL_INTERVAL = timedelta(seconds=10), timedelta(minutes=1)
 """Interval between checks why a Job has no pod, in its first minute and later. The first is also how long a missing pod is not
 reported."""
-PREFLIGHT_SKIPPED_REASON = "Skipped"
-_REPORTED_FAILURE_REASONS = frozenset({"Unschedulable", "ImagePullBackOff", "CreateContainerError"})
+_REPORTED_FAILURE_REASONS = frozenset[PodFailureReason]({"Unschedulable", "ImagePullBackOff", "CreateContainerError"})
 """Pod failures that are reported instead of the message that preflight is running."""
 
 PreflightState = Literal["Absent", "Running", "Passed", "Failed", "Error", "Skipped"]
@@ -48,7 +48,7 @@ class PreflightResult:
 
     state: PreflightState
     message: str
-    reason: str = ""
+    reason: PreflightReason | PodFailureReason | None = None
     """One word: what it waits for while it runs, or why it has passed in spite of findings."""
     record: Mapping[str, Any] | None = None
     """Record to keep in the revision's ConfigMap."""
@@ -71,13 +71,13 @@ class PreflightResult:
 
 _OVERRIDE_FIELDS = ("mode", "acceptedChecks")
 """Fields of a record that come from spec.rollout.preflight, and not from the Job."""
-_REASON_BY_STATE = {
+_REASON_BY_STATE: dict[PreflightState, PreflightReason] = {
     "Absent": "Preflight",
     "Running": "Preflight",
     "Passed": "Passed",
     "Failed": "PreflightFailed",
     "Error": "PreflightError",
-    "Skipped": PREFLIGHT_SKIPPED_REASON,
+    "Skipped": "Skipped",
 }
 
 
@@ -99,6 +99,7 @@ def read_preflight_result(snapshot: Snapshot, revision: str, now: datetime) -> P
 
 def _override_failure(result: PreflightResult, preflight: PreflightSpec, checks: Sequence[str]) -> PreflightResult:
     """Return the result of a failed or unfinished preflight in spite of which the revision continues."""
+    reason: PreflightReason
     if preflight.mode == "Warn":
         override_message, reason = "Preflight failures only warn (spec.rollout.preflight.mode: Warn)", "PreflightWarned"
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from aerie.analysis import post_promotion
 from aerie.api.status import Arm, CanaryArm, PreviousArm, Status
@@ -22,11 +22,12 @@ from aerie.rollout.progression.retry_request import read_retry_request
 from aerie.rollout.revision.desired import DesiredRevision
 from aerie.rollout.revision.recovery import read_recorded_arm, with_served_drafter
 from aerie.rollout.status.hold import VERSION_SKEW, find_hold_condition
+from aerie.rollout.status.subscriptions import build_subscribed_condition
 from aerie.rollout.trials.effective_setting import EffectiveSetting, TrialDecision
 from aerie.rollout.trials.status import build_tuning_status
 
 MAX_HISTORY_OUTCOMES = 10
-METRICS_UNAVAILABLE = "MetricsUnavailable"
+METRICS_UNAVAILABLE: Final = "MetricsUnavailable"
 MAX_ACCEPTANCE_LENGTH_DROP = 0.15
 """Share by which the acceptance length may drop below that of the promotion before it causes a warning. There is no reference
 beside the stable pods, and requests of another hour may cause a difference of some percent."""
@@ -52,12 +53,14 @@ def build_status(
     serving_arms = (stable, *(() if progression.is_canary_isolated else (canary, control)))
     arms = [arm for arm in (*serving_arms, previous if progression.routes_to_all_pods else None) if arm is not None]
     tuning = build_tuning_status(snapshot, effective, trial_decision, progression, stable, now)
+    subscribed = build_subscribed_condition(resource, snapshot.operator.notification_receivers)
     conditions = [
         _build_ready_condition(snapshot, stable, canary, progression),
         progression.progressing,
         progression.preflight_passed,
         _build_degraded_condition(snapshot, progression, name_conflicts, stable, now),
         *([tuning.condition] if tuning.condition is not None else []),
+        *([subscribed] if subscribed is not None else []),
     ]
     return Status(
         observed_generation=resource.metadata.generation,

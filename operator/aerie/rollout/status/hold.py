@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from aerie.api import ResourceError
 from aerie.api.types.base import JsonObject, format_timestamp
 from aerie.rollout.conditions import DEGRADED, ConditionUpdate, truncate_message
 from aerie.rollout.facts.snapshot import Snapshot
 
-VERSION_SKEW = "VersionSkew"
-UNREADABLE_SPEC = "UnreadableSpec"
+VERSION_SKEW: Final = "VersionSkew"
+UNREADABLE_SPEC: Final = "UnreadableSpec"
 _FIX_HINT = (
     "correct the named field of the spec; or, if another release wrote it, install the operator of that release or a later one"
 )

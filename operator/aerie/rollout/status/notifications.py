@@ -5,6 +5,8 @@
     inconclusive      its analysis is inconclusive, and a user decides (Held)
     promoted, rolled-back, superseded, failed, explored
                       how it has ended; failed also: preflight failed, invalid, a first revision that does not become ready
+    acceptance-regression
+                      the stable pods' drafts are accepted less often than at the promotion, or hardly ever
 
 Guarantee: a function of the status alone, with ids that follow from the content and from nothing else. The same notification has
 the same id whoever sends it, how often, and when. So any sender can send a missed notification again, an operator that has just
@@ -16,14 +18,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.status import RolloutOutcome, Status
+from aerie.api.status import Condition, RolloutOutcome, Status
+from aerie.rollout.conditions import DEGRADED
 
 NotificationType = Literal[
-    "started", "approval-required", "inconclusive", "promoted", "rolled-back", "superseded", "failed", "explored"
+    "started",
+    "approval-required",
+    "inconclusive",
+    "promoted",
+    "rolled-back",
+    "superseded",
+    "failed",
+    "explored",
+    "acceptance-regression",
 ]
+EVENT_TYPES: tuple[NotificationType, ...] = get_args(NotificationType)
 EVENT_TYPE_PREFIX = "dev.aerie.rollout."
 _TYPE_BY_RESULT: dict[str, NotificationType] = {
     "Promoted": "promoted",
@@ -32,6 +44,8 @@ _TYPE_BY_RESULT: dict[str, NotificationType] = {
     "Failed": "failed",
     "Explored": "explored",
 }
+_REGRESSION_REASONS = frozenset({"AcceptanceRegression", "DraftsRejected"})
+"""Reasons of the condition Degraded with which stable pods' drafts are accepted too rarely."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +66,16 @@ class Notification:
             "source": source,
             "type": f"{EVENT_TYPE_PREFIX}{self.event_type}",
             "subject": f"{self.data['namespace']}/{self.data['name']}",
-            "time": _format_time(self.occurred_at),
+            "time": format_time(self.occurred_at),
             "datacontenttype": "application/json",
             "data": self.data,
         }
 
 
 def build_notifications(resource: SpeculativeDeployment, status: Status) -> Iterator[Notification]:
-    """Yield all notifications of the status, the oldest first."""
+    """Yield all notifications of the status: those of rollouts, the oldest first, and then that of an acceptance regression."""
     for outcome in reversed(status.rollout_history):
-        yield _build_outcome_notification(resource, outcome)
+        yield _build_outcome_notification(resource, outcome, status)
     rollout = status.in_place_rollout or status.canary
     conditions = {condition.type: condition for condition in status.conditions}
     progressing = conditions.get("Progressing")
@@ -69,37 +83,80 @@ def build_notifications(resource: SpeculativeDeployment, status: Status) -> Iter
         rollout_data: dict[str, Any] = {"revision": rollout.revision, "change": rollout.change, "drafter": rollout.drafter}
         rollout_data |= {
             "replacedDrafter": status.stable.drafter if status.stable else None,
-            "startTime": _format_time(rollout.start_time),
+            "startTime": format_time(rollout.start_time),
         }
-        yield _build_notification(resource, "started", rollout.revision, rollout.start_time, rollout.start_time, rollout_data)
+        started_data = rollout_data | {"clientEffect": describe_client_effect("started", status)}
+        yield _build_notification(resource, "started", rollout.revision, rollout.start_time, rollout.start_time, started_data)
         type_by_phase: dict[str, NotificationType] = {"AwaitingApproval": "approval-required", "Held": "inconclusive"}
         event_type = type_by_phase.get(rollout.phase, "failed" if status.phase == "Failed" else None)
         if event_type is not None and progressing is not None:
-            data = rollout_data | {"message": progressing.message}
+            data = rollout_data | {"message": progressing.message, "clientEffect": describe_client_effect(event_type, status)}
             yield _build_notification(
                 resource, event_type, rollout.revision, rollout.start_time, progressing.last_transition_time, data
             )
     preflight_passed = conditions.get("PreflightPassed")
     if rollout is None and status.phase == "Failed" and preflight_passed is not None and preflight_passed.status == "False":
         failure_data = {"generation": status.observed_generation, "message": preflight_passed.message}
+        failure_data |= {"clientEffect": describe_client_effect("failed", status)}
         failed_at = preflight_passed.last_transition_time
         yield _build_notification(resource, "failed", f"generation-{status.observed_generation}", None, failed_at, failure_data)
+    regression = find_acceptance_regression(status)
+    if regression is not None and status.stable is not None:
+        event_type = "acceptance-regression"
+        revision, began_at = status.stable.served_revision, regression.last_transition_time
+        regression_data = {"revision": revision, "drafter": status.stable.drafter, "message": regression.message}
+        regression_data |= {"clientEffect": describe_client_effect(event_type, status)}
+        yield _build_notification(resource, event_type, revision, began_at, began_at, regression_data)
 
 
-def _build_outcome_notification(resource: SpeculativeDeployment, outcome: RolloutOutcome) -> Notification:
+def find_acceptance_regression(status: Status) -> Condition | None:
+    """Return the condition that stable pods' drafts are accepted too rarely; None where it is not so."""
+    return next(
+        (
+            item
+            for item in status.conditions
+            if (item.type, item.status) == (DEGRADED, "True") and item.reason in _REGRESSION_REASONS
+        ),
+        None,
+    )
+
+
+def describe_client_effect(event_type: NotificationType, status: Status) -> str:
+    """Return what an event means for clients, as sentences."""
+    if status.stable is None and event_type == "started":
+        return "Clients are not served yet: the first revision is starting."
+    if status.stable is None and event_type == "failed":
+        return "Clients may get no answers: the first revision has failed."
+    return _CLIENT_EFFECT_BY_TYPE[event_type]
+
+
+_CLIENT_EFFECT_BY_TYPE: dict[NotificationType, str] = {
+    "started": "Clients are served by the stable revision. The new one is compared with it before it serves all of them.",
+    "approval-required": "Nothing changes for clients until you decide: the new revision has passed its analysis.",
+    "inconclusive": "Nothing changes for clients until you decide: the analysis could not show that the new revision is better.",
+    "promoted": "Clients are served by the new revision.",
+    "rolled-back": "Clients are served by the stable revision, as before the rollout.",
+    "superseded": "Clients are served by the stable revision. The spec changed before this rollout ended.",
+    "failed": "Nothing changes for clients: the stable revision serves them, and the new one has failed.",
+    "explored": "Nothing changes for clients: the trial has measured its speculation setting and ended.",
+    "acceptance-regression": "Clients get the same answers, but may wait longer for them: fewer drafts are accepted.",
+}
+
+
+def _build_outcome_notification(resource: SpeculativeDeployment, outcome: RolloutOutcome, status: Status) -> Notification:
+    event_type = _TYPE_BY_RESULT[outcome.result]
     data = {
+        "clientEffect": describe_client_effect(event_type, status),
         "revision": outcome.revision,
         "change": outcome.change,
         "drafter": outcome.drafter,
         "replacedDrafter": outcome.replaced_drafter,
         "message": outcome.message,
-        "startTime": _format_time(outcome.start_time),
-        "completionTime": _format_time(outcome.completion_time),
+        "startTime": format_time(outcome.start_time),
+        "completionTime": format_time(outcome.completion_time),
         "comparisons": [comparison.to_dict() for comparison in outcome.comparisons],
     }
-    return _build_notification(
-        resource, _TYPE_BY_RESULT[outcome.result], outcome.revision, outcome.start_time, outcome.completion_time, data
-    )
+    return _build_notification(resource, event_type, outcome.revision, outcome.start_time, outcome.completion_time, data)
 
 
 def _build_notification(
@@ -117,5 +174,6 @@ def _build_notification(
     return Notification("/".join(id_parts), event_type, occurred_at, common_data | present_data)
 
 
-def _format_time(moment: datetime) -> str:
+def format_time(moment: datetime) -> str:
+    """Return a time in RFC 3339, in UTC and whole seconds."""
     return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -8,17 +8,24 @@ from aerie.engine.speculation import describe_setting
 from aerie.rollout.children.tuning_record import find_drafting_obstacle
 from aerie.rollout.conditions import TUNED, ConditionUpdate
 from aerie.rollout.progression.progression import Progression
+from aerie.rollout.reasons import TunedReason
 from aerie.rollout.revision.desired import read_spec_setting, read_status_setting
 from aerie.rollout.trials.effective_setting import EffectiveSetting, TrialDecision
-from aerie.tuning.recommendation import Recommendation
+from aerie.tuning.recommendation import Recommendation, RecommendedAction
 
-_REASON_BY_ACTION = {
+_REASON_BY_ACTION: dict[RecommendedAction, TunedReason] = {
     "Insufficient": "InsufficientData",
     "Hold": "Optimal",
     "Change": "Recommended",
     "Explore": "ExplorationRecommended",
 }
-_STICKY_REASONS = (*_REASON_BY_ACTION.values(), "CannotProbe", "Cooldown", "InsufficientCapacity", "SettingRejected")
+_STICKY_REASONS: tuple[TunedReason, ...] = (
+    *_REASON_BY_ACTION.values(),
+    "CannotProbe",
+    "Cooldown",
+    "InsufficientCapacity",
+    "SettingRejected",
+)
 
 
 def build_tuned_condition(
@@ -64,13 +71,15 @@ def build_tuned_condition(
         return ConditionUpdate(TUNED, "False", trial_decision.reason, trial_decision.message)
     if recommendation is not None:
         return _build_recommendation_condition(recommendation, mode, speculation_status)
+    previous_reason = previous_condition.reason if previous_condition is not None else ""
+    sticky_reason = next((reason for reason in _STICKY_REASONS if reason == previous_reason), None)
     if (
         previous_condition is not None
-        and previous_condition.reason in _STICKY_REASONS
+        and sticky_reason is not None
         and previous_status.stable is not None
         and previous_status.stable.served_revision == stable.served_revision
     ):
-        return ConditionUpdate(TUNED, previous_condition.status, previous_condition.reason, previous_condition.message)
+        return ConditionUpdate(TUNED, previous_condition.status, sticky_reason, previous_condition.message)
     return ConditionUpdate(TUNED, "False", "InsufficientData", f"No decision yet for revision {stable.served_revision}.")
 
 

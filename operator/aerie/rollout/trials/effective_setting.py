@@ -39,6 +39,7 @@ from aerie.rollout.conditions import truncate_message
 from aerie.rollout.facts.route_status import route_rejection_message
 from aerie.rollout.facts.snapshot import Snapshot
 from aerie.rollout.progression.progression import Progression
+from aerie.rollout.reasons import TrialObstacle
 from aerie.rollout.revision.desired import build_status_setting, read_spec_setting, read_status_setting, resolve_desired_revision
 from aerie.rollout.revision.preflight_result import read_preflight_result
 from aerie.rollout.revision.recovery import read_recorded_resource
@@ -225,8 +226,8 @@ class TrialDecision:
     """Decision on the recommendation: a trial, or the reason why there is none."""
 
     trial: Trial | None = None
-    reason: str = ""
-    """Reason of the condition; empty where there is no obstacle."""
+    reason: TrialObstacle | None = None
+    """Reason of the condition; None where there is no obstacle."""
     message: str = ""
     queued: bool = False
     """True if a trial is ready to begin, and claims a slot for that."""
@@ -272,7 +273,7 @@ def decide_next_trial(snapshot: Snapshot, effective: EffectiveSetting, progressi
     if "Trial" not in snapshot.operator.start_permission.allowed_purposes:
         wait_reason = snapshot.operator.start_permission.wait_reason
         message = f"A trial of {describe_setting(recommendation.setting)} is queued: {wait_reason}." if wait_reason else ""
-        return TrialDecision(reason="Queued" if message else "", message=message, queued=True)
+        return TrialDecision(reason="Queued" if message else None, message=message, queued=True)
     trial = Trial(
         setting=build_status_setting(recommendation.setting),
         purpose="Improve" if recommendation.action == "Change" else "Explore",

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -54,7 +55,7 @@ class ExplorationCanary:
         return f"an exploration canary with {describe_setting(self.setting)} has an expected value of {100 * self.value:.1f} %"
 
 
-CANNOT_PROBE_REASON = "CannotProbe"
+CANNOT_PROBE_REASON: Final = "CannotProbe"
 """Speculation is off, or would be, and no canary can measure whether it should come back."""
 
 

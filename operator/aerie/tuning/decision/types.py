@@ -16,6 +16,7 @@ from aerie.tuning.decision.policy import FailedTrial, LatencyObjectives, TrialHi
 from aerie.tuning.models.acceptance import AcceptanceModel
 from aerie.tuning.models.change_points import ChangePoints
 from aerie.tuning.models.step_time import StepTimeModel
+from aerie.tuning.recommendation import BlockedReason
 
 
 class TuningAction(enum.Enum):
@@ -119,7 +120,7 @@ class TuningDecision:
     """Setting to change to, or for the canary to run."""
     predictions: tuple[CandidatePrediction, ...] = ()
     """Forecasts of the candidates, the best first."""
-    blocked_reason: str = ""
+    blocked_reason: BlockedReason = ""
     """Reason in one word why the tuner cannot act until a user changes something (`Recommendation.blocked_reason`)."""
     excluded_candidates: tuple[ExcludedCandidate, ...] = ()
     missing_data: tuple[str, ...] = ()

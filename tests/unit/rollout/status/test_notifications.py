@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.status import InPlacePhase
-from aerie.rollout.status.notifications import Notification, build_notifications
+from aerie.api.status import Arm, InPlacePhase, Status
+from aerie.rollout.status.notifications import Notification, build_notifications, describe_client_effect
 from tests.golden import Messages
 from tests.unit.rollout.in_place_world import build_in_place_rollout
 from tests.unit.rollout.world import World, masked, serving_world, world_in_phase
@@ -131,4 +131,20 @@ def test_notification_is_a_cloud_event() -> None:
         "drafter": "models/eagle31",
         "replacedDrafter": "models/eagle3",
         "startTime": event["time"],
+        "clientEffect": describe_client_effect("started", Status(stable=Arm(revision="s"))),
     }
+
+
+def test_acceptance_regression_is_notified_once_per_beginning() -> None:
+    world, _ = world_in_phase("Starting")
+    degraded = next(item for item in world.document["status"]["conditions"] if item["type"] == "Degraded")
+    degraded |= {"status": "True", "reason": "AcceptanceRegression", "message": "Acceptance length dropped to 1.20."}
+    *_, regression = notifications(world)
+    assert regression.event_type == "acceptance-regression"
+    assert regression.data["message"] == "Acceptance length dropped to 1.20."
+    degraded |= {"reason": "DraftsRejected", "message": "Acceptance length is 1.00."}
+    assert notifications(world)[-1].id == regression.id
+    degraded["lastTransitionTime"] = "2030-01-01T00:00:00Z"
+    assert notifications(world)[-1].id != regression.id
+    degraded["reason"] = "NameTaken"
+    assert "acceptance-regression" not in event_types(world)

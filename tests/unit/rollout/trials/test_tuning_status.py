@@ -86,6 +86,7 @@ def test_invalid_recommendation_is_rejected() -> None:
         {"predicted_gain": [0.1]},
         {"predicted_gain": [0.1, float("nan"), 0.2]},
         {"decision_time": "soon"},
+        {"blocked_reason": "Bored"},
     ):
         with pytest.raises(RecommendationError):
             Recommendation.from_dict({**good, **change})

@@ -15,7 +15,6 @@ import typer
 from aerie.api import SpeculativeDeployment
 from aerie.api.types import duration
 from aerie.cli.commands.preflight import OutputFormat
-from aerie.cli.commands.tune_explain import explain as explain_command
 from aerie.cli.console import CommandError, err, out
 from aerie.cli.inputs.files import read_deployment
 from aerie.cli.inputs.prometheus import PrometheusQueryConfig, read_prometheus
@@ -44,9 +43,6 @@ MAX_SCRAPE_WINDOW_SECONDS = 300.0
 
 _PROMETHEUS_HELP_PANEL = "Metrics from a Prometheus server"
 
-app = typer.Typer(no_args_is_help=True, help="Recommend speculation settings from the metrics of engines.")
-app.command(name="explain")(explain_command)
-
 
 @dataclass(frozen=True)
 class _EngineContext:
@@ -61,8 +57,7 @@ class _EngineContext:
     percentile: int = 95
 
 
-@app.command()
-def offline(
+def tune(
     metrics: Annotated[
         Path | None, typer.Option(help="File with recorded metrics: JSON lines with scrapes, or a response of query_range.")
     ] = None,

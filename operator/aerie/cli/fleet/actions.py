@@ -1,0 +1,132 @@
+"""The decisions of a user about a rollout, as a patch of the resource; or why the state does not allow them.
+
+Each patch tests the resource's UID and generation, so that it never applies to another resource or another spec. A promotion or
+rollback names the revision, so that it never applies to the next rollout. With it, the annotation `aerie.dev/requested-by` tells
+the operator who decided and why.
+
+Guarantee: pure. Not guaranteed: that `requested-by` is true, because everyone who may patch the resource may write it. The audit
+log of the API server has the proof.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from aerie.cli.console import CommandError
+from aerie.cli.fleet.attention import ABORTABLE_PHASES, DECIDABLE_PHASES, REJECTED_PHASES, RETAINED_PHASES
+from aerie.cli.fleet.resource_view import ResourceView
+
+ActionName = Literal["promote", "rollback", "retry", "pause", "resume"]
+PROMOTE, ROLLBACK, RETRY = "aerie.dev/promote", "aerie.dev/rollback", "aerie.dev/retry"
+REQUESTED_BY = "aerie.dev/requested-by"
+MAX_REASON_CHARACTERS = 256
+_OBSOLETE_ANNOTATIONS = {"promote": (ROLLBACK,), "rollback": (PROMOTE,), "retry": (PROMOTE, ROLLBACK)}
+"""Earlier decisions that a decision replaces. A rollback of the revision would also end its retry."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """A decision that the state allows."""
+
+    name: ActionName
+    consequence: str
+    """What follows, as a sentence."""
+    operations: Sequence[dict[str, Any]]
+    """JSON patch (RFC 6902)."""
+
+
+def build_action(view: ResourceView, name: ActionName, user: str, reason: str, now: datetime) -> Action:
+    """Return the action; raise `CommandError` if the state does not allow it, with what it allows."""
+    if len(reason) > MAX_REASON_CHARACTERS or not reason.isprintable():
+        raise CommandError(f"--reason has {len(reason)} characters: use one line of at most {MAX_REASON_CHARACTERS}.")
+    if name in ("pause", "resume"):
+        return _build_pause(view, name)
+    if view.is_paused:
+        raise _build_error(view, name, "Aerie changes nothing while it is paused; resume it first")
+    annotation, value, consequence = {"promote": _promote, "rollback": _rollback, "retry": _retry}[name](view, now)
+    requested_by = {"action": name, "user": user, "time": f"{now:%Y-%m-%dT%H:%M:%SZ}"} | ({"reason": reason} if reason else {})
+    annotations = {annotation: value, REQUESTED_BY: json.dumps(requested_by, ensure_ascii=False)}
+    obsolete = _OBSOLETE_ANNOTATIONS[name]
+    return Action(name, consequence, (*_tests(view), *_remove_annotations(view, obsolete), *_set_annotations(view, annotations)))
+
+
+def _promote(view: ResourceView, _: datetime) -> tuple[str, str, str]:
+    if view.candidate_phase not in DECIDABLE_PHASES:
+        raise _build_error(view, "promote", "there is no rollout to decide")
+    return (
+        PROMOTE,
+        view.candidate_revision,
+        (
+            f"Revision {view.candidate_revision} ({view.candidate.get('change', '')}) continues with the ramp, and is still "
+            "rolled back if it is significantly worse there."
+        ),
+    )
+
+
+def _rollback(view: ResourceView, _: datetime) -> tuple[str, str, str]:
+    if view.candidate_phase in ABORTABLE_PHASES:
+        revision = view.candidate_revision
+        return (
+            ROLLBACK,
+            revision,
+            f"Revision {revision} ({view.candidate.get('change', '')}) is rolled back; the stable one serves.",
+        )
+    if view.phase in RETAINED_PHASES:
+        revision = view.served_revision
+        return ROLLBACK, revision, f"The promotion of revision {revision} is reverted: retained pods serve at once."
+    raise _build_error(view, "rollback", "there is no rollout to revert; to serve with another drafter, change the spec")
+
+
+def _retry(view: ResourceView, now: datetime) -> tuple[str, str, str]:
+    if view.phase not in REJECTED_PHASES:
+        raise _build_error(view, "retry", "no revision is rejected")
+    return RETRY, f"{now:%Y-%m-%dT%H:%M:%SZ}", "The revision of the spec is rolled out again, from its preflight on."
+
+
+def _build_pause(view: ResourceView, name: Literal["pause", "resume"]) -> Action:
+    is_pause = name == "pause"
+    if view.is_paused == is_pause:
+        raise _build_error(view, name, "it is paused already" if is_pause else "it is not paused")
+    if "rollout" in view.spec:
+        operations = [{"op": "add", "path": "/spec/rollout/paused", "value": is_pause}]
+    else:
+        operations = [{"op": "add", "path": "/spec/rollout", "value": {"paused": is_pause}}]
+    consequence = (
+        "Aerie changes nothing until it is resumed. A canary keeps its pods and its traffic."
+        if is_pause
+        else "Aerie continues where it was paused."
+    )
+    return Action(name, consequence, (*_tests(view), *operations))
+
+
+def _build_error(view: ResourceView, name: ActionName, reason: str) -> CommandError:
+    return CommandError(
+        f"{name} is not possible in phase {view.phase}: {reason}. See: kubectl aerie status {view.name} -n {view.namespace}."
+    )
+
+
+def _tests(view: ResourceView) -> list[dict[str, Any]]:
+    return [
+        {"op": "test", "path": f"/metadata/{name}", "value": view.metadata[name]}
+        for name in ("uid", "generation")
+        if name in view.metadata
+    ]
+
+
+def _set_annotations(view: ResourceView, annotations: dict[str, str]) -> list[dict[str, Any]]:
+    if not view.metadata.get("annotations"):
+        return [{"op": "add", "path": "/metadata/annotations", "value": annotations}]
+    return [{"op": "add", "path": _annotation_path(name), "value": value} for name, value in annotations.items()]
+
+
+def _remove_annotations(view: ResourceView, names: Sequence[str]) -> list[dict[str, Any]]:
+    annotations = view.metadata.get("annotations") or {}
+    return [{"op": "remove", "path": _annotation_path(name)} for name in names if name in annotations]
+
+
+def _annotation_path(name: str) -> str:
+    return f"/metadata/annotations/{name.replace('~', '~0').replace('/', '~1')}"

@@ -1,0 +1,50 @@
+"""When a wait for the end of a rollout is over.
+
+Guarantee: pure; a result counts only once the operator has seen the present spec.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from aerie.cli.fleet.attention import REJECTED_PHASES, find_attention_reason
+from aerie.cli.fleet.resource_view import SERVED_PHASES, ResourceView
+
+
+class Goal(StrEnum):
+    """What can be waited for."""
+
+    READY = "ready"
+    """All clients are served."""
+    PROMOTED = "promoted"
+    """The revision of the spec serves."""
+    ROLLED_BACK = "rolledback"
+    """The revision of the spec was rolled back, or did not start."""
+    DECIDED = "decided"
+    """One of both."""
+    ATTENTION = "attention"
+    """A user has to do something."""
+
+
+def is_reached(view: ResourceView, goal: Goal) -> bool | None:
+    """Return whether the goal is reached; False if it cannot be any more without another spec, None while it is open."""
+    if not view.is_observed:
+        return None
+    is_promoted, is_rejected = view.phase in SERVED_PHASES and not view.candidate, view.phase in REJECTED_PHASES
+    match goal:
+        case Goal.READY:
+            return True if view.is_serving else None
+        case Goal.PROMOTED:
+            return True if is_promoted else False if is_rejected else None
+        case Goal.ROLLED_BACK:
+            return True if is_rejected else False if is_promoted else None
+        case Goal.DECIDED:
+            return True if is_promoted or is_rejected else None
+        case Goal.ATTENTION:
+            return True if find_attention_reason(view) else None
+
+
+def describe_outcome(view: ResourceView) -> str:
+    """Return the state in a line."""
+    message = view.condition("Progressing").get("message") or view.condition("Ready").get("message") or ""
+    return f"{view.namespace}/{view.name}: {view.phase}. {message}".strip()

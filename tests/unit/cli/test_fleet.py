@@ -1,0 +1,255 @@
+"""Commands about resources in a cluster: what they show, what they write, and how they end; kubectl is a script here."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import stat
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from rich.console import Console
+
+from aerie.analysis.criteria.plan import AnalysisPlan
+from aerie.analysis.criteria.table import build_criteria
+from aerie.api.status import Phase
+from aerie.cli.app import COMMANDS, FLEET_PANEL, run_command_line
+from aerie.cli.console import CommandError
+from aerie.cli.fleet import screens
+from aerie.cli.fleet.actions import ROLLBACK, ActionName, build_action
+from aerie.cli.fleet.attention import find_attention_reason, list_possible_actions
+from aerie.cli.fleet.resource_view import ResourceView, format_age
+from aerie.cli.fleet.screens import METRIC_TITLES, draw_interval
+from aerie.cli.fleet.wait import Goal, is_reached
+from tests.golden import Messages
+from tests.unit.cli.fleet_documents import Document, analyzing, condition, ready
+
+NOW = datetime(2026, 11, 28, 8, 30, tzinfo=UTC)
+PHASES: tuple[Phase, ...] = Phase.__args__  # type: ignore[attr-defined]
+
+
+def render(renderable: Any, width: int) -> str:
+    console = Console(width=width, highlight=False, color_system=None)
+    with console.capture() as capture:
+        console.print(renderable)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+# -- screens
+@pytest.mark.parametrize("width", [80, 130])
+def test_screens_fit_the_terminal(width: int, messages: Messages) -> None:
+    views = [ResourceView(document) for document in (analyzing(), ready("coder"), analyzing("Held", "k2"))]
+    parts = {
+        "list": screens.render_list(views, NOW, width=width, is_wide=False, with_namespace=True),
+        "status": screens.render_status(views[0], NOW, width=width, shows_all=False),
+        "held": screens.render_status(views[2], NOW, width=width, shows_all=True),
+        "history": screens.render_history(views[0]),
+    }
+    for name, part in parts.items():
+        text = render(part, width)
+        assert max(map(len, text.splitlines())) <= width
+        messages.check(f"{name}, {width} columns", text)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_phase_has_a_screen_and_actions(phase: Phase) -> None:
+    for document in (ready(phase=phase), analyzing(phase), ready(phase=phase, conditions=[], stable=None)):
+        view = ResourceView(document)
+        assert phase in render(screens.render_status(view, NOW, width=80, shows_all=True), 80)
+        assert list(list_possible_actions(view))
+
+
+def test_text_of_the_cluster_moves_no_cursor() -> None:
+    document = analyzing()
+    document["status"]["canary"]["drafter"] = "acme/\x1b[2Jdrafter[bold]"
+    text = render(screens.render_status(ResourceView(document), NOW, width=130, shows_all=False), 130)
+    assert "\x1b" not in text
+    assert "drafter[bold]" in text
+
+
+def test_every_criterion_has_a_title() -> None:
+    assert METRIC_TITLES.keys() >= {criterion.name for criterion in build_criteria(AnalysisPlan())}
+
+
+@pytest.mark.parametrize(
+    ("interval", "bar"),
+    [
+        ((0.0, -0.1, 0.1), "├─────────●─────────┤"),
+        ((0.2, 0.15, 0.3), "          │         ●"),
+        ((0.0, None, None), "          ●"),
+        ((0.0, -0.05, None), "     ├────●─────────▸"),
+        ((None, None, None), ""),
+    ],
+)
+def test_intervals_are_drawn_in_the_same_width(interval: tuple[float | None, float | None, float | None], bar: str) -> None:
+    assert draw_interval(*interval).rstrip() == bar or draw_interval(*interval) == bar
+
+
+def test_ages() -> None:
+    ages = {0: "0 s", 59: "59 s", 60: "1 min", 3660: "1 h 1 min", 90000: "1 d 1 h"}
+    for seconds, text in ages.items():
+        assert format_age(datetime.fromtimestamp(0, UTC), datetime.fromtimestamp(seconds, UTC)) == text
+
+
+# -- decisions
+def test_decisions_name_the_revision_and_test_the_resource() -> None:
+    action = build_action(ResourceView(analyzing()), "rollback", "alice", "slow in EU", NOW)
+    tests = [operation for operation in action.operations if operation["op"] == "test"]
+    assert {item["path"]: item["value"] for item in tests} == {"/metadata/uid": "6b1f", "/metadata/generation": 3}
+    (written,) = [operation for operation in action.operations if operation["op"] == "add"]
+    assert written["path"] == "/metadata/annotations"
+    assert written["value"][ROLLBACK] == "b2657d3a14"
+    requested_by = json.loads(written["value"]["aerie.dev/requested-by"])
+    assert requested_by == {"action": "rollback", "user": "alice", "time": "2026-11-28T08:30:00Z", "reason": "slow in EU"}
+
+
+def test_further_annotations_are_kept() -> None:
+    document = analyzing()
+    document["metadata"]["annotations"] = {"a": "b"}
+    operations = build_action(ResourceView(document), "promote", "", "", NOW).operations
+    assert "/metadata/annotations/aerie.dev~1promote" in [operation["path"] for operation in operations]
+
+
+def test_a_decision_replaces_earlier_ones() -> None:
+    document = ready(phase="RolledBack")
+    document["metadata"]["annotations"] = {"aerie.dev/rollback": "b2657d3a14", "aerie.dev/promote": "71a723caa5", "a": "b"}
+    operations = build_action(ResourceView(document), "retry", "", "", NOW).operations
+    removed = {operation["path"].partition("~1")[2] for operation in operations if operation["op"] == "remove"}
+    assert removed == {"rollback", "promote"}
+
+
+@pytest.mark.parametrize("name", ["promote", "rollback", "retry", "pause", "resume"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_what_is_offered_is_what_is_possible(phase: Phase, name: ActionName) -> None:
+    for document in (ready(phase=phase), analyzing(phase)):
+        view = ResourceView(document)
+        if name in list_possible_actions(view):
+            assert build_action(view, name, "", "", NOW).operations
+        else:
+            with pytest.raises(CommandError, match=f"{name} is not possible in phase {phase}"):
+                build_action(view, name, "", "", NOW)
+
+
+def test_a_reason_of_two_lines_is_refused() -> None:
+    with pytest.raises(CommandError, match="one line"):
+        build_action(ResourceView(analyzing()), "promote", "", "a\nb", NOW)
+
+
+# -- waits
+def test_a_wait_ends_with_the_present_spec() -> None:
+    for goal in Goal:
+        old = ready()
+        old["status"]["observedGeneration"] = 2
+        assert is_reached(ResourceView(old), goal) is None, "the operator has not seen the spec yet"
+    promoted, rolled_back, open_ = (ResourceView(each) for each in (ready(), ready(phase="RolledBack"), analyzing()))
+    assert [is_reached(view, Goal.PROMOTED) for view in (promoted, rolled_back, open_)] == [True, False, None]
+    assert [is_reached(view, Goal.ROLLED_BACK) for view in (promoted, rolled_back, open_)] == [False, True, None]
+    assert [is_reached(view, Goal.DECIDED) for view in (promoted, rolled_back, open_)] == [True, True, None]
+    assert [is_reached(view, Goal.ATTENTION) for view in (promoted, rolled_back, open_)] == [None, True, None]
+
+
+def test_unserved_clients_come_first() -> None:
+    document = ready(conditions=[condition("Ready", "False", "CrashLoopBackOff", "0/4 pods ready: no node has a free GPU")])
+    assert "no node has a free GPU" in find_attention_reason(ResourceView(document))
+
+
+# -- the command line
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A kubectl that prints `out.json`, logs its arguments, and fails as `fail` says."""
+    script = tmp_path / "kubectl"
+    script.write_text(
+        '#!/bin/sh\nprintf "%s\\n" "$*" >> "$KUBECTL_FOLDER/log"\n'
+        '[ -f "$KUBECTL_FOLDER/fail" ] && { cat "$KUBECTL_FOLDER/fail" >&2; exit 1; }\n'
+        '[ "$1" = auth ] && { echo \'{"status": {"userInfo": {"username": "alice"}}}\'; exit; }\ncat "$KUBECTL_FOLDER/out.json"\n'
+    )
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("KUBECTL_FOLDER", str(tmp_path))
+    (tmp_path / "out.json").write_text(json.dumps(analyzing()))
+    return tmp_path
+
+
+def log(kubectl: Path) -> list[str]:
+    return (kubectl / "log").read_text().splitlines()
+
+
+def test_flags_of_kubectl_are_passed_on(kubectl: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        run_command_line(["status", "chat", "-n", "prod", "--context", "eu", "--as-group", "a", "--as-group", "b", "-o", "json"])
+        == 0
+    )
+    flags = "--namespace=prod --context=eu --as-group=a --as-group=b"
+    assert log(kubectl) == [f"{flags} get speculativedeployments.aerie.dev chat -o json"]
+    document = json.loads(capsys.readouterr().out)
+    assert (document["apiVersion"], document["kind"]) == ("cli.aerie.dev/v1", "ResourceStatus")
+    assert "state" not in document["analysis"]
+
+
+def test_a_decision_is_written_with_its_author(kubectl: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["promote", "chat", "--reason", "checked", "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("Checked, nothing is written: Revision b2657d3a14")
+    patch = log(kubectl)[-1]
+    assert "--dry-run=server" in patch
+    assert '\\"user\\": \\"alice\\"' in patch
+
+
+@pytest.mark.parametrize(
+    ("stderr", "status", "text"),
+    [
+        ('Error from server (NotFound): speculativedeployments.aerie.dev "chat" not found', 2, "kubectl aerie list -A"),
+        ('error: the server doesn\'t have a resource type "speculativedeployments"', 2, "install Aerie in this cluster"),
+        ("Unable to connect to the server: dial tcp: lookup x: no such host", 2, "check the connection"),
+        ("", 2, "kubectl failed without a message"),
+    ],
+)
+def test_failures_say_what_to_do(kubectl: Path, stderr: str, status: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (kubectl / "fail").write_text(stderr)
+    assert run_command_line(["status", "chat"]) == status
+    assert text in capsys.readouterr().err
+
+
+def test_attention_ends_with_1_if_a_user_is_needed(kubectl: Path) -> None:
+    (kubectl / "out.json").write_text(json.dumps({"items": [analyzing()]}))
+    assert run_command_line(["list", "-A", "--attention"]) == 0
+    (kubectl / "out.json").write_text(json.dumps({"items": [analyzing("Held")]}))
+    assert run_command_line(["list", "-A", "--attention"]) == 1
+
+
+def test_waits_end_by_their_result(kubectl: Path) -> None:
+    assert run_command_line(["wait", "chat", "--timeout", "0"]) == 4
+    (kubectl / "out.json").write_text(json.dumps(ready(phase="RolledBack")))
+    assert run_command_line(["wait", "chat", "--for", "promoted"]) == 1
+    assert run_command_line(["wait", "chat", "--for", "rolledback"]) == 0
+
+
+def test_a_watch_shows_each_document(kubectl: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    documents: list[Document] = [analyzing(), ready()]
+    (kubectl / "out.json").write_text("".join(json.dumps(document, indent=4) + "\n" for document in documents))
+    assert run_command_line(["status", "chat", "--watch"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.index("Analyzing") < shown.index("Ready")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_summaries_are_the_first_sentence_of_the_help(name: str) -> None:
+    entry = COMMANDS[name]
+    command = getattr(importlib.import_module(entry.module), entry.attribute)
+    text = command.info.help if isinstance(command, typer.Typer) else command.__doc__
+    assert " ".join((text or "").split()).startswith(entry.summary)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_only_the_requested_command_is_imported(name: str) -> None:
+    code = f"import sys; from aerie.cli.app import build_app; build_app({name!r}); print(sorted(sys.modules))"
+    imported = set(eval(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout))  # noqa: S307
+    modules = {entry.module for entry in COMMANDS.values()} - {COMMANDS[name].module}
+    assert not imported & modules - ({"aerie.cli.commands.preflight"} if COMMANDS[name].panel != FLEET_PANEL else set())
+    if COMMANDS[name].panel == FLEET_PANEL:
+        assert not imported & {"pydantic", "kopf", "kubernetes", "numpy", "httpx", "aerie.api"}
