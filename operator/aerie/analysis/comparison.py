@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +21,15 @@ class Comparison:
     """Anytime-valid lower bound of the estimate."""
     upper: float | None = None
     """Anytime-valid upper bound of the estimate."""
+    requirement: str | None = None
+    """What an acceptance needs of the metric, in short; None where it needs nothing."""
+    met: bool | None = None
+    """Whether that is met now, by the verdict's own tests; None together with `requirement`."""
+
+    def with_requirement(self, text: str, *, is_met: bool, is_replaced: bool = False) -> Comparison:
+        """Return the comparison with what an acceptance needs of it.
+
+        `is_replaced`: the canary is significantly faster, which an acceptance takes instead.
+        """
+        requirement = f"{text}, replaced by the time per output token" if is_replaced and not is_met else text
+        return replace(self, requirement=requirement, met=is_met or is_replaced)

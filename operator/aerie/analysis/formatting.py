@@ -77,6 +77,22 @@ def format_requirement(test: CriterionTest) -> str:
     return f"{'above' if test.sign > 0 else 'below'} {format_limit(test)}"
 
 
+def format_requirements(tests: Sequence[CriterionTest]) -> str:
+    """Return what all tests of a promotion need of a criterion.
+
+    >>> format_requirements([CriterionTest(-1, 1.025, 0.0, 0.05, measured_pods_only=True), CriterionTest(-1, 1.04, 0.0, 0.05)])
+    'below +2.5 % on these pods and below +4.0 %'
+    """
+    return join_words([_format_whole_requirement(test) for test in tests])
+
+
+def _format_whole_requirement(test: CriterionTest) -> str:
+    estimate_clause = "measured " if test.estimate_suffices else ""
+    alternative_clause = f" or {test.alternative_ratio:g} times control" if test.alternative_ratio else ""
+    pods_clause = " on these pods" if test.measured_pods_only else ""
+    return f"{estimate_clause}{format_requirement(test)}{alternative_clause}{pods_clause}"
+
+
 def format_percent(value: float) -> str:
     return f"{value:.2%}".replace("%", " %")
 

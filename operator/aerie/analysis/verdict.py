@@ -17,7 +17,7 @@ under a millisecond.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aerie.analysis import formatting, messages
@@ -59,6 +59,28 @@ class Verdict:
     comparisons: tuple[Comparison, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Requirements:
+    """What a promotion needs of the criteria, and has not yet: the verdict and the status read the same."""
+
+    unmet_tests: Mapping[str, Sequence[CriterionTest]]
+    """Unmet promote tests by criterion; without the criteria that have none."""
+    faster: Criterion | None
+    """Criterion of time per output token if the canary is significantly faster, which replaces tokens per step."""
+
+    def is_replaced(self, criterion: Criterion) -> bool:
+        """Return whether the canary's being faster takes the place of a criterion."""
+        return criterion.name == TOKENS_PER_STEP and self.faster is not None
+
+    def list_unmet(self, criteria: Sequence[Criterion]) -> list[tuple[Criterion, Sequence[CriterionTest]]]:
+        """Return the criteria that prevent a promotion, with their unmet tests."""
+        return [
+            (criterion, self.unmet_tests[criterion.name])
+            for criterion in criteria
+            if criterion.name in self.unmet_tests and not self.is_replaced(criterion)
+        ]
+
+
 def evaluate_analysis(
     state: AnalysisState, plan: AnalysisPlan, now: float, abort_messages: Sequence[str] = ()
 ) -> tuple[AnalysisState, Verdict]:
@@ -68,10 +90,11 @@ def evaluate_analysis(
     """
     criteria = build_criteria(plan)
     plans = with_tested_history(plan, state.peers)
-    comparisons = _build_comparisons(state, plans, criteria)
+    requirements = _find_requirements(state, plans.promote, criteria)
+    comparisons = _build_comparisons(state, plans, criteria, None if plan.goal == "Explore" else requirements)
     if state.outcome != "Continue":
         return state, Verdict(state.outcome, state.message, comparisons)
-    outcome, message = _next_outcome(state, plans, now, criteria, abort_messages)
+    outcome, message = _next_outcome(state, plans, now, criteria, requirements, abort_messages)
     message += _limitation_message(state, plan, criteria)
     is_compared = state.peers.pod_effect(MIN_COMPARED_BLOCKS) is not None
     if outcome == "Continue" and state.block_count and _is_compared_by_drafts(criteria) and not is_compared:
@@ -96,7 +119,7 @@ def check_guardrails(
     else:
         criteria, plans = build_criteria(plan), with_tested_history(plan, state.peers)
         limitation_message = _limitation_message(state, plan, criteria)
-    comparisons = _build_comparisons(state, plans, criteria)
+    comparisons = _build_comparisons(state, plans, criteria, None)
     if state.outcome == "Continue" and (rollback_message := _rollback_message(state, plans.rollback, criteria, abort_messages)):
         state = replace(state, outcome="Rollback", message=rollback_message + limitation_message)
     continue_message = messages.no_regression_message(state.block_count, now - state.start_time) + limitation_message
@@ -117,7 +140,12 @@ def _is_compared_by_drafts(criteria: Sequence[Criterion]) -> bool:
 
 
 def _next_outcome(
-    state: AnalysisState, plans: AnalysisPlans, now: float, criteria: Sequence[Criterion], abort_messages: Sequence[str]
+    state: AnalysisState,
+    plans: AnalysisPlans,
+    now: float,
+    criteria: Sequence[Criterion],
+    requirements: _Requirements,
+    abort_messages: Sequence[str],
 ) -> tuple[VerdictOutcome, str]:
     """Return the outcome at `now` of an analysis that has none yet, and its message."""
     if rollback_message := _rollback_message(state, plans.rollback, criteria, abort_messages):
@@ -128,15 +156,10 @@ def _next_outcome(
     if plan.goal == "Explore":
         message = messages.exploration_message(criteria[0], state.paired_moments.get(criteria[0].name), state.block_count, plan)
         return "Inconclusive" if now - state.start_time >= plan.max_duration_seconds else "Continue", message
-    unmet_conditions = _unmet_conditions(state, plans, now, criteria)
+    unmet_conditions = _unmet_conditions(state, plans, now, criteria, requirements)
     if not unmet_conditions:
-        replacement = _faster_criterion(state, plan) if _unmet_tests(criteria[0], state, plan) else None
-        met_criteria = [
-            criterion
-            for criterion in criteria
-            if criterion.promote_tests and (replacement is None or criterion is not criteria[0])
-        ]
-        replaced_criterion = criteria[0] if replacement else None
+        replaced_criterion = criteria[0] if criteria[0].name in requirements.unmet_tests else None
+        met_criteria = [criterion for criterion in criteria if criterion.promote_tests and criterion is not replaced_criterion]
         return "Promote", messages.promotion_message(
             met_criteria, state.paired_moments, plan, state.equivalence, replaced_criterion
         )
@@ -199,9 +222,14 @@ def _is_met(test: CriterionTest, criterion: Criterion, state: AnalysisState, pla
     return shares is not None and is_share_test_met(test, criterion, shares, plan)
 
 
-def _unmet_tests(criterion: Criterion, state: AnalysisState, plan: AnalysisPlan) -> list[CriterionTest]:
-    """Return the promote tests of a criterion that are not met yet."""
-    return [test for test in criterion.promote_tests if not _is_met(test, criterion, state, plan)]
+def _find_requirements(state: AnalysisState, plan: AnalysisPlan, criteria: Sequence[Criterion]) -> _Requirements:
+    """Return what a promotion needs of the criteria, and has not yet."""
+    unmet_tests = {
+        criterion.name: tests
+        for criterion in criteria
+        if (tests := [test for test in criterion.promote_tests if not _is_met(test, criterion, state, plan)])
+    }
+    return _Requirements(unmet_tests, _faster_criterion(state, plan))
 
 
 def _faster_criterion(state: AnalysisState, plan: AnalysisPlan) -> Criterion | None:
@@ -236,16 +264,13 @@ def _failed_criterion_message(state: AnalysisState, plan: AnalysisPlan, criteria
     return ""
 
 
-def _unmet_conditions(state: AnalysisState, plans: AnalysisPlans, now: float, criteria: Sequence[Criterion]) -> list[str]:
+def _unmet_conditions(
+    state: AnalysisState, plans: AnalysisPlans, now: float, criteria: Sequence[Criterion], requirements: _Requirements
+) -> list[str]:
     """Return the conditions that a promotion still needs, as clauses, the most important first; empty when all are met."""
     plan = plans.promote
     seconds_per_block = (now - state.start_time) / state.block_count if state.block_count else plan.block_seconds
-    unmet_criteria = [
-        (criterion, tests)
-        for criterion in criteria
-        if (tests := _unmet_tests(criterion, state, plan))
-        and not (criterion.name == TOKENS_PER_STEP and _faster_criterion(state, plan))
-    ]
+    unmet_criteria = requirements.list_unmet(criteria)
     conditions: list[str] = []
     other_unmet_tests: list[messages.UnmetTest] = []
     for criterion, tests in unmet_criteria:
@@ -325,12 +350,29 @@ def _needed_request_factor(
     return high
 
 
-def _build_comparisons(state: AnalysisState, plans: AnalysisPlans, criteria: Sequence[Criterion]) -> tuple[Comparison, ...]:
-    """Return the comparisons of all counted criteria, and that of the greedy answers once they have come."""
+def _build_comparisons(
+    state: AnalysisState, plans: AnalysisPlans, criteria: Sequence[Criterion], requirements: _Requirements | None
+) -> tuple[Comparison, ...]:
+    """Return the comparisons of all counted criteria, and that of the greedy answers once they have come.
+
+    `requirements`: what a promotion needs of the criteria; None where nothing can promote.
+    """
     comparisons = tuple(
-        _build_comparison(criterion, state, plans) for criterion in criteria if criterion.name in state.paired_moments
+        _with_requirement(_build_comparison(criterion, state, plans), criterion, requirements)
+        for criterion in criteria
+        if criterion.name in state.paired_moments
     )
     return comparisons if state.equivalence is None else (*comparisons, state.equivalence.comparison)
+
+
+def _with_requirement(comparison: Comparison, criterion: Criterion, requirements: _Requirements | None) -> Comparison:
+    if requirements is None or not criterion.promote_tests:
+        return comparison
+    return comparison.with_requirement(
+        formatting.format_requirements(criterion.promote_tests),
+        is_met=criterion.name not in requirements.unmet_tests,
+        is_replaced=requirements.is_replaced(criterion),
+    )
 
 
 def _build_comparison(criterion: Criterion, state: AnalysisState, plans: AnalysisPlans) -> Comparison:

@@ -79,7 +79,7 @@ def evaluate_pairs(state: PairedState, plan: PairedPlan, elapsed_seconds: float)
             outcome, message = "Rollback", rollback[1]
         if outcome != "Continue":
             state = replace(state, outcome=outcome, message=message, rollback_reason=rollback[0] if rollback else "")
-    return state, PairedVerdict(outcome, message, state.rollback_reason, _comparisons(state))
+    return state, PairedVerdict(outcome, message, state.rollback_reason, _comparisons(state, plan))
 
 
 def _next_outcome(state: PairedState, plan: PairedPlan, elapsed_seconds: float) -> tuple[VerdictOutcome, str]:
@@ -139,6 +139,11 @@ def _is_faster(state: PairedState, plan: PairedPlan) -> bool:
     return plan.compares_time and is_met(plan.faster, state)
 
 
+def _is_replaced(test: PairedTest, state: PairedState, plan: PairedPlan) -> bool:
+    """Return whether an acceptance needs no such test, because the canary is significantly faster."""
+    return test is plan.enough_tokens and _is_faster(state, plan)
+
+
 def _find_rollback(state: PairedState, plan: PairedPlan) -> tuple[str, str] | None:
     """Return the reason to roll back, and its message; None while there is none."""
     if plan.compares_answers and (message := state.answers.difference_message):
@@ -187,7 +192,7 @@ def _missing_evidence(state: PairedState, plan: PairedPlan, elapsed_seconds: flo
         f"{_TITLES[test.metric]} ({_format_estimate(state, test.metric)}) significantly {_requirement(test)}, "
         f"{_time_to_decision(test, state, elapsed_seconds)}"
         for test in _compared_tests(plan, plan.enough_tokens, plan.fast_enough)
-        if not is_met(test, state) and not (test is plan.enough_tokens and _is_faster(state, plan))
+        if not is_met(test, state) and not _is_replaced(test, state, plan)
     ]
     if elapsed_seconds < plan.min_acceptance_seconds:
         missing.append(f"{format_duration(plan.min_acceptance_seconds)} of requests, so that those that hang are known")
@@ -224,8 +229,23 @@ def _time_to_decision(test: PairedTest, state: PairedState, elapsed_seconds: flo
     return f"in about {format_duration((factor - 1) * elapsed_seconds)} at this rate ({factor * sums.pairs:.0f} pairs)"
 
 
-def _comparisons(state: PairedState) -> tuple[Comparison, ...]:
-    """Return the estimates with the bounds that the tests use, and the result for answers."""
+def _comparisons(state: PairedState, plan: PairedPlan) -> tuple[Comparison, ...]:
+    """Return the estimates with the bounds that the tests use and what an acceptance needs, and the result for answers."""
+    tests = {test.metric: test for test in _compared_tests(plan, plan.enough_tokens, plan.fast_enough)}
+    comparisons = [
+        comparison.with_requirement(_requirement(test), is_met=is_met(test, state), is_replaced=_is_replaced(test, state, plan))
+        if (test := tests.get(comparison.metric))
+        else comparison
+        for comparison in _estimates(state)
+    ]
+    answers = state.answers
+    if count := answers.greedy_pairs + answers.sampled_pairs:
+        comparisons.append(Comparison(ANSWERS_METRIC, count, message=_answers_message(answers)))
+    return tuple(comparisons)
+
+
+def _estimates(state: PairedState) -> list[Comparison]:
+    """Return the estimates with the bounds that the tests use."""
     comparisons = []
     for metric, rollback_level in ((TOKENS_PER_STEP, ROLLBACK_LEVEL), (TIME_PER_OUTPUT_TOKEN, SLOWER_LEVEL)):
         sums, slots = _sums_of(state, metric)
@@ -234,10 +254,7 @@ def _comparisons(state: PairedState) -> tuple[Comparison, ...]:
             changes = [_change_of(metric, ratio) for ratio in (sums.canary_total / sums.control_total, low, high)]
             estimate, lower, upper = changes if metric == TIME_PER_OUTPUT_TOKEN else (changes[0], changes[2], changes[1])
             comparisons.append(Comparison(metric, sums.pairs, estimate=estimate, lower=lower, upper=upper))
-    answers = state.answers
-    if count := answers.greedy_pairs + answers.sampled_pairs:
-        comparisons.append(Comparison(ANSWERS_METRIC, count, message=_answers_message(answers)))
-    return tuple(comparisons)
+    return comparisons
 
 
 def _change_of(metric: str, ratio: float) -> float | None:
@@ -258,7 +275,7 @@ def _format_pairs(state: PairedState) -> str:
 
 def _format_estimate(state: PairedState, metric: str) -> str:
     """Return the estimate of a metric with the bounds that exist, as text."""
-    result = next((each for each in _comparisons(state) if each.metric == metric), None)
+    result = next((each for each in _estimates(state) if each.metric == metric), None)
     if result is None or result.estimate is None:
         return "not measured yet"
     if result.lower is None or result.upper is None:

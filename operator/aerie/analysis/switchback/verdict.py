@@ -65,9 +65,10 @@ def evaluate_switchback(
     state: SwitchbackState, plan: SwitchbackPlan, elapsed_seconds: float
 ) -> tuple[SwitchbackState, SwitchbackVerdict]:
     """Return the state with the verdict `elapsed_seconds` after the start of the trial, and that verdict."""
-    comparisons, carryover = _comparisons(state), estimate_carryover(state.carryover_moments)
+    is_deadline, carryover = elapsed_seconds >= plan.max_duration_seconds, estimate_carryover(state.carryover_moments)
+    comparisons = _comparisons(state, plan, is_deadline=is_deadline)
     if state.outcome == "Continue":
-        outcome, message = _next_outcome(state, plan, elapsed_seconds, carryover)
+        outcome, message = _next_outcome(state, plan, carryover, is_deadline=is_deadline)
         if outcome != "Continue":
             state = replace(state, outcome=outcome, message=message)
     else:
@@ -76,12 +77,11 @@ def evaluate_switchback(
 
 
 def _next_outcome(
-    state: SwitchbackState, plan: SwitchbackPlan, elapsed_seconds: float, carryover: CarryoverEstimate | None
+    state: SwitchbackState, plan: SwitchbackPlan, carryover: CarryoverEstimate | None, *, is_deadline: bool
 ) -> tuple[VerdictOutcome, str]:
     """Return the outcome of a trial that has none yet, and its message."""
     if reason := _rollback_reason(state, plan):
         return "Rollback", reason
-    is_deadline = elapsed_seconds >= plan.max_duration_seconds
     missing = _missing_evidence(state, plan, carryover, is_deadline=is_deadline)
     if not missing and plan.is_accepted:
         return "Promote", (
@@ -163,11 +163,9 @@ def _missing_evidence(
 def _missing_tests(state: SwitchbackState, plan: SwitchbackPlan, *, is_deadline: bool) -> list[str]:
     """Return which tests a promotion still needs, as clauses; empty if none."""
     missing = []
-    is_faster = _is_met(state, plan.tests["FasterOutput"])
     for name in PROMOTE_TESTS:
         test = plan.tests[name]
-        is_met = _is_met(state, test) or (is_deadline and _is_met_at_deadline(state, test, plan.error_share))
-        if not is_met and not (name == "EnoughTokens" and is_faster):
+        if not _is_promote_test_met(state, plan, test, is_deadline=is_deadline) and not _is_replaced(state, plan, test):
             direction = "above" if test.sign > 0 else "below"
             missing.append(
                 f"{test.criterion.title} significantly {direction} {1 + test.limit:.4g} times the stable drafter's "
@@ -199,17 +197,34 @@ def _is_met(state: SwitchbackState, test: SwitchbackTest) -> bool:
     return evidence is not None and evidence.is_significant(test.alpha)
 
 
+def _requirement(test: SwitchbackTest) -> str:
+    """Return what a promote test shows, in short."""
+    limit = f"{100 * test.limit:+.1f} %" if test.limit else "the stable drafter's"
+    return f"{'above' if test.sign > 0 else 'below'} {limit}"
+
+
+def _is_promote_test_met(state: SwitchbackState, plan: SwitchbackPlan, test: SwitchbackTest, *, is_deadline: bool) -> bool:
+    """Return whether a promote test is significant: at any time, or by the look at the deadline."""
+    return _is_met(state, test) or (is_deadline and _is_met_at_deadline(state, test, plan.error_share))
+
+
+def _is_replaced(state: SwitchbackState, plan: SwitchbackPlan, test: SwitchbackTest) -> bool:
+    """Return whether a promotion needs no such test, because the canary's drafter is significantly faster."""
+    return test.name == "EnoughTokens" and _is_met(state, plan.tests["FasterOutput"])
+
+
 def _is_met_at_deadline(state: SwitchbackState, test: SwitchbackTest, error_share: float) -> bool:
     """Return whether a promote test is significant by the look at the deadline."""
     evidence = state.tests.get(test.name)
     return evidence is not None and evidence.is_significant_at_deadline(PROMOTE_DEADLINE_ALPHA * error_share)
 
 
-def _comparisons(state: SwitchbackState) -> tuple[Comparison, ...]:
-    """Return the estimate of each criterion with its interval.
+def _comparisons(state: SwitchbackState, plan: SwitchbackPlan, *, is_deadline: bool) -> tuple[Comparison, ...]:
+    """Return the estimate of each criterion with its interval, and what a promotion needs of it.
 
     The intervals are t confidence sequences of the units' scores: for people, as rates for normal scores. The tests decide.
     """
+    tests = {} if plan.is_accepted else {plan.tests[name].criterion.name: plan.tests[name] for name in PROMOTE_TESTS}
     parameters = SequenceParameters(INTERVAL_ALPHA, _TIGHTEST_UNITS)
     comparisons = []
     for criterion in COMPARED_CRITERIA:
@@ -217,7 +232,14 @@ def _comparisons(state: SwitchbackState) -> tuple[Comparison, ...]:
         if pairs is not None and pairs.control_mean > 0:
             lower, upper = ratio_bounds(pairs, parameters, parameters)
             ratio = pairs.canary_mean / pairs.control_mean
-            comparisons.append(Comparison(criterion.name, pairs.count, estimate=ratio - 1, lower=lower - 1, upper=upper - 1))
+            comparison = Comparison(criterion.name, pairs.count, estimate=ratio - 1, lower=lower - 1, upper=upper - 1)
+            if test := tests.get(criterion.name):
+                comparison = comparison.with_requirement(
+                    _requirement(test),
+                    is_met=_is_promote_test_met(state, plan, test, is_deadline=is_deadline),
+                    is_replaced=_is_replaced(state, plan, test),
+                )
+            comparisons.append(comparison)
     return tuple(comparisons)
 
 

@@ -28,6 +28,12 @@ class MetricComparison(ResourceModel):
     """Lower bound of the estimate. It is anytime-valid: it holds however often it is evaluated. Absent while there is none."""
     upper: float | None = None
     """Upper bound of the estimate, also anytime-valid. Absent while there is none."""
+    requirement: ShortText | None = None
+    """What an acceptance needs of the metric: that it is significantly so or, with "measured", that the estimate is. A share of
+    requests is compared itself, and all else relative to the control. Absent if the metric decides no acceptance."""
+    met: bool | None = None
+    """Whether the requirement is met, by the tests of the verdict: they may use other bounds than those shown. An acceptance
+    needs all requirements met, and more: see analysis.message. Absent together with requirement."""
 
 
 class AnalysisStatus(ResourceModel):
