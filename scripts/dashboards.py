@@ -519,6 +519,13 @@ DEPLOYMENT = Dashboard(
             minimum=0,
         ),
         _graph(
+            "Requirements met",
+            "1 while what an acceptance needs of a criterion is met. A promotion needs all of them.",
+            "none",
+            (f"max by (criterion) ({_own('aerie_comparison_met')})", "{{criterion}}"),
+            minimum=0,
+        ),
+        _graph(
             "Counted samples",
             "Blocks, pairs of windows or pairs of answers that each criterion has counted. They grow with traffic.",
             "none",

@@ -137,6 +137,11 @@ COMPARISON_CHANGE = _family(
 COMPARISON_SAMPLES = _family(
     "aerie_comparison_samples", "Blocks, pairs of windows or pairs of answers that a criterion has counted.", "criterion"
 )
+COMPARISON_MET = _family(
+    "aerie_comparison_met",
+    "1 while what an acceptance needs of a criterion is met, else 0. No time series for a criterion that decides no acceptance.",
+    "criterion",
+)
 VERDICT = _family(
     "aerie_verdict",
     "1 for the present verdict of the analysis in progress: Continue, Promote, Rollback, Inconclusive.",
@@ -187,6 +192,7 @@ STATUS_FAMILIES = (
     SPECULATIVE_TOKENS,
     COMPARISON_CHANGE,
     COMPARISON_SAMPLES,
+    COMPARISON_MET,
     VERDICT,
     ANALYSIS_START_TIME,
     SHADOW_EVALUATION,
@@ -279,6 +285,8 @@ def _build_analysis_samples(status: Status) -> Iterator[StatusSample]:
     yield from _optional(ANALYSIS_START_TIME, (), analysis.start_time)
     for comparison in analysis.comparisons:
         yield StatusSample(COMPARISON_SAMPLES, (comparison.metric,), float(comparison.sample_count))
+        if comparison.met is not None:
+            yield StatusSample(COMPARISON_MET, (comparison.metric,), float(comparison.met))
         for bound in ("lower", "estimate", "upper"):
             yield from _optional(COMPARISON_CHANGE, (comparison.metric, bound), getattr(comparison, bound))
 

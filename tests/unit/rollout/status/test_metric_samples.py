@@ -65,6 +65,9 @@ def test_analysis_has_its_bounds_and_verdict() -> None:
     for bound in ("lower", "estimate", "upper"):
         assert values["comparison_change_ratio", comparison["metric"], bound] == comparison[bound]
     assert values["comparison_samples", comparison["metric"]] == comparison["sampleCount"]
+    requirements = {item["metric"]: item["met"] for item in world.status["analysis"]["comparisons"] if "requirement" in item}
+    assert requirements
+    assert {key[1]: value for key, value in values.items() if key[0] == "comparison_met"} == requirements
     assert {key[1] for key in values if key[0] == "replicas"} == {"stable", "canary", "control"}
     assert values["arm_info", "control", old, "Unknown"] == 1
     assert sum(value for key, value in values.items() if key[0] == "traffic_weight_ratio") == pytest.approx(1)
