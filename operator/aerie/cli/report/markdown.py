@@ -47,7 +47,7 @@ def _render_table(contents: Contents) -> str:
     lines = [f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}"]
     for item in sorted(contents.comparisons, key=lambda item: not item.requirement):
         result = item.message or ("-" if item.estimate is None else percent(item.estimate))
-        required = (item.requirement, describe_met(item)) if has_requirements else ()
+        required = (item.requirement, describe_met(contents, item)) if has_requirements else ()
         cells = (title_of(item.metric), result, describe_bounds(item), *required, str(item.samples or ""))
         lines.append(f"| {' | '.join(map(escape, cells))} |")
     design = describe_design(contents)

@@ -128,7 +128,7 @@ def _render_decision_table(contents: Contents) -> Markup:
             title_of(item.metric),
             item.message or ("-" if item.estimate is None else percent(item.estimate)),
             describe_bounds(item),
-            *((item.requirement, describe_met(item)) if has_requirements else ()),
+            *((item.requirement, describe_met(contents, item)) if has_requirements else ()),
             str(item.samples or ""),
         )
         for item in sorted(contents.comparisons, key=lambda item: not item.requirement)

@@ -71,8 +71,11 @@ def describe_bounds(comparison: Comparison) -> str:
     return f"{percent(comparison.lower)} to {percent(comparison.upper)}"
 
 
-def describe_met(comparison: Comparison) -> str:
-    return {True: "✓ yes", False: "✗ no", None: ""}[comparison.is_met]
+def describe_met(contents: Contents, comparison: Comparison) -> str:
+    """Return whether what an acceptance needs is met; before the result, it may still be."""
+    if comparison.is_met is None:
+        return ""
+    return "✓ yes" if comparison.is_met else "✗ no" if contents.result else "… not yet"
 
 
 def percent(change: float | None) -> str:
