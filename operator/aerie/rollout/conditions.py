@@ -67,6 +67,13 @@ def truncate_message(text: str) -> str:
     return text if len(text) <= _MAX_MESSAGE_CHARACTERS else text[: _MAX_MESSAGE_CHARACTERS - 1] + "…"
 
 
+def append_sentence(text: str, sentence: str) -> str:
+    """Return the text with one more sentence. The text is truncated so that both fit the maximum length of a message."""
+    max_characters = _MAX_MESSAGE_CHARACTERS - len(sentence) - len(". ")
+    text = text if len(text) <= max_characters else text[: max_characters - 1] + "…"
+    return f"{text}{' ' if text.endswith(('.', '…')) else '. '}{sentence}"
+
+
 def build_condition_events(previous_status: Status | None, current_status: Status) -> Iterator[Event]:
     """Yield one event for each condition whose status or reason has changed; none for a repeated status."""
     previous_by_type = {condition.type: condition for condition in (previous_status.conditions if previous_status else [])}

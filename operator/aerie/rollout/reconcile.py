@@ -37,6 +37,7 @@ from aerie.rollout.facts.snapshot import ClusterState, Snapshot, is_owned_by
 from aerie.rollout.plan import Event, ObjectReference, ReconcilePlan
 from aerie.rollout.progression.policy_chain import next_progression
 from aerie.rollout.progression.progression import Progression
+from aerie.rollout.progression.user_request import attribute_decision, read_user_request
 from aerie.rollout.revision.desired import DesiredRevision, resolve_desired_revision
 from aerie.rollout.revision.drafter_selection import DrafterSelection, select_drafter
 from aerie.rollout.revision.preflight_result import PreflightResult, read_preflight_result
@@ -48,7 +49,7 @@ from aerie.rollout.trials import effective_setting
 from aerie.rollout.trials.effective_setting import EffectiveSetting, TrialDecision
 
 EMPTY_CATALOG = DrafterCatalog(())
-_STATUS_FIELDS_FROM_SPEC = ("speculation", "selected_drafters", "rejected_revision", "last_handled_retry")
+_STATUS_FIELDS_FROM_SPEC = ("speculation", "selected_drafters", "rejected_revision", "last_handled_retry", "last_request")
 """Fields of the status that follow from the spec, and are unknown where a part of it cannot be read."""
 MIN_REQUEUE_DELAY = timedelta(seconds=1)
 """Minimum delay between a decision that writes nothing and the next one."""
@@ -129,6 +130,8 @@ def _decide(snapshot: Snapshot, selection: DrafterSelection, now: datetime) -> _
     progression = effective_setting.with_trial_outcome(
         next_progression(snapshot, desired, preflight_result, now), snapshot.resource, setting, now
     )
+    request = read_user_request(snapshot.resource, desired.revision, now)
+    progression = attribute_decision(progression, request, snapshot.resource.status or Status(), now)
     trial_decision = effective_setting.decide_next_trial(snapshot, setting, progression, now)
     if (hold := find_hold_condition(snapshot)) is not None and not is_paused:
         progression = replace(progression, progressing=ConditionUpdate(PROGRESSING, "False", hold.reason, hold.message))

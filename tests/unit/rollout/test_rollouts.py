@@ -2,8 +2,9 @@
 
 Safety: no users reach a canary before its shadow evaluation has a result while a stable pod serves, no pair counts twice,
 serving pods are not deleted, no requests go to an arm without serving pods while another arm has some, no engine starts before
-its preflight has passed, nothing is promoted without evidence or a manual action, one transition at a time. Liveness: left
-alone, a rollout ends with the desired revision or names the reason, and then nothing is written any more.
+its preflight has passed, nothing is promoted without evidence or a manual action, one transition at a time, no outcome names a
+user who did not decide it. Liveness: left alone, a rollout ends with the desired revision or names the reason, and then nothing
+is written any more.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from aerie.analysis.measurement import codec
 from aerie.analysis.paired.state import PairedState
 from aerie.manifests import naming
 from aerie.rollout.facts.pod_failures import is_pod_ready
+from tests.unit.rollout.named_requests import NamedRequests
 from tests.unit.rollout.world import DRAFTERS, World, equivalence_result, monitored_world, world_in_phase
 
 GATEWAY = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
@@ -45,6 +47,7 @@ class Rollouts(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World()
+        self.requests = NamedRequests()
         self.unserved: set[str] = set()
         """Canaries that began while no pod served, or with zero replicas."""
         self.promoted_revisions: set[str | None] = set()
@@ -201,10 +204,21 @@ class Rollouts(RuleBasedStateMachine):
         analysis = {"shadow": SHADOW} if shadow else {}
         self.world.edit(rollout={"paused": paused, "canary": canary, "traffic": traffic, "analysis": analysis})
 
-    @rule(action=st.sampled_from(["promote", "rollback", "retry"]))
+    @rule(action=st.sampled_from(["promote", "rollback", "retry"]), is_named=st.booleans())
     @precondition(lambda self: self.world.status.get("stable"))
-    def manual_action(self, action: str) -> None:
-        self.world.annotate(**{action: self.world.desired_revision})
+    def manual_action(self, action: str, is_named: bool) -> None:
+        world, revision = self.world, self.world.desired_revision
+        naming = {"requested-by": self.requests.build(action, revision, world.now)} if is_named else {}
+        world.annotate(**{action: f"{world.now.timestamp():.0f}" if action == "retry" else revision, **naming})
+
+    @rule()
+    def annotations_are_removed(self) -> None:
+        self.world.document["metadata"].pop("annotations", None)
+
+    @invariant()
+    def outcomes_name_who_decided(self) -> None:
+        if self.requests.check(self.world):
+            event("an outcome names its user")
 
     @rule()
     def jobs_end(self) -> None:

@@ -1,10 +1,11 @@
 """The status of a resource: the state from which any replica of the operator continues, and what users read.
 
-    in_place   a rollout in place, and the drafter that pods serve with after it
-    arms       the pods of each revision, and the phases of a rollout
-    analysis   how a canary compares with its control, and the outcomes of rollouts
-    tuning     the speculation setting, its trials, and their savings
-    status     conditions, and the status as a whole
+    in_place      a rollout in place, and the drafter that pods serve with after it
+    arms          the pods of each revision, and the phases of a rollout
+    user_request  who requested a promotion, a rollback or a retry
+    analysis      how a canary compares with its control, and the outcomes of rollouts
+    tuning        the speculation setting, its trials, and their savings
+    status        conditions, and the status as a whole
 
 The writers round metrics, so that a status changes when something happened and not because time passed.
 """
@@ -50,6 +51,7 @@ from aerie.api.status.tuning import (
     TrialResult,
     TuningSavings,
 )
+from aerie.api.status.user_request import RequestedBy, UserRequest
 
 __all__ = [
     "MAX_DRAFTER_FILES",
@@ -78,6 +80,7 @@ __all__ = [
     "PreviousArm",
     "QueueStatus",
     "ReadinessProgress",
+    "RequestedBy",
     "RolloutOutcome",
     "RolloutPurpose",
     "SelectedDrafter",
@@ -93,4 +96,5 @@ __all__ = [
     "TrialRecord",
     "TrialResult",
     "TuningSavings",
+    "UserRequest",
 ]

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from aerie.api.rollout import AnalysisSpec
 from aerie.api.status.types import Count, LongText, ShortText
+from aerie.api.status.user_request import RequestedBy
 from aerie.api.types.base import ResourceModel, Timestamp
 
 
@@ -87,6 +88,9 @@ class RolloutOutcome(ResourceModel):
     spec became invalid. Explored: a trial by tuning that only measured its setting is complete."""
     message: Annotated[str, Field(max_length=2048)]
     """Reason for the result."""
+    requested_by: RequestedBy | None = None
+    """User who requested the promotion, the rollback, or the retry that the rollout began with. Absent if nobody did, or if the
+    request names no user."""
     reversal_cause: BlockedRollbackCause | None = None
     """Cause of the reversal of a rollback that could not complete, as one word for programs. StableUnavailable: pods of this
     revision, which was the stable one, could no longer start, and those of the other revision were ready. Abandoned: those of the

@@ -11,6 +11,7 @@ from aerie.api.status.arms import Arm, CanaryArm, Phase, PreviousArm, QueueStatu
 from aerie.api.status.in_place import InPlaceRollout
 from aerie.api.status.tuning import SpeculationStatus
 from aerie.api.status.types import Count, LongText, ShortText
+from aerie.api.status.user_request import UserRequest
 from aerie.api.types.base import JsonObject, ResourceModel, Timestamp
 
 
@@ -102,6 +103,8 @@ class Status(ResourceModel):
     another revision, or when the annotation aerie.dev/retry gets a new value."""
     last_handled_retry: LongText | None = None
     """Value of the annotation aerie.dev/retry that was last handled; another value requests a retry."""
+    last_request: UserRequest | None = None
+    """The last promotion, rollback or retry whose request names its user. It is attributed to the rollout that it decided."""
     rollout_history: Annotated[
         list[RolloutOutcome], Field(max_length=10, json_schema_extra={"x-kubernetes-list-type": "atomic"})
     ] = Field(default_factory=list)

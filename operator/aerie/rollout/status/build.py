@@ -19,6 +19,7 @@ from aerie.rollout.facts.route_status import check_route_status_timeout, route_r
 from aerie.rollout.facts.snapshot import ClusterState, Snapshot
 from aerie.rollout.progression.progression import Progression
 from aerie.rollout.progression.retry_request import read_retry_request
+from aerie.rollout.progression.user_request import read_user_request
 from aerie.rollout.revision.desired import DesiredRevision
 from aerie.rollout.revision.recovery import read_recorded_arm, with_served_drafter
 from aerie.rollout.status.hold import VERSION_SKEW, find_hold_condition
@@ -77,6 +78,7 @@ def build_status(
         speculation=tuning.speculation,
         rejected_revision=progression.rejected_revision,
         last_handled_retry=read_retry_request(resource),
+        last_request=read_user_request(resource, desired.revision, now),
         rollout_history=([*([progression.outcome] if progression.outcome else []), *previous_status.rollout_history])[
             :MAX_HISTORY_OUTCOMES
         ],

@@ -152,6 +152,7 @@ def _build_outcome_notification(resource: SpeculativeDeployment, outcome: Rollou
         "drafter": outcome.drafter,
         "replacedDrafter": outcome.replaced_drafter,
         "message": outcome.message,
+        "requestedBy": outcome.requested_by.to_dict() if outcome.requested_by is not None else None,
         "startTime": format_time(outcome.start_time),
         "completionTime": format_time(outcome.completion_time),
         "comparisons": [comparison.to_dict() for comparison in outcome.comparisons],

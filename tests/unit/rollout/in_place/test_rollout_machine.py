@@ -19,7 +19,9 @@ from aerie.analysis.switchback.plan import TOKENS_PER_STEP
 from aerie.api.status import InPlaceRollout
 from aerie.rollout.in_place.trial import resume_trial
 from aerie.rollout.plan import ReconcilePlan
+from aerie.rollout.progression.user_request import MAX_CLOCK_DIFFERENCE
 from tests.unit.rollout.in_place.fleet import DRAFTERS, EFFECTS, NAMES_BY_DIGEST, Fleet, serving_fleet
+from tests.unit.rollout.named_requests import NamedRequests
 
 name_strategy = st.sampled_from(DRAFTERS)
 index_strategy = st.integers(0, 999)
@@ -51,6 +53,7 @@ class RolloutMachine(RuleBasedStateMachine):
         self.fleet = serving_fleet(self.sizes[size], requests_per_second=rate, seed=seed, noise=0.0, rollout=rollout)
         self.fleet.on_reconcile = self.observe
         self.closed_pairs: Counter[str] = Counter()
+        self.requests = NamedRequests()
         self.fleet.run(timedelta(minutes=1))
 
     def observe(self, plan: ReconcilePlan) -> None:
@@ -97,7 +100,9 @@ class RolloutMachine(RuleBasedStateMachine):
 
     @rule(action=st.sampled_from(("promote", "rollback", "retry")))
     def annotate(self, action: str) -> None:
-        self.fleet.annotate(**{action: self.fleet.desired_revision})
+        revision, now = self.fleet.desired_revision, self.fleet.now
+        value = f"{now.timestamp():.0f}" if action == "retry" else revision
+        self.fleet.annotate(**{action: value, "requested-by": self.requests.build(action, revision, now)})
         self.fleet.wake()
 
     @rule(paused=st.booleans())
@@ -177,6 +182,9 @@ class RolloutMachine(RuleBasedStateMachine):
         fleet: Fleet | None = getattr(self, "fleet", None)
         if fleet is not None:
             assert fleet.violations == []
+            # Without its status, the operator knows an earlier request only by its time.
+            if self.requests.check(fleet, tolerance=MAX_CLOCK_DIFFERENCE):
+                event("an outcome names its user")
 
     def teardown(self) -> None:
         """Heal everything: the rollout ends or waits for a user, and pods serve with the drafter of the status."""

@@ -91,6 +91,36 @@ def test_trial_without_requests_waits_for_a_user() -> None:
     finish(fleet, drafter="better")
 
 
+@pytest.mark.parametrize(("action", "result"), [("promote", "Promoted"), ("rollback", "RolledBack")])
+def test_a_request_names_its_user_while_pods_change_and_in_the_history(action: str, result: str) -> None:
+    fleet = begin("better", requests_per_second=0.0)
+    fleet.run_until_phase("Analyzing")
+    requested_by = {"action": action, "user": "alice", "time": fleet.now.isoformat(), "reason": "AL loss is fine"}
+    fleet.annotate(**{action: fleet.desired_revision, "requested-by": json.dumps(requested_by)})
+    fleet.wake()
+    fleet.run_until_phase("Promoting" if action == "promote" else "RollingBack")
+    assert " requested by alice: AL loss is fine." in fleet.message("Progressing")
+    fleet.run_until_phase("Ready" if action == "promote" else "RolledBack")
+    assert outcome(fleet)[0] == result
+    assert outcome(fleet)[1].endswith(" by alice: AL loss is fine.")
+    assert fleet.status["rolloutHistory"][0]["requestedBy"]["action"] == action
+
+
+def test_a_rollback_by_evidence_is_not_of_the_user_who_requests_it_while_pods_return() -> None:
+    fleet = begin("worse", requests_per_second=20.0)
+    fleet.run_until_phase("RollingBack")
+    for engine in fleet.engines.values():
+        engine.hangs = True
+    fleet.run(SECOND)
+    assert fleet.phase == "RollingBack"
+    requested_by = {"action": "rollback", "user": "alice", "time": fleet.now.isoformat()}
+    fleet.annotate(**{"rollback": fleet.desired_revision, "requested-by": json.dumps(requested_by)})
+    fleet.wake()
+    fleet.run_until_phase("RolledBack")
+    assert "alice" not in outcome(fleet)[1]
+    assert "requestedBy" not in fleet.status["rolloutHistory"][0]
+
+
 def test_inconclusive_trial_is_rolled_back_where_the_spec_says_so() -> None:
     analysis = {"onInconclusive": "Rollback", "maxDuration": "30m", "minDuration": "0s"}
     fleet = begin("better", requests_per_second=0.0, rollout={"analysis": analysis})
