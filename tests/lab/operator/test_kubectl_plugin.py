@@ -108,6 +108,8 @@ def test_a_users_day_with_one_resource(namespace: Namespace, aerie: Aerie, envir
     assert "chat" in check(aerie("list", "--attention"), 1)
     (record, first) = json.loads(check(aerie("history", "chat", "-o", "json")))["rollouts"]
     assert (record["result"], first["result"]) == ("RolledBack", "Promoted")
+    assert (record["requestedBy"]["user"], record["requestedBy"]["reason"]) == ("admin", "the drafter is slow in German")
+    assert "Rolled back by admin: the drafter is slow in German." in record["message"]
     assert "RolledBack" in check(aerie("history", "chat"))
 
     check(aerie("retry", "chat"))
