@@ -116,6 +116,12 @@ def test_the_commands_of_the_readme_work(walkthrough: Walkthrough) -> None:
     )
     assert 1 < float(read_columns(lab)["AL"]) <= 4
 
+    # Preflight read the real tensor shapes of both.
+    status = json.loads(lab.kubectl("get", "specdep", "chat", "-o", "json"))["status"]
+    (passed,) = [condition for condition in status["conditions"] if condition["type"] == "PreflightPassed"]
+    assert passed["status"] == "True"
+    assert "eagle_aux_hidden_state_layer_ids" in passed["message"]
+
     send_requests = f"exec {walkthrough.take_next('aerie-lab traffic').removesuffix('&')}"
     with subprocess.Popen(["bash", "-c", send_requests], **walkthrough.options) as traffic:
         walkthrough.run("kubectl apply -f examples/lab/new-drafter.yaml")
@@ -128,12 +134,6 @@ def test_the_commands_of_the_readme_work(walkthrough: Walkthrough) -> None:
     assert "tokens per step" in report.read_text()
     before = list_ready_pods(lab)
     assert len(before) == 4
-
-    # Preflight read the real tensor shapes of both.
-    status = json.loads(lab.kubectl("get", "specdep", "chat", "-o", "json"))["status"]
-    (passed,) = [condition for condition in status["conditions"] if condition["type"] == "PreflightPassed"]
-    assert passed["status"] == "True"
-    assert "eagle_aux_hidden_state_layer_ids" in passed["message"]
 
     # The chart's README: uninstalling leaves the definition and the serving pods.
     lab.helm("uninstall", "aerie", "--namespace", "aerie-system", "--wait")

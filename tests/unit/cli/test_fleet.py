@@ -167,6 +167,7 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script.write_text(
         '#!/bin/sh\nprintf "%s\\n" "$*" >> "$KUBECTL_FOLDER/log"\n'
         '[ -f "$KUBECTL_FOLDER/fail" ] && { cat "$KUBECTL_FOLDER/fail" >&2; exit 1; }\n'
+        '[ "$1" = patch ] && [ -f "$KUBECTL_FOLDER/fail-patch" ] && { cat "$KUBECTL_FOLDER/fail-patch" >&2; exit 1; }\n'
         '[ "$1" = auth ] && { echo \'{"status": {"userInfo": {"username": "alice"}}}\'; exit; }\ncat "$KUBECTL_FOLDER/out.json"\n'
     )
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
@@ -198,6 +199,14 @@ def test_a_decision_is_written_with_its_author(kubectl: Path, capsys: pytest.Cap
     patch = log(kubectl)[-1]
     assert "--dry-run=server" in patch
     assert '\\"user\\": \\"alice\\"' in patch
+
+
+def test_a_changed_resource_is_a_conflict(kubectl: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (kubectl / "fail-patch").write_text(
+        'The SpeculativeDeployment "chat" is invalid: the server rejected our request due to an error in our request\n'
+    )
+    assert run_command_line(["promote", "chat"]) == 3
+    assert "Nothing was written, because the resource has changed" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

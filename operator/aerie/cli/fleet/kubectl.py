@@ -208,12 +208,13 @@ def _read_documents(stream: Iterable[str]) -> Iterator[Document]:
 def _build_error(stderr: str) -> CommandError:
     """Return the error for what kubectl wrote."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    if reasons := list(_find_rejections(lines)):
+    is_conflict = any(part in stderr for part in _CONFLICTS)  # of a JSON patch, which kubectl calls invalid too
+    if not is_conflict and (reasons := list(_find_rejections(lines))):
         return RejectionError("\n".join(reasons))
     message = lines[-1] if lines else "kubectl failed without a message"
     for prefix in ("Error from server (NotFound): ", "Error from server ", "error: "):
         message = message.removeprefix(prefix)
-    if any(part in stderr for part in _CONFLICTS):
+    if is_conflict:
         return ConflictError(f"{message}. Nothing was written, because the resource has changed: look at it, and repeat.")
     hint = next((hint for part, hint in _HINTS.items() if part in stderr), "")
     return CommandError(f"{message.rstrip('.')}: {hint}." if hint else f"{message.rstrip('.')}.")
