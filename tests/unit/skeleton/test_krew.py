@@ -22,8 +22,8 @@ def test_the_manifest_has_the_archive_and_its_digest(tmp_path: Path) -> None:
     for platform in document["spec"]["platforms"]:
         assert platform["uri"] == f"https://example.com/releases/{archive.name}"
         assert platform["sha256"] == hashlib.sha256(archive.read_bytes()).hexdigest()
-    again, _ = write_krew_files("https://example.com/releases", tmp_path / "b")
-    assert again.read_bytes() == archive.read_bytes()
+    rebuilt, _ = write_krew_files("https://example.com/releases", tmp_path / "b")
+    assert rebuilt.read_bytes() == archive.read_bytes()
 
 
 def test_the_launcher_has_uv_run_this_release(tmp_path: Path) -> None:
