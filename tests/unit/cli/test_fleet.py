@@ -20,7 +20,7 @@ from aerie.analysis.criteria.plan import AnalysisPlan
 from aerie.analysis.criteria.table import build_criteria
 from aerie.api.status import Phase
 from aerie.cli.app import COMMANDS, FLEET_PANEL, run_command_line
-from aerie.cli.console import CommandError
+from aerie.cli.console import CommandError, out
 from aerie.cli.fleet import screens
 from aerie.cli.fleet.actions import ROLLBACK, ActionName, build_action
 from aerie.cli.fleet.attention import find_attention_reason, list_possible_actions
@@ -199,6 +199,23 @@ def test_a_decision_is_written_with_its_author(kubectl: Path, capsys: pytest.Cap
     patch = log(kubectl)[-1]
     assert "--dry-run=server" in patch
     assert '\\"user\\": \\"alice\\"' in patch
+
+
+@pytest.mark.parametrize("command", [["status", "chat", "--all"], ["explain", "chat"], ["history", "chat"], ["list"]])
+def test_long_messages_are_shown_whole_at_80_columns(
+    kubectl: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = "Tokens per step +4.2 % vs control, confidence bounds +3.8 % to +4.5 %, significantly above -2.0 %, after all. END"
+    document = analyzing()
+    document["status"]["conditions"][1]["message"] = document["status"]["analysis"]["message"] = message
+    document["status"]["rolloutHistory"][0]["message"] = message
+    document["status"]["analysis"]["comparisons"][0]["requirement"] = "below +32.9 % and measured below +10.4 % END"
+    (kubectl / "out.json").write_text(json.dumps({"items": [document]} if command == ["list"] else document))
+    monkeypatch.setattr(out, "width", 80)
+    assert run_command_line(command) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert command == ["list"] or "END" in shown
 
 
 def test_a_changed_resource_is_a_conflict(kubectl: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -205,6 +205,12 @@ def test_a_rejected_revision_is_not_tried_again() -> None:
     assert build(change).next_commands == ("kubectl aerie retry chat -n default --context=eu",)
 
 
+def test_without_preflight_a_canary_may_follow_instead_of_a_change_in_place() -> None:
+    change = plan_edit(state("ready, in place"), **EDITS["drafter eagle31"])
+    assert "a canary with new pods follows instead" in build(change, preflight=PreflightSummary("NotChecked", "No.")).headline
+    assert "canary" not in build(change).headline
+
+
 def test_a_pause_hides_no_change() -> None:
     world = state("ready")
     change = plan_edit(world, **EDITS["drafter eagle31"], rollout={"paused": True})

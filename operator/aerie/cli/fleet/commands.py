@@ -50,7 +50,7 @@ def list_resources(
         write_document(output, "ResourceList", {"items": [_summarize(view) for view in views]})
     elif views:
         is_wide = output is Output.WIDE
-        out.print(screens.render_list(views, now(), width=out.width, is_wide=is_wide, with_namespace=all_namespaces))
+        _show(screens.render_list(views, now(), width=out.width, is_wide=is_wide, with_namespace=all_namespaces))
     else:
         err.print("No SpeculativeDeployment waits for a user." if attention else "No SpeculativeDeployments found.")
     if attention and views:
@@ -76,7 +76,7 @@ def status(
         return screens.render_status(ResourceView(document), now(), width=out.width, shows_all=all_)
 
     if not watch:
-        out.print(render(kubectl.get(name)))
+        _show(render(kubectl.get(name)))
     elif out.is_terminal:
         from rich.live import Live  # not needed otherwise
 
@@ -85,7 +85,7 @@ def status(
                 live.update(render(document), refresh=True)
     else:
         for document in kubectl.watch(name):
-            out.print(render(document))
+            _show(render(document))
             out.print()
 
 
@@ -97,7 +97,7 @@ def history(kubectl: Kubectl, name: Name, output: OutputOption = Output.TEXT) ->
         trials = (view.status.get("speculation") or {}).get("trials") or []
         write_document(output, "RolloutHistory", {"rollouts": list(view.history), "trials": list(trials)})
     else:
-        out.print(screens.render_history(view))
+        _show(screens.render_history(view))
 
 
 @with_kubectl
@@ -108,7 +108,7 @@ def explain(kubectl: Kubectl, name: Name, output: OutputOption = Output.TEXT) ->
     if output in (Output.JSON, Output.YAML):
         write_document(output, "Explanation", build_explanation_document(view, record))
     else:
-        out.print(render_explanation(view, record, now(), width=out.width))
+        _show(render_explanation(view, record, now(), width=out.width))
 
 
 @with_kubectl
@@ -165,6 +165,11 @@ rollback = _define_action("rollback", "Roll back the candidate, or revert a prom
 retry = _define_action("retry", "Roll out a rejected revision again, from its preflight on.")
 pause = _define_action("pause", "Have Aerie change nothing of a SpeculativeDeployment.")
 resume = _define_action("resume", "Have Aerie continue a paused SpeculativeDeployment.")
+
+
+def _show(screen: Any) -> None:
+    """Print a screen, with lines that end at the terminal's width."""
+    out.print(screen, soft_wrap=False)
 
 
 # -------------------------------------------------------------------------------------------------------------- for programs

@@ -46,6 +46,8 @@ BAR_RANGE = 0.10
 _BAR_CELLS = 21
 _WIDE_COLUMNS = 118
 """Columns of a terminal from which on bars are shown."""
+_WRAPPED_COLUMNS = ("NEXT", "REQUIRED")
+"""Columns whose cells continue on the next line."""
 _ARROWS = ("◂", "▸")
 _ABOUT = re.compile(r"in about \d[\w ]*?(?= at|[.,;]|$)")
 """What a verdict says of the time that it still needs."""
@@ -181,31 +183,41 @@ def render_comparisons(view: ResourceView, *, width: int, shows_all: bool) -> Re
     `shows_all`: also those that decide nothing.
     """
     with_bars = width >= _WIDE_COLUMNS
+    shown = [item for item in view.comparisons if item.get("requirement") or item.get("message") or shows_all]
+    rows = [_build_comparison_row(item, with_bar=with_bars) for item in shown if not item.get("message")]
     table = _table()
-    for column in ("", "CRITERION", "NEW VS STABLE", "BOUNDS", "REQUIRED"):
-        table.add_column(column, no_wrap=column != "NEW VS STABLE", justify="right" if column == "BOUNDS" else "left")
-    if with_bars:
-        edge = f"{100 * BAR_RANGE:.0f} %"
-        table.add_column(f"-{edge}{'0':^{_BAR_CELLS - 2 * len(edge) - 2}}+{edge}", no_wrap=True)
-    hidden = 0
-    for item in view.comparisons:
-        is_required = bool(item.get("requirement"))
-        if not (is_required or item.get("message") or shows_all):
-            hidden += 1
-            continue
-        estimate, lower, upper = (item.get(name) for name in ("estimate", "lower", "upper"))
-        row = [
-            _mark(item),
-            _plain(METRIC_TITLES.get(metric := str(item["metric"]), metric)),
-            _plain(str(item.get("message") or ("-" if estimate is None else _percent(estimate)))),
-            _plain("" if lower is None and upper is None else f"{_percent(lower)} to {_percent(upper)}"),
-            _plain(str(item.get("requirement") or "")),
-        ]
-        table.add_row(*row, *([_plain(draw_interval(estimate, lower, upper))] if with_bars else []))
-    notes = [f"{view.analysis.get('design', 'BetweenPods')}, {_samples(view)}."]
-    if hidden:
+    edge = f"{100 * BAR_RANGE:.0f} %"
+    columns = ["", "CRITERION", "CHANGE", "BOUNDS", "REQUIRED"]
+    columns += [f"-{edge}{'0':^{_BAR_CELLS - 2 * len(edge) - 2}}+{edge}"] if with_bars else []
+    for index, column in enumerate(columns):
+        cells = [row[index] for row in rows]
+        _add_column(table, column, cells, is_flexible=column == "REQUIRED", is_number=column in ("CHANGE", "BOUNDS"))
+    for row in rows:
+        table.add_row(*row)
+    notes = [f"{view.analysis.get('design', 'BetweenPods')}, {_samples(view)}. Changes: the new drafter against the stable one."]
+    if hidden := len(view.comparisons) - len(shown):
         notes.append(f"{hidden} more without a requirement (--all).")
-    return Group(table, Text(" ".join(notes), "dim"))
+    messages = [
+        Text(clean(f"{_title(item).capitalize()}: {item['message']}")) for item in shown if item.get("message")
+    ]  # results that no number expresses
+    return Group(table, *messages, Text(" ".join(notes), "dim"))
+
+
+def _build_comparison_row(item: Object, *, with_bar: bool) -> list[Text]:
+    estimate, lower, upper = (item.get(name) for name in ("estimate", "lower", "upper"))
+    row = [
+        _mark(item),
+        _plain(_title(item)),
+        _plain("-" if estimate is None else _percent(estimate)),
+        _plain("" if lower is None and upper is None else f"{_percent(lower)} to {_percent(upper)}"),
+        _plain(str(item.get("requirement") or "")),
+    ]
+    return [*row, _plain(draw_interval(estimate, lower, upper))] if with_bar else row
+
+
+def _title(item: Object) -> str:
+    metric = str(item["metric"])
+    return METRIC_TITLES.get(metric, metric)
 
 
 def draw_interval(estimate: float | None, lower: float | None, upper: float | None, reach: float = BAR_RANGE) -> str:
@@ -316,7 +328,11 @@ def _add_column(table: Table, title: str, cells: Sequence[Text], *, is_flexible:
     """Add a column. Only a flexible one is cut, or continues on the next line, where the terminal is too narrow."""
     min_width = None if is_flexible else max(map(len, (title, *(cell.plain for cell in cells))))
     table.add_column(
-        title, no_wrap=title != "NEXT", overflow="ellipsis", min_width=min_width, justify="right" if is_number else "left"
+        title,
+        no_wrap=title not in _WRAPPED_COLUMNS,
+        overflow="ellipsis",
+        min_width=min_width,
+        justify="right" if is_number else "left",
     )
 
 

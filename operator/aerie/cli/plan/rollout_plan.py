@@ -97,6 +97,8 @@ class RolloutPlan:
             "Delayed": "May be applied: the revision is tried when there may be capacity.",
             "Impossible": "Do not apply: the change cannot run.",
         }[change.kind]
+        if change.kind == "InPlace" and self.preflight.state == "NotChecked":
+            text += " If preflight finds that the engines cannot load it, a canary with new pods follows instead."
         if change.superseded is not None:
             text += f" The rollout in progress ({change.superseded.change}) ends first."
         if self.has_room is False:
