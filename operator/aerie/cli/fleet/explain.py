@@ -73,7 +73,7 @@ def _describe_drafter(view: ResourceView) -> Iterator[str]:
         (item for item in view.history if item["revision"] == view.served_revision and item["result"] == "Promoted"), None
     )
     if record is not None:
-        yield f"since {_format_time(record['completionTime'])}: {record['message']}"
+        yield f"since {_format_time(record['completionTime'])}"
     reference = (view.status.get("stable") or {}).get("referenceAcceptanceLength")
     if stable.acceptance_length is not None:
         was = f"; {reference:.2f} when it was promoted" if reference is not None else ""

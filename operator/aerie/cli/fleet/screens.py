@@ -46,8 +46,12 @@ BAR_RANGE = 0.10
 _BAR_CELLS = 21
 _WIDE_COLUMNS = 118
 """Columns of a terminal from which on bars are shown."""
+_MIN_DRAFTER_CHARACTERS = 12
+"""Characters of a drafter that the narrowest terminal shows."""
 _WRAPPED_COLUMNS = ("NEXT", "REQUIRED")
 """Columns whose cells continue on the next line."""
+_OBSTACLE_SEPARATOR = ", by pods: "
+"""What a change has between its description and why it is not made in place."""
 _ARROWS = ("◂", "▸")
 _ABOUT = re.compile(r"in about \d[\w ]*?(?= at|[.,;]|$)")
 """What a verdict says of the time that it still needs."""
@@ -126,7 +130,7 @@ def _summarize_next(view: ResourceView) -> str:
 # ---------------------------------------------------------------------------------------------------------------------- status
 def render_status(view: ResourceView, now: datetime, *, width: int, shows_all: bool) -> RenderableType:
     """Return the screen of a resource."""
-    parts: list[RenderableType] = [*_render_head(view, now), Text(), _render_arms(view, is_narrow=width < _WIDE_COLUMNS)]
+    parts: list[RenderableType] = [*_render_head(view, now), Text(), _render_arms(view, width=width)]
     if view.comparisons and (view.candidate or shows_all):
         parts += [Text(), render_comparisons(view, width=width, shows_all=shows_all)]
     for title, lines in (("NEXT", list(_list_next(view))), ("YOU CAN", list(_list_commands(view)))):
@@ -143,7 +147,7 @@ def _render_head(view: ResourceView, now: datetime) -> Iterator[Text]:
         (f"{clients}: {_served(view)}", "green" if view.is_serving else "bold red"),
     )
     age = format_age(view.rollout_start_time, now)
-    change, _, obstacle = clean(str(view.candidate.get("change") or "")).partition(", by pods: ")
+    change, _, obstacle = clean(str(view.candidate.get("change") or "")).partition(_OBSTACLE_SEPARATOR)
     parts = [part for part in (change, f"for {age}" if age else "") if part]
     yield Text.assemble(_phase(view), f"  {', '.join(parts)}" if parts else "")
     if obstacle:
@@ -154,13 +158,13 @@ def _render_head(view: ResourceView, now: datetime) -> Iterator[Text]:
         yield Text(f"! {clean(reason)}", "yellow")
 
 
-def _render_arms(view: ResourceView, *, is_narrow: bool) -> Table:
+def _render_arms(view: ResourceView, *, width: int) -> Table:
     rows = [
         {
             "ARM": _plain(arm.role),
             "PODS": _plain(f"{arm.ready_replicas}/{arm.replicas}" if arm.role != "trial" else f"{arm.replicas} on trial"),
             "TRAFFIC": _plain("" if arm.weight is None else f"{arm.weight} %"),
-            "DRAFTER": _plain((arm.drafter.rpartition("/")[2] if is_narrow else arm.drafter) or "none"),
+            "DRAFTER": _plain((arm.drafter.rpartition("/")[2] if width < _WIDE_COLUMNS else arm.drafter) or "none"),
             "K": _plain(arm.setting),
             "AL": _number(arm.acceptance_length),
             "TPOT": _plain(_milliseconds(arm.time_per_output_token)),
@@ -169,9 +173,13 @@ def _render_arms(view: ResourceView, *, is_narrow: bool) -> Table:
         for arm in view.arms
     ]
     table = _table()
-    for column in ("ARM", "PODS", "TRAFFIC", "DRAFTER", "K", "AL", "TPOT", "TTFT"):
+    columns = ("ARM", "PODS", "TRAFFIC", "DRAFTER", "K", "AL", "TPOT", "TTFT")
+    others = sum(max(map(len, (column, *(row[column].plain for row in rows)))) + 2 for column in columns if column != "DRAFTER")
+    for row in rows:
+        row["DRAFTER"].truncate(max(width - others, _MIN_DRAFTER_CHARACTERS), overflow="ellipsis")
+    for column in columns:
         is_text = column in ("ARM", "DRAFTER", "K")
-        _add_column(table, column, [row[column] for row in rows], is_flexible=column == "DRAFTER", is_number=not is_text)
+        _add_column(table, column, [row[column] for row in rows], is_flexible=False, is_number=not is_text)
     for row in rows:
         table.add_row(*row.values())
     return table
@@ -260,7 +268,9 @@ def _mark(item: Object) -> Text:
 def _samples(view: ResourceView) -> str:
     units = {"BetweenPods": "blocks", "ByTurns": "pairs of windows", "EqualRequests": "pairs of answers"}
     count = max((int(item.get("sampleCount") or 0) for item in view.comparisons if not item.get("message")), default=0)
-    return f"{count} {units.get(view.analysis.get('design', 'BetweenPods'), 'samples')}"
+    unit = units.get(view.analysis.get("design", "BetweenPods"), "samples")
+    first_word, *other_words = unit.split(" ")
+    return " ".join([f"{count}", first_word.removesuffix("s") if count == 1 else first_word, *other_words])
 
 
 def _list_next(view: ResourceView) -> Iterator[str]:
@@ -290,14 +300,18 @@ def render_history(view: ResourceView) -> RenderableType:
     for record in view.history:
         start, end = parse_time(record["startTime"]), parse_time(record["completionTime"])
         assert end is not None
+        change, _, obstacle = clean(record["change"]).partition(_OBSTACLE_SEPARATOR)
         parts.append(
             Text.assemble(
                 (f"{record['result']:<10}", _HISTORY_STYLES.get(record["result"], "")),
-                f"  {end:%Y-%m-%d %H:%M} UTC  after {format_age(start, end):<10}  {clean(record['change'])}  ",
+                f"  {end:%Y-%m-%d %H:%M} UTC  after {format_age(start, end):<10}  ",
                 (clean(record["revision"]), "dim"),
             )
         )
-        parts.append(Padding(Text(clean(record["message"])), (0, 0, 0, 12)))
+        details = [Text(change), Text(clean(record["message"]))]
+        if obstacle:
+            details.append(Text(f"by pods, not in place: {obstacle}", "dim"))
+        parts += [Padding(line, (0, 0, 0, 12)) for line in details]
     trials = (view.status.get("speculation") or {}).get("trials") or ()
     if trials:
         parts += [Text(), Text("Trials of tuning", "bold")]

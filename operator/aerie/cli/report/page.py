@@ -126,15 +126,20 @@ def _render_decision_table(contents: Contents) -> Markup:
     rows = [
         (
             title_of(item.metric),
-            item.message or ("-" if item.estimate is None else percent(item.estimate)),
+            "-" if item.estimate is None else percent(item.estimate),
             describe_bounds(item),
             *((item.requirement, describe_met(contents, item)) if has_requirements else ()),
             str(item.samples or ""),
         )
         for item in sorted(contents.comparisons, key=lambda item: not item.requirement)
+        if not item.message
     ]
+    messages = [
+        element("p", f"{title_of(item.metric)}: {item.message}") for item in contents.comparisons if item.message
+    ]  # results that no number expresses
     required = ("Required", "Met") if has_requirements else ()
-    return _render_table(caption, ("Criterion", "New against stable", "Bounds", *required, unit.capitalize()), rows)
+    table = _render_table(caption, ("Criterion", "New against stable", "Bounds", *required, unit.capitalize()), rows)
+    return element("div", table, *messages)
 
 
 def _render_timeline(contents: Contents) -> Iterator[Markup]:
