@@ -26,7 +26,7 @@ from aerie.cli.fleet.actions import ROLLBACK, ActionName, build_action
 from aerie.cli.fleet.attention import find_attention_reason, list_possible_actions
 from aerie.cli.fleet.resource_view import ResourceView, format_age
 from aerie.cli.fleet.screens import METRIC_TITLES, draw_interval
-from aerie.cli.fleet.wait import Goal, is_reached
+from aerie.cli.fleet.wait import Goal, is_reached, parse_timeout
 from tests.golden import Messages
 from tests.unit.cli.fleet_documents import Document, analyzing, condition, ready
 
@@ -157,6 +157,17 @@ def test_a_wait_ends_with_the_present_spec() -> None:
 def test_unserved_clients_come_first() -> None:
     document = ready(conditions=[condition("Ready", "False", "CrashLoopBackOff", "0/4 pods ready: no node has a free GPU")])
     assert "no node has a free GPU" in find_attention_reason(ResourceView(document))
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("10m", 600), ("90s", 90), ("1h30m", 5400), ("2.5", 2.5), ("0", 0)])
+def test_time_limits_are_written_as_in_kubectl(text: str, seconds: float) -> None:
+    assert parse_timeout(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "1d", "5 m"])
+def test_other_time_limits_are_rejected(text: str) -> None:
+    with pytest.raises(CommandError, match="use a time such as 10m"):
+        parse_timeout(text)
 
 
 # -- the command line

@@ -23,7 +23,7 @@ from aerie.cli.fleet.kubectl import ConflictError, Document, Kubectl
 from aerie.cli.fleet.options import with_kubectl
 from aerie.cli.fleet.output import Output, OutputOption, write_document
 from aerie.cli.fleet.resource_view import ResourceView, now
-from aerie.cli.fleet.wait import Goal, describe_outcome, is_reached
+from aerie.cli.fleet.wait import Goal, describe_outcome, is_reached, parse_timeout
 
 EXIT_CONFLICT, EXIT_TIMED_OUT = 3, 4
 """Exit statuses beside those of `aerie.boundary`: the resource has changed meanwhile, and `wait` has ended without a result."""
@@ -118,17 +118,17 @@ def wait(
     goal: Annotated[
         Goal, typer.Option("--for", help="What to wait for. decided: promoted, rolled back or failed.")
     ] = Goal.DECIDED,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds after which it ends with exit status 4.", min=0)] = 3600.0,
+    timeout: Annotated[str, typer.Option("--timeout", help="Time after which it ends with exit status 4, such as 10m.")] = "1h",
 ) -> None:
     """Wait until the present spec of a SpeculativeDeployment has come to an end. Exit status 1: the opposite has happened."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + parse_timeout(timeout)
     while True:
         view = ResourceView(kubectl.get(name))
         if (reached := is_reached(view, goal)) is not None:
             out.print(describe_outcome(view), markup=False)
             raise typer.Exit(0 if reached else EXIT_REJECTED)
         if time.monotonic() >= deadline:
-            err.print(f"Not {goal} within {timeout:g} s: {describe_outcome(view)}", markup=False)
+            err.print(f"Not {goal} within {timeout}: {describe_outcome(view)}", markup=False)
             raise typer.Exit(EXIT_TIMED_OUT)
         time.sleep(min(2.0, max(0.1, deadline - time.monotonic())))
 

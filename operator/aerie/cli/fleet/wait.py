@@ -5,8 +5,10 @@ Guarantee: pure; a result counts only once the operator has seen the present spe
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 
+from aerie.cli.console import CommandError
 from aerie.cli.fleet.attention import REJECTED_PHASES, find_attention_reason
 from aerie.cli.fleet.resource_view import SERVED_PHASES, ResourceView
 
@@ -24,6 +26,21 @@ class Goal(StrEnum):
     """One of both."""
     ATTENTION = "attention"
     """A user has to do something."""
+
+
+def parse_timeout(text: str) -> float:
+    """Return the seconds of a time limit: 10m, 90s, 1h30m as in kubectl, or seconds alone. Raises CommandError.
+
+    >>> parse_timeout("1h30m"), parse_timeout("2.5")
+    (5400.0, 2.5)
+    """
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
+    if match is None or not text:
+        raise CommandError(f"--timeout is {text!r}: use a time such as 10m, 90s or 1h30m.")
+    hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return 3600.0 * hours + 60.0 * minutes + seconds
 
 
 def is_reached(view: ResourceView, goal: Goal) -> bool | None:
