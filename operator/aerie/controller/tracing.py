@@ -95,6 +95,10 @@ def create_tracer(environment: Mapping[str, str] = os.environ) -> Tracer:
         _log.error("no traces: %s is set, but %s: install aerie-operator[tracing], or unset it.", endpoint, error)
         return NO_TRACER
     has_name = environment.get("OTEL_SERVICE_NAME") or "service.name=" in environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    provider = TracerProvider(resource=Resource.create({} if has_name else {"service.name": "aerie-operator"}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    try:
+        provider = TracerProvider(resource=Resource.create({} if has_name else {"service.name": "aerie-operator"}))
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    except Exception as error:  # noqa: BLE001 - whatever the SDK raises for a wrong variable: traces are no reason not to start
+        _log.error("no traces: the variables OTEL_* cannot be used (%s: %s): correct them.", type(error).__name__, error)
+        return NO_TRACER
     return OpenTelemetryTracer(provider)

@@ -79,7 +79,17 @@ def unpack_record(text: str) -> Record | None:
         record = json.loads(content) if len(content) <= MAX_RECORD_BYTES else None
     except (ValueError, OSError, EOFError, RecursionError):
         return None
-    return record if isinstance(record, dict) and record.get("format") == RECORD_FORMAT else None
+    return record if isinstance(record, dict) and record.get("format") == RECORD_FORMAT and _has_form(record) else None
+
+
+def _has_form(record: Mapping[str, Any]) -> bool:
+    """Return whether a record has the lists to which the operator adds."""
+    lists = [record.get("phases"), record.get("observations")]
+    entries = [entry for entries in lists if isinstance(entries, list) for entry in entries]
+    return all(isinstance(entries, list) for entries in lists) and all(
+        isinstance(entry, dict) and isinstance(entry.get("seconds"), int | float) and isinstance(entry.get("phase"), str)
+        for entry in entries
+    )
 
 
 def read_packed_records(config_map: Mapping[str, Any] | None) -> dict[str, str]:

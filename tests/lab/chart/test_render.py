@@ -45,6 +45,13 @@ def test_snapshot(render: Render, case: str) -> None:
     assert snapshot.read_text() == text, f"run again with AERIE_SNAPSHOTS=write if {snapshot.name} should change"
 
 
+def test_values_of_an_earlier_release_are_enough(render: Render) -> None:
+    """`helm upgrade --reuse-values` has no values that came later."""
+    new_values = ("tracing", "metrics.prometheusRule.runbooks", "networkPolicy.tracingPeers", "networkPolicy.tracingPorts")
+    unset = ",".join(f"{name}=null" for name in new_values)
+    assert "AerieOperatorDown" in render("--set", f"{MONITORING},networkPolicy.enabled=true,{unset}")
+
+
 def test_every_snapshot_has_a_case() -> None:
     assert sorted(path.stem for path in (HERE / "snapshots").glob("*.yaml")) == CASES
 
@@ -233,7 +240,7 @@ def test_operator_reads_the_receivers_of_the_chart(objects: Objects, chart: Path
     (folder,) = (mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"] if mount["name"] == "notifications")
     assert f"--notifications-config={folder}/config.yaml" in pod["containers"][0]["args"]
     (volume,) = (item["projected"]["sources"] for item in pod["volumes"] if item["name"] == "notifications")
-    assert volume == [{"secret": {"name": "receivers"}}, {"configMap": {"name": config_map["metadata"]["name"]}}]
+    assert volume == [{"secret": {"name": "receivers", "optional": True}}, {"configMap": {"name": config_map["metadata"]["name"]}}]
     schema = json.loads((chart / "values.schema.json").read_text())
     subscriptions = schema["properties"]["notifications"]["properties"]["subscriptions"]
     assert subscriptions["items"]["properties"]["events"]["items"]["enum"] == list(EVENT_TYPES)

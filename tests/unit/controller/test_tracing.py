@@ -126,6 +126,12 @@ def test_unsupported_protocol_is_reported(caplog: pytest.LogCaptureFixture) -> N
     assert "OTEL_EXPORTER_OTLP_PROTOCOL is grpc: set http/protobuf" in caplog.text
 
 
+def test_a_wrong_variable_is_no_reason_not_to_start(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "-1")
+    assert create_tracer({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}) is NO_TRACER
+    assert "the variables OTEL_* cannot be used" in caplog.text
+
+
 def test_nothing_is_imported_without_an_endpoint() -> None:
     code = (
         "import sys; from aerie.controller import operator; from aerie.controller.tracing import create_tracer; "

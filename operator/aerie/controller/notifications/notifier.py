@@ -99,9 +99,11 @@ class Notifier:
         if sent_state is not None and sent_state.fingerprint == fingerprint:
             return
         notifications = list(build_notifications(resource, status))
-        earlier_ids = sent_state.notification_ids if sent_state is not None else ()
-        ids = dict.fromkeys((*earlier_ids, *(notification.id for notification in notifications)))
-        self._sent_states[key] = _SentState(fingerprint, tuple(ids)[-MAX_REMEMBERED_IDS:])
+        current_ids = tuple(notification.id for notification in notifications)
+        # Those of the present status are the last to be forgotten: else they would be sent again.
+        past_ids = [item for item in (sent_state.notification_ids if sent_state is not None else ()) if item not in current_ids]
+        remembered_ids = (*past_ids, *current_ids)[-max(MAX_REMEMBERED_IDS, len(current_ids)) :]
+        self._sent_states[key] = _SentState(fingerprint, remembered_ids)
         for notification in notifications:
             if (
                 notification.id not in sent_state.notification_ids

@@ -78,7 +78,10 @@ def build_status(
         speculation=tuning.speculation,
         rejected_revision=progression.rejected_revision,
         last_handled_retry=read_retry_request(resource),
-        last_request=read_user_request(resource, desired.revision, now),
+        # A definition that lacks the field would drop it, so that each status would be written again.
+        last_request=previous_status.last_request
+        if snapshot.cluster.crd_problem
+        else read_user_request(resource, desired.revision, now),
         rollout_history=([*([progression.outcome] if progression.outcome else []), *previous_status.rollout_history])[
             :MAX_HISTORY_OUTCOMES
         ],

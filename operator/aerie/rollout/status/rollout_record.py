@@ -52,6 +52,8 @@ MAX_PHASE_MESSAGE_CHARACTERS = 300
 MAX_EARLIER_OUTCOMES = 2
 WRITE_INTERVAL = timedelta(minutes=1)
 """Time between two writes of one resource's ConfigMap, except at the start and the end of a rollout."""
+WRITE_RETRY_PERIOD = timedelta(minutes=15)
+"""Time after the end of a rollout within which a failed write of its record is repeated."""
 Rollout = CanaryArm | InPlaceRollout
 
 
@@ -60,7 +62,7 @@ class HistoryUpdate:
     """The record after a reconcile."""
 
     history: RolloutHistory | None = None
-    """What the operator keeps in memory; None while no rollout is in progress and all is written."""
+    """What the operator keeps in memory; None while no rollout is in progress and the cluster has all."""
     config_map: dict[str, Any] | None = None
     """The ConfigMap to write now, without an owner; None while none is due."""
 
@@ -182,7 +184,9 @@ def _end(history: RolloutHistory, snapshot: Snapshot, status: Status, outcome: R
         observations = thin_observations((*observations, observation))
     seconds = _seconds(outcome.start_time, outcome.completion_time)
     phases = _with_phase(record["phases"], outcome.result, None, outcome.message, seconds)
-    earlier = [*record.get("earlierOutcomes", ()), *([record["outcome"]] if "outcome" in record else [])]
+    # An outcome whose status could not be written is none: it is replaced.
+    is_recorded = record.get("outcome") in [item.to_dict() for item in before.rollout_history]
+    earlier = [*record.get("earlierOutcomes", ()), *([record["outcome"]] if is_recorded else [])]
     updated = {**record, "outcome": outcome.to_dict(), "phases": phases, "observations": observations}
     if earlier:
         updated["earlierOutcomes"] = earlier[-MAX_EARLIER_OUTCOMES:]
@@ -191,20 +195,28 @@ def _end(history: RolloutHistory, snapshot: Snapshot, status: Status, outcome: R
 
 def _write_if_due(snapshot: Snapshot, history: RolloutHistory | None, now: datetime) -> HistoryUpdate:
     """Return what stays in memory, and the ConfigMap if it is due."""
-    if history is None or not history.is_changed:
-        is_in_progress = history is not None and "outcome" not in history.record
-        return HistoryUpdate(history if is_in_progress else None)
-    is_due = history.is_urgent or history.written_at is None or now >= history.written_at + WRITE_INTERVAL
+    if history is None:
+        return HistoryUpdate()
+    has_ended = "outcome" in history.record
+    if has_ended and not history.is_changed:
+        is_stored = _read_stored(snapshot).get(history.key) == pack_record(history.record)
+        if is_stored or now > datetime.fromisoformat(history.record["outcome"]["completionTime"]) + WRITE_RETRY_PERIOD:
+            return HistoryUpdate()
+    # What has ended is written until the cluster has it: the write may have failed.
+    is_wanted = history.is_changed or has_ended
+    is_due = is_wanted and (history.is_urgent or history.written_at is None or now >= history.written_at + WRITE_INTERVAL)
     name = rollout_history_config_map_name(snapshot.resource.metadata.name)
     is_foreign = any((item["kind"], item["metadata"]["name"]) == ("ConfigMap", name) for item in snapshot.cluster.name_conflicts)
     stored = snapshot.cluster.child("ConfigMap", name)
     is_foreign = is_foreign or (stored is not None and not is_owned_by(stored, snapshot.resource.metadata.uid))
-    if not is_due or is_foreign or snapshot.resource.spec.rollout.paused or "ConfigMap" in snapshot.unmanaged_kinds:
+    if is_foreign:  # not tried again before the next write would be due
+        return HistoryUpdate(None if has_ended else replace(history, written_at=now, is_urgent=False))
+    if not is_due or snapshot.resource.spec.rollout.paused or "ConfigMap" in snapshot.unmanaged_kinds:
         return HistoryUpdate(history)
     packed = {**history.packed_records, history.key: pack_record(history.record)}
     config_map = render_rollout_history_config_map(snapshot.resource.metadata.name, packed)
     written = replace(history, packed_records=config_map["binaryData"], written_at=now, is_changed=False, is_urgent=False)
-    return HistoryUpdate(None if "outcome" in history.record else written, config_map)
+    return HistoryUpdate(written, config_map)
 
 
 # ----------------------------------------------------------------------------------------------------- parts of an observation

@@ -20,7 +20,7 @@ from aerie.api import SpeculativeDeployment
 from aerie.controller.metrics import OperatorMetrics
 from aerie.controller.notifications import notifier as notifier_module
 from aerie.controller.notifications.config import NotificationsConfig, read_notifications_config, with_url_receiver
-from aerie.controller.notifications.notifier import Notifier
+from aerie.controller.notifications.notifier import MAX_REMEMBERED_IDS, Notifier
 from aerie.controller.notifications.receiver import Endpoint
 from aerie.controller.work_queue import NamespacedName
 from tests.unit.controller.conftest import Run
@@ -306,6 +306,23 @@ def test_condition_that_comes_and_goes_is_reported_once(run: Run) -> None:
             await asyncio.sleep(1)
         types = [event["type"].rpartition(".")[2] for event in receivers.bodies()]
         assert types == ["promoted", "started", "acceptance-regression", "acceptance-regression"]
+
+    run(work())
+
+
+def test_outcomes_in_the_history_are_not_sent_again(run: Run) -> None:
+    async def work() -> None:
+        receivers = Receivers()
+        async with run_notifier(URL_CONFIG, receivers) as (notifier, _):
+            world, _ = world_in_phase("Starting")
+            degraded = next(item for item in world.document["status"]["conditions"] if item["type"] == "Degraded")
+            for day in range(3 * MAX_REMEMBERED_IDS):
+                degraded |= {"status": "True", "reason": "AcceptanceRegression", "message": "It fell."}
+                degraded["lastTransitionTime"] = f"2026-01-{day % 28 + 1:02}T00:{day // 28:02}:00Z"
+                enqueue(notifier, world)
+            await asyncio.sleep(600)
+        types = Counter(event["type"].rpartition(".")[2] for event in receivers.bodies())
+        assert types == {"promoted": 1, "started": 1, "acceptance-regression": 3 * MAX_REMEMBERED_IDS}
 
     run(work())
 

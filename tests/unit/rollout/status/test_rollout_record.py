@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import random
@@ -70,7 +71,45 @@ def test_promotion_is_recorded_with_its_outcome() -> None:
     assert [phase["phase"] for phase in record["phases"]][-3:] == ["Ramping", "Promoting", "Promoted"]
     assert record["observations"][-1]["weight"] == 100
     assert record["parameters"]["goal"] == "NonInferior"
+    world.step()
     assert world.rollout_history is None, "nothing is stored in memory between rollouts"
+
+
+def test_a_failed_write_of_the_outcome_is_repeated() -> None:
+    world, _ = world_in_phase("Analyzing")
+    world.measure(2, 0.0)
+    stored = copy.deepcopy(world.objects[CONFIG_MAP])
+    world.annotate(rollback=world.status["canary"]["revision"])
+    for _ in range(5):
+        if "outcome" not in records(world)[-1]:
+            world.step()
+    assert "outcome" in records(world)[-1]
+    world.objects[CONFIG_MAP] = stored  # as if the API server had rejected the last write
+    ended = _plan_until_the_record_is_due(world)
+    assert ended is not None
+    world.step()
+    assert records(world)[-1]["outcome"]["result"] == "RolledBack"
+    assert "earlierOutcomes" not in records(world)[-1]
+
+
+def test_writes_of_an_outcome_are_not_repeated_for_ever() -> None:
+    world, _ = world_in_phase("Analyzing")
+    world.annotate(rollback=world.status["canary"]["revision"])
+    world.step()
+    for _ in range(40):
+        world.now += timedelta(minutes=1)
+        world.objects.pop(CONFIG_MAP, None)  # somebody deletes it each time
+        world.step()
+    assert world.rollout_history is None
+    assert CONFIG_MAP not in world.objects
+
+
+def _plan_until_the_record_is_due(world: World) -> dict[str, Any] | None:
+    for _ in range(3):
+        if (config_map := world.plan().history_config_map) is not None:
+            return config_map
+        world.now += WRITE_INTERVAL
+    return None
 
 
 def test_rollback_after_the_promotion_has_both_outcomes() -> None:
@@ -242,7 +281,19 @@ def test_observations_are_thinned_evenly() -> None:
     assert max(gaps) <= 8 * 300
 
 
-@pytest.mark.parametrize("text", ["", "!", "AAAA", pack_record({"format": 2}), pack_record({})])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "!",
+        "AAAA",
+        pack_record({"format": 2}),
+        pack_record({}),
+        pack_record({"format": 1}),
+        pack_record({"format": 1, "phases": [], "observations": [{"phase": "Analyzing"}]}),
+        pack_record({"format": 1, "phases": [3], "observations": []}),
+    ],
+)
 def test_other_text_is_no_record(text: str) -> None:
     assert unpack_record(text) is None
 
