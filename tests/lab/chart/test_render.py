@@ -240,7 +240,10 @@ def test_operator_reads_the_receivers_of_the_chart(objects: Objects, chart: Path
     (folder,) = (mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"] if mount["name"] == "notifications")
     assert f"--notifications-config={folder}/config.yaml" in pod["containers"][0]["args"]
     (volume,) = (item["projected"]["sources"] for item in pod["volumes"] if item["name"] == "notifications")
-    assert volume == [{"secret": {"name": "receivers", "optional": True}}, {"configMap": {"name": config_map["metadata"]["name"]}}]
+    assert volume == [
+        {"secret": {"name": "receivers", "optional": True}},
+        {"configMap": {"name": config_map["metadata"]["name"]}},
+    ]
     schema = json.loads((chart / "values.schema.json").read_text())
     subscriptions = schema["properties"]["notifications"]["properties"]["subscriptions"]
     assert subscriptions["items"]["properties"]["events"]["items"]["enum"] == list(EVENT_TYPES)

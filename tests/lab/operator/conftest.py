@@ -434,6 +434,8 @@ def read_state_by_namespace(lab: Lab, namespace: str | None = None) -> dict[str,
             namespace_name, name = item["metadata"]["namespace"], item["metadata"]["name"]
             if name == "kube-root-ca.crt" or item["metadata"].get("deletionTimestamp"):
                 continue
+            if plural == "configmaps" and name.endswith("-aerie-rollouts"):
+                continue  # records of rollouts for reports: full of times, and no rollout depends on them
             if plural == "pods":  # by its labels: its name ends in random characters
                 labels = " ".join(
                     f"{key}={value}" for key, value in sorted(item["metadata"]["labels"].items()) if "uid" not in key

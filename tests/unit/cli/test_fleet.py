@@ -22,13 +22,15 @@ from aerie.api.status import Phase
 from aerie.cli.app import COMMANDS, FLEET_PANEL, run_command_line
 from aerie.cli.console import CommandError, out
 from aerie.cli.fleet import screens
-from aerie.cli.fleet.actions import ROLLBACK, ActionName, build_action
+from aerie.cli.fleet.actions import RETRY, ROLLBACK, ActionName, build_action
 from aerie.cli.fleet.attention import find_attention_reason, list_possible_actions
+from aerie.cli.fleet.kubectl import ConflictError, Kubectl
 from aerie.cli.fleet.resource_view import ResourceView, format_age
 from aerie.cli.fleet.screens import METRIC_TITLES, draw_interval
 from aerie.cli.fleet.wait import Goal, is_reached, parse_timeout
 from tests.golden import Messages
-from tests.unit.cli.fleet_documents import Document, analyzing, condition, ready
+from tests.unit.cli.fleet_documents import analyzing, condition, ready
+from tests.unit.rollout.world import world_in_phase
 
 NOW = datetime(2026, 11, 28, 8, 30, tzinfo=UTC)
 PHASES: tuple[Phase, ...] = Phase.__args__  # type: ignore[attr-defined]
@@ -101,7 +103,11 @@ def test_ages() -> None:
 def test_decisions_name_the_revision_and_test_the_resource() -> None:
     action = build_action(ResourceView(analyzing()), "rollback", "alice", "slow in EU", NOW)
     tests = [operation for operation in action.operations if operation["op"] == "test"]
-    assert {item["path"]: item["value"] for item in tests} == {"/metadata/uid": "6b1f", "/metadata/generation": 3}
+    assert {item["path"]: item["value"] for item in tests} == {
+        "/metadata/uid": "6b1f",
+        "/metadata/generation": 3,
+        "/metadata/resourceVersion": "77",
+    }
     (written,) = [operation for operation in action.operations if operation["op"] == "add"]
     assert written["path"] == "/metadata/annotations"
     assert written["value"][ROLLBACK] == "b2657d3a14"
@@ -127,7 +133,9 @@ def test_a_decision_replaces_earlier_ones() -> None:
 @pytest.mark.parametrize("name", ["promote", "rollback", "retry", "pause", "resume"])
 @pytest.mark.parametrize("phase", PHASES)
 def test_what_is_offered_is_what_is_possible(phase: Phase, name: ActionName) -> None:
-    for document in (ready(phase=phase), analyzing(phase)):
+    paused = analyzing(phase)
+    paused["spec"]["rollout"] = {"paused": True}
+    for document in (ready(phase=phase), analyzing(phase), paused):
         view = ResourceView(document)
         if name in list_possible_actions(view):
             assert build_action(view, name, "", "", NOW).operations
@@ -136,9 +144,12 @@ def test_what_is_offered_is_what_is_possible(phase: Phase, name: ActionName) -> 
                 build_action(view, name, "", "", NOW)
 
 
-def test_a_reason_of_two_lines_is_refused() -> None:
-    with pytest.raises(CommandError, match="one line"):
-        build_action(ResourceView(analyzing()), "promote", "", "a\nb", NOW)
+def test_a_reason_is_one_line_about_a_rollout() -> None:
+    for reason in ("a\nb", "a\tb", "x" * 300):
+        with pytest.raises(CommandError, match="one line"):
+            build_action(ResourceView(analyzing()), "promote", "", reason, NOW)
+    with pytest.raises(CommandError, match="leave it out"):
+        build_action(ResourceView(analyzing()), "pause", "", "lunch", NOW)
 
 
 # -- waits
@@ -179,6 +190,7 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         '#!/bin/sh\nprintf "%s\\n" "$*" >> "$KUBECTL_FOLDER/log"\n'
         '[ -f "$KUBECTL_FOLDER/fail" ] && { cat "$KUBECTL_FOLDER/fail" >&2; exit 1; }\n'
         '[ "$1" = patch ] && [ -f "$KUBECTL_FOLDER/fail-patch" ] && { cat "$KUBECTL_FOLDER/fail-patch" >&2; exit 1; }\n'
+        'case "$*" in *--watch*) cat "$KUBECTL_FOLDER/watch.json"; exit;; esac\n'
         '[ "$1" = auth ] && { echo \'{"status": {"userInfo": {"username": "alice"}}}\'; exit; }\ncat "$KUBECTL_FOLDER/out.json"\n'
     )
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
@@ -266,12 +278,83 @@ def test_waits_end_by_their_result(kubectl: Path) -> None:
     assert run_command_line(["wait", "chat", "--for", "rolledback"]) == 0
 
 
-def test_a_watch_shows_each_document(kubectl: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    documents: list[Document] = [analyzing(), ready()]
-    (kubectl / "out.json").write_text("".join(json.dumps(document, indent=4) + "\n" for document in documents))
-    assert run_command_line(["status", "chat", "--watch"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.index("Analyzing") < shown.index("Ready")
+def test_a_watch_shows_each_change_until_the_resource_is_deleted(kubectl: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = [("ADDED", analyzing()), ("MODIFIED", ready()), ("DELETED", ready())]
+    text = "".join(json.dumps({"type": kind, "object": item}, indent=4) + "\n" for kind, item in events)
+    (kubectl / "watch.json").write_text(text)
+    assert run_command_line(["status", "chat", "--watch"]) == 2
+    output = capsys.readouterr()
+    assert output.out.index("Analyzing") < output.out.index("Ready")
+    assert "SpeculativeDeployment chat was deleted" in output.err
+
+
+def test_a_watch_goes_on_after_the_server_has_ended_it(
+    kubectl: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (kubectl / "watch.json").write_text("")
+
+    def end(_: float) -> None:
+        text = "".join(json.dumps({"type": kind, "object": ready()}, indent=4) + "\n" for kind in ("MODIFIED", "DELETED"))
+        (kubectl / "watch.json").write_text(text)
+
+    monkeypatch.setattr("time.sleep", end)
+    assert run_command_line(["status", "chat", "--watch"]) == 2
+    assert "Ready" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["-A", "--server=http://other", "", "a,b", "chat/x", "Ünï", "x" * 254])
+def test_only_names_are_passed_to_kubectl(kubectl: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("status", "promote", "wait", "explain"):
+        assert run_command_line([command, "--", name]) == 2
+        assert "cannot be the name of a SpeculativeDeployment" in " ".join(capsys.readouterr().err.split())
+    assert not (kubectl / "log").exists()
+
+
+def test_a_wait_outlasts_a_failover(kubectl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_then_recover(_: float) -> None:
+        fail = kubectl / "fail"
+        if not fail.exists():
+            fail.write_text("Unable to connect to the server: net/http: TLS handshake timeout")
+        else:
+            fail.unlink()
+            (kubectl / "out.json").write_text(json.dumps(ready()))
+
+    monkeypatch.setattr("time.sleep", fail_then_recover)
+    assert run_command_line(["wait", "chat"]) == 0
+
+
+def test_a_wait_is_for_the_users_last_request() -> None:
+    document = ready(phase="RolledBack", lastHandledRetry="1")
+    document["metadata"]["annotations"] = {RETRY: "2"}
+    assert is_reached(ResourceView(document), Goal.DECIDED) is None
+    document["status"]["lastHandledRetry"] = "2"
+    assert is_reached(ResourceView(document), Goal.DECIDED) is True
+    document = ready(phase="Monitoring")
+    document["metadata"]["annotations"] = {ROLLBACK: "71a723caa5"}
+    assert is_reached(ResourceView(document), Goal.ROLLED_BACK) is None
+
+
+def test_a_superseded_canary_is_no_promotion() -> None:
+    world, _ = world_in_phase("Analyzing")
+    world.drafter("third")
+    for _ in range(8):
+        world.step()
+        view = ResourceView(world.document)
+        assert not is_reached(view, Goal.PROMOTED), view.status.get("phase")
+
+
+@pytest.mark.usefixtures("kubectl")
+def test_annotations_of_others_and_changes_of_the_status_delay_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = []
+
+    def patch(*arguments: Any, **_: Any) -> None:
+        attempts.append(arguments)
+        if len(attempts) < 3:
+            raise ConflictError("changed")
+
+    monkeypatch.setattr(Kubectl, "patch", patch)
+    assert run_command_line(["promote", "chat"]) == 0
+    assert len(attempts) == 3
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -41,9 +41,13 @@ class Action:
 
 def build_action(view: ResourceView, name: ActionName, user: str, reason: str, now: datetime) -> Action:
     """Return the action; raise `CommandError` if the state does not allow it, with what it allows."""
-    if len(reason) > MAX_REASON_CHARACTERS or not reason.isprintable():
+    if len(reason) > MAX_REASON_CHARACTERS:
         raise CommandError(f"--reason has {len(reason)} characters: use one line of at most {MAX_REASON_CHARACTERS}.")
+    if not reason.isprintable():
+        raise CommandError("--reason has control characters, such as a tab: use one line of text.")
     if name in ("pause", "resume"):
+        if reason:
+            raise CommandError(f"--reason belongs to the history of rollouts, and {name} is not part of it: leave it out.")
         return _build_pause(view, name)
     if view.is_paused:
         raise _build_error(view, name, "Aerie changes nothing while it is paused; resume it first")
@@ -91,7 +95,7 @@ def _build_pause(view: ResourceView, name: Literal["pause", "resume"]) -> Action
     is_pause = name == "pause"
     if view.is_paused == is_pause:
         raise _build_error(view, name, "it is paused already" if is_pause else "it is not paused")
-    if "rollout" in view.spec:
+    if view.spec.get("rollout") is not None:
         operations = [{"op": "add", "path": "/spec/rollout/paused", "value": is_pause}]
     else:
         operations = [{"op": "add", "path": "/spec/rollout", "value": {"paused": is_pause}}]
@@ -119,7 +123,9 @@ def _tests(view: ResourceView) -> list[dict[str, Any]]:
 
 def _set_annotations(view: ResourceView, annotations: dict[str, str]) -> list[dict[str, Any]]:
     if not view.metadata.get("annotations"):
-        return [{"op": "add", "path": "/metadata/annotations", "value": annotations}]
+        # It replaces all annotations: nobody may have added one meanwhile.
+        unchanged = {"op": "test", "path": "/metadata/resourceVersion", "value": view.metadata.get("resourceVersion")}
+        return [unchanged, {"op": "add", "path": "/metadata/annotations", "value": annotations}]
     return [{"op": "add", "path": _annotation_path(name), "value": value} for name, value in annotations.items()]
 
 

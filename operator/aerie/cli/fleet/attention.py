@@ -42,10 +42,13 @@ def find_attention_reason(view: ResourceView) -> str:
 
 def list_possible_actions(view: ResourceView) -> Iterator[str]:
     """Yield the verbs that the state allows."""
+    if view.is_paused:  # Aerie changes nothing until then
+        yield "resume"
+        return
     if view.candidate_phase in DECIDABLE_PHASES:
         yield "promote"
     if view.candidate_phase in ABORTABLE_PHASES or view.phase in RETAINED_PHASES:
         yield "rollback"
     if view.phase in REJECTED_PHASES:
         yield "retry"
-    yield "resume" if view.is_paused else "pause"
+    yield "pause"

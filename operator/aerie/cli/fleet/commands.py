@@ -11,7 +11,7 @@ import typer
 from aerie.boundary import EXIT_REJECTED
 from aerie.cli.console import err, out
 from aerie.cli.fleet import screens
-from aerie.cli.fleet.actions import ActionName, build_action
+from aerie.cli.fleet.actions import Action, ActionName, build_action
 from aerie.cli.fleet.attention import find_attention_reason
 from aerie.cli.fleet.explain import (
     build_explanation_document,
@@ -19,7 +19,7 @@ from aerie.cli.fleet.explain import (
     render_explanation,
     tuning_config_map_name,
 )
-from aerie.cli.fleet.kubectl import ConflictError, Document, Kubectl
+from aerie.cli.fleet.kubectl import ConflictError, Document, Kubectl, UnreachableError
 from aerie.cli.fleet.options import with_kubectl
 from aerie.cli.fleet.output import Output, OutputOption, write_document
 from aerie.cli.fleet.resource_view import ResourceView, now
@@ -27,6 +27,11 @@ from aerie.cli.fleet.wait import Goal, describe_outcome, is_reached, parse_timeo
 
 EXIT_CONFLICT, EXIT_TIMED_OUT = 3, 4
 """Exit statuses beside those of `aerie.boundary`: the resource has changed meanwhile, and `wait` has ended without a result."""
+
+MAX_ATTEMPTS = 3
+"""Attempts to write a decision, while what it is about stays the same."""
+RECONNECT_SECONDS = 1.0
+"""Pause before a watch that has ended begins again."""
 
 Name = Annotated[str, typer.Argument(help="Name of the SpeculativeDeployment.", show_default=False)]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Have the API server check the change, and write nothing.")]
@@ -81,12 +86,27 @@ def status(
         from rich.live import Live  # not needed otherwise
 
         with Live(console=out, auto_refresh=False, screen=True) as live:
-            for document in kubectl.watch(name):
+            for document in _watch(kubectl, name):
                 live.update(render(document), refresh=True)
     else:
-        for document in kubectl.watch(name):
+        for document in _watch(kubectl, name):
             _show(render(document))
             out.print()
+
+
+def _watch(kubectl: Kubectl, name: str) -> Iterator[Document]:
+    """Yield a resource now and after each change, for ever: API servers end connections after half an hour or so."""
+    latest = kubectl.get(name)
+    yield latest
+    while True:
+        try:
+            for document in kubectl.watch(name):
+                if document != latest:
+                    latest = document
+                    yield document
+        except UnreachableError:
+            pass  # the screen stays until the server answers again
+        time.sleep(RECONNECT_SECONDS)
 
 
 @with_kubectl
@@ -122,15 +142,44 @@ def wait(
 ) -> None:
     """Wait until the present spec of a SpeculativeDeployment has come to an end. Exit status 1: the opposite has happened."""
     deadline = time.monotonic() + parse_timeout(timeout)
+    view: ResourceView | None = None
     while True:
-        view = ResourceView(kubectl.get(name))
-        if (reached := is_reached(view, goal)) is not None:
-            out.print(describe_outcome(view), markup=False)
-            raise typer.Exit(0 if reached else EXIT_REJECTED)
+        try:
+            view = ResourceView(kubectl.get(name))
+            outcome = describe_outcome(view)
+        except UnreachableError as error:
+            if view is None:
+                raise
+            outcome = str(error)  # such as during a failover of the API server
+        else:
+            if (reached := is_reached(view, goal)) is not None:
+                out.print(outcome, markup=False)
+                raise typer.Exit(0 if reached else EXIT_REJECTED)
         if time.monotonic() >= deadline:
-            err.print(f"Not {goal} within {timeout}: {describe_outcome(view)}", markup=False)
+            err.print(f"Not {goal} within {timeout}: {outcome}", markup=False)
             raise typer.Exit(EXIT_TIMED_OUT)
         time.sleep(min(2.0, max(0.1, deadline - time.monotonic())))
+
+
+def _write_decision(kubectl: Kubectl, view: ResourceView, build: Callable[[ResourceView], Action], dry_run: bool) -> Action:
+    """Write a decision, and return it. It is written anew where only other parts of the resource have changed meanwhile."""
+    for _ in range(MAX_ATTEMPTS - 1):
+        action = build(view)
+        try:
+            kubectl.patch(view.name, action.operations, dry_run="server" if dry_run else "none")
+            return action
+        except ConflictError:
+            latest = ResourceView(kubectl.get(view.name))
+            if latest.decision_key != view.decision_key:
+                break
+            view = latest
+    try:
+        action = build(view)
+        kubectl.patch(view.name, action.operations, dry_run="server" if dry_run else "none")
+    except ConflictError as error:
+        err.print(f"error: {error}", markup=False)
+        raise typer.Exit(EXIT_CONFLICT) from None
+    return action
 
 
 def _define_action(action_name: ActionName, text: str) -> Callable[..., None]:
@@ -142,12 +191,8 @@ def _define_action(action_name: ActionName, text: str) -> Callable[..., None]:
         output: OutputOption = Output.TEXT,
     ) -> None:
         view = ResourceView(kubectl.get(name))
-        action = build_action(view, action_name, kubectl.read_user_name(), reason, now())
-        try:
-            kubectl.patch(name, action.operations, dry_run="server" if dry_run else "none")
-        except ConflictError as error:
-            err.print(f"error: {error}", markup=False)
-            raise typer.Exit(EXIT_CONFLICT) from None
+        user = kubectl.read_user_name()
+        action = _write_decision(kubectl, view, lambda latest: build_action(latest, action_name, user, reason, now()), dry_run)
         follow_up = f"kubectl aerie status {view.name} -n {view.namespace} --watch"
         if output in (Output.JSON, Output.YAML):
             result = {"action": action_name, "dryRun": dry_run, "consequence": action.consequence, "followUp": follow_up}

@@ -77,6 +77,12 @@ class ResourceView:
         return self.status.get("observedGeneration") == self.metadata.get("generation")
 
     @property
+    def decision_key(self) -> tuple[object, ...]:
+        """What a decision is about: it stays valid while this is the same."""
+        identity = (self.metadata.get("uid"), self.metadata.get("generation"))
+        return (*identity, self.phase, self.candidate_revision, self.served_revision)
+
+    @property
     def is_paused(self) -> bool:
         return bool((self.spec.get("rollout") or {}).get("paused"))
 
@@ -91,7 +97,7 @@ class ResourceView:
 
     def condition(self, name: str) -> Object:
         """Return a condition; empty if there is none."""
-        return next((item for item in self.status.get("conditions") or () if item["type"] == name), {})
+        return next((item for item in self.status.get("conditions") or () if item.get("type") == name), {})
 
     @property
     def is_serving(self) -> bool:
@@ -147,7 +153,17 @@ class ResourceView:
             documents["control"] = inherited | documents["control"]
         arms = [_build_arm(role, document) for role, document in documents.items() if document]
         if trial := self.status.get("inPlaceRollout"):
-            arms.append(ArmView("trial", trial["revision"], trial["drafter"], "", len(trial.get("pods") or ()), 0, *[None] * 4))
+            arms.append(
+                ArmView(
+                    "trial",
+                    str(trial.get("revision") or ""),
+                    str(trial.get("drafter") or ""),
+                    "",
+                    len(trial.get("pods") or ()),
+                    0,
+                    *[None] * 4,
+                )
+            )
         return tuple(arms)
 
     @property
@@ -160,7 +176,7 @@ def _build_arm(role: str, document: Object) -> ArmView:
     in_place = document.get("inPlace") or {}
     return ArmView(
         role,
-        document["revision"],
+        str(document.get("revision") or ""),
         str(in_place.get("drafter") or document.get("drafter") or ""),
         format_setting(document.get("setting")),
         int(document.get("replicas") or 0),

@@ -114,7 +114,7 @@ def _build_row(view: ResourceView, now: datetime) -> dict[str, Text]:
 def _candidate_summary(view: ResourceView, now: datetime) -> Text:
     if not view.candidate:
         return Text("-", "dim")
-    tokens = next((item for item in view.comparisons if item["metric"] == "TokensPerStep"), {})
+    tokens = next((item for item in view.comparisons if item.get("metric") == "TokensPerStep"), {})
     estimate = tokens.get("estimate") if view.candidate_phase not in ("Starting", "Staging") else None
     return _plain(" ".join([*([_percent(estimate)] if estimate is not None else []), format_age(view.rollout_start_time, now)]))
 
@@ -152,6 +152,8 @@ def _render_head(view: ResourceView, now: datetime) -> Iterator[Text]:
     yield Text.assemble(_phase(view), f"  {', '.join(parts)}" if parts else "")
     if obstacle:
         yield Text(f"by pods, not in place: {obstacle}", "dim")
+    if view.metadata.get("deletionTimestamp"):
+        yield Text("It is being deleted.", "yellow")
     if not view.is_observed:
         yield Text("The operator has not seen the latest change of the spec yet.", "yellow")
     if reason := find_attention_reason(view):
@@ -224,7 +226,7 @@ def _build_comparison_row(item: Object, *, with_bar: bool) -> list[Text]:
 
 
 def _title(item: Object) -> str:
-    metric = str(item["metric"])
+    metric = str(item.get("metric") or "unknown")
     return METRIC_TITLES.get(metric, metric)
 
 

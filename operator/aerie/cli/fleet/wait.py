@@ -9,8 +9,12 @@ import re
 from enum import StrEnum
 
 from aerie.cli.console import CommandError
-from aerie.cli.fleet.attention import REJECTED_PHASES, find_attention_reason
+from aerie.cli.fleet.actions import RETRY, ROLLBACK
+from aerie.cli.fleet.attention import REJECTED_PHASES, RETAINED_PHASES, find_attention_reason
 from aerie.cli.fleet.resource_view import SERVED_PHASES, ResourceView
+
+_MAX_RECORDED_RETRY_CHARACTERS = 64
+"""Length up to which the status has a retry as it is; of a longer one it has a digest. A test compares it with the operator's."""
 
 
 class Goal(StrEnum):
@@ -34,9 +38,9 @@ def parse_timeout(text: str) -> float:
     >>> parse_timeout("1h30m"), parse_timeout("2.5")
     (5400.0, 2.5)
     """
-    if re.fullmatch(r"\d+(\.\d+)?", text):
+    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text):
         return float(text)
-    match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
+    match = re.fullmatch(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?", text)
     if match is None or not text:
         raise CommandError(f"--timeout is {text!r}: use a time such as 10m, 90s or 1h30m.")
     hours, minutes, seconds = (int(part or 0) for part in match.groups())
@@ -45,9 +49,11 @@ def parse_timeout(text: str) -> float:
 
 def is_reached(view: ResourceView, goal: Goal) -> bool | None:
     """Return whether the goal is reached; False if it cannot be any more without another spec, None while it is open."""
-    if not view.is_observed:
+    if not view.is_observed or has_open_request(view):
         return None
-    is_promoted, is_rejected = view.phase in SERVED_PHASES and not view.candidate, view.phase in REJECTED_PHASES
+    # A canary that is superseded leaves phase Ready, with the revision that served before, until the next one begins.
+    is_complete = view.condition("Progressing").get("reason") != "RolledBack" and not view.candidate
+    is_promoted, is_rejected = view.phase in SERVED_PHASES and is_complete, view.phase in REJECTED_PHASES
     match goal:
         case Goal.READY:
             return True if view.is_serving else None
@@ -59,6 +65,17 @@ def is_reached(view: ResourceView, goal: Goal) -> bool | None:
             return True if is_promoted or is_rejected else None
         case Goal.ATTENTION:
             return True if find_attention_reason(view) else None
+
+
+def has_open_request(view: ResourceView) -> bool:
+    """Return whether the operator has not seen a user's retry or rollback yet: they change no generation."""
+    annotations = view.metadata.get("annotations") or {}
+    retry = annotations.get(RETRY)
+    is_handled = (
+        retry in (None, "") or len(retry) > _MAX_RECORDED_RETRY_CHARACTERS or view.status.get("lastHandledRetry") == retry
+    )
+    is_reverting = view.phase in RETAINED_PHASES and annotations.get(ROLLBACK) == view.served_revision
+    return not is_handled or is_reverting
 
 
 def describe_outcome(view: ResourceView) -> str:

@@ -203,8 +203,8 @@ def _write_if_due(snapshot: Snapshot, history: RolloutHistory | None, now: datet
         if is_stored or now > datetime.fromisoformat(history.record["outcome"]["completionTime"]) + WRITE_RETRY_PERIOD:
             return HistoryUpdate()
     # What has ended is written until the cluster has it: the write may have failed.
-    is_wanted = history.is_changed or has_ended
-    is_due = is_wanted and (history.is_urgent or history.written_at is None or now >= history.written_at + WRITE_INTERVAL)
+    needs_write = history.is_changed or has_ended
+    is_due = needs_write and (history.is_urgent or history.written_at is None or now >= history.written_at + WRITE_INTERVAL)
     name = rollout_history_config_map_name(snapshot.resource.metadata.name)
     is_foreign = any((item["kind"], item["metadata"]["name"]) == ("ConfigMap", name) for item in snapshot.cluster.name_conflicts)
     stored = snapshot.cluster.child("ConfigMap", name)
