@@ -162,7 +162,7 @@ def wait(
 
 
 def _write_decision(kubectl: Kubectl, view: ResourceView, build: Callable[[ResourceView], Action], dry_run: bool) -> Action:
-    """Write a decision, and return it. It is written anew where only other parts of the resource have changed meanwhile."""
+    """Write a decision, and return it. It is written again where only other parts of the resource have changed meanwhile."""
     for _ in range(MAX_ATTEMPTS - 1):
         action = build(view)
         try:
