@@ -164,6 +164,11 @@ def inconclusive_message(unmet_conditions: Sequence[str], max_duration_seconds: 
     return f"Analysis inconclusive after {format_duration(max_duration_seconds)}. {join_sentences(unmet_conditions)}"
 
 
+def contrary_evidence_message(rollback_message: str) -> str:
+    """Return the message of an extension in which evidence against the canary prevents its promotion."""
+    return f"Not promoted automatically, because of evidence that is too late for an automatic rollback: {rollback_message}"
+
+
 def no_block_yet_message(plan: AnalysisPlan) -> str:
     """Return the message of an analysis before its first block."""
     duration = format_duration(plan.block_seconds)

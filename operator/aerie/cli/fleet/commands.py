@@ -11,7 +11,7 @@ import typer
 from aerie.boundary import EXIT_REJECTED
 from aerie.cli.console import err, out
 from aerie.cli.fleet import screens
-from aerie.cli.fleet.actions import ActionName, build_action
+from aerie.cli.fleet.actions import Action, ActionName, build_action, build_extension, parse_extension
 from aerie.cli.fleet.attention import find_attention_reason
 from aerie.cli.fleet.explain import (
     build_explanation_document,
@@ -143,28 +143,57 @@ def _define_action(action_name: ActionName, text: str) -> Callable[..., None]:
     ) -> None:
         view = ResourceView(kubectl.get(name))
         action = build_action(view, action_name, kubectl.read_user_name(), reason, now())
-        try:
-            kubectl.patch(name, action.operations, dry_run="server" if dry_run else "none")
-        except ConflictError as error:
-            err.print(f"error: {error}", markup=False)
-            raise typer.Exit(EXIT_CONFLICT) from None
-        follow_up = f"kubectl aerie status {view.name} -n {view.namespace} --watch"
-        if output in (Output.JSON, Output.YAML):
-            result = {"action": action_name, "dryRun": dry_run, "consequence": action.consequence, "followUp": follow_up}
-            write_document(output, "ActionResult", {"namespace": view.namespace, "name": view.name, **result})
-        else:
-            out.print(f"{'Checked, nothing is written: ' if dry_run else ''}{action.consequence}", markup=False)
-            out.print(f"Follow it with: {follow_up}", markup=False, style="dim")
+        _write_action(kubectl, view, action, output, dry_run=dry_run)
 
     run.__name__, run.__doc__ = action_name, text
     return with_kubectl(run)
+
+
+def _write_action(kubectl: Kubectl, view: ResourceView, action: Action, output: Output, *, dry_run: bool) -> None:
+    """Write the action, and say what follows."""
+    try:
+        kubectl.patch(view.name, action.operations, dry_run="server" if dry_run else "none")
+    except ConflictError as error:
+        err.print(f"error: {error}", markup=False)
+        raise typer.Exit(EXIT_CONFLICT) from None
+    follow_up = f"kubectl aerie status {view.name} -n {view.namespace} --watch"
+    if output in (Output.JSON, Output.YAML):
+        result = {"action": action.name, "dryRun": dry_run, "consequence": action.consequence, "followUp": follow_up}
+        write_document(output, "ActionResult", {"namespace": view.namespace, "name": view.name, **result})
+    else:
+        out.print(f"{'Checked, nothing is written: ' if dry_run else ''}{action.consequence}", markup=False)
+        out.print(f"Follow it with: {follow_up}", markup=False, style="dim")
 
 
 promote = _define_action("promote", "Promote the candidate: end or skip its analysis. The ramp follows.")
 rollback = _define_action("rollback", "Roll back the candidate, or revert a promotion while the previous revision is retained.")
 retry = _define_action("retry", "Roll out a rejected revision again, from its preflight on.")
 pause = _define_action("pause", "Have Aerie change nothing of a SpeculativeDeployment.")
-resume = _define_action("resume", "Have Aerie continue a paused SpeculativeDeployment.")
+
+
+@with_kubectl
+def resume(
+    kubectl: Kubectl,
+    name: Name,
+    extension: Annotated[
+        str,
+        typer.Option(
+            "--for", metavar="DURATION", help="Extend the inconclusive analysis of a Held canary: 30m, 2h, at most 24h."
+        ),
+    ] = "",
+    reason: ReasonOption = "",
+    dry_run: DryRunOption = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Have Aerie continue a paused SpeculativeDeployment. With --for: an inconclusive analysis, for so long."""
+    duration = parse_extension(extension) if extension else None
+    view, user = ResourceView(kubectl.get(name)), kubectl.read_user_name()
+    action = (
+        build_action(view, "resume", user, reason, now())
+        if duration is None
+        else build_extension(view, duration, user, reason, now())
+    )
+    _write_action(kubectl, view, action, output, dry_run=dry_run)
 
 
 def _show(screen: Any) -> None:
