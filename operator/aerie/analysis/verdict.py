@@ -123,7 +123,7 @@ def evaluate_extension(
     if state.outcome != "Continue":
         return state, Verdict(state.outcome, state.message, comparisons)
     contrary_evidence = _rollback_message(state, plans.rollback, criteria, ())
-    unmet_conditions = _unmet_conditions(state, plans, now, criteria, requirements)
+    unmet_conditions = _unmet_conditions(state, plans, now, criteria, requirements, may_roll_back=False)
     outcome: VerdictOutcome = "Inconclusive" if now >= extension_end_time else "Continue"
     if contrary_evidence:
         message = messages.contrary_evidence_message(contrary_evidence)
@@ -305,9 +305,18 @@ def _failed_criterion_message(state: AnalysisState, plan: AnalysisPlan, criteria
 
 
 def _unmet_conditions(
-    state: AnalysisState, plans: AnalysisPlans, now: float, criteria: Sequence[Criterion], requirements: _Requirements
+    state: AnalysisState,
+    plans: AnalysisPlans,
+    now: float,
+    criteria: Sequence[Criterion],
+    requirements: _Requirements,
+    *,
+    may_roll_back: bool = True,
 ) -> list[str]:
-    """Return the conditions that a promotion still needs, as clauses, the most important first; empty when all are met."""
+    """Return the conditions that a promotion still needs, as clauses, the most important first; empty when all are met.
+
+    `may_roll_back`: False where the rollback tests decide nothing any more.
+    """
     plan = plans.promote
     elapsed_seconds = state.elapsed_seconds(now)
     seconds_per_block = elapsed_seconds / state.block_count if state.block_count else plan.block_seconds
@@ -319,7 +328,10 @@ def _unmet_conditions(
         if pairs is None:
             conditions.append(messages.criterion_not_counted_message(criterion))
         elif criterion is criteria[0] and criterion.rollback_tests:
-            conditions.append(_first_unmet_criterion_message(criterion, tests[0], pairs, plans, seconds_per_block))
+            message = _first_unmet_criterion_message(
+                criterion, tests[0], pairs, plans, seconds_per_block, may_roll_back=may_roll_back
+            )
+            conditions.append(message)
         else:
             other_unmet_tests.append(_unmet_test(criterion, tests[0], pairs, state, plan))
     if state.crashes.is_suspicious:
@@ -341,14 +353,20 @@ def _unmet_conditions(
 
 
 def _first_unmet_criterion_message(
-    criterion: Criterion, test: CriterionTest, pairs: PairedMoments, plans: AnalysisPlans, seconds_per_block: float
+    criterion: Criterion,
+    test: CriterionTest,
+    pairs: PairedMoments,
+    plans: AnalysisPlans,
+    seconds_per_block: float,
+    *,
+    may_roll_back: bool,
 ) -> str:
     """Return the clause on the first criterion of the table: its unmet test, and the bound that would roll back."""
     promote, rollback = (
         (sided_test, build_sequence_parameters(sided_test, criterion, plans.of(sided_test), pairs))
         for sided_test in (test, criterion.rollback_tests[0])
     )
-    return messages.unmet_criterion_message(criterion, pairs, promote, rollback, seconds_per_block)
+    return messages.unmet_criterion_message(criterion, pairs, promote, rollback, seconds_per_block, may_roll_back=may_roll_back)
 
 
 def _unmet_test(

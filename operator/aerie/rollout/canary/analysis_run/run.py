@@ -5,8 +5,8 @@
     Analyzing, extended                           blocks ─┬► guard_state ─► check_guardrails ─► Rollback
                                                           └► state ───────► evaluate_extension ─► Promote, Inconclusive
 
-The guardrails of an extension are those of phase Held, and go on through it: the counts of the one are those of the other. Blocks
-that began while the canary was Held count for the guardrails alone.
+The guardrails of an extension are those of phase Held, and continue through it with the same counts. Blocks that began while the
+canary was Held count for the guardrails alone.
 
 Guarantees: each block is counted once, however often it is passed in. A block begins where the one before it ended; one that
 began earlier is skipped. The plan is fixed when the analysis begins, except for two parts: the goal of a trial, and the hardware
@@ -145,7 +145,7 @@ class AnalysisRun:
         return replace(run, state=state), verdict
 
     def end_extension(self) -> AnalysisRun:
-        """Return the run after an extension; its guardrails go on."""
+        """Return the run after an extension; its guardrails continue."""
         return replace(self, extended_since=None)
 
     def reset_guard(self, now: datetime) -> AnalysisRun:
