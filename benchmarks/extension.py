@@ -40,7 +40,6 @@ CELLS = (
     Cell("worse", "2 % worse, 2 pods against 2, calibrated", WORSE, pods=2),
     Cell("worse", "2 % worse, 1 pod against 1, not calibrated", WORSE, history=False),
     Cell("equal", "equal, 1 pod against 1, calibrated", Canary()),
-    Cell("equal", "equal, 2 pods against 2, calibrated", Canary(), pods=2),
 )
 Outcome = Literal["Promote", "Rollback", "PromoteExtended", "RollbackHeld", "Held"]
 """Promoted or rolled back by the deadline; promoted in the extension; rolled back by the guardrails; Held at the end."""
