@@ -1,7 +1,8 @@
 """The command line `aerie`: the operator, and tools that need none. A thin layer over the pure core.
 
 Exit status: 0 success; 1 rejected; 2 the command failed (a wrong command line, a file without a valid resource, an unreadable
-model); and those of `aerie.boundary`. Results for programs go to standard output, messages for the user to standard error.
+model); 3 and 4: `aerie.cli.fleet.commands`; and those of `aerie.boundary`. Results for programs go to standard
+output, messages for the user to standard error.
 """
 
 from __future__ import annotations

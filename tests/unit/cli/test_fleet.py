@@ -27,7 +27,7 @@ from aerie.cli.fleet.attention import find_attention_reason, list_possible_actio
 from aerie.cli.fleet.kubectl import ConflictError, Kubectl
 from aerie.cli.fleet.resource_view import ResourceView, format_age
 from aerie.cli.fleet.screens import METRIC_TITLES, draw_interval
-from aerie.cli.fleet.wait import Goal, is_reached, parse_timeout
+from aerie.cli.fleet.wait import MAX_RECORDED_RETRY_CHARACTERS, Goal, is_reached, parse_timeout
 from tests.golden import Messages
 from tests.unit.cli.fleet_documents import analyzing, condition, ready
 from tests.unit.rollout.world import world_in_phase
@@ -332,6 +332,16 @@ def test_a_wait_is_for_the_users_last_request() -> None:
     document = ready(phase="Monitoring")
     document["metadata"]["annotations"] = {ROLLBACK: "71a723caa5"}
     assert is_reached(ResourceView(document), Goal.ROLLED_BACK) is None
+
+
+def test_a_retry_is_recorded_as_it_is_up_to_a_length() -> None:
+    recorded = {}
+    for length in (MAX_RECORDED_RETRY_CHARACTERS, MAX_RECORDED_RETRY_CHARACTERS + 1):
+        world, _ = world_in_phase("Analyzing")
+        world.annotate(retry="x" * length)
+        world.step()
+        recorded[length] = world.status["lastHandledRetry"] == "x" * length
+    assert list(recorded.values()) == [True, False]
 
 
 def test_a_superseded_canary_is_no_promotion() -> None:

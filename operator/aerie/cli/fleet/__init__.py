@@ -4,7 +4,7 @@
         ▲                              └────────► actions, wait                                (a patch, or why there is none)
         └───────────── patch ◄──────────────────────┘
 
-    commands    the command line, a thin layer over the rest
+    commands    the command line, a thin layer over the rest; doctor and savings have pure parts of their own here
     kubectl     transport: every request is made by kubectl, with the flags and the rights of its user
 
 Guarantees: a command starts without the packages of the operator. What is written is tested by the API server against the

@@ -13,7 +13,7 @@ from aerie.cli.fleet.actions import RETRY, ROLLBACK
 from aerie.cli.fleet.attention import REJECTED_PHASES, RETAINED_PHASES, find_attention_reason
 from aerie.cli.fleet.resource_view import SERVED_PHASES, ResourceView
 
-_MAX_RECORDED_RETRY_CHARACTERS = 64
+MAX_RECORDED_RETRY_CHARACTERS = 64
 """Length up to which the status has a retry as it is; of a longer one it has a digest. A test compares it with the operator's."""
 
 
@@ -71,9 +71,7 @@ def has_open_request(view: ResourceView) -> bool:
     """Return whether the operator has not seen a user's retry or rollback yet: they change no generation."""
     annotations = view.metadata.get("annotations") or {}
     retry = annotations.get(RETRY)
-    is_handled = (
-        retry in (None, "") or len(retry) > _MAX_RECORDED_RETRY_CHARACTERS or view.status.get("lastHandledRetry") == retry
-    )
+    is_handled = retry in (None, "") or len(retry) > MAX_RECORDED_RETRY_CHARACTERS or view.status.get("lastHandledRetry") == retry
     is_reverting = view.phase in RETAINED_PHASES and annotations.get(ROLLBACK) == view.served_revision
     return not is_handled or is_reverting
 
