@@ -164,6 +164,11 @@ def inconclusive_message(unmet_conditions: Sequence[str], max_duration_seconds: 
     return f"Analysis inconclusive after {format_duration(max_duration_seconds)}. {join_sentences(unmet_conditions)}"
 
 
+def contrary_evidence_message(rollback_message: str) -> str:
+    """Return the message of an extension in which evidence against the canary prevents its promotion."""
+    return f"Not promoted automatically, because of evidence that is too late for an automatic rollback: {rollback_message}"
+
+
 def no_block_yet_message(plan: AnalysisPlan) -> str:
     """Return the message of an analysis before its first block."""
     duration = format_duration(plan.block_seconds)
@@ -194,10 +199,12 @@ def unmet_criterion_message(
     promote: tuple[CriterionTest, SequenceParameters],
     rollback: tuple[CriterionTest, SequenceParameters],
     seconds_per_block: float,
+    *,
+    may_roll_back: bool = True,
 ) -> str:
     """Return the clauses on the first criterion while its promote test is not met.
 
-    They are the estimate with its bounds, and which bound promotes or rolls back, and when.
+    They are the estimate with its bounds, and which bound promotes or, where it `may_roll_back`, rolls back, and when.
     """
     (promote_test, promote_parameters), (rollback_test, rollback_parameters) = promote, rollback
     promote_bound = format_bound(criterion, promote_test, pairs, promote_parameters)
@@ -210,10 +217,10 @@ def unmet_criterion_message(
     else:
         bounds = "too few blocks for confidence bounds"
     time_clause = _time_to_decision(promote_test, pairs, promote_parameters, seconds_per_block)
+    rollback_clause = f"; rolls back when {format_bound_condition(rollback_test)}" if may_roll_back else ""
     return (
         f"{criterion.title} {format_estimate(criterion, pairs)} ({bounds}). "
-        f"Promotes when {format_bound_condition(promote_test)} ({time_clause}); "
-        f"rolls back when {format_bound_condition(rollback_test)}"
+        f"Promotes when {format_bound_condition(promote_test)} ({time_clause}){rollback_clause}"
     )
 
 

@@ -88,9 +88,15 @@ class AnalysisState:
     """Requests on a pod of the canary, running and waiting, in the last block."""
     equivalence: EquivalenceResult | None = None
     """Result of the output-equivalence probe, once it has come; the first one counts."""
+    paused_seconds: float = 0.0
+    """Seconds since the start in which no block counted: between an inconclusive verdict and the extension that followed."""
     outcome: VerdictOutcome = "Continue"
     message: str = ""
     """Message of a verdict other than Continue."""
+
+    def elapsed_seconds(self, now: float) -> float:
+        """Return the seconds under analysis at `now`, a Unix time."""
+        return now - self.start_time - self.paused_seconds
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dict. The fields of `PairedMoments` and the like are lists, in the order of their definition."""

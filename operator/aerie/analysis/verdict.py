@@ -1,8 +1,9 @@
 """The verdict on a canary after each closed block, with its message.
 
-    evaluate_analysis   returns Continue, Promote, Rollback or Inconclusive, and why
-    check_guardrails    returns Continue or Rollback: after the verdict, from a state of its own, until the canary is promoted
-                        or deleted
+    evaluate_analysis    returns Continue, Promote, Rollback or Inconclusive, and why
+    evaluate_extension   returns Continue, Promote or Inconclusive: after an inconclusive verdict, in the time that a user adds
+    check_guardrails     returns Continue or Rollback: after the verdict, from a state of its own, until the canary is promoted
+                         or deleted
 
 A canary is rolled back as soon as any criterion significantly fails. It is aborted immediately when it cannot work at all, or is
 far slower than its control on equal hardware. It is promoted when every criterion significantly passes, after the soak. A canary
@@ -10,8 +11,12 @@ with neither by the deadline is inconclusive; the trial of a setting on differen
 promotes. Neither does outdated evidence: blocks excluded for unequal loads stand against a promotion when they are many or the
 latest. `criteria` has the criteria and their alphas, `state` the counts.
 
-Guarantees: a verdict other than Continue is final, if the state that `evaluate_analysis` returns is kept; a block costs well
-under a millisecond.
+An extension adds no risk of a wrong verdict. The bounds of promote tests are valid at any time, so further blocks cost nothing.
+The alpha of rollback tests is spent by the deadline, so no rollback follows from them later. Evidence that would have rolled
+back prevents the promotion.
+
+Guarantees: a verdict other than Continue is final, if the state that `evaluate_analysis` returns is kept; only an extension
+continues an inconclusive one. A block costs well under a millisecond.
 """
 
 from __future__ import annotations
@@ -104,6 +109,36 @@ def evaluate_analysis(
     return state, Verdict(outcome, message, comparisons)
 
 
+def evaluate_extension(
+    state: AnalysisState, plan: AnalysisPlan, now: float, extension_end_time: float
+) -> tuple[AnalysisState, Verdict]:
+    """Return state and verdict like `evaluate_analysis`, from the promote tests alone: it never rolls back.
+
+    `state`: that of the analysis, without its outcome. `extension_end_time`: Unix time at which it is inconclusive again.
+    """
+    criteria = build_criteria(plan)
+    plans = with_tested_history(plan, state.peers)
+    requirements = _find_requirements(state, plans.promote, criteria)
+    comparisons = _build_comparisons(state, plans, criteria, requirements)
+    if state.outcome != "Continue":
+        return state, Verdict(state.outcome, state.message, comparisons)
+    contrary_evidence = _rollback_message(state, plans.rollback, criteria, ())
+    unmet_conditions = _unmet_conditions(state, plans, now, criteria, requirements, may_roll_back=False)
+    outcome: VerdictOutcome = "Inconclusive" if now >= extension_end_time else "Continue"
+    if contrary_evidence:
+        message = messages.contrary_evidence_message(contrary_evidence)
+    elif not unmet_conditions:
+        outcome, message = "Promote", _promotion_message(state, plans.promote, criteria, requirements)
+    elif outcome == "Inconclusive":
+        message = messages.inconclusive_message(unmet_conditions, state.elapsed_seconds(now))
+    else:
+        message = messages.unmet_conditions_message(unmet_conditions, state.block_count, plans.promote)
+    message += _limitation_message(state, plan, criteria)
+    if outcome != "Continue":
+        state = replace(state, outcome=outcome, message=message)
+    return state, Verdict(outcome, message, comparisons)
+
+
 def check_guardrails(
     state: AnalysisState, plan: AnalysisPlan, now: float, abort_messages: Sequence[str] = (), *, has_passed: bool = False
 ) -> tuple[AnalysisState, Verdict]:
@@ -158,16 +193,21 @@ def _next_outcome(
         return "Inconclusive" if now - state.start_time >= plan.max_duration_seconds else "Continue", message
     unmet_conditions = _unmet_conditions(state, plans, now, criteria, requirements)
     if not unmet_conditions:
-        replaced_criterion = criteria[0] if criteria[0].name in requirements.unmet_tests else None
-        met_criteria = [criterion for criterion in criteria if criterion.promote_tests and criterion is not replaced_criterion]
-        return "Promote", messages.promotion_message(
-            met_criteria, state.paired_moments, plan, state.equivalence, replaced_criterion
-        )
+        return "Promote", _promotion_message(state, plan, criteria, requirements)
     if now - state.start_time >= plan.max_duration_seconds:
         return "Inconclusive", messages.inconclusive_message(unmet_conditions, plan.max_duration_seconds)
     if not state.block_count and not state.dropped_block_count:
         return "Continue", messages.no_block_yet_message(plan)
     return "Continue", messages.unmet_conditions_message(unmet_conditions, state.block_count, plan)
+
+
+def _promotion_message(
+    state: AnalysisState, plan: AnalysisPlan, criteria: Sequence[Criterion], requirements: _Requirements
+) -> str:
+    """Return the message of a promotion, for which nothing is unmet."""
+    replaced_criterion = criteria[0] if criteria[0].name in requirements.unmet_tests else None
+    met_criteria = [criterion for criterion in criteria if criterion.promote_tests and criterion is not replaced_criterion]
+    return messages.promotion_message(met_criteria, state.paired_moments, plan, state.equivalence, replaced_criterion)
 
 
 def _rollback_message(
@@ -265,11 +305,21 @@ def _failed_criterion_message(state: AnalysisState, plan: AnalysisPlan, criteria
 
 
 def _unmet_conditions(
-    state: AnalysisState, plans: AnalysisPlans, now: float, criteria: Sequence[Criterion], requirements: _Requirements
+    state: AnalysisState,
+    plans: AnalysisPlans,
+    now: float,
+    criteria: Sequence[Criterion],
+    requirements: _Requirements,
+    *,
+    may_roll_back: bool = True,
 ) -> list[str]:
-    """Return the conditions that a promotion still needs, as clauses, the most important first; empty when all are met."""
+    """Return the conditions that a promotion still needs, as clauses, the most important first; empty when all are met.
+
+    `may_roll_back`: False where the rollback tests decide nothing any more.
+    """
     plan = plans.promote
-    seconds_per_block = (now - state.start_time) / state.block_count if state.block_count else plan.block_seconds
+    elapsed_seconds = state.elapsed_seconds(now)
+    seconds_per_block = elapsed_seconds / state.block_count if state.block_count else plan.block_seconds
     unmet_criteria = requirements.list_unmet(criteria)
     conditions: list[str] = []
     other_unmet_tests: list[messages.UnmetTest] = []
@@ -278,7 +328,10 @@ def _unmet_conditions(
         if pairs is None:
             conditions.append(messages.criterion_not_counted_message(criterion))
         elif criterion is criteria[0] and criterion.rollback_tests:
-            conditions.append(_first_unmet_criterion_message(criterion, tests[0], pairs, plans, seconds_per_block))
+            message = _first_unmet_criterion_message(
+                criterion, tests[0], pairs, plans, seconds_per_block, may_roll_back=may_roll_back
+            )
+            conditions.append(message)
         else:
             other_unmet_tests.append(_unmet_test(criterion, tests[0], pairs, state, plan))
     if state.crashes.is_suspicious:
@@ -294,20 +347,26 @@ def _unmet_conditions(
         conditions.append(messages.too_few_blocks_message(state.block_count, plan.min_blocks))
     if state.dropped_block_count > MAX_DROPPED_BLOCK_SHARE * (state.block_count + state.dropped_block_count):
         conditions.append(messages.dropped_blocks_message(state.dropped_block_count, state.block_count, state.excluded_pods))
-    if not conditions and now - state.start_time < plan.min_duration_seconds:
-        conditions.append(messages.soak_message(plan.min_duration_seconds - (now - state.start_time)))
+    if not conditions and elapsed_seconds < plan.min_duration_seconds:
+        conditions.append(messages.soak_message(plan.min_duration_seconds - elapsed_seconds))
     return conditions
 
 
 def _first_unmet_criterion_message(
-    criterion: Criterion, test: CriterionTest, pairs: PairedMoments, plans: AnalysisPlans, seconds_per_block: float
+    criterion: Criterion,
+    test: CriterionTest,
+    pairs: PairedMoments,
+    plans: AnalysisPlans,
+    seconds_per_block: float,
+    *,
+    may_roll_back: bool,
 ) -> str:
     """Return the clause on the first criterion of the table: its unmet test, and the bound that would roll back."""
     promote, rollback = (
         (sided_test, build_sequence_parameters(sided_test, criterion, plans.of(sided_test), pairs))
         for sided_test in (test, criterion.rollback_tests[0])
     )
-    return messages.unmet_criterion_message(criterion, pairs, promote, rollback, seconds_per_block)
+    return messages.unmet_criterion_message(criterion, pairs, promote, rollback, seconds_per_block, may_roll_back=may_roll_back)
 
 
 def _unmet_test(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from aerie.rollout.canary.extension_request import EXTEND_ANNOTATION
 from aerie.rollout.canary.messages import PROMOTE_ANNOTATION, ROLLBACK_ANNOTATION
 from aerie.rollout.progression.retry_request import RETRY_ANNOTATION
 from aerie_lab.cluster import Lab
@@ -94,8 +95,13 @@ class Case:
         return str(self.status["stable"]["revision"])
 
     async def annotate(self, **actions: str | None) -> None:
-        """Set the annotations of manual actions: promote, rollback, retry."""
-        names = {"promote": PROMOTE_ANNOTATION, "rollback": ROLLBACK_ANNOTATION, "retry": RETRY_ANNOTATION}
+        """Set the annotations of manual actions: promote, rollback, retry, extend."""
+        names = {
+            "promote": PROMOTE_ANNOTATION,
+            "rollback": ROLLBACK_ANNOTATION,
+            "retry": RETRY_ANNOTATION,
+            "extend": EXTEND_ANNOTATION,
+        }
         body = {"metadata": {"annotations": {names[action]: value for action, value in actions.items()}}}
         await self.environment.client.patch(self._path(), body)
 

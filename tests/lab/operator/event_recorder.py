@@ -331,6 +331,8 @@ def find_transition(before: str, after: str | None, status: Object) -> Iterator[
             yield before, Trigger.NEEDS_APPROVAL
         case "Analyzing", "Held":
             yield before, Trigger.INCONCLUSIVE_HOLD
+        case "Held", "Analyzing":
+            yield before, Trigger.EXTENDED
         case "Ramping", "Promoting":
             yield before, Trigger.LAST_RAMP_STEP
         case (("Starting" | "Promoting"), _):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tests.lab.operator.environment import Case
@@ -96,6 +97,21 @@ async def held_and_promoted_manually(case: Case) -> None:
     await case.apply(resource(case.name, "eagle31", analysis=SHORT))
     await case.annotate(promote=await case.until_phase("Held"))
     await case.until_ended("Promoted", drafter="eagle31", message="manually")
+
+
+@scenario
+async def held_and_extended_twice(case: Case) -> None:
+    await case.apply_first_revision(resource(case.name, analysis=SHORT))
+    await case.apply(resource(case.name, "eagle31", analysis=SHORT))
+    revision = await case.until_phase("Held")
+    for _ in range(2):
+        end = datetime.now(UTC) + timedelta(seconds=20)
+        await case.annotate(extend=f"{revision}/{end.isoformat()}")
+        await case.until_phase("Analyzing")
+        assert case.canary["extensionEndTime"]
+        await case.until_phase("Held")
+    await case.annotate(rollback=revision)
+    await case.until_ended("RolledBack", drafter="eagle3", message="manually")
 
 
 @scenario

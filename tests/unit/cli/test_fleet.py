@@ -8,7 +8,7 @@ import os
 import stat
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,14 @@ from aerie.api.status import Phase
 from aerie.cli.app import COMMANDS, FLEET_PANEL, run_command_line
 from aerie.cli.console import CommandError, out
 from aerie.cli.fleet import screens
-from aerie.cli.fleet.actions import RETRY, ROLLBACK, ActionName, build_action
-from aerie.cli.fleet.attention import find_attention_reason, list_possible_actions
+from aerie.cli.fleet.actions import EXTEND, RETRY, ROLLBACK, ActionName, build_action, build_extension, parse_extension
+from aerie.cli.fleet.attention import find_attention_reason, is_extensible, list_possible_actions
 from aerie.cli.fleet.kubectl import ConflictError, Kubectl
 from aerie.cli.fleet.resource_view import ResourceView, format_age
 from aerie.cli.fleet.screens import METRIC_TITLES, draw_interval
 from aerie.cli.fleet.wait import MAX_RECORDED_RETRY_CHARACTERS, Goal, is_reached, parse_timeout
 from tests.golden import Messages
-from tests.unit.cli.fleet_documents import analyzing, condition, ready
+from tests.unit.cli.fleet_documents import Document, analyzing, condition, ready
 from tests.unit.rollout.world import world_in_phase
 
 NOW = datetime(2026, 11, 28, 8, 30, tzinfo=UTC)
@@ -128,6 +128,10 @@ def test_a_decision_replaces_earlier_ones() -> None:
     operations = build_action(ResourceView(document), "retry", "", "", NOW).operations
     removed = {operation["path"].partition("~1")[2] for operation in operations if operation["op"] == "remove"}
     assert removed == {"rollback", "promote"}
+    document = analyzing("Held")
+    document["metadata"]["annotations"] = {EXTEND: "b2657d3a14/2026-11-28T09:00:00Z"}
+    operations = build_action(ResourceView(document), "rollback", "", "", NOW).operations
+    assert "/metadata/annotations/aerie.dev~1extend" in {item["path"] for item in operations if item["op"] == "remove"}
 
 
 @pytest.mark.parametrize("name", ["promote", "rollback", "retry", "pause", "resume"])
@@ -150,6 +154,53 @@ def test_a_reason_is_one_line_about_a_rollout() -> None:
             build_action(ResourceView(analyzing()), "promote", "", reason, NOW)
     with pytest.raises(CommandError, match="leave it out"):
         build_action(ResourceView(analyzing()), "pause", "", "lunch", NOW)
+
+
+def test_an_extension_names_revision_end_and_user() -> None:
+    document = analyzing("Held")
+    document["metadata"]["annotations"] = {"team": "chat"}
+    action = build_extension(ResourceView(document), timedelta(minutes=90), "alice", "more traffic at ten", NOW)
+    end, requested_by = (operation["value"] for operation in action.operations if operation["op"] == "add")
+    assert end == "b2657d3a14/2026-11-28T10:00:00Z"
+    assert json.loads(requested_by)["action"] == "extend"
+    assert {operation["path"] for operation in action.operations if operation["op"] == "test"} == {
+        "/metadata/uid",
+        "/metadata/generation",
+    }
+
+
+def in_place_held() -> Document:
+    rollout = {"revision": "b2657d3a14", "drafter": "acme/llama", "change": "drafter acme/llama", "phase": "Held", "pods": []}
+    return ready(phase="Held", inPlaceRollout=rollout)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_an_extension_is_offered_where_it_is_possible(phase: Phase) -> None:
+    paused = analyzing(phase)
+    paused["spec"]["rollout"] = {"paused": True}
+    for document in (ready(phase=phase), analyzing(phase), in_place_held(), paused):
+        view = ResourceView(document)
+        screen = render(screens.render_status(view, NOW, width=130, shows_all=True), 130)
+        assert ("kubectl aerie resume --for 30m chat" in screen) == is_extensible(view)
+        if is_extensible(view):
+            assert phase == "Held"
+            assert build_extension(view, timedelta(minutes=30), "", "", NOW).operations
+        else:
+            with pytest.raises(CommandError, match=f"resume --for is not possible in phase {view.phase}: "):
+                build_extension(view, timedelta(minutes=30), "", "", NOW)
+
+
+def test_in_place_says_why_it_is_not_extended() -> None:
+    with pytest.raises(CommandError, match="all pods serve with the stable drafter again"):
+        build_extension(ResourceView(in_place_held()), timedelta(minutes=30), "", "", NOW)
+
+
+def test_durations_of_extensions() -> None:
+    durations = {"1m": 1, "30m": 30, "2h": 120, "1h30m": 90, "24h": 1440}
+    assert {text: parse_extension(text) // timedelta(minutes=1) for text in durations} == durations
+    for text in ("", "0m", "30", "30s", "1441m", "25h", "30m1h", "1.5h", "-5m", "m", "٣0m", "30 m"):
+        with pytest.raises(CommandError, match="use a duration from 1m to 24h"):
+            parse_extension(text)
 
 
 # -- waits
@@ -247,6 +298,17 @@ def test_a_changed_resource_is_a_conflict(kubectl: Path, capsys: pytest.CaptureF
     )
     assert run_command_line(["promote", "chat"]) == 3
     assert "Nothing was written, because the resource has changed" in " ".join(capsys.readouterr().err.split())
+
+
+def test_resume_extends_only_with_a_duration(kubectl: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (kubectl / "out.json").write_text(json.dumps(analyzing("Held")))
+    assert run_command_line(["resume", "chat", "--for", "30m", "--reason", "more traffic"]) == 0
+    assert capsys.readouterr().out.startswith("The analysis of revision b2657d3a14 continues until ")
+    assert "aerie.dev/extend" in log(kubectl)[-1]
+    assert run_command_line(["resume", "chat", "--for", "30d"]) == 2
+    assert "--for is '30d': use a duration from 1m to 24h" in capsys.readouterr().err
+    assert run_command_line(["resume", "chat"]) == 2
+    assert "it is not paused" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ NEIGHBOURS: dict[str | None, set[str | None]] = {
     "WarmingUp": {"Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting", "RollingBack"},
     "Analyzing": {"Starting", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "RollingBack"},
     "AwaitingApproval": {"AwaitingApproval", "Ramping", "Promoting", "RollingBack"},
-    "Held": {"Held", "Ramping", "Promoting", "RollingBack"},
+    "Held": {"Held", "Analyzing", "Ramping", "Promoting", "RollingBack"},
     "Ramping": {"Ramping", "Promoting", "RollingBack"},
     "Promoting": {"Promoting", "RollingBack", None},
     "RollingBack": {"RollingBack", None},
@@ -210,6 +210,14 @@ class Rollouts(RuleBasedStateMachine):
         world, revision = self.world, self.world.desired_revision
         naming = {"requested-by": self.requests.build(action, revision, world.now)} if is_named else {}
         world.annotate(**{action: f"{world.now.timestamp():.0f}" if action == "retry" else revision, **naming})
+
+    @rule(minutes=st.sampled_from([-5, 10, 120, 3000]), is_named=st.booleans())
+    @precondition(lambda self: (self.world.status.get("canary") or {}).get("phase") in ("Analyzing", "Held"))
+    def extension_is_requested(self, minutes: int, is_named: bool) -> None:
+        world = self.world
+        revision, end = world.status["canary"]["revision"], world.now + timedelta(minutes=minutes)
+        naming = {"requested-by": self.requests.build("extend", revision, world.now)} if is_named else {}
+        world.annotate(extend=f"{revision}/{end.isoformat()}", **naming)
 
     @rule()
     def annotations_are_removed(self) -> None:

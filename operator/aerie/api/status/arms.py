@@ -152,6 +152,8 @@ class CanaryArm(Arm):
     """Index of the ramp step, from 0."""
     step_start_time: Timestamp | None = None
     """Time at which the step, or the promotion, began."""
+    extension_end_time: Timestamp | None = None
+    """Time at which the extension of an inconclusive analysis ends, or at which the last one was to end. Absent without one."""
     control: Arm | None = None
     """The control pods: the stable revision, started together with the canary. Absent if the running pods are the control, and
     from the ramp on."""
@@ -159,6 +161,11 @@ class CanaryArm(Arm):
     """Progress of the pods that the phase waits for. Absent while all desired pods are ready."""
     evaluation: CanaryEvaluation | None = None
     """The shadow evaluation. Absent without one."""
+
+    @property
+    def is_extended(self) -> bool:
+        """Whether its analysis was inconclusive, and continues because a user has extended it."""
+        return self.phase == "Analyzing" and self.extension_end_time is not None
 
     @property
     def is_isolated(self) -> bool:

@@ -104,7 +104,8 @@ class Status(ResourceModel):
     last_handled_retry: LongText | None = None
     """Value of the annotation aerie.dev/retry that was last handled; another value requests a retry."""
     last_request: UserRequest | None = None
-    """The last promotion, rollback or retry whose request names its user. It is attributed to the rollout that it decided."""
+    """The last promotion, rollback, retry or extension whose request names its user. It is attributed to the rollout that it
+    decided."""
     rollout_history: Annotated[
         list[RolloutOutcome], Field(max_length=10, json_schema_extra={"x-kubernetes-list-type": "atomic"})
     ] = Field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Who requested a promotion, a rollback or a retry, and why.
+"""Who requested a promotion, a rollback, a retry or an extension, and why.
 
 Guarantee: texts are one line of printable characters. Not guaranteed: that they are true, because everyone who may edit the
 resource may write the annotation that they come from.
@@ -19,7 +19,7 @@ MAX_USER_CHARACTERS, MAX_REASON_CHARACTERS = 128, 256
 class RequestedBy(ResourceModel):
     """The user who requested an action, as the annotation aerie.dev/requested-by states it."""
 
-    action: Literal["promote", "rollback", "retry"]
+    action: Literal["promote", "rollback", "retry", "extend"]
     """Requested action."""
     user: Annotated[str, Field(min_length=1, max_length=MAX_USER_CHARACTERS)]
     """Name of the user."""

@@ -1,8 +1,8 @@
 """The decisions of a user about a rollout, as a patch of the resource; or why the state does not allow them.
 
-Each patch tests the resource's UID and generation, so that it never applies to another resource or another spec. A promotion or
-rollback names the revision, so that it never applies to the next rollout. With it, the annotation `aerie.dev/requested-by` tells
-the operator who decided and why.
+Each patch tests the resource's UID and generation, so that it never applies to another resource or another spec. A promotion,
+rollback or extension names the revision, so that it never applies to the next rollout. With it, the annotation
+`aerie.dev/requested-by` tells the operator who decided and why.
 
 Guarantee: pure. Not guaranteed: that `requested-by` is true, because everyone who may patch the resource may write it. The audit
 log of the API server has the proof.
@@ -13,18 +13,26 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from aerie.cli.console import CommandError
 from aerie.cli.fleet.attention import ABORTABLE_PHASES, DECIDABLE_PHASES, REJECTED_PHASES, RETAINED_PHASES
+from aerie.cli.fleet.durations import parse_duration
 from aerie.cli.fleet.resource_view import ResourceView
 
 ActionName = Literal["promote", "rollback", "retry", "pause", "resume"]
-PROMOTE, ROLLBACK, RETRY = "aerie.dev/promote", "aerie.dev/rollback", "aerie.dev/retry"
+"""Action without parameters."""
+PROMOTE, ROLLBACK, RETRY, EXTEND = "aerie.dev/promote", "aerie.dev/rollback", "aerie.dev/retry", "aerie.dev/extend"
 REQUESTED_BY = "aerie.dev/requested-by"
 MAX_REASON_CHARACTERS = 256
-_OBSOLETE_ANNOTATIONS = {"promote": (ROLLBACK,), "rollback": (PROMOTE,), "retry": (PROMOTE, ROLLBACK)}
+MIN_EXTENSION, MAX_EXTENSION = timedelta(minutes=1), timedelta(hours=24)
+_OBSOLETE_ANNOTATIONS = {
+    "promote": (ROLLBACK, EXTEND),
+    "rollback": (PROMOTE, EXTEND),
+    "retry": (PROMOTE, ROLLBACK, EXTEND),
+    "extend": (),
+}
 """Earlier decisions that a decision replaces. A rollback of the revision would also end its retry."""
 
 
@@ -32,7 +40,7 @@ _OBSOLETE_ANNOTATIONS = {"promote": (ROLLBACK,), "rollback": (PROMOTE,), "retry"
 class Action:
     """A decision that the state allows."""
 
-    name: ActionName
+    name: ActionName | Literal["extend"]
     consequence: str
     """What follows, as a sentence."""
     operations: Sequence[dict[str, Any]]
@@ -41,10 +49,7 @@ class Action:
 
 def build_action(view: ResourceView, name: ActionName, user: str, reason: str, now: datetime) -> Action:
     """Return the action; raise `CommandError` if the state does not allow it, with what it allows."""
-    if len(reason) > MAX_REASON_CHARACTERS:
-        raise CommandError(f"--reason has {len(reason)} characters: use one line of at most {MAX_REASON_CHARACTERS}.")
-    if not reason.isprintable():
-        raise CommandError("--reason has control characters, such as a tab: use one line of text.")
+    _check_reason(reason)
     if name in ("pause", "resume"):
         if reason:
             raise CommandError(f"--reason belongs to the history of rollouts, and {name} is not part of it: leave it out.")
@@ -52,6 +57,57 @@ def build_action(view: ResourceView, name: ActionName, user: str, reason: str, n
     if view.is_paused:
         raise _build_error(view, name, "Aerie changes nothing while it is paused; resume it first")
     annotation, value, consequence = {"promote": _promote, "rollback": _rollback, "retry": _retry}[name](view, now)
+    return _build_decision(view, name, annotation, value, consequence, user, reason, now)
+
+
+def build_extension(view: ResourceView, duration: timedelta, user: str, reason: str, now: datetime) -> Action:
+    """Return the extension of an inconclusive analysis; raise `CommandError` if the state does not allow it."""
+    _check_reason(reason)
+    if view.is_paused:
+        raise _build_error(view, "resume --for", "Aerie changes nothing while it is paused; resume it first, without --for")
+    if view.candidate_phase != "Held":
+        raise _build_error(view, "resume --for", "it extends an inconclusive analysis, in phase Held")
+    if view.is_in_place:
+        problem = (
+            "the windows of a rollout in place have ended, and all pods serve with the stable drafter again. Promote it, roll it "
+            "back, or repeat it with more time: roll it back, raise spec.rollout.analysis.maxDuration, and retry"
+        )
+        raise _build_error(view, "resume --for", problem)
+    end = (now + duration).astimezone(UTC).replace(microsecond=0)
+    consequence = (
+        f"The analysis of revision {view.candidate_revision} continues until {end:%Y-%m-%d %H:%M:%S} UTC. The canary is accepted "
+        "if the evidence suffices, and rolled back as in phase Held. Otherwise it is Held again."
+    )
+    value = f"{view.candidate_revision}/{end:%Y-%m-%dT%H:%M:%SZ}"
+    return _build_decision(view, "extend", EXTEND, value, consequence, user, reason, now)
+
+
+def parse_extension(text: str) -> timedelta:
+    """Return the duration of an extension, written like 30m, 2h or 1h30m. Raises CommandError."""
+    duration = parse_duration(text)
+    if duration is None or not MIN_EXTENSION <= duration <= MAX_EXTENSION:
+        raise CommandError(f"--for is {text!r}: use a duration from 1m to 24h, such as 30m, 2h or 1h30m.")
+    return duration
+
+
+def _check_reason(reason: str) -> None:
+    if len(reason) > MAX_REASON_CHARACTERS:
+        raise CommandError(f"--reason has {len(reason)} characters: use one line of at most {MAX_REASON_CHARACTERS}.")
+    if not reason.isprintable():
+        raise CommandError("--reason has control characters, such as a tab: use one line of text.")
+
+
+def _build_decision(
+    view: ResourceView,
+    name: ActionName | Literal["extend"],
+    annotation: str,
+    value: str,
+    consequence: str,
+    user: str,
+    reason: str,
+    now: datetime,
+) -> Action:
+    """Return the action that writes the annotation, and who requested it."""
     requested_by = {"action": name, "user": user, "time": f"{now:%Y-%m-%dT%H:%M:%SZ}"} | ({"reason": reason} if reason else {})
     annotations = {annotation: value, REQUESTED_BY: json.dumps(requested_by, ensure_ascii=False)}
     obsolete = _OBSOLETE_ANNOTATIONS[name]
@@ -107,7 +163,7 @@ def _build_pause(view: ResourceView, name: Literal["pause", "resume"]) -> Action
     return Action(name, consequence, (*_tests(view), *operations))
 
 
-def _build_error(view: ResourceView, name: ActionName, reason: str) -> CommandError:
+def _build_error(view: ResourceView, name: str, reason: str) -> CommandError:
     return CommandError(
         f"{name} is not possible in phase {view.phase}: {reason}. See: kubectl aerie status {view.name} -n {view.namespace}."
     )

@@ -40,6 +40,11 @@ def find_attention_reason(view: ResourceView) -> str:
     return ""
 
 
+def is_extensible(view: ResourceView) -> bool:
+    """Return whether a user may extend the analysis now: only that of a canary, because by turns the windows have ended."""
+    return view.candidate_phase == "Held" and not view.is_in_place and not view.is_paused
+
+
 def list_possible_actions(view: ResourceView) -> Iterator[str]:
     """Yield the verbs that the state allows."""
     if view.is_paused:  # Aerie changes nothing until then

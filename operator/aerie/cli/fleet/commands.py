@@ -11,7 +11,7 @@ import typer
 from aerie.boundary import EXIT_REJECTED
 from aerie.cli.console import err, out
 from aerie.cli.fleet import screens
-from aerie.cli.fleet.actions import Action, ActionName, build_action
+from aerie.cli.fleet.actions import Action, ActionName, build_action, build_extension, parse_extension
 from aerie.cli.fleet.attention import find_attention_reason
 from aerie.cli.fleet.explain import (
     build_explanation_document,
@@ -161,7 +161,21 @@ def wait(
         time.sleep(min(2.0, max(0.1, deadline - time.monotonic())))
 
 
-def _write_decision(kubectl: Kubectl, view: ResourceView, build: Callable[[ResourceView], Action], dry_run: bool) -> Action:
+def _decide(
+    kubectl: Kubectl, view: ResourceView, build: Callable[[ResourceView], Action], output: Output, *, dry_run: bool
+) -> None:
+    """Write a decision, and say what follows."""
+    action = _write_decision(kubectl, view, build, dry_run=dry_run)
+    follow_up = f"kubectl aerie status {view.name} -n {view.namespace} --watch"
+    if output in (Output.JSON, Output.YAML):
+        result = {"action": action.name, "dryRun": dry_run, "consequence": action.consequence, "followUp": follow_up}
+        write_document(output, "ActionResult", {"namespace": view.namespace, "name": view.name, **result})
+    else:
+        out.print(f"{'Checked, nothing is written: ' if dry_run else ''}{action.consequence}", markup=False)
+        out.print(f"Follow it with: {follow_up}", markup=False, style="dim")
+
+
+def _write_decision(kubectl: Kubectl, view: ResourceView, build: Callable[[ResourceView], Action], *, dry_run: bool) -> Action:
     """Write a decision, and return it. It is written again where only other parts of the resource have changed meanwhile."""
     for _ in range(MAX_ATTEMPTS - 1):
         action = build(view)
@@ -192,14 +206,7 @@ def _define_action(action_name: ActionName, text: str) -> Callable[..., None]:
     ) -> None:
         view = ResourceView(kubectl.get(name))
         user = kubectl.read_user_name()
-        action = _write_decision(kubectl, view, lambda latest: build_action(latest, action_name, user, reason, now()), dry_run)
-        follow_up = f"kubectl aerie status {view.name} -n {view.namespace} --watch"
-        if output in (Output.JSON, Output.YAML):
-            result = {"action": action_name, "dryRun": dry_run, "consequence": action.consequence, "followUp": follow_up}
-            write_document(output, "ActionResult", {"namespace": view.namespace, "name": view.name, **result})
-        else:
-            out.print(f"{'Checked, nothing is written: ' if dry_run else ''}{action.consequence}", markup=False)
-            out.print(f"Follow it with: {follow_up}", markup=False, style="dim")
+        _decide(kubectl, view, lambda latest: build_action(latest, action_name, user, reason, now()), output, dry_run=dry_run)
 
     run.__name__, run.__doc__ = action_name, text
     return with_kubectl(run)
@@ -209,7 +216,32 @@ promote = _define_action("promote", "Promote the candidate: end or skip its anal
 rollback = _define_action("rollback", "Roll back the candidate, or revert a promotion while the previous revision is retained.")
 retry = _define_action("retry", "Roll out a rejected revision again, from its preflight on.")
 pause = _define_action("pause", "Have Aerie change nothing of a SpeculativeDeployment.")
-resume = _define_action("resume", "Have Aerie continue a paused SpeculativeDeployment.")
+
+
+@with_kubectl
+def resume(
+    kubectl: Kubectl,
+    name: Name,
+    extension: Annotated[
+        str,
+        typer.Option(
+            "--for", metavar="DURATION", help="Extend the inconclusive analysis of a Held canary: 30m, 2h, at most 24h."
+        ),
+    ] = "",
+    reason: ReasonOption = "",
+    dry_run: DryRunOption = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Have Aerie continue a paused SpeculativeDeployment. With --for: an inconclusive analysis, for so long."""
+    duration = parse_extension(extension) if extension else None
+    view, user = ResourceView(kubectl.get(name)), kubectl.read_user_name()
+
+    def build(latest: ResourceView) -> Action:
+        if duration is None:
+            return build_action(latest, "resume", user, reason, now())
+        return build_extension(latest, duration, user, reason, now())
+
+    _decide(kubectl, view, build, output, dry_run=dry_run)
 
 
 def _show(screen: Any) -> None:

@@ -109,6 +109,11 @@ class ResourceView:
         return self.status.get("canary") or self.status.get("inPlaceRollout") or {}
 
     @property
+    def is_in_place(self) -> bool:
+        """Whether the candidate is a rollout in place."""
+        return not self.status.get("canary") and bool(self.status.get("inPlaceRollout"))
+
+    @property
     def candidate_phase(self) -> str:
         """Phase of the rollout, also while it is paused; empty if there is none."""
         return str(self.candidate.get("phase") or "")

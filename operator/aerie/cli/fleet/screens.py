@@ -20,7 +20,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from aerie.cli.fleet.attention import find_attention_reason, list_possible_actions
+from aerie.cli.fleet.attention import find_attention_reason, is_extensible, list_possible_actions
 from aerie.cli.fleet.resource_view import CANDIDATE_PHASES, ArmView, Object, ResourceView, format_age, format_setting, parse_time
 
 METRIC_TITLES = {
@@ -290,6 +290,8 @@ def _list_commands(view: ResourceView) -> Iterator[str]:
     where = f"{clean(view.name)} -n {clean(view.namespace)}"
     if actions:
         yield f"kubectl aerie {'|'.join(actions)} {where}"
+    if is_extensible(view):
+        yield f"kubectl aerie resume --for 30m {where}"
     yield f"kubectl aerie explain {where}"
 
 

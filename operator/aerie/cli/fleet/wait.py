@@ -11,6 +11,7 @@ from enum import StrEnum
 from aerie.cli.console import CommandError
 from aerie.cli.fleet.actions import RETRY, ROLLBACK
 from aerie.cli.fleet.attention import REJECTED_PHASES, RETAINED_PHASES, find_attention_reason
+from aerie.cli.fleet.durations import parse_duration
 from aerie.cli.fleet.resource_view import SERVED_PHASES, ResourceView
 
 MAX_RECORDED_RETRY_CHARACTERS = 64
@@ -38,13 +39,12 @@ def parse_timeout(text: str) -> float:
     >>> parse_timeout("1h30m"), parse_timeout("2.5")
     (5400.0, 2.5)
     """
-    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text):
+    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text, re.ASCII):
         return float(text)
-    match = re.fullmatch(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?", text)
-    if match is None or not text:
+    duration = parse_duration(text)
+    if duration is None:
         raise CommandError(f"--timeout is {text!r}: use a time such as 10m, 90s or 1h30m.")
-    hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return 3600.0 * hours + 60.0 * minutes + seconds
+    return duration.total_seconds()
 
 
 def is_reached(view: ResourceView, goal: Goal) -> bool | None:

@@ -121,7 +121,7 @@ class ProbeUrls:
 def build_probe_request(snapshot: Snapshot, status: Status) -> ProbeRequest | None:
     """Return the canary to probe; None when there is none, or it is not to be probed."""
     canary, stable = status.canary, status.stable
-    if canary is None or stable is None or canary.phase not in ("WarmingUp", "Analyzing"):
+    if canary is None or stable is None or canary.phase not in ("WarmingUp", "Analyzing") or canary.is_extended:
         return None
     if snapshot.resource.spec.rollout.paused or find_probe_skip_reason(snapshot, stable, canary):
         return None

@@ -26,6 +26,7 @@ from aerie.rollout.canary.analysis_run.phases import (
     build_promoted_analysis_status,
     close_analysis,
     evaluate_blocks,
+    evaluate_counts,
     resume_analysis_run,
     start_phase_analysis,
     time_until_analysis_limit,
@@ -98,12 +99,12 @@ def advance_canary(
     resource = snapshot.resource
     spec, status = resource.spec, resource.status or Status()
     fleet = RolloutPods.from_snapshot(snapshot, stable.revision, canary_arm.revision, now, read_stalled_since(canary_arm))
-    if spec.replicas == 0 and canary_arm.phase in _PHASES_BEFORE_VERDICT:
+    if spec.replicas == 0 and canary_arm.phase in _PHASES_BEFORE_VERDICT and not canary_arm.is_extended:
         return _handle_zero_replicas(snapshot, stable, canary_arm, fleet, now)
     state = _read_state(canary_arm)
     abort_reasons = collect_abort_reasons(snapshot, state.phase, fleet, now)
     analysis_run = resume_analysis_run(snapshot, desired, stable, canary_arm, state, fleet, now)
-    analysis_run, verdict = evaluate_blocks(state.phase, analysis_run, snapshot, abort_reasons, now)
+    analysis_run, verdict = evaluate_blocks(state, analysis_run, snapshot, abort_reasons, now)
     progress = advance_evaluation(snapshot, stable, canary_arm, now)
     observation = build_observation(snapshot, canary_arm, state, fleet, abort_reasons, verdict, progress, now)
     policy = _build_policy(snapshot.resource, desired, canary_arm)
@@ -123,8 +124,7 @@ def advance_canary(
             analysis = None  # it restarts under the traffic of users; the canary has the result
         analysis_run = start_phase_analysis(phase, state.phase, analysis_run, snapshot, desired, stable, canary_arm, fleet, now)
         if phase == "Analyzing":
-            assert analysis_run is not None
-            analysis_run, verdict = analysis_run.evaluate(now, ())
+            analysis_run, verdict = evaluate_counts(state_transition.state, analysis_run, (), now)
         if is_accepted and analysis is not None:
             analysis = build_accepted_analysis_status(analysis, analysis_run)
         else:
@@ -211,7 +211,14 @@ def _handle_zero_replicas(
         return _end_canary(snapshot, stable, canary_arm, fleet, state_transition, status.analysis, now)
     message = f"spec.replicas is 0: the canary of revision {canary_arm.revision} restarts once pods are requested."
     condition = ConditionUpdate(PROGRESSING, "False", "ScaledToZero", message)
-    update = {"phase": "Starting", "ready_time": None, "step_index": None, "step_start_time": None, "readiness": None}
+    update = {
+        "phase": "Starting",
+        "ready_time": None,
+        "step_index": None,
+        "step_start_time": None,
+        "extension_end_time": None,
+        "readiness": None,
+    }
     evaluation = CanaryEvaluation() if canary_arm.is_isolated else canary_arm.evaluation
     return CanaryTransition(
         canary_arm.model_copy(update={**update, "evaluation": evaluation}),
@@ -241,7 +248,14 @@ def _with_phase(
 
 def _read_state(canary: CanaryArm) -> CanaryState:
     assert canary.phase != "RollingBack"
-    return CanaryState(canary.phase, canary.start_time, canary.ready_time, canary.step_index, canary.step_start_time)
+    return CanaryState(
+        canary.phase,
+        canary.start_time,
+        canary.ready_time,
+        canary.step_index,
+        canary.step_start_time,
+        canary.extension_end_time,
+    )
 
 
 def _with_state(canary: CanaryArm, state: CanaryState) -> CanaryArm:
@@ -250,6 +264,7 @@ def _with_state(canary: CanaryArm, state: CanaryState) -> CanaryArm:
         "ready_time": state.ready_at,
         "step_index": state.step,
         "step_start_time": state.step_started_at,
+        "extension_end_time": state.extension_ends_at,
     }
     return canary.model_copy(update=update)
 

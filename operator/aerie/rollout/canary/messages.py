@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import AnalysisStatus, Arm, CanaryArm, PreviousArm
+from aerie.rollout.canary.extension_request import EXTEND_ANNOTATION, read_extension_request
 from aerie.rollout.canary.state_machine import VERIFICATION_DURATION, compute_retention_end
 from aerie.rollout.capacity.arms import RolloutPods
 from aerie.rollout.capacity.replica_counts import ArmReplicas, ramp_step_percent
@@ -56,9 +57,15 @@ def build_progress_message(
             assert canary.ready_time is not None
             analysis_start = canary.ready_time + rollout.analysis.warmup_duration
             return f"{evaluation}Canary and control are warming up; the analysis starts at {analysis_start:%H:%M:%S} UTC."
-        case "AwaitingApproval" | "Held":
+        case "AwaitingApproval":
+            return _build_decision_message(resource, canary, analysis)
+        case "Held":
+            return f"{_build_decision_message(resource, canary, analysis)}. {_build_extension_hint(resource, canary.revision)}"
+        case "Analyzing" if canary.is_extended:
             explanation = f"{analysis.message} " if analysis else ""
-            return f"{explanation}Clients are served by both arms. {build_waiting_message(resource, canary.revision)}"
+            return (
+                f"{explanation}The analysis is extended until {canary.extension_end_time:%Y-%m-%d %H:%M:%S} UTC, then it is Held."
+            )
         case "Ramping":
             percent = ramp_step_percent(rollout.canary.step_weights, canary.step_index)
             step_count = max(1, len(rollout.canary.step_weights))
@@ -70,6 +77,18 @@ def build_progress_message(
             return f"Promoting revision {canary.revision}: {ready_pods}/{resource.spec.replicas} pods ready"
         case _:
             return f"{evaluation}{analysis.message if analysis else 'Analysis started.'}"
+
+
+def _build_decision_message(resource: SpeculativeDeployment, canary: CanaryArm, analysis: AnalysisStatus | None) -> str:
+    explanation = f"{analysis.message} " if analysis else ""
+    return f"{explanation}Clients are served by both arms. {build_waiting_message(resource, canary.revision)}"
+
+
+def _build_extension_hint(resource: SpeculativeDeployment, revision: str) -> str:
+    """Return how a user gets more evidence on a canary that is Held, or why the request is ignored, as a sentence."""
+    if problem := read_extension_request(resource, revision).problem:
+        return f"{problem}."
+    return f"For more evidence: {build_command(resource, 'resume')} --for 30m (or the annotation {EXTEND_ANNOTATION})."
 
 
 def build_waiting_message(resource: SpeculativeDeployment, revision: str) -> str:

@@ -20,6 +20,7 @@ from aerie.api import SpeculativeDeployment
 from aerie.api.status import Arm, CanaryArm
 from aerie.rollout.canary.abort_rules import find_abort_reasons
 from aerie.rollout.canary.evaluation import EvaluationProgress, describe_verdict
+from aerie.rollout.canary.extension_request import read_extension_request
 from aerie.rollout.canary.messages import PROMOTE_ANNOTATION, ROLLBACK_ANNOTATION
 from aerie.rollout.canary.state_machine import CanaryObservation, CanaryState, StateMachinePhase
 from aerie.rollout.capacity.arms import RolloutPods
@@ -59,6 +60,8 @@ def build_observation(
         verdict=outcome,
         verdict_message=message,
         manual_action=read_manual_action(snapshot.resource, canary_arm.revision),
+        # Without a verdict there are no counts to continue from.
+        extension_ends_at=read_extension_request(snapshot.resource, canary_arm.revision).end_at(now) if verdict else None,
         needs_evaluation=evaluation.is_pending,
         evaluated_message=evaluation.message,
         evaluation_ends_at=evaluation.ends_at,

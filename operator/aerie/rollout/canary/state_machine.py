@@ -3,7 +3,7 @@
     Starting ───────────┬─► WarmingUp ─► Analyzing ─┬─────────────► Ramping ─► Promoting ─► PROMOTED
        └─► Evaluating ──┘                    │      ├► AwaitingApproval ─┘
            (shadow evaluation) ── accepted ──┼──────┘
-                                             ├─► Held (inconclusive, and the spec says to hold)
+                                             ├─► Held (inconclusive, and the spec says to hold) ─► Analyzing (extended by a user)
                                              ├─► EXPLORED (a trial that was only to be measured has been measured)
         from every phase ────────────────────┴─► ROLLED BACK or FAILED
 
@@ -67,6 +67,8 @@ class Trigger(StrEnum):
     """The pods of this phase are not ready, and its deadline has passed."""
     PROMOTE_REQUESTED = "PromoteRequested"
     """A user requests the promotion."""
+    EXTENDED = "Extended"
+    """A user extends the inconclusive analysis."""
     BETTER = "Better"
     """The verdict is Promote, and no approval is needed."""
     NEEDS_APPROVAL = "NeedsApproval"
@@ -123,6 +125,7 @@ TRANSITIONS: dict[tuple[StateMachinePhase, Trigger], StateMachinePhase | EndStat
     ("Held", Trigger.ABORTED): "RolledBack",
     ("Held", Trigger.WORSE): "RolledBack",
     ("Held", Trigger.PROMOTE_REQUESTED): "Ramping",
+    ("Held", Trigger.EXTENDED): "Analyzing",
     ("Ramping", Trigger.ROLLBACK_REQUESTED): "RolledBack",
     ("Ramping", Trigger.ABORTED): "RolledBack",
     ("Ramping", Trigger.WORSE): "RolledBack",
@@ -166,6 +169,13 @@ class CanaryState:
     """Index of the ramp step, from 0."""
     step_started_at: datetime | None = None
     """Start of this step of the ramp, of the promotion, or of a phase after the promotion."""
+    extension_ends_at: datetime | None = None
+    """End of the last extension of the analysis; None without one."""
+
+    @property
+    def is_extended(self) -> bool:
+        """Whether the analysis was inconclusive, and continues because a user has extended it."""
+        return self.phase == "Analyzing" and self.extension_ends_at is not None
 
 
 @dataclass(frozen=True)
@@ -190,6 +200,8 @@ class CanaryObservation:
     """True if engines of the canary have crashed, and it is unknown whether by accident."""
     manual_action: Literal["promote", "rollback"] | None = None
     """Action that a user has requested for this very canary."""
+    extension_ends_at: datetime | None = None
+    """End of the extension that a user has requested for this very canary; None without one that is still to come."""
     needs_evaluation: bool = False
     """True if a shadow evaluation has to come before users are served by the canary."""
     evaluated_message: str = ""
@@ -233,17 +245,24 @@ def advance_state(state: CanaryState, observation: CanaryObservation, policy: Ca
             case "Promoted" | "RolledBack" | "Failed" | "Explored" | "Completed":
                 return StateTransition(state, target, message)
             case _:
-                return _enter_phase(state, target, policy, message, now)
+                return _enter_phase(state, target, observation, policy, message, now)
     return StateTransition(state, requeue_after=_time_remaining(state, observation, policy, now))
 
 
 def _enter_phase(
-    state: CanaryState, phase: StateMachinePhase, policy: CanaryPolicy, message: str, now: datetime
+    state: CanaryState,
+    phase: StateMachinePhase,
+    observation: CanaryObservation,
+    policy: CanaryPolicy,
+    message: str,
+    now: datetime,
 ) -> StateTransition:
     """Return the transition that enters the phase."""
     match phase:
         case "WarmingUp":
             entered = replace(state, phase=phase, ready_at=now)
+        case "Analyzing" if state.phase == "Held":
+            entered = replace(state, phase=phase, extension_ends_at=observation.extension_ends_at)
         case "Ramping":
             step = 0 if state.phase != "Ramping" or state.step is None else state.step + 1
             entered = replace(state, phase=phase, ready_at=state.ready_at or now, step=step, step_started_at=now)
@@ -274,6 +293,8 @@ def _active_triggers(
         yield Trigger.DEADLINE_EXCEEDED
     if observation.manual_action == "promote":
         yield Trigger.PROMOTE_REQUESTED
+    if observation.extension_ends_at is not None:
+        yield Trigger.EXTENDED
     if observation.verdict == "Promote":
         yield Trigger.BETTER if policy.canary.approval == "Automatic" else Trigger.NEEDS_APPROVAL
     if _is_exploration_over(state, policy, now):
@@ -345,6 +366,8 @@ def _time_remaining(state: CanaryState, observation: CanaryObservation, policy: 
             phase_end = _phase_started_at(state) + policy.analysis.warmup_duration
         case "Ramping" if observation.ready:
             phase_end = _phase_started_at(state) + policy.canary.step_duration
+        case "Analyzing" if state.extension_ends_at is not None:
+            phase_end = state.extension_ends_at
         case "Analyzing" if policy.exploration_duration is not None:
             phase_end = _exploration_end(state, policy.exploration_duration, policy)
         case "Evaluating" if observation.evaluation_ends_at is not None:
@@ -368,6 +391,8 @@ def _transition_message(trigger: Trigger, state: CanaryState, observation: Canar
             return MANUAL_ROLLBACK_MESSAGE
         case Trigger.PROMOTE_REQUESTED:
             return MANUAL_PROMOTION_MESSAGE
+        case Trigger.EXTENDED:
+            return f"The analysis is extended until {observation.extension_ends_at:%Y-%m-%d %H:%M:%S} UTC."
         case Trigger.ABORTED:
             return observation.abort_message
         case Trigger.REGRESSED:

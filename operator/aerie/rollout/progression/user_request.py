@@ -5,6 +5,7 @@
 
 Annotations stay on the resource. So a promotion or rollback is attributed only to the rollout in which its annotation was first
 read, and only to the revision that the request names. A retry is attributed only to the next rollout of the rejected revision.
+An extension decides nothing: only the condition names its user, while it lasts.
 
 Guarantees: pure. The texts are cleaned and bounded. An annotation that is invalid, or that belongs to another rollout, changes
 nothing: neither the decision nor its message. Not guaranteed: that the user is the one who decided; the audit log of the API
@@ -22,6 +23,7 @@ from typing import Any, Literal
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import RequestedBy, RolloutOutcome, Status, UserRequest
 from aerie.api.status.user_request import MAX_REASON_CHARACTERS, MAX_USER_CHARACTERS
+from aerie.rollout.canary.extension_request import EXTEND_ANNOTATION
 from aerie.rollout.canary.messages import PROMOTE_ANNOTATION, ROLLBACK_ANNOTATION
 from aerie.rollout.conditions import append_sentence
 from aerie.rollout.progression.progression import Progression
@@ -33,11 +35,12 @@ MAX_CLOCK_DIFFERENCE = timedelta(minutes=1)
 """Difference between the clocks of user and operator that is tolerated."""
 _MAX_ANNOTATION_CHARACTERS = 4096
 _MAX_REVISION_CHARACTERS = 128
-_ANNOTATION_BY_ACTION = {"promote": PROMOTE_ANNOTATION, "rollback": ROLLBACK_ANNOTATION}
+_ANNOTATION_BY_ACTION = {"promote": PROMOTE_ANNOTATION, "rollback": ROLLBACK_ANNOTATION, "extend": EXTEND_ANNOTATION}
 _PHASES_BY_ACTION = {
     "promote": ("Ramping", "Promoting"),
     "rollback": ("RollingBack",),
     "retry": ("Starting", "Staging"),
+    "extend": ("Analyzing",),
 }
 """Phases that an action leads to, whose condition names the user."""
 
@@ -83,6 +86,7 @@ def attribute_decision(progression: Progression, request: UserRequest | None, st
         rollout is None
         or progression.phase not in _PHASES_BY_ACTION[request.action]
         or (request.action == "rollback" and request.seen_time > _decision_time(status, now))
+        or (request.action == "extend" and (progression.canary is None or not progression.canary.is_extended))
         or not _belongs_to(request, rollout.revision, rollout.start_time, earlier_outcome)
     ):
         return progression
@@ -97,6 +101,7 @@ def describe_request(request: RequestedBy, *, is_done: bool) -> str:
         "promote": "Promoted" if is_done else "Promotion requested",
         "rollback": "Rolled back" if is_done else "Rollback requested",
         "retry": "Retried",
+        "extend": "Extended",
     }[request.action]
     return f"{verb} by {request.user}{': ' + request.reason.rstrip('.') if request.reason else ''}."
 
@@ -120,6 +125,8 @@ def _has_led_to(
             return outcome.result == "RolledBack" and request.seen_time <= decided_at
         case "retry":
             return True
+        case "extend":
+            return False
 
 
 def _belongs_to(request: UserRequest, revision: str, rollout_start: datetime, earlier_outcome: RolloutOutcome | None) -> bool:
@@ -135,11 +142,16 @@ def _belongs_to(request: UserRequest, revision: str, rollout_start: datetime, ea
 
 
 def _find_requested_revision(
-    action: Literal["promote", "rollback", "retry"], resource: SpeculativeDeployment, status: Status, desired_revision: str
+    action: Literal["promote", "rollback", "retry", "extend"],
+    resource: SpeculativeDeployment,
+    status: Status,
+    desired_revision: str,
 ) -> str | None:
     """Return the revision that a request applies to, by the annotation of its action; None for a request without effect."""
     if action != "retry":
         revision = resource.metadata.annotations.get(_ANNOTATION_BY_ACTION[action], "")
+        if action == "extend":  # the end follows
+            revision = revision.partition("/")[0]
         return revision if 0 < len(revision) <= _MAX_REVISION_CHARACTERS else None
     last_outcome = status.rollout_history[0] if status.rollout_history else None
     waits_for_capacity = (
@@ -158,7 +170,7 @@ def _parse_requested_by(value: str) -> RequestedBy | None:
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
     user = _clean_text(user, MAX_USER_CHARACTERS)
-    if not user or action not in ("promote", "rollback", "retry"):
+    if not user or action not in ("promote", "rollback", "retry", "extend"):
         return None
     return RequestedBy(action=action, user=user, reason=_clean_text(reason, MAX_REASON_CHARACTERS) or None, time=time)
 

@@ -300,7 +300,7 @@ def _find_phase_start_time(status: Status) -> datetime | None:
         if status.phase == "Queued" and status.queue is not None:
             return status.queue.queued_time
         return status.previous.phase_start_time if status.previous is not None else None
-    if canary.phase == "Held":
+    if canary.phase == "Held" or canary.is_extended:
         return next((condition.last_transition_time for condition in status.conditions if condition.type == PROGRESSING), None)
     time_by_phase = {
         "Starting": canary.start_time,

@@ -16,12 +16,12 @@ started too, and receivers drop duplicates.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.status import Condition, RolloutOutcome, Status
+from aerie.api.status import CanaryArm, Condition, RolloutOutcome, Status
 from aerie.rollout.conditions import DEGRADED
 
 NotificationType = Literal[
@@ -91,9 +91,13 @@ def build_notifications(resource: SpeculativeDeployment, status: Status) -> Iter
         event_type = type_by_phase.get(rollout.phase, "failed" if status.phase == "Failed" else None)
         if event_type is not None and progressing is not None:
             data = rollout_data | {"message": progressing.message, "clientEffect": describe_client_effect(event_type, status)}
-            yield _build_notification(
+            notification = _build_notification(
                 resource, event_type, rollout.revision, rollout.start_time, progressing.last_transition_time, data
             )
+            extension_end_time = rollout.extension_end_time if isinstance(rollout, CanaryArm) else None
+            if event_type == "inconclusive" and extension_end_time is not None:  # inconclusive once more
+                notification = replace(notification, id=f"{notification.id}/{extension_end_time.timestamp():.0f}")
+            yield notification
     preflight_passed = conditions.get("PreflightPassed")
     if rollout is None and status.phase == "Failed" and preflight_passed is not None and preflight_passed.status == "False":
         failure_data = {"generation": status.observed_generation, "message": preflight_passed.message}

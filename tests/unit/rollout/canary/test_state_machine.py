@@ -60,6 +60,12 @@ def example(phase: StateMachinePhase, trigger: Trigger) -> tuple[CanaryState, Ca
         Trigger.REGRESSED: (at(phase, 0), CanaryObservation(ready=True, regression_message="It has fallen."), POLICY, soon),
         Trigger.DEADLINE_EXCEEDED: (at(phase, 0), LATE, POLICY, soon),
         Trigger.PROMOTE_REQUESTED: (at(phase, 0), CanaryObservation(ready=True, manual_action="promote"), POLICY, soon),
+        Trigger.EXTENDED: (
+            at(phase, 0),
+            CanaryObservation(ready=True, extension_ends_at=T0 + 30 * MINUTE),
+            POLICY,
+            soon,
+        ),
         Trigger.BETTER: (
             at(phase, 0),
             CanaryObservation(ready=True, verdict="Promote", verdict_message="It is better."),
@@ -176,6 +182,30 @@ def test_promotion_during_shadow_evaluation_begins_the_ramp() -> None:
     assert (step.state.phase, step.state.ready_at, step.state.step) == ("Ramping", T0 + MINUTE, 0)
 
 
+def test_extension_ends_as_the_analysis_ended() -> None:
+    """Its end is fixed when it begins: a later request does not move it, and begins another one after it."""
+    ends_at = T0 + 30 * MINUTE
+    step = advance_state(at("Held"), CanaryObservation(ready=True, extension_ends_at=ends_at), POLICY, T0)
+    assert (step.state.phase, step.state.extension_ends_at, step.state.is_extended) == ("Analyzing", ends_at, True)
+    later = CanaryObservation(ready=True, extension_ends_at=ends_at + 30 * MINUTE)
+    step = advance_state(step.state, later, POLICY, T0 + 10 * MINUTE)
+    assert (step.state.extension_ends_at, step.requeue_after) == (ends_at, 20 * MINUTE)
+    inconclusive = dataclasses.replace(later, verdict="Inconclusive", verdict_message="Too few.")
+    step = advance_state(step.state, inconclusive, POLICY, ends_at)
+    assert (step.state.phase, step.state.is_extended) == ("Held", False)
+    step = advance_state(step.state, later, POLICY, ends_at)
+    assert (step.state.phase, step.state.extension_ends_at) == ("Analyzing", ends_at + 30 * MINUTE)
+
+
+def test_decisions_precede_an_extension() -> None:
+    for action, phase in (("promote", "Ramping"), ("rollback", "Held")):
+        observation = CanaryObservation(ready=True, manual_action=action, extension_ends_at=T0 + 30 * MINUTE)  # type: ignore[arg-type]
+        step = advance_state(at("Held"), observation, POLICY, T0)
+        assert (step.state.phase, step.end_state) == (phase, "RolledBack" if action == "rollback" else None)
+    worse = CanaryObservation(ready=True, verdict="Rollback", verdict_message="Worse.", extension_ends_at=T0 + 30 * MINUTE)
+    assert advance_state(at("Held"), worse, POLICY, T0).end_state == "RolledBack"
+
+
 def test_empty_ramp_promotes_immediately() -> None:
     policy = CanaryPolicy(CanarySpec(step_weights=[]), AnalysisSpec(), timedelta(minutes=30))
     step = advance_state(at("Analyzing"), CanaryObservation(ready=True, verdict="Promote", verdict_message="Better."), policy, T0)
@@ -240,6 +270,7 @@ OBSERVATIONS = st.builds(
     verdict_message=st.just("Because."),
     regression_message=st.sampled_from(["", "", "It has fallen."]),
     manual_action=st.sampled_from([None, None, None, "promote", "rollback"]),
+    extension_ends_at=st.none() | st.integers(0, 600).map(lambda minutes: T0 + minutes * MINUTE),
     needs_evaluation=st.booleans(),
     evaluated_message=st.sampled_from(["", "", "It was accepted."]),
     evaluation_ends_at=st.none() | st.integers(0, 600).map(lambda minutes: T0 + minutes * MINUTE),
@@ -289,6 +320,9 @@ class Rollouts(RuleBasedStateMachine):
             assert observation.manual_action == "promote" or (analysed and self.policy.canary.approval == "Automatic")
             assert not observation.abort_message
             assert observation.verdict != "Rollback" or self.state.phase == "WarmingUp"  # not evaluated yet
+        assert not step.state.is_extended or self.state.is_extended or self.state.phase == "Held"
+        if self.state.is_extended and step.end_state is None:
+            assert step.state.phase in ("Analyzing", "Held", "AwaitingApproval", "Ramping", "Promoting")
         if self.state.phase == "Starting" and step.state.phase == "WarmingUp":
             assert not observation.needs_evaluation
         if self.state.phase == "Evaluating" and step.state.phase not in ("Evaluating", "Ramping", "Promoting"):

@@ -28,6 +28,7 @@ from aerie.rollout.revision.desired import DesiredRevision
 
 FAILED_ATTEMPT_WINDOW = timedelta(hours=24)
 """Time for which analyses of a revision that ended without a promotion make the next analysis of it stricter."""
+LOST_COUNTS_MESSAGE = "The counts of the analysis cannot be read by this release of Aerie, so its extension ends."
 
 
 def resume_analysis_run(
@@ -40,10 +41,10 @@ def resume_analysis_run(
     now: datetime,
 ) -> AnalysisRun | None:
     """Return the run of the status, or a new one where an analysis without one is in progress; with current goal, hardware and
-    restarts."""
+    restarts. An extension never begins a new one, which would test everything once more."""
     analysis = (snapshot.resource.status or Status()).analysis
     analysis_run = AnalysisRun.unpack(analysis.state) if analysis and analysis.state else None
-    if analysis_run is None and state.phase == "Analyzing":
+    if analysis_run is None and state.phase == "Analyzing" and not state.is_extended:
         analysis_run = _start_analysis_run(snapshot, desired, stable, canary_arm, fleet, now)
     if analysis_run is None:
         return None
@@ -64,29 +65,47 @@ def start_phase_analysis(
     now: datetime,
 ) -> AnalysisRun | None:
     """Return the analysis run with which a phase begins. `canary_arm`: with its shadow evaluation as it is in that phase."""
+    if previous_phase == "Held" and phase == "Analyzing":
+        return _begin_extension(analysis_run, canary_arm, now)
     if phase == "Analyzing":
         return _start_analysis_run(snapshot, desired, stable, canary_arm, fleet, now)
     if phase in ("Evaluating", "WarmingUp") or previous_phase == "Ramping":
         return analysis_run
+    if phase == "Held" and (analysis_run is None or analysis_run.extended_since is not None):
+        return analysis_run.end_extension() if analysis_run is not None else None
     if analysis_run is None:  # the shadow evaluation has replaced the analysis, or a user has skipped it
         analysis_run = _start_analysis_run(snapshot, desired, stable, canary_arm, fleet, now)
     return analysis_run.reset_guard(now)
 
 
 def evaluate_blocks(
-    phase: StateMachinePhase, analysis_run: AnalysisRun | None, snapshot: Snapshot, abort_reasons: Sequence[str], now: datetime
+    state: CanaryState, analysis_run: AnalysisRun | None, snapshot: Snapshot, abort_reasons: Sequence[str], now: datetime
 ) -> tuple[AnalysisRun | None, Verdict | None]:
     """Return the run with the new blocks, and its verdict; no verdict before the analysis."""
-    if analysis_run is None or phase in ("Starting", "WarmingUp"):
+    if analysis_run is None and state.is_extended:
+        return None, Verdict("Inconclusive", LOST_COUNTS_MESSAGE, ())
+    if analysis_run is None or state.phase in ("Starting", "WarmingUp"):
         return analysis_run, None
     analysis_run = (
         analysis_run.skip_blocks(snapshot.engines.blocks)
         if route_rejection_message(snapshot)
         else analysis_run.with_blocks(snapshot.engines.blocks)
     )
-    if phase == "Analyzing":
-        return analysis_run.with_probe_result(snapshot.engines.equivalence_result).evaluate(now, abort_reasons)
-    return analysis_run.check_guardrails(now, abort_reasons)
+    if state.phase == "Analyzing" and not state.is_extended:
+        analysis_run = analysis_run.with_probe_result(snapshot.engines.equivalence_result)
+    return evaluate_counts(state, analysis_run, abort_reasons, now)
+
+
+def evaluate_counts(
+    state: CanaryState, analysis_run: AnalysisRun | None, abort_reasons: Sequence[str], now: datetime
+) -> tuple[AnalysisRun, Verdict]:
+    """Return the run, which must exist, with its verdict in this phase."""
+    assert analysis_run is not None
+    if state.phase != "Analyzing":
+        return analysis_run.check_guardrails(now, abort_reasons)
+    if state.extension_ends_at is None:
+        return analysis_run.evaluate(now, abort_reasons)
+    return analysis_run.evaluate_extension(now, state.extension_ends_at, abort_reasons)
 
 
 def build_analysis_status(
@@ -110,7 +129,8 @@ def build_analysis_status(
         )
     if previous.state == state and previous.verdict == verdict.outcome:
         return previous
-    if analysis_run.guard_state is not None and verdict.outcome != "Rollback":
+    is_guarded = analysis_run.guard_state is not None and analysis_run.extended_since is None
+    if is_guarded and verdict.outcome != "Rollback":
         # The status keeps the comparisons of the promotion.
         return previous.model_copy(update={"state": state, "hardware_mismatch": hardware_difference})
     comparisons = status_comparisons(verdict.comparisons) or previous.comparisons
@@ -148,6 +168,14 @@ def time_until_analysis_limit(canary: CanaryArm, analysis_run: AnalysisRun | Non
         if limit > elapsed
     ]
     return timedelta(seconds=min(remaining)) if remaining else None
+
+
+def _begin_extension(analysis_run: AnalysisRun | None, canary_arm: CanaryArm, now: datetime) -> AnalysisRun:
+    """Return the run whose inconclusive analysis continues. `canary_arm`: as it was while Held."""
+    assert analysis_run is not None, "without counts there is no extension"
+    assert analysis_run.guard_state is not None, "it was Held"
+    first_held_since = datetime.fromtimestamp(analysis_run.guard_state.start_time, tz=UTC)
+    return analysis_run.begin_extension(canary_arm.extension_end_time or first_held_since, now)
 
 
 def _start_analysis_run(

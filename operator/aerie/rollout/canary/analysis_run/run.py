@@ -2,6 +2,11 @@
 
     Analyzing                                     blocks ─► state ───────► evaluate ─────────► Promote, Rollback, Inconclusive
     AwaitingApproval, Held, Ramping, Promoting    blocks ─► guard_state ─► check_guardrails ─► Rollback
+    Analyzing, extended                           blocks ─┬► guard_state ─► check_guardrails ─► Rollback
+                                                          └► state ───────► evaluate_extension ─► Promote, Inconclusive
+
+The guardrails of an extension are those of phase Held, and continue through it with the same counts. Blocks that began while the
+canary was Held count for the guardrails alone.
 
 Guarantees: each block is counted once, however often it is passed in. A block begins where the one before it ended; one that
 began earlier is skipped. The plan is fixed when the analysis begins, except for two parts: the goal of a trial, and the hardware
@@ -26,7 +31,7 @@ from aerie.analysis.measurement.blocks import BlockRule, ClosedBlock
 from aerie.analysis.measurement.counts import SampleProjection, nearest_bucket_edge
 from aerie.analysis.state import AnalysisState, add_block, add_restarts
 from aerie.analysis.statistics.calibration import BLOCKS_PER_BATCH
-from aerie.analysis.verdict import Verdict, check_guardrails, evaluate_analysis
+from aerie.analysis.verdict import Verdict, check_guardrails, evaluate_analysis, evaluate_extension
 from aerie.api.rollout import AnalysisSpec
 from aerie.api.speculation import LatencyObjective
 from aerie.api.status import Arm, MetricComparison
@@ -54,6 +59,8 @@ class AnalysisRun:
     """End of the last block that was counted, or the time when counting began; a Unix time in seconds."""
     guard_state: AnalysisState | None = None
     """Counts since the verdict; None before it."""
+    extended_since: float | None = None
+    """Unix time at which the extension in progress began; None outside of one."""
 
     def with_blocks(self, blocks: Iterable[ClosedBlock]) -> AnalysisRun:
         """Return the run with those of the blocks added that are new."""
@@ -64,7 +71,10 @@ class AnalysisRun:
             if run.guard_state is None:
                 run = replace(run, state=add_block(run.state, block, run.plan), counted_until=block.end_time)
             else:
-                run = replace(run, guard_state=add_block(run.guard_state, block, run.plan), counted_until=block.end_time)
+                is_of_extension = run.extended_since is not None and block.start_time >= run.extended_since
+                state = add_block(run.state, block, run.plan) if is_of_extension else run.state
+                guard_state = add_block(run.guard_state, block, run.plan)
+                run = replace(run, state=state, guard_state=guard_state, counted_until=block.end_time)
         return run
 
     def skip_blocks(self, blocks: Iterable[ClosedBlock]) -> AnalysisRun:
@@ -97,7 +107,10 @@ class AnalysisRun:
         """Return the run with the restarts, by pod name, of pods whose process has ended since counting began."""
         if self.guard_state is None:
             return replace(self, state=add_restarts(self.state, canary_restarts, control_restarts))
-        return replace(self, guard_state=add_restarts(self.guard_state, canary_restarts, control_restarts))
+        guard_state = add_restarts(self.guard_state, canary_restarts, control_restarts)
+        if self.extended_since is None:
+            return replace(self, guard_state=guard_state)
+        return replace(self, guard_state=guard_state, state=add_restarts(self.state, canary_restarts, control_restarts))
 
     def evaluate(self, now: datetime, abort_reasons: Sequence[str]) -> tuple[AnalysisRun, Verdict]:
         """Return the updated run and the current verdict."""
@@ -115,6 +128,26 @@ class AnalysisRun:
         )
         return replace(self, guard_state=guard_state), verdict
 
+    def begin_extension(self, held_since: datetime, now: datetime) -> AnalysisRun:
+        """Return the run whose inconclusive analysis continues. `held_since`: when the analysis, or its last extension, ended."""
+        paused_seconds = self.state.paused_seconds + (now - held_since).total_seconds()
+        state = replace(self.state, outcome="Continue", message="", paused_seconds=paused_seconds)
+        return replace(self, state=state, extended_since=now.timestamp())
+
+    def evaluate_extension(
+        self, now: datetime, extension_end_time: datetime, abort_reasons: Sequence[str]
+    ) -> tuple[AnalysisRun, Verdict]:
+        """Return the updated run and the current verdict in an extension; the guardrails take precedence."""
+        run, guard_verdict = self.check_guardrails(now, abort_reasons)
+        if guard_verdict.outcome == "Rollback":
+            return run, guard_verdict
+        state, verdict = evaluate_extension(run.state, run.plan, now.timestamp(), extension_end_time.timestamp())
+        return replace(run, state=state), verdict
+
+    def end_extension(self) -> AnalysisRun:
+        """Return the run after an extension; its guardrails continue."""
+        return replace(self, extended_since=None)
+
     def reset_guard(self, now: datetime) -> AnalysisRun:
         """Return the run that restarts the counts of the guardrails, because the reference has changed.
 
@@ -122,7 +155,7 @@ class AnalysisRun:
         """
         current_state = self.guard_state or self.state
         guard_state = AnalysisState(now.timestamp(), peers=current_state.peers, crashes=current_state.crashes)
-        return replace(self, guard_state=guard_state, counted_until=now.timestamp())
+        return replace(self, guard_state=guard_state, counted_until=now.timestamp(), extended_since=None)
 
     def adopt_guard_counts(self, canary_pods: int) -> AnalysisRun:
         """Return the run of a promoted canary, with the counts of its guardrails where the analysis has none, because the shadow
@@ -159,6 +192,7 @@ class AnalysisRun:
             "state": self.state.to_dict(),
             "counted_until": self.counted_until,
             "guard_state": None if self.guard_state is None else self.guard_state.to_dict(),
+            "extended_since": self.extended_since,
         }
         return codec.pack(document)
 
@@ -173,6 +207,7 @@ class AnalysisRun:
                 AnalysisState.from_dict(document["state"]),
                 document["counted_until"],
                 None if guard_document is None else AnalysisState.from_dict(guard_document),
+                document.get("extended_since"),  # an earlier release has not written it
             )
         except (ValueError, KeyError, TypeError):
             return None
