@@ -30,6 +30,8 @@ PLUGIN = (
 )
 ACCEPTED, DRAFTS = "vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_drafts_total"
 OPTIONS = {"acceptance": {"chat": {"rates": [0.9, 0.8, 0.7]}}}
+MIN_WINDOW_DRAFTS = 500
+"""Drafts of a window from which its acceptance is measured to 0.2: five standard errors."""
 
 
 def files_of(folder: Path) -> dict[str, str]:
@@ -70,6 +72,13 @@ class Endpoint:
             assert time.monotonic() - began < 60, state
             time.sleep(0.05)
         return state
+
+    def wait_until_drafted(self, count: int) -> None:
+        """Wait until the engine has made so many drafts in the present window."""
+        began = time.monotonic()
+        while self.state("?after=0")["windows"][-1]["counts"].get(DRAFTS, {}).get("", 0) < count:
+            assert time.monotonic() - began < 60
+            time.sleep(0.05)
 
 
 StartEndpoint = Callable[..., Endpoint]
@@ -119,7 +128,6 @@ class Load:
 
 def accepted_per_draft(window: dict[str, Any]) -> float:
     counts = window["counts"]
-    assert counts[DRAFTS][""] > 50
     return float(counts[ACCEPTED][""] / counts[DRAFTS][""])
 
 
@@ -130,13 +138,13 @@ def test_swaps_under_load_change_the_acceptance_at_once_and_fail_no_request(
     endpoint = start_endpoint()
     load = Load(endpoint)
     for turn in range(4):
-        time.sleep(0.5)
+        endpoint.wait_until_drafted(MIN_WINDOW_DRAFTS)
         folder = drafters["rated" if turn % 2 == 0 else "eagle3"]
         answer = endpoint.put(folder, turn=f"turn-{turn}")
         assert answer.status_code == 200, answer.text
         assert answer.json()["loaded"]["files"] == files_of(folder)
         assert answer.json()["durations"]["pause"] >= 0.03
-    time.sleep(0.5)
+    endpoint.wait_until_drafted(MIN_WINDOW_DRAFTS)
     load.stop()
     windows = endpoint.state("?after=0")["windows"]
     assert [window["turn"] for window in windows] == [None, *(f"turn-{turn}" for turn in range(4))]
