@@ -31,8 +31,8 @@ COMMANDS = {
     # Two labs, each with files of its own: tests of the lab mostly wait.
     "The tests with the lab": (*PYTEST, "--numprocesses=2", "--dist=loadfile", "tests/lab"),
     # One process each: two engines at once are slower than one after the other.
-    "The tests with real vLLM": ("nice", "-n", "4", *PYTEST, "tests/vllm"),
-    "The unit tests": ("nice", "-n", "10", *PYTEST, "tests/unit"),
+    "The tests with real vLLM": ("nice", "-n", "2", *PYTEST, "tests/vllm"),
+    "The unit tests": ("nice", "-n", "14", *PYTEST, "tests/unit"),
 }
 """The commands by name. The first one's output is shown while it runs."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

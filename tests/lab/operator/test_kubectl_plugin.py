@@ -127,6 +127,10 @@ def test_a_users_day_with_one_resource(namespace: Namespace, aerie: Aerie, envir
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as watch:
         assert watch.stdout is not None
         assert "chat" in watch.stdout.readline()
+        check(aerie("pause", "chat"))
+        while "Paused" not in watch.stdout.readline():
+            assert watch.poll() is None
+        check(aerie("resume", "chat"))
         watch.send_signal(signal.SIGINT)
         _, errors = watch.communicate(timeout=30)
         assert (watch.returncode, errors) == (130, "")

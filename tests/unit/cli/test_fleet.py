@@ -342,7 +342,7 @@ def test_waits_end_by_their_result(kubectl: Path) -> None:
 
 def test_a_watch_shows_each_change_until_the_resource_is_deleted(kubectl: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events = [("ADDED", analyzing()), ("MODIFIED", ready()), ("DELETED", ready())]
-    text = "".join(json.dumps({"type": kind, "object": item}, indent=4) + "\n" for kind, item in events)
+    text = "".join(json.dumps({"type": kind, "object": item}) + "\n" for kind, item in events)  # as kubectl writes them
     (kubectl / "watch.json").write_text(text)
     assert run_command_line(["status", "chat", "--watch"]) == 2
     output = capsys.readouterr()
@@ -356,7 +356,7 @@ def test_a_watch_goes_on_after_the_server_has_ended_it(
     (kubectl / "watch.json").write_text("")
 
     def end(_: float) -> None:
-        text = "".join(json.dumps({"type": kind, "object": ready()}, indent=4) + "\n" for kind in ("MODIFIED", "DELETED"))
+        text = "".join(json.dumps({"type": kind, "object": ready()}) + "\n" for kind in ("MODIFIED", "DELETED"))
         (kubectl / "watch.json").write_text(text)
 
     monkeypatch.setattr("time.sleep", end)

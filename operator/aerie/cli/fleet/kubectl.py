@@ -249,11 +249,12 @@ def _parse(text: str) -> Any:
 
 
 def _read_documents(stream: Iterable[str]) -> Iterator[Document]:
-    """Yield the indented JSON documents of a stream, each as soon as it is complete."""
+    """Yield the JSON documents of a stream, each as soon as it is complete: events have a line each, objects are indented."""
     lines: list[str] = []
     for line in stream:
         lines.append(line)
-        if line.rstrip() == "}":  # the only line of a document that begins with it
+        is_event = len(lines) == 1 and line.startswith("{") and line.rstrip().endswith("}")
+        if is_event or line.rstrip() == "}":  # no other line of an indented object begins with it
             yield _parse("".join(lines))
             lines.clear()
 
