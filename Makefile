@@ -9,7 +9,7 @@ QUICK := $(or $(PKG),$(filter-out binaries drafter simulator __pycache__,$(notdi
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-unit test-lab test-vllm quick quick-lint quick-types quick-layers quick-tests check crds bench \
-	bundle lock clean
+	bundle site lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -66,6 +66,9 @@ bench: setup ## run one benchmark: make bench NAME=lab; SAVE=1 keeps the figures
 
 bundle: setup ## train the shipped target and drafters anew (OUT=folder: put them there instead)
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m bundle $(if $(OUT),--out "$(OUT)")
+
+site: setup ## build the documentation site: build/site/html/index.html
+	@$(BIN)/python scripts/site.py
 
 lock: ## pin all packages anew, by hash (needs uv; UPGRADE=1 moves to new releases)
 	@python3 scripts/lock.py $(if $(UPGRADE),--upgrade)
