@@ -23,7 +23,7 @@ def site() -> ModuleType:
 
 
 def test_sections_are_those_of_the_index(site: ModuleType) -> None:
-    index = "# All pages\n\n## Start\n\n* [a.md](a.md): see [b](b.md#x), [b again](b.md).\n\n## Project\n\n* [c](../C.md), [d](d.yaml)\n"
+    index = "# All\n\n## Start\n\n* [a.md](a.md): see [b](b.md#x), [b](b.md).\n\n## Project\n\n* [c](../C.md), [d](d.yaml)\n"
     assert site.read_sections(index) == {"Start": ["docs/a.md", "docs/b.md"], "Project": ["C.md"]}
     first_page = site.build_first_page("# Aerie", {"Start": ["docs/a.md"]})
     assert first_page.startswith("# Aerie\n")
