@@ -2,9 +2,9 @@
 
 Safety: no users reach a canary before its shadow evaluation has a result while a stable pod can be reached, no pair counts twice,
 serving pods are not deleted, no requests go to an arm without serving pods while another arm has some, no engine starts before
-its preflight has passed, nothing is promoted without evidence or a manual action, one transition at a time, no outcome names a
-user who did not decide it. Liveness: left alone, a rollout ends with the desired revision or names the reason, and then nothing
-is written any more.
+its preflight has passed, nothing is promoted without evidence or a manual action (unless the stable pods of a rollback do not
+start again), one transition at a time, no outcome names a user who did not decide it. Liveness: left alone, a rollout ends with
+the desired revision or names the reason, and then nothing is written any more.
 """
 
 from __future__ import annotations
@@ -150,7 +150,11 @@ class Rollouts(RuleBasedStateMachine):
             is_proven = (after.get("analysis") or {}).get("verdict") == "Promote"
             is_requested = now in self.promoted_revisions
             is_empty = canary is None and world.document["spec"]["replicas"] == 0
-            assert is_proven or is_requested or is_empty or now in self.unserved, "promoted without evidence"
+            # A rollback whose stable pods do not start again ends with the revision that serves, once another one is desired.
+            cause = after["rolloutHistory"][0].get("reversalCause")
+            is_reversed = cause is not None and (canary or {}).get("phase") == "RollingBack"
+            evidence = (is_proven, is_requested, is_empty, now in self.unserved, is_reversed)
+            assert any(evidence), "promoted without evidence"
             return
         if (canary or {}).get("revision") in (new_canary, None) or new_canary is None:
             old_phase, new_phase = (canary or {}).get("phase"), (after.get("canary") or {}).get("phase")
