@@ -150,10 +150,7 @@ def table(name: str) -> str:
     for rule in RULES:
         cells = [_cell(_cells_by_scenario[name][rule, effect], effect) for effect in EFFECTS]
         rows += [f"| {_NAMES[rule]} | {' | '.join(cells)} |"]
-    equal, better = (_cells_by_scenario[name]["ours", effect] for effect in (0.0, 0.03))
-    after_passing = _AFTER_PASSING if better["promote_pct"] else _NONE_PASSED
-    after_passing = after_passing.format(equal=equal, better=better, worse=-100 * BECOMES_WORSE)
-    return "\n".join([*rows, "", _LIKE.format(**equal), after_passing, ""])
+    return "\n".join([*rows, ""])
 
 
 def _cell(figures: dict[str, float], effect: float) -> str:
@@ -174,6 +171,8 @@ def document(docs: Path) -> None:
         "base": table("base"),
         "summary": summary_table(),
         "tables": "\n".join(table(name) for name in SCENARIOS if name != "base"),
+        "other_rates": other_rates_table(),
+        "worse": -100 * BECOMES_WORSE,
         "aged": SCENARIOS["aged"].title,
     }
     for name, page in (("canary-decisions.md", _PAGE), ("canary-decisions-scenarios.md", _SCENARIOS_PAGE)):
@@ -199,23 +198,29 @@ def summary_table() -> str:
     return "\n".join(rows)
 
 
+def other_rates_table() -> str:
+    """Format the blocks that count for latency in each scenario, and Aerie's rollbacks after a pass, in percent."""
+    rows = [
+        "| scenario | blocks that count | with 40 % more requests | equal, rolled back later | becomes worse, rolled back |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name, scenario in SCENARIOS.items():
+        equal, better = (_cells_by_scenario[name]["ours", effect] for effect in (0.0, 0.03))
+        values = [f"{equal['latency_blocks_pct']:.1f}", f"{equal['unequal_latency_blocks_pct']:.1f}"]
+        if better["promote_pct"]:
+            minutes = better["worse_after_passing_rollback_min"]
+            worse = f"{better['worse_after_passing_rollback_pct']:.0f}, {minutes:.0f} min"
+            values += [f"{equal['passed_rollback_pct']:.2f}", worse]
+        else:
+            values += ["none passed", "none passed"]
+        rows.append(f"| {scenario.title} | {' | '.join(values)} |")
+    return "\n".join(rows)
+
+
 def _rate(cell: dict[str, float], outcome: str) -> str:
     minutes = cell[f"{outcome}_min"]
     return f"{cell[f'{outcome}_pct']:.1f}" + ("" if math.isnan(minutes) else f", {minutes:.0f} min")
 
-
-_LIKE = (
-    "Blocks that count for latency: {latency_blocks_pct:.1f} %; had the canary's pods 40 % more requests, "
-    "{unequal_latency_blocks_pct:.1f} %."
-)
-
-_AFTER_PASSING = (
-    "Rolled back after it has passed: an equal one in {equal[passed_rollback_pct]:.2f} % of all rollouts. One that was better by "
-    "3 % and becomes worse than the control by {worse:.0f} %: {better[worse_after_passing_rollback_pct]:.0f} % of those that "
-    "passed, after {better[worse_after_passing_rollback_min]:.0f} min (median)."
-)
-
-_NONE_PASSED = "Rolled back after it has passed: none. Neither an equal one nor one that is better by 3 % has passed."
 
 _PAGE = """# Error rates of canary decisions
 
@@ -268,8 +273,9 @@ promotion takes 30 minutes or more.
 * The latest requests are taken together, as many as distinguish a difference of 20 % from chance. On two pods these are 900,
   about four minutes at one request a second on each. So chance excludes no blocks, and few requests hide no permanent
   difference.
-* The line below each table shows how many blocks count. It also shows how many would if the canary's pods had 40 % more requests
-  than the control's. These are the first minutes, until the difference shows. Their counts are then discarded.
+* A [table](canary-decisions-scenarios.md#blocks-that-count-and-rollbacks-after-a-pass) shows how many blocks count. It also shows
+  how many would if the canary's pods had 40 % more requests than the control's. These are the first minutes, until the difference
+  shows. Their counts are then discarded.
 
 **Acceptance length.** No answer is truncated here. So tokens per step, which decide in Aerie, and acceptance length, which the
 other tools' queries request, are the same. In vLLM's counters, acceptance length favours the better arm
@@ -281,8 +287,8 @@ Their rules are simulated (`benchmarks/_canary_rules.py`), not their programs. T
 1.36.1 and Argo Rollouts 1.10.1. They compare with numbers. In their favour, the ratio of two arms over undisturbed minutes takes
 the place of that number.
 
-The number of checks that a user configures determines both errors: how often an equal drafter is rolled back, and how often a
-worse one passes. So each tool has two rows, both with a check a minute and the threshold canary >= 0.98 * stable. The second row
+The number of checks that a user configures determines how often an equal drafter is rolled back. It also determines how often a
+worse drafter passes. So each tool has two rows, both with a check a minute and the threshold canary >= 0.98 * stable. The second row
 is from its own docs: Flagger's `tutorials/gatewayapi-progressive-delivery.md`, and Argo's `docs/features/analysis.md`. Of the
 latter it takes the example with `count`, and the `failureLimit` of that page's template.
 
@@ -316,4 +322,14 @@ _SCENARIOS_PAGE = """# Canary decisions by scenario
 This page has the error rates of every rule in each simulated scenario. Use it to find the scenario that is most like your traffic.
 [Error rates of canary decisions](canary-decisions.md) explains the columns and the assumptions, and has the scenario `base`.
 
-{tables}"""
+{tables}
+### Blocks that count, and rollbacks after a pass
+
+All values are percent. The first two columns are the blocks that count for latency: in the scenario, and if the canary's pods had
+40 % more requests. The third column is the equal drafters that are rolled back after they have passed, of all rollouts.
+
+The last column is about drafters that were better by 3 % and become worse than the control by {worse:.0f} %. It has how many of those
+that passed are rolled back, and after how long (median).
+
+{other_rates}
+"""
