@@ -232,10 +232,10 @@ those who decide whether to let a tool promote drafters without a person.
 
 ## How to read the tables
 
-The rules of Aerie and of the other tools evaluate the same traffic. The drafters are of five kinds: worse by 3 %, worse by exactly
-the margin of 2 %, equal, better by 3 %, and better by 20 %. A cell shows the percentages that were rolled back / promoted. The
-rest was inconclusive after four hours. The minutes are the median of the right outcome: a rollback at -3 %, a promotion from
-equal on.
+The rules of Aerie and of the other tools evaluate the same traffic. The drafters are of five kinds: worse by 3 %, worse by
+exactly the margin of 2 %, equal, better by 3 %, and better by 20 %. A cell shows the percentages that were rolled back /
+promoted. The rest was inconclusive after four hours. The minutes are the median of the right outcome: a rollback at -3 %, a
+promotion from equal on.
 
 Two outcomes are errors. At -2 % it is a promotion, which the level of 5 % limits. At "equal" it is a rollback.
 
@@ -248,8 +248,9 @@ All values are percent of the rollouts. The first two columns are errors.
 
 {summary}
 
-In "{aged}" the arms differ by age. No rule can distinguish that from the drafter, because acceptance that drops with a pod's age
-makes every fresh canary appear better. That is the purpose of `control: Fresh`.
+In "{aged}" the arms differ by age.
+No rule can distinguish that from the drafter, because acceptance that drops with a pod's age makes every fresh canary appear
+better. That is the purpose of `control: Fresh`.
 
 ## Assumptions
 
@@ -284,13 +285,14 @@ other tools' queries request, are the same. In vLLM's counters, acceptance lengt
 ## The other tools
 
 Their rules are simulated (`benchmarks/_canary_rules.py`), not their programs. The rules were read in the sources of Flagger
-1.36.1 and Argo Rollouts 1.10.1. They compare with numbers. In their favour, the ratio of two arms over undisturbed minutes takes
-the place of that number.
+1.36.1 and Argo Rollouts 1.10.1. These tools compare a value with a number. In their favour, the ratio of two arms over
+undisturbed minutes takes the place of that number.
 
 The number of checks that a user configures determines how often an equal drafter is rolled back. It also determines how often a
-worse drafter passes. So each tool has two rows, both with a check a minute and the threshold canary >= 0.98 * stable. The second row
-is from its own docs: Flagger's `tutorials/gatewayapi-progressive-delivery.md`, and Argo's `docs/features/analysis.md`. Of the
-latter it takes the example with `count`, and the `failureLimit` of that page's template.
+worse drafter passes. So each tool has two rows, both with a check a minute and the threshold canary >= 0.98 * stable.
+
+The second row is from its own docs: Flagger's `tutorials/gatewayapi-progressive-delivery.md`, and Argo's
+`docs/features/analysis.md`. Of the latter it takes the example with `count`, and the `failureLimit` of that page's template.
 
 | row | settings | promoted | rolled back |
 |---|---|---|---|
@@ -319,17 +321,17 @@ bounds were about -10 to +13 %, and -6 to +4 % after 50 blocks. Kayenta was not 
 
 _SCENARIOS_PAGE = """# Canary decisions by scenario
 
-This page has the error rates of every rule in each simulated scenario. Use it to find the scenario that is most like your traffic.
-[Error rates of canary decisions](canary-decisions.md) explains the columns and the assumptions, and has the scenario `base`.
+Look up here the error rates of every rule in the simulated scenario that is most like your traffic. [Error rates of canary
+decisions](canary-decisions.md) explains the columns and the assumptions, and has the scenario `base`.
 
 {tables}
 ### Blocks that count, and rollbacks after a pass
 
 All values are percent. The first two columns are the blocks that count for latency: in the scenario, and if the canary's pods had
-40 % more requests. The third column is the equal drafters that are rolled back after they have passed, of all rollouts.
+40 % more requests. The third column is the share of all rollouts in which an equal drafter passes and is rolled back later.
 
-The last column is about drafters that were better by 3 % and become worse than the control by {worse:.0f} %. It has how many of those
-that passed are rolled back, and after how long (median).
+The last column is about drafters that were better by 3 % and become worse than the control by {worse:.0f} %. It has the share of
+those that passed and are rolled back, and the median time until then.
 
 {other_rates}
 """
