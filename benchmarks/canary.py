@@ -225,7 +225,7 @@ def _rate(cell: dict[str, float], outcome: str) -> str:
 _PAGE = """# Error rates of canary decisions
 
 This page shows how often a canary decides wrongly, and how long it takes: Aerie's, and those of three other tools. It is for
-those who decide whether to let a tool promote drafters without a person.
+those who decide whether a tool may promote drafters automatically.
 
 `make bench NAME=canary SAVE=1` writes this page and [the tables of all scenarios](canary-decisions-scenarios.md). Each cell has
 {runs} simulated rollouts of up to four hours, seed {seed}.
