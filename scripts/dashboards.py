@@ -690,7 +690,7 @@ OPERATOR = Dashboard(
         ),
         _graph(
             "Failed scrapes of engines per second",
-            "Failed scrapes of engine metrics, by reason (docs/operator.md).",
+            "Failed scrapes of engine metrics, by reason (docs/engine-metrics.md).",
             "ops",
             ("sum by (reason) (rate(aerie_scrape_failures_total[$__rate_interval]))", "{{reason}}"),
             minimum=0,
