@@ -197,7 +197,7 @@ different acceptance. Their mix drifts on all pods together and on each pod. A r
 drafts follows from its acceptance. So requests with low acceptance have more of the drafts than of the tokens, and a better
 drafter makes fewer drafts for the same tokens. Latency is not simulated: every criterion but tokens per step passes, and the
 minimum duration is over. So in practice a promotion takes 30 minutes or more. Before each rollout there is a [day of stable
-pods](rollouts.md#calibration-on-stable-pods) with the same kind of traffic, unless the title says otherwise. The
+pods](calibration.md) with the same kind of traffic, unless the title says otherwise. The
 rollouts of a scenario share {histories} such days. The constants are assumptions; a fleet with another correlation time gives
 other results.
 
@@ -211,7 +211,7 @@ requests, arms that match in flight count as matched.
 
 No answer is truncated here, so tokens per step, which decide in Aerie, and acceptance length, which the other tools' queries
 request, are the same. In vLLM's counters, acceptance length favours the better arm
-([why](rollouts.md#tokens-per-step-and-acceptance-length)).
+([why](compared-metrics.md#tokens-per-step-and-acceptance-length)).
 
 The rules of the other tools are simulated (`benchmarks/_canary_rules.py`), not their programs, as read in the sources of
 Flagger 1.36.1 and Argo Rollouts 1.10.1. They compare with numbers. In their favour, the ratio of two arms over undisturbed
