@@ -343,7 +343,8 @@ class PreflightSpec(ResourceModel):
                     max_length=8,
                     json_schema_extra=schema_extra(
                         ValidationRule(
-                            "self.matches('^C[1-9][0-9]?$')", "write the id of a check, such as C2; docs/preflight-checks.md lists them"
+                            "self.matches('^C[1-9][0-9]?$')",
+                            "write the id of a check, such as C2; docs/preflight-checks.md lists them",
                         )
                     ),
                 ),
