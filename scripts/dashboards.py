@@ -399,7 +399,7 @@ DEPLOYMENT = Dashboard(
     (
         _stat(
             "Phase",
-            "Present phase. docs/rollouts.md describes each phase and what to do.",
+            "Present phase. docs/on-call.md describes each phase and what to do.",
             "none",
             f"max by (phase) ({_own('aerie_resource_phase')})",
             legend="{{phase}}",

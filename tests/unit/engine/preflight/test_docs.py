@@ -1,4 +1,4 @@
-"""docs/preflight.md has the table of checks that the code has."""
+"""docs/preflight-checks.md has the table of checks that the code has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from aerie.engine.preflight import list_checks
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "preflight.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "preflight-checks.md"
 
 
 def render_table() -> str:
@@ -21,7 +21,7 @@ def test_the_table_in_the_docs_is_that_of_the_code() -> None:
     page = PAGE.read_text(encoding="utf-8")
     begin, end = "<!-- checks -->\n", "\n<!-- /checks -->"
     table = page[page.index(begin) + len(begin) : page.index(end)]
-    assert table == render_table(), f"write this between the two marks of docs/preflight.md:\n{render_table()}"
+    assert table == render_table(), f"write this between the two marks of docs/preflight-checks.md:\n{render_table()}"
 
 
 def test_every_check_names_its_source() -> None:
