@@ -58,7 +58,7 @@ check: setup ## format, lint, types, import layers, generated files, commands na
 	@$(BIN)/python scripts/check_readme.py
 	@$(BIN)/python scripts/check_words.py
 
-crds: setup ## write what is generated: crds/, docs/reference.md, the chart's definition and tables
+crds: setup ## write what is generated: crds/, pages of the reference, the chart's definition and tables
 	@$(BIN)/python -m scripts.generate
 
 bench: setup ## run one benchmark: make bench NAME=lab; SAVE=1 keeps the figures in benchmarks/results

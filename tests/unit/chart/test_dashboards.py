@@ -15,7 +15,7 @@ from aerie.controller.metrics import OperatorMetrics
 from aerie.controller.rollout_metrics import RolloutMetrics
 from aerie.controller.work_queue import NamespacedName
 from scripts import dashboards
-from scripts.reference import list_metric_families
+from scripts.reference_metrics import list_metric_families
 from tests.unit.rollout.world import world_in_phase
 
 ROOT = Path(__file__).resolve().parents[3]
