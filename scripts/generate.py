@@ -1,6 +1,6 @@
 """Write the generated files: the CustomResourceDefinition, from the models of the resource; the reference page, from the same
-models and the descriptions of the metrics; and in the chart a copy of the definition, the descriptions of its values, and the
-dashboards.
+models and the descriptions of the metrics; the drawn pictures; and in the chart a copy of the definition, the descriptions of its
+values, and the dashboards.
 
 python -m scripts.generate            write the files
 python -m scripts.generate --check    name the outdated files, and exit with status 1 if there are any
@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from aerie.api.crd import build_custom_resource_definition
-from scripts import chart, dashboards
+from scripts import chart, dashboards, pictures
 from scripts.reference import page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,6 +32,8 @@ def files() -> Iterator[tuple[Path, str]]:
     text = HEADER + yaml.safe_dump(definition, sort_keys=False, width=120, allow_unicode=True)
     yield ROOT / "crds" / name, text
     yield ROOT / "docs" / "reference.md", page()
+    for picture_name, picture in pictures.files():
+        yield ROOT / "docs" / picture_name, picture
     for chart_path, content in chart.files(CHART, text):
         yield CHART / chart_path, content
     for file_name, content in dashboards.files():
@@ -55,6 +57,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _find_source(path: Path) -> str:
+    if path.suffix == ".svg":
+        return "scripts/pictures.py"
     if path.name in FROM_VALUES:
         return "charts/aerie/values.yaml"
     return "scripts/dashboards.py" if path.name in FROM_DASHBOARDS else "operator/aerie"
