@@ -3,7 +3,7 @@
 They are drawn here, so that they cannot differ from the code unnoticed: the layers of the operator are those of the import
 contract in pyproject.toml, and a test compares the phases and their arrows with the state machine. `make crds` writes the files.
 
-Guarantees: a picture adapts to light and dark pages by itself. Its text fits into the boxes by an estimate of the font's width:
+Guarantees: a picture adapts to light and dark pages. Its text fits into the boxes by an estimate of the font's width:
 a longer one is an error. Not guaranteed: that arrows cross nothing. Look at a picture after a change.
 """
 
@@ -163,9 +163,9 @@ def draw_rollout() -> Picture:
     """Draw what happens to a new drafter, for README.md."""
     picture = Picture(
         "The rollout of a new drafter",
-        "A changed spec is checked by preflight without a GPU. The new drafter is then tried under live requests: in place, where pods"
-        " alternate between both drafters, or as a canary beside a control. The verdict promotes it, rolls it back, or leaves the"
-        " decision to a user.",
+        "A changed spec is checked by preflight without a GPU. The new drafter is then tried under live requests: in place, where"
+        " pods alternate between both drafters, or as a canary beside a control. The verdict promotes it, rolls it back, or"
+        " leaves the decision to a user.",
         232,
     )
     apply = picture.box(Box(10, 78, 112, 76), "kubectl apply", "another", "drafter")
