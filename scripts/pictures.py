@@ -389,8 +389,8 @@ def draw_layers(pyproject: str) -> Picture:
         (214, "plugin/aerie_vllm", ("runs in vLLM's processes;", "imports nothing else of Aerie"), "box"),
         (298, "operator/aerie/analysis", ("statistics, which know no cluster:", "neither api nor manifests nor rollout"), "pure"),
     )
-    for y, title, lines, kind in rows:
-        picture.box(Box(492, y, 258, 70), title, *lines, kind=kind)
+    for row_y, title, lines, kind in rows:
+        picture.box(Box(492, row_y, 258, 70), title, *lines, kind=kind)
     picture.text((492, 400), "The lab and the drafter's package never")
     picture.text((492, 416), "import the controller.")
     picture.bar(Box(492, 446, 28, 16), "pure")
