@@ -1,5 +1,5 @@
 """Write the generated files: the CustomResourceDefinition, from the models of the resource; the pages of the reference, each from
-what the code has of its subject; and in the chart a copy of the definition, the descriptions of its values, and the dashboards.
+what the code has of its subject; the drawn pictures; and in the chart a copy of the definition, the descriptions of its values, and the dashboards.
 
 python -m scripts.generate            write the files
 python -m scripts.generate --check    name the outdated files, and exit with status 1 if there are any
@@ -17,6 +17,7 @@ from aerie.api.crd import build_custom_resource_definition
 from scripts import (
     chart,
     dashboards,
+    pictures,
     reference,
     reference_annotations,
     reference_checks,
@@ -51,6 +52,8 @@ def files() -> Iterator[tuple[Path, str]]:
     yield ROOT / "crds" / name, text
     for page_name, render in PAGES.items():
         yield ROOT / "docs" / page_name, render()
+    for picture_name, picture in pictures.files():
+        yield ROOT / "docs" / picture_name, picture
     for chart_path, content in chart.files(CHART, text):
         yield CHART / chart_path, content
     for file_name, content in dashboards.files():
@@ -74,6 +77,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _find_source(path: Path) -> str:
+    if path.suffix == ".svg":
+        return "scripts/pictures.py"
     if path.name in FROM_VALUES:
         return "charts/aerie/values.yaml"
     return "scripts/dashboards.py" if path.name in FROM_DASHBOARDS else "the code"
