@@ -69,8 +69,8 @@ def demo(
         str,
         typer.Option(
             "--cluster",
-            help=f"Cluster: lab, or {' or '.join(CLUSTER_PROGRAMS)} with Docker. The latter two were tried with fake programs, "
-            "and their manifests on the lab's API server; never with a container engine.",
+            help=f"Cluster: lab, or {' or '.join(CLUSTER_PROGRAMS)} with Docker. Tests run the latter two "
+            "with fake programs, and their manifests in the lab. They never ran with a container engine.",
         ),
     ] = "lab",
     keep: Annotated[bool, typer.Option("--keep", help="Keep the cluster running afterwards.")] = False,
