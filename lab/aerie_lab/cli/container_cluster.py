@@ -5,8 +5,8 @@ It runs the user's own programs: docker, kind or k3d, kubectl and helm. Their ou
 Guarantees: nothing starts before all programs are on the PATH, Docker answers, and no cluster has the name. So only a cluster
 that was created here is deleted. It is deleted when a later step fails, or SIGTERM or SIGHUP ends this process. kind, k3d,
 kubectl and helm get a kubeconfig of the demo's own. Not guaranteed: that it works with a container engine. It is tested with
-programs that record their arguments (tests/unit/skeleton/test_container_cluster.py), and never ran with Docker. A build of an image
-has no timeout.
+programs that record their arguments (tests/unit/skeleton/test_container_cluster.py), and never ran with Docker. A build of an
+image has no timeout.
 """
 
 from __future__ import annotations
