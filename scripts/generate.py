@@ -1,5 +1,6 @@
 """Write the generated files: the CustomResourceDefinition, from the models of the resource; the pages of the reference, each from
-what the code has of its subject; the drawn pictures; and in the chart a copy of the definition, the descriptions of its values, and the dashboards.
+what the code has of its subject; the drawn pictures; and in the chart a copy of the definition, the descriptions of its values,
+and the dashboards.
 
 python -m scripts.generate            write the files
 python -m scripts.generate --check    name the outdated files, and exit with status 1 if there are any
