@@ -2,7 +2,7 @@
 
     python -m scripts.release_notes v0.1.0
 
-The four distributions and the chart (`version`, `appVersion`) have to have the version of the tag, and the changelog has to have a
+The four distributions and the chart (`version`, `appVersion`) need the version of the tag, and the changelog needs a
 section about it. Otherwise each error is one sentence, and the exit status is 1: nothing can replace a release that is published.
 """
 
