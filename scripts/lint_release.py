@@ -1,7 +1,7 @@
 """Lint of what a release publishes besides Python: workflows by actionlint, manifests by kubeconform.
 
-    .github/workflows                           ──► actionlint
-    charts/aerie, rendered by Helm; examples; crds ─► kubeconform, with the schemas of scripts/manifest_schemas.py
+    .github/workflows                              ──► actionlint
+    charts/aerie, rendered by Helm; examples; crds ──► kubeconform, with the schemas of scripts/manifest_schemas.py
 
 The programs are built from pinned Go modules into the lab's cache, as the lab's own binaries are. Guarantees: nothing but Go
 modules is fetched, and a kind without a schema fails, unless it is in `KINDS_WITHOUT_SCHEMA`. Not guaranteed: what only an API

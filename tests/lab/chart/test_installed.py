@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 from aerie_lab.cluster import Lab, process
-from aerie_lab.errors import LabError
 from aerie_lab.testing import Namespace, wait_until
 from aerie_lab.testing.plugin import new_namespace
 
@@ -183,18 +182,6 @@ def test_helm_test_passes_and_leaves_nothing(home: Namespace) -> None:
     assert "Phase:" in output
     assert "Succeeded" in output
     assert home.list_all("pods", "app.kubernetes.io/name=aerie-test") == []
-
-
-def test_helm_test_fails_without_an_operator(home: Namespace) -> None:
-    home.kubectl("scale", "deployment", "aerie", "--replicas=0")
-    try:
-        home.kubectl("wait", "--for=delete", "pod", "-l", "app.kubernetes.io/name=aerie", "--timeout=120s")
-        with pytest.raises(LabError):
-            home.lab.helm("test", "aerie", "--namespace", home.name, "--timeout=180s")
-        assert "No operator renews the Lease" in home.kubectl("logs", "aerie-test")
-    finally:
-        home.kubectl("scale", "deployment", "aerie", "--replicas=2")
-        home.wait_for_rollout("aerie")
 
 
 def test_example_of_the_chart_is_accepted(home: Namespace, chart: Path) -> None:
