@@ -8,11 +8,11 @@ PARALLEL := --numprocesses=auto --maxprocesses=4
 QUICK := $(or $(PKG),$(filter-out binaries drafter simulator __pycache__,$(notdir $(wildcard tests/unit/*))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-lab test-vllm quick quick-lint quick-types quick-layers quick-tests check crds bench \
-	bundle site lock clean
+.PHONY: help setup demo test test-unit test-lab test-vllm quick quick-lint quick-types quick-layers quick-tests check lint-release \
+	crds bench bundle site lock clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 
 setup: ## make .venv hold what requirements/dev.txt names (every target below does this itself)
 	@python3 scripts/setup.py
@@ -57,6 +57,9 @@ check: setup ## format, lint, types, import layers, generated files, commands na
 	@$(BIN)/python -m scripts.generate --check
 	@$(BIN)/python scripts/check_readme.py
 	@$(BIN)/python scripts/check_words.py
+
+lint-release: setup ## lint the workflows, the rendered chart and the examples; builds actionlint and kubeconform the first time
+	@$(BIN)/python -m scripts.lint_release
 
 crds: setup ## write what is generated: crds/, pages of the reference, the chart's definition and tables
 	@$(BIN)/python -m scripts.generate

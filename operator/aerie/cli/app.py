@@ -131,6 +131,9 @@ COMMANDS = {
         "Processes",
     ),
     "preflight-job": CommandEntry("aerie.cli.commands.preflight_job", "preflight_job", "", "Processes", is_hidden=True),
+    "check-installation": CommandEntry(
+        "aerie.cli.commands.check_installation", "check_installation", "", "Processes", is_hidden=True
+    ),
 }
 """All commands, in the order of the help."""
 
