@@ -324,8 +324,10 @@ _SCENARIOS_PAGE = """# Canary decisions by scenario
 Look up here the error rates of every rule in the simulated scenario that is most like your traffic. [Error rates of canary
 decisions](canary-decisions.md) explains the columns and the assumptions, and has the scenario `base`.
 
+## Error rates
+
 {tables}
-### Blocks that count, and rollbacks after a pass
+## Blocks that count, and rollbacks after a pass
 
 All values are percent. The first two columns are the blocks that count for latency: in the scenario, and if the canary's pods had
 40 % more requests. The third column is the share of all rollouts in which an equal drafter passes and is rolled back later.

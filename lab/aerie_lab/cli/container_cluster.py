@@ -30,7 +30,7 @@ REPOSITORY_FOLDER = Path(__file__).resolve().parents[3]
 IMAGES = {"aerie.dev/aerie:0.1.0": "Dockerfile", "aerie.dev/lab/engine:v0.33.0": "lab/Dockerfile"}
 """Dockerfiles by image: the chart's operator, and what the demo's manifests name."""
 _INFO_TIMEOUT_SECONDS = 30.0
-_WAY_OUT = "On Linux, `make demo` without CLUSTER needs no container engine."
+_ALTERNATIVE = "On Linux, `make demo` without CLUSTER needs no container engine."
 
 
 @dataclass(frozen=True)
@@ -98,15 +98,15 @@ class ContainerCluster:
         }
 
     def command(self, step: str) -> list[str]:
-        return [word.format(name=self.name) for word in getattr(CLUSTER_PROGRAMS[self.program], step).split()]
+        return [argument.format(name=self.name) for argument in getattr(CLUSTER_PROGRAMS[self.program], step).split()]
 
     def check(self) -> None:
         """Raise StateError unless everything is there, and the name is free."""
         missing = [name for name in ("docker", self.program, "kubectl", "helm") if shutil.which(name) is None]
         if missing:
             verb = "is" if len(missing) == 1 else "are"
-            raise StateError(f"{' and '.join(missing)} {verb} not on the PATH: install what is missing. {_WAY_OUT}")
-        self._read_output(["docker", "info"], f"Docker does not answer: start it, and see `docker info`. {_WAY_OUT}")
+            raise StateError(f"{' and '.join(missing)} {verb} not on the PATH: install what is missing. {_ALTERNATIVE}")
+        self._read_output(["docker", "info"], f"Docker does not answer: start it, and see `docker info`. {_ALTERNATIVE}")
         names = self._read_output(self.command("list_names"), f"{self.program} cannot list its clusters.")
         if self.name in [line.split()[0] for line in names.splitlines() if line.strip()]:
             raise StateError(
