@@ -79,7 +79,7 @@ def _stage_links(page: Path, source: Path) -> str:
             return f"[{text}]({path.rstrip('/')}/README.md)" if (linked / "README.md").exists() else text
         if linked.suffix != ".md":
             _copy(linked, source)
-        elif text == Path(path).name:  # the generator fills in the title
+        elif text in (path, Path(path).name):  # the generator fills in the title
             return f"[]({link})"
         return match[0]
 
