@@ -151,8 +151,9 @@ class Rollouts(RuleBasedStateMachine):
             is_requested = now in self.promoted_revisions
             is_empty = canary is None and world.document["spec"]["replicas"] == 0
             # A rollback whose stable pods do not start again ends with the revision that serves, once another one is desired.
-            cause = after["rolloutHistory"][0].get("reversalCause")
-            is_reversed = cause is not None and (canary or {}).get("phase") == "RollingBack"
+            outcome = after["rolloutHistory"][0]
+            is_new = outcome not in (before.get("rolloutHistory") or [])
+            is_reversed = is_new and "reversalCause" in outcome and (canary or {}).get("phase") == "RollingBack"
             evidence = (is_proven, is_requested, is_empty, now in self.unserved, is_reversed)
             assert any(evidence), "promoted without evidence"
             return

@@ -128,6 +128,7 @@ class Load:
 
 def accepted_per_draft(window: dict[str, Any]) -> float:
     counts = window["counts"]
+    assert counts[DRAFTS][""] > 50
     return float(counts[ACCEPTED][""] / counts[DRAFTS][""])
 
 
