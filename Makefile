@@ -8,17 +8,17 @@ PARALLEL := --numprocesses=auto --maxprocesses=4
 QUICK := $(or $(PKG),$(filter-out binaries drafter simulator __pycache__,$(notdir $(wildcard tests/unit/*))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-lab test-vllm quick quick-lint quick-types quick-layers quick-tests check crds bench \
-	bundle lock clean
+.PHONY: help setup demo test test-unit test-lab test-vllm quick quick-lint quick-types quick-layers quick-tests check lint-release \
+	crds bench bundle site lock clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 
 setup: ## make .venv hold what requirements/dev.txt names (every target below does this itself)
 	@python3 scripts/setup.py
 
-demo: setup ## show Aerie on a real Kubernetes cluster on this machine; ENGINE=vllm or vllm-in-place: with real vLLM on CPU
-	@$(BIN)/aerie-lab demo $(if $(ENGINE),--engine "$(ENGINE)")
+demo: setup ## show Aerie on a real Kubernetes cluster on this machine; ENGINE=vllm or vllm-in-place: with real vLLM on CPU; CLUSTER=kind or k3d: in containers, with your Docker; KEEP=1: keep the cluster
+	@$(BIN)/aerie-lab demo $(if $(ENGINE),--engine "$(ENGINE)") $(if $(CLUSTER),--cluster "$(CLUSTER)") $(if $(KEEP),--keep)
 
 quick: setup ## format, lint, types, layers, words and the fast unit tests, in a minute; PKG=folder of tests/unit: its tests alone
 	@$(MAKE) --no-print-directory --jobs --keep-going --output-sync=target quick-lint quick-types quick-layers quick-tests
@@ -58,7 +58,10 @@ check: setup ## format, lint, types, import layers, generated files, commands na
 	@$(BIN)/python scripts/check_readme.py
 	@$(BIN)/python scripts/check_words.py
 
-crds: setup ## write what is generated: crds/, docs/reference.md, the chart's definition and tables
+lint-release: setup ## lint the workflows, the rendered chart and the examples; builds actionlint and kubeconform the first time
+	@$(BIN)/python -m scripts.lint_release
+
+crds: setup ## write what is generated: crds/, pages of the reference, the chart's definition and tables
 	@$(BIN)/python -m scripts.generate
 
 bench: setup ## run one benchmark: make bench NAME=lab; SAVE=1 keeps the figures in benchmarks/results
@@ -66,6 +69,9 @@ bench: setup ## run one benchmark: make bench NAME=lab; SAVE=1 keeps the figures
 
 bundle: setup ## train the shipped target and drafters anew (OUT=folder: put them there instead)
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m bundle $(if $(OUT),--out "$(OUT)")
+
+site: setup ## build the documentation site: build/site/html/index.html
+	@$(BIN)/python scripts/site.py
 
 lock: ## pin all packages anew, by hash (needs uv; UPGRADE=1 moves to new releases)
 	@python3 scripts/lock.py $(if $(UPGRADE),--upgrade)

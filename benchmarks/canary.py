@@ -19,7 +19,8 @@ With CELLS=base,sticky in the environment only these scenarios run, without the 
 cell, and SEED=2 gives other rollouts. Use none of them with SAVE=1.
 
 The model is in _canary_model.py, the scenarios in _canary_scenarios.py, the rules in _canary_rules.py. Seeds are fixed, so the
-same version of numpy gives the same results. The page docs/canary-decisions.md is written by a run with SAVE=1.
+same version of numpy gives the same results. A run with SAVE=1 writes docs/canary-decisions.md and
+docs/canary-decisions-scenarios.md.
 """
 
 from __future__ import annotations
@@ -149,10 +150,7 @@ def table(name: str) -> str:
     for rule in RULES:
         cells = [_cell(_cells_by_scenario[name][rule, effect], effect) for effect in EFFECTS]
         rows += [f"| {_NAMES[rule]} | {' | '.join(cells)} |"]
-    equal, better = (_cells_by_scenario[name]["ours", effect] for effect in (0.0, 0.03))
-    after_passing = _AFTER_PASSING if better["promote_pct"] else _NONE_PASSED
-    after_passing = after_passing.format(equal=equal, better=better, worse=-100 * BECOMES_WORSE)
-    return "\n".join([*rows, "", _LIKE.format(**equal), after_passing, ""])
+    return "\n".join([*rows, ""])
 
 
 def _cell(figures: dict[str, float], effect: float) -> str:
@@ -162,63 +160,139 @@ def _cell(figures: dict[str, float], effect: float) -> str:
 
 
 def document(docs: Path) -> None:
-    """Write the page of the last run."""
+    """Write the two pages of the last run: method and summary, and the tables of all other scenarios."""
     if missing := SCENARIOS.keys() - _cells_by_scenario.keys():
         raise SystemExit(f"bench: the page needs all scenarios, and {', '.join(sorted(missing))} did not run: leave CELLS out.")
     runs = int(_cells_by_scenario["base"]["ours", 0.0]["runs"])
-    tables, aged = "\n".join(table(name) for name in SCENARIOS), SCENARIOS["aged"].title
-    text = _PAGE.format(runs=runs, seed=SEED, histories=min(CALIBRATIONS, runs), tables=tables, aged=aged)
-    (docs / "canary-decisions.md").write_text(text.rstrip() + "\n")
+    values = {
+        "runs": runs,
+        "seed": SEED,
+        "histories": min(CALIBRATIONS, runs),
+        "base": table("base"),
+        "summary": summary_table(),
+        "tables": "\n".join(table(name) for name in SCENARIOS if name != "base"),
+        "other_rates": other_rates_table(),
+        "worse": -100 * BECOMES_WORSE,
+        "aged": SCENARIOS["aged"].title,
+    }
+    for name, page in (("canary-decisions.md", _PAGE), ("canary-decisions-scenarios.md", _SCENARIOS_PAGE)):
+        (docs / name).write_text(page.format(**values).rstrip() + "\n")
 
 
-_LIKE = (
-    "Blocks that count for latency: {latency_blocks_pct:.1f} %; had the canary's pods 40 % more requests, "
-    "{unequal_latency_blocks_pct:.1f} %."
-)
+def summary_table() -> str:
+    """Format Aerie's errors and right outcomes in each scenario, in percent, with the median minutes of the latter."""
+    rows = [
+        "| scenario | equal, rolled back | -2 %, promoted | -3 %, rolled back | equal, promoted | +3 %, promoted |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, scenario in SCENARIOS.items():
+        cells = {effect: _cells_by_scenario[name]["ours", effect] for effect in EFFECTS}
+        values = (
+            f"{cells[0.0]['rollback_pct']:.1f}",
+            f"{cells[-0.02]['promote_pct']:.1f}",
+            _rate(cells[-0.03], "rollback"),
+            _rate(cells[0.0], "promote"),
+            _rate(cells[0.03], "promote"),
+        )
+        rows.append(f"| {scenario.title} | {' | '.join(values)} |")
+    return "\n".join(rows)
 
-_AFTER_PASSING = (
-    "Rolled back after it has passed: an equal one in {equal[passed_rollback_pct]:.2f} % of all rollouts. One that was better by "
-    "3 % and becomes worse than the control by {worse:.0f} %: {better[worse_after_passing_rollback_pct]:.0f} % of those that "
-    "passed, after {better[worse_after_passing_rollback_min]:.0f} min (median)."
-)
 
-_NONE_PASSED = "Rolled back after it has passed: none. Neither an equal one nor one that is better by 3 % has passed."
+def other_rates_table() -> str:
+    """Format the blocks that count for latency in each scenario, and Aerie's rollbacks after a pass, in percent."""
+    rows = [
+        "| scenario | blocks that count | with 40 % more requests | equal, rolled back later | becomes worse, rolled back |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name, scenario in SCENARIOS.items():
+        equal, better = (_cells_by_scenario[name]["ours", effect] for effect in (0.0, 0.03))
+        values = [f"{equal['latency_blocks_pct']:.1f}", f"{equal['unequal_latency_blocks_pct']:.1f}"]
+        if better["promote_pct"]:
+            minutes = better["worse_after_passing_rollback_min"]
+            worse = f"{better['worse_after_passing_rollback_pct']:.0f}, {minutes:.0f} min"
+            values += [f"{equal['passed_rollback_pct']:.2f}", worse]
+        else:
+            values += ["none passed", "none passed"]
+        rows.append(f"| {scenario.title} | {' | '.join(values)} |")
+    return "\n".join(rows)
+
+
+def _rate(cell: dict[str, float], outcome: str) -> str:
+    minutes = cell[f"{outcome}_min"]
+    return f"{cell[f'{outcome}_pct']:.1f}" + ("" if math.isnan(minutes) else f", {minutes:.0f} min")
+
 
 _PAGE = """# Error rates of canary decisions
 
-Written by `make bench NAME=canary SAVE=1`: {runs} simulated rollouts of up to four hours in each cell, seed {seed}. The rules of
-Aerie and of other tools evaluate the same traffic, with drafters of five kinds: worse by 3 %, worse by exactly the margin of 2 %,
-equal, better by 3 %, and better by 20 %. A cell shows the percentages that were rolled back / promoted; the rest was inconclusive
-after four hours. The minutes are the median of the right outcome: a rollback at -3 %, a promotion from equal on. At -2 % a
-promotion is the error that the level of 5 % limits; at "equal" it is a rollback.
+This page shows how often a canary decides wrongly, and how long it takes: Aerie's, and those of three other tools. It is for
+those who decide whether a tool may promote drafters automatically.
 
-Simulation and assumptions (`benchmarks/_canary_model.py`): K = 3, with a scrape every 15 s. Requests are of two classes with
-different acceptance. Their mix drifts on all pods together and on each pod. A request has a number of tokens, and the number of
-drafts follows from its acceptance. So requests with low acceptance have more of the drafts than of the tokens, and a better
-drafter makes fewer drafts for the same tokens. Latency is not simulated: every criterion but tokens per step passes, and the
-minimum duration is over. So in practice a promotion takes 30 minutes or more. Before each rollout there is a [day of stable
-pods](rollouts.md#calibration-on-stable-pods) with the same kind of traffic, unless the title says otherwise. The
-rollouts of a scenario share {histories} such days. The constants are assumptions; a fleet with another correlation time gives
-other results.
+`make bench NAME=canary SAVE=1` writes this page and [the tables of all scenarios](canary-decisions-scenarios.md). Each cell has
+{runs} simulated rollouts of up to four hours, seed {seed}.
 
-Latencies are not simulated, but the blocks that would count for them are: those in which the loads of the arms match. The load
-is the number of requests that began on a pod, never that in flight, because a faster canary has fewer in flight. The latest
-requests are taken together, as many as distinguish a difference of 20 % from chance. On two pods these are 900, about four
-minutes at one request a second on each. So chance excludes no blocks, and few requests hide no permanent difference. The line
-below each table shows how many blocks count, and how many would if the canary's pods had 40 % more requests than the control's:
-the first minutes, until the difference shows. Counts of these minutes are then discarded. Where a balancer routes by fewest
-requests, arms that match in flight count as matched.
+## How to read the tables
 
-No answer is truncated here, so tokens per step, which decide in Aerie, and acceptance length, which the other tools' queries
-request, are the same. In vLLM's counters, acceptance length favours the better arm
+The rules of Aerie and of the other tools evaluate the same traffic. The drafters are of five kinds: worse by 3 %, worse by
+exactly the margin of 2 %, equal, better by 3 %, and better by 20 %. A cell shows the percentages that were rolled back /
+promoted. The rest was inconclusive after four hours. The minutes are the median of the right outcome: a rollback at -3 %, a
+promotion from equal on.
+
+Two outcomes are errors. At -2 % it is a promotion, which the level of 5 % limits. At "equal" it is a rollback.
+
+## By simulation
+
+{base}
+### Aerie in all scenarios
+
+All values are percent of the rollouts. The first two columns are errors.
+
+{summary}
+
+In "{aged}" the arms differ by age.
+No rule can distinguish that from the drafter, because acceptance that drops with a pod's age makes every fresh canary appear
+better. That is the purpose of `control: Fresh`.
+
+## Assumptions
+
+The model is `benchmarks/_canary_model.py`. Its constants are assumptions; a fleet with another correlation time gives other
+results.
+
+**Requests.** K is 3, and a scrape follows every 15 s. Requests are of two classes with different acceptance. Their mix drifts on
+all pods together and on each pod. A request has a number of tokens, and the number of drafts follows from its acceptance. So
+requests with low acceptance have more of the drafts than of the tokens. A better drafter makes fewer drafts for the same tokens.
+
+**Calibration.** Before each rollout there is a [day of stable pods](rollouts.md#calibration-on-stable-pods) with the same kind
+of traffic, unless the title says otherwise. The rollouts of a scenario share {histories} such days.
+
+**Latency.** It is not simulated: every criterion but tokens per step passes, and the minimum duration is over. So in practice a
+promotion takes 30 minutes or more.
+
+**Load match.** The blocks that would count for latency are simulated: those in which the loads of the arms match.
+
+* The load is the number of requests that began on a pod. It is never the number in flight, because a faster canary has fewer in
+  flight. Where a balancer routes by fewest requests, arms that match in flight count as matched.
+* The latest requests are taken together, as many as distinguish a difference of 20 % from chance. On two pods these are 900,
+  about four minutes at one request a second on each. So chance excludes no blocks, and few requests hide no permanent
+  difference.
+* A [table](canary-decisions-scenarios.md#blocks-that-count-and-rollbacks-after-a-pass) shows how many blocks count. It also shows
+  how many would if the canary's pods had 40 % more requests than the control's. These are the first minutes, until the difference
+  shows. Their counts are then discarded.
+
+**Acceptance length.** No answer is truncated here. So tokens per step, which decide in Aerie, and acceptance length, which the
+other tools' queries request, are the same. In vLLM's counters, acceptance length favours the better arm
 ([why](rollouts.md#tokens-per-step-and-acceptance-length)).
 
-The rules of the other tools are simulated (`benchmarks/_canary_rules.py`), not their programs, as read in the sources of
-Flagger 1.36.1 and Argo Rollouts 1.10.1. They compare with numbers. In their favour, the ratio of two arms over undisturbed
-minutes takes the place of that number. The number of checks that a user configures determines how often an equal drafter is
-rolled back, and how often a worse one passes. So each tool has two rows, both with a check a minute and the threshold canary >=
-0.98 * stable. The second row is from its own docs: Flagger's `tutorials/gatewayapi-progressive-delivery.md` and Argo's
-`docs/features/analysis.md` (the example with `count`, and the `failureLimit` of that page's template).
+## The other tools
+
+Their rules are simulated (`benchmarks/_canary_rules.py`), not their programs. The rules were read in the sources of Flagger
+1.36.1 and Argo Rollouts 1.10.1. These tools compare a value with a number. In their favour, the ratio of two arms over
+undisturbed minutes takes the place of that number.
+
+The number of checks that a user configures determines how often an equal drafter is rolled back. It also determines how often a
+worse drafter passes. So each tool has two rows, both with a check a minute and the threshold canary >= 0.98 * stable.
+
+The second row is from its own docs: Flagger's `tutorials/gatewayapi-progressive-delivery.md`, and Argo's
+`docs/features/analysis.md`. Of the latter it takes the example with `count`, and the `failureLimit` of that page's template.
 
 | row | settings | promoted | rolled back |
 |---|---|---|---|
@@ -230,8 +304,8 @@ rolled back, and how often a worse one passes. So each tool has two rows, both w
 ### Runs of the tools' own programs
 
 Once, in November 2026, Argo Rollouts 1.10.1 and Flagger 1.36.1 ran by their own binaries in the lab, beside Aerie at commit
-a00cabd: simulated engines, at four times real time, a check each 15 s, the settings for ten checks. These are too few runs
-for rates:
+a00cabd. The engines were simulated, at four times real time. A check followed each 15 s, with the settings for ten checks. These
+are too few runs for rates:
 
 | | Argo Rollouts | Flagger |
 |---|---|---|
@@ -243,10 +317,23 @@ for rates:
 
 Aerie had one control pod and no calibration there. On three equal drafters it had no verdict after 30, 30 and 50 blocks. The
 bounds were about -10 to +13 %, and -6 to +4 % after 50 blocks. Kayenta was not run.
+"""
 
-## By simulation
+_SCENARIOS_PAGE = """# Canary decisions by scenario
+
+Look up here the error rates of every rule in the simulated scenario that is most like your traffic. [Error rates of canary
+decisions](canary-decisions.md) explains the columns and the assumptions, and has the scenario `base`.
+
+## Error rates
 
 {tables}
-In "{aged}" the arms differ by age, and no rule can distinguish that from the drafter: acceptance that drops with a pod's age
-makes every fresh canary appear better. That is the purpose of `control: Fresh`.
+## Blocks that count, and rollbacks after a pass
+
+All values are percent. The first two columns are the blocks that count for latency: in the scenario, and if the canary's pods had
+40 % more requests. The third column is the share of all rollouts in which an equal drafter passes and is rolled back later.
+
+The last column is about drafters that were better by 3 % and become worse than the control by {worse:.0f} %. It has the share of
+those that passed and are rolled back, and the median time until then.
+
+{other_rates}
 """

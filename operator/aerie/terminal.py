@@ -6,6 +6,7 @@ it.
 
 from __future__ import annotations
 
+import inspect
 from typing import Annotated
 
 import typer
@@ -21,6 +22,12 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 def sanitize_text(text: str) -> str:
     """Return the text for display: without markup, and without control characters other than line feeds."""
     return escape("".join(character if character.isprintable() or character == "\n" else "?" for character in text))
+
+
+def join_help_lines(docstring: str | None) -> str:
+    """Return the help of a command, with the lines of each paragraph joined: typer would break them where the source does."""
+    paragraphs = inspect.cleandoc(docstring or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def print_error(error: Exception) -> None:

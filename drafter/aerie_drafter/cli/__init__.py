@@ -13,7 +13,7 @@ from importlib import import_module
 import typer
 
 from aerie.boundary import EXIT_FAILED, run_process
-from aerie.terminal import VersionOption, print_error
+from aerie.terminal import VersionOption, join_help_lines, print_error
 from aerie_drafter.errors import DrafterError
 
 COMMAND_SUMMARIES = {
@@ -59,7 +59,8 @@ def build_app(command_name: str | None) -> typer.Typer:
     app.callback()(_root_callback)
     for name, line in COMMAND_SUMMARIES.items():
         if name == command_name:
-            app.command(name)(import_module(f"aerie_drafter.cli.{name}").command)
+            command = import_module(f"aerie_drafter.cli.{name}").command
+            app.command(name, help=join_help_lines(command.__doc__))(command)
         else:
             app.command(name, help=line)(_placeholder_command)
     return app

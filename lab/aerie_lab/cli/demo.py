@@ -1,14 +1,15 @@
 """`aerie-lab demo`: the operator promotes a better drafter, and rolls back a bad one, under traffic.
 
 It starts its own lab with simulated or real engines (scenarios.py), prints each command with its output, sends a bounded
-number of requests over loopback, counts failures, and stops the lab. Every wait has a timeout. A rollout with an unexpected
-result is an error, and so is a failed request. So is a pod that a rollout in place has created or restarted, and a user's request
-on a drafter that no shadow evaluation has accepted yet.
+number of requests, counts failures, and stops the lab. Every wait has a timeout. A rollout with an unexpected result is an error,
+and so is a failed request. So is a pod that a rollout in place has created or restarted, and a user's request on a drafter that
+no shadow evaluation has accepted yet.
+
+With `--cluster kind` or `k3d` the place is a cluster of containers instead (container_cluster.py). The steps in it are the same.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
 import subprocess
@@ -19,18 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import typer
 from rich.table import Table
 
 from aerie.terminal import sanitize_text
-from aerie_lab.binaries import ensure_binary, ensure_family
+from aerie_lab.binaries import ensure_family
 from aerie_lab.cli.console import err, out, print_progress
-from aerie_lab.cli.scenarios import DEMO_SCENARIOS, DemoScenario, DrafterChange
+from aerie_lab.cli.container_cluster import CLUSTER_PROGRAMS, run_container_cluster
+from aerie_lab.cli.demo_requests import DemoRequests, GatewayRequests, PodRequests
+from aerie_lab.cli.demo_tools import DemoTools
+from aerie_lab.cli.scenarios import CONTAINER_SCENARIO, DEMO_SCENARIOS, DemoScenario, DrafterChange
 from aerie_lab.cli.status_table import StatusTable, find_canary_weight, find_tokens_per_step, format_comparison
 from aerie_lab.cluster import Lab, LabSettings
-from aerie_lab.engine.load_generation.background import BackgroundTraffic
-from aerie_lab.engine.load_generation.traffic import TrafficTarget
+from aerie_lab.engine.load_generation.background import IntervalReport
 from aerie_lab.errors import LabError, StartError, StateError
 
 Json = dict[str, Any]
@@ -48,9 +50,9 @@ requests to an evaluator, which had both pods answer the same ones, and compared
 answers. No user was answered by a new drafter before it was accepted. The canary's pods were promoted without a reload."""
 _SUMMARY_TEMPLATE = """\
 {rollouts}
-Cluster, gateway and operator are real. {engines}.
+Cluster, {receiver} and operator are real. {engines}.
 Durations are short, for you to watch ({manifest} has the defaults).
-`.venv/bin/aerie-lab demo --engine {engine} --keep` leaves the lab up. `kubectl describe specdep {name}` then shows analysis and
+`.venv/bin/aerie-lab demo {options} --keep` leaves the cluster up. `kubectl describe specdep {name}` then shows analysis and
 rollout history. docs/in-place.md explains rollouts in place, docs/rollouts.md those by pods, docs/shadow-evaluation.md what comes
 first; README.md has the next steps by hand."""
 _POD_COLUMNS = "custom-columns=POD:.metadata.name,UID:.metadata.uid,RESTARTS:.status.containerStatuses[0].restartCount"
@@ -63,20 +65,42 @@ _TRAFFIC_SECONDS = 15.0
 
 def demo(
     engine: Annotated[str, typer.Option("--engine", help=f"Engine: {' or '.join(DEMO_SCENARIOS)}.")] = "simulator",
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the lab running afterwards.")] = False,
-    name: Annotated[str, typer.Option("--name", help="Name of the demo's lab.")] = "demo",
+    cluster: Annotated[
+        str,
+        typer.Option(
+            "--cluster",
+            help=f"Cluster: lab, or {' or '.join(CLUSTER_PROGRAMS)} with Docker. Tests run the latter two "
+            "with fake programs, and their manifests in the lab. They never ran with a container engine.",
+        ),
+    ] = "lab",
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the cluster running afterwards.")] = False,
+    name: Annotated[
+        str, typer.Option("--name", help="Name of the demo's cluster; that of containers begins with aerie-.")
+    ] = "demo",
 ) -> None:
-    """Install the operator in a lab, deploy a drafter, promote a better one, roll back a bad one, and clean up."""
+    """Install the operator in a cluster, deploy a drafter, promote a better one, roll back a bad one, and clean up."""
     if not CHART_FOLDER.is_dir():
         raise StateError(f"the demo installs {CHART_FOLDER}, which does not exist: run the demo in a checkout of the repository.")
     if engine not in DEMO_SCENARIOS:
         raise StateError(f"--engine {engine}: no such engine. Choose {' or '.join(DEMO_SCENARIOS)}.")
+    if cluster == "lab":
+        _run_in_lab(engine, name, keep=keep)
+    elif cluster not in CLUSTER_PROGRAMS:
+        raise StateError(f"--cluster {cluster}: no such cluster. Choose lab or {' or '.join(CLUSTER_PROGRAMS)}.")
+    elif engine != "simulator":
+        raise StateError(f"--engine {engine} needs the lab: leave --cluster out.")
+    else:
+        _run_in_containers(cluster, name, keep=keep)
+
+
+def _run_in_lab(engine: str, name: str, *, keep: bool) -> None:
     scenario = DEMO_SCENARIOS[engine]
     for family in scenario.required_families:
         ensure_family(family, print_progress)
     lab = Lab.up(LabSettings(name=name, image_tables=[str(file) for file in scenario.image_tables]), print_progress)
     try:
-        _DemoRunner(lab, scenario).run(engine)
+        requests = GatewayRequests(scenario, lab.gateway_url or "")
+        DemoRunner(scenario, DemoTools(lab.environment()), requests).run(f"--engine {engine}")
         if keep:
             out.print(f"export KUBECONFIG={lab.kubeconfig}")
             err.print(f"try: aerie-lab shell --name {name}   and then: aerie-lab down --name {name}")
@@ -86,33 +110,46 @@ def demo(
             print_progress("the lab is down")
 
 
+def _run_in_containers(program: str, name: str, *, keep: bool) -> None:
+    with run_container_cluster(program, name, keep=keep) as cluster:
+        tools = DemoTools(cluster.environment)
+        DemoRunner(CONTAINER_SCENARIO, tools, PodRequests(CONTAINER_SCENARIO, tools)).run(f"--cluster {program}")
+        if keep:
+            out.print(f"export KUBECONFIG={cluster.kubeconfig}")
+            err.print(f"afterwards: {shlex.join(cluster.command('delete'))}")
+
+
 @dataclass(frozen=True)
-class _DemoRunner:
-    """Runs one scenario in a lab."""
+class DemoRunner:
+    """Runs one scenario in a cluster that has the scenario's images."""
 
-    lab: Lab
     scenario: DemoScenario
+    tools: DemoTools
+    requests: DemoRequests
 
-    def run(self, engine: str) -> None:
+    def run(self, options: str) -> None:
         """Run the whole demo."""
         scenario = self.scenario
         _print_heading("The operator, from its chart")
         where = ("--namespace", "aerie-system")
-        self._run_tool(
+        self.tools.show(
             "helm", "install", "aerie", str(CHART_FOLDER), *where, "--create-namespace", "--wait", "--timeout=120s", quiet=True
         )
-        self._run_tool("kubectl", *where, "get", "pods")
+        self.tools.show("kubectl", *where, "get", "pods")
+
+        for manifest in scenario.prerequisites:
+            self.tools.show("kubectl", "apply", "-f", str(manifest))
+            self.tools.show("kubectl", "wait", "deployment", "--all", "--for=condition=Available", "--timeout=120s")
 
         _print_heading("A deployment with an EAGLE 3 drafter")
-        self._run_tool("kubectl", "apply", "-f", str(scenario.manifest))
+        self.tools.show("kubectl", "apply", "-f", str(scenario.manifest))
         self._watch_until(StatusTable("PHASE", "SERVING"), lambda status: status["phase"] == "Ready")
         out.print("[dim]# the result of preflight, from configs and weight headers alone, before a GPU is requested[/]")
         condition_message = '{.status.conditions[?(@.type=="PreflightPassed")].message}{"\\n"}'
-        self._run_tool("kubectl", "get", "specdep", scenario.name, "-o", f"jsonpath={condition_message}")
-        self._send_first_request()
-        out.print(f"[dim]# from here on the gateway receives {scenario.load_text}[/]")
-        target = TrafficTarget(self.lab.gateway_url or "", scenario.name, scenario.host, timeout_seconds=60, chats=scenario.chats)
-        with BackgroundTraffic(target, scenario.load, scenario.classes) as traffic:
+        self.tools.show("kubectl", "get", "specdep", scenario.name, "-o", f"jsonpath={condition_message}")
+        out.print(self.requests.ask())
+        out.print(f"[dim]# from here on the {self.requests.receiver} receives {scenario.load_text}[/]")
+        with self.requests.send() as traffic:
             pods = self._show_pods() if scenario.is_in_place else {}
             if scenario.is_in_place:
                 out.print(
@@ -125,8 +162,8 @@ class _DemoRunner:
                 traffic.mark(f"{change.drafter['repo'].partition('/')[2]}: {change.expected_result}")
                 if scenario.is_in_place:
                     self._check_pods(pods)
-        self._run_tool("kubectl", "get", "specdep", scenario.name)
-        _print_traffic_summary(traffic, self._read_status())
+        self.tools.show("kubectl", "get", "specdep", scenario.name)
+        _print_traffic_summary(traffic, self._read_status(), self.requests.receiver)
         out.print(
             sanitize_text(
                 _SUMMARY_TEMPLATE.format(
@@ -136,29 +173,22 @@ class _DemoRunner:
                     ),
                     engines=scenario.engines_description,
                     manifest=scenario.manifest.relative_to(REPOSITORY_FOLDER),
-                    engine=engine,
+                    options=options,
+                    receiver=self.requests.receiver,
                     name=scenario.name,
                 )
             )
         )
         _raise_on_failed_requests(traffic)
 
-    def _run_tool(self, tool: str, *words: str, quiet: bool = False) -> None:
-        """Print a command, run it, and print its output."""
-        command = shlex.join(words).replace(f"{REPOSITORY_FOLDER}/", "")
-        out.print(f"[cyan]$ {tool} {sanitize_text(command)}[/]")
-        output = self.lab.kubectl(*words) if tool == "kubectl" else self.lab.helm(*words)
-        if not quiet:
-            out.print(sanitize_text(output), end="")
-
     def _read_status(self) -> Json:
-        status: Json = json.loads(self.lab.kubectl("get", "specdep", self.scenario.name, "-o", "json"))["status"]
+        status: Json = json.loads(self.tools.run("kubectl", "get", "specdep", self.scenario.name, "-o", "json"))["status"]
         return status
 
     def _change_drafter(self, change: DrafterChange) -> None:
         """Change the drafter, and wait until its rollout ends with the expected result."""
         patch = {"spec": {"drafter": {"source": {"huggingFace": change.drafter}}}}
-        self._run_tool("kubectl", "patch", "specdep", self.scenario.name, "--type=merge", "--patch", json.dumps(patch))
+        self.tools.show("kubectl", "patch", "specdep", self.scenario.name, "--type=merge", "--patch", json.dumps(patch))
         drafter_prefix = f"{change.drafter['repo']}@"
         canary_pods: dict[str, dict[str, int]] = {}
 
@@ -183,7 +213,7 @@ class _DemoRunner:
             )
         for revision, pods in canary_pods.items():
             selector = f"--selector=aerie.dev/revision={revision}"
-            self._run_tool("kubectl", "get", "pods", selector, _RUNNING, f"--output={_POD_COLUMNS}")
+            self.tools.show("kubectl", "get", "pods", selector, _RUNNING, f"--output={_POD_COLUMNS}")
             if not pods.items() <= self._list_pods(f"aerie.dev/revision={revision}").items():
                 raise LabError("the promotion was to keep the canary's pods, and they are others, or restarted.")
             out.print("[dim]# with the canary's pods, without a restart[/]")
@@ -191,18 +221,18 @@ class _DemoRunner:
     def _list_pods(self, selector: str) -> dict[str, int]:
         """Return the restarts of the resource's engine pods by uid."""
         selectors = f"aerie.dev/name={self.scenario.name},{selector}"
-        pods = json.loads(self.lab.kubectl("get", "pods", f"--selector={selectors}", _RUNNING, "--output=json"))["items"]
+        pods = json.loads(self.tools.run("kubectl", "get", "pods", f"--selector={selectors}", _RUNNING, "--output=json"))["items"]
         return {pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods}
 
     def _show_pods(self) -> dict[str, int]:
         """Print the pods and the drafter that each serves with; return their restarts by uid."""
         selector = f"--selector=aerie.dev/name={self.scenario.name}"
-        self._run_tool("kubectl", "get", "pods", selector, f"--output={_POD_COLUMNS}")
-        pods = json.loads(self.lab.kubectl("get", "pods", selector, "--output=json"))["items"]
+        self.tools.show("kubectl", "get", "pods", selector, f"--output={_POD_COLUMNS}")
+        pods = json.loads(self.tools.run("kubectl", "get", "pods", selector, "--output=json"))["items"]
         for pod in pods:
             path = f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}:8000/proxy/metrics"
             out.print(f"[cyan]$ kubectl get --raw {path} | grep ^{_DRAFTER_METRIC}[/]")
-            lines = self.lab.kubectl("get", "--raw", path).splitlines()
+            lines = self.tools.run("kubectl", "get", "--raw", path).splitlines()
             out.print(sanitize_text("\n".join(line for line in lines if line.startswith(_DRAFTER_METRIC))))
         return {pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods}
 
@@ -217,8 +247,7 @@ class _DemoRunner:
         words = ["get", "specdep", self.scenario.name, "--watch", "--output=json"]
         out.print(f"[dim]# kubectl {' '.join(words)}[/]")
         table.print_header()
-        command = [str(ensure_binary("kubectl")), f"--kubeconfig={self.lab.kubeconfig}", *words]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as watching:
+        with self.tools.start("kubectl", *words) as watching:
             timer = threading.Timer(self.scenario.timeout_seconds, watching.terminate)
             timer.start()
             try:
@@ -232,25 +261,8 @@ class _DemoRunner:
             finally:
                 timer.cancel()
                 watching.terminate()
-        description = self.lab.kubectl("describe", "specdep", self.scenario.name)
+        description = self.tools.run("kubectl", "describe", "specdep", self.scenario.name)
         raise StartError(f"the resource did not get there within {self.scenario.timeout_seconds:g} s:\n{description}")
-
-    def _send_first_request(self) -> None:
-        """Send one chat completion through the gateway; Envoy receives the route with a delay."""
-        scenario, url = self.scenario, self.lab.gateway_url or ""
-        body = {"model": scenario.name, "messages": [{"role": "user", "content": scenario.question}], "max_tokens": 24}
-        out.print(f"[cyan]$ curl {url}/v1/chat/completions --header 'Host: {scenario.host}' ...[/]")
-        deadline = time.monotonic() + 30
-        with httpx.Client(base_url=url, headers={"Host": scenario.host}, timeout=30) as client:
-            while time.monotonic() < deadline:
-                with contextlib.suppress(httpx.TransportError):  # Envoy opens its port with the first route
-                    answer = client.post("/v1/chat/completions", json=body)
-                    if answer.status_code == 200:
-                        (choice,) = answer.json()["choices"]
-                        out.print(sanitize_text(f"... {choice['message']['content'].strip()} ..."))
-                        return
-                time.sleep(0.2)
-        raise StartError(f"the gateway did not answer within 30 s: see `aerie-lab kubectl describe httproute {scenario.name}`.")
 
 
 def _print_heading(text: str) -> None:
@@ -268,8 +280,8 @@ def _read_documents(watching: subprocess.Popen[str]) -> Iterator[Json]:
             lines.clear()
 
 
-def _print_traffic_summary(traffic: BackgroundTraffic, status: Json) -> None:
-    table = Table(title="\nRequests through the gateway", title_justify="left", title_style="bold", box=None, pad_edge=False)
+def _print_traffic_summary(traffic: IntervalReport, status: Json, receiver: str) -> None:
+    table = Table(title=f"\nRequests through the {receiver}", title_justify="left", title_style="bold", box=None, pad_edge=False)
     for heading in ("INTERVAL", "SECONDS", "REQUESTS", "FAILED"):
         table.add_column(heading, justify="left" if heading == "INTERVAL" else "right")
     for name, report in traffic.intervals:
@@ -282,13 +294,13 @@ def _print_traffic_summary(traffic: BackgroundTraffic, status: Json) -> None:
         out.print(sanitize_text(f"{outcome['change']}: {outcome['result']}. {outcome['message']}"))
 
 
-def _raise_on_failed_requests(traffic: BackgroundTraffic) -> None:
+def _raise_on_failed_requests(traffic: IntervalReport) -> None:
     total, failed = _count_requests(traffic)
     if failed:
         raise LabError(f"{failed} of {total} requests failed: {dict(traffic.report.errors)}.")
 
 
-def _count_requests(traffic: BackgroundTraffic) -> tuple[int, int]:
+def _count_requests(traffic: IntervalReport) -> tuple[int, int]:
     """Return the number of requests, and of those that failed."""
     outcomes = traffic.report.outcomes
     return len(outcomes), sum(outcome.error is not None for outcome in outcomes)

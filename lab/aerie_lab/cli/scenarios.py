@@ -1,6 +1,6 @@
 """Demo scenarios: a resource, the drafters that it changes to, and traffic.
 
-    simulator      simulated engines, rollouts in place
+    simulator      simulated engines, rollouts in place; CONTAINER_SCENARIO is the same in a cluster of containers
     vllm           real vLLM on CPU, rollouts by pods, which begin with a shadow evaluation
     vllm-in-place  real vLLM on CPU, rollouts in place
 
@@ -13,6 +13,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from aerie_lab.engine.load_generation.background import SHORT_TRAFFIC_CLASSES, Clients
 from aerie_lab.engine.load_generation.workload import LengthDistribution, TrafficClass
@@ -54,6 +55,8 @@ class DemoScenario:
     """Mean requests per second, or clients."""
     timeout_seconds: float
     """Timeout of a start or a rollout."""
+    prerequisites: tuple[Path, ...] = ()
+    """Manifests to apply first; their Deployments have to become available."""
     image_tables: tuple[Path, ...] = ()
     required_families: tuple[str, ...] = ("helm",)
     """Binary families to build or install before the lab starts."""
@@ -68,6 +71,11 @@ class DemoScenario:
         if isinstance(self.load, Clients):
             return f"requests from {self.load.count} clients, each of which waits for its answer"
         return f"{self.load:g} requests per second"
+
+    @property
+    def question_body(self) -> dict[str, Any]:
+        """Return the question as a chat completion."""
+        return {"model": self.name, "messages": [{"role": "user", "content": self.question}], "max_tokens": 24}
 
     @property
     def chats(self) -> ChatList:
@@ -108,6 +116,10 @@ SIMULATED_SCENARIO = DemoScenario(
     load=24.0,
     timeout_seconds=600.0,
     image_tables=(SIMULATED_IMAGE_TABLE,),
+)
+
+CONTAINER_SCENARIO = replace(
+    SIMULATED_SCENARIO, manifest=_manifest_path("demo-containers.yaml"), prerequisites=(_manifest_path("demo-hub.yaml"),)
 )
 
 REAL_SCENARIO = DemoScenario(

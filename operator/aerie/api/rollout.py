@@ -1,6 +1,6 @@
 """Rollout of a change: the canary, its analysis, its traffic, and its time limits.
 
-docs/reference.md describes the analysis fields, docs/rollouts.md their effect. The sequential test behind them is a confidence
+docs/reference.md describes the analysis fields, docs/verdict.md their effect. The sequential test behind them is a confidence
 sequence over paired blocks (Lindon, Ham, Tingley, Bojinov, arXiv 2210.08589), which is anytime-valid: it may be evaluated after
 every block.
 """
@@ -343,7 +343,8 @@ class PreflightSpec(ResourceModel):
                     max_length=8,
                     json_schema_extra=schema_extra(
                         ValidationRule(
-                            "self.matches('^C[1-9][0-9]?$')", "write the id of a check, such as C2; docs/preflight.md lists them"
+                            "self.matches('^C[1-9][0-9]?$')",
+                            "write the id of a check, such as C2; docs/preflight-checks.md lists them",
                         )
                     ),
                 ),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import typer
 
 from aerie.cli.runner import run_app
-from aerie.terminal import VersionOption
+from aerie.terminal import VersionOption, join_help_lines
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,9 @@ COMMANDS = {
         "Processes",
     ),
     "preflight-job": CommandEntry("aerie.cli.commands.preflight_job", "preflight_job", "", "Processes", is_hidden=True),
+    "check-installation": CommandEntry(
+        "aerie.cli.commands.check_installation", "check_installation", "", "Processes", is_hidden=True
+    ),
 }
 """All commands, in the order of the help."""
 
@@ -161,7 +164,7 @@ def build_app(command_name: str | None) -> typer.Typer:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
-            app.command(name)(command)
+            app.command(name, help=join_help_lines(command.__doc__))(command)
     return app
 
 

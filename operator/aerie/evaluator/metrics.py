@@ -11,7 +11,7 @@ class EvaluatorMetrics:
     """Counters of the process."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self.received = self._counter("aerie_evaluator_requests_received", "Requests that were received, or read from the file.")
         self.dropped = self._counter(
             "aerie_evaluator_requests_dropped", "Requests that were dropped because others were in work."
@@ -21,7 +21,7 @@ class EvaluatorMetrics:
             "aerie_evaluator_requests_skipped",
             "Requests that gave no pair, by reason.",
             ["reason"],
-            registry=self._registry,
+            registry=self.registry,
         )
         for reason in SkipReason:
             self._skipped.labels(reason)
@@ -32,7 +32,7 @@ class EvaluatorMetrics:
 
     def render(self) -> bytes:
         """Return the exposition in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
     def _counter(self, name: str, documentation: str) -> Counter:
-        return Counter(name, documentation, registry=self._registry)
+        return Counter(name, documentation, registry=self.registry)

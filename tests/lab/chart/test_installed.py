@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -166,11 +167,21 @@ def test_cluster_roles_cover_the_resource(may: May, namespace: Namespace, role: 
 
 def test_commands_of_the_notes_work(home: Namespace) -> None:
     notes = home.lab.helm("get", "notes", "aerie", "--namespace", home.name)
-    wait, apply, watch, explain = (line.split()[1:] for line in notes.splitlines() if line.startswith("  kubectl "))
-    assert wait == ["--namespace", home.name, "rollout", "status", "deployment/aerie"]
-    assert "successfully rolled out" in home.lab.kubectl(*wait)
-    assert (apply[0], watch[:2]) == ("apply", ["get", "specdep"])
+    assert f"\n  helm test aerie --namespace {home.name}\n" in notes
+    secret, watch, explain, *plugin = (line.split()[1:] for line in notes.splitlines() if line.startswith("  kubectl "))
+    home.kubectl(*secret, "--dry-run=server")
+    _, manifest, _ = re.split(r"^kubectl apply -f - <<'END'$|^END$", notes, flags=re.MULTILINE)
     wait_until(lambda: "FIELDS" in home.lab.kubectl(*explain), "the resource is explained")
+    assert "chat" in home.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=manifest)
+    assert watch == ["get", "specdep", "chat", "--watch"]
+    assert [command[0] for command in plugin] == ["aerie", "aerie"]
+
+
+def test_helm_test_passes_and_leaves_nothing(home: Namespace) -> None:
+    output = home.lab.helm("test", "aerie", "--namespace", home.name, "--timeout=180s")
+    assert "Phase:" in output
+    assert "Succeeded" in output
+    assert home.list_all("pods", "app.kubernetes.io/name=aerie-test") == []
 
 
 def test_example_of_the_chart_is_accepted(home: Namespace, chart: Path) -> None:

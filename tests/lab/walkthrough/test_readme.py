@@ -29,7 +29,7 @@ LAB = ".venv/bin/aerie-lab "
 def commands() -> list[str]:
     """Return the README's commands to be typed, with continued lines joined."""
     readme = (ROOT / "README.md").read_text()
-    (block,) = [text for text in re.findall(r"^```\n(.*?)^```", readme, re.MULTILINE | re.DOTALL) if "helm install" in text]
+    (block,) = [text for text in re.findall(r"^```\n(.*?)^```", readme, re.MULTILINE | re.DOTALL) if "aerie-lab up" in text]
     return [line.strip() for line in block.replace("\\\n", " ").splitlines()]
 
 

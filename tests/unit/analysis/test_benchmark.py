@@ -223,13 +223,18 @@ def test_flagger_counts_passed_checks_and_never_forgets_failed_ones() -> None:
     assert rules.flagger_example(checks, np.ones((3, 14))).promote[:2].tolist() == [9, 9]
 
 
-def test_the_page_is_written_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_are_written_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = run("base", 20)
     monkeypatch.setattr(canary, "_cells_by_scenario", dict.fromkeys(SCENARIOS, cells))
     canary.document(tmp_path)
-    text = (tmp_path / "canary-decisions.md").read_text()
-    assert text.count("| Argo Rollouts, its docs' five |") == len(SCENARIOS) + 1
-    assert "{" not in text
+    page, scenarios_page = ((tmp_path / f"{name}.md").read_text() for name in ("canary-decisions", "canary-decisions-scenarios"))
+    # One row is in the table of settings, and one in that of the base scenario.
+    assert page.count("| Argo Rollouts, its docs' five |") == 2
+    assert scenarios_page.count("| Argo Rollouts, its docs' five |") == len(SCENARIOS) - 1
+    for scenario in SCENARIOS.values():
+        assert f"\n| {scenario.title} | " in page
+        assert (f"### {scenario.title}\n" in page) != (f"### {scenario.title}\n" in scenarios_page)
+    assert "{" not in page + scenarios_page
 
 
 def test_a_small_run_has_plausible_cells() -> None:

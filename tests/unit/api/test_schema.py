@@ -102,6 +102,6 @@ def test_outdated_file_is_named_and_rewritten(tmp_path: Path) -> None:
     (tmp_path / "docs" / "reference.md").write_text("edited by hand")
     stale = run("--check")
     assert stale.returncode == 1
-    assert stale.stderr == "docs/reference.md does not match operator/aerie: run `make crds`.\n"
+    assert stale.stderr == "docs/reference.md does not match the code: run `make crds`.\n"
     assert run().stdout == "wrote docs/reference.md\n"
     assert run("--check").returncode == 0

@@ -437,6 +437,16 @@ def test_summaries_are_the_first_sentence_of_the_help(name: str) -> None:
     assert " ".join((text or "").split()).startswith(entry.summary)
 
 
+def test_the_help_breaks_no_line_where_the_source_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    assert run_command_line(["preflight", "--help"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    (paragraph,) = [line for line in lines if line.startswith("Reads only configs")]
+    assert paragraph.endswith("the API server would reject the manifest.")
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_only_the_requested_command_is_imported(name: str) -> None:
     code = f"import sys; from aerie.cli.app import build_app; build_app({name!r}); print(sorted(sys.modules))"

@@ -24,7 +24,7 @@ from aerie.api.source import HuggingFaceSource
 from aerie.checkpoints import HubClient
 from aerie.cli.app import run_command_line
 from aerie.engine.models.checkpoint import Checkpoint
-from aerie_lab.cli.scenarios import DEMO_SCENARIOS, DemoScenario
+from aerie_lab.cli.scenarios import CONTAINER_SCENARIO, DEMO_SCENARIOS, DemoScenario
 from aerie_lab.engine.serving.arguments import parse_simulator_arguments
 from aerie_lab.engine.serving.files import EngineError
 from aerie_lab.engine.serving.options import SimulatorOptions
@@ -180,7 +180,8 @@ def test_simulated_engine_reads_its_checkpoints_from_the_hub(
         describe_drafter(EAGLE_31, "b" * 40)
 
 
-MANIFESTS = [*sorted((ROOT / "examples").rglob("*.yaml")), *(scenario.manifest for scenario in DEMO_SCENARIOS.values())]
+SCENARIOS = (*DEMO_SCENARIOS.values(), CONTAINER_SCENARIO)
+MANIFESTS = [*sorted((ROOT / "examples").rglob("*.yaml")), *(scenario.manifest for scenario in SCENARIOS)]
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: f"{path.parent.name}/{path.stem}")

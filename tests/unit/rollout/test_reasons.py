@@ -6,26 +6,16 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
 from aerie.rollout import conditions, reasons
+from scripts.reference_events import REASONS_BY_SECTION
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "conditions.md"
 OPERATOR = ROOT / "operator" / "aerie"
-
-REASONS_BY_SECTION: dict[str, Any] = {
-    conditions.READY: reasons.ReadyReason,
-    conditions.PROGRESSING: reasons.ProgressingReason,
-    conditions.PREFLIGHT_PASSED: reasons.PreflightReason,
-    "Pods": reasons.PodFailureReason,
-    conditions.DEGRADED: reasons.DegradedReason,
-    conditions.TUNED: reasons.TunedReason,
-    conditions.SUBSCRIBED: reasons.SubscribedReason,
-    "Events": reasons.OutcomeReason,
-}
 
 
 def read_sections() -> dict[str, str]:

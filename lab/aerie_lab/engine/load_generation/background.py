@@ -38,7 +38,31 @@ class Clients:
     count: int
 
 
-class BackgroundTraffic:
+class IntervalReport:
+    """Outcomes of requests as they come, cut into named intervals."""
+
+    def __init__(self) -> None:
+        self.intervals: list[tuple[str, TrafficReport]] = []
+        self.report = TrafficReport()
+        """All of it, as answers come."""
+        self._started_at = time.monotonic()
+
+    def mark(self, name: str) -> None:
+        """Call by a name what was answered since the last mark."""
+        seconds = time.monotonic() - self._started_at - sum(report.seconds for _, report in self.intervals)
+        self.intervals.append((name, TrafficReport(seconds, self.report.outcomes[self._reported_count() :])))
+
+    def _complete_last_interval(self) -> None:
+        """Add the requests that were still open at the last mark."""
+        if self.intervals:
+            name, last = self.intervals.pop()
+            self.intervals.append((name, TrafficReport(last.seconds, self.report.outcomes[self._reported_count() :])))
+
+    def _reported_count(self) -> int:
+        return sum(len(report.outcomes) for _, report in self.intervals)
+
+
+class BackgroundTraffic(IntervalReport):
     """Sends `load`, requests per second on average or clients, for at most `max_seconds`."""
 
     def __init__(
@@ -48,12 +72,9 @@ class BackgroundTraffic:
         classes: Sequence[TrafficClass] = SHORT_TRAFFIC_CLASSES,
         max_seconds: float = 7200.0,
     ) -> None:
-        self.intervals: list[tuple[str, TrafficReport]] = []
-        self.report = TrafficReport()
-        """All of it, as answers come."""
+        super().__init__()
         self._target, self._load, self._classes, self._max_seconds = target, load, classes, max_seconds
         self._stop_event = threading.Event()
-        self._started_at = 0.0
         self._thread = threading.Thread(target=self._send, name="traffic", daemon=True)
 
     def __enter__(self) -> Self:
@@ -64,17 +85,7 @@ class BackgroundTraffic:
     def __exit__(self, *_: object) -> None:
         self._stop_event.set()
         self._thread.join(self._target.timeout_seconds)
-        if self.intervals:  # with the requests that were still open
-            name, last = self.intervals.pop()
-            self.intervals.append((name, TrafficReport(last.seconds, self.report.outcomes[self._reported_count() :])))
-
-    def mark(self, name: str) -> None:
-        """Call by a name what was answered since the last mark."""
-        seconds = time.monotonic() - self._started_at - sum(report.seconds for _, report in self.intervals)
-        self.intervals.append((name, TrafficReport(seconds, self.report.outcomes[self._reported_count() :])))
-
-    def _reported_count(self) -> int:
-        return sum(len(report.outcomes) for _, report in self.intervals)
+        self._complete_last_interval()
 
     def _send(self) -> None:
         if isinstance(self._load, Clients):

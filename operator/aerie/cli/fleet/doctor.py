@@ -255,7 +255,7 @@ class _Problems:
 
 
 _REASON_FIXES = {
-    "MetricsUnavailable": "correct spec.metrics.source, prometheus.allowed and the token (docs/operator.md)",
+    "MetricsUnavailable": "correct spec.metrics.source, prometheus.allowed and the token (docs/prometheus-source.md)",
     "VersionSkew": "apply crds/ of the newest release, and install that operator",
     "UnreadableSpec": "correct the field that the message names",
     "RouteNotAccepted": "correct the Gateway: kubectl describe gateway",
