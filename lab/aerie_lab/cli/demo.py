@@ -11,6 +11,7 @@ With `--cluster kind` or `k3d` the place is a cluster of containers instead (con
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import threading
@@ -172,7 +173,7 @@ class DemoRunner:
                         request_count=_count_requests(traffic)[0],
                     ),
                     engines=scenario.engines_description,
-                    manifest=scenario.manifest.relative_to(REPOSITORY_FOLDER),
+                    manifest=os.path.relpath(scenario.manifest, REPOSITORY_FOLDER),
                     options=options,
                     receiver=self.requests.receiver,
                     name=scenario.name,
