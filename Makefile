@@ -59,7 +59,7 @@ check: setup ## format, lint, types, import layers, generated files, commands na
 	@$(BIN)/python scripts/check_words.py
 
 lint-release: setup ## lint the workflows, the rendered chart and the examples; builds actionlint and kubeconform the first time
-	@$(BIN)/python -m scripts.lint_release
+	@$(BIN)/python -m scripts.release.lint
 
 crds: setup ## write what is generated: crds/, pages of the reference, the chart's definition and tables
 	@$(BIN)/python -m scripts.generate

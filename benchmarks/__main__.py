@@ -71,7 +71,7 @@ def main() -> int:
         name = module.result_name() if hasattr(module, "result_name") else arguments.name
         (HERE / "results" / f"{name}.json").write_text(text)
         if hasattr(module, "document"):
-            module.document(HERE.parent / "docs")
+            module.document(HERE.parent / "docs" / "measurements")
     print(json.dumps(figures))
     return 0
 

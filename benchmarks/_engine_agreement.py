@@ -17,7 +17,10 @@ from aerie_lab.testing.agreement import (
 
 
 def agreement() -> dict[str, float]:
-    """Measure absolute differences in per cent. Installs vLLM if it is missing; prints the table of docs/simulator.md."""
+    """Measure absolute differences in per cent, and print the table of docs/reference/simulator.md.
+
+    Installs vLLM if it is missing.
+    """
     vllm = ensure_family("vllm", lambda line: print(line, file=sys.stderr))
     with tempfile.TemporaryDirectory(prefix="aerie-bench-") as scratch:
         pair = run_agreement(vllm, Path(scratch))

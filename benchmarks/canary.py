@@ -19,8 +19,8 @@ With CELLS=base,sticky in the environment only these scenarios run, without the 
 cell, and SEED=2 gives other rollouts. Use none of them with SAVE=1.
 
 The model is in _canary_model.py, the scenarios in _canary_scenarios.py, the rules in _canary_rules.py. Seeds are fixed, so the
-same version of numpy gives the same results. A run with SAVE=1 writes docs/canary-decisions.md and
-docs/canary-decisions-scenarios.md.
+same version of numpy gives the same results. A run with SAVE=1 writes docs/measurements/canary-decisions.md and
+docs/measurements/canary-decisions-scenarios.md.
 """
 
 from __future__ import annotations
@@ -261,8 +261,8 @@ results.
 all pods together and on each pod. A request has a number of tokens, and the number of drafts follows from its acceptance. So
 requests with low acceptance have more of the drafts than of the tokens. A better drafter makes fewer drafts for the same tokens.
 
-**Calibration.** Before each rollout there is a [day of stable pods](rollouts.md#calibration-on-stable-pods) with the same kind
-of traffic, unless the title says otherwise. The rollouts of a scenario share {histories} such days.
+**Calibration.** Before each rollout there is a [day of stable pods](../concepts/calibration.md#calibration-on-stable-pods) with
+the same kind of traffic, unless the title says otherwise. The rollouts of a scenario share {histories} such days.
 
 **Latency.** It is not simulated: every criterion but tokens per step passes, and the minimum duration is over. So in practice a
 promotion takes 30 minutes or more.
@@ -280,7 +280,7 @@ promotion takes 30 minutes or more.
 
 **Acceptance length.** No answer is truncated here. So tokens per step, which decide in Aerie, and acceptance length, which the
 other tools' queries request, are the same. In vLLM's counters, acceptance length favours the better arm
-([why](rollouts.md#tokens-per-step-and-acceptance-length)).
+([why](../concepts/compared-metrics.md#tokens-per-step-and-acceptance-length)).
 
 ## The other tools
 

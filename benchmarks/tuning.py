@@ -37,7 +37,8 @@
 
 GRIDS=file.json takes another file of the form of lab/aerie_lab/engine/performance_model/step_time_grids.json, and leaves
 decision and fleet out.
-RUNS=4 makes the fleet simulation small (0: none). Seeds are fixed. With SAVE=1 the tables in docs/tuning-measured.md are written.
+RUNS=4 makes the fleet simulation small (0: none). Seeds are fixed. With SAVE=1 the tables in
+docs/measurements/tuning.md are written.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ def table(names: Sequence[str]) -> str:
 
 def document(docs: Path) -> None:
     """Write the table of the last run into its place in the page."""
-    page = docs / "tuning-measured.md"
+    page = docs / "tuning.md"
     text = page.read_text()
     for name, written in (("results", table([grid.name for grid in grids()])), ("fleet", "\n".join(_fleet))):
         if written:

@@ -22,8 +22,8 @@
 | better_median_min                  | after how many minutes, at 1 request/s; the soak lasts 30                                 |
 
 The model is in _verdict_model.py, the cells in _verdict_cells.py. Seeds are fixed, so the same version of numpy gives the same
-results. RUNS=40 in the environment makes a quick run of fewer rollouts. The page docs/verdict-checks.md is written by a run with
-SAVE=1.
+results. RUNS=40 in the environment makes a quick run of fewer rollouts. The page
+docs/measurements/verdict-checks.md is written by a run with SAVE=1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Check of README and docs: named commands exist, relative links resolve, and the index lists every page.
+"""Check of README and docs: named commands exist, relative links resolve, and the index lists every page once.
 
 Links in code are no links. An anchor has to be a heading of the page that it leads to, by GitHub's rule. Addresses elsewhere are
 not requested.
@@ -17,9 +17,12 @@ REQUIRED = ("make demo", "make test")
 INDEX = "docs/README.md"
 PAGES = ("*.md", "charts/**/*.md", "docs/**/*.md", "drafter/**/*.md", "examples/**/*.md", "plugin/**/*.md")
 """Patterns of the files whose links are checked."""
+LISTED_BY_A_PAGE = ("docs/decisions", "docs/how-to/runbooks")
+"""Folders whose pages a page of the index lists, instead of the index."""
 _FENCED_BLOCK = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 _INLINE_CODE = re.compile(r"`[^`\n]+`")
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
+_LISTED = re.compile(r"^\* \[[^]]*\]\(([^()\s]+)\)", re.MULTILINE)
 _HEADING = re.compile(r"^#{1,6} +(.+?) *#* *$", re.MULTILINE)
 
 
@@ -52,13 +55,17 @@ def find_link_errors(root: Path) -> list[str]:
     ]
     index = root / INDEX
     listed = _resolve(index, links)
-    # A folder of pages, such as the runbooks, is listed by the page about it.
-    in_folders = set().union(*(_resolve(page, links) for page in pages if page.resolve() in listed))
-    listed |= {page for page in in_folders if page.parent.parent == index.parent.resolve()}
+    linked = set().union(*(_resolve(page, links) for page in pages if page.resolve() in listed))
+    listed |= {page for page in linked if page.parent in {(root / folder).resolve() for folder in LISTED_BY_A_PAGE}}
     messages += [
         f"{INDEX} does not list {page.relative_to(root)}: add a line for it."
         for page in pages
         if page.is_relative_to(index.parent) and page != index and page.resolve() not in listed
+    ]
+    messages += [
+        f"{INDEX} lists {link} {count} times: keep the line in the section of its folder."
+        for link, count in Counter(_LISTED.findall(index.read_text(encoding="utf-8"))).items()
+        if count > 1
     ]
     return messages
 

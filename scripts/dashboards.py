@@ -303,7 +303,7 @@ FLEET = Dashboard(
         Panel(
             "table",
             "What needs a user",
-            "Reasons for a user to act. A row leads to its deployment. docs/monitoring.md explains the reasons.",
+            "Reasons for a user to act. A row leads to its deployment. docs/how-to/monitoring.md explains the reasons.",
             "none",
             (Query(f"max by (namespace, name, reason) ({_fleet('aerie_attention')})", "active"),),
             width=12,
@@ -399,7 +399,7 @@ DEPLOYMENT = Dashboard(
     (
         _stat(
             "Phase",
-            "Present phase. docs/on-call.md describes each phase and what to do.",
+            "Present phase. docs/how-to/on-call.md describes each phase and what to do.",
             "none",
             f"max by (phase) ({_own('aerie_resource_phase')})",
             legend="{{phase}}",
@@ -690,7 +690,7 @@ OPERATOR = Dashboard(
         ),
         _graph(
             "Failed scrapes of engines per second",
-            "Failed scrapes of engine metrics, by reason (docs/engine-metrics.md).",
+            "Failed scrapes of engine metrics, by reason (docs/reference/engine-metrics.md).",
             "ops",
             ("sum by (reason) (rate(aerie_scrape_failures_total[$__rate_interval]))", "{{reason}}"),
             minimum=0,

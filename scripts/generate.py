@@ -15,33 +15,23 @@ from pathlib import Path
 import yaml
 
 from aerie.api.crd import build_custom_resource_definition
-from scripts import (
-    chart,
-    dashboards,
-    pictures,
-    reference,
-    reference_annotations,
-    reference_checks,
-    reference_cli,
-    reference_events,
-    reference_metrics,
-    reference_versions,
-)
+from scripts import chart, dashboards, pictures
+from scripts.reference import annotation_table, checks, cli, events, metrics, resource, versions
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "charts" / "aerie"
 FROM_VALUES = ("README.md", "values.schema.json")
 FROM_DASHBOARDS = tuple(f"{dashboard.name}.json" for dashboard in dashboards.DASHBOARDS)
 PAGES: dict[str, Callable[[], str]] = {
-    "annotations.md": reference_annotations.page,
-    "cli-reference.md": reference_cli.page,
-    "events.md": reference_events.page,
-    "metrics.md": reference_metrics.page,
-    "preflight-checks.md": reference_checks.page,
-    "reference.md": reference.page,
-    "vllm-versions.md": reference_versions.page,
+    "annotations.md": annotation_table.page,
+    "cli.md": cli.page,
+    "events.md": events.page,
+    "metrics.md": metrics.page,
+    "preflight-checks.md": checks.page,
+    "resource.md": resource.page,
+    "vllm-versions.md": versions.page,
 }
-"""Pages of docs/ that are generated, and the function that renders each."""
+"""Pages of docs/reference that are generated, and the function that renders each."""
 HEADER = "# Generated from operator/aerie/api by `make crds`. Change the models, not this file.\n"
 
 
@@ -52,9 +42,9 @@ def files() -> Iterator[tuple[Path, str]]:
     text = HEADER + yaml.safe_dump(definition, sort_keys=False, width=120, allow_unicode=True)
     yield ROOT / "crds" / name, text
     for page_name, render in PAGES.items():
-        yield ROOT / "docs" / page_name, render()
+        yield ROOT / "docs" / "reference" / page_name, render()
     for picture_name, picture in pictures.files():
-        yield ROOT / "docs" / picture_name, picture
+        yield ROOT / "docs" / "pictures" / picture_name, picture
     for chart_path, content in chart.files(CHART, text):
         yield CHART / chart_path, content
     for file_name, content in dashboards.files():

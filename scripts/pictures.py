@@ -1,4 +1,4 @@
-"""The drawn pictures of README.md and docs/architecture.md, as SVG.
+"""The drawn pictures of README.md and docs/project/architecture.md, as SVG.
 
 They are drawn here, so that they cannot differ from the code unnoticed: the layers of the operator are those of the import
 contract in pyproject.toml, and a test compares the phases and their arrows with the state machine. `make crds` writes the files.
@@ -152,11 +152,11 @@ class Picture:
 
 
 def files() -> Iterator[tuple[str, str]]:
-    """Yield (path, content) of each picture; the path is relative to docs/."""
+    """Yield (path, content) of each picture; the path is relative to docs/pictures/."""
     yield "rollout.svg", draw_rollout().render()
-    yield "architecture/data-flow.svg", draw_data_flow().render()
-    yield "architecture/phases.svg", draw_phases().render()
-    yield "architecture/layers.svg", draw_layers((ROOT / "pyproject.toml").read_text()).render()
+    yield "data-flow.svg", draw_data_flow().render()
+    yield "phases.svg", draw_phases().render()
+    yield "layers.svg", draw_layers((ROOT / "pyproject.toml").read_text()).render()
 
 
 def draw_rollout() -> Picture:

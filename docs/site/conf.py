@@ -6,9 +6,8 @@ html_title = "Aerie"
 root_doc = "index"
 extensions = ["myst_parser", "sphinx_copybutton"]
 source_suffix = {".md": "markdown"}
-# Tables, task lists and bare addresses as on the forge; headings get the anchors that its links use.
-myst_enable_extensions = ["linkify", "html_image"]
-myst_linkify_fuzzy_links = False
+# Headings get the anchors that the forge's links use.
+myst_enable_extensions = ["html_image"]
 myst_heading_anchors = 4
 # Words after ``` that name no language of the highlighter.
 suppress_warnings = ["misc.highlighting_failure"]

@@ -1,4 +1,5 @@
-"""Description of a metric: the one source of its registration, of its line in docs/metrics.md, and of the tests of alerts.
+"""Description of a metric: the one source of its registration, of its line in docs/reference/metrics.md, and of the alerts'
+tests.
 
 Guarantee: a metric that the operator exports has a description, because nothing is registered without one.
 """

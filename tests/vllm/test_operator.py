@@ -37,7 +37,7 @@ spec:
     source: {huggingFace: {repo: aerie/bundle-eagle31, revision: 55f8cf57420bcfb8f7a95c89a51fb969df6c8270}}
   engine:
     image: vllm/vllm-openai:v0.32.0
-    # All but the first two are for a CPU (docs/vllm-on-cpu.md).
+    # All but the first two are for a CPU (docs/how-to/vllm-on-cpu.md).
     args: [--max-model-len=2048, --max-num-seqs=8, --dtype=float32, --enforce-eager, --kv-cache-memory-bytes=67108864]
     podTemplate: {spec: {terminationGracePeriodSeconds: 30}}
   speculation: {numSpeculativeTokens: 3, tuning: {mode: "Off"}}

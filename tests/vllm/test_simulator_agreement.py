@@ -1,6 +1,6 @@
 """The simulator against real vLLM on CPU, on the same traffic: expositions, relations of counters, acceptance length, schedules,
-and how both fail and end. docs/simulator.md has the table that `pair` prints. aerie_lab.testing.agreement describes how the
-simulator is configured, and why its results are its own.
+and how both fail and end. docs/reference/simulator.md has the table that `pair` prints. aerie_lab.testing.agreement describes
+how the simulator is configured, and why its results are its own.
 """
 
 from __future__ import annotations

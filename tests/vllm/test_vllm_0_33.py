@@ -1,4 +1,4 @@
-"""vLLM 0.33's Python over 0.32's compiled files (docs/vllm-0.33-on-cpu.md): what Aerie and the simulator assume of 0.33.
+"""vLLM 0.33's Python over 0.32's compiled files (docs/how-to/vllm-0.33-on-cpu.md): what Aerie and the simulator assume of 0.33.
 
 Only `aerie-lab build vllm-0.33` installs it. One server serves the bundle's target with its EAGLE 3.1 drafter.
 """

@@ -54,8 +54,8 @@ _SUMMARY_TEMPLATE = """\
 Cluster, {receiver} and operator are real. {engines}.
 Durations are short, for you to watch ({manifest} has the defaults).
 `.venv/bin/aerie-lab demo {options} --keep` leaves the cluster up. `kubectl describe specdep {name}` then shows analysis and
-rollout history. docs/in-place.md explains rollouts in place, docs/rollouts.md those by pods, docs/shadow-evaluation.md what comes
-first; README.md has the next steps by hand."""
+rollout history. In docs/concepts, in-place.md explains rollouts in place, rollouts.md those by pods, and shadow-evaluation.md
+what comes first. README.md has the next steps by hand."""
 _POD_COLUMNS = "custom-columns=POD:.metadata.name,UID:.metadata.uid,RESTARTS:.status.containerStatuses[0].restartCount"
 _RUNNING = "--field-selector=status.phase=Running"
 """Leaves out the pod of the preflight, which has ended."""

@@ -26,7 +26,7 @@ from aerie_lab.hub.checkpoints import Repository, RepositoryFile
 _CHUNK_BYTES = 2**20
 _NO_WEIGHTS_MESSAGE = (
     "the lab's Hub has the shape of this checkpoint and no weights: an engine that loads weights needs another, such as "
-    "aerie/bundle-target, or a [[checkpoint]] row of yours (docs/lab-pods.md)"
+    "aerie/bundle-target, or a [[checkpoint]] row of yours (docs/reference/lab-pods.md)"
 )
 
 

@@ -254,7 +254,7 @@ def relative_difference(run: AgreementRun, metric: Callable[[dict[str, float]], 
 
 
 def render_agreement_table(run: AgreementRun) -> str:
-    """Return the table of docs/simulator.md."""
+    """Return the table of docs/reference/simulator.md."""
     rows = ["| quantity | real vLLM | simulator | difference |", "|---|---|---|---|"]
     for title, of in (
         ("acceptance length", acceptance_length),

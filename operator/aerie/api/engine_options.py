@@ -3,7 +3,7 @@ others.
 
 A row is a key of `SpeculativeConfig` in vllm/config/speculative.py, read from the published wheels of vLLM 0.15.1 to 0.33.0.
 0.21.0 has no such wheel, and counts as lacking what 0.22.0 adds. The schema of the field is generated from the rows, and
-docs/reference.md from the schema. `aerie.engine.speculative_config` checks the user's options against a version of vLLM.
+docs/reference/resource.md from the schema. `aerie.engine.speculative_config` checks the user's options against a version of vLLM.
 
 Guarantees: an allowed key can change neither the model's answers nor anything that another field of the resource sets. The
 schema preserves unknown keys, so that the operator rejects them by name; the API server would drop them silently.

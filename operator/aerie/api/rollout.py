@@ -1,8 +1,8 @@
 """Rollout of a change: the canary, its analysis, its traffic, and its time limits.
 
-docs/reference.md describes the analysis fields, docs/verdict.md their effect. The sequential test behind them is a confidence
-sequence over paired blocks (Lindon, Ham, Tingley, Bojinov, arXiv 2210.08589), which is anytime-valid: it may be evaluated after
-every block.
+docs/reference/resource.md describes the analysis fields, docs/concepts/verdict.md their effect. The sequential test behind them
+is a confidence sequence over paired blocks (Lindon, Ham, Tingley, Bojinov, arXiv 2210.08589), which is anytime-valid: it may be
+evaluated after every block.
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ class PreflightSpec(ResourceModel):
                     json_schema_extra=schema_extra(
                         ValidationRule(
                             "self.matches('^C[1-9][0-9]?$')",
-                            "write the id of a check, such as C2; docs/preflight-checks.md lists them",
+                            "write the id of a check, such as C2; docs/reference/preflight-checks.md lists them",
                         )
                     ),
                 ),

@@ -116,7 +116,8 @@ class EngineVersion:
 
 
 NEWEST_VERIFIED_VERSION = Version.parse("0.33.0")
-"""The newest release that this table was verified against (2026-11), and whose engines get the plugin (docs/in-place/vllm.md)."""
+"""The newest release that this table was verified against (2026-11), and whose engines get the plugin
+(docs/project/in-place-vllm.md)."""
 
 MIN_SECURE_VERSION = Version.parse("0.24.0")
 """The first release that a remote request cannot stop under speculation: vLLM pull request 44744."""

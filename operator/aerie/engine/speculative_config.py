@@ -57,7 +57,7 @@ def _validate_engine_option(name: str, value: object) -> str:
         return (
             f"{_FIELD_PATH} has {name}: {value_text}, which is unknown to Aerie as a key of vLLM's speculative config: "
             "correct its "
-            "name, or remove it; docs/reference.md lists the keys of vLLM 0.26 to 0.33."
+            "name, or remove it; docs/reference/resource.md lists the keys of vLLM 0.26 to 0.33."
         )
     if option.rejection_reason:
         return f"{_FIELD_PATH} has {name}: {value_text}: {option.rejection_reason}."

@@ -1,7 +1,7 @@
 """Reasons of the conditions and of the events: the words by which users and their programs tell them apart.
 
 Guarantee: no other reason reaches a condition or an event, because mypy checks each of them against these types. A test checks
-that docs/conditions.md explains every one, and that the operator uses every one.
+that docs/reference/conditions.md explains every one, and that the operator uses every one.
 
 A status that was read may have a reason of another release, so `aerie.api.status.Condition.reason` is a string.
 """

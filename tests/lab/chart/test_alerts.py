@@ -168,7 +168,7 @@ def test_texts_name_the_resource_and_its_value(groups: list[dict[str, Any]], tmp
         "summary": "The acceptance length of team/chat fell since its promotion.",
         "description": "Clients get correct answers, more slowly than after the promotion. The acceptance length is 80% of that "
         "of the promotion.",
-        "runbook_url": "docs/runbooks/AerieAcceptanceFell.md",
+        "runbook_url": "docs/how-to/runbooks/AerieAcceptanceFell.md",
     }
     labels = {"namespace": "team", "name": "chat", "severity": "warning"}
     test = {

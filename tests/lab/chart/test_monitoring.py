@@ -21,7 +21,7 @@ from aerie.controller.metrics import OperatorMetrics
 from aerie.controller.rollout_metrics import RolloutMetrics
 from aerie.controller.work_queue import NamespacedName
 from aerie_lab.testing import agreement, prometheus, wait_until
-from scripts.reference_metrics import list_metric_families
+from scripts.reference.metrics import list_metric_families
 from tests.unit.rollout import tuned_world
 from tests.unit.rollout.world import monitored_world, serving_world, world_in_phase
 

@@ -99,9 +99,9 @@ def test_outdated_file_is_named_and_rewritten(tmp_path: Path) -> None:
 
     run()
     assert run("--check").returncode == 0
-    (tmp_path / "docs" / "reference.md").write_text("edited by hand")
+    (tmp_path / "docs" / "reference" / "resource.md").write_text("edited by hand")
     stale = run("--check")
     assert stale.returncode == 1
-    assert stale.stderr == "docs/reference.md does not match the code: run `make crds`.\n"
-    assert run().stdout == "wrote docs/reference.md\n"
+    assert stale.stderr == "docs/reference/resource.md does not match the code: run `make crds`.\n"
+    assert run().stdout == "wrote docs/reference/resource.md\n"
     assert run("--check").returncode == 0

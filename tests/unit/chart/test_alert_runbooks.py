@@ -1,4 +1,4 @@
-"""Each alert of the chart has its runbook and its line in docs/monitoring.md, and no page is left over."""
+"""Each alert of the chart has its runbook and its line in docs/how-to/monitoring.md, and no page is left over."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-RUNBOOKS = ROOT / "docs" / "runbooks"
+RUNBOOKS = ROOT / "docs" / "how-to" / "runbooks"
 RULES = (ROOT / "charts" / "aerie" / "templates" / "prometheusrule.yaml").read_text()
 ALERTS = re.findall(r"- alert: (\w+)", RULES)
 SECTIONS = ["Symptom", "Meaning for clients", "Check", "Fix", "When to ignore"]
@@ -38,7 +38,7 @@ def test_alert_states_severity_meaning_and_runbook(alert: str) -> None:
 
 
 def test_monitoring_page_lists_each_alert_with_its_severity() -> None:
-    page = (ROOT / "docs" / "monitoring.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text()
     listed = re.findall(r"^\| (Aerie\w+) \| (\w+) \| .+ \| \[page\]\(runbooks/(\w+)\.md\) \|$", page, re.MULTILINE)
     severities = re.findall(r"- alert: (\w+)\n.*?severity: (\w+)", RULES, re.DOTALL)
     assert sorted((alert, severity) for alert, severity, _ in listed) == sorted(severities)

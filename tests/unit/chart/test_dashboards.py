@@ -15,7 +15,7 @@ from aerie.controller.metrics import OperatorMetrics
 from aerie.controller.rollout_metrics import RolloutMetrics
 from aerie.controller.work_queue import NamespacedName
 from scripts import dashboards
-from scripts.reference_metrics import list_metric_families
+from scripts.reference.metrics import list_metric_families
 from tests.unit.rollout.world import world_in_phase
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -86,7 +86,7 @@ def test_reference_lists_each_exported_metric() -> None:
     world, _ = world_in_phase("Analyzing")
     world.measure(3, +0.1)
     rollouts.update(NamespacedName("default", "chat"), Status.from_dict(world.status))
-    page = (ROOT / "docs" / "metrics.md").read_text().partition("## The operator")[2].partition("\n## ")[0]
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text().partition("## The operator")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(aerie_\w+)` \| (\w+) \| (.*?) \|", page, re.MULTILINE)
     listed = {name: (kind, labels) for name, kind, labels in rows}
     types = dict(re.findall(r"^# TYPE (\w+) (\w+)$", generate_latest(metrics.registry).decode(), re.MULTILINE))

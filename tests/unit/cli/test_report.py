@@ -28,7 +28,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[2J $x_1$ | `code` @team htt
 
 
 pytestmark = pytest.mark.slow
-DOCS_PICTURE = Path(__file__).parents[3] / "docs" / "report.svg"
+DOCS_PICTURE = Path(__file__).parents[3] / "docs" / "pictures" / "report.svg"
 
 
 def build(name: str, **arguments: Any) -> Contents:

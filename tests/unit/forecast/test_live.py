@@ -57,7 +57,7 @@ def test_a_history_of_stable_pods_shortens_an_analysis() -> None:
 
 @pytest.mark.slow
 def test_agrees_with_the_documented_simulation_where_a_drafter_is_better() -> None:
-    """docs/verdict-checks.md: +9 %, steps as long, with a history: all promoted, 30 minutes in the median."""
+    """docs/measurements/verdict-checks.md: +9 %, steps as long, with a history: all promoted, 30 minutes in the median."""
     deviation = float(np.sqrt(0.043**2 * 120 / 2.2))  # 4.3 % in blocks of 120 requests
     requests = Requests(1.0, tokens=400.0, deviation=deviation, step_time_deviation=0.03, pod_deviation=0.0)
     (outcomes,) = forecast([0.09], requests, stable_pods=3, runs=20)

@@ -85,7 +85,7 @@ def test_rule_is_the_operators(seed: int, effect: float, variant: dict[str, Any]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "pods", "effect", "rolled_back", "promoted", "minutes"),
-    [  # cells of docs/in-place/error-rates.md, scenario base
+    [  # cells of docs/measurements/in-place-error-rates.md, scenario base
         (0.2, 4, 0.0, 0.8, 55.1, 236),
         (0.2, 4, 0.03, 0.0, 99.5, 58),
         (1.0, 1, 0.0, 0.4, 59.9, 238),

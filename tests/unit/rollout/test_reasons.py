@@ -1,4 +1,4 @@
-"""docs/conditions.md explains every condition type and every reason of the operator, and the operator uses all of them."""
+"""docs/reference/conditions.md explains every condition type and every reason of the operator, and the operator uses them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import get_args
 import pytest
 
 from aerie.rollout import conditions, reasons
-from scripts.reference_events import REASONS_BY_SECTION
+from scripts.reference.events import REASONS_BY_SECTION
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = ROOT / "docs" / "conditions.md"
+PAGE = ROOT / "docs" / "reference" / "conditions.md"
 OPERATOR = ROOT / "operator" / "aerie"
 
 

@@ -75,6 +75,11 @@ def test_index_lists_every_page(check_readme: ModuleType, tmp_path: Path) -> Non
         (tmp_path / f"docs/{name}.md").write_text("# A\n")
     (problem,) = check_readme.find_link_errors(tmp_path)
     assert problem == "docs/README.md does not list docs/decisions/b.md: add a line for it."
+    (tmp_path / "docs/a.md").write_text("# A\n\n[b](decisions/b.md)\n")
+    assert check_readme.find_link_errors(tmp_path) == []
+    (tmp_path / "docs/README.md").write_text("* [a](a.md)\n* [again](a.md)\n")
+    (problem,) = check_readme.find_link_errors(tmp_path)
+    assert problem.startswith("docs/README.md lists a.md 2 times")
     assert check_readme.find_link_errors(ROOT) == []
 
 

@@ -1,4 +1,4 @@
-"""docs/errors.md draws the exception classes of each package: all of them, each below its base class."""
+"""docs/reference/errors.md draws the exception classes of each package: all of them, each below its base class."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def read_drawn_tree(page: str, heading: str) -> Tree:
 
 @pytest.mark.parametrize("heading", PACKAGES)
 def test_the_page_draws_every_exception_class_below_its_base(heading: str) -> None:
-    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
     assert read_drawn_tree(page, heading) == find_exceptions(ROOT / PACKAGES[heading])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from scripts import reference_annotations, reference_cli
+from scripts.reference import annotation_table, cli
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ("operator/aerie/**/*.py", "lab/aerie_lab/**/*.py", "charts/aerie/templates/*.yaml")
@@ -23,17 +23,12 @@ OTHERS = {
 def test_page_has_every_annotation_and_label_of_the_code() -> None:
     names = {name for pattern in SOURCES for path in ROOT.glob(pattern) for name in KEY.findall(path.read_text(encoding="utf-8"))}
     assert {"aerie.dev/promote", "aerie.dev/revision", "lab.aerie.dev/hub"} <= names
-    page = reference_annotations.page()
+    page = annotation_table.page()
     assert [name for name in sorted(names - OTHERS.keys()) if f"| `{name}" not in page] == []
 
 
 def test_commands_of_the_page_have_the_options_of_their_functions() -> None:
-    commands = list(reference_cli.iterate_aerie_commands())
-    options = {
-        option
-        for command in commands
-        for parameter in reference_cli.list_parameters(command.function)
-        for option in parameter.opts
-    }
+    commands = list(cli.iterate_aerie_commands())
+    options = {option for command in commands for parameter in cli.list_parameters(command.function) for option in parameter.opts}
     assert {"--attention", "--namespace", "--gpu-memory"} <= options
     assert "aerie complete" not in {command.name for command in commands}  # hidden

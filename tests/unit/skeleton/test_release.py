@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts.manifest_schemas import forbid_unknown_fields, iter_builtin_schemas, iter_custom_schemas
-from scripts.release_chart import CHART
-from scripts.release_chart import main as release_chart
-from scripts.release_notes import find_errors, find_notes, read_versions
+from scripts.release.chart import CHART
+from scripts.release.chart import main as release_chart
+from scripts.release.notes import find_errors, find_notes, read_versions
+from scripts.release.schemas import forbid_unknown_fields, iter_builtin_schemas, iter_custom_schemas
 
 ROOT = Path(__file__).resolve().parents[3]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yaml"))

@@ -28,7 +28,7 @@ ENVIRONMENT = {
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3900",
     "OMP_NUM_THREADS": "1",
 }
-"""The environment of docs/vllm-on-cpu.md, with one computing thread on any core, and a long limit of idle connections."""
+"""The environment of docs/how-to/vllm-on-cpu.md, with one computing thread on any core, and a long limit of idle connections."""
 
 FLAGS = ["--host=127.0.0.1", "--dtype=float32", "--enforce-eager", "--kv-cache-memory-bytes=67108864", "--max-num-seqs=16"]
 

@@ -1,7 +1,7 @@
 """vLLM's handling of a drafter's files: rejects them as vLLM does, or serves them with a higher or lower acceptance.
 
 Read are config.json and the headers of the safetensors files, never a weight. Each rule is one measured on vLLM 0.32.0 with
-EAGLE 3 and EAGLE 3.1 heads of a small target (docs/simulator.md):
+EAGLE 3 and EAGLE 3.1 heads of a small target (docs/reference/simulator.md):
 
 | files | vLLM |
 |---|---|

@@ -3,7 +3,8 @@
     start-up: the port is closed --> serving --SIGTERM--> draining or cut off --> exit 0
                                             --SIGUSR1--> as when an engine process of vLLM dies: 503, then exit
 
-Each state behaves as measured on vLLM 0.32.0 (docs/simulator.md). Metrics are those of `exposition` and `http_exposition`.
+Each state behaves as measured on vLLM 0.32.0 (docs/reference/simulator.md). Metrics are those of `exposition`
+and `http_exposition`.
 With vLLM's flags for Aerie's plugin, `/aerie/` is the plugin's own endpoint (`drafter_endpoint`): the drafter changes in place.
 Two paths are the simulator's own. POST /simulator/metrics-corruption with `{"corruption": NAME or null}` determines what /metrics
 exposes from then on (`metrics_corruption`). POST /simulator/drafter-fault with `{"fault": NAME or null}` does so for failures of

@@ -62,8 +62,8 @@ class Status(ResourceModel):
     progress. Staging: pods read the drafter that is rolled out in place. Evaluating: shadow evaluation. Queued: it waits for a
     free slot. AwaitingApproval and Held: it waits for the annotation aerie.dev/promote or aerie.dev/rollback. Monitoring and
     Verifying: the revision is promoted, and pods of the previous one are retained for a while. RolledBack: the stable revision
-    serves, and the revision of the spec was rolled back. Ready, Paused and Failed: see the conditions. docs/rollout-phases.md
-    describes each phase."""
+    serves, and the revision of the spec was rolled back. Ready, Paused and Failed: see the conditions.
+    docs/concepts/rollout-phases.md describes each phase."""
     conditions: Annotated[
         list[Condition],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),

@@ -1,7 +1,7 @@
 """Common base of all models of the resource: their configuration, schema rules, and the types of single values.
 
 A model declares everything about its fields once: type, bounds, default, and the purpose in the docstring below the field.
-crd.py generates the CustomResourceDefinition from it, and docs/reference.md is generated from that.
+crd.py generates the CustomResourceDefinition from it, and docs/reference/resource.md is generated from that.
 
 Reading is lenient about unknown fields (an object that a newer Aerie wrote), and exact about known ones. The API server runs
 the schema's CEL rules (`ValidationRule`), and validation/admission.py runs them before anything is applied. A model does not

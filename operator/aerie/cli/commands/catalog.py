@@ -159,5 +159,7 @@ def _print_nearest_targets(drafter_catalog: DrafterCatalog, target: str) -> None
         err.print(
             sanitize_text(f"Similar targets in the catalog: {', '.join(near)}. A drafter for another target does not work.")
         )
-    err.print("If you have a drafter, set spec.drafter.source, or add an entry with --catalog (see docs/find-a-drafter.md).")
+    err.print(
+        "If you have a drafter, set spec.drafter.source, or add an entry with --catalog (see docs/how-to/find-a-drafter.md)."
+    )
     err.print("To train a drafter on this target's own answers, see `aerie-drafter --help`.")

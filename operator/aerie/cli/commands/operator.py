@@ -69,7 +69,7 @@ def operator(
     health_port: Annotated[int, typer.Option(help="Port of /healthz and /readyz.")] = 8081,
     notifications_config: Annotated[
         str | None,
-        typer.Option(help="File with the receivers of notifications and their subscriptions (docs/notifications.md)."),
+        typer.Option(help="File with the receivers of notifications and their subscriptions (docs/how-to/notifications.md)."),
     ] = None,
     notify_url: Annotated[
         str | None,

@@ -216,7 +216,7 @@ def _check_load(observation: EngineObservation) -> Iterator[Finding]:
             "requests wait all the time",
             f"{min(waiting):.0f} to {max(waiting):.0f} requests waited at each of {len(waiting)} reads, with up to "
             f"{_percent(usage)} of the KV cache in use: the engine gets more than it serves",
-            "add replicas or limit the traffic; at such load fewer draft tokens may serve more (docs/tuning.md)",
+            "add replicas or limit the traffic; at such load fewer draft tokens may serve more (docs/concepts/tuning.md)",
             "vllm:num_requests_waiting",
         )
     if counters.preemptions > 0:

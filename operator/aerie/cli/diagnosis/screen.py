@@ -148,7 +148,7 @@ def _render_findings(findings: Sequence[Finding]) -> Iterator[RenderableType]:
 def build_document(
     observation: EngineObservation, acceptance: Acceptance | Unknown, findings: Sequence[Finding]
 ) -> dict[str, Any]:
-    """Return the diagnosis for programs; docs/diagnose.md describes it."""
+    """Return the diagnosis for programs; docs/how-to/diagnose.md describes it."""
     counters, setting = observation.counters, observation.setting
     step, tokens = mean_step_interval(counters), tokens_per_step(counters)
     return {

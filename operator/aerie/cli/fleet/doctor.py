@@ -200,7 +200,7 @@ def _check_admission(facts: ClusterFacts) -> CheckLine:
         return _unknown(title, "you may not list its bindings", "ask for list on validatingadmissionpolicybindings")
     if not facts.admission_bindings:
         text = "not installed: whoever may write a SpeculativeDeployment gets pods of the operator's making"
-        return CheckLine(Mark.PROBLEM, title, text, "set admission.enabled: true in the chart (docs/security.md)")
+        return CheckLine(Mark.PROBLEM, title, text, "set admission.enabled: true in the chart (docs/concepts/security.md)")
     return CheckLine(Mark.OK, title, "installed and bound")
 
 
@@ -255,7 +255,7 @@ class _Problems:
 
 
 _REASON_FIXES = {
-    "MetricsUnavailable": "correct spec.metrics.source, prometheus.allowed and the token (docs/prometheus-source.md)",
+    "MetricsUnavailable": "correct spec.metrics.source, prometheus.allowed and the token (docs/how-to/prometheus-source.md)",
     "VersionSkew": "apply crds/ of the newest release, and install that operator",
     "UnreadableSpec": "correct the field that the message names",
     "RouteNotAccepted": "correct the Gateway: kubectl describe gateway",

@@ -149,7 +149,7 @@ def _format_time(text: str) -> str:
 
 # ---------------------------------------------------------------------------------------------------------------- for programs
 def build_explanation_document(view: ResourceView, record: Mapping[str, str] | None) -> dict[str, Any]:
-    """Return the explanation for programs; docs/cli.md describes it."""
+    """Return the explanation for programs; docs/how-to/cli.md describes it."""
     speculation: Object = view.spec.get("speculation") or {}
     analysis = {name: value for name, value in view.analysis.items() if name not in ("state", "parameters")}
     return {

@@ -79,7 +79,7 @@ def _read_config_map_manifest(file: str) -> dict[str, str]:
     data = config_maps[0].get("data") if len(config_maps) == 1 else None
     if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
         raise CommandError(
-            f"{file} must contain one ConfigMap whose data are strings, one per catalog entry: see docs/find-a-drafter.md."
+            f"{file} must contain one ConfigMap whose data are strings, one per catalog entry: see docs/how-to/find-a-drafter.md."
         )
     return data
 

@@ -58,7 +58,9 @@ def plan(
         err.print(f"error: The API server rejects {file}:", markup=False)
         for line in str(error).splitlines():
             err.print(f"  {line}", markup=False)
-        err.print("Correct these fields, then plan again. docs/reference.md has all fields and their ranges.", markup=False)
+        err.print(
+            "Correct these fields, then plan again. docs/reference/resource.md has all fields and their ranges.", markup=False
+        )
         raise typer.Exit(EXIT_REJECTED) from None
     if output is PlanOutput.TEXT:
         from aerie.cli.plan.screen import render_diff, render_next, render_plan  # not needed otherwise

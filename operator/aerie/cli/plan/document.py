@@ -1,4 +1,4 @@
-"""A plan for programs: the content of a RolloutPlan of cli.aerie.dev/v1. docs/plan-an-apply.md describes it."""
+"""A plan for programs: the content of a RolloutPlan of cli.aerie.dev/v1. docs/how-to/plan-an-apply.md describes it."""
 
 from __future__ import annotations
 

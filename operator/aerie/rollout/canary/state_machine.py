@@ -151,7 +151,7 @@ TRANSITIONS: dict[tuple[StateMachinePhase, Trigger], StateMachinePhase | EndStat
 MANUAL_PROMOTION_MESSAGE, MANUAL_ROLLBACK_MESSAGE = "Promoted manually.", "Rollback requested manually."
 VERIFICATION_DURATION = timedelta(hours=1)
 """Time for which previous pods get requests again: enough for a regression of some percent to show in pairs
-(docs/canary-decisions.md)."""
+(docs/measurements/canary-decisions.md)."""
 MIN_RETENTION_AFTER_CRASH = timedelta(hours=1)
 """Minimum time for which previous pods stay once engines of the promoted revision have crashed: in a fleet that crashes, other
 crashes follow."""

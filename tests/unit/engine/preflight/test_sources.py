@@ -1,4 +1,4 @@
-"""Every check of preflight names its source, and fits into a row of docs/preflight-checks.md, which is generated from it."""
+"""Every check of preflight names its source, and fits into a row of docs/reference/preflight-checks.md, which has it."""
 
 from __future__ import annotations
 
