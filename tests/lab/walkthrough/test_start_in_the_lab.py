@@ -1,4 +1,5 @@
-"""The README's commands: a lab, the chart, the examples, an answer through the gateway, and a complete clean-up."""
+"""The commands of docs/start/in-the-lab.md: a lab, the chart, an answer through the gateway, a promoted drafter, a complete
+clean-up."""
 
 from __future__ import annotations
 
@@ -22,26 +23,28 @@ from aerie_lab.testing import wait_until
 pytestmark = pytest.mark.timeout(900)
 
 ROOT = Path(__file__).resolve().parents[3]
-NAME = f"readme-{os.getpid()}"
+PAGE = ROOT / "docs" / "start" / "in-the-lab.md"
+ON_YOUR_CLUSTER = ROOT / "docs" / "start" / "on-your-cluster.md"
+FIRST_CANARY = ROOT / "docs" / "tutorials" / "first-canary.md"
+NAME = f"start-{os.getpid()}"
 LAB = ".venv/bin/aerie-lab "
 
 
-def commands() -> list[str]:
-    """Return the README's commands to be typed, with continued lines joined."""
-    readme = (ROOT / "README.md").read_text()
-    (block,) = [text for text in re.findall(r"^```\n(.*?)^```", readme, re.MULTILINE | re.DOTALL) if "aerie-lab up" in text]
-    return [line.strip() for line in block.replace("\\\n", " ").splitlines()]
+def commands(text: str) -> list[str]:
+    """Return the commands of a page or section, with continued lines joined."""
+    blocks = re.findall(r"^ *```\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+    return [line.strip() for line in "".join(blocks).replace("\\\n", " ").splitlines()]
 
 
 class Walkthrough:
-    """The README's remaining commands; each is removed from the list when it is run."""
+    """The page's remaining commands; each is removed from the list when it is run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         """Folder in place of the checkout: what the commands write is not left in it."""
         for name in ("charts", "examples"):
             (folder / name).symlink_to(ROOT / name)
-        self.remaining = commands()
+        self.remaining = commands(PAGE.read_text().partition("## By hand")[2].partition("\n## ")[0])
         self.last_command = ""
         self.environment: Mapping[str, str] = {**os.environ, "AERIE_LAB_NAME": NAME}
 
@@ -52,7 +55,15 @@ class Walkthrough:
 
     def run(self, beginning: str) -> str:
         """Run the next command, which must have this beginning, and return its output."""
-        command = ["bash", "-c", self.take_next(beginning)]
+        return self._run(self.take_next(beginning))
+
+    def run_from(self, page: Path, command: str) -> str:
+        """Run a command of another page, and return its output."""
+        assert command in commands(page.read_text())
+        return self._run(command)
+
+    def _run(self, text: str) -> str:
+        command = ["bash", "-c", text]
         done: subprocess.CompletedProcess[str] = subprocess.run(command, capture_output=True, check=False, **self.options)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -60,7 +71,7 @@ class Walkthrough:
     def take_next(self, beginning: str) -> str:
         """Return the next command without running it. This interpreter's folder replaces .venv/bin."""
         command = self.remaining.pop(0)
-        assert command.startswith(beginning), f"the README goes on with: {command}"
+        assert command.startswith(beginning), f"the page goes on with: {command}"
         self.last_command = command.replace(".venv/bin/", f"{shlex.quote(str(Path(sys.executable).parent))}/")
         return self.last_command
 
@@ -85,12 +96,13 @@ def walkthrough(tmp_path: Path) -> Iterator[Walkthrough]:
         take_down_lab(NAME)
 
 
-def test_the_commands_of_the_readme_work(walkthrough: Walkthrough) -> None:
+def test_the_commands_of_the_page_work(walkthrough: Walkthrough) -> None:
     walkthrough.run(f"{LAB}up --simulated-vllm")
     lab = Lab.find(NAME)
     walkthrough.enter_shell(f"{LAB}shell")
 
     walkthrough.run("helm install aerie charts/aerie")
+    walkthrough.run_from(ON_YOUR_CLUSTER, "kubectl aerie doctor")
     walkthrough.run("kubectl create secret generic hugging-face")
     walkthrough.run("kubectl apply -f examples/speculativedeployment.yaml")
     walkthrough.run("kubectl aerie wait chat --for ready")
@@ -122,12 +134,15 @@ def test_the_commands_of_the_readme_work(walkthrough: Walkthrough) -> None:
     assert passed["status"] == "True"
     assert "eagle_aux_hidden_state_layer_ids" in passed["message"]
 
+    plan = walkthrough.run_from(FIRST_CANARY, "kubectl aerie plan -f examples/lab/new-drafter.yaml")
+    assert "Llama-3.1-8B-Instruct-EAGLE3.1" in plan
     send_requests = f"exec {walkthrough.take_next('aerie-lab traffic').removesuffix('&')}"
     with subprocess.Popen(["bash", "-c", send_requests], **walkthrough.options) as traffic:
         walkthrough.run("kubectl apply -f examples/lab/new-drafter.yaml")
         watch_until_promoted(walkthrough)
         traffic.terminate()
     assert "Promoted" in walkthrough.run("kubectl aerie history chat")
+    assert "tokens per step" in walkthrough.run_from(FIRST_CANARY, "kubectl aerie explain chat")
     walkthrough.run("kubectl aerie report chat -o report.html")
     report = walkthrough.folder / "report.html"
     assert "Llama-3.1-8B-Instruct-EAGLE3.1" in report.read_text()
@@ -136,16 +151,16 @@ def test_the_commands_of_the_readme_work(walkthrough: Walkthrough) -> None:
     assert len(before) == 4
 
     # The chart's README: uninstalling leaves the definition and the serving pods.
-    lab.helm("uninstall", "aerie", "--namespace", "aerie-system", "--wait")
+    walkthrough.run_from(ON_YOUR_CLUSTER, "helm uninstall aerie --namespace aerie-system")
     assert list_ready_pods(lab) == before
-    lab.kubectl("delete", "specdep", "chat")
+    walkthrough.run_from(ON_YOUR_CLUSTER, "kubectl delete specdep chat")
     walkthrough.take_next("exit")
     walkthrough.run(f"{LAB}down")
     assert walkthrough.remaining == []
 
 
 def watch_until_promoted(walkthrough: Walkthrough) -> None:
-    """Watch with the README's command until the new drafter serves alone."""
+    """Watch with the page's command until the new drafter serves alone."""
     command = walkthrough.take_next("kubectl aerie status chat --watch")
     deadline, text = time.monotonic() + 600, ""
     with subprocess.Popen(["bash", "-c", f"exec {command}"], stdout=subprocess.PIPE, **walkthrough.options) as watching:
@@ -184,7 +199,7 @@ def list_ready_pods(lab: Lab) -> set[str]:
 
 
 def request_answer(walkthrough: Walkthrough) -> dict[str, Any]:
-    """Return the answer to the README's request, once the route has reached Envoy."""
+    """Return the answer to the page's request, once the route has reached Envoy."""
     command = walkthrough.take_next('curl "$GATEWAY/v1/chat/completions"')
 
     def ask() -> dict[str, Any] | None:
