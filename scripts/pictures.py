@@ -282,7 +282,7 @@ def draw_phases() -> Picture:
     boxes = {}
     for kind, names in (("box", texts), ("end", ends)):
         for name, (column, row, text) in names.items():
-            box = Box(_COLUMNS[column], _ROWS[row], 132 if name == "AwaitingApproval" else 108, 46)
+            box = Box(_COLUMNS[column], _ROWS[row], 148 if name == "AwaitingApproval" else 108, 46)
             boxes[name] = picture.box(box, name, *([text] if text else []), kind=kind)
 
     def connect(source: str, target: str, *points: Point, is_user: bool = False) -> None:

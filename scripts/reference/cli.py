@@ -36,7 +36,7 @@ how to work with `kubectl aerie`, its exit statuses and its output for programs.
 | program | purpose |
 |---|---|
 | [`aerie`](#aerie) | rollouts in a cluster, and tools that need no cluster. `kubectl aerie` is the same program |
-| [`aerie-drafter`](#aerie-drafter) | drafters: training, evaluation, export ([drafter.md](../tutorials/your-own-drafter.md)) |
+| [`aerie-drafter`](#aerie-drafter) | drafters: training, evaluation, export ([tutorial](../tutorials/your-own-drafter.md)) |
 | [`aerie-lab`](#aerie-lab) | a cluster on one machine, for tries and tests ([lab.md](../how-to/lab.md)) |
 
 `--help` of a command prints the same, and `--version` of a program its release. An option with an empty default is off, or unset.
