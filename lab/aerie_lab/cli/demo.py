@@ -60,6 +60,7 @@ _POD_COLUMNS = "custom-columns=POD:.metadata.name,UID:.metadata.uid,RESTARTS:.st
 _RUNNING = "--field-selector=status.phase=Running"
 """Leaves out the pod of the preflight, which has ended."""
 _DRAFTER_METRIC = "aerie_drafter_info"
+_DRAFTER_METRIC_TIMEOUT_SECONDS = 30.0
 _TRAFFIC_SECONDS = 15.0
 """Seconds of requests before the first rollout. With fewer than ten, windows would have their longest length."""
 
@@ -233,9 +234,18 @@ class DemoRunner:
         for pod in pods:
             path = f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}:8000/proxy/metrics"
             out.print(f"[cyan]$ kubectl get --raw {path} | grep ^{_DRAFTER_METRIC}[/]")
-            lines = self.tools.run("kubectl", "get", "--raw", path).splitlines()
-            out.print(sanitize_text("\n".join(line for line in lines if line.startswith(_DRAFTER_METRIC))))
+            out.print(sanitize_text(self._read_drafter_metric(path)))
         return {pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods}
+
+    def _read_drafter_metric(self, path: str) -> str:
+        """Return the metric's line. The plugin reads its engine's drafter after the engine serves, so the line may be late."""
+        deadline = time.monotonic() + _DRAFTER_METRIC_TIMEOUT_SECONDS
+        while time.monotonic() < deadline:
+            lines = self.tools.run("kubectl", "get", "--raw", path).splitlines()
+            if shown := [line for line in lines if line.startswith(_DRAFTER_METRIC)]:
+                return "\n".join(shown)
+            time.sleep(0.5)
+        raise LabError(f"{path} does not show {_DRAFTER_METRIC} within {_DRAFTER_METRIC_TIMEOUT_SECONDS:g} s.")
 
     def _check_pods(self, pods: dict[str, int]) -> None:
         """Print the pods, and raise LabError if they are others, or one was restarted."""

@@ -45,6 +45,8 @@ def _run_kubectl(words: list[str]) -> None:
         case ["patch", *_, patch]:
             repo = json.loads(patch)["spec"]["drafter"]["source"]["huggingFace"]["repo"]
             (_FOLDER / "patches").write_text(f"{_read('patches')}{repo}\n")
+        case ["get", "--raw", path] if path.endswith("/metrics"):
+            print('aerie_drafter_info{digest="f922",kind="eagle3",own="true"} 1.0')  # noqa: T201
         case ["create", "--raw", *_]:
             print(json.dumps({"choices": [{"message": {"content": f"{len(sys.stdin.read())} bytes"}}]}))  # noqa: T201
         case ["logs", *_]:
