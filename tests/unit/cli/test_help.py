@@ -30,8 +30,8 @@ def test_version_is_an_option_and_a_command(
     program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = []
-    for word in ("version", "--version"):
-        assert run_program(program, [word], monkeypatch) == 0
+    for argument in ("version", "--version"):
+        assert run_program(program, [argument], monkeypatch) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
     assert re.fullmatch(r"aerie \d+\.\d+\.\d+\n", texts[0])

@@ -20,7 +20,7 @@ class State(StrEnum):
     IN_PROGRESS = "in progress"
     """Aerie is starting, testing, promoting or rolling back a revision."""
     WAITING = "waits for you"
-    """Nothing goes on until a user decides."""
+    """Nothing continues until a user decides."""
     FAILED = "failed"
     """The revision of the spec did not start, or not all clients are served."""
 
