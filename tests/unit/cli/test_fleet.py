@@ -89,7 +89,7 @@ STATES = {
     "Failed": State.FAILED,
 }
 """State of a resource whose clients are served, by phase."""
-UNSERVED = {"conditions": [condition("Ready", "False", "PodsNotReady", "0/4 pods ready")]}
+UNSERVED: dict[str, Any] = {"conditions": [condition("Ready", "False", "PodsNotReady", "0/4 pods ready")]}
 STARTING_PHASES = ("Preflight", "Queued", "Starting")
 
 
