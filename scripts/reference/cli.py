@@ -39,7 +39,8 @@ how to work with `kubectl aerie`, its exit statuses and its output for programs.
 | [`aerie-drafter`](#aerie-drafter) | drafters: training, evaluation, export ([tutorial](../tutorials/your-own-drafter.md)) |
 | [`aerie-lab`](#aerie-lab) | a cluster on one machine, for tries and tests ([lab.md](../how-to/lab.md)) |
 
-`--help` of a command prints the same, and `--version` of a program its release. An option with an empty default is off, or unset.
+`--help` of a command prints the same. `--version` or `version` of a program prints its release. An option with an empty default
+is off, or unset.
 """
 KUBECTL_INTRODUCTION = """\
 ### Options of kubectl

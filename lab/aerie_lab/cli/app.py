@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from aerie.terminal import VersionOption, sanitize_text
+from aerie.terminal import sanitize_text
+from aerie.typer_app import build_root_app
 from aerie_lab import cluster
 from aerie_lab.binaries import DEFAULT_FAMILY_NAMES, FAMILY_NAMES, ensure_binary, ensure_family
 from aerie_lab.cli.console import err, out, print_progress, replace_process
@@ -25,19 +26,10 @@ from aerie_lab.faults import FaultInjector
 from aerie_lab.images.table import SIMULATED_IMAGE_TABLE
 from aerie_lab.paths import lab_folder
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    help="A real Kubernetes cluster on this machine, without a container engine: pods are local processes.",
-)
+app = build_root_app("A real Kubernetes cluster on this machine, without a container engine: pods are local processes.")
 app.add_typer(fault)
 app.command()(demo)
 app.command()(traffic)
-
-
-@app.callback()
-def _all(version: VersionOption = False) -> None: ...
 
 
 Name = Annotated[str, typer.Option("--name", help="Name of the lab; several can run at the same time.", envvar="AERIE_LAB_NAME")]
