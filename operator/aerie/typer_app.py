@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.models import CommandFunctionType
 
 _VALUE = "VALUE"
 """Placeholder of an option's value in help, where neither choices nor a placeholder of its own are known."""
@@ -25,7 +27,7 @@ class App(typer.Typer):
         defaults: dict[str, Any] = {"cls": _Group, "no_args_is_help": True, "add_completion": False, "rich_markup_mode": "rich"}
         super().__init__(**(defaults | settings))
 
-    def command(self, name: str | None = None, **settings: Any) -> Any:
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
         """Return the decorator that adds a command."""
         return super().command(name, cls=_Command, **settings)
 
