@@ -1,4 +1,4 @@
-"""The commands of `aerie-lab`."""
+"""The commands of `aerie-lab` that start, stop and use a lab."""
 
 from __future__ import annotations
 
@@ -12,40 +12,20 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from aerie.terminal import VersionOption, sanitize_text
+from aerie.terminal import sanitize_text
 from aerie_lab import cluster
 from aerie_lab.binaries import DEFAULT_FAMILY_NAMES, FAMILY_NAMES, ensure_binary, ensure_family
 from aerie_lab.cli.console import err, out, print_progress, replace_process
-from aerie_lab.cli.demo import demo
-from aerie_lab.cli.fault import fault
-from aerie_lab.cli.traffic import traffic
 from aerie_lab.cluster import Lab, LabSettings, process, take_down_lab
 from aerie_lab.errors import LabError, StateError
 from aerie_lab.faults import FaultInjector
 from aerie_lab.images.table import SIMULATED_IMAGE_TABLE
 from aerie_lab.paths import lab_folder
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    help="A real Kubernetes cluster on this machine, without a container engine: pods are local processes.",
-)
-app.add_typer(fault)
-app.command()(demo)
-app.command()(traffic)
-
-
-@app.callback()
-def _all(version: VersionOption = False) -> None: ...
-
-
 Name = Annotated[str, typer.Option("--name", help="Name of the lab; several can run at the same time.", envvar="AERIE_LAB_NAME")]
 _DEFAULTS = LabSettings()
-_FORWARDED_ARGUMENTS_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
-@app.command()
 def up(
     name: Name = _DEFAULTS.name,
     nodes: Annotated[int, typer.Option(help="Number of nodes.")] = _DEFAULTS.nodes,
@@ -94,7 +74,6 @@ def _print_addresses(lab: Lab) -> None:
     err.print(f"gateway     {lab.gateway_url or 'none (--no-gateway)'}")
 
 
-@app.command()
 def down(
     name: Name = _DEFAULTS.name,
     every: Annotated[bool, typer.Option("--all", help="All labs of this user.")] = False,
@@ -104,7 +83,6 @@ def down(
         print_progress(f"lab '{each}' is down" if take_down_lab(each, print_progress) else f"there is no lab '{each}'")
 
 
-@app.command()
 def status(name: Name = _DEFAULTS.name, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
     """Show a lab's components, addresses and faults."""
     lab = Lab.find(name)
@@ -132,13 +110,11 @@ def status(name: Name = _DEFAULTS.name, as_json: Annotated[bool, typer.Option("-
         err.print(f"[yellow]fault {record['id']}:[/] {sanitize_text(record['fault'])}")
 
 
-@app.command(context_settings=_FORWARDED_ARGUMENTS_SETTINGS, add_help_option=False)
 def kubectl(context: typer.Context) -> None:
     """Run kubectl against a lab. The arguments are kubectl's, but for --name NAME before them: the lab (or $AERIE_LAB_NAME)."""
     _run_tool("kubectl", context.args)
 
 
-@app.command(context_settings=_FORWARDED_ARGUMENTS_SETTINGS, add_help_option=False)
 def helm(context: typer.Context) -> None:
     """Run helm against a lab. The arguments are helm's, but for --name NAME before them: the lab (or $AERIE_LAB_NAME)."""
     _run_tool("helm", context.args)
@@ -158,7 +134,6 @@ def _run_tool(tool: str, arguments: list[str]) -> None:
     replace_process([program, *arguments], {**os.environ, "KUBECONFIG": str(lab.kubeconfig)})
 
 
-@app.command()
 def logs(
     component: Annotated[str, typer.Argument(help="A component that `status` lists, or supervisor.")],
     name: Name = _DEFAULTS.name,
@@ -182,7 +157,6 @@ def logs(
                 time.sleep(0.2)
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
 def shell(
     command: Annotated[list[str] | None, typer.Argument(help="Command to run instead of an interactive shell.")] = None,
     name: Name = _DEFAULTS.name,
@@ -206,7 +180,6 @@ def shell(
         raise LabError(f"{words[0]}: no such command.") from error
 
 
-@app.command()
 def build(
     families: Annotated[
         list[str] | None,
