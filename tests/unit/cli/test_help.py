@@ -11,10 +11,9 @@ import pytest
 from aerie import typer_app
 from aerie.cli.app import COMMANDS, run_command_line
 from aerie_drafter.cli import run_cli
-from aerie_lab.cli.app import app as lab_app
+from aerie_lab.cli.app import COMMANDS as LAB_COMMANDS
 from aerie_lab.cli.run import run as run_lab
 
-LAB_COMMANDS = [info.name or getattr(info.callback, "__name__", "") for info in lab_app.registered_commands if not info.hidden]
 TYPE_NAMES = re.compile(r"<(str|bool|int|float|list\[|path|file|directory)|range>")
 
 
