@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REQUIRED = ("make demo", "make test")
 INDEX = "docs/README.md"
-PAGES = ("*.md", "charts/**/*.md", "docs/**/*.md", "drafter/**/*.md", "examples/**/*.md", "plugin/**/*.md")
+PAGES = ("*.md", "charts/**/*.md", "docs/**/*.md", "drafter/**/*.md", "examples/**/*.md", "lab/**/*.md", "plugin/**/*.md")
 """Patterns of the files whose links are checked."""
 LISTED_BY_A_PAGE = ("docs/decisions", "docs/how-to/runbooks")
 """Folders whose pages a page of the index lists, instead of the index."""

@@ -26,7 +26,7 @@ ALLOW_LIST = "scripts/words_allowed.txt"
 
 CODE_FOLDERS = ("operator/aerie", "lab/aerie_lab", "drafter", "plugin", "benchmarks", "scripts", "tests")
 
-DOCS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "charts/aerie/README.md", "docs/**/*.md")
+DOCS = ("*.md", "charts/aerie/README.md", "docs/**/*.md", "drafter/README.md", "lab/README.md", "plugin/README.md")
 """Patterns of the files whose prose is checked."""
 
 

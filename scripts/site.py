@@ -19,7 +19,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "site"
 INDEX = "docs/README.md"
-PAGES = ("*.md", "charts/**/*.md", "docs/**/*.md", "drafter/bundle/README.md", "examples/**/*.md", "plugin/**/*.md")
+PAGES = (
+    "*.md",
+    "charts/**/*.md",
+    "docs/**/*.md",
+    "drafter/README.md",
+    "drafter/bundle/README.md",
+    "examples/**/*.md",
+    "lab/README.md",
+    "plugin/README.md",
+)
 PICTURES = ("docs/**/*.svg", "docs/**/*.png")
 _LINK = re.compile(r"(?<!!)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<link>[^()\s]+)\)")
 _LINK_OR_CODE = re.compile(rf"{_LINK.pattern}|^(?P<indent> *)```.*?^(?P=indent)```|`[^`\n]+`", re.MULTILINE | re.DOTALL)

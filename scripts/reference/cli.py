@@ -21,7 +21,8 @@ import typer
 
 from aerie.cli.app import COMMANDS
 from aerie_drafter.cli import COMMAND_SUMMARIES
-from aerie_lab.cli.app import app as lab_app
+from aerie_lab.cli.app import COMMANDS as LAB_COMMANDS
+from aerie_lab.cli.app import load_command
 from scripts.reference.markdown import GENERATED, join_parts, table
 
 KUBECTL_PANEL = "Options of kubectl"
@@ -39,7 +40,8 @@ how to work with `kubectl aerie`, its exit statuses and its output for programs.
 | [`aerie-drafter`](#aerie-drafter) | drafters: training, evaluation, export ([tutorial](../tutorials/your-own-drafter.md)) |
 | [`aerie-lab`](#aerie-lab) | a cluster on one machine, for tries and tests ([lab.md](../how-to/lab.md)) |
 
-`--help` of a command prints the same, and `--version` of a program its release. An option with an empty default is off, or unset.
+`--help` of a command prints the same. `--version` or `version` of a program prints its release. An option with an empty default
+is off, or unset.
 """
 KUBECTL_INTRODUCTION = """\
 ### Options of kubectl
@@ -69,7 +71,7 @@ def page() -> str:
         "## aerie-drafter",
         *map(_render_command, iterate_drafter_commands()),
         "## aerie-lab",
-        *map(_render_command, iterate_app(lab_app, "aerie-lab")),
+        *map(_render_command, iterate_lab_commands()),
     )
 
 
@@ -89,6 +91,16 @@ def iterate_drafter_commands() -> Iterator[Command]:
     """Yield the commands of aerie-drafter."""
     for name in COMMAND_SUMMARIES:
         yield Command(f"aerie-drafter {name}", importlib.import_module(f"aerie_drafter.cli.{name}").command)
+
+
+def iterate_lab_commands() -> Iterator[Command]:
+    """Yield the commands of aerie-lab."""
+    for name in LAB_COMMANDS:
+        command = load_command(name)
+        if isinstance(command, typer.Typer):
+            yield from iterate_app(command, f"aerie-lab {name}")
+        else:
+            yield Command(f"aerie-lab {name}", command)
 
 
 def iterate_app(app: typer.Typer, prefix: str) -> Iterator[Command]:

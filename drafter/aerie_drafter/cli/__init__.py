@@ -13,7 +13,8 @@ from importlib import import_module
 import typer
 
 from aerie.boundary import EXIT_FAILED, run_process
-from aerie.terminal import VersionOption, join_help_lines, print_error
+from aerie.terminal import print_error
+from aerie.typer_app import build_root_app
 from aerie_drafter.errors import DrafterError
 
 COMMAND_SUMMARIES = {
@@ -49,24 +50,16 @@ def run_cli(arguments: Sequence[str]) -> int:
 
 def build_app(command_name: str | None) -> typer.Typer:
     """Return the app: the named command in full, the others as a line of help."""
-    app = typer.Typer(
-        no_args_is_help=True,
-        add_completion=False,
-        rich_markup_mode="rich",
-        pretty_exceptions_enable=False,
-        help="Train, evaluate, convert and export EAGLE 3 and EAGLE 3.1 drafters for vLLM.",
+    app = build_root_app(
+        "Train, evaluate, convert and export EAGLE 3 and EAGLE 3.1 drafters for vLLM.", pretty_exceptions_enable=False
     )
-    app.callback()(_root_callback)
     for name, line in COMMAND_SUMMARIES.items():
         if name == command_name:
             command = import_module(f"aerie_drafter.cli.{name}").command
-            app.command(name, help=join_help_lines(command.__doc__))(command)
+            app.command(name)(command)
         else:
             app.command(name, help=line)(_placeholder_command)
     return app
-
-
-def _root_callback(version: VersionOption = False) -> None: ...
 
 
 def _placeholder_command() -> None:

@@ -23,7 +23,9 @@ def command(
     layer_ids: Annotated[
         LayerIdConvention, typer.Option(help="Whether layer ids of the checkpoint name inputs or outputs of layers.")
     ] = LayerIdConvention.AUTO,
-    trained: Annotated[datetime | None, typer.Option(help="Date of the training, for SpecForge.", formats=["%Y-%m-%d"])] = None,
+    trained: Annotated[
+        datetime | None, typer.Option(help="Date of the training, for SpecForge.", formats=["%Y-%m-%d"], metavar="YYYY-MM-DD")
+    ] = None,
     norm_output: Annotated[
         bool | None, typer.Option("--norm-output/--no-norm-output", help="Whether it was trained with norm_output, if known.")
     ] = None,

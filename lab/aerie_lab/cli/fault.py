@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from aerie.terminal import sanitize_text
+from aerie.typer_app import App
 from aerie_lab.cli.console import err, out
 from aerie_lab.cluster import Lab
 from aerie_lab.engine.metrics.metrics_corruption import MetricsCorruption, parse_corruption
@@ -16,7 +17,7 @@ from aerie_lab.engine.serving.drafter_faults import DrafterFault, parse_drafter_
 from aerie_lab.errors import StateError
 from aerie_lab.faults import Fault, FaultInjector
 
-fault = typer.Typer(name="fault", no_args_is_help=True, help="Inject faults, and undo them.")
+fault = App(name="fault", help="Inject faults, and undo them.")
 
 Name = Annotated[str, typer.Option("--name", help="Name of the lab.", envvar="AERIE_LAB_NAME")]
 Pod = Annotated[str, typer.Argument(help="Name of the pod.")]

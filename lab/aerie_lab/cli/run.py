@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from aerie.boundary import EXIT_FAILED, EXIT_INTERRUPTED
 from aerie.terminal import err, print_error
-from aerie_lab.cli.app import app
+from aerie_lab.cli.app import run_app
 from aerie_lab.errors import LabError
 
 
 def run() -> int:
     """Return the exit status."""
     try:
-        app()
+        run_app()
     except LabError as error:
         print_error(error)
         return EXIT_FAILED

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import typer
 
 from aerie.cli.runner import run_app
-from aerie.terminal import VersionOption, join_help_lines
+from aerie.typer_app import build_root_app
 
 
 @dataclass(frozen=True)
@@ -149,13 +149,7 @@ _EXPECTED_ERRORS = {
 
 def build_app(command_name: str | None) -> typer.Typer:
     """Return the app: the named command in full, the others as a line of help."""
-    app = typer.Typer(
-        no_args_is_help=True,
-        add_completion=False,
-        rich_markup_mode="rich",
-        help="Speculative decoding in vLLM fleets: rollouts in a cluster, and commands that need none.",
-    )
-    app.callback()(_handle_global_options)
+    app = build_root_app("Speculative decoding in vLLM fleets: rollouts in a cluster, and commands that need none.")
     for name, entry in COMMANDS.items():
         if name != command_name:
             app.command(name, help=entry.summary, hidden=entry.is_hidden, rich_help_panel=entry.panel)(_placeholder_command)
@@ -164,11 +158,8 @@ def build_app(command_name: str | None) -> typer.Typer:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
-            app.command(name, help=join_help_lines(command.__doc__))(command)
+            app.command(name)(command)
     return app
-
-
-def _handle_global_options(version: VersionOption = False) -> None: ...
 
 
 def _placeholder_command() -> None:

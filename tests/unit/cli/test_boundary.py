@@ -94,7 +94,7 @@ def test_status_and_message_of_a_process(line: str, code: int, message: str) -> 
 @pytest.mark.slow
 def test_an_ascii_terminal_gets_ascii_marks() -> None:
     bundle = Path(__file__).resolve().parents[3] / "drafter/bundle"
-    process = run_shell(f"AERIE preflight --target {bundle}/target --drafter {bundle}/eagle3", PYTHONIOENCODING="ascii")
+    process = run_shell(f"AERIE preflight --target {bundle}/target --drafter {bundle}/eagle3 -v", PYTHONIOENCODING="ascii")
     assert process.returncode == 0, process.stderr
     assert "\nok C1 " in process.stdout
 

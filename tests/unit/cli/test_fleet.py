@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from aerie.cli.app import COMMANDS, FLEET_PANEL, run_command_line
 from aerie.cli.console import CommandError, out
 from aerie.cli.fleet import screens
 from aerie.cli.fleet.actions import EXTEND, RETRY, ROLLBACK, ActionName, build_action, build_extension, parse_extension
-from aerie.cli.fleet.attention import find_attention_reason, is_extensible, list_possible_actions
+from aerie.cli.fleet.attention import State, find_attention_reason, find_state, is_extensible, list_possible_actions
 from aerie.cli.fleet.kubectl import ConflictError, Kubectl
 from aerie.cli.fleet.resource_view import ResourceView, format_age
 from aerie.cli.fleet.screens import METRIC_TITLES, draw_interval
@@ -65,6 +66,101 @@ def test_every_phase_has_a_screen_and_actions(phase: Phase) -> None:
         view = ResourceView(document)
         assert phase in render(screens.render_status(view, NOW, width=80, shows_all=True), 80)
         assert list(list_possible_actions(view))
+
+
+STATES = {
+    "Preflight": State.IN_PROGRESS,
+    "Queued": State.IN_PROGRESS,
+    "Starting": State.IN_PROGRESS,
+    "Staging": State.IN_PROGRESS,
+    "Evaluating": State.IN_PROGRESS,
+    "Ready": State.SERVING,
+    "WarmingUp": State.IN_PROGRESS,
+    "Analyzing": State.IN_PROGRESS,
+    "AwaitingApproval": State.WAITING,
+    "Ramping": State.IN_PROGRESS,
+    "Promoting": State.IN_PROGRESS,
+    "Monitoring": State.SERVING,
+    "Verifying": State.SERVING,
+    "RollingBack": State.IN_PROGRESS,
+    "Held": State.WAITING,
+    "RolledBack": State.WAITING,
+    "Paused": State.WAITING,
+    "Failed": State.FAILED,
+}
+"""State of a resource whose clients are served, by phase."""
+UNSERVED: dict[str, Any] = {"conditions": [condition("Ready", "False", "PodsNotReady", "0/4 pods ready")]}
+STARTING_PHASES = ("Preflight", "Queued", "Starting")
+
+
+def test_the_table_of_states_has_every_phase() -> None:
+    assert STATES.keys() == set(PHASES)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_phase_has_a_state(phase: Phase) -> None:
+    assert find_state(ResourceView(ready(phase=phase))) is STATES[phase]
+    assert find_state(ResourceView(analyzing(phase))) is STATES[phase]
+    assert find_state(ResourceView(ready(phase=phase, **UNSERVED))) is State.FAILED
+    first = find_state(ResourceView(ready(phase=phase, stable=None, **UNSERVED)))
+    assert first is (State.IN_PROGRESS if phase in STARTING_PHASES else State.FAILED)
+
+
+def test_the_page_has_the_phases_of_each_state() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "cli.md").read_text()
+    rows = dict(re.findall(rf"^\| ({'|'.join(State)}) \|.*\| (.*) \|$", page, re.MULTILINE))
+    for state in State:
+        listed = set(re.findall(r"[A-Z]\w+", rows[state].partition(";")[0]))
+        assert listed == {phase for phase, each in STATES.items() if each is state}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_state_agrees_with_what_waits_for_a_user(phase: Phase) -> None:
+    for document in (ready(phase=phase), analyzing(phase), ready(phase=phase, **UNSERVED)):
+        view = ResourceView(document)
+        assert bool(find_attention_reason(view)) == (find_state(view) in (State.WAITING, State.FAILED))
+
+
+def test_other_statuses_have_a_state_too() -> None:
+    new = ready()
+    new["status"] = {}
+    assert find_state(ResourceView(new)) is State.IN_PROGRESS
+    assert find_state(ResourceView(ready(phase="OfALaterRelease"))) is State.IN_PROGRESS
+
+
+@pytest.mark.parametrize("width", [80, 130])
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_a_list_is_not_cropped(width: int, is_wide: bool) -> None:
+    documents = [
+        *(document for phase in PHASES for document in (ready("llama-70b-chat", phase), analyzing(phase, "coder"))),
+        ready("k2", **UNSERVED),
+    ]
+    views = [ResourceView(document) for document in documents]
+    console = Console(width=width, highlight=False, color_system=None)
+    for with_namespace in (False, True):
+        with console.capture() as capture:
+            screen = screens.render_list(views, NOW, width=width, is_wide=is_wide, with_namespace=with_namespace)
+            console.print(screen, crop=False)
+        lines = [line.rstrip() for line in capture.get().splitlines()]
+        assert is_wide or max(map(len, lines)) <= width
+        words = " ".join(lines).split()
+        assert not [cell for cell in words if "…" in cell and "/" not in cell], "only a drafter is shortened"
+        for text in ("NAME", "STATE", "NEXT", "serving", "failed", "inconclusive:", *(["REVISION", "71a723caa5"] * is_wide)):
+            assert text in words
+        for state in State:
+            assert any(f" {state} " in f"{line} " for line in lines)
+        assert ("AwaitingApproval" in words) == is_wide
+
+
+def test_a_list_with_long_names_is_not_cropped() -> None:
+    view = ResourceView(analyzing("Held", "n" * 63))
+    console = Console(width=80, highlight=False, color_system=None)
+    with console.capture() as capture:
+        console.print(screens.render_list([view], NOW, width=80, is_wide=False, with_namespace=True), crop=False)
+    text = capture.get()
+    assert "n" * 63 in text
+    assert State.WAITING in text
+    assert "inconclusive:" in text
 
 
 def test_text_of_the_cluster_moves_no_cursor() -> None:

@@ -237,7 +237,7 @@ def test_only_exported_variables_are_in_the_environment() -> None:
 
 def test_a_deployment_is_checked(preflight: Preflight, capsys: Capture) -> None:
     limits = {"nvidia.com/gpu": 1}
-    assert preflight(deployment(resources={"limits": limits}), *FOLDERS, "--gpu-memory=16GiB") == 0
+    assert preflight(deployment(resources={"limits": limits}), *FOLDERS, "--gpu-memory=16GiB", "--verbose") == 0
     output = capsys.readouterr()
     assert output.out.splitlines()[:3] == ["target   me/llama", "drafter  me/eagle", "vLLM     0.33.0"]
     assert "✓ C29 GPU count: the pod has 1 of nvidia.com/gpu" in output.out
@@ -257,7 +257,7 @@ def test_method_tokens_environment_and_node_selector_are_used(preflight: Preflig
     config = json.dumps({"model": "me/eagle", "num_speculative_tokens": 2})
     pod = {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}}
     env = [{"name": "VLLM_USE_V2_MODEL_RUNNER", "value": "0"}]
-    assert preflight(deployment(args=["me/llama", "-sc", config], env=env, pod=pod), *FOLDERS) == 1
+    assert preflight(deployment(args=["me/llama", "-sc", config], env=env, pod=pod), *FOLDERS, "-v") == 1
     output = capsys.readouterr().out
     assert "✗ C10 method is set: --speculative-config has no method" in output
     assert "model runner V1: VLLM_USE_V2_MODEL_RUNNER=0" in output

@@ -41,8 +41,11 @@ def test_wheels_contain_package_data_and_commands(folder: str, tmp_path: Path) -
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         entry_points = archive.read(f"{metadata_folder}/entry_points.txt").decode()
+        metadata, _, description = archive.read(f"{metadata_folder}/METADATA").decode().partition("\n\n")
     assert f"{metadata_folder}/licenses/LICENSE" in names
     assert set(re.findall(r"^(\S+) = ", entry_points, re.MULTILINE)) == expected_entry_points
+    assert "Description-Content-Type: text/markdown" in metadata.splitlines()
+    assert description == (ROOT / folder / "README.md").read_text()
     assert f"{package}/py.typed" in names
     sources = ROOT / ("operator" if folder == "." else folder)
     assert {path.relative_to(sources).as_posix() for path in (sources / package).rglob("*.py")} <= names

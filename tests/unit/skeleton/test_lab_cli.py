@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
+import typer
 
+from aerie_lab.cli.app import COMMANDS, load_command
 from aerie_lab.cli.run import run
 
 
@@ -55,10 +58,25 @@ def test_a_name_before_the_arguments_selects_the_lab(
 
     monkeypatch.setattr(sys, "argv", ["aerie-lab", *arguments])
     monkeypatch.setenv("AERIE_LAB_NAME", "own")
-    monkeypatch.setattr("aerie_lab.cli.app.Lab.find", find)
-    monkeypatch.setattr("aerie_lab.cli.app.ensure_binary", lambda tool, _: tool)
+    monkeypatch.setattr("aerie_lab.cli.cluster_commands.Lab.find", find)
+    monkeypatch.setattr("aerie_lab.cli.cluster_commands.ensure_binary", lambda tool, _: tool)
     monkeypatch.setattr(
-        "aerie_lab.cli.app.replace_process", lambda words, environment: recorded.extend((words, environment["KUBECONFIG"]))
+        "aerie_lab.cli.cluster_commands.replace_process",
+        lambda words, environment: recorded.extend((words, environment["KUBECONFIG"])),
     )
     assert run() == 0
     assert recorded == [name, [arguments[0], *passed], "k"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_summaries_are_the_first_sentence_of_the_help(name: str) -> None:
+    command = load_command(name)
+    text = command.info.help if isinstance(command, typer.Typer) else command.__doc__
+    assert " ".join((text or "").split()).startswith(COMMANDS[name].summary)
+
+
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    code = "import sys; sys.argv[1:] = ['--help']; from aerie_lab.cli.run import run; run(); print(sorted(sys.modules))"
+    lines = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    imported = set(eval(lines[-1]))  # noqa: S307
+    assert not imported & {"aiohttp", "cryptography", "httpx", "numpy", *(entry.module for entry in COMMANDS.values())}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import re
 import subprocess
@@ -20,7 +21,10 @@ from aerie_lab.engine.metrics.exposition import render_exposition
 from aerie_lab.engine.performance_model.acceptance import Acceptance
 from aerie_lab.engine.performance_model.request import EngineSettings
 from aerie_lab.engine.performance_model.step import StepTimeFormula
+from scripts.record_metrics import SECONDS, iterate_scrapes
 from tests.golden import Messages
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +62,27 @@ def test_the_json_output_is_reproducible(pages: Path, capsys: pytest.CaptureFixt
     current = next(candidate for candidate in answers[0]["candidates"] if candidate["setting"] == "3")
     assert current["gain"]["p50"] == 0
     assert current["acceptanceLength"] == pytest.approx(1 + 0.75 + 0.75 * 0.7 + 0.75 * 0.7 * 0.65, rel=0.03)
+
+
+def test_the_page_begins_with_a_command_that_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs" / "how-to" / "tune-offline.md").read_text()
+    command, *_, shown = re.findall(r"```\n(.*?)\n```", page, re.DOTALL)
+    program, *arguments = command.split()
+    assert program == "aerie"
+    assert run_command_line(arguments) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[:3] == shown.splitlines()[:3]
+    assert [line.split()[0] for line in text.splitlines() if line] == [line.split()[0] for line in shown.splitlines() if line]
+
+
+def test_the_example_is_what_its_script_records() -> None:
+    file = ROOT / "examples/metrics/chat.jsonl.gz"
+    rows = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
+    count = 9
+    assert rows[:count] == list(itertools.islice(iterate_scrapes(), count))
+    assert rows[-1]["time"] - rows[0]["time"] > 0.95 * SECONDS
+    assert {row["replica"] for row in rows} == {"chat-0", "chat-1", "chat-2"}
 
 
 def as_series(pages: Path) -> dict[str, object]:

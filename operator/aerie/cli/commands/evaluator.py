@@ -16,6 +16,7 @@ from aerie.cli.console import CommandError
 from aerie.cli.runner import run_app
 from aerie.evaluator.admission import IN_FLIGHT, WAITING
 from aerie.evaluator.requests import MAX_ANSWER_TOKENS, ReplayRules
+from aerie.typer_app import App
 
 
 def evaluator(
@@ -101,7 +102,7 @@ def evaluator(
 
 def run_evaluator_command_line() -> int:
     """Return the exit status of the process's command line, which begins with `evaluator`."""
-    app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    app = App(no_args_is_help=False)
     app.callback()(lambda: None)  # a command of a group, so that its name is read
     app.command()(evaluator)
     return run_app(app, None, lambda error: isinstance(error, CommandError))

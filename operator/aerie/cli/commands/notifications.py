@@ -17,6 +17,7 @@ from aerie.boundary import EXIT_REJECTED
 from aerie.cli.console import CommandError, err, out
 from aerie.rollout.status.notifications import EVENT_TYPES, Notification, NotificationType
 from aerie.terminal import sanitize_text
+from aerie.typer_app import App
 
 if TYPE_CHECKING:  # imports httpx and all formats, which help texts need not
     from aerie.controller.notifications.receiver import HttpClients, Receiver
@@ -26,7 +27,7 @@ MAX_PRINTED_CHARACTERS = 2000
 MIN_SECRET_CHARACTERS = 4
 """Length from which a part of an address or a header is left out of a printed response."""
 
-app = typer.Typer(no_args_is_help=True, help="Try the receivers of notifications.")
+app = App(help="Try the receivers of notifications.")
 
 
 @app.callback()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any
 
@@ -61,6 +61,7 @@ def preflight(
     gpu_memory: Annotated[str | None, typer.Option(help="Memory of one GPU, such as 80GiB.")] = None,
     vllm: Annotated[str | None, typer.Option(help="vLLM version instead of the image's.")] = None,
     catalog_file: Annotated[str | None, typer.Option("--catalog", help=CATALOG_HELP)] = None,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="List passed and inapplicable checks too.")] = False,
     output: Annotated[OutputFormat, typer.Option("-o", "--output", help="Output format.")] = OutputFormat.TEXT,
 ) -> None:
     """Check target, drafter and engine of a SpeculativeDeployment, or of a Deployment that runs vLLM, before it is applied.
@@ -95,7 +96,7 @@ def preflight(
     if output is OutputFormat.JSON:
         typer.echo(json.dumps({**_input_to_json(preflight_input), "allowed": is_allowed, **report.to_json()}, indent=2))
     else:
-        _print_report(preflight_input, report)
+        _print_report(preflight_input, report, lists_all=verbose)
     if preflight_spec.mode == "Off":
         err.print("[yellow]note:[/] spec.rollout.preflight.mode is Off: the operator does not run preflight.")
     elif not report.passed and is_allowed:
@@ -157,16 +158,30 @@ def _input_to_json(preflight_input: PreflightInput) -> dict[str, str | None]:
     }
 
 
-def _print_report(preflight_input: PreflightInput, report: PreflightReport) -> None:
+def _print_report(preflight_input: PreflightInput, report: PreflightReport, *, lists_all: bool) -> None:
+    """Print the verdict, the errors and warnings, then the notes. `lists_all`: then the other checks too."""
     drafter_line = f"drafter  {preflight_input.drafter.name}\n" if preflight_input.drafter else ""
     out.print(sanitize_text(f"target   {preflight_input.target.name}\n{drafter_line}vLLM     {preflight_input.version}\n"))
-    for finding in report.findings:
-        if finding.severity is not Severity.SKIP:
-            _print_finding(finding)
-    skipped = [finding.id for finding in report.with_severity(Severity.SKIP)]
-    if skipped:
-        out.print(f"[dim]{Severity.SKIP.glyph} not applicable: {', '.join(skipped)}[/]")
-    out.print(f"\n[bold {'green' if report.passed else 'red'}]{sanitize_text(report.summary)}[/]")
+    out.print(f"[bold {'green' if report.passed else 'red'}]{sanitize_text(report.summary)}[/]")
+    notes = list(report.with_severity(Severity.INFO))
+    passed, skipped = (list(report.with_severity(severity)) for severity in (Severity.PASS, Severity.SKIP))
+    _print_group("", [*report.with_severity(Severity.ERROR), *report.with_severity(Severity.WARNING)])
+    _print_group("Notes", [finding for finding in notes if not finding.is_general])
+    _print_group("Notes for every deployment with speculation", [finding for finding in notes if finding.is_general])
+    if lists_all:
+        _print_group("Passed", passed)
+        _print_group("Not applicable", skipped)
+    else:
+        counts = [f"{len(passed)} passed"] + ([f"{len(skipped)} not applicable"] if skipped else [])
+        out.print(f"\n[dim]Not shown: {', '.join(counts)} (--verbose).[/]")
+
+
+def _print_group(heading: str, findings: Sequence[Finding]) -> None:
+    if not findings:
+        return
+    out.print(f"\n[bold]{heading}[/]" if heading else "")
+    for finding in findings:
+        _print_finding(finding)
 
 
 def _print_finding(finding: Finding) -> None:

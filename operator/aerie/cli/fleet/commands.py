@@ -245,8 +245,8 @@ def resume(
 
 
 def _show(screen: Any) -> None:
-    """Print a screen, with lines that end at the terminal's width."""
-    out.print(screen, soft_wrap=False)
+    """Print a screen, with lines that end at the terminal's width. A table that needs more is not cut."""
+    out.print(screen, soft_wrap=False, crop=False)
 
 
 # -------------------------------------------------------------------------------------------------------------- for programs

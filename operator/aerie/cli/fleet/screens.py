@@ -5,7 +5,8 @@
     history   past rollouts and trials
 
 Guarantees: pure; text of the cluster is shown as text, without markup or control characters. Colour adds nothing that the text
-does not say. Nothing is wider than the terminal.
+does not say. Nothing is wider than the terminal, except a list with `-o wide` or long names: it is
+not cut, and the terminal continues its lines.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from aerie.cli.fleet.attention import find_attention_reason, is_extensible, list_possible_actions
+from aerie.cli.fleet.attention import State, find_attention_reason, find_state, is_extensible, list_possible_actions
 from aerie.cli.fleet.resource_view import CANDIDATE_PHASES, ArmView, Object, ResourceView, format_age, format_setting, parse_time
 
 METRIC_TITLES = {
@@ -48,6 +49,12 @@ _WIDE_COLUMNS = 118
 """Columns of a terminal from which on bars are shown."""
 _MIN_DRAFTER_CHARACTERS = 12
 """Characters of a drafter that the narrowest terminal shows."""
+_MIN_LIST_CHARACTERS = {"NEXT": 14, "DRAFTER": _MIN_DRAFTER_CHARACTERS}
+"""Characters in a line of the columns that may be narrower than their cells. 14: the longest word of NEXT."""
+_MIN_WIDE_NEXT_CHARACTERS = 40
+_LEFT_OUT_FIRST = ("K", "DRAFTER", "AL", "CANARY", "SERVED")
+"""Columns of the list that are left out in this order, where the terminal is too narrow for all."""
+_COLUMN_GAP = 2
 _WRAPPED_COLUMNS = ("NEXT", "REQUIRED")
 """Columns whose cells continue on the next line."""
 _OBSTACLE_SEPARATOR = ", by pods: "
@@ -56,6 +63,8 @@ _ARROWS = ("◂", "▸")
 _ABOUT = re.compile(r"in about \d[\w ]*?(?= at|[.,;]|$)")
 """What a verdict says of the time that it still needs."""
 _NEXT_BY_PHASE = {
+    "Preflight": "then pods start",
+    "Queued": "other rollouts end first",
     "Starting": "pods start",
     "Staging": "pods read the drafter",
     "Evaluating": "shadow evaluation",
@@ -65,6 +74,7 @@ _NEXT_BY_PHASE = {
     "Promoting": "all pods follow",
     "RollingBack": "the stable revision serves",
 }
+_STATE_STYLES = {State.SERVING: "green", State.IN_PROGRESS: "cyan", State.WAITING: "yellow", State.FAILED: "red"}
 _HISTORY_STYLES = {"Promoted": "green", "RolledBack": "red", "Failed": "red"}
 
 
@@ -72,26 +82,44 @@ _HISTORY_STYLES = {"Promoted": "green", "RolledBack": "red", "Failed": "red"}
 def render_list(
     views: Sequence[ResourceView], now: datetime, *, width: int, is_wide: bool, with_namespace: bool
 ) -> RenderableType:
-    """Return a line for each resource, and a summary. `width`: of the terminal; a narrow one gets fewer columns."""
+    """Return a line for each resource, and a summary. `width`: of the terminal; a narrow one gets fewer columns.
+
+    Print it without cropping.
+    """
     shows_drafter = is_wide or width >= _WIDE_COLUMNS
-    columns = [
+    all_columns = [
         *(["NAMESPACE"] if with_namespace else []),
-        *("NAME", "SERVED", "PHASE"),
+        *("NAME", "SERVED", "STATE"),
+        *(["PHASE"] if is_wide else []),
         *(["DRAFTER", "K"] if shows_drafter else []),
         *("AL", "CANARY", "NEXT"),
         *(["REVISION"] if is_wide else []),
     ]
     rows = [_build_row(view, now) for view in views]
+    widths = {column: _min_list_width(column, [row[column] for row in rows], is_wide=is_wide) for column in all_columns}
+    if not is_wide:
+        for column in _LEFT_OUT_FIRST:
+            if column in widths and sum(widths.values()) - _COLUMN_GAP > width:
+                del widths[column]
+    columns = list(widths)
     table = _table()
+    table.width = max(width, sum(widths.values()) - _COLUMN_GAP)
     for column in columns:
         cells = [row[column] for row in rows]
-        _add_column(table, column, cells, is_flexible=column in ("DRAFTER", "NEXT"))
+        _add_column(table, column, cells, is_flexible=column in ("DRAFTER", "NEXT"), min_width=widths[column] - _COLUMN_GAP)
     for row in rows:
         table.add_row(*(row[column] for column in columns))
     waiting, unserved = sum(bool(find_attention_reason(view)) for view in views), sum(not view.is_serving for view in views)
     summary = f"{len(views)} {'resource' if len(views) == 1 else 'resources'}"
     summary += f", {waiting} {'waits' if waiting == 1 else 'wait'} for a user" if waiting else ", none waits for a user"
     return Group(table, Text(summary + (f", {unserved} not fully served" if unserved else "") + ".", "dim"))
+
+
+def _min_list_width(column: str, cells: Sequence[Text], *, is_wide: bool) -> int:
+    """Return the least columns of the terminal that a column of the list needs, with the gap after it."""
+    full = max(map(len, (column, *(cell.plain for cell in cells))))
+    limits = {"NEXT": _MIN_WIDE_NEXT_CHARACTERS} if is_wide else _MIN_LIST_CHARACTERS
+    return min(full, limits.get(column, full)) + _COLUMN_GAP
 
 
 def _build_row(view: ResourceView, now: datetime) -> dict[str, Text]:
@@ -101,6 +129,7 @@ def _build_row(view: ResourceView, now: datetime) -> dict[str, Text]:
         "NAMESPACE": _plain(view.namespace),
         "NAME": _plain(view.name),
         "SERVED": Text(f"{view.serving_replicas}/{view.desired_replicas}", "" if view.is_serving else "red"),
+        "STATE": Text(find_state(view), _STATE_STYLES[find_state(view)]),
         "PHASE": _phase(view),
         "DRAFTER": _plain(stable.drafter if stable else ""),
         "K": _plain(stable.setting if stable else ""),
@@ -123,6 +152,8 @@ def _summarize_next(view: ResourceView) -> str:
     if view.candidate:
         match = _ABOUT.search(str(view.condition("Progressing").get("message", "")))
         return f"verdict {match[0]}" if match else _NEXT_BY_PHASE.get(view.candidate_phase, "")
+    if find_state(view) is State.IN_PROGRESS:
+        return _NEXT_BY_PHASE.get(view.phase, view.phase)
     tuned = view.condition("SpeculationTuned")
     return f"tuning: {tuned['reason']}" if tuned else ""
 
@@ -339,12 +370,24 @@ def format_gain(gain: Object | None) -> str:
 
 # ----------------------------------------------------------------------------------------------------------------------- parts
 def _table() -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    return Table(box=None, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0), header_style="bold")
 
 
-def _add_column(table: Table, title: str, cells: Sequence[Text], *, is_flexible: bool, is_number: bool = False) -> None:
-    """Add a column. Only a flexible one is cut, or continues on the next line, where the terminal is too narrow."""
-    min_width = None if is_flexible else max(map(len, (title, *(cell.plain for cell in cells))))
+def _add_column(
+    table: Table,
+    title: str,
+    cells: Sequence[Text],
+    *,
+    is_flexible: bool,
+    min_width: int | None = None,
+    is_number: bool = False,
+) -> None:
+    """Add a column. Only a flexible one is cut, or continues on the next line, where the terminal is too narrow.
+
+    `min_width`: that of a flexible one.
+    """
+    if not is_flexible:
+        min_width = max(map(len, (title, *(cell.plain for cell in cells))))
     table.add_column(
         title,
         no_wrap=title not in _WRAPPED_COLUMNS,

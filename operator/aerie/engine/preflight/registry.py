@@ -28,7 +28,9 @@ class Check:
     def run(self, inputs: PreflightInput) -> Iterator[Finding]:
         results = list(self.function(inputs))
         assert results, f"check {self.id} has no result"  # a check that passes returns its evidence too
-        return (Finding(self.id, self.title, result.severity, result.evidence, result.fix) for result in results)
+        return (
+            Finding(self.id, self.title, result.severity, result.evidence, result.fix, result.is_general) for result in results
+        )
 
 
 CHECKS: dict[str, Check] = {}

@@ -39,6 +39,8 @@ class CheckResult:
     """The observation with its values: a sentence without a full stop."""
     fix: str = ""
     """The action to take: an imperative without a full stop. Every error and warning has one."""
+    is_general: bool = False
+    """Whether every deployment with speculation gets it, because neither configs nor headers show the fact."""
 
 
 def error(evidence: str, fix: str) -> CheckResult:
@@ -51,6 +53,11 @@ def warning(evidence: str, fix: str) -> CheckResult:
 
 def info(evidence: str, fix: str = "") -> CheckResult:
     return CheckResult(Severity.INFO, evidence, fix)
+
+
+def general_advice(evidence: str) -> CheckResult:
+    """Return a note that every deployment with speculation gets."""
+    return CheckResult(Severity.INFO, evidence, is_general=True)
 
 
 def pass_check(evidence: str) -> CheckResult:
@@ -70,6 +77,8 @@ class Finding:
     severity: Severity
     evidence: str
     fix: str
+    is_general: bool = False
+    """See `CheckResult`."""
 
     @property
     def message(self) -> str:

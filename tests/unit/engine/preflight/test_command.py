@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from aerie.cli.console import CommandError
 from aerie.cli.inputs.files import parse_memory_bytes
 from aerie.cli.inputs.preflight_input import PreflightOverrides, build_input_from_deployment
 from aerie.engine.models.drafter_catalog import DrafterCatalog
+from aerie.engine.preflight.registry import CHECKS
 from tests.golden import Messages
 
 Folders = Callable[..., tuple[Path, Path]]
@@ -64,6 +67,42 @@ def test_a_fitting_pair_passes(folders: Folders, file: File, capsys: Capture, me
     assert output.err == ""
 
 
+def test_verbose_adds_the_other_checks(small_models: Any, folders: Folders, capsys: Capture, messages: Messages) -> None:
+    target, drafter = folders(small_models.target(hidden_size=128))
+    arguments = ["--target", target, "--drafter", drafter]
+    assert preflight(*arguments) == 1
+    text = capsys.readouterr().out
+    body, _, last = text.rstrip().rpartition("\n\n")
+    assert re.fullmatch(r"Not shown: \d+ passed, 1 not applicable \(--verbose\)\.", last)
+    assert "✓" not in text
+    assert preflight(*arguments, "--verbose") == 1
+    verbose = capsys.readouterr().out
+    assert verbose.startswith(body)
+    assert "✓" in verbose
+    assert {line.split()[1] for line in verbose.splitlines() if re.match(r"[✗!·✓-] ", line)} == set(CHECKS)
+    messages.check("verbose", verbose.replace(str(target.parent), "DIR"))
+
+
+def test_the_order_is_verdict_errors_warnings_notes(small_models: Any, folders: Folders, file: File, capsys: Capture) -> None:
+    engine = {**manifest()["spec"]["engine"], "args": ["--enable-lora", "--tensor-parallel-size=4"]}
+    target, drafter = folders(small_models.target(hidden_size=128))
+    assert preflight("-f", file(manifest(engine=engine)), "--target", target, "--drafter", drafter) == 1
+    lines = capsys.readouterr().out.splitlines()
+    kinds = [line[:1] for line in lines if re.match(r"[✗!·] ", line) or line.startswith("preflight failed")]
+    assert [kind for kind, _ in itertools.groupby(kinds)] == ["p", "✗", "!", "·"]
+
+
+def test_general_notes_are_those_of_every_deployment(folders: Folders, file: File, capsys: Capture) -> None:
+    general = []
+    for vllm, memory in (("0.33.0", "80GiB"), ("0.26.0", "24GiB")):
+        target, drafter = folders()
+        preflight("-f", file(manifest()), "--target", target, "--drafter", drafter, "--gpu-memory", memory, "--vllm", vllm)
+        _, _, section = capsys.readouterr().out.partition("Notes for every deployment with speculation\n")
+        general.append(section.partition("\n\n")[0])
+    assert general[0] == general[1]
+    assert re.findall(r"^· (C\d+)", general[0], re.MULTILINE) == ["C15", "C16", "C23"]
+
+
 @pytest.mark.parametrize(
     ("check", "change"),
     [
@@ -79,7 +118,9 @@ def test_an_error_is_followed_by_its_fix(
     assert preflight("--target", target, "--drafter", drafter) == 1
     lines = capsys.readouterr().out.splitlines()
     index = next(index for index, line in enumerate(lines) if line.startswith(f"✗ {check} "))
-    messages.check(f"error {check}", "\n".join([*lines[index : index + 2], lines[-1]]))
+    verdict = lines.index(next(line for line in lines if line.startswith("preflight failed: ")))
+    assert verdict < index, "the verdict is above the errors"
+    messages.check(f"error {check}", "\n".join([lines[verdict], *lines[index : index + 2]]))
 
 
 def test_an_index_that_contradicts_the_files_is_a_finding(folders: Folders, capsys: Capture) -> None:
@@ -112,7 +153,7 @@ def test_arguments_environment_and_gpus_of_the_resource_are_checked(folders: Fol
         "podTemplate": {"spec": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}}},
     }
     target, drafter = folders()
-    assert preflight("-f", file(manifest(engine=engine)), "--target", target, "--drafter", drafter) == 1
+    assert preflight("-f", file(manifest(engine=engine)), "--target", target, "--drafter", drafter, "-v") == 1
     output = capsys.readouterr().out
     assert "✗ C29 GPU count: the pod has 2 of nvidia.com/gpu, and the engine needs 4" in output
     assert "! C24 LoRA" in output
@@ -122,10 +163,11 @@ def test_arguments_environment_and_gpus_of_the_resource_are_checked(folders: Fol
 
 def test_zero_tokens_is_checked_without_a_drafter(folders: Folders, file: File, capsys: Capture) -> None:
     target, _ = folders()
-    assert preflight("-f", file(manifest(speculation={"numSpeculativeTokens": 0})), "--target", target) == 0
+    assert preflight("-f", file(manifest(speculation={"numSpeculativeTokens": 0})), "--target", target, "-v") == 0
     output = capsys.readouterr()
     assert "spec.speculation.numSpeculativeTokens is 0: the engine runs without a drafter." in output.err
-    assert "not applicable: C1, C2, " in output.out
+    assert "\nNot applicable\n- C1 " in output.out
+    assert "Notes for every deployment" not in output.out
 
 
 def test_omitted_drafter_comes_from_the_catalog_and_the_hub(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from aerie.engine.models.gpu_memory import GIB, MemoryEstimate
 from aerie.engine.preflight.input import PreflightInput
 from aerie.engine.preflight.registry import register_check
-from aerie.engine.preflight.report import CheckResult, Severity, error, info, pass_check, skip, warning
+from aerie.engine.preflight.report import CheckResult, Severity, error, general_advice, info, pass_check, skip, warning
 from aerie.engine.releases import Feature, Version, is_cpu_build
 
 _CPU_SAMPLING_BUG_RELEASES = (Version.parse("0.32.0"), Version.parse("0.33.0"))
@@ -38,7 +38,7 @@ def check_rejected_requests(inputs: PreflightInput) -> Iterable[CheckResult]:
             "--logits-processors is set; whether model runner V2 supports it with speculation is unknown",
             "test a request that needs them before the rollout",
         )
-    yield info(
+    yield general_advice(
         "with speculation, vLLM rejects requests with min_p or logit_bias (HTTP 400): the clients' requests could not be checked"
     )
 
@@ -73,7 +73,7 @@ def check_structured_output(inputs: PreflightInput) -> Iterable[CheckResult]:
             "use a newer vLLM, or test such requests before the rollout",
         )
     else:
-        yield info("whether clients use tools or JSON schemas could not be checked: test such a request on the canary")
+        yield general_advice("whether clients use tools or JSON schemas could not be checked: test such a request on the canary")
 
 
 @register_check(
@@ -186,7 +186,7 @@ def check_prompts(inputs: PreflightInput) -> Iterable[CheckResult]:
     if not inputs.speculative_config:
         yield skip("there is no speculation")
     else:
-        yield info(
+        yield general_advice(
             "acceptance depends on chat template, system prompt and length, which could not be checked: the canary "
             "measures it on real traffic"
         )
