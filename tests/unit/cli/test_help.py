@@ -57,7 +57,7 @@ def test_help_shows_what_a_value_may_be(monkeypatch: pytest.MonkeyPatch, capsys:
     assert run_command_line(["resume", "--help"]) == 0
     text = capsys.readouterr().out
     assert re.search(r"--for +DURATION +Extend", text)
-    assert re.search(r"--reason +VALUE +Why", text)
+    assert re.search(r"--reason +VALUE +With --for: why", text)
     assert re.search(r"--dry-run +Have the API server", text)
     assert re.search(r"--output +-o +<text\|wide\|json\|yaml> +Form", text)
     assert re.search(r"name +Name of the SpeculativeDeployment", text)

@@ -215,7 +215,13 @@ def _define_action(action_name: ActionName, text: str) -> Callable[..., None]:
 promote = _define_action("promote", "Promote the candidate: end or skip its analysis. The ramp follows.")
 rollback = _define_action("rollback", "Roll back the candidate, or revert a promotion while the previous revision is retained.")
 retry = _define_action("retry", "Roll out a rejected revision again, from its preflight on.")
-pause = _define_action("pause", "Have Aerie change nothing of a SpeculativeDeployment.")
+
+
+@with_kubectl
+def pause(kubectl: Kubectl, name: Name, dry_run: DryRunOption = False, output: OutputOption = Output.TEXT) -> None:
+    """Have Aerie change nothing of a SpeculativeDeployment."""
+    view, user = ResourceView(kubectl.get(name)), kubectl.read_user_name()
+    _decide(kubectl, view, lambda latest: build_action(latest, "pause", user, "", now()), output, dry_run=dry_run)
 
 
 @with_kubectl
@@ -228,7 +234,7 @@ def resume(
             "--for", metavar="DURATION", help="Extend the inconclusive analysis of a Held canary: 30m, 2h, at most 24h."
         ),
     ] = "",
-    reason: ReasonOption = "",
+    reason: Annotated[str, typer.Option("--reason", help="With --for: why, for the history of rollouts.")] = "",
     dry_run: DryRunOption = False,
     output: OutputOption = Output.TEXT,
 ) -> None:

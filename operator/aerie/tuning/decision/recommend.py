@@ -171,7 +171,9 @@ def _exclusion_messages(telemetry: TuningTelemetry) -> tuple[str, ...]:
     if not telemetry.excluded_windows:
         return ()
     reason, count = telemetry.excluded_windows.most_common(1)[0]
-    return (f"{sum(telemetry.excluded_windows.values())} windows were excluded, {count} of them because {reason}",)
+    total = sum(telemetry.excluded_windows.values())
+    windows = "1 window was" if total == 1 else f"{total} windows were"
+    return (f"{windows} excluded{f', {count} of them' if count < total else ''} because {reason}",)
 
 
 # ---------------------------------------------------------------------------------------------------------- the candidate

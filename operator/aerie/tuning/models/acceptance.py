@@ -96,8 +96,9 @@ def fit_acceptance(
     drafts = _count_drafts(usable)
     if not _has_enough_drafts(usable):
         why = f": {exclusion_reason}" if exclusion_reason and not usable else "."
+        blocks_text = "1 block of time" if len(usable) == 1 else f"{len(usable)} blocks of time"
         return Unknown(
-            f"acceptance was counted in {len(usable)} blocks of time with {drafts:.0f} drafts, and {MIN_ACCEPTANCE_BLOCKS} with "
+            f"acceptance was counted in {blocks_text} with {drafts:.0f} drafts, and {MIN_ACCEPTANCE_BLOCKS} with "
             f"{MIN_ACCEPTANCE_DRAFTS:.0f} are needed to estimate how much it varies{why}"
         )
     draft_lengths = _mean_draft_lengths(usable)
