@@ -65,6 +65,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: TIERS.index(tier(item.path)))  # stable: the order inside a tier stays
 
 
+def pytest_collection_finish() -> None:
+    """Exclude what collection has created from later garbage collections: looking through it took 0.35 s after each module."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside pytest-timeout's own wrapper
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Build what the test's tier needs before the test's time limit runs: the first build takes minutes, and hits one test."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from aerie_lab.binaries import ensure_family, find_family_folder
 from aerie_lab.errors import BuildError
 from aerie_lab.testing.model import write_tiny_llama
+from tests.vllm.inplace_engine import PreloadedVllm, preload_vllm
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +26,13 @@ def vllm_0_33() -> Path:
         return find_family_folder("vllm-0.33")
     except BuildError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def preloaded_vllm(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreloadedVllm]:
+    """Yield a process that has imported vLLM, for engines without a server."""
+    with preload_vllm(vllm, tmp_path_factory.mktemp("preloaded")) as preloaded:
+        yield preloaded
 
 
 @pytest.fixture(scope="session")

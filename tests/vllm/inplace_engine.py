@@ -1,4 +1,4 @@
-"""Engines without a server, for tests of the plugin's worker: programs of vLLM's Python (inplace_worker_program.py)."""
+"""Engines without a server, for tests of the plugin's worker: forks of a program of vLLM's Python (inplace_worker_program.py)."""
 
 from __future__ import annotations
 
@@ -6,41 +6,44 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from aerie_drafter.bundle import find_bundle_path
 from aerie_vllm.worker_protocol import DESCRIBE, STAGE, SWAP
 from tests.vllm.drafter.conftest import ENVIRONMENT
 from tests.vllm.inplace_server import hash_files, write_plugin
-from tests.vllm.inplace_worker_program import ANSWER, WITHOUT_REPACKING
 
 PROGRAM = Path(__file__).with_name("inplace_worker_program.py")
 PROMPTS = 16
+CONNECT_TIMEOUT_SECONDS = 300.0
+"""Longest import of vLLM, before which no engine connects: 8 s on an idle machine, and many times that on a busy one."""
+ANSWER_TIMEOUT_SECONDS = 900.0
+"""Longest start of an engine, or answer of it: seconds on an idle machine, and a minute with compilation."""
 STAGE_TIMEOUT_SECONDS = 60.0
 
 
 @dataclass
 class OfflineEngine:
-    """A running program."""
+    """A running engine."""
 
-    process: subprocess.Popen[str]
+    stream: IO[str]
+    """Its connection."""
 
     def read(self) -> Any:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith(ANSWER):
-                return json.loads(line.removeprefix(ANSWER))
-        raise AssertionError("the engine ended")
+        line = self.stream.readline()
+        if not line:
+            raise AssertionError("the engine ended")
+        return json.loads(line)
 
     def send(self, **request: Any) -> Any:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
+        self.stream.write(json.dumps(request) + "\n")
+        self.stream.flush()
         return self.read()
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -67,62 +70,77 @@ class OfflineEngine:
         return self.call(SWAP, report["staging"]["digest"])
 
 
-@contextlib.contextmanager
-def start_engine(
-    vllm: Path,
-    folder: Path,
-    drafter: Path,
-    *,
-    method: str = "eagle3",
-    compiled: bool = False,
-    plugin: bool = True,
-    repacks: bool = True,
-) -> Iterator[OfflineEngine]:
-    """Start an engine with the bundle's target and a drafter; it ends with the block.
+@dataclass(frozen=True)
+class PreloadedVllm:
+    """A process that has imported vLLM, and from which engines are forked."""
 
-    Args:
-        vllm: folder of vLLM's programs.
-        folder: empty or absent.
-        drafter: folder of its files.
-        method: vLLM's name of the drafter's method.
-        compiled: whether vLLM compiles the models.
-        plugin: whether the engine has the plugin.
-        repacks: whether vLLM packs the weights of linear layers, as it does on CPU alone.
-    """
-    settings = {
-        "target": str(find_bundle_path("target")),
-        "drafter": str(drafter),
-        "method": method,
-        "prompts": str(find_bundle_path("prompts.jsonl")),
-        "compiled": compiled,
-        "plugin": plugin,
+    process: subprocess.Popen[str]
+
+    @contextlib.contextmanager
+    def start_engine(
+        self,
+        folder: Path,
+        drafter: Path,
+        *,
+        method: str = "eagle3",
+        compiled: bool = False,
+        plugin: bool = True,
+        repacks: bool = True,
+    ) -> Iterator[OfflineEngine]:
+        """Start an engine with the bundle's target and a drafter; it ends with the block.
+
+        Args:
+            folder: empty or absent.
+            drafter: folder of its files.
+            method: vLLM's name of the drafter's method.
+            compiled: whether vLLM compiles the models.
+            plugin: whether the engine has the plugin.
+            repacks: whether vLLM packs the weights of linear layers, as it does on CPU alone.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        log = folder / "engine.log"
+        log.touch()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.settimeout(CONNECT_TIMEOUT_SECONDS)
+            settings = {
+                "port": server.getsockname()[1],
+                "target": str(find_bundle_path("target")),
+                "drafter": str(drafter),
+                "method": method,
+                "prompts": str(find_bundle_path("prompts.jsonl")),
+                "path": [str(write_plugin(folder / "path"))] if plugin else [],
+                "log": str(log),
+                "compiled": compiled,
+                "plugin": plugin,
+                "repacks": repacks,
+            }
+            assert self.process.stdin is not None
+            self.process.stdin.write(json.dumps(settings) + "\n")
+            self.process.stdin.flush()
+            connection, _ = server.accept()
+        try:
+            with connection, connection.makefile("rw") as stream:
+                connection.settimeout(ANSWER_TIMEOUT_SECONDS)
+                engine = OfflineEngine(stream)
+                assert engine.read() == "ready"
+                yield engine
+                connection.shutdown(socket.SHUT_WR)
+                assert not stream.readline(), "the engine closes the connection at its end"
+        except Exception as error:
+            error.add_note(f"The engine's log ends with:\n{log.read_text()[-4000:]}")
+            raise
+
+
+@contextlib.contextmanager
+def preload_vllm(vllm: Path, folder: Path) -> Iterator[PreloadedVllm]:
+    """Import vLLM of a folder of programs in a process, which ends with the block. `folder` gets its program."""
+    program = Path(shutil.copy(PROGRAM, folder))  # the worker imports its class, and must not find the tests beside it
+    variables = {
+        **ENVIRONMENT,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # vLLM's own setting on CPU, which torch reads when it is imported
     }
-    path = folder / "path"
-    path.mkdir(parents=True)
-    shutil.copy(PROGRAM, path)  # the worker imports its class
-    if plugin:
-        write_plugin(path)
-    log = folder / "engine.log"
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            [str(vllm / "python"), str(path / PROGRAM.name), json.dumps(settings)],
-            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(path), WITHOUT_REPACKING: "" if repacks else "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-    engine = OfflineEngine(process)
-    try:
-        assert engine.read() == "ready"
-        yield engine
-    except Exception as error:
-        error.add_note(f"The engine's log ends with:\n{log.read_text()[-4000:]}")
-        raise
-    finally:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.close()
-        process.stdout.read()  # vLLM still logs
-        process.stdout.close()
-        process.wait(60)
+    with subprocess.Popen(
+        [str(vllm / "python"), str(program)], env={**os.environ, **variables, "PYTHONPATH": ""}, stdin=subprocess.PIPE, text=True
+    ) as process:
+        yield PreloadedVllm(process)

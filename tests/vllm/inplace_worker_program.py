@@ -1,29 +1,30 @@
-"""A program of vLLM's Python: an engine that reads commands, each a line of JSON, and answers each with a line.
+"""A program of vLLM's Python that imports vLLM once, and runs each engine in a fork: an import takes most of a start.
+
+Each line of its input is JSON and starts an engine: `port`, `target`, `drafter`, `prompts` (files), `method`, `path` (folders to
+import from), `log`, `compiled`, `plugin` and `repacks` (booleans). The engine connects to the port, sends "ready", and answers
+commands, one line of JSON each, until the connection is closed:
 
     {"command": "generate", "prompts": 8}                        -> {"drafts": ..., "accepted": ..., "answers": [...]}
     {"command": "call", "method": "...", "arguments": [...]}     -> what the first rank's worker returns
 
-Its only argument is JSON: `target`, `drafter`, `prompts` (files), `method`, `compiled` and `plugin` (booleans). With the variable
-`WITHOUT_REPACKING` linear layers keep their weights as they are, as on GPUs; on CPU vLLM packs them and drops the originals.
+Engine and worker are one process, as vLLM runs one GPU (VLLM_ENABLE_V1_MULTIPROCESSING=0). Without `repacks` linear layers keep
+their weights as they are, as on GPUs; on CPU vLLM packs them and drops the originals. Not guaranteed: that an engine releases
+anything but its memory at its end; its process is reaped after this one. test_inplace_endpoint.py has an engine with a worker
+process.
 """
 
 from __future__ import annotations
 
+import gc
 import json
+import logging
 import os
+import socket
 import sys
 from typing import Any
 from unittest import mock
 
-ANSWER = "answer: "
-"""Begins a line of standard output that is an answer; vLLM logs there too."""
 TOKENS = 160
-WITHOUT_REPACKING = "WITHOUT_REPACKING"
-
-if os.environ.get(WITHOUT_REPACKING):  # the worker imports this module too, before it builds a model
-    import vllm._custom_ops
-
-    vllm._custom_ops._supports_onednn = False
 
 
 def get_worker_base() -> type:
@@ -82,17 +83,24 @@ class FaultyWorker(get_worker_base()):  # type: ignore[misc] # vLLM makes it a b
         return digests
 
 
-def answer(value: Any) -> None:
-    """Write a line for the test."""
-    sys.stdout.write(f"{ANSWER}{json.dumps(value)}\n")
-    sys.stdout.flush()
+def run_engine(settings: dict[str, Any]) -> None:
+    """Run an engine until the connection is closed."""
+    # The program's own import of `vllm` is complete: only names that are not imported yet come from these folders.
+    sys.path[:0] = settings["path"]
+    with socket.create_connection(("127.0.0.1", settings["port"])) as connection, connection.makefile("rw") as stream:
+        log = os.open(settings["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for number in (1, 2):
+            os.dup2(log, number)
+        answer_commands(settings, stream)
 
 
-def main() -> None:
-    """Serve commands until the input ends."""
+def answer_commands(settings: dict[str, Any], stream: Any) -> None:
+    """Build the engine, and answer commands."""
+    import vllm._custom_ops
     from vllm import LLM, SamplingParams
 
-    settings = json.loads(sys.argv[1])
+    if not settings["repacks"]:
+        vllm._custom_ops._supports_onednn = False
     more = {"worker_extension_cls": f"{__file__.rpartition('/')[2][:-3]}.FaultyWorker"} if settings["plugin"] else {}
     engine = LLM(
         settings["target"],
@@ -122,9 +130,30 @@ def main() -> None:
         drafts, accepted = (after - earlier for earlier, after in zip(before, count(), strict=True))
         return {"drafts": drafts, "accepted": accepted, "answers": [output.outputs[0].text for output in outputs]}
 
-    answer("ready")
-    for line in sys.stdin:
-        answer(respond(json.loads(line)))
+    def send(value: Any) -> None:
+        stream.write(f"{json.dumps(value)}\n")
+        stream.flush()
+
+    send("ready")
+    for line in stream:
+        send(respond(json.loads(line)))
+
+
+def main() -> None:
+    """Fork an engine for each line of the input, until it ends."""
+    from vllm import LLM  # noqa: F401 - imported once for all engines
+
+    gc.freeze()  # vLLM collects garbage several times at a start, and would look through all imported modules each time
+    for line in iter(sys.stdin.readline, ""):
+        if os.fork() == 0:
+            status = 1
+            try:
+                run_engine(json.loads(line))
+                status = 0
+            except BaseException:
+                logging.getLogger(__name__).exception("the engine has ended")
+            finally:
+                os._exit(status)  # the threads of vLLM and of the plugin end with the process
 
 
 if __name__ == "__main__":

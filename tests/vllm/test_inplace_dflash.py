@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from aerie_vllm.worker_protocol import DESCRIBE, SWAP
-from tests.vllm.inplace_engine import STAGE_TIMEOUT_SECONDS, OfflineEngine, start_engine
+from tests.vllm.inplace_engine import STAGE_TIMEOUT_SECONDS, OfflineEngine, PreloadedVllm
 
 pytestmark = pytest.mark.timeout(2400)  # a start on busy cores
 HIDDEN, HEAD, HEADS, KEY_HEADS, LAYERS, VOCABULARY = 256, 32, 4, 2, 2, 2048
@@ -93,9 +93,9 @@ def hash_derived(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("rope_theta", [2 * TARGET_ROPE_THETA, TARGET_ROPE_THETA], ids=["rope of its own", "shared rope"])
-def test_dflash_is_replaced(vllm: Path, tmp_path: Path, rope_theta: float) -> None:
+def test_dflash_is_replaced(preloaded_vllm: PreloadedVllm, tmp_path: Path, rope_theta: float) -> None:
     first, second = (write_dflash(tmp_path / name, seed, rope_theta) for seed, name in enumerate(("first", "second")))
-    with start_engine(vllm, tmp_path / "engine", first, method="dflash", repacks=False) as engine:
+    with preloaded_vllm.start_engine(tmp_path / "engine", first, method="dflash", repacks=False) as engine:
         own = wait_until_read(engine)["own"]["digest"]
         before = engine.call("aerie_drafter_hash_tensors")
         assert hash_derived(first).items() <= before.items()
@@ -110,9 +110,9 @@ def test_dflash_is_replaced(vllm: Path, tmp_path: Path, rope_theta: float) -> No
         assert engine.call("aerie_drafter_hash_tensors") == before
 
 
-def test_packed_weights_are_no_source_of_others(vllm: Path, tmp_path: Path) -> None:
+def test_packed_weights_are_no_source_of_others(preloaded_vllm: PreloadedVllm, tmp_path: Path) -> None:
     first, second = (write_dflash(tmp_path / name, seed, TARGET_ROPE_THETA) for seed, name in enumerate(("first", "second")))
-    with start_engine(vllm, tmp_path / "engine", first, method="dflash") as engine:
+    with preloaded_vllm.start_engine(tmp_path / "engine", first, method="dflash") as engine:
         own = wait_until_read(engine)["own"]["digest"]
         before = engine.call("aerie_drafter_hash_tensors")
         report = engine.change(second)

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from aerie_drafter.bundle import find_bundle_path
-from tests.vllm.inplace_engine import start_engine
+from tests.vllm.inplace_engine import PreloadedVllm
 
 pytestmark = pytest.mark.timeout(2400)  # four starts on busy cores
 Tensors = dict[str, torch.Tensor]
@@ -54,14 +54,14 @@ VARIANTS: dict[str, tuple[tuple[str, dict[str, Any], Callable[[Tensors], object]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_gate_is_what_the_flag_is_in_vllms_class(variant: str, vllm: Path, tmp_path: Path) -> None:
+def test_a_gate_is_what_the_flag_is_in_vllms_class(variant: str, preloaded_vllm: PreloadedVllm, tmp_path: Path) -> None:
     drafters = [write_variant(tmp_path / f"drafter-{index}", *row) for index, row in enumerate(VARIANTS[variant])]
     fresh = []
     for index, drafter in enumerate(drafters):
-        with start_engine(vllm, tmp_path / f"fresh-{index}", drafter, plugin=False) as stock:
+        with preloaded_vllm.start_engine(tmp_path / f"fresh-{index}", drafter, plugin=False) as stock:
             fresh.append(stock.generate())
     assert fresh[0]["accepted"] != fresh[1]["accepted"] > 0
-    with start_engine(vllm, tmp_path / "gated", drafters[0]) as gated:
+    with preloaded_vllm.start_engine(tmp_path / "gated", drafters[0]) as gated:
         assert gated.generate() == fresh[0]
         for index in (1, 0, 1):
             assert gated.change(drafters[index])["problem"] is None

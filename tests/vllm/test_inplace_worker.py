@@ -18,25 +18,25 @@ from safetensors.torch import load_file, save_file
 
 from aerie_drafter.bundle import find_bundle_path
 from aerie_vllm.worker_protocol import DESCRIBE, SWAP
-from tests.vllm.inplace_engine import STAGE_TIMEOUT_SECONDS, OfflineEngine, start_engine
+from tests.vllm.inplace_engine import STAGE_TIMEOUT_SECONDS, OfflineEngine, PreloadedVllm, preload_vllm
 from tests.vllm.inplace_server import hash_files
 
 pytestmark = pytest.mark.timeout(2400)  # a start on busy cores
 
 
 @pytest.fixture(scope="module")
-def fresh(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def fresh(preloaded_vllm: PreloadedVllm, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what engines without the plugin generate, by drafter."""
     results = {}
     for name in ("eagle3", "eagle31", "weak"):
-        with start_engine(vllm, tmp_path_factory.mktemp("fresh"), find_bundle_path(name), plugin=False) as engine:
+        with preloaded_vllm.start_engine(tmp_path_factory.mktemp("fresh"), find_bundle_path(name), plugin=False) as engine:
             results[name] = engine.generate()
     return results
 
 
 @pytest.fixture(scope="module")
-def engine(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfflineEngine]:
-    with start_engine(vllm, tmp_path_factory.mktemp("engine"), find_bundle_path("eagle3")) as running:
+def engine(preloaded_vllm: PreloadedVllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfflineEngine]:
+    with preloaded_vllm.start_engine(tmp_path_factory.mktemp("engine"), find_bundle_path("eagle3")) as running:
         yield running
 
 
@@ -67,13 +67,16 @@ def test_drafters_in_a_running_engine_draft_as_in_fresh_ones(fresh: dict[str, An
     assert_drafts_like_fresh(engine, fresh, ("eagle31", "eagle3", "weak", "eagle31", "eagle3"))
 
 
-def test_a_compiled_engine_follows(vllm: Path, fresh: dict[str, Any], tmp_path: Path) -> None:
-    with start_engine(vllm, tmp_path, find_bundle_path("eagle3"), compiled=True) as compiled:
+def test_a_compiled_engine_follows(preloaded_vllm: PreloadedVllm, fresh: dict[str, Any], tmp_path: Path) -> None:
+    with preloaded_vllm.start_engine(tmp_path, find_bundle_path("eagle3"), compiled=True) as compiled:
         assert_drafts_like_fresh(compiled, fresh, ("eagle31", "eagle3", "eagle31"))
 
 
 def test_vllm_0_33_follows(vllm_0_33: Path, fresh: dict[str, Any], tmp_path: Path) -> None:
-    with start_engine(vllm_0_33, tmp_path, find_bundle_path("eagle3")) as newer:
+    with (
+        preload_vllm(vllm_0_33, tmp_path) as preloaded,
+        preloaded.start_engine(tmp_path / "engine", find_bundle_path("eagle3")) as newer,
+    ):
         assert_drafts_like_fresh(newer, fresh, ("eagle31", "eagle3", "eagle31"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -26,10 +27,16 @@ def reference_level(lengths: list[float], plan: AnalysisPlan = PLAN) -> post_pro
     return post_promotion.compute_reference_level(AnalysisState(0.0, {TOKENS_PER_STEP: pairs}), plan)
 
 
-def monitor(lengths: list[float], level: post_promotion.ReferenceLevel) -> AnalysisState:
+def monitor_each(lengths: list[float], level: post_promotion.ReferenceLevel) -> Iterator[AnalysisState]:
+    """Yield the state after each block."""
     state = AnalysisState(0.0)
     for n, length in enumerate(lengths):
         state = post_promotion.add_promoted_block(state, ClosedBlock(120.0 * n, 120.0 * (n + 1), side(length), None), level, PLAN)
+        yield state
+
+
+def monitor(lengths: list[float], level: post_promotion.ReferenceLevel) -> AnalysisState:
+    *_, state = monitor_each(lengths, level)
     return state
 
 
@@ -132,9 +139,7 @@ def detection_rate(fall: float, blocks: int, runs: int = 200) -> float:
         level = reference_level([2.5 * (1 + chance.gauss(0, 0.045)) for _ in range(30)])
         assert level is not None
         lengths = [2.5 * (1 - fall) * (1 + chance.gauss(0, 0.0225)) for _ in range(blocks)]
-        detected += any(
-            post_promotion.regression_message(monitor(lengths[:n], level), level, PLAN, 4) for n in range(1, blocks + 1)
-        )
+        detected += any(post_promotion.regression_message(state, level, PLAN, 4) for state in monitor_each(lengths, level))
     return detected / runs
 
 

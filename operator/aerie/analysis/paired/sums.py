@@ -134,4 +134,6 @@ class PairSums:
 
 def _add_at(values: tuple[Number, ...], index: int, addend: Number) -> tuple[Number, ...]:
     """Return the values with one of them increased."""
-    return tuple(value + addend if position == index else value for position, value in enumerate(values))
+    changed = list(values)
+    changed[index] += addend
+    return tuple(changed)
