@@ -17,6 +17,7 @@ from aerie.yaml_documents import YamlDocumentError, read_yaml_documents
 from aerie_drafter.errors import ConfigError
 
 PositiveCount = Annotated[int, Field(ge=1)]
+LossWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _SettingsGroup(BaseModel):
@@ -90,12 +91,35 @@ class DataSettings(_SettingsGroup):
 
 
 class LossSettings(_SettingsGroup):
-    """Training-time test: see aerie_drafter.train.ttt."""
+    """Training-time test, see aerie_drafter.train.ttt. The loss is the weighted sum of four, see aerie_drafter.train.losses."""
 
     horizon: int = Field(
         default=7, ge=1, le=32, description="Number of unrolled steps; at least the num_speculative_tokens to serve with."
     )
     step_decay: float = Field(default=0.8, gt=0, le=1, description="The loss of step i is weighted with step_decay^i.")
+    step_weights: tuple[LossWeight, ...] | None = Field(
+        default=None, description="A weight for each step, in place of step_decay."
+    )
+    kl: LossWeight = Field(
+        default=1.0,
+        description="Weight of the forward KL to the target, within the draft vocabulary (EAGLE-3, arXiv 2503.01840).",
+    )
+    total_variation: LossWeight = Field(default=0.0, description="Weight of the chance that a drawn draft token is rejected.")
+    lk_alpha: LossWeight = Field(
+        default=0.0, description="Weight of the negative log of the chance that it is accepted (LK losses, arXiv 2602.23881)."
+    )
+    lk_lambda: LossWeight = Field(
+        default=0.0, description="Weight of KL that becomes total variation as acceptance grows (the same paper)."
+    )
+    lk_eta: float = Field(default=3.0, ge=0, description="Speed of that change: KL has the share exp(-lk_eta x acceptance).")
+    acceptance_temperature: float = Field(
+        default=1.0, ge=0, description="Temperature of target and drafter in the acceptance that the training reports."
+    )
+
+    @property
+    def weights_by_step(self) -> tuple[float, ...]:
+        """Return the weight of each step."""
+        return self.step_weights or tuple(self.step_decay**step for step in range(self.horizon))
 
 
 class OptimizerSettings(_SettingsGroup):
@@ -146,6 +170,17 @@ class TrainingSettings(_SettingsGroup):
                 f"{self.loss.horizon}: the evaluation "
                 "can use at most the unrolled steps"
             )
+        loss = self.loss
+        if not (loss.kl or loss.total_variation or loss.lk_alpha or loss.lk_lambda):
+            raise ValueError(
+                "loss.kl, loss.total_variation, loss.lk_alpha and loss.lk_lambda are all 0; set at least one of them"
+            )
+        if loss.step_weights is not None and len(loss.step_weights) != loss.horizon:
+            raise ValueError(
+                f"loss.step_weights has {len(loss.step_weights)} weights, and loss.horizon is {loss.horizon}; set one per step"
+            )
+        if not any(loss.weights_by_step):
+            raise ValueError("loss.step_weights are all 0; set at least one of them")
         if self.drafter.fc_norm and self.drafter.norm_before_fc and self.drafter.initial_checkpoint is None:
             raise ValueError("drafter.fc_norm and drafter.norm_before_fc are both true; set one of them to false")
         if self.target.hidden_states is not None and self.data.packing:

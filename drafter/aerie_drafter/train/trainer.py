@@ -28,6 +28,7 @@ from aerie_drafter.checkpoint import Provenance
 from aerie_drafter.errors import ConfigError, TrainingError
 from aerie_drafter.model import Drafter
 from aerie_drafter.train.data import BatchRow, Corpus, assemble_batch, plan_batches
+from aerie_drafter.train.losses import LossMixture
 from aerie_drafter.train.processes import Processes
 from aerie_drafter.train.settings import TrainingSettings
 from aerie_drafter.train.states import HiddenStateSource
@@ -44,7 +45,7 @@ class StepReport:
     total_steps: int
     epoch: int
     loss: float
-    """Sum of KL over unrolled steps, weighted, as the mean over positions, in nats."""
+    """Weighted sum of the losses over unrolled steps, as the mean over positions."""
     gradient_norm: float
     """Norm of the gradient before clipping."""
     learning_rate: float
@@ -118,7 +119,14 @@ class Trainer:
         self.output_folder = settings.output.folder
         device = self.processes.device
         self.drafter = drafter.to(device)
-        self.loss = TrainingTimeTest(self.drafter, target_lm_head, horizon=settings.loss.horizon, decay=settings.loss.step_decay)
+        loss = settings.loss
+        self.loss = TrainingTimeTest(
+            self.drafter,
+            target_lm_head,
+            step_weights=loss.weights_by_step,
+            mixture=LossMixture(loss.kl, loss.total_variation, loss.lk_alpha, loss.lk_lambda, loss.lk_eta),
+            temperatures=(loss.acceptance_temperature,),
+        )
         parameters = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
         optimizer_settings = settings.optimizer
         self.optimizer = torch.optim.AdamW(

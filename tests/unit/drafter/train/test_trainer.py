@@ -91,6 +91,16 @@ def test_a_new_drafter_is_initialized_from_the_target(settings_of: Make, target_
     assert all(parameter.eq(1).all() for name, parameter in drafter.named_parameters() if "norm" in name)
 
 
+def test_other_losses_learn_too_and_report_acceptance(settings_of: Make) -> None:
+    fields = {"loss__kl": 0.0, "loss__lk_lambda": 1.0, "loss__step_weights": [1.0, 0.5, 0.5], "drafter__draft_vocab_size": 264}
+    listener = RecordingReporter()
+    build_trainer(settings_of(optimizer__epochs=6, **fields), reporter=listener).run()
+    first, last = listener.steps[0], listener.steps[-1]
+    assert last.loss < first.loss / 2
+    assert all(1 - b < (1 - a) / 1.5 for a, b in zip(first.metrics.drawn_acceptance, last.metrics.drawn_acceptance, strict=True))
+    assert all(0 < share < 1 for share in last.metrics.drawn_acceptance + last.metrics.greedy_acceptance)
+
+
 @pytest.mark.parametrize("packing", [False, True])
 def test_the_same_settings_give_the_same_bits(settings_of: Make, *, packing: bool) -> None:
     digests = []
