@@ -58,6 +58,21 @@ def expected_counts(
     return torch.tensor(counts, dtype=torch.float64)
 
 
+def expected_counts_of_spans(
+    position_acceptance: Sequence[Sequence[float]], text_acceptance: Sequence[Sequence[float]], loss_mask: Sequence[bool]
+) -> Tensor:
+    """Return the sum of `expected_counts` over the answers of a text, which are the spans of `loss_mask` [length]."""
+    total = torch.zeros(1 + len(position_acceptance), dtype=torch.float64)
+    begin = None
+    for position, is_counted in enumerate([*loss_mask, False]):
+        if is_counted and begin is None:
+            begin = max(position, 1)  # no column predicts the first token
+        elif not is_counted and begin is not None:
+            total += expected_counts(position_acceptance, text_acceptance, begin, position)
+            begin = None
+    return total
+
+
 def acceptance_length(counts: Tensor) -> Tensor:
     """Return 1 + accepted / drafts, [...], for counters [..., 1 + K]; NaN without drafts."""
     return 1 + counts[..., 1:].sum(-1) / counts[..., 0]

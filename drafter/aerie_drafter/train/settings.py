@@ -8,7 +8,7 @@ requires the target or the data.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -139,6 +139,16 @@ class OptimizerSettings(_SettingsGroup):
     seed: int = Field(default=0, ge=0, description="Random seed of initial weights and data order.")
 
 
+class AcceptanceCondition(_SettingsGroup):
+    """A temperature and draft sampling, as served."""
+
+    temperature: float = Field(ge=0, allow_inf_nan=False, description="Temperature of the requests.")
+    draft_sampling: Literal["greedy", "drawn"] = Field(
+        default="greedy", description="greedy is vLLM's default; drawn is its draft_sample_method: probabilistic."
+    )
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="Weight of its acceptance length in the mean.")
+
+
 class OutputSettings(_SettingsGroup):
     """Checkpoints and evaluation."""
 
@@ -149,6 +159,11 @@ class OutputSettings(_SettingsGroup):
     num_speculative_tokens: PositiveCount = Field(default=3, description="K of the evaluation; at most loss.horizon.")
     max_held_out_conversations: PositiveCount = Field(
         default=256, description="Maximum number of held-out conversations to evaluate."
+    )
+    best_by: tuple[AcceptanceCondition, ...] = Field(
+        default=(),
+        description="What selects `best`: a weighted mean of acceptance lengths, such as "
+        "[{temperature: 1, draft_sampling: drawn, weight: 1}]. Default: that of greedy speculation over the held-out text.",
     )
 
 
@@ -231,7 +246,10 @@ def _format_validation_error(error: ValidationError) -> str:
 def _field_names(group: list[str]) -> list[str]:
     model: Any = TrainingSettings
     for name in group:
-        model = model.model_fields[name].annotation if name in model.model_fields else None
+        if name.isdecimal():
+            model = get_args(model)[0]  # an item of a tuple
+        else:
+            model = model.model_fields[name].annotation if name in model.model_fields else None
     return list(model.model_fields) if model is not None else []
 
 

@@ -69,6 +69,14 @@ def test_step_weights_replace_the_decay() -> None:
             "f: loss.step_weights has 2 weights, and loss.horizon is 7; set one per step.",
         ),
         (with_field("loss.step_weights", [0] * 7), "f: loss.step_weights are all 0; set at least one of them."),
+        (
+            {**MINIMAL, "output": {"folder": "o", "best_by": [{"temprature": 1}]}},
+            "f: output.best_by.0.temperature is missing; `aerie-drafter train --init`",
+        ),
+        (
+            {**MINIMAL, "output": {"folder": "o", "best_by": [{"temperature": 1, "drafts": "drawn"}]}},
+            "f: output.best_by.0.drafts is not a field; fields: temperature, draft_sampling, weight.",
+        ),
         (with_field("output.num_speculative_tokens", 8), "f: output.num_speculative_tokens is 8, and loss.horizon 7"),
         (with_field("drafter.norm_before_fc", True), "f: drafter.fc_norm and drafter.norm_before_fc are both true"),
         (
