@@ -84,7 +84,7 @@ class DataSettings(_SettingsGroup):
     max_length: int = Field(default=2048, ge=4, description="Maximum tokens of a conversation; the rest is truncated.")
     packing: bool = Field(
         default=False,
-        description="Pack several conversations into a row, as one text; requires a target in this process.",
+        description="Pack several short conversations into a row of max_length; none sees another.",
     )
     chat_template: Path | None = Field(default=None, description="File with the chat template. Default: the tokenizer's.")
     cache: Path | None = Field(default=None, description="Cache folder for tokenized data.")
@@ -198,11 +198,6 @@ class TrainingSettings(_SettingsGroup):
             raise ValueError("loss.step_weights are all 0; set at least one of them")
         if self.drafter.fc_norm and self.drafter.norm_before_fc and self.drafter.initial_checkpoint is None:
             raise ValueError("drafter.fc_norm and drafter.norm_before_fc are both true; set one of them to false")
-        if self.target.hidden_states is not None and self.data.packing:
-            raise ValueError(
-                "data.packing is true, and target.hidden_states is set, whose files contain one conversation "
-                "each; set it to false"
-            )
         if self.target.hidden_states is not None and self.target.shard:
             raise ValueError("target.shard is true, but with target.hidden_states no target runs here; set it to false")
         return self

@@ -33,6 +33,7 @@ from aerie_drafter.evaluate.expected import expected_counts_of_spans
 from aerie_drafter.model import Drafter
 from aerie_drafter.train.data import BatchRow, Corpus, assemble_batch, plan_batches
 from aerie_drafter.train.losses import LossMixture
+from aerie_drafter.train.packing import compute_text_starts, fetch_packed_hidden_states
 from aerie_drafter.train.processes import Processes
 from aerie_drafter.train.settings import TrainingSettings
 from aerie_drafter.train.states import HiddenStateSource
@@ -150,8 +151,6 @@ class Trainer:
         self.progress = TrainingProgress()
         self.rows_per_batch = optimizer_settings.batch_size_per_process * self.processes.world_size
         self.packed_row_tokens = settings.data.max_length if settings.data.packing else None
-        if self.packed_row_tokens is not None and not hidden_state_source.supports_packing:
-            raise ConfigError("data.packing is true, but hidden states in files contain one conversation each; set it to false.")
         self.conversation_lengths = corpus.lengths
         per_epoch = [self._count_optimizer_steps(len(self._plan_epoch(epoch))) for epoch in range(optimizer_settings.epochs)]
         self.total_steps = sum(per_epoch)
@@ -243,8 +242,15 @@ class Trainer:
         device = self.processes.device
         tokens, loss_mask = assemble_batch(corpus, rows)
         tokens = tokens.to(device)
-        states = self.hidden_state_source.fetch_hidden_states(tokens, [[corpus[index][0] for index in row] for row in rows])
-        batch = TrainingBatch(tokens, loss_mask.to(device), states.aux_hidden_states, states.final_hidden_states)
+        conversations = [[corpus[index][0] for index in row] for row in rows]
+        text_starts = None
+        if any(len(row) > 1 for row in conversations):
+            lengths = [[len(conversation) for conversation in row] for row in conversations]
+            text_starts = compute_text_starts(lengths, tokens.shape[1]).to(device)
+            states = fetch_packed_hidden_states(self.hidden_state_source, tokens, conversations)
+        else:
+            states = self.hidden_state_source.fetch_hidden_states(tokens, conversations)
+        batch = TrainingBatch(tokens, loss_mask.to(device), states.aux_hidden_states, states.final_hidden_states, text_starts)
         with torch.autocast(device.type, dtype=self.compute_dtype, enabled=self.compute_dtype is not torch.float32):
             loss: LossOutput = module(batch)
         return loss

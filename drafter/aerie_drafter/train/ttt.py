@@ -44,6 +44,9 @@ class TrainingBatch:
     """[batch, length, parts x target_hidden]: the auxiliary states side by side, lowest layer first."""
     final_hidden_states: Tensor
     """[batch, length, target_hidden]: the state that the target's lm_head reads, after the final norm."""
+    text_starts: Tensor | None = None
+    """[batch, length], int: the index of the first token of each token's text, if a row contains several texts, which do not see
+    each other (`aerie_drafter.train.packing`). None: a row is one text."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +154,12 @@ class TrainingTimeTest(nn.Module):
     def forward(self, batch: TrainingBatch) -> LossOutput:
         """Compute the loss of a batch; without gradients, only the metrics."""
         drafter = self.drafter
-        states = unroll_drafter(drafter, batch.tokens, batch.aux_hidden_states, self.horizon)
-        rows, positions = _loss_positions(batch.loss_mask)
+        states = unroll_drafter(drafter, batch.tokens, batch.aux_hidden_states, self.horizon, batch.text_starts)
+        starts = torch.zeros_like(batch.tokens) if batch.text_starts is None else batch.text_starts
+        # Column t predicts token t + 2 first, so no column of a text predicts its first two tokens.
+        loss_mask = batch.loss_mask & (torch.arange(starts.shape[1], device=starts.device) - starts >= 2)
+        rows, positions = _loss_positions(loss_mask)
+        columns_before = positions - starts[rows, positions]
         total, counts, divergence, argmax_matches, acceptance = _SlicedLoss.apply(  # type: ignore[no-untyped-call]
             _LossInputs(
                 final_hidden_states=batch.final_hidden_states,
@@ -161,6 +168,7 @@ class TrainingTimeTest(nn.Module):
                 t2d=drafter.t2d,
                 rows=rows,
                 positions=positions,
+                columns_before=columns_before,
                 next_tokens=batch.tokens[rows, positions + 1],
                 step_weights=self.step_weights,
                 mixture=self.mixture,
@@ -172,11 +180,11 @@ class TrainingTimeTest(nn.Module):
             *states,
         )
         acceptance = tuple(ColumnAcceptance(*at_temperature) for at_temperature in acceptance)
-        columns = torch.stack([(positions > step).sum() for step in range(self.horizon)])
+        columns = torch.stack([(columns_before > step).sum() for step in range(self.horizon)])
         sums = torch.cat(
             [
                 torch.stack([counts, divergence]),
-                count_surviving_columns(argmax_matches, batch.loss_mask),
+                count_surviving_columns(argmax_matches, loss_mask),
                 torch.stack([columns, *(part.sum((1, 2), dtype=torch.float64) for part in acceptance[0][:2])]),
             ]
         )
@@ -188,12 +196,15 @@ def decaying_weights(horizon: int, decay: float = 0.8) -> tuple[float, ...]:
     return tuple(decay**step for step in range(horizon))
 
 
-def unroll_drafter(drafter: Drafter, tokens: Tensor, aux_hidden_states: Tensor, horizon: int) -> list[Tensor]:
+def unroll_drafter(
+    drafter: Drafter, tokens: Tensor, aux_hidden_states: Tensor, horizon: int, text_starts: Tensor | None = None
+) -> list[Tensor]:
     """Return the states of each step after the final norm: `horizon` tensors [batch, length - 1, hidden].
 
-    Columns past the end of the text read token 0; only their own later steps see them.
+    Columns past the end of the text read token 0, or tokens of the next text; only their own later steps see them.
     """
-    kv_cache, columns = UnrolledCache(), tokens.shape[1] - 1
+    columns = tokens.shape[1] - 1
+    kv_cache = UnrolledCache(None if text_starts is None else text_starts[:, :columns])
     hidden = drafter.fuse_aux_hidden_states(aux_hidden_states[:, :-1].to(drafter.fc.weight.dtype))
     padded_tokens = nn.functional.pad(tokens, (0, horizon))
     states = []
@@ -240,8 +251,8 @@ def simulate_speculation(argmax_matches: Tensor, loss_mask: Tensor, num_speculat
 
 def _loss_positions(counted: Tensor) -> tuple[Tensor, Tensor]:
     """Return (rows, positions) of the target's states that predict a token of the loss mask, [positions] each."""
-    predicts = counted[:, 2:].nonzero(as_tuple=True)  # no column learns position 0
-    return predicts[0], predicts[1] + 1
+    rows, predicted = counted.nonzero(as_tuple=True)
+    return rows, predicted - 1
 
 
 class _LossInputs(NamedTuple):
@@ -253,6 +264,8 @@ class _LossInputs(NamedTuple):
     t2d: Tensor
     rows: Tensor
     positions: Tensor
+    columns_before: Tensor
+    """[positions]: number of columns of the same text before each position, which is the number of steps that learn it."""
     next_tokens: Tensor
     """[positions]: the text's token that each position predicts."""
     step_weights: Sequence[float]
@@ -331,9 +344,10 @@ class _SlicedLoss(torch.autograd.Function):
             len(fixed.temperatures), 4, horizon, batch * columns + 1, dtype=accumulation_dtype, device=device
         )
         size = max(1, fixed.slice_elements // len(fixed.t2d))
-        slices = zip(*(torch.split(part, size) for part in (fixed.rows, fixed.positions, fixed.next_tokens)), strict=True)
+        by_position = (fixed.rows, fixed.positions, fixed.columns_before, fixed.next_tokens)
+        slices = zip(*(torch.split(part, size) for part in by_position), strict=True)
         with torch.autocast(device_type, enabled=False):
-            for rows, positions, next_tokens in slices:
+            for rows, positions, columns_before, next_tokens in slices:
                 target_logits = (
                     fixed.final_hidden_states[rows, positions].to(fixed.target_lm_head.dtype) @ fixed.target_lm_head.T
                 ).to(accumulation_dtype)
@@ -348,7 +362,7 @@ class _SlicedLoss(torch.autograd.Function):
                 draft_id, text_id = draft_ids[best].unsqueeze(-1), draft_ids[next_tokens].unsqueeze(-1)
                 is_text_drafted = fixed.t2d[next_tokens]
                 for step, state in enumerate(flat):
-                    valid = positions > step
+                    valid = columns_before > step
                     column = rows * columns + (positions - 1 - step).clamp(min=0)  # clamped columns have weight 0
                     written = column.masked_fill(~valid, batch * columns)
                     inputs = state[column].to(compute_dtype)

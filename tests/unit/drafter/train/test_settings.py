@@ -79,10 +79,6 @@ def test_step_weights_replace_the_decay() -> None:
         ),
         (with_field("output.num_speculative_tokens", 8), "f: output.num_speculative_tokens is 8, and loss.horizon 7"),
         (with_field("drafter.norm_before_fc", True), "f: drafter.fc_norm and drafter.norm_before_fc are both true"),
-        (
-            {**MINIMAL, "target": {"model": "t", "hidden_states": "s"}, "data": {"train": ["a"], "packing": True}},
-            "f: data.packing is true, and target.hidden_states is set, whose files",
-        ),
         ({**MINIMAL, "target": {"model": "t", "hidden_states": "s", "shard": True}}, "f: target.shard is true"),
     ],
 )
