@@ -168,7 +168,9 @@ class _JointAttention(torch.autograd.Function):
         grad = grad.contiguous()
         arguments = (grad, query, key, value, output, logsum, ctx.rest, ctx.scale)
         to_query, to_key, to_value = (
-            causal_attention_backward(*arguments) if ctx.segments is None else segmented_attention_backward(*arguments, ctx.segments)
+            causal_attention_backward(*arguments)
+            if ctx.segments is None
+            else segmented_attention_backward(*arguments, ctx.segments)
         )
         mean = (grad * output).sum(-1)
         to_keys, to_values = [], []

@@ -11,6 +11,7 @@ state at t, has position t; each draft token has the next one.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -47,6 +48,23 @@ class UnrolledCache:
         self.attention_scale = 1.0
         self._first_values: Tensor | None = None
         self._later_values: list[Tensor] = []
+
+    @property
+    def entries(self) -> tuple[Tensor, ...]:
+        """Return the keys of all steps, then their values."""
+        if self.first_keys is None or self._first_values is None:
+            return ()
+        return (self.first_keys, *self.later_keys, self._first_values, *self._later_values)
+
+    def with_entries(self, entries: Sequence[Tensor]) -> UnrolledCache:
+        """Return a cache of the same texts with other `entries`; this one is unchanged."""
+        other = UnrolledCache()
+        other._segments, other._text_starts = self._segments, self._text_starts
+        if entries:
+            half = len(entries) // 2
+            other.first_keys, *other.later_keys = entries[:half]
+            other._first_values, *other._later_values = entries[half:]
+        return other
 
     def positions(self, length: int, device: torch.device) -> Tensor:
         step = 0 if self.first_keys is None else len(self.later_keys) + 1

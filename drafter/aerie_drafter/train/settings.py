@@ -133,6 +133,9 @@ class OptimizerSettings(_SettingsGroup):
     epochs: PositiveCount = Field(default=2, description="Number of epochs.")
     batch_size_per_process: PositiveCount = Field(default=4, description="Rows of a batch per process.")
     gradient_accumulation_steps: PositiveCount = Field(default=1, description="Batches per optimizer step.")
+    activation_checkpointing: bool = Field(
+        default=False, description="Compute the activations of a step again in the backward pass: less memory, more time."
+    )
     precision: Literal["auto", "bfloat16", "float32"] = Field(
         default="auto", description="Type of the arithmetic; weights are float32. auto: bfloat16 on GPU, float32 on CPU."
     )

@@ -131,6 +131,7 @@ class Trainer:
             step_weights=loss.weights_by_step,
             mixture=LossMixture(loss.kl, loss.total_variation, loss.lk_alpha, loss.lk_lambda, loss.lk_eta),
             temperatures=(loss.acceptance_temperature,),
+            recompute=settings.optimizer.activation_checkpointing,
         )
         self.evaluation = TrainingTimeTest(
             self.drafter,

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from aerie_drafter.model import Drafter, UnrolledCache
 from aerie_drafter.train.losses import LossMixture, TargetSlice, mixture_value_and_gradient, sum_of_minima
@@ -131,7 +132,8 @@ class TrainingTimeTest(nn.Module):
     """The loss as a module, so that DistributedDataParallel sees one forward per batch.
 
     `target_lm_head` is the weight of the target's lm_head, [vocabulary, target_hidden]; it is not a parameter. `step_weights`
-    has a weight for each of the horizon's steps. The metrics are those of the first of `temperatures`.
+    has a weight for each of the horizon's steps. The metrics are those of the first of `temperatures`. `recompute` saves
+    memory in exchange for time (`unroll_drafter`).
     """
 
     def __init__(
@@ -143,18 +145,22 @@ class TrainingTimeTest(nn.Module):
         mixture: LossMixture | None = None,
         temperatures: Sequence[float] = (1.0,),
         slice_elements: int = LOGIT_SLICE_ELEMENTS,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
         self.drafter = drafter
         self.target_lm_head = target_lm_head.detach()
         self.step_weights, self.horizon = tuple(step_weights), len(step_weights)
         self.mixture, self.temperatures = mixture or LossMixture(), tuple(temperatures)
-        self.slice_elements = slice_elements
+        self.slice_elements, self.recompute = slice_elements, recompute
 
     def forward(self, batch: TrainingBatch) -> LossOutput:
         """Compute the loss of a batch; without gradients, only the metrics."""
         drafter = self.drafter
-        states = unroll_drafter(drafter, batch.tokens, batch.aux_hidden_states, self.horizon, batch.text_starts)
+        recompute = self.recompute and torch.is_grad_enabled()
+        states = unroll_drafter(
+            drafter, batch.tokens, batch.aux_hidden_states, self.horizon, batch.text_starts, recompute=recompute
+        )
         starts = torch.zeros_like(batch.tokens) if batch.text_starts is None else batch.text_starts
         # Column t predicts token t + 2 first, so no column of a text predicts its first two tokens.
         loss_mask = batch.loss_mask & (torch.arange(starts.shape[1], device=starts.device) - starts >= 2)
@@ -197,11 +203,18 @@ def decaying_weights(horizon: int, decay: float = 0.8) -> tuple[float, ...]:
 
 
 def unroll_drafter(
-    drafter: Drafter, tokens: Tensor, aux_hidden_states: Tensor, horizon: int, text_starts: Tensor | None = None
+    drafter: Drafter,
+    tokens: Tensor,
+    aux_hidden_states: Tensor,
+    horizon: int,
+    text_starts: Tensor | None = None,
+    *,
+    recompute: bool = False,
 ) -> list[Tensor]:
     """Return the states of each step after the final norm: `horizon` tensors [batch, length - 1, hidden].
 
-    Columns past the end of the text read token 0, or tokens of the next text; only their own later steps see them.
+    Columns past the end of the text read token 0, or tokens of the next text; only their own later steps see them. With `recompute`
+    the backward pass computes the activations of a step again, from its input and the keys and values, which alone are kept.
     """
     columns = tokens.shape[1] - 1
     kv_cache = UnrolledCache(None if text_starts is None else text_starts[:, :columns])
@@ -209,9 +222,23 @@ def unroll_drafter(
     padded_tokens = nn.functional.pad(tokens, (0, horizon))
     states = []
     for step in range(horizon):
-        normed, hidden = drafter(padded_tokens[:, 1 + step : 1 + step + columns], hidden, kv_cache)
+        step_tokens = padded_tokens[:, 1 + step : 1 + step + columns]
+        if recompute:
+            normed, hidden, *entries = checkpoint(
+                _run_step, drafter, step_tokens, hidden, kv_cache, *kv_cache.entries, use_reentrant=False
+            )
+            kv_cache = kv_cache.with_entries(entries)
+        else:
+            normed, hidden = drafter(step_tokens, hidden, kv_cache)
         states.append(normed)
     return states
+
+
+def _run_step(drafter: Drafter, tokens: Tensor, hidden: Tensor, kv_cache: UnrolledCache, *entries: Tensor) -> tuple[Tensor, ...]:
+    """Run a step after the `entries` of the earlier ones: (state after the final norm, next state, all entries)."""
+    step_cache = kv_cache.with_entries(entries)
+    normed, next_hidden = drafter(tokens, hidden, step_cache)
+    return normed, next_hidden, *step_cache.entries
 
 
 def count_surviving_columns(argmax_matches: Tensor, loss_mask: Tensor) -> Tensor:

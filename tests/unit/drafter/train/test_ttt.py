@@ -177,6 +177,28 @@ def test_loss_and_all_gradients_equal_the_naive_unroll(variant: str, mixture: Lo
     assert drafter.embed_tokens.weight.grad is None
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_recomputed_activations_give_the_same_bits(variant: str) -> None:
+    settings = config(**VARIANTS[variant])
+    drafter, (batch, teacher) = build_drafter(settings), build_batch(settings)
+    parameters = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
+    results, kept = [], []
+    for recompute in (False, True):
+        saved: list[int] = []
+
+        def count(tensor: Tensor, saved: list[int] = saved) -> Tensor:
+            saved.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            output = TrainingTimeTest(drafter, teacher, step_weights=decaying_weights(5), recompute=recompute)(batch)
+            kept.append(sum(saved))
+        gradients = torch.autograd.grad(output.weighted_sum, parameters)
+        results.append((output.weighted_sum.detach(), *gradients))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert kept[1] < kept[0] / 2
+
+
 def test_acceptance_at_other_temperatures_equals_the_naive_unroll() -> None:
     settings = config()
     drafter, (batch, teacher) = build_drafter(settings), build_batch(settings)
