@@ -68,7 +68,7 @@ def ours(shape: dict[str, int], tokens: Tensor, aux: Tensor, final: Tensor) -> t
     """Build Aerie's drafter and its loss."""
     from aerie_drafter.config import DrafterConfig, DrafterFamily
     from aerie_drafter.model import Drafter
-    from aerie_drafter.train.ttt import TrainingBatch, TrainingTimeTest
+    from aerie_drafter.train.ttt import TrainingBatch, TrainingTimeTest, decaying_weights
 
     config = DrafterConfig(
         family=DrafterFamily.LLAMA,
@@ -88,7 +88,7 @@ def ours(shape: dict[str, int], tokens: Tensor, aux: Tensor, final: Tensor) -> t
     drafter = Drafter(config)
     teacher = torch.randn(shape["vocabulary"], shape["hidden"]) * 0.02
     teacher[shape["draft_vocabulary"] :] *= 0.1  # so that, as in use, its likeliest token is nearly always one of the draft's
-    test = TrainingTimeTest(drafter, teacher, horizon=shape["horizon"])
+    test = TrainingTimeTest(drafter, teacher, step_weights=decaying_weights(shape["horizon"]))
     batch = TrainingBatch(tokens, torch.ones_like(tokens, dtype=torch.bool), aux, final)
 
     def loss() -> Tensor:

@@ -14,6 +14,8 @@ A mask over the concatenated keys would be T x (i + 1) T, of which all but T num
 causal block is PyTorch's fused kernel, a diagonal costs one product per column, and the parts are joined through the log of
 the sum of exponentials, as in FlashAttention (arXiv 2205.14135).
 
+A row may contain several texts behind each other, its segments; the causal block is then one of each. The diagonals need nothing.
+
 Guarantee: value and gradients equal those of one softmax over all visible keys, to rounding; memory is linear in T. The
 fused kernel's own backward is handed the joint output and the joint log-sum, which makes its recomputed probabilities those
 of the joint softmax. Not guaranteed: second derivatives; the returned log-sum carries no gradient.
@@ -22,7 +24,7 @@ of the joint softmax. Not guaranteed: second derivatives; the returned log-sum c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -80,18 +82,81 @@ def causal_attention_backward(
     return gpu_gradients
 
 
+class Segment(NamedTuple):
+    """The columns begin..end of a row of the batch; they see each other and no others."""
+
+    row: int
+    begin: int
+    end: int
+
+    def of(self, part: Tensor) -> Tensor:
+        """Return the view of [batch, heads, length, ...] on the segment, with a batch of 1."""
+        return part[self.row : self.row + 1, :, self.begin : self.end]
+
+
+def segmented_attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, segments: Sequence[Segment]
+) -> tuple[Tensor, Tensor, list[tuple[Any, ...]]]:
+    """Compute causal attention within each segment: (output, log-sum, state of each segment). The segments cover all columns."""
+    output, logsum, states = torch.empty_like(query), query.new_empty(query.shape[:3], dtype=_logsum_dtype(query)), []
+    for segment in segments:
+        part, (part_logsum, *rest) = causal_attention(segment.of(query), segment.of(key), segment.of(value), scale)
+        segment.of(output).copy_(part)
+        segment.of(logsum).copy_(part_logsum)
+        states.append(tuple(rest))
+    return output, logsum, states
+
+
+def _logsum_dtype(query: Tensor) -> torch.dtype:
+    return torch.promote_types(query.dtype, torch.float32)
+
+
+def segmented_attention_backward(
+    output_grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    logsum: Tensor,
+    states: Sequence[tuple[Any, ...]],
+    scale: float,
+    segments: Sequence[Segment],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value; see `causal_attention_backward`."""
+    gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    for segment, state in zip(segments, states, strict=True):
+        parts = causal_attention_backward(
+            *(segment.of(part) for part in (output_grad, query, key, value, output, logsum)), state, scale
+        )
+        for gradient, part in zip(gradients, parts, strict=True):
+            segment.of(gradient).copy_(part)
+    return gradients
+
+
 class _JointAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, scale: float, query: Tensor, key: Tensor, value: Tensor, *later: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any,
+        scale: float,
+        segments: Sequence[Segment] | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *later: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         keys, values = later[: len(later) // 2], later[len(later) // 2 :]
-        first, (first_logsum, *rest) = causal_attention(query, key, value, scale)
+        rest: Any
+        if segments is None:
+            first, (first_logsum, *rest) = causal_attention(query, key, value, scale)
+        else:
+            first, first_logsum, rest = segmented_attention(query, key, value, scale, segments)
         scores = [(query * k).sum(-1, dtype=first_logsum.dtype) * scale for k in keys]
         logsum = torch.logsumexp(torch.stack([first_logsum, *scores]), dim=0)
         output = first * (first_logsum - logsum).exp().unsqueeze(-1).to(first.dtype)
         for score, v in zip(scores, values, strict=True):
             output += (score - logsum).exp().unsqueeze(-1).to(v.dtype) * v
         ctx.save_for_backward(query, key, value, output, logsum, *scores, *later)
-        ctx.scale, ctx.rest, ctx.count = scale, tuple(rest), len(keys)
+        ctx.scale, ctx.segments, ctx.rest, ctx.count = scale, segments, tuple(rest), len(keys)
         ctx.mark_non_differentiable(logsum)
         return output, logsum
 
@@ -101,7 +166,12 @@ class _JointAttention(torch.autograd.Function):
         count: int = ctx.count
         scores, keys, values = rest[:count], rest[count : 2 * count], rest[2 * count :]
         grad = grad.contiguous()
-        to_query, to_key, to_value = causal_attention_backward(grad, query, key, value, output, logsum, ctx.rest, ctx.scale)
+        arguments = (grad, query, key, value, output, logsum, ctx.rest, ctx.scale)
+        to_query, to_key, to_value = (
+            causal_attention_backward(*arguments)
+            if ctx.segments is None
+            else segmented_attention_backward(*arguments, ctx.segments)
+        )
         mean = (grad * output).sum(-1)
         to_keys, to_values = [], []
         for score, k, v in zip(scores, keys, values, strict=True):
@@ -110,16 +180,24 @@ class _JointAttention(torch.autograd.Function):
             to_score = (probability * ((grad * v).sum(-1) - mean) * ctx.scale).unsqueeze(-1)
             to_query = to_query + to_score * k
             to_keys.append(to_score * query)
-        return None, to_query, to_key, to_value, *to_keys, *to_values
+        return None, None, to_query, to_key, to_value, *to_keys, *to_values
 
 
 def joint_attention(
-    query: Tensor, key: Tensor, value: Tensor, later_keys: Sequence[Tensor], later_values: Sequence[Tensor], scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    later_keys: Sequence[Tensor],
+    later_values: Sequence[Tensor],
+    scale: float,
+    segments: Sequence[Segment] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute attention of one unrolled step: (output, log-sum of the visible scores, without gradient).
 
     Every tensor is [batch, heads, length, size] with one size; the log-sum is [batch, heads, length]. `key` and `value` are
-    those of step 0, `later_*` those of steps 1 to the query's own.
+    those of step 0, `later_*` those of steps 1 to the query's own. `segments` cover all columns; without them a row is one text.
     """
-    output: tuple[Tensor, Tensor] = _JointAttention.apply(scale, query, key, value, *later_keys, *later_values)  # type: ignore[no-untyped-call]
+    output: tuple[Tensor, Tensor] = _JointAttention.apply(  # type: ignore[no-untyped-call]
+        scale, segments, query, key, value, *later_keys, *later_values
+    )
     return output

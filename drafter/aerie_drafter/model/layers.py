@@ -32,7 +32,9 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("inverse_frequencies", inverse_frequencies, persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate [batch, heads, length, size] by `positions` [length]."""
+        """Rotate [batch, heads, length, size] by `positions`, [length] or [batch, length]."""
+        if positions.dim() == 2:
+            positions = positions.unsqueeze(1)  # for all heads
         angles = positions.to(torch.float32).unsqueeze(-1) * self.inverse_frequencies.to(torch.float32)
         cos, sin = (angles.cos() * self.attention_scaling).to(x.dtype), (angles.sin() * self.attention_scaling).to(x.dtype)
         if self.interleaved:

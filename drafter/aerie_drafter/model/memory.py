@@ -10,19 +10,21 @@ state at t, has position t; each draft token has the next one.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from aerie_drafter.model.attention import joint_attention
+from aerie_drafter.model.attention import Segment, joint_attention
 
 
 class KeyValueCache(Protocol):
     """Interface of a KV cache for a layer's attention."""
 
     def positions(self, length: int, device: torch.device) -> Tensor:
-        """Return the rotary positions of the columns of this call, [length]."""
+        """Return the rotary positions of the columns of this call, [length], or [batch, length] if rows differ."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Add key and value, and compute attention of [batch, heads, length, size] over the visible entries."""
@@ -32,10 +34,13 @@ class UnrolledCache:
     """KV cache of training-time test: call once per step, in order, with all columns.
 
     `first_keys` and `later_keys` are those of step 0 and of later steps; `last_query` and `last_logsum` those of the last step.
-    They are public for `aerie_drafter.drift`.
+    They are public for `aerie_drafter.drift`. `text_starts` [batch, columns] is for rows of several texts: the column with which
+    the text of a column begins.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, text_starts: Tensor | None = None) -> None:
+        self._segments = None if text_starts is None else find_segments(text_starts)
+        self._text_starts = text_starts
         self.first_keys: Tensor | None = None
         self.later_keys: list[Tensor] = []
         self.last_query: Tensor | None = None
@@ -44,9 +49,27 @@ class UnrolledCache:
         self._first_values: Tensor | None = None
         self._later_values: list[Tensor] = []
 
+    @property
+    def entries(self) -> tuple[Tensor, ...]:
+        """Return the keys of all steps, then their values."""
+        if self.first_keys is None or self._first_values is None:
+            return ()
+        return (self.first_keys, *self.later_keys, self._first_values, *self._later_values)
+
+    def with_entries(self, entries: Sequence[Tensor]) -> UnrolledCache:
+        """Return a cache of the same texts with other `entries`; this one is unchanged."""
+        other = UnrolledCache()
+        other._segments, other._text_starts = self._segments, self._text_starts
+        if entries:
+            half = len(entries) // 2
+            other.first_keys, *other.later_keys = entries[:half]
+            other._first_values, *other._later_values = entries[half:]
+        return other
+
     def positions(self, length: int, device: torch.device) -> Tensor:
         step = 0 if self.first_keys is None else len(self.later_keys) + 1
-        return torch.arange(step, step + length, device=device)
+        positions = torch.arange(step, step + length, device=device)
+        return positions if self._text_starts is None else positions - self._text_starts
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         if self.first_keys is None or self._first_values is None:
@@ -54,9 +77,21 @@ class UnrolledCache:
         else:
             self.later_keys.append(key)
             self._later_values.append(value)
-        output, logsum = joint_attention(query, self.first_keys, self._first_values, self.later_keys, self._later_values, scale)
+        output, logsum = joint_attention(
+            query, self.first_keys, self._first_values, self.later_keys, self._later_values, scale, self._segments
+        )
         self.last_query, self.last_logsum, self.attention_scale = query.detach(), logsum, scale
         return output
+
+
+def find_segments(text_starts: Tensor) -> list[Segment]:
+    """Return the segments of [batch, columns], where each column has the first column of its text."""
+    length = text_starts.shape[1]
+    segments = []
+    for row, starts in enumerate(text_starts.tolist()):
+        begins = [column for column in range(length) if column == 0 or starts[column] != starts[column - 1]]
+        segments += [Segment(row, begin, end) for begin, end in itertools.pairwise([*begins, length])]
+    return segments
 
 
 class DecodingCache:

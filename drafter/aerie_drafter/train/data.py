@@ -296,7 +296,7 @@ def plan_batches(
     """Return the batches of an epoch in order, each with `rows_per_batch` rows. It depends only on its arguments.
 
     Without `packed_row_tokens` a row is one conversation, and a batch has conversations of similar length, for little padding.
-    With it a row contains whole conversations up to that many tokens, which the target reads as one text. An incomplete last
+    With it a row contains whole conversations up to that many tokens (`aerie_drafter.train.packing`). An incomplete last
     batch is omitted; the order of another epoch includes its rows.
     """
     order = list(range(len(lengths)))

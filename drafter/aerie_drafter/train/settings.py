@@ -8,7 +8,7 @@ requires the target or the data.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -17,6 +17,7 @@ from aerie.yaml_documents import YamlDocumentError, read_yaml_documents
 from aerie_drafter.errors import ConfigError
 
 PositiveCount = Annotated[int, Field(ge=1)]
+LossWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _SettingsGroup(BaseModel):
@@ -83,19 +84,42 @@ class DataSettings(_SettingsGroup):
     max_length: int = Field(default=2048, ge=4, description="Maximum tokens of a conversation; the rest is truncated.")
     packing: bool = Field(
         default=False,
-        description="Pack several conversations into a row, as one text; requires a target in this process.",
+        description="Pack several short conversations into a row of max_length; none sees another.",
     )
     chat_template: Path | None = Field(default=None, description="File with the chat template. Default: the tokenizer's.")
     cache: Path | None = Field(default=None, description="Cache folder for tokenized data.")
 
 
 class LossSettings(_SettingsGroup):
-    """Training-time test: see aerie_drafter.train.ttt."""
+    """Training-time test, see aerie_drafter.train.ttt. The loss is the weighted sum of four, see aerie_drafter.train.losses."""
 
     horizon: int = Field(
         default=7, ge=1, le=32, description="Number of unrolled steps; at least the num_speculative_tokens to serve with."
     )
     step_decay: float = Field(default=0.8, gt=0, le=1, description="The loss of step i is weighted with step_decay^i.")
+    step_weights: tuple[LossWeight, ...] | None = Field(
+        default=None, description="A weight for each step, in place of step_decay."
+    )
+    kl: LossWeight = Field(
+        default=1.0,
+        description="Weight of the forward KL to the target, within the draft vocabulary (EAGLE-3, arXiv 2503.01840).",
+    )
+    total_variation: LossWeight = Field(default=0.0, description="Weight of the chance that a drawn draft token is rejected.")
+    lk_alpha: LossWeight = Field(
+        default=0.0, description="Weight of the negative log of the chance that it is accepted (LK losses, arXiv 2602.23881)."
+    )
+    lk_lambda: LossWeight = Field(
+        default=0.0, description="Weight of KL that becomes total variation as acceptance grows (the same paper)."
+    )
+    lk_eta: float = Field(default=3.0, ge=0, description="Speed of that change: KL has the share exp(-lk_eta x acceptance).")
+    acceptance_temperature: float = Field(
+        default=1.0, ge=0, description="Temperature of target and drafter in the acceptance that the training reports."
+    )
+
+    @property
+    def weights_by_step(self) -> tuple[float, ...]:
+        """Return the weight of each step."""
+        return self.step_weights or tuple(self.step_decay**step for step in range(self.horizon))
 
 
 class OptimizerSettings(_SettingsGroup):
@@ -109,10 +133,23 @@ class OptimizerSettings(_SettingsGroup):
     epochs: PositiveCount = Field(default=2, description="Number of epochs.")
     batch_size_per_process: PositiveCount = Field(default=4, description="Rows of a batch per process.")
     gradient_accumulation_steps: PositiveCount = Field(default=1, description="Batches per optimizer step.")
+    activation_checkpointing: bool = Field(
+        default=False, description="Compute the activations of a step again in the backward pass: less memory, more time."
+    )
     precision: Literal["auto", "bfloat16", "float32"] = Field(
         default="auto", description="Type of the arithmetic; weights are float32. auto: bfloat16 on GPU, float32 on CPU."
     )
     seed: int = Field(default=0, ge=0, description="Random seed of initial weights and data order.")
+
+
+class AcceptanceCondition(_SettingsGroup):
+    """A temperature and draft sampling, as served."""
+
+    temperature: float = Field(ge=0, allow_inf_nan=False, description="Temperature of the requests.")
+    draft_sampling: Literal["greedy", "drawn"] = Field(
+        default="greedy", description="greedy is vLLM's default; drawn is its draft_sample_method: probabilistic."
+    )
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="Weight of its acceptance length in the mean.")
 
 
 class OutputSettings(_SettingsGroup):
@@ -125,6 +162,11 @@ class OutputSettings(_SettingsGroup):
     num_speculative_tokens: PositiveCount = Field(default=3, description="K of the evaluation; at most loss.horizon.")
     max_held_out_conversations: PositiveCount = Field(
         default=256, description="Maximum number of held-out conversations to evaluate."
+    )
+    best_by: tuple[AcceptanceCondition, ...] = Field(
+        default=(),
+        description="What selects `best`: a weighted mean of acceptance lengths, such as "
+        "[{temperature: 1, draft_sampling: drawn, weight: 1}]. Default: that of greedy speculation over the held-out text.",
     )
 
 
@@ -146,13 +188,19 @@ class TrainingSettings(_SettingsGroup):
                 f"{self.loss.horizon}: the evaluation "
                 "can use at most the unrolled steps"
             )
+        loss = self.loss
+        if not (loss.kl or loss.total_variation or loss.lk_alpha or loss.lk_lambda):
+            raise ValueError(
+                "loss.kl, loss.total_variation, loss.lk_alpha and loss.lk_lambda are all 0; set at least one of them"
+            )
+        if loss.step_weights is not None and len(loss.step_weights) != loss.horizon:
+            raise ValueError(
+                f"loss.step_weights has {len(loss.step_weights)} weights, and loss.horizon is {loss.horizon}; set one per step"
+            )
+        if not any(loss.weights_by_step):
+            raise ValueError("loss.step_weights are all 0; set at least one of them")
         if self.drafter.fc_norm and self.drafter.norm_before_fc and self.drafter.initial_checkpoint is None:
             raise ValueError("drafter.fc_norm and drafter.norm_before_fc are both true; set one of them to false")
-        if self.target.hidden_states is not None and self.data.packing:
-            raise ValueError(
-                "data.packing is true, and target.hidden_states is set, whose files contain one conversation "
-                "each; set it to false"
-            )
         if self.target.hidden_states is not None and self.target.shard:
             raise ValueError("target.shard is true, but with target.hidden_states no target runs here; set it to false")
         return self
@@ -196,7 +244,10 @@ def _format_validation_error(error: ValidationError) -> str:
 def _field_names(group: list[str]) -> list[str]:
     model: Any = TrainingSettings
     for name in group:
-        model = model.model_fields[name].annotation if name in model.model_fields else None
+        if name.isdecimal():
+            model = get_args(model)[0]  # an item of a tuple
+        else:
+            model = model.model_fields[name].annotation if name in model.model_fields else None
     return list(model.model_fields) if model is not None else []
 
 

@@ -34,11 +34,8 @@ class TargetHiddenStates(NamedTuple):
 class HiddenStateSource(Protocol):
     """Source of hidden states."""
 
-    supports_packing: bool
-    """Whether a row may contain several conversations as one text."""
-
     def fetch_hidden_states(self, tokens: Tensor, conversations_by_row: Sequence[Sequence[Tensor]]) -> TargetHiddenStates:
-        """Return the states of a padded batch [batch, length], whose rows consist of these conversations."""
+        """Return the states of a padded batch [batch, length]; each row is a list of one conversation."""
 
 
 class TargetParts(NamedTuple):
@@ -56,8 +53,6 @@ class TargetParts(NamedTuple):
 
 class InProcessTarget:
     """A frozen Hugging Face target in this process."""
-
-    supports_packing = True
 
     def __init__(self, model: Any, aux_layer_ids: Sequence[int]) -> None:
         self.model = model.eval().requires_grad_(False)
@@ -99,8 +94,6 @@ class HiddenStateFiles:
     A conversation's file is identified by its tokens, so files can have any names. `stored_layer_ids` are the ids of vLLM's
     configuration, in their order. They must contain the number of the target's layers, for the final states.
     """
-
-    supports_packing = False
 
     def __init__(
         self, folder: Path, target_parts: TargetParts, aux_layer_ids: Sequence[int], stored_layer_ids: Sequence[int]

@@ -5,8 +5,11 @@ killed and resumed. Several processes train like one process with all their rows
 folder are replaced atomically. No random number is used after the initial weights: the data order depends on seed and epoch.
 Not guaranteed: equal bits on GPU or with another number of processes.
 
-`best` is the checkpoint with the highest acceptance length on held-out text, measured by simulated greedy speculation. The loss
-does not select it, because it includes positions that verification never reaches.
+`best` is the checkpoint with the highest acceptance length on held-out text. The loss does not select it, because it includes
+positions that verification never reaches. By default, greedy speculation over the text is simulated. With `output.best_by`, the
+weighted mean of the expected acceptance lengths at those temperatures and draft samplings counts
+(`aerie_drafter.evaluate.expected`): exact for answers that the target drew at that temperature, otherwise an estimate that
+compares checkpoints.
 """
 
 from __future__ import annotations
@@ -26,8 +29,11 @@ from torch.nn.parallel import DistributedDataParallel
 from aerie_drafter import checkpoint
 from aerie_drafter.checkpoint import Provenance
 from aerie_drafter.errors import ConfigError, TrainingError
+from aerie_drafter.evaluate.expected import expected_counts_of_spans
 from aerie_drafter.model import Drafter
 from aerie_drafter.train.data import BatchRow, Corpus, assemble_batch, plan_batches
+from aerie_drafter.train.losses import LossMixture
+from aerie_drafter.train.packing import compute_text_starts, fetch_packed_hidden_states
 from aerie_drafter.train.processes import Processes
 from aerie_drafter.train.settings import TrainingSettings
 from aerie_drafter.train.states import HiddenStateSource
@@ -44,7 +50,7 @@ class StepReport:
     total_steps: int
     epoch: int
     loss: float
-    """Sum of KL over unrolled steps, weighted, as the mean over positions, in nats."""
+    """Weighted sum of the losses over unrolled steps, as the mean over positions."""
     gradient_norm: float
     """Norm of the gradient before clipping."""
     learning_rate: float
@@ -59,7 +65,7 @@ class EvaluationReport:
 
     step: int
     acceptance_length: float
-    """Tokens per verification step of simulated greedy speculation, with the bonus token."""
+    """Tokens per verification step, with the bonus token; with `output.best_by`, the weighted mean."""
     is_best: bool
     metrics: TrainingMetrics
 
@@ -118,7 +124,22 @@ class Trainer:
         self.output_folder = settings.output.folder
         device = self.processes.device
         self.drafter = drafter.to(device)
-        self.loss = TrainingTimeTest(self.drafter, target_lm_head, horizon=settings.loss.horizon, decay=settings.loss.step_decay)
+        loss = settings.loss
+        self.loss = TrainingTimeTest(
+            self.drafter,
+            target_lm_head,
+            step_weights=loss.weights_by_step,
+            mixture=LossMixture(loss.kl, loss.total_variation, loss.lk_alpha, loss.lk_lambda, loss.lk_eta),
+            temperatures=(loss.acceptance_temperature,),
+            recompute=settings.optimizer.activation_checkpointing,
+        )
+        self.evaluation = TrainingTimeTest(
+            self.drafter,
+            target_lm_head,
+            step_weights=loss.weights_by_step,
+            mixture=self.loss.mixture,
+            temperatures=(loss.acceptance_temperature, *(condition.temperature for condition in settings.output.best_by)),
+        )
         parameters = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
         optimizer_settings = settings.optimizer
         self.optimizer = torch.optim.AdamW(
@@ -131,8 +152,6 @@ class Trainer:
         self.progress = TrainingProgress()
         self.rows_per_batch = optimizer_settings.batch_size_per_process * self.processes.world_size
         self.packed_row_tokens = settings.data.max_length if settings.data.packing else None
-        if self.packed_row_tokens is not None and not hidden_state_source.supports_packing:
-            raise ConfigError("data.packing is true, but hidden states in files contain one conversation each; set it to false.")
         self.conversation_lengths = corpus.lengths
         per_epoch = [self._count_optimizer_steps(len(self._plan_epoch(epoch))) for epoch in range(optimizer_settings.epochs)]
         self.total_steps = sum(per_epoch)
@@ -224,8 +243,15 @@ class Trainer:
         device = self.processes.device
         tokens, loss_mask = assemble_batch(corpus, rows)
         tokens = tokens.to(device)
-        states = self.hidden_state_source.fetch_hidden_states(tokens, [[corpus[index][0] for index in row] for row in rows])
-        batch = TrainingBatch(tokens, loss_mask.to(device), states.aux_hidden_states, states.final_hidden_states)
+        conversations = [[corpus[index][0] for index in row] for row in rows]
+        text_starts = None
+        if any(len(row) > 1 for row in conversations):
+            lengths = [[len(conversation) for conversation in row] for row in conversations]
+            text_starts = compute_text_starts(lengths, tokens.shape[1]).to(device)
+            states = fetch_packed_hidden_states(self.hidden_state_source, tokens, conversations)
+        else:
+            states = self.hidden_state_source.fetch_hidden_states(tokens, conversations)
+        batch = TrainingBatch(tokens, loss_mask.to(device), states.aux_hidden_states, states.final_hidden_states, text_starts)
         with torch.autocast(device.type, dtype=self.compute_dtype, enabled=self.compute_dtype is not torch.float32):
             loss: LossOutput = module(batch)
         return loss
@@ -237,22 +263,45 @@ class Trainer:
         indices = range(min(len(self.held_out), self.settings.output.max_held_out_conversations))
         batches = [[(index,) for index in indices[at : at + rows]] for at in range(0, len(indices), rows)]
         metrics = TrainingMetrics.zero(self.settings.loss.horizon, processes.device)
-        totals = torch.zeros(2, dtype=torch.float64, device=processes.device)
+        conditions = self.settings.output.best_by
+        # Without conditions: tokens and verification steps; with them: tokens and steps of each.
+        totals = torch.zeros(max(len(conditions), 1), 2, dtype=torch.float64, device=processes.device)
         for round_number in range(math.ceil(len(batches) / processes.world_size)):
             index = round_number * processes.world_size + processes.rank
             # A process without a batch computes one that another process counts, because a sharded target needs all processes.
             batch = batches[index % len(batches)]
-            loss = self._compute_loss(self.loss, self.held_out, batch)
+            loss = self._compute_loss(self.evaluation, self.held_out, batch)
             if index < len(batches):
                 _, loss_mask = assemble_batch(self.held_out, batch)
                 metrics += loss.metrics
-                totals += torch.tensor(
-                    simulate_speculation(loss.argmax_matches, loss_mask, self.settings.output.num_speculative_tokens),
-                    dtype=torch.float64,
-                ).to(totals.device)
+                totals += self._count_tokens_and_steps(loss, loss_mask).to(totals.device)
         processes.all_reduce(metrics.sums)
-        emitted, steps = processes.all_reduce(totals).tolist()
-        return emitted / max(steps, 1.0), metrics
+        lengths = [emitted / max(steps, 1.0) for emitted, steps in processes.all_reduce(totals).tolist()]
+        weights = [condition.weight for condition in conditions] or [1.0]
+        mean = sum(weight * length for weight, length in zip(weights, lengths, strict=True)) / sum(weights)
+        return mean, metrics
+
+    def _count_tokens_and_steps(self, loss: LossOutput, loss_mask: Tensor) -> Tensor:
+        """Return (tokens, verification steps) of a batch: a row for each condition, or that of greedy speculation."""
+        k, conditions = self.settings.output.num_speculative_tokens, self.settings.output.best_by
+        if not conditions:
+            return torch.tensor([simulate_speculation(loss.argmax_matches, loss_mask, k)], dtype=torch.float64)
+        rows = []
+        for condition, acceptance in zip(conditions, loss.acceptance[1:], strict=True):
+            by_position, of_text = acceptance.greedy, acceptance.greedy_text
+            if condition.draft_sampling == "drawn":
+                by_position, of_text = acceptance.drawn, acceptance.drawn_text
+            counts = sum(
+                expected_counts_of_spans(*row)
+                for row in zip(
+                    by_position[:k].transpose(0, 1).tolist(),
+                    of_text[:k].transpose(0, 1).tolist(),
+                    loss_mask.tolist(),
+                    strict=True,
+                )
+            )
+            rows.append(torch.stack([counts.sum(), counts[0]]))  # a step emits the accepted tokens and another
+        return torch.stack(rows)
 
     def _measure_and_save(self) -> None:
         length, metrics = self.measure_acceptance()
@@ -285,7 +334,8 @@ class Trainer:
 
     def _resume_requirements(self) -> dict[str, Any]:
         """Return the settings and sizes that must be equal to resume a training."""
-        settings = self.settings.model_dump(mode="json", include={"drafter", "data", "loss", "optimizer"})
+        parts = {"drafter": True, "data": True, "loss": True, "optimizer": True, "output": {"best_by"}}
+        settings = self.settings.model_dump(mode="json", include=parts)
         return {
             **settings,
             "processes": self.processes.world_size,

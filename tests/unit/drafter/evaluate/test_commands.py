@@ -76,6 +76,25 @@ def test_sampled_drafts_run_the_loop(folders: Path, capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().out)["total"]["drafts"] > 0
 
 
+def test_exact_acceptance_compares_two_drafters_with_a_copy(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["evaluate", str(folders / "prompts.jsonl"), "--target", str(folders / "target"), "--max-tokens", "8"]
+    arguments += ["--exact", "--drafter", str(folders / "three"), "-k", "2"]
+    assert run_cli([*arguments, "--versus", str(folders / "threeone"), "-o", "json", "--draws", "2"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {row["temperature"] for row in report["acceptance"]} == {0, 0.7, 1}
+    assert {row["drafter"] for row in report["acceptance"]} == {"three", "threeone", "copy of the target"}
+    assert [row["category"] for row in report["gains"][:3]] == ["short", "long", "total"]
+    assert report["gains"][2]["low"] <= report["gains"][2]["gain"] <= report["gains"][2]["high"]
+    assert run_cli([*arguments, "--versus", str(folders / "threeone"), "--temperature", "1"]) == 0
+    table = capsys.readouterr().out
+    assert "OF COPY" in table
+    assert "95 % INTERVAL" in table
+    assert run_cli([*arguments, "--temperature", "0", "--temperature", "1", "--by-length"]) == 0
+    table = capsys.readouterr().out
+    assert "PROMPT TOKENS" in table
+    assert "INTERVAL" not in table
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -84,6 +103,9 @@ def test_sampled_drafts_run_the_loop(folders: Path, capsys: pytest.CaptureFixtur
         (["--drafter", "three"], "--drafter and --target are required"),
         (["--drafter", "foreign", "--target", "target"], "it is for a target with vocab_size"),
         (["--url", "http://127.0.0.1:1", "--model", "m"], "no response"),
+        (["--exact", "--url", "http://127.0.0.1:1"], "--exact goes with --drafter and --target"),
+        (["--drafter", "three", "--target", "target", "--versus", "threeone"], "go with --exact"),
+        (["--drafter", "three", "--target", "target", "--temperature", "0", "--temperature", "1"], "go with --exact"),
     ],
 )
 def test_contradictory_options_are_rejected(

@@ -43,10 +43,16 @@ def test_defaults_are_the_recipe() -> None:
     assert not settings.drafter.norm_before_fc
 
 
+def test_step_weights_replace_the_decay() -> None:
+    assert parse_settings(with_field("loss.horizon", 3), "f").loss.weights_by_step == pytest.approx((1, 0.8, 0.64))
+    weights = parse_settings({**MINIMAL, "loss": {"horizon": 3, "step_weights": [1, 0, 2]}}, "f").loss.weights_by_step
+    assert weights == (1, 0, 2)
+
+
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (with_field("loss.horzion", 3), "f: loss.horzion is not a field; fields: horizon, step_decay."),
+        (with_field("loss.horzion", 3), "f: loss.horzion is not a field; fields: horizon, step_decay, step_weights, kl, "),
         ({**MINIMAL, "extra": 1}, "f: extra is not a field; fields: target, drafter, data, loss, optimizer, output."),
         (with_field("loss.horizon", 0), "f: loss.horizon is 0: input should be greater than or equal to 1."),
         (with_field("optimizer.learning_rate", "fast"), "f: optimizer.learning_rate is 'fast': input should be a valid number"),
@@ -55,12 +61,24 @@ def test_defaults_are_the_recipe() -> None:
             {"target": {}, "data": {"train": ["a"]}, "output": {"folder": "o"}},
             "f: target.model is missing; `aerie-drafter train --init`",
         ),
+        (with_field("loss.kl", 0), "f: loss.kl, loss.total_variation, loss.lk_alpha and loss.lk_lambda are all 0; set at least"),
+        (with_field("loss.kl", -1), "f: loss.kl is -1: input should be greater than or equal to 0."),
+        (with_field("loss.lk_alpha", float("inf")), "f: loss.lk_alpha is inf: input should be a finite number."),
+        (
+            with_field("loss.step_weights", [1, 0.5]),
+            "f: loss.step_weights has 2 weights, and loss.horizon is 7; set one per step.",
+        ),
+        (with_field("loss.step_weights", [0] * 7), "f: loss.step_weights are all 0; set at least one of them."),
+        (
+            {**MINIMAL, "output": {"folder": "o", "best_by": [{"temprature": 1}]}},
+            "f: output.best_by.0.temperature is missing; `aerie-drafter train --init`",
+        ),
+        (
+            {**MINIMAL, "output": {"folder": "o", "best_by": [{"temperature": 1, "drafts": "drawn"}]}},
+            "f: output.best_by.0.drafts is not a field; fields: temperature, draft_sampling, weight.",
+        ),
         (with_field("output.num_speculative_tokens", 8), "f: output.num_speculative_tokens is 8, and loss.horizon 7"),
         (with_field("drafter.norm_before_fc", True), "f: drafter.fc_norm and drafter.norm_before_fc are both true"),
-        (
-            {**MINIMAL, "target": {"model": "t", "hidden_states": "s"}, "data": {"train": ["a"], "packing": True}},
-            "f: data.packing is true, and target.hidden_states is set, whose files",
-        ),
         ({**MINIMAL, "target": {"model": "t", "hidden_states": "s", "shard": True}}, "f: target.shard is true"),
     ],
 )

@@ -17,6 +17,8 @@ from safetensors.torch import save_file
 
 from aerie_drafter import checkpoint
 from aerie_drafter.errors import CheckpointError, ConfigError, DataError, DrafterError, TargetError, TrainingError
+from aerie_drafter.evaluate.exact import Condition, DraftSampling, count_texts
+from aerie_drafter.evaluate.expected import acceptance_length
 from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, answer_prompts, evaluate_texts
 from aerie_drafter.evaluate.target import TargetRunner
 from aerie_drafter.train import data
@@ -89,6 +91,16 @@ def test_a_new_drafter_is_initialized_from_the_target(settings_of: Make, target_
     assert torch.equal(drafter.lm_head.weight, target.lm_head.weight[drafter.draft_token_ids])
     assert drafter.config.aux_layer_ids == (2, 3)
     assert all(parameter.eq(1).all() for name, parameter in drafter.named_parameters() if "norm" in name)
+
+
+def test_other_losses_learn_too_and_report_acceptance(settings_of: Make) -> None:
+    fields = {"loss__kl": 0.0, "loss__lk_lambda": 1.0, "loss__step_weights": [1.0, 0.5, 0.5], "drafter__draft_vocab_size": 264}
+    listener = RecordingReporter()
+    build_trainer(settings_of(optimizer__epochs=6, **fields), reporter=listener).run()
+    first, last = listener.steps[0], listener.steps[-1]
+    assert last.loss < first.loss / 2
+    assert all(1 - b < (1 - a) / 1.5 for a, b in zip(first.metrics.drawn_acceptance, last.metrics.drawn_acceptance, strict=True))
+    assert all(0 < share < 1 for share in last.metrics.drawn_acceptance + last.metrics.greedy_acceptance)
 
 
 @pytest.mark.parametrize("packing", [False, True])
@@ -174,6 +186,45 @@ def test_the_best_checkpoint_is_chosen_by_acceptance_length(settings_of: Make) -
     counts = evaluate_texts(pair, answered, 3)
     assert counts.accepted_per_position[1] > 0  # so that walks with accepted tokens are compared
     assert trainer.measure_acceptance()[0] == emitted / counts.drafts
+
+
+@pytest.mark.parametrize("sampling", ["drawn", "greedy"])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_best_by_a_condition_is_the_expected_acceptance_length(settings_of: Make, temperature: float, sampling: str) -> None:
+    """The trainer's figure for answers of the target equals that of `aerie-drafter evaluate --exact`."""
+    condition = {"temperature": temperature, "draft_sampling": sampling}
+    trainer = build_trainer(settings_of(output__best_by=[condition], drafter__draft_vocab_size=200))
+    target = trainer.settings.target.model
+    model = load_model(target, None, torch.float32, torch.device("cpu"))
+    pair = ModelPair(TargetRunner(model, trainer.drafter.config.aux_layer_ids), load_tokenizer(target, None), trainer.drafter)
+    prompts = [list(range(3 + index, 20 + 2 * index)) for index in range(6)]
+    options = EvaluationOptions(num_speculative_tokens=0, max_tokens=16, temperature=temperature)
+    answered = answer_prompts(pair, prompts, options, torch.Generator().manual_seed(1))
+    measured = count_texts(model, {"d": trainer.drafter}, answered, 3, temperature)
+    chosen = Condition(temperature, DraftSampling(sampling))
+    expected = float(acceptance_length(measured[chosen]["d"].sum(0)))
+    trainer.held_out = data.Corpus.from_conversations(
+        [(text.tokens, torch.arange(len(text.tokens)) >= text.prompt_length) for text in answered]
+    )
+    assert trainer.measure_acceptance()[0] == pytest.approx(expected, rel=1e-5)
+    assert expected > 1
+
+
+def test_best_by_several_conditions_is_their_weighted_mean(settings_of: Make) -> None:
+    drawn, greedy = {"temperature": 1.0, "draft_sampling": "drawn"}, {"temperature": 0.5}
+
+    def measure(*conditions: dict[str, Any]) -> float:
+        return build_trainer(settings_of(output__best_by=list(conditions))).measure_acceptance()[0]
+
+    mean = (3 * measure(drawn) + measure(greedy)) / 4
+    assert measure({**drawn, "weight": 3}, greedy) == pytest.approx(mean)
+    assert measure(drawn) != pytest.approx(measure(greedy), abs=1e-3)
+
+
+def test_a_training_is_not_resumed_with_another_choice_of_best(settings_of: Make) -> None:
+    build_trainer(settings_of(output__best_by=[{"temperature": 1.0}], optimizer__epochs=1)).run()
+    with pytest.raises(TrainingError, match=r"output.best_by .* but now it is \[\]"):
+        build_trainer(settings_of(optimizer__epochs=1)).run()
 
 
 def test_resuming_a_finished_training_changes_nothing(settings_of: Make) -> None:
