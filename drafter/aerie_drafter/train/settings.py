@@ -71,9 +71,13 @@ class DrafterSettings(_SettingsGroup):
 
 
 class DataSettings(_SettingsGroup):
-    """Conversations: JSON lines of {"messages": [...]} or {"prompt": ..., "response": ...}."""
+    """Conversations: see aerie_drafter.train.conversations."""
 
-    train: tuple[Path, ...] = Field(min_length=1, description="Training files.", examples=[["answers.jsonl"]])
+    train: tuple[Path, ...] = Field(
+        min_length=1,
+        description="Training files: JSON Lines, JSON, Parquet, or hub:NAME:SPLIT@COMMIT.",
+        examples=[["answers.jsonl"]],
+    )
     held_out: tuple[Path, ...] = Field(
         default=(), description="Evaluation files, which select the best checkpoint. Default: a share of `train`."
     )
@@ -86,7 +90,18 @@ class DataSettings(_SettingsGroup):
         description="Pack several conversations into a row, as one text; requires a target in this process.",
     )
     chat_template: Path | None = Field(default=None, description="File with the chat template. Default: the tokenizer's.")
-    cache: Path | None = Field(default=None, description="Cache folder for tokenized data.")
+    cache: Path | None = Field(
+        default=None, description="Cache folder for tokenized data. Default: beside output.folder, with the suffix .tokens."
+    )
+
+
+class TemplateSettings(_SettingsGroup):
+    """Arguments of the chat template, as the deployment has them; a conversation's own take precedence."""
+
+    tools: Path | None = Field(default=None, description="JSON file with a list of tool definitions in OpenAI's format.")
+    kwargs: dict[str, Any] = Field(
+        default={}, description="Further arguments, vLLM's chat_template_kwargs, such as {enable_thinking: false}."
+    )
 
 
 class LossSettings(_SettingsGroup):
@@ -134,6 +149,7 @@ class TrainingSettings(_SettingsGroup):
     target: TargetSettings
     drafter: DrafterSettings = Field(default_factory=DrafterSettings)
     data: DataSettings
+    template: TemplateSettings = Field(default_factory=TemplateSettings)
     loss: LossSettings = Field(default_factory=LossSettings)
     optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
     output: OutputSettings

@@ -5,21 +5,26 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from aerie_drafter import checkpoint
+from aerie_drafter.chat_template import read_template_arguments
 from aerie_drafter.checkpoint import Provenance
 from aerie_drafter.config import DrafterConfig
-from aerie_drafter.errors import CheckpointError, ConfigError, DataError, TargetError
+from aerie_drafter.errors import ConfigError, DataError, TargetError
 from aerie_drafter.model import Drafter
 from aerie_drafter.train import data
+from aerie_drafter.train.conversations import compute_source_digest
 from aerie_drafter.train.create import build_drafter_config, create_drafter
 from aerie_drafter.train.data import Corpus
+from aerie_drafter.train.identity import identify_target
 from aerie_drafter.train.processes import Processes
-from aerie_drafter.train.settings import DataSettings, TrainingSettings
+from aerie_drafter.train.settings import TrainingSettings
 from aerie_drafter.train.states import (
     HiddenStateFiles,
     HiddenStateSource,
@@ -33,27 +38,39 @@ from aerie_drafter.train.states import (
 from aerie_drafter.train.trainer import Trainer, TrainingReporter
 
 
+@dataclass(frozen=True)
+class PreparedData:
+    """Data of a training, and the identity of its target."""
+
+    corpus: Corpus
+    held_out: Corpus
+    target_id: str
+
+    @property
+    def input_ids(self) -> dict[str, str]:
+        """Return what has to be the same when a training resumes, by its name in messages."""
+        return {
+            "target": self.target_id,
+            "training data": data.compute_corpus_digest(self.corpus),
+            "held-out data": data.compute_corpus_digest(self.held_out),
+        }
+
+
 def build_trainer(
     settings: TrainingSettings,
     *,
+    prepared: PreparedData | None = None,
     processes: Processes | None = None,
     reporter: TrainingReporter | None = None,
     log_progress: Callable[[str], None] | None = None,
 ) -> Trainer:
     """Build the trainer. Raises DrafterError.
 
-    `log_progress` gets a message before each slow step.
+    `log_progress` gets a message before each slow step. In a process group `prepared` has to be passed.
     """
     processes, log_progress = processes or Processes(), log_progress or (lambda _: None)
-    tokenizer = load_tokenizer(settings.target.model, settings.target.revision)
-    if settings.data.chat_template is not None:
-        tokenizer.chat_template = _read_chat_template(settings.data.chat_template)
-    log_progress("reading the data")
-    if not processes.is_main:
-        processes.barrier()  # the main process fills the cache
-    corpus, held_out = load_corpora(settings.data, tokenizer, settings.optimizer.seed, log_progress)
-    if processes.is_main:
-        processes.barrier()
+    prepared = prepared or prepare_data(settings, log_progress)
+    corpus = prepared.corpus
     log_progress("loading the target")
     target_parts, create_source = _load_target(settings, processes)
     drafter = _load_or_create_drafter(settings, target_parts, corpus)
@@ -62,29 +79,51 @@ def build_trainer(
         create_source(drafter.config),
         target_parts.lm_head,
         corpus,
-        held_out,
+        prepared.held_out,
         settings,
         processes=processes,
-        provenance=_build_provenance(settings),
+        provenance=_build_provenance(settings, prepared.target_id),
+        input_ids=prepared.input_ids,
         reporter=reporter,
     )
 
 
+def prepare_data(settings: TrainingSettings, log_progress: Callable[[str], None] | None = None) -> PreparedData:
+    """Identify the target and load the data, which may take hours. Raises DrafterError.
+
+    Processes of a group call this before they join it: collective operations wait only some minutes for each other.
+    """
+    tokenizer = load_tokenizer(settings.target.model, settings.target.revision)
+    if settings.data.chat_template is not None:
+        tokenizer.chat_template = _read_chat_template(settings.data.chat_template)
+    target_id = identify_target(settings.target.model, settings.target.revision)
+    if log_progress is not None:
+        log_progress("reading the data")
+    corpus, held_out = load_corpora(settings, tokenizer, log_progress)
+    return PreparedData(corpus, held_out, target_id)
+
+
 def load_corpora(
-    settings: DataSettings, tokenizer: object, seed: int, log_progress: Callable[[str], None] | None = None
+    settings: TrainingSettings, tokenizer: object, log_progress: Callable[[str], None] | None = None
 ) -> tuple[Corpus, Corpus]:
     """Load (training corpus, held-out corpus). Raises DataError."""
-    corpus = data.load_corpus(
-        settings.train, tokenizer, max_length=settings.max_length, cache_folder=settings.cache, log_progress=log_progress
+    output = settings.output.folder
+    load = partial(
+        data.load_corpus,
+        tokenizer=tokenizer,
+        max_length=settings.data.max_length,
+        template=read_template_arguments(settings.template.tools, settings.template.kwargs),
+        cache_folder=settings.data.cache or output.with_name(f"{output.name}.tokens"),
+        log_progress=log_progress,
     )
-    if settings.held_out:
-        held_out = data.load_corpus(settings.held_out, tokenizer, max_length=settings.max_length, cache_folder=settings.cache)
-        return corpus, held_out
+    corpus = load(settings.data.train)
+    if settings.data.held_out:
+        return corpus, load(settings.data.held_out)
     if len(corpus) < 2:
         raise DataError("data.train: only one conversation, so none can be held out; set data.held_out.")
     order = list(range(len(corpus)))
-    random.Random(f"held out {seed}").shuffle(order)  # noqa: S311 (an order, no secret)
-    count = max(1, round(len(order) * settings.held_out_share))
+    random.Random(f"held out {settings.optimizer.seed}").shuffle(order)  # noqa: S311 (an order, no secret)
+    count = max(1, round(len(order) * settings.data.held_out_share))
     return corpus.select(sorted(order[count:])), corpus.select(sorted(order[:count]))
 
 
@@ -160,23 +199,15 @@ def _shard_target(model: object, target_parts: TargetParts, processes: Processes
     return TargetParts(target_parts.config, target_parts.embedding.to(processes.device), head, decoder.norm)
 
 
-def _build_provenance(settings: TrainingSettings) -> Provenance:
+def _build_provenance(settings: TrainingSettings, target_id: str) -> Provenance:
     """Return the provenance of the checkpoints: target by name and digest, data by names and digest."""
-    digest = ""
-    folder = Path(settings.target.model)
-    if folder.is_dir():
-        try:
-            digest = checkpoint.compute_model_digest(folder)
-        except CheckpointError:
-            digest = ""  # not safetensors
     total = hashlib.sha256()
-    for path in settings.data.train:
-        with path.open("rb") as stream:
-            total.update(hashlib.file_digest(stream, "sha256").digest())
-    names = ", ".join(path.name for path in settings.data.train)
+    for source in settings.data.train:
+        total.update(compute_source_digest(source).encode())
+    names = ", ".join(source.name for source in settings.data.train)
     return Provenance(
         target=settings.target.model,
-        target_digest=digest,
+        target_digest=target_id if target_id.startswith("sha256:") else "",
         training_data=f"{names} (sha256:{total.hexdigest()})",
         training_horizon=settings.loss.horizon,
     )

@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -107,8 +107,11 @@ class Trainer:
         *,
         processes: Processes | None = None,
         provenance: Provenance | None = None,
+        input_ids: Mapping[str, str] | None = None,
         reporter: TrainingReporter | None = None,
     ) -> None:
+        """`input_ids` identify target and data: a training resumes only with the same."""
+        self.input_ids = dict(input_ids or {})
         self.processes = processes or Processes()
         self.settings, self.hidden_state_source, self.corpus, self.held_out = settings, hidden_state_source, corpus, held_out
         self.provenance, self.reporter = (
@@ -285,9 +288,13 @@ class Trainer:
 
     def _resume_requirements(self) -> dict[str, Any]:
         """Return the settings and sizes that must be equal to resume a training."""
-        settings = self.settings.model_dump(mode="json", include={"drafter", "data", "loss", "optimizer"})
+        settings = self.settings.model_dump(
+            mode="json",
+            include={"drafter": True, "data": {"max_length", "packing"}, "loss": True, "optimizer": True},
+        )
         return {
             **settings,
+            **self.input_ids,
             "processes": self.processes.world_size,
             "conversations": len(self.corpus),
             "tokens": len(self.corpus.tokens),

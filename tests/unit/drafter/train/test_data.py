@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aerie_drafter.errors import DataError
-from aerie_drafter.train.data import Corpus, assemble_batch, encode_conversation, load_corpus, most_frequent_tokens, plan_batches
+from aerie_drafter.train.data import Corpus, assemble_batch, load_corpus, most_frequent_tokens, plan_batches
+from aerie_drafter.train.encode import encode_conversation
 
 Tokenizers = Callable[..., Any]
 
@@ -90,7 +91,7 @@ def test_the_error_of_a_template_is_reported(tokenizer_of: Tokenizers) -> None:
     [
         ("{", "a.jsonl:2: invalid JSON"),
         ("[1]", "a.jsonl:2: expected: an object, not a list."),
-        ('{"text": "x"}', "a.jsonl:2: expected: `messages`, or `prompt` with an optional `response`; found: text."),
+        ('{"text": "x"}', "a.jsonl:2: expected: `messages`, ShareGPT's `conversations`, or `prompt` with an optional `response`; found: text."),
         ('{"prompt": "x", "response": null}', "a.jsonl:2: response is missing or null; expected: a string."),
         ('{"messages": []}', "a.jsonl:2: messages is an empty list; expected: a list of at least one message."),
         ('{"messages": ["x"]}', "a.jsonl:2: messages[0] is a string; expected: an object with role and content."),
@@ -138,14 +139,14 @@ def test_the_cache_equals_the_corpus_and_detects_changes(
     cached = load_corpus([path], tokenizer, max_length=50, cache_folder=cache)
     assert torch.equal(first.tokens, cached.tokens)
     assert torch.equal(first.loss_mask, cached.loss_mask)
-    assert len(list(cache.iterdir())) == 1
-    cached_file = next(cache.iterdir()) / "corpus.safetensors"
+    assert len(list(cache.glob("tokens-*"))) == 1
+    cached_file = next(cache.glob("tokens-*")) / "corpus.safetensors"
     cached_file.write_bytes(cached_file.read_bytes()[:40])  # truncated: it is recreated
     assert torch.equal(load_corpus([path], tokenizer, max_length=50, cache_folder=cache).end_offsets, first.end_offsets)
     load_corpus([path], tokenizer, max_length=40, cache_folder=cache)
     tokenizer.chat_template = "x" + tokenizer.chat_template
     load_corpus([path], tokenizer, max_length=50, cache_folder=cache)
-    assert len(list(cache.iterdir())) == 3
+    assert len(list(cache.glob("tokens-*"))) == 3
 
 
 @given(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -190,6 +191,64 @@ def test_a_training_is_not_resumed_with_other_settings(settings_of: Make) -> Non
     build_trainer(settings_of()).run()
     with pytest.raises(TrainingError, match=r"last: that training had loss.step_decay 0.8, but now it is 0.5; set another"):
         build_trainer(settings_of(loss__step_decay=0.5)).run()
+
+
+def test_a_training_is_not_resumed_with_another_target(settings_of: Make, tmp_path: Path, target_of: Callable[..., Any]) -> None:
+    """Other weights of the same sizes in the same folder, such as a newer fine-tune: `best` would be of the earlier target."""
+    target = tmp_path / "target"
+    shutil.copytree(settings_of().target.model, target)
+    build_trainer(settings_of(target__model=str(target))).run()
+    target_of(seed=1).save_pretrained(target)
+    with pytest.raises(TrainingError, match=r"last: that training had target 'sha256:\w+', but now it is 'sha256:\w+'; set another"):
+        build_trainer(settings_of(target__model=str(target))).run()
+
+
+@pytest.mark.parametrize(("name", "label"), [("train", "training data"), ("held_out", "held-out data")])
+def test_a_training_is_not_resumed_with_other_data(settings_of: Make, write_conversations: Write, name: str, label: str) -> None:
+    """Other words, with as many conversations and tokens."""
+    files = {"data__train": [str(write_conversations(20, "a.jsonl"))], "data__held_out": [str(write_conversations(8, "b.jsonl"))]}
+    build_trainer(settings_of(**files)).run()
+    path = Path(files[f"data__{name}"][0])
+    path.write_text(path.read_text().replace("one", "eno"))
+    with pytest.raises(TrainingError, match=rf"last: that training had {label} 'sha256:\w+', but now it is 'sha256:\w+'"):
+        build_trainer(settings_of(**files)).run()
+
+
+def test_a_training_is_resumed_after_its_files_have_moved(settings_of: Make, tmp_path: Path) -> None:
+    settings = settings_of()
+    build_trainer(settings).run()
+    shutil.copytree(settings.target.model, tmp_path / "moved")
+    shutil.copy(settings.data.train[0], tmp_path / "moved.jsonl")
+    moved = settings_of(
+        target__model=str(tmp_path / "moved"),
+        data__train=[str(tmp_path / "moved.jsonl")],
+        data__cache=str(tmp_path / "elsewhere"),
+    )
+    assert build_trainer(moved).resume()
+
+
+_SLOW_DATA = """
+import datetime, functools, sys, time
+import torch.distributed as dist
+from aerie_drafter.cli import run_cli
+from aerie_drafter.train import data
+
+def encode_slowly(*arguments, encode=data.encode_conversations):
+    print("tokenizes", flush=True)
+    time.sleep(8)
+    return encode(*arguments)
+
+data.encode_conversations = encode_slowly
+dist.init_process_group = functools.partial(dist.init_process_group, timeout=datetime.timedelta(seconds=4))
+sys.exit(run_cli(["train", sys.argv[1]]))
+"""
+
+
+def test_tokenizing_may_take_longer_than_processes_wait_for_each_other(settings_of: Make, tmp_path: Path) -> None:
+    settings = settings_of(optimizer__epochs=1)
+    ended = run_child(_SLOW_DATA, settings, tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("tokenizes") == 1  # the other process reads the cache
 
 
 _FULL = """
