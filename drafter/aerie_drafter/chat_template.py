@@ -19,7 +19,9 @@ from aerie_drafter.errors import ConfigError, DataError
 
 ChatMessage = Mapping[str, Any]
 
-RESERVED_ARGUMENTS = frozenset({"messages", "conversation", "tools", "tokenize", "add_generation_prompt", "continue_final_message"})
+RESERVED_ARGUMENTS = frozenset(
+    {"messages", "conversation", "tools", "tokenize", "add_generation_prompt", "continue_final_message"}
+)
 """Arguments that are set for each prompt, so they cannot be set for all of them."""
 
 
@@ -88,6 +90,17 @@ def read_template_arguments(tools: Path | None, kwargs: Mapping[str, Any]) -> Te
         return parse_template_arguments(record, f"template.tools {tools}" if tools is not None else "template.kwargs")
     except DataError as error:
         raise ConfigError(str(error)) from None
+
+
+def parse_template_kwargs(text: str) -> dict[str, Any]:
+    """Parse `--template-kwargs`. Raises ConfigError."""
+    try:
+        kwargs = json.loads(text)
+    except ValueError:
+        kwargs = None
+    if not isinstance(kwargs, dict):
+        raise ConfigError(f"--template-kwargs is {text!r}; expected: a JSON object, such as '{{\"enable_thinking\": false}}'.")
+    return kwargs
 
 
 def _prepare_message(message: ChatMessage) -> dict[str, Any]:

@@ -46,6 +46,20 @@ def replace_folder(folder: Path, is_replaceable: Callable[[Path], bool]) -> Iter
         shutil.rmtree(new, ignore_errors=True)
 
 
+def replace_file(path: Path, text: str) -> None:
+    """Write a text file that takes the place of an earlier one when it is complete. Raises CheckpointError."""
+    new = path.with_name(f".{path.name}.writing")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(text, encoding="utf-8")
+        _fsync(new)
+        new.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be written ({error.strerror or error}).") from error
+    finally:
+        new.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def lock_file(path: Path) -> Iterator[None]:
     """Hold an exclusive lock while the block runs; wait for another process that holds it. Raises CheckpointError.

@@ -167,7 +167,9 @@ def _parse_sequence(value: Any, where: str) -> TokenSequence:
         raise DataError(f"{where}.token_ids is not a list of token ids; write it with `aerie-drafter generate`.")
     end = 0
     for span in spans if isinstance(spans, list) else [None]:
-        if not (isinstance(span, list) and len(span) == 2 and all(isinstance(at, int) for at in span) and end <= span[0] <= span[1]):
+        if not (
+            isinstance(span, list) and len(span) == 2 and all(isinstance(at, int) for at in span) and end <= span[0] <= span[1]
+        ):
             raise DataError(f"{where}.answer_spans is not a list of ascending [begin, end].")
         end = span[1]
     if end > len(ids):
@@ -242,7 +244,9 @@ class _HubDataset:
         name, _, split = str(source).removeprefix(HUB_PREFIX).partition(":")
         split, _, revision = split.partition("@")
         if not name:
-            raise DataError(f"{source}: expected: hub:NAME:SPLIT@COMMIT, such as hub:HuggingFaceH4/ultrachat_200k:train_sft@COMMIT.")
+            raise DataError(
+                f"{source}: expected: hub:NAME:SPLIT@COMMIT, such as hub:HuggingFaceH4/ultrachat_200k:train_sft@COMMIT."
+            )
         return cls(name, split or "train", revision or None)
 
     def read_records(self) -> Iterator[tuple[str, Any]]:

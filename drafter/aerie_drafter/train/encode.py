@@ -79,7 +79,7 @@ _worker_arguments: tuple[Any, int, TemplateArguments]
 
 
 def _start_worker(tokenizer: Any, max_length: int, template: TemplateArguments) -> None:
-    global _worker_arguments  # noqa: PLW0603 (the only state that a pool's worker can have)
+    global _worker_arguments
     _worker_arguments = (tokenizer, max_length, template)
 
 

@@ -91,7 +91,10 @@ def test_the_error_of_a_template_is_reported(tokenizer_of: Tokenizers) -> None:
     [
         ("{", "a.jsonl:2: invalid JSON"),
         ("[1]", "a.jsonl:2: expected: an object, not a list."),
-        ('{"text": "x"}', "a.jsonl:2: expected: `messages`, ShareGPT's `conversations`, or `prompt` with an optional `response`; found: text."),
+        (
+            '{"text": "x"}',
+            "a.jsonl:2: expected: `messages`, ShareGPT's `conversations`, or `prompt` with an optional `response`; found: text.",
+        ),
         ('{"prompt": "x", "response": null}', "a.jsonl:2: response is missing or null; expected: a string."),
         ('{"messages": []}', "a.jsonl:2: messages is an empty list; expected: a list of at least one message."),
         ('{"messages": ["x"]}', "a.jsonl:2: messages[0] is a string; expected: an object with role and content."),

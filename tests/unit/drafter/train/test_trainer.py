@@ -199,7 +199,9 @@ def test_a_training_is_not_resumed_with_another_target(settings_of: Make, tmp_pa
     shutil.copytree(settings_of().target.model, target)
     build_trainer(settings_of(target__model=str(target))).run()
     target_of(seed=1).save_pretrained(target)
-    with pytest.raises(TrainingError, match=r"last: that training had target 'sha256:\w+', but now it is 'sha256:\w+'; set another"):
+    with pytest.raises(
+        TrainingError, match=r"last: that training had target 'sha256:\w+', but now it is 'sha256:\w+'; set another"
+    ):
         build_trainer(settings_of(target__model=str(target))).run()
 
 
