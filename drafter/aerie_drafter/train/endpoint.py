@@ -271,8 +271,12 @@ class _Run:
                 f"{self.endpoint.client.base_url}: the answer has no token ids, without which a drafter would be trained on "
                 "other tokens than the target generated; expected: a vLLM server with `return_token_ids`."
             )
-        kept = {name: message[name] for name in ("reasoning", "tool_calls") if message.get(name)}
-        return Turn(tuple(prompt_ids), tuple(answer_ids)), {"role": "assistant", "content": message.get("content") or "", **kept}
+        extra_fields = {name: message[name] for name in ("reasoning", "tool_calls") if message.get(name)}
+        return Turn(tuple(prompt_ids), tuple(answer_ids)), {
+            "role": "assistant",
+            "content": message.get("content") or "",
+            **extra_fields,
+        }
 
 
 def _find_open_tool_calls(messages: Sequence[ChatMessage]) -> list[str]:

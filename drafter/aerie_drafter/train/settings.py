@@ -36,12 +36,25 @@ class TargetSettings(_SettingsGroup):
     shard: bool = Field(default=False, description="Shard the target's layers over all processes (FSDP); requires torchrun.")
     hidden_states: Path | None = Field(
         default=None,
-        description="Folder of hidden states written by vLLM's extract_hidden_states. Default: run the target in this process.",
+        description="Folder of hidden states, written by `aerie-drafter states`. Default: run the target in this process.",
+    )
+    hidden_states_endpoint: str | None = Field(
+        default=None,
+        description="Address of a vLLM with extract_hidden_states: conversations without a file are requested from it.",
+    )
+    hidden_states_model: str = Field(default="target", description="Served model name at that address.")
+    hidden_states_shared_folder: Path | None = Field(
+        default=None, description="Where this machine sees the server's shared_storage_path. Default: under the same path."
     )
     hidden_state_layer_ids: tuple[int, ...] | None = Field(
         default=None,
         description="Layer ids in those files, in their order. Default: the auxiliary layers, then the number of layers.",
     )
+
+    @property
+    def reads_states(self) -> bool:
+        """Return whether hidden states come from files or a server."""
+        return self.hidden_states is not None or self.hidden_states_endpoint is not None
 
 
 class DrafterSettings(_SettingsGroup):
@@ -164,12 +177,12 @@ class TrainingSettings(_SettingsGroup):
             )
         if self.drafter.fc_norm and self.drafter.norm_before_fc and self.drafter.initial_checkpoint is None:
             raise ValueError("drafter.fc_norm and drafter.norm_before_fc are both true; set one of them to false")
-        if self.target.hidden_states is not None and self.data.packing:
+        if self.target.reads_states and self.data.packing:
             raise ValueError(
                 "data.packing is true, and target.hidden_states is set, whose files contain one conversation "
                 "each; set it to false"
             )
-        if self.target.hidden_states is not None and self.target.shard:
+        if self.target.reads_states and self.target.shard:
             raise ValueError("target.shard is true, but with target.hidden_states no target runs here; set it to false")
         return self
 

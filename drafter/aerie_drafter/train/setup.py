@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,11 +25,16 @@ from aerie_drafter.train.data import Corpus
 from aerie_drafter.train.identity import identify_target
 from aerie_drafter.train.processes import Processes
 from aerie_drafter.train.settings import TrainingSettings
+from aerie_drafter.train.state_server import HiddenStateServer
 from aerie_drafter.train.states import (
     HiddenStateFiles,
     HiddenStateSource,
     InProcessTarget,
+    LoadStates,
+    StateLayout,
+    StoredHiddenStates,
     TargetParts,
+    check_layout,
     extract_target_parts,
     load_model,
     load_target_parts,
@@ -72,7 +77,7 @@ def build_trainer(
     prepared = prepared or prepare_data(settings, log_progress)
     corpus = prepared.corpus
     log_progress("loading the target")
-    target_parts, create_source = _load_target(settings, processes)
+    target_parts, create_source = _load_target(settings, processes, prepared.target_id)
     drafter = _load_or_create_drafter(settings, target_parts, corpus)
     return Trainer(
         drafter,
@@ -127,25 +132,55 @@ def load_corpora(
     return corpus.select(sorted(order[count:])), corpus.select(sorted(order[:count]))
 
 
+def load_parts_of_folder(settings: TrainingSettings, dtype: torch.dtype, device: torch.device) -> TargetParts:
+    """Load what a training from stored states needs of its target. Raises TargetError."""
+    folder = Path(settings.target.model)
+    if not folder.is_dir():
+        raise TargetError(f"target.model {folder}: target.hidden_states requires a folder.")
+    return load_target_parts(folder, dtype, device)
+
+
+def resolve_layout(settings: TrainingSettings, target_parts: TargetParts, aux_layer_ids: Sequence[int]) -> StateLayout:
+    """Return the layout of stored states: by default the auxiliary layers, then the number of layers. Raises TargetError."""
+    last = int(target_parts.config.num_hidden_layers)
+    layers = settings.target.hidden_state_layer_ids or tuple(dict.fromkeys((*aux_layer_ids, last)))
+    check_layout(layers, aux_layer_ids, target_parts)
+    return StateLayout(layers, int(target_parts.config.hidden_size))
+
+
+def _build_state_loader(settings: TrainingSettings, target_parts: TargetParts, layout: StateLayout, target_id: str) -> LoadStates:
+    """Return a function that reads a conversation's states from a file, or requests them from the server if there is none."""
+    target = settings.target
+    stored = None if target.hidden_states is None else HiddenStateFiles(target.hidden_states, layout, target_id)
+    if target.hidden_states_endpoint is None:
+        assert stored is not None
+        return stored.load
+    server = HiddenStateServer(
+        target.hidden_states_endpoint,
+        target.hidden_states_model,
+        target_parts,
+        layout,
+        shared_folder=target.hidden_states_shared_folder,
+    )
+    return lambda tokens: stored.load(tokens) if stored is not None and tokens in stored else server.extract(tokens)
+
+
 def _load_target(
-    settings: TrainingSettings, processes: Processes
+    settings: TrainingSettings, processes: Processes, target_id: str
 ) -> tuple[TargetParts, Callable[[DrafterConfig], HiddenStateSource]]:
     target = settings.target
     device = processes.device
     names = {"auto": torch.bfloat16 if device.type == "cuda" else torch.float32}
     dtype = names.get(target.dtype) or getattr(torch, target.dtype)
-    if target.hidden_states is not None:
-        folder = Path(target.model)
-        if not folder.is_dir():
-            raise TargetError(f"target.model {target.model}: target.hidden_states requires a folder.")
-        target_parts, states_folder = load_target_parts(folder, dtype, device), target.hidden_states
-        last = int(target_parts.config.num_hidden_layers)
+    if target.reads_states:
+        target_parts = load_parts_of_folder(settings, dtype, device)
 
-        def create_file_source(config: DrafterConfig) -> HiddenStateSource:
-            layers = target.hidden_state_layer_ids or tuple(dict.fromkeys((*config.aux_layer_ids, last)))
-            return HiddenStateFiles(states_folder, target_parts, config.aux_layer_ids, layers)
+        def create_stored_source(config: DrafterConfig) -> HiddenStateSource:
+            layout = resolve_layout(settings, target_parts, config.aux_layer_ids)
+            load = _build_state_loader(settings, target_parts, layout, target_id)
+            return StoredHiddenStates(load, target_parts, config.aux_layer_ids, layout)
 
-        return target_parts, create_file_source
+        return target_parts, create_stored_source
     model = load_model(target.model, target.revision, dtype, torch.device("cpu") if target.shard else device)
     target_parts = extract_target_parts(model)
     if target.shard:
