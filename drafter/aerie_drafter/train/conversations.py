@@ -82,8 +82,23 @@ class Conversation:
 
 def read_conversations(source: Path) -> Iterator[Conversation]:
     """Yield the conversations of a source. Raises DataError."""
+    for conversation in iterate_conversations(source):
+        if isinstance(conversation, DataError):
+            raise conversation
+        yield conversation
+
+
+def iterate_conversations(source: Path) -> Iterator[Conversation | DataError]:
+    """Yield the conversations of a source, and an error in place of each invalid one. Raises DataError for the whole source."""
     for location, record in _read_records(source):
-        yield parse_conversation(record, location)
+        try:
+            yield parse_conversation(parse_json_line(record, location) if isinstance(record, _Line) else record, location)
+        except DataError as error:
+            yield error
+
+
+class _Line(str):
+    """A line that is not parsed yet."""
 
 
 def compute_source_digest(source: Path) -> str:
@@ -201,7 +216,7 @@ def _read_json_lines(source: Path) -> Iterator[tuple[str, Any]]:
         with source.open(encoding="utf-8") as stream:
             for number, line in enumerate(stream, start=1):
                 if line.strip():
-                    yield f"{source}:{number}", parse_json_line(line, f"{source}:{number}")
+                    yield f"{source}:{number}", _Line(line)
     except OSError as error:
         raise DataError(f"{source}: cannot be read ({error.strerror}).") from error
     except UnicodeDecodeError as error:

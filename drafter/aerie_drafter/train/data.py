@@ -24,12 +24,15 @@ from torch import Tensor
 from aerie_drafter import files
 from aerie_drafter.chat_template import NO_TEMPLATE_ARGUMENTS, TemplateArguments
 from aerie_drafter.errors import DataError
-from aerie_drafter.train.conversations import compute_source_digest, read_conversations
+from aerie_drafter.train.conversations import compute_source_digest, iterate_conversations
 from aerie_drafter.train.encode import encode_conversations
 from aerie_drafter.weights import write_tensors
 
 _CACHE_FORMAT_VERSION = "4"
 """Part of the cache's key; increased when the file's tensors change or the same input gives other tokens."""
+
+
+REPORTED_ERRORS = 10
 
 
 @dataclass(frozen=True)
@@ -87,9 +90,12 @@ def load_corpus(
     template: TemplateArguments = NO_TEMPLATE_ARGUMENTS,
     cache_folder: Path | None = None,
     process_count: int | None = None,
+    skip_invalid: bool = False,
     log_progress: Callable[[str], None] | None = None,
 ) -> Corpus:
     """Load all conversations of some sources, each truncated to its first `max_length` tokens. Raises DataError.
+
+    With `skip_invalid` invalid conversations are omitted and reported; otherwise the first ends the run.
 
     The result is cached in `cache_folder` by a digest of all inputs. If several processes of a machine call this with the same
     folder, the first of them tokenizes, and the others wait as long as that takes.
@@ -97,12 +103,12 @@ def load_corpus(
     if not getattr(tokenizer, "chat_template", None):
         raise DataError("the target's tokenizer has no chat template: set data.chat_template to a file with one.")
     if cache_folder is None:
-        return _tokenize(sources, tokenizer, max_length, template, process_count, log_progress)
-    cache_entry = cache_folder / f"tokens-{_compute_cache_digest(sources, tokenizer, max_length, template)}"
+        return _tokenize(sources, tokenizer, max_length, template, process_count, skip_invalid, log_progress)
+    cache_entry = cache_folder / f"tokens-{_compute_cache_digest(sources, tokenizer, max_length, template, skip_invalid)}"
     with files.lock_file(cache_folder / "lock"):
         if (cached := _read_cached_corpus(cache_entry)) is not None:
             return cached
-        corpus = _tokenize(sources, tokenizer, max_length, template, process_count, log_progress)
+        corpus = _tokenize(sources, tokenizer, max_length, template, process_count, skip_invalid, log_progress)
         tensors = {
             "tokens": corpus.tokens,
             "loss_mask": corpus.loss_mask,
@@ -120,18 +126,30 @@ def _tokenize(
     max_length: int,
     template: TemplateArguments,
     process_count: int | None,
+    skip_invalid: bool,
     log_progress: Callable[[str], None] | None,
 ) -> Corpus:
-    conversations = (conversation for source in sources for conversation in read_conversations(source))
+    conversations = (conversation for source in sources for conversation in iterate_conversations(source))
     parts: list[tuple[Tensor, Tensor]] = []
+    errors: list[DataError] = []
     dropped_conversations = 0
-    for token_ids, mask in encode_conversations(tokenizer, conversations, max_length, template, process_count):
+    for encoded in encode_conversations(tokenizer, conversations, max_length, template, process_count):
+        if isinstance(encoded, DataError):
+            errors.append(encoded)
+            if not skip_invalid:
+                raise encoded
+            continue
+        token_ids, mask = encoded
         if any(mask[2:]):  # no column predicts the first two tokens
             parts.append((torch.tensor(token_ids), torch.tensor(mask)))
         else:
             dropped_conversations += 1
         if log_progress is not None and len(parts) % 1000 == 0 and parts:
             log_progress(f"{len(parts)} conversations tokenized")
+    if errors and log_progress is not None:
+        log_progress(f"{len(errors)} invalid conversations are omitted; the first are:")
+        for error in errors[:REPORTED_ERRORS]:
+            log_progress(f"  {error}")
     if not parts:
         names = ", ".join(map(str, sources))
         raise DataError(f"{names}: no conversation with an assistant's token in its first {max_length} tokens.")
@@ -154,8 +172,10 @@ def _read_cached_corpus(folder: Path) -> Corpus | None:
         return None  # missing or damaged: recreate it
 
 
-def _compute_cache_digest(sources: Sequence[Path], tokenizer: Any, max_length: int, template: TemplateArguments) -> str:
-    arguments = json.dumps(template.to_json(), sort_keys=True)
+def _compute_cache_digest(
+    sources: Sequence[Path], tokenizer: Any, max_length: int, template: TemplateArguments, skip_invalid: bool
+) -> str:
+    arguments = json.dumps([template.to_json(), skip_invalid], sort_keys=True)
     total = hashlib.sha256(f"{_CACHE_FORMAT_VERSION} {max_length} {tokenizer.chat_template} {arguments}".encode())
     total.update(tokenizer.backend_tokenizer.to_str().encode())
     for source in sources:

@@ -35,12 +35,12 @@ MAX_PROCESSES = 16
 
 def encode_conversations(
     tokenizer: Any,
-    conversations: Iterable[Conversation],
+    conversations: Iterable[Conversation | DataError],
     max_length: int,
     template: TemplateArguments,
     process_count: int | None = None,
-) -> Iterator[EncodedSequence]:
-    """Yield the sequences of all conversations in order, truncated. Raises DataError.
+) -> Iterator[EncodedSequence | DataError]:
+    """Yield the sequences of all conversations in order, truncated, and an error in place of each invalid one.
 
     `template` has the arguments that a conversation does not set. By default large sources use the machine's cores.
     """
@@ -57,7 +57,7 @@ def encode_conversations(
     # A new interpreter for each process: a fork would copy the locks of threads that tokenizers and PyTorch started here.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(process_count, context, _start_worker, (tokenizer, max_length, template)) as pool:
-        pending: deque[Future[list[EncodedSequence]]] = deque()
+        pending: deque[Future[list[EncodedSequence | DataError]]] = deque()
         try:
             for chunk in chunks:
                 pending.append(pool.submit(_encode_in_worker, chunk))
@@ -70,7 +70,7 @@ def encode_conversations(
                 future.cancel()
 
 
-def _split(conversations: Iterator[Conversation], size: int) -> Iterator[list[Conversation]]:
+def _split(conversations: Iterator[Conversation | DataError], size: int) -> Iterator[list[Conversation | DataError]]:
     while chunk := list(islice(conversations, size)):
         yield chunk
 
@@ -83,24 +83,35 @@ def _start_worker(tokenizer: Any, max_length: int, template: TemplateArguments) 
     _worker_arguments = (tokenizer, max_length, template)
 
 
-def _encode_in_worker(chunk: Sequence[Conversation]) -> list[EncodedSequence]:
+def _encode_in_worker(chunk: Sequence[Conversation | DataError]) -> list[EncodedSequence | DataError]:
     tokenizer, max_length, template = _worker_arguments
     return _encode_chunk(tokenizer, chunk, max_length, template)
 
 
 def _encode_chunk(
-    tokenizer: Any, chunk: Sequence[Conversation], max_length: int, template: TemplateArguments
-) -> list[EncodedSequence]:
-    encoded: list[EncodedSequence] = []
+    tokenizer: Any, chunk: Sequence[Conversation | DataError], max_length: int, template: TemplateArguments
+) -> list[EncodedSequence | DataError]:
+    encoded: list[EncodedSequence | DataError] = []
     for conversation in chunk:
-        if conversation.sequences:
-            encoded += [(list(sequence.token_ids), sequence.answer_mask) for sequence in conversation.sequences]
+        if isinstance(conversation, DataError):
+            encoded.append(conversation)
             continue
-        if not any(message["role"] == "assistant" for message in conversation.messages):
-            raise DataError(f"{conversation.location}: no assistant's message, so there is nothing to learn; remove the line.")
-        arguments = conversation.template.with_defaults(template)
-        encoded.append(encode_conversation(tokenizer, conversation.messages, conversation.location, arguments))
-    return [(token_ids[:max_length], mask[:max_length]) for token_ids, mask in encoded]
+        try:
+            sequences = _encode_sequences(tokenizer, conversation, template)
+        except DataError as error:
+            encoded.append(error)
+        else:
+            encoded += [(token_ids[:max_length], mask[:max_length]) for token_ids, mask in sequences]
+    return encoded
+
+
+def _encode_sequences(tokenizer: Any, conversation: Conversation, template: TemplateArguments) -> list[EncodedSequence]:
+    if conversation.sequences:
+        return [(list(sequence.token_ids), sequence.answer_mask) for sequence in conversation.sequences]
+    if not any(message["role"] == "assistant" for message in conversation.messages):
+        raise DataError(f"{conversation.location}: no assistant's message, so there is nothing to learn; remove the line.")
+    arguments = conversation.template.with_defaults(template)
+    return [encode_conversation(tokenizer, conversation.messages, conversation.location, arguments)]
 
 
 def encode_conversation(
@@ -142,7 +153,7 @@ def render_conversation(
             raise DataError(
                 f"{location}: messages[{index}]: the rendering of the earlier messages with a generation prompt is not the "
                 "beginning of the whole rendering, so the start of the turn is unknown; split the conversation into one line "
-                "per turn."
+                "per turn, or let `aerie-drafter generate` write its exact tokens."
             )
         end = _find_turn_end(tokenizer, full_text, len(prefix), str(message.get("content") or "").strip())
         if end is None:

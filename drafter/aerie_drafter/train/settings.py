@@ -97,6 +97,9 @@ class DataSettings(_SettingsGroup):
     held_out_share: float = Field(
         default=0.02, gt=0, lt=1, description="Share of `train` for evaluation; no effect with held_out."
     )
+    skip_invalid: bool = Field(
+        default=False, description="Omit and report conversations that cannot be read. Default: the first ends the command."
+    )
     max_length: int = Field(default=2048, ge=4, description="Maximum tokens of a conversation; the rest is truncated.")
     packing: bool = Field(
         default=False,

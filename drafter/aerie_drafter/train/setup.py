@@ -119,6 +119,7 @@ def load_corpora(
         max_length=settings.data.max_length,
         template=read_template_arguments(settings.template.tools, settings.template.kwargs),
         cache_folder=settings.data.cache or output.with_name(f"{output.name}.tokens"),
+        skip_invalid=settings.data.skip_invalid,
         log_progress=log_progress,
     )
     corpus = load(settings.data.train)

@@ -112,7 +112,9 @@ def test_tools_and_template_arguments_are_part_of_the_prompt(tokenizer_of: Token
         }
     )
     defaults = TemplateArguments((), {"thinking": False})
-    ((token_ids, mask),) = encode_conversations(tokenizer, [conversation], 400, defaults)
+    (encoded,) = encode_conversations(tokenizer, [conversation], 400, defaults)
+    assert not isinstance(encoded, DataError)
+    token_ids, mask = encoded
     text = tokenizer.decode(token_ids)
     assert text.startswith(
         json.dumps(TOOLS) + "(off)<user>rain?<end><assistant>[weather:Oslo]<end><tool>no<end><assistant>No.<end>"
@@ -134,10 +136,12 @@ def test_exact_tokens_are_not_encoded_again(tokenizer_of: Tokenizers) -> None:
 
 
 @pytest.mark.slow
-def test_several_processes_give_the_same_tokens(tokenizer_of: Tokenizers) -> None:
+def test_several_processes_give_the_same_tokens(tokenizer_of: Tokenizers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aerie_drafter.train.encode.CHUNK_SIZE", 50)  # more chunks than wait at a time
     conversations = [parse({"prompt": f"say {index}", "response": f"it is {index}"}) for index in range(1000)]
     alone = list(encode_conversations(tokenizer_of(), conversations, 30, NO_TEMPLATE_ARGUMENTS, 1))
     assert list(encode_conversations(tokenizer_of(), conversations, 30, NO_TEMPLATE_ARGUMENTS, 2)) == alone
     invalid = Conversation("f:9", ({"role": "user", "content": "x"},))
-    with pytest.raises(DataError, match="f:9: no assistant's message"):
-        list(encode_conversations(tokenizer_of(), [*conversations, invalid], 30, NO_TEMPLATE_ARGUMENTS, 2))
+    *_, error = encode_conversations(tokenizer_of(), [*conversations, invalid], 30, NO_TEMPLATE_ARGUMENTS, 2)
+    assert isinstance(error, DataError)
+    assert str(error).startswith("f:9: no assistant's message")

@@ -111,6 +111,20 @@ def test_invalid_lines_are_reported(tokenizer_of: Tokenizers, tmp_path: Path, li
     assert message in str(caught.value)
 
 
+def test_invalid_conversations_are_omitted_if_the_settings_say_so(tokenizer_of: Tokenizers, tmp_path: Path) -> None:
+    path, messages = tmp_path / "a.jsonl", []
+    lines = ['{"prompt": "a", "response": "b"}', "{", '{"text": 1}', '{"prompt": "a"}', '{"prompt": "c", "response": "d"}']
+    path.write_text("\n".join(lines))
+    corpus = load_corpus([path], tokenizer_of(), max_length=50, skip_invalid=True, log_progress=messages.append)
+    assert len(corpus) == 2
+    assert messages[0] == "3 invalid conversations are omitted; the first are:"
+    assert [message.partition(": ")[0].strip() for message in messages[1:]] == [f"{path}:{number}" for number in (2, 3, 4)]
+    load_corpus([path], tokenizer_of(), max_length=50, skip_invalid=True, cache_folder=tmp_path / "cache")
+    for cache in (None, tmp_path / "cache"):
+        with pytest.raises(DataError, match=r"a.jsonl:2: invalid JSON"):
+            load_corpus([path], tokenizer_of(), max_length=50, cache_folder=cache)
+
+
 def test_missing_and_binary_files_are_reported(tokenizer_of: Tokenizers, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none.jsonl: cannot be read \(No such file"):
         load_corpus([tmp_path / "none.jsonl"], tokenizer_of(), max_length=50)

@@ -22,11 +22,16 @@ from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, answer_
 from aerie_drafter.evaluate.target import TargetRunner
 from aerie_drafter.train import data
 from aerie_drafter.train.settings import TrainingSettings, parse_settings
-from aerie_drafter.train.setup import build_trainer
+from aerie_drafter.train.setup import build_trainer, prepare_data
 from aerie_drafter.train.states import InProcessTarget, load_model, load_tokenizer
 from aerie_drafter.train.trainer import EvaluationReport, StepReport, scheduled_learning_rate
 
 Write = Callable[..., Path]
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 class RecordingReporter:
@@ -61,7 +66,7 @@ def settings_of(tmp_path: Path, target_folder: Path, write_conversations: Write)
         }
         for name, value in fields.items():
             group, field = name.split("__")
-            raw[group][field] = value
+            raw.setdefault(group, {})[field] = value
         return parse_settings(raw, "test")
 
     return make
@@ -185,6 +190,17 @@ def test_resuming_a_finished_training_changes_nothing(settings_of: Make) -> None
     assert build_trainer(settings, reporter=listener).run() == first
     assert listener.steps == []
     assert checkpoint.compute_model_digest(settings.output.folder / "last") == digest
+
+
+def test_data_is_rendered_with_the_template_arguments_of_the_settings(settings_of: Make, tmp_path: Path) -> None:
+    (tmp_path / "tools.json").write_text('[{"name": "f"}]')
+    (tmp_path / "template.jinja").write_text(f"{{{{ tools[0].name }}}}{{{{ mood }}}}{TEMPLATE}")
+    fields = {"data__chat_template": str(tmp_path / "template.jinja"), "template__tools": str(tmp_path / "tools.json")}
+    prepared = prepare_data(settings_of(template__kwargs={"mood": "!"}, **fields))
+    tokenizer = load_tokenizer(settings_of().target.model, None)
+    assert {tokenizer.decode(prepared.corpus[index][0][:3]) for index in range(len(prepared.corpus))} == {"f!<user>"}
+    with pytest.raises(ConfigError, match=r"template.tools /none: cannot be read as JSON"):
+        prepare_data(settings_of(template__tools="/none"))
 
 
 def test_a_training_is_not_resumed_with_other_settings(settings_of: Make) -> None:
