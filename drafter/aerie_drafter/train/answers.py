@@ -138,21 +138,34 @@ def describe_template(chat_template: str, arguments: TemplateArguments) -> dict[
     return {"chat_template": f"sha256:{digest}", "template_arguments": arguments.to_json()}
 
 
+def read_run_file(output: Path) -> dict[str, Any]:
+    """Return what a run recorded beside its output; empty for other files. Raises DataError."""
+    path = _run_file_path(output)
+    try:
+        run = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); generate the answers again, into a new file.") from error
+    return run if isinstance(run, dict) else {}
+
+
+def _run_file_path(output: Path) -> Path:
+    return output.with_name(f"{output.name}.run.json")
+
+
 def check_run_file(output: Path, run: Mapping[str, Any]) -> None:
     """Compare a run with the one that began `output`; record it if there is none. Raises DataError."""
-    path = output.with_name(f"{output.name}.run.json")
+    path = _run_file_path(output)
     run = json.loads(json.dumps(run))
     if not output.exists() or output.stat().st_size == 0:
         files.replace_file(path, json.dumps(run, indent=1) + "\n")
         return
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    before = read_run_file(output)
+    if not before:
         raise DataError(
             f"{output}: has answers, but {path.name} does not exist, which says what wrote them; set a new output file."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error}); set a new output file.") from error
+        )
     for name in run:
         if before.get(name) != run[name]:
             raise DataError(

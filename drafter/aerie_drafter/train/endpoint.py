@@ -244,6 +244,8 @@ class _Run:
             )
             turns.append(turn)
             answered.append(answer)
+        if not turns:
+            raise ConversationError("a tool's result comes before any answer")
         while answered[-1]["role"] != "assistant":
             answered.pop()  # results of tools that nothing follows
         return render_record(answered, template, temperature, turns, source_index=index)

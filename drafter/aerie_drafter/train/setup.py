@@ -19,10 +19,11 @@ from aerie_drafter.config import DrafterConfig
 from aerie_drafter.errors import ConfigError, DataError, TargetError
 from aerie_drafter.model import Drafter
 from aerie_drafter.train import data
+from aerie_drafter.train.answers import read_run_file
 from aerie_drafter.train.conversations import compute_source_digest
 from aerie_drafter.train.create import build_drafter_config, create_drafter
 from aerie_drafter.train.data import Corpus
-from aerie_drafter.train.identity import identify_target
+from aerie_drafter.train.identity import identify_target, identify_tokenizer
 from aerie_drafter.train.processes import Processes
 from aerie_drafter.train.settings import TrainingSettings
 from aerie_drafter.train.state_server import HiddenStateServer
@@ -78,6 +79,7 @@ def build_trainer(
     corpus = prepared.corpus
     log_progress("loading the target")
     target_parts, create_source = _load_target(settings, processes, prepared.target_id)
+    _check_token_ids((corpus, prepared.held_out), target_parts)
     drafter = _load_or_create_drafter(settings, target_parts, corpus)
     return Trainer(
         drafter,
@@ -101,6 +103,8 @@ def prepare_data(settings: TrainingSettings, log_progress: Callable[[str], None]
     tokenizer = load_tokenizer(settings.target.model, settings.target.revision)
     if settings.data.chat_template is not None:
         tokenizer.chat_template = _read_chat_template(settings.data.chat_template)
+    for source in (*settings.data.train, *settings.data.held_out):
+        _check_tokenizer_of_answers(source, tokenizer)
     target_id = identify_target(settings.target.model, settings.target.revision)
     if log_progress is not None:
         log_progress("reading the data")
@@ -131,6 +135,25 @@ def load_corpora(
     random.Random(f"held out {settings.optimizer.seed}").shuffle(order)  # noqa: S311 (an order, no secret)
     count = max(1, round(len(order) * settings.data.held_out_share))
     return corpus.select(sorted(order[count:])), corpus.select(sorted(order[:count]))
+
+
+def _check_token_ids(corpora: Sequence[Corpus], target_parts: TargetParts) -> None:
+    largest = max(int(corpus.tokens.max()) for corpus in corpora)
+    if largest >= len(target_parts.embedding):
+        raise DataError(
+            f"the data contains token {largest}, and the target has {len(target_parts.embedding)} tokens: the exact tokens are "
+            "another target's; generate them with this one."
+        )
+
+
+def _check_tokenizer_of_answers(source: Path, tokenizer: object) -> None:
+    """Check that exact tokens were generated with this tokenizer, if a run file says with which. Raises DataError."""
+    generated_with, own = read_run_file(source).get("tokenizer"), identify_tokenizer(tokenizer)
+    if generated_with not in (None, own):
+        raise DataError(
+            f"{source}: its tokens are of the tokenizer {generated_with}, and the target's is {own}: they are another target's "
+            "answers; generate them with this one."
+        )
 
 
 def load_parts_of_folder(settings: TrainingSettings, dtype: torch.dtype, device: torch.device) -> TargetParts:

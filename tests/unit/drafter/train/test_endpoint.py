@@ -254,6 +254,10 @@ def test_tool_results_follow_the_calls_that_the_target_makes(server: tuple[Serve
     assert record["messages"][1]["reasoning"] == "hm"
     assert len(record["sequences"]) == 2  # this server's prompts do not begin with the earlier answer's tokens
     assert generate(url, source, output) == 0
+    source.write_text(json.dumps({"messages": [question, result]}) + "\n")
+    with pytest.raises(DataError, match="a tool's result comes before any answer"):
+        generate(url, source, tmp_path / "alone.jsonl")
+    source.write_text(json.dumps({"messages": [question, call("old"), result, question]}) + "\n")
     for number in (0, 2):
         calls = number
         generate(url, source, tmp_path / f"{number}.jsonl")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -201,6 +202,17 @@ def test_data_is_rendered_with_the_template_arguments_of_the_settings(settings_o
     assert {tokenizer.decode(prepared.corpus[index][0][:3]) for index in range(len(prepared.corpus))} == {"f!<user>"}
     with pytest.raises(ConfigError, match=r"template.tools /none: cannot be read as JSON"):
         prepare_data(settings_of(template__tools="/none"))
+
+
+def test_exact_tokens_of_another_target_are_rejected(settings_of: Make, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    record = {"prompt": "a", "response": "b", "sequences": [{"token_ids": [1, 2, 3, 264], "answer_spans": [[2, 4]]}]}
+    path.write_text(f"{json.dumps(record)}\n" * 9)
+    with pytest.raises(DataError, match="the data contains token 264, and the target has 264 tokens"):
+        build_trainer(settings_of(data__train=[str(path)]))
+    (tmp_path / "answers.jsonl.run.json").write_text('{"tokenizer": "sha256:0"}')
+    with pytest.raises(DataError, match=r"answers.jsonl: its tokens are of the tokenizer sha256:0, and the target's is sha256:"):
+        build_trainer(settings_of(data__train=[str(path)]))
 
 
 def test_a_training_is_not_resumed_with_other_settings(settings_of: Make) -> None:
