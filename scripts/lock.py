@@ -60,7 +60,7 @@ def main() -> int:
         # Set-up installs the projects themselves, editable.
         arguments = [*projects, f"--output-file=requirements/{name}.txt"]
         arguments += ["--no-emit-package=aerie-operator", "--no-emit-package=aerie-vllm"]
-        arguments += ["--extra=dev"] if name == "dev" else ["--constraint=requirements/dev.txt"]
+        arguments += ["--extra=dev", "--extra=datasets"] if name == "dev" else ["--constraint=requirements/dev.txt"]
         arguments += ["--extra=tracing"] if name in ("dev", "operator") else []
         compile_lock(uv, arguments)
     build = "\n".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"])

@@ -1,4 +1,4 @@
-"""Atomic replacement of a folder, so that a full disk or a kill never destroys the previous content.
+"""Atomic replacement of a folder or file, so that a full disk or a kill never destroys the previous content; and a lock.
 
 Guarantee: `replace_folder` yields an empty folder beside the old one. It takes the old one's name only after the block has ended
 and everything is synced to disk, on Linux in one step (renameat2 with RENAME_EXCHANGE). An error or kill before that does not
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -43,6 +44,36 @@ def replace_folder(folder: Path, is_replaceable: Callable[[Path], bool]) -> Iter
         raise CheckpointError(f"{folder}: cannot be written ({error.strerror or error}){note}.") from error
     finally:
         shutil.rmtree(new, ignore_errors=True)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a text file that takes the place of an earlier one when it is complete. Raises CheckpointError."""
+    new = path.with_name(f".{path.name}.writing")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(text, encoding="utf-8")
+        _fsync(new)
+        new.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be written ({error.strerror or error}).") from error
+    finally:
+        new.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def lock_file(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock while the block runs; wait for another process that holds it. Raises CheckpointError.
+
+    The system releases the lock of a process that ends, also by a kill.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = path.open("w")
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be written ({error.strerror or error}).") from error
+    with stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
 
 
 def _fsync(path: Path) -> None:

@@ -15,6 +15,7 @@ from rich.table import Table
 from transformers.utils import logging
 
 from aerie.terminal import err, out, sanitize_text
+from aerie_drafter.chat_template import parse_template_kwargs, read_template_arguments
 from aerie_drafter.errors import ConfigError
 from aerie_drafter.evaluate.exact import DEFAULT_TEMPERATURES, ExactAcceptance, measure_exact_acceptance, to_json
 from aerie_drafter.evaluate.offline import (
@@ -67,11 +68,13 @@ def command(
     lengths: Annotated[bool, typer.Option("--by-length", help="Group by length of the prompt instead of by category.")] = False,
     concurrency: Annotated[int, typer.Option(min=1, help="Maximum concurrent requests to a server.")] = 8,
     seed: Annotated[int, typer.Option(help="Random seed of sampled answers.")] = 0,
+    tools: Annotated[Path | None, typer.Option(help="JSON file with the tools of prompts that have none.")] = None,
+    template_kwargs: Annotated[str, typer.Option(help="JSON object: arguments of the chat template.")] = "{}",
     device: Annotated[str, typer.Option(help="Device of target and drafter.")] = "cpu",
     output: Annotated[ResultFormat, typer.Option("-o", "--output", help="Output format.")] = ResultFormat.TABLE,
 ) -> None:
     """Measure acceptance length by category, with a drafter and its target or with a running vLLM."""
-    all_prompts = read_prompts(prompts)
+    all_prompts = read_prompts(prompts, read_template_arguments(tools, parse_template_kwargs(template_kwargs)))
     heading = "PROMPT TOKENS" if lengths else "CATEGORY"
     if exact:
         if url or drafter is None or target is None or sampled_drafts:

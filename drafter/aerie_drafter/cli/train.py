@@ -14,7 +14,7 @@ from aerie_drafter.errors import ConfigError
 from aerie_drafter.train import processes
 from aerie_drafter.train.progress import ConsoleReporter
 from aerie_drafter.train.settings import TrainingSettings, read_settings, render_default_yaml
-from aerie_drafter.train.setup import build_trainer
+from aerie_drafter.train.setup import PreparedData, build_trainer, prepare_data
 from aerie_drafter.train.trainer import NullReporter, TrainingProgress
 
 
@@ -34,8 +34,9 @@ def command(
     # Norms keep float32 weights under bfloat16, and PyTorch says once that it has no fused form for that.
     warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    prepared = prepare_data(training, err.print if processes.is_main_process() else None)
     with processes.join_process_group() as group:
-        progress = _run(training, group)  # a function of its own: no name here may keep the group's tensors
+        progress = _run(training, prepared, group)  # a function of its own: no name here may keep the group's tensors
         if not group.is_main:
             return
     best = sanitize_text(str(training.output.folder / "best"))
@@ -46,12 +47,12 @@ def command(
     err.print(f"export it for vLLM: aerie-drafter export {best} FOLDER")
 
 
-def _run(training: TrainingSettings, group: processes.Processes) -> TrainingProgress:
+def _run(training: TrainingSettings, prepared: PreparedData, group: processes.Processes) -> TrainingProgress:
     """Train as this process of the group, from where an interrupted training was saved; only the main process reports."""
     if not group.is_main:
-        return build_trainer(training, processes=group, reporter=NullReporter()).run()
+        return build_trainer(training, prepared=prepared, processes=group, reporter=NullReporter()).run()
     with ConsoleReporter(err) as reporter:
-        trainer = build_trainer(training, processes=group, reporter=reporter, log_progress=err.print)
+        trainer = build_trainer(training, prepared=prepared, processes=group, reporter=reporter, log_progress=err.print)
         if trainer.resume():
             err.print(f"resuming after step {trainer.progress.step} of {trainer.total_steps}")
         return trainer.run()

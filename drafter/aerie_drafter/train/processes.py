@@ -40,6 +40,11 @@ class Processes:
             dist.barrier()
 
 
+def is_main_process() -> bool:
+    """Return whether this is the main process of torchrun's group, also before it has joined the group."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def join_process_group() -> Iterator[Processes]:
     """Join the process group of torchrun while the block runs; without torchrun, yield a single process."""

@@ -37,12 +37,25 @@ class TargetSettings(_SettingsGroup):
     shard: bool = Field(default=False, description="Shard the target's layers over all processes (FSDP); requires torchrun.")
     hidden_states: Path | None = Field(
         default=None,
-        description="Folder of hidden states written by vLLM's extract_hidden_states. Default: run the target in this process.",
+        description="Folder of hidden states, written by `aerie-drafter states`. Default: run the target in this process.",
+    )
+    hidden_states_endpoint: str | None = Field(
+        default=None,
+        description="Address of a vLLM with extract_hidden_states: conversations without a file are requested from it.",
+    )
+    hidden_states_model: str = Field(default="target", description="Served model name at that address.")
+    hidden_states_shared_folder: Path | None = Field(
+        default=None, description="Where this machine sees the server's shared_storage_path. Default: under the same path."
     )
     hidden_state_layer_ids: tuple[int, ...] | None = Field(
         default=None,
         description="Layer ids in those files, in their order. Default: the auxiliary layers, then the number of layers.",
     )
+
+    @property
+    def reads_states(self) -> bool:
+        """Return whether hidden states come from files or a server."""
+        return self.hidden_states is not None or self.hidden_states_endpoint is not None
 
 
 class DrafterSettings(_SettingsGroup):
@@ -72,14 +85,21 @@ class DrafterSettings(_SettingsGroup):
 
 
 class DataSettings(_SettingsGroup):
-    """Conversations: JSON lines of {"messages": [...]} or {"prompt": ..., "response": ...}."""
+    """Conversations: see aerie_drafter.train.conversations."""
 
-    train: tuple[Path, ...] = Field(min_length=1, description="Training files.", examples=[["answers.jsonl"]])
+    train: tuple[Path, ...] = Field(
+        min_length=1,
+        description="Training files: JSON Lines, JSON, Parquet, or hub:NAME:SPLIT@COMMIT.",
+        examples=[["answers.jsonl"]],
+    )
     held_out: tuple[Path, ...] = Field(
         default=(), description="Evaluation files, which select the best checkpoint. Default: a share of `train`."
     )
     held_out_share: float = Field(
         default=0.02, gt=0, lt=1, description="Share of `train` for evaluation; no effect with held_out."
+    )
+    skip_invalid: bool = Field(
+        default=False, description="Omit and report conversations that cannot be read. Default: the first ends the command."
     )
     max_length: int = Field(default=2048, ge=4, description="Maximum tokens of a conversation; the rest is truncated.")
     packing: bool = Field(
@@ -87,7 +107,18 @@ class DataSettings(_SettingsGroup):
         description="Pack several short conversations into a row of max_length; none sees another.",
     )
     chat_template: Path | None = Field(default=None, description="File with the chat template. Default: the tokenizer's.")
-    cache: Path | None = Field(default=None, description="Cache folder for tokenized data.")
+    cache: Path | None = Field(
+        default=None, description="Cache folder for tokenized data. Default: beside output.folder, with the suffix .tokens."
+    )
+
+
+class TemplateSettings(_SettingsGroup):
+    """Arguments of the chat template, as the deployment has them; a conversation's own take precedence."""
+
+    tools: Path | None = Field(default=None, description="JSON file with a list of tool definitions in OpenAI's format.")
+    kwargs: dict[str, Any] = Field(
+        default={}, description="Further arguments, vLLM's chat_template_kwargs, such as {enable_thinking: false}."
+    )
 
 
 class LossSettings(_SettingsGroup):
@@ -176,6 +207,7 @@ class TrainingSettings(_SettingsGroup):
     target: TargetSettings
     drafter: DrafterSettings = Field(default_factory=DrafterSettings)
     data: DataSettings
+    template: TemplateSettings = Field(default_factory=TemplateSettings)
     loss: LossSettings = Field(default_factory=LossSettings)
     optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
     output: OutputSettings
@@ -201,7 +233,7 @@ class TrainingSettings(_SettingsGroup):
             raise ValueError("loss.step_weights are all 0; set at least one of them")
         if self.drafter.fc_norm and self.drafter.norm_before_fc and self.drafter.initial_checkpoint is None:
             raise ValueError("drafter.fc_norm and drafter.norm_before_fc are both true; set one of them to false")
-        if self.target.hidden_states is not None and self.target.shard:
+        if self.target.reads_states and self.target.shard:
             raise ValueError("target.shard is true, but with target.hidden_states no target runs here; set it to false")
         return self
 

@@ -18,7 +18,7 @@ import contextlib
 import dataclasses
 import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -40,6 +40,9 @@ from aerie_drafter.train.states import HiddenStateSource
 from aerie_drafter.train.ttt import LossOutput, TrainingBatch, TrainingMetrics, TrainingTimeTest, simulate_speculation
 
 TRAINING_STATE_FILE = "training.pt"
+
+PREFETCHED_BATCHES = 4
+"""Batches after the current step whose hidden states are loaded in advance, if they come from files or a server."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +116,11 @@ class Trainer:
         *,
         processes: Processes | None = None,
         provenance: Provenance | None = None,
+        input_ids: Mapping[str, str] | None = None,
         reporter: TrainingReporter | None = None,
     ) -> None:
+        """`input_ids` identify target and data: a training resumes only with the same."""
+        self.input_ids = dict(input_ids or {})
         self.processes = processes or Processes()
         self.settings, self.hidden_state_source, self.corpus, self.held_out = settings, hidden_state_source, corpus, held_out
         self.provenance, self.reporter = (
@@ -175,7 +181,9 @@ class Trainer:
         progress, size = self.progress, self.settings.optimizer.gradient_accumulation_steps
         for epoch in range(progress.epoch, self.settings.optimizer.epochs):
             batches = self._plan_epoch(epoch)
-            for begin in range(progress.next_batch, self._count_optimizer_steps(len(batches)) * size, size):
+            last_batch = self._count_optimizer_steps(len(batches)) * size
+            for begin in range(progress.next_batch, last_batch, size):
+                self._prefetch(batches[begin : min(begin + size + PREFETCHED_BATCHES, last_batch)])
                 report = self._train_step(module, batches[begin : begin + size])
                 progress.step, progress.next_batch = progress.step + 1, begin + size
                 if processes.is_main:
@@ -197,6 +205,15 @@ class Trainer:
             packed_row_tokens=self.packed_row_tokens,
         )
 
+    def _select_own_rows(self, rows: Sequence[BatchRow]) -> Sequence[BatchRow]:
+        size = self.settings.optimizer.batch_size_per_process
+        return rows[self.processes.rank * size : (self.processes.rank + 1) * size]
+
+    def _prefetch(self, batches: Sequence[Sequence[BatchRow]]) -> None:
+        """Let the source load the states of this step and the next batches, which overlaps with the computation."""
+        indices = [index for rows in batches for row in self._select_own_rows(rows) for index in row]
+        self.hidden_state_source.prefetch([self.corpus[index][0] for index in indices])
+
     def _train_step(self, module: Any, batches: Sequence[Sequence[BatchRow]]) -> StepReport:
         processes, optimizer_settings = self.processes, self.settings.optimizer
         rate = scheduled_learning_rate(
@@ -207,10 +224,7 @@ class Trainer:
         metrics, tokens = TrainingMetrics.zero(self.settings.loss.horizon, processes.device), 0
         total = torch.zeros((), dtype=torch.float64, device=processes.device)
         for index, rows in enumerate(batches):
-            own_rows = rows[
-                processes.rank * optimizer_settings.batch_size_per_process : (processes.rank + 1)
-                * optimizer_settings.batch_size_per_process
-            ]
+            own_rows = self._select_own_rows(rows)
             tokens += sum(self.conversation_lengths[index] for row in rows for index in row)
             later = index + 1 < len(batches) and processes.world_size > 1
             with module.no_sync() if later else contextlib.nullcontext():
@@ -334,10 +348,19 @@ class Trainer:
 
     def _resume_requirements(self) -> dict[str, Any]:
         """Return the settings and sizes that must be equal to resume a training."""
-        parts = {"drafter": True, "data": True, "loss": True, "optimizer": True, "output": {"best_by"}}
-        settings = self.settings.model_dump(mode="json", include=parts)
+        settings = self.settings.model_dump(
+            mode="json",
+            include={
+                "drafter": True,
+                "data": {"max_length", "packing"},
+                "loss": True,
+                "optimizer": True,
+                "output": {"best_by"},
+            },
+        )
         return {
             **settings,
+            **self.input_ids,
             "processes": self.processes.world_size,
             "conversations": len(self.corpus),
             "tokens": len(self.corpus.tokens),

@@ -46,6 +46,8 @@ def test_generate_writes_answers(
     tmp_path: Path, target_folder: Path, write_conversations: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "own.jsonl"
-    assert run_cli(["generate", str(target_folder), str(write_conversations(3)), str(output), "--max-tokens", "4"]) == 0
+    assert (
+        run_cli(["generate", str(write_conversations(3)), str(output), "--target", str(target_folder), "--max-tokens", "4"]) == 0
+    )
     assert "3 conversations, 3 of them new" in capsys.readouterr().out
     assert [json.loads(line)["messages"][0]["role"] for line in output.read_text().splitlines()] == ["user"] * 3

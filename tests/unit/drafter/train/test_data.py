@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aerie_drafter.errors import DataError
-from aerie_drafter.train.data import Corpus, assemble_batch, encode_conversation, load_corpus, most_frequent_tokens, plan_batches
+from aerie_drafter.train.data import Corpus, assemble_batch, load_corpus, most_frequent_tokens, plan_batches
+from aerie_drafter.train.encode import encode_conversation
 
 Tokenizers = Callable[..., Any]
 
@@ -90,7 +91,10 @@ def test_the_error_of_a_template_is_reported(tokenizer_of: Tokenizers) -> None:
     [
         ("{", "a.jsonl:2: invalid JSON"),
         ("[1]", "a.jsonl:2: expected: an object, not a list."),
-        ('{"text": "x"}', "a.jsonl:2: expected: `messages`, or `prompt` with an optional `response`; found: text."),
+        (
+            '{"text": "x"}',
+            "a.jsonl:2: expected: `messages`, ShareGPT's `conversations`, or `prompt` with an optional `response`; found: text.",
+        ),
         ('{"prompt": "x", "response": null}', "a.jsonl:2: response is missing or null; expected: a string."),
         ('{"messages": []}', "a.jsonl:2: messages is an empty list; expected: a list of at least one message."),
         ('{"messages": ["x"]}', "a.jsonl:2: messages[0] is a string; expected: an object with role and content."),
@@ -105,6 +109,20 @@ def test_invalid_lines_are_reported(tokenizer_of: Tokenizers, tmp_path: Path, li
     with pytest.raises(DataError) as caught:
         load_corpus([path], tokenizer_of(), max_length=50)
     assert message in str(caught.value)
+
+
+def test_invalid_conversations_are_omitted_if_the_settings_say_so(tokenizer_of: Tokenizers, tmp_path: Path) -> None:
+    path, messages = tmp_path / "a.jsonl", []
+    lines = ['{"prompt": "a", "response": "b"}', "{", '{"text": 1}', '{"prompt": "a"}', '{"prompt": "c", "response": "d"}']
+    path.write_text("\n".join(lines))
+    corpus = load_corpus([path], tokenizer_of(), max_length=50, skip_invalid=True, log_progress=messages.append)
+    assert len(corpus) == 2
+    assert messages[0] == "3 invalid conversations are omitted; the first are:"
+    assert [message.partition(": ")[0].strip() for message in messages[1:]] == [f"{path}:{number}" for number in (2, 3, 4)]
+    load_corpus([path], tokenizer_of(), max_length=50, skip_invalid=True, cache_folder=tmp_path / "cache")
+    for cache in (None, tmp_path / "cache"):
+        with pytest.raises(DataError, match=r"a.jsonl:2: invalid JSON"):
+            load_corpus([path], tokenizer_of(), max_length=50, cache_folder=cache)
 
 
 def test_missing_and_binary_files_are_reported(tokenizer_of: Tokenizers, tmp_path: Path) -> None:
@@ -138,14 +156,14 @@ def test_the_cache_equals_the_corpus_and_detects_changes(
     cached = load_corpus([path], tokenizer, max_length=50, cache_folder=cache)
     assert torch.equal(first.tokens, cached.tokens)
     assert torch.equal(first.loss_mask, cached.loss_mask)
-    assert len(list(cache.iterdir())) == 1
-    cached_file = next(cache.iterdir()) / "corpus.safetensors"
+    assert len(list(cache.glob("tokens-*"))) == 1
+    cached_file = next(cache.glob("tokens-*")) / "corpus.safetensors"
     cached_file.write_bytes(cached_file.read_bytes()[:40])  # truncated: it is recreated
     assert torch.equal(load_corpus([path], tokenizer, max_length=50, cache_folder=cache).end_offsets, first.end_offsets)
     load_corpus([path], tokenizer, max_length=40, cache_folder=cache)
     tokenizer.chat_template = "x" + tokenizer.chat_template
     load_corpus([path], tokenizer, max_length=50, cache_folder=cache)
-    assert len(list(cache.iterdir())) == 3
+    assert len(list(cache.glob("tokens-*"))) == 3
 
 
 @given(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,11 +25,16 @@ from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, answer_
 from aerie_drafter.evaluate.target import TargetRunner
 from aerie_drafter.train import data
 from aerie_drafter.train.settings import TrainingSettings, parse_settings
-from aerie_drafter.train.setup import build_trainer
+from aerie_drafter.train.setup import build_trainer, prepare_data
 from aerie_drafter.train.states import InProcessTarget, load_model, load_tokenizer
 from aerie_drafter.train.trainer import EvaluationReport, StepReport, scheduled_learning_rate
 
 Write = Callable[..., Path]
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 class RecordingReporter:
@@ -62,7 +69,7 @@ def settings_of(tmp_path: Path, target_folder: Path, write_conversations: Write)
         }
         for name, value in fields.items():
             group, field = name.split("__")
-            raw[group][field] = value
+            raw.setdefault(group, {})[field] = value
         return parse_settings(raw, "test")
 
     return make
@@ -237,10 +244,92 @@ def test_resuming_a_finished_training_changes_nothing(settings_of: Make) -> None
     assert checkpoint.compute_model_digest(settings.output.folder / "last") == digest
 
 
+def test_data_is_rendered_with_the_template_arguments_of_the_settings(settings_of: Make, tmp_path: Path) -> None:
+    (tmp_path / "tools.json").write_text('[{"name": "f"}]')
+    (tmp_path / "template.jinja").write_text(f"{{{{ tools[0].name }}}}{{{{ mood }}}}{TEMPLATE}")
+    fields = {"data__chat_template": str(tmp_path / "template.jinja"), "template__tools": str(tmp_path / "tools.json")}
+    prepared = prepare_data(settings_of(template__kwargs={"mood": "!"}, **fields))
+    tokenizer = load_tokenizer(settings_of().target.model, None)
+    assert {tokenizer.decode(prepared.corpus[index][0][:3]) for index in range(len(prepared.corpus))} == {"f!<user>"}
+    with pytest.raises(ConfigError, match=r"template.tools /none: cannot be read as JSON"):
+        prepare_data(settings_of(template__tools="/none"))
+
+
+def test_exact_tokens_of_another_target_are_rejected(settings_of: Make, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    record = {"prompt": "a", "response": "b", "sequences": [{"token_ids": [1, 2, 3, 264], "answer_spans": [[2, 4]]}]}
+    path.write_text(f"{json.dumps(record)}\n" * 9)
+    with pytest.raises(DataError, match="the data contains token 264, and the target has 264 tokens"):
+        build_trainer(settings_of(data__train=[str(path)]))
+    (tmp_path / "answers.jsonl.run.json").write_text('{"tokenizer": "sha256:0"}')
+    with pytest.raises(DataError, match=r"answers.jsonl: its tokens are of the tokenizer sha256:0, and the target's is sha256:"):
+        build_trainer(settings_of(data__train=[str(path)]))
+
+
 def test_a_training_is_not_resumed_with_other_settings(settings_of: Make) -> None:
     build_trainer(settings_of()).run()
     with pytest.raises(TrainingError, match=r"last: that training had loss.step_decay 0.8, but now it is 0.5; set another"):
         build_trainer(settings_of(loss__step_decay=0.5)).run()
+
+
+def test_a_training_is_not_resumed_with_another_target(settings_of: Make, tmp_path: Path, target_of: Callable[..., Any]) -> None:
+    """Other weights of the same sizes in the same folder, such as a newer fine-tune: `best` would be of the earlier target."""
+    target = tmp_path / "target"
+    shutil.copytree(settings_of().target.model, target)
+    build_trainer(settings_of(target__model=str(target))).run()
+    target_of(seed=1).save_pretrained(target)
+    with pytest.raises(
+        TrainingError, match=r"last: that training had target 'sha256:\w+', but now it is 'sha256:\w+'; set another"
+    ):
+        build_trainer(settings_of(target__model=str(target))).run()
+
+
+@pytest.mark.parametrize(("name", "label"), [("train", "training data"), ("held_out", "held-out data")])
+def test_a_training_is_not_resumed_with_other_data(settings_of: Make, write_conversations: Write, name: str, label: str) -> None:
+    """Other words, with as many conversations and tokens."""
+    files = {"data__train": [str(write_conversations(20, "a.jsonl"))], "data__held_out": [str(write_conversations(8, "b.jsonl"))]}
+    build_trainer(settings_of(**files)).run()
+    path = Path(files[f"data__{name}"][0])
+    path.write_text(path.read_text().replace("one", "eno"))
+    with pytest.raises(TrainingError, match=rf"last: that training had {label} 'sha256:\w+', but now it is 'sha256:\w+'"):
+        build_trainer(settings_of(**files)).run()
+
+
+def test_a_training_is_resumed_after_its_files_have_moved(settings_of: Make, tmp_path: Path) -> None:
+    settings = settings_of()
+    build_trainer(settings).run()
+    shutil.copytree(settings.target.model, tmp_path / "moved")
+    shutil.copy(settings.data.train[0], tmp_path / "moved.jsonl")
+    moved = settings_of(
+        target__model=str(tmp_path / "moved"),
+        data__train=[str(tmp_path / "moved.jsonl")],
+        data__cache=str(tmp_path / "elsewhere"),
+    )
+    assert build_trainer(moved).resume()
+
+
+_SLOW_DATA = """
+import datetime, functools, sys, time
+import torch.distributed as dist
+from aerie_drafter.cli import run_cli
+from aerie_drafter.train import data
+
+def encode_slowly(*arguments, encode=data.encode_conversations):
+    print("tokenizes", flush=True)
+    time.sleep(8)
+    return encode(*arguments)
+
+data.encode_conversations = encode_slowly
+dist.init_process_group = functools.partial(dist.init_process_group, timeout=datetime.timedelta(seconds=4))
+sys.exit(run_cli(["train", sys.argv[1]]))
+"""
+
+
+def test_tokenizing_may_take_longer_than_processes_wait_for_each_other(settings_of: Make, tmp_path: Path) -> None:
+    settings = settings_of(optimizer__epochs=1)
+    ended = run_child(_SLOW_DATA, settings, tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("tokenizes") == 1  # the other process reads the cache
 
 
 _FULL = """
