@@ -48,6 +48,7 @@ def test_snapshot(render: Render, case: str) -> None:
 def test_values_of_an_earlier_release_are_enough(render: Render) -> None:
     """`helm upgrade --reuse-values` has no values that came later."""
     new_values = ("tracing", "metrics.prometheusRule.runbooks", "networkPolicy.tracingPeers", "networkPolicy.tracingPorts")
+    new_values += ("networkPolicy.objectStorePeers", "networkPolicy.objectStorePorts")
     unset = ",".join(f"{name}=null" for name in new_values)
     assert "AerieOperatorDown" in render("--set", f"{MONITORING},networkPolicy.enabled=true,{unset}")
 
