@@ -1,7 +1,7 @@
 """The page of all metrics, generated from the descriptions by which they are registered.
 
-Guarantee: a metric that the operator, the evaluator, the recorder or the plugin exports is on the page, and so is a metric of vLLM that Aerie
-reads.
+Guarantee: a metric that the operator, the evaluator, the recorder or the plugin exports is on the page, and so is a metric of
+vLLM that Aerie reads.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from aerie.controller.metrics import OperatorMetrics
 from aerie.controller.rollout_metrics import ROLLOUT_FAMILIES
 from aerie.engine.metrics.names import Metric
 from aerie.evaluator.metrics import EvaluatorMetrics
-from aerie.recorder.metrics import RecorderMetrics
 from aerie.metric_family import MetricFamily, MetricType
+from aerie.recorder.metrics import RecorderMetrics
 from aerie_vllm.metrics import DrafterCollector, DrafterState, Metrics
 from scripts.reference.markdown import GENERATED, join_parts, table
 

@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from dataclasses import dataclass
 
@@ -33,7 +34,12 @@ async def call_hook(session: aiohttp.ClientSession, hook: Hook, prompt: Prompt) 
     try:
         async with (
             asyncio.timeout(hook.timeout_seconds),
-            session.post(hook.url, json=prompt.to_json(), allow_redirects=False) as response,
+            session.post(
+                hook.url,
+                data=io.BytesIO(json.dumps(prompt.to_json()).encode()),
+                headers={"Content-Type": "application/json"},
+                allow_redirects=False,
+            ) as response,
         ):
             if response.status != 200:
                 return SkipReason.HOOK_FAILED

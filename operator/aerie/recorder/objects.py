@@ -37,10 +37,6 @@ class Bucket:
     secret_access_key: str = field(default="", repr=False)
 
 
-class ObjectStoreError(OSError):
-    """The object store cannot be used now."""
-
-
 class PromptObjects:
     """The objects below the prefix of a bucket."""
 
@@ -85,7 +81,7 @@ class PromptObjects:
         return len(expired)
 
 
-def _describe(error: BaseError) -> ObjectStoreError:
+def _describe(error: BaseError) -> OSError:
     """Return the error by its kind and first line: the rest may have addresses with signatures."""
     first_line = (str(error).splitlines() or [""])[0][:200]
-    return ObjectStoreError(f"{type(error).__name__}: {first_line}")
+    return OSError(f"{type(error).__name__}: {first_line}")

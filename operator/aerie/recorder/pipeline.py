@@ -27,8 +27,8 @@ from aerie.recorder.redaction import Redaction
 from aerie.recorder.skip_reasons import SkipReason
 from aerie.recorder.storage import Storage
 
-MAX_IN_WORK = 16
-"""Requests in memory at the same time, each with at most MAX_REQUEST_BYTES."""
+MAX_IN_WORK = 8
+"""Requests in memory at the same time. A parsed one takes up to 20 times its bytes."""
 MAINTENANCE_SECONDS = 30.0
 STUCK_SECONDS = 60.0
 """Time after which an operation of the storage that has not ended counts as failed."""

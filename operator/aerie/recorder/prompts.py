@@ -21,13 +21,15 @@ from typing import Any
 from aerie.recorder.skip_reasons import SkipReason
 
 CHAT_PATH = "/v1/chat/completions"
-_ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 _MESSAGE_TEXTS = ("tool_call_id", "reasoning", "reasoning_content")
 _TEMPLATE_ARGUMENTS = ("reasoning_effort", "documents")
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("max_tokens", "max_completion_tokens", "min_tokens", "n"),
 )
+_LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
+"""Characters that JSON leaves as they are and some readers take for the end of a line, with their escapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,6 @@ def encode_line(prompt: Prompt, sampling: Mapping[str, float], recorded_at: date
     hour = recorded_at.astimezone(UTC).replace(minute=0, second=0, microsecond=0, tzinfo=None)
     record = prompt.to_json() | {"sampling": sampling, "time": f"{hour.isoformat()}Z"}
     try:
-        return json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        return json.dumps(record, ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS).encode() + b"\n"
     except (ValueError, RecursionError):  # numbers that JSON lacks, and halves of surrogate pairs
         return SkipReason.INVALID

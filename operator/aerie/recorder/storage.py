@@ -22,10 +22,6 @@ MAX_SPOOLED_FILES = 4
 """Complete files in the folder of the pod, each somewhat larger than ROTATE_BYTES at most, from which on nothing is written."""
 
 
-class SpoolFullError(OSError):
-    """The folder of the pod is full, because files cannot be uploaded."""
-
-
 @dataclass(frozen=True, slots=True)
 class Retention:
     """How much is kept."""
@@ -55,7 +51,7 @@ class Storage:
         """Write a line. Raises OSError: it is not written."""
         self._recover()
         if self._objects is not None and len(self._folder.list_files()) >= MAX_SPOOLED_FILES:
-            raise SpoolFullError("files wait for their upload")
+            raise OSError(f"{MAX_SPOOLED_FILES} files wait for their upload")
         self._folder.append(line)
 
     def maintain(self) -> StorageReport:
