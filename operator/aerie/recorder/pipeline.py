@@ -1,7 +1,7 @@
 """A request on its path: parsed, redacted, written.
 
-    admitted ─► parse ─► patterns ─► hook ─► one thread that writes
-                                             └─ every MAINTENANCE_SECONDS: rotation, upload, retention
+    admitted ─► one thread: parse, patterns ─► hook ─► one thread: write
+                                                       └─ every MAINTENANCE_SECONDS: rotation, upload, retention
 
 Guarantees: at most MAX_IN_WORK requests are in memory; while storage or hook hangs, others are dropped before they are read.
 Each received request is counted once, as recorded or by the reason why it is not. An unforeseen error costs one request, and only
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import TypeVar
@@ -50,7 +50,7 @@ class Pipeline:
     ) -> None:
         self.metrics = metrics
         self._session, self._redaction, self._hook, self._storage, self._clock = session, redaction, hook, storage, clock
-        self._thread = ThreadPoolExecutor(1, "storage")
+        self._parsing, self._storing = ThreadPoolExecutor(1, "parsing"), ThreadPoolExecutor(1, "storage")
         self._in_work = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._storage_problem = "not used yet"
@@ -85,7 +85,7 @@ class Pipeline:
         """Maintain the storage at intervals, for ever."""
         while True:
             try:
-                report = await self._run_in_thread(self._storage.maintain)
+                report = await self._run_in_storage(self._storage.maintain)
             except OSError as error:
                 self._report_failure(error)
             else:
@@ -100,10 +100,11 @@ class Pipeline:
         try:
             async with asyncio.timeout(timeout_seconds):
                 await asyncio.gather(*self._tasks, return_exceptions=True)
-                await self._run_in_thread(self._storage.close)
+                await self._run_in_storage(self._storage.close)
         except (TimeoutError, OSError) as error:
             self._report_failure(error)
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._parsing, self._storing):
+            executor.shutdown(wait=False, cancel_futures=True)
 
     async def _record_and_count(self, body: bytes) -> None:
         try:
@@ -120,40 +121,37 @@ class Pipeline:
 
     async def _record(self, body: bytes) -> SkipReason | None:
         """Return why the request was not recorded; None if it was."""
-        try:
-            parsed = parse_request(json.loads(body))
-        except (ValueError, RecursionError):  # also bytes that are no text
-            return SkipReason.INVALID
+        # In a thread, because many matches in a long prompt take seconds; in one thread, because a parsed prompt is large.
+        parsed = await asyncio.get_running_loop().run_in_executor(self._parsing, self._parse_and_redact, body)
         if isinstance(parsed, SkipReason):
             return parsed
         prompt, sampling = parsed
-        redacted = await self._redact(prompt)
+        redacted = prompt if self._hook is None else await call_hook(self._session, self._hook, prompt)
         if isinstance(redacted, SkipReason):
             return redacted
         line = encode_line(redacted, sampling, self._clock())
         if isinstance(line, SkipReason):
             return line
         try:
-            await self._run_in_thread(lambda: self._storage.append(line))
+            await self._run_in_storage(lambda: self._storage.append(line))
         except OSError as error:
             self._report_failure(error)
             return SkipReason.STORAGE_FAILED
         return None
 
-    async def _redact(self, prompt: Prompt) -> Prompt | SkipReason:
+    def _parse_and_redact(self, body: bytes) -> tuple[Prompt, Mapping[str, float]] | SkipReason:
         try:
-            # In a thread: many matches in a long prompt take seconds.
-            redacted = await asyncio.to_thread(self._redaction.redact, prompt)
-        except (ValueError, RecursionError):  # halves of surrogate pairs
+            parsed = parse_request(json.loads(body))
+            return parsed if isinstance(parsed, SkipReason) else (self._redaction.redact(parsed[0]), parsed[1])
+        except (ValueError, RecursionError):  # no JSON, no text, or halves of surrogate pairs
             return SkipReason.INVALID
-        return redacted if self._hook is None else await call_hook(self._session, self._hook, redacted)
 
-    async def _run_in_thread(self, function: Callable[[], _T]) -> _T:
+    async def _run_in_storage(self, function: Callable[[], _T]) -> _T:
         loop = asyncio.get_running_loop()
         if self._waiting_since is None:
             self._waiting_since = loop.time()
         try:
-            return await loop.run_in_executor(self._thread, function)
+            return await loop.run_in_executor(self._storing, function)
         finally:
             self._waiting_since = None
 
