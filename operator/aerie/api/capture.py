@@ -140,8 +140,7 @@ class RedactionHook(ResourceModel):
             ),
         ),
     ]
-    """Image of the container. It runs without root and without capabilities, and its root file system is read-only except for
-    /tmp."""
+    """Image of the container. It runs without root and without capabilities."""
     args: Annotated[
         list[Annotated[str, Field(max_length=4096)]],
         Field(max_length=64, json_schema_extra={"x-kubernetes-list-type": "atomic"}),

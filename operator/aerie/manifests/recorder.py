@@ -28,11 +28,8 @@ _GROUP = 65532
 _SPOOL_SIZE = "128Mi"
 """Size of the volume of files that wait for their upload; above MAX_SPOOLED_FILES files of the recorder."""
 _RESOURCES = {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
-_SECURITY_CONTEXT = {
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "readOnlyRootFilesystem": True,
-}
+_HOOK_SECURITY_CONTEXT = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+_SECURITY_CONTEXT = {**_HOOK_SECURITY_CONTEXT, "readOnlyRootFilesystem": True}
 
 
 def recorder_name(resource_name: str) -> str:
@@ -47,10 +44,8 @@ def build_recorder_deployment(
     name, hook = resource.metadata.name, capture.redaction.hook
     template = resource.spec.engine.pod_template
     engine_pod: dict[str, Any] = {"spec": template.spec if template is not None else {}}
-    volumes = [{"name": "storage", **_build_volume_source(capture)}]
     containers = [_build_container(resource, capture, config)]
     if hook is not None:
-        volumes.append({"name": "hook-tmp", "emptyDir": {"sizeLimit": "64Mi"}})
         containers.append(_build_hook_container(hook))
     pod_spec: dict[str, Any] = {
         **{field: engine_pod["spec"][field] for field in SCHEDULING_FIELDS if field in engine_pod["spec"]},
@@ -60,7 +55,7 @@ def build_recorder_deployment(
         "terminationGracePeriodSeconds": 30,
         "securityContext": {"runAsNonRoot": True, "fsGroup": _GROUP, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": containers,
-        "volumes": volumes,
+        "volumes": [{"name": "storage", **_build_volume_source(capture)}],
     }
     return {
         "apiVersion": "apps/v1",
@@ -138,8 +133,7 @@ def _build_hook_container(hook: RedactionHook) -> dict[str, Any]:
         "args": hook.args,
         "env": [variable.to_dict() for variable in hook.env],
         "resources": hook.resources.to_dict() if hook.resources is not None else {},
-        "securityContext": _SECURITY_CONTEXT,
-        "volumeMounts": [{"name": "hook-tmp", "mountPath": "/tmp"}],
+        "securityContext": _HOOK_SECURITY_CONTEXT,
     }
     return {name: value for name, value in container.items() if value}
 

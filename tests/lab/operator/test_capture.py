@@ -22,14 +22,13 @@ import pytest
 from aerie.manifests.recorder import RECORDER_LABEL
 from aerie_lab.testing import Namespace, wait_until
 from aerie_lab.testing.namespace import is_ready
-from tests.lab.operator.conftest import LabNetworkOperator
 from tests.lab.operator.in_place_resources import create_model_claim, resource
 from tests.lab.operator.markers import create_marker, find_in_files, find_in_objects
 
 pytestmark = pytest.mark.timeout(900)
 Object = dict[str, Any]
 NAME = "chat"
-PROMPT, SECRET, USER, NAMED, API_KEY = (create_marker(prefix) for prefix in ("prompt", "secret", "user", "named", "key"))
+PROMPT, SECRET, USER, PERSON, API_KEY = (create_marker(prefix) for prefix in ("prompt", "secret", "user", "named", "key"))
 HOOK = f"""
 import http.server, json
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -39,7 +38,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         fails = "the hook fails" in text
         self.send_response(500 if fails else 200)
         self.end_headers()
-        self.wfile.write(text.replace("{NAMED}", "[name]").encode())
+        self.wfile.write(text.replace("{PERSON}", "[name]").encode())
     def log_message(self, *_):
         pass
 http.server.ThreadingHTTPServer(("127.0.0.1", 8080), Handler).serve_forever()
@@ -72,6 +71,8 @@ def prompts(namespace: Namespace, tmp_path: Path) -> Iterator[Path]:
     claim = common | {"resources": {"requests": {"storage": "1Gi"}}}
     namespace.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "prompts"}, "spec": claim})
     yield folder
+    for arguments in (("describe", "pods", "-l", RECORDER_LABEL), ("logs", "-l", RECORDER_LABEL, "--all-containers")):
+        print(namespace.kubectl(*arguments))  # noqa: T201 - shown for failed tests
     namespace.lab.kubectl("delete", "persistentvolume", volume, "--wait=false")
 
 
@@ -132,7 +133,7 @@ def wait_for_condition(namespace: Namespace, status: str, reason: str) -> None:
         conditions = (namespace.get("specdep", NAME).get("status") or {}).get("conditions") or []
         return any((item["type"], item["status"], item["reason"]) == ("CaptureReady", status, reason) for item in conditions)
 
-    wait_until(matches, f"CaptureReady is {status} ({reason})", timeout_seconds=240)
+    wait_until(matches, f"CaptureReady is {status} ({reason})", timeout_seconds=120)
 
 
 def find_recorder(namespace: Namespace) -> str:
@@ -156,16 +157,15 @@ def wait_until_recorded(users: Users, folder: Path) -> None:
     wait_until(is_recorded, "requests are recorded", timeout_seconds=180)
 
 
-def test_prompts_become_redacted_files_and_users_notice_nothing(
-    namespace: Namespace, models: None, prompts: Path, inner_operator: LabNetworkOperator, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("models", "inner_operator")
+def test_prompts_become_redacted_files_and_users_notice_nothing(namespace: Namespace, prompts: Path) -> None:
     users = Users(namespace)
     namespace.apply(captured(namespace, capture=full_capture()))
     wait_for_condition(namespace, "True", "Recording")
     wait_until_recorded(users, prompts)
 
     # Redacted by pattern and hook; nothing is stored where the hook fails.
-    users.send(f"with {SECRET} of {NAMED}")
+    users.send(f"with {SECRET} of {PERSON}")
     users.send("the hook fails")
     wait_until(lambda: any("[secret] of [name]" in text for text in read_texts(prompts)), "it is redacted")
     users.send("last")
@@ -212,12 +212,11 @@ def test_prompts_become_redacted_files_and_users_notice_nothing(
     # Prompts are in the files alone, and redacted ones nowhere.
     assert find_in_objects(namespace, (PROMPT, USER, API_KEY), lambda _: True) == []
     assert find_in_files([namespace.lab.folder], (PROMPT, SECRET, USER, API_KEY), lambda _: True) == []
-    assert find_in_files([prompts], (SECRET, NAMED, USER, API_KEY), lambda _: True) == []
+    assert find_in_files([prompts], (SECRET, PERSON, USER, API_KEY), lambda _: True) == []
 
 
-def test_storage_that_is_missing_is_named_and_costs_users_nothing(
-    namespace: Namespace, models: None, prompts: Path, inner_operator: LabNetworkOperator
-) -> None:
+@pytest.mark.usefixtures("models", "inner_operator")
+def test_storage_that_is_missing_is_named_and_costs_users_nothing(namespace: Namespace, prompts: Path) -> None:
     users, capture = Users(namespace), full_capture()
     (prompts / "of").write_text("a file where the folder has to be")
     namespace.apply(captured(namespace, capture=capture))

@@ -114,8 +114,8 @@ def test_hook_is_a_container_without_the_storage() -> None:
         [{"name": "A", "value": "b"}],
         {"limits": {"memory": "1Gi"}, "claims": []},
     )
-    assert [mount["name"] for mount in container["volumeMounts"]] == ["hook-tmp"]
-    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert "volumeMounts" not in container
+    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     assert {"--hook-url=http://127.0.0.1:9000/r", "--hook-timeout-seconds=1.5"} <= set(arguments_of(document))
 
 

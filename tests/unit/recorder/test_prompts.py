@@ -121,9 +121,9 @@ def test_whatever_is_sent_gives_a_record_or_a_reason(document: Any) -> None:
     if isinstance(line, SkipReason):
         return
     assert json.loads(line).keys() <= {"messages", "tools", "chat_template_kwargs", "sampling", "time"}
-    again = parse_prompt(json.loads(line))
-    assert isinstance(again, Prompt)
-    assert json.dumps(again.to_json()) == json.dumps(parsed[0].to_json())
+    prompt = parse_prompt(json.loads(line))
+    assert isinstance(prompt, Prompt)
+    assert json.dumps(prompt.to_json()) == json.dumps(parsed[0].to_json())
 
 
 def test_the_drafters_package_reads_the_lines(tmp_path: Path) -> None:

@@ -39,11 +39,11 @@ def test_files_of_others_stay() -> None:
 def test_what_remains_is_within_the_limits_and_newest(entries: list[tuple[int, int]], days: int, max_bytes: int) -> None:
     files = [file(age, size, f"{number:08x}") for number, (age, size) in enumerate(entries)]
     expired = select_expired(files, NOW, days * DAY, max_bytes)
-    kept = [item for item in files if item.name not in expired]
-    assert sum(item.size for item in kept) <= max_bytes
-    assert all(NOW - (parse_name(item.name) or NOW) < days * DAY for item in kept)
-    if kept and expired:
-        assert max(expired) <= min(item.name for item in kept) or max_bytes < sum(item.size for item in files)
+    remaining = [item for item in files if item.name not in expired]
+    assert sum(item.size for item in remaining) <= max_bytes
+    assert all(NOW - (parse_name(item.name) or NOW) < days * DAY for item in remaining)
+    if remaining and expired:
+        assert max(expired) <= min(item.name for item in remaining) or max_bytes < sum(item.size for item in files)
     in_time = [item for item in files if NOW - (parse_name(item.name) or NOW) < days * DAY]
     if sum(item.size for item in in_time) <= max_bytes:
-        assert kept == in_time
+        assert remaining == in_time
