@@ -345,8 +345,9 @@ _PURE_LAYERS = ("rollout", "tuning", "manifests", "engine", "api")
 _LAYER_TEXTS = {
     "cli": "the command lines aerie and kubectl aerie",
     "forecast": "a rollout before it begins: simulations",
-    "controller": "clusters, engines, clock",
+    "controller": "clusters, engines",
     "evaluator": "shadow evaluations",
+    "recorder": "users' prompts",
     "checkpoints": "models in folders and on the Hub, headers only",
     "rollout": "from a snapshot to the next actions",
     "tuning": "the number of draft tokens",

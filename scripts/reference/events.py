@@ -23,6 +23,7 @@ REASONS_BY_SECTION: dict[str, Any] = {
     conditions.DEGRADED: reasons.DegradedReason,
     conditions.TUNED: reasons.TunedReason,
     conditions.SUBSCRIBED: reasons.SubscribedReason,
+    conditions.CAPTURE: reasons.CaptureReason,
     "Events": reasons.OutcomeReason,
 }
 """Reasons by the section of docs/reference/conditions.md that explains them."""

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from aerie.api.capture import CaptureSpec
 from aerie.api.engine import EngineSpec
 from aerie.api.metrics import MetricsSpec
 from aerie.api.rollout import RolloutSpec
@@ -54,6 +55,8 @@ class Spec(ResourceModel):
     speculation: SpeculationSpec = SpeculationSpec()
     rollout: RolloutSpec = RolloutSpec()
     metrics: MetricsSpec = MetricsSpec()
+    capture: CaptureSpec | None = None
+    """Recording of users' prompts for the training of drafters. Default: nothing is recorded."""
 
 
 class ObjectMeta(ResourceModel):

@@ -114,7 +114,7 @@ _MULTIPLICATIVE_OPERATORS = {"*": operator.mul}
 def _apply(function: Callable[..., Any], *values: Any) -> Any:
     try:
         return function(*values)
-    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError, re.error) as error:
         raise CelError(str(error)) from None
 
 

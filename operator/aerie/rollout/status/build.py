@@ -22,6 +22,7 @@ from aerie.rollout.progression.retry_request import read_retry_request
 from aerie.rollout.progression.user_request import read_user_request
 from aerie.rollout.revision.desired import DesiredRevision
 from aerie.rollout.revision.recovery import read_recorded_arm, with_served_drafter
+from aerie.rollout.status.capture import build_capture_condition
 from aerie.rollout.status.hold import VERSION_SKEW, find_hold_condition
 from aerie.rollout.status.subscriptions import build_subscribed_condition
 from aerie.rollout.trials.effective_setting import EffectiveSetting, TrialDecision
@@ -55,6 +56,7 @@ def build_status(
     arms = [arm for arm in (*serving_arms, previous if progression.routes_to_all_pods else None) if arm is not None]
     tuning = build_tuning_status(snapshot, effective, trial_decision, progression, stable, now)
     subscribed = build_subscribed_condition(resource, snapshot.operator.notification_receivers)
+    capture = build_capture_condition(snapshot, progression, name_conflicts)
     conditions = [
         _build_ready_condition(snapshot, stable, canary, progression),
         progression.progressing,
@@ -62,6 +64,7 @@ def build_status(
         _build_degraded_condition(snapshot, progression, name_conflicts, stable, now),
         *([tuning.condition] if tuning.condition is not None else []),
         *([subscribed] if subscribed is not None else []),
+        *([capture] if capture is not None else []),
     ]
     return Status(
         observed_generation=resource.metadata.generation,
