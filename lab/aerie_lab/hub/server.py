@@ -125,6 +125,7 @@ class _HubRequestHandler(BaseHTTPRequestHandler):
                 "private": False,
                 "gated": "manual" if repository.gated else False,
                 "disabled": False,
+                "cardData": {"license": repository.licence} if repository.licence else {},
                 "tags": [],
                 "downloads": 0,
                 "likes": 0,
