@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from aerie.checkpoints import HubClient, HubError
-from aerie.engine.models.drafter_catalog import CatalogEntry, load_published_catalog
+from aerie.engine.models.drafter_catalog import CatalogEntry
 from aerie_lab.hub.checkpoints import Repository, load_repositories, read_repositories
 from aerie_lab.hub.server import create_hub_server
-from scripts.catalog.compare import compare_entry
+from scripts.catalog.compare import compare_entry, find_entries
 from scripts.catalog.record import FILE, Basis, build_record, describe_changes, read_records, update_records, write_records
 
 REBUILT = Path(__file__).with_name("rebuilt.toml")
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rebuilt", action="store_true", help="use the rebuilt checkpoints")
     parser.add_argument("--write", action="store_true", help="write the record")
     options = parser.parse_args(arguments)
-    entries = find_entries(options.names)
+    entries = [entry for entry in find_entries() if not options.names or entry.repo in options.names]
     if unknown := sorted(set(options.names) - {entry.repo for entry in entries}):
         parser.error(f"the catalog has no EAGLE drafter {unknown[0]}: `aerie catalog` lists them.")
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -52,12 +52,6 @@ def main(arguments: Sequence[str]) -> int:
         return 2
 
 
-def find_entries(names: Sequence[str] = ()) -> list[CatalogEntry]:
-    """Return the rows of EAGLE 3 and 3.1, all or those of the named repositories."""
-    rows = load_published_catalog().entries
-    return [row for row in rows if row.kind.is_supported and row.repo and (not names or row.repo in names)]
-
-
 def check(entries: Sequence[CatalogEntry], hub: HubClient, today: str, basis: Basis, output: Path | None) -> int:
     """Compare the rows, print what differs and what changed, and write the record to `output`. Return the exit status.
 
@@ -70,9 +64,11 @@ def check(entries: Sequence[CatalogEntry], hub: HubClient, today: str, basis: Ba
         lines = [f"differs: {difference}" for difference in comparison.differences]
         lines += [f"note: {note}" for note in comparison.notes]
         lines += [f"changed: {change}" for change in describe_changes(old.get(repository), new[repository])]
-        print("\n  ".join([f"{repository}: {'as in the table' if not comparison.differences else 'not as in the table'}", *lines]))
+        print(
+            "\n  ".join([f"{repository}: {'as in the table' if not comparison.differences else 'not as in the table'}", *lines])
+        )
     differing = sum(bool(comparison.differences) for comparison in comparisons.values())
-    print(f"{today}: {len(comparisons)} drafters compared with {basis} files, {differing} differ from the table.")
+    print(f"{today}, {basis} files: {len(comparisons)} compared, {differing} not as in the table.")
     if output is not None:
         write_records(update_records(old, new), output)
     return 1 if differing else 0

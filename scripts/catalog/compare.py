@@ -17,7 +17,7 @@ from itertools import groupby
 from aerie.checkpoints import HubClient, HubError, HubRejectionError, RepositoryInfo
 from aerie.engine.models.checkpoint import Checkpoint, CheckpointError
 from aerie.engine.models.config import parse_drafter_model
-from aerie.engine.models.drafter_catalog import CatalogEntry, DrafterKind
+from aerie.engine.models.drafter_catalog import CatalogEntry, DrafterKind, load_published_catalog
 from aerie.engine.preflight import PreflightInput, Severity, run_preflight
 from aerie.engine.releases import NEWEST_VERIFIED_VERSION, Feature, Version
 
@@ -59,6 +59,11 @@ class Comparison:
     differences: tuple[str, ...] = ()
     """What the row says and the repository does not, each with the fix."""
     notes: tuple[str, ...] = ()
+
+
+def find_entries() -> list[CatalogEntry]:
+    """Return the published rows of EAGLE 3 and 3.1. Each has a repository."""
+    return [entry for entry in load_published_catalog().entries if entry.kind.is_supported and entry.repo]
 
 
 def compare_entry(entry: CatalogEntry, hub: HubClient) -> Comparison:

@@ -1,6 +1,6 @@
 """What the last comparison of each drafter saw, as data: record.json. The page docs/reference/catalog.md shows it.
 
-Guarantees: a comparison with rebuilt files never replaces what published files said. Writing the same comparisons on the same day
+Guarantees: a comparison with rebuilt files never replaces one with published files. Writing the same comparisons on the same day
 gives the same bytes.
 """
 
@@ -59,9 +59,9 @@ def build_record(comparison: Comparison, checked: str, basis: Basis) -> Record:
 
 
 def update_records(records: Mapping[str, Record], new: Mapping[str, Record]) -> dict[str, Record]:
-    """Return the records with new ones: rebuilt files leave what published files said."""
-    kept = {name for name, record in records.items() if record.basis == "published"}
-    return {**records, **{name: record for name, record in new.items() if record.basis == "published" or name not in kept}}
+    """Return the records with new ones: rebuilt files never replace published ones."""
+    published = {name for name, record in records.items() if record.basis == "published"}
+    return {**records, **{name: record for name, record in new.items() if record.basis == "published" or name not in published}}
 
 
 def describe_changes(old: Record | None, new: Record) -> Iterator[str]:

@@ -44,7 +44,7 @@ class RepositoryFile:
 
 @dataclass(frozen=True)
 class Repository:
-    """One repository at its one commit."""
+    """One repository at the one commit that has files."""
 
     name: str
     commit: str
@@ -53,6 +53,8 @@ class Repository:
     """Files by path. Raises OSError."""
     licence: str = ""
     """The licence in the metadata of its model card."""
+    main: str = ""
+    """The commit of its branch `main`, if that is another one: it is named, and has no files here."""
 
 
 def load_repositories(image_tables: Sequence[Path] = ()) -> dict[str, Repository]:

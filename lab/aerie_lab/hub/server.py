@@ -121,7 +121,7 @@ class _HubRequestHandler(BaseHTTPRequestHandler):
                 "_id": hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest()[:24],
                 "id": name,
                 "modelId": name,
-                "sha": repository.commit,
+                "sha": (repository.main if revision == "main" else "") or repository.commit,
                 "private": False,
                 "gated": "manual" if repository.gated else False,
                 "disabled": False,
