@@ -16,7 +16,7 @@ import yaml
 
 from aerie.api.crd import build_custom_resource_definition
 from scripts import chart, dashboards, pictures
-from scripts.reference import annotation_table, checks, cli, events, metrics, resource, versions
+from scripts.reference import annotation_table, catalog, checks, cli, events, metrics, resource, versions
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "charts" / "aerie"
@@ -24,6 +24,7 @@ FROM_VALUES = ("README.md", "values.schema.json")
 FROM_DASHBOARDS = tuple(f"{dashboard.name}.json" for dashboard in dashboards.DASHBOARDS)
 PAGES: dict[str, Callable[[], str]] = {
     "annotations.md": annotation_table.page,
+    "catalog.md": catalog.page,
     "cli.md": cli.page,
     "events.md": events.page,
     "metrics.md": metrics.page,

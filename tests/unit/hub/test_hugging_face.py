@@ -21,7 +21,7 @@ from huggingface_hub.errors import (
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.source import HuggingFaceSource
-from aerie.checkpoints import HubClient
+from aerie.checkpoints import HubClient, HubRejectionError, RepositoryInfo
 from aerie.cli.app import run_command_line
 from aerie.engine.models.checkpoint import Checkpoint
 from aerie_lab.cli.scenarios import CONTAINER_SCENARIO, DEMO_SCENARIOS, DemoScenario
@@ -91,6 +91,15 @@ def test_checkpoint_without_weights_has_the_published_headers(endpoint: str, rep
     assert (drafter.d2t_offsets or ())[:2] == (0, 0)
     assert len(drafter.d2t_offsets or ()) == drafter.config["draft_vocab_size"]
     assert read_checkpoint(endpoint, repositories, EAGLE_3).tensors is None
+
+
+def test_repository_info_has_commit_and_licence(endpoint: str, repositories: dict[str, Repository]) -> None:
+    with HubClient(endpoint, "hf_any") as hub:
+        assert hub.read_repository_info(EAGLE_3) == RepositoryInfo(repositories[EAGLE_3].commit, "apache-2.0")
+        assert hub.read_repository_info(EAGLE_3, repositories[EAGLE_3].commit).licence == "apache-2.0"
+        assert hub.read_repository_info(EAGLE_31).licence == ""
+        with pytest.raises(HubRejectionError, match="404"):
+            hub.read_repository_info(EAGLE_3, COMMIT)
 
 
 def test_bundle_revisions_match_the_registry_digests(repositories: dict[str, Repository]) -> None:

@@ -70,6 +70,8 @@ class CatalogEntry:
     kind: DrafterKind
     source: str
     """The place of its publication."""
+    read: str = ""
+    """The day, or the month, when the source was read."""
     num_speculative_tokens: int | None = None
     """The value of num_speculative_tokens in the source."""
     acceptance: Mapping[str, float] = field(default_factory=dict)
@@ -78,6 +80,13 @@ class CatalogEntry:
     notes: str = ""
     revision: str | None = None
     """Commit of the repository, if the row pins one."""
+    reported_revision: str | None = None
+    """Commit that the row reports without pinning it: such a row is not selected."""
+    revision_source: str = ""
+    """The set-ups that name the commit."""
+    licence: str = ""
+    """Licence of the drafter as its model card declares it. Empty: unknown."""
+    licence_source: str = ""
 
 
 MatchReason = Literal["name", "copy", "sizes"]
@@ -177,7 +186,7 @@ class DrafterCatalog:
         if match.reason == "sizes":
             return "possibly for another target"
         if entry.revision is None:
-            return "no verified commit"
+            return "reported commit only" if entry.reported_revision else "no verified commit"
         selected = self.select_drafter(target, config)
         return "selected" if selected is entry else "another row takes precedence"
 
@@ -232,7 +241,13 @@ def _matches_shape(shape: ModelShape, config: Mapping[str, Any]) -> bool:
 # -- Parsing rows ---------------------------------------------------------------------------------------------------------
 
 _REPOSITORY_PATTERN = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_ENTRY_FIELDS = ("targets", "repo", "kind", "source", "num_speculative_tokens", "acceptance", "shape", "notes", "revision")
+_TEXT_FIELDS = ("read", "notes", "revision_source", "licence", "licence_source")
+_REVISION_FIELDS = ("revision", "reported_revision")
+_ENTRY_FIELDS = (
+    *("targets", "repo", "kind", "source", "num_speculative_tokens", "acceptance", "shape"),
+    *_REVISION_FIELDS,
+    *_TEXT_FIELDS,
+)
 
 
 def _row_label(number: int, row: Any) -> str:
@@ -269,9 +284,10 @@ def _parse_entry(label: str, row: Any, shapes: Mapping[str, ModelShape]) -> Cata
     kind, repo = DrafterKind(row["kind"]), row.get("repo")
     if not (_is_repository(repo) or (repo is None and kind is DrafterKind.MTP)):
         raise _field_error(label, "repo", repo, 'the drafter\'s repository, such as "owner/name"')
-    revision = row.get("revision")
-    if revision is not None and not (isinstance(revision, str) and re.fullmatch("[0-9a-f]{40}", revision)):
-        raise _field_error(label, "revision", revision, "a full commit, 40 characters of 0-9 and a-f")
+    for field_name in _REVISION_FIELDS:
+        revision = row.get(field_name)
+        if revision is not None and not (isinstance(revision, str) and re.fullmatch("[0-9a-f]{40}", revision)):
+            raise _field_error(label, field_name, revision, "a full commit, 40 characters of 0-9 and a-f")
     return CatalogEntry(
         targets=tuple(targets),
         repo=repo,
@@ -280,8 +296,8 @@ def _parse_entry(label: str, row: Any, shapes: Mapping[str, ModelShape]) -> Cata
         num_speculative_tokens=_read_tokens(label, row.get("num_speculative_tokens")),
         acceptance=_read_acceptance(label, row.get("acceptance", {})),
         shape=_read_shape(label, row.get("shape"), shapes),
-        notes=_read_text(label, row, "notes", required=False),
-        revision=revision,
+        **{name: row.get(name) for name in _REVISION_FIELDS},
+        **{name: _read_text(label, row, name, required=False) for name in _TEXT_FIELDS},
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,7 +31,16 @@ def test_published_rows_are_valid() -> None:
         assert all("/" in target for target in entry.targets)
         assert entry.repo is None or "/" in entry.repo
         assert all(1 <= value <= (entry.num_speculative_tokens or 15) + 1 for value in entry.acceptance.values()), entry
-    assert len([entry for entry in entries if entry.kind is DrafterKind.EAGLE31]) == 8
+        assert re.fullmatch(r"2026-\d\d(-\d\d)?", entry.read), entry
+        assert entry.revision is None or entry.reported_revision is None, entry
+        assert bool(entry.revision_source) == bool(entry.revision or entry.reported_revision), entry
+        assert bool(entry.licence) == bool(entry.licence_source), entry
+    assert len([entry for entry in entries if entry.kind is DrafterKind.EAGLE31]) == 9
+
+
+def test_pinned_commits_have_unrelated_set_ups() -> None:
+    for entry in load_published_catalog().entries:
+        assert entry.revision is None or entry.revision_source.count("; ") >= 1, entry
 
 
 @pytest.mark.parametrize(
@@ -94,6 +105,8 @@ def test_selected_drafter_is_supported_and_pinned(target: str) -> None:
         ("meta-llama/Llama-3.1-8B-Instruct", "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3"),
         ("meta-llama/Llama-3.3-70B-Instruct", "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3"),
         ("Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-speculator.eagle3"),
+        ("Qwen/Qwen3-32B", "RedHatAI/Qwen3-32B-speculator.eagle3"),
+        ("amd/MiniMax-M3-MXFP4", "Inferact/MiniMax-M3-EAGLE3-GQA"),
     ],
 )
 def test_widely_used_targets_have_a_pinned_drafter(target: str, repo: str) -> None:
@@ -106,9 +119,9 @@ def test_widely_used_targets_have_a_pinned_drafter(target: str, repo: str) -> No
     ("target", "config", "message"),
     [
         (
-            "Qwen/Qwen3-32B",
+            "Qwen/Qwen3-14B",
             None,
-            "that is pinned to a commit; it has RedHatAI/Qwen3-32B-speculator.eagle3 (EAGLE 3), ",
+            "that is pinned to a commit; it has RedHatAI/Qwen3-14B-speculator.eagle3 (EAGLE 3), ",
         ),
         (
             "openai/gpt-oss-20b",
@@ -179,6 +192,8 @@ GOOD = {"targets": '["a/b"]', "kind": '"eagle3"', "repo": '"c/d"'}
         ({"acceptance": "2.5"}, "'acceptance' is 2.5: it must be a table of workloads"),
         ({"acceptance": "{ a = 0.5 }"}, "'acceptance' is {'a': 0.5}"),
         ({"revision": '"main"'}, "'revision' is 'main': it must be a full commit"),
+        ({"reported_revision": '"main"'}, "'reported_revision' is 'main': it must be a full commit"),
+        ({"licence": "true"}, "'licence' is True: it must be a string"),
         ({"shape": '"llama"'}, "'shape' is 'llama': it must be a table with model_type, hidden_size, layers, vocab_size"),
         ({"shape": "{ model_type = 3 }"}, "the catalog entry 'mine': 'shape' is {'model_type': 3}: it must have model_type"),
         ({"notes": "3"}, "'notes' is 3: it must be a string"),
