@@ -108,16 +108,18 @@ def test_evicted_pod_and_lost_node_do_not_roll_back_promotion(namespace: Namespa
         lambda: (status(namespace).get("canary") or {}).get("readyReplicas", 0) > 5, "it is being promoted", timeout_seconds=600
     )
     new = status(namespace)["canary"]["revision"]
-    evicted = [next(filter(is_ready, pods(namespace, revision)))["metadata"]["name"] for revision in (old, new)]
 
-    async def evict() -> None:
-        """Evict pods like a kubelet: the pod has failed, and its object stays."""
+    async def evict(revision: str) -> bool:
+        """Evict a pod like a kubelet: it has failed, and its object stays. Raises KubeError if the promotion deletes it first."""
+        name = next(filter(is_ready, pods(namespace, revision)))["metadata"]["name"]
         failed_status = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
         async with namespace.lab.client() as client:
-            for name in evicted:
-                await client.patch(resource_path("v1", "pods", namespace.name) + f"/{name}/status", {"status": failed_status})
+            await client.patch(resource_path("v1", "pods", namespace.name) + f"/{name}/status", {"status": failed_status})
+        return True
 
-    asyncio.run(evict())
+    # Each try chooses a pod anew.
+    wait_until(lambda: asyncio.run(evict(old)), "an old pod is evicted")
+    wait_until(lambda: asyncio.run(evict(new)), "a new pod is evicted")
     with FaultInjector(namespace.lab).silence_node("node-2"):
         wait_until(
             lambda: status(namespace)["stable"]["revision"] == new,

@@ -72,7 +72,7 @@ def test_a_users_day_with_one_resource(namespace: Namespace, aerie: Aerie, envir
     assert "not found" in check(aerie("status", "chat"), 2)
     namespace.apply(chat("eagle3"))
     check(aerie("wait", "chat", "--for", "ready", "--timeout", "240"))
-    assert re.search(r"chat +1/1 +Ready", check(aerie("list")))
+    assert re.search(r"chat +1/1 +serving", check(aerie("list")))
     assert "clients are served: 1 of 1 pods" in check(aerie("status", "chat"))
     assert "promote is not possible in phase Ready: there is no rollout to decide" in check(aerie("promote", "chat"), 2)
 
