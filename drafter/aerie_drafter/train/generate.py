@@ -118,8 +118,8 @@ def _answer_batch(
                 pending.append(index)
         if not pending:
             return [
-                render_record(*arguments, turns=own)
-                for *arguments, own in zip(answered, templates, [temperature] * len(batch), turns, strict=True)
+                render_record(messages, own_template, temperature, own_turns)
+                for messages, own_template, own_turns in zip(answered, templates, turns, strict=True)
             ]
         prompts = []
         for index in pending:

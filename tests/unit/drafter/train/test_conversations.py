@@ -19,7 +19,7 @@ from aerie_drafter.train.encode import encode_conversation, encode_conversations
 Tokenizers = Callable[..., Any]
 
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
-RECORDS = [
+RECORDS: list[dict[str, Any]] = [
     {"messages": MESSAGES},
     {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, {**MESSAGES[1], "tool_calls": None}]},
     {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}], "id": "1"},

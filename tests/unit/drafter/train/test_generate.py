@@ -174,12 +174,12 @@ def test_a_run_is_not_continued_with_other_inputs(
     """Also not a complete one: its answers would be taken for those of the new target."""
     model, tokenizer = letter_target
     output = tmp_path / "answers.jsonl"
-    arguments = {"parameters": GenerationParameters(2), "batch_size": 2}
+    arguments: dict[str, Any] = {"parameters": GenerationParameters(2), "batch_size": 2}
     generate_answers(model, tokenizer, source, output, **arguments)
     if not complete:
         output.write_bytes(b"".join(output.read_bytes().splitlines(keepends=True)[:2]))
     written = output.read_bytes()
-    inputs = {"tokenizer": tokenizer, **arguments, **change}
+    inputs: dict[str, Any] = {"tokenizer": tokenizer, **arguments, **change}
     if isinstance(inputs["tokenizer"], str):
         inputs["tokenizer"] = tokenizer_of(inputs["tokenizer"])
     with pytest.raises(DataError) as caught:

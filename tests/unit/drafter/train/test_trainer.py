@@ -308,28 +308,33 @@ def test_a_training_is_resumed_after_its_files_have_moved(settings_of: Make, tmp
     assert build_trainer(moved).resume()
 
 
-_SLOW_DATA = """
-import datetime, functools, sys, time
+_ORDER = """
+import sys
 import torch.distributed as dist
 from aerie_drafter.cli import run_cli
 from aerie_drafter.train import data
 
-def encode_slowly(*arguments, encode=data.encode_conversations):
+def encode(*arguments, encode=data.encode_conversations):
     print("tokenizes", flush=True)
-    time.sleep(8)
     return encode(*arguments)
 
-data.encode_conversations = encode_slowly
-dist.init_process_group = functools.partial(dist.init_process_group, timeout=datetime.timedelta(seconds=4))
+def join(*arguments, join=dist.init_process_group):
+    print("joins", flush=True)
+    return join(*arguments)
+
+data.encode_conversations = encode
+dist.init_process_group = join
 sys.exit(run_cli(["train", sys.argv[1]]))
 """
 
 
-def test_tokenizing_may_take_longer_than_processes_wait_for_each_other(settings_of: Make, tmp_path: Path) -> None:
+def test_one_process_tokenizes_before_any_joins_the_group(settings_of: Make, tmp_path: Path) -> None:
+    """Tokenizing may take hours, and processes of a group wait for each other for ten minutes."""
     settings = settings_of(optimizer__epochs=1)
-    ended = run_child(_SLOW_DATA, settings, tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    ended = run_child(_ORDER, settings, tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("tokenizes") == 1  # the other process reads the cache
+    events = [line for line in ended.stdout.splitlines() if line in ("tokenizes", "joins")]
+    assert events == ["tokenizes", "joins", "joins"]  # the other process reads the cache
 
 
 _FULL = """
