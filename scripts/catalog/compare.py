@@ -1,7 +1,7 @@
 """Compare rows of the catalog with the repositories on a Hub: commit, licence, kind, and preflight's verdict by release of vLLM.
 
-A row says what its sources say. Only the repository can confirm it, so this reads the repository: its description, config.json and
-weight headers, never weights. A target is read for the verdict alone.
+A row says what its sources say. Only the repository can confirm it, so this reads the repository: its description, config.json
+and weight headers, never weights. A target is read for the verdict alone.
 
 Guarantees: nothing is written. A Hub that cannot be reached is a HubError, and not a difference. A target that needs a token, or
 that is not there, leaves out the verdict, with the reason. Not guaranteed: that a drafter which passes is good, or that a gated

@@ -15,15 +15,15 @@ INTRODUCTION = """\
 This page lists the published EAGLE 3.1 drafters, and EAGLE 3 drafters that public set-ups use, with what is known of each.
 `aerie catalog TARGET` lists those for one target ([how](../how-to/find-a-drafter.md)), and also acceptance lengths.
 
-**Published files: {published} of {count} rows were compared with them.** The catalog was made without access to the Hub. Each value
-is from a public source, which `operator/aerie/engine/models/catalog.toml` names. What no source has is "unknown".
+**Published files: {published} of {count} rows were compared with them.** The catalog was made without access to the Hub. Each
+value is from a public source, which `operator/aerie/engine/models/catalog.toml` names. What no source has is "unknown".
 
-| column | meaning |
-|---|---|
-| commit | The commit that public set-ups name. "Reported": a single set-up names it, or the notes have another reason against it. A [resource without a drafter](../concepts/operator.md#drafter-selection) never gets a reported commit |
-| licence | As the model card declares it |
-| preflight | The verdict by release of vLLM, {oldest} to {newest}, with vLLM's default arguments. The codes are in [preflight-checks.md](preflight-checks.md) |
-| source, read | Where the drafter was published, and when that was read |
+* **commit:** the commit that public set-ups name. "Reported" means that a single set-up names it, or that the notes have another
+  reason against it. A [resource without a drafter](../concepts/operator.md#drafter-selection) never gets a reported commit.
+* **licence:** as the model card declares it.
+* **preflight:** the verdict by release of vLLM, {oldest} to {newest}, with vLLM's default arguments. "Passes" means no error.
+  [preflight-checks.md](preflight-checks.md) has the codes.
+* **source, read:** where the drafter was published, and when that was read.
 
 "Rebuilt files" are configs and weight headers that were written from public descriptions (`scripts/catalog/rebuilt.toml`), and
 served by the [lab's Hub](lab-pods.md). Their verdict can differ from that of the published files. "Not checked" means that no
@@ -37,9 +37,10 @@ python -m scripts.catalog --write   # also writes the result, with its date
 make crds                           # writes this page again
 ```
 
-The command reads descriptions, configs and weight headers, never weights. It prints where a row and the files differ, with the fix,
-and what has changed since the last comparison. Gated targets need `HF_TOKEN`; without it, their rows have no verdict. The exit status
-is 0 if all rows agree, 1 if some differ, and 2 if the Hub cannot be read. With `--rebuilt` the command needs no network."""
+The command reads descriptions, configs and weight headers, never weights. It prints where a row and the files differ, with
+the fix, and what has changed since the last comparison. Gated targets need `HF_TOKEN`; without it, their rows have no verdict.
+The exit status is 0 if all rows agree, 1 if some differ, and 2 if the Hub cannot be read. With `--rebuilt` the command needs no
+network. It was tested with the lab's Hub, and never ran against the real one."""
 
 
 def page() -> str:

@@ -72,7 +72,7 @@ class RepositoryInfo:
 
     commit: str
     licence: str
-    """The licence that the model card declares; its name where the card declares another licence than those of the Hub. Empty: none."""
+    """The licence that the model card declares, or its name if the card declares `other`. Empty: none."""
 
 
 class HubClient:

@@ -296,7 +296,8 @@ def _parse_entry(label: str, row: Any, shapes: Mapping[str, ModelShape]) -> Cata
         num_speculative_tokens=_read_tokens(label, row.get("num_speculative_tokens")),
         acceptance=_read_acceptance(label, row.get("acceptance", {})),
         shape=_read_shape(label, row.get("shape"), shapes),
-        **{name: row.get(name) for name in _REVISION_FIELDS},
+        revision=row.get("revision"),
+        reported_revision=row.get("reported_revision"),
         **{name: _read_text(label, row, name, required=False) for name in _TEXT_FIELDS},
     )
 
