@@ -84,6 +84,10 @@ class Users:
         headers = {"Host": self.host, "Authorization": f"Bearer {API_KEY}", "X-Session-ID": USER}
         self.client = httpx.Client(base_url=namespace.lab.gateway_url or "", headers=headers, timeout=60)
 
+    def are_served(self) -> bool:
+        """Return whether the gateway leads to an engine."""
+        return self.client.get("/v1/models").status_code == 200
+
     def send(self, content: str) -> str:
         """Send a request, and return its content with a number. It has to be answered in time."""
         self.sent += 1
@@ -157,11 +161,19 @@ def wait_until_recorded(users: Users, folder: Path) -> None:
     wait_until(is_recorded, "requests are recorded", timeout_seconds=180)
 
 
-@pytest.mark.usefixtures("models", "inner_operator")
-def test_prompts_become_redacted_files_and_users_notice_nothing(namespace: Namespace, prompts: Path) -> None:
+@pytest.fixture
+def users(namespace: Namespace) -> Iterator[Users]:
     users = Users(namespace)
+    with users.client:
+        yield users
+
+
+@pytest.mark.usefixtures("models", "inner_operator")
+def test_prompts_become_redacted_files_and_users_notice_nothing(namespace: Namespace, prompts: Path, users: Users) -> None:
     namespace.apply(captured(namespace, capture=full_capture()))
     wait_for_condition(namespace, "True", "Recording")
+    namespace.wait_until("specdep", NAME, lambda item: item["status"]["phase"] == "Ready", "the engines serve")
+    wait_until(users.are_served, "the route has reached Envoy")
     wait_until_recorded(users, prompts)
 
     # Redacted by pattern and hook; nothing is stored where the hook fails.
