@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from aerie_drafter.errors import ConfigError
 from aerie_drafter.train.processes import Processes
@@ -55,12 +54,15 @@ def gather(value: Any, device: torch.device | None = None) -> Any:
         return [gather(item, device) for item in value]
     if not isinstance(value, Tensor):
         return value
-    whole = value.full_tensor() if isinstance(value, DTensor) else value
+    whole = value.full_tensor() if hasattr(value, "full_tensor") else value
     return whole if device is None else whole.to(device)
 
 
 def like_parameter(value: Any, parameter: Tensor) -> Any:
     """Return this process's shard of a whole tensor, if the parameter is sharded; every process has the same tensor."""
-    if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or value.shape != parameter.shape:
+    if not hasattr(parameter, "full_tensor") or not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value
-    return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None)
+    from torch.distributed.tensor import distribute_tensor  # takes a second to import
+
+    sharded: Any = parameter
+    return distribute_tensor(value.to(parameter.device), sharded.device_mesh, sharded.placements, src_data_rank=None)
