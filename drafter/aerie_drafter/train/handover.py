@@ -99,6 +99,11 @@ def build_specforge_config(
             "chat_template": chat_template,
         },
         "training": training,
+        # The only form in which release 0.2.0 computes states while it trains; its server addresses are the user's to add.
+        "deployment": {
+            "mode": "disaggregated",
+            "disaggregated": {"control_dir": str(settings.output.folder / "control"), "backend": "mooncake"},
+        },
         "output_dir": str(settings.output.folder),
     }
 
