@@ -79,9 +79,7 @@ def estimate_cost(
         drafter_bytes=_drafter_bytes(weights, drafter_share),
         embedding_bytes=4 * drafter.vocab_size * drafter.hidden_size,
         target_bytes=bytes_per_number * target_weights / target_share if runs_target else 0,
-        activation_bytes=tokens_per_batch
-        * bytes_per_number
-        * _numbers_per_token(drafter, horizon, recompute=recompute)
+        activation_bytes=tokens_per_batch * bytes_per_number * _numbers_per_token(drafter, horizon, recompute=recompute)
         + 4 * 4 * LOGIT_SLICE_ELEMENTS,
     )
 

@@ -1,4 +1,4 @@
-"""Experiment trackers: a training's figures in TensorBoard or Weights & Biases, besides the console.
+"""Experiment trackers: the metrics of a training in TensorBoard or Weights & Biases, besides the console.
 
     loss, gradient_norm, learning_rate, tokens      of each step
     top1/2, drawn/2, greedy/2                       acceptance of the second unrolled step, as in `aerie_drafter.train.progress`
@@ -53,22 +53,22 @@ class TensorBoardTracker:
         self.folder, self._writer = folder, None
 
     def on_step(self, step: StepReport) -> None:
-        """Write the figures of a step."""
-        self._write(step.step, step_figures(step))
+        """Write the values of a step."""
+        self._write(step.step, step_values(step))
 
     def on_evaluation(self, evaluation: EvaluationReport) -> None:
-        """Write the figures of an evaluation."""
-        self._write(evaluation.step, evaluation_figures(evaluation))
+        """Write the values of an evaluation."""
+        self._write(evaluation.step, evaluation_values(evaluation))
 
     def close(self) -> None:
         """Write what is buffered."""
         if self._writer is not None:
             self._writer.close()
 
-    def _write(self, step: int, figures: dict[str, float]) -> None:
-        if self._writer is None:  # steps after the last save are repeated by a resumed training: hide their first figures
+    def _write(self, step: int, values: dict[str, float]) -> None:
+        if self._writer is None:  # steps after the last save are repeated by a resumed training: hide their first values
             self._writer = self._module.SummaryWriter(self.folder, purge_step=step)
-        for name, value in figures.items():
+        for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
 
@@ -93,12 +93,12 @@ class WandbTracker:
             ) from error
 
     def on_step(self, step: StepReport) -> None:
-        """Log the figures of a step; W&B drops those of a repeated step."""
-        self._run.log(step_figures(step), step=step.step)
+        """Log the values of a step; W&B drops those of a repeated step."""
+        self._run.log(step_values(step), step=step.step)
 
     def on_evaluation(self, evaluation: EvaluationReport) -> None:
-        """Log the figures of an evaluation."""
-        self._run.log(evaluation_figures(evaluation), step=evaluation.step)
+        """Log the values of an evaluation."""
+        self._run.log(evaluation_values(evaluation), step=evaluation.step)
 
     def close(self) -> None:
         """End the run."""
@@ -121,24 +121,24 @@ def open_trackers(settings: TrainingSettings) -> Iterator[list[TrainingReporter]
         yield trackers
 
 
-def step_figures(step: StepReport) -> dict[str, float]:
-    """Return a step's figures by name."""
-    figures = {
+def step_values(step: StepReport) -> dict[str, float]:
+    """Return a step's values by name."""
+    values = {
         "loss": step.loss,
         "gradient_norm": step.gradient_norm,
         "learning_rate": step.learning_rate,
         "tokens": float(step.tokens),
     }
-    return figures | acceptance_figures(step.metrics)
+    return values | acceptance_values(step.metrics)
 
 
-def evaluation_figures(evaluation: EvaluationReport) -> dict[str, float]:
-    """Return an evaluation's figures by name."""
-    figures = {"acceptance_length": evaluation.acceptance_length} | acceptance_figures(evaluation.metrics)
-    return {f"held_out/{name}": value for name, value in figures.items()}
+def evaluation_values(evaluation: EvaluationReport) -> dict[str, float]:
+    """Return an evaluation's values by name."""
+    values = {"acceptance_length": evaluation.acceptance_length} | acceptance_values(evaluation.metrics)
+    return {f"held_out/{name}": value for name, value in values.items()}
 
 
-def acceptance_figures(metrics: TrainingMetrics) -> dict[str, float]:
+def acceptance_values(metrics: TrainingMetrics) -> dict[str, float]:
     """Return the acceptance of each unrolled step, counted from 1."""
     series = {
         "top1": metrics.conditional_acceptance,

@@ -20,7 +20,7 @@ from aerie_drafter.train.data import Corpus
 from aerie_drafter.train.settings import TrainingSettings, parse_settings
 from aerie_drafter.train.setup import prepare_data
 
-from ..sizes import SIZES
+from ..sizes import SIZES  # noqa: TID252
 
 
 def settings_of(target: Path, **fields: Any) -> TrainingSettings:
@@ -77,7 +77,7 @@ def test_conversations_longer_than_the_target_are_rejected(target_folder: Path, 
 def test_a_target_with_capped_logits_is_rejected(target_folder: Path, tmp_path: Path) -> None:
     raw = json.loads((target_folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**raw, "final_logit_softcapping": 30.0}))
-    with pytest.raises(TargetError, match="the target's final_logit_softcapping is 30.0"):
+    with pytest.raises(TargetError, match=r"the target's final_logit_softcapping is 30\.0"):
         check_settings(settings_of(tmp_path))
 
 

@@ -10,7 +10,7 @@ from aerie_drafter.config import DrafterConfig, DrafterFamily
 from aerie_drafter.train.cost import TrainingCost, estimate_cost
 
 MEASURED_PEAK_MIB = 1345
-"""Of benchmarks/_drafter_training.py with 2048 tokens, beyond weights and data (docs/measurements/training-cost.md)."""
+"""The peak of benchmarks/_drafter_training.py with 2048 tokens, beyond weights and data (docs/measurements/training-cost.md)."""
 
 BENCHMARK = DrafterConfig(
     family=DrafterFamily.LLAMA,

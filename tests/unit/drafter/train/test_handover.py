@@ -38,9 +38,7 @@ def test_torchspec_has_the_recipe_and_its_layer_ids(tmp_path: Path, target_folde
     assert other["inference"]["aux_hidden_states_layers"] == [1, 2]  # ours are 2 and 3
 
 
-def test_what_cannot_be_handed_over_is_reported(
-    tmp_path: Path, target_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_handed_over_is_reported(tmp_path: Path, target_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, target_folder, "specforge", loss={"lk_lambda": 1.0, "step_decay": 0.5})
     printed = capsys.readouterr().err
     for part in ("optimizer.betas [0.9, 0.95]", "0.8^i", "drafter.norm_output: release 0.2.0", "exact tokens"):

@@ -108,7 +108,9 @@ def test_two_processes_equal_one_with_accumulation_packing_and_shards(settings_o
         for tensor_name, tensor in whole.items():
             torch.testing.assert_close(of_two[tensor_name], tensor, rtol=1e-3, atol=1e-4)
     # What was saved from shards resumes in one process too: only the number of processes is rejected.
-    resumed = build_trainer(settings_of("both/packed True", optimizer__batch_size_per_process=4, optimizer__epochs=2, **variants["packed"]))
+    resumed = build_trainer(
+        settings_of("both/packed True", optimizer__batch_size_per_process=4, optimizer__epochs=2, **variants["packed"])
+    )
     resumed._load(checkpoint.read_checkpoint(both.output.folder / "packed True" / "last").tensors, resumed.optimizer.state_dict())
 
 
@@ -167,7 +169,7 @@ def test_a_kill_in_the_middle_of_a_step_changes_no_loss(settings_of: Make, tmp_p
 
 
 def test_shards_need_several_processes(settings_of: Make) -> None:  # noqa: F811
-    with pytest.raises(ConfigError, match="optimizer.shard is true, but this is a single process: start it with torchrun"):
+    with pytest.raises(ConfigError, match=r"optimizer\.shard is true, but this is a single process: start it with torchrun"):
         build_trainer(settings_of(optimizer__shard=True))
 
 
@@ -190,5 +192,3 @@ def _stop_at(trainer: Any, step: int) -> Any:
             trainer.request_stop()
 
     return stop
-
-

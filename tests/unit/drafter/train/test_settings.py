@@ -54,7 +54,10 @@ def test_step_weights_replace_the_decay() -> None:
     ("raw", "message"),
     [
         (with_field("loss.horzion", 3), "f: loss.horzion is not a field; fields: horizon, step_decay, step_weights, kl, "),
-        ({**MINIMAL, "extra": 1}, "f: extra is not a field; fields: target, drafter, data, template, loss, optimizer, output, tracking."),
+        (
+            {**MINIMAL, "extra": 1},
+            "f: extra is not a field; fields: target, drafter, data, template, loss, optimizer, output, tracking.",
+        ),
         (with_field("loss.horizon", 0), "f: loss.horizon is 0: input should be greater than or equal to 1."),
         (with_field("optimizer.learning_rate", "fast"), "f: optimizer.learning_rate is 'fast': input should be a valid number"),
         (with_field("drafter.family", "gpt"), "f: drafter.family is 'gpt': input should be 'llama', 'qwen3' or 'deepseek_v2'."),

@@ -1,4 +1,4 @@
-"""Figures of a training in TensorBoard and W&B: imported only if named, continued by a resumed training."""
+"""Values of a training in TensorBoard and W&B: imported only if named, continued by a resumed training."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_wandb_without_a_network_continues_the_run(tmp_path: Path, monkeypatch: 
 
 
 def test_figures_are_numbers_by_name() -> None:
-    figures = trackers.step_figures(StepReport(1, 9, 0, 2.0, 0.1, 1e-4, 100, TALLY))
-    assert figures["loss"] == 2.0
-    assert figures["drawn/1"] == 0.6
-    assert json.dumps(figures)
+    values = trackers.step_values(StepReport(1, 9, 0, 2.0, 0.1, 1e-4, 100, TALLY))
+    assert values["loss"] == 2.0
+    assert values["drawn/1"] == 0.6
+    assert json.dumps(values)
