@@ -69,7 +69,8 @@ def export_checkpoint(
     """Write the checkpoint `source` to `folder` in a serving format, with README.md. Raises CheckpointError, ConfigError.
 
     `target` defaults to that of the checkpoint's provenance, and the acceptance length to the one that its training recorded.
-    `evaluation` is a file of `aerie-drafter evaluate --exact --output json`, for a table by temperature and category. Without `include_embedding` vLLM shares the target's.
+    `evaluation` is a file of `aerie-drafter evaluate --exact --output json`, for a table by temperature and category.
+    Without `include_embedding` vLLM shares the target's.
     """
     if num_speculative_tokens < 1:
         raise ConfigError(f"num_speculative_tokens is {num_speculative_tokens}: must be at least 1.")

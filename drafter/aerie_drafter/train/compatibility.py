@@ -7,7 +7,8 @@
     target.hidden_state_layer_ids   contain the layers that the drafter reads, and the last one
     the target's logits             are lm_head(state), without scale or cap
 
-Only configurations are read. `check_lengths` follows after the tokenizing. Checked elsewhere: the chat template (`aerie_drafter.train.encode`), tokens of the data and the
+Only configurations are read. `check_lengths` follows after the tokenizing. Checked elsewhere: the chat template
+(`aerie_drafter.train.encode`), tokens of the data and the
 tokenizer of exact tokens (`aerie_drafter.train.setup`), the weights, tied or not (`aerie_drafter.train.states`).
 """
 

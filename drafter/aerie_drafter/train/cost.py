@@ -37,7 +37,7 @@ class TrainingCost:
     """The frozen embedding of the drafter, in float32."""
     target_bytes: float
     activation_bytes: float
-    """Of one batch: the unrolled steps, states of the target, and a slice of logits."""
+    """Memory of one batch: the unrolled steps, states of the target, and a slice of logits."""
 
     @property
     def total_bytes(self) -> float:

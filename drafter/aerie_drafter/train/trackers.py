@@ -5,8 +5,9 @@
     held_out/acceptance_length, held_out/top1/2 ..  of each evaluation
 
 A tracker's package is imported only if the settings name the tracker. W&B takes its account, mode and server from its own
-environment variables: WANDB_MODE=offline writes to a folder and needs no network. Guarantee: a resumed training continues the same
-TensorBoard folder and the same W&B run. Not guaranteed: that a server has received anything.
+environment variables: WANDB_MODE=offline writes to a folder and needs no network. Guarantee: a resumed training
+continues the
+same TensorBoard folder and the same W&B run. Not guaranteed: that a server has received anything.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from aerie_drafter.train.trainer import EvaluationReport, StepReport, TrainingRe
 from aerie_drafter.train.ttt import TrainingMetrics
 
 WANDB_RUN_FILE = "wandb-run-id"
-"""In the output folder: the id of the training's W&B run."""
+"""File in the output folder with the id of the training's W&B run."""
 
 
 class ReporterGroup:

@@ -2,7 +2,8 @@
 
 Guarantees: on CPU, with the same number of threads, a training results in the same weights bit for bit, however often it was
 killed and resumed. Several processes train like one process with all their rows, up to rounding. `last` and `best` in the output
-folder are replaced atomically. A requested stop saves after the step. No random number is used after the initial weights: the data order depends on seed and epoch.
+folder are replaced atomically. A requested stop saves after the step. No random number is used after the initial
+weights: the data order depends on seed and epoch.
 Not guaranteed: equal bits on GPU or with another number of processes.
 
 `best` is the checkpoint with the highest acceptance length on held-out text. The loss does not select it, because it includes
