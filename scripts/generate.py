@@ -16,7 +16,7 @@ import yaml
 
 from aerie.api.crd import build_custom_resource_definition
 from scripts import chart, dashboards, pictures
-from scripts.reference import annotation_table, catalog, checks, cli, events, metrics, resource, versions
+from scripts.reference import annotation_table, catalog, checks, cli, events, metrics, resource, training, versions
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "charts" / "aerie"
@@ -30,6 +30,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics.page,
     "preflight-checks.md": checks.page,
     "resource.md": resource.page,
+    "training.md": training.page,
     "vllm-versions.md": versions.page,
 }
 """Pages of docs/reference that are generated, and the function that renders each."""

@@ -7,6 +7,7 @@ requires the target or the data.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -167,6 +168,10 @@ class OptimizerSettings(_SettingsGroup):
     activation_checkpointing: bool = Field(
         default=False, description="Compute the activations of a step again in the backward pass: less memory, more time."
     )
+    shard: bool = Field(
+        default=False,
+        description="Shard the drafter's weights and AdamW's state over all processes (FSDP); requires torchrun.",
+    )
     precision: Literal["auto", "bfloat16", "float32"] = Field(
         default="auto", description="Type of the arithmetic; weights are float32. auto: bfloat16 on GPU, float32 on CPU."
     )
@@ -190,6 +195,9 @@ class OutputSettings(_SettingsGroup):
     evaluate_every: PositiveCount = Field(
         default=500, description="Steps between evaluations on the held-out data; each saves a checkpoint."
     )
+    save_every: PositiveCount | None = Field(
+        default=None, description="Steps between further saves of `last`, without an evaluation. Default: none."
+    )
     num_speculative_tokens: PositiveCount = Field(default=3, description="K of the evaluation; at most loss.horizon.")
     max_held_out_conversations: PositiveCount = Field(
         default=256, description="Maximum number of held-out conversations to evaluate."
@@ -198,6 +206,15 @@ class OutputSettings(_SettingsGroup):
         default=(),
         description="What selects `best`: a weighted mean of acceptance lengths, such as "
         "[{temperature: 1, draft_sampling: drawn, weight: 1}]. Default: that of greedy speculation over the held-out text.",
+    )
+
+
+class TrackingSettings(_SettingsGroup):
+    """Experiment trackers besides the console, see aerie_drafter.train.trackers; each needs the extra of its name."""
+
+    tensorboard: Path | None = Field(default=None, description="Folder for TensorBoard's event files. Default: none.")
+    wandb: str | None = Field(
+        default=None, min_length=1, description="Project of Weights & Biases; WANDB_MODE=offline needs no network. Default: none."
     )
 
 
@@ -211,6 +228,7 @@ class TrainingSettings(_SettingsGroup):
     loss: LossSettings = Field(default_factory=LossSettings)
     optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
     output: OutputSettings
+    tracking: TrackingSettings = Field(default_factory=TrackingSettings)
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
@@ -295,6 +313,12 @@ def render_default_yaml() -> str:
             text = yaml.safe_dump(value, default_flow_style=True, width=200).removesuffix("...\n").strip()
             lines.append(f"  {name}: {text}")
     return "\n".join(lines) + "\n"
+
+
+def render_json_schema() -> str:
+    """Render the JSON Schema of a settings file, for editors and checks in a pipeline."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **TrainingSettings.model_json_schema()}
+    return json.dumps(schema, indent=2) + "\n"
 
 
 def _to_plain_value(value: Any) -> Any:

@@ -20,6 +20,7 @@ from aerie_drafter.errors import ConfigError, DataError, TargetError
 from aerie_drafter.model import Drafter
 from aerie_drafter.train import data
 from aerie_drafter.train.answers import read_run_file
+from aerie_drafter.train.compatibility import check_lengths, check_settings, describe_draft_vocabulary
 from aerie_drafter.train.conversations import compute_source_digest
 from aerie_drafter.train.create import build_drafter_config, create_drafter
 from aerie_drafter.train.data import Corpus
@@ -81,6 +82,7 @@ def build_trainer(
     target_parts, create_source = _load_target(settings, processes, prepared.target_id)
     _check_token_ids((corpus, prepared.held_out), target_parts)
     drafter = _load_or_create_drafter(settings, target_parts, corpus)
+    log_progress(describe_draft_vocabulary(corpus, drafter.t2d))
     return Trainer(
         drafter,
         create_source(drafter.config),
@@ -105,10 +107,13 @@ def prepare_data(settings: TrainingSettings, log_progress: Callable[[str], None]
         tokenizer.chat_template = _read_chat_template(settings.data.chat_template)
     for source in (*settings.data.train, *settings.data.held_out):
         _check_tokenizer_of_answers(source, tokenizer)
+    check_settings(settings)
     target_id = identify_target(settings.target.model, settings.target.revision)
     if log_progress is not None:
         log_progress("reading the data")
     corpus, held_out = load_corpora(settings, tokenizer, log_progress)
+    for each in (corpus, held_out):
+        check_lengths(settings, each)
     return PreparedData(corpus, held_out, target_id)
 
 

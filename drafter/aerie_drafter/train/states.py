@@ -64,7 +64,7 @@ class InProcessTarget:
         self.model = model.eval().requires_grad_(False)
         self.decoder = get_text_decoder(model)
         self.layers = list(self.decoder.layers)
-        _check_layers(aux_layer_ids, len(self.layers))
+        check_layers(aux_layer_ids, len(self.layers))
         self.aux_layer_ids = tuple(aux_layer_ids)
 
     def prefetch(self, conversations: Sequence[Tensor]) -> None:
@@ -254,7 +254,7 @@ def check_manifest(folder: Path, layout: StateLayout, target_id: str) -> None:
 def check_layout(stored_layer_ids: Sequence[int], aux_layer_ids: Sequence[int], target_parts: TargetParts) -> None:
     """Check that stored states contain what a drafter needs. Raises TargetError."""
     last = int(target_parts.config.num_hidden_layers)
-    _check_layers(aux_layer_ids, last)
+    check_layers(aux_layer_ids, last)
     missing = [layer for layer in (*aux_layer_ids, last) if layer not in stored_layer_ids]
     if missing:
         raise TargetError(
@@ -280,13 +280,18 @@ def get_text_decoder(model: Any) -> Any:
     return inner
 
 
-def extract_target_parts(model: Any) -> TargetParts:
-    """Return the parts of a loaded model. Raises TargetError."""
-    config = model.config.get_text_config()
+def check_logits(config: Any) -> None:
+    """Check in a target's text configuration that its logits are lm_head(state). Raises TargetError."""
     for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
         value = getattr(config, name, None)
         if value not in (None, 1, 1.0):
             raise TargetError(f"the target's {name} is {value}: only targets whose logits are lm_head(state) are supported.")
+
+
+def extract_target_parts(model: Any) -> TargetParts:
+    """Return the parts of a loaded model. Raises TargetError."""
+    config = model.config.get_text_config()
+    check_logits(config)
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         raise TargetError(f"{type(model).__name__}: expected: an lm_head without bias.")
@@ -336,7 +341,8 @@ def load_target_parts(folder: Path, dtype: torch.dtype, device: torch.device) ->
     return extract_target_parts(model)
 
 
-def _check_layers(aux_layer_ids: Sequence[int], layer_count: int) -> None:
+def check_layers(aux_layer_ids: Sequence[int], layer_count: int) -> None:
+    """Check that a target of `layer_count` layers has the layers. Raises TargetError."""
     invalid = [layer for layer in aux_layer_ids if not 0 <= layer <= layer_count]
     if invalid:
         raise TargetError(

@@ -2,7 +2,8 @@
 
 Guarantees: on CPU, with the same number of threads, a training results in the same weights bit for bit, however often it was
 killed and resumed. Several processes train like one process with all their rows, up to rounding. `last` and `best` in the output
-folder are replaced atomically. No random number is used after the initial weights: the data order depends on seed and epoch.
+folder are replaced atomically. A requested stop saves after the step. No random number is used after the initial
+weights: the data order depends on seed and epoch.
 Not guaranteed: equal bits on GPU or with another number of processes.
 
 `best` is the checkpoint with the highest acceptance length on held-out text. The loss does not select it, because it includes
@@ -27,15 +28,16 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from aerie_drafter import checkpoint
-from aerie_drafter.checkpoint import Provenance
+from aerie_drafter.checkpoint import DrafterCheckpoint, Provenance
 from aerie_drafter.errors import ConfigError, TrainingError
 from aerie_drafter.evaluate.expected import expected_counts_of_spans
 from aerie_drafter.model import Drafter
 from aerie_drafter.train.data import BatchRow, Corpus, assemble_batch, plan_batches
 from aerie_drafter.train.losses import LossMixture
 from aerie_drafter.train.packing import compute_text_starts, fetch_packed_hidden_states
-from aerie_drafter.train.processes import Processes
-from aerie_drafter.train.settings import TrainingSettings
+from aerie_drafter.train.processes import CPU_DEVICE, Processes
+from aerie_drafter.train.settings import AcceptanceCondition, TrainingSettings
+from aerie_drafter.train.sharding import gather, gathered_parameters, like_parameter, shard_module
 from aerie_drafter.train.states import HiddenStateSource
 from aerie_drafter.train.ttt import LossOutput, TrainingBatch, TrainingMetrics, TrainingTimeTest, simulate_speculation
 
@@ -146,8 +148,11 @@ class Trainer:
             mixture=self.loss.mixture,
             temperatures=(loss.acceptance_temperature, *(condition.temperature for condition in settings.output.best_by)),
         )
-        parameters = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
         optimizer_settings = settings.optimizer
+        self.is_sharded = optimizer_settings.shard
+        if self.is_sharded:
+            shard_module(self.loss, self.processes)
+        parameters = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             parameters,
             lr=optimizer_settings.learning_rate,
@@ -156,6 +161,8 @@ class Trainer:
         )
         self.compute_dtype = _resolve_compute_dtype(optimizer_settings.precision, device)
         self.progress = TrainingProgress()
+        self.is_stop_requested = self._is_stopping = False
+        self._lengths_by_condition: dict[str, float] = {}
         self.rows_per_batch = optimizer_settings.batch_size_per_process * self.processes.world_size
         self.packed_row_tokens = settings.data.max_length if settings.data.packing else None
         self.conversation_lengths = corpus.lengths
@@ -169,13 +176,20 @@ class Trainer:
                 "optimizer.gradient_accumulation_steps."
             )
 
+    def request_stop(self) -> None:
+        """Let all processes save after the current step, and `run` return. May be called by a signal handler or a reporter."""
+        self.is_stop_requested = True
+
     def run(self) -> TrainingProgress:
-        """Train to the end; resume from `last` in the output folder if it exists. Raises DrafterError."""
+        """Train to the end, or save and return after the step in which a stop was requested. Raises DrafterError.
+
+        A training resumes from `last` in the output folder if it exists.
+        """
         if self.progress.step == 0:
             self.resume()
         processes = self.processes
         module: Any = self.loss
-        if processes.world_size > 1:
+        if processes.world_size > 1 and not self.is_sharded:
             module = DistributedDataParallel(self.loss, broadcast_buffers=False)
         self.drafter.train()
         progress, size = self.progress, self.settings.optimizer.gradient_accumulation_steps
@@ -188,8 +202,13 @@ class Trainer:
                 progress.step, progress.next_batch = progress.step + 1, begin + size
                 if processes.is_main:
                     self.reporter.on_step(report)
-                if progress.step % self.settings.output.evaluate_every == 0 or progress.step == self.total_steps:
+                output = self.settings.output
+                if progress.step % output.evaluate_every == 0 or progress.step == self.total_steps:
                     self._measure_and_save()
+                elif self._is_stopping or (output.save_every is not None and progress.step % output.save_every == 0):
+                    self._save()
+                if self._is_stopping:
+                    return progress
             progress.epoch, progress.next_batch = epoch + 1, 0
         return self.progress
 
@@ -226,21 +245,22 @@ class Trainer:
         for index, rows in enumerate(batches):
             own_rows = self._select_own_rows(rows)
             tokens += sum(self.conversation_lengths[index] for row in rows for index in row)
-            later = index + 1 < len(batches) and processes.world_size > 1
-            with module.no_sync() if later else contextlib.nullcontext():
+            with self._communicate_gradients(module, is_last=index + 1 == len(batches)):
                 loss = self._compute_loss(module, self.corpus, own_rows)
                 loss.weighted_sum.backward()  # type: ignore[no-untyped-call]
             metrics += loss.metrics
             total += loss.weighted_sum.detach()
         processes.all_reduce(metrics.sums)
-        processes.all_reduce(total)
+        # All processes have to stop after the same step, so a request of any of them travels with the loss.
+        shared = processes.all_reduce(torch.stack([total, total.new_tensor(self.is_stop_requested)]))
+        total, self._is_stopping = shared[0], bool(shared[1])
         # The loss is the mean over the positions of all processes; DistributedDataParallel divided by the number of processes.
         positions = max(metrics.position_count, 1.0)
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         torch._foreach_mul_(
             [parameter.grad for parameter in parameters if parameter.grad is not None], processes.world_size / positions
         )
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, optimizer_settings.max_grad_norm))
+        norm = float(gather(torch.nn.utils.clip_grad_norm_(parameters, optimizer_settings.max_grad_norm)))
         if not math.isfinite(norm):
             raise TrainingError(
                 f"step {self.progress.step + 1}: the gradient is {norm}; `last` contains an earlier step: lower "
@@ -252,6 +272,15 @@ class Trainer:
         return StepReport(
             progress.step + 1, self.total_steps, progress.epoch, float(total) / positions, norm, rate, tokens, metrics
         )
+
+    def _communicate_gradients(self, module: Any, *, is_last: bool) -> contextlib.AbstractContextManager[None]:
+        """Return the context of a batch: gradients of the processes are added with the last batch of a step only."""
+        if self.is_sharded:
+            module.set_requires_gradient_sync(is_last)
+        elif self.processes.world_size > 1 and not is_last:
+            context: contextlib.AbstractContextManager[None] = module.no_sync()
+            return context
+        return contextlib.nullcontext()
 
     def _compute_loss(self, module: Any, corpus: Corpus, rows: Sequence[BatchRow]) -> LossOutput:
         device = self.processes.device
@@ -270,9 +299,13 @@ class Trainer:
             loss: LossOutput = module(batch)
         return loss
 
-    @torch.no_grad()
     def measure_acceptance(self) -> tuple[float, TrainingMetrics]:
         """Return (acceptance length, metrics) on the held-out data, over all processes."""
+        with gathered_parameters(self.loss) if self.is_sharded else contextlib.nullcontext():
+            return self._measure_acceptance()
+
+    @torch.no_grad()
+    def _measure_acceptance(self) -> tuple[float, TrainingMetrics]:
         processes, rows = self.processes, self.settings.optimizer.batch_size_per_process
         indices = range(min(len(self.held_out), self.settings.output.max_held_out_conversations))
         batches = [[(index,) for index in indices[at : at + rows]] for at in range(0, len(indices), rows)]
@@ -291,6 +324,7 @@ class Trainer:
                 totals += self._count_tokens_and_steps(loss, loss_mask).to(totals.device)
         processes.all_reduce(metrics.sums)
         lengths = [emitted / max(steps, 1.0) for emitted, steps in processes.all_reduce(totals).tolist()]
+        self._lengths_by_condition = dict(zip(map(describe_condition, conditions), lengths, strict=False))
         weights = [condition.weight for condition in conditions] or [1.0]
         mean = sum(weight * length for weight, length in zip(weights, lengths, strict=True)) / sum(weights)
         return mean, metrics
@@ -324,25 +358,41 @@ class Trainer:
         self.progress.evaluations.append((self.progress.step, length))
         if self.processes.is_main:
             self.reporter.on_evaluation(EvaluationReport(self.progress.step, length, is_best, metrics))
-            if is_best:
-                notes = {
-                    "step": str(self.progress.step),
-                    "acceptance_length": f"{length:.4f}",
-                    "tokens": str(self.settings.output.num_speculative_tokens),
-                }
-                provenance = dataclasses.replace(self.provenance, notes=notes)
-                checkpoint.save_checkpoint(self.output_folder / "best", self.drafter, provenance)
+        if is_best:
+            notes = {
+                "step": str(self.progress.step),
+                "acceptance_length": f"{length:.4f}",
+                "tokens": str(self.settings.output.num_speculative_tokens),
+                **{f"acceptance_length, {name}": f"{value:.4f}" for name, value in self._lengths_by_condition.items()},
+            }
+            content = self._build_checkpoint(dataclasses.replace(self.provenance, notes=notes))
+            if self.processes.is_main:
+                with checkpoint.replace_checkpoint(self.output_folder / "best") as folder:
+                    checkpoint.write_checkpoint(folder, content)
+        self._save()
+
+    def _save(self) -> None:
+        """Save `last`, from which a training resumes."""
+        content, state = self._build_checkpoint(self.provenance), self._training_state()
+        if self.processes.is_main:
             with checkpoint.replace_checkpoint(self.output_folder / "last") as folder:
-                checkpoint.write_checkpoint(
-                    folder, checkpoint.build_checkpoint(self.drafter, self.provenance), include_embedding=False
-                )
-                torch.save(self._training_state(), folder / TRAINING_STATE_FILE)
+                checkpoint.write_checkpoint(folder, content, include_embedding=False)
+                torch.save(state, folder / TRAINING_STATE_FILE)
         self.processes.barrier()
+
+    def _build_checkpoint(self, provenance: Provenance) -> DrafterCheckpoint:
+        """Return the content of a checkpoint, in all processes."""
+        content = checkpoint.build_checkpoint(self.drafter, provenance)
+        return dataclasses.replace(content, tensors=self._gather(content.tensors))
+
+    def _gather(self, values: Any) -> Any:
+        """Return whole tensors, on CPU if they are sharded, because a device may not have the memory for them."""
+        return gather(values, CPU_DEVICE) if self.is_sharded else values
 
     def _training_state(self) -> dict[str, Any]:
         return {
             "progress": vars(self.progress),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self._gather(self.optimizer.state_dict()),
             "requirements": self._resume_requirements(),
         }
 
@@ -357,6 +407,7 @@ class Trainer:
                 "optimizer": True,
                 "output": {"best_by"},
             },
+            exclude={"optimizer": {"shard"}},  # checkpoints are whole, so that it may change
         )
         return {
             **settings,
@@ -391,10 +442,26 @@ class Trainer:
             raise TrainingError(
                 f"{folder}: its drafter has another configuration than these settings; set another output.folder."
             )
-        self.drafter.load_state_dict({**self.drafter.state_dict(), **saved.tensors})  # the embedding is the target's
-        self.optimizer.load_state_dict(optimizer)
+        self._load(saved.tensors, optimizer)
         self.progress = progress
         return True
+
+    def _load(self, tensors: Mapping[str, Tensor], optimizer: dict[str, Any]) -> None:
+        """Load saved weights and the optimizer's state, which are whole. The embedding is the target's."""
+        state = self.drafter.state_dict()
+        loaded = {name: like_parameter(tensor, state[name]) for name, tensor in tensors.items()}
+        self.drafter.load_state_dict({**state, **loaded})
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        moments = {
+            index: {name: like_parameter(value, parameters[index]) for name, value in values.items()}
+            for index, values in optimizer["state"].items()
+        }
+        self.optimizer.load_state_dict({**optimizer, "state": moments})
+
+
+def describe_condition(condition: AcceptanceCondition) -> str:
+    """Return a condition in words, as the model card has it."""
+    return f"temperature {condition.temperature:g}, {condition.draft_sampling} drafts"
 
 
 def scheduled_learning_rate(step: int, total_steps: int, warmup_share: float, peak_learning_rate: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from aerie_drafter.errors import ConfigError
-from aerie_drafter.train.settings import parse_settings, read_settings, render_default_yaml
+from aerie_drafter.train.settings import parse_settings, read_settings, render_default_yaml, render_json_schema
 
 MINIMAL: dict[str, Any] = {"target": {"model": "t"}, "data": {"train": ["a.jsonl"]}, "output": {"folder": "o"}}
 
@@ -53,7 +54,10 @@ def test_step_weights_replace_the_decay() -> None:
     ("raw", "message"),
     [
         (with_field("loss.horzion", 3), "f: loss.horzion is not a field; fields: horizon, step_decay, step_weights, kl, "),
-        ({**MINIMAL, "extra": 1}, "f: extra is not a field; fields: target, drafter, data, template, loss, optimizer, output."),
+        (
+            {**MINIMAL, "extra": 1},
+            "f: extra is not a field; fields: target, drafter, data, template, loss, optimizer, output, tracking.",
+        ),
         (with_field("loss.horizon", 0), "f: loss.horizon is 0: input should be greater than or equal to 1."),
         (with_field("optimizer.learning_rate", "fast"), "f: optimizer.learning_rate is 'fast': input should be a valid number"),
         (with_field("drafter.family", "gpt"), "f: drafter.family is 'gpt': input should be 'llama', 'qwen3' or 'deepseek_v2'."),
@@ -86,6 +90,19 @@ def test_an_error_is_one_sentence_with_field_and_value(raw: dict[str, Any], mess
     with pytest.raises(ConfigError) as caught:
         parse_settings(raw, "f")
     assert str(caught.value).startswith(message)
+
+
+def test_the_json_schema_has_each_field_and_accepts_the_default_file() -> None:
+    schema = json.loads(render_json_schema())
+    raw = yaml.safe_load(render_default_yaml())
+    definitions = schema["$defs"]
+    for group, fields in raw.items():
+        reference = schema["properties"][group]["$ref"].rpartition("/")[2]
+        assert set(definitions[reference]["properties"]) == set(fields)
+        assert definitions[reference]["additionalProperties"] is False
+        assert all(field.get("description") for field in definitions[reference]["properties"].values())
+    assert schema["required"] == ["target", "data", "output"]
+    assert definitions["LossSettings"]["properties"]["horizon"]["maximum"] == 32
 
 
 def test_files_that_are_not_settings_are_rejected(tmp_path: Path) -> None:
