@@ -23,7 +23,7 @@ class Decision:
 
 
 def decide(new_gain: Interval, old_gain: Interval | None, *, min_new_gain: float, max_old_loss: float) -> Decision:
-    """Compare relative gains with the limits. `old_gain` is None if there are no old prompts: then nothing is required of them."""
+    """Compare relative gains with the limits. `old_gain` is None without old prompts, which then have no limit."""
     new_is_met, new_reason = _check_bound("the new prompts", new_gain, min_new_gain)
     if old_gain is None:
         return Decision(new_is_met, (new_reason, "the old prompts were not measured: what the drafter forgot is unknown"))

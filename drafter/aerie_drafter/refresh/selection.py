@@ -58,9 +58,7 @@ def split_conversations(
 def remove_prompts(conversations: Sequence[Conversation], others: Sequence[Conversation]) -> tuple[Conversation, ...]:
     """Return the conversations that do not begin like one of `others`."""
     begins = {_digest(_begin_of(strip_answer(other))) for other in others}
-    return tuple(
-        conversation for conversation in conversations if _digest(_begin_of(strip_answer(conversation))) not in begins
-    )
+    return tuple(conversation for conversation in conversations if _digest(_begin_of(strip_answer(conversation))) not in begins)
 
 
 def count_old(new_count: int, old_count: int, old_share: float) -> int:

@@ -39,7 +39,9 @@ class ConversationSettings(SettingsGroup):
     """Rows of the training."""
 
     max_length: int = Field(default=2048, ge=4, description="Maximum tokens of a conversation; the rest is truncated.")
-    packing: bool = Field(default=True, description="Pack several short conversations into a row of max_length; none sees another.")
+    packing: bool = Field(
+        default=False, description="Pack several short conversations into a row of max_length; none sees another."
+    )
 
 
 class RefreshOptimizerSettings(OptimizerSettings):
@@ -90,5 +92,7 @@ class RefreshSettings(SettingsGroup):
                 f"{self.loss.horizon}: set loss.horizon to at least the served number of tokens"
             )
         if self.evaluation.temperature == 0 and self.evaluation.draft_sampling == "drawn":
-            raise ValueError("evaluation.draft_sampling is drawn, and evaluation.temperature 0: nothing is drawn at 0; set greedy")
+            raise ValueError(
+                "evaluation.draft_sampling is drawn, and evaluation.temperature 0: nothing is drawn at 0; set greedy"
+            )
         return self

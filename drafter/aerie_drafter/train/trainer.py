@@ -330,7 +330,7 @@ class Trainer:
                     "acceptance_length": f"{length:.4f}",
                     "tokens": str(self.settings.output.num_speculative_tokens),
                 }
-                provenance = dataclasses.replace(self.provenance, notes=notes)
+                provenance = dataclasses.replace(self.provenance, notes={**self.provenance.notes, **notes})
                 checkpoint.save_checkpoint(self.output_folder / "best", self.drafter, provenance)
             with checkpoint.replace_checkpoint(self.output_folder / "last") as folder:
                 checkpoint.write_checkpoint(
