@@ -1,8 +1,8 @@
 """A refresh of the bundle's EAGLE 3.1 drafter after a shift of traffic: from captured prompts to the drafter that is served.
 
-The old domain is questions that the drafter was trained on, the new one is defined in `bundle.domains`. Requests of the new domain
+The old domain is the questions that the drafter was trained on, `bundle.domains` defines the new one. Requests of the new domain
 go through the recorder's own parser and encoder, as `spec.capture` has them. `aerie-drafter refresh` runs with its defaults,
-except for SETTINGS, once for each seed (the order of the data). Acceptance lengths are of questions that no training saw, K = 3,
+except for SETTINGS, once for each seed (the order of the data). Acceptance lengths are of prompts that no training saw, K = 3,
 greedy. PARTS=offline or PARTS=served runs one part alone; the second serves the drafter of the first seed.
 
 | key                        | what is measured                                                                          |
@@ -41,15 +41,15 @@ from aerie_lab.binaries import ensure_family
 from aerie_lab.testing.agreement import build_speculative_config, start_engine
 from benchmarks._parts import measure_parts, name_result
 from bundle import answers, corpus
-from bundle.domains import build_new_prompts
+from bundle.domains import build_new_requests
 
 SEEDS = (1, 2, 3)
-EVERY = 4
+EVERY = 8
 """One in EVERY questions is an old conversation of the training."""
 CAPTURED = 400
 HELD_OUT = 80
 SETTINGS: dict[str, Any] = {
-    "answers": {"max_tokens": 128},
+    "answers": {"max_tokens": 128, "batch_size": 48},
     "data": {"max_length": 1024},
     "loss": {"horizon": 3},
     "optimizer": {"learning_rate": 3e-4, "epochs": 4},
@@ -81,19 +81,25 @@ def prepare(folder: Path) -> None:
     items = corpus.items()
     answers.write_answers(folder, bundle.find_bundle_path("target"), items, EVERY)
     (folder / "captured").mkdir()
-    lines = [record(messages) for messages in build_new_prompts(items, held_out=False)[:CAPTURED]]
+    requests = build_new_requests(held_out=False)
+    lines = [record(request) for request in requests[:: len(requests) // CAPTURED][:CAPTURED]]
     (folder / "captured" / "prompts.jsonl").write_bytes(b"".join(lines))
 
 
-def record(messages: list[dict[str, str]]) -> bytes:
+def record(request: dict[str, Any]) -> bytes:
     """Return the line that the recorder writes of a request."""
-    parsed = parse_request({"model": "docs", "messages": messages, "temperature": 0})
+    parsed = parse_request({"model": "docs", "temperature": 0, **request})
     if not isinstance(parsed, tuple):
         raise TypeError(f"the recorder skips the request: {parsed}")
     line = encode_line(*parsed, datetime.now(UTC))
     if not isinstance(line, bytes):
         raise TypeError(f"the recorder skips the request: {line}")
     return line
+
+
+def write_lines(file: Path, records: list[dict[str, Any]]) -> Path:
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return file
 
 
 def run_refresh(folder: Path, seed: int) -> dict[str, Any]:
@@ -176,7 +182,7 @@ def measure_served() -> dict[str, float]:
         if not report["accepted"]:
             refreshed = refreshed.with_name(f"{refreshed.name}.work") / "training" / "best"
         domains = {
-            "new": [Prompt("new", messages=tuple(each)) for each in build_new_prompts(corpus.items(), held_out=True)[:HELD_OUT]],
+            "new": read_prompts(write_lines(folder / "new.jsonl", build_new_requests(held_out=True)[:HELD_OUT])),
             "old": read_prompts(folder / "prompts.jsonl")[:HELD_OUT],
         }
         figures: dict[str, float] = {}

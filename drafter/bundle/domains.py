@@ -1,26 +1,51 @@
 """The two domains of a shift of traffic: the questions that the bundle's drafters were trained on, and prompts of another kind.
 
-    old   one question                     the drafters were trained on the answers (answers.py)
-    new   a text that is to be summarized  the drafters were not
+    old   a question, which the target answers                       the drafters were trained on the answers (answers.py)
+    new   a passage of pydoc's topics, which the target continues    the target was trained on such texts, the drafters were not
 
-The new domain is defined here alone; the demo and the benchmark of a refresh take it from here. Guarantees: the same Python
-release gives the same prompts, and a held-out text is in no training. Not guaranteed: that the target can summarize, or that a
-drafter loses much; `make bench NAME=refresh` measures how much.
+A request of the new domain is a chat completion with the argument COMPLETION of the bundle's chat template, which then renders
+the passage alone. So `spec.capture` records it. The new domain is defined here alone; demo and benchmark of a refresh take it from
+here.
+
+Guarantees: the same Python release gives the same prompts, and no held-out topic is among those to train on. Not guaranteed: how
+much a drafter loses on it; `make bench NAME=refresh` measures it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import zlib
+from typing import Any
 
-from bundle.corpus import Item
+from bundle.corpus import topics
 
-INSTRUCTION = "Summarize:"
+COMPLETION = {"complete": True}
+"""chat_template_kwargs of a request."""
+PASSAGE = 240
+"""Characters of a passage."""
+STRIDE = 400
+"""Distance of passages in a topic."""
 
 
-def build_new_prompts(items: Sequence[Item], *, held_out: bool) -> list[list[dict[str, str]]]:
-    """Return the messages of each prompt of the new domain, with the held-out texts or with the others."""
-    texts = dict.fromkeys(item.answer for item in items if item.held_out is held_out)
-    if not held_out:
-        kept = {item.answer for item in items if item.held_out}  # two functions may have the same documentation
-        texts = dict.fromkeys(text for text in texts if text not in kept)
-    return [[{"role": "user", "content": f"{INSTRUCTION}\n{text}"}] for text in texts]
+def build_new_requests(*, held_out: bool) -> list[dict[str, Any]]:
+    """Return the requests of the new domain without model and sampling, of the held-out topics or of the others."""
+    passages = [passage for name, text in topics().items() if is_held_out(name) is held_out for passage in cut_passages(text)]
+    return [
+        {"messages": [{"role": "user", "content": passage}], "chat_template_kwargs": COMPLETION}
+        for passage in dict.fromkeys(passages)
+    ]
+
+
+def is_held_out(topic: str) -> bool:
+    """Return whether a topic is kept out of every refresh: one in four, by name."""
+    return zlib.crc32(topic.encode()) % 4 == 0
+
+
+def cut_passages(text: str) -> list[str]:
+    """Return passages that begin with a paragraph, at least STRIDE apart."""
+    passages, after = [], 0
+    for begin in [0, *(match.end() for match in re.finditer(r"\n\n", text))]:
+        if begin >= after and begin + PASSAGE < len(text):
+            passages.append(text[begin : begin + PASSAGE])
+            after = begin + STRIDE
+    return passages
