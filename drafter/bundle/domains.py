@@ -4,8 +4,8 @@
     new   a passage of pydoc's topics, which the target continues    the target was trained on such texts, the drafters were not
 
 A request of the new domain is a chat completion with the argument COMPLETION of the bundle's chat template, which then renders
-the passage alone. So `spec.capture` records it. The new domain is defined here alone; demo and benchmark of a refresh take it from
-here.
+the passage alone. So `spec.capture` records it. The new domain is defined here alone, for the demo and the benchmark of a
+refresh.
 
 Guarantees: the same Python release gives the same prompts, and no held-out topic is among those to train on. Not guaranteed: how
 much a drafter loses on it; `make bench NAME=refresh` measures it.
@@ -29,7 +29,10 @@ STRIDE = 400
 
 def build_new_requests(*, held_out: bool) -> list[dict[str, Any]]:
     """Return the requests of the new domain without model and sampling, of the held-out topics or of the others."""
-    passages = [passage for name, text in topics().items() if is_held_out(name) is held_out for passage in cut_passages(text)]
+    passages = _read_passages(held_out=held_out)
+    if not held_out:
+        excluded = set(_read_passages(held_out=True))  # topics may share a paragraph
+        passages = [passage for passage in passages if passage not in excluded]
     return [
         {"messages": [{"role": "user", "content": passage}], "chat_template_kwargs": COMPLETION}
         for passage in dict.fromkeys(passages)
@@ -37,8 +40,8 @@ def build_new_requests(*, held_out: bool) -> list[dict[str, Any]]:
 
 
 def is_held_out(topic: str) -> bool:
-    """Return whether a topic is kept out of every refresh: one in four, by name."""
-    return zlib.crc32(topic.encode()) % 4 == 0
+    """Return whether a topic is kept out of every refresh: one in six, by name."""
+    return zlib.crc32(topic.encode()) % 6 == 0
 
 
 def cut_passages(text: str) -> list[str]:
@@ -49,3 +52,8 @@ def cut_passages(text: str) -> list[str]:
             passages.append(text[begin : begin + PASSAGE])
             after = begin + STRIDE
     return passages
+
+
+def _read_passages(*, held_out: bool) -> list[str]:
+    chosen = [text for name, text in topics().items() if is_held_out(name) is held_out]
+    return [passage for text in chosen for passage in cut_passages(text)]

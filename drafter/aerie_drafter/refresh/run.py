@@ -4,7 +4,7 @@
     select.json     new.jsonl: prompts to answer; old.jsonl, old_prompts.jsonl: old conversations with and without answers;
                     held_out.jsonl: the prompts of both domains that are held back
     answer.json     *.answers.jsonl: the target's answers
-    train.json      training/: `last` to go on from, and `best`
+    train.json      training/: `last` to resume from, and `best`
     evaluate.json   acceptance of both drafters on the prompts held back
     report.json     the outcome, with the seconds of each step
 
@@ -114,12 +114,12 @@ class Refresh:
         if self.inputs.old:
             return self.inputs.old
         folder = self.inputs.drafter.resolve()
-        found = find_training_data(checkpoint.read_provenance(folder), [folder, folder.parent, Path.cwd()])
-        if found:
-            self.log(f"old conversations: {', '.join(map(str, found))}, which the served drafter was trained on")
+        training_data = find_training_data(checkpoint.read_provenance(folder), [folder, folder.parent, Path.cwd()])
+        if training_data:
+            self.log(f"old conversations: {', '.join(map(str, training_data))}, which the served drafter was trained on")
         else:
             self.log("warning: no old conversations, so the drafter may forget the old domain; name them with --old")
-        return tuple(found)
+        return tuple(training_data)
 
     def _check_inputs(self, old: Sequence[Path]) -> None:
         """Record what the refresh began with, or compare it. Raises ConfigError."""
@@ -160,11 +160,11 @@ class Refresh:
                 f"{self.inputs.prompts}: {len(new.trained)} different prompts to train on, {len(new.held_out)} to hold back: "
                 "wait until more are captured, or change prompts.held_out_share."
             )
-        known = self._split_old(old)
+        old_split = self._split_old(old)
         # A prompt of the new traffic that is an old one too may not be on both sides.
-        old_trained = remove_prompts(known.trained, new.held_out)
+        old_trained = remove_prompts(old_split.trained, new.held_out)
         old_trained = old_trained[: count_old(len(new.trained), len(old_trained), chosen.old_share)]
-        held_out = {NEW: new.held_out, OLD: remove_prompts(known.held_out, new.trained)}
+        held_out = {NEW: new.held_out, OLD: remove_prompts(old_split.held_out, new.trained)}
         _write_lines(self.work / "new.jsonl", map(_prompt_record, new.trained))
         _write_lines(self.work / "old.jsonl", (_record(each) for each in old_trained if _is_answered(each)))
         _write_lines(self.work / "old_prompts.jsonl", (_prompt_record(each) for each in old_trained if not _is_answered(each)))

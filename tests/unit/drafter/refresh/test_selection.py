@@ -56,9 +56,9 @@ def test_the_limits_bound_both_sides() -> None:
 
 
 def test_an_answer_at_the_end_is_not_part_of_the_prompt() -> None:
-    answered, asked = conversation("q", "answer"), conversation("q")
-    assert strip_answer(answered) == strip_answer(asked)
-    assert len(split_conversations([answered, asked], 0.01, None, 1).trained) == 1
+    answered, open_question = conversation("q", "answer"), conversation("q")
+    assert strip_answer(answered) == strip_answer(open_question)
+    assert len(split_conversations([answered, open_question], 0.01, None, 1).trained) == 1
 
 
 def test_template_arguments_make_another_prompt() -> None:
@@ -69,8 +69,8 @@ def test_template_arguments_make_another_prompt() -> None:
 
 
 def test_prompts_that_are_held_back_elsewhere_are_removed() -> None:
-    kept = remove_prompts([conversation("a", "x", "b"), conversation("c")], [conversation("a")])
-    assert texts(kept) == ["c"]
+    remaining = remove_prompts([conversation("a", "x", "b"), conversation("c")], [conversation("a")])
+    assert texts(remaining) == ["c"]
 
 
 def test_old_conversations_get_their_share() -> None:

@@ -1,4 +1,4 @@
-"""A refresh as a whole, with a tiny target: what it trains on, what it exports, and that it goes on after an end at any step."""
+"""A refresh as a whole, with a tiny target: what it trains on, what it exports, and that it continues after an end at any step."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_refresh_trains_on_both_domains_and_exports(refresh: Callable[..., Ref
 
 
 @pytest.mark.parametrize("step", ["select", "answer", "train", "evaluate"])
-def test_a_refresh_that_was_killed_goes_on_with_the_same_prompts(
+def test_a_refresh_that_was_killed_continues_with_the_same_prompts(
     refresh: Callable[..., Refresh], captured: Path, step: str
 ) -> None:
     class KilledError(Exception):
