@@ -1,4 +1,4 @@
-"""A refresh as a whole, with a tiny target: what it trains on, what it exports, and that it continues after an end at any step."""
+"""A refresh as a whole, with a tiny target: its training data, its export, and that it continues after an end at any step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
+from aerie.boundary import EXIT_REJECTED
 from aerie_drafter import checkpoint
 from aerie_drafter.cli import run_cli
 from aerie_drafter.errors import ConfigError, DataError
@@ -180,3 +182,14 @@ def test_the_command_prints_the_decision(
     assert json.loads(capsys.readouterr().out)["accepted"] is False
     assert run_cli(["refresh", str(served)]) == 2
     assert "--prompts" in capsys.readouterr().err
+
+
+def test_the_job_of_the_examples_calls_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    job = yaml.safe_load((Path(__file__).resolve().parents[4] / "examples" / "refresh-job.yaml").read_text())
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["command"][:2] == ["aerie-drafter", "refresh"]
+    assert run_cli(["refresh", "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert all(argument.partition("=")[0] in printed for argument in container["args"])
+    rejected = job["spec"]["podFailurePolicy"]["rules"][0]["onExitCodes"]
+    assert (rejected["containerName"], rejected["values"]) == (container["name"], [EXIT_REJECTED])
