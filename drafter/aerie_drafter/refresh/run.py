@@ -252,6 +252,7 @@ class Refresh:
             "output": {
                 "folder": self.work / "training",
                 "num_speculative_tokens": settings.evaluation.num_speculative_tokens,
+                "evaluate_every": settings.evaluation.checkpoint_every,
             },
         }
         return parse_settings(raw, "the settings of the refresh")

@@ -63,6 +63,9 @@ class EvaluationSettings(SettingsGroup):
     )
     max_tokens: int = Field(default=256, ge=2, description="Maximum tokens of an answer.")
     batch_size: PositiveCount = Field(default=16, description="Prompts per batch.")
+    checkpoint_every: PositiveCount = Field(
+        default=100, description="Steps of the training between checkpoints, of which the best on held-out answers is kept."
+    )
 
 
 class LimitSettings(SettingsGroup):
