@@ -53,7 +53,7 @@ SETTINGS: dict[str, Any] = {
     "data": {"max_length": 1024},
     "loss": {"horizon": 3},
     "optimizer": {"learning_rate": 3e-4, "epochs": 4},
-    "prompts": {"held_out_share": 0.2, "max_held_out": HELD_OUT},
+    "prompts": {"held_out_share": 0.2},
     "evaluation": {"max_tokens": 96},
 }
 
