@@ -25,6 +25,7 @@ COMMAND_SUMMARIES = {
     "generate": "Generate training data: the target's answers to the prompts of a file.",
     "handover": "Write the configuration of TorchSpec or SpecForge for the same training.",
     "inspect": "Describe a checkpoint, and check whether it fits a target.",
+    "refresh": "Train a served drafter further on captured prompts, and export it if it is better.",
     "states": "Write the target's hidden states of a training's data, by a running vLLM.",
     "train": "Train a drafter, or resume a training.",
 }

@@ -113,6 +113,14 @@ def compute_source_digest(source: Path) -> str:
         raise DataError(f"{source}: cannot be read ({error.strerror}).") from error
 
 
+def compute_sources_digest(sources: Sequence[Path]) -> str:
+    """Return a digest of several sources in their order, as the provenance of a checkpoint has it. Raises DataError."""
+    total = hashlib.sha256()
+    for source in sources:
+        total.update(compute_source_digest(source).encode())
+    return total.hexdigest()
+
+
 def parse_conversation(record: Any, location: str) -> Conversation:
     """Parse a record; errors contain `location`. Raises DataError."""
     if not isinstance(record, dict):

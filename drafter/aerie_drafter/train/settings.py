@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -19,13 +19,16 @@ from aerie_drafter.errors import ConfigError
 
 PositiveCount = Annotated[int, Field(ge=1)]
 LossWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Settings = TypeVar("_Settings", bound=BaseModel)
 
 
-class _SettingsGroup(BaseModel):
+class SettingsGroup(BaseModel):
+    """A group of fields, or all groups of a command."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class TargetSettings(_SettingsGroup):
+class TargetSettings(SettingsGroup):
     """The target model, which the drafter predicts."""
 
     model: str = Field(
@@ -59,7 +62,7 @@ class TargetSettings(_SettingsGroup):
         return self.hidden_states is not None or self.hidden_states_endpoint is not None
 
 
-class DrafterSettings(_SettingsGroup):
+class DrafterSettings(SettingsGroup):
     """The drafter. Sizes default to the target's."""
 
     initial_checkpoint: Path | None = Field(
@@ -85,7 +88,7 @@ class DrafterSettings(_SettingsGroup):
     norm_before_residual: bool = Field(default=False, description="The residual branch starts from the normalized state.")
 
 
-class DataSettings(_SettingsGroup):
+class DataSettings(SettingsGroup):
     """Conversations: see aerie_drafter.train.conversations."""
 
     train: tuple[Path, ...] = Field(
@@ -113,7 +116,7 @@ class DataSettings(_SettingsGroup):
     )
 
 
-class TemplateSettings(_SettingsGroup):
+class TemplateSettings(SettingsGroup):
     """Arguments of the chat template, as the deployment has them; a conversation's own take precedence."""
 
     tools: Path | None = Field(default=None, description="JSON file with a list of tool definitions in OpenAI's format.")
@@ -122,7 +125,7 @@ class TemplateSettings(_SettingsGroup):
     )
 
 
-class LossSettings(_SettingsGroup):
+class LossSettings(SettingsGroup):
     """Training-time test, see aerie_drafter.train.ttt. The loss is the weighted sum of four, see aerie_drafter.train.losses."""
 
     horizon: int = Field(
@@ -154,7 +157,7 @@ class LossSettings(_SettingsGroup):
         return self.step_weights or tuple(self.step_decay**step for step in range(self.horizon))
 
 
-class OptimizerSettings(_SettingsGroup):
+class OptimizerSettings(SettingsGroup):
     """AdamW with warm-up and a cosine schedule to zero."""
 
     learning_rate: float = Field(default=1e-4, gt=0, description="Learning rate at the end of the warm-up.")
@@ -178,7 +181,7 @@ class OptimizerSettings(_SettingsGroup):
     seed: int = Field(default=0, ge=0, description="Random seed of initial weights and data order.")
 
 
-class AcceptanceCondition(_SettingsGroup):
+class AcceptanceCondition(SettingsGroup):
     """A temperature and draft sampling, as served."""
 
     temperature: float = Field(ge=0, allow_inf_nan=False, description="Temperature of the requests.")
@@ -188,7 +191,7 @@ class AcceptanceCondition(_SettingsGroup):
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="Weight of its acceptance length in the mean.")
 
 
-class OutputSettings(_SettingsGroup):
+class OutputSettings(SettingsGroup):
     """Checkpoints and evaluation."""
 
     folder: Path = Field(description="Output folder: `last` to resume from, `best` to serve.", examples=["drafter"])
@@ -209,7 +212,7 @@ class OutputSettings(_SettingsGroup):
     )
 
 
-class TrackingSettings(_SettingsGroup):
+class TrackingSettings(SettingsGroup):
     """Experiment trackers besides the console, see aerie_drafter.train.trackers; each needs the extra of its name."""
 
     tensorboard: Path | None = Field(default=None, description="Folder for TensorBoard's event files. Default: none.")
@@ -218,7 +221,7 @@ class TrackingSettings(_SettingsGroup):
     )
 
 
-class TrainingSettings(_SettingsGroup):
+class TrainingSettings(SettingsGroup):
     """All settings of a training."""
 
     target: TargetSettings
@@ -258,61 +261,75 @@ class TrainingSettings(_SettingsGroup):
 
 def read_settings(path: Path) -> TrainingSettings:
     """Read a YAML file; its paths are relative to the current folder. Raises ConfigError."""
-    try:
-        raw = next(iter(read_yaml_documents(str(path))), None)
-    except YamlDocumentError as error:
-        raise ConfigError(f"{error} `aerie-drafter train --init` prints a file to start from.") from None
-    if not isinstance(raw, dict):
-        raise ConfigError(
-            f"{path}: expected: the groups {', '.join(TrainingSettings.model_fields)}; `aerie-drafter train --init` prints them."
-        )
-    return parse_settings(raw, str(path))
+    return read_settings_file(path, TrainingSettings, "train")
 
 
 def parse_settings(raw: dict[str, Any], location: str) -> TrainingSettings:
     """Parse a mapping. Raises ConfigError with `location`."""
+    return parse_groups(raw, location, TrainingSettings, "train")
+
+
+def render_default_yaml() -> str:
+    """Render a YAML file with all fields, meanings and defaults; required fields have an example."""
+    return render_groups(TrainingSettings, "aerie-drafter train FILE")
+
+
+def read_settings_file(path: Path, model: type[_Settings], command: str) -> _Settings:
+    """Read a YAML file with the settings of a command of `aerie-drafter`. Raises ConfigError."""
     try:
-        return TrainingSettings.model_validate(raw)
+        raw = next(iter(read_yaml_documents(str(path))), None)
+    except YamlDocumentError as error:
+        raise ConfigError(f"{error} `aerie-drafter {command} --init` prints a file to start from.") from None
+    if not isinstance(raw, dict):
+        groups = ", ".join(model.model_fields)
+        raise ConfigError(f"{path}: expected: the groups {groups}; `aerie-drafter {command} --init` prints them.")
+    return parse_groups(raw, str(path), model, command)
+
+
+def parse_groups(raw: dict[str, Any], location: str, model: type[_Settings], command: str) -> _Settings:
+    """Parse the settings of a command. Raises ConfigError with `location`."""
+    try:
+        return model.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(f"{location}: {_format_validation_error(error)}.") from None
+        raise ConfigError(f"{location}: {_format_validation_error(error, model, command)}.") from None
 
 
-def _format_validation_error(error: ValidationError) -> str:
+def render_groups(model: type[BaseModel], usage: str) -> str:
+    """Render a YAML file with all groups of settings, and the meaning and default of each field."""
+    lines = [f"# Settings of `{usage}`. Fields with their default value can be omitted."]
+    for group, info in model.model_fields.items():
+        fields: Any = info.annotation
+        lines += ["", f"# {' '.join(str(fields.__doc__).split())}", f"{group}:"]
+        for name, field in fields.model_fields.items():
+            value = field.examples[0] if field.is_required() else _to_plain_value(field.default)
+            lines.append(f"  # {field.description}" + (" Required." if field.is_required() else ""))
+            text = yaml.safe_dump(value, default_flow_style=True, width=200).removesuffix("...\n").strip()
+            lines.append(f"  {name}: {text}")
+    return "\n".join(lines) + "\n"
+
+
+def _format_validation_error(error: ValidationError, settings: type[BaseModel], command: str) -> str:
     first = error.errors(include_url=False)[0]
     location = [str(part) for part in first["loc"]]
     name, message = ".".join(location), str(first["msg"]).removeprefix("Value error, ")
     if not location:
         return message
     if first["type"] == "extra_forbidden":
-        known_fields = _field_names(location[:-1])
+        known_fields = _field_names(location[:-1], settings)
         return f"{name} is not a field; " + (f"fields: {', '.join(known_fields)}" if known_fields else "remove it")
     if first["type"] == "missing":
-        return f"{name} is missing; `aerie-drafter train --init` prints a file with every field"
+        return f"{name} is missing; `aerie-drafter {command} --init` prints a file with every field"
     return f"{name} is {first['input']!r}: {message[:1].lower()}{message[1:]}"
 
 
-def _field_names(group: list[str]) -> list[str]:
-    model: Any = TrainingSettings
+def _field_names(group: list[str], settings: type[BaseModel]) -> list[str]:
+    model: Any = settings
     for name in group:
         if name.isdecimal():
             model = get_args(model)[0]  # an item of a tuple
         else:
             model = model.model_fields[name].annotation if name in model.model_fields else None
     return list(model.model_fields) if model is not None else []
-
-
-def render_default_yaml() -> str:
-    """Render a YAML file with all fields, meanings and defaults; required fields have an example."""
-    lines = ["# Settings of `aerie-drafter train FILE`. Fields with their default value can be omitted."]
-    for group, info in TrainingSettings.model_fields.items():
-        model: Any = info.annotation
-        lines += ["", f"# {' '.join(str(model.__doc__).split())}", f"{group}:"]
-        for name, field in model.model_fields.items():
-            value = field.examples[0] if field.is_required() else _to_plain_value(field.default)
-            lines.append(f"  # {field.description}" + (" Required." if field.is_required() else ""))
-            text = yaml.safe_dump(value, default_flow_style=True, width=200).removesuffix("...\n").strip()
-            lines.append(f"  {name}: {text}")
-    return "\n".join(lines) + "\n"
 
 
 def render_json_schema() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from aerie_drafter.model import Drafter
 from aerie_drafter.train import data
 from aerie_drafter.train.answers import read_run_file
 from aerie_drafter.train.compatibility import check_lengths, check_settings, describe_draft_vocabulary
-from aerie_drafter.train.conversations import compute_source_digest
+from aerie_drafter.train.conversations import compute_sources_digest
 from aerie_drafter.train.create import build_drafter_config, create_drafter
 from aerie_drafter.train.data import Corpus
 from aerie_drafter.train.identity import identify_target, identify_tokenizer
@@ -265,15 +264,13 @@ def _shard_target(model: object, target_parts: TargetParts, processes: Processes
 
 def _build_provenance(settings: TrainingSettings, target_id: str) -> Provenance:
     """Return the provenance of the checkpoints: target by name and digest, data by names and digest."""
-    total = hashlib.sha256()
-    for source in settings.data.train:
-        total.update(compute_source_digest(source).encode())
-    names = ", ".join(source.name for source in settings.data.train)
+    names, initial = ", ".join(source.name for source in settings.data.train), settings.drafter.initial_checkpoint
     return Provenance(
         target=settings.target.model,
         target_digest=target_id if target_id.startswith("sha256:") else "",
-        training_data=f"{names} (sha256:{total.hexdigest()})",
+        training_data=f"{names} (sha256:{compute_sources_digest(settings.data.train)})",
         training_horizon=settings.loss.horizon,
+        notes={} if initial is None else {"trained further from": checkpoint.compute_model_digest(initial)},
     )
 
 

@@ -365,7 +365,7 @@ class Trainer:
                 "tokens": str(self.settings.output.num_speculative_tokens),
                 **{f"acceptance_length, {name}": f"{value:.4f}" for name, value in self._lengths_by_condition.items()},
             }
-            content = self._build_checkpoint(dataclasses.replace(self.provenance, notes=notes))
+            content = self._build_checkpoint(dataclasses.replace(self.provenance, notes={**self.provenance.notes, **notes}))
             if self.processes.is_main:
                 with checkpoint.replace_checkpoint(self.output_folder / "best") as folder:
                     checkpoint.write_checkpoint(folder, content)

@@ -190,7 +190,8 @@ def test_simulated_engine_reads_its_checkpoints_from_the_hub(
 
 
 SCENARIOS = (*DEMO_SCENARIOS.values(), CONTAINER_SCENARIO)
-MANIFESTS = [*sorted((ROOT / "examples").rglob("*.yaml")), *(scenario.manifest for scenario in SCENARIOS)]
+EXAMPLES = [file for file in sorted((ROOT / "examples").rglob("*.yaml")) if "kind: SpeculativeDeployment" in file.read_text()]
+MANIFESTS = [*EXAMPLES, *(scenario.manifest for scenario in SCENARIOS)]
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
