@@ -117,7 +117,7 @@ def test_evicted_pod_and_lost_node_do_not_roll_back_promotion(namespace: Namespa
             await client.patch(resource_path("v1", "pods", namespace.name) + f"/{name}/status", {"status": failed_status})
         return True
 
-    # Each try chooses a pod anew.
+    # Each try chooses a pod again.
     wait_until(lambda: asyncio.run(evict(old)), "an old pod is evicted")
     wait_until(lambda: asyncio.run(evict(new)), "a new pod is evicted")
     with FaultInjector(namespace.lab).silence_node("node-2"):
