@@ -133,6 +133,11 @@ def segmented_attention_backward(
     return gradients
 
 
+def _dot(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the products of rows, [...], of [..., size]. Sums of 16-bit numbers are of `dtype`."""
+    return torch.linalg.vecdot(a, b) if a.dtype == dtype else (a * b).sum(-1, dtype=dtype)
+
+
 class _JointAttention(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -150,11 +155,11 @@ class _JointAttention(torch.autograd.Function):
             first, (first_logsum, *rest) = causal_attention(query, key, value, scale)
         else:
             first, first_logsum, rest = segmented_attention(query, key, value, scale, segments)
-        scores = [(query * k).sum(-1, dtype=first_logsum.dtype) * scale for k in keys]
+        scores = [_dot(query, k, first_logsum.dtype) * scale for k in keys]
         logsum = torch.logsumexp(torch.stack([first_logsum, *scores]), dim=0)
         output = first * (first_logsum - logsum).exp().unsqueeze(-1).to(first.dtype)
         for score, v in zip(scores, values, strict=True):
-            output += (score - logsum).exp().unsqueeze(-1).to(v.dtype) * v
+            output.addcmul_((score - logsum).exp().unsqueeze(-1).to(v.dtype), v)
         ctx.save_for_backward(query, key, value, output, logsum, *scores, *later)
         ctx.scale, ctx.segments, ctx.rest, ctx.count = scale, segments, tuple(rest), len(keys)
         ctx.mark_non_differentiable(logsum)
@@ -172,13 +177,13 @@ class _JointAttention(torch.autograd.Function):
             if ctx.segments is None
             else segmented_attention_backward(*arguments, ctx.segments)
         )
-        mean = (grad * output).sum(-1)
+        mean = _dot(grad, output, grad.dtype)
         to_keys, to_values = [], []
         for score, k, v in zip(scores, keys, values, strict=True):
             probability = (score - logsum).exp().to(grad.dtype)
             to_values.append(probability.unsqueeze(-1) * grad)
-            to_score = (probability * ((grad * v).sum(-1) - mean) * ctx.scale).unsqueeze(-1)
-            to_query = to_query + to_score * k
+            to_score = (probability * (_dot(grad, v, grad.dtype) - mean) * ctx.scale).unsqueeze(-1)
+            to_query.addcmul_(to_score, k)
             to_keys.append(to_score * query)
         return None, None, to_query, to_key, to_value, *to_keys, *to_values
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from aerie_drafter.config import DrafterConfig
-from aerie_drafter.model.layers import GroupedAttention, LatentAttention, Mlp
+from aerie_drafter.model.layers import GroupedAttention, LatentAttention, Mlp, RmsNorm
 from aerie_drafter.model.memory import KeyValueCache
 
 
@@ -40,11 +40,11 @@ class DrafterLayer(nn.Module):
         super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.norm_before_residual = config.norm_before_residual
-        self.input_layernorm = nn.RMSNorm(hidden, eps=eps)  # of the embedding
-        self.hidden_norm = nn.RMSNorm(hidden, eps=eps)
+        self.input_layernorm = RmsNorm(hidden, eps=eps)  # of the embedding
+        self.hidden_norm = RmsNorm(hidden, eps=eps)
         self.self_attn: GroupedAttention | LatentAttention
         self.self_attn = GroupedAttention(config) if config.mla is None else LatentAttention(config, config.mla)
-        self.post_attention_layernorm = nn.RMSNorm(hidden, eps=eps)
+        self.post_attention_layernorm = RmsNorm(hidden, eps=eps)
         self.mlp = Mlp(hidden, config.intermediate_size)
 
     def forward(self, embedded: Tensor, hidden: Tensor, kv_cache: KeyValueCache) -> Tensor:
@@ -72,10 +72,10 @@ class Drafter(nn.Module):
         self.fc = nn.Linear(parts * config.target_hidden_size, hidden, bias=False)
         self.fc_norm: nn.ModuleList | None = None
         if config.fc_norm:
-            self.fc_norm = nn.ModuleList(nn.RMSNorm(config.target_hidden_size, eps=eps) for _ in range(parts))
-        self.input_norm = nn.RMSNorm(parts * config.target_hidden_size, eps=eps) if config.norm_before_fc else None
+            self.fc_norm = nn.ModuleList(RmsNorm(config.target_hidden_size, eps=eps) for _ in range(parts))
+        self.input_norm = RmsNorm(parts * config.target_hidden_size, eps=eps) if config.norm_before_fc else None
         self.midlayer = DrafterLayer(config)
-        self.norm = nn.RMSNorm(hidden, eps=eps)
+        self.norm = RmsNorm(hidden, eps=eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
         # An offset, not an id: token of the target = draft id + d2t[draft id].
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))

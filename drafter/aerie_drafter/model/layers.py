@@ -37,11 +37,60 @@ class RotaryEmbedding(nn.Module):
             positions = positions.unsqueeze(1)  # for all heads
         angles = positions.to(torch.float32).unsqueeze(-1) * self.inverse_frequencies.to(torch.float32)
         cos, sin = (angles.cos() * self.attention_scaling).to(x.dtype), (angles.sin() * self.attention_scaling).to(x.dtype)
-        if self.interleaved:
-            a, b = x[..., 0::2], x[..., 1::2]
-            return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
-        a, b = x.chunk(2, dim=-1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+        rotated: Tensor = _Rotation.apply(x, cos, sin, self.interleaved)  # type: ignore[no-untyped-call]
+        return rotated
+
+
+class _Rotation(torch.autograd.Function):
+    """The rotation of pairs; its backward pass is the rotation by the negative angle."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        return _rotate(x, cos, sin, interleaved=interleaved)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return _rotate(grad, cos, -sin, interleaved=ctx.interleaved), None, None, None
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+    half = x.shape[-1] // 2
+    first, second = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(None, half), slice(half, None))
+    rotated, a, b = torch.empty_like(x), x[..., first], x[..., second]
+    torch.mul(a, cos, out=rotated[..., first]).addcmul_(b, sin, value=-1)
+    torch.mul(b, cos, out=rotated[..., second]).addcmul_(a, sin)
+    return rotated
+
+
+class RmsNorm(nn.RMSNorm):
+    """RMSNorm, which on CPU has no fused kernel: here in few operations, and only its input is kept."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize the last axis."""
+        if x.device.type != "cpu" or x.dtype != self.weight.dtype or torch.is_autocast_enabled("cpu"):
+            return super().forward(x)
+        normed: Tensor = _CpuRmsNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
+        return normed
+
+
+class _CpuRmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        inverse = torch.linalg.vecdot(x, x).div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1)
+        ctx.save_for_backward(x, weight, inverse)
+        return (x * inverse).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, inverse = ctx.saved_tensors
+        normed, size = x * inverse, x.shape[-1]
+        to_weight = (grad * normed).reshape(-1, size).sum(0)
+        grad = grad * weight
+        mean = torch.linalg.vecdot(grad, normed).div_(size).unsqueeze(-1)
+        return grad.sub_(normed.mul_(mean)).mul_(inverse), to_weight, None
 
 
 def compute_rotary_frequencies(config: DrafterConfig, head_dim: int) -> tuple[Tensor, float]:
@@ -89,8 +138,8 @@ class GroupedAttention(nn.Module):
         self.o_proj = nn.Linear(self.num_heads * self.head_dim, config.hidden_size, bias=False)
         self.rotary = RotaryEmbedding(config, self.head_dim, interleaved=False)
         has_norms = config.family is DrafterFamily.QWEN3
-        self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps) if has_norms else None
-        self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps) if has_norms else None
+        self.q_norm = RmsNorm(self.head_dim, eps=config.rms_norm_eps) if has_norms else None
+        self.k_norm = RmsNorm(self.head_dim, eps=config.rms_norm_eps) if has_norms else None
 
     def forward(self, x: Tensor, kv_cache: KeyValueCache) -> Tensor:
         """Attend with [batch, length, 2 hidden]; returns [batch, length, hidden]."""
@@ -118,10 +167,10 @@ class LatentAttention(nn.Module):
         self.head_dim = dims.qk_nope_head_dim + dims.qk_rope_head_dim
         input_size, eps = 2 * config.hidden_size, config.rms_norm_eps
         self.q_a_proj = nn.Linear(input_size, dims.q_lora_rank, bias=False)
-        self.q_a_layernorm = nn.RMSNorm(dims.q_lora_rank, eps=eps)
+        self.q_a_layernorm = RmsNorm(dims.q_lora_rank, eps=eps)
         self.q_b_proj = nn.Linear(dims.q_lora_rank, self.num_heads * self.head_dim, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(input_size, dims.kv_lora_rank + dims.qk_rope_head_dim, bias=False)
-        self.kv_a_layernorm = nn.RMSNorm(dims.kv_lora_rank, eps=eps)
+        self.kv_a_layernorm = RmsNorm(dims.kv_lora_rank, eps=eps)
         self.kv_b_proj = nn.Linear(dims.kv_lora_rank, self.num_heads * (dims.qk_nope_head_dim + dims.v_head_dim), bias=False)
         self.o_proj = nn.Linear(self.num_heads * dims.v_head_dim, config.hidden_size, bias=False)
         self.rotary = RotaryEmbedding(config, dims.qk_rope_head_dim, interleaved=True)

@@ -213,8 +213,8 @@ def unroll_drafter(
 ) -> list[Tensor]:
     """Return the states of each step after the final norm: `horizon` tensors [batch, length - 1, hidden].
 
-    Columns past the end of the text read token 0, or tokens of the next text; only their own later steps see them. With `recompute`
-    the backward pass computes the activations of a step again, from its input and the keys and values, which alone are kept.
+    Columns past the end of the text read token 0, or tokens of the next text; only their own later steps see them. With
+    `recompute` the backward pass computes the activations of a step again; only its input, keys and values are kept.
     """
     columns = tokens.shape[1] - 1
     kv_cache = UnrolledCache(None if text_starts is None else text_starts[:, :columns])

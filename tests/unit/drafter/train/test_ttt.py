@@ -182,7 +182,7 @@ def test_recomputed_activations_give_the_same_bits(variant: str) -> None:
     settings = config(**VARIANTS[variant])
     drafter, (batch, teacher) = build_drafter(settings), build_batch(settings)
     parameters = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
-    results, kept = [], []
+    results, saved_sizes = [], []
     for recompute in (False, True):
         saved: list[int] = []
 
@@ -192,11 +192,11 @@ def test_recomputed_activations_give_the_same_bits(variant: str) -> None:
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             output = TrainingTimeTest(drafter, teacher, step_weights=decaying_weights(5), recompute=recompute)(batch)
-            kept.append(sum(saved))
+            saved_sizes.append(sum(saved))
         gradients = torch.autograd.grad(output.weighted_sum, parameters)
         results.append((output.weighted_sum.detach(), *gradients))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-    assert kept[1] < kept[0] / 2
+    assert saved_sizes[1] < saved_sizes[0] / 2
 
 
 def test_acceptance_at_other_temperatures_equals_the_naive_unroll() -> None:
