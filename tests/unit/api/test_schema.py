@@ -11,6 +11,7 @@ import pytest
 
 from aerie.api.crd import SchemaError, build_annotated_schema, build_custom_resource_definition
 from aerie.api.types.base import JsonObject, ResourceModel
+from scripts import generate
 
 ROOT = Path(__file__).resolve().parents[3]
 PRESERVED = "x-kubernetes-preserve-unknown-fields"
@@ -89,19 +90,18 @@ def test_generated_files_are_up_to_date() -> None:
     assert completed.returncode == 0, completed.stderr
 
 
-@pytest.mark.slow
-def test_outdated_file_is_named_and_rewritten(tmp_path: Path) -> None:
-    script = "import sys, pathlib, scripts.generate as g; g.ROOT = pathlib.Path(sys.argv[1]); sys.exit(g.main(sys.argv[2:]))"
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", script, str(tmp_path), *arguments]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-    run()
-    assert run("--check").returncode == 0
+def test_outdated_file_is_named_and_rewritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contents = {tmp_path / "docs" / "reference" / "resource.md": "page", tmp_path / "crds" / "crd.yaml": "definition"}
+    monkeypatch.setattr(generate, "ROOT", tmp_path)
+    monkeypatch.setattr(generate, "files", lambda: iter(contents.items()))
+    assert generate.main([]) == 0
+    assert generate.main(["--check"]) == 0
     (tmp_path / "docs" / "reference" / "resource.md").write_text("edited by hand")
-    stale = run("--check")
-    assert stale.returncode == 1
-    assert stale.stderr == "docs/reference/resource.md does not match the code: run `make crds`.\n"
-    assert run().stdout == "wrote docs/reference/resource.md\n"
-    assert run("--check").returncode == 0
+    capsys.readouterr()
+    assert generate.main(["--check"]) == 1
+    assert capsys.readouterr().err == "docs/reference/resource.md does not match the code: run `make crds`.\n"
+    assert generate.main([]) == 0
+    assert capsys.readouterr().out == "wrote docs/reference/resource.md\n"
+    assert generate.main(["--check"]) == 0
